@@ -6,7 +6,7 @@ from typing import Any
 from factories import make_collective, make_communication, make_spec
 
 from pipeline.analysis.ring_model import Link
-from pipeline.experiment.measurement import AllReduce, Communication, Profile, VariantName
+from pipeline.experiment.measurement import Communication, Profile, SweptCollective, VariantName
 from pipeline.experiment.spec import Spec
 
 US = 1e-6
@@ -60,7 +60,7 @@ def five_times(
 
 def measured(*exposed_us: float, again_us: Sequence[float] = (), **fields: Any) -> Communication:
     times = five_times(exposed_us, again_us) if exposed_us else five_times(again_us=again_us)
-    sweep = (AllReduce(num_bytes=LARGE, times_ns=(70_000, 64_000, 60_000), is_bucket=True),)
+    sweep = (SweptCollective(num_bytes=LARGE, times_ns=(70_000, 64_000, 60_000), is_bucket=True),)
     given = {"profile": profile(round(exposed_us[0]) if exposed_us else 40), "sweep": sweep, **fields}
     return make_communication(times, **given)
 

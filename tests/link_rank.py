@@ -23,7 +23,7 @@ from torch import nn
 
 from pipeline.analysis.formulas import GB, ring_bytes_per_step
 from pipeline.analysis.pooling import pool_outcomes
-from pipeline.communication import allreduce_sweep, interleaved_timing, profiling
+from pipeline.communication import collective_sweep, interleaved_timing, profiling
 from pipeline.communication.measure_point import measure_communication
 from pipeline.experiment.measurement import Measurement
 from pipeline.experiment.outcomes import PointOutcome, resolve_outcomes
@@ -176,8 +176,8 @@ def share_cpus() -> None:
 
 def shorten() -> None:
     """Let this process time fewer calls and steps; the code that times them stays the same."""
-    allreduce_sweep.SWEEP_BYTES["cpu"] = [8 * 2**10, 128 * 2**10, 2 * MIB, 8 * MIB]
-    allreduce_sweep.CALLS_PER_WINDOW["cpu"] = 1
+    collective_sweep.SWEEP_BYTES["cpu"] = [8 * 2**10, 128 * 2**10, 2 * MIB, 8 * MIB]
+    collective_sweep.CALLS_PER_WINDOW["cpu"] = 1
     interleaved_timing.WARM_UP_STEPS_PER_VARIANT = interleaved_timing.MIN_STEPS = 1
     profiling.NUM_PROFILED_STEPS["cpu"] = 1
 

@@ -8,7 +8,7 @@ from communication_records import BUCKETS, measured, point
 from factories import make_communication_record, make_measurement, make_record, make_spec
 
 from pipeline.experiment.folder import Experiment
-from pipeline.experiment.measurement import AllReduce, Measurement
+from pipeline.experiment.measurement import Measurement, SweptCollective
 from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.experiment.record_store import RejectedFile
@@ -60,7 +60,7 @@ def scaling_records(counts: Sequence[int] = (2, 4)) -> list[Record]:
 def communication_records() -> list[Record]:
     """One DDP step with 40 us exposed, and a sweep over message sizes."""
     sweep = tuple(
-        AllReduce(num_bytes=size, times_ns=(20_000 + size // 100,) * 6, is_bucket=size in BUCKETS)
+        SweptCollective(num_bytes=size, times_ns=(20_000 + size // 100,) * 6, is_bucket=size in BUCKETS)
         for size in (10_000, 1_000_000, *BUCKETS, 200_000_000)
     )
     return [make_communication_record(point(), measured(38, 39, 40, 40, 41, 42, sweep=sweep))]

@@ -22,7 +22,7 @@ BAD_USAGE: dict[str, tuple[tuple[str, ...], int, str]] = {
     "unknown grid": (("--grid", "q9"), 2, "unknown grid 'q9'"),
     "absent grid": (("--grid", "absent/grid.yaml"), 2, "absent/grid.yaml"),
     "unknown axis": (("--set", "batch_size=8"), 2, "batch_size"),
-    "unknown value": (("--set", "strategy=fsdp"), 2, "choose from single, dp, ddp"),
+    "unknown value": (("--set", "strategy=zero3"), 2, "choose from single, dp, ddp, fsdp, zero1"),
     "text for a count": (("--set", "num_gpus=two"), 2, "num_gpus"),
     "no value": (("--set", "num_gpus="), 2, "axis=value"),
     "axis twice": (("--set", "epochs=2", "epochs=3"), 2, "twice"),

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from pipeline.analysis import intervals
 from pipeline.analysis.comparability import Fact, compared_facts, fact_values
-from pipeline.analysis.exposed_communication import communications_of, step_times_s
+from pipeline.analysis.exposed_communication import communications_of, step_times_s, whole_step
 from pipeline.analysis.intervals import Estimate, median_time
 from pipeline.analysis.pooling import PooledPoint, group_pairs, pool_outcomes
 from pipeline.experiment.outcomes import PointOutcome
@@ -166,8 +166,7 @@ def times_by_repeat_s(point: PooledPoint) -> list[list[float]]:
     if time_key(point.spec) == "epoch_time_s":
         return point.epoch_times_s
     found = communications_of(point.ok_records)
-    variant: Literal["ddp", "dp"] = "ddp" if point.spec.strategy == "ddp" else "dp"
-    return [times_s for part in found if (times_s := step_times_s(part, variant))]
+    return [times_s for part in found if (times_s := step_times_s(part, whole_step(found)))]
 
 
 def differing_facts(a: Sequence[Record], b: Sequence[Record]) -> dict[str, tuple[list[str], list[str]]]:

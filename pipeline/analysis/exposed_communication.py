@@ -17,6 +17,16 @@ from pipeline.analysis.stopping_rule import difference_tolerance_s, is_differenc
 from pipeline.experiment.measurement import Collective, Communication, Profile, TransferKind, VariantName
 from pipeline.experiment.record import Record
 
+NO_OP: dict[VariantName, VariantName] = {"ddp": "no_op_hook", "fsdp": "no_op", "zero1": "no_op"}
+"""The step of each strategy, and the same step whose collectives return at once."""
+AGAIN: dict[VariantName, VariantName] = {"ddp": "ddp_again", "fsdp": "fsdp_again", "zero1": "zero1_again"}
+
+
+def whole_step(found: Sequence[Communication]) -> VariantName:
+    """Return the variant that is the step of the strategy, with all its communication."""
+    measured = {series.variant for part in found for series in part.series}
+    return next((variant for variant in NO_OP if variant in measured), "dp")
+
 
 def collectives_of_kinds(profile: Profile, kinds: Collection[TransferKind]) -> list[Collective]:
     """Return the collectives of these kinds."""
@@ -104,11 +114,15 @@ def step_time_differences_s(found: Communication, variant: VariantName, other: V
 
 
 def exposed_time(found: Sequence[Communication]) -> tuple[Estimate | None, float | None]:
-    """Return the exposed communication of a step (DDP minus no-op hook) and the bound of its A/A difference in s.
+    """Return the exposed communication of a step and the bound of its A/A difference in s.
 
-    The A/A difference is DDP minus an equal DDP. Its bound is None if there are too few rounds for an interval.
+    Exposed communication is the step minus that without collectives: DDP minus the no-op hook. The A/A difference is
+    the step minus an equal one. Its bound is None if there are too few rounds for an interval.
     """
-    exposed, aa_difference = median_difference(found, "ddp", "no_op_hook"), median_difference(found, "ddp", "ddp_again")
+    step = whole_step(found)
+    if step not in NO_OP:
+        return None, None
+    exposed, aa_difference = median_difference(found, step, NO_OP[step]), median_difference(found, step, AGAIN[step])
     low, high = intervals.ends_of(aa_difference)
     return exposed, max(abs(low), abs(high)) if low is not None and high is not None else None
 
@@ -116,8 +130,9 @@ def exposed_time(found: Sequence[Communication]) -> tuple[Estimate | None, float
 def is_communication_precise_enough(found: Communication) -> bool:
     """True once every step time, exposed communication and the time of all collectives are precise enough to stop."""
     times_s = [step_times_s(found, series.variant) for series in found.series]
-    references: tuple[VariantName, ...] = ("no_op_hook", "no_collectives")
-    differences_s = filter(None, (step_time_differences_s(found, "ddp", reference) for reference in references))
+    step = whole_step([found])
+    references: tuple[VariantName, ...] = ("no_op_hook", "no_op", "no_collectives")
+    differences_s = filter(None, (step_time_differences_s(found, step, reference) for reference in references))
     return all(map(is_time_precise_enough, times_s)) and all(
         is_difference_precise_enough(series_s) for series_s in differences_s
     )
@@ -125,7 +140,8 @@ def is_communication_precise_enough(found: Communication) -> bool:
 
 def drifted_exposure_notes(found: Sequence[Communication]) -> list[Note]:
     """Return a note if exposed communication drifted during a measurement by more than its tolerance."""
-    apart = [intervals.drifted_halves(step_time_differences_s(part, "ddp", "no_op_hook")) for part in found]
+    step = whole_step(found)
+    apart = [intervals.drifted_halves(step_time_differences_s(part, step, NO_OP[step])) for part in found]
     changed = [halves for halves in apart if halves and abs(halves[1] - halves[0]) > difference_tolerance_s(halves[0])]
     if not changed:
         return []

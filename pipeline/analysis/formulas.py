@@ -6,6 +6,9 @@ Times are in seconds, sizes in bytes, 1 GB = 1e9 B and 1 GiB = 2^30 B.
 import statistics
 from collections.abc import Iterable, Sequence
 
+from pipeline.experiment.measurement import Operation, Sharding
+from pipeline.experiment.spec import Spec
+
 GIB = 2**30
 GB = 1e9
 
@@ -54,6 +57,13 @@ def ring_bytes_per_step(gradient_bytes: int, num_gpus: int) -> float:
     return 2 * (num_gpus - 1) / num_gpus * gradient_bytes
 
 
+def gathered_bytes_per_step(sharding: Sharding, spec: Spec) -> int:
+    """Return the output of FSDP's all-gathers in an update: once a pass, and again if the forward pass frees it."""
+    units = sharding.units_bytes * (1 if spec.reshard == "never" else 2)
+    root = sharding.root_bytes * (2 if spec.reshard == "always" else 1)
+    return (units + root) * spec.grad_accumulation
+
+
 def bandwidth_gb_s(num_bytes: float, time_s: float) -> float:
     """Return bytes over the time that moved them, both of the same span (step, epoch).
 
@@ -72,6 +82,10 @@ def throughput_samples_per_s(num_samples: int, time_s: float) -> float:
     return num_samples / time_s
 
 
-def busbw_gb_s(num_bytes: float, time_s: float, num_ranks: int) -> float:
-    """Return the bus bandwidth S/t x 2(n-1)/n, comparable with the link's at any n (nccl-tests, doc/PERFORMANCE.md)."""
-    return bandwidth_gb_s(num_bytes, time_s) * 2 * (num_ranks - 1) / num_ranks
+def busbw_gb_s(num_bytes: float, time_s: float, num_ranks: int, operation: Operation = "all_reduce") -> float:
+    """Return the bus bandwidth, comparable with the link's at any n (nccl-tests, doc/PERFORMANCE.md).
+
+    S/t x 2(n-1)/n for an all-reduce, S/t x (n-1)/n for a gather or a scatter, S/t for a broadcast.
+    """
+    per_pass = 1.0 if operation == "broadcast" else (num_ranks - 1) / num_ranks
+    return bandwidth_gb_s(num_bytes, time_s) * per_pass * (2 if operation == "all_reduce" else 1)

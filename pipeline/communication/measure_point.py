@@ -8,11 +8,12 @@ import msgspec
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from pipeline.analysis.exposed_communication import is_communication_precise_enough
+from pipeline.analysis.pooling import group_pairs
 from pipeline.communication import dataparallel_split, interleaved_timing, profiling, step_variants
-from pipeline.communication.allreduce_sweep import sweep_all_reduce
+from pipeline.communication.collective_sweep import sweep_collectives
 from pipeline.communication.step_variants import StepContext, StepVariant
 from pipeline.experiment.measurement import Communication, Measurement, Profile, StepSeries, VariantName
-from pipeline.experiment.spec import Spec
+from pipeline.experiment.spec import Compression, Spec
 from pipeline.training import device_memory
 from pipeline.training.loop import build_measurement, set_precision
 from pipeline.training.process_group import Rank
@@ -22,6 +23,8 @@ from pipeline.workloads.find import Sources
 
 NUM_COUNTED_STEPS = 3
 OUTSIDE_GRAPH_FOLDER = "outside_graph"  # has the traces of a captured step that ran outside its graph
+BYTES_BY_COMPRESSION: dict[Compression, int] = {"none": 1, "bf16": 2}  # of a gradient: fewer travel, by this factor
+NOT_PROFILED = "no profile of this strategy: its collectives were counted where they are called"
 NOT_TRACED = "profile and transfers are those of the same step outside its CUDA graph"
 
 
@@ -44,8 +47,12 @@ def measure_communication(
         communication = msgspec.structs.replace(time_step_variants(variants, spec, rank, only), notes=notes)
         if spec.strategy == "dp":
             communication = add_step_parts(communication, variants["dp"], context)
+        elif spec.strategy != "ddp" and not only:
+            communication = add_sweep_of_calls(communication, variants["no_op"], rank)
         elif not only:
-            communication = add_sweep_and_profile(communication, variants["ddp"], variants["no_op_hook"], rank, traces)
+            communication = add_sweep_and_profile(
+                communication, variants["ddp"], variants["no_op_hook"], rank, traces, spec.gradient_compression
+            )
         model = variants["plain"].model
         return build_measurement(
             context.workload, spec, rank, model, (), communication=communication, execution_used=execution
@@ -71,12 +78,17 @@ def time_step_variants(
 
 
 def add_sweep_and_profile(
-    communication: Communication, ddp: StepVariant, no_op_hook: StepVariant, rank: Rank, traces: Path | None
+    communication: Communication,
+    ddp: StepVariant,
+    no_op_hook: StepVariant,
+    rank: Rank,
+    traces: Path | None,
+    compression: Compression = "none",
 ) -> Communication:
     """Add the all-reduce sweep, then the profile: it comes last, because the profiler may stay attached."""
     assert isinstance(ddp.model, DistributedDataParallel)
-    buckets = profiling.ddp_bucket_bytes(ddp.model)
-    sweep = sweep_all_reduce(buckets, rank)
+    buckets = [size // BYTES_BY_COMPRESSION[compression] for size in profiling.ddp_bucket_bytes(ddp.model)]
+    sweep = sweep_collectives({"all_reduce": buckets}, rank)
     profile, notes = profile_collectives(ddp, no_op_hook, buckets, rank, traces)
     collectives = profile.collectives if profile else ()
     return msgspec.structs.replace(
@@ -86,6 +98,20 @@ def add_sweep_and_profile(
         sweep=sweep,
         sweep_captured=rank.device.type == "cuda",  # see capture_stream
         notes=communication.notes + notes,
+    )
+
+
+def add_sweep_of_calls(communication: Communication, no_op: StepVariant, rank: Rank) -> Communication:
+    """Add the collectives that a step without them leaves out, and a sweep of their operations and sizes."""
+    no_op.calls.clear()
+    no_op.step()
+    called = group_pairs((call.operation, call.num_bytes) for call in no_op.calls)
+    return msgspec.structs.replace(
+        communication,
+        transfers=profiling.mean_transfers([(call.kind, call.num_bytes) for call in no_op.calls], num_steps=1),
+        sweep=sweep_collectives(called, rank),
+        sweep_captured=rank.device.type == "cuda",  # see capture_stream
+        notes=(*communication.notes, NOT_PROFILED),
     )
 
 

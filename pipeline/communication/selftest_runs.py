@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.analysis.exposed_communication import collectives_of_kinds
 from pipeline.communication import interleaved_timing, profiling, selftest_checks
-from pipeline.communication.allreduce_sweep import NUM_WINDOWS, capture_stream, time_all_reduce
+from pipeline.communication.collective_sweep import NUM_WINDOWS, capture_stream, time_collective
 from pipeline.communication.dataparallel_split import total_bytes
 from pipeline.communication.selftest_checks import ALL_REDUCE_WINDOWS, Findings, count_windows
 from pipeline.communication.step_variants import (
@@ -68,7 +68,7 @@ def measure_known_answers(spec: Spec, rank: Rank) -> Findings:
         findings,
         bare_ns=time_bare_loop(findings.gradient_bytes, rank),
         extra_bytes=extra.nbytes,
-        extra_ns=list(time_all_reduce(extra.nbytes, rank, num_windows=ALL_REDUCE_WINDOWS)),
+        extra_ns=list(time_collective(extra.nbytes, rank, num_windows=ALL_REDUCE_WINDOWS)),
     )
     return add_sleeping_rank(findings, variants["ddp"], rank)  # last: the profiler may stay attached
 
@@ -85,7 +85,7 @@ def time_selftest_variants(
     }
     *_, windows = interleaved_timing.time_rounds(timers, count_windows(round_shares, spec.windows))
     with capture_stream(rank) as capture:
-        swept_ns = list(time_all_reduce(gradient_bytes, rank, capture, num_sweep_windows))
+        swept_ns = list(time_collective(gradient_bytes, rank, capture, num_sweep_windows))
     return Findings(
         device=rank.device.type,
         gpu=torch.cuda.get_device_name(rank.device) if rank.device.type == "cuda" else "",

@@ -1,19 +1,24 @@
 """Variants of one training step. Their times differ by the cost of DDP, of its collectives, or of DataParallel."""
 
-import contextlib
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
+import msgspec
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch._C._distributed_c10d import Work, _create_work_from_future  # type: ignore[attr-defined]
-from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
-from torch.futures import Future
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from pipeline.communication.silent_collectives import CollectiveCall, SilentGroup, silence
 from pipeline.data.batch import Batch, first_samples
-from pipeline.experiment.spec import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, Execution, Spec
+from pipeline.experiment.spec import (
+    AXIS_DEFAULTS,
+    CAPTURED_EXECUTIONS,
+    COMPILED_EXECUTIONS,
+    STRATEGY_OF_AXIS,
+    Execution,
+    Spec,
+)
 from pipeline.training.check_workload import check_workload
 from pipeline.training.cuda_graph import (
     graph_capturer,
@@ -22,8 +27,9 @@ from pipeline.training.cuda_graph import (
     warm_up_and_capture,
 )
 from pipeline.training.loop import build_batches, build_model
-from pipeline.training.process_group import Rank, wrap_for_strategy
-from pipeline.training.step import EagerStep, StepFunction, ignore_mark, place_model
+from pipeline.training.process_group import Rank
+from pipeline.training.step import EagerStep, StepFunction, ignore_mark
+from pipeline.training.strategies import SyncContext, place_model, wrap_for_strategy
 from pipeline.workloads.find import NO_SOURCES, Sources
 from pipeline.workloads.workload import Workload
 
@@ -33,9 +39,9 @@ from pipeline.workloads.workload import Workload
 VARIANTS = {
     "ddp": ("ddp", "ddp_again", "no_op_hook", "no_collectives", "no_sync", "plain", "ddp_one"),
     "dp": ("plain", "dp", "dp_again"),
+    "fsdp": ("fsdp", "fsdp_again", "no_op", "plain"),
+    "zero1": ("zero1", "zero1_again", "no_op", "plain"),
 }
-
-SyncContext = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 class StepVariant(NamedTuple):
@@ -44,6 +50,7 @@ class StepVariant(NamedTuple):
     model: nn.Module
     step: StepFunction
     eager: StepFunction
+    calls: list[CollectiveCall]  # that a silent step leaves out
 
 
 class StepContext(NamedTuple):
@@ -67,14 +74,17 @@ def build_step_context(spec: Spec, rank: Rank, sources: Sources = NO_SOURCES) ->
 
 def choose_variants(spec: Spec, execution: Execution) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of the variants to measure at a point, and notes on those that are not possible there."""
-    names = VARIANTS[spec.strategy]
+    missing: dict[str, str] = {}
     if spec.sync_batchnorm:
-        reason = "SyncBatchNorm needs its collectives"
+        missing["no_collectives"] = "no step without collectives: SyncBatchNorm needs its collectives"
     elif execution in CAPTURED_EXECUTIONS:
-        reason = "not tried in a CUDA graph"
-    else:
-        return names, ()
-    return tuple(name for name in names if name != "no_collectives"), (f"no step without collectives: {reason}",)
+        missing["no_collectives"] = "no step without collectives: not tried in a CUDA graph"
+    elif spec.gradient_compression != "none":
+        missing["no_collectives"] = "no step without collectives: the hook that compresses needs a real group"
+    if spec.static_graph:
+        missing["no_sync"] = "no step without DDP's hooks: no_sync fails with static_graph"
+    names = VARIANTS[spec.strategy]
+    return tuple(name for name in names if name not in missing), tuple(missing.values())
 
 
 def build_variants(
@@ -97,79 +107,54 @@ def build_variant(
     `plain`: the bare module. `ddp_one`: DDP on this rank alone. `ddp`: DDP over all ranks. `no_op_hook`: DDP that runs
     hooks and bucket copies, but no reduction and no division by N; it broadcasts buffers. `no_collectives`: DDP over a
     group whose collectives do nothing. `no_sync`: DDP in its no_sync context, without reduction. `dp`: DataParallel.
+    `fsdp`, `zero1`: these strategies over all ranks. `no_op`: the same without their collectives (silent_collectives).
     The suffix `_again` repeats a variant: the difference between the two is noise.
 
     `after_backward` runs between backward and optimizer. `execution` is eager or graph. All ranks must call this
     function inside step_setup.execution_stream(execution).
     """
     assert execution not in COMPILED_EXECUTIONS, "the variants of a model would share their compiled code"
-    spec, base_name = context.spec, name.removesuffix("_again")
-    assert base_name == "plain" or base_name in VARIANTS.get(spec.strategy, ()), "the variant needs another strategy"
+    base_name = name.removesuffix("_again")
+    assert base_name == "plain" or base_name in VARIANTS.get(context.spec.strategy, ()), "it needs another strategy"
+    spec = single_spec(context.spec) if base_name == "plain" else context.spec
     torch.manual_seed(spec.seed)
-    bare = place_model(context.workload.build_model(), spec, context.rank)
-    model, sync_context = wrap_variant(base_name, bare, context)
+    bare = place_model(context.workload.build_model(), context.workload, spec, context.rank)
+    model, sync_context = wrap_variant(base_name, bare, context._replace(spec=spec))
     train_step = EagerStep(
         model, context.workload, spec, context.rank, sync_context=sync_context, after_backward=after_backward
     )
+    calls: list[CollectiveCall] = []
+    if base_name in ("no_op_hook", "no_op"):
+        silence(model, train_step.optimizer, spec, calls)
     train_step.begin_epoch()
     is_global = base_name == "dp"  # DataParallel takes the global batch
     batch = context.batch if is_global else first_samples(context.batch, spec.batch_size_per_gpu)
 
     def eager() -> None:
-        train_step(batch, ignore_mark)
+        for passes_left in reversed(range(spec.grad_accumulation)):
+            train_step(batch, ignore_mark, passes_left == 0)
 
     step: StepFunction = eager
     if execution in CAPTURED_EXECUTIONS:
         with prepare_capture(train_step):
             step = warm_up_and_capture(eager, num_capture_warm_up_steps(spec), graph_capturer())
-    return StepVariant(model, step, eager)
+    return StepVariant(model, step, eager, calls)
 
 
-def wrap_variant(base_name: str, bare: nn.Module, context: StepContext) -> tuple[nn.Module, SyncContext]:
-    """Return the model wrapped for the variant, and the context of its forward and backward pass."""
-    if base_name == "plain":
-        return bare, contextlib.nullcontext
+def single_spec(spec: Spec) -> Spec:
+    """Return the same step as it is on one GPU alone."""
+    defaults = {axis: AXIS_DEFAULTS[axis] for axis in (*STRATEGY_OF_AXIS, "sync_batchnorm")}
+    alone = {"strategy": "single", "num_gpus": 1, "num_nodes": 1, **defaults}
+    return msgspec.structs.replace(spec.trial_spec(spec.batch_size_per_gpu), **alone)
+
+
+def wrap_variant(base_name: str, bare: nn.Module, context: StepContext) -> tuple[nn.Module, SyncContext | None]:
+    """Return the placed model wrapped for the variant, and the context of each pass if it is not the usual one."""
     group = {"ddp_one": context.single_rank_group, "no_collectives": SilentGroup(context.rank)}.get(base_name)
-    model = wrap_for_strategy(bare, context.spec, context.rank, group, context.workload.find_unused_parameters)
-    if isinstance(model, DistributedDataParallel):
-        if base_name == "no_op_hook":
-            model.register_comm_hook(None, noop_hook)
-        if base_name == "no_sync":
-            return model, model.no_sync
-    return model, contextlib.nullcontext
-
-
-class SilentGroup(dist.ProcessGroup):
-    """A group of all ranks. Each collective that DDP calls returns at once, and each rank keeps its own data.
-
-    DDP does all its other work: hooks, buckets, division by N. No rank waits for another. Gradients are not summed
-    over ranks, so that ranks end up with different gradients.
-    """
-
-    def __init__(self, rank: Rank) -> None:
-        super().__init__(rank.rank, rank.world_size)  # type: ignore[call-arg]
-        self._devices: list[int | str | torch.device] | None = [rank.device] if rank.device.type == "cuda" else None
-
-    def getBackendName(self) -> str:
-        return "silent"
-
-    def allreduce(self, tensors: list[Tensor], options: Any = None) -> Work:  # type: ignore[override]
-        return self._completed(tensors)
-
-    def broadcast(self, tensors: list[Tensor], options: Any = None) -> Work:  # type: ignore[override]
-        return self._completed(tensors)
-
-    def allgather(  # type: ignore[override]
-        self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any = None
-    ) -> Work:
-        """Copy this rank's tensor into each rank's output, so that DDP finds the same parameter shapes on all ranks."""
-        for by_rank, tensor in zip(outputs, inputs, strict=True):
-            for output in by_rank:
-                output.copy_(tensor)
-        return self._completed(outputs)
-
-    def _completed(self, result: Any) -> Work:
-        future: Future[Any] = torch.futures.Future(devices=self._devices)
-        future.set_result(result)
-        work: Work = _create_work_from_future(future)
-        return work
+    is_silent = base_name in ("no_op_hook", "no_op")  # it gets a hook of its own
+    spec = msgspec.structs.replace(context.spec, gradient_compression="none") if is_silent else context.spec
+    model = wrap_for_strategy(bare, context.workload, spec, context.rank, group)
+    if base_name == "no_sync" and isinstance(model, DistributedDataParallel):
+        without_reduction = model.no_sync
+        return model, lambda is_last: without_reduction()
+    return model, None

@@ -38,7 +38,7 @@ class LoaderBatches:
         assert spec.num_workers is not None, "num_workers must be set in a point that runs"
         self._loader = DataLoader(
             dataset,
-            batch_size=spec.global_batch_size // shard.world_size,
+            batch_size=spec.batch_size_per_process,
             sampler=self._sampler,
             num_workers=spec.num_workers,
             collate_fn=functools.partial(collate_shared, collate),
@@ -82,7 +82,7 @@ class SyntheticBatches:
 
     def __init__(self, spec: Spec, shard: Shard, batch: Batch) -> None:
         self._batch = place_batch(batch, shard.device, memory_format(spec))
-        self._sizes = batch_sizes(spec, shard.world_size)
+        self._sizes = batch_sizes(spec)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         return (first_samples(self._batch, size) for size in self._sizes)
@@ -92,10 +92,10 @@ def memory_format(spec: Spec) -> torch.memory_format:
     return torch.channels_last if spec.layout == "channels_last" else torch.contiguous_format
 
 
-def batch_sizes(spec: Spec, world_size: int) -> list[int]:
+def batch_sizes(spec: Spec) -> list[int]:
     """Return the size of each batch in one rank's epoch. Only the last may be smaller; in a probe all are full."""
-    batch_size = spec.global_batch_size // world_size
+    batch_size, num_batches = spec.batch_size_per_process, spec.steps_per_epoch * spec.grad_accumulation
     if spec.is_probe:
-        return [batch_size] * spec.steps_per_epoch
-    share = math.ceil(spec.num_samples / world_size)
-    return [min(batch_size, share - step * batch_size) for step in range(spec.steps_per_epoch)]
+        return [batch_size] * num_batches
+    share = math.ceil(spec.num_samples / spec.world_size)
+    return [min(batch_size, share - index * batch_size) for index in range(num_batches)]

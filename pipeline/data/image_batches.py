@@ -56,8 +56,8 @@ class DeviceAugmentedBatches:
         self._labels = torch.tensor(images.labels, device=shard.device)
         self._generator = torch.Generator(shard.device)
         self._seed = derive_seed(spec.seed, shard.rank)
-        self._num_images = sum(batch_sizes(spec, shard.world_size))
-        self._batch_size = spec.global_batch_size // shard.world_size
+        self._num_images = sum(batch_sizes(spec))
+        self._batch_size = spec.batch_size_per_process
         self._normalize = augmentation.Normalization(CHANNEL_MEANS, CHANNEL_STDS, shard.device)
         self._dtype, self._memory_format = image_dtype(spec), memory_format(spec)
 

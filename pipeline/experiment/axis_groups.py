@@ -17,7 +17,14 @@ Key = tuple[object, ...]
 POOLED_AXES: AxisGroup = ("repeat", "seed")
 """Repeats of one measurement: the tables pool them into one row."""
 
-BASELINE_MAY_DIFFER: AxisGroup = ("strategy", "num_nodes", "num_gpus", "epochs", "windows", *POOLED_AXES)
+STRATEGY_AXES: AxisGroup = ("reshard", "static_graph", "gradient_compression")
+"""Axes of one strategy alone."""
+
+BASELINE_MAY_DIFFER: AxisGroup = (
+    *("strategy", "num_nodes", "num_gpus", "epochs", "windows"),
+    *STRATEGY_AXES,
+    *POOLED_AXES,
+)
 """A point and its one-GPU baseline; their batch sizes are compared apart, by the quantity that the scaling fixes."""
 
 COST_MAY_DIFFER: AxisGroup = ("learning_rate", "reference_batch_size", *POOLED_AXES)
@@ -50,6 +57,8 @@ TARGET_MAY_DIFFER: AxisGroup = (
     "reference_batch_size",
     "broadcast_buffers",
     "sync_batchnorm",
+    "grad_accumulation",
+    *STRATEGY_AXES,
     *POOLED_AXES,
 )
 """Trainings of one model on one data set, compared by the time that they take to a target accuracy."""
@@ -83,6 +92,8 @@ PROCESS_MAY_DIFFER: AxisGroup = (
     "sync_batchnorm",
     "bucket_cap_mb",
     "gradient_as_bucket_view",
+    "grad_accumulation",
+    *STRATEGY_AXES,
     "memory_limit_gib",
     "layout",
     "fused_optimizer",

@@ -9,8 +9,22 @@ from pipeline.experiment.spec import Execution, NonNegativeInt, PositiveInt
 from pipeline.system.errors import CONTROL_CHARACTER, NO_CONTROL_CHARACTERS
 
 VariantName = Literal[
-    "plain", "ddp_one", "ddp", "ddp_again", "no_op_hook", "no_collectives", "no_sync", "dp", "dp_again"
+    "plain",
+    "ddp_one",
+    "ddp",
+    "ddp_again",
+    "no_op_hook",
+    "no_collectives",
+    "no_sync",
+    "dp",
+    "dp_again",
+    "fsdp",
+    "fsdp_again",
+    "zero1",
+    "zero1_again",
+    "no_op",
 ]
+Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
 TransferKind = Literal["gradients", "buffers", "batchnorm_statistics", "parameters", "inputs", "outputs"]
 EnergyMethod = Literal["counter", "power"]
 ThrottleReason = Literal[
@@ -160,12 +174,13 @@ class Profile(RecordStruct, frozen=True):
             raise ValueError("a profile needs every rank in each total and step, and num_steps steps per collective")
 
 
-class AllReduce(RecordStruct, frozen=True):
-    """An isolated all-reduce of one size."""
+class SweptCollective(RecordStruct, frozen=True):
+    """An isolated collective of one size: of a gather the output, of every other operation the input."""
 
     num_bytes: PositiveInt
+    operation: Operation = "all_reduce"  # others since schema 14
     times_ns: tuple[PositiveNanoseconds, ...] = ()  # slowest rank's time per call, by window; empty after an OOM
-    is_bucket: bool = False  # one of DDP's gradient buckets has this size
+    is_bucket: bool = False  # a collective of the step has this operation and size
 
 
 class Transfer(RecordStruct, frozen=True):
@@ -190,7 +205,7 @@ class Communication(RecordStruct, frozen=True):
     series: tuple[StepSeries, ...]
     transfers: tuple[Transfer, ...] = ()
     profile: Profile | None = None
-    sweep: tuple[AllReduce, ...] = ()
+    sweep: tuple[SweptCollective, ...] = ()
     # True if the calls of the sweep ran as one CUDA graph. None without a sweep, and before schema 6, where they did so
     # only if the steps did
     sweep_captured: bool | None = None
@@ -311,6 +326,18 @@ class Quantization(RecordStruct, frozen=True):
     histograms: tuple[Histogram, ...] = ()
 
 
+class Sharding(RecordStruct, frozen=True):
+    """The units that FSDP shards one by one, in bytes before sharding, padded so that all ranks have equal shards.
+
+    The root has all parameters that are in no unit.
+    """
+
+    num_units: NonNegativeInt  # without the root
+    units_bytes: NonNegativeInt  # of all units
+    largest_unit_bytes: NonNegativeInt
+    root_bytes: NonNegativeInt
+
+
 class Measurement(RecordStruct, frozen=True):
     """The raw values of an ok attempt; every reported figure is computed from them."""
 
@@ -332,6 +359,8 @@ class Measurement(RecordStruct, frozen=True):
     items_per_sample: PositiveInt = 1
     merit: ShortText | None = None  # the name of the figure of merit; None: before schema 13, the test accuracy
     better: Better = "higher"  # figures of merit
+    sharding: Sharding | None = None  # of FSDP; this and the next are new in schema 14
+    optimizer_bytes: NonNegativeInt | None = None  # the optimizer's state on the rank that has most
 
 
 class GpuWindow(RecordStruct, frozen=True):

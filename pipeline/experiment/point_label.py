@@ -43,6 +43,8 @@ WORDS = {  # axis -> the words for its value; {} is the value
     "learning_rate": "learning rate {}",
     "bucket_cap_mb": "buckets of {} MiB",
     "memory_limit_gib": "limit {} GiB",
+    "gradient_compression": "{} gradients",
+    "grad_accumulation": "{} passes an update",
 }
 WITHOUT_VALUE = {  # axis -> the words for the value None
     "max_steps": "",  # the usual case, whole epochs, needs no words
@@ -55,6 +57,10 @@ VALUES = {
     ("measure", "epochs"): "timed epochs",
     ("unit", IMAGES): "",  # the usual case
     ("reference_batch_size", "128"): "",  # the usual case
+    ("gradient_compression", "none"): "",  # the usual case
+    ("reshard", "blocks"): "",  # the usual case
+    ("operation", "all_reduce"): "",  # the usual case
+    ("grad_accumulation", "1"): "",  # the usual case
     ("scale_rule", "largest_magnitude"): "largest magnitude",
     ("scale_rule", "three_sigma"): "three sigma",
     ("scale_rule", "percentile_99_9"): "99.9th percentile",

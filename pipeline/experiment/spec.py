@@ -11,7 +11,10 @@ from pipeline.experiment.model_name import BUILT_IN_MODELS, CIFAR_MODELS, TORCHV
 from pipeline.system.errors import NO_CONTROL_CHARACTERS
 
 Device = Literal["cuda", "cpu"]
-Strategy = Literal["single", "dp", "ddp"]
+Strategy = Literal["single", "dp", "ddp", "fsdp", "zero1"]
+DISTRIBUTED_STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp", "zero1")  # one process for each GPU
+Reshard = Literal["blocks", "always", "never"]  # what FSDP frees after the forward pass
+Compression = Literal["none", "bf16"]  # of gradients, in DDP's all-reduces
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]  # bf16, fp16: autocast; fp16 with a scaled loss
 Input = Literal["dataloader", "synthetic", "gpu"]  # `gpu`: images and augmentation on the device, also on `cpu`
 MemoryLayout = Literal["contiguous", "channels_last"]  # of images and weights in memory
@@ -39,6 +42,17 @@ IMAGE_AXES = (
     *("schedule", "nesterov", "fused_optimizer", "num_calibration_samples"),
 )
 """Axes of image models alone."""
+STRATEGY_OF_AXIS: dict[str, Strategy] = {"reshard": "fsdp", "static_graph": "ddp", "gradient_compression": "ddp"}
+"""Axes that one strategy alone has."""
+FSDP_REFUSES = {
+    "layout": "channels_last weights cannot be sharded",
+    "fused_optimizer": "SGD has no fused update of shards",
+    "broadcast_buffers": "it never broadcasts buffers",
+    "bucket_cap_mb": "it has no buckets",
+    "gradient_as_bucket_view": "it has no buckets",
+    "evaluate": "no rank has the whole model",
+}
+"""Axes that do not work with FSDP, with the reason."""
 FLOAT_AXES = ("learning_rate", "momentum", "weight_decay", "bucket_cap_mb", "memory_limit_gib")
 NUM_WARM_UP_EPOCHS = 1  # first epochs of a run, never reported: caches fill, kernels are chosen and compiled
 FIRST_TIMED_EPOCH = NUM_WARM_UP_EPOCHS + 1  # epochs count from 1
@@ -90,6 +104,10 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     sync_batchnorm: bool = False
     bucket_cap_mb: PositiveFloat | None = None  # MiB of gradients per all-reduce; None: 25, first bucket 1
     gradient_as_bucket_view: bool = False  # gradients are views of DDP's buckets, so they are not copied back
+    static_graph: bool = False  # DDP may count on the same graph in each step
+    gradient_compression: Compression = "none"
+    reshard: Reshard = "blocks"
+    grad_accumulation: PositiveInt = 1  # passes of `batch_size_per_gpu` samples for each update
     measure: Measure = "epochs"
     windows: PositiveInt = 1
     memory_limit_gib: PositiveFloat | None = None
@@ -108,6 +126,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         msgspec.structs.force_setattr(self, "remedies", remedies)
         msgspec.structs.force_setattr(self, "options", tuple(sorted(self.options)))
         self._check_shape()
+        self._check_strategy()
         self._check_model()
         self._check_input()
         self._check_training()
@@ -123,7 +142,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 f"num_gpus={self.num_gpus} is the total over nodes and must be a multiple of "
                 f"num_nodes={self.num_nodes}."
             )
-        if self.num_nodes > 1 and self.strategy != "ddp":
+        if self.num_nodes > 1 and not self.is_distributed:
             raise ValueError(
                 f"strategy={self.strategy!r} runs in one process on one node; use 'ddp' for num_nodes={self.num_nodes}."
             )
@@ -132,6 +151,33 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 "strategy='dp' needs device='cuda': without GPUs DataParallel runs the bare module and its times "
                 "would be wrong; use 'ddp'."
             )
+
+    def _check_strategy(self) -> None:
+        for axis, strategy in STRATEGY_OF_AXIS.items():
+            if self.strategy != strategy and getattr(self, axis) != AXIS_DEFAULTS[axis]:
+                raise ValueError(
+                    f"{axis}={getattr(self, axis)!r} is an axis of strategy={strategy!r}, got {self.strategy!r}; leave "
+                    "it out."
+                )
+        if self.static_graph and self.grad_accumulation > 1:
+            raise ValueError(
+                "static_graph=true does not work with grad_accumulation: DDP's no_sync changes the graph; leave one "
+                "out."
+            )
+        if self.strategy not in ("fsdp", "zero1"):
+            return
+        if self.num_gpus == 1:
+            raise ValueError(
+                f"strategy={self.strategy!r} shards over GPUs and needs num_gpus>=2; use 'single' for one."
+            )
+        if self.strategy == "fsdp":
+            for axis, reason in FSDP_REFUSES.items():
+                if getattr(self, axis) != AXIS_DEFAULTS[axis]:
+                    raise ValueError(
+                        f"{axis}={getattr(self, axis)!r} does not work with strategy='fsdp': {reason}; leave it out."
+                    )
+            if self.precision == "fp16":
+                raise ValueError("precision='fp16' is not tried with strategy='fsdp'; use 'bf16'.")
 
     def _check_model(self) -> None:
         if self.model in CIFAR_MODELS or self.model is None:
@@ -166,6 +212,11 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 "raise num_samples."
             )
         always_full = self.is_probe or self.measure == "memory"
+        if not always_full and self.grad_accumulation > 1 and self.num_samples % self.global_batch_size:
+            raise ValueError(
+                f"num_samples={self.num_samples} is no multiple of the {self.global_batch_size} samples of an update "
+                f"with grad_accumulation={self.grad_accumulation}; change num_samples."
+            )
         if not always_full and self.batch_size_per_gpu > self.shard_size:
             raise ValueError(
                 f"batch_size_per_gpu={self.batch_size_per_gpu} is larger than the shard of {self.shard_size} samples "
@@ -209,8 +260,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             if self.strategy == "single" or self.num_gpus < 2:
                 raise ValueError(
                     f"measure='communication' compares N GPUs with and without their transfers and needs num_gpus>=2 "
-                    f"and strategy 'ddp' or 'dp', got {self.strategy!r} on {self.num_gpus}; for one GPU use "
-                    "measure='epochs'."
+                    f"and a strategy for several, such as 'ddp', got {self.strategy!r} on {self.num_gpus}; for one GPU "
+                    "use measure='epochs'."
                 )
             return
         if self.num_nodes > 1:
@@ -247,6 +298,13 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if self.strategy == "dp":
             return (
                 f"{stated} does not work with strategy='dp', which starts new threads each step; use 'eager' or 'auto'."
+            )
+        if self.strategy in ("fsdp", "zero1") or self.static_graph or self.gradient_compression != "none":
+            what = f"strategy={self.strategy!r}" if self.strategy in ("fsdp", "zero1") else "this option of DDP"
+            return f"{stated} is not tried with {what}; use 'eager' or 'auto'."
+        if execution in CAPTURED_EXECUTIONS and self.grad_accumulation > 1:
+            return (
+                f"{stated} does not work with grad_accumulation: a graph is a whole update; use 'eager' or 'compile'."
             )
         if execution in CAPTURED_EXECUTIONS and self.device == "cpu":
             return f"{stated} needs device='cuda': a graph is captured from CUDA streams; use 'eager' or 'compile'."
@@ -293,9 +351,19 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return is_stated and (self.input in ("dataloader", "gpu") or self.evaluate)
 
     @property
+    def is_distributed(self) -> bool:
+        """True if each GPU has a process of its own, and the processes exchange data."""
+        return self.strategy in DISTRIBUTED_STRATEGIES
+
+    @property
     def global_batch_size(self) -> int:
-        """Samples of one update over all GPUs."""
-        return self.batch_size_per_gpu * self.num_gpus
+        """Samples of one update over all GPUs and passes."""
+        return self.batch_size_per_gpu * self.num_gpus * self.grad_accumulation
+
+    @property
+    def batch_size_per_process(self) -> int:
+        """Samples of one pass in one process: those of a GPU, or with DataParallel of all its GPUs."""
+        return self.batch_size_per_gpu * self.num_gpus // self.world_size
 
     @property
     def gpus_per_node(self) -> int:
@@ -304,8 +372,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def num_processes_per_node(self) -> int:
-        """Training processes of each node: one per GPU with DDP, else one."""
-        return self.gpus_per_node if self.strategy == "ddp" else 1
+        """Training processes of each node: one per GPU if the strategy is distributed, else one."""
+        return self.gpus_per_node if self.is_distributed else 1
 
     @property
     def world_size(self) -> int:
@@ -319,7 +387,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def full_steps_per_epoch(self) -> int:
-        return math.ceil(self.shard_size / self.batch_size_per_gpu)
+        """Updates of an epoch that visits every sample."""
+        return math.ceil(self.shard_size / (self.batch_size_per_gpu * self.grad_accumulation))
 
     @property
     def steps_per_epoch(self) -> int:

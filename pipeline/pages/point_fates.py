@@ -15,6 +15,7 @@ from pipeline.experiment.learning_rate import peak_learning_rate
 from pipeline.experiment.outcomes import PointOutcome
 from pipeline.experiment.point_label import NAMING_AXES, describe_point, varying_axes
 from pipeline.experiment.record import Record
+from pipeline.experiment.spec import AXES
 from pipeline.pages.cells import named_axes
 from pipeline.pages.display_tables import MAX_ROWS
 from pipeline.tables.columns import Row
@@ -75,6 +76,8 @@ def record_links(outcomes: Sequence[PointOutcome]) -> Callable[[Row], str]:
         gpu = wanted.pop("gpu", None) or ""
         wanted.pop("unit", None)
         axes = tuple(wanted)
+        if not {*axes} <= {*AXES}:  # a row of sweeps is of no point
+            return ""
         matches = by_values(axes).get(axis_values(wanted, axes), [])
         records = [outcome.record for outcome in matches if outcome.record]
         records = [record for record in records if gpu_model(record) in ("", gpu)] or records

@@ -82,7 +82,7 @@ def rank_store(spec: Spec) -> Iterator[Path | None]:
     The file is in a private folder of this node, since not every network file system has the locks that it needs. A
     store of several nodes listens on a port (rendezvous_settings).
     """
-    if spec.num_nodes > 1 or spec.strategy != "ddp":
+    if spec.num_nodes > 1 or not spec.is_distributed:
         yield None
         return
     with tempfile.TemporaryDirectory(prefix="pipeline-ranks-", ignore_cleanup_errors=True) as folder:

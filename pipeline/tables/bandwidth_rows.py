@@ -8,7 +8,7 @@ from pipeline.analysis import comparability, formulas
 from pipeline.analysis.exposed_communication import collectives_of_kinds, communications_of
 from pipeline.analysis.notes import make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs
-from pipeline.experiment.measurement import AllReduce, Collective, Communication
+from pipeline.experiment.measurement import Collective, Communication, Operation, SweptCollective
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import CAPTURED_EXECUTIONS, Spec
 from pipeline.tables.columns import Row, make_row
@@ -18,13 +18,17 @@ OF_STEPS = ("precision", "execution")  # facts that do not affect isolated all-r
 
 
 class SweepKey(NamedTuple):
-    """The place of a sweep, the execution of its calls, and the GPU models. Sweeps are pooled where all are equal."""
+    """The place of a sweep, the execution of its calls, the GPU models, and the operation.
+
+    Sweeps are pooled where all are equal.
+    """
 
     device: str
     num_nodes: int
     num_gpus: int
     execution: str
     gpu: str
+    operation: Operation = "all_reduce"
 
 
 LinkKey = tuple[str, int, str]
@@ -37,17 +41,17 @@ def link_key(record: Record) -> LinkKey:
 
 
 def is_swept(spec: Spec) -> bool:
-    """True if the point times isolated all-reduces."""
-    return spec.measure == "communication" and spec.strategy == "ddp"
+    """True if the point times isolated collectives."""
+    return spec.measure == "communication" and spec.is_distributed
 
 
 def measured_links(records: Iterable[Record]) -> MeasuredLinks:
-    """Return the largest bus bandwidth that sweeps measured on each kind of place."""
+    """Return the largest bus bandwidth of any isolated collective on each kind of place."""
     links: MeasuredLinks = {}
     for record in records:
         for size in (size for part in communications_of([record]) for size in part.sweep if size.times_ns):
             time_s = statistics.median(size.times_ns) / 1e9
-            busbw = formulas.busbw_gb_s(size.num_bytes, time_s, record.spec.num_gpus)
+            busbw = formulas.busbw_gb_s(size.num_bytes, time_s, record.spec.num_gpus, size.operation)
             links[link_key(record)] = max(busbw, links.get(link_key(record), 0.0))
     return links
 
@@ -84,7 +88,8 @@ def bandwidth_row(point: PooledPoint, bucket: int, seen: Sequence[Collective], i
 
 def isolated_all_reduce_time_s(found: Sequence[Communication], num_bytes: int) -> float | None:
     """Return the median time of isolated all-reduces of that size in the same jobs; None where none was timed."""
-    sizes = [size for part in found for size in part.sweep if size.num_bytes == num_bytes]
+    swept = [size for part in found for size in part.sweep if size.operation == "all_reduce"]
+    sizes = [size for size in swept if size.num_bytes == num_bytes]
     return formulas.median_of_known(time_ns / 1e9 for size in sizes for time_ns in size.times_ns)
 
 
@@ -92,7 +97,10 @@ def sweep_rows(points: Iterable[PooledPoint]) -> dict[SweepKey, list[Row]]:
     """Return a row for each size, by place, over all points that swept there."""
     records = [record for point in points for record in point.ok_records]
     timed = [(record, size) for record in records for part in communications_of([record]) for size in part.sweep]
-    sweeps = group_pairs(((sweep_key(record), size.num_bytes), (record, size)) for record, size in timed)
+    sweeps = group_pairs(
+        ((sweep_key(record)._replace(operation=size.operation), size.num_bytes), (record, size))
+        for record, size in timed
+    )
     rows = ((key[0], sweep_row(*key, found)) for key, found in sorted(sweeps.items()))
     return group_pairs(rows)
 
@@ -107,7 +115,7 @@ def sweep_key(record: Record) -> SweepKey:
     return SweepKey(spec.device, spec.num_nodes, spec.num_gpus, execution, comparability.gpu_model(record))
 
 
-def sweep_row(place: SweepKey, num_bytes: int, found: Sequence[tuple[Record, AllReduce]]) -> Row:
+def sweep_row(place: SweepKey, num_bytes: int, found: Sequence[tuple[Record, SweptCollective]]) -> Row:
     """Return the row of one size; `n` counts the jobs that timed it. It has no figures if the buffer did not fit."""
     timed = [record for record, part in found if part.times_ns]
     times_ns = [time_ns for _, part in found for time_ns in part.times_ns]
@@ -115,5 +123,5 @@ def sweep_row(place: SweepKey, num_bytes: int, found: Sequence[tuple[Record, All
     figures: dict[str, Any] = {"num_bytes": num_bytes, "status": "ok" if timed else "oom", "num_windows": len(times_ns)}
     if time_s := statistics.median(times_ns or [0]) / 1e9:
         figures |= {"time_s": time_s, "algbw_gb_s": formulas.bandwidth_gb_s(num_bytes, time_s)}
-        figures["busbw_gb_s"] = formulas.busbw_gb_s(num_bytes, time_s, place.num_gpus)
+        figures["busbw_gb_s"] = formulas.busbw_gb_s(num_bytes, time_s, place.num_gpus, place.operation)
     return Row(place._asdict() | {"gpu": place.gpu or None}, SWEEP.complete(figures), len(timed), tuple(notes))

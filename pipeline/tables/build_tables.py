@@ -42,11 +42,12 @@ def build_tables(
     trained = [point for point in over_gpus if point.spec.measure == "epochs"]
     points = [point for point in pooled if point.spec.measure == "epochs"]
     measured = [point for point in pooled if point.spec.measure == "communication"]
-    ddp = [point for point in measured if point.spec.strategy == "ddp"]
+    distributed = [point for point in measured if point.spec.is_distributed]
+    ddp = [point for point in distributed if point.spec.strategy == "ddp"]
     plain = [point for point in points if not point.spec.remedies]
     quantized = [point for point in over_gpus if point.spec.measure == "quantize"]
     weak = pair_with_baselines(plain, "weak")
-    links = (sibling_links or {}) | measured_links(record for point in ddp for record in point.ok_records)
+    links = (sibling_links or {}) | measured_links(record for point in distributed for record in point.ok_records)
     found: dict[str, Iterable[Row]] = {
         "Q1": (q1_row(point) for point in plain if point.spec.num_gpus == 1),
         "Q2": (
@@ -56,9 +57,9 @@ def build_tables(
         "Q3": (q3_row(point, baseline, measured, links) for point, baseline in weak if point.spec.num_gpus > 1),
         "Q4": (row for point in trained for row in q4_rows(point)),
         "oom": (oom_row(point) for point in pooled if any(outcome.status == "oom" for outcome in point.outcomes)),
-        "communication": map(exposed_row, ddp),
+        "communication": map(exposed_row, distributed),
         "bandwidth": (row for point in ddp for row in bandwidth_rows(point)),
-        "sweep": (row for rows in sweep_rows(ddp).values() for row in rows),
+        "sweep": (row for rows in sweep_rows(distributed).values() for row in rows),
         "transfers": (transfer_row(point, points) for point in measured),
         "split": (split_row(point) for point in measured if point.spec.strategy == "dp"),
         # processes share the CPUs of a machine, so more of them compute more slowly: the model says nothing of that

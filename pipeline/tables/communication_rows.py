@@ -14,21 +14,23 @@ from pipeline.analysis.intervals import Estimate
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.experiment.axis_groups import TRAINED_MAY_DIFFER, alike_key
-from pipeline.experiment.measurement import Communication, TransferKind, VariantName
+from pipeline.experiment.measurement import Communication, Measurement, TransferKind, VariantName
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
 from pipeline.tables.columns import Row, make_row
 from pipeline.tables.definitions import COMMUNICATION, SPLIT, TRANSFERS
 
-COMPARED_STEPS: tuple[VariantName, ...] = ("plain", "ddp_one", "no_sync", "no_op_hook")  # beside the step of DDP
+COMPARED_STEPS: tuple[VariantName, ...] = ("plain", "ddp_one", "no_sync")  # beside the step of the strategy
 KINDS: tuple[TransferKind, ...] = get_args(TransferKind)
 SPLIT_PARTS = ("scatter", "replicate", "parallel_forward", "gather", "backward", "optimizer")
 
 
 def exposed_row(point: PooledPoint) -> Row:
-    """Return a row of Q3.1: the step of DDP with and without its collectives, and the time of the transfers."""
+    """Return a row of Q3.1: the step with and without its collectives, and the time of the transfers."""
     found = communications_of(point.ok_records)
-    step, overhead = exposure.median_step_time(found, "ddp"), exposure.median_difference(found, "no_op_hook", "no_sync")
+    whole = exposure.whole_step(found)
+    no_op = exposure.NO_OP.get(whole, "no_op_hook")
+    step, overhead = exposure.median_step_time(found, whole), exposure.median_difference(found, "no_op_hook", "no_sync")
     exposed, floor_s = exposure.exposed_time(found)
     # None, not 0, if the trace does not name the all-reduces of gradients
     comm_s = exposure.profiled_transfer_s(found, ["gradients"]) or None
@@ -38,10 +40,12 @@ def exposed_row(point: PooledPoint) -> Row:
         COMMUNICATION,
         point,
         **{f"{name}_step_time_s": exposure.median_step_time(found, name) for name in COMPARED_STEPS},
+        no_op_hook_step_time_s=exposure.median_step_time(found, no_op),
+        wrapper_time_s=exposure.median_difference(found, no_op, "plain"),
         **timed_figures("step_time_s", step),
         exposed_comm_time_s=exposed,
         exposed_comm_share=exposed_share(exposed, step, floor_s),
-        collectives_time_s=exposure.median_difference(found, "ddp", "no_collectives"),
+        collectives_time_s=exposure.median_difference(found, whole, "no_collectives"),
         ddp_overhead_time_s=overhead,
         exposed_comm_time_run_spread_s=formulas.run_spread(exposed.run_medians) if exposed is not None else None,
         noise_floor_time_s=floor_s,
@@ -113,7 +117,7 @@ def exposed_notes(
         return notes
     if exposed.interval is None:
         notes.append(make_note("too_few_windows", needed=intervals.min_values(), found=num_rounds(found)))
-    notes += time_notes(found, "ddp", step) + exposure.drifted_exposure_notes(found)
+    notes += time_notes(found, exposure.whole_step(found), step) + exposure.drifted_exposure_notes(found)
     if is_within_noise(exposed, floor_s):
         notes.append(make_note("exposure_is_noise"))
     elif exposed < 0:
@@ -163,8 +167,6 @@ def transfer_row(point: PooledPoint, trained: Sequence[PooledPoint]) -> Row:
     absent = 0.0 if counted else None
     transfers = {f"{kind}_{quantity}": getattr(counted.get(kind), quantity, absent) for kind, quantity in keys}
     measured = [record.measurement for record in point.ok_records if record.measurement]
-    gradient_bytes = [found.gradient_bytes for found in measured if found.gradient_bytes is not None]
-    replicas = spec.num_gpus - 1 if spec.strategy == "dp" else 1
     same = (other for other in trained if other.gpu == point.gpu and differ_only_in_measurement(other.spec, spec))
     match = next((other for other in same if other.epoch_time is not None), None)  # a probe has no epoch time
     notes = [] if counted else exposure.job_notes(found)
@@ -174,12 +176,29 @@ def transfer_row(point: PooledPoint, trained: Sequence[PooledPoint]) -> Row:
         TRANSFERS,
         point,
         **transfers,
-        gradients_bytes_formula=float(gradient_bytes[0] * replicas) if gradient_bytes else None,
-        step_time_s=exposure.median_step_time(found, "ddp" if spec.strategy == "ddp" else "dp"),
+        gradients_bytes_formula=formula_bytes(measured, "gradients", spec),
+        parameters_bytes_formula=formula_bytes(measured, "parameters", spec),
+        step_time_s=exposure.median_step_time(found, exposure.whole_step(found)),
         epoch_time_s=match.epoch_time if match else None,
         test_accuracy=match.median(last_test_accuracy) if match else None,
         notes=notes,
     )
+
+
+def formula_bytes(measured: Sequence[Measurement], kind: TransferKind, spec: Spec) -> float | None:
+    """Return the bytes of this kind in a step by formula; None without one, or if the model's size is unknown."""
+    if not measured or measured[0].gradient_bytes is None:
+        return None
+    size, sharding = measured[0].gradient_bytes, measured[0].sharding
+    if kind == "gradients":
+        if sharding is not None:
+            return float(sharding.units_bytes + sharding.root_bytes)
+        return size * (
+            spec.num_gpus - 1 if spec.strategy == "dp" else 0.5 if spec.gradient_compression == "bf16" else 1.0
+        )
+    if sharding is not None:
+        return float(formulas.gathered_bytes_per_step(sharding, spec))
+    return float(size) if spec.strategy == "zero1" else None
 
 
 def last_test_accuracy(record: Record) -> float | None:

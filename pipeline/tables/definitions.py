@@ -317,7 +317,18 @@ COMMUNICATION = Table(
         PLAIN_STEP_TIME,
         Column("ddp_one_step_time_s", "DDP on one [ms]", "DDP on one GPU."),
         Column("no_sync_step_time_s", "no_sync [ms]", "DDP on N GPUs without any reduction (no_sync)."),
-        Column("no_op_hook_step_time_s", "no-op hook [ms]", "DDP with a no-op hook: hooks and bucket copies alone."),
+        Column(
+            "no_op_hook_step_time_s",
+            "no-op hook [ms]",
+            "The step whose collectives return at once. DDP: with a no-op hook, so hooks and bucket copies alone.",
+        ),
+        Column(
+            "wrapper_time_s",
+            "",
+            "The step whose collectives return at once, minus the bare module's: hooks, copies, shards, less what a "
+            "sharded optimizer saves.",
+            interval="kept",
+        ),
         Column(
             "collectives_time_s",
             "",
@@ -443,6 +454,11 @@ TRANSFERS = Table(
         *transfer("buffers", "buffers", "buffers [MB]"),
         *transfer("batchnorm_statistics", "the statistics of synchronized batch norm", "batch norm [MB]"),
         *transfer("parameters", "parameters", "parameters [MB]"),
+        Column(
+            "parameters_bytes_formula",
+            "by formula [MB]",
+            "Bytes that FSDP gathers (each unit, and again if the forward pass frees it) or ZeRO-1 broadcasts.",
+        ),
         *transfer("inputs", "inputs", "inputs [MB]"),
         *transfer("outputs", "outputs", "outputs [MB]"),
         STEP_TIME._replace(heading=""),

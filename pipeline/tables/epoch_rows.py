@@ -123,9 +123,10 @@ def ring_figures(point: PooledPoint, comm_s: float | None, links: MeasuredLinks)
         return figures, []
     figures["steps_per_epoch"] = point.spec.full_steps_per_epoch
     measurement = point.ok_records[0].measurement if point.ok_records else None
-    if measurement is None or measurement.gradient_bytes is None:
+    if measurement is None or measurement.gradient_bytes is None or point.spec.strategy in ("fsdp", "zero1"):
         return figures, []
-    step_bytes = formulas.ring_bytes_per_step(measurement.gradient_bytes, point.spec.num_gpus)
+    num_sent = measurement.gradient_bytes // (2 if point.spec.gradient_compression == "bf16" else 1)
+    step_bytes = formulas.ring_bytes_per_step(num_sent, point.spec.num_gpus)
     num_bytes = figures["ring_bytes_per_epoch"] = round(point.spec.full_steps_per_epoch * step_bytes)
     if comm_s is None:
         return figures, []

@@ -56,6 +56,8 @@ def check_declarations(workload: Workload, spec: Spec) -> None:
         raise WorkloadError(f"{type(workload).__name__} has no evaluate(); add one, or leave out evaluate: true")
     if spec.evaluate and not workload.merit:
         raise WorkloadError("evaluate() returns a figure without a name; set merit, as in merit = 'test loss'")
+    if workload.find_unused_parameters and spec.static_graph:
+        raise WorkloadError("static_graph=true does not work with find_unused_parameters; leave one out")
     if spec.strategy == "ddp" and spec.is_captured and workload.find_unused_parameters:
         raise WorkloadError("find_unused_parameters does not work in a CUDA graph; use execution: eager or compile")
 
@@ -121,7 +123,7 @@ def check_gradients(workload: Workload, model: nn.Module, spec: Spec, rank: Rank
         return
     more = f" and {len(unused) - MAX_NAMED_PARAMETERS} more" if len(unused) > MAX_NAMED_PARAMETERS else ""
     named = f"{', '.join(unused[:MAX_NAMED_PARAMETERS])}{more}"
-    if spec.strategy == "ddp" and not workload.find_unused_parameters:
+    if spec.strategy in ("ddp", "zero1") and not workload.find_unused_parameters:
         cure = "freeze them, or set find_unused_parameters = True in the workload"
         raise WorkloadError(f"the loss gives no gradient to {named}, for which DDP would wait; {cure}")
     if rank.rank == 0:

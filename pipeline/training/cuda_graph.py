@@ -126,7 +126,7 @@ class CapturedStep:
     def __init__(
         self, step: EagerStep, example: Batch, sizes: Sequence[int], spec: Spec, capture: GraphCapturer
     ) -> None:
-        self.num_correct = step.num_correct
+        self.num_correct, self.optimizer = step.num_correct, step.optimizer
         self._step = step
         self._graphs = {size: self._capture(example, size, spec, capture) for size in sizes}
 
@@ -156,7 +156,8 @@ class CapturedStep:
             )
         self._step.set_learning_rate(rate)
 
-    def __call__(self, batch: Batch, mark: MarkPart) -> Tensor:
+    def __call__(self, batch: Batch, mark: MarkPart, is_last: bool = True) -> Tensor:
+        assert is_last, "a captured step is a whole update"
         graph = self._graphs[num_samples(batch)]
         copy_batch(batch, graph.batch)
         graph.replay()

@@ -33,7 +33,7 @@ def check_gpu_supported(spec: Spec, devices: Sequence[int]) -> None:
     arch_list = torch.cuda.get_arch_list() if devices else []
     for index in devices:
         name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
-        problem = kernel_problem(name, capability, arch_list) or precision_problem(name, capability, spec.precision)
+        problem = kernel_problem(name, capability, arch_list) or bf16_problem(name, capability, spec)
         if problem:
             raise GpuProblem("unsupported_gpu", problem)
 
@@ -63,16 +63,17 @@ def has_kernels_for(arch: str, capability: Capability) -> bool:
     return capability >= built_for
 
 
-def precision_problem(name: str, capability: Capability, precision: str | None) -> str | None:
-    """Return why the GPU cannot compute in the precision, with the cure; None if it can.
+def bf16_problem(name: str, capability: Capability, spec: Spec) -> str | None:
+    """Return why the GPU cannot compute in bf16 or send it, with the cure; None if it can, or if the point has none.
 
     torch emulates bf16 on older GPUs, slower than fp32. TF32 is only a permission: a record's `precision_used` has the
     precision that was used.
     """
-    if precision != "bf16" or capability >= AMPERE:
+    cures = {"precision": "use precision=fp32", "gradient_compression": "leave out gradient_compression"}
+    cure = next((cure for axis, cure in cures.items() if getattr(spec, axis) == "bf16"), None)
+    if cure is None or capability >= AMPERE:
         return None
-    has = f"{name} has {capability[0]}.{capability[1]}"
-    return f"bf16 needs compute capability 8.0 or later; {has}; use precision=fp32"
+    return f"bf16 needs compute capability 8.0 or later; {name} has {capability[0]}.{capability[1]}; {cure}"
 
 
 def check_gpu_free(others_bytes: Mapping[int, int | None]) -> None:

@@ -1,6 +1,7 @@
 """The training loop of one rank.
 
-An epoch is `spec.steps_per_epoch` steps: one pass over the rank's share of the samples, unless `max_steps` cuts it.
+An epoch is `spec.steps_per_epoch` steps: all samples of the rank's share, unless `max_steps` cuts it. A step is an
+update of the parameters, and with `grad_accumulation` it takes several passes.
 The clock (run_epoch) starts after the loader has begun the epoch and all ranks have met at a barrier. It stops when the
 device has finished the last step. Then ranks exchange results and rank 0 evaluates: both are not timed. Epoch 1 is the
 warm-up: it is recorded like every other epoch, but tables take times only from the `windows` epochs after it.
@@ -25,15 +26,16 @@ from pipeline.training import device_memory, process_group
 from pipeline.training.check_workload import check_workload
 from pipeline.training.gpu_checks import AMPERE
 from pipeline.training.process_group import Rank
-from pipeline.training.step import TrainingStep, place_model
+from pipeline.training.step import TrainingStep
 from pipeline.training.step_setup import choose_execution, execution_stream, prepare_step
 from pipeline.training.step_timer import STEP_PARTS, PartTimesNs, StepTimer
+from pipeline.training.strategies import describe_sharding, optimizer_bytes, place_model
 from pipeline.workloads.find import NO_SOURCES, Sources, build_workload
 from pipeline.workloads.workload import TEST_ACCURACY, Workload, WorkloadError
 
 
 class RankEpochSeries(NamedTuple):
-    """Raw results of one rank's epoch; part times [num_steps, num_parts] in ns, loss and batch size of each step."""
+    """Raw results of one rank's epoch; part times [num_steps, num_parts] in ns, loss and batch size of each pass."""
 
     times: RankEpoch
     parts_ns: PartTimesNs
@@ -57,7 +59,7 @@ def build_batches(workload: Workload, spec: Spec, rank: Rank) -> TrainingBatches
     if spec.input == "dataloader":
         return LoaderBatches(spec, rank.shard, workload.dataset(), workload.collate)
     torch.manual_seed(derive_seed(spec.seed, rank.rank))
-    batch = workload.synthetic_batch(spec.global_batch_size // rank.world_size, rank.device)
+    batch = workload.synthetic_batch(spec.batch_size_per_process, rank.device)
     return SyntheticBatches(spec, rank.shard, batch)
 
 
@@ -86,6 +88,7 @@ def train_point(spec: Spec, rank: Rank, sources: Sources = NO_SOURCES) -> Traine
         execution_used=execution,
         compile_time_s=ready.compile_time_s,
         captured_batch_sizes=ready.captured_batch_sizes,
+        optimizer_bytes=max(process_group.all_gather(optimizer_bytes(ready.step.optimizer), int)),
     )
     return TrainedPoint(measurement, series, model)
 
@@ -97,7 +100,7 @@ def build_model(
     workload = build_workload(spec, sources, execution)
     torch.manual_seed(spec.seed)
     try:
-        return workload, place_model(workload.build_model(), spec, rank)
+        return workload, place_model(workload.build_model(), workload, spec, rank)
     except torch.OutOfMemoryError as error:
         raise torch.OutOfMemoryError(f"{MODEL_ALONE}: {error}") from error
 
@@ -149,7 +152,7 @@ def run_epoch(
 ) -> RankEpochSeries:
     """Run and time one epoch. Between start and stop nothing prints, synchronizes or reads a value from the device."""
     num_steps = spec.steps_per_epoch
-    clock = clock_type(num_steps, rank.device, step.parts)
+    clock = clock_type(num_steps, rank.device, step.parts, spec.grad_accumulation)
     losses: list[Tensor] = []
     step.begin_epoch()
     batch_iterator = iter(batches.epoch(epoch_number))  # starts the loader's workers, so before the clock
@@ -160,12 +163,11 @@ def run_epoch(
         rate = workload.learning_rate((epoch_number - 1) * num_steps + index)
         if rate is not None:
             step.set_learning_rate(rate)
-        batch = next(batch_iterator)
-        clock.mark("data")
-        losses.append(step(batch, clock.mark))
+        for passes_left in reversed(range(spec.grad_accumulation)):
+            losses.append(step(clock.take(batch_iterator), clock.mark, passes_left == 0))
     clock.stop()
 
-    sizes = batch_sizes(spec, rank.world_size)
+    sizes = batch_sizes(spec)
     parts_ns = clock.parts_ns()
     times = sum_part_times(clock, parts_ns, rank, sum(sizes))
     return RankEpochSeries(times, parts_ns, torch.stack(losses).tolist(), sizes, count_correct(step))
@@ -241,7 +243,10 @@ def summarize_epoch(
     """Return the epoch with every rank's times, and the loss and accuracy over all samples of all ranks."""
     num_seen = sum(sum(part.sizes) for part in ranks)
     loss = sum(loss * size for part in ranks for loss, size in zip(part.losses, part.sizes, strict=True)) / num_seen
-    diverged = [index for part in ranks for index, loss in enumerate(part.losses) if not math.isfinite(loss)]
+    num_passes = spec.grad_accumulation
+    diverged = [
+        index // num_passes for part in ranks for index, loss in enumerate(part.losses) if not math.isfinite(loss)
+    ]
     updates_before = (epoch_number - 1) * spec.steps_per_epoch
     counts = [part.num_correct for part in ranks if part.num_correct is not None]
     updates = range(updates_before, updates_before + spec.steps_per_epoch)
@@ -290,5 +295,6 @@ def build_measurement(
         items_per_sample=workload.items_per_sample,
         merit=workload.merit or None,
         better=workload.better,
+        sharding=describe_sharding(workload, model, spec),
         **fields,
     )

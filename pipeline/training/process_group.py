@@ -1,4 +1,4 @@
-"""The rank of this process, its device and process group, and the model wrapped for the strategy."""
+"""The rank of this process, its device and its process group."""
 
 import os
 import typing
@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import FileStore  # type: ignore[attr-defined]
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from pipeline.data.batches import Shard
 from pipeline.experiment.spec import Spec
@@ -54,14 +53,14 @@ def find_rank(spec: Spec) -> Rank:
 
 
 def join_process_group(spec: Spec, store: Path | None = None) -> Rank:
-    """Select this process's device and, under DDP, join the process group. Return the rank.
+    """Select this process's device and, with one process for each GPU, join the process group. Return the rank.
 
     The ranks meet through the file `store`, or without one through the store that torchrun's variables name.
     """
     rank = find_rank(spec)
     if spec.device == "cuda":
         torch.cuda.set_device(rank.device)
-    if spec.strategy == "ddp":
+    if spec.is_distributed:
         if spec.is_captured:  # required to capture a DDP step (pytorch.org/docs/stable/notes/cuda.html)
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         dist.init_process_group(
@@ -81,7 +80,7 @@ def leave_process_group() -> None:
 
 
 def barrier(rank: Rank) -> None:
-    """Wait for every rank. Return at once outside DDP."""
+    """Wait for every rank. Return at once where one process trains."""
     if dist.is_initialized():
         dist.barrier(device_ids=[rank.device.index] if rank.device.type == "cuda" else None)
 
@@ -93,7 +92,7 @@ def synchronize(rank: Rank) -> None:
 
 
 def all_gather(value: T, kind: type[T]) -> list[T]:
-    """Return the values of all ranks in rank order; outside DDP only the caller's.
+    """Return the values of all ranks in rank order; of one process only the caller's.
 
     Ranks exchange msgpack, and what arrives must be of this kind. torch's all_gather_object would unpickle it, and so
     run the code of whoever can write to a connection between ranks.
@@ -127,36 +126,6 @@ def decode_array(kind: type, value: object) -> npt.NDArray[np.int64]:
     if typing.get_origin(kind) is not np.ndarray:
         raise NotImplementedError(f"ranks cannot exchange a {kind}")
     return np.asarray(value, dtype=np.int64)
-
-
-def wrap_for_strategy(
-    model: nn.Module,
-    spec: Spec,
-    rank: Rank,
-    group: dist.ProcessGroup | None = None,
-    find_unused_parameters: bool = False,
-) -> nn.Module:
-    """Return the model as the strategy trains it: bare, in DataParallel over the first GPUs, or in DDP.
-
-    DDP works over all ranks, or over the process group `group`.
-    """
-    if spec.strategy == "single":
-        return model
-    if spec.strategy == "dp":
-        if spec.precision == "bf16":  # its threads turn autocast on without a type, and would compute in fp16
-            model.register_forward_pre_hook(lambda *_: torch.set_autocast_dtype("cuda", torch.bfloat16))
-        return DataParallel(model, device_ids=list(range(spec.num_gpus)))
-    if spec.sync_batchnorm:
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model, group)
-    return DistributedDataParallel(
-        model,
-        device_ids=[rank.device.index] if rank.device.type == "cuda" else None,
-        process_group=group,
-        broadcast_buffers=spec.broadcast_buffers,
-        bucket_cap_mb=spec.bucket_cap_mb,
-        gradient_as_bucket_view=spec.gradient_as_bucket_view,
-        find_unused_parameters=find_unused_parameters,
-    )
 
 
 def device_indices(spec: Spec, rank: Rank) -> list[int]:

@@ -1,18 +1,20 @@
-"""One training step: an update of the parameters from one batch, with a mark at the end of each part."""
+"""One training step: an update of the parameters, with a mark at the end of each part.
 
-import contextlib
+With `grad_accumulation` an update takes several passes, each with a batch of its own; otherwise one.
+"""
+
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from pipeline.data.batch import Batch, place_batch
 from pipeline.data.batches import memory_format
 from pipeline.experiment.spec import Spec
 from pipeline.training.process_group import Rank
 from pipeline.training.step_timer import STEP_PARTS
+from pipeline.training.strategies import SyncContext, bare_model, build_optimizer, update_sync
 from pipeline.workloads.workload import Workload, WorkloadError
 
 AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -30,6 +32,7 @@ class TrainingStep(Protocol):
 
     parts: tuple[str, ...]
     num_correct: Tensor  # int64, on the device
+    optimizer: torch.optim.Optimizer
 
     @property
     def counts_correct(self) -> bool:
@@ -41,8 +44,11 @@ class TrainingStep(Protocol):
     def set_learning_rate(self, rate: float) -> None:
         """Set the learning rate of the next steps."""
 
-    def __call__(self, batch: Batch, mark: MarkPart) -> Tensor:
-        """Update the parameters without waiting for the device. Return the loss, detached and on the device."""
+    def __call__(self, batch: Batch, mark: MarkPart, is_last: bool = True) -> Tensor:
+        """Run one pass, and after the last one of an update change the parameters, without waiting for the device.
+
+        Return the loss, detached and on the device.
+        """
 
 
 class ModelCall:
@@ -65,8 +71,8 @@ class EagerStep:
     """A step whose operations the host issues one by one.
 
     The loss calls `forward` in place of the model, if it is given. `sync_context` is entered around forward and
-    backward, as DDP's no_sync requires. `after_backward` runs between backward and optimizer. In fp16 the loss is
-    scaled (torch.amp.GradScaler).
+    backward, as DDP's no_sync requires. `after_backward` runs between the last backward pass and the optimizer. In fp16
+    the loss is scaled (torch.amp.GradScaler).
     """
 
     parts: tuple[str, ...] = STEP_PARTS
@@ -79,11 +85,11 @@ class EagerStep:
         rank: Rank,
         *,
         forward: Callable[..., Any] | None = None,
-        sync_context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+        sync_context: SyncContext | None = None,
         after_backward: Callable[[], object] | None = None,
     ) -> None:
         self.model = model
-        self.optimizer = workload.optimizer(bare_model(model))
+        self.optimizer = build_optimizer(model, workload, spec)
         self.rate = workload.learning_rate(0)
         self.rate_is_on_device = False
         self.num_correct = torch.zeros((), dtype=torch.int64, device=rank.device)
@@ -93,7 +99,9 @@ class EagerStep:
         is_overridden = type(workload).before_update is not Workload.before_update
         self.before_update = workload.before_update if is_overridden else None
         self.scaler = torch.GradScaler(rank.device.type) if spec.precision == "fp16" else None
-        self._sync_context = sync_context
+        self._sync_context = sync_context or update_sync(model, spec)
+        self._num_passes = spec.grad_accumulation
+        self._is_first = True  # pass of an update
         self._after_backward = after_backward
         self._device = rank.device
         self._memory_format = memory_format(spec)
@@ -103,6 +111,7 @@ class EagerStep:
     def begin_epoch(self) -> None:
         self.model.train()
         self.num_correct.zero_()
+        self._is_first = True
 
     def put_rate_on_device(self) -> None:
         """Let the optimizer read the learning rate from device memory: a captured step then follows its changes."""
@@ -121,10 +130,10 @@ class EagerStep:
             else:
                 group["lr"] = rate
 
-    def __call__(self, batch: Batch, mark: MarkPart) -> Tensor:
+    def __call__(self, batch: Batch, mark: MarkPart, is_last: bool = True) -> Tensor:
         batch = place_batch(batch, self._device, self._memory_format)
         mark("copy")
-        with self._sync_context():
+        with self._sync_context(is_last):
             with self._autocast:
                 found = self._loss(self.forward, batch)
             loss, num_correct = found if isinstance(found, tuple) else (found, None)
@@ -132,13 +141,17 @@ class EagerStep:
                 self.num_correct += num_correct
                 self.counts_correct = True
             mark("forward")
-            self.optimizer.zero_grad(set_to_none=True)
-            (loss if self.scaler is None else self.scaler.scale(loss)).backward()
-        if self._after_backward is not None:
+            if self._is_first:
+                self.optimizer.zero_grad(set_to_none=True)
+            mean = loss if self._num_passes == 1 else loss / self._num_passes
+            (mean if self.scaler is None else self.scaler.scale(mean)).backward()
+        self._is_first = is_last
+        if is_last and self._after_backward is not None:
             self._after_backward()
         mark("backward")
-        self._update()
-        mark("optimizer")
+        if is_last:
+            self._update()
+            mark("optimizer")
         return loss.detach()
 
     def _update(self) -> None:
@@ -151,14 +164,3 @@ class EagerStep:
         else:
             self.scaler.step(self.optimizer)
             self.scaler.update()
-
-
-def bare_model(model: nn.Module) -> nn.Module:
-    """Return the model inside of DDP's or DataParallel's wrapper."""
-    return model.module if isinstance(model, DataParallel | DistributedDataParallel) else model
-
-
-def place_model(model: nn.Module, spec: Spec, rank: Rank) -> nn.Module:
-    """Move the bare model to the rank's device, its weights in the memory layout of the spec."""
-    placed: nn.Module = model.to(rank.device, memory_format=memory_format(spec))  # type: ignore[call-overload]
-    return placed

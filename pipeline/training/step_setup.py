@@ -20,7 +20,8 @@ from pipeline.training import cuda_graph, device_memory, process_group
 from pipeline.training.compilation import compile_model, num_compiled_graphs
 from pipeline.training.cuda_graph import CapturedStep
 from pipeline.training.process_group import Rank
-from pipeline.training.step import EagerStep, TrainingStep, ignore_mark, place_model
+from pipeline.training.step import EagerStep, TrainingStep, ignore_mark
+from pipeline.training.strategies import wrap_for_strategy
 from pipeline.workloads.workload import Workload
 
 EXECUTIONS_FASTEST_FIRST: tuple[Execution, ...] = ("compiled_graph", "graph", "compile", "eager")
@@ -75,24 +76,21 @@ def execution_stream(execution: Execution, rank: Rank) -> contextlib.AbstractCon
     return cuda_graph.on_new_stream(rank) if execution in CAPTURED_EXECUTIONS else contextlib.nullcontext()
 
 
-def prepare_step(
-    execution: Execution, bare_model: nn.Module, workload: Workload, spec: Spec, rank: Rank
-) -> PreparedStep:
-    """Place and wrap the model, and prepare its step. All ranks must call it inside execution_stream(execution).
+def prepare_step(execution: Execution, placed: nn.Module, workload: Workload, spec: Spec, rank: Rank) -> PreparedStep:
+    """Wrap the placed model, and prepare its step. All ranks must call it inside execution_stream(execution).
 
     Compiling and capturing train a few steps. After these steps the training state is restored.
 
     Raises RuntimeError if torch.compile finds nothing to compile.
     """
-    placed = place_model(bare_model, spec, rank)
-    model = process_group.wrap_for_strategy(placed, spec, rank, find_unused_parameters=workload.find_unused_parameters)
+    model = wrap_for_strategy(placed, workload, spec, rank)
     is_captured = execution in CAPTURED_EXECUTIONS
     forward = compile_model(workload, model) if execution in COMPILED_EXECUTIONS else model
     step = EagerStep(model, workload, spec, rank, forward=forward)
     if execution == "eager":
         return PreparedStep(step)
     started = time.perf_counter()
-    sizes = tuple(dict.fromkeys(batch_sizes(spec, rank.world_size)))
+    sizes = tuple(dict.fromkeys(batch_sizes(spec)))
     ready: TrainingStep = step
     step.begin_epoch()
     prepared = cuda_graph.prepare_capture(step) if is_captured else contextlib.nullcontext()

@@ -6,11 +6,14 @@ epoch is over. On the CPU the same five marks come from perf_counter.
 
 import itertools
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from pipeline.data.batch import Batch
 
 STEP_PARTS = ("data", "copy", "forward", "backward", "optimizer")
 """The parts of a step. A mark ends its part; `data` begins when the step before has ended."""
@@ -24,17 +27,21 @@ PartTimesNs = npt.NDArray[np.int64]  # nanoseconds
 class StepTimer:
     """A timer of one epoch: marks on the device's timeline, and wall time between synchronizations at start and stop.
 
-    Use: start(), then for every step mark() "data" and once each of `parts` in their order, then stop().
+    Use: start(), then for every step take() a batch and mark() each other part in its order, then stop(). A step of
+    several passes has all parts but the last once for each pass.
     """
 
-    def __init__(self, num_steps: int, device: torch.device, parts: tuple[str, ...] = STEP_PARTS) -> None:
+    def __init__(
+        self, num_steps: int, device: torch.device, parts: tuple[str, ...] = STEP_PARTS, num_passes: int = 1
+    ) -> None:
         self.parts = parts
+        self._num_passes = num_passes
         self._device = device
         self._num_steps = num_steps
-        num_marks = num_steps * len(parts) + 1
+        num_marks = num_steps * (num_passes * (len(parts) - 1) + 1) + 1
         is_cpu = device.type == "cpu"
         self._marks: list[Any] = [0 if is_cpu else torch.cuda.Event(enable_timing=True) for _ in range(num_marks)]
-        self._host_ns: list[int] = []  # the host's times of batch ready and of step issued, in turn
+        self._loader_wait_ns = 0
         self._next = 0
         self._started_ns = self._stopped_ns = 0
         self.started_unix_ns = 0  # the start in Unix time, to match telemetry samples
@@ -44,15 +51,20 @@ class StepTimer:
         self._synchronize()
         self.started_unix_ns = time.time_ns()
         self._started_ns = time.perf_counter_ns()
-        self._host_ns.append(self._started_ns)
         self._mark()
 
+    def take(self, batches: Iterator[Batch]) -> Batch:
+        """Return the next batch. The wait for it is the part `data`."""
+        asked_ns = time.perf_counter_ns()
+        batch = next(batches)
+        self._loader_wait_ns += time.perf_counter_ns() - asked_ns
+        self.mark("data")
+        return batch
+
     def mark(self, part: str) -> None:
-        """End a part of the current step. The host's clock notes `data` even if it is not one of `parts`."""
+        """End a part of the current step, if it is one of `parts`."""
         if part in self.parts:
             self._mark()
-        if part in ("data", self.parts[-1]):
-            self._host_ns.append(time.perf_counter_ns())
 
     def stop(self) -> None:
         """Stop the clock when the device has done all its work."""
@@ -84,11 +96,13 @@ class StepTimer:
         else:  # from mark to mark: elapsed_time is a float32, too coarse for times since the start of a long epoch
             pairs = itertools.pairwise(self._marks)
             parts = np.array([round(start.elapsed_time(end) * 1e6) for start, end in pairs], dtype=np.int64)
-        return parts.reshape(self._num_steps, len(self.parts))
+        by_step = parts.reshape(self._num_steps, -1)
+        in_passes = by_step[:, :-1].reshape(self._num_steps, self._num_passes, -1).sum(axis=1)
+        return np.hstack([in_passes, by_step[:, -1:]])
 
     def loader_wait_ns(self) -> int:
         """Return how long the host waited for batches, also while the device was busy, in ns."""
-        return int(np.diff(np.array(self._host_ns, dtype=np.int64))[::2].sum())
+        return self._loader_wait_ns
 
 
 class UnmarkedTimer(StepTimer):

@@ -17,7 +17,7 @@ from pipeline.answers.claims import BADGES, UNFIT_FIGURES, Claim, is_fit_for_ans
 from pipeline.answers.questions import Answer
 from pipeline.answers.timing_claims import ABOVE_N, WAITS, usable_rows
 from pipeline.experiment.grid import shipped_grids
-from pipeline.experiment.measurement import AllReduce
+from pipeline.experiment.measurement import SweptCollective
 from pipeline.experiment.point_label import Terms
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.tables.collect_experiment import collect_experiment
@@ -29,7 +29,7 @@ ONE, TWO = make_spec(), make_spec(strategy="ddp", num_gpus=2)
 
 def swept(busbw_gb_s: float, gpu: str = "NVIDIA H200") -> Record:
     """A communication point on two GPUs whose one isolated all-reduce had that bus bandwidth."""
-    sweep = (AllReduce(num_bytes=LARGE, times_ns=(round(LARGE / busbw_gb_s),)),)
+    sweep = (SweptCollective(num_bytes=LARGE, times_ns=(round(LARGE / busbw_gb_s),)),)
     record = make_communication_record(point("ddp", 2, batch_size_per_gpu=32), measured(sweep=sweep))
     return msgspec.structs.replace(record, environment=Environment(gpus=(Gpu(name=gpu),) * 2))
 

@@ -176,7 +176,7 @@ def profile_step(runner: Runner, batch_size: int) -> None:
     contender.run(1)
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
         contender.run(2)
-    num_steps = len(batch_sizes(spec, 1))
+    num_steps = len(batch_sizes(spec))
     events = sorted(seen.key_averages(), key=lambda event: -event.self_device_time_total)
     kernels = [
         Kernel(event.key[:120], event.self_device_time_total / num_steps, event.count / num_steps)

@@ -12,13 +12,13 @@ import torch
 from factories import assert_says
 from torch import nn
 
-from pipeline.communication import allreduce_sweep, profiling
-from pipeline.communication.allreduce_sweep import (
+from pipeline.communication import collective_sweep, profiling
+from pipeline.communication.collective_sweep import (
     CALLS_PER_WINDOW,
     NUM_WINDOWS,
     SMALL_BYTES,
     SMALL_FACTOR,
-    time_all_reduce,
+    time_collective,
 )
 from pipeline.communication.measure_point import NOT_TRACED, profile_collectives
 from pipeline.communication.profiling import (
@@ -53,9 +53,9 @@ def quiet_inside() -> None:
     """Stand in for the same step in a CUDA graph."""
 
 
-DDP = StepVariant(nn.Identity(), outside, outside)
-CAPTURED = StepVariant(nn.Identity(), inside, outside)
-QUIET = StepVariant(nn.Identity(), quiet_inside, quiet_outside)
+DDP = StepVariant(nn.Identity(), outside, outside, [])
+CAPTURED = StepVariant(nn.Identity(), inside, outside, [])
+QUIET = StepVariant(nn.Identity(), quiet_inside, quiet_outside, [])
 
 
 def rank_trace(*steps: list[tuple[str, int, float]], compute_ns: int = 900) -> RankTrace:
@@ -262,13 +262,13 @@ def test_on_a_gpu_a_sweep_is_captured_on_a_stream_of_its_own(monkeypatch: pytest
         yield
 
     recorder = object()
-    monkeypatch.setattr(allreduce_sweep, "on_new_stream", on_new_stream)
-    monkeypatch.setattr(allreduce_sweep, "graph_capturer", lambda: recorder)
+    monkeypatch.setattr(collective_sweep, "on_new_stream", on_new_stream)
+    monkeypatch.setattr(collective_sweep, "graph_capturer", lambda: recorder)
     gpu = Rank(1, 2, torch.device("cuda", 1))
-    with allreduce_sweep.capture_stream(gpu) as record:
+    with collective_sweep.capture_stream(gpu) as record:
         assert entered == [gpu]
     assert record is recorder
-    with allreduce_sweep.capture_stream(ALONE) as record:
+    with collective_sweep.capture_stream(ALONE) as record:
         assert record is None
 
 
@@ -277,7 +277,7 @@ def test_a_sweep_size_without_memory_has_no_times(monkeypatch: pytest.MonkeyPatc
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
 
     monkeypatch.setattr(torch, "zeros", fail)
-    assert time_all_reduce(BUCKET, ALONE) == ()
+    assert time_collective(BUCKET, ALONE) == ()
 
 
 def test_another_error_of_the_sweep_is_not_taken_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +286,7 @@ def test_another_error_of_the_sweep_is_not_taken_for_memory(monkeypatch: pytest.
 
     monkeypatch.setattr(torch, "zeros", fail)
     with pytest.raises(RuntimeError, match="device lost"):
-        time_all_reduce(BUCKET, ALONE)
+        time_collective(BUCKET, ALONE)
 
 
 @pytest.mark.parametrize("is_captured", [False, True])
@@ -301,7 +301,7 @@ def test_a_windows_calls_are_issued_one_by_one_or_captured_once_and_replayed(
         work()
         return lambda: replays.append(1)
 
-    timed = time_all_reduce(BUCKET, ALONE, record if is_captured else None)
+    timed = time_collective(BUCKET, ALONE, record if is_captured else None)
     assert len(timed) == NUM_WINDOWS
     num_calls = CALLS_PER_WINDOW["cpu"] * (SMALL_FACTOR if BUCKET <= SMALL_BYTES else 1)
     # issued: the window that warms up and the timed ones; captured: once to warm up and once to record

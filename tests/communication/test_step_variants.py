@@ -4,16 +4,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed import GradBucket  # type: ignore[attr-defined]
-from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
-from torch.futures import Future
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.communication import step_variants
+from pipeline.communication.silent_collectives import CollectiveCall, SilentGroup, silence
 from pipeline.communication.step_variants import (
     VARIANTS,
-    SilentGroup,
     StepContext,
     build_variants,
     choose_variants,
@@ -65,6 +62,11 @@ def test_ddp_over_all_ranks_is_built_first_and_ddp_on_one_last_whoever_asks(monk
         ({}, "eager", None),
         ({"sync_batchnorm": True}, "eager", "no step without collectives: SyncBatchNorm needs its collectives"),
         ({}, "graph", "no step without collectives: not tried in a CUDA graph"),
+        (
+            {"gradient_compression": "bf16"},
+            "eager",
+            "no step without collectives: the hook that compresses needs a real group",
+        ),
     ],
 )
 def test_where_collectives_cannot_be_left_out_a_note_says_so(
@@ -88,20 +90,18 @@ def test_ddp_over_a_silent_group_divides_its_own_gradients_by_the_number_of_rank
         torch.testing.assert_close(found, [gradient / 2 for gradient in alone])
 
 
-@pytest.mark.parametrize(("name", "handed"), [("ddp", []), ("no_op_hook", [16])])
+@pytest.mark.parametrize(("compression", "num_bytes"), [("none", 64), ("bf16", 32)])
 def test_the_step_without_reduction_gives_every_gradient_to_the_no_op_hook(
-    one_process: None, monkeypatch: pytest.MonkeyPatch, name: str, handed: list[int]
+    one_process: None, compression: str, num_bytes: int
 ) -> None:
     """A layer of 3 x 4 weights and 4 biases: one bucket of 16 gradients."""
-    found: list[int] = []
-
-    def noting_hook(state: None, bucket: GradBucket) -> Future[Tensor]:
-        found.append(bucket.buffer().numel())
-        return noop_hook(state, bucket)
-
-    monkeypatch.setattr(step_variants, "noop_hook", noting_hook)
-    spec = ddp_spec(device="cpu")
+    calls: list[CollectiveCall] = []
+    spec = ddp_spec(device="cpu", gradient_compression=compression)
     context = context_of(spec, Rank(0, 1, torch.device("cpu")))
-    model, _ = wrap_variant(name, nn.Linear(3, 4), context)
+    model, _ = wrap_variant("no_op_hook", nn.Linear(3, 4), context)
+    silence(model, torch.optim.SGD(model.parameters()), spec, calls)
     model(torch.ones(2, 3)).sum().backward()
-    assert found == handed
+    assert calls == [CollectiveCall("gradients", "all_reduce", num_bytes)]
+    weight = next(model.parameters()).grad
+    assert weight is not None
+    torch.testing.assert_close(weight, torch.full((4, 3), 2.0))

@@ -63,7 +63,8 @@ def test_batches_are_full_but_for_the_last(
 ) -> None:
     spec = make_spec(**{"dataset": "synthetic", "num_workers": 0, "input": input, **fields})
     batches = batches_of(spec, Rank(0, world_size, torch.device("cpu")))
-    assert batch_sizes(spec, world_size) == sizes
+    assert spec.world_size == world_size
+    assert batch_sizes(spec) == sizes
     assert [len(labels) for _, labels in batches.epoch(1)][: spec.steps_per_epoch] == sizes
     assert len(sizes) == spec.steps_per_epoch
 

@@ -45,11 +45,11 @@ def test_points_share_no_processes_if_they_differ_outside_the_group(axis: str) -
 
 def test_a_new_axis_keeps_points_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     class LaterSpec(Spec, frozen=True, kw_only=True):
-        grad_accumulation: int = 1
+        later_axis: int = 1
 
-    monkeypatch.setattr(axis_groups, "AXES", (*AXES, "grad_accumulation"))
+    monkeypatch.setattr(axis_groups, "AXES", (*AXES, "later_axis"))
     axis_groups._axes_outside.cache_clear()
-    one, two = LaterSpec(**POINT), LaterSpec(**POINT, grad_accumulation=2)
+    one, two = LaterSpec(**POINT), LaterSpec(**POINT, later_axis=2)
     try:
         assert all(alike_key(one, group) != alike_key(two, group) for group in GROUPS.values())
         assert process_layout(one) != process_layout(two)

@@ -10,7 +10,6 @@ import pytest
 from factories import make_communication, make_communication_record, make_record, make_spec
 
 from pipeline.experiment.measurement import (
-    AllReduce,
     Collective,
     Communication,
     DeviceMemory,
@@ -18,6 +17,7 @@ from pipeline.experiment.measurement import (
     LayerScales,
     MemorySearch,
     SplitPart,
+    SweptCollective,
     Telemetry,
     short_text,
 )
@@ -62,7 +62,7 @@ def test_a_communication_that_does_not_fit_together_is_refused(
     [
         (SplitPart, {"part": "gather", "times_ns": []}),
         (SplitPart, {"part": "gather", "times_ns": [0]}),
-        (AllReduce, {"num_bytes": 4, "times_ns": [0]}),
+        (SweptCollective, {"num_bytes": 4, "times_ns": [0]}),
     ],
 )
 def test_nothing_takes_no_time(kind: type, found: dict[str, Any]) -> None:

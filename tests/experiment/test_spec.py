@@ -40,6 +40,10 @@ OTHER_VALUES: dict[str, Any] = {
     "sync_batchnorm": True,
     "bucket_cap_mb": 100.0,
     "gradient_as_bucket_view": True,
+    "static_graph": True,
+    "gradient_compression": "bf16",
+    "reshard": "always",
+    "grad_accumulation": 5,
     "measure": "communication",
     "windows": 4,
     "memory_limit_gib": 4.0,
@@ -102,6 +106,8 @@ def test_every_axis_that_changes_gives_a_new_run_id() -> None:
     assert set(OTHER_VALUES) == set(AXES), "a new axis needs a value here"
     changes = {axis: {axis: value} for axis, value in OTHER_VALUES.items()}
     changes["options"] |= {"model": "gpt", "dataset": None}
+    changes["reshard"] |= {"strategy": "fsdp"}
+    changes["grad_accumulation"] |= {"num_samples": 64 * 4 * 5}
     run_ids = {Spec(**{**BASE, **change}).run_id() for change in changes.values()}
     assert len(run_ids | {Spec(**BASE).run_id()}) == len(AXES) + 1
 
@@ -118,7 +124,7 @@ COMMUNICATION: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"num_gpus": 1}, "needs num_gpus>=2 and strategy 'ddp' or 'dp', got 'ddp' on 1"),
+        ({"num_gpus": 1}, "needs num_gpus>=2 and a strategy for several, such as 'ddp', got 'ddp' on 1"),
         ({"strategy": "single", "num_gpus": 1}, "got 'single' on 1; for one GPU use measure='epochs'"),
         ({"input": "dataloader"}, "needs input='synthetic', got 'dataloader'"),
         ({"evaluate": True}, "leave out evaluate and remedies"),
@@ -345,6 +351,55 @@ def test_data_is_staged_for_every_input_path_that_reads_it(fields: dict[str, Any
 def test_an_execution_that_cannot_be_is_refused_with_the_cure(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         make_spec(**fields)
+
+
+SHARDED = {"strategy": "fsdp", "num_gpus": 2, "device": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({**SHARDED, "num_gpus": 1}, "strategy='fsdp' shards over GPUs and needs num_gpus>=2; use 'single' for one"),
+        ({"strategy": "zero1"}, "strategy='zero1' shards over GPUs and needs num_gpus>=2"),
+        ({**SHARDED, "layout": "channels_last"}, "layout='channels_last' does not work with strategy='fsdp'"),
+        ({**SHARDED, "fused_optimizer": True}, "fused_optimizer=True does not work with strategy='fsdp'"),
+        ({**SHARDED, "broadcast_buffers": False}, "broadcast_buffers=False does not work with strategy='fsdp'"),
+        ({**SHARDED, "bucket_cap_mb": 10.0}, "bucket_cap_mb=10.0 does not work with strategy='fsdp'"),
+        ({**SHARDED, "gradient_as_bucket_view": True}, "does not work with strategy='fsdp': it has no buckets"),
+        ({**SHARDED, "evaluate": True}, "no rank has the whole model; leave it out"),
+        ({**SHARDED, "precision": "fp16"}, "precision='fp16' is not tried with strategy='fsdp'; use 'bf16'"),
+        ({**SHARDED, "sync_batchnorm": True}, "sync_batchnorm=true shares statistics over the GPUs of DDP"),
+        ({**SHARDED, "execution": "compile"}, "execution='compile' is not tried with strategy='fsdp'; use 'eager'"),
+        ({**SHARDED, "strategy": "zero1", "execution": "compile"}, "is not tried with strategy='zero1'"),
+        (
+            {**SHARDED, "strategy": "ddp", "reshard": "never"},
+            "reshard='never' is an axis of strategy='fsdp', got 'ddp'",
+        ),
+        ({**SHARDED, "static_graph": True}, "static_graph=True is an axis of strategy='ddp', got 'fsdp'; leave it out"),
+        ({**SHARDED, "gradient_compression": "bf16"}, "gradient_compression='bf16' is an axis of strategy='ddp'"),
+        (
+            {"strategy": "ddp", "num_gpus": 2, "num_samples": 1024, "static_graph": True, "grad_accumulation": 2},
+            "static_graph=true does not work with grad_accumulation",
+        ),
+        (
+            {"strategy": "ddp", "num_gpus": 2, "gradient_compression": "bf16", "execution": "graph"},
+            "this option of DDP",
+        ),
+        (
+            {"num_samples": 1000, "grad_accumulation": 4},
+            "1000 is no multiple of the 512 samples of an update",
+        ),
+        ({"num_samples": 1024, "grad_accumulation": 4, "execution": "graph"}, "a graph is a whole update"),
+    ],
+)
+def test_a_strategy_that_cannot_do_it_is_refused_with_the_cure(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        make_spec(**fields)
+
+
+def test_an_update_of_several_passes_has_as_many_samples() -> None:
+    spec = make_spec(strategy="ddp", num_gpus=2, batch_size_per_gpu=8, grad_accumulation=4, num_samples=640)
+    assert (spec.global_batch_size, spec.batch_size_per_process, spec.steps_per_epoch) == (64, 8, 10)
 
 
 def test_as_few_windows_as_a_point_may_stop_at_are_those_of_an_interval() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import bench_ddp
 import bench_gpu
 import bench_memory
+import bench_workloads
 import pytest
 import render_results
 from conftest import ROOT, run_command
@@ -72,7 +73,7 @@ def test_the_figures_of_the_other_reports_are_what_their_records_give(name: str)
 def test_the_tables_of_a_benchmark_are_on_their_page(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bench = {"ddp": bench_ddp, "memory": bench_memory}.get(path.stem.split("-")[0], bench_gpu)
+    bench = {"ddp": bench_ddp, "memory": bench_memory, "loops": bench_workloads}.get(path.stem.split("-")[0], bench_gpu)
     monkeypatch.setattr(sys, "argv", [bench.__name__, "--print", str(path)])
     bench.main()
     assert capsys.readouterr().out.strip() in (path.parents[1] / "bench-gpu.md").read_text()

@@ -6,7 +6,7 @@ from communication_records import LARGE, SMALL, US, measured, point, profile
 from factories import assert_says, make_collective, make_communication_record
 from rendered_tables import build
 
-from pipeline.experiment.measurement import AllReduce
+from pipeline.experiment.measurement import SweptCollective
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.experiment.spec import Execution
 
@@ -68,7 +68,7 @@ def test_repeats_with_other_buckets_are_not_mixed() -> None:
 
 
 def test_the_sweep_pools_all_points_on_as_many_gpus() -> None:
-    other = measured(sweep=(AllReduce(num_bytes=LARGE, times_ns=(66_000,)),))
+    other = measured(sweep=(SweptCollective(num_bytes=LARGE, times_ns=(66_000,)),))
     found = [
         make_communication_record(point(), measured()),
         make_communication_record(point(batch_size_per_gpu=32), other),
@@ -83,7 +83,7 @@ def test_the_sweep_pools_all_points_on_as_many_gpus() -> None:
 
 
 def test_a_size_without_memory_is_an_oom_without_figures() -> None:
-    sweep = (AllReduce(num_bytes=LARGE, times_ns=(65_000,)), AllReduce(num_bytes=2**40))
+    sweep = (SweptCollective(num_bytes=LARGE, times_ns=(65_000,)), SweptCollective(num_bytes=2**40))
     fits, large = build(make_communication_record(point(), measured(sweep=sweep)))["sweep"]
     assert (fits["status"], fits["note"]) == ("ok", None)
     assert (large["num_bytes"], large["status"], large["num_windows"]) == (2**40, "oom", 0)
@@ -93,7 +93,7 @@ def test_a_size_without_memory_is_an_oom_without_figures() -> None:
 
 def test_a_sweep_of_captured_calls_is_a_row_of_its_own() -> None:
     def swept(execution: Execution, time_us: int, **place: Any) -> Record:
-        sweep = (AllReduce(num_bytes=LARGE, times_ns=(time_us * 1000,)),)
+        sweep = (SweptCollective(num_bytes=LARGE, times_ns=(time_us * 1000,)),)
         record = make_communication_record(point(execution=execution), measured(sweep=sweep), **place)
         assert record.measurement is not None
         measurement = msgspec.structs.replace(record.measurement, execution_used=execution)

@@ -12,7 +12,7 @@ from rendered_tables import answers_of, build, report, table_of
 from study_records import studied, trained
 
 from pipeline.analysis.comparison import compare_outcomes
-from pipeline.experiment.measurement import AllReduce, GpuWindow, Telemetry
+from pipeline.experiment.measurement import GpuWindow, SweptCollective, Telemetry
 from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.pages.html_page import build_plots
@@ -205,7 +205,7 @@ def test_speed_ups_of_two_models_are_not_ranked() -> None:
 
 def communicating(gpu: str, batch_size_per_gpu: int = 128, sweep_ns: int = 0) -> Record:
     """DDP on two GPUs of which 300 us of 5,300 are exposed, or only an isolated all-reduce of that time."""
-    sweep = (AllReduce(num_bytes=LARGE, times_ns=(sweep_ns,)),)
+    sweep = (SweptCollective(num_bytes=LARGE, times_ns=(sweep_ns,)),)
     found = measured(sweep=sweep) if sweep_ns else steady(300, 301, 302, 303, 304, 305)
     return on(gpu, make_communication_record(point(batch_size_per_gpu=batch_size_per_gpu), found))
 

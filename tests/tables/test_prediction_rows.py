@@ -23,7 +23,7 @@ from pipeline.analysis.ring_model import (
     all_reduce_time_s,
 )
 from pipeline.collect import parse_num_gpus, read_link_options
-from pipeline.experiment.measurement import AllReduce, Profile, VariantName
+from pipeline.experiment.measurement import Profile, SweptCollective, VariantName
 from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Record
 from pipeline.pages.display_tables import DisplayOptions
@@ -50,7 +50,7 @@ def swept(num_gpus: int, step_us: float, link: Link = NVLINK, captured: bool = T
         profile=Profile(num_steps=2, collectives=collectives),
         sweep_captured=captured,
         sweep=tuple(
-            AllReduce(num_bytes=size, times_ns=(round(all_reduce_time_s(link, num_gpus, size) * 1e9),))
+            SweptCollective(num_bytes=size, times_ns=(round(all_reduce_time_s(link, num_gpus, size) * 1e9),))
             for size in SIZES
         ),
     )

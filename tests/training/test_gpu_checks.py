@@ -12,13 +12,13 @@ from factories import assert_says, make_spec
 from pipeline.analysis.formulas import GIB
 from pipeline.training.gpu_checks import (
     GpuProblem,
+    bf16_problem,
     check_gpu_free,
     check_gpu_supported,
     has_kernels_for,
     kernel_problem,
     memory_of_others_bytes,
     other_process_problem,
-    precision_problem,
 )
 
 TORCH_2_11 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]  # of its wheel for CUDA 13.0
@@ -65,9 +65,14 @@ def test_a_torch_that_names_no_architecture_is_not_judged() -> None:
     assert kernel_problem("AMD Instinct", H100, []) is None
 
 
+NO_BF16 = "bf16 needs compute capability 8.0 or later; Tesla V100 has 7.0"
+
+
 @pytest.mark.parametrize(
     ("capability", "precision", "said"),
     [
+        (V100, "compressed", f"{NO_BF16}; leave out gradient_compression"),
+        (H100, "compressed", None),
         (V100, "bf16", "bf16 needs compute capability 8.0 or later; Tesla V100 has 7.0; use precision=fp32"),
         ((7, 5), "bf16", "bf16 needs compute capability 8.0 or later; Tesla V100 has 7.5; use precision=fp32"),
         ((8, 0), "bf16", None),
@@ -79,7 +84,9 @@ def test_a_torch_that_names_no_architecture_is_not_judged() -> None:
 def test_bf16_is_refused_where_it_would_be_emulated(
     capability: tuple[int, int], precision: str, said: str | None
 ) -> None:
-    assert precision_problem("Tesla V100", capability, precision) == said
+    compressed = {"strategy": "ddp", "num_gpus": 2, "gradient_compression": "bf16"}
+    spec = make_spec(**compressed) if precision == "compressed" else make_spec(precision=precision)
+    assert bf16_problem("Tesla V100", capability, spec) == said
 
 
 def test_a_rank_is_refused_before_it_touches_a_gpu_that_cannot_run_the_point(monkeypatch: pytest.MonkeyPatch) -> None:

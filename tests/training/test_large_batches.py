@@ -19,8 +19,9 @@ from pipeline.experiment.measurement import Epoch
 from pipeline.experiment.record_store import load_folder
 from pipeline.experiment.spec import Remedy, Spec
 from pipeline.training import loop
-from pipeline.training.process_group import Rank, wrap_for_strategy
+from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, ignore_mark
+from pipeline.training.strategies import wrap_for_strategy
 from pipeline.workloads import cifar_classifier
 from pipeline.workloads.cifar_models import build_model
 from pipeline.workloads.find import build_workload
@@ -39,11 +40,12 @@ def gradients_of_share(rank: int, world_size: int, folder: str) -> None:
     spec = make_spec(**{**LENET, "strategy": "ddp", "num_gpus": world_size, "batch_size_per_gpu": share})
     torch.manual_seed(0)
     place = Rank(rank, world_size, torch.device("cpu"))
-    model = wrap_for_strategy(build_model("lenet", 10), spec, place)
+    workload = build_workload(spec)
+    model = wrap_for_strategy(build_model("lenet", 10), workload, spec, place)
     images = torch.randn(GLOBAL_BATCH_SIZE, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     labels = torch.arange(GLOBAL_BATCH_SIZE) % 10
     mine = slice(rank * share, (rank + 1) * share)
-    EagerStep(model, build_workload(spec), spec, place)((images[mine], labels[mine]), ignore_mark)
+    EagerStep(model, workload, spec, place)((images[mine], labels[mine]), ignore_mark)
     if rank == 0:
         torch.save([parameter.grad for parameter in model.parameters()], f"{folder}/gradients-{world_size}.pt")
     torch.distributed.destroy_process_group()

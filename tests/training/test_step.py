@@ -134,9 +134,9 @@ def test_every_size_is_warmed_up_and_recorded_once(strategy: str, steps: int) ->
     log: list[str] = []
 
     class LoggedStep(EagerStep):
-        def __call__(self, batch: Batch, mark: Callable[[str], None]) -> Tensor:
+        def __call__(self, batch: Batch, mark: Callable[[str], None], is_last: bool = True) -> Tensor:
             log.append(f"step of {num_samples(batch)}")
-            return super().__call__(batch, mark)
+            return super().__call__(batch, mark, is_last)
 
     def record(work: StepFunction) -> StepFunction:
         log.append("record")

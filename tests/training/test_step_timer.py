@@ -1,4 +1,5 @@
 import time
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -15,11 +16,17 @@ def tick(clock: StepTimer, num_steps: int, **sleeps_s: float) -> StepTimer:
     """Run the clock over steps whose parts sleep for the given times, by default a millisecond."""
     clock.start()
     for _ in range(num_steps):
-        for part in STEP_PARTS:
+        clock.take(late_batches(sleeps_s.get("data", 0.001)))
+        for part in STEP_PARTS[1:]:
             time.sleep(sleeps_s.get(part, 0.001))
             clock.mark(part)
     clock.stop()
     return clock
+
+
+def late_batches(delay_s: float) -> Iterator[None]:
+    time.sleep(delay_s)
+    yield None
 
 
 def test_the_parts_and_the_wall_clock_agree_within_one_per_cent() -> None:
@@ -43,6 +50,27 @@ def test_the_loader_wait_is_the_hosts_wait_for_batches() -> None:
     assert clock.loader_wait_ns() == pytest.approx(clock.parts_ns()[:, STEP_PARTS.index("data")].sum(), rel=0.01)
 
 
+def test_the_parts_of_several_passes_count_in_their_step() -> None:
+    clock = StepTimer(2, CPU, num_passes=3)
+    clock.start()
+    for _ in range(2):
+        for _ in range(3):
+            clock.take(late_batches(0.004))
+            for part, sleep_s in (("copy", 0), ("forward", 0.002), ("backward", 0.006)):
+                time.sleep(sleep_s)
+                clock.mark(part)
+        time.sleep(0.003)
+        clock.mark("optimizer")
+    clock.stop()
+    data, _, forward, backward, optimizer = clock.parts_ns().T
+    assert (data >= 12 * MS).all()
+    assert (forward >= 6 * MS).all()
+    assert (backward >= 18 * MS).all()
+    assert ((optimizer >= 3 * MS) & (optimizer < 12 * MS)).all()
+    assert clock.loader_wait_ns() >= 24 * MS
+    assert clock.parts_ns().sum() == pytest.approx(clock.epoch_time_ns, rel=0.01)
+
+
 @pytest.mark.parametrize("missing", STEP_PARTS)
 def test_a_part_that_is_not_marked_is_an_error_and_not_a_wrong_time(missing: str) -> None:
     clock = StepTimer(1, CPU)
@@ -59,8 +87,7 @@ def test_a_step_that_cannot_be_marked_inside_still_has_its_time_and_the_hosts_wa
     clock = StepTimer(3, CPU, WHOLE_STEP)
     clock.start()
     for _ in range(3):
-        time.sleep(0.02)
-        clock.mark("data")
+        clock.take(late_batches(0.02))
         time.sleep(0.01)
         clock.mark("step")
     clock.stop()

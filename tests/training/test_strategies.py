@@ -1,0 +1,254 @@
+"""The strategies on two CPU processes: equal training, counted bytes, steps without collectives, and refusals."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from factories import make_spec
+from torch import nn
+from torch.multiprocessing.spawn import spawn
+
+from pipeline.analysis.formulas import gathered_bytes_per_step
+from pipeline.communication import step_variants
+from pipeline.communication.step_variants import StepContext
+from pipeline.experiment.spec import Spec
+from pipeline.training.process_group import Rank
+from pipeline.training.step import EagerStep, ignore_mark
+from pipeline.training.strategies import (
+    describe_sharding,
+    optimizer_bytes,
+    place_model,
+    shard_optimizer,
+    shard_units_of,
+    wrap_for_strategy,
+)
+from pipeline.workloads.find import build_workload
+from pipeline.workloads.gpt import Gpt
+from pipeline.workloads.workload import WorkloadError
+
+GPT: dict[str, Any] = {"model": "gpt", "dataset": None, "device": "cpu", "precision": "fp32", "input": "synthetic"}
+GPT |= {"options": ("layers=2", "width=32", "length=16", "heads=2", "vocabulary=63"), "batch_size_per_gpu": 4}
+GPT |= {"num_samples": 64, "num_gpus": 2}
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "ddp": {"strategy": "ddp"},
+    "static_graph": {"strategy": "ddp", "static_graph": True},
+    "zero1": {"strategy": "zero1"},
+    "blocks": {"strategy": "fsdp"},
+    "always": {"strategy": "fsdp", "reshard": "always"},
+    "never": {"strategy": "fsdp", "reshard": "never"},
+}
+NUM_UPDATES = 3
+
+
+def train_on_rank(rank: int, folder: str) -> None:
+    """Train each strategy, at once and in passes; write losses, calls and sizes of rank 0."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    place, found = Rank(rank, 2, torch.device("cpu")), {}
+    for name, fields in STRATEGIES.items():
+        for num_passes in (1,) if name == "static_graph" else (1, 2):
+            small = GPT["batch_size_per_gpu"] // num_passes
+            spec = make_spec(**{**GPT, **fields, "grad_accumulation": num_passes, "batch_size_per_gpu": small})
+            found[f"{name} {num_passes}"] = train(spec, place)
+    if rank == 0:
+        Path(folder, "found.json").write_text(json.dumps(found))
+    torch.distributed.destroy_process_group()
+
+
+def train(spec: Spec, rank: Rank) -> dict[str, Any]:
+    workload = build_workload(spec)
+    torch.manual_seed(0)
+    model = wrap_for_strategy(place_model(workload.build_model(), workload, spec, rank), workload, spec, rank)
+    step = EagerStep(model, workload, spec, rank)
+    generator = torch.Generator().manual_seed(1 + rank.rank)
+    tokens = torch.randint(63, (GPT["batch_size_per_gpu"], 17), generator=generator)
+    losses = []
+    for _ in range(NUM_UPDATES):
+        parts = tokens.split(spec.batch_size_per_gpu)
+        batches = [{"tokens": part[:, :-1], "next": part[:, 1:]} for part in parts]
+        losses.append(sum(float(step(batch, ignore_mark, batch is batches[-1])) for batch in batches) / len(batches))
+    sharding = describe_sharding(workload, model, spec)
+    context = StepContext(spec, rank, workload, batches[0], None)
+    names = {"fsdp": ("no_op", "plain"), "zero1": ("no_op", "plain")}.get(spec.strategy, ("no_op_hook", "plain"))
+    variants = step_variants.build_variants(context, names)
+    silent = variants[names[0]]
+    for _ in range(2):  # the first gather of each buffer is real
+        silent.calls.clear()
+        silent.step()
+    is_finite = all(bool(parameter.isfinite().all()) for parameter in silent.model.parameters())
+    return {
+        "losses": losses,
+        "optimizer_bytes": optimizer_bytes(step.optimizer),
+        "calls": [(call.kind, call.operation, call.num_bytes) for call in silent.calls],
+        "is_finite": is_finite,
+        "gradient_bytes": sum(parameter.nbytes for parameter in variants["plain"].model.parameters()),
+        "gathered_by_formula": gathered_bytes_per_step(sharding, spec) if sharding else None,
+        "scattered_by_formula": sharding.units_bytes + sharding.root_bytes if sharding else None,
+    }
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("strategies")
+    spawn(train_on_rank, (str(folder),), 2)
+    found: dict[str, dict[str, Any]] = json.loads((folder / "found.json").read_text())
+    return found
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_strategy_trains_as_ddp_does(trained: dict[str, dict[str, Any]], name: str) -> None:
+    assert trained[f"{name} 1"]["losses"] == pytest.approx(trained["ddp 1"]["losses"], rel=1e-6)
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "static_graph"])
+def test_two_passes_of_half_the_batch_train_as_one_of_all(trained: dict[str, dict[str, Any]], name: str) -> None:
+    losses = trained[f"{name} 2"]["losses"]
+    assert losses == pytest.approx(trained["ddp 1"]["losses"], rel=1e-5)
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.training
+def test_sharded_optimizers_keep_half_of_the_state(trained: dict[str, dict[str, Any]]) -> None:
+    whole = trained["ddp 1"]["optimizer_bytes"]
+    assert whole == pytest.approx(2 * trained["ddp 1"]["gradient_bytes"], rel=0.01), "AdamW has two states"
+    for name in ("zero1 1", "blocks 1", "never 2"):
+        assert trained[name]["optimizer_bytes"] == pytest.approx(whole / 2, rel=0.1), name
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("num_passes", [1, 2])
+def test_counted_bytes_are_those_of_the_formulas(trained: dict[str, dict[str, Any]], num_passes: int) -> None:
+    for name in ("ddp", "zero1", "blocks", "always", "never"):
+        found = trained[f"{name} {num_passes}"]
+        sent: dict[str, int] = {}
+        for kind, operation, num_bytes in found["calls"]:
+            sent[f"{kind} {operation}"] = sent.get(f"{kind} {operation}", 0) + num_bytes
+        if found["gathered_by_formula"] is None:
+            expected = {"gradients all_reduce": found["gradient_bytes"]}
+            expected |= {"parameters broadcast": found["gradient_bytes"]} if name == "zero1" else {}
+        else:
+            expected = {"parameters all_gather": found["gathered_by_formula"]}
+            expected["gradients reduce_scatter"] = found["scattered_by_formula"]
+            assert found["scattered_by_formula"] > found["gradient_bytes"], "63 rows are padded to 64"
+        assert sent == expected, name
+
+
+@pytest.mark.training
+def test_steps_without_collectives_stay_finite(trained: dict[str, dict[str, Any]]) -> None:
+    assert all(found["is_finite"] for found in trained.values())
+
+
+# A delay in a collective is exposed, and absent from the step without collectives.
+
+DELAY_S = 0.05
+DELAYED = (
+    ("fsdp all_gather_into_tensor", 5),
+    ("fsdp reduce_scatter_tensor", 3),
+    ("zero1 broadcast", 2),
+)  # calls a step
+
+
+def time_delayed_step(rank: int, folder: str) -> None:
+    import time
+
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    found = {}
+    for strategy, operation in (
+        ("fsdp", "all_gather_into_tensor"),
+        ("fsdp", "reduce_scatter_tensor"),
+        ("zero1", "broadcast"),
+    ):
+        spec = make_spec(**{**GPT, "strategy": strategy})
+        place = Rank(rank, 2, torch.device("cpu"))
+        workload = build_workload(spec)
+        context = StepContext(spec, place, workload, workload.synthetic_batch(4, place.device), None)
+        variants = step_variants.build_variants(context, (strategy, "no_op"))
+        for variant in variants.values():
+            variant.step()
+        real = getattr(dist, operation)
+
+        def late(*values: Any, real: Any = real, **named: Any) -> Any:
+            time.sleep(DELAY_S)
+            return real(*values, **named)
+
+        for variant_name, variant in variants.items():
+            times_s = []
+            for function in (real, late):
+                setattr(dist, operation, function)
+                dist.barrier()
+                started_s = time.perf_counter()
+                variant.step()
+                times_s.append(time.perf_counter() - started_s)
+            setattr(dist, operation, real)
+            found[f"{variant_name} {operation}"] = times_s[1] - times_s[0]
+    if rank == 0:
+        Path(folder, "delays.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+@pytest.mark.training
+def test_a_delay_in_a_collective_is_exposed_and_not_in_the_step_without_it(tmp_path: Path) -> None:
+    """Two blocks and the root: five gatherings, three scatters; ZeRO-1 broadcasts each rank's part."""
+    spawn(time_delayed_step, (str(tmp_path),), 2)
+    added = json.loads((tmp_path / "delays.json").read_text())
+    for name, num_calls in (
+        ("fsdp all_gather_into_tensor", 5),
+        ("fsdp reduce_scatter_tensor", 3),
+        ("zero1 broadcast", 2),
+    ):
+        assert added[name] > 0.8 * num_calls * DELAY_S, name
+        assert added[f"no_op {name.split()[1]}"] < 0.5 * DELAY_S * num_calls, name
+
+
+# Refusals.
+
+
+class Shared(Gpt):
+    """The decoder with other units."""
+
+    kind: str = "none"
+
+    def shard_units(self, model: nn.Module) -> list[nn.Module]:
+        (block,) = super().shard_units(model)
+        units: dict[str, list[nn.Module]] = {"twice": [block, block], "foreign": [nn.Linear(1, 1)], "root": [model]}
+        return units.get(self.kind, [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("twice", "shard_units gives blocks.0 twice; give each unit once"),
+        ("foreign", "shard_units gives a Linear that is no part of the model; leave it out"),
+        ("root", "shard_units gives a Decoder that is no part of the model; leave it out"),
+    ],
+)
+def test_units_that_cannot_be_sharded_are_refused(kind: str, sentence: str) -> None:
+    workload = Shared(layers=1, width=8, heads=1)
+    workload.kind = kind
+    with pytest.raises(WorkloadError, match=sentence):
+        shard_units_of(workload, workload.build_model())
+
+
+def test_without_units_the_root_alone_is_sharded() -> None:
+    workload = Shared(layers=1, width=8, heads=1)
+    assert shard_units_of(workload, workload.build_model()) == []
+
+
+class Halved(torch.optim.SGD):
+    """An optimizer with a constructor of its own."""
+
+    def __init__(self, params: Any, double_rate: float) -> None:
+        super().__init__(params, lr=double_rate / 2)
+
+
+def test_an_optimizer_that_cannot_be_built_anew_is_refused() -> None:
+    parameters = [nn.Parameter(torch.ones(2))]
+    with pytest.raises(WorkloadError, match=r"ZeRO-1 cannot build Halved .*; use an optimizer of torch\.optim"):
+        shard_optimizer(Halved(parameters, double_rate=1.0))
