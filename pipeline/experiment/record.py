@@ -29,7 +29,8 @@ from pipeline.system.host import parse_timestamp
 #  12  adds None ("not stated") for the parameters, the bytes of gradients, the updates and the samples of timings from
 #      elsewhere; earlier versions wrote those of ResNet-18 and CIFAR-10 where `ingest` was not told
 #  13  adds options of the model, fp16, the unit of items, the figure of merit, and the source of a user's model
-SCHEMA_VERSION: Literal[13] = 13
+#  14  adds the FLOPs of a sample
+SCHEMA_VERSION: Literal[14] = 14
 
 MAX_STEP_TIMES = 40_000  # over all epochs; a longer series is stored in the .steps.npz only
 MAX_RANK_EPOCHS = 1_000  # epochs x ranks; with more there is no space for step times
@@ -118,7 +119,7 @@ class Environment(RecordStruct, frozen=True):
 class Record(RecordStruct, frozen=True):
     """One attempt. Raises ValueError if status and content contradict each other."""
 
-    schema_version: Literal[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]
+    schema_version: Literal[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
     run_id: ShortText
     attempt: NonNegativeInt
     spec: Spec
