@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 GIB = 2**30
 GB = 1e9
+TERA = 1e12
 
 
 def median_of_known(values: Iterable[float | None]) -> float | None:
