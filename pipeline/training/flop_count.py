@@ -78,7 +78,10 @@ def convolution_backward_flops(
 
 
 def count_flops(workload: Workload, batch_size: int, rank: Rank) -> FlopCount:
-    """Return the FLOPs of a sample in a batch of this size. No error of the user's code gets through."""
+    """Return the FLOPs of a sample in a batch of this size. No error of the user's code gets through.
+
+    What the user compiles runs eagerly. Without the stance TorchDynamo would skip it here, and in later points too.
+    """
     counter = FlopCounter()
     devices = [rank.device] if rank.device.type == "cuda" else []
     try:

@@ -86,17 +86,18 @@ def test_lenet_costs_what_its_layers_cost_by_hand() -> None:
     assert count_flops(workload, 64, ALONE) == (3 * LENET_FORWARD - LENET_FIRST, None)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_resnet18_costs_333_gflop_an_image_in_every_precision(precision: str) -> None:
-    spec = make_spec(device="cpu", dataset="synthetic", input="synthetic", precision=precision)
+def test_resnet18_costs_333_gflop_an_image() -> None:
+    spec = make_spec(dataset="synthetic", input="synthetic")
     assert count_flops(build_workload(spec), 128, ALONE) == (3_328_997_376, None)
 
 
-def test_what_the_workload_compiles_is_counted_without_compiling_it() -> None:
-    compiled = torch.compile(torch.relu, backend="eager")
+def test_what_the_workload_compiles_is_counted_without_it_and_is_compiled_for_the_next_point() -> None:
+    compiled = torch.compile(lambda x: torch.relu(x) + 1, backend="eager", fullgraph=True)
     graphs = num_compiled_graphs()
     assert count(lambda: Net(compiled)) == count(Net)
     assert num_compiled_graphs() == graphs
+    compiled(torch.ones(2))  # TorchDynamo skips for ever what it first sees inside of a counter
+    assert num_compiled_graphs() == graphs + 1
 
 
 def test_a_decoder_costs_six_times_its_matrices_for_each_token_and_its_attention() -> None:
@@ -107,14 +108,24 @@ def test_a_decoder_costs_six_times_its_matrices_for_each_token_and_its_attention
     assert found == (6 * length * matrices + attention, None)
 
 
+def test_a_batch_in_bf16_is_counted_although_the_meta_device_has_no_autocast() -> None:
+    class Halved(Built):
+        def synthetic_batch(self, size: int, device: torch.device) -> Any:
+            return super().synthetic_batch(size, device).bfloat16()
+
+    workload = Halved(lambda: nn.Conv2d(3, 4, 3), 3, 6, 6)
+    assert count_flops(workload, SIZE, ALONE) == (2 * 2 * 4 * 4 * 3 * 4 * 9, None)
+
+
 @pytest.mark.parametrize("groups", [1, 4, 8])
 @pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
 def test_the_gradients_of_grouped_convolutions_cost_what_the_forward_pass_costs(kind: Any, groups: int) -> None:
     def build() -> nn.Module:
-        return nn.Sequential(*(kind(8, 8, 3, padding=1, groups=groups) for _ in range(2)))
+        convolution = kind(8, 8, 3, stride=2, padding=1, groups=groups)
+        return nn.Sequential(nn.BatchNorm2d(8), convolution)  # whose parameters need the gradient of the input
 
-    forward = 2 * 6 * 6 * 9 * 8 * 8 // groups
-    assert count(build, 8, 6, 6) == (2 * forward + 3 * forward, None)
+    num_positions = 3 * 3 if kind is nn.Conv2d else 6 * 6  # at which the filter lies
+    assert count(build, 8, 6, 6) == (3 * 2 * num_positions * 9 * 8 * 8 // groups, None)
 
 
 @pytest.mark.parametrize("is_reentrant", [True, False])
@@ -166,7 +177,7 @@ def test_a_model_that_does_not_run_on_the_meta_device_has_no_count_and_the_reaso
 
 def test_a_model_that_needs_values_when_it_is_built_is_counted() -> None:
     def build() -> nn.Module:
-        assert math.isfinite(float(torch.ones(2).sum()))
+        assert math.isfinite(float((torch.ones(2, 2) @ double(torch.ones(2, 2))).sum()))  # which does not count
         return Net()
 
     assert count(build) == count(Net)
