@@ -98,7 +98,6 @@ COMPUTE_RATE = Column(
     "tflops_per_gpu",
     "TFLOP/s per GPU",
     "flops_per_sample x throughput_samples_per_s / GPUs: forward and backward pass, without recomputation.",
-    decimals=1,
     interval="kept",
 )
 MFU = Column("mfu", "MFU [%]", "tflops_per_gpu/peak_tflops: model FLOPs utilization.", interval="kept")

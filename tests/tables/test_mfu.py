@@ -67,7 +67,7 @@ def test_on_several_gpus_the_rate_is_that_of_one() -> None:
 def test_the_report_shows_the_rate_and_says_what_mfu_is_of() -> None:
     text = report(counted(timed(2.0, 128)), counted(timed(1.0, 256)))
     rows = table_of(text, "Q1")
-    assert [(row["TFLOP/s per GPU"], row["MFU [%]"]) for row in rows] == [("50.0", "10.1"), ("100.0", "20.2")]
+    assert [(row["TFLOP/s per GPU"], row["MFU [%]"]) for row in rows] == [("50.00", "10.1"), ("100.00", "20.2")]
     assert "MFU is of 494 TFLOP/s in tf32 (data sheet)" in text
 
 
