@@ -47,6 +47,7 @@ DEFECT = "a defect of the pipeline stopped its tables or plots"
 MAX_ERROR_CHARS = 200  # of such an error's own text
 WORDS = Path("docs") / "words.md"
 MAX_PREDICTED_GPUS = 1_000_000
+MAX_PEAK_TFLOPS = 1_000_000  # a number in FLOP/s is larger
 
 
 class Printed(NamedTuple):
@@ -77,6 +78,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--target-accuracy", type=parse_fraction, metavar="FRACTION", help=target)
     merit = "value to reach of an own model's figure of merit (default: 2 %% worse than the baseline's)"
     parser.add_argument("--target-merit", type=float, metavar="NUMBER", help=merit)
+    peak = "peak of one GPU in the precision that computes, for MFU (default: the data sheet's, if it is known)"
+    parser.add_argument("--peak-tflops", type=parse_peak, metavar="TFLOP/S", help=peak)
     arguments = parser.parse_args()
     if arguments.format == "csv" and not arguments.only:
         parser.error("--format csv prints one table; name it with --only")
@@ -90,6 +93,16 @@ def parse_fraction(text: str) -> float:
         value = math.nan
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError("must be a number above 0 and at most 1; write 88 % as 0.88")
+    return value
+
+
+def parse_peak(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < MAX_PEAK_TFLOPS:
+        raise argparse.ArgumentTypeError(f"must be a number above 0 and below {MAX_PEAK_TFLOPS:,}; 494 is 494 TFLOP/s")
     return value
 
 
@@ -122,7 +135,8 @@ def main() -> int:
     printed: list[Printed] = []
     for name, experiment in experiments.items():
         with go_on_after_defect(name, codes):
-            found = collect_experiment(experiment, link, links_by_folder, targets, arguments.predict_to)
+            stated = (arguments.predict_to, arguments.peak_tflops)
+            found = collect_experiment(experiment, link, links_by_folder, targets, *stated)
             if arguments.strict and found.collected.coverage.num_gaps:
                 codes.append(errors.EXIT_GAPS)
             words = address_of_words(experiment)

@@ -11,6 +11,7 @@ from pipeline.experiment.spec import Spec
 
 GIB = 2**30
 GB = 1e9
+TERA = 1e12
 
 
 def median_of_known(values: Iterable[float | None]) -> float | None:

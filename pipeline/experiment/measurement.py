@@ -50,6 +50,7 @@ ShortText = Annotated[str, msgspec.Meta(max_length=MAX_SHORT_TEXT_CHARS, pattern
 Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 PositiveNanoseconds = Annotated[int, msgspec.Meta(ge=1, le=2**62)]  # a measured time is never 0
 UnitFraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
+FlopsPerSample = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
 NonNegativeFloat = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 WindowTimesNs = dict[str, list[list[int]]]  # wall times in ns: step name -> [window][rank]
 
@@ -359,8 +360,10 @@ class Measurement(RecordStruct, frozen=True):
     items_per_sample: PositiveInt = 1
     merit: ShortText | None = None  # the name of the figure of merit; None: before schema 13, the test accuracy
     better: Better = "higher"  # figures of merit
-    sharding: Sharding | None = None  # of FSDP; this and the next are new in schema 14
+    sharding: Sharding | None = None  # of FSDP; this and the next three are new in schema 14
     optimizer_bytes: NonNegativeInt | None = None  # the optimizer's state on the rank that has most
+    flops_per_sample: FlopsPerSample | None = None  # forward and backward pass
+    flops_note: ShortText | None = None  # operations that the count lacks, or why there is none
 
 
 class GpuWindow(RecordStruct, frozen=True):

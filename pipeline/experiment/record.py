@@ -30,7 +30,7 @@ from pipeline.system.host import parse_timestamp
 #      elsewhere; earlier versions wrote those of ResNet-18 and CIFAR-10 where `ingest` was not told
 #  13  adds options of the model, fp16, the unit of items, the figure of merit, and the source of a user's model
 #  14  adds the strategies `fsdp` and `zero1`, passes that accumulate gradients, gathers and scatters in a sweep, the
-#      units of FSDP and the size of the optimizer's state
+#      units of FSDP and the size of the optimizer's state, and the FLOPs of a sample
 SCHEMA_VERSION: Literal[14] = 14
 
 MAX_STEP_TIMES = 40_000  # over all epochs; a longer series is stored in the .steps.npz only

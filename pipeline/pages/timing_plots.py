@@ -46,7 +46,12 @@ def batch_size_plots(source: PlotSource) -> Iterator[Plot]:
     if len({*(row[BATCH] for row in fitting), oom_from} - {None}) < 2:  # one point is no curve
         return
     groups, note = plot_data.group_series(fitting, BATCH)
-    shown = [(column.heading, make_series(groups, BATCH, column)) for column in (EPOCH_TIME, THROUGHPUT, MEMORY)]
+    if peaks := tuple(peak_lines(groups)):
+        groups = {label or "measured": group for label, group in groups.items()}
+    shown = [
+        (column.heading, make_series(groups, BATCH, column) + (peaks if column is THROUGHPUT else ()))
+        for column in (EPOCH_TIME, THROUGHPUT, MEMORY)
+    ]
     panels = tuple(
         LinePanel(as_title(heading), GLOBAL_BATCH.heading, lines, oom_from=oom_from)
         for heading, lines in shown
@@ -54,6 +59,20 @@ def batch_size_plots(source: PlotSource) -> Iterator[Plot]:
     )
     if panels:
         yield Plot("q1", "Q1", "One GPU: time, throughput and memory against batch size", panels, note)
+
+
+def peak_lines(groups: Mapping[str, Sequence[Row]]) -> Iterator[Series]:
+    """Yield a line for each peak of the GPUs, in the items per second that MFU 1 would be."""
+    known = [(label, row) for label, rows in groups.items() for row in rows if row["mfu"]]
+    peaks = group_pairs((f"{row['throughput_items_per_s'] / row['mfu']:.3g}", (label, row)) for label, row in known)
+    for found in peaks.values():
+        sizes = [row[BATCH] for _, row in known]
+        label, row = found[0]
+        of_series = f" of {label}" if len(peaks) > 1 and label else ""
+        name = f"peak{of_series} ({row['peak_source']})"
+        rate = row["throughput_items_per_s"] / row["mfu"]
+        ends = tuple(Point(size, float(rate)) for size in sorted({min(sizes), max(sizes)}))
+        yield Series(name, ends, plot_data.REFERENCE)
 
 
 def speedup_plots(source: PlotSource) -> Iterator[Plot]:

@@ -32,10 +32,12 @@ def build_tables(
     sibling_links: MeasuredLinks | None = None,
     targets: Targets = FROM_BASELINE,
     predict_to: int | None = None,
+    peak_tflops: float | None = None,
 ) -> Tables:
     """Return the tables of an experiment, rows in the order of the grid.
 
-    Predictions are for `link` and up to `predict_to` GPUs, and times to target for `targets`.
+    Predictions are for `link` and up to `predict_to` GPUs, times to target for `targets`, and MFU is of `peak_tflops`
+    if it is stated.
     `sibling_links` are those that other experiments measured; the own ones come first.
     """
     pooled, over_gpus = pool_outcomes(outcomes), pool_outcomes(outcomes, by_gpu=False)
@@ -49,10 +51,10 @@ def build_tables(
     weak = pair_with_baselines(plain, "weak")
     links = (sibling_links or {}) | measured_links(record for point in distributed for record in point.ok_records)
     found: dict[str, Iterable[Row]] = {
-        "Q1": (q1_row(point) for point in plain if point.spec.num_gpus == 1),
+        "Q1": (q1_row(point, peak_tflops) for point in plain if point.spec.num_gpus == 1),
         "Q2": (
-            *(q2_row(point, baseline, "weak") for point, baseline in weak),
-            *(q2_row(point, baseline, "strong") for point, baseline in strong_pairs(plain)),
+            *(q2_row(point, baseline, "weak", peak_tflops) for point, baseline in weak),
+            *(q2_row(point, baseline, "strong", peak_tflops) for point, baseline in strong_pairs(plain)),
         ),
         "Q3": (q3_row(point, baseline, measured, links) for point, baseline in weak if point.spec.num_gpus > 1),
         "Q4": (row for point in trained for row in q4_rows(point)),

@@ -37,6 +37,7 @@ def collect_experiment(
     links_by_folder: dict[Path, MeasuredLinks] | None = None,
     targets: Targets = FROM_BASELINE,
     predict_to: int | None = None,
+    peak_tflops: float | None = None,
 ) -> CollectedExperiment:
     """Return the outcomes and tables of one experiment. Raises CommandError.
 
@@ -47,7 +48,7 @@ def collect_experiment(
     sibling_links: MeasuredLinks = {}
     if any(spec.num_gpus > 1 and spec.is_whole_epoch for spec in expected) and not any(map(is_swept, expected)):
         sibling_links = find_sibling_links(experiment, {} if links_by_folder is None else links_by_folder)
-    tables = build_tables(collected.outcomes, link, sibling_links, targets, predict_to)
+    tables = build_tables(collected.outcomes, link, sibling_links, targets, predict_to, peak_tflops)
     return CollectedExperiment(experiment, collected, tables)
 
 

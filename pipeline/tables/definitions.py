@@ -94,6 +94,18 @@ THROUGHPUT = Column(
     "throughput_items_per_s", "images/s", "Items (images, tokens, ...: see unit) trained on per second.", decimals=1
 )
 SAMPLE_THROUGHPUT = Column("throughput_samples_per_s", "", "Training samples per second.")
+COMPUTE_RATE = Column(
+    "tflops_per_gpu",
+    "TFLOP/s per GPU",
+    "flops_per_sample x throughput_samples_per_s / GPUs: forward and backward pass, without recomputation.",
+    interval="kept",
+)
+MFU = Column("mfu", "MFU [%]", "tflops_per_gpu/peak_tflops: model FLOPs utilization.", interval="kept")
+FLOPS = (
+    Column("flops_per_sample", "", "FLOPs of the forward and backward pass of one sample, counted."),
+    Column("peak_tflops", "", "Dense peak of one GPU in the precision that computed."),
+    Column("peak_source", "", "Source of peak_tflops: data sheet, or stated (--peak-tflops)."),
+)
 WORKERS = Column("num_workers_total", "workers", "Loader workers of all ranks together.")
 RUN_SPREAD = Column(
     "run_spread_s", "between runs [s]", "Largest less smallest median of the n runs, each in new processes."
@@ -195,6 +207,8 @@ Q1 = Table(
         COMPUTE,
         WAITING,
         THROUGHPUT,
+        COMPUTE_RATE,
+        MFU,
         MEMORY,
         INTERVAL,
         WORKERS,
@@ -202,6 +216,7 @@ Q1 = Table(
         ENERGY,
         SAMPLE_THROUGHPUT,
         SAMPLE_ENERGY,
+        *FLOPS,
         *TIMING,
         Column("host_cpu_share", "", "Busy share of the CPUs of the busiest node, cut to 0 to 1."),
     ),
@@ -228,11 +243,14 @@ Q2 = Table(
         ),
         INTERVAL,
         THROUGHPUT,
+        COMPUTE_RATE,
+        MFU,
         WORKERS._replace(remark="Under DDP N GPUs have N times the loader workers of one."),
         RUN_SPREAD,
         *(column._replace(heading="") for column in (COMPUTE, MEMORY, ENERGY)),
         SAMPLE_THROUGHPUT,
         SAMPLE_ENERGY,
+        *FLOPS,
         *TIMING,
         BASELINE,
         Column("baseline_batch_size_per_gpu", "", "Batch size per GPU of the baseline point."),
@@ -245,7 +263,7 @@ Q2 = Table(
         scaled("weak", "batch_size_per_gpu"),
         keys=(
             *("epoch_time_s", "speedup", "parallel_efficiency", "data_share", "noise_floor"),
-            *("throughput_items_per_s", "num_workers_total", "run_spread_s"),
+            *("throughput_items_per_s", "tflops_per_gpu", "mfu", "num_workers_total", "run_spread_s"),
         ),
     ),
     View(

@@ -5,6 +5,7 @@ from typing import Any
 
 from pipeline.analysis import formulas, loader
 from pipeline.analysis.comparability import gpu_model
+from pipeline.analysis.compute_rate import compute_rate_figures, compute_rate_notes
 from pipeline.analysis.energy import clock_notes, energy_figures, energy_notes, host_cpu_share_of
 from pipeline.analysis.exposed_communication import communications_of, exposed_time, is_within_noise
 from pipeline.analysis.intervals import Estimate, ends_of
@@ -23,8 +24,8 @@ from pipeline.tables.communication_rows import differ_only_in_measurement, num_r
 from pipeline.tables.definitions import OOM, Q1, Q2, Q3, Q4
 
 
-def time_figures(point: PooledPoint) -> dict[str, Any]:
-    """Return the figures of Q1 and Q2 over a point's timed windows, and their energy."""
+def time_figures(point: PooledPoint, peak_tflops: float | None) -> dict[str, Any]:
+    """Return the figures of Q1 and Q2 over a point's timed windows, their energy and their FLOPs."""
     epoch_time_s = point.epoch_time
     data_time_s = point.median(median_window_s("data_time_ns"))
     throughput = items_per_s = None
@@ -34,6 +35,7 @@ def time_figures(point: PooledPoint) -> dict[str, Any]:
     return {
         **timed_figures("epoch_time_s", epoch_time_s),
         **energy_figures(point),
+        **compute_rate_figures(point, peak_tflops),
         "compute_time_s": point.median(median_window_s("compute_time_ns")),
         "data_time_s": data_time_s,
         "throughput_samples_per_s": throughput,
@@ -62,17 +64,21 @@ def time_notes(point: PooledPoint) -> list[Note]:
     return notes
 
 
-def q1_row(point: PooledPoint) -> Row:
-    """Return a row of Q1: epoch time against batch size, on one GPU."""
+def q1_row(point: PooledPoint, peak_tflops: float | None = None) -> Row:
+    """Return a row of Q1: epoch time against batch size, on one GPU. `peak_tflops` is its peak, if it is stated."""
     notes = [*time_notes(point), *energy_notes(point), *point.allocator_retry_notes]
-    return make_row(Q1, point, notes, **time_figures(point), host_cpu_share=point.median(host_cpu_share_of))
+    notes += compute_rate_notes(point, peak_tflops)
+    return make_row(
+        Q1, point, notes, **time_figures(point, peak_tflops), host_cpu_share=point.median(host_cpu_share_of)
+    )
 
 
-def q2_row(point: PooledPoint, baseline: Baseline, scaling: Scaling) -> Row:
+def q2_row(point: PooledPoint, baseline: Baseline, scaling: Scaling, peak_tflops: float | None = None) -> Row:
     """Return a row of Q2: speed-up against one GPU with the same batch per GPU (weak) or global batch (strong)."""
     gains = scaling_figures(point, baseline, scaling)
     notes = [*time_notes(point), *gains.pop("notes"), *energy_notes(point)]
-    return make_row(Q2, point, notes, **time_figures(point), **gains)
+    notes += compute_rate_notes(point, peak_tflops)
+    return make_row(Q2, point, notes, **time_figures(point, peak_tflops), **gains)
 
 
 def q3_row(point: PooledPoint, baseline: Baseline, measured: Sequence[PooledPoint], links: MeasuredLinks) -> Row:

@@ -66,6 +66,8 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     "no_energy": "no energy: {samples} samples of a GPU in the window are too few, or a GPU was not sampled",
     "allocator_retry": "memory was full once: the allocator freed its cache and tried again",
     "allocator_retries": "memory was full {count} times: the allocator freed its cache and tried again",
+    "mfu_peak": "MFU is of {peak} TFLOP/s in {precision} ({source})",
+    "no_peak": "no MFU: no peak of {gpu} in {precision} is known; collect --peak-tflops states one",
     "diverged": "{count} of {repeats} diverged",
     "test_loss_not_finite": "the test loss is not finite in {count} of {repeats}",
     "loader_bound": "loader-bound: the GPU that waits longest waits for data in {share:.0%} of the epoch",

@@ -24,6 +24,7 @@ from pipeline.experiment.spec import NUM_WARM_UP_EPOCHS, Execution, Spec
 from pipeline.system.errors import log_line
 from pipeline.training import device_memory, process_group
 from pipeline.training.check_workload import check_workload
+from pipeline.training.flop_count import FlopCount, count_flops
 from pipeline.training.gpu_checks import AMPERE
 from pipeline.training.process_group import Rank
 from pipeline.training.step import TrainingStep
@@ -283,6 +284,8 @@ def build_measurement(
     """Build a measurement with the memory of every rank and the size of the model. All ranks must call it."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     memory = process_group.all_gather(device_memory.read_peak_memory(spec, rank), list[DeviceMemory])
+    is_counted = rank.rank == 0 and spec.is_whole_epoch  # after the memory is read
+    flops = count_flops(workload, spec.batch_size_per_gpu, rank) if is_counted else FlopCount()
     return Measurement(
         epochs=epochs,
         num_parameters=sum(parameter.numel() for parameter in parameters),
@@ -296,5 +299,7 @@ def build_measurement(
         merit=workload.merit or None,
         better=workload.better,
         sharding=describe_sharding(workload, model, spec),
+        flops_per_sample=flops.per_sample,
+        flops_note=flops.note,
         **fields,
     )

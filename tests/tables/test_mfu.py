@@ -1,0 +1,154 @@
+"""TFLOP/s of a GPU and MFU in tables and plots, worked by hand from FLOPs, samples and times."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from conftest import Command
+from factories import make_experiment, make_record, make_spec
+from rendered_plots import line_panel
+from rendered_tables import report, table_of
+from timed_records import NOISY, timed, windowed
+
+from pipeline.collect import parse_peak
+from pipeline.experiment.outcomes import resolve_outcomes
+from pipeline.experiment.record import Environment, Gpu, Record
+from pipeline.pages.html_page import build_plots
+from pipeline.pages.plot_data import REFERENCE, Plot, PlotSource
+from pipeline.tables.build_tables import Tables, build_tables
+
+FLOPS = 2_000_000_000  # of a sample: 50,000 samples in 1 s are 100 TFLOP/s
+NAMES = {"TFLOP/s per GPU", "MFU [%]"}
+
+
+def counted(record: Record, **fields: Any) -> Record:
+    """The record with a count of its FLOPs."""
+    assert record.measurement is not None
+    given = {"flops_per_sample": FLOPS, "precision_used": "tf32", **fields}
+    return msgspec.structs.replace(record, measurement=msgspec.structs.replace(record.measurement, **given))
+
+
+def tables(*found: Record, peak_tflops: float | None = None) -> Tables:
+    outcomes = resolve_outcomes([record.spec for record in found], found, []).outcomes
+    return build_tables(outcomes, peak_tflops=peak_tflops)
+
+
+def plots(*found: Record, peak_tflops: float | None = None) -> dict[str, Plot]:
+    outcomes = resolve_outcomes([record.spec for record in found], found, []).outcomes
+    shown = build_plots(PlotSource(build_tables(outcomes, peak_tflops=peak_tflops), outcomes))
+    return {plot.name: plot for plot in shown}
+
+
+def test_a_rate_is_flops_times_samples_over_time_and_mfu_its_share_of_the_data_sheets_peak() -> None:
+    (row,) = tables(counted(timed(2.0, 128)))["Q1"]
+    assert (row["flops_per_sample"], row["tflops_per_gpu"]) == (FLOPS, 50)
+    assert row["mfu"] == pytest.approx(50 / 494)
+    assert (row["peak_tflops"], row["peak_source"]) == (494, "data sheet")
+    assert "MFU is of 494 TFLOP/s in tf32 (data sheet)" in str(row["note"])
+
+
+def test_the_ends_of_the_rate_come_from_those_of_the_time() -> None:
+    (row,) = tables(counted(windowed(NOISY, 128)))["Q1"]
+    assert (row["tflops_per_gpu"].low, row["tflops_per_gpu"].high) == pytest.approx((100 / 1.05, 100 / 0.95))
+    assert (row["mfu"].low, row["mfu"].high) == pytest.approx((100 / 1.05 / 494, 100 / 0.95 / 494))
+
+
+def test_on_several_gpus_the_rate_is_that_of_one() -> None:
+    rows = tables(counted(timed(2.0, 128)), counted(timed(1.25, 128, num_gpus=2)))["Q2"]
+    (on_two,) = (row for row in rows if row["num_gpus"] == 2 and row["scaling"] == "weak")
+    assert on_two["tflops_per_gpu"] == 40
+    assert on_two["mfu"] == pytest.approx(40 / 494)
+
+
+def test_the_report_shows_the_rate_and_says_what_mfu_is_of() -> None:
+    text = report(counted(timed(2.0, 128)), counted(timed(1.0, 256)))
+    rows = table_of(text, "Q1")
+    assert [(row["TFLOP/s per GPU"], row["MFU [%]"]) for row in rows] == [("50.00", "10.1"), ("100.00", "20.2")]
+    assert "MFU is of 494 TFLOP/s in tf32 (data sheet)" in text
+
+
+def test_a_record_without_a_count_has_empty_cells_and_no_columns() -> None:
+    old = timed(2.0, 128)
+    raw = json.loads(msgspec.json.encode(old)) | {"schema_version": 13}
+    for name in ("flops_per_sample", "flops_note"):
+        del raw["measurement"][name]
+    record = msgspec.json.decode(json.dumps(raw).encode(), type=Record)
+    (row,) = tables(record, peak_tflops=100.0)["Q1"]
+    keys = ("flops_per_sample", "tflops_per_gpu", "mfu", "peak_tflops", "peak_source", "note")
+    assert [row[key] for key in keys] == [None] * len(keys)
+    assert not NAMES & {*table_of(report(record), "Q1")[0]}
+    assert {*table_of(report(counted(record)), "Q1")[0]} >= NAMES
+
+
+@pytest.mark.parametrize("gpu", ["NVIDIA GeForce RTX 4090", ""])
+def test_an_unknown_gpu_and_a_cpu_have_no_mfu_unless_their_peak_is_stated(gpu: str) -> None:
+    environment = Environment(gpus=(Gpu(name=gpu),)) if gpu else Environment()
+    record = counted(make_record(make_spec(), (9.0, 2.0), environment=environment))
+    (unknown,), (stated,) = tables(record)["Q1"], tables(record, peak_tflops=200.0)["Q1"]
+    assert (unknown["tflops_per_gpu"], unknown["mfu"], unknown["peak_source"]) == (50, None, None)
+    said = f"no MFU: no peak of {gpu} in tf32 is known; collect --peak-tflops states one"
+    assert (said in str(unknown["note"])) is bool(gpu)
+    assert (stated["mfu"], stated["peak_tflops"], stated["peak_source"]) == (0.25, 200, "stated")
+    assert "MFU is of 200 TFLOP/s in tf32 (stated)" in str(stated["note"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"flops_note": "FLOPs without mylib::op"}, "FLOPs without mylib::op"),
+        ({"flops_per_sample": None, "flops_note": "FLOPs not counted: no"}, "FLOPs not counted: no"),
+    ],
+)
+def test_what_the_count_lacks_is_a_note(fields: dict[str, Any], said: str) -> None:
+    (row,) = tables(counted(timed(2.0, 128), **fields))["Q1"]
+    assert said in str(row["note"])
+    assert (row["mfu"] is None) is ("flops_per_sample" in fields)
+
+
+def peaks_of(*found: Record, **options: Any) -> Sequence[tuple[str, list[tuple[float, float]]]]:
+    """The reference lines of the throughput plot, with their points."""
+    series = line_panel(plots(*found, **options)["q1"], 1).series
+    lines = [line for line in series if line.style == REFERENCE]
+    return [(line.label, [(point.x, point.y) for point in line.points]) for line in lines]
+
+
+def test_the_peak_is_a_line_in_the_unit_of_the_throughput_plot() -> None:
+    small, large = counted(timed(2.0, 128)), counted(timed(1.0, 256))
+    rate = 494e12 / FLOPS
+    ((label, points),) = peaks_of(small, large)
+    assert label == "peak (data sheet)"
+    assert [x for x, _ in points] == [128, 256]
+    assert [y for _, y in points] == pytest.approx([rate] * 2)
+    tokens = [counted(record, unit="tokens", items_per_sample=512) for record in (small, large)]
+    ((_, points),) = peaks_of(*tokens)
+    assert [y for _, y in points] == pytest.approx([512 * rate] * 2)
+    ((label, points),) = peaks_of(small, large, peak_tflops=200.0)
+    assert label == "peak (stated)"
+    assert points[0][1] == pytest.approx(100_000)
+    assert peaks_of(timed(2.0, 128), timed(1.0, 256)) == []
+    key = [entry.label for entry in plots(small, large)["q1"].key()]
+    assert key == ["measured", "peak (data sheet)"]
+
+
+def test_two_precisions_have_two_peaks_with_their_names() -> None:
+    found = [counted(timed(2.0, size, precision="bf16"), precision_used="bf16") for size in (128, 256)]
+    found += [counted(timed(2.0, size)) for size in (128, 256)]
+    assert {label for label, _ in peaks_of(*found)} == {"peak of bf16 (data sheet)", "peak of tf32 (data sheet)"}
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "989e12", "many", ""])
+def test_a_peak_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="above 0 and below 1,000,000"):
+        parse_peak(text)
+
+
+def test_collect_takes_the_peak_that_is_stated(pipeline: Command, tmp_path: Path) -> None:
+    make_experiment(tmp_path / "x", counted(timed(2.0, 128)))
+    command = ("collect", tmp_path / "x", "--no-write", "--only", "Q1", "--format", "json")
+    for options, expected in (((), 50 / 494), (("--peak-tflops", "200"), 0.25)):
+        (found,) = json.loads(pipeline(*command, *options).stdout)["experiments"].values()
+        assert [row["mfu"] for row in found["Q1"]] == [pytest.approx(expected)]

@@ -1,0 +1,220 @@
+"""The FLOPs of a sample against counts by hand, and what cannot be counted."""
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from factories import LENET, make_spec
+from torch import Tensor, nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.utils.checkpoint import checkpoint
+
+from pipeline.training.compilation import num_compiled_graphs
+from pipeline.training.flop_count import FlopCount, count_flops
+from pipeline.training.loop import train_point
+from pipeline.training.process_group import Rank
+from pipeline.workloads.find import build_workload
+from pipeline.workloads.gpt import Gpt
+from pipeline.workloads.workload import Workload
+
+ALONE = Rank(0, 1, torch.device("cpu"))
+LENET_FORWARD = 2 * (28 * 28 * 6 * 3 * 25 + 10 * 10 * 16 * 6 * 25 + 400 * 120 + 120 * 84 + 84 * 10)
+LENET_FIRST = 2 * 28 * 28 * 6 * 3 * 25  # its images get no gradient
+SIZE = 4
+TWO_LAYERS = 2 * 8 * 16 + 2 * 16 * 1  # forward
+
+
+class Net(nn.Module):
+    """Two linear layers of 8 to 16 to 1, with a function between them."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor] = torch.relu) -> None:
+        super().__init__()
+        self.one, self.two, self.between = nn.Linear(8, 16), nn.Linear(16, 1), between
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.two(self.between(self.one(x)))
+        return found
+
+
+class Built(Workload):
+    """A workload of a model that a function builds, with inputs of this shape."""
+
+    def __init__(self, build: Callable[[], nn.Module], *shape: int) -> None:
+        self._build, self._shape = build, shape or (8,)
+
+    def build_model(self) -> nn.Module:
+        return self._build()
+
+    def synthetic_batch(self, size: int, device: torch.device) -> Any:
+        return torch.randn(size, *self._shape, device=device)
+
+    def loss(self, model: Callable[..., Any], batch: Any) -> Tensor:
+        loss: Tensor = model(batch).mean()
+        return loss
+
+
+def count(build: Callable[[], nn.Module], *shape: int) -> FlopCount:
+    return count_flops(Built(build, *shape), SIZE, ALONE)
+
+
+@torch.library.custom_op("flopstest::double", mutates_args=())
+def double(x: Tensor) -> Tensor:
+    return 2 * x
+
+
+@double.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+double.register_autograd(lambda context, grad: 2 * grad)
+
+
+def test_a_linear_layer_costs_2mnk_forward_and_as_much_for_each_gradient() -> None:
+    m, k = 8, 16
+    assert count(lambda: nn.Linear(m, k)) == (2 * m * k + 2 * m * k, None)  # of the weight; the input has none
+    first, second = 2 * 8 * 16, 2 * 16 * 1
+    assert count(Net) == (2 * first + 3 * second, None)
+
+
+def test_lenet_costs_what_its_layers_cost_by_hand() -> None:
+    workload = build_workload(make_spec(**{**LENET, "input": "synthetic"}))
+    assert count_flops(workload, 64, ALONE) == (3 * LENET_FORWARD - LENET_FIRST, None)
+
+
+def test_resnet18_costs_333_gflop_an_image() -> None:
+    spec = make_spec(dataset="synthetic", input="synthetic")
+    assert count_flops(build_workload(spec), 128, ALONE) == (3_328_997_376, None)
+
+
+def test_what_the_workload_compiles_is_counted_without_it_and_is_compiled_for_the_next_point() -> None:
+    compiled = torch.compile(lambda x: torch.relu(x) + 1, backend="eager", fullgraph=True)
+    graphs = num_compiled_graphs()
+    assert count(lambda: Net(compiled)) == count(Net)
+    assert num_compiled_graphs() == graphs
+    compiled(torch.ones(2))  # TorchDynamo skips for ever what it first sees inside of a counter
+    assert num_compiled_graphs() == graphs + 1
+
+
+def test_a_decoder_costs_six_times_its_matrices_for_each_token_and_its_attention() -> None:
+    layers, width, length, vocabulary = 2, 64, 32, 128
+    found = count_flops(Gpt(layers, 4, width, length, vocabulary), 2, ALONE)
+    matrices = layers * 12 * width**2 + vocabulary * width
+    attention = 12 * layers * length**2 * width  # two products of length x length x width, and two gradients of each
+    assert found == (6 * length * matrices + attention, None)
+
+
+def test_a_batch_in_bf16_is_counted_although_the_meta_device_has_no_autocast() -> None:
+    class Halved(Built):
+        def synthetic_batch(self, size: int, device: torch.device) -> Any:
+            return super().synthetic_batch(size, device).bfloat16()
+
+    workload = Halved(lambda: nn.Conv2d(3, 4, 3), 3, 6, 6)
+    assert count_flops(workload, SIZE, ALONE) == (2 * 2 * 4 * 4 * 3 * 4 * 9, None)
+
+
+@pytest.mark.parametrize("groups", [1, 4, 8])
+@pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
+def test_the_gradients_of_grouped_convolutions_cost_what_the_forward_pass_costs(kind: Any, groups: int) -> None:
+    def build() -> nn.Module:
+        convolution = kind(8, 8, 3, stride=2, padding=1, groups=groups)
+        return nn.Sequential(nn.BatchNorm2d(8), convolution)  # whose parameters need the gradient of the input
+
+    num_positions = 3 * 3 if kind is nn.Conv2d else 6 * 6  # at which the filter lies
+    assert count(build, 8, 6, 6) == (3 * 2 * num_positions * 9 * 8 * 8 // groups, None)
+
+
+@pytest.mark.parametrize("is_reentrant", [True, False])
+def test_what_a_checkpoint_computes_again_does_not_count(is_reentrant: bool) -> None:
+    class Checkpointed(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = checkpoint(super().forward, x.requires_grad_(), use_reentrant=is_reentrant)
+            return found
+
+    assert count(Checkpointed).per_sample == 3 * TWO_LAYERS
+
+
+def test_an_operation_without_a_formula_is_named() -> None:
+    plain = count(Net).per_sample
+    assert count(lambda: Net(double)) == (plain, "FLOPs without flopstest::double")
+    assert (
+        count(lambda: Net(lambda x: torch.mv(x, torch.ones(16))[:, None].expand(-1, 16))).note
+        == "FLOPs without aten::mv"
+    )
+
+
+def test_a_count_of_zero_is_none_and_says_what_was_seen() -> None:
+    said = "FLOPs not counted: torch knows of no matrix product or convolution"
+    assert count(lambda: nn.BatchNorm1d(8)) == (None, said)
+    scaled = Built(lambda: nn.BatchNorm1d(8))
+    scaled.loss = lambda model, batch: double(model(batch)).mean()  # type: ignore[method-assign]
+    assert count_flops(scaled, SIZE, ALONE) == (None, f"{said} in flopstest::double")
+
+
+def read_a_value(x: Tensor) -> Tensor:
+    return x * float(x.sum())
+
+
+def leave(x: Tensor) -> Tensor:
+    sys.exit(3)
+
+
+@pytest.mark.parametrize(("between", "said"), [(read_a_value, "Tensor.item"), (leave, "SystemExit: 3")])
+def test_a_model_that_does_not_run_on_the_meta_device_has_no_count_and_the_reason(
+    between: Callable[[Tensor], Tensor], said: str
+) -> None:
+    found = count(lambda: Net(between))
+    assert found.per_sample is None
+    assert found.note is not None
+    assert found.note.startswith("FLOPs not counted: the model does not run on the meta device (")
+    assert said in found.note
+    assert len(found.note) <= 400
+
+
+def test_a_model_that_needs_values_when_it_is_built_is_counted() -> None:
+    def build() -> nn.Module:
+        assert math.isfinite(float((torch.ones(2, 2) @ double(torch.ones(2, 2))).sum()))  # which does not count
+        return Net()
+
+    assert count(build) == count(Net)
+
+
+def test_random_numbers_go_on_as_if_nothing_was_counted() -> None:
+    def build() -> nn.Module:
+        torch.manual_seed(5)
+        return Net()
+
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    assert count(build).per_sample
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_collective_is_not_waited_for() -> None:
+    def build() -> nn.Module:
+        dist.barrier()
+        return Net()
+
+    found = count(build)
+    assert found.per_sample is None
+    assert "it calls c10d::barrier, and other ranks do not" in str(found.note)
+
+
+@pytest.mark.parametrize(("fields", "is_counted"), [({}, True), ({"max_steps": 1, "epochs": 1}, False)])
+def test_a_point_with_an_epoch_time_records_its_flops(fields: dict[str, Any], is_counted: bool) -> None:
+    spec = make_spec(**{**LENET, "input": "synthetic", "num_samples": 64, **fields})
+    measurement = train_point(spec, ALONE).measurement
+    assert measurement.flops_per_sample == (3 * LENET_FORWARD - LENET_FIRST if is_counted else None)
+    assert measurement.flops_note is None
