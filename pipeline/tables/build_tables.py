@@ -15,7 +15,7 @@ from pipeline.tables.cost_rows import cost_rows
 from pipeline.tables.definitions import TABLES
 from pipeline.tables.epoch_rows import oom_row, q1_row, q2_row, q3_row, q4_rows
 from pipeline.tables.int8_rows import int8_histogram_rows, int8_rows
-from pipeline.tables.memory_rows import memory_row
+from pipeline.tables.memory_rows import memory_rows
 from pipeline.tables.prediction_rows import prediction_rows
 from pipeline.tables.time_to_target_rows import FROM_BASELINE, Targets, time_to_target_rows
 
@@ -66,7 +66,7 @@ def build_tables(
         "split": (split_row(point) for point in measured if point.spec.strategy == "dp"),
         # processes share the CPUs of a machine, so more of them compute more slowly: the model says nothing of that
         "prediction": prediction_rows([point for point in ddp if point.spec.device == "cuda"], link, predict_to),
-        "memory": (memory_row(point) for point in pooled if point.spec.measure == "memory"),
+        "memory": memory_rows([point for point in pooled if point.spec.measure == "memory"]),
         "cost": cost_rows(outcomes),
         "time_to_target": time_to_target_rows(trained, targets),
         "int8": (row for point in quantized for row in int8_rows(point)),

@@ -294,10 +294,41 @@ MEMORY_BOUNDARY = Table(
         Column("search_time_s", "search [s]", "Time of all trials, including process start."),
         PREDICTION_ERROR._replace(heading=""),
         Column("num_ooms", "", "Trials that ran out of memory; the note lists other failures."),
+        Column(
+            "state_gib",
+            "without samples [GiB]",
+            "Peak without samples: where the line through the trials begins.",
+        ),
+        Column("sample_memory_gib", "a sample [MiB]", "What a sample adds: the slope of that line."),
+        Column(
+            "state_formula_gib",
+            "by formula [GiB]",
+            "Weights, gradients and the optimizer's state.",
+        ),
+        Column("saved_gib", "saved [GiB]", "state_gib of DDP minus state_gib."),
+        Column("saved_formula_gib", "saved, by formula [GiB]", "The same by the formulas."),
     ),
     View(
         "The memory boundary",
         f"Images per GPU, within 1 %: {NUM_TRIAL_STEPS} full steps of synthetic images, each trial in new processes.",
+        hidden_axes=("batch_size_per_gpu",),
+        keys=(
+            *("largest_batch_size_per_gpu", "smallest_failing_batch_size_per_gpu", "peak_memory_gib", "head_room_gib"),
+            *("predicted_batch_size_per_gpu", "num_trials", "search_time_s"),
+        ),
+    ),
+    View(
+        "What sharding saves",
+        "A line through the trials that fit: memory without samples, and what a sample adds. Saved: against DDP.",
+        lambda rows: sort_rows(rows) if any(row["strategy"] in ("fsdp", "zero1") for row in rows) else [],
+        keys=(
+            "largest_batch_size_per_gpu",
+            "sample_memory_gib",
+            "state_gib",
+            "state_formula_gib",
+            "saved_gib",
+            "saved_formula_gib",
+        ),
         hidden_axes=("batch_size_per_gpu",),
     ),
 )
