@@ -252,6 +252,8 @@ def expand_block(
         fields = dict(zip(lists, combination, strict=True))
         if fields.get("device") == "auto":
             fields["device"] = auto
+            if auto == "cpu" and fields.get("precision") == "tf32":  # a CPU has no TF32
+                fields["precision"] = "fp32"
         if "model" in changes:  # the block may be about another model, and state what this one does not have
             left_out = set(axes_of_others(str(fields["model"]))) - changes.keys()
             fields = {axis: value for axis, value in fields.items() if axis not in left_out}

@@ -4,13 +4,14 @@ The pass leaves no trace: buffers and random state are restored, and gradients a
 """
 
 from contextlib import suppress
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
 from pipeline.data.batch import Batch, num_samples, tensors_of
+from pipeline.experiment.measurement import Better
 from pipeline.experiment.spec import Spec
 from pipeline.system.errors import log_line
 from pipeline.training import device_memory, process_group
@@ -52,6 +53,8 @@ def check_declarations(workload: Workload, spec: Spec) -> None:
     """Raise WorkloadError for what the class itself leaves out."""
     if not isinstance(workload.items_per_sample, int) or workload.items_per_sample < 1:
         raise WorkloadError(f"items_per_sample={workload.items_per_sample!r} must be a whole number of at least 1")
+    if workload.better not in get_args(Better):
+        raise WorkloadError(f"better={workload.better!r} must be {' or '.join(map(repr, get_args(Better)))}")
     if spec.evaluate and type(workload).evaluate is Workload.evaluate:
         raise WorkloadError(f"{type(workload).__name__} has no evaluate(); add one, or leave out evaluate: true")
     if spec.evaluate and not workload.merit:
@@ -144,7 +147,11 @@ def check_dataset(workload: Workload, spec: Spec, rank: Rank) -> None:
         )
     count = min(NUM_CHECKED_SAMPLES, spec.num_samples)
     with torch.random.fork_rng(devices=[]):
-        loaded = workload.collate([dataset[index] for index in range(count)])
+        samples = [dataset[index] for index in range(count)]
+        try:
+            loaded = workload.collate(samples)
+        except RuntimeError as error:
+            raise WorkloadError(f"collate makes no batch of the first {count} samples: {error}") from error
         synthetic = workload.synthetic_batch(count, torch.device("cpu"))
     check_leaves(loaded, "the data set")
     if num_samples(loaded) != count:

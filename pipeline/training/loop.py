@@ -227,7 +227,12 @@ def evaluate(workload: Workload, model: nn.Module, rank: Rank) -> Evaluation:
     model.eval()
     found = workload.evaluate(model, rank.device)
     figure, test_loss = found if isinstance(found, tuple) else (found, None)
-    merit, loss = finite_or_none(figure), finite_or_none(test_loss)
+    try:
+        merit, loss = finite_or_none(figure), finite_or_none(test_loss)
+    except (TypeError, ValueError) as error:
+        raise WorkloadError(
+            f"evaluate returns a {type(figure).__name__}; return a number, or that and the test loss"
+        ) from error
     if workload.merit == TEST_ACCURACY and merit is not None and not 0 <= merit <= 1:
         raise WorkloadError(f"evaluate returns a {TEST_ACCURACY} of {merit:g}; return a share from 0 to 1")
     return Evaluation(merit, loss)

@@ -161,6 +161,11 @@ def test_set_reads_values_as_the_axis_types_them(expand: Expand, change: str, va
     assert [getattr(spec, axis) for spec in expand(points("seed: [0]"), [change]).points] == values
 
 
+def test_a_cpu_that_auto_finds_computes_in_fp32_where_the_grid_says_tf32(expand: Expand) -> None:
+    change = ["device=auto", "precision=tf32,bf16", "strategy=single", "num_gpus=1"]
+    assert [spec.precision for spec in expand(points("seed: [0]"), change).points] == ["fp32", "bf16"]
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, IterableDataset
 from pipeline.experiment.spec import Spec
 from pipeline.training import process_group
 from pipeline.training.check_workload import check_workload
+from pipeline.training.loop import evaluate
 from pipeline.training.process_group import Rank
 from pipeline.workloads.workload import Workload, WorkloadError
 
@@ -49,6 +50,11 @@ class Samples(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Batch:
         return {"x": torch.ones(self.width), "y": torch.zeros(1)}
+
+
+class Ragged(Samples):
+    def __getitem__(self, index: int) -> Batch:
+        return {"x": torch.ones(4 + index), "y": torch.zeros(1)}
 
 
 def point(**fields: Any) -> Spec:
@@ -132,6 +138,7 @@ def test_what_would_measure_something_else_is_refused(workload: Workload, said: 
             "a batch of 1 from 2",
         ),
         (changed(collate=lambda self, samples: samples[0] | {"name": "x"}), "the data set gives a str"),
+        (changed(dataset=lambda self: Ragged(16)), "collate makes no batch of the first 2 samples: stack expects"),
         (changed(dataset=Workload.dataset), r"Tiny has no dataset\(\); add one, or use input: synthetic"),
     ],
 )
@@ -172,8 +179,16 @@ def test_unused_parameters_are_named_and_refused_where_ddp_would_wait_for_them(
     [
         (Tiny(), r"Tiny has no evaluate\(\); add one, or leave out evaluate: true"),
         (changed(evaluate=lambda self, model, device: 1.0), "returns a figure without a name; set merit"),
+        (changed(better="larger"), "better='larger' must be 'higher' or 'lower'"),
     ],
 )
 def test_a_figure_of_merit_needs_a_function_and_a_name(workload: Workload, said: str) -> None:
     with pytest.raises(WorkloadError, match=said):
         check(workload, input="dataloader", evaluate=True)
+
+
+@pytest.mark.parametrize(("found", "kind"), [({"loss": 1.0}, "dict"), ("low", "str"), ([1.0], "list")])
+def test_an_evaluation_that_is_no_number_is_refused(found: Any, kind: str) -> None:
+    workload = changed(evaluate=lambda self, model, device: found, merit="test loss")
+    with pytest.raises(WorkloadError, match=f"evaluate returns a {kind}; return a number, or that and the test loss"):
+        evaluate(workload, workload.build_model(), ALONE)
