@@ -4,9 +4,10 @@
     python -m pipeline.selftest --judge selftest.json            repeat the checks on any machine, without measuring
 
 Runs one point three times, each time in new processes: with the variants of all checks; as `measure: communication`;
-and, on GPUs, with NCCL over sockets. That takes about 7 minutes on two GPUs. A check is undecided if its limit lies
-inside the measured interval, or if the file of an earlier version lacks data for it. Exit codes: 0 no check failed
-(stderr says how many are undecided), 1 a check failed, 2 wrong usage or a failed run.
+and, on GPUs, with NCCL over sockets. That takes about 7 minutes on two GPUs. With `--strategy fsdp` or `zero1` it
+checks the steps of that strategy without collectives. A check is undecided if its limit lies inside the measured interval, or
+if the file of an earlier version lacks data for it. Exit codes: 0 no check failed (stderr says how many are undecided),
+1 a check failed, 2 wrong usage or a failed run.
 """
 
 import argparse
@@ -21,9 +22,9 @@ import msgspec
 
 from pipeline.communication import selftest_checks
 from pipeline.communication.selftest_checks import CheckVerdict, Findings, SavedSelftest, judge_checks
-from pipeline.experiment.model_name import CIFAR_MODELS
+from pipeline.experiment.model_name import BUILT_IN_MODELS, CIFAR_MODELS
 from pipeline.experiment.record import Environment
-from pipeline.experiment.spec import MIN_WINDOWS_FOR_INTERVAL, Device, Spec
+from pipeline.experiment.spec import DISTRIBUTED_STRATEGIES, MIN_WINDOWS_FOR_INTERVAL, Device, Spec
 from pipeline.runner import failed_record
 from pipeline.runner.launch_options import positive_integer
 from pipeline.runner.rank_files import PointTask, RankFiles, Task
@@ -47,7 +48,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--num-gpus", type=positive_integer, help=gpus)
     batch = "samples per GPU and step (default: 512; 8 on CPU)"
     parser.add_argument("--batch-size-per-gpu", type=positive_integer, help=batch)
-    parser.add_argument("--model", choices=CIFAR_MODELS, default="resnet18", help="the model to train")
+    model = "the model to train (default: resnet18; gpt with --strategy fsdp or zero1)"
+    parser.add_argument("--model", choices=BUILT_IN_MODELS, help=model)
+    strategy = "check the communication of this strategy (default: ddp)"
+    parser.add_argument("--strategy", choices=DISTRIBUTED_STRATEGIES, default="ddp", help=strategy)
     rounds = selftest_checks.NUM_ROUNDS
     windows = f"rounds of the longest series, six or more (default: {rounds}); other series take a share of it"
     parser.add_argument("--windows", type=int, default=rounds, help=windows)
@@ -86,6 +90,9 @@ def measure(spec: Spec) -> SavedSelftest:
     """Run the point three times, each time in new processes; over sockets only on GPUs."""
     errors.require_packages(*errors.RANK_PACKAGES)
     measured_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    if spec.strategy != "ddp":
+        findings, environment = run_selftest_task(spec, "strategy")
+        return SavedSelftest(measured_at=measured_at, environment=environment, runs={"strategy": findings})
     known_answers, environment = run_selftest_task(spec, "known_answers")
     runs = {"known_answers": known_answers, "measure": run_selftest_task(spec, "measure")[0]}
     if spec.device == "cuda":
@@ -105,12 +112,14 @@ def selftest_spec(arguments: argparse.Namespace) -> Spec:
         cure = f"give at least {MIN_WINDOWS_FOR_INTERVAL}"
         raise CommandError(f"--windows {arguments.windows} is too few for an interval; {cure}.")
     try:
+        model = arguments.model or ("resnet18" if arguments.strategy == "ddp" else "gpt")
         return Spec(
-            strategy="ddp",
+            strategy=arguments.strategy,
             num_gpus=num_gpus,
             batch_size_per_gpu=arguments.batch_size_per_gpu or DEFAULT_BATCH[device],
             device=device,
-            model=arguments.model,
+            model=model,
+            dataset="cifar10" if model in CIFAR_MODELS else None,
             input="synthetic",
             precision="tf32" if visible else "fp32",
             measure="communication",

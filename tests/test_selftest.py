@@ -53,6 +53,23 @@ def test_a_sleeping_rank_and_the_parts_of_a_step_are_found_on_cpu(pipeline: Comm
     assert len(shown) == 1 + len(answers)
 
 
+@pytest.mark.training
+@pytest.mark.parametrize("strategy", ["fsdp", "zero1"])
+def test_the_steps_of_a_strategy_without_collectives_are_checked_on_cpu(pipeline: Command, strategy: str) -> None:
+    done = pipeline("selftest", "--strategy", strategy, "--batch-size-per-gpu", "2", "--windows", "6", "--json")
+    assert done.returncode in (0, 1), done.stderr
+    shape = json.loads(done.stdout)
+    answers = {answer["check"]: answer for answer in shape["answers"]}
+    assert list(answers) == ["two no-op series of the strategy", "kept buffers", "delayed collectives"]
+    assert (answers["kept buffers"]["verdict"] == "not applicable") is (strategy == "zero1")
+    delayed = answers["delayed collectives"]["figures"]
+    num_calls = {"fsdp": 9 + 5, "zero1": 2}[strategy]  # four blocks and the root; two ranks
+    assert delayed["delay_us"] == pytest.approx(num_calls * 20_000, rel=0.2)
+    assert 0.7 * delayed["delay_us"] < delayed["added_us"] < 1.4 * delayed["delay_us"]
+    assert abs(delayed["no_op_added_us"]) < 0.3 * delayed["delay_us"]
+    assert shape["runs"]["strategy"]["strategy"] == strategy
+
+
 LACKING = ["two entry points", "a rank asleep"]  # in the files of earlier versions
 FEW_WINDOWS = ["injected all-reduce", "two entry points", "sweep against a bare loop"]
 PUBLISHED = [

@@ -30,6 +30,15 @@ ROUND_SHARES = {  # of the process that measures the known answers, by variant
     "no_collectives": 0.05,
     "extra": 0.1,
 }
+STRATEGY_ROUND_SHARES = {  # of the process that measures FSDP or ZeRO-1
+    "fsdp": 0.45,
+    "zero1": 0.45,
+    "no_op": 0.45,
+    "no_op_again": 0.45,
+    "kept": 0.45,
+    "delayed": 0.1,
+    "delayed_no_op": 0.1,
+}
 SOCKET_ROUND_SHARES = {"ddp": 0.05, "no_op_hook": 0.05}
 CLOCK_PAIR_SHARES = {"large": 0.25, "small": 3.0}  # of a window with marks and one without: the most, by batch
 ALL_REDUCE_WINDOWS = 31  # of seven, one slow window would decide
@@ -69,6 +78,8 @@ class Findings(msgspec.Struct, frozen=True):
     unmarked_windows: dict[str, list[int]] = msgspec.field(default_factory=dict, name="silent_windows")
     parts_share: list[float] = []  # sum of the parts over the wall time, by window
     clock_batches: dict[str, int] = {}  # samples per GPU of "large" and "small"
+    strategy: str = "ddp"
+    delay_ns: int = 0  # pauses before the collectives of one step of "delayed"
 
 
 class SavedSelftest(msgspec.Struct, kw_only=True):
@@ -192,6 +203,8 @@ def judge_checks(runs: Mapping[str, Findings]) -> list[CheckResult]:
     processes, `sockets` the same over sockets. Files of earlier versions have `again`, the self-test's own code in new
     processes, and no `measure`. Raises LookupError or ValueError if findings are missing.
     """
+    if "strategy" in runs:
+        return [judge_check(name, runs) for name in STRATEGY_CHECKS]
     if "known_answers" not in runs or not {"measure", "again"} & set(runs):
         raise LookupError("it lacks the runs known_answers and measure")
     timed = runs["known_answers"].clock_windows
@@ -200,7 +213,7 @@ def judge_checks(runs: Mapping[str, Findings]) -> list[CheckResult]:
 
 def judge_check(name: str, runs: Mapping[str, Findings]) -> CheckResult:
     """Judge a check of the table. The worst verdict on its figures counts."""
-    check, known = CHECKS[name], runs["known_answers"]
+    check, known = (CHECKS | STRATEGY_CHECKS)[name], runs.get("known_answers") or runs["strategy"]
     computed = check.compute(*map(runs.get, check.runs))
     if isinstance(computed, tuple):
         return CheckResult(name, *computed, figures={})
@@ -441,3 +454,60 @@ CHECKS = {
         for batch, tolerance in CLOCK_TOLERANCE.items()
     },
 }
+
+
+def compare_kept(found: Findings) -> Figures | NotMeasured:
+    """Compare FSDP's step in kept buffers with its own."""
+    if found.strategy != "fsdp":
+        return "not applicable", "only FSDP has buffers that are kept"
+    return {
+        "difference_us": median_of(difference_us(found, "kept", "fsdp")),
+        "limit_us": strategy_tolerance_us(found),
+        "step_us": statistics.median(step_us(found, "fsdp")),
+    }
+
+
+def strategy_tolerance_us(found: Findings) -> float:
+    """Return the tolerance of a difference between steps: that of exposed communication, as `measure` stops at."""
+    exposed = statistics.median(difference_us(found, found.strategy, "no_op"))
+    return max(NO_OP_TOLERANCE_US, difference_tolerance_s(abs(exposed) / 1e6) * 1e6)
+
+
+def compare_delayed(found: Findings) -> Figures:
+    """Compare what pauses before the collectives add to a step with their sum, and to the step without collectives."""
+    added = median_of(difference_us(found, "delayed", found.strategy))
+    return {
+        "added_us": added,
+        "delay_us": found.delay_ns / 1e3,
+        "no_op_added_us": median_of(difference_us(found, "delayed_no_op", "no_op")),
+    }
+
+
+STRATEGY_CHECKS = {
+    "two no-op series of the strategy": Check(
+        lambda found: {
+            "difference_us": median_of(difference_us(found, "no_op", "no_op_again")),
+            "limit_us": strategy_tolerance_us(found),
+            "step_us": statistics.median(step_us(found, "no_op")),
+        },
+        {"difference_us": Limits(-1, 1, of="limit_us")},
+        "two interleaved series of the step without collectives differ by {difference_us:.1f} us, limit {limit_us:.1f}",
+        runs=("strategy",),
+    ),
+    "kept buffers": Check(
+        compare_kept,
+        {"difference_us": Limits(-1, 1, of="limit_us")},
+        "FSDP in kept buffers takes {difference_us:+.1f} us more than in its own, limit {limit_us:.1f}, of "
+        "{step_us:.0f} us",
+        runs=("strategy",),
+    ),
+    "delayed collectives": Check(
+        compare_delayed,
+        {"added_us": Limits(0.8, 1.2, of="delay_us"), "no_op_added_us": Limits(-0.2, 0.2, of="delay_us")},
+        "pauses of {delay_us:.0f} us before the collectives add {added_us:.0f} us to a step, limit "
+        "{limits[added_us].low:.0f} to {limits[added_us].high:.0f}, and {no_op_added_us:+.0f} us to the step without "
+        "them, limit {limits[no_op_added_us].high:.0f}",
+        runs=("strategy",),
+    ),
+}
+"""The checks of `selftest --strategy fsdp` or `zero1`."""

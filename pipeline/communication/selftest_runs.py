@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.analysis.exposed_communication import collectives_of_kinds
-from pipeline.communication import interleaved_timing, profiling, selftest_checks
+from pipeline.communication import interleaved_timing, profiling, selftest_checks, silent_collectives
 from pipeline.communication.collective_sweep import NUM_WINDOWS, capture_stream, time_collective
 from pipeline.communication.dataparallel_split import total_bytes
 from pipeline.communication.selftest_checks import ALL_REDUCE_WINDOWS, Findings, count_windows
@@ -33,6 +33,7 @@ from pipeline.training.step_timer import StepTimer, UnmarkedTimer
 
 INJECTED_BYTES = {"cuda": 256 * 2**20, "cpu": 32 * 2**20}
 LARGE_BUCKET_MB = 100.0
+DELAY_S = {"cuda": 0.002, "cpu": 0.02}  # before each collective of a strategy
 SLEEP_S = {"cuda": 0.02, "cpu": 0.1}
 HEAD_START_S = {"cuda": 0.05, "cpu": 0.0}  # pause of every device, so that no host is late while it is profiled
 CYCLES_PER_S = 2e9  # of a GPU's clock, about; measured before use
@@ -41,13 +42,43 @@ SMALL_BATCH_SIZE_PER_GPU = 32
 BARE_CALLS = {"cuda": 20, "cpu": 3}
 MIN_CLOCK_STEPS, MAX_CLOCK_STEPS = 10, 200  # of a window of the large batch
 
+LengthNs = Callable[[], float]  # gives the length of a pause in ns, once it has ended
+
 
 def measure_exposure(spec: Spec, rank: Rank) -> Findings:
     """Time the step with and without collectives, and one all-reduce of all gradients. Called by all ranks."""
     set_precision(spec)
     context = build_step_context(spec, rank)
     variants = build_variants(context, selftest_checks.EXPOSED_VARIANTS)
-    return time_selftest_variants(variants, context, selftest_checks.SOCKET_ROUND_SHARES, NUM_WINDOWS)
+    findings = time_selftest_variants(variants, context, selftest_checks.SOCKET_ROUND_SHARES)
+    return add_sweep(findings, rank, NUM_WINDOWS)
+
+
+def measure_strategy(spec: Spec, rank: Rank) -> Findings:
+    """Time FSDP or ZeRO-1 with its collectives, without, in kept buffers, and delayed. Called by all ranks."""
+    set_precision(spec)
+    context = build_step_context(spec, rank)
+    variants = build_variants(context, (spec.strategy, "no_op", "no_op_again"))
+    pause = partial(calibrated_pause(rank), DELAY_S[rank.device.type])
+    lengths: list[LengthNs] = []
+    for name, base in (("delayed", spec.strategy), ("delayed_no_op", "no_op")):
+        variant = variants[name] = build_variant(context, base)
+        noted = partial(note_pause, pause, lengths if name == "delayed" else [])
+        silent_collectives.delay(variant.model, variant.optimizer, spec, noted, is_silent=base == "no_op")
+    if spec.strategy == "fsdp":
+        variants["kept"] = build_variant(context, "fsdp")
+        silent_collectives.keep_buffers(variants["kept"].model, [], is_silent=False)
+    findings = time_selftest_variants(variants, context, selftest_checks.STRATEGY_ROUND_SHARES)
+    lengths.clear()
+    variants["delayed"].step()
+    process_group.synchronize(rank)
+    return msgspec.structs.replace(
+        findings, strategy=spec.strategy, delay_ns=round(sum(length() for length in lengths))
+    )
+
+
+def note_pause(pause: Callable[[], LengthNs], lengths: list[LengthNs]) -> None:
+    lengths.append(pause())
 
 
 def measure_known_answers(spec: Spec, rank: Rank) -> Findings:
@@ -59,7 +90,8 @@ def measure_known_answers(spec: Spec, rank: Rank) -> Findings:
     variants = build_variants(context, ("ddp", "no_op_hook", "no_op_hook_again", "no_collectives"))
     variants["one_bucket"] = build_variant(context._replace(spec=one_bucket), "ddp")
     variants["extra"] = build_variant(context, "ddp", after_backward=partial(dist.all_reduce, extra))
-    findings = time_selftest_variants(variants, context, selftest_checks.ROUND_SHARES, ALL_REDUCE_WINDOWS)
+    findings = time_selftest_variants(variants, context, selftest_checks.ROUND_SHARES)
+    findings = add_sweep(findings, rank, ALL_REDUCE_WINDOWS)
     findings = add_clock_cost(findings, "large", spec, rank)
     if spec.batch_size_per_gpu > SMALL_BATCH_SIZE_PER_GPU:
         small = msgspec.structs.replace(spec, batch_size_per_gpu=SMALL_BATCH_SIZE_PER_GPU)
@@ -74,18 +106,17 @@ def measure_known_answers(spec: Spec, rank: Rank) -> Findings:
 
 
 def time_selftest_variants(
-    variants: Mapping[str, StepVariant], context: StepContext, round_shares: Mapping[str, float], num_sweep_windows: int
+    variants: Mapping[str, StepVariant], context: StepContext, round_shares: Mapping[str, float]
 ) -> Findings:
     spec, rank = context.spec, context.rank
     steps = {name: variant.step for name, variant in variants.items()}
     steps_per_window = interleaved_timing.warm_up_and_size_windows(steps, rank)
-    gradient_bytes = total_bytes(variants["ddp"].model.parameters())
+    gradient_bytes = total_bytes(variants[spec.strategy].model.parameters())
     timers = {
         name: partial(interleaved_timing.time_steps, step, steps_per_window, rank) for name, step in steps.items()
     }
-    *_, windows = interleaved_timing.time_rounds(timers, count_windows(round_shares, spec.windows))
-    with capture_stream(rank) as capture:
-        swept_ns = list(time_collective(gradient_bytes, rank, capture, num_sweep_windows))
+    num_windows = {name: count for name, count in count_windows(round_shares, spec.windows).items() if name in timers}
+    *_, windows = interleaved_timing.time_rounds(timers, num_windows)
     return Findings(
         device=rank.device.type,
         gpu=torch.cuda.get_device_name(rank.device) if rank.device.type == "cuda" else "",
@@ -94,8 +125,15 @@ def time_selftest_variants(
         gradient_bytes=gradient_bytes,
         steps_per_window=steps_per_window,
         windows=windows,
-        swept_ns=swept_ns,
+        swept_ns=[],
     )
+
+
+def add_sweep(findings: Findings, rank: Rank, num_windows: int) -> Findings:
+    """Time one all-reduce of all gradients, as a sweep does."""
+    with capture_stream(rank) as capture:
+        swept_ns = list(time_collective(findings.gradient_bytes, rank, capture, num_windows))
+    return msgspec.structs.replace(findings, swept_ns=swept_ns)
 
 
 def time_bare_loop(num_bytes: int, rank: Rank) -> list[int]:
@@ -203,9 +241,6 @@ def wait_by_step_ns(profile: Profile) -> list[float]:
     return [statistics.fmean(map(max, zip(*by_collective, strict=True))) for by_collective in waits_ns]
 
 
-LengthNs = Callable[[], float]  # gives the length of a pause in ns, once it has ended
-
-
 def calibrated_pause(rank: Rank) -> Callable[[float], LengthNs]:
     """Return the function that pauses this rank for so many seconds: its host on the CPU, else its device.
 
@@ -250,4 +285,5 @@ def after_pause(step: StepFunction, pause: Callable[[], LengthNs], lengths: list
 SELFTEST_TASKS: dict[str, Callable[[Spec, Rank], Findings]] = {
     "known_answers": measure_known_answers,
     "exposure": measure_exposure,
+    "strategy": measure_strategy,
 }

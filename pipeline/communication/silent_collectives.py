@@ -4,8 +4,8 @@ DDP: a hook without reduction, or a group whose collectives do nothing. ZeRO-1: 
 FSDP: gathers and scatters that keep their buffers. All other work stays: hooks, copies, casts.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 from pipeline.experiment.measurement import Operation, TransferKind
 from pipeline.experiment.spec import Spec
 from pipeline.training.process_group import Rank
+
+
+def nothing() -> None:
+    """Do nothing."""
 
 
 class CollectiveCall(NamedTuple):
@@ -43,6 +47,23 @@ def silence(
         leave_out_broadcasts(optimizer, noted)
     if spec.strategy == "fsdp":
         keep_buffers(model, noted, is_silent=True)
+
+
+def delay(
+    model: nn.Module, optimizer: torch.optim.Optimizer, spec: Spec, pause: Callable[[], object], is_silent: bool
+) -> None:
+    """Let each gather and scatter of FSDP, or each broadcast of ZeRO-1, pause first; silent ones never run."""
+    if spec.strategy == "fsdp":
+        keep_buffers(model, [], is_silent, pause)
+    elif not is_silent:
+        broadcast = cast(Any, optimizer)._broadcast_params_from_rank
+
+        def late(rank: int) -> list[Any]:
+            pause()
+            handles: list[Any] = broadcast(rank)
+            return handles
+
+        cast(Any, optimizer)._broadcast_params_from_rank = late
 
 
 def leave_out_reduction(calls: list[CollectiveCall], bucket: GradBucket) -> Future[Tensor]:
@@ -73,12 +94,16 @@ def leave_out_broadcasts(optimizer: Any, calls: list[CollectiveCall]) -> None:
     optimizer._broadcast_params_from_rank = note
 
 
-def keep_buffers(model: nn.Module, calls: list[CollectiveCall], is_silent: bool) -> None:
+def keep_buffers(
+    model: nn.Module, calls: list[CollectiveCall], is_silent: bool, before: Callable[[], object] = nothing
+) -> None:
     """Let FSDP gather and scatter in buffers that are kept. Silent ones skip all gathers after the first of a buffer.
+
+    `before` runs before each collective that is not skipped.
 
     The other ranks' shards stay in the buffer; this rank's shard is copied into it anew.
     """
-    gather, scatter = KeptAllGather(calls, is_silent), KeptReduceScatter(calls, is_silent)
+    gather, scatter = KeptAllGather(calls, is_silent, before), KeptReduceScatter(calls, is_silent, before)
     from torch.distributed.fsdp import FSDPModule
 
     for module in model.modules():
@@ -90,8 +115,8 @@ def keep_buffers(model: nn.Module, calls: list[CollectiveCall], is_silent: bool)
 class KeptAllGather:
     """An all-gather with one kept buffer for each size, as FSDPModule.set_custom_all_gather takes it."""
 
-    def __init__(self, calls: list[CollectiveCall], is_silent: bool) -> None:
-        self._calls, self._is_silent = calls, is_silent
+    def __init__(self, calls: list[CollectiveCall], is_silent: bool, before: Callable[[], object] = nothing) -> None:
+        self._calls, self._is_silent, self._before = calls, is_silent, before
         self._kept: dict[tuple[object, ...], Tensor] = {}
         self._gathered: set[int] = set()
 
@@ -108,6 +133,7 @@ class KeptAllGather:
         if self._is_silent and output_tensor.data_ptr() in self._gathered:
             return None
         self._gathered.add(output_tensor.data_ptr())
+        self._before()
         work: dist.Work | None = dist.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
         return work
 
@@ -115,8 +141,8 @@ class KeptAllGather:
 class KeptReduceScatter:
     """A reduce-scatter with a kept buffer for each size of input and of output. Silent outputs stay zero."""
 
-    def __init__(self, calls: list[CollectiveCall], is_silent: bool) -> None:
-        self._calls, self._is_silent = calls, is_silent
+    def __init__(self, calls: list[CollectiveCall], is_silent: bool, before: Callable[[], object] = nothing) -> None:
+        self._calls, self._is_silent, self._before = calls, is_silent, before
         self._kept: dict[tuple[object, ...], Tensor] = {}
         self._is_input = False
 
@@ -133,6 +159,7 @@ class KeptReduceScatter:
         self._calls.append(CollectiveCall("gradients", "reduce_scatter", input_tensor.nbytes))
         if self._is_silent:
             return None
+        self._before()
         work: dist.Work | None = dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
         return work
 

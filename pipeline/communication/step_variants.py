@@ -48,6 +48,7 @@ class StepVariant(NamedTuple):
     """A variant with its own model. `step` may be captured; `eager` is the same step issued by the host."""
 
     model: nn.Module
+    optimizer: torch.optim.Optimizer
     step: StepFunction
     eager: StepFunction
     calls: list[CollectiveCall]  # that a silent step leaves out
@@ -138,7 +139,7 @@ def build_variant(
     if execution in CAPTURED_EXECUTIONS:
         with prepare_capture(train_step):
             step = warm_up_and_capture(eager, num_capture_warm_up_steps(spec), graph_capturer())
-    return StepVariant(model, step, eager, calls)
+    return StepVariant(model, train_step.optimizer, step, eager, calls)
 
 
 def single_spec(spec: Spec) -> Spec:

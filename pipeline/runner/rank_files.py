@@ -31,7 +31,7 @@ from pipeline.experiment.spec import Spec
 from pipeline.system import files
 
 T = TypeVar("T")
-Task = Literal["measure", "known_answers", "exposure"]
+Task = Literal["measure", "known_answers", "exposure", "strategy"]
 
 
 class PointTask(msgspec.Struct, frozen=True):
