@@ -1,11 +1,13 @@
 """Tables and answers of a user's own model: its unit, and its figure of merit."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from factories import make_record, make_spec
+from conftest import Command
+from factories import make_experiment, make_record, make_spec
 from rendered_tables import build, report, table_of
 from study_records import trained
 
@@ -118,6 +120,54 @@ def test_an_accuracy_of_an_own_model_is_answered_in_per_cent() -> None:
     small, large = (with_measurement(record, unit="tokens") for record in found)
     said = answers(small, large)["Q4"][0]
     assert said.startswith("After 2 epochs 1,024 samples a step reach 70.0 % test accuracy, 128 reach 90.0 %, n = 1")
+
+
+def test_an_accuracy_without_a_test_loss_is_no_loss_that_diverged() -> None:
+    record = trained([0.5, 0.9], **OWN)
+    assert record.measurement is not None
+    epochs = tuple(msgspec.structs.replace(epoch, test_loss=None) for epoch in record.measurement.epochs)
+    text = report(with_measurement(record, epochs=epochs, unit="tokens"))
+    assert "not finite" not in text
+    assert "augmented" not in text
+    of_images = report(with_measurement(trained([0.5, 0.9]), epochs=epochs))
+    assert "the test loss is not finite" in of_images
+    assert "of augmented images" in of_images
+
+
+def test_a_command_names_the_options_of_the_model_and_quotes_what_a_shell_would_split() -> None:
+    record = timed(model="/home/ada l/gpt.py:Gpt", options=("layers=2",))
+    command = answers(record)["Q2"][-1]
+    assert command == "python -m pipeline.submit --grid own-model --set 'model=/home/ada l/gpt.py:Gpt' model.layers=2"
+
+
+def test_two_files_of_one_name_and_folder_are_told_apart(pipeline: Command, tmp_path: Path) -> None:
+    paths = ("/home/ada/lab/train.py:Net", "/home/bob/lab/train.py:Net", "/home/bob/sums/train.py:Net")
+    found = [timed(model=path) for path in paths]
+    assert [row["model"] for row in table_of(report(*found), "Q1")] == [
+        *("ada/lab/train.py:Net", "bob/lab/train.py:Net", "sums/train.py:Net")
+    ]
+    assert "ada/lab/train.py:Net" in answers(*found)["Q1"][0]
+    make_experiment(tmp_path / "x", *found)
+    assert "bob/lab/train.py:Net" in pipeline("status", tmp_path, "--all").stdout
+    collected = pipeline("collect", tmp_path)
+    assert collected.returncode == 0, collected.stderr
+    assert "bob/lab/train.py:Net" in (tmp_path / "x" / "report.html").read_text()
+
+
+def test_models_that_this_checkout_lacks_are_shown_as_text_beside_other_experiments(
+    pipeline: Command, tmp_path: Path
+) -> None:
+    later = make_record(make_spec(model="resnet34", dataset="imagefolder", remedies=("warmup",)))
+    gone = make_spec(model="/home/ada/gone.py:Gone", dataset=None, input="synthetic")
+    make_experiment(tmp_path / "old", later, missing=[gone])
+    make_experiment(tmp_path / "other", make_record(make_spec()))
+    collected = pipeline("collect", tmp_path)
+    assert (collected.returncode, collected.stderr) == (0, "")
+    assert "training resnet34 on its data set" in collected.stdout
+    assert "ada/gone.py:Gone, synthetic: missing, no record" in collected.stdout
+    assert "# other\n" in collected.stdout
+    shown = pipeline("status", tmp_path, "--all")
+    assert (shown.returncode, "resnet34" in shown.stdout, "ada/gone.py:Gone" in shown.stdout) == (0, True, True)
 
 
 def test_what_was_not_measured_of_an_own_model_is_measured_by_the_grid_for_such() -> None:
