@@ -181,10 +181,15 @@ def in_terms(text: str, terms: Terms) -> str:
     if terms.processors == "processes":
         text = text.replace("GPUs", "processes").replace("GPU", "process")
     if terms.unit != IMAGES:
-        text = text.replace("images/s", f"{terms.unit}/s").replace("mJ/image", f"mJ/{terms.unit.removesuffix('s')}")
-        text = text.replace("augmented images", "training images")
+        text = replace_words(text, "images/s", f"{terms.unit}/s").replace("augmented images", "training images")
+        text = text.replace("mJ/image", f"mJ/{terms.unit.removesuffix('s')}")
         text = re.sub(r"\b([Ii])mage(s?)\b", lambda match: f"{'S' if match[1] == 'I' else 's'}ample{match[2]}", text)
-    return text.replace(MERIT, terms.merit)
+    return replace_words(text, MERIT, terms.merit)
+
+
+def replace_words(text: str, words: str, others: str) -> str:
+    """Return the text with other words, also where the first ones begin a title."""
+    return text.replace(words, others).replace(words.capitalize(), others[:1].upper() + others[1:])
 
 
 def format_number(value: float, spec: str) -> str:

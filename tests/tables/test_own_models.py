@@ -1,5 +1,6 @@
 """Tables and answers of a user's own model: its unit, and its figure of merit."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,12 @@ def test_of_a_lower_merit_the_target_lies_above_the_baseline_and_is_reached_from
     text = report(small, large)
     cells = table_of(text, "Q4: final test loss")
     assert [row["test loss"] for row in cells] == ["2.000", "2.050"]
-    assert [row["test loss"] for row in table_of(text, "Q4: loss and accuracy")] == ["4.000", "2.000", "5.000", "2.050"]
+    assert [row["test loss"] for row in table_of(text, "Q4: loss and test loss by epoch")] == [
+        "4.000",
+        "2.000",
+        "5.000",
+        "2.050",
+    ]
     assert "learning" not in "".join(cells[0])
 
 
@@ -138,6 +144,18 @@ def test_a_command_names_the_options_of_the_model_and_quotes_what_a_shell_would_
     record = timed(model="/home/ada l/gpt.py:Gpt", options=("layers=2",))
     command = answers(record)["Q2"][-1]
     assert command == "python -m pipeline.submit --grid own-model --set 'model=/home/ada l/gpt.py:Gpt' model.layers=2"
+
+
+def test_a_page_has_the_words_of_the_model_in_titles_too(pipeline: Command, tmp_path: Path) -> None:
+    """The text of the page with what its plots show in words."""
+    found = [timed(batch_size_per_gpu=size) for size in (64, 128)]
+    found += [losses([4.0, 3.0, 2.5, 2.0 + size / 1000], batch_size_per_gpu=size) for size in (128, 1024)]
+    make_experiment(tmp_path / "x", *found)
+    assert pipeline("collect", tmp_path).returncode == 0
+    text = re.sub(r"data:[^\"]+|<style.*?</style>", "", (tmp_path / "x" / "report.html").read_text(), flags=re.DOTALL)
+    for words in ("Tokens/s against samples a step", "Test loss after 4 epochs", "The axis of the test loss does not"):
+        assert words in text
+    assert re.findall(r"[^.]*(?:\bimage|accurac|remed|figure of merit)[^.]*", text, re.IGNORECASE) == []
 
 
 def test_two_files_of_one_name_and_folder_are_told_apart(pipeline: Command, tmp_path: Path) -> None:
