@@ -5,9 +5,9 @@
 
 Runs one point three times, each time in new processes: with the variants of all checks; as `measure: communication`;
 and, on GPUs, with NCCL over sockets. That takes about 7 minutes on two GPUs. With `--strategy fsdp` or `zero1` it
-checks the steps of that strategy without collectives. A check is undecided if its limit lies inside the measured interval, or
-if the file of an earlier version lacks data for it. Exit codes: 0 no check failed (stderr says how many are undecided),
-1 a check failed, 2 wrong usage or a failed run.
+checks the steps of that strategy without collectives. A check is undecided if its limit lies inside the measured
+interval, or if the file of an earlier version lacks data for it. Exit codes: 0 no check failed (stderr says how many
+are undecided), 1 a check failed, 2 wrong usage or a failed run.
 """
 
 import argparse

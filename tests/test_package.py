@@ -1,6 +1,7 @@
 import functools
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -85,6 +86,49 @@ def test_the_installed_command_runs_where_another_package_is_called_pipeline(unp
     assert (answer.returncode, "14 points to run" in answer.stdout) == (0, True), answer.stderr
     assert called([*command, "collcet"]).stderr == "error: unknown command 'collcet'; did you mean 'collect'?\n"
     assert called([*command, "status", "--help"]).stdout.startswith("usage: ddpscale status")
+
+
+@pytest.mark.wheel
+@pytest.mark.training
+def test_a_repository_of_its_own_measures_its_training_with_the_installed_command(
+    unpacked: Path, tmp_path: Path
+) -> None:
+    """The example of docs/workloads.md as its users have it, with a smaller model and shorter epochs."""
+    repository = tmp_path / "sums"
+    shutil.copytree(ROOT / "docs/examples/gpt", repository, ignore=shutil.ignore_patterns("__pycache__", "outputs"))
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "PIPELINE"))}
+    env = kept | {"PYTHONPATH": str(unpacked), "TEST_FOLDER": str(tmp_path)}
+    command = [sys.executable, str(unpacked / "ddpscale.py")]
+    run = functools.partial(subprocess.run, cwd=repository, env=env, capture_output=True, text=True, timeout=600)
+    sizes = ("--set", "batch_size_per_gpu=32", "num_samples=512", "model.layers=1")
+    done = run([*command, "submit", "--grid", "grid.yaml", "--cluster", "local", *sizes])
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.endswith("Next: ddpscale collect outputs/arithmetic\n")
+    said = run([*command, "collect", "outputs/arithmetic"])
+    assert said.returncode == 0, said.stderr
+
+    records = [json.loads(path.read_text()) for path in repository.glob("outputs/arithmetic/records/*.json")]
+    environments = [record["environment"] for record in records]
+    assert [part["model_changed"] for part in environments] == [False] * 4
+    assert [part.get("commit") for part in environments] == [None] * 4, "the code is the wheel's, which is no checkout"
+    tables = json.loads((repository / "outputs/arithmetic/tables.json").read_text())
+    assert (tables["coverage"]["expected"], tables["coverage"]["ok"]) == (4, 4)
+    (parallel,) = (row for row in tables["Q2"] if row["num_gpus"] == 2)
+    assert parallel["speedup"] > 0
+    assert (parallel["unit"], parallel["options"]) == ("tokens", ["layers=1"])
+    assert parallel["throughput_items_per_s"] == pytest.approx(9 * parallel["throughput_samples_per_s"])
+    (measured,) = tables["communication"]
+    assert (
+        measured["exposed_comm_time_low_s"] <= measured["exposed_comm_time_s"] <= measured["exposed_comm_time_high_s"]
+    )
+    assert max(row["test_accuracy"] or 0 for row in tables["Q4"]) > 0.1, "a guess is right in one of 13 characters"
+
+    report = (repository / "outputs/arithmetic/report.md").read_text()
+    assert "tokens/s" in report
+    assert "sums/workload.py:Arithmetic" in report
+    assert "## Q2: weak scaling, speed-up against one process with the per-process batch fixed" in report
+    assert "**Q3.** On 2 processes " in report
+    assert not re.search(r"\bimages?\b|\bGPUs?\b", report)
 
 
 @pytest.mark.wheel

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from pipeline.analysis.intervals import ends_of
 from pipeline.analysis.notes import Note
-from pipeline.experiment.point_label import EFFORT_AXES, describe_point, format_number, varying_axes
+from pipeline.experiment.point_label import EFFORT_AXES, describe_point, format_number, models_of, varying_axes
 from pipeline.tables.columns import Row, kind_of
 from pipeline.tables.note_texts import NoteFormatter
 
@@ -200,7 +200,8 @@ def describe_own(row: Row, rows: Sequence[Row], but: str = "", also: str = "") -
     named = {"strategy", "batch_size_per_gpu", *varying, also} - {but}
     if row["strategy"] == "single":
         named.discard("strategy")
-    return describe_point(row.axes, [axis for axis in row.axes if axis in named])
+    models = models_of(other.axes for other in rows)
+    return describe_point(row.axes, [axis for axis in row.axes if axis in named], models)
 
 
 def where_of(row: Row, rows: Sequence[Row], but: str = "", also: str = "") -> str:

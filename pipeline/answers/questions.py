@@ -53,12 +53,15 @@ class Answer(NamedTuple):
 
 
 def own_model_command(question: str, command: str, model: str) -> str:
-    """Return the command that measures the same of a user's model; "" for Q4, which needs a test of the user's."""
+    """Return the command that measures the same of a user's model; "" for Q4, which needs a test of the user's.
+
+    `model` has the words after --set.
+    """
     if question == "Q4":
         return ""
     if "--grid memory" in command:
-        return f"{SUBMIT} --grid memory --set model={model} strategy=single num_gpus=1"
-    return f"{SUBMIT} --grid own-model --set model={model}"
+        return f"{SUBMIT} --grid memory --set {model} strategy=single num_gpus=1"
+    return f"{SUBMIT} --grid own-model --set {model}"
 
 
 def answers_of(tables: Tables, terms: Terms) -> list[Answer]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources as package_files
@@ -114,7 +115,9 @@ def place_models(axes: dict[str, Any], folder: Path) -> None:
 
     def place(model: Any) -> Any:
         own = own_class(model) if isinstance(model, str) else None
-        return f"{folder / Path(own.module).expanduser()}:{own.name}" if own and own.is_file else model
+        if own is None or not own.is_file:
+            return model
+        return f"{os.path.normpath(folder / Path(own.module).expanduser())}:{own.name}"
 
     if "model" in axes:
         models = axes["model"]

@@ -6,6 +6,7 @@ package.module:Class      a class of an importable module
 gpt.py:Class              a class of a file; grids hold its absolute path
 """
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,7 +44,12 @@ def own_class(model: str | None) -> ClassPlace | None:
     return ClassPlace(module, name)
 
 
-def short_model_name(model: str) -> str:
-    """Return the name for people: that of a file with its last folder alone."""
+def short_model_name(model: str, beside: Collection[str | None] = ()) -> str:
+    """Return the name for people: that of a file with its last folder, or as many as tell it from those `beside`."""
     place = own_class(model)
-    return f"{'/'.join(Path(place.module).parts[-2:])}:{place.name}" if place and place.is_file else model
+    if place is None or not place.is_file:
+        return model
+    parts = Path(place.module).parts
+    others = [Path(other.module).parts for name in {*beside} - {model} if (other := own_class(name))]
+    num_parts = next((n for n in range(2, len(parts)) if all(other[-n:] != parts[-n:] for other in others)), len(parts))
+    return f"{'/'.join(parts[-num_parts:])}:{place.name}"

@@ -1,5 +1,6 @@
 """The outcome of every expected point, and a count of every record file."""
 
+import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, get_args
@@ -76,8 +77,13 @@ class CollectedOutcomes(NamedTuple):
             "processes" if on_cpu else "GPUs",
             units.pop() if len(units) == 1 else ITEMS if units else IMAGES,
             merits.pop() or MERIT if len(merits) == 1 else MERIT,
-            next((str(model) for model in by_model if not is_image_model(model)), ""),
+            next((choice_of(outcome.spec) for outcome in self.outcomes if not is_image_model(outcome.spec.model)), ""),
         )
+
+
+def choice_of(spec: Spec) -> str:
+    """Return the words after --set that choose the model of a point and its options."""
+    return shlex.join([f"model={spec.model}", *(f"model.{option}" for option in spec.options)])
 
 
 def units_by_model(outcomes: Iterable[PointOutcome]) -> dict[str | None, str]:

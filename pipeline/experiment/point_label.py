@@ -3,7 +3,7 @@
 import decimal
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -15,10 +15,13 @@ MERIT = "figure of merit"
 IMAGES = "images"  # the unit of this project's own models; texts speak of it, and in_terms puts in another
 
 
+Models = Collection[str | None]
+
+
 class Terms(NamedTuple):
     """The words for what the points of an experiment ran on, what their samples consist of, and what is tested.
 
-    `own_model` is the model if it is none of images.
+    `own_model` has the words after --set that choose the model, if it is none of images.
     """
 
     processors: Literal["GPUs", "processes"] = "GPUs"
@@ -96,10 +99,20 @@ def distinguishing_axes(
     return next((axes for axes in choices if count(axes) == count(every)), every)
 
 
-def describe_point(row: Mapping[str, Any], axes: Sequence[str]) -> str:
-    """Return the row's values of these axes in words: `ddp 2 GPUs, 128 per GPU`."""
+def models_of(rows: Iterable[Mapping[str, Any]]) -> Models:
+    """Return the models of rows that are named beside each other."""
+    return {row.get("model") for row in rows}
+
+
+def describe_point(row: Mapping[str, Any], axes: Sequence[str], beside: Models = ()) -> str:
+    """Return the row's values of these axes in words: `ddp 2 GPUs, 128 per GPU`.
+
+    The name of a model tells it from the models `beside`.
+    """
     own = not is_image_model(row.get("model"))  # such a model has its own data set
     parts = {axis: describe_axis(axis, row[axis]) for axis in axes if not (own and axis == "dataset")}
+    if "model" in parts and row["model"]:
+        parts["model"] = short_model_name(row["model"], beside)
     if "strategy" in parts and "num_gpus" in parts:
         parts["strategy"] += f" {parts.pop('num_gpus')}"
     text = ", ".join(filter(None, parts.values()))
@@ -116,9 +129,10 @@ def point_labels(points: Sequence[Spec]) -> dict[str, str]:
     """
     rows = {spec.run_id(): msgspec.structs.asdict(spec) for spec in points}
     axes = (*NAMING_AXES, *varying_axes(rows.values(), NAMING_AXES))
+    models = models_of(rows.values())
 
     def describe(row: Mapping[str, Any], without: Sequence[str]) -> str:
-        return describe_point(row, [axis for axis in axes if axis not in without and is_said(axis, row[axis])])
+        return describe_point(row, [axis for axis in axes if axis not in without and is_said(axis, row[axis])], models)
 
     names = {run_id: describe(row, EFFORT_AXES) for run_id, row in rows.items()}
     counts = Counter(names.values())
@@ -145,8 +159,6 @@ def describe_axis(axis: str, value: Any) -> str:
         return " + ".join(map(str, value)) or f"no {axis}"
     if value is None:
         return WITHOUT_VALUE.get(axis, f"{axis} not stated")
-    if axis == "model":
-        return short_model_name(value)
     shown = f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
     words = "{}" if axis in PLAIN_AXES else WORDS.get(axis, f"{axis} {{}}")
     return VALUES.get((axis, shown), words).format(shown)
@@ -155,7 +167,8 @@ def describe_axis(axis: str, value: Any) -> str:
 def describe_training(points: Iterable[Spec]) -> str:
     """Return models and data in words, `resnet18 on cifar10`, and the memory limit if all points share one."""
     points = list(points)
-    pairs = {(spec.model and short_model_name(spec.model), describe_data(spec)) for spec in points}
+    models = {spec.model for spec in points}
+    pairs = {(spec.model and short_model_name(spec.model, models), describe_data(spec)) for spec in points}
     limits = {spec.memory_limit_gib for spec in points}
     limit = f" within {limits.pop():g} GiB a process" if len(limits) == 1 and None not in limits else ""
     named = ", ".join(sorted(f"{model} on {images}" for model, images in pairs if model and images))
@@ -174,9 +187,15 @@ def in_terms(text: str, terms: Terms) -> str:
     if terms.processors == "processes":
         text = text.replace("GPUs", "processes").replace("GPU", "process")
     if terms.unit != IMAGES:
-        text = text.replace("images/s", f"{terms.unit}/s").replace("mJ/image", f"mJ/{terms.unit.removesuffix('s')}")
+        text = replace_words(text, "images/s", f"{terms.unit}/s").replace("augmented images", "training images")
+        text = text.replace("mJ/image", f"mJ/{terms.unit.removesuffix('s')}")
         text = re.sub(r"\b([Ii])mage(s?)\b", lambda match: f"{'S' if match[1] == 'I' else 's'}ample{match[2]}", text)
-    return text.replace(MERIT, terms.merit)
+    return replace_words(text, MERIT, terms.merit)
+
+
+def replace_words(text: str, words: str, others: str) -> str:
+    """Return the text with other words, also where the first ones begin a title."""
+    return text.replace(words, others).replace(words.capitalize(), others[:1].upper() + others[1:])
 
 
 def format_number(value: float, spec: str) -> str:

@@ -29,8 +29,8 @@ WIDE_RANGE = 8  # the largest over the smallest end of a curve, from which the a
 TIMES = "time to the target"  # the panel of times, in the title
 SEEDS_NOTE = (
     "Medians over the seeds. Bars: of six seeds or more the interval of the median, of two to five seeds the lowest "
-    "and the highest. A point without a bar: one seed, or a seed missed the target. The axis of "
-    "accuracies does not begin at 0."
+    "and the highest. A point without a bar: one seed, or a seed missed the target. The axis of the {} does not begin "
+    "at 0."
 )
 SOME_TIMES_NOTE = "Times are of one GPU model: seeds on another have none."
 
@@ -72,7 +72,7 @@ def final_accuracy_plots(source: PlotSource) -> Iterator[Plot]:
     panels = {what: panel for what, panel in panels.items() if len(places[what]) > 1}
     if panels:
         is_partial = TIMES in panels and any(row["num_timed"] < row["n"] for row in tested)
-        note = " ".join(filter(None, (SEEDS_NOTE, SOME_TIMES_NOTE if is_partial else "", left_out)))
+        note = " ".join(filter(None, (SEEDS_NOTE.format(what), SOME_TIMES_NOTE if is_partial else "", left_out)))
         title = as_title(f"{' and '.join(panels)}, by batch size")
         yield Plot("q4-batch-size", "Q4", title, tuple(panels.values()), note)
 
@@ -95,7 +95,8 @@ def remedy_groups(rows: Sequence[Row]) -> tuple[dict[str, list[Row]], str]:
     pairs = [((tuple(row["remedies"]), row[BATCH]), (row["num_gpus"], row["num_nodes"])) for row in rows]
     used = group_pairs(pairs)
     fewest = [row for row, (place, gpus) in zip(rows, pairs, strict=True) if gpus == min(used[place])]
-    return plot_data.group_series(fewest, BATCH, ("remedies",), (*FOLLOWS_FROM_BATCH, *EFFORT_AXES))
+    first = ("remedies",) if any(row["remedies"] for row in rows) else ()
+    return plot_data.group_series(fewest, BATCH, first, (*FOLLOWS_FROM_BATCH, *EFFORT_AXES))
 
 
 def accuracy_plots(source: PlotSource) -> Iterator[Plot]:

@@ -12,7 +12,7 @@ from pipeline.analysis.intervals import ends_of
 from pipeline.analysis.notes import Note
 from pipeline.analysis.pooling import group_pairs
 from pipeline.experiment import point_label
-from pipeline.experiment.point_label import Terms, describe_point, format_number
+from pipeline.experiment.point_label import Terms, describe_point, format_number, models_of
 from pipeline.experiment.spec import REMEDIES
 from pipeline.tables.columns import AXIS_HEADINGS, NOT_STATED, Column, Row
 from pipeline.tables.definitions import FIGURE_NAMES
@@ -106,7 +106,7 @@ def name_columns(
     if not others:
         return columns, " ".join(explained)
     heading = {"gpu": "GPU model"}.get(others[0], others[0]) if len(others) == 1 else "configuration"
-    names = [describe_point(point, others) for point in points]
+    names = [describe_point(point, others, models_of(points)) for point in points]
     if max(map(len, names)) > MAX_LABEL:
         long = [name for name in dict.fromkeys(names) if len(name) > MAX_LABEL_BESIDE_OTHERS]
         for name in long:

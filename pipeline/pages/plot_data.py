@@ -6,7 +6,14 @@ from typing import Literal, NamedTuple, TypeVar
 from pipeline.analysis.intervals import ends_of
 from pipeline.analysis.pooling import group_pairs
 from pipeline.experiment.outcomes import PointOutcome
-from pipeline.experiment.point_label import EFFORT_AXES, Terms, describe_point, distinguishing_axes, format_figure
+from pipeline.experiment.point_label import (
+    EFFORT_AXES,
+    Terms,
+    describe_point,
+    distinguishing_axes,
+    format_figure,
+    models_of,
+)
 from pipeline.tables.build_tables import Tables
 from pipeline.tables.columns import Column, Row
 
@@ -188,7 +195,8 @@ def group_series(
     known = [key for key in (x, panel, *first) if key]
     points = [row.axes | {key: row[key] for key in known} for row in rows]
     axes = [*first, *distinguishing_axes(points, known, optional)]
-    groups = group_pairs((describe_point(point, axes), row) for point, row in zip(points, rows, strict=True))
+    models = models_of(points)
+    groups = group_pairs((describe_point(point, axes, models), row) for point, row in zip(points, rows, strict=True))
     shown = {label: groups[label] for label in evenly(list(groups), MAX_SERIES)}
     return shown, note_on_number(len(groups), MAX_SERIES, "series")
 

@@ -13,7 +13,7 @@ from pipeline.analysis.comparability import gpu_model
 from pipeline.analysis.pooling import group_pairs
 from pipeline.experiment.learning_rate import peak_learning_rate
 from pipeline.experiment.outcomes import PointOutcome
-from pipeline.experiment.point_label import NAMING_AXES, describe_point, varying_axes
+from pipeline.experiment.point_label import NAMING_AXES, describe_point, models_of, varying_axes
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import AXES
 from pipeline.pages.cells import named_axes
@@ -31,14 +31,14 @@ def list_fates(outcomes: Sequence[PointOutcome], folder: Path, logs: Mapping[str
         outcomes = [*(outcome for outcome in outcomes if outcome.status != "ok"), *ok[:MAX_ROWS]]
     specs = [msgspec.structs.asdict(outcome.spec) for outcome in outcomes]
     axes = list(dict.fromkeys([*NAMING_AXES, *varying_axes(specs)]))
-    fates = []
+    fates, models = [], models_of(specs)
     for outcome, spec in zip(outcomes, specs, strict=True):
         run_id = outcome.spec.run_id()
         log = logs.get(run_id)
         fates.append(
             {
                 "run_id": run_id,
-                "label": describe_point(spec, axes),
+                "label": describe_point(spec, axes, models),
                 "status": outcome.status,
                 "reason": outcome.reason,
                 "records": link_records(outcome),

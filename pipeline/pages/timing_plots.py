@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from pipeline.analysis.pooling import PooledPoint, group_pairs, median_window_s, pool_outcomes
-from pipeline.experiment.point_label import EFFORT_AXES, describe_point, distinguishing_axes, varying_axes
+from pipeline.experiment.point_label import EFFORT_AXES, describe_point, distinguishing_axes, models_of, varying_axes
 from pipeline.experiment.spec import Strategy
 from pipeline.pages import plot_data
 from pipeline.pages.plot_data import BarPanel, LinePanel, Plot, PlotSource, Point, Series, as_title, make_series
@@ -157,7 +157,8 @@ def order_of(row: Mapping[str, Any]) -> tuple[int, int, int]:
 
 def make_bars(steps: Steps, axes: Sequence[str], styles: Mapping[str, int]) -> BarPanel:
     """Return a bar for each step by these axes of its point, with parts in the order of `styles`."""
-    labels = tuple(describe_point(row, axes) or "every point" for row, _ in steps)
+    models = models_of(row for row, _ in steps)
+    labels = tuple(describe_point(row, axes, models) or "every point" for row, _ in steps)
     totals = [sum(parts.values()) for _, parts in steps]
     shares = {
         part: tuple(parts.get(part, 0.0) / total for (_, parts), total in zip(steps, totals, strict=True))

@@ -52,6 +52,16 @@ def is_about_learning(row: Row) -> bool:
     return tested or bool(row["remedies"]) or row["diverged_at_update"] is not None or row.has_note("not_stated")
 
 
+def epochs_of(*, with_merit: bool) -> Callable[[Rows], Rows]:
+    """Return the choice of epochs of the models that have another merit than the test accuracy, or that have none."""
+
+    def choose(rows: Rows) -> Rows:
+        models = {row.axes.get("model") for row in rows if row["merit"] is not None}
+        return first_and_last_epochs([row for row in rows if (row.axes.get("model") in models) == with_merit])
+
+    return choose
+
+
 def has_merit(row: Row) -> bool:
     """True if a row is about another figure of merit than the test accuracy."""
     return row["final_merit"] is not None or row["target_merit"] is not None
@@ -625,14 +635,20 @@ Q4 = Table(
         "Q4: loss and accuracy by epoch",
         "The table shows the first and the last epoch of each point. Loss and training accuracy are of augmented "
         "images, during the epoch.",
-        first_and_last_epochs,
+        epochs_of(with_merit=False),
+    ),
+    View(
+        f"Q4: loss and {MERIT.heading} by epoch",
+        "The table shows the first and the last epoch of each point. Loss is of training samples, during the epoch.",
+        epochs_of(with_merit=True),
     ),
 )
 
-TO_TARGET = (
-    "Time is that of training up to the target; never: no seed reached it; other GPU: see its note. The rate is the "
-    "highest learning rate of the run. Medians over n seeds. In brackets: of six seeds or more the interval of the "
-    f"median ({NOMINAL}), of two to five seeds the lowest and the highest."
+TO_TARGET = "Time is that of training up to the target; never: no seed reached it; other GPU: see its note."
+RATE = "The rate is the highest learning rate of the run."
+OVER_SEEDS = (
+    f"Medians over n seeds. In brackets: of six seeds or more the interval of the median ({NOMINAL}), of two to five "
+    "seeds the lowest and the highest."
 )
 TIME_TO_TARGET = Table(
     "time_to_target",
@@ -684,9 +700,10 @@ TIME_TO_TARGET = Table(
     ),
     View(
         "Q4: final accuracy and time to target",
-        f"Accuracy is of the test images after the last epoch. {TO_TARGET} The target, unless --target-accuracy sets "
-        "it, is 2 points below the final accuracy of the baseline: the smallest batch without remedies. Under a "
-        "cosine schedule accuracy rises most at the end of a run, so the time also depends on the epochs asked for.",
+        f"Accuracy is of the test images after the last epoch. {TO_TARGET} {RATE} {OVER_SEEDS} The target, unless "
+        "--target-accuracy sets it, is 2 points below the final accuracy of the baseline: the smallest batch without "
+        "remedies. Under a cosine schedule accuracy rises most at the end of a run, so the time also depends on the "
+        "epochs asked for.",
         lambda rows: [row for row in rows if not has_merit(row)],
         hidden_axes=("batch_size_per_gpu", "epochs", "reference_batch_size"),
         hidden_notes=("repeats_not_ok",),
@@ -694,7 +711,8 @@ TIME_TO_TARGET = Table(
     ),
     View(
         f"Q4: final {MERIT.heading} and time to target",
-        f"{TO_TARGET} The target, unless --target-merit sets it, is 2 % worse than what the smallest batch reaches.",
+        f"{TO_TARGET} {OVER_SEEDS} The target, unless --target-merit sets it, is 2 % worse than what the smallest "
+        "batch reaches.",
         lambda rows: [row for row in rows if has_merit(row)],
         keys=(
             *(GLOBAL_BATCH.key, "epochs", "final_merit", "time_to_target_s", "epochs_to_target", "reached", "soonest"),

@@ -203,7 +203,8 @@ def q4_row(point: PooledPoint, epochs: Sequence[Epoch], times_s: Sequence[float]
     `times_s` are the training seconds up to its end, of the repeats on the model `point.gpu` that state them.
     """
     diverged = [epoch.diverged_at_update for epoch in epochs if epoch.diverged_at_update is not None]
-    untold = sum(epoch.test_accuracy is not None and epoch.test_loss is None for epoch in epochs)
+    has_loss = is_image_model(point.spec.model)  # evaluate() of another model need not return one
+    untold = sum(has_loss and epoch.test_accuracy is not None and epoch.test_loss is None for epoch in epochs)
     notes = []
     if diverged:
         notes.append(make_note("diverged", count=len(diverged), repeats=len(epochs)))

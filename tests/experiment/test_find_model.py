@@ -37,6 +37,22 @@ def test_a_file_is_found_from_the_folder_of_the_grid_and_has_its_absolute_path(t
     assert (spec.dataset, spec.reads_data) == (None, False)
 
 
+def test_a_file_of_set_is_found_from_the_shells_folder_and_never_from_that_of_the_grid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(tmp_path / "here", name="ours.py")
+    write_model(tmp_path, name="tiny.py")
+    grid_of(tmp_path, "tiny.py:Tiny")
+    monkeypatch.chdir(tmp_path / "here")
+    (spec,) = expand_grid("../grid.yaml", ["model=ours.py:Tiny"]).points
+    assert spec.model == f"{tmp_path}/here/ours.py:Tiny"
+    with pytest.raises(CommandError, match=rf"{tmp_path}/here/tiny\.py is no file"):
+        expand_grid("../grid.yaml", ["model=tiny.py:Tiny"])
+    assert {spec.model for spec in expand_grid("own-model", ["model=../tiny.py:Tiny"]).points} == {
+        f"{tmp_path}/tiny.py:Tiny"
+    }
+
+
 def test_set_and_the_grid_give_an_option_the_same_text(tmp_path: Path) -> None:
     write_model(tmp_path)
     (of_grid,) = grid_of(tmp_path, "tiny.py:Tiny", ", model.width: 1e3")

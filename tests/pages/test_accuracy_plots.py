@@ -56,8 +56,8 @@ def test_q4_by_batch_size_is_of_one_study_and_tells_rates_apart() -> None:
     assert isinstance(panel, LinePanel)
     lines = {line.label: [point.y for point in line.points] for line in panel.series}
     assert lines == {
-        "no remedies, learning rate 0.1": pytest.approx([80, 50]),
-        "no remedies, learning rate 0.4": pytest.approx([60]),
+        "learning rate 0.1": pytest.approx([80, 50]),
+        "learning rate 0.4": pytest.approx([60]),
     }
 
 

@@ -13,6 +13,7 @@ import pytest
 from cluster import Cluster
 from conftest import CPU_SIZE, ROOT, Command, wait_for
 from factories import write_grid
+from own_models import with_change, write_model
 from slurm_queue import MIXED, Env, queued, states
 
 from pipeline.runner.array_element import FILE_NAME, encode_commands
@@ -118,6 +119,31 @@ def test_communication_is_measured_over_two_nodes(pipeline: Command, on_slurm: E
     ]
     assert (row["num_nodes"], row["num_windows"]) == (2, 6)
     assert row["exposed_comm_time_low_s"] <= row["exposed_comm_time_s"] <= row["exposed_comm_time_high_s"]
+
+
+OWN = """
+name: own
+base: {device: cpu, model: "models/tiny.py:Tiny", input: synthetic, precision: fp32, num_samples: 64, epochs: 3}
+points:
+  - {strategy: [ddp], num_gpus: [2], num_nodes: [2], batch_size_per_gpu: [8], model.width: [6]}
+resources: {cpus_per_gpu: 1, mem_per_gpu_gib: 3, time: "00:10:00"}
+"""
+
+
+def test_a_model_of_a_users_own_trains_over_two_nodes(pipeline: Command, on_slurm: Env, tmp_path: Path) -> None:
+    """Its file lies in the folder of the grid, with a module beside it."""
+    write_model(tmp_path / "repository" / "models", with_change("import torch\n", "import sizes\nimport torch\n"))
+    (tmp_path / "repository" / "models" / "sizes.py").touch()
+    grid = write_grid(tmp_path / "repository", OWN)
+    done = pipeline("submit", "--grid", grid, "--outputs", tmp_path, "--wait", env=on_slurm)
+    assert done.returncode == 0, done.stderr
+    (record,) = [json.loads(path.read_text()) for path in tmp_path.glob("own/records/*.json")]
+    assert record["status"] == "ok", record["reason"]
+    assert record["environment"]["nodes"] == ["node1", "node2"]
+    assert (record["environment"]["model_changed"], record["measurement"]["num_parameters"]) == (False, 7)
+    assert (record["measurement"]["unit"], record["measurement"]["items_per_sample"]) == ("atoms", 3)
+    (row,) = json.loads(pipeline("collect", tmp_path, "--format", "json").stdout)["experiments"]["own"]["Q2"]
+    assert row["throughput_items_per_s"] == pytest.approx(3 * row["throughput_samples_per_s"])
 
 
 def workers_on(cluster: Cluster, node_rank: int) -> Iterator[int]:

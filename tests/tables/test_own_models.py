@@ -1,11 +1,14 @@
 """Tables and answers of a user's own model: its unit, and its figure of merit."""
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from factories import make_record, make_spec
+from conftest import Command
+from factories import make_experiment, make_record, make_spec
 from rendered_tables import build, report, table_of
 from study_records import trained
 
@@ -90,7 +93,12 @@ def test_of_a_lower_merit_the_target_lies_above_the_baseline_and_is_reached_from
     text = report(small, large)
     cells = table_of(text, "Q4: final test loss")
     assert [row["test loss"] for row in cells] == ["2.000", "2.050"]
-    assert [row["test loss"] for row in table_of(text, "Q4: loss and accuracy")] == ["4.000", "2.000", "5.000", "2.050"]
+    assert [row["test loss"] for row in table_of(text, "Q4: loss and test loss by epoch")] == [
+        "4.000",
+        "2.000",
+        "5.000",
+        "2.050",
+    ]
     assert "learning" not in "".join(cells[0])
 
 
@@ -118,6 +126,66 @@ def test_an_accuracy_of_an_own_model_is_answered_in_per_cent() -> None:
     small, large = (with_measurement(record, unit="tokens") for record in found)
     said = answers(small, large)["Q4"][0]
     assert said.startswith("After 2 epochs 1,024 samples a step reach 70.0 % test accuracy, 128 reach 90.0 %, n = 1")
+
+
+def test_an_accuracy_without_a_test_loss_is_no_loss_that_diverged() -> None:
+    record = trained([0.5, 0.9], **OWN)
+    assert record.measurement is not None
+    epochs = tuple(msgspec.structs.replace(epoch, test_loss=None) for epoch in record.measurement.epochs)
+    text = report(with_measurement(record, epochs=epochs, unit="tokens"))
+    assert "not finite" not in text
+    assert "augmented" not in text
+    of_images = report(with_measurement(trained([0.5, 0.9]), epochs=epochs))
+    assert "the test loss is not finite" in of_images
+    assert "of augmented images" in of_images
+
+
+def test_a_command_names_the_options_of_the_model_and_quotes_what_a_shell_would_split() -> None:
+    record = timed(model="/home/ada l/gpt.py:Gpt", options=("layers=2",))
+    command = answers(record)["Q2"][-1]
+    assert command == "python -m pipeline.submit --grid own-model --set 'model=/home/ada l/gpt.py:Gpt' model.layers=2"
+
+
+def test_a_page_has_the_words_of_the_model_in_titles_too(pipeline: Command, tmp_path: Path) -> None:
+    """The text of the page with what its plots show in words."""
+    found = [timed(batch_size_per_gpu=size) for size in (64, 128)]
+    found += [losses([4.0, 3.0, 2.5, 2.0 + size / 1000], batch_size_per_gpu=size) for size in (128, 1024)]
+    make_experiment(tmp_path / "x", *found)
+    assert pipeline("collect", tmp_path).returncode == 0
+    text = re.sub(r"data:[^\"]+|<style.*?</style>", "", (tmp_path / "x" / "report.html").read_text(), flags=re.DOTALL)
+    for words in ("Tokens/s against samples a step", "Test loss after 4 epochs", "The axis of the test loss does not"):
+        assert words in text
+    assert re.findall(r"[^.]*(?:\bimage|accurac|remed|figure of merit)[^.]*", text, re.IGNORECASE) == []
+
+
+def test_two_files_of_one_name_and_folder_are_told_apart(pipeline: Command, tmp_path: Path) -> None:
+    paths = ("/home/ada/lab/train.py:Net", "/home/bob/lab/train.py:Net", "/home/bob/sums/train.py:Net")
+    found = [timed(model=path) for path in paths]
+    assert [row["model"] for row in table_of(report(*found), "Q1")] == [
+        *("ada/lab/train.py:Net", "bob/lab/train.py:Net", "sums/train.py:Net")
+    ]
+    assert "ada/lab/train.py:Net" in answers(*found)["Q1"][0]
+    make_experiment(tmp_path / "x", *found)
+    assert "bob/lab/train.py:Net" in pipeline("status", tmp_path, "--all").stdout
+    collected = pipeline("collect", tmp_path)
+    assert collected.returncode == 0, collected.stderr
+    assert "bob/lab/train.py:Net" in (tmp_path / "x" / "report.html").read_text()
+
+
+def test_models_that_this_checkout_lacks_are_shown_as_text_beside_other_experiments(
+    pipeline: Command, tmp_path: Path
+) -> None:
+    later = make_record(make_spec(model="resnet34", dataset="imagefolder", remedies=("warmup",)))
+    gone = make_spec(model="/home/ada/gone.py:Gone", dataset=None, input="synthetic")
+    make_experiment(tmp_path / "old", later, missing=[gone])
+    make_experiment(tmp_path / "other", make_record(make_spec()))
+    collected = pipeline("collect", tmp_path)
+    assert (collected.returncode, collected.stderr) == (0, "")
+    assert "training resnet34 on its data set" in collected.stdout
+    assert "ada/gone.py:Gone, synthetic: missing, no record" in collected.stdout
+    assert "# other\n" in collected.stdout
+    shown = pipeline("status", tmp_path, "--all")
+    assert (shown.returncode, "resnet34" in shown.stdout, "ada/gone.py:Gone" in shown.stdout) == (0, True, True)
 
 
 def test_what_was_not_measured_of_an_own_model_is_measured_by_the_grid_for_such() -> None:

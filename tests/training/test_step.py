@@ -37,7 +37,7 @@ from pipeline.training.step_timer import STEP_PARTS, PartTimesNs
 from pipeline.workloads.cifar_models import build_model
 from pipeline.workloads.find import build_workload
 from pipeline.workloads.image_classifier import parameter_groups
-from pipeline.workloads.workload import Workload
+from pipeline.workloads.workload import Workload, WorkloadError
 
 SMALL: dict[str, Any] = {
     **LENET,
@@ -361,3 +361,56 @@ def test_the_learning_rate_of_a_step_follows_the_updates() -> None:
 
 
 _: GraphCapturer = play_again
+
+
+class Own(Workload):
+    """A workload with an optimizer of the test's choice."""
+
+    def __init__(self, optimizer: type[torch.optim.Optimizer], **options: Any) -> None:
+        self.kind, self.options = optimizer, options
+
+    def build_model(self) -> nn.Module:
+        return nn.Linear(4, 1)
+
+    def synthetic_batch(self, size: int, device: torch.device) -> Batch:
+        return torch.ones(size, 4, device=device)
+
+    def loss(self, model: Callable[..., Any], batch: Batch) -> Tensor:
+        return model(batch).square().mean()  # type: ignore[no-any-return]
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return self.kind(model.parameters(), **self.options)
+
+
+class Clipped(Own):
+    def before_update(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+
+
+class Scheduled(Own):
+    def before_update(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.param_groups[0]["lr"] *= 0.5
+
+
+SGD = torch.optim.SGD
+
+
+@pytest.mark.parametrize(
+    ("workload", "precision", "said"),
+    [
+        (Own(torch.optim.Adagrad), "fp32", "cannot restart Adagrad; use SGD, Adam, AdamW, Adamax, RMSprop, or exec"),
+        (Own(SGD, lr=0.1, momentum=0.9, dampening=0.5), "fp32", "cannot restart SGD"),
+        (Own(SGD, lr=0.1), "fp16", "in fp16 needs a fused optimizer"),
+        (Scheduled(SGD, lr=0.1), "fp32", r"changes the settings of the optimizer.*give the rate of each update by"),
+        (Clipped(SGD, lr=0.1), "fp32", ""),
+        (Own(SGD, lr=0.1, fused=True), "fp16", ""),
+    ],
+)
+def test_a_graph_is_captured_only_of_an_optimizer_that_it_can_replay(
+    workload: Workload, precision: str, said: str
+) -> None:
+    spec = make_spec(model="x.py:Own", dataset=None, device="cpu", precision=precision, input="synthetic")
+    step = EagerStep(workload.build_model(), workload, spec, ALONE)
+    refused = pytest.raises(WorkloadError, match=said) if said else contextlib.nullcontext()
+    with refused, cuda_graph.prepare_capture(step):
+        step(workload.synthetic_batch(2, ALONE.device), ignore_mark)

@@ -1,0 +1,92 @@
+"""Users' own models through the launcher: what a record says of their files and of their errors."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+from factories import make_experiment, make_spec
+from own_models import SMALLEST, with_change, write_model
+
+from pipeline.experiment.find_model import source_digests
+from pipeline.experiment.folder import Experiment
+from pipeline.experiment.manifest import start_submission
+from pipeline.experiment.packing import points_for_same_processes
+from pipeline.experiment.record import Record
+from pipeline.experiment.record_store import load_folder
+from pipeline.experiment.spec import Spec
+from pipeline.runner.launch_options import LaunchOptions, launch_command
+from pipeline.tables.collect_experiment import collect_experiment
+
+DATA = """
+    def dataset(self):
+        return Samples()
+
+
+class Samples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        if index == 17:
+            raise ValueError("sample 17 is torn")
+        return {"x": torch.zeros(4), "y": torch.zeros(1)}
+"""
+
+
+def own_point(path: Path, **fields: Any) -> Spec:
+    given = {"dataset": None, "input": "synthetic", "device": "cpu", "precision": "fp32", "num_samples": 64}
+    return make_spec(**{"model": f"{path}:Tiny", "batch_size_per_gpu": 8, "epochs": 3, **given, **fields})
+
+
+def launch(experiment: Experiment, *points: Spec) -> dict[Spec, Record]:
+    """Run the points in one launch, as an array element does, and return their records."""
+    command = launch_command(experiment.manifest_path, [spec.run_id() for spec in points], LaunchOptions(ROOT))
+    done = subprocess.run(command, cwd=experiment.folder, capture_output=True, text=True, timeout=300)
+    assert done.stdout == "", "what a user prints is no data of the command"
+    found, rejected = load_folder(experiment.records_folder)
+    assert rejected == [], done.stderr
+    return {record.spec: record for record in found}
+
+
+@pytest.mark.training
+def test_two_files_of_one_name_are_two_models_and_one_that_was_edited_is_noted(tmp_path: Path) -> None:
+    """One also prints, as it is imported and in its loss."""
+    loud = with_change("return nn.functional", "print('loss'); return nn.functional") + "\nprint('imported')\n"
+    first = own_point(write_model(tmp_path / "first", loud))
+    second = own_point(write_model(tmp_path / "second", with_change("width: int = 4", "width: int = 6")))
+    assert points_for_same_processes([first, second]) == [first]
+    experiment = make_experiment(tmp_path / "x", missing=[first, second])
+    with experiment.edit_manifest() as manifest:
+        submission = start_submission("0" * 32, "local")
+        submission.sources = source_digests([first, second], tmp_path)
+        manifest.submissions.append(submission)
+    write_model(tmp_path / "second", with_change("width: int = 4", "width: int = 7"))
+    found = launch(experiment, first, second)
+    assert [(record.status, record.reason) for record in found.values()] == [("ok", ""), ("ok", "")]
+    measured = [found[spec].measurement for spec in (first, second)]
+    assert [part.num_parameters if part else None for part in measured] == [5, 8]
+    environments = [found[spec].environment for spec in (first, second)]
+    assert [part.model_changed for part in environments] == [False, True]
+    assert environments[0].model_digest != environments[1].model_digest
+    rows = collect_experiment(experiment).tables["Q1"]
+    notes = {row.axes["model"]: [note.kind for note in row.notes] for row in rows}
+    assert "model_edited" not in notes[str(first.model)]
+    assert "model_edited" in notes[str(second.model)]
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_data_set_that_raises_at_a_sample_fails_its_point_with_the_users_line(
+    tmp_path: Path, num_workers: int
+) -> None:
+    path = write_model(tmp_path, SMALLEST + DATA)
+    line = path.read_text().splitlines().index('            raise ValueError("sample 17 is torn")') + 1
+    spec = own_point(path, input="dataloader", num_workers=num_workers)
+    record = launch(make_experiment(tmp_path / "x", missing=[spec]), spec)[spec]
+    assert record.status == "failed"
+    assert record.failure is not None
+    assert (record.failure.kind, record.failure.rank) == ("exception", 0)
+    assert "ValueError: sample 17 is torn" in record.reason.splitlines()[0]
+    assert f"(at tiny.py:{line} in __getitem__)" in record.reason.splitlines()[0]
