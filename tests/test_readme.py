@@ -30,7 +30,7 @@ from pipeline.submission.batch_script import Prologue, setup_lines
 README = (ROOT / "README.md").read_text()
 PAGES = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}
 ROUTES = ("laptop", "node", "cluster")
-MAX_WORDS, MAX_COMMANDS = 1000, 4
+MAX_WORDS, MAX_COMMANDS = 700, 4
 CUT = "--set device=cpu model=lenet dataset=synthetic num_samples=64 strategy=ddp num_gpus=2 batch_size_per_gpu=8,16"
 CUT += " input=dataloader"
 CUT_NODE = "--set device=cpu model=lenet dataset=synthetic num_samples=64 strategy=ddp num_gpus=2 batch_size_per_gpu=8"

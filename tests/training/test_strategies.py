@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import Command
 from factories import make_spec
 from torch import nn
 from torch.multiprocessing.spawn import spawn
@@ -252,3 +253,26 @@ def test_an_optimizer_that_cannot_be_built_anew_is_refused() -> None:
     parameters = [nn.Parameter(torch.ones(2))]
     with pytest.raises(WorkloadError, match=r"ZeRO-1 cannot build Halved .*; use an optimizer of torch\.optim"):
         shard_optimizer(Halved(parameters, double_rate=1.0))
+
+
+FITS = """
+name: fits
+base:
+  {device: cpu, model: gpt, input: synthetic, precision: fp32, num_samples: 64, memory_limit_gib: 1.5, max_steps: 3,
+   epochs: 1, model.layers: 8, model.width: 1024, model.length: 16, model.vocabulary: 1024, model.heads: 8}
+points: [{strategy: [ddp, fsdp], num_gpus: [2], batch_size_per_gpu: [1]}]
+"""
+
+
+@pytest.mark.training
+def test_a_model_that_ddp_cannot_hold_within_the_limit_fits_with_fsdp(pipeline: Command, tmp_path: Path) -> None:
+    """102 million weights: 2 GB for DDP with AdamW, by the formula; 1 GB for FSDP on two ranks."""
+    (tmp_path / "fits.yaml").write_text(FITS)
+    where = ("--cluster", "local", "--outputs", str(tmp_path))
+    assert pipeline("submit", "--grid", tmp_path / "fits.yaml", *where).returncode == 0
+    collected = pipeline("collect", tmp_path, "--format", "json")
+    points = json.loads(collected.stdout)["experiments"]["fits"]["Q2"]
+    assert {(row["strategy"], row["status"]) for row in points if row["scaling"] == "weak"} == {
+        ("ddp", "oom"),
+        ("fsdp", "ok"),
+    }
