@@ -14,6 +14,7 @@ from pipeline.system.errors import EXIT_OK, CommandError, run_command, suggest_n
 
 COMMANDS = (
     *("submit", "status", "cancel", "collect", "compare", "export", "ingest", "stage", "launch", "selftest", "jobfile"),
+    "completion",
 )
 
 

@@ -23,6 +23,7 @@ NEEDED = {
     "stage": ("filelock",),
     "selftest": ("msgspec", "numpy", "torch", "torchvision"),
     "jobfile": ("msgspec", "yaml", "jinja2"),
+    "completion": ("msgspec", "yaml"),
 }
 
 
@@ -50,6 +51,7 @@ def arguments_of(command: str, folder: Path) -> tuple[str | Path, ...]:
         "stage": ("--data", folder / "data"),
         "selftest": (),
         "jobfile": ("q4",),
+        "completion": ("bash",),
     }[command]
 
 

@@ -30,7 +30,7 @@ NO_CONTROL_CHARACTERS = rf"\A[^{CONTROL_CHARACTERS}]*\Z"
 NOT_ASCII_TEXT = re.compile(r"[^\x20-\x7e\n\t]")
 RANK_PACKAGES = ("numpy", "PIL", "torch", "torchvision")  # module names
 DISTRIBUTIONS = {"PIL": "pillow", "yaml": "PyYAML"}  # module name -> package name, where they differ
-EXTRAS = ("mlflow", "wandb")  # packages that an extra of the same name installs
+EXTRAS = ("mlflow", "wandb", "shtab")  # packages that an extra of the same name installs
 INSTALL_EXTRA = "install it with: python -m pip install -c constraints.txt -e"
 INSTALL = "install this project's packages with: python -m pip install -c constraints.txt -e ."
 
