@@ -2,7 +2,7 @@
 # make check: linters, types, and the tests that need no Slurm and no browser and start no training process
 # make test: install what the tests need and run them all; make test-slow: those that check leaves out, and those of
 # which it draws few examples
-# make lint, make bench, make bench-gpu, make jobs, make words
+# make lint, make bench, make bench-gpu, make jobs, make words, make schema
 # make results: write the measured figures of README.md and docs/ anew from the records in outputs/
 # make campaign: what is measured on the GPUs of a node, in sittings; each call goes on where the last one stopped
 # make faults: the tests of docs/faults.md; make faults-page: write their names into it
@@ -22,7 +22,7 @@ PYTEST = python -m pytest -q -ra --numprocesses $(WORKERS) --dist worksteal
 # what check leaves out
 SLOW = slurm or training or browser or wheel
 
-.PHONY: run check test test-fast test-slow lint bench bench-gpu campaign mutations faults faults-page jobs words results slurm browser
+.PHONY: run check test test-fast test-slow lint bench bench-gpu campaign mutations faults faults-page jobs words schema results slurm browser
 
 run: $(INSTALLED)
 	python -m pipeline.submit --grid smoke --wait --skip-unsatisfiable --points-per-element 4
@@ -84,6 +84,9 @@ results: $(INSTALLED)
 
 words: $(INSTALLED)
 	python tests/words_page.py docs/words.md
+
+schema: $(INSTALLED)
+	python tests/schema_files.py docs/schema
 
 jobs: $(INSTALLED)
 	for grid in q1 q2 q3 q4 q4-study quantize; do python -m pipeline.jobfile $$grid > jobs/$$grid.sbatch; done

@@ -65,7 +65,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("folder", type=Path, help="an experiment's folder, or one that holds experiments at any depth")
     formats = "the format on stdout; csv prints one table, which --only names"
     parser.add_argument("--format", choices=("markdown", "csv", "json"), default="markdown", help=formats)
-    parser.add_argument("--only", choices=[*TABLES], default="", help="print this table alone")
+    parser.add_argument("--only", choices=[*TABLES], type=parse_table, default="", help="print this table alone")
     parser.add_argument("--columns", choices=("few", "all"), default="few", help="all: wide tables, with every column")
     parser.add_argument("--no-write", action="store_true", help="only print; write no file")
     strict = "exit 1 if a point has no result, or if anyone may write to the folder"
@@ -84,6 +84,11 @@ def parse_arguments() -> argparse.Namespace:
     if arguments.format == "csv" and not arguments.only:
         parser.error("--format csv prints one table; name it with --only")
     return arguments
+
+
+def parse_table(text: str) -> str:
+    """Return the name of the table in the case that it has: q2 is Q2."""
+    return next((name for name in TABLES if name.lower() == text.lower()), text)
 
 
 def parse_fraction(text: str) -> float:

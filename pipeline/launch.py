@@ -47,7 +47,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--num-threads", type=positive_integer, metavar="N", help=threads)
     limit = "stop a point that runs longer than S seconds, and run the next one"
     parser.add_argument("--point-limit-s", type=positive_integer, metavar="S", help=limit)
-    add_point_arguments(parser)
+    add_point_arguments(parser, parser)
     return parser.parse_args()
 
 

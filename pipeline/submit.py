@@ -36,31 +36,31 @@ MAX_REPEATS = 1000
 
 def parse_arguments() -> argparse.Namespace:
     parser = build_parser("submit", __doc__)
-    parser.add_argument("--grid", required=True, help="the name of a shipped grid, or a path to a grid file")
-    naming = "the experiment's folder below --outputs (default: the grid's name); use a new one if --set changes"
-    parser.add_argument("--name", help=naming)
-    add_point_arguments(parser)
-    printing = "print points, arrays and batch scripts; write nothing"
-    repeats = "run every point N times, each in new processes (repeat=0 to N-1)"
-    parser.add_argument("--repeats", type=int, metavar="N", help=repeats)
-    parser.add_argument("--dry-run", dest="is_dry_run", action="store_true", help=printing)
-    parser.add_argument("--json", action="store_true", help="with --dry-run: print one JSON object")
+    points = parser.add_argument_group("what to measure")
+    points.add_argument("--grid", required=True, help="the name of a shipped grid, or a path to a grid file")
     only = "only this point; may be repeated"
-    parser.add_argument("--only", action="append", default=[], metavar="RUN_ID", help=only)
-    where = "auto (the default): on Slurm if it is configured, else on this machine"
-    parser.add_argument("--cluster", choices=("auto", "slurm", "local"), default="auto", help=where)
-    add_cluster_arguments(parser)
-    parser.add_argument("--time", help="the time limit of a point, as [days-]hours:minutes:seconds")
-    parser.add_argument("--prologue", type=Path, metavar="FILE", help="your own shell file; each job sources it first")
-    parallel = "elements of an array that may run together"
-    parser.add_argument("--max-parallel", type=positive_integer, metavar="N", help=parallel)
-    packing = "let each array element run N points with equal resources, one after another (default: 1)"
-    parser.add_argument("--points-per-element", type=positive_integer, default=1, metavar="N", help=packing)
-    costly = "refuse if the points may take more GPU-hours than this"
-    parser.add_argument("--max-gpu-hours", type=float, metavar="HOURS", help=costly)
-    parser.add_argument("--skip-unsatisfiable", action="store_true", help="leave out points that cannot run here")
+    points.add_argument("--only", action="append", default=[], metavar="RUN_ID", help=only)
+    repeats = "run every point N times, each in new processes (repeat=0 to N-1)"
+    points.add_argument("--repeats", type=int, metavar="N", help=repeats)
+    skipping = "leave out points that cannot run here"
+    points.add_argument("--skip-unsatisfiable", action="store_true", help=skipping)
+    folders = parser.add_argument_group("where data and results are")
+    naming = "the experiment's folder below --outputs (default: the grid's name); use a new one if --set changes"
+    folders.add_argument("--name", help=naming)
+    add_point_arguments(points, folders)
+    running = parser.add_argument_group("how to run it")
+    printing = "print points, arrays and batch scripts; write nothing"
+    running.add_argument("--dry-run", dest="is_dry_run", action="store_true", help=printing)
+    running.add_argument("--json", action="store_true", help="with --dry-run: print one JSON object")
     waiting = "wait until no point is queued or running; exit code 1 if a point has no result"
-    parser.add_argument("--wait", action="store_true", help=waiting)
+    running.add_argument("--wait", action="store_true", help=waiting)
+    costly = "refuse if the points may take more GPU-hours than this"
+    running.add_argument("--max-gpu-hours", type=float, metavar="HOURS", help=costly)
+    where = "auto (the default): on Slurm if it is configured, else on this machine"
+    running.add_argument("--cluster", choices=("auto", "slurm", "local"), default="auto", help=where)
+    packing = "let each array element run N points with equal resources, one after another (default: 1)"
+    running.add_argument("--points-per-element", type=positive_integer, default=1, metavar="N", help=packing)
+    add_cluster_arguments(parser.add_argument_group("what to ask of Slurm"))
     arguments = parser.parse_args()
     if arguments.json and not arguments.is_dry_run:
         parser.error("--json needs --dry-run")
@@ -76,16 +76,21 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
+def add_cluster_arguments(slurm: argparse._ArgumentGroup) -> None:
     for name in PASSED_ON:
-        parser.add_argument(f"--{name}", metavar="NAME", help=f"Slurm's {name}")
+        slurm.add_argument(f"--{name}", metavar="NAME", help=f"Slurm's {name}")
     exclusive = "request whole nodes, so that no other job runs beside a point"
-    parser.add_argument("--exclusive", action="store_true", help=exclusive)
-    parser.add_argument("--gpu-type", metavar="TYPE", help="request GPUs of this type, as Slurm names it (a40)")
+    slurm.add_argument("--exclusive", action="store_true", help=exclusive)
+    slurm.add_argument("--gpu-type", metavar="TYPE", help="request GPUs of this type, as Slurm names it (a40)")
     gres = "request GPUs with --gres, for clusters without --gpus-per-node"
-    parser.add_argument("--gres", action="store_true", help=gres)
+    slurm.add_argument("--gres", action="store_true", help=gres)
     memory = "0: all memory of a node; default: the cluster's default (without the option: the grid's)"
-    parser.add_argument("--mem", choices=("0", "default"), help=memory)
+    slurm.add_argument("--mem", choices=("0", "default"), help=memory)
+    limit = "the time limit of a point, as [[days-]hours:]minutes:seconds"
+    slurm.add_argument("--time", help=limit)
+    slurm.add_argument("--prologue", type=Path, metavar="FILE", help="your own shell file; each job sources it first")
+    parallel = "elements of an array that may run together"
+    slurm.add_argument("--max-parallel", type=positive_integer, metavar="N", help=parallel)
 
 
 def main() -> int:

@@ -564,8 +564,8 @@ def test_several_experiments_begin_with_what_they_answer(pipeline: Command, tmp_
 def test_one_table_alone_in_each_format(pipeline: Command, tmp_path: Path) -> None:
     experiment = make_experiment(tmp_path / "x", make_record(), make_record(make_spec(batch_size_per_gpu=64)))
     text, shape, table = (
-        pipeline("collect", tmp_path / "x", "--only", "Q1", "--format", form).stdout
-        for form in ("markdown", "json", "csv")
+        pipeline("collect", tmp_path / "x", "--only", name, "--format", form).stdout
+        for name, form in (("Q1", "markdown"), ("q1", "json"), ("Q1", "csv"))
     )
     assert text.startswith("# x\n\n## Q1: ")
     assert text.count("\n## ") == 1

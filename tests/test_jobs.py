@@ -163,7 +163,7 @@ def test_a_job_requests_what_a_submitted_array_does(pipeline: Command, tmp_path:
     options = dict(re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", pipeline("jobfile", path).stdout, re.MULTILINE))
     submit = ("submit", "--grid", path, "--dry-run", "--json", "--cluster", "slurm", "--outputs", tmp_path)
     (array,) = json.loads(pipeline(*submit, env=without_slurm(tmp_path)).stdout)["arrays"]
-    own = {"job-name": "mine", "array": "0-0", "mem": "3G", "time": "00:02:00", "output": "outputs/%x-%A_%a.log"}
+    own = {"job-name": "mine", "array": "0-0", "mem": "3G", "time": "00:02:00", "output": "outputs/%x-%A_%a-%N.log"}
     assert options == array["resources"] | own
     assert "gpus-per-node" not in options
 

@@ -18,10 +18,12 @@ NEEDED = {
     "collect": ("msgspec", "filelock", "pandas", "numpy"),
     "cancel": ("msgspec", "filelock"),
     "compare": ("msgspec", "filelock"),
+    "export": ("msgspec", "filelock"),
     "ingest": ("msgspec", "filelock"),
     "stage": ("filelock",),
     "selftest": ("msgspec", "numpy", "torch", "torchvision"),
     "jobfile": ("msgspec", "yaml", "jinja2"),
+    "completion": ("msgspec", "yaml"),
 }
 
 
@@ -44,10 +46,12 @@ def arguments_of(command: str, folder: Path) -> tuple[str | Path, ...]:
         "collect": (folder / "experiment",),
         "cancel": (folder / "experiment",),
         "compare": (folder / "experiment", folder / "other"),
+        "export": (folder / "experiment", "--to", "json"),
         "ingest": (folder / "timings.csv", "--outputs", folder / "out"),
         "stage": ("--data", folder / "data"),
         "selftest": (),
         "jobfile": ("q4",),
+        "completion": ("bash",),
     }[command]
 
 

@@ -48,6 +48,10 @@ AXIS_COLUMNS = (
     Column("memory_limit_gib", "", "Limit of the memory of each process."),
     Column("gpu", "", "Model of the GPUs (of Q4 that of the times): times and memory of two models are two rows."),
     Column("bucket_cap_mb", "", "Largest size of a bucket of gradients."),
+    Column("static_graph", "", "DDP counts on the same graph in each step."),
+    Column("gradient_compression", "", "Number format of gradients in DDP's all-reduces: none changes nothing."),
+    Column("reshard", "", "What FSDP frees after the forward pass: blocks, always or never."),
+    Column("grad_accumulation", "", "Passes of batch_size_per_gpu samples for each update."),
 )
 """The axes that are not plain counts or switches; `Spec` documents all."""
 

@@ -6,6 +6,7 @@ import hashlib
 import os
 import stat
 import tempfile
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from pipeline.system import files
 IMAGE_SIZE_PX = 32  # height and width; images of a folder are resized when they are decoded
 NUM_SYNTHETIC_CLASSES = 10
 SYNTHETIC_TRAIN_IMAGES_PER_TEST_IMAGE = 5
+MAX_UNUSED_DAYS, MAX_CACHE_BYTES = 7, 8 * 2**30  # of decoded image folders on a node; 1.3 million images take 3.7 GiB
 
 Pixels = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
@@ -112,8 +114,10 @@ def cached_folder_images(root: Path, split: str) -> Images:
     cache = private_cache_folder() / f"{split}-{folder_fingerprint(source)}.npy"
     with filelock.FileLock(cache.with_suffix(".lock")):
         if not cache.exists():
+            remove_old_caches(cache)
             decode_folder(source, cache)
-    pixels = np.load(cache, mmap_mode="r", allow_pickle=False)
+        os.utime(cache)  # when it was last used
+        pixels = np.load(cache, mmap_mode="r", allow_pickle=False)
     return Images(pixels, np.array(source.targets, dtype=np.int64), len(source.classes))
 
 
@@ -135,6 +139,25 @@ def private_cache_folder() -> Path:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise PermissionError(f"{folder} must be a folder that you alone can write; set PIPELINE_CACHE to another.")
     return folder
+
+
+def remove_old_caches(new: Path) -> None:
+    """Remove other caches: unused for MAX_UNUSED_DAYS, or beyond MAX_CACHE_BYTES and unused for a day.
+
+    A decoding that was killed counts too. A process that has mapped a removed file keeps it. Lock files stay: they are
+    empty, and a lock on a removed file would lock nobody out.
+    """
+    room = MAX_CACHE_BYTES
+    with contextlib.suppress(FileNotFoundError):  # another process removes too
+        others = [
+            path for path in new.parent.iterdir() if path.suffix in (".npy", ".decoding") and path.stem != new.stem
+        ]
+        for path, status in sorted(((path, path.stat()) for path in others), key=lambda pair: -pair[1].st_mtime):
+            room -= status.st_size
+            unused_days = (time.time() - status.st_mtime) / 86_400
+            if unused_days > (MAX_UNUSED_DAYS if room >= 0 else 1):
+                with contextlib.suppress(filelock.Timeout), filelock.FileLock(path.with_suffix(".lock"), timeout=0):
+                    path.unlink(missing_ok=True)
 
 
 def decode_folder(source: datasets.ImageFolder, cache: Path) -> None:

@@ -26,6 +26,7 @@ GRID_NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 AXIS_TYPES: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(Spec)}
 GRID_AXES = tuple(axis for axis in AXES if axis != "options")
 REQUIRED_AXES = ("precision", "input", "num_workers", "dataset", "model")
+UNKNOWN_KEY = re.compile(r"unknown field `(\w+)`")  # of msgspec
 OPTION = "model."  # begins the key of an option of the model
 OPTION_PATTERN = re.compile(r"model\.[A-Za-z_][A-Za-z0-9_]{0,63}")
 
@@ -148,7 +149,11 @@ def load_grid_file(name_or_path: str) -> GridFile:
         problem = f"is not valid YAML{where}: {error.problem or error.context}"
         raise CommandError(f"grid {name_or_path!r} {problem}; correct that line.") from error
     except (yaml.YAMLError, msgspec.ValidationError) as error:
-        raise CommandError(f"grid {name_or_path!r}: {' '.join(str(error).split())}.") from error
+        sentence = " ".join(str(error).split())
+        unknown = UNKNOWN_KEY.search(sentence)
+        keys = (Resources if "$.resources" in sentence else GridFile).__struct_fields__
+        cure = f"; {suggest_name(unknown[1], keys)}" if unknown else "."
+        raise CommandError(f"grid {name_or_path!r}: {sentence}{cure}") from error
     except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
         # PyYAML raises these for some tags
         raise CommandError(
@@ -172,9 +177,9 @@ def read_grid_text(name_or_path: str) -> str:
     else:
         shipped = shipped_grids()
         if name_or_path not in shipped:
-            raise CommandError(
-                f"unknown grid {name_or_path!r}; choose one of {', '.join(shipped)}, or give a path, as in ./my.yaml."
-            )
+            cure = suggest_name(name_or_path, shipped).removesuffix(".")
+            cure += "" if cure.endswith("?") else ", or give a path, as in ./my.yaml."
+            raise CommandError(f"unknown grid {name_or_path!r}; {cure}")
         raw = (SHIPPED_GRIDS / f"{name_or_path}.yaml").read_bytes()
     try:
         return raw.decode()

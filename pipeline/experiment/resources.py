@@ -9,11 +9,11 @@ import msgspec
 from pipeline.experiment.spec import Device, PositiveFloat, PositiveInt, Spec
 from pipeline.system.errors import pluralize
 
-TIME_PATTERN = re.compile(r"(?:(\d{1,3})-)?(\d{1,3}):([0-5]\d):([0-5]\d)", re.ASCII)
+TIME_PATTERN = re.compile(r"(?:(?:(\d{1,3})-)?(\d{1,3}):([0-5]\d)|(\d{1,3})):([0-5]\d)", re.ASCII)  # as sbatch reads it
 
 
 class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Resources that a point requests, per GPU. `time` is the limit of a point: [days-]hours:minutes:seconds."""
+    """Resources that a point requests, per GPU. `time` is the limit of a point: [[days-]hours:]minutes:seconds."""
 
     cpus_per_gpu: PositiveInt = 4
     mem_per_gpu_gib: PositiveFloat = 16
@@ -28,8 +28,8 @@ class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         match = TIME_PATTERN.fullmatch(self.time)
         if match is None:
             raise ValueError(f'time={self.time!r} is not a time; write hours:minutes:seconds, such as "00:30:00".')
-        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-        return (days * 24 + hours) * 60 + minutes + (seconds > 0)
+        days, hours, minutes, minutes_alone, seconds = (int(part or 0) for part in match.groups())
+        return (days * 24 + hours) * 60 + minutes + minutes_alone + (seconds > 0)
 
 
 class ResourceShape(NamedTuple):

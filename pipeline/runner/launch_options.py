@@ -66,9 +66,9 @@ def positive_integer(text: str) -> int:
     return number
 
 
-def add_point_arguments(parser: argparse.ArgumentParser) -> None:
+def add_point_arguments(points: argparse._ActionsContainer, folders: argparse._ActionsContainer) -> None:
     """Add the options that change and select the points, name their data folder and say what is written where."""
-    parser.add_argument(
+    points.add_argument(
         "--set",
         dest="overrides",
         nargs="+",
@@ -78,15 +78,15 @@ def add_point_arguments(parser: argparse.ArgumentParser) -> None:
         help="replace an axis in every block of the grid",
     )
     again = "also run points whose record has this status; all: run every point again"
-    parser.add_argument("--rerun", choices=get_args(Rerun), help=again)
-    parser.add_argument("--outputs", type=Path, default=Path("outputs"), help="the parent of the experiment's folder")
-    parser.add_argument(
+    points.add_argument("--rerun", choices=get_args(Rerun), help=again)
+    folders.add_argument("--outputs", type=Path, default=Path("outputs"), help="the parent of the experiment's folder")
+    folders.add_argument(
         "--keep-trace", action="store_true", help="keep the profiler's traces of points that measure communication"
     )
-    add_data_argument(parser)
+    add_data_argument(folders)
 
 
-def add_data_argument(parser: argparse.ArgumentParser) -> None:
+def add_data_argument(parser: argparse._ActionsContainer) -> None:
     default = Path(os.environ.get("PIPELINE_DATA") or "data")
     parser.add_argument(
         "--data",

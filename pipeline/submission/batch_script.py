@@ -124,5 +124,5 @@ def job_file_options(name: str, num_points: int, shape: ResourceShape, resources
     """Return the sbatch options of a grid's job file: a submitted array's, memory and time as the grid writes them."""
     options = build_request(shape, resources, SlurmOptions(), None, None).options
     mem = f"{math.ceil(resources.mem_per_gpu_gib * shape.gpus_per_node)}G"
-    named = {"job-name": name, "array": f"0-{num_points - 1}", "output": "outputs/%x-%A_%a.log"}
+    named = {"job-name": name, "array": f"0-{num_points - 1}", "output": "outputs/%x-%A_%a-%N.log"}
     return {**named, **options, "mem": mem, "time": resources.time}

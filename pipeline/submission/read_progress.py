@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment
-from pipeline.experiment.manifest import Manifest, Submission, as_job_name
+from pipeline.experiment.manifest import Manifest, SlurmArray, Submission, as_job_name
 from pipeline.experiment.outcomes import PointOutcome, resolve_outcomes
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
@@ -254,14 +254,21 @@ def find_logs(experiment: Experiment, manifest: Manifest) -> dict[str, Path]:
     for submission in manifest.submissions:
         folder = experiment.log_folder(submission.id)
         for array in submission.arrays:
+            is_sbatch = submission.backend == "sbatch"
+            of_sbatch = logs_of_job_file(experiment.folder.parent, array) if is_sbatch else {}
             for run_id, job in array.job_keys().items():
-                # the log of a plain sbatch is found only where its job file puts it
-                of_sbatch = experiment.folder.parent / f"{array.job_name}-{job_text(job)}.log"
                 of_submit = folder / array.job_name / f"{job_text(job)}_0_log.err"
-                logs[run_id] = of_sbatch if submission.backend == "sbatch" else of_submit
+                logs[run_id] = of_sbatch.get(job_text(job), Path()) if is_sbatch else of_submit
         if submission.backend == "local":
             logs.update({path.name.removesuffix(".log"): follow_link_beside(path) for path in folder.glob("*.log")})
     return {run_id: log for run_id, log in logs.items() if os.path.isfile(log) and not os.path.islink(log)}
+
+
+def logs_of_job_file(outputs: Path, array: SlurmArray) -> dict[str, Path]:
+    """Return job -> its latest log where a job file puts it: NAME-7_0-NODE.log, formerly NAME-7_0.log."""
+    prefix = f"{array.job_name}-"
+    logs = sorted(outputs.glob(f"{prefix}{array.job_id}[-_.]*log"), key=lambda path: path.lstat().st_mtime)
+    return {log.name.removeprefix(prefix).removesuffix(".log").partition("-")[0]: log for log in logs}
 
 
 def follow_link_beside(log: Path) -> Path:

@@ -6,16 +6,22 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pipeline import __version__
-from pipeline.system.errors import replace_control_characters
+from pipeline.system.errors import replace_control_characters, suggest_name
 
 SCRIPT = "ddpscale"  # that pip installs
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose errors have no control characters: they quote the command line."""
+    """A parser whose errors suggest the option that was meant, and have no control characters of the command line."""
 
     def error(self, message: str) -> NoReturn:
-        super().error(replace_control_characters(message))
+        known = list(self._option_string_actions)
+        words = [word.partition("=")[0] for word in sys.argv[1:]]
+        options = [word for word in words if word.startswith("--") and len(word) > 2]
+        unknown = [option for option in options if not any(name.startswith(option) for name in known)]
+        cures = ((option, suggest_name(option, known)) for option in unknown)
+        near = [f"{option}: {cure}" for option, cure in cures if cure.startswith("did you mean")]
+        super().error(replace_control_characters("; ".join([message, *near])))
 
 
 def build_parser(name: str, docstring: str | None) -> argparse.ArgumentParser:

@@ -30,6 +30,8 @@ NO_CONTROL_CHARACTERS = rf"\A[^{CONTROL_CHARACTERS}]*\Z"
 NOT_ASCII_TEXT = re.compile(r"[^\x20-\x7e\n\t]")
 RANK_PACKAGES = ("numpy", "PIL", "torch", "torchvision")  # module names
 DISTRIBUTIONS = {"PIL": "pillow", "yaml": "PyYAML"}  # module name -> package name, where they differ
+EXTRAS = ("mlflow", "wandb", "shtab")  # packages that an extra of the same name installs
+INSTALL_EXTRA = "install it with: python -m pip install -c constraints.txt -e"
 INSTALL = "install this project's packages with: python -m pip install -c constraints.txt -e ."
 
 
@@ -116,7 +118,8 @@ def require_packages(*modules: str) -> None:
 
 def missing_package_error(module: str) -> CommandError:
     name = module.partition(".")[0]
-    return CommandError(f"needs the package {DISTRIBUTIONS.get(name, name)!r}; {INSTALL}")
+    install = f"{INSTALL_EXTRA} '.[{name}]'" if name in EXTRAS else INSTALL
+    return CommandError(f"needs the package {DISTRIBUTIONS.get(name, name)!r}; {install}")
 
 
 def import_error_as_command_error(error: ImportError) -> CommandError | None:

@@ -11,6 +11,7 @@ import msgspec
 
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint
+from pipeline.experiment.spec import Spec
 from pipeline.tables.note_texts import render_notes
 
 NOT_STATED = "not stated"
@@ -39,13 +40,15 @@ STATED_FIGURES = (
 class Row(msgspec.Struct, frozen=True):
     """One row: the axes of its point, figures by key, the number of runs that it pools, and notes.
 
-    A figure that cannot be computed is None, and a note says why.
+    A figure that cannot be computed is None, and a note says why. `spec` is the point whose records it is of, with
+    repeat and seed at 0; None if it is of several.
     """
 
     axes: dict[str, Any]
     figures: dict[str, Any]
     n: int = 0
     notes: tuple[Note, ...] = ()
+    spec: Spec | None = None
 
     def __getitem__(self, key: str) -> Any:
         """Return the value of an axis, a figure, n, or the note in words. Raises KeyError."""
@@ -181,7 +184,7 @@ def make_row(table: Table, point: PooledPoint, notes: Sequence[Note] = (), **fig
     axes |= {axis: figures[axis] for axis in axes if figures.get(axis)}  # of the learning rate its peak
     n = figures.pop("n", len(point.ok_records))
     common = {"global_batch_size": point.spec.global_batch_size, "status": point.status}
-    return Row(axes, table.complete(common | figures), n, tuple(notes))
+    return Row(axes, table.complete(common | figures), n, tuple(notes), point.spec)
 
 
 def axes_of(point: PooledPoint) -> dict[str, Any]:

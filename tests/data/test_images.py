@@ -1,7 +1,9 @@
 import errno
 import os
+import time
 from pathlib import Path
 
+import filelock
 import numpy as np
 import pytest
 from factories import COLOURS, make_spec
@@ -73,6 +75,44 @@ def test_an_image_folder_is_decoded_once(image_folder: Path, monkeypatch: pytest
     again = cached_folder_images(image_folder, "train").pixels
     assert isinstance(again, np.memmap)
     assert np.array_equal(first, again)
+
+
+def age(path: Path, days: float) -> None:
+    os.utime(path, times=(time.time() - days * 86_400,) * 2)
+
+
+def test_caches_that_nobody_uses_are_removed_before_a_new_one_is_written(
+    image_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached_folder_images(image_folder, "train")
+    folder = private_cache_folder()
+    (train,) = folder.glob("train-*.npy")
+    for name, days in (("train-old.npy", 8), ("train-new.npy", 2), ("train-killed.decoding", 8)):
+        (folder / name).write_bytes(b"0" * 100)
+        age(folder / name, days)
+    age(train, 8)
+    mapped = cached_folder_images(image_folder, "train").pixels  # used again, so it is not old
+    cached_folder_images(image_folder, "test")
+    left = {path.name for path in folder.iterdir() if path.suffix != ".lock"}
+    assert left == {train.name, "train-new.npy", next(folder.glob("test-*.npy")).name}
+    monkeypatch.setattr(images, "MAX_CACHE_BYTES", 50)
+    age(train, 1.5)
+    (image_folder / "test" / "cat" / "0.png").touch()  # another fingerprint, so it is decoded again
+    os.utime(image_folder / "test" / "cat" / "0.png", (0, 0))
+    cached_folder_images(image_folder, "test")
+    assert not train.exists()
+    assert not (folder / "train-new.npy").exists()
+    assert len(list(folder.glob("test-*.npy"))) == 2, "of today, so kept also beyond the limit"
+    assert mapped[0].max() == 255
+
+
+def test_a_cache_that_another_process_is_decoding_is_not_removed(image_folder: Path) -> None:
+    other = private_cache_folder() / "train-other.decoding"
+    other.touch()
+    age(other, 8)
+    with filelock.FileLock(other.with_suffix(".lock")):
+        cached_folder_images(image_folder, "train")
+    assert other.exists()
 
 
 def test_a_decoding_that_was_cut_short_is_not_taken_for_the_cache(

@@ -210,10 +210,8 @@ def test_a_point_given_twice_is_an_error(expand: Expand, blocks: list[str]) -> N
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (
-            points("seed: [0]") + "resources: {time: 20:00}\n",
-            "'20:00' is not a time; write hours:minutes:seconds",
-        ),
+        (points("seed: [0]") + "resources: {time: 20}\n", "Expected `str`, got `int`"),  # hours or minutes?
+        (points("seed: [0]") + "resources: {time: 1-20:00}\n", "'1-20:00' is not a time; write hours:minutes:seconds"),
         (points("seed: [010]"), "Expected `int`, got `str`"),
         (points("seed: [1:20]"), "Expected `int`, got `str`"),
         (points("seed: [0x10]"), "Expected `int`, got `str`"),
@@ -221,7 +219,12 @@ def test_a_point_given_twice_is_an_error(expand: Expand, blocks: list[str]) -> N
         (points("seed: [0]") + 'resources: {time: "00:00:00"}\n', "longer than 00:00:00"),
         (points("seed: [0]") + 'resources: {time: "20 minutes"}\n', "is not a time"),
         (points("seed: [0]") + 'resources: {time: "\u0663\u0663:00:00"}\n', "is not a time"),  # digits, not ASCII
-        (points("seed: [0]") + "resources: {gres: gpu}\n", "unknown field `gres`"),
+        (
+            points("seed: [0]") + "resources: {gres: gpu}\n",
+            "unknown field `gres` - at `$.resources`; choose one of cpus_per_gpu",
+        ),
+        (points("seed: [0]") + "resources: {cpu_per_gpu: 1}\n", "`$.resources`; did you mean 'cpus_per_gpu'?"),
+        (points("seed: [0]") + "bsae: {seed: 1}\n", "unknown field `bsae`; did you mean 'base'?"),
         (points("seed: [0]") + "setup: [touch /tmp/x]\n", "unknown field `setup`"),
         (points("strategy: [no]"), "got `bool` - at `$.strategy`"),
         (points("precision: [off]"), "got `bool` - at `$.precision`"),
@@ -295,8 +298,9 @@ def test_a_test_of_a_model_that_saw_no_image_is_refused_and_a_manifest_that_has_
 
 
 def test_an_unknown_name_lists_the_grids_and_a_path_that_cannot_be_read_says_why(tmp_path: Path) -> None:
-    said = refusal_of(lambda: expand_grid("scalling"))
-    assert_says(said, "unknown grid 'scalling'", ", ".join(shipped_grids()), "path")
+    assert refusal_of(lambda: expand_grid("scalling")) == "unknown grid 'scalling'; did you mean 'scaling'?"
+    said = refusal_of(lambda: expand_grid("resnet"))
+    assert_says(said, "unknown grid 'resnet'", ", ".join(shipped_grids()), "path")
     assert {"scaling", "q1", "q2", "q3", "q4", "smoke"} <= set(shipped_grids())
     assert "No such file" in refusal_of(lambda: expand_grid(str(tmp_path / "absent.yaml")))
     assert "not a regular file" in refusal_of(lambda: expand_grid(f"{tmp_path}/"))
@@ -311,7 +315,14 @@ def test_more_points_than_can_be_handled_are_refused(expand: Expand, monkeypatch
 
 @pytest.mark.parametrize(
     ("time", "minutes"),
-    [("00:20:00", 20), ("00:20:01", 21), ("1-02:03:04", 1564), ("100:00:00", 6000)],  # 1,440 + 120 + 3 + 1
+    [
+        ("00:20:00", 20),
+        ("00:20:01", 21),
+        ("1-02:03:04", 1564),
+        ("100:00:00", 6000),
+        ("20:00", 20),
+        ("90:30", 91),
+    ],  # 1,440 + 120 + 3 + 1
 )
 def test_a_time_limit_is_rounded_up_to_minutes(time: str, minutes: int) -> None:
     assert Resources(time=time).time_min() == minutes

@@ -90,13 +90,24 @@ def test_what_is_no_regular_file_is_no_log(
 def test_a_linked_log_of_plain_sbatch_is_no_log(tmp_path: Path) -> None:
     of_sbatch = Submission("sbatch-7", "sbatch", TIME, [SlurmArray("q4", [[RUN_ID]], "7")])
     experiment, manifest = submit(tmp_path / "out" / "q4", of_sbatch)
-    log = tmp_path / "out" / "q4-7_0.log"
+    log = tmp_path / "out" / "q4-7_0-n17.log"
     (tmp_path / "out" / "secret").write_text(SECRET)
     log.symlink_to("secret")
     assert find_logs(experiment, manifest) == {}
     log.unlink()
     log.write_text("epoch 1")
     assert find_logs(experiment, manifest) == {RUN_ID: log}
+
+
+def test_the_log_of_plain_sbatch_is_that_of_the_node_where_it_ran_last(tmp_path: Path) -> None:
+    other = make_spec(repeat=1).run_id()
+    of_sbatch = Submission("sbatch-7", "sbatch", TIME, [SlurmArray("q4", [[RUN_ID], [other]], "7")])
+    experiment, manifest = submit(tmp_path / "out" / "q4", of_sbatch)
+    for seconds, name in enumerate(("7_0-gpu-node-2", "7_0-n17", "7_1", "77_0-n17", "7_10-n17")):
+        (log := tmp_path / "out" / f"q4-{name}.log").touch()
+        os.utime(log, (seconds, seconds))
+    found = {run_id: log.name for run_id, log in find_logs(experiment, manifest).items()}
+    assert found == {RUN_ID: "q4-7_0-n17.log", other: "q4-7_1.log"}  # the latter from a job file of an earlier version
 
 
 def test_the_log_of_a_later_point_of_a_local_element_is_that_of_its_first_point(tmp_path: Path) -> None:

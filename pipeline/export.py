@@ -1,0 +1,245 @@
+"""Export the figures of every point to MLflow or Weights & Biases, or as JSON for continuous benchmarks.
+
+    python -m pipeline.export outputs/scaling --to mlflow
+    python -m pipeline.export outputs/scaling --to json > benchmark.json
+
+One run a point: its axes as parameters, its figures as collect has them with the ends of their intervals, its status
+and notes. The page of collect goes with them. A second export makes no second run. Nothing leaves this machine: MLflow
+writes mlflow.db into --store, W&B its offline files, unless --store is the address of an MLflow server or
+WANDB_MODE=online. `json` prints the name, unit, value and range of what is better if smaller, for benchmark actions.
+Exit codes: 0 success; 2 an experiment cannot be read, a package is missing, or the store cannot be written; 3 no
+experiment, or no figure, in the folder.
+"""
+
+import argparse
+import gc
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pipeline.analysis.intervals import ends_of
+from pipeline.analysis.pooling import group_pairs
+from pipeline.experiment.folder import Experiment, find_experiments
+from pipeline.system import errors, files
+from pipeline.system.command_line import build_parser
+from pipeline.system.errors import CommandError, log_line, pluralize
+from pipeline.tables.collect_experiment import collect_experiment
+from pipeline.tables.point_figures import PointFigures, figures_by_point
+from pipeline.tables.table_files import indented_json
+
+SMALLER_IS_BETTER = (
+    *("epoch_time_s", "step_time_s", "exposed_comm_time_s", "peak_memory_gib", "energy_per_item_j"),
+    "time_to_target_s",
+)
+RUN_ID_TAG, DIGEST_TAG = "ddpscale.run_id", "ddpscale.digest"
+PAGE = "report.html"
+NOT_IN_NAME = re.compile(r"[^A-Za-z0-9_. /-]")  # of a metric in MLflow
+NOT_IN_ID = re.compile(r"[^A-Za-z0-9_.-]")
+MAX_METRICS = 1000  # of one request to MLflow
+MAX_TAG_CHARS = 5000
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = build_parser("export", __doc__)
+    parser.add_argument("folder", type=Path, help="an experiment's folder, or one that holds experiments at any depth")
+    target = "mlflow and wandb need the package of that name; json is printed"
+    parser.add_argument("--to", choices=("mlflow", "wandb", "json"), required=True, help=target)
+    store = (
+        "folder for what a tracker writes, or address of an MLflow server (default: mlflow or wandb beside the records)"
+    )
+    parser.add_argument("--store", help=store)
+    arguments = parser.parse_args()
+    if arguments.store and arguments.to == "json":
+        parser.error("--store is for mlflow and wandb; json is printed")
+    return arguments
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    if arguments.to != "json":
+        errors.require_packages(arguments.to)
+    gc.disable()  # as in collect
+    codes = [errors.EXIT_OK]
+    experiments = find_experiments(arguments.folder, lambda _: codes.append(errors.EXIT_USAGE))
+    if not experiments:
+        problem = f"no experiment under {arguments.folder}; run pipeline.submit or pipeline.ingest first."
+        raise CommandError(problem, errors.EXIT_NOTHING_FOUND)
+    entries: list[dict[str, Any]] = []
+    for name, experiment in experiments.items():
+        with errors.go_on_after_error(name, codes):
+            points = figures_by_point(collect_experiment(experiment))
+            if arguments.to == "json":
+                entries += benchmark_entries(name, points)
+            elif points:
+                export_to_tracker(arguments.to, arguments.store, name, experiment, points)
+            else:
+                log_line(f"Notice: {name}: no point has a record.")
+    if arguments.to == "json":
+        if not entries and max(codes) == errors.EXIT_OK:
+            raise CommandError(f"no figure under {arguments.folder}; measure a point first.", errors.EXIT_NOTHING_FOUND)
+        sys.stdout.buffer.write(indented_json(entries))
+    return max(codes)
+
+
+def benchmark_entries(experiment: str, points: Sequence[PointFigures]) -> list[dict[str, Any]]:
+    """Return the figures that are better if smaller, as `customSmallerIsBetter` of github-action-benchmark reads them.
+
+    The range is the larger distance to an end of the interval, because the action reads one number.
+    """
+    entries = {}
+    for point in points:
+        for figure in point.figures:
+            key, (low, high) = figure.column.key, ends_of(figure.value)
+            name = f"{experiment}/{point.run_id}/{key}"
+            if key not in SMALLER_IS_BETTER or name in entries:  # Q2 has the epoch time of Q1 again
+                continue
+            entry = {"name": name, "unit": figure.column.unit, "value": float(figure.value)}
+            extra = f"{point.label}; n = {figure.n}"
+            if low is not None and high is not None:
+                entry["range"] = f"± {max(figure.value - low, high - figure.value):.6g}"
+                extra += f"; interval {low:.6g} to {high:.6g}"
+            entries[name] = entry | {"extra": extra}
+    return list(entries.values())
+
+
+def export_to_tracker(
+    target: str, store: str | None, name: str, experiment: Experiment, points: Sequence[PointFigures]
+) -> None:
+    """Write a run for each point, and one that holds the page. Raises CommandError or OSError."""
+    page = experiment.folder / PAGE
+    if not page.exists():
+        log_line(f"Notice: {name}: there is no {PAGE}; run pipeline.collect first to export it too.")
+    is_server = target == "mlflow" and "://" in (store or "")
+    folder = Path(store if store and not is_server else experiment.folder / target).resolve()
+    address = str(store) if is_server else f"sqlite:///{folder / 'mlflow.db'}"
+    if not is_server:
+        files.make_folder(folder)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise CommandError(f"cannot write to {folder}; choose another folder with --store.")
+    try:
+        if target == "mlflow":
+            num_new = write_mlflow(address, None if is_server else folder, name, points, page)
+            shown = "" if is_server else f"; see them with: mlflow ui --backend-store-uri {shlex.quote(address)}"
+        else:
+            num_new = write_wandb(folder, name, points, page)
+            shown = f"; send them with: wandb sync {shlex.quote(str(folder))}/wandb/offline-run-*"
+    except (OSError, CommandError):
+        raise
+    except Exception as error:  # each tracker has errors of its own
+        said = " ".join(str(error).split())[:200]
+        raise CommandError(f"{name}: {target} failed ({type(error).__name__}: {said}); check --store.") from error
+    log_line(f"{name}: {pluralize(len(points), 'point')}, {num_new} new or changed{shown}")
+
+
+def values_of(point: PointFigures) -> dict[int, dict[str, float]]:
+    """Return the figures of a point by metric name, for each epoch; those of no epoch are at 0."""
+    by_epoch = group_pairs((figure.epoch or 0, figure.named_values) for figure in point.figures)
+    joined = {epoch: {key: value for part in parts for key, value in part.items()} for epoch, parts in by_epoch.items()}
+    return {epoch: {NOT_IN_NAME.sub("_", k): v for k, v in joined[epoch].items()} for epoch in sorted(joined)}
+
+
+def write_mlflow(address: str, folder: Path | None, name: str, points: Sequence[PointFigures], page: Path) -> int:
+    """Write the points as runs beside one run with the page; return how many are new or changed.
+
+    A run is found again by its tag. One whose content changed is replaced: MLflow would keep both values of a metric.
+    """
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # before the import, which reads it
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, Param
+
+    client = MlflowClient(address)
+    known = client.get_experiment_by_name(name)
+    artifacts = (folder / "artifacts" / NOT_IN_ID.sub("-", name)).as_uri() if folder else None
+    at = known.experiment_id if known else client.create_experiment(name, artifact_location=artifacts)
+    found = {run.data.tags.get(RUN_ID_TAG): run for run in search_all(client, at)}
+
+    def create(run_id: str, label: str, tags: Mapping[str, str]) -> str:
+        return str(client.create_run(at, run_name=label, tags={RUN_ID_TAG: run_id, **tags}).info.run_id)
+
+    if page.exists():
+        report = found["report"].info.run_id if "report" in found else create("report", "report", {})
+        client.log_artifact(report, str(page))
+        client.set_terminated(report)
+    num_new, now_ms = 0, round(time.time() * 1000)
+    for point in reversed(points):  # its page shows the last one first
+        values, tags = values_of(point), {"status": point.status, "mlflow.note.content": "\n\n".join(point.notes)}
+        parameters = {key: str(value) for key, value in point.parameters.items()}
+        digest = digest_of((values, tags, parameters, point.label))
+        run = found.get(point.run_id)
+        if run and run.data.tags.get(DIGEST_TAG) == digest and run.info.status != "RUNNING":
+            continue
+        if run:
+            client.delete_run(run.info.run_id)
+        tags[DIGEST_TAG] = digest
+        made = create(point.run_id, point.label, {key: text[:MAX_TAG_CHARS] for key, text in tags.items()})
+        client.log_batch(made, params=[Param(key, text) for key, text in parameters.items()])
+        metrics = [Metric(key, value, now_ms, epoch) for epoch, part in values.items() for key, value in part.items()]
+        for start in range(0, len(metrics), MAX_METRICS):
+            client.log_batch(made, metrics=metrics[start : start + MAX_METRICS])
+        client.set_terminated(made, "FAILED" if point.status == "failed" else "FINISHED")
+        num_new += 1
+    return num_new
+
+
+def search_all(client: Any, at: str) -> list[Any]:
+    """Return all runs of an experiment of MLflow that are not deleted."""
+    found, token = [], None
+    while token != "":
+        part = client.search_runs([at], max_results=MAX_METRICS, page_token=token)
+        found += part
+        token = part.token or ""
+    return found
+
+
+def digest_of(content: object) -> str:
+    return hashlib.sha256(msgspec.json.encode(content)).hexdigest()
+
+
+def write_wandb(folder: Path, name: str, points: Sequence[PointFigures], page: Path) -> int:
+    """Write the points as runs of a group, and one with the page; return their number.
+
+    Each has a fixed id, so that W&B overwrites it, and replaces the offline files that an earlier export wrote for it.
+    """
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    import wandb
+
+    mode = os.environ.get("WANDB_MODE", "offline")
+    quiet = {"silent": True, "console": "off", "disable_git": True, "disable_code": True}
+    quiet |= {"x_disable_stats": True, "x_disable_meta": True, "disable_job_creation": True}
+
+    def start(run_id: str, label: str, **more: Any) -> Any:
+        identity = NOT_IN_ID.sub("-", f"{name}-{run_id}")
+        earlier = re.compile(rf"offline-run-\d{{8}}_\d{{6}}-{re.escape(identity)}")
+        for path in (folder / "wandb").glob("offline-run-*"):
+            if earlier.fullmatch(path.name):
+                shutil.rmtree(path)
+        where = {"project": "ddpscale", "group": name, "dir": str(folder), "mode": mode}
+        return wandb.init(id=identity, name=label, settings=wandb.Settings(**quiet), **where, **more)
+
+    if page.exists():
+        with start("report", name, job_type="report") as run:
+            run.log({"report": wandb.Html(str(page), inject=False)})
+    for point in points:
+        config = {**point.parameters, "status": point.status}
+        with start(point.run_id, point.label, job_type="point", config=config, notes="\n\n".join(point.notes)) as run:
+            for epoch, values in values_of(point).items():
+                if epoch:
+                    run.log(values, step=epoch)
+                else:
+                    run.summary.update(values)
+    return len(points)
+
+
+if __name__ == "__main__":
+    errors.run_command(main)

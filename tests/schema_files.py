@@ -1,0 +1,108 @@
+"""Write docs/schema: JSON Schema of a record and of tables.json. `make schema` calls it.
+
+python tests/schema_files.py docs/schema
+"""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+from words_page import NOTE, NUM_RUNS
+
+from pipeline.experiment.measurement import Operation
+from pipeline.experiment.outcomes import Coverage
+from pipeline.experiment.record import SCHEMA_VERSION, Record
+from pipeline.experiment.spec import Spec
+from pipeline.tables.build_tables import INT8_TABLES
+from pipeline.tables.columns import Column, Table
+from pipeline.tables.definitions import TABLES
+from pipeline.tables.table_files import indented_json
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+NUMBER_OR_NULL: dict[str, Any] = {"type": ["number", "null"]}
+ANY: dict[str, Any] = {"type": ["number", "string", "boolean", "array", "null"]}
+
+
+def schema_files() -> dict[str, bytes]:
+    """Return the text of each file by its name."""
+    return {"record.json": indented_json(record_schema()), "tables.json": indented_json(tables_schema())}
+
+
+def record_schema() -> dict[str, Any]:
+    """Return the schema of records/*.json, from the types that read them."""
+    title = f"A record of one attempt at a point, schema version {SCHEMA_VERSION} and earlier"
+    return {"$schema": DIALECT, "title": title, **with_plain_patterns(msgspec.json.schema(Record))}
+
+
+def tables_schema() -> dict[str, Any]:
+    """Return the schema of tables.json, from the declarations of the columns."""
+    (coverage, spec), definitions = msgspec.json.schema_components((Coverage, Spec), ref_template="#/$defs/{name}")
+    axes = definitions.pop(spec["$ref"].rpartition("/")[2])["properties"]
+    tables = {table.name: {"type": "array", "items": row_schema(table)} for table in TABLES.values()}
+    schema = {
+        "$schema": DIALECT,
+        "title": "The tables of an experiment",
+        "description": "Rows by table, and the number of points by what became of them.",
+        "type": "object",
+        "properties": {**tables, "coverage": coverage},
+        "required": [*(name for name in tables if name not in INT8_TABLES), "coverage"],
+        "additionalProperties": False,
+        "$defs": {**definitions, "axes": axes_schema(axes)},
+    }
+    return dict(with_plain_patterns(schema))
+
+
+def axes_schema(axes: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of the axes of a row, each of which may be null: a row may be of several values."""
+    shown = {axis: {key: part for key, part in schema.items() if key != "default"} for axis, schema in axes.items()}
+    properties: dict[str, Any] = {axis: {"anyOf": [schema, {"type": "null"}]} for axis, schema in shown.items()}
+    properties["gpu"] = {"description": "GPU model; null on a CPU, or if not stated.", "type": ["string", "null"]}
+    properties["unit"] = {"description": "What samples consist of.", "type": ["string", "null"]}
+    operation = {"description": "Of a row of sweeps: the collective.", "enum": list(get_args(Operation))}
+    properties["operation"] = operation
+    return {"description": "The axes of a point that a row shows.", "properties": properties}
+
+
+def row_schema(table: Table) -> dict[str, Any]:
+    """Return the schema of a row: the axes of its point, its figures, the number of runs, and the note."""
+    columns = {key: schema for column in table.columns for key, schema in column_schemas(column).items()}
+    columns["n"] = {"description": NUM_RUNS.meaning, "type": "integer"}
+    columns["note"] = {"description": NOTE.meaning, "type": ["string", "null"]}
+    return {
+        "type": "object",
+        "$ref": "#/$defs/axes",
+        "properties": columns,
+        "required": list(columns),
+        "unevaluatedProperties": False,
+    }
+
+
+def column_schemas(column: Column) -> dict[str, dict[str, Any]]:
+    """Return the schema of a figure, and of the ends of its interval. A figure without a unit may be a word."""
+    unit = f" In {column.unit}." if column.unit else ""
+    figure, *ends = column.keys
+    found = {figure: {"description": column.meaning + unit, **(NUMBER_OR_NULL if column.unit else ANY)}}
+    for key, end in zip(ends, ("lower", "upper"), strict=False):
+        found[key] = {"description": f"The {end} end of the interval of {figure}; null without one.", **NUMBER_OR_NULL}
+    return found
+
+
+def with_plain_patterns(schema: Any) -> Any:
+    r"""Return the schema with `^` and `$` in its patterns: JSON Schema knows no `\A` and `\Z`."""
+    if isinstance(schema, dict):
+        return {
+            key: re.sub(r"\\Z$", "$", re.sub(r"^\\A", "^", value))
+            if key == "pattern" and isinstance(value, str)
+            else with_plain_patterns(value)
+            for key, value in schema.items()
+        }
+    return [with_plain_patterns(value) for value in schema] if isinstance(schema, list) else schema
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in schema_files().items():
+        (folder / name).write_bytes(text)

@@ -1,0 +1,85 @@
+"""docs/schema: the files are current, and the published records and their tables are valid."""
+
+import copy
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from factories import ROOT
+from schema_files import schema_files
+
+from pipeline.experiment.folder import find_experiments
+from pipeline.tables.collect_experiment import collect_experiment
+from pipeline.tables.table_files import indented_json
+
+SCHEMAS = ROOT / "docs" / "schema"
+RECORDS = sorted((ROOT / "outputs").rglob("records/*.json"))
+MAX_RECORDS = 60  # of an interpreted validator; each experiment gives at least one
+
+
+def validator(name: str) -> Any:
+    return jsonschema.Draft202012Validator(json.loads((SCHEMAS / name).read_text()))
+
+
+@pytest.mark.parametrize("name", ["record.json", "tables.json"])
+def test_the_files_are_those_of_today(name: str) -> None:
+    assert (SCHEMAS / name).read_bytes() == schema_files()[name], "run make schema"
+    jsonschema.Draft202012Validator.check_schema(json.loads((SCHEMAS / name).read_text()))
+
+
+def test_the_schema_has_no_pattern_that_python_alone_reads() -> None:
+    for name in schema_files():
+        text = (SCHEMAS / name).read_text()
+        assert r"\\A" not in text
+        assert r"\\Z" not in text
+
+
+def sampled_records() -> list[Path]:
+    """One record of each experiment, and others at random."""
+    by_folder = {path.parent: path for path in RECORDS}
+    rest = sorted(set(RECORDS) - {*by_folder.values()})
+    return [*by_folder.values(), *random.Random(0).sample(rest, max(0, MAX_RECORDS - len(by_folder)))]
+
+
+def test_published_records_are_valid() -> None:
+    records = validator("record.json")
+    for path in sampled_records():
+        records.validate(json.loads(path.read_bytes()))
+
+
+def test_the_tables_of_published_experiments_are_valid() -> None:
+    tables = validator("tables.json")
+    for experiment in find_experiments(ROOT / "outputs").values():
+        tables.validate(json.loads(indented_json(collect_experiment(experiment).content)))
+
+
+def break_type(record: dict[str, Any]) -> None:
+    record["attempt"] = "first"
+
+
+def break_axis(record: dict[str, Any]) -> None:
+    record["spec"]["strategy"] = "fsdp2"
+
+
+def drop_status(record: dict[str, Any]) -> None:
+    del record["status"]
+
+
+@pytest.mark.parametrize("damage", [break_type, break_axis, drop_status])
+def test_a_damaged_record_is_not_valid(damage: Callable[[dict[str, Any]], None]) -> None:
+    record = json.loads(RECORDS[0].read_bytes())
+    damaged = copy.deepcopy(record)
+    damage(damaged)
+    assert validator("record.json").is_valid(record)
+    assert not validator("record.json").is_valid(damaged)
+
+
+def test_a_figure_that_no_column_declares_is_not_valid() -> None:
+    content = json.loads(indented_json(collect_experiment(find_experiments(ROOT / "outputs")["a40-ddp"]).content))
+    assert validator("tables.json").is_valid(content)
+    content["Q1"][0]["epoch_time_ms"] = 1.0
+    assert not validator("tables.json").is_valid(content)
