@@ -26,6 +26,14 @@ const frame = document.querySelector("iframe");
 frame.onload = () => {{
   const page = frame.contentDocument, style = (element) => frame.contentWindow.getComputedStyle(element);
   const plots = [...page.querySelectorAll("picture > img")];
+  const follow = (link) => {{
+    const address = link.getAttribute("href"), place = page.getElementById(address.slice(1));
+    if (address.startsWith("data:")) return [link.download, atob(address.split(",")[1]).length];
+    if (!address.startsWith("#") || !place) return [address, 0];
+    link.click();
+    place.closest("details")?.setAttribute("open", "");  // the browser does so too, a little later
+    return [address, place.getBoundingClientRect().height];
+  }};
   const result = document.createElement("pre");
   result.textContent = JSON.stringify({{
     page_width: page.documentElement.scrollWidth,
@@ -37,6 +45,7 @@ frame.onload = () => {{
     alternatives: plots.map((plot) => plot.alt),
     pictures: plots.filter((plot) => plot.naturalWidth > 0).map((plot) => atob(plot.currentSrc.split(",")[1])),
     scales: plots.map((plot) => plot.getBoundingClientRect().width / plot.width).filter((value) => value > 0),
+    followed: [...page.querySelectorAll("a")].map(follow),
   }});
   document.body.replaceChildren(result);
 }};
@@ -78,7 +87,10 @@ def serve(folder: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def look_at(page: Path, scratch: Path, width: int = 1280, is_dark: bool = False) -> dict[str, Any]:
-    """Return what the browser finds on the page, the messages on its console, and what it asked the server for."""
+    """Return what the browser finds on the page, the messages on its console, and what it asked the server for.
+
+    `followed` has each link with what it leads to on the page or holds: a height in pixels or a length; else 0.
+    """
     assert CHROMIUM is not None
     (page.parent / "probe.html").write_text(PROBE.format(width=width, address=quote(page.name)))
     with serve(page.parent) as (address, asked):
@@ -99,6 +111,7 @@ def look_at(page: Path, scratch: Path, width: int = 1280, is_dark: bool = False)
     assert text, done.stderr[-2000:]
     found: dict[str, Any] = json.loads(html.unescape(text))
     console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    found["followed"] = dict(found["followed"])
     return {
         **found,
         "console": console,

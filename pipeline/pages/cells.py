@@ -40,7 +40,7 @@ class DisplayColumn(NamedTuple):
 
 
 class DisplayTable(NamedTuple):
-    """A table for people. `common` is what all rows share; `source` is the CSV file with every column."""
+    """A table for people. `common` is what all rows share; `source` is the name of its table."""
 
     heading: str
     columns: Sequence[DisplayColumn]

@@ -29,7 +29,7 @@ TWO_OVER_FOUR = SPEEDUP._replace(heading="T(2)/T(4)")
 class DisplayOptions(NamedTuple):
     """Options of the tables that are shown. `only` names one table; with `is_full` it has every column, however wide.
 
-    `link_of` gives the address of a row's record.
+    `link_of` gives the address of a row's point.
     """
 
     max_width: int = MAX_WIDTH
@@ -93,7 +93,7 @@ def build_table(
         notes.texts,
         common="; ".join(filter(None, common)),
         legend=" ".join(filter(None, legend)),
-        source=f"{table.name.lower()}.csv",
+        source=table.name,
         is_folded=view.is_folded or len(rows) > MAX_ROWS_UNFOLDED,
     )
 
@@ -202,4 +202,4 @@ def pivot(column: Column, values: Sequence[tuple[Row, float | None]], labels: di
     for size in sorted({row["batch_size_per_gpu"] for row in rows}):
         columns.append(DisplayColumn(f"{size:,}", [line.get(size, "") for line in lines.values()]))
     heading = f"Q2: {column.heading} by GPUs and images per GPU (weak scaling)"
-    return DisplayTable(heading, columns, legend=configurations, source="q2.csv")
+    return DisplayTable(heading, columns, legend=configurations, source="Q2")

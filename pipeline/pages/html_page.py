@@ -1,7 +1,7 @@
 """report.html of an experiment, the index over all experiments, and the plots as files.
 
-A page is one file: no script, no remote asset, and a content policy that allows its own style sheet alone. The packages
-of pages and plots may be missing: tables need none.
+A page is one file: no script, no remote asset, and a content policy that allows its own style sheet alone. Its links
+lead to places on it, or hold a file. The packages of pages and plots may be missing: tables need none.
 """
 
 import base64
@@ -22,7 +22,7 @@ from pipeline.pages.accuracy_plots import accuracy_plots, final_accuracy_plots, 
 from pipeline.pages.cells import name_texts
 from pipeline.pages.display_tables import DisplayOptions, display_tables
 from pipeline.pages.plot_data import Plot, PlotSource
-from pipeline.pages.point_fates import address_of, list_fates, record_links
+from pipeline.pages.point_fates import address_of, list_fates, point_links, shown_outcomes
 from pipeline.pages.provenance import hardware_of, list_provenance
 from pipeline.pages.timing_plots import bandwidth_plots, batch_size_plots, speedup_plots, step_plots
 from pipeline.system import files
@@ -30,6 +30,7 @@ from pipeline.system.errors import import_error_as_command_error, log_line, plur
 from pipeline.tables.collect_experiment import CollectedExperiment
 from pipeline.tables.columns import Row
 from pipeline.tables.definitions import ENDING_WORDS
+from pipeline.tables.table_files import csv_text
 
 if TYPE_CHECKING:
     from pipeline.pages.draw_panels import RenderedPlot
@@ -44,6 +45,7 @@ QUESTIONS = {
     "Q4": "What does a large batch cost in accuracy, and which remedy mends it?",
     "int8": "What does quantization to int8 cost in accuracy, and which values do its scales cover?",
 }
+MAX_LINK_BYTES = 1_000_000  # of a CSV file that the page holds
 PLOT_FILES = ("q[1-4]*.svg", "int8*.svg")  # the plots in a folder that earlier runs wrote
 
 
@@ -64,9 +66,8 @@ class Pages:
         has_plots = not plots or self.can_import("pipeline.pages.draw_panels", "no plots in report.html")
         sections = build_sections(found, write_plots(folder / PLOTS_FOLDER, plots) if has_plots else [])
         said = describe_experiment(name, found)
-        home = "../" * len(folder.relative_to(self.root).parts) + INDEX_NAME if self.has_index else ""
-        fates = list_fates(collected.outcomes, folder, logs)
-        page = render_template("report.html.j2", said, home=home, sections=sections, has_plots=has_plots, fates=fates)
+        fates = list_fates(shown_outcomes(collected.outcomes), folder, logs)
+        page = render_template("report.html.j2", said, sections=sections, has_plots=has_plots, fates=fates)
         files.replace_file_atomically(folder / REPORT_NAME, page.encode())
         questions = ", ".join(section["question"] for section in sections)
         self.entries.append(said | {"href": address_of(folder / REPORT_NAME, self.root), "questions": questions})
@@ -128,7 +129,7 @@ def write_plots(folder: Path, plots: Sequence[Plot]) -> "list[RenderedPlot]":
 
 def build_sections(found: CollectedExperiment, drawn: "Sequence[RenderedPlot]") -> list[dict[str, Any]]:
     """Return each question that has plots or tables, with them."""
-    options = DisplayOptions(link_of=record_links(found.collected.outcomes))
+    options = DisplayOptions(link_of=point_links(shown_outcomes(found.collected.outcomes)))
     tables = group_pairs(display_tables(found.tables, found.collected, options))
     figures = group_pairs((rendered.plot.question, rendered) for rendered in drawn)
     return [
@@ -137,10 +138,23 @@ def build_sections(found: CollectedExperiment, drawn: "Sequence[RenderedPlot]") 
             "text": in_terms(text, found.collected.terms),
             "figures": figures.get(question, []),
             "tables": tables.get(question, []),
+            "files": data_links(found, [table.source for table in tables.get(question, [])]),
         }
         for question, text in QUESTIONS.items()
         if question in tables or question in figures
     ]
+
+
+def data_links(found: CollectedExperiment, names: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the name of each table's CSV file and a link that holds it; no link to more than MAX_LINK_BYTES."""
+    texts = {f"{name.lower()}.csv": csv_text(found.content[name]).encode() for name in dict.fromkeys(names)}
+    links = {name: data_link("text/csv", text) for name, text in texts.items() if len(text) <= MAX_LINK_BYTES}
+    return [(name, links.get(name, "")) for name in texts]
+
+
+def data_link(kind: str, content: bytes) -> str:
+    """Return an address that holds the content itself."""
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def describe_experiment(name: str, found: CollectedExperiment) -> dict[str, Any]:
@@ -192,6 +206,7 @@ def render_template(name: str, said: Mapping[str, Any], **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["data_link"] = data_link
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return environment.get_template(name).render(said, style=style, style_digest=digest, **values)
 

@@ -1,5 +1,6 @@
 """report.html in a real browser: nothing but the page is asked for, both themes work, and it fits a phone."""
 
+import shutil
 import time
 from pathlib import Path
 
@@ -51,6 +52,17 @@ def test_the_page_of_int8_on_a_phone(tmp_path: Path, is_dark: bool) -> None:
     assert len(found["alternatives"]) == len(found["pictures"]) == 2
 
 
+def test_each_link_of_a_page_alone_in_a_folder_leads_somewhere(tmp_path: Path, full_page: Path) -> None:
+    alone = tmp_path / "mail" / "report.html"
+    alone.parent.mkdir()
+    shutil.copy(full_page, alone)
+    found = look_at(alone, tmp_path / "profile")
+    assert found["asked"] == ["/report.html"]
+    names = {"#Q1", "#points", f"#{make_spec(batch_size_per_gpu=2048).run_id()}", "q1.csv", "q2.svg"}
+    assert names <= found["followed"].keys()
+    assert [name for name, size in found["followed"].items() if not size] == []
+
+
 def test_a_hostile_name_shows_as_text(tmp_path: Path) -> None:
     found = look_at(write_page(tmp_path / "x", *hostile_records(), name=EVIL), tmp_path / "profile")
     assert found["console"] == []
@@ -91,9 +103,13 @@ def test_the_index_fits_a_phone_and_names_every_experiment(tmp_path: Path) -> No
 def test_the_browser_would_tell(tmp_path: Path) -> None:
     """A page with a script, a remote image, and a wide table: what the other tests look for is seen."""
     page = tmp_path / "bad.html"
-    page.write_text('<script>console.error("x")</script><img src="http://example.invalid/x.png"><pre>' + "wide " * 200)
+    page.write_text(
+        '<a href="#x"></a><a href="x.csv"></a><script>console.error("x")</script><img src="http://example.invalid/x.png"><pre>'
+        + "wide " * 200
+    )
     found = look_at(page, tmp_path / "profile", PHONE)
     assert len(found["console"]) == 1
     assert "http://example.invalid/x.png" in found["asked"]
     assert found["foreign"] == 2
     assert found["page_width"] > PHONE
+    assert found["followed"] == {"#x": 0, "x.csv": 0}
