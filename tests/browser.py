@@ -18,6 +18,8 @@ import pytest
 
 CHROMIUM = shutil.which("chromium")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium; apt-get install chromium")
+PDFTOTEXT = shutil.which("pdftotext")
+needs_pdftotext = pytest.mark.skipif(PDFTOTEXT is None, reason="needs pdftotext; apt-get install poppler-utils")
 
 PROBE = """<!doctype html><meta charset="utf-8"><body style="margin:0">
 <iframe style="width:{width}px;height:2000px;border:0" src="{address}"></iframe>
@@ -51,6 +53,7 @@ frame.onload = () => {{
 }};
 </script>
 """
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run")
 OWN_REQUESTS = re.compile(r"google(apis)?\.com[:/]")  # of the browser, which no page causes
 
 
@@ -96,9 +99,9 @@ def look_at(page: Path, scratch: Path, width: int = 1280, is_dark: bool = False)
     with serve(page.parent) as (address, asked):
         done = subprocess.run(
             [
-                *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"),
+                *(CHROMIUM, *FLAGS, "--enable-logging=stderr"),
                 f"--user-data-dir={scratch}",
-                *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"),
+                *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
                 f"--proxy-server={address}",  # so that a request to another place is seen too
                 f"--blink-settings=preferredColorScheme={0 if is_dark else 1}",
                 *("--window-size=1400,2000", "--timeout=20000", "--dump-dom", f"http://{address}/probe.html"),
@@ -117,3 +120,16 @@ def look_at(page: Path, scratch: Path, width: int = 1280, is_dark: bool = False)
         "console": console,
         "asked": [path for path in asked if path != "/probe.html" and not OWN_REQUESTS.search(path)],
     }
+
+
+def print_page(page: Path, scratch: Path) -> list[list[str]]:
+    """Print the page as a PDF, and return the lines of each sheet."""
+    assert CHROMIUM is not None
+    assert PDFTOTEXT is not None
+    pdf = scratch / "page.pdf"
+    profile = f"--user-data-dir={scratch / 'profile'}"
+    command = [CHROMIUM, *FLAGS, profile, "--no-pdf-header-footer", f"--print-to-pdf={pdf}", page.resolve().as_uri()]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    text = subprocess.run([PDFTOTEXT, "-layout", pdf, "-"], check=True, capture_output=True, text=True).stdout
+    sheets = text.removesuffix("\f").split("\f")
+    return [[line.strip() for line in sheet.splitlines() if line.strip()] for sheet in sheets]
