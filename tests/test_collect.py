@@ -137,9 +137,8 @@ def test_collect_writes_a_page_beside_the_records_and_an_index_over_several(pipe
     answer = pipeline("collect", tmp_path)
     assert (answer.returncode, answer.stderr) == (0, "")
     page = (first.folder / "report.html").read_text()
-    assert f'href="records/{found[0].run_id}.0.json"' in page
-    assert f'href="logs/{SUBMISSION}/{found[0].run_id}.log"' in page
-    assert 'href="../../index.html"' in page
+    assert f">records/{found[0].run_id}.0.json<" in page
+    assert f">logs/{SUBMISSION}/{found[0].run_id}.log<" in page
     assert "<svg " in (second.folder / "plots" / "q1.svg").read_text()
     index = (tmp_path / "index.html").read_text()
     assert 'href="a/x/report.html"' in index

@@ -15,7 +15,10 @@ SUBMIT = "python -m pipeline.submit"
 NO_RESULT = ("failed", "missing", "rejected")  # the status of a point to run again
 POWER_LIMITS = {"sw_power_cap", "hw_power_brake_slowdown"}  # reasons for lowered clocks
 
-LEFT_OUT = ("{left_out} of {timed} rows with a speed-up cannot be used: {why}.", "On {beyond} GPUs none can be used.")
+LEFT_OUT = (
+    "{left_out} of {timed} rows with a speed-up cannot be used: {why}{largest}.",
+    "On {beyond} GPUs none can be used.",
+)
 EXPOSED = (
     "On {num_gpus} GPUs all-reduces of gradients that computation does not hide take {exposed_us:,.0f} us of a step of "
     "{step_ms:,.2f} ms: {share:.1%}{where}."
@@ -29,6 +32,7 @@ LARGE_BATCH = (
 
 TEMPLATES: dict[str, tuple[str, ...]] = {
     "not_answered": ("Not answered here: {why}.",),
+    "not_asked": ("Not answered here: {why}.",),
     "no_result": ("Not answered yet: {what} have no result; run the same submit command again{with_failed}.",),
     # Q1
     "fastest_batch": (
@@ -47,6 +51,18 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
     "speedup": (
         "{num_gpus} GPUs with {strategy} are {speedup:digits} times as fast as one: efficiency {efficiency:.0%}, "
         "{scaling} scaling{where}.",
+        *LEFT_OUT,
+    ),
+    "speedup_without_loader": (
+        "The largest speed-up is {tallest:digits} with the loader, which limits it, {tallest_where}; without that "
+        "limit {num_gpus} GPUs with {strategy} are {speedup:digits} times as fast as one: efficiency {efficiency:.0%}, "
+        "{scaling} scaling{where}.",
+        LEFT_OUT[0],
+        "{without_loader} measures without the loader.",
+    ),
+    "no_speedup": (
+        "No speed-up shown ({low:.2f} to {high:.2f}): {num_gpus} GPUs with {strategy} against one, {scaling} "
+        "scaling{where}.",
         *LEFT_OUT,
     ),
     "speedup_in_part": (
@@ -129,7 +145,7 @@ class Claim(NamedTuple):
     @property
     def is_answer(self) -> bool:
         """True unless it only says why there is no answer."""
-        return self.kind not in ("not_answered", "no_result")
+        return self.kind not in ("not_answered", "not_asked", "no_result")
 
     def narrow(self, axis: Literal["gpu", "unit"], value: str) -> "Claim":
         """Return the claim as one about a single GPU model or unit, without the command of the whole question."""
@@ -219,9 +235,9 @@ def grid_command(grid: str) -> str:
     return f"{SUBMIT} --grid {grid}"
 
 
-def not_answered(question: str, why: str, grid: str) -> Claim:
+def not_answered(question: str, why: str, grid: str, *, is_asked: bool = False) -> Claim:
     """Return the claim of a question without an answer: why, and the grid that gives one."""
-    return Claim(question, "not_answered", {"why": why}, command=grid_command(grid))
+    return Claim(question, "not_answered" if is_asked else "not_asked", {"why": why}, command=grid_command(grid))
 
 
 def no_result(question: str, what: str, rows: Iterable[Row]) -> Claim:

@@ -44,6 +44,11 @@ class Answer(NamedTuple):
         return " ".join(self._replace(claims=[claim for claim in self.claims if claim.is_answer]).paragraphs)
 
     @property
+    def asked(self) -> "Answer":
+        """The answer without the claims about what the experiment does not measure."""
+        return self._replace(claims=[claim for claim in self.claims if claim.kind != "not_asked"])
+
+    @property
     def command(self) -> str:
         """The command that measures what is missing; "" if nothing is, or if no shipped grid does so."""
         command = next((claim.command for claim in self.claims if claim.command), "")

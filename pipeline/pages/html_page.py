@@ -6,6 +6,7 @@ lead to places on it, or hold a file. The packages of pages and plots may be mis
 
 import base64
 import errno
+import functools
 import hashlib
 import importlib
 import itertools
@@ -23,7 +24,7 @@ from pipeline.pages.cells import name_texts
 from pipeline.pages.display_tables import DisplayOptions, display_tables
 from pipeline.pages.plot_data import Plot, PlotSource
 from pipeline.pages.point_fates import address_of, list_fates, point_links, shown_outcomes
-from pipeline.pages.provenance import hardware_of, list_provenance
+from pipeline.pages.provenance import describe_setting, hardware_of, list_provenance
 from pipeline.pages.timing_plots import bandwidth_plots, batch_size_plots, speedup_plots, step_plots
 from pipeline.system import files
 from pipeline.system.errors import import_error_as_command_error, log_line, pluralize, replace_control_characters
@@ -45,6 +46,14 @@ QUESTIONS = {
     "Q4": "What does a large batch cost in accuracy, and which remedy mends it?",
     "int8": "What does quantization to int8 cost in accuracy, and which values do its scales cover?",
 }
+TOPICS = {
+    "Q1": "the batch size that keeps one GPU busy",
+    "Q2": "scaling over GPUs",
+    "Q3": "communication",
+    "Q4": "the accuracy of large batches",
+}
+"""What an experiment that does not ask a question leaves out."""
+
 MAX_LINK_BYTES = 1_000_000  # of a CSV file that the page holds
 PLOT_FILES = ("q[1-4]*.svg", "int8*.svg")  # the plots in a folder that earlier runs wrote
 
@@ -160,13 +169,17 @@ def data_link(kind: str, content: bytes) -> str:
 def describe_experiment(name: str, found: CollectedExperiment) -> dict[str, Any]:
     """Return what report.html says of an experiment beside its plots, tables and points. The index has a part of it."""
     collected = found.collected
+    answers = answers_of(found.tables, collected.terms)
+    words = functools.partial(in_terms, terms=collected.terms)
     return {
         "title": name,
         "is_ingested": any(not record.measured for record in collected.records),
         "counts": describe_counts(collected),
         "training": describe_training([outcome.spec for outcome in collected.outcomes]),
         "hardware": hardware_of(collected.records),
-        "answers": answers_of(found.tables, collected.terms),
+        "setting": describe_setting(collected.records),
+        "answers": [(answer, words(QUESTIONS[answer.question])) for answer in answers if answer.asked.claims],
+        "not_asked": [words(TOPICS[answer.question]) for answer in answers if not answer.asked.claims],
         "left_out": collected.notes,
         "provenance": list_provenance(collected.records),
         "cost": describe_cost(found.tables["cost"]),

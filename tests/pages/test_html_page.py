@@ -12,10 +12,11 @@ from factories import make_experiment, make_record, make_spec
 from int8_records import RECORDS
 from page_records import EVIL, batch_records, collected_in, every_question, hostile_records, write_index, write_page
 
-from pipeline.experiment.record import Record
+from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.pages import html_page
 from pipeline.pages.html_page import QUESTIONS, Pages, describe_cost
 from pipeline.pages.point_fates import point_links
+from pipeline.pages.provenance import describe_setting
 from pipeline.tables.columns import Row
 from pipeline.tables.definitions import ENDING_WORDS
 from pipeline.tables.table_files import csv_text
@@ -194,9 +195,27 @@ def test_an_experiment_that_quantizes_has_one_question(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "x" / "plots").iterdir()) == ["int8-weights.svg", "int8.svg"]
 
 
-def test_a_command_in_an_answer_is_set_as_code(tmp_path: Path) -> None:
-    page = write_page(tmp_path / "x", make_record()).read_text()
-    assert "Next: <code>python -m pipeline.submit --grid scaling</code>" in page
+def test_what_an_experiment_does_not_ask_is_one_line_and_no_command(tmp_path: Path) -> None:
+    page = Page(write_page(tmp_path / "x", make_record()).read_text())
+    assert "Which batch size keeps one GPU busy, and where does its memory end? Q1" in page.text
+    assert "Not part of this experiment: scaling over GPUs; communication; the accuracy of large batches." in page.text
+    assert not any(words in page.text for words in ("pipeline.submit", "Not answered", "Next:"))
+
+
+def test_the_line_on_top_says_what_was_measured_where_when_and_how_often(tmp_path: Path) -> None:
+    place = Environment(gpus=(Gpu(name="NVIDIA H200"),), nodes=("n17",), git_commit="58b8ca2" + 33 * "0")
+    specs = [*(make_spec(repeat=number) for number in range(6)), make_spec(strategy="ddp", num_gpus=4)]
+    found = [
+        msgspec.structs.replace(make_record(spec, environment=place), started_at="2026-11-21T23:59:00Z")
+        for spec in specs
+    ]
+    expected = ["ResNet-18 on 1 to 4 NVIDIA H200", "node n17", "21 November 2026", "commit 58b8ca2"]
+    assert describe_setting(found) == [*expected, "1 to 6 runs each"]
+    assert describe_setting(found[:6])[-1] == "6 runs each"
+    assert ", ".join(describe_setting(found)) in write_page(tmp_path / "x", *found).read_text()
+    on_cpu = make_record(make_spec(device="cpu", model="lenet", dataset="synthetic", input="synthetic"))
+    assert describe_setting([on_cpu]) == ["LeNet on 1 CPU process", "one run each"]
+    assert describe_setting([make_record(status="failed")]) == []
 
 
 def test_every_point_stands_in_one_state_with_its_reason(tmp_path: Path) -> None:
