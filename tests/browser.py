@@ -46,7 +46,8 @@ frame.onload = () => {{
     height: page.body.scrollHeight,
     alternatives: plots.map((plot) => plot.alt),
     pictures: plots.filter((plot) => plot.naturalWidth > 0).map((plot) => atob(plot.currentSrc.split(",")[1])),
-    scales: plots.map((plot) => plot.getBoundingClientRect().width / plot.width).filter((value) => value > 0),
+    // a picture is drawn in points, of which three are four pixels
+    scales: plots.map((plot) => plot.getBoundingClientRect().width / plot.naturalWidth / 0.75).filter((one) => one > 0),
     followed: [...page.querySelectorAll("a")].map(follow),
   }});
   document.body.replaceChildren(result);

@@ -5,6 +5,7 @@ quantities only are one footnote, which states their range.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -20,7 +21,7 @@ from pipeline.tables.note_texts import Range, render_note
 
 STATUS_WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}
 MAX_LABEL = 44  # characters of a configuration in a cell
-MAX_LABEL_BESIDE_OTHERS = 24  # the same where a table names some below it, since those need room for figures
+USUAL = "usual"  # the configuration whose every value is the most frequent one
 
 Axes = Mapping[str, Any]
 
@@ -79,13 +80,11 @@ def named_axes(row: Row) -> dict[str, Any]:
     return row.axes | ({"remedies": row["remedies"]} if "remedies" in row.figures else {})
 
 
-def name_columns(
-    points: Sequence[Axes], varying: Sequence[str], labels: dict[str, str]
-) -> tuple[list[DisplayColumn], str]:
-    """Return the columns that name the points, and what explains their labels.
+def name_columns(points: Sequence[Axes], varying: Sequence[str]) -> tuple[list[DisplayColumn], str]:
+    """Return the columns that name the points, and what explains them.
 
-    Strategy, GPUs and batch size have a column each; all else that varies shares one. Where that is too long it gets
-    the labels c1, c2, ... which `labels` keeps for the next tables of the report.
+    Strategy, GPUs and batch size have a column each; all else that varies shares one. Where that is too long it names
+    what differs from the values that most points have.
     """
     own = [axis for axis in AXIS_HEADINGS if axis in varying]
     explained = []
@@ -108,12 +107,11 @@ def name_columns(
     heading = {"gpu": "GPU model"}.get(others[0], others[0]) if len(others) == 1 else "configuration"
     names = [describe_point(point, others) for point in points]
     if max(map(len, names)) > MAX_LABEL:
-        long = [name for name in dict.fromkeys(names) if len(name) > MAX_LABEL_BESIDE_OTHERS]
-        for name in long:
-            labels.setdefault(name, f"c{len(labels) + 1}")
-        said = "; ".join(f"{label} = {name}" for name, label in labels.items() if name in long)
-        explained.append(f"Configurations: {said}.")
-        names = [labels[name] if name in long else name for name in names]
+        usual = {axis: Counter(repr(point[axis]) for point in points).most_common(1)[0][0] for axis in others}
+        differing = [[axis for axis in others if repr(point[axis]) != usual[axis]] for point in points]
+        names = [describe_point(point, own) if own else USUAL for point, own in zip(points, differing, strict=True)]
+        values = {axis: next(point[axis] for point in points if repr(point[axis]) == usual[axis]) for axis in others}
+        explained.append(f"Configurations name what differs from the {USUAL} one: {describe_point(values, others)}.")
     if any(point_label.ALL_REMEDIES in text for text in (*names, *explained)):
         explained.append(f"All remedies: {', '.join(REMEDIES)}.")
     return [*columns, DisplayColumn(heading, names, "text")], " ".join(explained)

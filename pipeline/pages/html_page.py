@@ -54,6 +54,7 @@ TOPICS = {
 }
 """What an experiment that does not ask a question leaves out."""
 
+MAX_TABLE_CHARS = 150  # of a row of a table, which scrolls if the page is narrower
 MAX_LINK_BYTES = 1_000_000  # of a CSV file that the page holds
 PLOT_FILES = ("q[1-4]*.svg", "int8*.svg")  # the plots in a folder that earlier runs wrote
 
@@ -111,7 +112,7 @@ class Pages:
 def build_plots(source: PlotSource) -> list[Plot]:
     """Return every plot for which there are values, in the order of the questions. Those of a new kind belong here."""
     timed = (batch_size_plots, speedup_plots, step_plots, bandwidth_plots)
-    builders = (*timed, final_accuracy_plots, accuracy_plots, int8_plots)
+    builders = (*timed, accuracy_plots, final_accuracy_plots, int8_plots)
     return [name_texts(plot, source.terms) for build in builders for plot in build(source)]
 
 
@@ -138,7 +139,7 @@ def write_plots(folder: Path, plots: Sequence[Plot]) -> "list[RenderedPlot]":
 
 def build_sections(found: CollectedExperiment, drawn: "Sequence[RenderedPlot]") -> list[dict[str, Any]]:
     """Return each question that has plots or tables, with them."""
-    options = DisplayOptions(link_of=point_links(shown_outcomes(found.collected.outcomes)))
+    options = DisplayOptions(MAX_TABLE_CHARS, link_of=point_links(shown_outcomes(found.collected.outcomes)))
     tables = group_pairs(display_tables(found.tables, found.collected, options))
     figures = group_pairs((rendered.plot.question, rendered) for rendered in drawn)
     return [
