@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 from pipeline.analysis.intervals import ends_of
 from pipeline.analysis.notes import Note
 from pipeline.analysis.pooling import group_pairs
+from pipeline.answers.claims import badge_of
 from pipeline.experiment import point_label
 from pipeline.experiment.point_label import Terms, describe_point, format_number
 from pipeline.experiment.spec import REMEDIES
@@ -21,6 +22,14 @@ from pipeline.tables.note_texts import Range, render_note
 
 STATUS_WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}
 MAX_LABEL = 44  # characters of a configuration in a cell
+WORDS = FIGURE_NAMES | {"sw_power_cap": "GPU at its power limit"}  # what notes name
+FIXED_WORDS = {
+    "text": "note",
+    "loader_bound": "loader-bound",
+    "other_shared_node": "baseline on a shared node",
+    "reached_by_some": "not every seed",
+    "baseline_runs": "n of the baseline",
+}
 USUAL = "usual"  # the configuration whose every value is the most frequent one
 
 Axes = Mapping[str, Any]
@@ -41,7 +50,10 @@ class DisplayColumn(NamedTuple):
 
 
 class DisplayTable(NamedTuple):
-    """A table for people. `common` is what all rows share; `source` is the name of its table."""
+    """A table for people. `common` is what all rows share; `source` is the name of its table.
+
+    `badges` has a word for each footnote.
+    """
 
     heading: str
     columns: Sequence[DisplayColumn]
@@ -50,6 +62,7 @@ class DisplayTable(NamedTuple):
     legend: str = ""
     source: str = ""
     is_folded: bool = False
+    badges: Sequence[str] = ()
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
@@ -58,9 +71,10 @@ class DisplayTable(NamedTuple):
 
 
 class Footnotes(NamedTuple):
-    """The footnotes of a table, the numbers of each row's, and the notes that all of several rows share."""
+    """The footnotes of a table with a word for each, the numbers of each row's, and the notes that all rows share."""
 
     texts: list[str]
+    words: list[str]
     numbers: list[tuple[int, ...]]
     shared: list[str]
 
@@ -187,11 +201,20 @@ def number_notes(rows: Sequence[Row], hidden: tuple[str, ...] = ()) -> Footnotes
     """Return the footnotes of the rows, without the kinds of notes that begin with one of `hidden`."""
     of_rows = [{note_key(note): note for note in row.notes if not note.kind.startswith(hidden)} for row in rows]
     groups = group_pairs(pair for notes in of_rows for pair in notes.items())
-    texts = {key: render_note(merge_notes(notes), FIGURE_NAMES) for key, notes in groups.items()}
+    texts = {key: render_note(merge_notes(notes), WORDS) for key, notes in groups.items()}
     shared = [texts.pop(key) for key, notes in groups.items() if len(notes) == len(rows) > 1]
     numbers = {key: number for number, key in enumerate(texts, start=1)}
     own = [tuple(sorted(numbers[key] for key in notes if key in numbers)) for notes in of_rows]
-    return Footnotes(list(texts.values()), own, shared)
+    return Footnotes(list(texts.values()), [word_of(groups[key][0]) for key in texts], own, shared)
+
+
+def word_of(note: Note) -> str:
+    """Return the badge of a note in a table."""
+    if note.kind == "of_baseline":
+        return f"baseline {word_of(note.values['note'])}"
+    if note.kind in FIXED_WORDS:
+        return FIXED_WORDS[note.kind]
+    return badge_of(note) or note.kind.replace("_", " ")
 
 
 def note_column(numbers: Sequence[Sequence[int]]) -> DisplayColumn:

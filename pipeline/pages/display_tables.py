@@ -92,6 +92,7 @@ def build_table(table: Table, view: View, all_rows: Sequence[Row], options: Disp
         legend=" ".join(filter(None, legend)),
         source=table.name,
         is_folded=view.is_folded or len(rows) > MAX_ROWS_UNFOLDED,
+        badges=notes.words,
     )
 
 

@@ -24,7 +24,7 @@ from pipeline.pages.cells import name_texts
 from pipeline.pages.display_tables import DisplayOptions, display_tables
 from pipeline.pages.plot_data import Plot, PlotSource
 from pipeline.pages.point_fates import address_of, list_fates, point_links, shown_outcomes
-from pipeline.pages.provenance import describe_setting, hardware_of, list_provenance
+from pipeline.pages.provenance import describe_conditions, describe_setting, list_provenance
 from pipeline.pages.timing_plots import bandwidth_plots, batch_size_plots, speedup_plots, step_plots
 from pipeline.system import files
 from pipeline.system.errors import import_error_as_command_error, log_line, pluralize, replace_control_characters
@@ -65,6 +65,7 @@ class Pages:
     def __init__(self, root: Path, has_index: bool) -> None:
         self.root, self.has_index = root, has_index
         self.entries: list[dict[str, Any]] = []
+        self.times: list[str] = []  # of the last record of each
         self.missing: set[str] = set()
 
     def write(self, name: str, found: CollectedExperiment, logs: Mapping[str, Path]) -> None:
@@ -79,8 +80,8 @@ class Pages:
         fates = list_fates(shown_outcomes(collected.outcomes), folder, logs)
         page = render_template("report.html.j2", said, sections=sections, has_plots=has_plots, fates=fates)
         files.replace_file_atomically(folder / REPORT_NAME, page.encode())
-        questions = ", ".join(section["question"] for section in sections)
-        self.entries.append(said | {"href": address_of(folder / REPORT_NAME, self.root), "questions": questions})
+        self.times.append(max((record.started_at or "" for record in collected.records), default=""))
+        self.entries.append(said | {"href": address_of(folder / REPORT_NAME, self.root)})
 
     def can_import(self, module: str, what: str) -> bool:
         """True if a module can be imported; else log once what there is not, and what to install."""
@@ -105,7 +106,9 @@ class Pages:
         """Write the index if several experiments were found. Raises OSError."""
         if self.has_index and self.entries:
             count = pluralize(len(self.entries), "experiment")
-            page = render_template("index.html.j2", {"title": "Experiments", "count": count, "entries": self.entries})
+            latest = sorted(zip(self.times, self.entries, strict=True), key=lambda pair: pair[0], reverse=True)
+            said = {"title": "Experiments", "count": count, "entries": [entry for _, entry in latest]}
+            page = render_template("index.html.j2", said)
             files.replace_file_atomically(self.root / INDEX_NAME, page.encode())
 
 
@@ -177,8 +180,8 @@ def describe_experiment(name: str, found: CollectedExperiment) -> dict[str, Any]
         "is_ingested": any(not record.measured for record in collected.records),
         "counts": describe_counts(collected),
         "training": describe_training([outcome.spec for outcome in collected.outcomes]),
-        "hardware": hardware_of(collected.records),
         "setting": describe_setting(collected.records),
+        "conditions": describe_conditions(outcome.spec for outcome in collected.outcomes),
         "answers": [(answer, words(QUESTIONS[answer.question])) for answer in answers if answer.asked.claims],
         "not_asked": [words(TOPICS[answer.question]) for answer in answers if not answer.asked.claims],
         "left_out": collected.notes,
@@ -220,7 +223,7 @@ def render_template(name: str, said: Mapping[str, Any], **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["data_link"] = data_link
+    environment.filters |= {"data_link": data_link, "pluralize": pluralize}
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return environment.get_template(name).render(said, style=style, style_digest=digest, **values)
 

@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 import msgspec
 
 from pipeline.experiment.model_name import TORCHVISION, short_model_name
-from pipeline.experiment.point_label import describe_training
+from pipeline.experiment.point_label import describe_axis, describe_training
 from pipeline.experiment.record import Environment, Record
+from pipeline.experiment.spec import Spec
 from pipeline.system.errors import pluralize, shorten_list
 from pipeline.system.host import parse_timestamp
 from pipeline.tables.columns import NOT_STATED
@@ -107,6 +108,16 @@ def describe_setting(records: Iterable[Record]) -> list[str]:
     said += [" to ".join(days[:1] + days[1:][-1:]), *(f"{commit}{is_partial}" for commit in named("commit", commits))]
     said.append(trust if found[0].measured else "ingested")
     return [part for part in said if part]
+
+
+def describe_conditions(points: Iterable[Spec]) -> str:
+    """Return precision, execution and input of the points, with every value that occurs, and what they train on."""
+    points = list(points)
+    values = [
+        list(dict.fromkeys(describe_axis(axis, getattr(point, axis)) for point in points))
+        for axis in ("precision", "execution", "input")
+    ]
+    return "; ".join(filter(None, (*(" or ".join(shown) for shown in values), describe_training(points))))
 
 
 def model_title(model: str | None) -> str:

@@ -10,8 +10,18 @@ import msgspec
 import pytest
 from factories import make_experiment, make_record, make_spec
 from int8_records import RECORDS
-from page_records import EVIL, batch_records, collected_in, every_question, hostile_records, write_index, write_page
+from page_records import (
+    EVIL,
+    batch_records,
+    collected_in,
+    communication_records,
+    every_question,
+    hostile_records,
+    write_index,
+    write_page,
+)
 
+from pipeline.analysis.notes import make_note
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.pages import html_page
 from pipeline.pages.html_page import QUESTIONS, Pages, describe_cost
@@ -134,6 +144,16 @@ def test_the_index_has_what_is_answered(tmp_path: Path) -> None:
     assert not any(text in said for text in ("Not answered", "Next:"))
 
 
+def test_the_index_has_the_latest_first_with_its_conditions(tmp_path: Path) -> None:
+    times = {"old": "2026-11-21T10:00:00Z", "new": "2026-11-22T10:00:00Z", "bare": None}
+    spec = make_spec(precision="bf16", input="gpu", execution="graph")
+    text = write_index(
+        tmp_path, **{name: msgspec.structs.replace(make_record(spec), started_at=time) for name, time in times.items()}
+    )
+    assert re.findall(r"(\w+)</a>", text) == ["new", "old", "bare"]
+    assert "bf16; graph; images on the device; resnet18 on cifar10" in text
+
+
 def test_the_index_says_what_was_ingested(tmp_path: Path) -> None:
     stated = msgspec.structs.replace(make_record(), measured=False)
     assert re.findall(r"<h3>.*</h3>", write_index(tmp_path, a=make_record(), b=stated)) == [
@@ -246,3 +266,25 @@ def test_a_folder_of_plots_that_is_a_link_is_not_followed(tmp_path: Path) -> Non
 
 def test_the_same_records_give_the_same_page(tmp_path: Path, full_page: str) -> None:
     assert write_page(tmp_path / "x", *every_question()).read_text() == full_page
+
+
+def test_a_note_is_a_badge_with_a_word_and_its_text_on_hover_and_below(tmp_path: Path) -> None:
+    """Five notes of one row: three words, and the others in one."""
+    notes = [make_note("drifted", what="epoch_time_s", drift=0.1), make_note("throttled", reasons=["sw_power_cap"])]
+    notes += [make_note("shared_node", others=2), make_note("of_baseline", note=notes[1]), make_note("no_baseline")]
+    found = collected_in(tmp_path / "x", *batch_records())
+    first, *others = found.tables["Q1"]
+    found.tables["Q1"][:] = [msgspec.structs.replace(first, notes=tuple(notes)), *others]
+    Pages(tmp_path, False).write("x", found, {})
+    text = (tmp_path / "x" / "report.html").read_text()
+    badges = re.findall(r'<abbr class="badge" title="([^"]*)">([^<]*)</abbr>', text)
+    assert [word for _, word in badges] == ["drifted", "at its power limit", "shared node", "2 more", "note"]
+    assert badges[1][0] == "throttled: GPU at its power limit"
+    assert badges[3][0].startswith("baseline: throttled: GPU at its power limit; no baseline: the experiment")
+    assert "<li><b>baseline at its power limit</b>: baseline: throttled: GPU at its power limit</li>" in text
+
+
+def test_one_row_is_one_row(tmp_path: Path) -> None:
+    text = write_page(tmp_path / "x", *communication_records()).read_text()
+    assert "five step times: 1 row<" in text
+    assert "1 rows" not in text
