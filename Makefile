@@ -26,8 +26,8 @@ SLOW = slurm or training or browser or wheel
 
 run: $(INSTALLED)
 	python -m pipeline.submit --grid smoke --wait --skip-unsatisfiable --points-per-element 4
-	python -m pipeline.collect outputs/smoke
-	@echo "Next, on a machine with GPUs: python -m pipeline.submit --grid scaling --dry-run" >&2
+	@python -m pipeline.collect outputs/smoke --brief
+	@echo "Next: python -m pipeline.submit --grid scaling --dry-run    # on a machine with GPUs"
 
 test: $(INSTALLED)-test slurm browser
 	$(MAKE) --jobs=1 --keep-going test-fast test-slow

@@ -107,6 +107,31 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
 }
 """Sentences by kind of claim, at most three. A sentence is left out if one of its values is None."""
 
+HEADLINES = {
+    "fastest_batch": ("{throughput} at {batch:,}", "epoch_time", "{:.3f} s"),
+    "only_batch": ("{throughput} at {batch:,}", "epoch_time", "{:.3f} s"),
+    "memory_boundary": ("{fits:,} images fit", "", ""),
+    "memory_all_fit": ("{fits:,} images fit", "", ""),
+    "speedup": ("{speedup:.2f} times on {num_gpus} GPUs", "speedup", "{:.2f}"),
+    "speedup_without_loader": (
+        "{speedup:.2f} times on {num_gpus} GPUs; {tallest:.2f} with the loader",
+        "speedup",
+        "{:.2f}",
+    ),
+    "no_speedup": ("no speed-up shown on {num_gpus} GPUs", "speedup", "{:.2f}"),
+    "speedup_in_part": ("{low:.2f} to {num_gpus} times on {num_gpus} GPUs", "speedup", "{:.2f}"),
+    "exposed": ("{share:.1%} of the step on {num_gpus} GPUs", "share", "{:.1%}"),
+    "exposed_alone": ("{share:.1%} of the step on {num_gpus} GPUs", "share", "{:.1%}"),
+    "exposed_unclear": ("none shown on {num_gpus} GPUs", "", ""),
+    "subtracted": ("up to {share:.0%} of the epoch, by subtraction", "", ""),
+    "large_batch": ("{batch:,}: {accuracy:.1%}; {small_batch:,}: {small_accuracy:.1%}", "accuracy", "{:.1%}"),
+    "too_few_runs": ("{batch:,}: {accuracy:.1%}; {small_batch:,}: {small_accuracy:.1%}", "accuracy", "{:.1%}"),
+    "own_accuracy": ("{batch:,}: {final:.1%}; {small_batch:,}: {small_final:.1%}", "final", "{:.1%}"),
+    "own_merit": ("{batch:,}: {final:digits}; {small_batch:,}: {small_final:digits}", "final", "{:.4g}"),
+    "int8": ("{change:+.2f} points of test accuracy", "change", "{:+.2f}"),
+}
+"""Kind of claim -> its headline in an overview, the value whose interval stands beside it, and the form of its ends."""
+
 BADGES = {
     "loader_bound": "waits for data {share:.0%}",
     "shared_node": "shared node",
@@ -131,7 +156,7 @@ class Claim(NamedTuple):
     """One answer: its question, the kind that chooses its words, and its values.
 
     `badges` are what a reader must know beside it. `command` measures what is missing. `gpu` is the model that it is
-    about, if the experiment has several, and `unit` what its samples consist of.
+    about, if the experiment has several, and `unit` what its samples consist of. A short one is its first sentence.
     """
 
     question: str
@@ -141,6 +166,7 @@ class Claim(NamedTuple):
     command: str = ""
     gpu: str = ""
     unit: str = ""
+    is_short: bool = False
 
     @property
     def is_answer(self) -> bool:
@@ -156,7 +182,19 @@ class Claim(NamedTuple):
         formatter = ClaimFormatter({})
         found = [formatter.vformat(text, (), self.values) for text in TEMPLATES[self.kind] if self.knows(text)]
         badges = f" ({', '.join(self.badges)})" if self.badges else ""
-        return [f"{found[0].removesuffix('.')}{badges}.", *found[1:]] if found else []
+        said = [f"{found[0].removesuffix('.')}{badges}.", *found[1:]] if found else []
+        return said[:1] if self.is_short else said
+
+    def headline(self) -> tuple[str, str]:
+        """Return the claim in a few words, and its interval; "" where it has none."""
+        text, key, form = HEADLINES[self.kind]
+        plain = {name: float(value) if isinstance(value, float) else value for name, value in self.values.items()}
+        formatter = ClaimFormatter({})
+        low, high = ends_of(self.values[key]) if key else (None, None)
+        ends = [formatter.vformat(form, (end,), {}) for end in (low, high) if low is not None and high is not None]
+        unit = next((unit for unit in (" s", " %") if form and ends and ends[0].endswith(unit)), "")
+        ends[:1] = [end.removesuffix(unit) for end in ends[:1]]
+        return formatter.vformat(text, (), plain), " to ".join(ends)
 
     def knows(self, sentence: str) -> bool:
         """True if every value of a sentence is known."""

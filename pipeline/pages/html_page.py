@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.analysis.pooling import group_pairs
-from pipeline.answers.questions import answers_of
+from pipeline.answers.questions import NOT_ASKED, answers_of
 from pipeline.experiment.outcomes import CollectedOutcomes
 from pipeline.experiment.point_label import describe_training, format_figure, in_terms
 from pipeline.pages.accuracy_plots import accuracy_plots, final_accuracy_plots, int8_plots
@@ -24,7 +24,7 @@ from pipeline.pages.cells import name_texts
 from pipeline.pages.display_tables import DisplayOptions, display_tables
 from pipeline.pages.plot_data import Plot, PlotSource
 from pipeline.pages.point_fates import address_of, list_fates, point_links, shown_outcomes
-from pipeline.pages.provenance import describe_conditions, describe_setting, list_provenance
+from pipeline.pages.provenance import conditions_of, describe_setting, list_provenance
 from pipeline.pages.timing_plots import bandwidth_plots, batch_size_plots, speedup_plots, step_plots
 from pipeline.system import files
 from pipeline.system.errors import import_error_as_command_error, log_line, pluralize, replace_control_characters
@@ -46,14 +46,6 @@ QUESTIONS = {
     "Q4": "What does a large batch cost in accuracy, and which remedy mends it?",
     "int8": "What does quantization to int8 cost in accuracy, and which values do its scales cover?",
 }
-TOPICS = {
-    "Q1": "the batch size that keeps one GPU busy",
-    "Q2": "scaling over GPUs",
-    "Q3": "communication",
-    "Q4": "the accuracy of large batches",
-}
-"""What an experiment that does not ask a question leaves out."""
-
 MAX_TABLE_CHARS = 150  # of a row of a table, which scrolls if the page is narrower
 MAX_LINK_BYTES = 1_000_000  # of a CSV file that the page holds
 PLOT_FILES = ("q[1-4]*.svg", "int8*.svg")  # the plots in a folder that earlier runs wrote
@@ -65,6 +57,7 @@ class Pages:
     def __init__(self, root: Path, has_index: bool) -> None:
         self.root, self.has_index = root, has_index
         self.entries: list[dict[str, Any]] = []
+        self.written: dict[str, Path] = {}  # by the name of the experiment
         self.times: list[str] = []  # of the last record of each
         self.missing: set[str] = set()
 
@@ -80,6 +73,7 @@ class Pages:
         fates = list_fates(shown_outcomes(collected.outcomes), folder, logs)
         page = render_template("report.html.j2", said, sections=sections, has_plots=has_plots, fates=fates)
         files.replace_file_atomically(folder / REPORT_NAME, page.encode())
+        self.written[name] = folder / REPORT_NAME
         self.times.append(max((record.started_at or "" for record in collected.records), default=""))
         self.entries.append(said | {"href": address_of(folder / REPORT_NAME, self.root)})
 
@@ -181,9 +175,9 @@ def describe_experiment(name: str, found: CollectedExperiment) -> dict[str, Any]
         "counts": describe_counts(collected),
         "training": describe_training([outcome.spec for outcome in collected.outcomes]),
         "setting": describe_setting(collected.records),
-        "conditions": describe_conditions(outcome.spec for outcome in collected.outcomes),
+        "conditions": conditions_of(outcome.spec for outcome in collected.outcomes),
         "answers": [(answer, words(QUESTIONS[answer.question])) for answer in answers if answer.asked.claims],
-        "not_asked": [words(TOPICS[answer.question]) for answer in answers if not answer.asked.claims],
+        "not_asked": [words(NOT_ASKED[answer.question]) for answer in answers if not answer.asked.claims],
         "left_out": collected.notes,
         "provenance": list_provenance(collected.records),
         "cost": describe_cost(found.tables["cost"]),

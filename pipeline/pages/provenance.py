@@ -110,14 +110,14 @@ def describe_setting(records: Iterable[Record]) -> list[str]:
     return [part for part in said if part]
 
 
-def describe_conditions(points: Iterable[Spec]) -> str:
-    """Return precision, execution and input of the points, with every value that occurs, and what they train on."""
+def conditions_of(points: Iterable[Spec]) -> list[str]:
+    """Return precision, execution and input of the points, with every value that occurs."""
     points = list(points)
-    values = [
-        list(dict.fromkeys(describe_axis(axis, getattr(point, axis)) for point in points))
+    values = (
+        dict.fromkeys(describe_axis(axis, getattr(point, axis)) for point in points)
         for axis in ("precision", "execution", "input")
-    ]
-    return "; ".join(filter(None, (*(" or ".join(shown) for shown in values), describe_training(points))))
+    )
+    return [" or ".join(shown) for shown in values]
 
 
 def model_title(model: str | None) -> str:
