@@ -96,7 +96,9 @@ def describe_setting(records: Iterable[Record]) -> list[str]:
     counts = {record.spec.num_gpus for record in found}
     on_cpu = "CPU process" if counts == {1} else "CPU processes"
     is_on_cpu = all(record.spec.device == "cpu" for record in found)
-    processors = on_cpu if is_on_cpu else hardware_of(found) or "GPUs of a model not stated"
+    processors = (
+        on_cpu if is_on_cpu else hardware_of(found) or ("GPU not stated" if counts == {1} else "GPUs not stated")
+    )
     nodes = sorted({node for place in places for node in place.nodes})
     commits = sorted({place.git_commit[:7] for place in places if place.git_commit})
     is_partial = "" if all(place.git_commit for place in places) else " (not of all records)"
@@ -122,7 +124,7 @@ def conditions_of(points: Iterable[Spec]) -> list[str]:
 
 def model_title(model: str | None) -> str:
     """Return the name of a model as people write it: ResNet-18."""
-    name = "a model that is not stated" if model is None else short_model_name(model).removeprefix(TORCHVISION)
+    name = "model not stated" if model is None else short_model_name(model).removeprefix(TORCHVISION)
     return {"lenet": "LeNet", "gpt": "GPT"}.get(name) or re.sub(r"\Aresnet(?=\d)", "ResNet-", name)
 
 
