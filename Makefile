@@ -26,8 +26,8 @@ SLOW = slurm or training or browser or wheel
 
 run: $(INSTALLED)
 	python -m pipeline.submit --grid smoke --wait --skip-unsatisfiable --points-per-element 4
-	python -m pipeline.collect outputs/smoke
-	@echo "Next, on a machine with GPUs: python -m pipeline.submit --grid scaling --dry-run" >&2
+	@python -m pipeline.collect outputs/smoke --brief
+	@echo "Next: python -m pipeline.submit --grid scaling --dry-run    # on a machine with GPUs"
 
 test: $(INSTALLED)-test slurm browser
 	$(MAKE) --jobs=1 --keep-going test-fast test-slow
@@ -98,12 +98,12 @@ slurm:
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq slurm-wlm munge shellcheck >/dev/null; \
 	else echo "Slurm is not installed and cannot be: the tests on it will be skipped" >&2; fi
 
-# the browser that reads report.html in the tests; without it they say why they are skipped
+# the browser that reads and prints report.html in the tests; without it they say why they are skipped
 browser:
-	@if command -v chromium >/dev/null; then :; \
+	@if command -v chromium pdftotext >/dev/null; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; \
-	else echo "chromium is not installed and cannot be: the tests of the page in it will be skipped" >&2; fi
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium poppler-utils >/dev/null; \
+	else echo "chromium or poppler-utils is not installed and cannot be: the tests of the page in it will be skipped" >&2; fi
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -1,4 +1,4 @@
-"""Cancel the queued and running Slurm jobs of an experiment.
+"""Cancel the queued and running Slurm jobs of an experiment, and end a `submit` that runs its points here.
 
     python -m pipeline.cancel outputs/scaling
     python -m pipeline.cancel outputs/scaling --only RUN_ID
@@ -12,13 +12,17 @@ unknown RUN_ID; 4 Slurm refuses or is silent.
 """
 
 import argparse
+import os
+import signal
+import socket
+import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment, find_experiments
-from pipeline.experiment.manifest import Manifest
+from pipeline.experiment.manifest import Manifest, Submission
 from pipeline.submission.read_progress import find_jobs, published_launches, query_slurm
 from pipeline.submission.slurm_queries import JobKey, JobState, job_text
 from pipeline.submission.state_rules import is_unfinished
@@ -27,6 +31,7 @@ from pipeline.system.command_line import build_parser
 from pipeline.system.errors import EXIT_SCHEDULER, CommandError, log_line, pluralize, replace_control_characters
 from pipeline.system.slurm_commands import ask_slurm
 
+END_WAIT_S = 60.0  # for the end of a process and its ranks
 ENDING = "COMPLETING"  # Slurm is already ending the job's processes
 
 
@@ -82,11 +87,17 @@ def cancel_experiment(name: str, experiment: Experiment, manifest: Manifest, onl
     """Cancel the jobs of one experiment, or only the jobs of the points in `only`. Return the number of jobs.
 
     While this function holds the lock, no `submit` can add jobs. Raises CommandError, also if another process holds the
-    lock: a `submit` that runs points on this machine holds it until they have ended.
+    lock, but for a `submit` that runs points on this machine: without `only` that one is ended.
     """
-    if not manifest.arrays() and not experiment.is_being_submitted():
+    is_running_here = experiment.is_being_submitted()
+    if not manifest.arrays() and not is_running_here:
+        driver = last_driver(manifest)
+        if driver and driver.pid and driver.host != socket.gethostname():
+            log_line(f"{name} ran on {driver.host}; if process {driver.pid} runs there still, end it there.")
         return 0
     experiment.refuse_manifest_of_another_user()
+    if is_running_here and not only and end_driver(name, experiment, manifest) and not manifest.arrays():
+        return 1
     with experiment.submission_lock():
         jobs = find_unfinished_jobs(experiment, experiment.read_manifest() or manifest)
         if only:
@@ -100,6 +111,30 @@ def cancel_experiment(name: str, experiment: Experiment, manifest: Manifest, onl
         line = f"cancelled {name} job {job_text(job.key)} ({job.state.lower()}): {', '.join(job.run_ids)}"
         print(replace_control_characters(line))
     return len(jobs)
+
+
+def end_driver(name: str, experiment: Experiment, manifest: Manifest) -> bool:
+    """Interrupt the `submit` that runs points on this machine, as Ctrl-C does, and wait for its end.
+
+    Return False if it is none that runs points itself: the manifest names its process, which must hold the lock.
+    """
+    driver = last_driver(manifest)
+    if driver is None or driver.pid is None or not experiment.holds_submission_lock(driver.pid):
+        return False
+    os.kill(driver.pid, signal.SIGINT)
+    deadline_s = time.monotonic() + END_WAIT_S
+    while experiment.holds_submission_lock(driver.pid):
+        if time.monotonic() > deadline_s:
+            problem = f"process {driver.pid} on {driver.host} runs points of {name} and does not end"
+            raise CommandError(f"{problem}; end it there with kill {driver.pid}.")
+        time.sleep(0.1)
+    print(replace_control_characters(f"ended {name} process {driver.pid} on this machine"))
+    return True
+
+
+def last_driver(manifest: Manifest) -> Submission | None:
+    """Return the last submission that ran its points itself."""
+    return next((part for part in reversed(manifest.submissions) if part.backend == "local"), None)
 
 
 def find_unfinished_jobs(experiment: Experiment, manifest: Manifest) -> list[UnfinishedJob]:

@@ -1,12 +1,14 @@
 """Collect records into the tables of every experiment under a folder.
 
     python -m pipeline.collect outputs/
+    python -m pipeline.collect outputs/scaling --full
     python -m pipeline.collect outputs/ --format json
     python -m pipeline.collect outputs/scaling --only Q2 --format csv --no-write
 
-Prints the answers, then the tables, as Markdown (or one JSON object, or one table as CSV) on stdout. Writes
-report.md, report.html with plots/, tables.json and one CSV per table beside the records. A folder of several
-experiments also gets index.html.
+Prints Markdown: the answers and main tables of one experiment; of several a table for each question with a line an
+experiment. --full prints every table; other formats are one JSON object, or one table as CSV. Writes report.md,
+report.html with plots/, tables.json and one CSV per table beside the records. A folder of several experiments also gets
+index.html.
 Exit codes: 0 success, also if you may not write beside the records; 1 with --strict: a point has no result, or anyone
 may write to a folder; 2 the folder or an experiment cannot be read, or a write failed; 3 no experiment in the folder.
 An experiment that cannot be read is left out, and the others get their tables.
@@ -27,11 +29,13 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from pipeline.analysis.ring_model import Link
-from pipeline.answers.questions import Answer, answers_of
+from pipeline.answers.questions import answers_of
 from pipeline.experiment.folder import Experiment, find_experiments, warn_of_open_folders
+from pipeline.pages import terminal
 from pipeline.pages.display_tables import MAX_WIDTH, DisplayOptions
 from pipeline.pages.html_page import Pages
-from pipeline.pages.markdown import name_source, render_experiment, render_overview
+from pipeline.pages.markdown import render_experiment
+from pipeline.pages.terminal import Summary, summarize
 from pipeline.submission.read_progress import find_logs
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser
@@ -54,10 +58,9 @@ class Printed(NamedTuple):
     """One experiment for stdout. `content` holds the rows of its tables and the coverage, for JSON and CSV."""
 
     name: str
-    title: str
-    answers: list[Answer]
     content: dict[str, Any]
-    report: str
+    text: str
+    summary: Summary
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -67,6 +70,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--format", choices=("markdown", "csv", "json"), default="markdown", help=formats)
     parser.add_argument("--only", choices=[*TABLES], type=parse_table, default="", help="print this table alone")
     parser.add_argument("--columns", choices=("few", "all"), default="few", help="all: wide tables, with every column")
+    amount = parser.add_mutually_exclusive_group()
+    amount.add_argument("--full", action="store_true", help="print every table, as report.md has them")
+    amount.add_argument("--brief", action="store_true", help="print at most 20 lines of an experiment")
     parser.add_argument("--no-write", action="store_true", help="only print; write no file")
     strict = "exit 1 if a point has no result, or if anyone may write to the folder"
     parser.add_argument("--strict", action="store_true", help=strict)
@@ -146,18 +152,22 @@ def main() -> int:
                 codes.append(errors.EXIT_GAPS)
             words = address_of_words(experiment)
             report = render_experiment(name, found.tables, found.collected, words=words)
-            is_custom_view = arguments.format == "markdown" and options != DisplayOptions()
-            shown = render_experiment(name, found.tables, found.collected, options, words) if is_custom_view else report
-            title = name_source(name, found.collected)
-            answers = answers_of(found.tables, found.collected.terms)
-            printed.append(Printed(name, title, answers, found.content, shown))
             if not arguments.no_write:
                 write_files(name, found, report, pages, codes)
+            answers = answers_of(found.tables, found.collected.terms)
+            page = pages.written.get(name)
+            summary = summarize(name, found, answers, page)
+            if arguments.format != "markdown" or (len(experiments) > 1 and not has_tables(arguments)):
+                text = ""
+            elif has_tables(arguments):
+                text = render_experiment(name, found.tables, found.collected, options, words)
+            else:
+                render = terminal.render_brief if arguments.brief else terminal.render_experiment
+                text = render(name, found, answers, page, options.max_width)
+            printed.append(Printed(name, found.content, text, summary))
     with go_on_unwritten(f"cannot write the index of all experiments into {pages.root}", "it is left out", codes):
         pages.write_index()
-    if pages.front and sys.stderr.isatty():
-        log_line(f"Report: {pages.front}")
-    print_tables(printed, arguments)
+    print_tables(printed, arguments, pages.front, options.max_width)
     return max(codes)
 
 
@@ -180,6 +190,11 @@ def go_on_after_defect(name: str, codes: list[int]) -> Iterator[None]:
             said = " ".join(str(error).split())[:MAX_ERROR_CHARS]
             log_line(f"error: {name}: {DEFECT} ({where}: {said}); report it with the records.")
             codes.append(errors.EXIT_USAGE)
+
+
+def has_tables(arguments: argparse.Namespace) -> bool:
+    """True if whole tables are asked for."""
+    return bool(arguments.full or arguments.only or arguments.columns == "all")
 
 
 def find_all(arguments: argparse.Namespace, codes: list[int]) -> dict[str, Experiment]:
@@ -224,7 +239,7 @@ def go_on_unwritten(problem: str, consequence: str, codes: list[int]) -> Iterato
         codes.append(errors.EXIT_OK if error.errno in NO_WRITING else errors.EXIT_USAGE)
 
 
-def print_tables(printed: Sequence[Printed], arguments: argparse.Namespace) -> None:
+def print_tables(printed: Sequence[Printed], arguments: argparse.Namespace, front: Path | None, width: int) -> None:
     only = arguments.only
     if arguments.format == "json":
         shown = {part.name: {only: part.content.get(only, [])} if only else part.content for part in printed}
@@ -232,11 +247,10 @@ def print_tables(printed: Sequence[Printed], arguments: argparse.Namespace) -> N
     elif arguments.format == "csv":
         text = one_csv({part.name: part.content.get(only, []) for part in printed})
         sys.stdout.buffer.write(text.encode(errors="backslashreplace"))
-    else:
-        reports = [part.report for part in printed]
-        if len(printed) > 1 and not only:
-            reports.insert(0, render_overview({part.title: part.answers for part in printed}))
-        errors.print_text("\n".join(reports), end="")
+    elif printed:
+        texts = [part.text for part in printed if part.text]
+        overview = terminal.render_overview([part.summary for part in printed], front, width)
+        errors.print_text("\n".join(texts) if texts else overview, end="")
 
 
 if __name__ == "__main__":

@@ -63,11 +63,11 @@ def render_completion(shell: str) -> str:
         for action in parser._actions:
             add_files(action, shtab.FILE)
         commands.add_parser(name, parents=[parser], add_help=False, help=parser.description)
-    preamble = {name: text.format(grids=" ".join(shipped_grids())) for name, text in FUNCTIONS.items()}
+    preamble: Any = {name: text.format(grids=" ".join(shipped_grids())) for name, text in FUNCTIONS.items()}
     return str(shtab.complete(root, shell, preamble=preamble))
 
 
-def add_files(action: Any, files: dict[str, str]) -> None:
+def add_files(action: Any, files: object) -> None:
     """Say what completes the value of an argument that is a grid or a path."""
     if action.dest == "grid":
         action.complete = GRIDS

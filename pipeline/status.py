@@ -14,6 +14,7 @@ import importlib.util
 import itertools
 import json
 import os
+import shlex
 import shutil
 import sys
 import textwrap
@@ -170,7 +171,8 @@ def render_experiment(experiment: Experiment, points: Sequence[PointProgress], s
         indent = " " * len(start)
         for text, first in ((labels[run_id], start), (details, indent)):
             lines += wrap(text, width, initial_indent=first, subsequent_indent=indent)
-    lines += wrap(next_command(experiment, points), width)
+    todo, submits = next_command(experiment, points)
+    lines += [*wrap(todo, width), *(f"  {submit}" for submit in submits)]  # whole, to be copied
     return replace_control_characters("\n".join(lines))
 
 
@@ -199,16 +201,35 @@ def gpu_of(points: Sequence[PointProgress]) -> str | None:
     return names.pop() if len(names) == 1 else None
 
 
-def next_command(experiment: Experiment, points: Sequence[PointProgress]) -> str:
-    """Return a sentence on how to run the points that have no result and are not in flight; "" if there are none."""
+def next_command(experiment: Experiment, points: Sequence[PointProgress]) -> tuple[str, list[str]]:
+    """Return a sentence on how to run the points that have no result and are not in flight, and the commands.
+
+    The commands are those that submitted the experiment, each once; without one in the manifest the sentence tells.
+    """
     gone = (point for point in points if point.state.word not in RESULTS and not point.is_in_flight)
     gaps = [point for point in gone if not point.outcome.may_hold_result]  # submit refuses to run these
     failed = [point for point in gaps if point.outcome.status == "failed"]
-    todo, option = (failed, " with --rerun failed") if failed else (gaps, "")
+    todo, rerun = (failed, ["--rerun", "failed"]) if failed else (gaps, [])
     if not todo or any(point.state.word == "unknown" for point in todo):
-        return ""
-    which = "failed points" if failed else "points without a record"
-    return f"To run the {which} ({len(todo)}), repeat the submit command of {experiment.folder.name}{option}."
+        return "", []
+    which = f"{'failed points' if failed else 'points without a record'} ({len(todo)})"
+    manifest = experiment.read_manifest()
+    submissions = manifest.submissions if manifest else []
+    known = [tuple(without_rerun(submission.arguments)) for submission in submissions if submission.arguments]
+    commands = [f"{command_name('submit')} {shlex.join([*given, *rerun])}" for given in dict.fromkeys(known)]
+    if commands:
+        return f"To run the {which}:", commands
+    option = " with --rerun failed" if failed else ""
+    return f"To run the {which}, repeat the submit command of {experiment.folder.name}{option}.", []
+
+
+def without_rerun(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments without --rerun and its value."""
+    kept: list[str] = []
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        if before != "--rerun" and argument != "--rerun" and not argument.startswith("--rerun="):
+            kept.append(argument)
+    return kept
 
 
 if __name__ == "__main__":

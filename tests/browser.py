@@ -18,6 +18,8 @@ import pytest
 
 CHROMIUM = shutil.which("chromium")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium; apt-get install chromium")
+PDFTOTEXT = shutil.which("pdftotext")
+needs_pdftotext = pytest.mark.skipif(PDFTOTEXT is None, reason="needs pdftotext; apt-get install poppler-utils")
 
 PROBE = """<!doctype html><meta charset="utf-8"><body style="margin:0">
 <iframe style="width:{width}px;height:2000px;border:0" src="{address}"></iframe>
@@ -26,6 +28,14 @@ const frame = document.querySelector("iframe");
 frame.onload = () => {{
   const page = frame.contentDocument, style = (element) => frame.contentWindow.getComputedStyle(element);
   const plots = [...page.querySelectorAll("picture > img")];
+  const follow = (link) => {{
+    const address = link.getAttribute("href"), place = page.getElementById(address.slice(1));
+    if (address.startsWith("data:")) return [link.download, atob(address.split(",")[1]).length];
+    if (!address.startsWith("#") || !place) return [address, 0];
+    link.click();
+    place.closest("details")?.setAttribute("open", "");  // the browser does so too, a little later
+    return [address, place.getBoundingClientRect().height];
+  }};
   const result = document.createElement("pre");
   result.textContent = JSON.stringify({{
     page_width: page.documentElement.scrollWidth,
@@ -36,12 +46,15 @@ frame.onload = () => {{
     height: page.body.scrollHeight,
     alternatives: plots.map((plot) => plot.alt),
     pictures: plots.filter((plot) => plot.naturalWidth > 0).map((plot) => atob(plot.currentSrc.split(",")[1])),
-    scales: plots.map((plot) => plot.getBoundingClientRect().width / plot.width).filter((value) => value > 0),
+    // a picture is drawn in points, of which three are four pixels
+    scales: plots.map((plot) => plot.getBoundingClientRect().width / plot.naturalWidth / 0.75).filter((one) => one > 0),
+    followed: [...page.querySelectorAll("a")].map(follow),
   }});
   document.body.replaceChildren(result);
 }};
 </script>
 """
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run")
 OWN_REQUESTS = re.compile(r"google(apis)?\.com[:/]")  # of the browser, which no page causes
 
 
@@ -78,15 +91,18 @@ def serve(folder: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def look_at(page: Path, scratch: Path, width: int = 1280, is_dark: bool = False) -> dict[str, Any]:
-    """Return what the browser finds on the page, the messages on its console, and what it asked the server for."""
+    """Return what the browser finds on the page, the messages on its console, and what it asked the server for.
+
+    `followed` has each link with what it leads to on the page or holds: a height in pixels or a length; else 0.
+    """
     assert CHROMIUM is not None
     (page.parent / "probe.html").write_text(PROBE.format(width=width, address=quote(page.name)))
     with serve(page.parent) as (address, asked):
         done = subprocess.run(
             [
-                *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"),
+                *(CHROMIUM, *FLAGS, "--enable-logging=stderr"),
                 f"--user-data-dir={scratch}",
-                *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"),
+                *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
                 f"--proxy-server={address}",  # so that a request to another place is seen too
                 f"--blink-settings=preferredColorScheme={0 if is_dark else 1}",
                 *("--window-size=1400,2000", "--timeout=20000", "--dump-dom", f"http://{address}/probe.html"),
@@ -99,8 +115,22 @@ def look_at(page: Path, scratch: Path, width: int = 1280, is_dark: bool = False)
     assert text, done.stderr[-2000:]
     found: dict[str, Any] = json.loads(html.unescape(text))
     console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    found["followed"] = dict(found["followed"])
     return {
         **found,
         "console": console,
         "asked": [path for path in asked if path != "/probe.html" and not OWN_REQUESTS.search(path)],
     }
+
+
+def print_page(page: Path, scratch: Path) -> list[list[str]]:
+    """Print the page as a PDF, and return the lines of each sheet."""
+    assert CHROMIUM is not None
+    assert PDFTOTEXT is not None
+    pdf = scratch / "page.pdf"
+    profile = f"--user-data-dir={scratch / 'profile'}"
+    command = [CHROMIUM, *FLAGS, profile, "--no-pdf-header-footer", f"--print-to-pdf={pdf}", page.resolve().as_uri()]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    text = subprocess.run([PDFTOTEXT, "-layout", pdf, "-"], check=True, capture_output=True, text=True).stdout
+    sheets = text.removesuffix("\f").split("\f")
+    return [[line.strip() for line in sheet.splitlines() if line.strip()] for sheet in sheets]

@@ -17,12 +17,15 @@ import pytest
 from conftest import ROOT, Command, assert_refused, everything_in, run_command, run_unprivileged, without_slurm
 from factories import SUBMISSION, assert_says, make_experiment, make_measurement, make_record, make_spec
 from int8_records import RECORDS
+from page_records import collected_in, every_question
 
+from pipeline.answers.questions import answers_of
 from pipeline.collect import DEFECT, address_of_words, display_options, go_on_after_defect
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.manifest import start_submission
 from pipeline.experiment.measurement import MemorySearch, MemoryTrial, Telemetry
 from pipeline.experiment.record import Environment, Failure, Gpu, Record
+from pipeline.pages import terminal
 from pipeline.pages.display_tables import MAX_WIDTH
 
 Make = Callable[[Path], object]
@@ -109,7 +112,7 @@ def test_what_collect_prints_is_what_it_writes(pipeline: Command, tmp_path: Path
     scaled = make_record(make_spec(strategy="ddp", num_gpus=2), (2, 0.7))
     experiment = make_experiment(tmp_path / "a" / "x", make_record(loss=1.5), oom, scaled)
     (experiment.folder / "oom.csv").write_text("stale")
-    markdown, shape = pipeline("collect", tmp_path), pipeline("collect", tmp_path, "--format", "json")
+    markdown, shape = pipeline("collect", tmp_path, "--full"), pipeline("collect", tmp_path, "--format", "json")
     assert (markdown.stderr, shape.stderr) == ("", "")
     assert experiment.report.read_text() == markdown.stdout
     printed = json.loads(shape.stdout)["experiments"]["a/x"]
@@ -137,9 +140,8 @@ def test_collect_writes_a_page_beside_the_records_and_an_index_over_several(pipe
     answer = pipeline("collect", tmp_path)
     assert (answer.returncode, answer.stderr) == (0, "")
     page = (first.folder / "report.html").read_text()
-    assert f'href="records/{found[0].run_id}.0.json"' in page
-    assert f'href="logs/{SUBMISSION}/{found[0].run_id}.log"' in page
-    assert 'href="../../index.html"' in page
+    assert f">records/{found[0].run_id}.0.json<" in page
+    assert f">logs/{SUBMISSION}/{found[0].run_id}.log<" in page
     assert "<svg " in (second.folder / "plots" / "q1.svg").read_text()
     index = (tmp_path / "index.html").read_text()
     assert 'href="a/x/report.html"' in index
@@ -340,6 +342,7 @@ def test_an_experiment_that_cannot_be_read_gets_a_sentence_and_the_others_their_
     if other:
         make_experiment(tmp_path / "others" / "good", make_record())
         make_experiment(tmp_path / "others" / "bad", make_record())
+    other = (*other, *(("--full",) if command == "collect" else ()))
     alone = pipeline(command, tmp_path / "all", *other)
     make(tmp_path / "all" / "bad")
     answer = pipeline(command, tmp_path / "all", *other)
@@ -363,7 +366,7 @@ def test_a_manifest_with_a_name_that_is_too_long_is_2_and_the_others_are_read(
     deep /= "d" * (4086 - len(str(deep)) - 1)
     (deep / "records").mkdir(parents=True)
     answer = pipeline("collect", tmp_path)
-    assert (answer.returncode, "# good" in answer.stdout) == (2, True)
+    assert (answer.returncode, "good/report.html" in answer.stdout) == (2, True)
     assert answer.stderr.count("File name too long") == 1
 
 
@@ -545,20 +548,69 @@ def test_a_record_that_may_not_be_read_is_not_to_be_thrown_away(tmp_path: Path) 
     (path,) = experiment.records_folder.iterdir()
     path.chmod(0)
     answer = run_unprivileged("collect", tmp_path)
-    assert_says(answer.stdout, "its only record was not read", "Permission denied", "make it readable")
+    assert_says(
+        " ".join(answer.stdout.split()), "its only record was not read", "Permission denied", "make it readable"
+    )
     assert "remove" not in answer.stdout
 
 
-def test_several_experiments_begin_with_what_they_answer(pipeline: Command, tmp_path: Path) -> None:
+def test_several_experiments_have_a_table_for_each_question_and_a_line_each(pipeline: Command, tmp_path: Path) -> None:
+    lost = make_record(make_spec(batch_size_per_gpu=512), status="oom", reason="full")
     for name, size in (("x", 32), ("y", 64)):
-        make_experiment(tmp_path / name, make_record(make_spec(batch_size_per_gpu=size)))
+        make_experiment(tmp_path / name, make_record(make_spec(batch_size_per_gpu=size)), lost)
     lines = pipeline("collect", tmp_path).stdout.splitlines()
-    assert lines[0] == "# Answers"
-    first = lines.index("# x")
-    assert [line for line in lines[:first] if line.startswith("**")] == [f"**Q{number}.**" for number in range(1, 5)]
-    assert [line[:5] for line in lines[: lines.index("**Q2.**")] if line.startswith("- ")] == ["- x: ", "- y: "]
-    assert lines[lines.index("**Q3.**") + 2] == "- No experiment answers it."
-    assert lines[first + 2].startswith("**Q1.**")
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    assert table[0] == ["Q1", "answer", "interval", "conditions"]
+    assert table[2:] == [
+        ["x", "50,000 images/s at 32", "", "tf32, dataloader, one run"],
+        ["y", "50,000 images/s at 64", "", "tf32, dataloader, one run"],
+    ]
+    assert [line for line in lines if line.startswith("- ")] == [f"- {name}: 512 per GPU on 1 GPU" for name in "xy"]
+    assert f"{tmp_path}/x/report.html  2 points" in lines
+    assert lines[-2:] == [f"Page: {tmp_path}/index.html", "--full prints every table."]
+
+
+def test_an_experiment_has_its_answers_main_tables_and_paths(pipeline: Command, tmp_path: Path) -> None:
+    experiment = make_experiment(tmp_path / "x", *every_question())
+    lines = pipeline("collect", tmp_path / "x").stdout.splitlines()
+    assert len(lines) <= 120
+    assert [line[:2] for line in lines if re.match(r"Q\d  ", line)] == ["Q1", "Q2", "Q3", "Q4"]
+    assert [line[3:5] for line in lines if line.startswith("## ")] == ["Q1", "Q2", "Q3", "Q4"]
+    assert lines[-3:] == [
+        f"Tables: {experiment.report} (or --full)",
+        f"Page:   {experiment.folder / 'report.html'}",
+        "Next:   python -m pipeline.submit --grid q4-study",
+    ]
+
+
+def test_brief_is_the_answers_a_table_and_the_page_in_at_most_20_lines(pipeline: Command, tmp_path: Path) -> None:
+    experiment = make_experiment(tmp_path / "x", *every_question())
+    lines = pipeline("collect", tmp_path / "x", "--brief").stdout.splitlines()
+    assert len(lines) <= 20
+    assert [line[:2] for line in lines if re.match(r"Q\d  ", line)] == ["Q1", "Q2", "Q3", "Q4"]
+    assert any(line.startswith("| single") for line in lines)
+    assert lines[-1] == f"Page: {experiment.folder / 'report.html'}"
+
+
+def test_the_published_experiments_are_at_most_150_lines(pipeline: Command) -> None:
+    lines = pipeline("collect", ROOT / "outputs", "--no-write").stdout.splitlines()
+    assert 60 < len(lines) <= 150
+    assert max(map(len, lines)) <= MAX_WIDTH
+    for name in ("h200x4/scaling", "h100x2/q4-study", "two-cores/quantize"):
+        assert len(pipeline("collect", ROOT / "outputs" / name, "--no-write").stdout.splitlines()) <= 120
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_narrow_terminal_gets_narrow_lines(width: int, tmp_path: Path) -> None:
+    found = collected_in(tmp_path / "x", *every_question())
+    answers = answers_of(found.tables, found.collected.terms)
+    texts = [terminal.render_experiment("x", found, answers, None, width)]
+    texts += [terminal.render_brief("x", found, answers, None, width)]
+    texts += [terminal.render_overview([terminal.summarize("x", found, answers, Path("x"))], None, width)]
+    lines = [line for text in texts for line in text.splitlines() if not line.startswith(("Tables: ", "Page: "))]
+    assert max(map(len, lines)) <= width
+    assert len(texts[1].splitlines()) <= 20
+    assert "epoch time [s]" in texts[0]
 
 
 def test_one_table_alone_in_each_format(pipeline: Command, tmp_path: Path) -> None:

@@ -61,6 +61,23 @@ def test_counts_come_first_and_then_what_has_no_result(
     assert "oom      ddp 2 GPUs, 16 per GPU  full\n" in everything
 
 
+def test_the_command_that_goes_on_is_the_one_that_submitted(
+    pipeline: Command, experiment: Experiment, tmp_path: Path
+) -> None:
+    given = ["--grid", "my grid.yaml", "--rerun", "all", "--set", "num_gpus=2"]
+    with experiment.edit_manifest() as manifest:
+        for arguments in (given, given[:2], given[:2]):
+            submission = start_submission(SUBMISSION, "local")
+            submission.arguments = arguments
+            manifest.submissions.append(submission)
+    lines = pipeline("status", experiment.folder, env=without_slurm(tmp_path)).stdout.splitlines()
+    assert lines[-3:] == [
+        "To run the failed points (1):",
+        "  python -m pipeline.submit --grid 'my grid.yaml' --set num_gpus=2 --rerun failed",
+        "  python -m pipeline.submit --grid 'my grid.yaml' --rerun failed",
+    ]
+
+
 def test_a_point_that_is_run_again_shows_its_old_result_and_its_new_state(
     pipeline: Command, running: Experiment, tmp_path: Path
 ) -> None:

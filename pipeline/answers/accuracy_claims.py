@@ -42,7 +42,7 @@ def large_batch_claims(all_rows: Sequence[Row]) -> list[Claim]:
     if not known:
         what = "has a result with remedies" if tried else "tried a remedy"
         run = f"no run of {large['global_batch_size']:,} images a step for {epochs} {what}"
-        return [not_answered("Q4", run, "q4-study")]
+        return [not_answered("Q4", run, "q4-study", is_asked=bool(tried))]
     best = max(known, key=lambda row: (row.n >= MIN_RUNS, float(row["final_test_accuracy"])))
     axes = [axis for axis in varying_axes([row.axes for row in all_rows]) if axis not in TARGET_MAY_DIFFER]
     study = [describe_point(small.axes, axes)] if len(rows) < len(all_rows) else []

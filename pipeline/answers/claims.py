@@ -15,7 +15,10 @@ SUBMIT = "python -m pipeline.submit"
 NO_RESULT = ("failed", "missing", "rejected")  # the status of a point to run again
 POWER_LIMITS = {"sw_power_cap", "hw_power_brake_slowdown"}  # reasons for lowered clocks
 
-LEFT_OUT = ("{left_out} of {timed} rows with a speed-up cannot be used: {why}.", "On {beyond} GPUs none can be used.")
+LEFT_OUT = (
+    "{left_out} of {timed} rows with a speed-up cannot be used: {why}{largest}.",
+    "On {beyond} GPUs none can be used.",
+)
 EXPOSED = (
     "On {num_gpus} GPUs all-reduces of gradients that computation does not hide take {exposed_us:,.0f} us of a step of "
     "{step_ms:,.2f} ms: {share:.1%}{where}."
@@ -29,6 +32,7 @@ LARGE_BATCH = (
 
 TEMPLATES: dict[str, tuple[str, ...]] = {
     "not_answered": ("Not answered here: {why}.",),
+    "not_asked": ("Not answered here: {why}.",),
     "no_result": ("Not answered yet: {what} have no result; run the same submit command again{with_failed}.",),
     # Q1
     "fastest_batch": (
@@ -47,6 +51,18 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
     "speedup": (
         "{num_gpus} GPUs with {strategy} are {speedup:digits} times as fast as one: efficiency {efficiency:.0%}, "
         "{scaling} scaling{where}.",
+        *LEFT_OUT,
+    ),
+    "speedup_without_loader": (
+        "The largest speed-up is {tallest:digits} with the loader, which limits it, {tallest_where}; without that "
+        "limit {num_gpus} GPUs with {strategy} are {speedup:digits} times as fast as one: efficiency {efficiency:.0%}, "
+        "{scaling} scaling{where}.",
+        LEFT_OUT[0],
+        "{without_loader} measures without the loader.",
+    ),
+    "no_speedup": (
+        "No speed-up shown ({low:.2f} to {high:.2f}): {num_gpus} GPUs with {strategy} against one, {scaling} "
+        "scaling{where}.",
         *LEFT_OUT,
     ),
     "speedup_in_part": (
@@ -91,6 +107,31 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
 }
 """Sentences by kind of claim, at most three. A sentence is left out if one of its values is None."""
 
+HEADLINES = {
+    "fastest_batch": ("{throughput} at {batch:,}", "epoch_time", "{:.3f} s"),
+    "only_batch": ("{throughput} at {batch:,}", "epoch_time", "{:.3f} s"),
+    "memory_boundary": ("{fits:,} images fit", "", ""),
+    "memory_all_fit": ("{fits:,} images fit", "", ""),
+    "speedup": ("{speedup:.2f} times on {num_gpus} GPUs", "speedup", "{:.2f}"),
+    "speedup_without_loader": (
+        "{speedup:.2f} times on {num_gpus} GPUs; {tallest:.2f} with the loader",
+        "speedup",
+        "{:.2f}",
+    ),
+    "no_speedup": ("no speed-up shown on {num_gpus} GPUs", "speedup", "{:.2f}"),
+    "speedup_in_part": ("{low:.2f} to {num_gpus} times on {num_gpus} GPUs", "speedup", "{:.2f}"),
+    "exposed": ("{share:.1%} of the step on {num_gpus} GPUs", "share", "{:.1%}"),
+    "exposed_alone": ("{share:.1%} of the step on {num_gpus} GPUs", "share", "{:.1%}"),
+    "exposed_unclear": ("none shown on {num_gpus} GPUs", "", ""),
+    "subtracted": ("up to {share:.0%} of the epoch, by subtraction", "", ""),
+    "large_batch": ("{batch:,}: {accuracy:.1%}; {small_batch:,}: {small_accuracy:.1%}", "accuracy", "{:.1%}"),
+    "too_few_runs": ("{batch:,}: {accuracy:.1%}; {small_batch:,}: {small_accuracy:.1%}", "accuracy", "{:.1%}"),
+    "own_accuracy": ("{batch:,}: {final:.1%}; {small_batch:,}: {small_final:.1%}", "final", "{:.1%}"),
+    "own_merit": ("{batch:,}: {final:digits}; {small_batch:,}: {small_final:digits}", "final", "{:.4g}"),
+    "int8": ("{change:+.2f} points of test accuracy", "change", "{:+.2f}"),
+}
+"""Kind of claim -> its headline in an overview, the value whose interval stands beside it, and the form of its ends."""
+
 BADGES = {
     "loader_bound": "waits for data {share:.0%}",
     "shared_node": "shared node",
@@ -115,7 +156,7 @@ class Claim(NamedTuple):
     """One answer: its question, the kind that chooses its words, and its values.
 
     `badges` are what a reader must know beside it. `command` measures what is missing. `gpu` is the model that it is
-    about, if the experiment has several, and `unit` what its samples consist of.
+    about, if the experiment has several, and `unit` what its samples consist of. A short one is its first sentence.
     """
 
     question: str
@@ -125,11 +166,12 @@ class Claim(NamedTuple):
     command: str = ""
     gpu: str = ""
     unit: str = ""
+    is_short: bool = False
 
     @property
     def is_answer(self) -> bool:
         """True unless it only says why there is no answer."""
-        return self.kind not in ("not_answered", "no_result")
+        return self.kind not in ("not_answered", "not_asked", "no_result")
 
     def narrow(self, axis: Literal["gpu", "unit"], value: str) -> "Claim":
         """Return the claim as one about a single GPU model or unit, without the command of the whole question."""
@@ -140,7 +182,19 @@ class Claim(NamedTuple):
         formatter = ClaimFormatter({})
         found = [formatter.vformat(text, (), self.values) for text in TEMPLATES[self.kind] if self.knows(text)]
         badges = f" ({', '.join(self.badges)})" if self.badges else ""
-        return [f"{found[0].removesuffix('.')}{badges}.", *found[1:]] if found else []
+        said = [f"{found[0].removesuffix('.')}{badges}.", *found[1:]] if found else []
+        return said[:1] if self.is_short else said
+
+    def headline(self) -> tuple[str, str]:
+        """Return the claim in a few words, and its interval; "" where it has none."""
+        text, key, form = HEADLINES[self.kind]
+        plain = {name: float(value) if isinstance(value, float) else value for name, value in self.values.items()}
+        formatter = ClaimFormatter({})
+        low, high = ends_of(self.values[key]) if key else (None, None)
+        ends = [formatter.vformat(form, (end,), {}) for end in (low, high) if low is not None and high is not None]
+        unit = next((unit for unit in (" s", " %") if form and ends and ends[0].endswith(unit)), "")
+        ends[:1] = [end.removesuffix(unit) for end in ends[:1]]
+        return formatter.vformat(text, (), plain), " to ".join(ends)
 
     def knows(self, sentence: str) -> bool:
         """True if every value of a sentence is known."""
@@ -220,9 +274,9 @@ def grid_command(grid: str) -> str:
     return f"{SUBMIT} --grid {grid}"
 
 
-def not_answered(question: str, why: str, grid: str) -> Claim:
+def not_answered(question: str, why: str, grid: str, *, is_asked: bool = False) -> Claim:
     """Return the claim of a question without an answer: why, and the grid that gives one."""
-    return Claim(question, "not_answered", {"why": why}, command=grid_command(grid))
+    return Claim(question, "not_answered" if is_asked else "not_asked", {"why": why}, command=grid_command(grid))
 
 
 def no_result(question: str, what: str, rows: Iterable[Row]) -> Claim:

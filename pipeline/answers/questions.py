@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 from pipeline.analysis.pooling import group_pairs
 from pipeline.answers.accuracy_claims import int8_claims, large_batch_claims
-from pipeline.answers.claims import SUBMIT, Claim
+from pipeline.answers.claims import HEADLINES, SUBMIT, Claim
 from pipeline.answers.timing_claims import batch_size_claims, communication_claims, speedup_claims
 from pipeline.experiment.point_label import Terms, in_terms
 from pipeline.tables.build_tables import Tables, part_of, values_of
@@ -14,6 +14,23 @@ BY: tuple[Literal["gpu", "unit"], ...] = (
     "gpu",
     "unit",
 )  # the axes by whose values times, memory and throughput are kept apart
+
+NOT_ASKED = {
+    "Q1": "the batch size that keeps one GPU busy",
+    "Q2": "scaling over GPUs",
+    "Q3": "communication",
+    "Q4": "the accuracy of large batches",
+}
+"""What an experiment that does not ask a question leaves out."""
+
+
+class Headline(NamedTuple):
+    """A claim in a few words: its figure, the ends of its interval, and what weakens it."""
+
+    question: str
+    text: str
+    interval: str
+    badges: tuple[str, ...]
 
 
 class Answer(NamedTuple):
@@ -42,6 +59,28 @@ class Answer(NamedTuple):
     def told(self) -> str:
         """What the claims answer; "" if they only say why there is no answer."""
         return " ".join(self._replace(claims=[claim for claim in self.claims if claim.is_answer]).paragraphs)
+
+    @property
+    def headline(self) -> str:
+        """The first sentence of the answer."""
+        claims = self.claims[:1]
+        return " ".join(self._replace(claims=[claim._replace(is_short=True) for claim in claims]).paragraphs)
+
+    def headlines(self) -> list[Headline]:
+        """Return each claim that answers the question in a few words."""
+        found = []
+        for claim in self.claims:
+            if claim.is_answer and claim.kind in HEADLINES:
+                text, interval = claim.headline()
+                about = [part for part in (claim.gpu, claim.unit) if part]
+                said = in_terms(", ".join([text, *about]), self.terms)
+                found.append(Headline(self.question, said, interval, claim.badges))
+        return found
+
+    @property
+    def asked(self) -> "Answer":
+        """The answer without the claims about what the experiment does not measure."""
+        return self._replace(claims=[claim for claim in self.claims if claim.kind != "not_asked"])
 
     @property
     def command(self) -> str:

@@ -7,12 +7,14 @@ from typing import Any
 from pipeline.analysis.intervals import ends_of
 from pipeline.analysis.loader import MAX_DATA_SHARE
 from pipeline.answers import claims
-from pipeline.answers.claims import NO_RESULT, Claim, badges_of, where_of
+from pipeline.answers.claims import BADGES, NO_RESULT, Claim, ClaimFormatter, badges_of, where_of
 from pipeline.tables.build_tables import Tables
 from pipeline.tables.columns import Row
 
 WAITS = f"a GPU waits for data in more than {100 * MAX_DATA_SHARE:.0f} % of the epoch, there or on the baseline"
 ABOVE_N = "the efficiency is above 1, which noise or a slow baseline can cause"
+WITHOUT_LOADER = "--set input=gpu"
+NO_DIFFERENCE = BADGES["no_difference"]
 WAIT_NOT_STATED = "the wait for data is not stated"
 
 
@@ -88,10 +90,14 @@ def speedup_claims(tables: Tables) -> list[Claim]:
     fit = fit or usable_rows(rows, is_loader_bound=None)
     reasons = Counter(reason_left_out(row) for row in timed if all(row is not other for other in fit))
     why = "; ".join(f"{reason} ({count})" if len(reasons) > 1 else reason for reason, count in reasons.items())
-    counts = {"left_out": reasons.total() or None, "timed": len(timed), "why": why}
+    tallest = max((row for row in timed if all(row is not other for other in fit)), key=usefulness, default=timed[0])
+    named = claims.describe_own(tallest, timed, also="num_gpus")
+    largest = f"; the largest of them is {ClaimFormatter({}).format_field(tallest['speedup'], 'digits')}, {named}"
+    counts = {"left_out": reasons.total() or None, "timed": len(timed), "why": why, "largest": largest}
     if not fit:
-        cannot = f"{reasons.total()} of {len(timed)} rows with a speed-up cannot be used: {why}"
-        return [claims.not_answered("Q2", cannot, "scaling" if WAITS in reasons else "scaling --repeats 3")]
+        cannot = f"{reasons.total()} of {len(timed)} rows with a speed-up cannot be used: {why}{largest}"
+        grid = f"scaling {WITHOUT_LOADER}" if WAITS in reasons else "scaling --repeats 3"
+        return [claims.not_answered("Q2", cannot, grid, is_asked=True)]
     most = max(row["num_gpus"] for row in fit)
     best = max((row for row in fit if row["num_gpus"] == most), key=usefulness)
     low, high = ends_of(best["speedup"])
@@ -108,8 +114,17 @@ def speedup_claims(tables: Tables) -> list[Claim]:
         "beyond": beyond if beyond > most else None,
         **counts,
     }
-    kind = "speedup_in_part" if best["speedup"] > most else "speedup"
-    return [Claim("Q2", kind, values, badges_of(best, *unknown))]
+    badges = badges_of(best, *unknown)
+    if best["speedup"] > most:
+        return [Claim("Q2", "speedup_in_part", values, badges)]
+    if best.has_note("no_difference"):
+        return [Claim("Q2", "no_speedup", values, tuple(badge for badge in badges if badge != NO_DIFFERENCE))]
+    if counts["left_out"] and reason_left_out(tallest) == WAITS and tallest["speedup"] > best["speedup"]:
+        tried = any(row.axes.get("input") == "gpu" for row in timed) or tallest.axes.get("device") == "cpu"
+        values |= {"tallest": tallest["speedup"], "tallest_where": named, "largest": ""}
+        values["without_loader"] = None if tried else WITHOUT_LOADER
+        return [Claim("Q2", "speedup_without_loader", values, badges)]
+    return [Claim("Q2", "speedup", values, badges)]
 
 
 def usable_rows(rows: Sequence[Row], is_loader_bound: bool | None = False) -> list[Row]:
@@ -158,7 +173,7 @@ def communication_claims(tables: Tables) -> list[Claim]:
     why = "no point on several GPUs measures communication"
     if known:
         why += ", and subtraction fails, counts waiting for data or shows no more than noise"
-    return [claims.not_answered("Q3", why, "communication")]
+    return [claims.not_answered("Q3", why, "communication", is_asked=bool(known))]
 
 
 def measured_claim(rows: Sequence[Row], measured: Sequence[Row], compared: dict[str, Any]) -> Claim:

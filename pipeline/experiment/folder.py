@@ -153,6 +153,13 @@ class Experiment:
         except OSError:  # it belongs to another user
             return False
 
+    def holds_submission_lock(self, pid: int) -> bool:
+        """True if that process on this host has the file of the submission lock open."""
+        path = os.path.realpath(self.folder / ".submit.lock")
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+            return any(os.path.realpath(entry.path) == path for entry in os.scandir(f"/proc/{pid}/fd"))
+        return False
+
     @contextlib.contextmanager
     def _lock(self, purpose: str, timeout_s: float) -> Iterator[None]:
         path = self.folder / f".{purpose}.lock"

@@ -53,6 +53,8 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True):
     arrays: list[SlurmArray] = []
     prologue_sha256: str | None = None
     host: str | None = None
+    pid: int | None = None  # of a `submit` that runs its points itself
+    arguments: list[str] = []  # of the command `submit`
     sources: dict[str, str] = {}  # model of the user's -> SHA-256 of its file when it was submitted
 
     def __post_init__(self) -> None:

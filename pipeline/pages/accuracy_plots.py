@@ -74,7 +74,7 @@ def final_accuracy_plots(source: PlotSource) -> Iterator[Plot]:
         is_partial = TIMES in panels and any(row["num_timed"] < row["n"] for row in tested)
         note = " ".join(filter(None, (SEEDS_NOTE.format(what), SOME_TIMES_NOTE if is_partial else "", left_out)))
         title = as_title(f"{' and '.join(panels)}, by batch size")
-        yield Plot("q4-batch-size", "Q4", title, tuple(panels.values()), note)
+        yield Plot("q4-batch-size", "Q4", title, tuple(panels.values()), note, is_main=False)
 
 
 def first_known(columns: Sequence[Column], rows: Sequence[Row]) -> Column:
@@ -100,10 +100,10 @@ def remedy_groups(rows: Sequence[Row]) -> tuple[dict[str, list[Row]], str]:
 
 
 def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
-    """Yield Q4 by epoch. With remedies there is a plot for each batch size, the largest first, else one plot.
+    """Yield Q4 against time. With remedies there is a plot for each batch size, the largest first, else one plot.
 
-    Runs longer than the shortest of their batch size have a plot of their own. Folded up is a size whose best accuracy
-    is below INFORMATIVE of the best: its lines are flat.
+    Runs longer than the shortest of their batch size have a plot of their own. All but one are folded up: the first
+    whose best accuracy is not below INFORMATIVE of the best, since the lines of the others are flat.
     """
     rows = [row for row in source.tables["Q4"] if row["epoch"] is not None]
     column = first_known((TEST_ACCURACY, MERIT, TRAINING_ACCURACY), rows)
@@ -115,7 +115,8 @@ def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
         groups, note = plot_data.group_series(rows, "epoch")
         panels = accuracy_panels(groups, column, remedy_sets(rows))
         what = MERIT.heading if column is MERIT else "accuracy"
-        yield Plot("q4", "Q4", as_title(f"{what} by epoch, update and second"), panels, note)
+        yield from time_first("q4", as_title(what), panels, note)
+    shows_main = False
     sets, reference = remedy_sets(rows), baseline_curve(source, rows)
     best = max((row[column.key] for row in rows), default=0)
     for batch in remedied:
@@ -128,10 +129,19 @@ def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
                 groups, left_out = plot_data.group_series(own, "epoch", first)
                 name = "-".join(filter(None, ("q4", "" if batch == remedied[0] else str(batch), longer)))
                 for_longer = " for longer" if longer else ""
-                title = f"Accuracy with {batch:,} images a step{for_longer}, by epoch, update and second"
+                title = f"Accuracy with {batch:,} images a step{for_longer}"
                 panels = accuracy_panels(groups, column, sets, compared)
                 note = f"Medians over the seeds. {left_out}".rstrip()
-                yield Plot(name, "Q4", title, panels, note, max(row[column.key] for row in own) >= INFORMATIVE * best)
+                is_main = not shows_main and max(row[column.key] for row in own) >= INFORMATIVE * best
+                shows_main |= is_main
+                yield from time_first(name, title, panels, note, is_main)
+
+
+def time_first(name: str, title: str, panels: Sequence[LinePanel], note: str, is_main: bool = True) -> Iterator[Plot]:
+    """Yield the plot against time, and folded up that by epoch and update."""
+    if panels:
+        yield Plot(name, "Q4", f"{title} against time", tuple(panels[:1]), note, is_main)
+        yield Plot(f"{name}-steps", "Q4", f"{title} by epoch and update", tuple(panels[1:]), note, is_main=False)
 
 
 def baseline_curve(source: PlotSource, rows: Sequence[Row]) -> list[Row]:
@@ -158,18 +168,18 @@ def styles_of(groups: Groups, sets: RemedySets) -> dict[str, int]:
 def accuracy_panels(
     groups: Groups, column: Column, sets: RemedySets, reference: Sequence[Row] = ()
 ) -> tuple[LinePanel, ...]:
-    """Return accuracy by epoch, by update and by second; `reference` is a curve to compare with."""
+    """Return accuracy by second, by epoch and by update; `reference` is a curve to compare with."""
     styles, compared = styles_of(groups, sets), {}
     if reference:
         batch = describe_axis(BATCH, reference[0][BATCH]).removesuffix(" in all")
         compared = {f"{batch} images, no remedies": reference}
     panels = []
-    for key, x_label in (("epoch", "epoch"), ("num_updates", "updates"), ("training_time_s", "seconds of training")):
+    for key, x_label in (("training_time_s", "seconds of training"), ("epoch", "epoch"), ("num_updates", "updates")):
         lines = plot_data.make_series(groups, key, column, styles)
         lines += plot_data.make_series(compared, key, column, dict.fromkeys(compared, plot_data.REFERENCE))
         ends = [line.points[-1].x for line in lines]
         if key != "epoch" and ends and max(ends) > WIDE_RANGE * min(ends):
-            panels.append(LinePanel(as_title(column.heading), f"{x_label}, logarithmic", lines, "log10"))
+            panels.append(LinePanel(as_title(column.heading), x_label, lines, "log10"))
         elif lines:
             panels.append(LinePanel(as_title(column.heading), x_label, lines, "linear"))
     return tuple(panels)

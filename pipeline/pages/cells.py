@@ -5,12 +5,14 @@ quantities only are one footnote, which states their range.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from pipeline.analysis.intervals import ends_of
 from pipeline.analysis.notes import Note
 from pipeline.analysis.pooling import group_pairs
+from pipeline.answers.claims import badge_of
 from pipeline.experiment import point_label
 from pipeline.experiment.point_label import Terms, describe_point, format_number, models_of
 from pipeline.experiment.spec import REMEDIES
@@ -20,7 +22,15 @@ from pipeline.tables.note_texts import Range, render_note
 
 STATUS_WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}
 MAX_LABEL = 44  # characters of a configuration in a cell
-MAX_LABEL_BESIDE_OTHERS = 24  # the same where a table names some below it, since those need room for figures
+WORDS = FIGURE_NAMES | {"sw_power_cap": "GPU at its power limit"}  # what notes name
+FIXED_WORDS = {
+    "text": "note",
+    "loader_bound": "loader-bound",
+    "other_shared_node": "baseline on a shared node",
+    "reached_by_some": "not every seed",
+    "baseline_runs": "n of the baseline",
+}
+USUAL = "usual"  # the configuration whose every value is the most frequent one
 
 Axes = Mapping[str, Any]
 
@@ -40,7 +50,10 @@ class DisplayColumn(NamedTuple):
 
 
 class DisplayTable(NamedTuple):
-    """A table for people. `common` is what all rows share; `source` is the CSV file with every column."""
+    """A table for people. `common` is what all rows share; `source` is the name of its table.
+
+    `badges` has a word for each footnote.
+    """
 
     heading: str
     columns: Sequence[DisplayColumn]
@@ -49,6 +62,7 @@ class DisplayTable(NamedTuple):
     legend: str = ""
     source: str = ""
     is_folded: bool = False
+    badges: Sequence[str] = ()
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
@@ -57,9 +71,10 @@ class DisplayTable(NamedTuple):
 
 
 class Footnotes(NamedTuple):
-    """The footnotes of a table, the numbers of each row's, and the notes that all of several rows share."""
+    """The footnotes of a table with a word for each, the numbers of each row's, and the notes that all rows share."""
 
     texts: list[str]
+    words: list[str]
     numbers: list[tuple[int, ...]]
     shared: list[str]
 
@@ -79,13 +94,11 @@ def named_axes(row: Row) -> dict[str, Any]:
     return row.axes | ({"remedies": row["remedies"]} if "remedies" in row.figures else {})
 
 
-def name_columns(
-    points: Sequence[Axes], varying: Sequence[str], labels: dict[str, str]
-) -> tuple[list[DisplayColumn], str]:
-    """Return the columns that name the points, and what explains their labels.
+def name_columns(points: Sequence[Axes], varying: Sequence[str]) -> tuple[list[DisplayColumn], str]:
+    """Return the columns that name the points, and what explains them.
 
-    Strategy, GPUs and batch size have a column each; all else that varies shares one. Where that is too long it gets
-    the labels c1, c2, ... which `labels` keeps for the next tables of the report.
+    Strategy, GPUs and batch size have a column each; all else that varies shares one. Where that is too long it names
+    what differs from the values that most points have.
     """
     own = [axis for axis in AXIS_HEADINGS if axis in varying]
     explained = []
@@ -108,12 +121,11 @@ def name_columns(
     heading = {"gpu": "GPU model"}.get(others[0], others[0]) if len(others) == 1 else "configuration"
     names = [describe_point(point, others, models_of(points)) for point in points]
     if max(map(len, names)) > MAX_LABEL:
-        long = [name for name in dict.fromkeys(names) if len(name) > MAX_LABEL_BESIDE_OTHERS]
-        for name in long:
-            labels.setdefault(name, f"c{len(labels) + 1}")
-        said = "; ".join(f"{label} = {name}" for name, label in labels.items() if name in long)
-        explained.append(f"Configurations: {said}.")
-        names = [labels[name] if name in long else name for name in names]
+        usual = {axis: Counter(repr(point[axis]) for point in points).most_common(1)[0][0] for axis in others}
+        differing = [[axis for axis in others if repr(point[axis]) != usual[axis]] for point in points]
+        names = [describe_point(point, own) if own else USUAL for point, own in zip(points, differing, strict=True)]
+        values = {axis: next(point[axis] for point in points if repr(point[axis]) == usual[axis]) for axis in others}
+        explained.append(f"Configurations name what differs from the {USUAL} one: {describe_point(values, others)}.")
     if any(point_label.ALL_REMEDIES in text for text in (*names, *explained)):
         explained.append(f"All remedies: {', '.join(REMEDIES)}.")
     return [*columns, DisplayColumn(heading, names, "text")], " ".join(explained)
@@ -189,11 +201,20 @@ def number_notes(rows: Sequence[Row], hidden: tuple[str, ...] = ()) -> Footnotes
     """Return the footnotes of the rows, without the kinds of notes that begin with one of `hidden`."""
     of_rows = [{note_key(note): note for note in row.notes if not note.kind.startswith(hidden)} for row in rows]
     groups = group_pairs(pair for notes in of_rows for pair in notes.items())
-    texts = {key: render_note(merge_notes(notes), FIGURE_NAMES) for key, notes in groups.items()}
+    texts = {key: render_note(merge_notes(notes), WORDS) for key, notes in groups.items()}
     shared = [texts.pop(key) for key, notes in groups.items() if len(notes) == len(rows) > 1]
     numbers = {key: number for number, key in enumerate(texts, start=1)}
     own = [tuple(sorted(numbers[key] for key in notes if key in numbers)) for notes in of_rows]
-    return Footnotes(list(texts.values()), own, shared)
+    return Footnotes(list(texts.values()), [word_of(groups[key][0]) for key in texts], own, shared)
+
+
+def word_of(note: Note) -> str:
+    """Return the badge of a note in a table."""
+    if note.kind == "of_baseline":
+        return f"baseline {word_of(note.values['note'])}"
+    if note.kind in FIXED_WORDS:
+        return FIXED_WORDS[note.kind]
+    return badge_of(note) or note.kind.replace("_", " ")
 
 
 def note_column(numbers: Sequence[Sequence[int]]) -> DisplayColumn:

@@ -65,7 +65,7 @@ def render_differences(comparison: Comparison) -> str:
 def render_points(heading: str, unit: str, points: Sequence[ComparedPoint]) -> str:
     axes = [msgspec.structs.asdict(point.spec) for point in points]
     varying = distinguishing_axes(axes)
-    named, configurations = name_columns(axes, varying, {})
+    named, configurations = name_columns(axes, varying)
     badges = [badges_of_sides(point) for point in points]
     footnotes = list(dict.fromkeys(badge for own in badges for badge in own))
     ratios = [ABSENT if point.ratio is None else f"{point.ratio:.3f}" for point in points]

@@ -29,7 +29,7 @@ TWO_OVER_FOUR = SPEEDUP._replace(heading="T(2)/T(4)")
 class DisplayOptions(NamedTuple):
     """Options of the tables that are shown. `only` names one table; with `is_full` it has every column, however wide.
 
-    `link_of` gives the address of a row's record.
+    `link_of` gives the address of a row's point.
     """
 
     max_width: int = MAX_WIDTH
@@ -43,7 +43,6 @@ def display_tables(
 ) -> Iterator[tuple[str, DisplayTable]]:
     """Yield the tables that have rows, in order, each with its question."""
     options = options._replace(is_full=options.is_full or options.only == "oom")
-    labels: dict[str, str] = {}
     for table in TABLES.values():
         if options.only not in ("", table.name):
             continue
@@ -52,16 +51,14 @@ def display_tables(
                 view = view._replace(legend=f"{view.legend} {REMEDIES_ELSEWHERE}".strip())
             shown = []
             if rows := view.choose(tables[table.name]):
-                shown.append(build_table(table, view, rows, options, labels))
+                shown.append(build_table(table, view, rows, options))
             if table.name == "Q2" and view.heading == table.views[0].heading:
                 is_stated = any(not record.measured for record in collected.records)
-                shown += build_pivots(rows, is_stated, labels)
+                shown += build_pivots(rows, is_stated)
             yield from ((table.question, cells.name_texts(part, collected.terms)) for part in shown)
 
 
-def build_table(
-    table: Table, view: View, all_rows: Sequence[Row], options: DisplayOptions, labels: dict[str, str]
-) -> DisplayTable:
+def build_table(table: Table, view: View, all_rows: Sequence[Row], options: DisplayOptions) -> DisplayTable:
     rows = all_rows[:MAX_ROWS]
     points = [cells.named_axes(row) for row in rows]
     varying = distinguishing_axes(points, view.hidden_axes)
@@ -69,7 +66,7 @@ def build_table(
         by_key = ((axis, [cells.format_value(point[axis]) for point in points]) for axis in varying)
         named, configurations = [DisplayColumn(axis, values, "text") for axis, values in by_key], ""
     else:
-        named, configurations = cells.name_columns(points, varying, labels)
+        named, configurations = cells.name_columns(points, varying)
     notes = cells.number_notes(rows, view.hidden_notes)
     columns = columns_to_show(table, view, rows, options.is_full)
     main = next((index for index, column in enumerate(columns) if not column.is_set), 0)
@@ -93,8 +90,9 @@ def build_table(
         notes.texts,
         common="; ".join(filter(None, common)),
         legend=" ".join(filter(None, legend)),
-        source=f"{table.name.lower()}.csv",
+        source=table.name,
         is_folded=view.is_folded or len(rows) > MAX_ROWS_UNFOLDED,
+        badges=notes.words,
     )
 
 
@@ -150,7 +148,7 @@ def describe_omitted(columns: Sequence[DisplayColumn]) -> tuple[list[str], str]:
     return said, f"Not shown for lack of room: {', '.join(others)}." if others else ""
 
 
-def build_pivots(rows: Sequence[Row], is_stated: bool, labels: dict[str, str]) -> Iterator[DisplayTable]:
+def build_pivots(rows: Sequence[Row], is_stated: bool) -> Iterator[DisplayTable]:
     """Yield time, speed-up and efficiency of rows of weak scaling by GPUs and batch size.
 
     For a report that was ingested (`is_stated`) also N x T(1)/T(N) and T(2)/T(4), its own terms.
@@ -169,7 +167,7 @@ def build_pivots(rows: Sequence[Row], is_stated: bool, labels: dict[str, str]) -
         for first in range(0, len(sizes), MAX_BATCH_SIZES):
             shown = sizes[first : first + MAX_BATCH_SIZES]
             if part := [pair for pair in wanted if pair[0]["batch_size_per_gpu"] in shown]:
-                yield pivot(column, part, labels)
+                yield pivot(column, part)
 
 
 def two_over_four(rows: Sequence[Row]) -> list[tuple[Row, float | None]]:
@@ -184,7 +182,7 @@ def two_over_four(rows: Sequence[Row]) -> list[tuple[Row, float | None]]:
     return [(row, two_s / four_s if two_s and four_s else None) for row, two_s, four_s in on_four]
 
 
-def pivot(column: Column, values: Sequence[tuple[Row, float | None]], labels: dict[str, str]) -> DisplayTable:
+def pivot(column: Column, values: Sequence[tuple[Row, float | None]]) -> DisplayTable:
     """Return one figure by batch size (columns) and by all else that varies (rows)."""
     rows = [row for row, _ in values]
     found = distinguishing_axes([row.axes for row in rows], known=("batch_size_per_gpu",))
@@ -198,8 +196,8 @@ def pivot(column: Column, values: Sequence[tuple[Row, float | None]], labels: di
         text = cells.status_of(row) if row["epoch_time_s"] is None else known
         points.setdefault(name, row.axes)
         lines.setdefault(name, {})[row["batch_size_per_gpu"]] = text
-    columns, configurations = cells.name_columns(list(points.values()), varying, labels)
+    columns, configurations = cells.name_columns(list(points.values()), varying)
     for size in sorted({row["batch_size_per_gpu"] for row in rows}):
         columns.append(DisplayColumn(f"{size:,}", [line.get(size, "") for line in lines.values()]))
     heading = f"Q2: {column.heading} by GPUs and images per GPU (weak scaling)"
-    return DisplayTable(heading, columns, legend=configurations, source="q2.csv")
+    return DisplayTable(heading, columns, legend=configurations, source="Q2", is_folded=True)

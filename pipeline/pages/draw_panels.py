@@ -26,6 +26,7 @@ from pipeline.pages.plot_data import BarPanel, HistogramPanel, LinePanel, Panel,
 from pipeline.system.errors import replace_control_characters  # noqa: E402
 
 WIDTH, HEIGHT = 360, 250  # of a panel of lines, in px; it is as wide as a phone
+WIDE, WIDE_HEIGHT = 554, 300  # of one of at most two panels in a row of the page
 HISTOGRAM_HEIGHT = 170
 BAR_HEIGHT, BAR_MARGINS = 34, 64  # a bar with its label above it; title and axis
 MIN_COUNT = 0.7  # where the axis of a histogram begins, so that a count of 1 is seen
@@ -33,6 +34,7 @@ KEY_HEIGHT = 18  # of a row of the key
 FONT_SIZE = 11
 MAX_TICKS = 6
 MAX_WHOLE = 65  # a linear axis that ends below it has ticks at measured values
+END_LABEL_SPACING = 0.075  # of the height of the axes
 MAX_MARKERS = 40  # of a line; with more they touch
 PANELS_IN_A_ROW = 3  # of a file; four stand in two rows of two
 
@@ -90,13 +92,17 @@ SETTINGS: dict[Any, Any] = {
 
 
 class Picture(NamedTuple):
-    """A panel on the page: the addresses of its two themes, the text for those who do not see it, and its size."""
+    """A panel on the page: the addresses of its two themes, the text for those who do not see it, and its size.
+
+    A wide one has a narrow one for phones.
+    """
 
     light: str
     dark: str
     text: str
     width: int
     height: int
+    narrow: "Picture | None" = None
 
 
 class RenderedPlot(NamedTuple):
@@ -110,16 +116,20 @@ class RenderedPlot(NamedTuple):
 def render_plot(plot: Plot) -> RenderedPlot:
     """Return the plot as pictures for the page and as a file."""
     per_row = 2 if len(plot.panels) == 4 else PANELS_IN_A_ROW
-    file = draw(plot.panels, plot.key(), per_row, title=plot.title)
-    return RenderedPlot(plot, [render_panel(panel) for panel in plot.panels], paint(file, LIGHT).encode())
+    file = draw(plot.panels, plot.key(), per_row, plot.title, WIDE if len(plot.panels) == 1 else WIDTH)
+    pictures = [render_panel(panel) for panel in plot.panels]
+    if len(plot.panels) in (1, 2, 4) and not isinstance(plot.panels[0], HistogramPanel):
+        wide = (render_panel(panel, WIDE) for panel in plot.panels)
+        pictures = [picture._replace(narrow=narrow) for picture, narrow in zip(wide, pictures, strict=True)]
+    return RenderedPlot(plot, pictures, paint(file, LIGHT).encode())
 
 
-def render_panel(panel: Panel) -> Picture:
+def render_panel(panel: Panel, width: int = WIDTH) -> Picture:
     """Return the picture of one panel. Its addresses hold the picture itself, so that a page is one file."""
-    drawn = draw([panel])
+    drawn = draw([panel], width=width)
     encoded = (base64.b64encode(paint(drawn, theme).encode()).decode() for theme in (LIGHT, DARK))
     light, dark = (f"data:image/svg+xml;base64,{picture}" for picture in encoded)
-    return Picture(light, dark, f"{panel.title}. {panel.describe()}", WIDTH, height_of(panel))
+    return Picture(light, dark, f"{panel.title}. {panel.describe()}", width, height_of(panel, width))
 
 
 def paint(drawn: str, theme: Mapping[str, str]) -> str:
@@ -129,32 +139,39 @@ def paint(drawn: str, theme: Mapping[str, str]) -> str:
     return drawn
 
 
-def height_of(panel: Panel) -> int:
+def height_of(panel: Panel, width: int = WIDTH) -> int:
     """Return the height of a panel in px."""
     if isinstance(panel, BarPanel):
         return BAR_MARGINS + BAR_HEIGHT * len(panel.bars)
-    return HEIGHT if isinstance(panel, LinePanel) else HISTOGRAM_HEIGHT
+    return (HEIGHT if width == WIDTH else WIDE_HEIGHT) if isinstance(panel, LinePanel) else HISTOGRAM_HEIGHT
 
 
-def draw(panels: Sequence[Panel], key: Sequence[plot_data.KeyEntry] = (), per_row: int = 1, title: str = "") -> str:
+def draw(
+    panels: Sequence[Panel],
+    key: Sequence[plot_data.KeyEntry] = (),
+    per_row: int = 1,
+    title: str = "",
+    width: int = WIDTH,
+) -> str:
     """Return the panels, in rows, as SVG in placeholder colours. A title brings a ground, a key and a description."""
     columns = min(per_row, len(panels))
-    heights = [max(map(height_of, panels[start : start + columns])) for start in range(0, len(panels), columns)]
-    key_columns = max(1, int(columns * WIDTH // (44 + 6.5 * max((len(entry.label) for entry in key), default=0))))
+    rows = [panels[start : start + columns] for start in range(0, len(panels), columns)]
+    heights = [max(height_of(panel, width) for panel in row) for row in rows]
+    key_columns = max(1, int(columns * width // (44 + 6.5 * max((len(entry.label) for entry in key), default=0))))
     key_height = KEY_HEIGHT * math.ceil(len(key) / key_columns)
     with matplotlib.rc_context(SETTINGS), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the reader's fonts draw the text
-        figure = Figure(figsize=(columns * WIDTH / 72, (sum(heights) + key_height) / 72))
+        figure = Figure(figsize=(columns * width / 72, (sum(heights) + key_height) / 72))
         grid = figure.add_gridspec(len(heights), columns, height_ratios=heights)
         for index, panel in enumerate(panels):
             axes = figure.add_subplot(grid[divmod(index, columns)])
             axes.set_title(panel.title)
             if isinstance(panel, LinePanel):
-                draw_lines(axes, panel)
+                draw_lines(axes, panel, width)
             elif isinstance(panel, HistogramPanel):
                 draw_histogram(axes, panel)
             else:
-                draw_bars(axes, panel, num_rows=(heights[index // columns] - BAR_MARGINS) / BAR_HEIGHT)
+                draw_bars(axes, panel, num_rows=(heights[index // columns] - BAR_MARGINS) / BAR_HEIGHT, width=width)
         if key:
             pairs = (pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True))
             handles = {label: handle for handle, label in pairs}
@@ -167,13 +184,13 @@ def draw(panels: Sequence[Panel], key: Sequence[plot_data.KeyEntry] = (), per_ro
     return replace_control_characters(picture.getvalue(), by=" ")  # XML has no place for some
 
 
-def draw_lines(axes: Axes, panel: LinePanel) -> None:
-    """Draw the series, then what stands beside them: where memory ends, and the ideal."""
+def draw_lines(axes: Axes, panel: LinePanel, width: int) -> None:
+    """Draw the series, then what stands beside them: where memory ends, the ideal, and words for lines and points."""
     if panel.x_scale != "linear" and not panel.x_names:
         axes.set_xscale("log", base=2 if panel.x_scale == "log2" else 10)
     for series in panel.series:
         draw_series(axes, series)
-    axes.set_xlabel(panel.x_label)
+    axes.set_xlabel(panel.axis_label)
     set_x_ticks(axes, panel)
     if panel.oom_from is not None:
         shade_from(axes, panel.oom_from, last=axes.dataLim.xmax)
@@ -190,6 +207,25 @@ def draw_lines(axes: Axes, panel: LinePanel) -> None:
         axes.set_ylim(bottom=0)
     axes.locator_params(axis="y", nbins=5)
     axes.yaxis.set_major_formatter("{x:,.10g}")
+    flawed = {point.flaw: point for series in panel.series for point in reversed(series.points) if point.flaw}
+    for flaw, point in flawed.items():  # a word beside the first
+        where = {"textcoords": "offset points", "xytext": (5, 7), "fontsize": FONT_SIZE - 1}
+        axes.annotate(flaw, (point.x, point.y), zorder=2, **where)
+    if panel.has_end_labels(width):
+        label_ends(axes, panel)
+
+
+def label_ends(axes: Axes, panel: LinePanel) -> None:
+    """Write the name of each line beside its last point; names that would touch move apart."""
+    bottom, top = axes.get_ylim()
+    last, right = -math.inf, axes.get_xlim()[1]
+    for series in sorted(filter(lambda line: line.is_line, panel.series), key=lambda line: line.points[-1].y):
+        y = series.points[-1].y
+        last = max((y - bottom) / (top - bottom), last + END_LABEL_SPACING)
+        x = right if panel.oom_from is not None else series.points[-1].x
+        colour = PLACEHOLDERS[f"--{plot_data.role_of(series.style)}"]
+        words: dict[str, Any] = {"color": colour, "va": "center", "fontsize": FONT_SIZE - 1, "annotation_clip": False}
+        axes.annotate(series.label, (x, last), (7, 0), ("data", "axes fraction"), "offset points", **words)
 
 
 def set_x_ticks(axes: Axes, panel: LinePanel) -> None:
@@ -210,7 +246,7 @@ def set_x_ticks(axes: Axes, panel: LinePanel) -> None:
 
 
 def draw_series(axes: Axes, series: Series) -> None:
-    """Draw one series with its intervals. Many points have no markers; buckets and loader-bound points are hollow."""
+    """Draw one series with its intervals. Many points have no markers; buckets are hollow, unusable points grey too."""
     colour = PLACEHOLDERS[f"--{plot_data.role_of(series.style)}"]
     looks: dict[str, Any] = {"linestyle": "-" if series.style < len(MARKERS) / 2 else (0, (5, 2))}
     if series.style == plot_data.REFERENCE:
@@ -222,9 +258,10 @@ def draw_series(axes: Axes, series: Series) -> None:
     x, y, *_ = zip(*series.points, strict=True)
     axes.plot(x, y, color=colour, linewidth=1.8, label=series.label, zorder=3, **looks)
     for point in series.points:
-        if point.is_loader_bound:
-            axes.plot(point.x, point.y, MARKERS[series.style], color=colour, zorder=4, **HOLLOW)
-            axes.plot([], [], MARKERS[0], color=PLACEHOLDERS["--muted"], label=plot_data.HOLLOW_LABEL, **HOLLOW)
+        if point.flaw:
+            grey: dict[str, Any] = {"color": PLACEHOLDERS["--muted"], **HOLLOW}
+            axes.plot(point.x, point.y, MARKERS[series.style], zorder=4, **grey)
+            axes.plot([], [], MARKERS[0], label=plot_data.GREY_LABELS[point.flaw], **grey)
         if point.low is not None and point.high is not None:
             axes.vlines(point.x, point.low, point.high, color=colour, linewidth=1, zorder=2)
 
@@ -266,13 +303,22 @@ def draw_histogram(axes: Axes, panel: HistogramPanel) -> None:
     axes.locator_params(axis="x", nbins=MAX_TICKS)
 
 
-def draw_bars(axes: Axes, panel: BarPanel, num_rows: float) -> None:
-    """Draw bars that are split by part, each with its name and its whole time above it, and room for `num_rows`."""
+def draw_bars(axes: Axes, panel: BarPanel, num_rows: float, width: int) -> None:
+    """Draw bars that are split by part, each with its name and its whole time above it, and room for `num_rows`.
+
+    A part that has room for its name has it inside.
+    """
     left = np.zeros(len(panel.bars))
+    inside: dict[str, Any] = {"fontsize": FONT_SIZE - 1, "fontweight": "bold"}
     for part, shares in panel.parts.items():
         colour = PLACEHOLDERS[f"--{plot_data.role_of(panel.styles[part])}"]
         looks: dict[str, Any] = {"height": 0.38, "edgecolor": PLACEHOLDERS["--bg"], "linewidth": 0.8}
         axes.barh(range(len(panel.bars)), shares, left=left, color=colour, label=part, **looks)
+        for row, share in enumerate(shares):
+            texts = (f"{name} {100 * share:.0f} %" for name in (part, part.partition(" ")[0]))
+            if text := next((text for text in texts if plot_data.CHAR_PX * len(text) < share * (width - 40)), ""):
+                middle = (left[row] + share / 2, row)
+                axes.annotate(text, middle, ha="center", va="center", color=PLACEHOLDERS["--bg"], **inside)
         left += shares
     above: dict[str, Any] = {"xytext": (0, 3), "va": "bottom", "textcoords": "offset points", "fontsize": FONT_SIZE - 1}
     for row, (bar, total) in enumerate(zip(panel.bars, panel.totals_ms, strict=True)):

@@ -1,11 +1,12 @@
 """report.html of an experiment, the index over all experiments, and the plots as files.
 
-A page is one file: no script, no remote asset, and a content policy that allows its own style sheet alone. The packages
-of pages and plots may be missing: tables need none.
+A page is one file: no script, no remote asset, and a content policy that allows its own style sheet alone. Its links
+lead to places on it, or hold a file. The packages of pages and plots may be missing: tables need none.
 """
 
 import base64
 import errno
+import functools
 import hashlib
 import importlib
 import itertools
@@ -15,21 +16,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.analysis.pooling import group_pairs
-from pipeline.answers.questions import answers_of
+from pipeline.answers.questions import NOT_ASKED, answers_of
 from pipeline.experiment.outcomes import CollectedOutcomes
-from pipeline.experiment.point_label import describe_training, format_figure, in_terms
+from pipeline.experiment.point_label import Terms, describe_training, format_figure, in_terms
 from pipeline.pages.accuracy_plots import accuracy_plots, final_accuracy_plots, int8_plots
 from pipeline.pages.cells import name_texts
 from pipeline.pages.display_tables import DisplayOptions, display_tables
 from pipeline.pages.plot_data import Plot, PlotSource
-from pipeline.pages.point_fates import address_of, list_fates, record_links
-from pipeline.pages.provenance import hardware_of, list_provenance
+from pipeline.pages.point_fates import address_of, list_fates, point_links, shown_outcomes
+from pipeline.pages.provenance import conditions_of, describe_setting, list_provenance
 from pipeline.pages.timing_plots import bandwidth_plots, batch_size_plots, speedup_plots, step_plots
 from pipeline.system import files
 from pipeline.system.errors import import_error_as_command_error, log_line, pluralize, replace_control_characters
 from pipeline.tables.collect_experiment import CollectedExperiment
 from pipeline.tables.columns import Row
 from pipeline.tables.definitions import ENDING_WORDS
+from pipeline.tables.table_files import csv_text
 
 if TYPE_CHECKING:
     from pipeline.pages.draw_panels import RenderedPlot
@@ -45,6 +47,8 @@ QUESTIONS = {
     "int8": "What does quantization to int8 cost in accuracy, and which values do its scales cover?",
 }
 OWN_Q4 = "What does a large batch cost?"  # of a user's own model
+MAX_TABLE_CHARS = 150  # of a row of a table, which scrolls if the page is narrower
+MAX_LINK_BYTES = 1_000_000  # of a CSV file that the page holds
 PLOT_FILES = ("q[1-4]*.svg", "int8*.svg")  # the plots in a folder that earlier runs wrote
 
 
@@ -54,6 +58,8 @@ class Pages:
     def __init__(self, root: Path, has_index: bool) -> None:
         self.root, self.has_index = root, has_index
         self.entries: list[dict[str, Any]] = []
+        self.written: dict[str, Path] = {}  # by the name of the experiment
+        self.times: list[str] = []  # of the last record of each
         self.missing: set[str] = set()
 
     def write(self, name: str, found: CollectedExperiment, logs: Mapping[str, Path]) -> None:
@@ -65,12 +71,12 @@ class Pages:
         has_plots = not plots or self.can_import("pipeline.pages.draw_panels", "no plots in report.html")
         sections = build_sections(found, write_plots(folder / PLOTS_FOLDER, plots) if has_plots else [])
         said = describe_experiment(name, found)
-        home = "../" * len(folder.relative_to(self.root).parts) + INDEX_NAME if self.has_index else ""
-        fates = list_fates(collected.outcomes, folder, logs)
-        page = render_template("report.html.j2", said, home=home, sections=sections, has_plots=has_plots, fates=fates)
+        fates = list_fates(shown_outcomes(collected.outcomes), folder, logs)
+        page = render_template("report.html.j2", said, sections=sections, has_plots=has_plots, fates=fates)
         files.replace_file_atomically(folder / REPORT_NAME, page.encode())
-        questions = ", ".join(section["question"] for section in sections)
-        self.entries.append(said | {"href": address_of(folder / REPORT_NAME, self.root), "questions": questions})
+        self.written[name] = folder / REPORT_NAME
+        self.times.append(max((record.started_at or "" for record in collected.records), default=""))
+        self.entries.append(said | {"href": address_of(folder / REPORT_NAME, self.root)})
 
     def can_import(self, module: str, what: str) -> bool:
         """True if a module can be imported; else log once what there is not, and what to install."""
@@ -95,14 +101,16 @@ class Pages:
         """Write the index if several experiments were found. Raises OSError."""
         if self.has_index and self.entries:
             count = pluralize(len(self.entries), "experiment")
-            page = render_template("index.html.j2", {"title": "Experiments", "count": count, "entries": self.entries})
+            latest = sorted(zip(self.times, self.entries, strict=True), key=lambda pair: pair[0], reverse=True)
+            said = {"title": "Experiments", "count": count, "entries": [entry for _, entry in latest]}
+            page = render_template("index.html.j2", said)
             files.replace_file_atomically(self.root / INDEX_NAME, page.encode())
 
 
 def build_plots(source: PlotSource) -> list[Plot]:
     """Return every plot for which there are values, in the order of the questions. Those of a new kind belong here."""
     timed = (batch_size_plots, speedup_plots, step_plots, bandwidth_plots)
-    builders = (*timed, final_accuracy_plots, accuracy_plots, int8_plots)
+    builders = (*timed, accuracy_plots, final_accuracy_plots, int8_plots)
     return [name_texts(plot, source.terms) for build in builders for plot in build(source)]
 
 
@@ -129,32 +137,55 @@ def write_plots(folder: Path, plots: Sequence[Plot]) -> "list[RenderedPlot]":
 
 def build_sections(found: CollectedExperiment, drawn: "Sequence[RenderedPlot]") -> list[dict[str, Any]]:
     """Return each question that has plots or tables, with them."""
-    options = DisplayOptions(link_of=record_links(found.collected.outcomes))
+    options = DisplayOptions(MAX_TABLE_CHARS, link_of=point_links(shown_outcomes(found.collected.outcomes)))
     tables = group_pairs(display_tables(found.tables, found.collected, options))
     figures = group_pairs((rendered.plot.question, rendered) for rendered in drawn)
-    own = found.collected.terms.own_model
     return [
         {
             "question": question,
-            "text": OWN_Q4 if own and question == "Q4" else in_terms(text, found.collected.terms),
+            "text": question_text(question, found.collected.terms),
             "figures": figures.get(question, []),
             "tables": tables.get(question, []),
+            "files": data_links(found, [table.source for table in tables.get(question, [])]),
         }
-        for question, text in QUESTIONS.items()
+        for question in QUESTIONS
         if question in tables or question in figures
     ]
+
+
+def question_text(question: str, terms: Terms) -> str:
+    """Return a question in words."""
+    return OWN_Q4 if terms.own_model and question == "Q4" else in_terms(QUESTIONS[question], terms)
+
+
+def data_links(found: CollectedExperiment, names: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the name of each table's CSV file and a link that holds it; no link to more than MAX_LINK_BYTES."""
+    texts = {f"{name.lower()}.csv": csv_text(found.content[name]).encode() for name in dict.fromkeys(names)}
+    links = {name: data_link("text/csv", text) for name, text in texts.items() if len(text) <= MAX_LINK_BYTES}
+    return [(name, links.get(name, "")) for name in texts]
+
+
+def data_link(kind: str, content: bytes) -> str:
+    """Return an address that holds the content itself."""
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def describe_experiment(name: str, found: CollectedExperiment) -> dict[str, Any]:
     """Return what report.html says of an experiment beside its plots, tables and points. The index has a part of it."""
     collected = found.collected
+    answers = answers_of(found.tables, collected.terms)
+    words = functools.partial(in_terms, terms=collected.terms)
     return {
         "title": name,
         "is_ingested": any(not record.measured for record in collected.records),
         "counts": describe_counts(collected),
         "training": describe_training([outcome.spec for outcome in collected.outcomes]),
-        "hardware": hardware_of(collected.records),
-        "answers": answers_of(found.tables, collected.terms),
+        "setting": describe_setting(collected.records),
+        "conditions": conditions_of(outcome.spec for outcome in collected.outcomes),
+        "answers": [
+            (answer, question_text(answer.question, collected.terms)) for answer in answers if answer.asked.claims
+        ],
+        "not_asked": [words(NOT_ASKED[answer.question]) for answer in answers if not answer.asked.claims],
         "left_out": collected.notes,
         "provenance": list_provenance(collected.records),
         "cost": describe_cost(found.tables["cost"]),
@@ -194,6 +225,7 @@ def render_template(name: str, said: Mapping[str, Any], **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= {"data_link": data_link, "pluralize": pluralize}
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return environment.get_template(name).render(said, style=style, style_digest=digest, **values)
 

@@ -2,7 +2,7 @@
 
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -60,18 +60,6 @@ def name_source(name: str, collected: CollectedOutcomes) -> str:
     return f"{name} (ingested)" if is_stated else name
 
 
-def render_overview(answers: Mapping[str, Sequence[Answer]]) -> str:
-    """Return what each of several experiments answers, by question."""
-    lines: dict[str, list[str]] = {}
-    for name, own in answers.items():
-        for answer in own:
-            said = [wrap(f"{escape_markdown(name)}: {escape_markdown(answer.told)}", "- ")] if answer.told else []
-            lines[answer.question] = lines.get(answer.question, []) + said
-    none = "- No experiment answers it."
-    sections = (f"**{question}.**\n\n" + "\n".join(found or [none]) for question, found in lines.items())
-    return "\n\n".join(["# Answers", *sections]) + "\n"
-
-
 def render_answers(answers: Iterable[Answer]) -> str:
     """Return the answer to each question, and the command that measures what is missing."""
     paragraphs = []
@@ -82,7 +70,7 @@ def render_answers(answers: Iterable[Answer]) -> str:
     return "\n\n".join(paragraphs)
 
 
-def render_coverage(collected: CollectedOutcomes) -> str:
+def render_coverage(collected: CollectedOutcomes, width: int = MAX_WIDTH) -> str:
     """Return the number of points in each status, and a line for each point without a result."""
     coverage = collected.coverage
     line = (
@@ -92,11 +80,11 @@ def render_coverage(collected: CollectedOutcomes) -> str:
     counts = {word: getattr(coverage, word) for word in ("superseded", "duplicate", "foreign")}
     if unused := [f"{number:,} {word}" for word, number in counts.items() if number]:
         line += f" Record files that are not used: {', '.join(unused)}."
-    gaps = list_gaps(collected.outcomes)
-    return "\n\n".join([wrap(line), *(["\n".join(gaps)] if gaps else [])])
+    gaps = list_gaps(collected.outcomes, width)
+    return "\n\n".join([wrap(line, width=width), *(["\n".join(gaps)] if gaps else [])])
 
 
-def list_gaps(outcomes: Sequence[PointOutcome]) -> list[str]:
+def list_gaps(outcomes: Sequence[PointOutcome], width: int) -> list[str]:
     """Return a line for each point without a result: its name, why, and the run id for `--only`.
 
     Repeats and seeds of a point that lack a result for the same reason are one line.
@@ -110,7 +98,7 @@ def list_gaps(outcomes: Sequence[PointOutcome]) -> list[str]:
     gaps = []
     for (run_id, status, reason), group in alike.items():
         which = group[0].spec.run_id() if len(group) == 1 else f"{len(group):,} runs"
-        gaps.append(wrap(f"{labels[run_id]}: {status}, {escape_markdown(reason)} ({which})", "- "))
+        gaps.append(wrap(f"{labels[run_id]}: {status}, {escape_markdown(reason)} ({which})", "- ", width))
     if len(gaps) > MAX_GAPS:
         more = f"- and {len(gaps) - MAX_GAPS:,} more; `python -m pipeline.status` of this folder lists them"
         gaps[MAX_GAPS:] = [more]
@@ -148,11 +136,11 @@ def render_table(table: DisplayTable) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def wrap(text: str, bullet: str = "") -> str:
-    """Return text on lines of at most MAX_WIDTH characters, under a bullet if given. No line starts a new block."""
+def wrap(text: str, bullet: str = "", width: int = MAX_WIDTH) -> str:
+    """Return text on lines of at most `width` characters, under a bullet if given. No line starts a new block."""
     whole = UNBROKEN.sub(lambda match: match[0].replace(" ", "\0"), text)
-    width = MAX_WIDTH - len(bullet) - 1  # an escape takes one
-    lines = textwrap.wrap(whole.strip(), width, break_long_words=False, break_on_hyphens=False)
+    room = width - len(bullet) - 1  # an escape takes one
+    lines = textwrap.wrap(whole.strip(), room, break_long_words=False, break_on_hyphens=False)
     return bullet + f"\n{' ' * len(bullet)}".join(escape_start(line).replace("\0", " ") for line in lines)
 
 

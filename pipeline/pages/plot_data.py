@@ -22,10 +22,15 @@ Scale = Literal["linear", "log2", "log10", "bytes"]
 
 MAX_SERIES = 8  # colours that one can tell apart
 MAX_BARS = 20
+MAX_END_LABELS, CHAR_PX, MAX_END_LABEL_SHARE = 6, 6, 0.4  # labels at the ends of lines: their number and width
 REFERENCE = -1  # the style of a series to compare with
 MARKS = "●■▲◆▼✚✖⬢"  # the markers of series as characters, for the key of a page
-LOADER_BOUND = "loader-bound"
-HOLLOW_LABEL = f"{LOADER_BOUND}, the point or its baseline"
+LOADER_BOUND, ABOVE_N = "loader-bound", "above N"
+GREY_LABELS = {
+    LOADER_BOUND: f"{LOADER_BOUND}, the point or its baseline",
+    ABOVE_N: "more than N times: noise or a slow baseline",
+}
+"""Word beside the grey points that no answer uses -> its entry in the key."""
 
 
 class PlotSource(NamedTuple):
@@ -45,13 +50,13 @@ class KeyEntry(NamedTuple):
 
 
 class Point(NamedTuple):
-    """One point of a series, with the ends of its interval if it has one. A loader-bound point has a hollow marker."""
+    """One point of a series, with the ends of its interval if it has one. A point with `flaw` is grey and hollow."""
 
     x: float
     y: float
     low: float | None = None
     high: float | None = None
-    is_loader_bound: bool = False
+    flaw: str = ""  # a key of GREY_LABELS
 
 
 class Series(NamedTuple):
@@ -89,14 +94,24 @@ class LinePanel(NamedTuple):
     x_names: tuple[str, ...] = ()
     y_covers: tuple[float, ...] = (0,)
 
+    @property
+    def axis_label(self) -> str:
+        """The label of the x axis, which says if the axis is logarithmic."""
+        return self.x_label if self.x_scale == "linear" or self.x_names else f"{self.x_label}, logarithmic"
+
+    def has_end_labels(self, width: int) -> bool:
+        """True if the lines can be labelled at their ends in a picture of this width in px."""
+        longest = max((len(series.label) for series in self.series), default=0)
+        return 1 < len(self.series) <= MAX_END_LABELS and CHAR_PX * longest < MAX_END_LABEL_SHARE * width
+
     def describe(self) -> str:
         """Return what the panel shows, in numbers."""
-        sentences = [f"{self.title} against {self.x_label}."]
+        sentences = [f"{self.title} against {self.axis_label}."]
         for series in self.series:
             values = []
             for point in series.key_points():
                 where = self.x_names[round(point.x)] if self.x_names else format_x(point.x, self.x_scale)
-                values.append(f"{format_figure(point.y)} at {where}{f' ({LOADER_BOUND})' * point.is_loader_bound}")
+                values.append(f"{format_figure(point.y)} at {where}{f' ({point.flaw})' if point.flaw else ''}")
             sentences.append(f"{series.label or 'Measured'}: {', '.join(values)}.")
         if self.oom_from is not None:
             sentences.append(f"Out of memory from {format_x(self.oom_from, self.x_scale)} on.")
@@ -160,17 +175,17 @@ class Plot(NamedTuple):
     is_main: bool = True
 
     def key(self) -> list[KeyEntry]:
-        """Return entries for series, parts and hollow markers. The title names a single series, so it has no entry."""
+        """Return entries for series, parts and grey markers. The title names a single series, so it has no entry."""
         entries: dict[str, KeyEntry] = {}
-        is_hollow = False
+        flaws: set[str] = set()
         for panel in self.panels:
             if isinstance(panel, BarPanel):
                 entries |= {part: KeyEntry("■", role_of(panel.styles[part]), part) for part in panel.parts}
             elif isinstance(panel, LinePanel):
                 entries |= {line.label: KeyEntry(line.mark, role_of(line.style), line.label) for line in panel.series}
-                is_hollow |= any(point.is_loader_bound for line in panel.series for point in line.points)
-        hollow = [KeyEntry("○", role_of(REFERENCE), HOLLOW_LABEL)] if is_hollow else []
-        return (list(entries.values()) if len(entries) > 1 else []) + hollow
+                flaws |= {point.flaw for line in panel.series for point in line.points}
+        grey = [KeyEntry("○", role_of(REFERENCE), label) for flaw, label in GREY_LABELS.items() if flaw in flaws]
+        return (list(entries.values()) if len(entries) > 1 else []) + grey
 
 
 def role_of(style: int) -> str:
@@ -221,7 +236,8 @@ def make_series(
 def make_point(x: float, row: Row, column: Column) -> Point:
     """Return a row's value of the column, in the unit that people read."""
     low, high = (None if end is None else column.factor * end for end in ends_of(row[column.key]))
-    return Point(x, column.factor * row[column.key], low, high, row.has_note("loader_bound"))
+    flaw = ABOVE_N if column.key == "speedup" and row.has_note("superlinear") else ""
+    return Point(x, column.factor * row[column.key], low, high, LOADER_BOUND if row.has_note("loader_bound") else flaw)
 
 
 def note_on_number(number: int, most: int, what: str) -> str:

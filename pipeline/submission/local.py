@@ -36,6 +36,7 @@ def run_elements(experiment: Experiment, elements: Sequence[Sequence[Spec]], opt
     if not elements:
         return
     submission = start_submission(uuid.uuid4().hex, "local")
+    submission.pid, submission.arguments = os.getpid(), sys.argv[1:]
     submission.sources = source_digests(itertools.chain(*elements), options.modules)
     with experiment.edit_manifest() as manifest:
         manifest.submissions.append(submission)

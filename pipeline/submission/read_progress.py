@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 import time
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
@@ -73,6 +74,7 @@ class Facts(NamedTuple):
     submit_is_here: bool  # another `submit` process on this machine holds the lock
     running_here: str | None  # the run id of the point that it runs now
     logs: dict[str, Path]
+    interrupted: Mapping[str, str]  # run id -> what is known of the `submit` that began to run it
     now: datetime
 
 
@@ -86,6 +88,7 @@ def read_progress(experiment: Experiment, manifest: Manifest, *, holds_lock: boo
     submit_is_here = not holds_lock and experiment.is_being_submitted()
     found, rejected = record_store.load_folder(experiment.records_folder)
     published, starts = published_launches(found), read_launch_starts(experiment, found)
+    logs = find_logs(experiment, manifest)
     facts = Facts(
         slurm_problem=slurm.problem,
         jobs=find_jobs(manifest, slurm.job_states, published, starts),
@@ -94,7 +97,8 @@ def read_progress(experiment: Experiment, manifest: Manifest, *, holds_lock: boo
         starts=starts,
         submit_is_here=submit_is_here,
         running_here=find_running_here(manifest, starts) if submit_is_here else None,
-        logs=find_logs(experiment, manifest),
+        logs=logs,
+        interrupted={} if submit_is_here else find_interrupted(manifest, logs),
         now=datetime.now(),
     )
     return [find_progress(outcome, facts) for outcome in resolve_outcomes(manifest.points, found, rejected).outcomes]
@@ -125,6 +129,8 @@ def decide_current_state(outcome: PointOutcome, job: PointJob | None, facts: Fac
         return PointState("running", "")
     if not has_result and run_id not in facts.in_arrays and facts.submit_is_here:
         return PointState("pending", "a submit process on this machine is running or submitting it")
+    if outcome.status == "missing" and run_id in facts.interrupted:
+        return PointState("missing", f"interrupted: {facts.interrupted[run_id]}")
     tail = "" if has_result else read_log_tail(facts.logs.get(run_id), since=f"{run_id}: starting")
     # a plain sbatch does not count: the manifest lists its whole grid, even if only some elements were submitted
     was_submitted = any(other.submission.backend == "slurm" for other in facts.jobs.get(run_id, []))
@@ -171,6 +177,22 @@ def find_running_here(manifest: Manifest, starts: Mapping[Launch, float]) -> str
     own = {run_id: start for (run_id, prefix), start in starts.items() if prefix == LOCAL_PREFIX}
     newest = max(own, key=own.__getitem__, default=None)
     return newest if newest is not None and own[newest] >= since_unix_s else None
+
+
+def find_interrupted(manifest: Manifest, logs: Mapping[str, Path]) -> dict[str, str]:
+    """Return run id -> a clause on its driver, of the points that a `submit` without Slurm began to run.
+
+    Its log is in that submission's folder. Whether a driver on another host runs on is not known here.
+    """
+    found = {}
+    drivers = {submission.id: submission for submission in manifest.submissions if submission.backend == "local"}
+    for run_id, log in logs.items():
+        driver = drivers.get(log.parent.name)
+        if driver is not None and f"{run_id}: starting" in read_log_tail(log):
+            process = f"process {driver.pid} on {driver.host}" if driver.pid else f"its process on {driver.host}"
+            is_here = driver.host == socket.gethostname()
+            found[run_id] = f"submit ({process}) {'ended' if is_here else 'may have ended'} before its record"
+    return found
 
 
 class SlurmAnswer(NamedTuple):

@@ -59,6 +59,7 @@ def submit_arrays(
     if not arrays:
         return
     submission = start_submission(uuid.uuid4().hex, "slurm")
+    submission.arguments = sys.argv[1:]
     elements = itertools.chain(*(planned.elements for planned in arrays))
     submission.sources = source_digests(itertools.chain(*elements), options.modules)
     folder = experiment.log_folder(submission.id)

@@ -62,7 +62,7 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     "execution_chosen": "execution=auto used {execution}",
     "execution_captured": "execution={execution}: one graph is the whole step, so its parts have no times",
     "compile_time": "compiling or capturing took {time_s:.1f} s, before the clock started",
-    "throttled": "throttled: {reasons:list}",
+    "throttled": "throttled: {reasons:figures}",
     "no_energy": "no energy: {samples} samples of a GPU in the window are too few, or a GPU was not sampled",
     "allocator_retry": "memory was full once: the allocator freed its cache and tried again",
     "allocator_retries": "memory was full {count} times: the allocator freed its cache and tried again",
@@ -123,7 +123,7 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
 }
 """Templates by kind. `{name:list}` joins all values, `{name:short}` the first few, each cut to a few characters.
 
-`{name:figures}` joins the names of figures, `{name:mixed}` writes out facts that differ.
+`{name:figures}` joins names, in words for people, `{name:mixed}` writes out facts that differ.
 """
 
 

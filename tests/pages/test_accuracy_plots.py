@@ -22,8 +22,12 @@ from pipeline.pages.plot_data import (
 
 
 def test_q4_compares_remedies_with_the_small_batch_by_epoch_update_and_second() -> None:
-    plot = plots_of(*remedy_records())["q4"]
-    by_epoch, by_update, by_second = (line_panel(plot, index) for index in range(3))
+    found = plots_of(*remedy_records())
+    assert [(plot.name, plot.is_main) for plot in found.values() if plot.question == "Q4"] == [
+        *(("q4", True), ("q4-steps", False), ("q4-batch-size", False))  # against time first
+    ]
+    by_second = line_panel(found["q4"])
+    by_epoch, by_update = (line_panel(found["q4-steps"], index) for index in (0, 1))
     assert len(by_epoch.series) == len(REMEDIES) + 1
     assert (by_epoch.series[-1].label, by_epoch.series[-1].style) == ("64 images, no remedies", REFERENCE)
     assert by_epoch.series[0].points[-1].y == pytest.approx(55)
@@ -115,6 +119,6 @@ def test_q4_folds_up_sizes_whose_lines_are_flat() -> None:
     """The large batch ends at 55 %; the accuracy of a still larger one stays at 20 %, below half of the best, 60 %."""
     found = remedy_records()
     found += [trained([0.2] * 4, 2.0, batch_size_per_gpu=8192, remedies=remedies) for remedies in REMEDIES]
-    drawn = [plot for plot in plots_of(*found).values() if plot.title.startswith("Accuracy with ")]
+    drawn = [plot for plot in plots_of(*found).values() if plot.title.endswith(" against time")]
     shown = [(plot.title.removeprefix("Accuracy with ").partition(" images")[0], plot.is_main) for plot in drawn]
     assert shown == [("8,192", False), ("4,096", True)]

@@ -5,19 +5,31 @@ import hashlib
 import html.parser
 import re
 from pathlib import Path
-from urllib.parse import unquote
 
 import msgspec
 import pytest
 from factories import make_experiment, make_record, make_spec
 from int8_records import RECORDS
-from page_records import EVIL, batch_records, collected_in, every_question, hostile_records, write_index, write_page
+from page_records import (
+    EVIL,
+    batch_records,
+    collected_in,
+    communication_records,
+    every_question,
+    hostile_records,
+    write_index,
+    write_page,
+)
 
-from pipeline.experiment.record import Record
+from pipeline.analysis.notes import make_note
+from pipeline.experiment.record import Environment, Gpu, Record
+from pipeline.pages import html_page
 from pipeline.pages.html_page import QUESTIONS, Pages, describe_cost
-from pipeline.pages.point_fates import record_links
+from pipeline.pages.point_fates import point_links
+from pipeline.pages.provenance import describe_setting
 from pipeline.tables.columns import Row
-from pipeline.tables.definitions import ENDING_WORDS, TABLES
+from pipeline.tables.definitions import ENDING_WORDS
+from pipeline.tables.table_files import csv_text
 
 VOID = {"meta", "link", "br", "wbr", "img", "source"}
 
@@ -55,51 +67,56 @@ class Page(html.parser.HTMLParser):
         return [value for _, attributes in self.elements if (value := attributes.get(attribute))]
 
 
-def test_every_link_leads_somewhere(tmp_path: Path) -> None:
+def test_every_link_leads_to_a_place_on_the_page_or_holds_a_file(tmp_path: Path) -> None:
     experiment = make_experiment(tmp_path / "x", *every_question())
     log = experiment.logs / "a b#" / "1_0_log.err"
     log.parent.mkdir()
     log.write_text("")
     pages = Pages(tmp_path, True)
     run_id = make_spec(batch_size_per_gpu=2048).run_id()
-    pages.write("x", collected_in(experiment.folder, *every_question()), {run_id: log})
+    found = collected_in(experiment.folder, *every_question())
+    pages.write("x", found, {run_id: log})
     pages.write_index()
-    for name in map(str.lower, TABLES):
-        (experiment.folder / f"{name}.csv").touch()
-    for path in (experiment.folder / "report.html", tmp_path / "index.html"):
-        page = Page(path.read_text())
-        ids = set(page.all("id"))
-        links = page.all("href")
-        assert len(links) > 1 if path.name == "report.html" else links == ["x/report.html"]
-        for link in links:
-            assert link[1:] in ids if link.startswith("#") else (path.parent / unquote(link)).exists()
-    assert "logs/a%20b%23/1_0_log.err" in Page((experiment.folder / "report.html").read_text()).all("href")
+    assert Page((tmp_path / "index.html").read_text()).all("href") == ["x/report.html"]
+    page = Page((experiment.folder / "report.html").read_text())
+    links = {attributes["href"]: attributes.get("download") for tag, attributes in page.elements if tag == "a"}
+    held = {name: base64.b64decode(address.split(",")[1]) for address, name in links.items() if name and address}
+    assert {address for address, name in links.items() if not name} <= {f"#{id}" for id in page.all("id")}
+    assert held["q2.csv"].decode() == csv_text(found.content["Q2"])
+    assert held["q2.svg"] == (experiment.folder / "plots" / "q2.svg").read_bytes()
+    assert f"records/{run_id}.0.jsonlogs/a b#/1_0_log.err" in page.text  # two cells
 
 
-def test_a_cell_links_to_its_own_record(tmp_path: Path) -> None:
+def test_a_large_table_is_named_and_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(html_page, "MAX_LINK_BYTES", 100)
+    page = Page(write_page(tmp_path / "x", *batch_records()).read_text())
+    assert "q1.csv (in the experiment's folder)" in page.text
+    assert "q1.csv" not in page.all("download")
+
+
+def test_a_cell_links_to_its_own_point(tmp_path: Path) -> None:
     text = write_page(tmp_path / "x", *batch_records()).read_text()
     for size, time in ((32, "12.000"), (128, "5.000"), (512, "4.000"), (2048, "OOM")):
         run_id = make_spec(batch_size_per_gpu=size).run_id()
-        assert re.search(rf'<a href="records/{run_id}\.0\.json">{time}</a>', text)
+        assert re.search(rf'<a href="#{run_id}">{time}</a>', text)
 
 
-def test_a_pooled_cell_links_to_its_points_which_name_their_records(tmp_path: Path) -> None:
+def test_a_pooled_cell_links_to_its_first_point_and_every_record_is_named(tmp_path: Path) -> None:
     repeats = [make_record(make_spec(repeat=number)) for number in range(2)]
     page = Page(write_page(tmp_path / "x", *repeats).read_text())
-    links = page.all("href")
-    assert f"#{repeats[0].run_id}" in links
-    assert {f"records/{record.run_id}.0.json" for record in repeats} <= set(links)
+    assert f"#{repeats[0].run_id}" in page.all("href")
+    assert all(f"records/{record.run_id}.0.json" in page.text for record in repeats)
 
 
-def test_a_row_with_remedies_links_to_its_record_where_the_learning_rate_varies(tmp_path: Path) -> None:
+def test_a_row_with_remedies_links_to_its_point_where_the_learning_rate_varies(tmp_path: Path) -> None:
     """64 of 32 images of reference: the peak is twice the rate, which is the rate of another point."""
     common = {"batch_size_per_gpu": 64, "reference_batch_size": 32, "epochs": 2, "evaluate": True}
     scaled = make_spec(learning_rate=0.1, remedies=("linear_scaling",), **common)
     found = [make_record(spec, loss=1.0) for spec in (scaled, make_spec(learning_rate=0.2, **common))]
     source = collected_in(tmp_path / "x", *found)
-    link_of = record_links(source.collected.outcomes)
+    link_of = point_links(source.collected.outcomes)
     linked = {(tuple(row["remedies"]), row["learning_rate"]): link_of(row) for row in source.tables["Q4"]}
-    addresses = [f"records/{record.run_id}.0.json" for record in found]
+    addresses = [f"#{record.run_id}" for record in found]
     assert linked == {(("linear_scaling",), 0.2): addresses[0], ((), 0.2): addresses[1]}
 
 
@@ -125,6 +142,16 @@ def test_the_index_has_what_is_answered(tmp_path: Path) -> None:
     said = Page(write_index(tmp_path, x=make_record())).text
     assert "128 images a step give 50,000 images/s" in said
     assert not any(text in said for text in ("Not answered", "Next:"))
+
+
+def test_the_index_has_the_latest_first_with_its_conditions(tmp_path: Path) -> None:
+    times = {"old": "2026-11-21T10:00:00Z", "new": "2026-11-22T10:00:00Z", "bare": None}
+    spec = make_spec(precision="bf16", input="gpu", execution="graph")
+    text = write_index(
+        tmp_path, **{name: msgspec.structs.replace(make_record(spec), started_at=time) for name, time in times.items()}
+    )
+    assert re.findall(r"(\w+)</a>", text) == ["new", "old", "bare"]
+    assert "bf16; graph; images on the device; resnet18 on cifar10" in text
 
 
 def test_the_index_says_what_was_ingested(tmp_path: Path) -> None:
@@ -184,13 +211,31 @@ def test_an_experiment_that_quantizes_has_one_question(tmp_path: Path) -> None:
     page = Page(write_page(tmp_path / "x", *RECORDS).read_text())
     assert [name for name in page.all("id") if name in QUESTIONS] == ["int8"]
     assert "fp32" in page.text
-    assert "plots/int8-weights.svg" in page.all("href")
+    assert "int8-weights.svg" in page.all("download")
     assert sorted(path.name for path in (tmp_path / "x" / "plots").iterdir()) == ["int8-weights.svg", "int8.svg"]
 
 
-def test_a_command_in_an_answer_is_set_as_code(tmp_path: Path) -> None:
-    page = write_page(tmp_path / "x", make_record()).read_text()
-    assert "Next: <code>python -m pipeline.submit --grid scaling</code>" in page
+def test_what_an_experiment_does_not_ask_is_one_line_and_no_command(tmp_path: Path) -> None:
+    page = Page(write_page(tmp_path / "x", make_record()).read_text())
+    assert "Which batch size keeps one GPU busy, and where does its memory end? Q1" in page.text
+    assert "Not part of this experiment: scaling over GPUs; communication; the accuracy of large batches." in page.text
+    assert not any(words in page.text for words in ("pipeline.submit", "Not answered", "Next:"))
+
+
+def test_the_line_on_top_says_what_was_measured_where_when_and_how_often(tmp_path: Path) -> None:
+    place = Environment(gpus=(Gpu(name="NVIDIA H200"),), nodes=("n17",), git_commit="58b8ca2" + 33 * "0")
+    specs = [*(make_spec(repeat=number) for number in range(6)), make_spec(strategy="ddp", num_gpus=4)]
+    found = [
+        msgspec.structs.replace(make_record(spec, environment=place), started_at="2026-11-21T23:59:00Z")
+        for spec in specs
+    ]
+    expected = ["ResNet-18 on 1 to 4 NVIDIA H200", "node n17", "21 November 2026", "commit 58b8ca2"]
+    assert describe_setting(found) == [*expected, "1 to 6 runs each"]
+    assert describe_setting(found[:6])[-1] == "6 runs each"
+    assert ", ".join(describe_setting(found)) in write_page(tmp_path / "x", *found).read_text()
+    on_cpu = make_record(make_spec(device="cpu", model="lenet", dataset="synthetic", input="synthetic"))
+    assert describe_setting([on_cpu]) == ["LeNet on 1 CPU process", "one run each"]
+    assert describe_setting([make_record(status="failed")]) == []
 
 
 def test_every_point_stands_in_one_state_with_its_reason(tmp_path: Path) -> None:
@@ -221,3 +266,25 @@ def test_a_folder_of_plots_that_is_a_link_is_not_followed(tmp_path: Path) -> Non
 
 def test_the_same_records_give_the_same_page(tmp_path: Path, full_page: str) -> None:
     assert write_page(tmp_path / "x", *every_question()).read_text() == full_page
+
+
+def test_a_note_is_a_badge_with_a_word_and_its_text_on_hover_and_below(tmp_path: Path) -> None:
+    """Five notes of one row: three words, and the others in one."""
+    notes = [make_note("drifted", what="epoch_time_s", drift=0.1), make_note("throttled", reasons=["sw_power_cap"])]
+    notes += [make_note("shared_node", others=2), make_note("of_baseline", note=notes[1]), make_note("no_baseline")]
+    found = collected_in(tmp_path / "x", *batch_records())
+    first, *others = found.tables["Q1"]
+    found.tables["Q1"][:] = [msgspec.structs.replace(first, notes=tuple(notes)), *others]
+    Pages(tmp_path, False).write("x", found, {})
+    text = (tmp_path / "x" / "report.html").read_text()
+    badges = re.findall(r'<abbr class="badge" title="([^"]*)">([^<]*)</abbr>', text)
+    assert [word for _, word in badges] == ["drifted", "at its power limit", "shared node", "2 more", "note"]
+    assert badges[1][0] == "throttled: GPU at its power limit"
+    assert badges[3][0].startswith("baseline: throttled: GPU at its power limit; no baseline: the experiment")
+    assert "<li><b>baseline at its power limit</b>: baseline: throttled: GPU at its power limit</li>" in text
+
+
+def test_one_row_is_one_row(tmp_path: Path) -> None:
+    text = write_page(tmp_path / "x", *communication_records()).read_text()
+    assert "five step times: 1 row<" in text
+    assert "1 rows" not in text

@@ -23,7 +23,6 @@ from pipeline.pages.markdown import (
     escape_markdown,
     render_answers,
     render_coverage,
-    render_overview,
     render_precision,
     wrap,
 )
@@ -280,13 +279,6 @@ def test_points_that_were_timed_alone_have_no_table_of_losses(fields: dict[str, 
 
 NOTHING_FAILED = Claim("Q1", "no_oom", {"fits": 1024}, command="submit --grid memory")
 NOT_ANSWERED = Claim("Q1", "not_answered", {"why": "nothing <b>"}, command="submit --grid q1")
-
-
-def test_the_overview_has_what_is_answered_and_no_command() -> None:
-    none = Answer("Q1", [NOT_ANSWERED], Terms())
-    said = render_overview({"a": [Answer("Q1", [NOTHING_FAILED], Terms())], "b": [none]})
-    assert said == "# Answers\n\n**Q1.**\n\n- a: Nothing up to 1,024 ran out of memory.\n"
-    assert "- No experiment answers it." in render_overview({"b": [none]})
 
 
 def test_an_answer_is_a_paragraph_for_each_gpu_model_its_text_is_escaped_and_its_command_is_code() -> None:

@@ -26,7 +26,9 @@ from pipeline.experiment.point_label import Terms
 from pipeline.pages.draw_panels import DARK, LIGHT, MARKERS, PLACEHOLDERS, render_plot
 from pipeline.pages.html_page import build_plots
 from pipeline.pages.plot_data import (
-    HOLLOW_LABEL,
+    ABOVE_N,
+    GREY_LABELS,
+    LOADER_BOUND,
     MARKS,
     MAX_SERIES,
     BarPanel,
@@ -91,7 +93,7 @@ def test_q2_with_one_number_of_gpus_stands_against_the_batch_size() -> None:
     assert panel.ideal(32) == panel.ideal(512) == 2
 
 
-def test_a_loader_bound_point_is_hollow_and_the_key_says_so() -> None:
+def test_a_loader_bound_point_is_grey_and_the_key_says_so() -> None:
     """At 128 images a step 30 % of the epoch is waiting for data, at 32 it is 6 %, which is not too much."""
     measurements = {
         size: make_measurement(make_spec(batch_size_per_gpu=size), (2.0, 1.0), compute_share=share)
@@ -99,10 +101,35 @@ def test_a_loader_bound_point_is_hollow_and_the_key_says_so() -> None:
     }
     found = [make_record(make_spec(batch_size_per_gpu=size), measurement=one) for size, one in measurements.items()]
     plot = plots_of(*found)["q1"]
-    assert [point.is_loader_bound for point in line_panel(plot).series[0].points] == [False, True]
+    assert [point.flaw for point in line_panel(plot).series[0].points] == ["", LOADER_BOUND]
     assert "1 at 32, 1 at 128 (loader-bound)." in line_panel(plot).describe()
-    assert plot.key() == [("○", "muted", HOLLOW_LABEL)]
-    assert f"fill: {DARK['--bg']}" in svg_of(render_plot(plot).panels[0].dark)  # the hollow marker
+    assert plot.key() == [("○", "muted", GREY_LABELS[LOADER_BOUND])]
+    drawn = svg_of(render_plot(plot).panels[0].dark)
+    assert f"fill: {DARK['--bg']}; stroke: {DARK['--muted']}" in drawn  # the hollow marker
+    assert ">loader-bound</text>" in drawn
+
+
+def test_a_speed_up_above_n_is_grey() -> None:
+    found = [timed_record(make_spec(batch_size_per_gpu=size), 4) for size in (32, 64)]
+    found += [timed_record(make_spec(strategy="ddp", num_gpus=2, batch_size_per_gpu=size), 1.5) for size in (32, 64)]
+    plot = plots_of(*found)["q2"]
+    assert {point.flaw for point in line_panel(plot).series[0].points} == {ABOVE_N}
+    assert GREY_LABELS[ABOVE_N] in [entry.label for entry in plot.key()]
+
+
+def test_lines_are_labelled_at_their_ends_in_a_grey_print_too() -> None:
+    plot = plots_of(*batch_records(), *scaling_records())["q2"]
+    (picture,) = render_plot(plot).panels
+    assert picture.narrow is not None
+    for svg in (svg_of(picture.light), svg_of(picture.narrow.light)):
+        assert [svg.count(f">{line.label}</text>") for line in line_panel(plot).series] == [1, 1, 1]
+
+
+def test_a_part_of_a_bar_with_room_has_its_name_inside_and_a_logarithmic_axis_says_so() -> None:
+    found = plots_of(*every_question())
+    assert re.search(r">backward 4\d %</text>", svg_of(render_plot(found["q3"]).panels[-1].light))
+    assert ">images a step, logarithmic</text>" in svg_of(render_plot(found["q1"]).panels[0].light)
+    assert line_panel(found["q2"]).axis_label == "GPUs"
 
 
 def test_bars_stand_by_strategy_gpus_and_batch_size_and_many_have_a_panel_for_each_strategy() -> None:

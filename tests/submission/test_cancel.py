@@ -1,6 +1,7 @@
 """`pipeline.cancel`: what it asks Slurm to cancel, what it refuses, and once a real Slurm that cancels it."""
 
 import os
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from factories import ARRAY, SUBMISSION, make_experiment, make_record, make_spec
 from slurm_queue import Env, queued, states, write_commands
 
 from pipeline.experiment.folder import Experiment
-from pipeline.experiment.manifest import Backend, SlurmArray, Submission
+from pipeline.experiment.manifest import Backend, SlurmArray, Submission, start_submission
 from pipeline.launch import publish_manifest
 from pipeline.submission.read_progress import read_progress
 
@@ -205,6 +206,32 @@ def test_what_cannot_be_cancelled_is_one_sentence(pipeline: Command, experiment:
         assert_refused(pipeline(*arguments, env=env), 2, "another process holds the submit lock")
     assert_refused(pipeline("cancel", tmp_path / "absent", env=env), 2, "cannot read")
     assert_refused(pipeline("cancel", tmp_path / "bin", env=env), 3, "no manifest")
+
+
+def test_only_the_process_that_the_manifest_names_and_that_holds_the_lock_is_ended(
+    pipeline: Command, tmp_path: Path
+) -> None:
+    """The manifest names a process of other work; another holds the lock."""
+    experiment = make_experiment(tmp_path / "out" / "a", missing=SPECS[:1])
+    with subprocess.Popen(["sleep", "60"]) as other:
+        with experiment.edit_manifest() as manifest:
+            submission = start_submission(SUBMISSION, "local")
+            submission.pid = other.pid
+            manifest.submissions.append(submission)
+        with experiment.submission_lock():
+            assert_refused(pipeline("cancel", experiment.folder), 2, "another process holds the submit lock")
+        assert other.poll() is None
+        other.kill()
+
+
+def test_a_driver_on_another_machine_is_named(pipeline: Command, tmp_path: Path) -> None:
+    experiment = make_experiment(tmp_path / "out" / "a", missing=SPECS[:1])
+    with experiment.edit_manifest() as manifest:
+        submission = start_submission(SUBMISSION, "local")
+        submission.pid, submission.host = 4711, "elsewhere"
+        manifest.submissions.append(submission)
+    answer = pipeline("cancel", experiment.folder)
+    assert (answer.returncode, "a ran on elsewhere; if process 4711 runs there still" in answer.stderr) == (0, True)
 
 
 def test_an_experiment_that_is_locked_or_invalid_does_not_save_the_others(

@@ -65,6 +65,26 @@ def test_a_rank_that_is_killed_costs_its_point_alone(tmp_path: Path) -> None:
     assert workers_of(tmp_path) == []
 
 
+def test_cancel_ends_the_driver_and_its_ranks_and_status_says_so_with_the_command_that_goes_on(
+    pipeline: Command, tmp_path: Path
+) -> None:
+    driver = start_driver(tmp_path)
+    wait_for(lambda: both_ranks_train(tmp_path))
+    answer = pipeline("cancel", tmp_path / "two")
+    _, said = driver.communicate(timeout=60)
+    assert (answer.returncode, driver.returncode) == (0, 130), (answer.stderr, said)
+    assert answer.stdout == f"ended two process {driver.pid} on this machine\n"
+    assert workers_of(tmp_path) == []
+    text = pipeline("status", tmp_path / "two").stdout
+    (line,) = [line for line in text.splitlines() if "1 per process" in line or "1 per GPU" in line]
+    assert f"interrupted: submit (process {driver.pid} on " in line
+    assert re.search(r"\[.*\.log\]$", line)
+    grid = tmp_path / "grid.yaml"
+    command = f"python -m pipeline.submit --grid {grid} --cluster local --outputs {tmp_path}"
+    *_, todo, last = text.splitlines()
+    assert (todo.partition(" (")[0], last) == ("To run the points without a record", f"  {command}")
+
+
 def test_a_point_past_its_limit_is_ended_with_its_ranks_and_the_points_around_it_are_measured(tmp_path: Path) -> None:
     """The first begins the processes that the second shares; the second would take hours; the third has new ones."""
     sizes = {64: 8, 1_000_000: 1, 128: 8}

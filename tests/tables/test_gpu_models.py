@@ -302,4 +302,4 @@ def test_a_curve_by_second_names_its_model() -> None:
     fields: dict[str, Any] = {"remedies": ("warmup",)}
     found = [on(H100, trained([0.5, 0.7, 0.89, 0.9], 2.0, seed=seed)) for seed in range(3)]
     plot = plots_of(*found, *seeds(H200, 0.5, 0, 1), *seeds(H100, 0.5, 0, 1, **fields))["q4"]
-    assert labels_of(plot, 2)[:2] == [f"no remedies, {H200}", f"warmup, {H100}"]
+    assert labels_of(plot)[:2] == [f"no remedies, {H200}", f"warmup, {H100}"]

@@ -181,9 +181,10 @@ def test_models_that_this_checkout_lacks_are_shown_as_text_beside_other_experime
     make_experiment(tmp_path / "other", make_record(make_spec()))
     collected = pipeline("collect", tmp_path)
     assert (collected.returncode, collected.stderr) == (0, "")
-    assert "training resnet34 on its data set" in collected.stdout
-    assert "ada/gone.py:Gone, synthetic: missing, no record" in collected.stdout
-    assert "# other\n" in collected.stdout
+    report_text = (tmp_path / "old" / "report.md").read_text()
+    assert "training resnet34 on its data set" in report_text
+    assert "ada/gone.py:Gone, synthetic: missing, no record" in report_text
+    assert (tmp_path / "other" / "report.md").exists()
     shown = pipeline("status", tmp_path, "--all")
     assert (shown.returncode, "resnet34" in shown.stdout, "ada/gone.py:Gone" in shown.stdout) == (0, True, True)
 

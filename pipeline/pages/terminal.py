@@ -1,0 +1,186 @@
+"""What collect prints: the answers, the main tables and the paths. Every table is in report.md.
+
+Of several experiments it is a table for each question with a line an experiment.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline.analysis.pooling import group_pairs
+from pipeline.answers.questions import NOT_ASKED, Answer, Headline
+from pipeline.pages.cells import DisplayColumn, DisplayTable
+from pipeline.pages.display_tables import MAX_WIDTH, DisplayOptions, display_tables
+from pipeline.pages.markdown import escape_markdown, name_source, render_coverage, render_table, wrap
+from pipeline.pages.provenance import conditions_of, describe_setting
+from pipeline.system.errors import pluralize, shorten_list
+from pipeline.tables.collect_experiment import CollectedExperiment
+from pipeline.tables.columns import Rows
+
+MAX_ROWS = 16  # of a table
+MAX_LISTED = 10  # files that were left out, and batch sizes
+BRIEF_LINES = 20
+RULES = 3  # lines of a table beside its rows: heading, rule and an empty one
+
+
+class Summary(NamedTuple):
+    """What is printed of one experiment among several."""
+
+    name: str
+    headlines: Sequence[Headline]
+    conditions: Sequence[str]
+    counts: str
+    out_of_memory: str
+    path: str
+
+
+def summarize(name: str, found: CollectedExperiment, answers: Sequence[Answer], page: Path | None) -> Summary:
+    """Return what is printed of one experiment among several."""
+    collected = found.collected
+    coverage = collected.coverage
+    headlines = [headline for answer in answers for headline in answer.headlines()]
+    gaps = f", {coverage.num_gaps:,} without a result" if coverage.num_gaps else ""
+    counts = pluralize(coverage.expected, "point") + gaps
+    stated = conditions_of(outcome.spec for outcome in collected.outcomes)
+    conditions = [condition for condition in stated if condition != "eager"]  # which goes without saying
+    title = name_source(name, collected)
+    path = str(page or found.experiment.report)
+    return Summary(title, headlines, conditions, counts, describe_oom(found.tables["oom"]), path)
+
+
+def describe_oom(rows: Rows) -> str:
+    """Return the batch sizes that ran out of memory, by number of GPUs."""
+    sizes = group_pairs((row["num_gpus"], row["batch_size_per_gpu"]) for row in rows)
+    return "; ".join(
+        f"{shorten_list([f'{size:,}' for size in sorted(set(own))], MAX_LISTED)} per GPU on {pluralize(count, 'GPU')}"
+        for count, own in sorted(sizes.items())
+    )
+
+
+def render_experiment(
+    name: str, found: CollectedExperiment, answers: Sequence[Answer], page: Path | None, width: int
+) -> str:
+    """Return the answers of one experiment, the main table of each question, and where the rest is."""
+    collected, gap = found.collected, [""]
+    lines = [f"# {escape_markdown(name_source(name, collected))}", *gap]
+    if setting := setting_of(found, width):
+        lines += [*setting, *gap]
+    lines += [*answer_lines(answers, width), "", *render_coverage(collected, width).splitlines()]
+    for table in main_tables(found, width):
+        lines += [*gap, cut(f"## {table.heading}", width), *gap, *table_lines(table, MAX_ROWS, width)]
+    if said := describe_oom(found.tables["oom"]):
+        lines += [*gap, wrap(f"Out of memory: {said}.", width=width)]
+    if collected.notes:
+        left_out = (wrap(escape_markdown(note), "- ", width) for note in collected.notes[:MAX_LISTED])
+        lines += [*gap, f"Files left out ({len(collected.notes):,}):", *gap, *left_out]
+    return "\n".join([*lines, *gap, *closing_lines(found, answers, page), ""])
+
+
+def render_brief(
+    name: str, found: CollectedExperiment, answers: Sequence[Answer], page: Path | None, width: int
+) -> str:
+    """Return at most BRIEF_LINES lines: short answers, one table, the page and the next command."""
+    lines = [*setting_of(found, width), *answer_lines(answers, width, is_brief=True)]
+    closing = [f"Page: {page or found.experiment.report}"]
+    left = BRIEF_LINES - len(lines) - len(closing) - RULES - 2
+    tables = main_tables(found, width)
+    table = next((table for table in tables if table.source == "Q2"), next(iter(tables), None))
+    if table and left > 0:
+        lines += ["", *table_lines(table, left, width), ""]
+    return "\n".join([*lines[: BRIEF_LINES - len(closing)], *closing, ""])
+
+
+def setting_of(found: CollectedExperiment, width: int) -> list[str]:
+    said = ", ".join(describe_setting(found.collected.records))
+    return wrap(escape_markdown(f"{said}."), width=width).splitlines() if said else []
+
+
+def answer_lines(answers: Sequence[Answer], width: int, is_brief: bool = False) -> list[str]:
+    """Return the answers behind their questions; what is not asked is one line."""
+    lines = []
+    for answer in answers:
+        paragraphs = [answer.asked.headline] if is_brief else answer.asked.paragraphs
+        for part in filter(None, paragraphs):
+            lines += wrap(escape_markdown(part), f"{answer.question}  ", width).splitlines()
+    topics = [NOT_ASKED[answer.question] for answer in answers if not answer.asked.claims]
+    not_asked = wrap(f"Not part of this experiment: {'; '.join(topics)}.", width=width).splitlines()
+    return lines + (not_asked if topics else [])
+
+
+def main_tables(found: CollectedExperiment, width: int) -> list[DisplayTable]:
+    """Return the first table of each question, with a word for each note."""
+    options = DisplayOptions(width)
+    tables = group_pairs(display_tables(found.tables, found.collected, options))
+    return [own[0] for question, own in tables.items() if question]
+
+
+def table_lines(table: DisplayTable, max_rows: int, width: int) -> list[str]:
+    """Return the lines of a table that is no wider than `width`, as far as its first columns allow."""
+    columns = [column._replace(cells=column.cells[:max_rows]) for column in table.columns]
+    if columns[-1].heading == "note":
+        *columns, notes = columns
+        words = [note_words(cell, table.badges) for cell in notes.cells]
+        columns.append(DisplayColumn("note", words, "text"))
+    if width < MAX_WIDTH:
+        columns = [column._replace(heading=column.heading.removeprefix("images ")) for column in columns]
+    while len(columns) > 4 and sum(column.width + 3 for column in columns) + 1 > width:
+        columns.pop(-2 if columns[-1].heading == "note" and len(columns) > 5 else -1)
+    shown = DisplayTable("", columns)
+    more = len(table.rows) - max_rows
+    rest = [f"{pluralize(more, 'more row')} in report.md."] if more > 0 else []
+    return [*render_table(shown).splitlines()[2:], *rest]
+
+
+def note_words(numbers: str, badges: Sequence[str]) -> str:
+    """Return the word of a row's first note, and how many more it has."""
+    first, *others = numbers.split(", ")
+    return f"{badges[int(first) - 1]}{f' +{len(others)}' if others else ''}" if first else ""
+
+
+def closing_lines(found: CollectedExperiment, answers: Sequence[Answer], page: Path | None) -> list[str]:
+    """Return where every table is, the page, and the next command; their lines are not broken."""
+    command = next((answer.command for answer in answers if answer.command), "")
+    return [
+        f"Tables: {found.experiment.report} (or --full)",
+        *([f"Page:   {page}"] if page else []),
+        *([f"Next:   {command}"] if command else []),
+    ]
+
+
+def render_overview(summaries: Sequence[Summary], index: Path | None, width: int) -> str:
+    """Return a table for each question with a line an experiment, what ran out of memory, and the paths."""
+    lines = []
+    pairs = ((headline.question, (summary, headline)) for summary in summaries for headline in summary.headlines)
+    for question, own in sorted(group_pairs(pairs).items()):
+        names, said = [summary.name for summary, _ in own], [headline for _, headline in own]
+        conditions = [", ".join([*summary.conditions, *headline.badges]) for summary, headline in own]
+        columns = fitting(
+            [
+                DisplayColumn(question, [escape_markdown(name) for name in names], "text"),
+                DisplayColumn("answer", [escape_markdown(headline.text) for headline in said], "text"),
+                DisplayColumn("interval", [escape_markdown(headline.interval) for headline in said], "text"),
+                DisplayColumn("conditions", conditions, "text"),
+            ],
+            width,
+        )
+        lines += [*render_table(DisplayTable("", columns)).splitlines()[2:], ""]
+    lost = [(summary.name, summary.out_of_memory) for summary in summaries if summary.out_of_memory]
+    if lost:
+        lines += ["Out of memory:", *(wrap(escape_markdown(f"{name}: {said}"), "- ", width) for name, said in lost), ""]
+    lines += [f"{summary.path}  {summary.counts}" for summary in summaries]
+    return "\n".join([*lines, "", *([f"Page: {index}"] if index else []), "--full prints every table.", ""])
+
+
+def fitting(columns: Sequence[DisplayColumn], width: int) -> list[DisplayColumn]:
+    """Return the columns that fit; the last one that does is cut."""
+    shown: list[DisplayColumn] = []
+    for column in columns:
+        room = width - 1 - sum(other.width + 3 for other in shown) - 3
+        if room < max(10, len(column.heading)):
+            break
+        shown.append(column._replace(cells=[cut(text, room) for text in column.cells]))
+    return shown
+
+
+def cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3].rstrip()}..."
