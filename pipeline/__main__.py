@@ -12,7 +12,19 @@ from pathlib import Path
 from pipeline.system.command_line import build_parser, command_name, first_line
 from pipeline.system.errors import EXIT_OK, CommandError, run_command, suggest_name
 
-COMMANDS = ("submit", "status", "cancel", "collect", "compare", "ingest", "stage", "launch", "selftest", "jobfile")
+COMMANDS = (
+    "submit",
+    "status",
+    "cancel",
+    "collect",
+    "proposal",
+    "compare",
+    "ingest",
+    "stage",
+    "launch",
+    "selftest",
+    "jobfile",
+)
 
 
 def main() -> int:

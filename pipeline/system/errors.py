@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import errno
 import importlib.util
 import io
 import itertools
@@ -31,6 +32,7 @@ NOT_ASCII_TEXT = re.compile(r"[^\x20-\x7e\n\t]")
 RANK_PACKAGES = ("numpy", "PIL", "torch", "torchvision")  # module names
 DISTRIBUTIONS = {"PIL": "pillow", "yaml": "PyYAML"}  # module name -> package name, where they differ
 INSTALL = "install this project's packages with: python -m pip install -c constraints.txt -e ."
+NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS)  # another user's folder, or a read-only file system
 
 
 class CommandError(Exception):
@@ -155,6 +157,16 @@ def go_on_after_error(name: str, codes: list[int]) -> Iterator[None]:
     except OSError as error:
         log_line(f"error: {name}: {describe_os_error(error)}; solve this problem and run the command again.")
         codes.append(EXIT_USAGE)
+
+
+@contextlib.contextmanager
+def go_on_unwritten(problem: str, consequence: str, codes: list[int]) -> Iterator[None]:
+    """Log a write that failed and append its exit code: 0 if this user may not write there, which is no failure."""
+    try:
+        yield
+    except OSError as error:
+        log_line(f"{problem} ({error.strerror}); {consequence}.")
+        codes.append(EXIT_OK if error.errno in NO_WRITING else EXIT_USAGE)
 
 
 def run_command(main: Callable[[], int]) -> NoReturn:
