@@ -98,6 +98,9 @@ def main() -> int:
     grid = plan.expand_submission(options)
     if options.is_pilot:
         options.only = [spec.run_id() for spec in pilot_points(grid.points)]
+        if not options.only:
+            problem = "--pilot selects no point, since all are probes of memory"
+            raise CommandError(f"{problem}; run them without it.", errors.EXIT_NOTHING_FOUND)
     cluster = plan.inspect_cluster(options)
     experiment = Experiment(options.outputs / grid.name)
     experiment.require_writable()

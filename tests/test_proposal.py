@@ -150,6 +150,12 @@ def test_of_two_gpu_models_one_is_the_subject_and_the_other_is_named(tmp_path: P
     assert "Other GPU models were measured too and are left out: NVIDIA A40." in found.assumptions
 
 
+def test_of_two_models_the_first_is_the_subject_even_if_the_other_is_faster(tmp_path: Path) -> None:
+    found = proposal_of(tmp_path, *scaling(), timed(0.1, 128, model="lenet"), timed(0.05, 128, 2, model="lenet"))
+    assert {row["model"] for row in found.weak} == {"resnet18"}
+    assert "Other models were measured too and are left out: lenet." in found.assumptions
+
+
 def test_ingested_times_and_missing_energy_are_said(tmp_path: Path) -> None:
     found = proposal_of(tmp_path, *scaling())
     assert "Energy was not measured." in found.assumptions

@@ -13,7 +13,7 @@ from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER, TRAINED_MAY_DIF
 from pipeline.experiment.point_label import EFFORT_AXES, varying_axes
 from pipeline.experiment.spec import AXIS_DEFAULTS
 from pipeline.system.errors import EXIT_NOTHING_FOUND, CommandError, pluralize
-from pipeline.tables.build_tables import Tables, values_of
+from pipeline.tables.build_tables import Tables
 from pipeline.tables.columns import Row
 from pipeline.tables.definitions import PROPOSAL
 
@@ -47,6 +47,7 @@ def propose(tables: Tables, work: Work, find_predictions: Callable[[], Sequence[
     `find_predictions` gives the rows of the table `prediction` for a number of GPUs beyond the measured ones.
     """
     timed = [row for row in tables["Q2"] if row["throughput_samples_per_s"]]
+    timed = [row for row in timed if row.axes.get("model") == timed[0].axes.get("model")]
     rows = [row for row in timed if row["scaling"] == "weak"]
     if not rows:
         problem = "no epoch with a known number of samples was timed here"
@@ -61,11 +62,9 @@ def propose(tables: Tables, work: Work, find_predictions: Callable[[], Sequence[
     most = max(weak, key=num_gpus_of)
     num_gpus = checked_num_gpus(work.num_gpus, sorted(map(num_gpus_of, weak)))
     asked = next((row for row in weak if row["num_gpus"] == num_gpus), None)
-    beyond = (
-        []
-        if asked
-        else [msgspec.structs.replace(most, notes=()), modelled_row(most, num_gpus, work, find_predictions())]
-    )
+    beyond = []
+    if asked is None:
+        beyond = [msgspec.structs.replace(most, notes=()), modelled_row(most, num_gpus, work, find_predictions())]
     label = describe_own(chosen, rows) or "one configuration"
     said = [say_work(work, num_gpus, label, asked, beyond), say_efficiency("Weak", weak)]
     said += [say_efficiency("Strong", strong)] if strong else []
@@ -154,9 +153,8 @@ def say_work(work: Work, num_gpus: int, label: str, asked: Row | None, beyond: S
     """Return what the work takes."""
     start = f"{work.num_samples:,} images on {num_gpus} GPU{'s' * (num_gpus > 1)}, {label}: "
     if asked is None:
-        scaled = (
-            "" if beyond[-1]["none_hidden_gpu_hours"] is None else ", {none_hidden_gpu_hours:digits} if none is hidden"
-        )
+        has_scaled = beyond[-1]["none_hidden_gpu_hours"] is not None
+        scaled = ", {none_hidden_gpu_hours:digits} if none is hidden" * has_scaled
         text = "no change: {no_change_gpu_hours:digits} GPU-hours" + scaled + " (models, not measured)."
         return start + fill(text, beyond[-1])
     energy = "" if asked["energy_kwh"] is None else ", {energy_kwh:digits} kWh"
@@ -215,11 +213,8 @@ def assume_figures(tables: Tables, rows: Sequence[Row], beyond: Sequence[Row]) -
         f"checkpoints, failed jobs and the queue are not in them{share_of_other(tables)}."
     ]
     bases = {row["interval_over"] for row in tables["Q2"] if row["interval_over"]}
-    over = (
-        "between runs"
-        if bases == {"repeats"}
-        else "within one run, without the changes from run to run or node to node"
-    )
+    within = "within one run, without the changes from run to run or node to node"
+    over = "between runs" if bases == {"repeats"} else within
     has_ends = any(None not in ends_of(row["gpu_hours"]) for row in rows)
     known = f"Intervals ({NOMINAL}) tell how well a time is known {over}."
     said.append(known if has_ends else f"There are no intervals: they need {min_values()} timed epochs, or repeats.")
@@ -237,11 +232,9 @@ def assume_figures(tables: Tables, rows: Sequence[Row], beyond: Sequence[Row]) -
         if beyond[-1]["none_hidden_gpu_hours"] is None:
             cure = "measure it with pipeline.submit --grid communication"
             said.append(f"No point like this one tells its communication on as many GPUs: {cure}.")
-    gpus = values_of({**tables, "Q1": []}, "gpu")
-    if len(gpus) > 1:
-        said.append(
-            f"Other GPU models were measured too and are left out: {', '.join(sorted({*gpus} - {rows[0]['gpu']}))}."
-        )
+    for what, axis in (("GPU models", "gpu"), ("models", "model")):
+        if others := {row.axes.get(axis) for row in tables["Q2"]} - {rows[0].axes.get(axis), None}:
+            said.append(f"Other {what} were measured too and are left out: {', '.join(sorted(map(str, others)))}.")
     if any(row.has_note("not_stated") for row in rows):
         said.append("Times were stated elsewhere, and not measured here.")
     return said
