@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pipeline.pages.draw_panels import RenderedPlot
 
 HIDDEN_NOTES = ("mfu_peak", "no_peak")
+MAX_WIDTH = 140  # characters of a row in Markdown: every column with its interval fits
 
 
 def render_markdown(name: str, proposal: Proposal, collected: CollectedOutcomes) -> str:
@@ -53,7 +54,7 @@ def tables_of(proposal: Proposal, terms: Terms) -> list[DisplayTable]:
     labels: dict[str, str] = {}
     pairs = zip(PROPOSAL.views, (proposal.weak, proposal.strong, proposal.beyond), strict=True)
     views = [(view._replace(hidden_notes=HIDDEN_NOTES), rows) for view, rows in pairs if rows]
-    tables = [build_table(PROPOSAL, view, rows, DisplayOptions(), labels) for view, rows in views]
+    tables = [build_table(PROPOSAL, view, rows, DisplayOptions(MAX_WIDTH), labels) for view, rows in views]
     return [name_texts(table._replace(source=""), terms) for table in tables]
 
 
