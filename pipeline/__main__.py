@@ -13,8 +13,20 @@ from pipeline.system.command_line import build_parser, command_name, first_line
 from pipeline.system.errors import EXIT_OK, CommandError, run_command, suggest_name
 
 COMMANDS = (
-    *("submit", "status", "cancel", "collect", "compare", "export", "ingest", "stage", "launch", "selftest", "jobfile"),
-    "completion",
+    *(
+        "submit",
+        "status",
+        "cancel",
+        "collect",
+        "proposal",
+        "compare",
+        "export",
+        "ingest",
+        "stage",
+        "launch",
+        "selftest",
+    ),
+    *("jobfile", "completion"),
 )
 
 

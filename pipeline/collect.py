@@ -16,7 +16,6 @@ An experiment that cannot be read is left out, and the others get their tables.
 
 import argparse
 import contextlib
-import errno
 import gc
 import math
 import os
@@ -46,7 +45,6 @@ from pipeline.tables.definitions import TABLES
 from pipeline.tables.table_files import indented_json, one_csv, write_tables
 from pipeline.tables.time_to_target_rows import Targets
 
-NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS)  # another user's folder, or a read-only file system
 DEFECT = "a defect of the pipeline stopped its tables or plots"
 MAX_ERROR_CHARS = 200  # of such an error's own text
 WORDS = Path("docs") / "words.md"
@@ -165,7 +163,9 @@ def main() -> int:
                 render = terminal.render_brief if arguments.brief else terminal.render_experiment
                 text = render(name, found, answers, page, options.max_width)
             printed.append(Printed(name, found.content, text, summary))
-    with go_on_unwritten(f"cannot write the index of all experiments into {pages.root}", "it is left out", codes):
+    with errors.go_on_unwritten(
+        f"cannot write the index of all experiments into {pages.root}", "it is left out", codes
+    ):
         pages.write_index()
     print_tables(printed, arguments, pages.front, options.max_width)
     return max(codes)
@@ -223,20 +223,10 @@ def address_of_words(experiment: Experiment) -> str:
 
 
 def write_files(name: str, found: CollectedExperiment, report: str, pages: Pages, codes: list[int]) -> None:
-    with go_on_unwritten(f"{name}: cannot write beside its records", "its tables are only printed", codes):
+    with errors.go_on_unwritten(f"{name}: cannot write beside its records", "its tables are only printed", codes):
         write_tables(found, report)
         manifest = found.experiment.read_manifest()
         pages.write(name, found, find_logs(found.experiment, manifest) if manifest else {})
-
-
-@contextlib.contextmanager
-def go_on_unwritten(problem: str, consequence: str, codes: list[int]) -> Iterator[None]:
-    """Log a write that failed and append its exit code: 0 if this user may not write there, which is no failure."""
-    try:
-        yield
-    except OSError as error:
-        log_line(f"{problem} ({error.strerror}); {consequence}.")
-        codes.append(errors.EXIT_OK if error.errno in NO_WRITING else errors.EXIT_USAGE)
 
 
 def print_tables(printed: Sequence[Printed], arguments: argparse.Namespace, front: Path | None, width: int) -> None:

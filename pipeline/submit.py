@@ -23,7 +23,7 @@ from pipeline.runner import side_files
 from pipeline.runner.launch_options import add_point_arguments, positive_integer
 from pipeline.submission import dry_run, local, plan, read_progress, slurm_submit
 from pipeline.submission.batch_script import Prologue
-from pipeline.submission.gpu_hours_estimate import check_gpu_hours_limit
+from pipeline.submission.gpu_hours_estimate import check_gpu_hours_limit, pilot_points
 from pipeline.submission.plan import SubmitContext, command
 from pipeline.submission.slurm_request import PASSED_ON, SlurmOptions, check_slurm_options
 from pipeline.system import errors, files
@@ -43,6 +43,8 @@ def parse_arguments() -> argparse.Namespace:
     repeats = "run every point N times, each in new processes (repeat=0 to N-1)"
     points.add_argument("--repeats", type=int, metavar="N", help=repeats)
     skipping = "leave out points that cannot run here"
+    piloting = "run only the smallest point of each shape, whose record --dry-run then estimates the others from"
+    points.add_argument("--pilot", dest="is_pilot", action="store_true", help=piloting)
     points.add_argument("--skip-unsatisfiable", action="store_true", help=skipping)
     folders = parser.add_argument_group("where data and results are")
     naming = "the experiment's folder below --outputs (default: the grid's name); use a new one if --set changes"
@@ -64,6 +66,8 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.json and not arguments.is_dry_run:
         parser.error("--json needs --dry-run")
+    if arguments.is_pilot and arguments.only:
+        parser.error("--pilot and --only both choose points; give one of them")
     if arguments.repeats is not None:
         if not 1 <= arguments.repeats <= MAX_REPEATS:
             parser.error(f"--repeats must be between 1 and {MAX_REPEATS}")
@@ -97,6 +101,11 @@ def main() -> int:
     options = parse_arguments()
     check_slurm_options(options.slurm_options)
     grid = plan.expand_submission(options)
+    if options.is_pilot:
+        options.only = [spec.run_id() for spec in pilot_points(grid.points)]
+        if not options.only:
+            problem = "--pilot selects no point, since all are probes of memory"
+            raise CommandError(f"{problem}; run them without it.", errors.EXIT_NOTHING_FOUND)
     cluster = plan.inspect_cluster(options)
     experiment = Experiment(options.outputs / grid.name)
     experiment.require_writable()
@@ -185,7 +194,8 @@ def report_end(context: SubmitContext, submitted: Sequence[Spec]) -> int:
     expected = [spec for spec in grid.points if spec.run_id() in run_ids] if options.wait else submitted
     num_gaps = read_progress.count_gaps(experiment, expected)
     if not num_gaps:
-        log_line(f"Next: {command('collect', experiment.folder)}")
+        pilot = "the same command with --dry-run in place of --pilot says how long the rest takes"
+        log_line(f"Next: {pilot if options.is_pilot else command('collect', experiment.folder)}")
         return EXIT_OK
     gaps = f"{num_gaps} of {pluralize(len(expected), 'point')} {'has' if len(expected) == 1 else 'have'} no result"
     log_line(f"{gaps}; see {command('status', experiment.folder)}")

@@ -29,7 +29,7 @@ def test_waiting_is_1_while_an_expected_point_has_no_result(
     points = [make_spec(repeat=number) for number in range(2)]
     experiment = make_experiment(tmp_path / "x", *map(make_record, points[:num_recorded]), missing=points)
     monkeypatch.setattr(read_progress, "wait_until_finished", lambda _: None)
-    options = Namespace(only=[], wait=True)
+    options = Namespace(only=[], wait=True, is_pilot=False)
     grid = Grid("x", tuple(points), Resources())
     context = SubmitContext(options, experiment, grid, plan.Cluster("slurm"))
     assert report_end(context, []) == code

@@ -146,7 +146,7 @@ def lost_scaling(rows: Sequence[Row]) -> list[Row]:
 
 
 def reason_left_out(row: Row) -> str:
-    if row["is_loader_bound"] or row.has_note("loader_bound"):
+    if row.figures.get("is_loader_bound") or row.has_note("loader_bound"):
         return WAITS
     return ABOVE_N if row.has_note("superlinear") else WAIT_NOT_STATED
 

@@ -23,13 +23,14 @@ def pack_elements(specs: Sequence[Spec], points_per_element: int) -> list[list[S
     return [ordered[start : start + points_per_element] for start in range(0, len(ordered), points_per_element)]
 
 
-def order_key(spec: Spec, *, may_share: bool) -> tuple[bool, int, tuple[int, int], bytes, int, bytes, bytes]:
+def order_key(spec: Spec, *, may_share: bool) -> tuple[bool, int, tuple[int, int], bool, bytes, int, bytes, bytes]:
     """Return the sort key of a point. `may_share` says if points of one element can share processes.
 
     A repeat of all points ends before the next one begins. In it a baseline runs right before the points that are
     compared with it; points that share processes are neighbours, in one block per process layout. The rest of the order
     is random with a fixed seed. So drift (clocks, heat, other jobs) neither becomes a speed-up nor correlates with an
-    axis. Probes run last, by batch size, so that the first OOM comes before larger batches. The manifest records the
+    axis. Timed epochs come first in a repeat: all else takes longer, and they tell how long a step is.
+    Probes run last, by batch size, so that the first OOM comes before larger batches. The manifest records the
     order.
     """
     block = PROCESS_MAY_DIFFER if may_share and may_share_processes(spec) else ()
@@ -37,6 +38,7 @@ def order_key(spec: Spec, *, may_share: bool) -> tuple[bool, int, tuple[int, int
         spec.is_probe,
         spec.batch_size_per_gpu if spec.is_probe else 0,
         (spec.repeat, spec.seed),
+        spec.measure != "epochs",
         random_order_key(alike_key(spec, (*BASELINE_MAY_DIFFER, *block))),
         spec.num_gpus,
         random_order_key(process_layout(spec)),

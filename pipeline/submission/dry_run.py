@@ -17,12 +17,16 @@ def print_plan(context: SubmitContext, selection: PointSelection, refusal: Comma
     """Print the plan, then log the next command, or why the run is refused: by `refusal` or by --max-gpu-hours."""
     options, experiment, cluster = context.options, context.experiment, context.cluster
     estimates = plan.estimate_hours(context, selection.todo)
+    ranges = plan.predict_ranges(context, selection.todo)
+    time = gpu_hours_estimate.describe_ranges(selection.todo, ranges, one_by_one=cluster.kind == "local")
     described = {
         "folder": str(experiment.folder),
         "place": cluster.kind,
         "points": [{"run_id": spec.run_id(), **non_default_fields(spec)} for spec in selection.todo],
         "skipped": selection.skipped,
         "cost": [estimate.as_row() for estimate in estimates],
+        "ranges_s": {run_id: found[:2] for run_id, found in ranges.items()},
+        "time": time,
         "arrays": [*describe_arrays(context, selection)],
         "commands": describe_commands(context, selection) if refusal is None else [],
     }
@@ -72,7 +76,7 @@ def render_plan(plan: dict[str, Any], selection: PointSelection) -> str:
         stated = {axis: value for axis, value in point.items() if axis != "run_id" and value is not None}
         fields = " ".join(f"{axis}={value}" for axis, value in stated.items())
         lines.append(f"  {point['run_id']}  {fields}")
-    lines += [row["note"] for row in plan["cost"]]
+    lines += [row["note"] for row in plan["cost"]] + [plan["time"]] * bool(plan["time"])
     if plan["place"] == "local":
         return "\n".join([*lines, *(["", "one after another:"] if plan["commands"] else []), *plan["commands"]])
     for index, array in enumerate(plan["arrays"]):

@@ -1,25 +1,34 @@
 """Estimate the GPU-hours of points from earlier records of comparable points, before anything is submitted."""
 
 import contextlib
+import math
 import os
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from pipeline.analysis.attempts import attempt_span, hours_columns
+from pipeline.analysis.intervals import min_values
 from pipeline.experiment import axis_groups, record_store
 from pipeline.experiment.folder import Experiment, find_experiments
 from pipeline.experiment.point_label import format_figure
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Device, Spec
-from pipeline.system.errors import CommandError, pluralize, replace_control_characters, shorten_list
+from pipeline.system.errors import CommandError, format_duration, pluralize, replace_control_characters, shorten_list
 
 MAX_FOLDERS = 3  # named in a sentence
 BRAND = re.compile(r"nvidia|tesla|geforce|quadro|rtx|gtx")  # words of a GPU's name that do not identify its model
 FORM = re.compile(r"sxm\d?|pcie|hbm\d\w?|\d+gb")  # words for its form factor and memory
+
+
+ALIKE_RANGE = (0.5, 2.0)  # times the time of an equal point: 95 % of 390 pairs of published records lie inside
+PILOT_RANGE = (0.15, 2.0)  # times what the pilot says: the rest of each of 14 published grids lies inside
+NUM_SERIES = {"ddp": 7, "dp": 3, "fsdp": 4, "zero1": 4}  # of a communication point, at most
+WINDOW_S, MIN_STEPS, LEAD_IN_STEPS = 0.25, 5, 2  # of each window of a series (pipeline.communication)
+START_UP_S = (8.0, 60.0)  # of such a point: processes, warm-up, sweep, profile; on GPUs 8 to 28 s in published records
 
 
 class EarlierAttempt(NamedTuple):
@@ -30,6 +39,19 @@ class EarlierAttempt(NamedTuple):
     gpu: str | None  # None on the CPU
     seconds_per_sample: float
     other_s: float
+
+    def seconds_of(self, spec: Spec) -> float:
+        """Return the time of a point that trains like this one, on its own number of samples."""
+        num_samples = spec.epochs * samples_per_epoch(spec) if spec.measure in ("epochs", "quantize") else 0
+        return self.other_s + self.seconds_per_sample * num_samples
+
+
+class DurationRange(NamedTuple):
+    """The seconds that a point may take, and what tells: records of an equal point, the pilot, or its rounds."""
+
+    low_s: float
+    high_s: float
+    source: Literal["equal points", "the pilot", "their rounds"]
 
 
 class Estimate(NamedTuple):
@@ -187,11 +209,104 @@ def predict_durations_s(points: Sequence[Spec], earlier: Iterable[EarlierAttempt
         comparable[cost_key(attempt.spec)].append(attempt)
     predicted = {}
     for spec in points:
-        num_samples = spec.epochs * samples_per_epoch(spec) if spec.measure in ("epochs", "quantize") else 0
         if found := comparable.get(cost_key(spec)):
-            seconds = (attempt.other_s + attempt.seconds_per_sample * num_samples for attempt in found)
-            predicted[spec.run_id()] = statistics.median(seconds)
+            predicted[spec.run_id()] = statistics.median(attempt.seconds_of(spec) for attempt in found)
     return predicted
+
+
+def pilot_key(spec: Spec) -> tuple[object, ...]:
+    """Return what the points of one shape share: the smallest of them is the pilot of the others."""
+    place = (spec.device, spec.num_nodes, spec.num_gpus, spec.strategy)
+    return (*place, spec.measure, spec.is_probe, spec.model)
+
+
+def pilot_points(points: Iterable[Spec]) -> list[Spec]:
+    """Return the smallest point of each shape: with the fewest samples to train on, then the smallest batch."""
+    smallest: dict[tuple[object, ...], Spec] = {}
+    for spec in sorted(points, key=lambda spec: (spec.epochs * samples_per_epoch(spec), spec.batch_size_per_gpu)):
+        if not spec.is_probe:  # it may run out of memory
+            smallest.setdefault(pilot_key(spec), spec)
+    return list(smallest.values())
+
+
+def find_pilot_attempts(experiment: Experiment, points: Iterable[Spec], gpu_model: str | None) -> list[EarlierAttempt]:
+    """Return the ok attempts of the experiment itself whose shape some of the points have, on this GPU model."""
+    keys = {pilot_key(spec) for spec in points}
+    with contextlib.suppress(OSError, CommandError):
+        records, _ = record_store.load_folder(experiment.records_folder)
+        alike = (record for record in records if pilot_key(record.spec) in keys)
+        found = [attempt for record in alike for attempt in split_duration(record, experiment.folder.name)]
+        gpu = match_gpu_name({attempt.gpu for attempt in found if attempt.gpu}, gpu_model or "")
+        return [attempt for attempt in found if attempt.gpu in (None, gpu)]
+    return []
+
+
+def predict_ranges(
+    points: Sequence[Spec], earlier: Sequence[EarlierAttempt], pilots: Sequence[EarlierAttempt]
+) -> dict[str, DurationRange]:
+    """Return run id -> the range of its time. Points of which nothing tells are left out."""
+    alike_s = predict_durations_s(points, [*earlier, *pilots])
+    ranges = {}
+    for spec in points:
+        same_shape = [attempt for attempt in pilots if pilot_key(attempt.spec) == pilot_key(spec)]
+        if (seconds := alike_s.get(spec.run_id())) is not None:
+            found = DurationRange(ALIKE_RANGE[0] * seconds, ALIKE_RANGE[1] * seconds, "equal points")
+        elif rounds := rounds_range(spec, [*earlier, *pilots]):
+            found = rounds
+        elif same_shape and spec.measure in ("epochs", "quantize"):
+            nearest = min(
+                same_shape, key=lambda attempt: abs(attempt.spec.batch_size_per_gpu - spec.batch_size_per_gpu)
+            )
+            seconds = nearest.seconds_of(spec)
+            found = DurationRange(PILOT_RANGE[0] * seconds, PILOT_RANGE[1] * seconds, "the pilot")
+        else:
+            continue
+        ranges[spec.run_id()] = found
+    return ranges
+
+
+def rounds_range(spec: Spec, attempts: Iterable[EarlierAttempt]) -> DurationRange | None:
+    """Return the range of a communication point from its rounds and windows; None for others.
+
+    Also None if its steps fill no window of a known length (on a CPU, or with `max_steps`) and no attempt tells how
+    long a step is.
+    """
+    if spec.measure != "communication":
+        return None
+    may_differ = (*axis_groups.TRAINED_MAY_DIFFER, *axis_groups.COST_MAY_DIFFER, "num_samples")
+    key = axis_groups.alike_key(spec, may_differ)
+    known = [a.seconds_per_sample for a in attempts if axis_groups.alike_key(a.spec, may_differ) == key]
+    step_s = max(known, default=0.0) * spec.global_batch_size
+    if not step_s and (spec.device == "cpu" or spec.max_steps):
+        return None
+    num_steps = spec.max_steps or (max(MIN_STEPS, math.ceil(WINDOW_S / step_s)) if step_s else 0)
+    window_s = (num_steps + LEAD_IN_STEPS) * step_s or WINDOW_S
+    low, high = min(spec.windows, min_values()), 2 * spec.windows  # a step may take twice as long as in an epoch
+    round_s = NUM_SERIES.get(spec.strategy, 1) * window_s
+    return DurationRange(START_UP_S[0] + low * round_s / 2, START_UP_S[1] + high * round_s, "their rounds")
+
+
+def describe_ranges(points: Sequence[Spec], ranges: Mapping[str, DurationRange], *, one_by_one: bool) -> str:
+    """Return the sentence on how long the points take in all; "" without points."""
+    known = [(spec, ranges[spec.run_id()]) for spec in points if spec.run_id() in ranges]
+    others = [spec for spec in points if spec.run_id() not in ranges]
+    said = []
+    if known:
+        low_s, high_s = sum(found.low_s for _, found in known), sum(found.high_s for _, found in known)
+        by = Counter(found.source for _, found in known)
+        sources = ", ".join(f"{count} by {source}" for source, count in by.items())
+        said.append(f"time: {format_duration(low_s)} to {format_duration(high_s)}, one point after another ({sources})")
+        if not one_by_one:
+            low_h = sum(found.low_s * spec.num_gpus for spec, found in known) / 3600
+            high_h = sum(found.high_s * spec.num_gpus for spec, found in known) / 3600
+            said.append(f"{format_figure(low_h)} to {format_figure(high_h)} GPU-hours")
+    if others:
+        rounds = sum(spec.measure == "communication" for spec in others)
+        why = f", {rounds} of them with rounds of steps whose time no record tells" if rounds else ""
+        is_pilot_shorter = len(pilot_points(others)) < sum(not spec.is_probe for spec in others)
+        cure = ": run the smallest of each shape with --pilot" if is_pilot_shorter else ""
+        said.append(f"time of {pluralize(len(others), 'point')} unknown{why}{cure}")
+    return "; ".join(said)
 
 
 def check_gpu_hours_limit(estimates: Iterable[Estimate], max_gpu_hours: float) -> None:

@@ -20,7 +20,13 @@ from pipeline.experiment.manifest import start_submission
 from pipeline.experiment.point_label import point_labels
 from pipeline.experiment.spec import Spec
 from pipeline.runner.launch_options import LaunchOptions, launch_command, python_variables
-from pipeline.submission.gpu_hours_estimate import find_comparable_attempts, predict_durations_s
+from pipeline.submission.gpu_hours_estimate import (
+    EarlierAttempt,
+    find_comparable_attempts,
+    predict_durations_s,
+    predict_ranges,
+    split_duration,
+)
 from pipeline.submission.read_progress import read_log_tail
 from pipeline.system.errors import format_duration, log_line, pluralize, replace_control_characters
 from pipeline.system.host import die_with_parent, gpu_names
@@ -46,7 +52,7 @@ def run_elements(experiment: Experiment, elements: Sequence[Sequence[Spec]], opt
     specs, gpus = [spec for element in elements for spec in element], gpu_names()
     gpu_model = gpus.pop() if len(gpus) == 1 else None
     earlier = find_comparable_attempts(specs, experiment.folder.parent, gpu_model)
-    progress = ProgressDisplay(specs, labels, predict_durations_s(specs, earlier))
+    progress = ProgressDisplay(specs, labels, expect_durations_s(specs, earlier))
     for element in elements:
         num_before = {
             spec: len(record_store.load_attempts(experiment.records_folder, spec.run_id())) for spec in element
@@ -60,6 +66,15 @@ def run_elements(experiment: Experiment, elements: Sequence[Sequence[Spec]], opt
                         progress.show_epochs(spec, read_log_tail(log, since=f"{spec.run_id()}: starting"))
                     time.sleep(RECORD_POLL_S)
                 progress.end(spec, latest_status_line(experiment, spec, num_before[spec]) or say_lost(log))
+                for record in record_store.load_attempts(experiment.records_folder, spec.run_id())[num_before[spec] :]:
+                    earlier += split_duration(record, experiment.folder.name)
+                progress.expected_s = expect_durations_s(specs, earlier)
+
+
+def expect_durations_s(specs: Sequence[Spec], earlier: Sequence[EarlierAttempt]) -> dict[str, float]:
+    """Return run id -> the time of equal points, or the middle of the range that rounds of communication allow."""
+    ranges = predict_ranges(specs, earlier, ())
+    return {key: (low + high) / 2 for key, (low, high, _) in ranges.items()} | predict_durations_s(specs, earlier)
 
 
 def say_lost(log: Path) -> str:
@@ -108,7 +123,7 @@ class ProgressDisplay:
 
     def __init__(self, specs: Sequence[Spec], labels: Mapping[str, str], expected_s: Mapping[str, float]) -> None:
         self.is_terminal = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-        self._labels, self._expected_s, self._waiting, self._num_points = labels, expected_s, list(specs), len(specs)
+        self._labels, self.expected_s, self._waiting, self._num_points = labels, expected_s, list(specs), len(specs)
         self._durations_s: list[float] = []
         self._begin_s = 0.0
 
@@ -116,7 +131,7 @@ class ProgressDisplay:
         self._begin_s = time.monotonic()
         self._waiting.remove(spec)
         if not self.is_terminal:
-            left = describe_time_left(self._expected_s.get(spec.run_id()))
+            left = describe_time_left(self.expected_s.get(spec.run_id()))
             log_line(", ".join(filter(None, (f"{self._name(spec)}: running", left))))
 
     def show_epochs(self, spec: Spec, log_text: str) -> None:
@@ -124,7 +139,7 @@ class ProgressDisplay:
         elapsed_s = time.monotonic() - self._begin_s
         ended = EPOCH_LINE.findall(log_text)
         number, total, epoch_s = (int(ended[-1][0]), int(ended[-1][1]), float(ended[-1][2])) if ended else (0, 0, 0.0)
-        expected_s = self._expected_s.get(spec.run_id())
+        expected_s = self.expected_s.get(spec.run_id())
         left_s = max(0.0, expected_s - elapsed_s) if expected_s is not None else None
         if left_s is None and ended:
             left_s = (total - number) * epoch_s
@@ -148,7 +163,7 @@ class ProgressDisplay:
     def time_left_s(self) -> float:
         """Return the time of the points that wait: that of earlier records, else the median of this run so far."""
         usual_s = statistics.median(self._durations_s)
-        return sum(self._expected_s.get(spec.run_id(), usual_s) for spec in self._waiting)
+        return sum(self.expected_s.get(spec.run_id(), usual_s) for spec in self._waiting)
 
     def _name(self, spec: Spec) -> str:
         number = self._num_points - len(self._waiting)

@@ -158,6 +158,14 @@ def estimate_hours(context: SubmitContext, todo: Sequence[Spec]) -> list[gpu_hou
     return gpu_hours_estimate.estimate_points(todo, options.outputs, limit_min, gpu_model)
 
 
+def predict_ranges(context: SubmitContext, todo: Sequence[Spec]) -> dict[str, gpu_hours_estimate.DurationRange]:
+    """Return run id -> the range of its time, from earlier records of equal points, the pilot, or its rounds."""
+    gpu_model = find_gpu_model(context.cluster, context.options.gpu_type)
+    earlier = gpu_hours_estimate.find_comparable_attempts(todo, context.options.outputs, gpu_model)
+    pilots = gpu_hours_estimate.find_pilot_attempts(context.experiment, todo, gpu_model)
+    return gpu_hours_estimate.predict_ranges(todo, earlier, pilots)
+
+
 def launch_options(context: SubmitContext) -> LaunchOptions:
     limit_s, num_threads = context.grid.resources.time_min() * 60, num_cpu_threads(context.grid, context.cluster)
     modules = context.grid.folder if any(own_class(spec.model) for spec in context.grid.points) else None

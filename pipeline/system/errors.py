@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import errno
 import importlib.util
 import io
 import itertools
@@ -33,6 +34,7 @@ DISTRIBUTIONS = {"PIL": "pillow", "yaml": "PyYAML"}  # module name -> package na
 EXTRAS = ("mlflow", "wandb", "shtab")  # packages that an extra of the same name installs
 INSTALL_EXTRA = "install it with: python -m pip install -c constraints.txt -e"
 INSTALL = "install this project's packages with: python -m pip install -c constraints.txt -e ."
+NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS)  # another user's folder, or a read-only file system
 
 
 class CommandError(Exception):
@@ -158,6 +160,16 @@ def go_on_after_error(name: str, codes: list[int]) -> Iterator[None]:
     except OSError as error:
         log_line(f"error: {name}: {describe_os_error(error)}; solve this problem and run the command again.")
         codes.append(EXIT_USAGE)
+
+
+@contextlib.contextmanager
+def go_on_unwritten(problem: str, consequence: str, codes: list[int]) -> Iterator[None]:
+    """Log a write that failed and append its exit code: 0 if this user may not write there, which is no failure."""
+    try:
+        yield
+    except OSError as error:
+        log_line(f"{problem} ({error.strerror}); {consequence}.")
+        codes.append(EXIT_OK if error.errno in NO_WRITING else EXIT_USAGE)
 
 
 def run_command(main: Callable[[], int]) -> NoReturn:

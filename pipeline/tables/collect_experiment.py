@@ -1,5 +1,7 @@
 """The outcomes and tables of one experiment from its folder, with the links that experiments beside it measured."""
 
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +16,7 @@ from pipeline.experiment.outcomes import CollectedOutcomes, collect_outcomes
 from pipeline.system.errors import CommandError
 from pipeline.tables.bandwidth_rows import MeasuredLinks, is_swept, measured_links
 from pipeline.tables.build_tables import Tables, build_tables, flatten
+from pipeline.tables.columns import Row
 from pipeline.tables.time_to_target_rows import FROM_BASELINE, Targets
 
 
@@ -55,17 +58,32 @@ def collect_experiment(
 def find_sibling_links(experiment: Experiment, links_by_folder: dict[Path, MeasuredLinks]) -> MeasuredLinks:
     """Return the fastest link that experiments in the same folder measured on each kind of place."""
     links: MeasuredLinks = {}
-    own = experiment.folder.resolve()
-    try:
-        siblings = [path for path in sorted(own.parent.iterdir()) if path != own and is_experiment(path)]
-    except OSError:  # a folder that may be entered and not listed
-        siblings = []
-    for path in siblings:
+    for path in siblings_of(experiment):
         if path not in links_by_folder:
             links_by_folder[path] = read_links(Experiment(path))
         for key, gb_s in links_by_folder[path].items():
             links[key] = max(gb_s, links.get(key, 0.0))
     return links
+
+
+def siblings_of(experiment: Experiment) -> list[Path]:
+    """Return the other experiments in the same folder; none if it may be entered and not listed."""
+    own = experiment.folder.resolve()
+    try:
+        return [path for path in sorted(own.parent.iterdir()) if path != own and is_experiment(path)]
+    except OSError:
+        return []
+
+
+def sibling_predictions(experiment: Experiment, own: Sequence[Row], predict_to: int | None) -> list[Row]:
+    """Return its own predictions, then those of experiments in the same folder that measured communication."""
+    rows = list(own)
+    for path in siblings_of(experiment):
+        with contextlib.suppress(CommandError, OSError):
+            manifest = Experiment(path).read_manifest()
+            if manifest and any(spec.measure == "communication" for spec in manifest.points):
+                rows += collect_experiment(Experiment(path), predict_to=predict_to).tables["prediction"]
+    return rows
 
 
 def read_links(experiment: Experiment) -> MeasuredLinks:

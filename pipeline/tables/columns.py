@@ -17,7 +17,7 @@ from pipeline.tables.note_texts import render_notes
 NOT_STATED = "not stated"
 UNITS = {
     **{"_per_s": "1/s", "_gb_s": "GB/s", "_us": "us", "_s": "s", "_gib": "GiB", "_mb": "MiB", "_j": "J"},
-    **{"_mhz": "MHz", "_hours": "h", "tflops": "TFLOP/s", "tflops_per_gpu": "TFLOP/s"},
+    **{"_mhz": "MHz", "_hours": "h", "_kwh": "kWh", "tflops": "TFLOP/s", "tflops_per_gpu": "TFLOP/s"},
 }
 """How a key ends -> its unit. A key that names bytes is in B; a fraction or a count has no unit."""
 

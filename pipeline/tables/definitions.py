@@ -813,6 +813,30 @@ COST = Table(
 )
 
 ORDER = (Q1, MEMORY_BOUNDARY, Q2, COMMUNICATION, Q3, BANDWIDTH, SWEEP, TRANSFERS, SPLIT, PREDICTION, Q4)
+PROPOSAL = Table(
+    "proposal",
+    "",
+    (
+        *PLACE,
+        EFFICIENCY._replace(interval="shown"),
+        SPEEDUP,
+        Column("gpu_hours", "GPU-hours [h]", "GPUs x wall_hours.", interval="shown"),
+        Column("energy_kwh", "energy [kWh]", "Energy of all GPUs, without the host."),
+        Column("wall_hours", "time [h]", "Time of the samples, at the time of an epoch for those of one."),
+        Column(
+            "no_change_gpu_hours", "no change [h]", "GPU-hours if a step takes as long as on the most measured GPUs."
+        ),
+        Column("none_hidden_gpu_hours", "none hidden [h]", "The same, with the longer all-reduces of the ring model."),
+    ),
+    View("Weak scaling: every GPU keeps its batch"),
+    View("Strong scaling: the images a step stay the same", hidden_axes=("batch_size_per_gpu",)),
+    View(
+        "Beyond what was measured: GPU-hours of two models, without an interval",
+        keys=("gpu_hours", "no_change_gpu_hours", "none_hidden_gpu_hours"),
+    ),
+)
+"""The tables of `proposal`, which are on its own page alone."""
+
 TABLES = {table.name: table for table in (*ORDER, TIME_TO_TARGET, INT8, INT8_HISTOGRAMS, OOM, COST)}
 """Every table by name, in the order of the report."""
 

@@ -1,0 +1,86 @@
+"""Write the page of a compute proposal: how an experiment scales, and what a number of samples takes.
+
+    python -m pipeline.proposal outputs/scaling --samples 1e9
+    python -m pipeline.proposal outputs/scaling --samples 1e9 --gpus 8
+
+Prints the page as Markdown, and writes proposal.md and proposal.html into the experiment's folder.
+Exit codes: 0 success, also if you may not write there; 2 wrong usage, a number of GPUs that follows from no
+measurement, or a write failed; 3 no experiment, or no timed epochs in it.
+"""
+
+import argparse
+import functools
+import math
+from pathlib import Path
+
+from pipeline.answers.proposal import Work, propose
+from pipeline.experiment.folder import Experiment, find_experiments
+from pipeline.pages.proposal import render_html, render_markdown
+from pipeline.system import errors, files
+from pipeline.system.command_line import build_parser
+from pipeline.system.errors import CommandError, shorten_list
+from pipeline.tables.collect_experiment import collect_experiment, sibling_predictions
+
+MAX_SAMPLES = 1e18
+MAX_NAMED = 3
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = build_parser("proposal", __doc__)
+    parser.add_argument("folder", type=Path, help="an experiment's folder")
+    work = "the samples (images) to train on in all, such as 1e9"
+    parser.add_argument("--samples", type=parse_samples, required=True, metavar="NUMBER", help=work)
+    gpus = "how many GPUs: measured, or up to twice the most that were (default: the most)"
+    parser.add_argument("--gpus", type=parse_num_gpus, metavar="N", help=gpus)
+    return parser.parse_args()
+
+
+def parse_samples(text: str) -> int:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 1 <= value <= MAX_SAMPLES:
+        raise argparse.ArgumentTypeError("must be a number of samples from 1 to 1e18, such as 1e9")
+    return round(value)
+
+
+def parse_num_gpus(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text[:20]) <= 1_000_000:
+        raise argparse.ArgumentTypeError("must be a number of GPUs from 1 to 1,000,000")
+    return int(text)
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    errors.require_packages("jinja2", "matplotlib", "tabulate")
+    name, experiment = find_one(arguments.folder)
+    num_gpus = arguments.gpus if arguments.gpus and arguments.gpus > 1 else None
+    found = collect_experiment(experiment, predict_to=num_gpus)
+    own = found.tables["prediction"]
+    find_predictions = functools.partial(sibling_predictions, experiment, own, num_gpus)
+    proposal = propose(found.tables, Work(arguments.samples, arguments.gpus), find_predictions)
+    report = render_markdown(name, proposal, found.collected)
+    errors.print_text(report, end="")
+    codes = [errors.EXIT_OK]
+    with errors.go_on_unwritten(f"{name}: cannot write beside its records", "the proposal is only printed", codes):
+        files.replace_file_atomically(experiment.folder / "proposal.md", report.encode())
+        page = render_html(name, proposal, found.collected)
+        files.replace_file_atomically(experiment.folder / "proposal.html", page.encode())
+    return max(codes)
+
+
+def find_one(folder: Path) -> tuple[str, Experiment]:
+    """Return the name and the experiment of a folder. Raises CommandError for none, or for several."""
+    found = find_experiments(folder)
+    own = {name: experiment for name, experiment in found.items() if experiment.folder == folder} or found
+    if not own:
+        problem = f"no experiment under {folder}; run pipeline.submit or pipeline.ingest first."
+        raise CommandError(problem, errors.EXIT_NOTHING_FOUND)
+    if len(own) > 1:
+        raise CommandError(f"{folder} holds several experiments; give one of {shorten_list(list(own), MAX_NAMED)}.")
+    return next(iter(own.items()))
+
+
+if __name__ == "__main__":
+    errors.run_command(main)

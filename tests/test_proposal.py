@@ -1,0 +1,206 @@
+"""`pipeline.proposal`: the hours of the asked work, where efficiency falls, and what is refused."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from browser import CHROMIUM, needs_chromium
+from conftest import Command, assert_refused, run_unprivileged
+from factories import ROOT, make_experiment, make_record, make_spec
+from timed_records import H200, NOISY, timed, windowed
+
+from pipeline.answers.proposal import Proposal, Work, propose
+from pipeline.experiment.folder import Experiment
+from pipeline.experiment.record import Environment, Gpu, Record
+from pipeline.system.errors import CommandError
+from pipeline.tables.collect_experiment import collect_experiment, sibling_predictions
+
+EPOCH_S = {1: 8.0, 2: 4.4, 4: 3.2}  # efficiency 100, 91 and 62.5 %
+NUM_SAMPLES = 50_000  # of an epoch
+
+
+def scaling(counts: Sequence[int] = (1, 2, 4), **fields: Any) -> list[Record]:
+    return [timed(EPOCH_S[count], 128, count, **fields) for count in counts]
+
+
+def proposal_of(folder: Path, *found: Record, num_gpus: int | None = None, num_samples: int = 10**9) -> Proposal:
+    tables = collect_experiment(make_experiment(folder / "x", *found)).tables
+    return propose(tables, Work(num_samples, num_gpus), list)
+
+
+def test_the_page_has_the_hours_and_where_efficiency_falls(pipeline: Command, tmp_path: Path) -> None:
+    make_experiment(tmp_path / "x", *scaling())
+    answer = pipeline("proposal", tmp_path / "x", "--samples", "1e9")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    wall_h = 3.2 * 1e9 / NUM_SAMPLES / 3600
+    assert (
+        f"1,000,000,000 images on 4 GPUs, ddp, 128 per GPU: {wall_h:.1f} h, {4 * wall_h:.1f} GPU-hours" in answer.stdout
+    )
+    assert "efficiency falls below 70 % at 4 GPUs, where it is 62.5 %; on 2 it is 90.9 %." in answer.stdout
+    assert (tmp_path / "x" / "proposal.md").read_text() == answer.stdout
+    page = (tmp_path / "x" / "proposal.html").read_text()
+    assert page.count("<figure") == 1  # no strong scaling was measured
+    assert "62.5 %" in page
+    assert "http" not in page.partition("</head>")[2]
+
+
+def test_an_interval_of_the_time_is_one_of_the_hours_and_of_the_efficiency(tmp_path: Path) -> None:
+    records = [windowed([EPOCH_S[count] * factor for factor in NOISY], 128, count) for count in EPOCH_S]
+    found = proposal_of(tmp_path, *records)
+    hours = found.weak[-1]["gpu_hours"]
+    assert hours == pytest.approx(4 * 3.2 * 1e9 / NUM_SAMPLES / 3600)
+    assert (hours.low / hours, hours.high / hours) == pytest.approx((0.95, 1.05))
+    assert found.weak[-1]["parallel_efficiency"].high > found.weak[-1]["parallel_efficiency"]
+    assert "(67.6 to 74.7)" in found.answers[0]
+    assert "within one run" in " ".join(found.assumptions)
+
+
+def test_an_efficiency_whose_interval_contains_70_per_cent_says_so(tmp_path: Path) -> None:
+    times_s = {1: 8.0, 2: 8 / 2 / 0.69}
+    records = [windowed([times_s[count] * factor for factor in NOISY], 128, count) for count in times_s]
+    assert "its interval contains 70 %" in proposal_of(tmp_path, *records).answers[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--samples", "0"), 2, ("--samples", "from 1 to 1e18")),
+        (("--samples", "nan"), 2, ("--samples",)),
+        (("--samples", "many"), 2, ("--samples",)),
+        (("--samples", "1e9", "--gpus", "0"), 2, ("--gpus", "from 1")),
+        (("--samples", "1e9", "--gpus", "3"), 2, ("no point on 3 GPUs was timed", "1, 2, 4", "up to 8")),
+        (("--samples", "1e9", "--gpus", "9"), 2, ("more than twice the 4", "measure 5", "at most 8")),
+    ],
+)
+def test_work_that_follows_from_nothing_measured_is_refused(
+    pipeline: Command, tmp_path: Path, arguments: tuple[str, ...], code: int, words: tuple[str, ...]
+) -> None:
+    make_experiment(tmp_path / "x", *scaling())
+    answer = pipeline("proposal", tmp_path / "x", *arguments)
+    assert (answer.returncode, answer.stdout) == (code, "")
+    assert [word for word in words if word not in answer.stderr] == []
+    assert not (tmp_path / "x" / "proposal.md").exists()
+
+
+def test_no_folder_no_experiment_and_several_are_refused(pipeline: Command, tmp_path: Path) -> None:
+    asked = ("--samples", "1e9")
+    assert_refused(pipeline("proposal", tmp_path / "absent", *asked), 2, "cannot read")
+    assert_refused(pipeline("proposal", tmp_path, *asked), 3, "no experiment under")
+    make_experiment(tmp_path / "untimed", make_record(status="oom", reason="full"))
+    assert_refused(pipeline("proposal", tmp_path / "untimed", *asked), 3, "no epoch with a known number of samples")
+    make_experiment(tmp_path / "x", *scaling())
+    assert_refused(pipeline("proposal", tmp_path, *asked), 2, "several experiments", "untimed, x")
+
+
+def test_a_folder_of_others_gets_no_file_and_the_page_is_printed(tmp_path: Path) -> None:
+    folder = make_experiment(tmp_path / "x", *scaling()).folder
+    folder.chmod(0o555)
+    tmp_path.chmod(0o755)
+    answer = run_unprivileged("proposal", folder, "--samples", "1e9")
+    assert (answer.returncode, "only printed" in answer.stderr) == (0, True), answer.stderr
+    assert answer.stdout.startswith("# Compute proposal: x")
+
+
+def test_a_measured_number_of_gpus_below_the_most_can_be_asked_for(tmp_path: Path) -> None:
+    assert "images on 2 GPUs" in proposal_of(tmp_path, *scaling(), num_gpus=2).answers[0]
+    assert "images on 1 GPU," in proposal_of(tmp_path, *scaling(), num_gpus=1).answers[0]
+
+
+def test_without_a_baseline_there_are_hours_and_no_efficiency(tmp_path: Path) -> None:
+    found = proposal_of(tmp_path, *scaling((2, 4)))
+    assert "GPU-hours" in found.answers[0]
+    assert "no point on several GPUs has one on one GPU to compare with" in found.answers[1]
+    assert [row["parallel_efficiency"] for row in found.weak] == [None, None]
+
+
+def test_of_one_point_there_are_hours_and_nothing_beyond(tmp_path: Path) -> None:
+    found = proposal_of(tmp_path, *scaling((1,)))
+    assert "since no point on several GPUs was timed" in found.answers[1]
+    assert found.strong == []
+    with pytest.raises(CommandError, match="needs points on several GPUs"):
+        proposal_of(tmp_path, num_gpus=2)
+
+
+def test_if_every_point_waits_for_its_loader_the_assumptions_say_so(tmp_path: Path) -> None:
+    records = [timed(EPOCH_S[count], 128, count) for count in EPOCH_S]
+    waiting = []
+    for record in records:
+        assert record.measurement is not None
+        epochs = []
+        for epoch in record.measurement.epochs:
+            ranks = [msgspec.structs.replace(rank, data_time_ns=(rank.epoch_time_ns or 0) // 2) for rank in epoch.ranks]
+            epochs.append(msgspec.structs.replace(epoch, ranks=tuple(ranks)))
+        measurement = msgspec.structs.replace(record.measurement, epochs=tuple(epochs))
+        waiting.append(msgspec.structs.replace(record, measurement=measurement))
+    found = proposal_of(tmp_path, *waiting)
+    assert "No configuration is free of this: a GPU waits for data" in " ".join(found.assumptions)
+    assert "unfit for an answer" in found.answers[1]
+
+
+def test_of_two_gpu_models_one_is_the_subject_and_the_other_is_named(tmp_path: Path) -> None:
+    other = Environment(gpus=(Gpu(name="NVIDIA A40"),))
+    slow = [msgspec.structs.replace(record, environment=other) for record in scaling(seed=1)]
+    found = proposal_of(tmp_path, *scaling(), *slow)
+    assert {row["gpu"] for row in found.weak} == {H200.gpus[0].name}
+    assert "Other GPU models were measured too and are left out: NVIDIA A40." in found.assumptions
+
+
+def test_of_two_models_the_first_is_the_subject_even_if_the_other_is_faster(tmp_path: Path) -> None:
+    found = proposal_of(tmp_path, *scaling(), timed(0.1, 128, model="lenet"), timed(0.05, 128, 2, model="lenet"))
+    assert {row["model"] for row in found.weak} == {"resnet18"}
+    assert "Other models were measured too and are left out: lenet." in found.assumptions
+
+
+def test_ingested_times_and_missing_energy_are_said(tmp_path: Path) -> None:
+    found = proposal_of(tmp_path, *scaling())
+    assert "Energy was not measured." in found.assumptions
+    assert "There are no intervals: they need 6 timed epochs, or repeats." in found.assumptions
+    tables = collect_experiment(Experiment(ROOT / "outputs" / "a40-ddp")).tables
+    stated = propose(tables, Work(10**9, None), list)
+    assert "Times were stated elsewhere, and not measured here." in stated.assumptions
+
+
+def test_beyond_the_measured_the_two_models_have_columns_and_no_interval() -> None:
+    """The published experiment, with the predictions of the one beside it that measured communication."""
+    experiment = Experiment(ROOT / "outputs" / "h200x2" / "scaling")
+    tables = collect_experiment(experiment, predict_to=4).tables
+    found = propose(tables, Work(10**9, 4), lambda: sibling_predictions(experiment, [], 4))
+    measured, beyond = found.beyond
+    assert beyond["gpu_hours"] is measured["no_change_gpu_hours"] is measured["none_hidden_gpu_hours"] is None
+    assert beyond["no_change_gpu_hours"] == measured["gpu_hours"]
+    assert beyond["none_hidden_gpu_hours"] > beyond["no_change_gpu_hours"]
+    assert type(beyond["none_hidden_gpu_hours"]) is float
+    assert "models, not measured" in found.answers[0]
+    alone = propose(tables, Work(10**9, 4), list)
+    assert alone.beyond[1]["none_hidden_gpu_hours"] is None
+    assert "--grid communication" in alone.assumptions[-1]
+
+
+def test_on_the_cpu_the_hours_are_of_processes(pipeline: Command, tmp_path: Path) -> None:
+    records = [
+        make_record(make_spec(strategy=strategy, num_gpus=count, device="cpu", precision="fp32"), (9.0, time_s))
+        for strategy, count, time_s in (("single", 1, 8.0), ("ddp", 2, 5.0))
+    ]
+    make_experiment(tmp_path / "x", *records)
+    text = pipeline("proposal", tmp_path / "x", "--samples", "1000000").stdout
+    assert "process-hours" in text
+    assert "GPU" not in text.partition("## Assumptions")[0]
+
+
+@pytest.mark.browser
+@needs_chromium
+@pytest.mark.parametrize(("name", "num_gpus"), [("h200x4", "8"), ("h200x2", "4")])
+def test_the_page_prints_on_two_pages(pipeline: Command, tmp_path: Path, name: str, num_gpus: str) -> None:
+    shutil.copytree(ROOT / "outputs" / name / "scaling", tmp_path / "x")
+    shutil.copytree(ROOT / "outputs" / name / "communication", tmp_path / "communication")
+    answer = pipeline("proposal", tmp_path / "x", "--samples", "1e9", "--gpus", num_gpus)
+    assert answer.returncode == 0, answer.stderr
+    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--print-to-pdf={tmp_path / 'page.pdf'}"]
+    page = f"file://{tmp_path}/x/proposal.html"
+    subprocess.run([*command, page], capture_output=True, timeout=120, check=True)
+    assert len(re.findall(rb"/Type\s*/Page\b", (tmp_path / "page.pdf").read_bytes())) == 2
