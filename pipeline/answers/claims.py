@@ -5,6 +5,7 @@ import string
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
+from pipeline.analysis.energy import POWER_LIMITS
 from pipeline.analysis.intervals import ends_of
 from pipeline.analysis.notes import Note
 from pipeline.experiment.point_label import EFFORT_AXES, describe_point, format_number, varying_axes
@@ -13,9 +14,9 @@ from pipeline.tables.note_texts import NoteFormatter
 
 SUBMIT = "python -m pipeline.submit"
 NO_RESULT = ("failed", "missing", "rejected")  # the status of a point to run again
-POWER_LIMITS = {"sw_power_cap", "hw_power_brake_slowdown"}  # reasons for lowered clocks
 
-LEFT_OUT = ("{left_out} of {timed} rows with a speed-up cannot be used: {why}.", "On {beyond} GPUs none can be used.")
+NEXT_STEP = "What limits that point is {limit}; the next step is {next_step}."
+LEFT_OUT = "{left_out} of {timed} rows with a speed-up cannot be used: {why}{beyond}."
 EXPOSED = (
     "On {num_gpus} GPUs all-reduces of gradients that computation does not hide take {exposed_us:,.0f} us of a step of "
     "{step_ms:,.2f} ms: {share:.1%}{where}."
@@ -47,12 +48,14 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
     "speedup": (
         "{num_gpus} GPUs with {strategy} are {speedup:digits} times as fast as one: efficiency {efficiency:.0%}, "
         "{scaling} scaling{where}.",
-        *LEFT_OUT,
+        LEFT_OUT,
+        NEXT_STEP,
     ),
     "speedup_in_part": (
         "{num_gpus} GPUs with {strategy} are {low:.2f} to {num_gpus} times as fast as one: the rest of the interval, "
         "up to {high:.2f}, cannot be; {scaling} scaling{where}.",
-        *LEFT_OUT,
+        LEFT_OUT,
+        NEXT_STEP,
     ),
     # Q3
     "exposed": (
