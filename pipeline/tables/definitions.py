@@ -102,9 +102,13 @@ COMPUTE_RATE = Column(
 )
 MFU = Column("mfu", "MFU [%]", "tflops_per_gpu/peak_tflops: model FLOPs utilization.", interval="kept")
 NEXT_STEP = (
-    Column("limit", "limit", "The largest of the parts of its time that a rule of docs/advice.md names."),
+    Column(
+        "next_step",
+        "next step",
+        "What to change first, by the rules of docs/advice.md; no measured pair contradicts it.",
+    ),
+    Column("limit", "limit", "The largest part of its time that a rule names."),
     Column("limit_share", "of its time [%]", "Share of the limit; empty where the rule has none."),
-    Column("next_step", "next step", "What to change first, by those rules; no measured pair contradicts it."),
 )
 """Shown in a view of their own."""
 NEXT_STEP_KEYS = tuple(column.key for column in NEXT_STEP)
