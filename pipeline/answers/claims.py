@@ -15,7 +15,7 @@ from pipeline.tables.note_texts import NoteFormatter
 SUBMIT = "python -m pipeline.submit"
 NO_RESULT = ("failed", "missing", "rejected")  # the status of a point to run again
 
-NEXT_STEP = "What limits that point is {limit}; the next step is {next_step}."
+NEXT_STEP = "That point is limited by {limit}; next step: {next_step}."
 LEFT_OUT = "{left_out} of {timed} rows with a speed-up cannot be used: {why}{beyond}."
 EXPOSED = (
     "On {num_gpus} GPUs all-reduces of gradients that computation does not hide take {exposed_us:,.0f} us of a step of "
@@ -85,6 +85,23 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
         "{small_final:digits} at {small_batch:,}{where}{unclear}.",
         "Soonest at {target:.4g} {soonest}.",
     ),
+    # Q5
+    "use": (
+        "Use {what}: {throughput}, epoch {epoch_time:digits} s, the fastest of {choice}.",
+        "{rivals} may be as fast; it is the simplest of them.",
+        "Fastest {others}.",
+    ),
+    "only_choice": (
+        "One configuration was timed, so there is no choice: {what}, epoch {epoch_time:digits} s, {choice}.",
+    ),
+    "use_next": (
+        "It is limited by {limit}; next step: {next_step}.",
+        "Only speed counts here; {changed} may change the accuracy (Q4).",
+    ),
+    "cheapest": (
+        "Cheapest at {target} is {what}: {gpu_seconds:digits} GPU-seconds of training, n = {n}, of {choice}.",
+    ),
+    "never_reached": ("No run reaches {target}, so none is the cheapest.",),
     # int8
     "int8": (
         "With the whole network in int8{which} test accuracy changes by {change:+.2f} points, from {fp32:.1%} in fp32, "

@@ -69,6 +69,6 @@ def other_limits(point: PooledPoint) -> dict[str, float]:
     holds = {
         "DataParallel": point.spec.strategy == "dp",
         "full memory": bool(point.allocator_retry_notes),
-        "the power limit": bool(lowered) and all(reasons <= POWER_LIMITS for reasons in lowered),
+        "power": bool(lowered) and all(reasons <= POWER_LIMITS for reasons in lowered),
     }
     return {limit: 0.0 for limit, is_so in holds.items() if is_so}
