@@ -87,7 +87,7 @@ def ahead_of_others_ns(times_ns: Sequence[int], rank: int) -> float:
 
 def step_times_ns(profile: Profile) -> list[list[int]]:
     """Return the time of gradient reductions of each rank, by step."""
-    found = [collective.durations_ns for collective in collectives_of_kinds(profile, ("gradients",))]
+    found = [collective.durations_ns for collective in collectives_of_kinds(profile, ["gradients"])]
     return [list(map(sum, zip(*step, strict=True))) for step in zip(*found, strict=True)]
 
 

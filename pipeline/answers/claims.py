@@ -94,10 +94,7 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
     "only_choice": (
         "One configuration was timed, so there is no choice: {what}, epoch {epoch_time:digits} s, {choice}.",
     ),
-    "use_next": (
-        "It is limited by {limit}; next step: {next_step}.",
-        "Only speed counts here; {changed} may change the accuracy (Q4).",
-    ),
+    "use_next": ("It is limited by {limit}; next step: {next_step}.",),
     "cheapest": (
         "Cheapest at {target} is {what}: {gpu_seconds:digits} GPU-seconds of training, n = {n}, of {choice}.",
     ),

@@ -21,14 +21,11 @@ from pipeline.tables.time_to_target_rows import format_target, main_study
 
 SIMPLEST_FIRST = ("single", "ddp", "zero1", "fsdp", "dp"), ("eager", "compile", "graph", "compiled_graph", "auto")
 MAX_WORKLOADS = 3  # that are answered; of more those with the most configurations
-CHANGES = {
-    "batch_size_per_gpu": "the batch",
-    "grad_accumulation": "accumulation",
-    "precision": "the precision",
-    "gradient_compression": "rounded gradients",
-    "sync_batchnorm": "BatchNorm",
-}
-"""Axes of a choice that may change what is learnt, in words."""
+LEARNING_AXES = (
+    *("batch_size_per_gpu", "num_gpus", "grad_accumulation", "precision"),
+    *("gradient_compression", "sync_batchnorm", "broadcast_buffers"),
+)
+"""Axes of a choice that may change what is learnt, which a comparison of times does not say."""
 BASELINE_NOTES = ("of_baseline", "no_difference", "baseline_runs")
 
 
@@ -112,7 +109,7 @@ def fastest_claims(rows: Sequence[Row], all_rows: Sequence[Row]) -> list[Claim]:
     by_count = group_pairs((choice.row["num_gpus"], choice) for choice in choices)
     fewer = [choose(by_count[count])[0] for count in sorted(by_count) if count != used.row["num_gpus"]]
     row, n = used.row, min(choice.row.n for choice in choices)
-    varying = [axis for axis in CHANGES if len({repr(other.axes.get(axis)) for other in rows}) > 1]
+    is_learnt_alike = all(len({repr(other.axes.get(axis)) for other in rows}) == 1 for axis in LEARNING_AXES)
     values = {
         "what": name_of(row, all_rows),
         "throughput": throughput_words(used),
@@ -121,15 +118,11 @@ def fastest_claims(rows: Sequence[Row], all_rows: Sequence[Row]) -> list[Claim]:
         "rivals": " and ".join(name_of(choice.row, all_rows) for choice in tied[:2]) or None,
         "others": "; ".join(describe_fewer(choice) for choice in fewer) or None,
     }
-    badges = own_badges(row)
+    badges = (*own_badges(row), *(() if is_learnt_alike else ("accuracy not compared",)))
     if len(choices) == 1:
         only = {**values, "choice": "one run" if n == 1 else f"n = {n}"}
         return [Claim("Q5", "only_choice", only, badges)]
-    known = {
-        "limit": limit_words(row),
-        "next_step": row["next_step"],
-        "changed": " and ".join(CHANGES[axis] for axis in varying) or None,
-    }
+    known = {"limit": limit_words(row), "next_step": row["next_step"]}
     return [Claim("Q5", "use", values, badges), Claim("Q5", "use_next", known)]
 
 

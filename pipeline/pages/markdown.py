@@ -68,7 +68,8 @@ def render_overview(answers: Mapping[str, Sequence[Answer]]) -> str:
             said = [wrap(f"{escape_markdown(name)}: {escape_markdown(answer.told)}", "- ")] if answer.told else []
             lines[answer.question] = lines.get(answer.question, []) + said
     none = "- No experiment answers it."
-    sections = (f"**{question}.**\n\n" + "\n".join(found or [none]) for question, found in lines.items())
+    ordered = sorted(lines.items(), key=lambda line: line[0] != "Q5")  # what to use comes first, as in each report
+    sections = (f"**{question}.**\n\n" + "\n".join(found or [none]) for question, found in ordered)
     return "\n\n".join(["# Answers", *sections]) + "\n"
 
 
