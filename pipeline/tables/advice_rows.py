@@ -30,7 +30,8 @@ def epoch_evidence(point: PooledPoint, measured: Sequence[PooledPoint]) -> Evide
     num_samples, shares, late_rank = point.spec.num_samples, dict[str, float](), ""
     if match and point.spec.is_whole_epoch:
         step = step_evidence(match)
-        of_epoch = (step.time_s or 0.0) * num_samples / time_s
+        steps_s = (step.time_s or 0.0) * point.spec.global_batch_size * point.spec.full_steps_per_epoch
+        of_epoch = steps_s / time_s
         shares, late_rank = {limit: share * of_epoch for limit, share in step.shares.items()}, step.late_rank
     compute_s = point.median(median_window_s("compute_time_ns"))
     if point.spec.input == "dataloader":
