@@ -4,8 +4,8 @@ A rule names a change only if no measurement of the experiment contradicts it: w
 it must be faster. All functions are pure. Shares are of a point's time.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,19 +18,22 @@ from pipeline.experiment.spec import Spec
 
 NOTHING_FOUND = "none found"
 EFFORT_AXES = ("epochs", "windows", *POOLED_AXES)
+MIN_GAIN = 1.02  # of a changed point that was timed too, as a ratio of times
 MIN_BATCH_RATIO = 2  # of two batches from which the fixed cost of a step is taken
 
 
 class Change(NamedTuple):
-    """One thing to change: its words, the axes in which a changed point may differ, and if another point has it.
-
-    `example` gives the axes of a changed point, to see if it may be measured at all.
-    """
+    """One thing to change: its words, the axis, the value there (None: a larger one), and axes that may change too."""
 
     words: str
-    axes: tuple[str, ...]
-    has: Callable[[Spec, Spec], bool]
-    example: Callable[[Spec], dict[str, Any]]
+    axis: str
+    value: str | None = None
+    others: tuple[str, ...] = ()
+
+    def is_made(self, own: Spec, other: Spec) -> bool:
+        """True if the second point has the change and the first does not."""
+        before, after = getattr(own, self.axis), getattr(other, self.axis)
+        return after == self.value != before if self.value else (after or 0) > (before or 0)
 
 
 class Rule(NamedTuple):
@@ -43,43 +46,13 @@ class Rule(NamedTuple):
     otherwise: str = ""  # the next step of a rule without changes
 
 
-INPUT = Change(
-    "input=gpu",
-    ("input", "num_workers"),
-    lambda own, other: other.input == "gpu",
-    lambda own: {"input": "gpu"},
-)
-WORKERS = Change(
-    "more loader workers",
-    ("num_workers",),
-    lambda own, other: (other.num_workers or 0) > (own.num_workers or 0),
-    lambda own: {"num_workers": (own.num_workers or 0) + 1},
-)
-GRAPH = Change(
-    "execution=graph",
-    ("execution",),
-    lambda own, other: other.is_captured,
-    lambda own: {"execution": "graph"},
-)
-BATCH = Change(
-    "a larger batch",
-    ("batch_size_per_gpu",),
-    lambda own, other: other.batch_size_per_gpu > own.batch_size_per_gpu,
-    lambda own: {"batch_size_per_gpu": own.batch_size_per_gpu + 1, "num_samples": 2 * own.num_samples},
-)
-ACCUMULATION = Change(
-    "grad_accumulation=2",
-    ("grad_accumulation", "num_samples"),
-    lambda own, other: other.grad_accumulation > own.grad_accumulation,
-    lambda own: {"grad_accumulation": 2 * own.grad_accumulation, "num_samples": 2 * own.global_batch_size},
-)
-COMPRESSION = Change(
-    "gradient_compression=bf16",
-    ("gradient_compression",),
-    lambda own, other: other.gradient_compression == "bf16",
-    lambda own: {"gradient_compression": "bf16"},
-)
-DDP = Change("strategy=ddp", ("strategy",), lambda own, other: other.strategy == "ddp", lambda own: {"strategy": "ddp"})
+INPUT = Change("input=gpu", "input", "gpu", ("num_workers",))
+WORKERS = Change("more loader workers", "num_workers")
+GRAPH = Change("execution=graph", "execution", "graph")
+BATCH = Change("a larger batch", "batch_size_per_gpu")
+ACCUMULATION = Change("grad_accumulation=2", "grad_accumulation", None, ("num_samples",))
+COMPRESSION = Change("gradient_compression=bf16", "gradient_compression", "bf16")
+DDP = Change("strategy=ddp", "strategy", "ddp")
 
 UNEXPLAINED = Rule(
     "several GPUs", 0.1, "1 - efficiency, where communication was not measured", (), "measure=communication"
@@ -152,14 +125,14 @@ def advise(own: Evidence, found: Sequence[Evidence]) -> Advice | None:
 def describe_changes(changes: Sequence[Change], own: Evidence, found: Sequence[Evidence]) -> str:
     """Return the changes that may help, with what they gain where that was measured; "" if none may.
 
-    A change that was measured to be no faster, or that ran out of memory, is left out.
+    A change that was measured to gain less than MIN_GAIN, or that ran out of memory, is left out.
     """
     said = []
     for change in changes:
         tried = [other for other in found if is_changed_by(change, own.point, other.point)]
         times_s = [other.time_s for other in tried if other.time_s is not None]
         if times_s and own.time_s:
-            if (gain := own.time_s / min(times_s)) > 1:
+            if (gain := own.time_s / min(times_s)) >= MIN_GAIN:
                 said.append(f"{change.words} ({gain:.3g} times as fast)")
         elif is_possible(change, own.point) and not any(other.point.status == "oom" for other in tried):
             said.append(change.words)
@@ -168,17 +141,20 @@ def describe_changes(changes: Sequence[Change], own: Evidence, found: Sequence[E
 
 def is_changed_by(change: Change, own: PooledPoint, other: PooledPoint) -> bool:
     """True if another point differs from a point in this change alone, and in how long it ran."""
-    may_differ = (*EFFORT_AXES, *change.axes)
+    may_differ = (*EFFORT_AXES, change.axis, *change.others)
     is_alike = own.gpu == other.gpu and alike_key(own.spec, may_differ) == alike_key(other.spec, may_differ)
-    return is_alike and change.has(own.spec, other.spec)
+    return is_alike and change.is_made(own.spec, other.spec)
 
 
 def is_possible(change: Change, point: PooledPoint) -> bool:
     """True if the changed point would be a point that may be measured on this GPU."""
     if change is COMPRESSION and find_peak(point.gpu, "fp16") and not find_peak(point.gpu, "bf16"):
         return False  # before Ampere
+    spec = point.spec
+    value = change.value or 2 * (getattr(spec, change.axis) or 1)
+    samples = {"num_samples": 4 * spec.global_batch_size}  # a multiple of the changed update
     try:
-        Spec(**{**msgspec.structs.asdict(point.spec), **change.example(point.spec)})
+        Spec(**{**msgspec.structs.asdict(spec), **samples, change.axis: value})
     except ValueError:
         return False
     return True

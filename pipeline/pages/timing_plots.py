@@ -29,10 +29,10 @@ AT_PEAK, DATA, LAUNCHES, SLOWEST = (
 )
 REST = ("the rest of computing", "computing, launches", "computing, launches, communication")
 STYLES = {
-    **{AT_PEAK: 0, REST[0]: 2, REST[1]: 2, REST[2]: 4, LAUNCHES: 3, EXPOSED: 1, SLOWEST: 6, DATA: 7, "optimizer": 5},
-    "unexplained": plot_data.REFERENCE,
+    **{AT_PEAK: 0, REST[0]: 2, REST[1]: 2, REST[2]: 3, LAUNCHES: 3, EXPOSED: 1, SLOWEST: 6, DATA: 7, "optimizer": 5},
+    "unexplained": 4,
 }
-"""The colour of each part, in the order of the parts in a bar."""
+"""The colour of each part, in the order of the parts in a bar. No bar has two parts of one colour."""
 
 MIN_PART = 1e-4  # of the step: a smaller part is not drawn
 MAX_BARS_A_PANEL = 8  # with more there is a panel for each strategy and number of GPUs
