@@ -555,10 +555,12 @@ def test_several_experiments_begin_with_what_they_answer(pipeline: Command, tmp_
     lines = pipeline("collect", tmp_path).stdout.splitlines()
     assert lines[0] == "# Answers"
     first = lines.index("# x")
-    assert [line for line in lines[:first] if line.startswith("**")] == [f"**Q{number}.**" for number in range(1, 5)]
-    assert [line[:5] for line in lines[: lines.index("**Q2.**")] if line.startswith("- ")] == ["- x: ", "- y: "]
+    assert [line for line in lines[:first] if line.startswith("**")] == [
+        f"**Q{number}.**" for number in (5, 1, 2, 3, 4)
+    ]
+    assert [line[:5] for line in lines[: lines.index("**Q1.**")] if line.startswith("- ")] == ["- x: ", "- y: "]
     assert lines[lines.index("**Q3.**") + 2] == "- No experiment answers it."
-    assert lines[first + 2].startswith("**Q1.**")
+    assert lines[first + 2].startswith("**Q5.**")
 
 
 def test_one_table_alone_in_each_format(pipeline: Command, tmp_path: Path) -> None:

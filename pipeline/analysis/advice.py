@@ -133,7 +133,7 @@ def describe_changes(changes: Sequence[Change], own: Evidence, found: Sequence[E
         times_s = [other.time_s for other in tried if other.time_s is not None]
         if times_s and own.time_s:
             if (gain := own.time_s / min(times_s)) >= MIN_GAIN:
-                said.append(f"{change.words} ({gain:.3g} times as fast)")
+                said.append(f"{change.words} ({gain:.3g}x)")
         elif is_possible(change, own.point) and not any(other.point.status == "oom" for other in tried):
             said.append(change.words)
     return " or ".join(said)

@@ -51,7 +51,7 @@ def test_a_change_that_was_measured_is_named_only_if_it_is_faster() -> None:
     faster = weak(waiting(4), resident(2, 128))[0]
     slower = weak(waiting(4), resident(5, 128))[0]
     neither = weak(waiting(4), resident(5, 128), waiting(4.5, num_workers=4))[0]
-    assert faster["next_step"] == "input=gpu (2 times as fast) or more loader workers"
+    assert faster["next_step"] == "input=gpu (2x) or more loader workers"
     assert slower["next_step"] == "more loader workers"
     assert neither["next_step"] == NOTHING_FOUND
 
@@ -59,7 +59,7 @@ def test_a_change_that_was_measured_is_named_only_if_it_is_faster() -> None:
 def test_a_step_that_does_not_grow_with_its_batch_is_launched_too_slowly() -> None:
     rows = weak(resident(8, 32), resident(4, 64), resident(3.9, 128))
     assert [row["limit"] for row in rows] == ["launches", None, None]
-    assert rows[0]["next_step"] == "execution=graph or a larger batch (2.05 times as fast)"
+    assert rows[0]["next_step"] == "execution=graph or a larger batch (2.05x)"
     captured = weak(*(resident(time_s, batch, execution="graph") for time_s, batch in ((8, 32), (4, 64))))
     assert captured[0]["limit"] == "a small batch"
 
@@ -123,7 +123,7 @@ def test_no_gain_is_claimed_below_1_in_any_published_experiment() -> None:
     for manifest in sorted((ROOT / "outputs").glob("**/manifest.json")):
         tables = collect_experiment(Experiment(manifest.parent)).tables
         steps = [row["next_step"] or "" for row in (*tables["Q2"], *tables["communication"])]
-        gains = [float(gain) for step in steps for gain in re.findall(r"\(([\d.e+]+) times", step)]
+        gains = [float(gain) for step in steps for gain in re.findall(r"\(([\d.e+]+)x\)", step)]
         assert all(gain > 1 for gain in gains), manifest
 
 
