@@ -8,6 +8,8 @@ from pipeline.analysis.pooling import PooledPoint, group_pairs, timed_epochs
 from pipeline.experiment.measurement import GpuWindow
 from pipeline.experiment.record import Record
 
+POWER_LIMITS = {"sw_power_cap", "hw_power_brake"}  # reasons for lowered clocks
+
 
 def energy_figures(point: PooledPoint) -> dict[str, float | None]:
     """Return the energy columns of Q1 and Q2. Energy is that of all GPUs used, without host and switches."""

@@ -5,6 +5,7 @@ import string
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
+from pipeline.analysis.energy import POWER_LIMITS
 from pipeline.analysis.intervals import ends_of
 from pipeline.analysis.notes import Note
 from pipeline.experiment.point_label import EFFORT_AXES, describe_point, format_number, models_of, varying_axes
@@ -13,12 +14,9 @@ from pipeline.tables.note_texts import NoteFormatter
 
 SUBMIT = "python -m pipeline.submit"
 NO_RESULT = ("failed", "missing", "rejected")  # the status of a point to run again
-POWER_LIMITS = {"sw_power_cap", "hw_power_brake_slowdown"}  # reasons for lowered clocks
 
-LEFT_OUT = (
-    "{left_out} of {timed} rows with a speed-up cannot be used: {why}{largest}.",
-    "On {beyond} GPUs none can be used.",
-)
+NEXT_STEP = "That point is limited by {limit}; next step: {next_step}."
+LEFT_OUT = "{left_out} of {timed} rows with a speed-up cannot be used: {why}{largest}{beyond}."
 EXPOSED = (
     "On {num_gpus} GPUs all-reduces of gradients that computation does not hide take {exposed_us:,.0f} us of a step of "
     "{step_ms:,.2f} ms: {share:.1%}{where}."
@@ -51,24 +49,27 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
     "speedup": (
         "{num_gpus} GPUs with {strategy} are {speedup:digits} times as fast as one: efficiency {efficiency:.0%}, "
         "{scaling} scaling{where}.",
-        *LEFT_OUT,
+        LEFT_OUT,
+        NEXT_STEP,
     ),
     "speedup_without_loader": (
         "The largest speed-up is {tallest:digits} with the loader, which limits it, {tallest_where}; without that "
         "limit {num_gpus} GPUs with {strategy} are {speedup:digits} times as fast as one: efficiency {efficiency:.0%}, "
         "{scaling} scaling{where}.",
-        LEFT_OUT[0],
+        LEFT_OUT,
         "{without_loader} measures without the loader.",
     ),
     "no_speedup": (
         "No speed-up shown ({low:.2f} to {high:.2f}): {num_gpus} GPUs with {strategy} against one, {scaling} "
         "scaling{where}.",
-        *LEFT_OUT,
+        LEFT_OUT,
+        NEXT_STEP,
     ),
     "speedup_in_part": (
         "{num_gpus} GPUs with {strategy} are {low:.2f} to {num_gpus} times as fast as one: the rest of the interval, "
         "up to {high:.2f}, cannot be; {scaling} scaling{where}.",
-        *LEFT_OUT,
+        LEFT_OUT,
+        NEXT_STEP,
     ),
     # Q3
     "exposed": (
@@ -98,6 +99,20 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
         "{small_final:digits} at {small_batch:,}{where}{unclear}.",
         "Soonest at {target:.4g} {soonest}.",
     ),
+    # Q5
+    "use": (
+        "Use {what}: {throughput}, epoch {epoch_time:digits} s, the fastest of {choice}.",
+        "{rivals} may be as fast; it is the simplest of them.",
+        "Fastest {others}.",
+    ),
+    "only_choice": (
+        "One configuration was timed, so there is no choice: {what}, epoch {epoch_time:digits} s, {choice}.",
+    ),
+    "use_next": ("It is limited by {limit}; next step: {next_step}.",),
+    "cheapest": (
+        "Cheapest at {target} is {what}: {gpu_seconds:digits} GPU-seconds of training, n = {n}, of {choice}.",
+    ),
+    "never_reached": ("No run reaches {target}, so none is the cheapest.",),
     # int8
     "int8": (
         "With the whole network in int8{which} test accuracy changes by {change:+.2f} points, from {fp32:.1%} in fp32, "
@@ -108,6 +123,8 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
 """Sentences by kind of claim, at most three. A sentence is left out if one of its values is None."""
 
 HEADLINES = {
+    "use": ("{what}: {throughput}", "epoch_time", "{:.3f} s"),
+    "only_choice": ("{what}: {throughput}", "epoch_time", "{:.3f} s"),
     "fastest_batch": ("{throughput} at {batch:,}", "epoch_time", "{:.3f} s"),
     "only_batch": ("{throughput} at {batch:,}", "epoch_time", "{:.3f} s"),
     "memory_boundary": ("{fits:,} images fit", "", ""),

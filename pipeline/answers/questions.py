@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 from pipeline.analysis.pooling import group_pairs
 from pipeline.answers.accuracy_claims import int8_claims, large_batch_claims
 from pipeline.answers.claims import HEADLINES, SUBMIT, Claim
+from pipeline.answers.recommendation import use_claims
 from pipeline.answers.timing_claims import batch_size_claims, communication_claims, speedup_claims
 from pipeline.experiment.point_label import Terms, in_terms
 from pipeline.tables.build_tables import Tables, part_of, values_of
@@ -91,6 +92,24 @@ class Answer(NamedTuple):
         return command
 
 
+class Recommendation(NamedTuple):
+    """What to use, in one sentence, and what it rests on; both are "" where no epoch was timed."""
+
+    sentence: str = ""
+    trust: str = ""
+
+
+def recommend(tables: Tables, terms: Terms) -> Recommendation:
+    """Return the first sentence of Q5, and its badges as part of `trust`; of several GPU models the first."""
+    claims = answer_questions(tables).get("Q5", [])
+    claim = next((claim for claim in claims if "choice" in claim.values and "what" in claim.values), None)
+    if claim is None:
+        return Recommendation()
+    alone = claim._replace(badges=(), values={**claim.values, "rivals": None, "others": None})
+    trust = ", ".join((claim.values["choice"], *claim.badges))
+    return Recommendation(Answer("Q5", [alone], terms).paragraphs[0], in_terms(trust, terms))
+
+
 def own_model_command(question: str, command: str, model: str) -> str:
     """Return the command that measures the same of a user's model; "" for Q4, which needs a test of the user's.
 
@@ -110,11 +129,13 @@ def answers_of(tables: Tables, terms: Terms) -> list[Answer]:
 def answer_questions(tables: Tables) -> dict[str, list[Claim]]:
     """Return the claims of each question. If the rows hold no answer, a claim has the command that measures one.
 
-    An experiment that quantizes has one question, what int8 costs.
+    Q5, what to use, comes first, and is left out where no epoch was timed. An experiment that quantizes has one
+    question, what int8 costs.
     """
     if tables["int8"]:
         return {"int8": int8_claims(tables["int8"])}
-    return {
+    use = claims_of_each(tables, BY, use_claims)
+    return ({"Q5": use} if use else {}) | {
         "Q1": claims_of_each(tables, BY, batch_size_claims),
         "Q2": claims_of_each(tables, BY, speedup_claims),
         "Q3": claims_of_each(tables, BY, communication_claims),

@@ -111,7 +111,9 @@ def speedup_claims(tables: Tables) -> list[Claim]:
         "efficiency": float(best["parallel_efficiency"]),
         "scaling": best["scaling"],
         "where": where_of(best, fit, "strategy"),
-        "beyond": beyond if beyond > most else None,
+        "beyond": f"; on {beyond} GPUs none can be used" if beyond > most else "",
+        "limit": limit_words(best),
+        "next_step": best["next_step"],
         **counts,
     }
     badges = badges_of(best, *unknown)
@@ -136,6 +138,12 @@ def usable_rows(rows: Sequence[Row], is_loader_bound: bool | None = False) -> li
 def usefulness(row: Row) -> tuple[bool, float, float]:
     """Return the sort key of a usable row: weak scaling first, then the speed-up up to N, then its lower end."""
     return row["scaling"] == "weak", min(row["speedup"], row["num_gpus"]), ends_of(row["speedup"])[0] or 0.0
+
+
+def limit_words(row: Row) -> str | None:
+    """Return what limits a point, with its share; None if no rule names it."""
+    limit, share = row["limit"], row["limit_share"]
+    return limit and (limit if share is None else f"{limit}, {100 * min(share, 1):.0f} % of its time")
 
 
 def lost_scaling(rows: Sequence[Row]) -> list[Row]:

@@ -45,6 +45,24 @@ PEAK_MEMORY_MAY_DIFFER: AxisGroup = ("batch_size_per_gpu", "epochs", "windows", 
 PREDICTION_MAY_DIFFER: AxisGroup = ("num_gpus", "num_nodes")
 """One series of measured steps, from which the step on more GPUs is predicted."""
 
+CHOICE_MAY_DIFFER: AxisGroup = (
+    *(
+        "strategy",
+        "num_nodes",
+        "num_gpus",
+        "batch_size_per_gpu",
+        "grad_accumulation",
+        "num_samples",
+        "epochs",
+        "windows",
+    ),
+    *("precision", "input", "num_workers", "execution", "layout", "fused_optimizer"),
+    *("broadcast_buffers", "sync_batchnorm", "bucket_cap_mb", "gradient_as_bucket_view"),
+    *STRATEGY_AXES,
+    *POOLED_AXES,
+)
+"""Ways to train one model on one data set, of which the fastest is to be used."""
+
 TARGET_MAY_DIFFER: AxisGroup = (
     "strategy",
     "num_nodes",

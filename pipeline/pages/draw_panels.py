@@ -313,18 +313,22 @@ def draw_bars(axes: Axes, panel: BarPanel, num_rows: float, width: int) -> None:
     for part, shares in panel.parts.items():
         colour = PLACEHOLDERS[f"--{plot_data.role_of(panel.styles[part])}"]
         looks: dict[str, Any] = {"height": 0.38, "edgecolor": PLACEHOLDERS["--bg"], "linewidth": 0.8}
-        axes.barh(range(len(panel.bars)), shares, left=left, color=colour, label=part, **looks)
+        starts = np.where(np.asarray(shares) < 0, 0, left)
+        axes.barh(range(len(panel.bars)), shares, left=starts, color=colour, label=part, **looks)
         for row, share in enumerate(shares):
             texts = (f"{name} {100 * share:.0f} %" for name in (part, part.partition(" ")[0]))
             if text := next((text for text in texts if plot_data.CHAR_PX * len(text) < share * (width - 40)), ""):
-                middle = (left[row] + share / 2, row)
+                middle = (starts[row] + share / 2, row)
                 axes.annotate(text, middle, ha="center", va="center", color=PLACEHOLDERS["--bg"], **inside)
-        left += shares
+        left += np.maximum(shares, 0)
     above: dict[str, Any] = {"xytext": (0, 3), "va": "bottom", "textcoords": "offset points", "fontsize": FONT_SIZE - 1}
     for row, (bar, total) in enumerate(zip(panel.bars, panel.totals_ms, strict=True)):
         axes.annotate(bar, (0, row - 0.19), color=PLACEHOLDERS["--fg"], **above)
         axes.annotate(f"{format_figure(total)} ms", (1, row - 0.19), ha="right", **above)
-    axes.set(xlim=(0, 1), ylim=(num_rows - 0.6, -0.8), yticks=[], xticks=[0, 0.25, 0.5, 0.75, 1])
+    lowest = min((share for shares in panel.parts.values() for share in shares), default=0)
+    axes.set(
+        xlim=(min(lowest, 0), max(1, *left)), ylim=(num_rows - 0.6, -0.8), yticks=[], xticks=[0, 0.25, 0.5, 0.75, 1]
+    )
     axes.xaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
     axes.grid(visible=False)
     axes.spines["left"].set_visible(False)

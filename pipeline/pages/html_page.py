@@ -40,6 +40,7 @@ REPORT_NAME = "report.html"
 INDEX_NAME = "index.html"
 PLOTS_FOLDER = "plots"
 QUESTIONS = {
+    "Q5": "What should I use?",
     "Q1": "Which batch size keeps one GPU busy, and where does its memory end?",
     "Q2": "How does training scale over GPUs?",
     "Q3": "Where does the time go, and how much of it is communication?",

@@ -119,19 +119,22 @@ class LinePanel(NamedTuple):
 
 
 class BarPanel(NamedTuple):
-    """Horizontal bars of equal length, split by part. `totals_ms` are the whole bars in milliseconds."""
+    """Horizontal bars of equal length, split by part. `totals_ms` are the whole bars in milliseconds.
+
+    The shares of a bar add up to 1. One below 0 is drawn to the left: then the others are too long by as much.
+    """
 
     title: str
     bars: tuple[str, ...]
     totals_ms: tuple[float, ...]
-    parts: Mapping[str, tuple[float, ...]]  # the share of each part in every bar, from 0 to 1
+    parts: Mapping[str, tuple[float, ...]]  # the share of each part in every bar
     styles: Mapping[str, int]
 
     def describe(self) -> str:
         """Return what the panel shows, in numbers."""
         sentences = [f"{self.title}."]
         for index, (bar, total) in enumerate(zip(self.bars, self.totals_ms, strict=True)):
-            shares = [f"{part} {100 * values[index]:.0f} %" for part, values in self.parts.items() if values[index] > 0]
+            shares = [f"{part} {100 * values[index]:.0f} %" for part, values in self.parts.items() if values[index]]
             sentences.append(f"{bar}: {format_figure(total)} ms, of it {', '.join(shares)}.")
         return " ".join(sentences)
 

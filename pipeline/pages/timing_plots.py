@@ -7,28 +7,34 @@ communication, or by part of DataParallel.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
+from pipeline.analysis import formulas
 from pipeline.analysis.pooling import PooledPoint, group_pairs, median_window_s, pool_outcomes
 from pipeline.experiment.point_label import EFFORT_AXES, describe_point, distinguishing_axes, models_of, varying_axes
 from pipeline.experiment.spec import Strategy
 from pipeline.pages import plot_data
 from pipeline.pages.plot_data import BarPanel, LinePanel, Plot, PlotSource, Point, Series, as_title, make_series
+from pipeline.tables.advice_rows import epoch_evidence
 from pipeline.tables.columns import AXIS_HEADINGS, Row, axes_of
 from pipeline.tables.definitions import BUS_BANDWIDTH, EPOCH_TIME, GLOBAL_BATCH, MEMORY, SPEEDUP, THROUGHPUT
 
 BATCH = "batch_size_per_gpu"
 ISOLATED = "isolated all-reduce"
 EXPOSED = "exposed communication"
-BACKWARD_AND_MORE = "backward with communication"
-RECORDED_PARTS = {
-    "data": "data_time_ns",
-    "copy": "copy_ns",
-    "forward": "forward_ns",
-    "backward": "backward_ns",
-    "optimizer": "optimizer_ns",
+RECORDED_PARTS = ("data_time_ns", "copy_ns", "forward_ns", "backward_ns", "optimizer_ns")
+AT_PEAK, DATA, LAUNCHES, SLOWEST = (
+    "computing at the peak",
+    "waiting for data",
+    "launches",
+    "waiting for the slowest rank",
+)
+REST = ("the rest of computing", "computing, launches", "computing, launches, communication")
+STYLES = {
+    **{AT_PEAK: 0, REST[0]: 2, REST[1]: 2, REST[2]: 3, LAUNCHES: 3, EXPOSED: 1, SLOWEST: 6, DATA: 7, "optimizer": 5},
+    "unexplained": 4,
 }
-STYLES = {"data": 7, "copy": 3, "forward": 0, "backward": 2, BACKWARD_AND_MORE: 4, EXPOSED: 1, "optimizer": 5}
-"""The colour of each part, in the order of the parts in a bar."""
+"""The colour of each part, in the order of the parts in a bar. No bar has two parts of one colour."""
 
+MIN_PART = 1e-4  # of the step: a smaller part is not drawn
 MAX_BARS_A_PANEL = 8  # with more there is a panel for each strategy and number of GPUs
 MEASURED_STYLES = {"all else": 0, EXPOSED: 1}
 SPLIT_STYLES = {"scatter": 7, "replicate": 1, "parallel forward": 0, "gather": 3, "backward": 2, "optimizer": 5}
@@ -169,35 +175,40 @@ def make_bars(steps: Steps, axes: Sequence[str], styles: Mapping[str, int]) -> B
 
 
 def trained_steps(source: PlotSource) -> Steps:
-    """Return the step of training points on one and on the most GPUs; nothing where all ran on one.
-
-    Exposed communication is part of backward. It stands apart where it was measured.
-    """
-    plain = [p for p in pool_outcomes(source.outcomes) if p.spec.is_whole_epoch and not p.spec.remedies]
+    """Return the step of training points on one and on the most GPUs; nothing where all ran on one."""
+    points = pool_outcomes(source.outcomes)
+    plain = [point for point in points if point.spec.is_whole_epoch and not point.spec.remedies]
+    measured = [point for point in points if point.spec.measure == "communication"]
+    rows = {repr(row.axes): row for row in source.tables["Q2"]}
     most = max((point.spec.num_gpus for point in plain), default=1)
-    exposed_s = {repr(row.axes): row["exposed_comm_time_s"] for row in source.tables["Q3"]}
-    found = []
-    for point in plain:
-        if most > 1 and point.spec.num_gpus in (1, most) and (parts := parts_of_step(point)):
-            axes = axes_of(point)
-            epoch_s = exposed_s.get(repr(axes)) if point.spec.num_gpus > 1 else 0.0
-            found.append((axes, separate_exposed(parts, epoch_s, point.spec.full_steps_per_epoch)))
-    return found
+    shown = [(point, axes_of(point)) for point in plain if most > 1 and point.spec.num_gpus in (1, most)]
+    return [(axes, parts_of_step(point, measured, rows.get(repr(axes)))) for point, axes in shown]
 
 
-def parts_of_step(point: PooledPoint) -> dict[str, float]:
-    """Return the seconds of each part of one step, medians over runs; empty if a part was not measured."""
-    totals = {part: point.median(median_window_s(field)) for part, field in RECORDED_PARTS.items()}
-    known = {part: total / point.spec.full_steps_per_epoch for part, total in totals.items() if total is not None}
-    return known if len(known) == len(totals) else {}
+def parts_of_step(point: PooledPoint, measured: Sequence[PooledPoint], row: Row | None) -> dict[str, float]:
+    """Return the seconds of each part of one step (docs/advice.md); empty if a part was not recorded.
 
-
-def separate_exposed(parts: Mapping[str, float], epoch_s: float | None, num_steps: int) -> dict[str, float]:
-    """Return the parts with exposed communication taken out of backward; None: it was not measured."""
-    step_s = None if epoch_s is None else max(epoch_s, 0.0) / num_steps
-    if step_s is None or step_s > parts["backward"]:
-        return {BACKWARD_AND_MORE if part == "backward" else part: value for part, value in parts.items()}
-    return {**parts, "backward": parts["backward"] - step_s, EXPOSED: step_s} if step_s else dict(parts)
+    The parts come from several methods and are not fitted to the step: what they leave or count twice is "unexplained",
+    which may be below 0.
+    """
+    totals = [point.median(median_window_s(field)) for field in RECORDED_PARTS]
+    if point.epoch_time is None or row is None or None in totals:
+        return {}
+    data, *computing, optimizer = (total or 0.0 for total in totals)
+    shares = epoch_evidence(point, measured).shares
+    peak_flops = (row["peak_tflops"] or 0.0) * formulas.TERA * point.spec.num_gpus
+    inside = {
+        AT_PEAK: row["flops_per_sample"] * point.spec.num_samples / peak_flops if peak_flops else 0.0,
+        LAUNCHES: max(shares.get("launches", 0.0), 0.0) * point.epoch_time,
+        EXPOSED: shares.get("communication", 0.0) * point.epoch_time,
+        SLOWEST: row["batch_wait_s"] or 0.0,
+    }
+    is_apart = "communication" in shares or point.spec.num_gpus == 1
+    rest = REST[0 if "launches" in shares else 1] if is_apart else REST[2]
+    parts = {**inside, rest: max(sum(computing) - sum(inside.values()), 0.0), DATA: data, "optimizer": optimizer}
+    parts["unexplained"] = point.epoch_time - sum(parts.values())
+    known = {part: time_s for part, time_s in parts.items() if abs(time_s) > MIN_PART * point.epoch_time}
+    return {part: time_s / point.spec.full_steps_per_epoch for part, time_s in known.items()}
 
 
 def measured_steps(source: PlotSource) -> Steps:

@@ -8,6 +8,7 @@ from pipeline.analysis.pooling import pool_outcomes
 from pipeline.analysis.ring_model import Link
 from pipeline.analysis.scaling import pair_with_baselines, strong_pairs
 from pipeline.experiment.outcomes import PointOutcome
+from pipeline.tables.advice_rows import advise_all
 from pipeline.tables.bandwidth_rows import MeasuredLinks, bandwidth_rows, measured_links, sweep_rows
 from pipeline.tables.columns import Row, Table
 from pipeline.tables.communication_rows import exposed_row, split_row, transfer_row
@@ -50,16 +51,17 @@ def build_tables(
     quantized = [point for point in over_gpus if point.spec.measure == "quantize"]
     weak = pair_with_baselines(plain, "weak")
     links = (sibling_links or {}) | measured_links(record for point in distributed for record in point.ok_records)
+    advices = advise_all(plain, distributed)
     found: dict[str, Iterable[Row]] = {
         "Q1": (q1_row(point, peak_tflops) for point in plain if point.spec.num_gpus == 1),
         "Q2": (
-            *(q2_row(point, baseline, "weak", peak_tflops) for point, baseline in weak),
+            *(q2_row(point, baseline, "weak", peak_tflops, advices.get(id(point))) for point, baseline in weak),
             *(q2_row(point, baseline, "strong", peak_tflops) for point, baseline in strong_pairs(plain)),
         ),
         "Q3": (q3_row(point, baseline, measured, links) for point, baseline in weak if point.spec.num_gpus > 1),
         "Q4": (row for point in trained for row in q4_rows(point)),
         "oom": (oom_row(point) for point in pooled if any(outcome.status == "oom" for outcome in point.outcomes)),
-        "communication": map(exposed_row, distributed),
+        "communication": (exposed_row(point, advices.get(id(point))) for point in distributed),
         "bandwidth": (row for point in ddp for row in bandwidth_rows(point)),
         "sweep": (row for rows in sweep_rows(distributed).values() for row in rows),
         "transfers": (transfer_row(point, points) for point in measured),

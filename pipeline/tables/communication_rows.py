@@ -9,8 +9,10 @@ from typing import Any, get_args
 
 from pipeline.analysis import exposed_communication as exposure
 from pipeline.analysis import formulas, intervals
+from pipeline.analysis.advice import Advice
 from pipeline.analysis.exposed_communication import TracedExposure, communications_of, is_within_noise
 from pipeline.analysis.intervals import Estimate
+from pipeline.analysis.late_rank import MIN_LATE_SHARE, find_late_rank
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.experiment.axis_groups import TRAINED_MAY_DIFFER, alike_key
@@ -25,9 +27,9 @@ KINDS: tuple[TransferKind, ...] = get_args(TransferKind)
 SPLIT_PARTS = ("scatter", "replicate", "parallel_forward", "gather", "backward", "optimizer")
 
 
-def exposed_row(point: PooledPoint) -> Row:
+def exposed_row(point: PooledPoint, advice: Advice | None = None) -> Row:
     """Return a row of Q3.1: the step with and without its collectives, and the time of the transfers."""
-    found = communications_of(point.ok_records)
+    found, late = communications_of(point.ok_records), find_late_rank(point.ok_records)
     whole = exposure.whole_step(found)
     no_op = exposure.NO_OP.get(whole, "no_op_hook")
     step, overhead = exposure.median_step_time(found, whole), exposure.median_difference(found, "no_op_hook", "no_sync")
@@ -36,6 +38,7 @@ def exposed_row(point: PooledPoint) -> Row:
     comm_s = exposure.profiled_transfer_s(found, ["gradients"]) or None
     traced = exposure.traced_exposure(found) if comm_s else TracedExposure()
     split = split_exposed(exposed, comm_s, floor_s)
+    named = [late.note()] if late and step and late.wait_s > MIN_LATE_SHARE * step else []
     return make_row(
         COMMUNICATION,
         point,
@@ -56,7 +59,10 @@ def exposed_row(point: PooledPoint) -> Row:
         buffer_comm_time_s=exposure.profiled_transfer_s(found, ["buffers", "batchnorm_statistics"]),
         straggler_wait_time_s=exposure.profiled_transfer_s(found, ["gradients"], waiting=True) if comm_s else None,
         num_windows=num_rounds(found),
-        notes=exposed_notes(point, step, exposed, floor_s, split["collective_launch_time_s"], traced),
+        late_rank=late.rank if late else None,
+        late_rank_wait_time_s=late.wait_s if late else None,
+        **(advice._asdict() if advice else {}),
+        notes=[*exposed_notes(point, step, exposed, floor_s, split["collective_launch_time_s"], traced), *named],
     )
 
 
@@ -209,3 +215,10 @@ def last_test_accuracy(record: Record) -> float | None:
 def differ_only_in_measurement(trained: Spec, measured: Spec) -> bool:
     """Return True if two points differ only in how they were measured."""
     return alike_key(trained, TRAINED_MAY_DIFFER) == alike_key(measured, TRAINED_MAY_DIFFER)
+
+
+def match_measured(point: PooledPoint, measured: Sequence[PooledPoint]) -> PooledPoint | None:
+    """Return the point on the same GPU model that measured the communication of a point, with the most rounds."""
+    on_gpu = (other for other in measured if other.gpu == point.gpu)
+    matches = [other for other in on_gpu if differ_only_in_measurement(point.spec, other.spec)]
+    return max(matches, key=lambda other: num_rounds(communications_of(other.ok_records)), default=None)

@@ -111,6 +111,28 @@ COMPUTE_RATE = Column(
     interval="kept",
 )
 MFU = Column("mfu", "MFU [%]", "tflops_per_gpu/peak_tflops: model FLOPs utilization.", interval="kept")
+NEXT_STEP = (
+    Column(
+        "next_step",
+        "next step",
+        "What to change first, by the rules of docs/advice.md; no measured pair contradicts it.",
+    ),
+    Column("limit", "limit", "The largest part of its time that a rule names."),
+    Column("limit_share", "of its time [%]", "Share of the limit; empty where the rule has none."),
+)
+"""Shown in a view of their own."""
+NEXT_STEP_KEYS = tuple(column.key for column in NEXT_STEP)
+
+
+def has_next_step(rows: Rows) -> Rows:
+    """Return the rows with a next step in order, each point once."""
+    return sort_rows([row for row in rows if row["next_step"] and row.figures.get("scaling") != "strong"])
+
+
+ADVICE = (
+    "By the rules of docs/advice.md; (2x): measured here to be twice as fast. A larger batch changes the training: its "
+    "accuracy is a question of its own (Q4)."
+)
 FLOPS = (
     Column("flops_per_sample", "", "FLOPs of the forward and backward pass of one sample, counted."),
     Column("peak_tflops", "", "Dense peak of one GPU in the precision that computed."),
@@ -264,6 +286,7 @@ Q2 = Table(
         *TIMING,
         BASELINE,
         Column("baseline_batch_size_per_gpu", "", "Batch size per GPU of the baseline point."),
+        *NEXT_STEP,
     ),
     View(
         "Q2: weak scaling, speed-up against one GPU with the per-GPU batch fixed",
@@ -284,6 +307,7 @@ Q2 = Table(
         scaled("strong", "global_batch_size"),
         hidden_axes=("batch_size_per_gpu",),
     ),
+    View("Next step of each point", ADVICE, has_next_step, NEXT_STEP_KEYS, hidden_notes=("",)),
 )
 
 MEMORY_BOUNDARY = Table(
@@ -415,6 +439,9 @@ COMMUNICATION = Table(
         NUM_WINDOWS,
         RUN_SPREAD._replace(heading=""),
         Column("exposed_comm_time_run_spread_s", "", "run_spread_s of exposed_comm_time_s."),
+        Column("late_rank", "", "Rank for which the others wait in most profiled steps."),
+        Column("late_rank_wait_time_s", "", "Time of a step that the mean other rank waits for it."),
+        *NEXT_STEP,
     ),
     View(
         "Q3.1: communication of one step, measured",
@@ -433,9 +460,10 @@ COMMUNICATION = Table(
             *("plain_step_time_s", "ddp_one_step_time_s", "no_sync_step_time_s", "no_op_hook_step_time_s"),
             "step_time_s",
         ),
-        hidden_notes=("trace_", "exposure_", "launch_exposed", "no_bucket_profiled"),
+        hidden_notes=("trace_", "exposure_", "launch_exposed", "no_bucket_profiled", "late_rank"),
         is_folded=True,
     ),
+    View("Next step of each measured step", ADVICE, has_next_step, NEXT_STEP_KEYS, hidden_notes=("",)),
 )
 
 Q3 = Table(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.analysis import formulas, loader
+from pipeline.analysis.advice import Advice
 from pipeline.analysis.comparability import gpu_model
 from pipeline.analysis.compute_rate import compute_rate_figures, compute_rate_notes
 from pipeline.analysis.energy import clock_notes, energy_figures, energy_notes, host_cpu_share_of
@@ -20,7 +21,7 @@ from pipeline.experiment.record import Record
 from pipeline.experiment.spec import CAPTURED_EXECUTIONS
 from pipeline.tables.bandwidth_rows import MeasuredLinks, link_key
 from pipeline.tables.columns import Row, make_row
-from pipeline.tables.communication_rows import differ_only_in_measurement, num_rounds, timed_figures
+from pipeline.tables.communication_rows import match_measured, timed_figures
 from pipeline.tables.definitions import OOM, Q1, Q2, Q3, Q4
 
 
@@ -73,11 +74,18 @@ def q1_row(point: PooledPoint, peak_tflops: float | None = None) -> Row:
     )
 
 
-def q2_row(point: PooledPoint, baseline: Baseline, scaling: Scaling, peak_tflops: float | None = None) -> Row:
+def q2_row(
+    point: PooledPoint,
+    baseline: Baseline,
+    scaling: Scaling,
+    peak_tflops: float | None = None,
+    advice: Advice | None = None,
+) -> Row:
     """Return a row of Q2: speed-up against one GPU with the same batch per GPU (weak) or global batch (strong)."""
     gains = scaling_figures(point, baseline, scaling)
     notes = [*time_notes(point), *gains.pop("notes"), *energy_notes(point)]
     notes += compute_rate_notes(point, peak_tflops)
+    gains |= advice._asdict() if advice else {}
     return make_row(Q2, point, notes, **time_figures(point, peak_tflops), **gains)
 
 
@@ -158,9 +166,7 @@ def exposed_per_epoch(point: PooledPoint, measured: Sequence[PooledPoint]) -> tu
     A point on another GPU model does not match. If several points of `measured` match, the one with the most rounds
     counts. A negative difference is no time, so it is None.
     """
-    on_gpu = (other for other in measured if other.gpu == point.gpu)
-    matches = [other for other in on_gpu if differ_only_in_measurement(point.spec, other.spec)]
-    match = max(matches, key=lambda other: num_rounds(communications_of(other.ok_records)), default=None)
+    match = match_measured(point, measured)
     exposed, floor_s = exposed_time(communications_of(match.ok_records)) if match else (None, None)
     if match is None or exposed is None or not point.spec.is_whole_epoch:
         return None, []

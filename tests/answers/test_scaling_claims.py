@@ -135,7 +135,7 @@ def test_every_question_is_answered_from_its_rows() -> None:
     (accuracy,) = answers["Q4"]
     assert (accuracy.kind, accuracy.values["cost"]) == ("too_few_runs", pytest.approx(-5))
     assert Answer("Q4", answers["Q4"], Terms()).command.endswith("--grid q4-study")
-    assert all("one run" in claims[0].badges for claims in answers.values())
+    assert all("one run" in claims[0].badges for question, claims in answers.items() if question != "Q5")
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,8 @@ def test_every_question_is_answered_from_its_rows() -> None:
     ],
 )
 def test_what_the_rows_cannot_answer_names_the_grid_that_would(found: list[Record], grids: list[str]) -> None:
-    for claims, grid in zip(claims_of(*found).values(), grids, strict=True):
+    measured = (claims for question, claims in claims_of(*found).items() if question != "Q5")
+    for claims, grid in zip(measured, grids, strict=True):
         assert Answer("Q1", claims, Terms()).command == (f"python -m pipeline.submit --grid {grid}" if grid else "")
         assert not grid or grid in shipped_grids()
 

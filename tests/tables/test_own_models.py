@@ -199,4 +199,5 @@ def test_what_was_not_measured_of_an_own_model_is_measured_by_the_grid_for_such(
         "Q2": submit,
         "Q3": submit,
         "Q4": "",
+        "Q5": "",
     }

@@ -1,0 +1,201 @@
+"""One next step for a point: what most of its time is lost to, and what to change, by a table of rules.
+
+A rule names a change only if no measurement of the experiment contradicts it: where the changed point was timed too,
+it must be faster. All functions are pure. Shares are of a point's time.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from pipeline.analysis.compute_rate import find_peak
+from pipeline.analysis.late_rank import MIN_LATE_SHARE
+from pipeline.analysis.loader import MAX_DATA_SHARE
+from pipeline.analysis.pooling import PooledPoint
+from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER, POOLED_AXES, alike_key
+from pipeline.experiment.spec import Spec
+
+NOTHING_FOUND = "none found"
+EFFORT_AXES = ("epochs", "windows", *POOLED_AXES)
+MIN_GAIN = 1.02  # of a changed point that was timed too, as a ratio of times
+MIN_BATCH_RATIO = 2  # of two batches from which the fixed cost of a step is taken
+
+
+class Change(NamedTuple):
+    """One thing to change: its words, the axis, the value there (None: a larger one), and axes that may change too."""
+
+    words: str
+    axis: str
+    value: str | None = None
+    others: tuple[str, ...] = ()
+
+    def is_made(self, own: Spec, other: Spec) -> bool:
+        """True if the second point has the change and the first does not."""
+        before, after = getattr(own, self.axis), getattr(other, self.axis)
+        return after == self.value != before if self.value else (after or 0) > (before or 0)
+
+
+class Rule(NamedTuple):
+    """What time is lost to, from which share it counts and how that is measured, and the changes that help."""
+
+    limit: str
+    threshold: float
+    measured_by: str
+    changes: tuple[Change, ...] = ()
+    otherwise: str = ""  # the next step of a rule without changes
+
+
+INPUT = Change("input=gpu", "input", "gpu", ("num_workers",))
+WORKERS = Change("more loader workers", "num_workers")
+GRAPH = Change("execution=graph", "execution", "graph")
+BATCH = Change("a larger batch", "batch_size_per_gpu")
+ACCUMULATION = Change("grad_accumulation=2", "grad_accumulation", None, ("num_samples",))
+COMPRESSION = Change("gradient_compression=bf16", "gradient_compression", "bf16")
+DDP = Change("strategy=ddp", "strategy", "ddp")
+
+UNEXPLAINED = Rule(
+    "several GPUs", 0.1, "1 - efficiency, where communication was not measured", (), "measure=communication"
+)
+RULES = (
+    Rule("waiting for data", MAX_DATA_SHARE, "data time and batch wait over the epoch time", (INPUT, WORKERS)),
+    Rule(
+        "launches",
+        0.25,
+        "in a profiled step the GPU neither computes nor waits for communication; else the fixed cost of an eager step",
+        (GRAPH, BATCH),
+    ),
+    Rule("a small batch", 0.25, "the fixed cost of another step", (BATCH,)),
+    Rule("communication", 0.05, "exposed communication over the step", (BATCH, ACCUMULATION, COMPRESSION)),
+    Rule(
+        "a late rank",
+        MIN_LATE_SHARE,
+        "the wait of the others for it in profiled all-reduces, over the step",
+        (),
+        "{late_rank}",
+    ),
+    Rule("DataParallel", 0, "the strategy is dp", (DDP,)),
+    Rule("full memory", 0, "the allocator freed its cache and tried again", (), "a smaller batch, or more GPUs"),
+    Rule("power", 0, "clocks were lowered for the power limit alone", (), "nothing, it is at its power limit"),
+    UNEXPLAINED,
+)
+"""Waiting for data comes first: a faster step would only wait longer. Of the others the largest share wins, then come
+those without a share, in this order. docs/advice.md has this table.
+"""
+
+
+class Evidence(NamedTuple):
+    """What is known of a point. Times are of a sample; the shares are those of its limits in the time.
+
+    `compute_time_s` is without the wait for data. `alone_time_s` is that of the bare model on one GPU with the same
+    batch, if the point measured that too. `late_rank` is what to do about a late rank.
+    """
+
+    point: PooledPoint
+    time_s: float | None
+    shares: Mapping[str, float]
+    compute_time_s: float | None = None
+    alone_time_s: float | None = None
+    late_rank: str = ""
+
+
+class Advice(NamedTuple):
+    """The next step of a point, and the limit that it is taken against, as columns; the share is None without one."""
+
+    next_step: str
+    limit: str | None = None
+    limit_share: float | None = None
+
+
+def advise(own: Evidence, found: Sequence[Evidence]) -> Advice | None:
+    """Return the next step of a point beside all points of its experiment.
+
+    None if it has no time, or was measured elsewhere: then nobody knows what it could change.
+    """
+    if own.time_s is None or not any(record.measured for record in own.point.ok_records):
+        return None
+    shares = {**derived_shares(own, found), **own.shares}
+    rules = [rule for rule in RULES if rule.limit in shares and shares[rule.limit] >= rule.threshold]
+    for rule in sorted(rules, key=lambda rule: (rule is not RULES[0], rule is UNEXPLAINED, -shares[rule.limit])):
+        if step := describe_changes(rule.changes, own, found) or rule.otherwise.format(late_rank=own.late_rank):
+            return Advice(step, rule.limit, shares[rule.limit] or None)
+    return Advice(NOTHING_FOUND)
+
+
+def describe_changes(changes: Sequence[Change], own: Evidence, found: Sequence[Evidence]) -> str:
+    """Return the changes that may help, with what they gain where that was measured; "" if none may.
+
+    A change that was measured to gain less than MIN_GAIN, or that ran out of memory, is left out.
+    """
+    said = []
+    for change in changes:
+        tried = [other for other in found if is_changed_by(change, own.point, other.point)]
+        times_s = [other.time_s for other in tried if other.time_s is not None]
+        if times_s and own.time_s:
+            if (gain := own.time_s / min(times_s)) >= MIN_GAIN:
+                said.append(f"{change.words} ({gain:.3g}x)")
+        elif is_possible(change, own.point) and not any(other.point.status == "oom" for other in tried):
+            said.append(change.words)
+    return " or ".join(said)
+
+
+def is_changed_by(change: Change, own: PooledPoint, other: PooledPoint) -> bool:
+    """True if another point differs from a point in this change alone, and in how long it ran."""
+    may_differ = (*EFFORT_AXES, change.axis, *change.others)
+    is_alike = own.gpu == other.gpu and alike_key(own.spec, may_differ) == alike_key(other.spec, may_differ)
+    return is_alike and change.is_made(own.spec, other.spec)
+
+
+def is_possible(change: Change, point: PooledPoint) -> bool:
+    """True if the changed point would be a point that may be measured on this GPU."""
+    if change is COMPRESSION and find_peak(point.gpu, "fp16") and not find_peak(point.gpu, "bf16"):
+        return False  # before Ampere
+    spec = point.spec
+    value = change.value or 2 * (getattr(spec, change.axis) or 1)
+    samples = {"num_samples": 4 * spec.global_batch_size}  # a multiple of the changed update
+    try:
+        Spec(**{**msgspec.structs.asdict(spec), **samples, change.axis: value})
+    except ValueError:
+        return False
+    return True
+
+
+def derived_shares(own: Evidence, found: Sequence[Evidence]) -> dict[str, float]:
+    """Return the shares that follow from other points: the fixed cost of a step, and what several GPUs cost.
+
+    The fixed cost would not grow with the batch: launches, the optimizer, kernels too small for the GPU. On several
+    GPUs it would hold communication too, so it is at most the share on one GPU. DataParallel has none of the two.
+    """
+    spec = own.point.spec
+    if spec.strategy == "dp":
+        return {}
+    shares, fixed = {}, fixed_share(own, found)
+    if spec.num_gpus > 1:
+        key = own.point.gpu, alike_key(spec, BASELINE_MAY_DIFFER)
+        alone = [other._replace(compute_time_s=other.alone_time_s) for other in found]
+        on_one = (other for other in found if other.point.spec.num_gpus == 1 and other.time_s)
+        one = next((o for o in on_one if (o.point.gpu, alike_key(o.point.spec, BASELINE_MAY_DIFFER)) == key), None)
+        of_one = fixed_share(one, found) if one else fixed_share(own._replace(compute_time_s=own.alone_time_s), alone)
+        fixed = None if fixed is None or of_one is None else min(fixed, of_one)
+        if one and one.time_s and own.time_s and "communication" not in own.shares:
+            shares["several GPUs"] = 1 - one.time_s / own.time_s / spec.num_gpus
+    if fixed is not None:
+        shares["launches" if is_possible(GRAPH, own.point) and not spec.is_captured else "a small batch"] = fixed
+    return shares
+
+
+def fixed_share(own: Evidence, found: Sequence[Evidence]) -> float | None:
+    """Return the fixed share of a step, by a line through it and the next batch that is at least twice as large."""
+    batch = own.point.spec.batch_size_per_gpu
+    known = [
+        (ratio, other.compute_time_s)
+        for other in found
+        if (ratio := other.point.spec.batch_size_per_gpu / batch) >= MIN_BATCH_RATIO
+        and other.compute_time_s is not None
+        and is_changed_by(BATCH, own.point, other.point)
+    ]
+    if not known or not own.compute_time_s:
+        return None
+    ratio, time_s = min(known)
+    growth = (ratio * time_s / own.compute_time_s - 1) / (ratio - 1)  # of the step, for as many samples again
+    return min(max(1 - growth, 0.0), 1.0)

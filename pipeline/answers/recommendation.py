@@ -1,0 +1,178 @@
+"""Q5, what to use: for each number of GPUs the fastest configuration that fits, and the cheapest at a target."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from pipeline.analysis.intervals import Estimate, ends_of, estimate, median_interval
+from pipeline.analysis.pooling import group_pairs
+from pipeline.answers.claims import Claim, ClaimFormatter, badges_of, describe_own
+from pipeline.answers.timing_claims import limit_words
+from pipeline.experiment.axis_groups import CHOICE_MAY_DIFFER
+from pipeline.experiment.point_label import describe_axis
+from pipeline.experiment.spec import AXES
+from pipeline.system.errors import pluralize
+from pipeline.tables.build_tables import Tables
+from pipeline.tables.columns import Row
+from pipeline.tables.definitions import NEVER_REACHED
+from pipeline.tables.time_to_target_rows import format_target, main_study
+
+SIMPLEST_FIRST = ("single", "ddp", "zero1", "fsdp", "dp"), ("eager", "compile", "graph", "compiled_graph", "auto")
+MAX_WORKLOADS = 3  # that are answered; of more those with the most configurations
+LEARNING_AXES = (
+    *("batch_size_per_gpu", "num_gpus", "grad_accumulation", "precision"),
+    *("gradient_compression", "sync_batchnorm", "broadcast_buffers"),
+)
+"""Axes of a choice that may change what is learnt, which a comparison of times does not say."""
+BASELINE_NOTES = ("of_baseline", "no_difference", "baseline_runs")
+
+
+class Choice(NamedTuple):
+    """A configuration with the time of a sample by which it is chosen, and the epoch time that is stated of it.
+
+    With repeats the first comes from one half of them and the second from the other: the fastest of many is partly the
+    luckiest.
+    """
+
+    row: Row
+    chosen_by_s: float
+    stated: Estimate
+
+    @property
+    def simplicity(self) -> tuple[int, ...]:
+        """The sort key of what is simpler: fewer GPUs, then the strategy, then who issues the step."""
+        strategies, executions = SIMPLEST_FIRST
+        row = self.row
+        return (
+            row["num_gpus"],
+            strategies.index(row["strategy"]),
+            executions.index(row.axes.get("execution") or "eager"),
+        )
+
+
+def use_claims(tables: Tables) -> list[Claim]:
+    """Return the claims of Q5: none where no epoch was timed."""
+    timed = [row for row in tables["Q2"] if row["scaling"] == "weak" and row["epoch_time_s"]]
+    real = [row for row in timed if row["input"] != "synthetic"]  # no one trains on one batch
+    workloads = list(group_pairs((workload_key(row), row) for row in real or timed).values())
+    largest = sorted(workloads, key=len, reverse=True)[:MAX_WORKLOADS]
+    return [claim for rows in largest for claim in fastest_claims(rows, real or timed)] + cheapest_claims(tables)
+
+
+def workload_key(row: Row) -> tuple[str, ...]:
+    """Return what is trained: the axes that are no choice."""
+    return tuple(repr(row.axes[axis]) for axis in AXES if axis in row.axes and axis not in CHOICE_MAY_DIFFER)
+
+
+def make_choices(rows: Sequence[Row]) -> list[Choice]:
+    """Return the configurations, chosen by every other repeat if each has two or more."""
+    runs = [row["epoch_time_s"].run_medians for row in rows]
+    is_halved = min(map(len, runs)) > 1
+    choices = []
+    for row, times_s in zip(rows, runs, strict=True):
+        stated = row["epoch_time_s"]
+        if is_halved:
+            stated = estimate(statistics.median(times_s[1::2]), median_interval(times_s[1::2])) or stated
+        chosen_by_s = statistics.median(times_s[::2]) if is_halved else stated
+        choices.append(Choice(row, chosen_by_s / (row.axes.get("num_samples") or 1), stated))
+    return choices
+
+
+def rivals_of(best: Choice, choices: Iterable[Choice]) -> list[Choice]:
+    """Return the other configurations whose interval meets that of the fastest: they are not told apart."""
+    _, end_s = sample_ends(best)
+    lows = ((other, sample_ends(other)[0]) for other in choices if other is not best)
+    return [other for other, low_s in lows if end_s is not None and low_s is not None and low_s <= end_s]
+
+
+def sample_ends(choice: Choice) -> tuple[float | None, float | None]:
+    """Return the ends of the time of a sample, over all repeats."""
+    samples = choice.row.axes.get("num_samples") or 1
+    low, high = ends_of(choice.row["epoch_time_s"])
+    return (None if low is None else low / samples), (None if high is None else high / samples)
+
+
+def choose(choices: Sequence[Choice]) -> tuple[Choice, list[Choice]]:
+    """Return the fastest configuration, or the simplest that is not told apart from it, and the others that are not."""
+    best = min(choices, key=lambda choice: choice.chosen_by_s)
+    tied = [best, *rivals_of(best, choices)]
+    simplest = min(tied, key=lambda choice: (choice.simplicity, choice.chosen_by_s))
+    return simplest, [choice for choice in tied if choice.simplicity > simplest.simplicity]
+
+
+def fastest_claims(rows: Sequence[Row], all_rows: Sequence[Row]) -> list[Claim]:
+    """Return which configuration of one workload to use, those for fewer GPUs, and what limits it."""
+    choices = make_choices(rows)
+    used, tied = choose(choices)
+    by_count = group_pairs((choice.row["num_gpus"], choice) for choice in choices)
+    fewer = [choose(by_count[count])[0] for count in sorted(by_count) if count != used.row["num_gpus"]]
+    row, n = used.row, min(choice.row.n for choice in choices)
+    is_learnt_alike = all(len({repr(other.axes.get(axis)) for other in rows}) == 1 for axis in LEARNING_AXES)
+    values = {
+        "what": name_of(row, all_rows),
+        "throughput": throughput_words(used),
+        "epoch_time": used.stated,
+        "choice": choice_words(len(choices), n),
+        "rivals": " and ".join(name_of(choice.row, all_rows) for choice in tied[:2]) or None,
+        "others": "; ".join(describe_fewer(choice) for choice in fewer) or None,
+    }
+    badges = (*own_badges(row), *(() if is_learnt_alike else ("accuracy not compared",)))
+    if len(choices) == 1:
+        only = {**values, "choice": "one run" if n == 1 else f"n = {n}"}
+        return [Claim("Q5", "only_choice", only, badges)]
+    known = {"limit": limit_words(row), "next_step": row["next_step"]}
+    return [Claim("Q5", "use", values, badges), Claim("Q5", "use_next", known)]
+
+
+def name_of(row: Row, rows: Sequence[Row]) -> str:
+    """Return strategy, GPUs, batch, and the axes in which the rows differ."""
+    return describe_own(row, rows, also="num_gpus")
+
+
+def describe_fewer(choice: Choice) -> str:
+    """Return the configuration of a number of GPUs with its epoch time."""
+    row, time = choice.row, ClaimFormatter({}).format_field(choice.stated, "digits")
+    return f"on {describe_axis('num_gpus', row['num_gpus'])} {describe_own(row, [row])} with an epoch of {time} s"
+
+
+def own_badges(row: Row) -> tuple[str, ...]:
+    """Return what weakens the time of a row, without its baseline; the number of runs stands in the sentence."""
+    own = [note for note in row.notes if note.kind not in BASELINE_NOTES and note.values.get("what") != "baseline"]
+    found = badges_of(msgspec.structs.replace(row, notes=tuple(own)))
+    return tuple(badge for badge in found if badge != "one run")
+
+
+def throughput_words(choice: Choice) -> str:
+    """Return the images/s of what is stated; of the whole row if that has none."""
+    rate = choice.row["throughput_items_per_s"]
+    return (
+        "images/s not stated" if rate is None else f"{rate * choice.row['epoch_time_s'] / choice.stated:,.0f} images/s"
+    )
+
+
+def choice_words(count: int, n: int) -> str:
+    """Return how many configurations the fastest was chosen from, and by how many runs."""
+    by = "one run each" if n == 1 else f"n = {n}, chosen by every other run, the figure is that of the others"
+    return f"{pluralize(count, 'configuration')}, {by}"
+
+
+def cheapest_claims(tables: Tables) -> list[Claim]:
+    """Return what reaches the target of the main study in the fewest GPU-seconds; nothing without a study."""
+    rows, _ = main_study(tables["time_to_target"])
+    if rows and all(row["reached"] == NEVER_REACHED for row in rows):
+        return [Claim("Q5", "never_reached", {"target": format_target(rows[0])})]
+    row = next((row for row in rows if "GPU-seconds" in (row["soonest"] or "")), None)
+    if row is None:
+        return []
+    remedies = describe_axis("remedies", row["remedies"]) if row["remedies"] else ""
+    batch, epochs = f"{row['global_batch_size']:,} images a step", pluralize(row["epochs"], "epoch")
+    values = {
+        "target": format_target(row),
+        "what": ", ".join(filter(None, (batch, describe_axis("num_gpus", row["num_gpus"]), remedies, epochs))),
+        "gpu_seconds": row["time_to_target_s"].times(row["num_gpus"]),
+        "n": row.n,
+        "choice": pluralize(len(rows), "configuration"),
+    }
+    return [Claim("Q5", "cheapest", values, tuple(badge for badge in badges_of(row) if "reach" in badge))]

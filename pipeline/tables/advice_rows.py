@@ -1,0 +1,75 @@
+"""The next step of every point, from what its own records and its measured communication say."""
+
+from collections.abc import Sequence
+
+from pipeline.analysis import exposed_communication as exposure
+from pipeline.analysis.advice import Advice, Evidence, advise
+from pipeline.analysis.energy import POWER_LIMITS, clock_notes
+from pipeline.analysis.exposed_communication import communications_of, is_within_noise
+from pipeline.analysis.late_rank import find_late_rank
+from pipeline.analysis.loader import longest_data_share
+from pipeline.analysis.pooling import PooledPoint, median_window_s
+from pipeline.tables.communication_rows import match_measured
+
+Advices = dict[int, Advice]
+"""The next step by the id of a pooled point, of those that have one."""
+
+
+def advise_all(points: Sequence[PooledPoint], measured: Sequence[PooledPoint]) -> Advices:
+    """Return the next step of points with epochs, and of points that measured communication."""
+    groups = [epoch_evidence(point, measured) for point in points], [step_evidence(point) for point in measured]
+    advices = [(own.point, advise(own, found)) for found in groups for own in found]
+    return {id(point): advice for point, advice in advices if advice is not None}
+
+
+def epoch_evidence(point: PooledPoint, measured: Sequence[PooledPoint]) -> Evidence:
+    """Return what is known of the epochs of a point, with the shares of the point that measured its communication."""
+    time_s, match = point.epoch_time, match_measured(point, measured)
+    if not time_s:
+        return Evidence(point, None, {})
+    num_samples, shares, late_rank = point.spec.num_samples, dict[str, float](), ""
+    if match and point.spec.is_whole_epoch:
+        step = step_evidence(match)
+        steps_s = (step.time_s or 0.0) * point.spec.global_batch_size * point.spec.full_steps_per_epoch
+        of_epoch = steps_s / time_s
+        shares, late_rank = {limit: share * of_epoch for limit, share in step.shares.items()}, step.late_rank
+    compute_s = point.median(median_window_s("compute_time_ns"))
+    if point.spec.input == "dataloader":
+        shares["waiting for data"] = longest_data_share(point) or 0.0
+    elif compute_s is None:
+        compute_s = time_s
+    per_sample_s = None if compute_s is None else compute_s / num_samples
+    return Evidence(point, time_s / num_samples, shares | other_limits(point), per_sample_s, late_rank=late_rank)
+
+
+def step_evidence(point: PooledPoint) -> Evidence:
+    """Return what is known of the steps of a communication point."""
+    found = communications_of(point.ok_records)
+    step = exposure.median_step_time(found, exposure.whole_step(found))
+    if not step:
+        return Evidence(point, None, {})
+    shares: dict[str, float] = {}
+    exposed, noise_s = exposure.exposed_time(found)
+    if exposed is not None:
+        shares["communication"] = 0.0 if is_within_noise(exposed, noise_s) else max(exposed / step, 0.0)
+    busy = exposure.busy_share(found, step)
+    if busy is not None and not point.spec.is_captured and point.spec.device == "cuda":
+        shares["launches"] = 1 - busy - shares.get("communication", 0.0)
+    late = find_late_rank(point.ok_records)
+    if late is not None:
+        shares["a late rank"] = late.wait_s / step
+    samples, plain = point.spec.global_batch_size, exposure.median_step_time(found, "plain")
+    alone_s = plain * point.spec.num_gpus / samples if plain else None
+    remedy = late.remedy if late else ""
+    return Evidence(point, step / samples, shares | other_limits(point), step / samples, alone_s, remedy)
+
+
+def other_limits(point: PooledPoint) -> dict[str, float]:
+    """Return the limits of a point that have no share, each as 0."""
+    lowered = [set(note.values["reasons"]) for note in clock_notes(point)]
+    holds = {
+        "DataParallel": point.spec.strategy == "dp",
+        "full memory": bool(point.allocator_retry_notes),
+        "power": bool(lowered) and all(reasons <= POWER_LIMITS for reasons in lowered),
+    }
+    return {limit: 0.0 for limit, is_so in holds.items() if is_so}

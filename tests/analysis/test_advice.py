@@ -1,0 +1,137 @@
+"""The next step of a point: the rules, the pairs that were measured, and what published records bear out."""
+
+import re
+from typing import Any
+
+import msgspec
+import pytest
+from factories import ROOT, make_measurement, make_record, make_spec
+from rendered_tables import build
+from timed_records import H200, timed
+
+from pipeline.analysis.advice import NOTHING_FOUND, RULES
+from pipeline.experiment.folder import Experiment
+from pipeline.experiment.record import Environment, Gpu, Record
+from pipeline.tables.collect_experiment import collect_experiment
+from pipeline.tables.columns import Row
+
+
+def weak(*found: Record) -> list[Row]:
+    return [row for row in build(*found)["Q2"] if row["scaling"] == "weak"]
+
+
+def waiting(time_s: float, **fields: Any) -> Record:
+    spec = make_spec(**fields)
+    return make_record(spec, measurement=make_measurement(spec, (9, time_s), compute_share=0.5), environment=H200)
+
+
+def resident(time_s: float, batch_size_per_gpu: int, num_gpus: int = 1, **fields: Any) -> Record:
+    """A record of a point whose images lie on the device."""
+    return timed(time_s, batch_size_per_gpu, num_gpus, input="gpu", **fields)
+
+
+def test_the_table_in_the_docs_is_that_of_the_rules() -> None:
+    page = (ROOT / "docs/advice.md").read_text().partition("\n## Where")[0]
+    rows = [re.split(r" *\| *", line.strip("| ")) for line in page.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) == len(RULES)
+    for (limit, share, measured_by, step), rule in zip(rows, RULES, strict=True):
+        assert (limit, measured_by) == (rule.limit, rule.measured_by)
+        assert share == (f"{100 * rule.threshold:g} %" if rule.threshold else "")
+        changes = " or ".join(change.words for change in rule.changes)
+        assert step == (changes or rule.otherwise.replace("{late_rank}", "exclude its node, or look at its GPU"))
+
+
+def test_a_point_that_waits_for_data_is_told_so() -> None:
+    (row,) = weak(waiting(4))
+    assert (row["limit"], row["limit_share"]) == ("waiting for data", pytest.approx(0.5))
+    assert row["next_step"] == "input=gpu or more loader workers"
+
+
+def test_a_change_that_was_measured_is_named_only_if_it_is_faster() -> None:
+    faster = weak(waiting(4), resident(2, 128))[0]
+    slower = weak(waiting(4), resident(5, 128))[0]
+    neither = weak(waiting(4), resident(5, 128), waiting(4.5, num_workers=4))[0]
+    assert faster["next_step"] == "input=gpu (2x) or more loader workers"
+    assert slower["next_step"] == "more loader workers"
+    assert neither["next_step"] == NOTHING_FOUND
+
+
+def test_a_step_that_does_not_grow_with_its_batch_is_launched_too_slowly() -> None:
+    rows = weak(resident(8, 32), resident(4, 64), resident(3.9, 128))
+    assert [row["limit"] for row in rows] == ["launches", None, None]
+    assert rows[0]["next_step"] == "execution=graph or a larger batch (2.05x)"
+    captured = weak(*(resident(time_s, batch, execution="graph") for time_s, batch in ((8, 32), (4, 64))))
+    assert captured[0]["limit"] == "a small batch"
+
+
+def test_a_larger_batch_that_runs_out_of_memory_is_not_advised() -> None:
+    large = make_record(make_spec(batch_size_per_gpu=128, input="gpu", execution="graph"), status="oom")
+    lost = msgspec.structs.replace(large, environment=H200)
+    rows = weak(resident(8, 32, execution="graph"), lost)
+    assert rows[0]["next_step"] == NOTHING_FOUND
+
+
+def test_what_several_gpus_cost_is_to_be_measured_if_nothing_else_says_it() -> None:
+    rows = weak(resident(4, 128), resident(3, 128, 2))
+    assert (rows[1]["limit"], rows[1]["next_step"]) == ("several GPUs", "measure=communication")
+    assert weak(resident(4, 128), resident(2.1, 128, 2))[1]["next_step"] == NOTHING_FOUND
+
+
+def test_points_without_a_time_two_models_and_timings_from_elsewhere() -> None:
+    failed = make_record(make_spec(), status="failed")
+    assert weak(failed)[0]["next_step"] is None
+    other = msgspec.structs.replace(resident(1, 128), environment=Environment(gpus=(Gpu(name="NVIDIA H100"),)))
+    assert weak(waiting(4), other)[0]["next_step"] == "input=gpu or more loader workers"  # another model tells nothing
+    stated = msgspec.structs.replace(waiting(4), measured=False)
+    assert weak(stated)[0]["next_step"] is None
+
+
+PAIRS = [  # advised here, measured there: (experiment, table), (the other side), what the advice names
+    (("h200x2/scaling", "Q2", "waiting for data"), ("h200x2/intervals", "Q2"), "input=gpu"),
+    (("h200x2/q1", "Q2", "waiting for data"), ("h200x2/intervals", "Q2"), "input=gpu"),
+    (("h200x2/intervals", "Q2", "launches"), ("h200x2/graph", "Q2"), "execution=graph"),
+    (("h200x2/packed", "Q2", "launches"), ("h200x2/graph", "Q2"), "execution=graph"),
+    (
+        ("h200x2/communication", "communication", "launches"),
+        ("h200x2/communication-captured", "communication"),
+        "execution=graph",
+    ),
+]
+
+
+def published(name: str, table: str) -> dict[tuple[Any, ...], Row]:
+    rows = collect_experiment(Experiment(ROOT / "outputs" / name)).tables[table]
+    of_points = [row for row in rows if row.figures.get("scaling") != "strong"]
+    return {(row["strategy"], row["num_gpus"], row["batch_size_per_gpu"]): row for row in of_points}
+
+
+@pytest.mark.parametrize(("advised", "other", "words"), PAIRS)
+def test_advice_on_published_records_names_the_side_that_was_faster(
+    advised: tuple[str, str, str], other: tuple[str, str], words: str
+) -> None:
+    name, table, limit = advised
+    own, measured = published(name, table), published(*other)
+    figure = "epoch_time_s" if table == "Q2" else "step_time_s"
+    pairs = [(row, measured[key]) for key, row in own.items() if key in measured and words in (row["next_step"] or "")]
+    assert pairs
+    for row, faster in pairs:
+        assert row["limit"] in (limit, "launches")
+        assert faster[figure] < row[figure]
+
+
+def test_no_gain_is_claimed_below_1_in_any_published_experiment() -> None:
+    for manifest in sorted((ROOT / "outputs").glob("**/manifest.json")):
+        tables = collect_experiment(Experiment(manifest.parent)).tables
+        steps = [row["next_step"] or "" for row in (*tables["Q2"], *tables["communication"])]
+        gains = [float(gain) for step in steps for gain in re.findall(r"\(([\d.e+]+)x\)", step)]
+        assert all(gain > 1 for gain in gains), manifest
+
+
+def test_communication_is_less_where_the_batch_is_larger() -> None:
+    for name in ("h200x2/communication-captured", "h200x4/communication-captured"):
+        own = published(name, "communication")
+        for (strategy, gpus, size), row in own.items():
+            if "a larger batch" in row["next_step"]:
+                larger = own[strategy, gpus, 4 * size]
+                assert larger["exposed_comm_share"] < row["exposed_comm_share"]
+                assert larger["step_time_s"] < 4 * row["step_time_s"]
