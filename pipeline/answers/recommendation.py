@@ -108,19 +108,19 @@ def fastest_claims(rows: Sequence[Row], all_rows: Sequence[Row]) -> list[Claim]:
     used, tied = choose(choices)
     by_count = group_pairs((choice.row["num_gpus"], choice) for choice in choices)
     fewer = [choose(by_count[count])[0] for count in sorted(by_count) if count != used.row["num_gpus"]]
-    row, n = used.row, min(choice.row.n for choice in choices)
+    row = used.row
     is_learnt_alike = all(len({repr(other.axes.get(axis)) for other in rows}) == 1 for axis in LEARNING_AXES)
     values = {
         "what": name_of(row, all_rows),
         "throughput": throughput_words(used),
         "epoch_time": used.stated,
-        "choice": choice_words(len(choices), n),
+        "choice": choice_words(rows),
         "rivals": " and ".join(name_of(choice.row, all_rows) for choice in tied[:2]) or None,
         "others": "; ".join(describe_fewer(choice) for choice in fewer) or None,
     }
     badges = (*own_badges(row), *(() if is_learnt_alike else ("accuracy not compared",)))
     if len(choices) == 1:
-        only = {**values, "choice": "one run" if n == 1 else f"n = {n}"}
+        only = {**values, "choice": "one run" if row.n == 1 else f"n = {row.n}"}
         return [Claim("Q5", "only_choice", only, badges)]
     known = {"limit": limit_words(row), "next_step": row["next_step"]}
     return [Claim("Q5", "use", values, badges), Claim("Q5", "use_next", known)]
@@ -152,10 +152,16 @@ def throughput_words(choice: Choice) -> str:
     )
 
 
-def choice_words(count: int, n: int) -> str:
-    """Return how many configurations the fastest was chosen from, and by how many runs."""
-    by = "one run each" if n == 1 else f"n = {n}, chosen by every other run, the figure is that of the others"
-    return f"{pluralize(count, 'configuration')}, {by}"
+def choice_words(rows: Sequence[Row]) -> str:
+    """Return how many configurations the fastest was chosen from, and by how many runs of each."""
+    fewest, most = min(row.n for row in rows), max(row.n for row in rows)
+    if most == 1:
+        by = "one run each"
+    elif fewest == 1:
+        by = f"n = 1 to {most}, chosen and stated by the same runs"
+    else:
+        by = f"n = {fewest}, chosen by every other run, the figure is that of the others"
+    return f"{pluralize(len(rows), 'configuration')}, {by}"
 
 
 def cheapest_claims(tables: Tables) -> list[Claim]:

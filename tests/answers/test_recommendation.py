@@ -60,6 +60,11 @@ def test_with_repeats_one_half_chooses_and_the_other_is_stated() -> None:
     assert_says(said, f"{50_000 / 1.4:,.0f} images/s", "(accuracy not compared)")
 
 
+def test_a_configuration_of_one_run_leaves_no_half_to_choose_by() -> None:
+    said = answers_of(*repeated((1.0, 1.2)), timed(3, 512))["Q5"]
+    assert_says(said, "epoch 1.10 s", "of 2 configurations, n = 1 to 2, chosen and stated by the same runs")
+
+
 def test_one_configuration_is_no_choice_and_no_epoch_is_no_answer() -> None:
     assert_says(answers_of(timed(4, 128))["Q5"], "One configuration was timed", "no choice")
     assert "Q5" not in claims_of(make_record(make_spec(), status="failed"))
