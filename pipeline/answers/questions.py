@@ -24,6 +24,9 @@ NOT_ASKED = {
 }
 """What an experiment that does not ask a question leaves out."""
 
+IN_ORDER = ("Q5", *NOT_ASKED, "int8")
+"""The questions as a reader meets them: first what to use."""
+
 
 class Headline(NamedTuple):
     """A claim in a few words: its figure, the ends of its interval, and what weakens it."""

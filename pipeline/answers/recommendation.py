@@ -118,7 +118,7 @@ def fastest_claims(rows: Sequence[Row], all_rows: Sequence[Row]) -> list[Claim]:
         "rivals": " and ".join(name_of(choice.row, all_rows) for choice in tied[:2]) or None,
         "others": "; ".join(describe_fewer(choice) for choice in fewer) or None,
     }
-    badges = (*own_badges(row), *(() if is_learnt_alike else ("accuracy not compared",)))
+    badges = (*own_badges(row), *(() if is_learnt_alike else ("learning not compared",)))
     if len(choices) == 1:
         only = {**values, "choice": "one run" if row.n == 1 else f"n = {row.n}"}
         return [Claim("Q5", "only_choice", only, badges)]

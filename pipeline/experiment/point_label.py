@@ -44,6 +44,7 @@ WORDS = {  # axis -> the words for its value; {} is the value
     "windows": "{} windows",
     "max_steps": "at most {} steps",
     "learning_rate": "learning rate {}",
+    "reference_batch_size": "reference {}",
     "bucket_cap_mb": "buckets of {} MiB",
     "memory_limit_gib": "limit {} GiB",
     "gradient_compression": "{} gradients",

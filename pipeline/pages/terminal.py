@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.analysis.pooling import group_pairs
-from pipeline.answers.questions import NOT_ASKED, Answer, Headline
+from pipeline.answers.questions import IN_ORDER, NOT_ASKED, Answer, Headline
 from pipeline.pages.cells import DisplayColumn, DisplayTable
 from pipeline.pages.display_tables import MAX_WIDTH, DisplayOptions, display_tables
 from pipeline.pages.markdown import escape_markdown, name_source, render_coverage, render_table, wrap
@@ -151,7 +151,9 @@ def render_overview(summaries: Sequence[Summary], index: Path | None, width: int
     """Return a table for each question with a line an experiment, what ran out of memory, and the paths."""
     lines = []
     pairs = ((headline.question, (summary, headline)) for summary in summaries for headline in summary.headlines)
-    for question, own in sorted(group_pairs(pairs).items()):
+    by_question = group_pairs(pairs)
+    for question in (question for question in IN_ORDER if question in by_question):
+        own = by_question[question]
         names, said = [summary.name for summary, _ in own], [headline for _, headline in own]
         conditions = [", ".join([*summary.conditions, *headline.badges]) for summary, headline in own]
         columns = fitting(

@@ -130,8 +130,8 @@ def has_next_step(rows: Rows) -> Rows:
 
 
 ADVICE = (
-    "By the rules of docs/advice.md; (2x): measured here to be twice as fast. A larger batch changes the training: its "
-    "accuracy is a question of its own (Q4)."
+    "By the rules of docs/advice.md; (2x): measured here to be twice as fast. A larger batch changes the training: what it "
+    "learns is a question of its own (Q4)."
 )
 FLOPS = (
     Column("flops_per_sample", "", "FLOPs of the forward and backward pass of one sample, counted."),
@@ -664,11 +664,13 @@ Q4 = Table(
         "The table shows the first and the last epoch of each point. Loss and training accuracy are of augmented "
         "images, during the epoch.",
         epochs_of(with_merit=False),
+        hidden_axes=("gpu",),
     ),
     View(
         f"Q4: loss and {MERIT.heading} by epoch",
         "The table shows the first and the last epoch of each point. Loss is of training samples, during the epoch.",
         epochs_of(with_merit=True),
+        hidden_axes=("gpu",),
     ),
 )
 

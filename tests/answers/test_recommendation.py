@@ -26,7 +26,7 @@ def repeated(times_s: tuple[float, ...], **fields: Any) -> list[Record]:
 def test_the_fastest_of_each_number_of_gpus_is_named_and_one_run_is_said() -> None:
     said = answers_of(timed(4, 128), timed(3, 512), timed(2.2, 128, 2), timed(1.7, 512, 2))["Q5"]
     assert_says(said, "Use ddp 2 GPUs, 512 per GPU", "the fastest of 4 configurations, one run each")
-    assert_says(said, "Fastest on 1 GPU 512 per GPU with an epoch of 3.00 s", "(accuracy not compared)")
+    assert_says(said, "Fastest on 1 GPU 512 per GPU with an epoch of 3.00 s", "(learning not compared)")
 
 
 def test_it_is_the_first_line_of_the_report() -> None:
@@ -41,7 +41,7 @@ def test_of_a_tie_the_simpler_one_is_used() -> None:
     apart = answers_of(graph, windowed(times(1.1), 128))["Q5"]
     assert_says(apart, "Use 1 GPU, 128 per GPU, graph")
     assert "may be as fast" not in apart
-    assert "accuracy not compared" not in apart
+    assert "learning not compared" not in apart
 
 
 def test_of_a_tie_between_numbers_of_gpus_and_between_strategies() -> None:
@@ -57,7 +57,7 @@ def test_with_repeats_one_half_chooses_and_the_other_is_stated() -> None:
     steady = repeated((1.1, 1.1, 1.1, 1.1), precision="fp32")
     said = answers_of(*lucky, *steady)["Q5"]
     assert_says(said, "bf16", "epoch 1.40 s", "n = 4, chosen by every other run, the figure is that of the others")
-    assert_says(said, f"{50_000 / 1.4:,.0f} images/s", "(accuracy not compared)")
+    assert_says(said, f"{50_000 / 1.4:,.0f} images/s", "(learning not compared)")
 
 
 def test_a_configuration_of_one_run_leaves_no_half_to_choose_by() -> None:
@@ -87,7 +87,7 @@ def test_synthetic_points_are_not_advised_beside_real_ones() -> None:
 def test_what_limits_it_comes_with_its_next_step() -> None:
     assert "limited by" not in answers_of(timed(4, 128, input="gpu"), timed(3, 512, input="gpu"))["Q5"]
     use, limits = published_claims("h200x2/scaling")["Q5"]
-    assert use.badges == ("waits for data 33 %", "accuracy not compared")
+    assert use.badges == ("waits for data 33 %", "learning not compared")
     assert_says(limits.sentences()[0], "waiting for data, 33 %", "input=gpu or more loader workers")
 
 
@@ -102,4 +102,4 @@ def test_the_recommendation_is_one_sentence_and_its_trust() -> None:
     found = recommend(build(timed(4, 128), timed(3, 512)), Terms())
     assert found.sentence.startswith("Use 1 GPU, 512 per GPU")
     assert found.sentence.count(". ") == 0
-    assert found.trust == "2 configurations, one run each, accuracy not compared"
+    assert found.trust == "2 configurations, one run each, learning not compared"

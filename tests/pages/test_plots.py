@@ -130,7 +130,7 @@ def test_lines_are_labelled_at_their_ends_in_a_grey_print_too() -> None:
 
 def test_a_part_of_a_bar_with_room_has_its_name_inside_and_a_logarithmic_axis_says_so() -> None:
     found = plots_of(*every_question())
-    assert re.search(r">backward 4\d %</text>", svg_of(render_plot(found["q3"]).panels[-1].light))
+    assert re.search(r">computing, launches 8\d %</text>", svg_of(render_plot(found["q3"]).panels[-1].light))
     assert ">images a step, logarithmic</text>" in svg_of(render_plot(found["q1"]).panels[0].light)
     assert line_panel(found["q2"]).axis_label == "GPUs"
 
