@@ -1,0 +1,113 @@
+"""docs/for-admins.md: its figures are what is counted here."""
+
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from conftest import Command
+from factories import ARRAY, ROOT, SUBMISSION, make_experiment, make_spec, write_grid, write_script
+from slurm_queue import Env
+
+from pipeline.data.images import IMAGE_SIZE_PX, MAX_CACHE_BYTES, MAX_UNUSED_DAYS
+from pipeline.experiment.grid import MAX_POINTS
+from pipeline.experiment.manifest import SlurmArray, start_submission
+from pipeline.experiment.resources import Resources
+from pipeline.runner.start_ranks import FIRST_PORT, NUM_PORTS
+from pipeline.submission import read_progress
+from pipeline.submission.batch_script import MAX_RUNNING_ELEMENTS
+from pipeline.system.errors import UMASK
+from pipeline.training.process_group import COLLECTIVE_TIMEOUT_S
+
+PAGE = " ".join((ROOT / "docs" / "for-admins.md").read_text().split())
+ASKED = ("scontrol", "squeue", "sacct", "sinfo", "sbatch", "scancel")
+TWO = """
+name: two
+base: {device: cpu, model: lenet, dataset: synthetic, input: synthetic, precision: fp32, num_samples: 64, num_gpus: 1,
+       strategy: single}
+points:
+  - {batch_size_per_gpu: [8, 16]}
+resources: {cpus_per_gpu: 1, mem_per_gpu_gib: 3, time: "00:10:00"}
+"""
+
+
+def calls_in(log: Path) -> Counter[str]:
+    return Counter(log.read_text().split()) if log.exists() else Counter()
+
+
+def test_a_follower_asks_slurm_less_and_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins note each call; a made-up clock runs while the follower sleeps."""
+    point, log = make_spec(), tmp_path / "calls"
+    answers = {"scontrol": "echo 'Slurmctld(primary) at here is UP'", "sacct": "", "sbatch": ""}
+    answers["squeue"] = f"echo '7|0|RUNNING|0|NONE|None|0|{ARRAY}'"
+    for name, answer in answers.items():
+        write_script(tmp_path / "bin" / name, f"echo {name} >> {log}", answer)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    experiment = make_experiment(tmp_path / "x", missing=[point])
+    submission = start_submission(SUBMISSION, "slurm")
+    submission.arrays.append(SlurmArray(ARRAY, [[point.run_id()]], job_id="7"))
+    with experiment.edit_manifest() as manifest:
+        manifest.submissions.append(submission)
+
+    by_minute: list[Counter[str]] = []
+    slept_s = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal slept_s
+        if int((slept_s + seconds) // 60) > int(slept_s // 60):
+            by_minute.append(calls_in(log) - sum(by_minute, Counter()))
+        slept_s += seconds
+
+    monkeypatch.setattr(read_progress, "time", SimpleNamespace(sleep=sleep))
+    for _ in read_progress.poll_until_finished({"x": experiment}):
+        if len(by_minute) == 3:
+            break
+    first, *later = by_minute
+    assert later == [{"scontrol": 2, "squeue": 2, "sacct": 2}] * 2
+    assert first == {"scontrol": 5, "squeue": 5, "sacct": 5}
+    assert "| 3 calls for each experiment |" in PAGE
+    assert f"{sum(first.values())} calls in the first minute and {sum(later[0].values())} in each later one" in PAGE
+
+
+@pytest.mark.slurm
+def test_the_files_and_calls_of_two_points(pipeline: Command, on_slurm: Env, tmp_path: Path) -> None:
+    log = tmp_path / "calls"
+    for name in ASKED:
+        write_script(tmp_path / "bin" / name, f"echo {name} >> {log}", f'exec {shutil.which(name)} "$@"')
+    counted = {**on_slurm, "PATH": f"{tmp_path / 'bin'}:{on_slurm['PATH']}"}  # also in the jobs
+    submit = ("submit", "--grid", write_grid(tmp_path, TWO), "--outputs", tmp_path / "out")
+    assert pipeline(*submit, env=counted).returncode == 0
+    assert pipeline(*submit, "--wait", env=on_slurm).returncode == 0
+    assert calls_in(log) == {"scontrol": 2, "sinfo": 1, "sbatch": 1}
+    assert "2 scontrol, 1 sinfo, 1 sbatch for a grid of one shape" in PAGE
+
+    experiment = tmp_path / "out" / "two"
+    names = [path.name for path in experiment.glob("records/*")]
+    assert len(names) == 2 * 2
+    assert "| 2 for each attempt at a point |" in PAGE
+    in_logs = [path.name for path in experiment.glob("logs/*/*/*")]
+    of_elements = [name for name in in_logs if re.match(r"[0-9]+_[01]_", name)]
+    assert (len(of_elements), len(in_logs) - len(of_elements)) == (2 * 3, 4)
+    assert "| 3 for each array element" in PAGE
+    assert "| 4 for each array |" in PAGE
+    assert len([path for path in experiment.iterdir() if path.is_file()]) == 3
+    assert list(experiment.glob("logs/scratch/*")) == []
+    modes = {oct(path.stat().st_mode & 0o777) for path in experiment.glob("logs/*") if path.name != "scratch"}
+    assert (oct(experiment.stat().st_mode & 0o777), modes) == ("0o750", {"0o700"})
+    assert "an experiment is 0750, those of its logs 0700" in PAGE
+
+
+def test_the_limits_of_the_page_are_those_of_the_code() -> None:
+    default = Resources()
+    assert f"at most {MAX_RUNNING_ELEMENTS} elements" in PAGE
+    assert f"{default.time_min()} minutes a point" in PAGE
+    assert f"{default.cpus_per_gpu} CPUs and {default.mem_per_gpu_gib} GiB for each GPU" in PAGE
+    assert f"at most {MAX_POINTS:,} points" in PAGE
+    assert f"unused for {MAX_UNUSED_DAYS} days, and of the rest what is beyond {MAX_CACHE_BYTES // 2**30} GiB" in PAGE
+    assert f"{IMAGE_SIZE_PX**2 * 3 // 1024} KiB an image" in PAGE
+    assert f"from {FIRST_PORT} to {FIRST_PORT + NUM_PORTS - 1}" in PAGE
+    assert f"no progress for {COLLECTIVE_TIMEOUT_S} s" in PAGE
+    assert f"umask {UMASK:03o}" in PAGE
