@@ -83,7 +83,7 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
         COMPARED,
     ),
     "subtracted": (
-        "Not measured here: subtraction says up to {share:.0%} of the epoch{where}.",
+        "By subtraction, not measured: up to {share:.0%} of the epoch{where}.",
         "It counts every cost that does not shrink with N.",
     ),
     # Q4

@@ -134,7 +134,7 @@ def name_of(row: Row, rows: Sequence[Row]) -> str:
 def describe_fewer(choice: Choice) -> str:
     """Return the configuration of a number of GPUs with its epoch time."""
     row, time = choice.row, ClaimFormatter({}).format_field(choice.stated, "digits")
-    return f"on {describe_axis('num_gpus', row['num_gpus'])} {describe_own(row, [row])} with an epoch of {time} s"
+    return f"on {describe_axis('num_gpus', row['num_gpus'])}: {describe_own(row, [row])}, an epoch of {time} s"
 
 
 def own_badges(row: Row) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ def repeated(times_s: tuple[float, ...], **fields: Any) -> list[Record]:
 def test_the_fastest_of_each_number_of_gpus_is_named_and_one_run_is_said() -> None:
     said = answers_of(timed(4, 128), timed(3, 512), timed(2.2, 128, 2), timed(1.7, 512, 2))["Q5"]
     assert_says(said, "Use ddp 2 GPUs, 512 per GPU", "the fastest of 4 configurations, one run each")
-    assert_says(said, "Fastest on 1 GPU 512 per GPU with an epoch of 3.00 s", "(learning not compared)")
+    assert_says(said, "Fastest on 1 GPU: 512 per GPU, an epoch of 3.00 s", "(learning not compared)")
 
 
 def test_it_is_the_first_line_of_the_report() -> None:
