@@ -54,7 +54,7 @@ def user_lines(error: BaseException) -> Iterator[str]:
 
 def describe_user_error(error: BaseException, text: str) -> str:
     """Return the text of an error with its place in the user's code in the first line, and all such places below."""
-    if WORKER_TRACEBACK in text:
+    if WORKER_TRACEBACK in text and "Caught " in text.partition("\n")[0]:  # else the first line says more already
         text = f"{text.strip().splitlines()[-1]} (in a worker of the data loader)\n{text}"
     places = list(user_lines(error))
     if not places:
