@@ -42,16 +42,18 @@ class CifarClassifier(ImageClassifier):
     def _test_images(self) -> Images:
         return load_images(self._spec, "test", self._data)
 
+    @property
+    def _num_classes(self) -> int:
+        return NUM_SYNTHETIC_CLASSES if self._spec.input == "synthetic" else self._training_images.num_classes
+
     def build_model(self) -> nn.Module:
-        is_read = self._spec.input != "synthetic"
-        num_classes = self._training_images.num_classes if is_read else NUM_SYNTHETIC_CLASSES
-        return build_model(self._spec.model or "resnet18", num_classes, "zero_gamma" in self._spec.remedies)
+        return build_model(self._spec.model or "resnet18", self._num_classes, "zero_gamma" in self._spec.remedies)
 
     def synthetic_batch(self, size: int, device: torch.device) -> ImageBatch:
         """Return noise that is brighter the higher the label, in the type of the batches that the point trains on."""
-        labels = torch.randint(NUM_SYNTHETIC_CLASSES, (size,), device=device)
+        labels = torch.randint(self._num_classes, (size,), device=device)
         images = torch.randn((size, 3, IMAGE_SIZE_PX, IMAGE_SIZE_PX), device=device)
-        images += (labels / NUM_SYNTHETIC_CLASSES).view(-1, 1, 1, 1)
+        images += (labels / self._num_classes).view(-1, 1, 1, 1)
         return images.to(image_dtype(self._spec)), labels
 
     def loss(self, model: Callable[..., Any], batch: ImageBatch) -> tuple[Tensor, Tensor]:

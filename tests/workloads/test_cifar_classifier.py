@@ -1,11 +1,13 @@
 """How the compiled step of a CIFAR model is tuned."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from factories import make_spec
+from PIL import Image
 from torch import nn
 
 from pipeline.experiment.spec import COMPILED_EXECUTIONS, Execution
@@ -64,3 +66,18 @@ def test_only_a_compiled_step_has_its_convolutions_tuned(monkeypatch: pytest.Mon
     set_precision(make_spec())  # of the next point
     found.append(torch.backends.cudnn.benchmark)
     assert (found, torch.backends.cudnn.benchmark_limit) == ([False, True, False], 0)
+
+
+def test_a_random_batch_has_the_classes_of_the_images(tmp_path: Path) -> None:
+    """An image folder of two classes: a label of another class has no score."""
+    for split in ("train", "test"):
+        for name in ("cat", "dog"):
+            (tmp_path / split / name).mkdir(parents=True)
+            for index in range(2):
+                Image.new("RGB", (32, 32), (index, 0, 0)).save(tmp_path / split / name / f"{index}.png")
+    spec = make_spec(dataset="imagefolder", device="cpu", model="lenet", num_samples=4, batch_size_per_gpu=2)
+    workload = CifarClassifier(spec, tmp_path)
+    _, labels = workload.synthetic_batch(64, torch.device("cpu"))
+    assert set(labels.tolist()) == {0, 1}
+    _, correct = workload.loss(workload.build_model(), workload.synthetic_batch(8, torch.device("cpu")))
+    assert 0 <= int(correct) <= 8
