@@ -276,3 +276,28 @@ def test_a_model_that_ddp_cannot_hold_within_the_limit_fits_with_fsdp(pipeline: 
         ("ddp", "oom"),
         ("fsdp", "ok"),
     }
+
+
+class BySgd(Gpt):
+    """The decoder with an optimizer that follows the size of gradients; AdamW does not."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.5)
+
+
+def test_the_gradient_of_an_update_is_the_mean_over_its_passes() -> None:
+    workload = BySgd(layers=1, width=8, heads=1, length=8, vocabulary=16)
+    batch = workload.synthetic_batch(4, torch.device("cpu"))
+    weights = []
+    for num_passes in (1, 2):
+        spec = make_spec(
+            **{**GPT, "num_gpus": 1, "batch_size_per_gpu": 4 // num_passes, "grad_accumulation": num_passes}
+        )
+        torch.manual_seed(0)
+        model = workload.build_model()
+        step = EagerStep(model, workload, spec, Rank(0, 1, torch.device("cpu")))
+        parts = [{name: part[first : first + 4 // num_passes] for name, part in batch.items()} for first in (0, 2)]
+        for part in parts[:num_passes]:
+            step(part, ignore_mark, part is parts[num_passes - 1])
+        weights.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+    torch.testing.assert_close(*weights)
