@@ -86,8 +86,8 @@ def main() -> None:
             times_s[name].append(part_s)
         for name, measure in sides.items():
             times_s[name].append(measure())
-    if arguments.json:
-        arguments.json.write_text(json.dumps(times_s, indent=1))
+        if arguments.json:
+            arguments.json.write_text(json.dumps(times_s, indent=1))
     rows = [[name, statistics.median(found), min(found), max(found)] for name, found in times_s.items()]
     print(tabulate.tabulate(rows, ["start [s]", "median", "min", "max"], tablefmt="pipe", floatfmt=".2f"))
 
