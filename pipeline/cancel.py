@@ -121,7 +121,7 @@ def end_driver(name: str, experiment: Experiment, manifest: Manifest) -> bool:
     driver = last_driver(manifest)
     if driver is None or driver.pid is None or not experiment.holds_submission_lock(driver.pid):
         return False
-    os.kill(driver.pid, signal.SIGINT)
+    os.kill(driver.pid, signal.SIGTERM)
     deadline_s = time.monotonic() + END_WAIT_S
     while experiment.holds_submission_lock(driver.pid):
         if time.monotonic() > deadline_s:

@@ -5,6 +5,7 @@ import gc
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ from pipeline.collect import DEFECT
 
 gc.disable()  # until all is imported, else the garbage collector looks at it again and again
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's threads wait for each other: not by using up a core
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite that a script runs with `&` would pass on SIG_IGN
 
 ROOT = Path(__file__).resolve().parent.parent
 COUNTS = "points that a fault left"

@@ -64,7 +64,7 @@ def test_the_steps_of_a_strategy_without_collectives_are_checked_on_cpu(pipeline
     assert (answers["kept buffers"]["verdict"] == "not applicable") is (strategy == "zero1")
     delayed = answers["delayed collectives"]["figures"]
     num_calls = {"fsdp": 9 + 5, "zero1": 2}[strategy]  # four blocks and the root; two ranks
-    assert delayed["delay_us"] == pytest.approx(num_calls * 20_000, rel=0.2)
+    assert num_calls * 20_000 <= delayed["delay_us"] < 2 * num_calls * 20_000  # a busy machine sleeps longer
     assert delayed["added_us_high"] > 0.8 * delayed["delay_us"]  # a busy machine widens the intervals
     assert delayed["added_us_low"] < 1.2 * delayed["delay_us"]
     assert delayed["added_us"] > 0.5 * delayed["delay_us"]

@@ -5,6 +5,7 @@ import itertools
 import os
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -41,6 +42,7 @@ def run_elements(experiment: Experiment, elements: Sequence[Sequence[Spec]], opt
     """Run the elements one after another, as one submission, and show the progress of every point."""
     if not elements:
         return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a shell turns SIGINT off for what it runs with `&`
     submission = start_submission(uuid.uuid4().hex, "local")
     submission.pid, submission.arguments = os.getpid(), sys.argv[1:]
     submission.sources = source_digests(itertools.chain(*elements), options.modules)

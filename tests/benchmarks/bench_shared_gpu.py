@@ -1,6 +1,6 @@
 """Shows that the strategies are right on a GPU where there is only one: two ranks share it, over gloo. No time counts.
 
-    python tests/benchmarks/bench_shared_gpu.py --json shared.json          measure
+    python tests/benchmarks/bench_shared_gpu.py --json shared.json          measure the parts that the file lacks
     python tests/benchmarks/bench_shared_gpu.py --print shared.json         print its table
 
 NCCL refuses two ranks on one GPU; gloo copies each message through the host. Memory, losses and counted bytes are those
@@ -12,6 +12,8 @@ import json
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,6 @@ from torch.multiprocessing.spawn import spawn
 
 from pipeline.analysis.formulas import gathered_bytes_per_step, state_bytes
 from pipeline.communication import selftest_checks, silent_collectives
-from pipeline.communication.selftest_checks import judge_checks
 from pipeline.communication.selftest_runs import measure_strategy
 from pipeline.communication.step_variants import StepContext, build_variant
 from pipeline.experiment.measurement import Measurement
@@ -35,8 +36,8 @@ from pipeline.training.step import EagerStep, ignore_mark
 from pipeline.training.strategies import describe_sharding, optimizer_bytes, place_model, wrap_for_strategy
 from pipeline.workloads.find import build_workload
 
-SIZES = {"layers": 12, "width": 1024, "heads": 16, "length": 128, "vocabulary": 16384}  # 168 million parameters
-SMALL_SIZES = {"layers": 4, "width": 512, "heads": 8, "length": 32, "vocabulary": 1024}
+SIZES = {"layers": 8, "width": 512, "heads": 8, "length": 128, "vocabulary": 8192}  # 29 million parameters
+SMALL_SIZES = {"layers": 2, "width": 128, "heads": 4, "length": 32, "vocabulary": 256}
 STRATEGIES: dict[str, dict[str, Any]] = {
     "ddp": {"strategy": "ddp"},
     "zero1": {"strategy": "zero1"},
@@ -44,9 +45,9 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "fsdp, reshard: always": {"strategy": "fsdp", "reshard": "always"},
     "fsdp, reshard: never": {"strategy": "fsdp", "reshard": "never"},
 }
-BATCH_SIZES = (4, 8, 16)
-NUM_UPDATES = 4
-NUM_ROUNDS = 100  # of the self-test; its times are those of a shared GPU
+BATCH_SIZES = (4, 16)
+NUM_UPDATES = 3
+NUM_ROUNDS = 14  # of the self-test; its times are those of a shared GPU
 LIMIT_SHARE = 4.0  # of the weights: less than DDP's 5 with AdamW, more than FSDP's on two ranks
 
 Found = dict[str, Any]
@@ -143,81 +144,91 @@ def count_calls(fields: Found, rank: Rank) -> Found:
     return {"counted_bytes": counted, "formula_bytes": formula, "silent_is_finite": is_finite}
 
 
-def fits(fields: Found, rank: Rank, limit_gib: float) -> bool:
+def fits(fields: Found, rank: Rank) -> Found:
     """Train within a limit of memory. Both ranks run out at the same place, or neither does."""
+    probe = build_workload(make_point(1, SIZES, **fields)).build_model()
+    limit_gib = LIMIT_SHARE * sum(parameter.nbytes for parameter in probe.parameters()) / 2**30
     spec = make_point(1, SIZES, memory_limit_gib=limit_gib, **fields)
     set_memory_limit(spec, rank)
     try:
         train(spec, rank)
     except torch.OutOfMemoryError:
-        return False
-    return True
+        return {"limit_gib": limit_gib, "fits": False}
+    return {"limit_gib": limit_gib, "fits": True}
+
+
+def compare_strategies(rank: Rank) -> Found:
+    """Return the memory, losses and counted bytes of each strategy, and the losses of FSDP in kept buffers."""
+    found = {}
+    for name, fields in STRATEGIES.items():
+        found[name] = measure_memory(fields, rank) | count_calls(fields, rank)
+        free_memory()
+    kept, _ = train(make_point(BATCH_SIZES[-1], SIZES, strategy="fsdp"), rank, is_kept=True)
+    found["fsdp, reshard: blocks"]["kept_losses"] = kept["losses"]
+    return found
+
+
+def check_strategy(strategy: str, rank: Rank) -> Found:
+    """Return the raw findings of the self-test of a strategy."""
+    spec = make_point(8, SMALL_SIZES, strategy=strategy, measure="communication", windows=NUM_ROUNDS)
+    found: Found = msgspec.to_builtins(measure_strategy(spec, rank))
+    return found
+
+
+PARTS: dict[str, Callable[[Rank], Found]] = {  # each in processes of its own: one that ran out of memory is not whole
+    "strategies": compare_strategies,
+    "ddp": partial(fits, {"strategy": "ddp"}),
+    "fsdp": partial(fits, {"strategy": "fsdp"}),
+    "selftest-fsdp": partial(check_strategy, "fsdp"),
+    "selftest-zero1": partial(check_strategy, "zero1"),
+}
 
 
 def run_rank(rank: int, folder: str, part: str) -> None:
     """Measure one part on one rank, and write rank 0's."""
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/{part}", rank=rank, world_size=2)
-    place, found = Rank(rank, 2, device), {}
-    if part == "memory":
-        for name, fields in STRATEGIES.items():
-            found[name] = measure_memory(fields, place) | count_calls(fields, place)
-            free_memory()
-        kept, _ = train(make_point(BATCH_SIZES[-1], SIZES, strategy="fsdp"), place, is_kept=True)
-        found["fsdp, reshard: blocks"]["kept_losses"] = kept["losses"]
-    elif part in ("ddp", "fsdp"):  # a process of its own, since one that ran out of memory is no longer whole
-        weights_bytes = json.loads(Path(folder, "memory.json").read_text())["ddp"]["parameters"] * 4
-        limit_gib = LIMIT_SHARE * weights_bytes / 2**30
-        found = {"limit_gib": limit_gib, "fits": fits({"strategy": part}, place, limit_gib)}
-    else:
-        strategy = part.removeprefix("selftest-")
-        spec = make_point(8, SMALL_SIZES, strategy=strategy, measure="communication", windows=NUM_ROUNDS)
-        found = {"findings": msgspec.to_builtins(measure_strategy(spec, place))}
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    found = PARTS[part](Rank(rank, 2, device))
     if rank == 0:
-        Path(folder, f"{part}.json").write_text(json.dumps(found))
+        Path(folder, "found.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
-def measure() -> Found:
-    """Return what every part found."""
-    parts = ("memory", *(("ddp", "fsdp") if torch.cuda.is_available() else ()), "selftest-fsdp", "selftest-zero1")
+def measure(part: str) -> Found:
     with tempfile.TemporaryDirectory() as folder:
-        for part in parts:
-            spawn(run_rank, (folder, part), 2)
-            print(f"{part}: measured", file=sys.stderr)
-        found = {part: json.loads(Path(folder, f"{part}.json").read_text()) for part in parts}
-    for part in ("selftest-fsdp", "selftest-zero1"):
-        findings = msgspec.convert(found[part]["findings"], selftest_checks.Findings)
-        found[part]["answers"] = [answer._asdict() for answer in judge_checks({"strategy": findings})]
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {"gpu": gpu, "torch": torch.__version__, "sizes": SIZES, **found}
+        spawn(run_rank, (folder, part), 2)
+        found: Found = json.loads(Path(folder, "found.json").read_text())
+    return found
 
 
 def print_tables(found: Found) -> None:
     """Print memory by formula, the largest difference of a loss, and the checks of the self-test."""
-    rows, ddp = [], found["memory"]["ddp"]
-    for name, one in found["memory"].items():
+    rows, ddp = [], found["strategies"]["ddp"]
+    for name, one in found["strategies"].items():
         state, formula = one["state_bytes"] / 2**30, one["state_formula_bytes"] / 2**30
-        off = max(abs(ours / theirs - 1) for ours, theirs in zip(one["losses"], ddp["losses"], strict=True))
-        is_equal = "yes" if one["counted_bytes"] == one["formula_bytes"] else "no"
         saved = (ddp["state_bytes"] - one["state_bytes"]) / 2**30
         saved_formula = (ddp["state_formula_bytes"] - one["state_formula_bytes"]) / 2**30
-        memory = [f"{value:.2f}" for value in (state, formula, saved, saved_formula)]
-        rows.append([name, *memory, f"{one['sample_bytes'] / 2**20:.1f}", f"{off:.1e}", is_equal])
+        memory = [f"{value:.3f}" for value in (state, formula, saved, saved_formula)]
+        is_equal = "yes" if one["counted_bytes"] == one["formula_bytes"] else "no"
+        rows.append([name, *memory, f"{one['sample_bytes'] / 2**20:.1f}", f"{loss_difference(one, ddp):.1e}", is_equal])
     headings = ["strategy", "state [GiB]", "formula [GiB]", "saved [GiB]", "formula [GiB]", "a sample [MiB]"]
     headings += ["largest difference of a loss", "bytes as by formula"]
     print(tabulate.tabulate(rows, headings, tablefmt="pipe", disable_numparse=True))
-    for part in ("selftest-fsdp", "selftest-zero1"):
+    for part in [part for part in found if part.startswith("selftest")]:
         print()
-        for answer in found[part]["answers"]:
-            print(f"- {part}: {answer['verdict']}: {answer['check']}: {answer['sentence']}")
-    if "fsdp" in found:
-        words = {True: "fits", False: "runs out of memory"}
-        print(f"\nWithin {found['fsdp']['limit_gib']:.2f} GiB: ddp {words[found['ddp']['fits']]}, ", end="")
-        print(f"fsdp {words[found['fsdp']['fits']]}.")
+        findings = msgspec.convert(found[part], selftest_checks.Findings)
+        for answer in selftest_checks.judge_checks({"strategy": findings}):
+            print(f"- {findings.strategy}, {answer.check}: {answer.verdict}. {answer.sentence}")
+    words = {True: "fits", False: "runs out of memory"}
+    for part in [part for part in ("ddp", "fsdp") if part in found]:
+        print(f"\nWithin {found[part]['limit_gib']:.2f} GiB {part} {words[found[part]['fits']]}.")
+
+
+def loss_difference(one: Found, other: Found) -> float:
+    """Return the largest relative difference of a loss."""
+    ratios = [ours / theirs for ours, theirs in zip(one["losses"], other["losses"], strict=True)]
+    return float(max(abs(ratio - 1) for ratio in ratios))
 
 
 def main() -> None:
@@ -226,9 +237,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--print", type=Path, dest="printed")
     arguments = parser.parse_args()
-    found = json.loads(arguments.printed.read_text()) if arguments.printed else measure()
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+    file = arguments.printed or arguments.json
+    found: Found = json.loads(file.read_text()) if file and file.exists() else {}
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    for part in [] if arguments.printed else [part for part in PARTS if part not in found]:
+        found |= {"gpu": gpu, "torch": torch.__version__, "sizes": SIZES, part: measure(part)}
+        print(f"{part}: measured", file=sys.stderr)
+        if arguments.json:
+            arguments.json.write_text(json.dumps(found, indent=1) + "\n")
     print_tables(found)
 
 

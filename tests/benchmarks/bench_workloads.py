@@ -42,7 +42,9 @@ def missing_turns(turns: list[Turn], loops: list[tuple[str, str]], num_turns: in
     """Return what is still to run, by turns: the first turn of a loop is repeated, since it compiles."""
     planned = [(name, side, execution) for name, execution in loops for _ in range(num_turns) for side in SIDES]
     for turn in turns:
-        planned.remove((turn["name"], turn["side"], turn["execution"]))
+        done = (turn["name"], turn["side"], turn["execution"])
+        if done in planned:
+            planned.remove(done)
     return planned
 
 
