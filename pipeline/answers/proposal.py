@@ -66,7 +66,7 @@ def propose(tables: Tables, work: Work, find_predictions: Callable[[], Sequence[
     if asked is None:
         beyond = [msgspec.structs.replace(most, notes=()), modelled_row(most, num_gpus, work, find_predictions())]
     label = describe_own(chosen, rows) or "one configuration"
-    said = [say_work(work, num_gpus, label, asked, beyond), say_efficiency("Weak", weak)]
+    said = [say_work(work, num_gpus, describe_own(asked or most, rows), asked, beyond), say_efficiency("Weak", weak)]
     said += [say_efficiency("Strong", strong)] if strong else []
     assumptions = [*assume_choice(label, chosen, candidates, rows), *assume_figures(tables, [*weak, *strong], beyond)]
     plotted = [row for row in timed if not differs(row, chosen, (*SERIES_MAY_DIFFER, BATCH))]
@@ -151,7 +151,7 @@ def modelled_row(most: Row, num_gpus: int, work: Work, predictions: Sequence[Row
 
 def say_work(work: Work, num_gpus: int, label: str, asked: Row | None, beyond: Sequence[Row]) -> str:
     """Return what the work takes."""
-    start = f"{work.num_samples:,} images on {num_gpus} GPU{'s' * (num_gpus > 1)}, {label}: "
+    start = f"{work.num_samples:,} images on {pluralize(num_gpus, 'GPU')}{f', {label}' * bool(label)}: "
     if asked is None:
         has_scaled = beyond[-1]["none_hidden_gpu_hours"] is not None
         scaled = ", {none_hidden_gpu_hours:digits} if none is hidden" * has_scaled
@@ -192,7 +192,7 @@ def fill(text: str, row: Row) -> str:
 def assume_choice(label: str, chosen: Row, candidates: Sequence[Row], rows: Sequence[Row]) -> list[str]:
     """Return which configuration the proposal is about, and which faster ones it leaves out."""
     num_gpus, rate = chosen["num_gpus"], chosen["throughput_samples_per_s"]
-    of_many = f", the fastest of {len(candidates)} on {num_gpus} GPUs; the best of many looks better than it is"
+    of_many = f", the fastest of {len(candidates)} on {pluralize(num_gpus, 'GPU')}; the best of many looks better than it is"
     said = [f"The configuration is {label}{of_many * (len(candidates) > 1)}."]
     faster = [row for row in rows if row["num_gpus"] == num_gpus and row["throughput_samples_per_s"] > rate]
     if faster:

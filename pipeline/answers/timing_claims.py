@@ -84,8 +84,8 @@ def speedup_claims(tables: Tables) -> list[Claim]:
     if not timed and (lost := lost_scaling(rows)):
         return [claims.no_result("Q2", "points", lost)]
     if not timed:
-        lacking = " with a timed point on one GPU to compare with" if several else ""
-        return [claims.not_answered("Q2", f"no point on several GPUs{lacking}", "scaling")]
+        why = "no point on several GPUs" + " has a timed one on one GPU to compare with" * bool(several)
+        return [claims.not_answered("Q2", why, "scaling", is_asked=bool(several))]
     fit = usable_rows(rows)
     unknown = () if fit else ("wait for data not stated",)
     fit = fit or usable_rows(rows, is_loader_bound=None)
