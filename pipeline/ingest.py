@@ -44,7 +44,7 @@ optional columns:
   loss                mean training loss of the epoch
   accuracy            training accuracy, as a fraction (0.509) or with a percent sign (50.9%)
   num_nodes, repeat   numbers (without the column: 1 node, repeat 0)
-  precision           fp32, tf32 or bf16"""
+  precision           fp32, tf32, bf16 or fp16"""
 MAX_COLUMN_CHARS = 40  # of a name that a message quotes
 POINT_COLUMNS = ("strategy", "num_nodes", "num_gpus", "batch_size_per_gpu", "precision", "repeat")
 CASE_INSENSITIVE_COLUMNS = ("strategy", "status", "precision")
@@ -61,7 +61,7 @@ WANTED = {
     "accuracy": "a fraction from 0 to 1, or a percentage",
     "status": "ok or oom",
     "repeat": "a whole number from 0 on",
-    "precision": "fp32, tf32 or bf16",
+    "precision": "fp32, tf32, bf16 or fp16",
 }
 """What a cell of a column holds."""
 

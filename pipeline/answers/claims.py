@@ -12,7 +12,7 @@ from pipeline.experiment.point_label import EFFORT_AXES, describe_point, format_
 from pipeline.tables.columns import Row, kind_of
 from pipeline.tables.note_texts import NoteFormatter
 
-SUBMIT = "python -m pipeline.submit"
+SUBMIT = "ddpscale submit"
 NO_RESULT = ("failed", "missing", "rejected")  # the status of a point to run again
 
 NEXT_STEP = "That point is limited by {limit}; next step: {next_step}"

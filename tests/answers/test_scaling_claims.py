@@ -150,7 +150,7 @@ def test_every_question_is_answered_from_its_rows() -> None:
 def test_what_the_rows_cannot_answer_names_the_grid_that_would(found: list[Record], grids: list[str]) -> None:
     measured = (claims for question, claims in claims_of(*found).items() if question != "Q5")
     for claims, grid in zip(measured, grids, strict=True):
-        assert Answer("Q1", claims, Terms()).command == (f"python -m pipeline.submit --grid {grid}" if grid else "")
+        assert Answer("Q1", claims, Terms()).command == (f"ddpscale submit --grid {grid}" if grid else "")
         assert not grid or grid in shipped_grids()
 
 
@@ -185,6 +185,16 @@ def test_a_speed_up_with_the_loader_stands_beside_that_of_the_same_batch_without
     _, _, larger = limited_by_the_loader(timed(2.5, 512, input="gpu"), timed(2.1, 512, 2, input="gpu")).sentences()
     assert "1.67 with ddp 2 GPUs, 512 per GPU, dataloader, weak scaling (not used; 1.19 without the loader)" in larger
     assert "--set" not in larger
+
+
+def test_points_on_several_gpus_without_a_baseline_ask_for_one() -> None:
+    claim = q2(timed(4, 128, 2), timed(3, 512, 2))
+    assert (claim.kind, claim.values["why"]) == (
+        "not_answered",
+        "no point on several GPUs has a timed one on one GPU to compare with",
+    )
+    assert claim.command.endswith("--grid scaling")
+    assert q2(timed(4, 128)).kind == "not_asked"
 
 
 def test_a_speed_up_that_cannot_be_is_named_with_what_is_wrong_and_what_to_do() -> None:
