@@ -99,7 +99,7 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
         "{beside}.",
     ),
     "only_choice": (
-        "One configuration was timed, so there is no choice: {what}: {throughput}, an epoch of {epoch_time:digits} s, "
+        "One configuration was timed, {what}, so there is no choice: {throughput}, an epoch of {epoch_time:digits} s, "
         "{choice}.",
     ),
     "use_next": ("It is limited by {limit}; next step: {next_step}.",),
