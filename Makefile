@@ -27,7 +27,7 @@ SLOW = slurm or training or browser or wheel
 run: $(INSTALLED)
 	python -m pipeline.submit --grid smoke --wait --skip-unsatisfiable --points-per-element 4
 	@python -m pipeline.collect outputs/smoke --brief
-	@echo "Next: python -m pipeline.submit --grid scaling --dry-run    # on a machine with GPUs"
+	@echo "Next: $(VENV)/bin/ddpscale submit --grid scaling --dry-run    # on a machine with GPUs"
 
 test: $(INSTALLED)-test slurm browser
 	$(MAKE) --jobs=1 --keep-going test-fast test-slow

@@ -201,7 +201,7 @@ def find_all(arguments: argparse.Namespace, codes: list[int]) -> dict[str, Exper
     """Return the experiments by name, and append exit codes. Raises CommandError if there is none."""
     found = find_experiments(arguments.folder, lambda _: codes.append(errors.EXIT_USAGE))
     if not found:
-        problem = f"no experiment under {arguments.folder}; run pipeline.submit or pipeline.ingest first."
+        problem = f"no experiment under {arguments.folder}; run ddpscale submit or ddpscale ingest first."
         raise CommandError(problem, errors.EXIT_NOTHING_FOUND)
     if warn_of_open_folders(found.values()) and arguments.strict:
         codes.append(errors.EXIT_GAPS)

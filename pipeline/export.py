@@ -71,7 +71,7 @@ def main() -> int:
     codes = [errors.EXIT_OK]
     experiments = find_experiments(arguments.folder, lambda _: codes.append(errors.EXIT_USAGE))
     if not experiments:
-        problem = f"no experiment under {arguments.folder}; run pipeline.submit or pipeline.ingest first."
+        problem = f"no experiment under {arguments.folder}; run ddpscale submit or ddpscale ingest first."
         raise CommandError(problem, errors.EXIT_NOTHING_FOUND)
     entries: list[dict[str, Any]] = []
     for name, experiment in experiments.items():
@@ -117,7 +117,7 @@ def export_to_tracker(
     """Write a run for each point, and one that holds the page. Raises CommandError or OSError."""
     page = experiment.folder / PAGE
     if not page.exists():
-        log_line(f"Notice: {name}: there is no {PAGE}; run pipeline.collect first to export it too.")
+        log_line(f"Notice: {name}: there is no {PAGE}; run ddpscale collect first to export it too.")
     is_server = target == "mlflow" and "://" in (store or "")
     folder = Path(store if store and not is_server else experiment.folder / target).resolve()
     address = str(store) if is_server else f"sqlite:///{folder / 'mlflow.db'}"

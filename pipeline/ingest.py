@@ -44,13 +44,26 @@ optional columns:
   loss                mean training loss of the epoch
   accuracy            training accuracy, as a fraction (0.509) or with a percent sign (50.9%)
   num_nodes, repeat   numbers (without the column: 1 node, repeat 0)
-  precision           fp32, tf32 or bf16"""
+  precision           fp32, tf32, bf16 or fp16"""
 MAX_COLUMN_CHARS = 40  # of a name that a message quotes
 POINT_COLUMNS = ("strategy", "num_nodes", "num_gpus", "batch_size_per_gpu", "precision", "repeat")
 CASE_INSENSITIVE_COLUMNS = ("strategy", "status", "precision")
 REFUSED_CELLS = ("nan", "inf", "-inf", "+inf", "infinity", "-infinity", "null", "none")
 NOT_A_NUMBER = "is not a number; leave the cell empty if it was not measured."
 BYTES_PER_PARAMETER = 4  # gradients in fp32, as DistributedDataParallel sends them
+
+WHOLE, SECONDS = "a whole number from 1 on", "seconds above 0"
+WANTED = {
+    **dict.fromkeys(("num_gpus", "batch_size_per_gpu", "num_nodes", "epoch"), WHOLE),
+    **dict.fromkeys(("epoch_time_s", "compute_time_s"), SECONDS),
+    "strategy": "single, dp or ddp",
+    "loss": "a number",
+    "accuracy": "a fraction from 0 to 1, or a percentage",
+    "status": "ok or oom",
+    "repeat": "a whole number from 0 on",
+    "precision": "fp32, tf32, bf16 or fp16",
+}
+"""What a cell of a column holds."""
 
 EpochNumber = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 PositiveSeconds = Annotated[float, msgspec.Meta(ge=1e-9, le=1e9)]
@@ -158,7 +171,9 @@ def read_row(header: list[str], cells: list[str], where: str) -> CsvRow:
     try:
         row = msgspec.convert(values, CsvRow, strict=False)
     except msgspec.ValidationError as error:
-        raise CommandError(f"{where}: {str(error).replace('$.', '')}.") from error
+        column = str(error).rpartition("`$.")[2].removesuffix("`")
+        cell = (values[column] or "")[:MAX_COLUMN_CHARS]
+        raise CommandError(f"{where}: {column}={cell!r} must be {WANTED[column]}.") from error
     check_row(row, where)
     return row
 

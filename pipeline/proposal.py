@@ -75,7 +75,7 @@ def find_one(folder: Path) -> tuple[str, Experiment]:
     found = find_experiments(folder)
     own = {name: experiment for name, experiment in found.items() if experiment.folder == folder} or found
     if not own:
-        problem = f"no experiment under {folder}; run pipeline.submit or pipeline.ingest first."
+        problem = f"no experiment under {folder}; run ddpscale submit or ddpscale ingest first."
         raise CommandError(problem, errors.EXIT_NOTHING_FOUND)
     if len(own) > 1:
         raise CommandError(f"{folder} holds several experiments; give one of {shorten_list(list(own), MAX_NAMED)}.")

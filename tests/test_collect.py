@@ -18,6 +18,7 @@ from conftest import ROOT, Command, assert_refused, everything_in, run_command, 
 from factories import SUBMISSION, assert_says, make_experiment, make_measurement, make_record, make_spec
 from int8_records import RECORDS
 from page_records import collected_in, every_question
+from timed_records import timed as timed_epoch
 
 from pipeline.answers.questions import answers_of
 from pipeline.collect import DEFECT, address_of_words, display_options, go_on_after_defect
@@ -580,8 +581,15 @@ def test_an_experiment_has_its_answers_main_tables_and_paths(pipeline: Command, 
     assert lines[-3:] == [
         f"Tables: {experiment.report} (or --full)",
         f"Page:   {experiment.folder / 'report.html'}",
-        "Next:   python -m pipeline.submit --grid q4-study",
+        "Next:   ddpscale submit --grid q4-study",
     ]
+
+
+def test_the_next_command_is_that_of_a_question_that_was_asked_and_not_answered(
+    pipeline: Command, tmp_path: Path
+) -> None:
+    make_experiment(tmp_path / "x", timed_epoch(4, 128, 2))
+    assert pipeline("collect", tmp_path / "x").stdout.splitlines()[-1] == "Next:   ddpscale submit --grid scaling"
 
 
 def test_brief_is_the_answers_a_table_and_the_page_in_at_most_20_lines(pipeline: Command, tmp_path: Path) -> None:

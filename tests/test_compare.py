@@ -236,7 +236,7 @@ def test_times_that_drift_are_named(pipeline: Command, tmp_path: Path) -> None:
     sides = compare(pipeline, tmp_path)["points"][0]
     assert "drift" in sides["a"]["note"]
     text = pipeline("compare", tmp_path / "a", tmp_path / "b").stdout
-    assert "\n1. A drifted\n" in text
+    assert "\n1. A drifted +27.3 %\n" in text
     assert sides["b"]["note"] is None
 
 

@@ -1,4 +1,5 @@
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -452,6 +453,24 @@ def test_a_header_of_a_hundred_thousand_columns_is_refused_at_once_and_in_one_se
 def test_a_refusal_names_the_line_and_the_column(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=r"file\.csv line 3: .*accuracy"):
         ingest_text(tmp_path, GOOD, "dp,2,32,2,24,,,50.9,ok")
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("dp,1,32,2,0,,,,ok", "line 2: epoch_time_s='0' must be seconds above 0."),
+        ("foo,1,32,2,24,,,,ok", "line 2: strategy='foo' must be single, dp or ddp."),
+        ("dp,two,32,2,24,,,,ok", "line 2: num_gpus='two' must be a whole number"),
+        ("dp,1,32,2,24,,,,fine", "line 2: status='fine' must be ok or oom."),
+    ],
+)
+def test_a_refused_cell_is_shown_with_what_it_must_be(tmp_path: Path, row: str, said: str) -> None:
+    with pytest.raises(CommandError, match=re.escape(said)):
+        ingest_text(tmp_path, row)
+
+
+def test_every_column_says_what_its_cells_hold() -> None:
+    assert ingest.WANTED.keys() == ingest.CSV_COLUMNS.keys()
 
 
 Make = Callable[[Path], object]

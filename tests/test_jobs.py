@@ -55,7 +55,7 @@ def test_a_job_asks_for_the_largest_shape_of_its_grid_and_has_an_element_a_point
 def test_a_job_whose_smaller_points_hold_more_gpus_than_they_use_says_so(name: str) -> None:
     num_gpus = [spec.gpus_per_node for spec in expand_grid(name).points]
     held = f"holds {max(num_gpus)} GPUs a node for every point, also for those that use {min(num_gpus)}"
-    cure = f"python -m pipeline.submit --grid {name}` asks for one array a shape"
+    cure = f"ddpscale submit --grid {name}` asks for one array a shape"
     comment = " ".join(line.removeprefix("# ") for line in text_of(name).splitlines() if line.startswith("# "))
     is_wasteful = min(num_gpus) < max(num_gpus)
     assert (held in comment, cure in comment) == (is_wasteful, is_wasteful)

@@ -50,7 +50,7 @@ def copy_project(to: Path, *others: str) -> Path:
     """A checkout with what the commands need."""
     for name in ("pipeline", "templates", "jobs"):
         shutil.copytree(ROOT / name, to / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in others:
+    for name in ("ddpscale.py", *others):
         shutil.copy(ROOT / name, to / name)
     (to / "outputs").mkdir()
     return to
@@ -100,7 +100,7 @@ def test_the_lines_that_install_run(tmp_path: Path) -> None:
         tmp_path / "checkout", "setup.cfg", "pyproject.toml", "LICENSE", "README.md", "constraints.txt"
     )
     *lines, stage_line = shell_lines("<!-- run: install -->")
-    assert stage_line == "python -m pipeline.stage"  # the next test runs it
+    assert stage_line == "ddpscale stage"  # the next test runs it
     script = "\n".join(["set -e", *lines, "cd / && python -c 'import pipeline; print(pipeline.__file__)'"])
     env = without_slurm(PIP_NO_DEPS="1")  # gigabytes of dependencies, else
     done = subprocess.run(["bash", "-c", script], cwd=checkout, env=env, capture_output=True, text=True, timeout=300)
@@ -122,7 +122,7 @@ def test_the_line_that_stages_finds_what_is_staged(
         path.chmod(0o755)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PIPELINE_DATA", raising=False)
-    monkeypatch.setattr(sys, "argv", shlex.split(shell_lines("<!-- run: install -->")[-1])[2:])
+    monkeypatch.setattr(sys, "argv", shlex.split(shell_lines("<!-- run: install -->")[-1])[1:])
     assert stage.main() == 0
     assert "already staged in data" in capsys.readouterr().err
 
@@ -154,8 +154,9 @@ def test_the_laptop_route_ends_with_a_report(tmp_path: Path) -> None:
 @pytest.mark.training
 def test_the_route_on_a_node_ends_with_tables(tmp_path: Path) -> None:
     checkout = copy_project(tmp_path / "checkout")
-    python = write_script(tmp_path / "bin/python", f'exec {shlex.quote(sys.executable)} "$@"')
-    env = without_slurm(PATH=f"{python.parent}:{os.environ['PATH']}")
+    words = shlex.join([sys.executable, str(checkout / "ddpscale.py")])
+    command = write_script(tmp_path / "bin/ddpscale", f'exec {words} "$@"')
+    env = without_slurm(PATH=f"{command.parent}:{os.environ['PATH']}")
     plan, submit, collect = shell_lines("<!-- run: node -->")
     said = []
     for line in (f"{plan} {CUT_NODE}", f"{submit} {CUT_NODE} --cluster local", collect):
@@ -173,7 +174,8 @@ def test_the_route_on_a_cluster_runs_as_written_but_for_its_size(
     checkout = copy_project(tmp_path / "checkout")
     submit, status, sbatch, collect = shell_lines("<!-- run: cluster -->")
     cut_sbatch = f"{sbatch.replace('sbatch ', f'sbatch {CUT_REQUEST} ', 1)} {CUT}"
-    python = f'python() {{ {shlex.quote(on_slurm["PIPELINE_PYTHON"])} "$@"; }}'
+    words = shlex.join([on_slurm["PIPELINE_PYTHON"], str(checkout / "ddpscale.py")])
+    command = f'ddpscale() {{ {words} "$@"; }}'
     # the job file's Python is the container of docs/cluster.md; this apptainer only notes that it was asked
     _, *wrapper = shell_lines("<!-- run: the wrapper", PAGES["cluster.md"])
     noted = tmp_path / "containers"
@@ -182,12 +184,12 @@ def test_the_route_on_a_cluster_runs_as_written_but_for_its_size(
     in_container = write_script(tmp_path / "in-container.sh", f"PATH={apptainer.parent}:$PATH", *wrapper)
     env = {**on_slurm, "PIPELINE_PYTHON": str(in_container)}
     for line in (cut_sbatch, f"{submit} {CUT} --wait"):  # the job runs while the driver waits for its arrays
-        done = cluster.run("bash", "-c", f"{python}\n{line}", cwd=checkout, env=env, timeout_s=400, check=False)
+        done = cluster.run("bash", "-c", f"{command}\n{line}", cwd=checkout, env=env, timeout_s=400, check=False)
         assert done.returncode == 0, done.stderr
     cluster.wait_idle(timeout_s=200)
-    said = cluster.run("bash", "-c", f"{python}\n{status}", cwd=checkout, env=on_slurm)
+    said = cluster.run("bash", "-c", f"{command}\n{status}", cwd=checkout, env=on_slurm)
     assert "scaling: 2 points: 2 ok" in said.stdout
-    shown = cluster.run("bash", "-c", f"{python}\n{collect}", cwd=checkout, env=on_slurm)
+    shown = cluster.run("bash", "-c", f"{command}\n{collect}", cwd=checkout, env=on_slurm)
     assert "| Q5 " in shown.stdout
     assert "outputs/scaling/report.html  2 points" in shown.stdout
     assert "outputs/q4/report.html  10 points, 8 without a result" in shown.stdout

@@ -76,7 +76,7 @@ RULES = (
     ),
     Rule("DataParallel", 0, "the strategy is dp", (DDP,)),
     Rule("full memory", 0, "the allocator freed its cache and tried again", (), "a smaller batch, or more GPUs"),
-    Rule("power", 0, "clocks were lowered for the power limit alone", (), "nothing, it is at its power limit"),
+    Rule("power", 0, "clocks were lowered for the power limit alone", (), "none, since the GPU is at its power limit"),
     UNEXPLAINED,
 )
 """Waiting for data comes first: a faster step would only wait longer. Of the others the largest share wins, then come

@@ -40,7 +40,10 @@ def median_batch_wait_s(record: Record) -> float | None:
 
 
 def longest_data_share(point: PooledPoint) -> float | None:
-    """Return data time plus batch wait as a share of the epoch time, medians of each; None if not known."""
+    """Return data time plus batch wait as a share of the epoch time, medians of each; None if not known.
+
+    It is the share in which the GPU that waits longest has no data: the one figure of tables, notes and answers.
+    """
     data_s, time_s = point.median(median_window_s("data_time_ns")), point.epoch_time
     if data_s is None or not time_s:
         return None

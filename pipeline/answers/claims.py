@@ -12,11 +12,12 @@ from pipeline.experiment.point_label import EFFORT_AXES, describe_point, format_
 from pipeline.tables.columns import Row, kind_of
 from pipeline.tables.note_texts import NoteFormatter
 
-SUBMIT = "python -m pipeline.submit"
+SUBMIT = "ddpscale submit"
 NO_RESULT = ("failed", "missing", "rejected")  # the status of a point to run again
 
-NEXT_STEP = "That point is limited by {limit}; next step: {next_step}."
-LEFT_OUT = "{left_out} of {timed} rows with a speed-up cannot be used: {why}{largest}{beyond}."
+NEXT_STEP = "That point is limited by {limit}; next step: {next_step}"
+LEFT_OUT = "Of {timed} rows with a speed-up {left_out} cannot be used: {why}{beyond}."
+LARGER = "Larger{elsewhere}: {larger}{cure}"
 EXPOSED = (
     "On {num_gpus} GPUs all-reduces of gradients that computation does not hide take {exposed_us:,.0f} us of a step of "
     "{step_ms:,.2f} ms: {share:.1%}{where}."
@@ -50,26 +51,19 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
         "{num_gpus} GPUs with {strategy} are {speedup:digits} times as fast as one: efficiency {efficiency:.0%}, "
         "{scaling} scaling{where}.",
         LEFT_OUT,
-        NEXT_STEP,
-    ),
-    "speedup_without_loader": (
-        "The largest speed-up is {tallest:digits} with the loader, which limits it, {tallest_where}; without that "
-        "limit {num_gpus} GPUs with {strategy} are {speedup:digits} times as fast as one: efficiency {efficiency:.0%}, "
-        "{scaling} scaling{where}.",
-        LEFT_OUT,
-        "{without_loader} measures without the loader.",
+        "{closing}.",
     ),
     "no_speedup": (
         "No speed-up shown ({low:.2f} to {high:.2f}): {num_gpus} GPUs with {strategy} against one, {scaling} "
         "scaling{where}.",
         LEFT_OUT,
-        NEXT_STEP,
+        "{closing}.",
     ),
     "speedup_in_part": (
         "{num_gpus} GPUs with {strategy} are {low:.2f} to {num_gpus} times as fast as one: the rest of the interval, "
         "up to {high:.2f}, cannot be; {scaling} scaling{where}.",
         LEFT_OUT,
-        NEXT_STEP,
+        "{closing}.",
     ),
     # Q3
     "exposed": (
@@ -79,7 +73,7 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
     ),
     "exposed_alone": (EXPOSED, COMPARED),
     "exposed_unclear": (
-        "On {num_gpus} GPUs no communication is shown that computation does not hide: of {count} points {unclear}.",
+        "On {num_gpus} GPUs no communication is shown that computation does not hide: {unclear}.",
         COMPARED,
     ),
     "subtracted": (
@@ -101,12 +95,12 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
     ),
     # Q5
     "use": (
-        "Use {what}: {throughput}, epoch {epoch_time:digits} s, the fastest of {choice}.",
-        "{rivals} may be as fast; it is the simplest of them.",
-        "Fastest {others}.",
+        "Use {what}: {throughput}, an epoch of {epoch_time:digits} s, the fastest of {choice}.",
+        "{beside}.",
     ),
     "only_choice": (
-        "One configuration was timed, so there is no choice: {what}, epoch {epoch_time:digits} s, {choice}.",
+        "One configuration was timed, {what}, so there is no choice: {throughput}, an epoch of {epoch_time:digits} s, "
+        "{choice}.",
     ),
     "use_next": ("It is limited by {limit}; next step: {next_step}.",),
     "cheapest": (
@@ -129,14 +123,9 @@ HEADLINES = {
     "only_batch": ("{throughput} at {batch:,}", "epoch_time", "{:.3f} s"),
     "memory_boundary": ("{fits:,} images fit", "", ""),
     "memory_all_fit": ("{fits:,} images fit", "", ""),
-    "speedup": ("{speedup:.2f} times on {num_gpus} GPUs", "speedup", "{:.2f}"),
-    "speedup_without_loader": (
-        "{speedup:.2f} times on {num_gpus} GPUs; {tallest:.2f} with the loader",
-        "speedup",
-        "{:.2f}",
-    ),
-    "no_speedup": ("no speed-up shown on {num_gpus} GPUs", "speedup", "{:.2f}"),
-    "speedup_in_part": ("{low:.2f} to {num_gpus} times on {num_gpus} GPUs", "speedup", "{:.2f}"),
+    "speedup": ("{speedup:.2f} times on {num_gpus} GPUs{larger}", "speedup", "{:.2f}"),
+    "no_speedup": ("no speed-up shown on {num_gpus} GPUs{larger}", "speedup", "{:.2f}"),
+    "speedup_in_part": ("{low:.2f} to {num_gpus} times on {num_gpus} GPUs{larger}", "speedup", "{:.2f}"),
     "exposed": ("{share:.1%} of the step on {num_gpus} GPUs", "share", "{:.1%}"),
     "exposed_alone": ("{share:.1%} of the step on {num_gpus} GPUs", "share", "{:.1%}"),
     "exposed_unclear": ("none shown on {num_gpus} GPUs", "", ""),
@@ -153,8 +142,8 @@ BADGES = {
     "loader_bound": "waits for data {share:.0%}",
     "shared_node": "shared node",
     "other_shared_node": "shared node",
-    "drifted": "drifted",
-    "drifted_in_repeats": "drifted",
+    "drifted": "drifted {drift:+.1%}",
+    "drifted_in_repeats": "drifted {drift:+.1%}",
     "exposure_drifted": "drifted",
     "diverged": "diverged",
     "other_node": "other node",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from pipeline.analysis.intervals import NOMINAL, ends_of, min_values
-from pipeline.answers.claims import ClaimFormatter, badges_of, describe_own, is_fit_for_answer
+from pipeline.answers.claims import SUBMIT, ClaimFormatter, badges_of, describe_own, is_fit_for_answer
 from pipeline.answers.timing_claims import WAITS, reason_left_out, usable_rows
 from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER, TRAINED_MAY_DIFFER
 from pipeline.experiment.point_label import EFFORT_AXES, varying_axes
@@ -51,7 +51,9 @@ def propose(tables: Tables, work: Work, find_predictions: Callable[[], Sequence[
     rows = [row for row in timed if row["scaling"] == "weak"]
     if not rows:
         problem = "no epoch with a known number of samples was timed here"
-        raise CommandError(f"{problem}; measure some with pipeline.submit --grid scaling.", EXIT_NOTHING_FOUND)
+        raise CommandError(
+            f"{problem}; measure some with {SUBMIT} --grid scaling, or give ingest --num-samples.", EXIT_NOTHING_FOUND
+        )
     candidates = comparable_rows(rows)
     chosen = max(candidates, key=lambda row: float(row["throughput_samples_per_s"]))
     weak = series_of(chosen, rows, chosen[BATCH], work)
@@ -66,7 +68,7 @@ def propose(tables: Tables, work: Work, find_predictions: Callable[[], Sequence[
     if asked is None:
         beyond = [msgspec.structs.replace(most, notes=()), modelled_row(most, num_gpus, work, find_predictions())]
     label = describe_own(chosen, rows) or "one configuration"
-    said = [say_work(work, num_gpus, label, asked, beyond), say_efficiency("Weak", weak)]
+    said = [say_work(work, num_gpus, describe_own(asked or most, rows), asked, beyond), say_efficiency("Weak", weak)]
     said += [say_efficiency("Strong", strong)] if strong else []
     assumptions = [*assume_choice(label, chosen, candidates, rows), *assume_figures(tables, [*weak, *strong], beyond)]
     plotted = [row for row in timed if not differs(row, chosen, (*SERIES_MAY_DIFFER, BATCH))]
@@ -128,7 +130,7 @@ def checked_num_gpus(asked: int | None, measured: Sequence[int]) -> int:
         )
     if most == 1:
         problem = f"a model of {asked} GPUs needs points on several GPUs, and none was timed"
-        raise CommandError(f"{problem}; measure some with --grid scaling.")
+        raise CommandError(f"{problem}; measure some with {SUBMIT} --grid scaling.")
     if asked > 2 * most:
         problem = f"{asked} GPUs are more than twice the {most} that were measured, where no model was tested"
         raise CommandError(f"{problem}; measure {math.ceil(asked / 2)}, or ask for at most {2 * most}.")
@@ -151,7 +153,7 @@ def modelled_row(most: Row, num_gpus: int, work: Work, predictions: Sequence[Row
 
 def say_work(work: Work, num_gpus: int, label: str, asked: Row | None, beyond: Sequence[Row]) -> str:
     """Return what the work takes."""
-    start = f"{work.num_samples:,} images on {num_gpus} GPU{'s' * (num_gpus > 1)}, {label}: "
+    start = f"{work.num_samples:,} images on {pluralize(num_gpus, 'GPU')}{f', {label}' * bool(label)}: "
     if asked is None:
         has_scaled = beyond[-1]["none_hidden_gpu_hours"] is not None
         scaled = ", {none_hidden_gpu_hours:digits} if none is hidden" * has_scaled
@@ -192,7 +194,9 @@ def fill(text: str, row: Row) -> str:
 def assume_choice(label: str, chosen: Row, candidates: Sequence[Row], rows: Sequence[Row]) -> list[str]:
     """Return which configuration the proposal is about, and which faster ones it leaves out."""
     num_gpus, rate = chosen["num_gpus"], chosen["throughput_samples_per_s"]
-    of_many = f", the fastest of {len(candidates)} on {num_gpus} GPUs; the best of many looks better than it is"
+    of_many = (
+        f", the fastest of {len(candidates)} on {pluralize(num_gpus, 'GPU')}; the best of many looks better than it is"
+    )
     said = [f"The configuration is {label}{of_many * (len(candidates) > 1)}."]
     faster = [row for row in rows if row["num_gpus"] == num_gpus and row["throughput_samples_per_s"] > rate]
     if faster:
@@ -230,7 +234,7 @@ def assume_figures(tables: Tables, rows: Sequence[Row], beyond: Sequence[Row]) -
             "bound, and more than one node has another link."
         )
         if beyond[-1]["none_hidden_gpu_hours"] is None:
-            cure = "measure it with pipeline.submit --grid communication"
+            cure = "measure it with ddpscale submit --grid communication"
             said.append(f"No point like this one tells its communication on as many GPUs: {cure}.")
     for what, axis in (("GPU models", "gpu"), ("models", "model")):
         if others := {row.axes.get(axis) for row in tables["Q2"]} - {rows[0].axes.get(axis), None}:

@@ -11,7 +11,14 @@ from pipeline.analysis.pooling import group_pairs
 from pipeline.answers.claims import Claim, ClaimFormatter, badges_of, describe_own
 from pipeline.answers.timing_claims import limit_words
 from pipeline.experiment.axis_groups import CHOICE_MAY_DIFFER
-from pipeline.experiment.point_label import describe_axis
+from pipeline.experiment.point_label import (
+    EFFORT_AXES,
+    NAMING_AXES,
+    describe_axis,
+    describe_point,
+    models_of,
+    varying_axes,
+)
 from pipeline.experiment.spec import AXES
 from pipeline.system.errors import pluralize
 from pipeline.tables.build_tables import Tables
@@ -58,7 +65,11 @@ def use_claims(tables: Tables) -> list[Claim]:
     real = [row for row in timed if row["input"] != "synthetic"]  # no one trains on one batch
     workloads = list(group_pairs((workload_key(row), row) for row in real or timed).values())
     largest = sorted(workloads, key=len, reverse=True)[:MAX_WORKLOADS]
-    return [claim for rows in largest for claim in fastest_claims(rows, real or timed)] + cheapest_claims(tables)
+    fastest = [fastest_claims(rows, real or timed) for rows in largest]
+    if len(fastest) > 1:
+        return [own[0]._replace(is_short=True) for own in fastest]
+    (own,) = fastest or [[]]
+    return [*own[:1], *(cheapest_claims(tables) or own[1:])]
 
 
 def workload_key(row: Row) -> tuple[str, ...]:
@@ -114,27 +125,46 @@ def fastest_claims(rows: Sequence[Row], all_rows: Sequence[Row]) -> list[Claim]:
         "what": name_of(row, all_rows),
         "throughput": throughput_words(used),
         "epoch_time": used.stated,
-        "choice": choice_words(rows),
-        "rivals": " and ".join(name_of(choice.row, all_rows) for choice in tied[:2]) or None,
-        "others": "; ".join(describe_fewer(choice) for choice in fewer) or None,
+        "choice": choice_words(rows) + interval_words(used),
+        "beside": beside_words(tied[:2], fewer, all_rows),
     }
-    badges = (*own_badges(row), *(() if is_learnt_alike else ("learning not compared",)))
+    badges = (*own_badges(row), *(() if is_learnt_alike else ("only speed compared",)))
     if len(choices) == 1:
-        only = {**values, "choice": "one run" if row.n == 1 else f"n = {row.n}"}
+        only = {**values, "choice": ("one run" if row.n == 1 else f"n = {row.n}") + interval_words(used)}
         return [Claim("Q5", "only_choice", only, badges)]
     known = {"limit": limit_words(row), "next_step": row["next_step"]}
     return [Claim("Q5", "use", values, badges), Claim("Q5", "use_next", known)]
 
 
 def name_of(row: Row, rows: Sequence[Row]) -> str:
-    """Return strategy, GPUs, batch, and the axes in which the rows differ."""
-    return describe_own(row, rows, also="num_gpus")
+    """Return strategy, GPUs, batch and precision in words, then the other axes in which the rows differ."""
+    gpus = describe_axis("num_gpus", row["num_gpus"])
+    where = gpus if row["strategy"] == "single" else f"{row['strategy'].upper()} on {gpus}"
+    precision = f" in {row.axes['precision']}" if row.axes.get("precision") else ""
+    others = varying_axes([other.axes for other in rows], (*NAMING_AXES, *EFFORT_AXES, "precision"))
+    said = describe_point(row.axes, others, models_of(other.axes for other in rows)) if others else ""
+    batch = f"{row['batch_size_per_gpu']:,} images {'a step' if row['num_gpus'] == 1 else 'per GPU'}"
+    return ", ".join(filter(None, (f"{where} with {batch}{precision}", said)))
+
+
+def beside_words(tied: Sequence[Choice], fewer: Sequence[Choice], rows: Sequence[Row]) -> str | None:
+    """Return what is not told apart from the one to use, and the fastest on other numbers of GPUs; None if nothing."""
+    rivals = " or ".join(name_of(choice.row, rows) for choice in tied)
+    parts = [f"not shown to be slower, but less simple: {rivals}"] if tied else []
+    parts += [f"fastest {'; '.join(map(describe_fewer, fewer))}"] if fewer else []
+    text = "; ".join(parts)
+    return text[:1].upper() + text[1:] or None
 
 
 def describe_fewer(choice: Choice) -> str:
     """Return the configuration of a number of GPUs with its epoch time."""
     row, time = choice.row, ClaimFormatter({}).format_field(choice.stated, "digits")
     return f"on {describe_axis('num_gpus', row['num_gpus'])}: {describe_own(row, [row])}, an epoch of {time} s"
+
+
+def interval_words(choice: Choice) -> str:
+    """Return that the stated time has no interval, where that is so."""
+    return ", no interval" if None in ends_of(choice.stated) else ""
 
 
 def own_badges(row: Row) -> tuple[str, ...]:

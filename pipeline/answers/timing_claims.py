@@ -8,6 +8,7 @@ from pipeline.analysis.intervals import ends_of
 from pipeline.analysis.loader import MAX_DATA_SHARE
 from pipeline.answers import claims
 from pipeline.answers.claims import BADGES, NO_RESULT, Claim, ClaimFormatter, badges_of, where_of
+from pipeline.experiment.point_label import varying_axes
 from pipeline.tables.build_tables import Tables
 from pipeline.tables.columns import Row
 
@@ -83,25 +84,24 @@ def speedup_claims(tables: Tables) -> list[Claim]:
     if not timed and (lost := lost_scaling(rows)):
         return [claims.no_result("Q2", "points", lost)]
     if not timed:
-        lacking = " with a timed point on one GPU to compare with" if several else ""
-        return [claims.not_answered("Q2", f"no point on several GPUs{lacking}", "scaling")]
+        why = "no point on several GPUs" + " has a timed one on one GPU to compare with" * bool(several)
+        return [claims.not_answered("Q2", why, "scaling", is_asked=bool(several))]
     fit = usable_rows(rows)
     unknown = () if fit else ("wait for data not stated",)
     fit = fit or usable_rows(rows, is_loader_bound=None)
     reasons = Counter(reason_left_out(row) for row in timed if all(row is not other for other in fit))
     why = "; ".join(f"{reason} ({count})" if len(reasons) > 1 else reason for reason, count in reasons.items())
-    tallest = max((row for row in timed if all(row is not other for other in fit)), key=usefulness, default=timed[0])
-    named = claims.describe_own(tallest, timed, also="num_gpus")
-    largest = f"; the largest of them is {ClaimFormatter({}).format_field(tallest['speedup'], 'digits')}, {named}"
-    counts = {"left_out": reasons.total() or None, "timed": len(timed), "why": why, "largest": largest}
     if not fit:
-        cannot = f"{reasons.total()} of {len(timed)} rows with a speed-up cannot be used: {why}{largest}"
+        largest = " and ".join(describe_speedup(row, timed, fit) for row in largest_of_each(timed))
+        cannot = f"of {len(timed)} rows with a speed-up {reasons.total()} cannot be used: {why}; the largest: {largest}"
         grid = f"scaling {WITHOUT_LOADER}" if WAITS in reasons else "scaling --repeats 3"
         return [claims.not_answered("Q2", cannot, grid, is_asked=True)]
     most = max(row["num_gpus"] for row in fit)
     best = max((row for row in fit if row["num_gpus"] == most), key=usefulness)
     low, high = ends_of(best["speedup"])
     beyond = max(row["num_gpus"] for row in timed)
+    larger = largest_of_each([row for row in timed if row["speedup"] > best["speedup"]])
+    elsewhere = [f"{row['speedup']:.2f}" for row in larger]
     values = {
         "num_gpus": most,
         "strategy": best["strategy"].upper(),
@@ -112,21 +112,54 @@ def speedup_claims(tables: Tables) -> list[Claim]:
         "scaling": best["scaling"],
         "where": where_of(best, fit, "strategy"),
         "beyond": f"; on {beyond} GPUs none can be used" if beyond > most else "",
-        "limit": limit_words(best),
-        "next_step": best["next_step"],
-        **counts,
+        "left_out": reasons.total() or None,
+        "timed": len(timed),
+        "why": why,
+        "larger": f"; larger elsewhere: {', '.join(elsewhere)}" if larger else "",
+        "closing": closing_words(best, larger, timed, fit),
     }
     badges = badges_of(best, *unknown)
     if best["speedup"] > most:
         return [Claim("Q2", "speedup_in_part", values, badges)]
     if best.has_note("no_difference"):
         return [Claim("Q2", "no_speedup", values, tuple(badge for badge in badges if badge != NO_DIFFERENCE))]
-    if counts["left_out"] and reason_left_out(tallest) == WAITS and tallest["speedup"] > best["speedup"]:
-        tried = any(row.axes.get("input") == "gpu" for row in timed) or tallest.axes.get("device") == "cpu"
-        values |= {"tallest": tallest["speedup"], "tallest_where": named, "largest": ""}
-        values["without_loader"] = None if tried else WITHOUT_LOADER
-        return [Claim("Q2", "speedup_without_loader", values, badges)]
     return [Claim("Q2", "speedup", values, badges)]
+
+
+def largest_of_each(rows: Sequence[Row]) -> list[Row]:
+    """Return the row with the largest speed-up of weak scaling, and that of strong scaling, if there are any."""
+    by_scaling = ([row for row in rows if row["scaling"] == scaling] for scaling in ("weak", "strong"))
+    return [max(own, key=lambda row: float(row["speedup"])) for own in by_scaling if own]
+
+
+def closing_words(best: Row, larger: Sequence[Row], timed: Sequence[Row], fit: Sequence[Row]) -> str | None:
+    """Return which speed-ups are larger than that of the answer; without any the next step, None if nothing limits."""
+    if larger:
+        tried = any(row.axes.get("input") == "gpu" or row.axes.get("device") == "cpu" for row in timed)
+        waits = any(reason_left_out(row) == WAITS for row in larger)
+        is_elsewhere = all(row["batch_size_per_gpu"] != best["batch_size_per_gpu"] for row in larger)
+        return claims.LARGER.format(
+            elsewhere=" at other batch sizes" if is_elsewhere else "",
+            larger=" and ".join(describe_speedup(row, timed, fit) for row in larger),
+            cure=f"; {WITHOUT_LOADER} measures without the loader" if waits and not tried else "",
+        )
+    limit = limit_words(best)
+    return limit and claims.NEXT_STEP.format(limit=limit, next_step=best["next_step"])
+
+
+def describe_speedup(row: Row, timed: Sequence[Row], fit: Sequence[Row]) -> str:
+    """Return a speed-up with its configuration; of one that is left out also that of the same without the loader."""
+    shown = [ClaimFormatter({}).format_field(other["speedup"], "digits") for other in (row, *twins_of(row, fit)[:1])]
+    beside = ["not used"] if fit and all(row is not other for other in fit) else []
+    beside += [f"{without_loader} without the loader" for without_loader in shown[1:] if beside]
+    said = f" ({'; '.join(beside)})" if beside else ""
+    return f"{shown[0]} with {claims.describe_own(row, timed, also='num_gpus')}, {row['scaling']} scaling{said}"
+
+
+def twins_of(row: Row, fit: Sequence[Row]) -> list[Row]:
+    """Return the fit rows that differ from a row in the input alone."""
+    alike = (other for other in fit if other is not row and other["scaling"] == row["scaling"])
+    return [other for other in alike if not varying_axes([row.axes, other.axes], ("input", "num_workers"))]
 
 
 def usable_rows(rows: Sequence[Row], is_loader_bound: bool | None = False) -> list[Row]:
@@ -189,11 +222,16 @@ def measured_claim(rows: Sequence[Row], measured: Sequence[Row], compared: dict[
     noisy, negative = ([row for row in rows if row.has_note(f"exposure_{kind}")] for kind in ("is_noise", "negative"))
     told = [row for row in rows if not row.has_note("exposure_is_noise", "exposure_negative")]
     parts = []
+
+    def show(some: Sequence[Row]) -> str:
+        which = "the one point" if len(rows) == 1 else f"{len(some)} of {len(rows)} points"
+        return f"{which} show{'s' if len(some) == 1 else ''}"
+
     if noisy:
         noise = max(row["noise_floor_time_s"] / row["step_time_s"] for row in noisy)
-        parts.append(f"{len(noisy)} show no more than their noise, up to {100 * noise:.1f} % of the step")
+        parts.append(f"{show(noisy)} no more than the noise, up to {100 * noise:.1f} % of the step")
     if negative:
-        parts.append(f"in {len(negative)} DDP was faster than without all-reduces, and the records do not say why")
+        parts.append(f"{show(negative)} DDP faster than without all-reduces, and the records do not say why")
     unclear, common = " and ".join(parts), {"num_gpus": rows[0]["num_gpus"], "count": len(rows), **compared}
     if not told:
         return Claim("Q3", "exposed_unclear", common | {"unclear": unclear})

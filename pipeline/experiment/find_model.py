@@ -1,13 +1,16 @@
 """Finds the model of a point on the login node: it reads files and imports nothing of the user's."""
 
 import ast
+import difflib
 import hashlib
 import importlib.machinery
 import importlib.util
 import re
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+import msgspec
 
 from pipeline.experiment.model_name import BUILT_IN_MODELS, TORCHVISION, ClassPlace, own_class
 from pipeline.experiment.spec import Spec
@@ -20,27 +23,49 @@ TORCHVISION_BUILDER = re.compile(r"^def ([a-z]\w+)\(\*, weights", re.MULTILINE)
 
 def check_models(points: Iterable[Spec], folder: Path) -> None:
     """Raise CommandError for a model that does not exist. Modules of the user's are found in `folder`, or installed."""
+    points = list(points)
     for model, options in dict.fromkeys((spec.model or "", spec.options) for spec in points):
         if own := own_class(model):
             check_own_class(own, options, folder)
-        elif model.startswith(TORCHVISION):
-            check_name(model.removeprefix(TORCHVISION), torchvision_models(), "torchvision's model")
         elif model:
-            check_name(model, BUILT_IN_MODELS, "model")
+            check_name(model, [spec for spec in points if spec.model == model])
 
 
-def check_name(name: str, known: Collection[str], what: str) -> None:
-    """Raise CommandError for a name that is not known, with the nearest one. Without known names nothing is checked."""
-    if known and name not in known:
-        raise CommandError(f"unknown {what} {name!r}; {suggest_name(name, known)}")
+def check_name(name: str, points: Sequence[Spec]) -> None:
+    """Raise CommandError for a name that no model has, with the nearest one that these points may have.
+
+    Names of torchvision are not checked where it is not installed.
+    """
+    theirs = torchvision_models()
+    known = (*BUILT_IN_MODELS, *theirs)
+    if name in known or (name.startswith(TORCHVISION) and not theirs):
+        return
+    named = {model.removeprefix(TORCHVISION): model for model in reversed(known) if may_be(points, model)}
+    near = difflib.get_close_matches(name.removeprefix(TORCHVISION), named, n=1)
+    choices = [model for model in BUILT_IN_MODELS if model in named.values()] or ["file.py:Class"]
+    cure = f"did you mean {named[near[0]]!r}?" if near else f"choose one of {', '.join(choices)}."
+    raise CommandError(f"unknown model {name!r}; {cure}")
+
+
+def may_be(points: Iterable[Spec], model: str) -> bool:
+    """True if no point is refused with this model."""
+    try:
+        for spec in points:
+            msgspec.structs.replace(spec, model=model)
+    except ValueError:
+        return False
+    return True
 
 
 def torchvision_models() -> list[str]:
-    """Return the classification models of the installed torchvision, from its source; empty if it is not installed."""
+    """Return the classification models of the installed torchvision, from its source, as a grid names them.
+
+    Empty if it is not installed.
+    """
     found = importlib.util.find_spec("torchvision")
     folders = found.submodule_search_locations if found else None
     sources = sorted(Path(folders[0], "models").glob("[a-z]*.py")) if folders else []
-    return [name for path in sources for name in TORCHVISION_BUILDER.findall(path.read_text())]
+    return [TORCHVISION + name for path in sources for name in TORCHVISION_BUILDER.findall(path.read_text())]
 
 
 def check_own_class(own: ClassPlace, options: Iterable[str], folder: Path) -> None:

@@ -26,6 +26,8 @@ WORDS = FIGURE_NAMES | {"sw_power_cap": "GPU at its power limit"}  # what notes 
 FIXED_WORDS = {
     "text": "note",
     "loader_bound": "loader-bound",
+    "drifted": "drifted",
+    "drifted_in_repeats": "drifted",
     "other_shared_node": "baseline on a shared node",
     "reached_by_some": "not every seed",
     "baseline_runs": "n of the baseline",

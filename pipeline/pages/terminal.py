@@ -139,7 +139,9 @@ def note_words(numbers: str, badges: Sequence[str]) -> str:
 
 def closing_lines(found: CollectedExperiment, answers: Sequence[Answer], page: Path | None) -> list[str]:
     """Return where every table is, the page, and the next command; their lines are not broken."""
-    command = next((answer.command for answer in answers if answer.command), "")
+    with_command = [answer for answer in answers if answer.command]
+    unanswered = [answer for answer in with_command if answer.asked.claims and not answer.told]
+    command = next((answer.command for answer in (*unanswered, *with_command)), "")
     return [
         f"Tables: {found.experiment.report} (or --full)",
         *([f"Page:   {page}"] if page else []),

@@ -44,7 +44,7 @@ def time_figures(point: PooledPoint, peak_tflops: float | None) -> dict[str, Any
         "peak_memory_gib": point.median(record_peak_memory_gib),
         "num_windows": sum(map(len, point.epoch_times_s)),
         "num_workers_total": loader.total_workers(point.spec),
-        "data_share": data_time_s / epoch_time_s if data_time_s is not None and epoch_time_s else None,
+        "data_share": loader.longest_data_share(point),
         "batch_wait_s": point.median(loader.median_batch_wait_s),
         "is_loader_bound": loader.is_loader_bound(point),
     }

@@ -28,6 +28,8 @@ TRACE_REASONS = {
     "trace_omits_gaps": "the trace is too short: gaps between kernels may be longer, which it does not count",
 }
 
+OF_DRIFT = "from the first half of a run to the second: its interval assumes steady times, so allow for the drift too"
+
 NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASONS.items()} | {
     "text": "{text}",
     "not_stated": "not stated: {figures:figures}",
@@ -54,10 +56,9 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     "windows_pooled": (
         "interval over the windows of {repeats} repeats together: too narrow if repeats differ more than their windows"
     ),
-    "drifted": "{what:figures} drifted by {drift:+.1%} during the measurement: its interval is too narrow",
+    "drifted": "{what:figures} drifted by {drift:+.1%} " + OF_DRIFT,
     "drifted_in_repeats": (
-        "{what:figures} drifted by {drift:+.1%} during the measurement in {count} of {repeats} repeats: "
-        "its interval is too narrow"
+        "{what:figures} drifted in {count} of {repeats} repeats, at most by {drift:+.1%} " + OF_DRIFT
     ),
     "execution_chosen": "execution=auto used {execution}",
     "execution_captured": "execution={execution}: one graph is the whole step, so its parts have no times",

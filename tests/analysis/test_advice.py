@@ -1,6 +1,8 @@
 """The next step of a point: the rules, the pairs that were measured, and what published records bear out."""
 
 import re
+from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -9,9 +11,11 @@ from factories import ROOT, make_measurement, make_record, make_spec
 from rendered_tables import build
 from timed_records import H200, timed
 
-from pipeline.analysis.advice import NOTHING_FOUND, RULES
+from pipeline.analysis.advice import EFFORT_AXES, NOTHING_FOUND, RULES
+from pipeline.answers.proposal import differs
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.record import Environment, Gpu, Record
+from pipeline.experiment.spec import AXIS_DEFAULTS
 from pipeline.tables.collect_experiment import collect_experiment
 from pipeline.tables.columns import Row
 
@@ -117,6 +121,42 @@ def test_advice_on_published_records_names_the_side_that_was_faster(
     for row, faster in pairs:
         assert row["limit"] in (limit, "launches")
         assert faster[figure] < row[figure]
+
+
+def published_rows() -> list[tuple[Row, float]]:
+    """Timed rows of every published experiment, each with the seconds of a sample."""
+    found = []
+    for manifest in sorted((ROOT / "outputs").glob("**/manifest.json")):
+        tables = collect_experiment(Experiment(manifest.parent)).tables
+        epochs = [row for row in tables["Q2"] if row["scaling"] == "weak" and row["throughput_samples_per_s"]]
+        steps = [row for row in tables["communication"] if row["step_time_s"]]
+        found += [(row, 1 / row["throughput_samples_per_s"]) for row in epochs]
+        found += [(row, row["step_time_s"] / row["global_batch_size"]) for row in steps]
+    return found
+
+
+def test_no_measured_pair_of_any_published_experiment_contradicts_the_advice() -> None:
+    """Pairs differ in the change alone. The changed point may be of another experiment on the same GPU model."""
+    changes = {change.words: change for rule in RULES for change in rule.changes}
+    rows = published_rows()
+    num_pairs = Counter[str]()
+    for own, time_s in rows:
+        for words in re.split(r" or ", re.sub(r" \([^)]*\)", "", own["next_step"] or "")):
+            if (change := changes.get(words)) is None:
+                continue
+            alike = (*EFFORT_AXES, change.axis, *change.others)
+            changed_s = [
+                other_s
+                for other, other_s in rows
+                if change.is_made(own_axes(own), own_axes(other)) and not differs(own, other, alike)
+            ]
+            num_pairs[words] += len(changed_s)
+            assert not changed_s or min(changed_s) < time_s, (words, own.axes)
+    assert all(num_pairs[words] for words in ("a larger batch", "input=gpu", "strategy=ddp")), num_pairs
+
+
+def own_axes(row: Row) -> Any:
+    return SimpleNamespace(**AXIS_DEFAULTS | row.axes)
 
 
 def test_no_gain_is_claimed_below_1_in_any_published_experiment() -> None:

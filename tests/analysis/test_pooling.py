@@ -113,8 +113,8 @@ def test_a_point_without_a_time_says_nothing_of_intervals() -> None:
 
 def test_windows_that_drift_are_not_alike_and_the_interval_says_so() -> None:
     slowed = windowed(*[1.0, 1.01, 1.02] * 2, *[1.1, 1.12, 1.13] * 2)
-    note = "epoch_time_s drifted by +10.9 % during the measurement: its interval is too narrow"
-    assert sentences(pool(slowed).epoch_time_drift_notes) == [note]
+    (note,) = sentences(pool(slowed).epoch_time_drift_notes)
+    assert note.startswith("epoch_time_s drifted by +10.9 %")
     steady = windowed(*[1.0, 1.01, 1.13] * 2, *[1.1, 1.12, 1.02] * 2)
     assert pool(steady).epoch_time_drift_notes == []
     together = pool(windowed(*[1.0] * 6, repeat=0), windowed(*[1.1] * 6, repeat=1))

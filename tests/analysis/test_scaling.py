@@ -228,7 +228,7 @@ def test_repeats_that_are_not_alike_are_marked_in_their_row() -> None:
 def test_a_baseline_that_drifted_is_named_where_a_speed_up_rests_on_it() -> None:
     drifting, steady = [4.0] * 6 + [5.0] * 6, [2.5] * 12
     (row,) = [row for row in rows_of("weak", *drifted(drifting, steady)) if row["num_gpus"] == 2]
-    assert "baseline: epoch_time_s drifted by +25.0 % during the measurement: its interval is too narrow" in row["note"]
+    assert "baseline: epoch_time_s drifted by +25.0 %" in row["note"]
     (row,) = [row for row in rows_of("weak", *drifted([4.5] * 12, steady)) if row["num_gpus"] == 2]
     assert "drifted" not in (row["note"] or "")
 

@@ -3,14 +3,18 @@
 import string
 
 import pytest
-from factories import make_record, make_spec
+from factories import ROOT, make_record, make_spec
 from page_records import batch_records, scaling_records
 from rendered_tables import answers_of
 
 from pipeline.analysis.intervals import Estimate
 from pipeline.analysis.notes import make_note
+from pipeline.analysis.pooling import group_pairs
 from pipeline.answers.claims import TEMPLATES, Claim, ClaimFormatter, badge_of, badges_of
+from pipeline.answers.questions import answer_questions
+from pipeline.experiment.folder import Experiment
 from pipeline.experiment.point_label import Terms
+from pipeline.tables.collect_experiment import collect_experiment
 from pipeline.tables.columns import Row
 
 
@@ -37,6 +41,15 @@ def test_a_figure_has_its_interval_and_the_decimals_that_tell_its_ends_apart(
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_an_answer_has_at_most_three_sentences(kind: str) -> None:
     assert 1 <= len(TEMPLATES[kind]) <= 3
+
+
+def test_no_published_answer_has_more_than_three_sentences() -> None:
+    for manifest in sorted((ROOT / "outputs").glob("**/manifest.json")):
+        answers = answer_questions(collect_experiment(Experiment(manifest.parent)).tables)
+        for question, claims in answers.items():
+            by_paragraph = group_pairs(((claim.gpu, claim.unit), claim) for claim in claims)
+            for own in by_paragraph.values():
+                assert sum(len(claim.sentences()) for claim in own) <= 3, (manifest, question)
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)

@@ -2,7 +2,9 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from factories import make_spec
 from own_models import SMALLEST, with_change, write_model
@@ -82,7 +84,12 @@ def test_a_module_is_found_beside_the_grid(tmp_path: Path) -> None:
         ("absent.models:Tiny", SMALLEST, "there is no module 'absent' in "),
         ("os.absent:Tiny", SMALLEST, "there is no module 'os.absent' in "),
         ("resnet81", SMALLEST, "unknown model 'resnet81'; did you mean 'resnet18'?"),
-        ("torchvision:resnet51", SMALLEST, "unknown torchvision's model 'resnet51'; did you mean 'resnet5"),
+        ("resnet34", SMALLEST, "unknown model 'resnet34'; did you mean 'torchvision:resnet34'?"),
+        (
+            "torchvision:resnet51",
+            SMALLEST,
+            "unknown model 'torchvision:resnet51'; did you mean 'torchvision:resnet50'?",
+        ),
     ],
 )
 def test_a_model_that_does_not_exist_is_refused_on_the_login_node(
@@ -153,8 +160,22 @@ def test_a_class_that_the_file_imports_or_makes_is_left_to_the_ranks(tmp_path: P
 
 def test_the_models_of_torchvision_are_those_of_the_installed_one() -> None:
     names = torchvision_models()
-    assert {"resnet50", "vit_b_16", "inception_v3"} < set(names)
-    assert not {"fasterrcnn_resnet50_fpn", "raft_large", "handle_legacy_interface"} & set(names)
+    assert {"torchvision:resnet50", "torchvision:vit_b_16", "torchvision:inception_v3"} < set(names)
+    others = ("fasterrcnn_resnet50_fpn", "raft_large", "handle_legacy_interface")
+    assert not {f"torchvision:{name}" for name in others} & set(names)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"input": "synthetic"}, {"input": "gpu"}, {"dataset": "imagefolder"}, {"evaluate": True}]
+)
+@pytest.mark.parametrize("model", ["resnet34", "vit_b16", "lenet5", "gpt2", "LeNet"])
+def test_a_suggested_model_is_accepted(fields: dict[str, Any], model: str) -> None:
+    point = make_spec(model=model, **fields)
+    with pytest.raises(CommandError, match="unknown model") as error:
+        check_models([point], Path())
+    _, _, said = str(error.value).partition("; ")
+    near = said.removeprefix("choose one of ").removeprefix("did you mean ").partition(",")[0].strip("'?.")
+    check_models([msgspec.structs.replace(point, model=near)], Path())
 
 
 def test_a_model_of_another_checkout_can_be_read_and_named() -> None:

@@ -226,8 +226,8 @@ def test_notes_that_differ_in_names_or_versions_are_footnotes_of_their_own() -> 
 @pytest.mark.parametrize(
     ("drifts", "merged"),
     [
-        ([0.25], "epoch time drifted by +25.0 % during the measurement: its interval is too narrow"),
-        ([0.25, -0.031], "epoch time drifted by -3.1 to +25.0 % during the measurement: its interval is too narrow"),
+        ([0.25], "epoch time drifted by +25.0 % from"),
+        ([0.25, -0.031], "epoch time drifted by -3.1 to +25.0 % from"),
     ],
 )
 @pytest.mark.parametrize("of_baseline", [False, True])
@@ -235,7 +235,8 @@ def test_merged_notes_state_the_range_of_their_quantities(drifts: list[float], m
     notes = [make_note("drifted", what="epoch_time_s", drift=drift) for drift in drifts]
     notes = [make_note("of_baseline", note=note) for note in notes] if of_baseline else notes
     found = number_notes([Row({}, {}, 1, (note,)) for note in notes] + [Row({}, {})])
-    assert found.texts == [f"baseline: {merged}" if of_baseline else merged]
+    (text,) = found.texts
+    assert text.startswith(f"baseline: {merged}" if of_baseline else merged)
     assert found.numbers == [(1,)] * len(drifts) + [()]
 
 

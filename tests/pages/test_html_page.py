@@ -219,7 +219,7 @@ def test_what_an_experiment_does_not_ask_is_one_line_and_no_command(tmp_path: Pa
     page = Page(write_page(tmp_path / "x", make_record()).read_text())
     assert "Which batch size keeps one GPU busy, and where does its memory end? Q1" in page.text
     assert "Not part of this experiment: scaling over GPUs; communication; the accuracy of large batches." in page.text
-    assert not any(words in page.text for words in ("pipeline.submit", "Not answered", "Next:"))
+    assert not any(words in page.text for words in ("ddpscale submit", "Not answered", "Next:"))
 
 
 def test_the_line_on_top_says_what_was_measured_where_when_and_how_often(tmp_path: Path) -> None:

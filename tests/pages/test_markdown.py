@@ -66,7 +66,7 @@ def report_with(text: str) -> str:
 def as_html(text: str) -> str:
     markdown_it = pytest.importorskip("markdown_it")
     html: str = markdown_it.MarkdownIt("commonmark", {"html": True}).enable("table").render(text)
-    return re.sub(r"<code>(python -m pipeline[\w. -]*)</code>", r"\1", html)  # the answers' own commands
+    return re.sub(r"<code>(ddpscale [\w. -]*)</code>", r"\1", html)  # the answers' own commands
 
 
 @settings(deadline=None)  # a first call imports the renderer
@@ -114,8 +114,8 @@ def test_no_line_of_a_long_text_starts_a_block(start: str) -> None:
 
 
 def test_a_command_is_not_broken_over_lines() -> None:
-    wrapped = wrap("x " * 55 + "`python -m pipeline.submit --grid q1`.")
-    assert wrapped.splitlines()[1] == "`python -m pipeline.submit --grid q1`."
+    wrapped = wrap("x " * 55 + "`ddpscale submit --grid q1`.")
+    assert wrapped.splitlines()[1] == "`ddpscale submit --grid q1`."
 
 
 def test_a_fraction_is_printed_in_percent() -> None:

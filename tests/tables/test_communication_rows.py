@@ -285,4 +285,4 @@ def test_exposed_communication_that_changes_while_measured_is_said() -> None:
 def test_a_dataparallel_step_that_drifts_is_said() -> None:
     times: dict[VariantName, Sequence[float]] = {"plain": [700.0] * 12, "dp": [1000.0] * 6 + [1500.0] * 6}
     (row,) = build(make_communication_record(point("dp"), make_communication(times)))["split"]
-    assert row["note"] == "step_time_s drifted by +50.0 % during the measurement: its interval is too narrow"
+    assert row["note"].startswith("step_time_s drifted by +50.0 %")

@@ -143,7 +143,7 @@ def test_an_accuracy_without_a_test_loss_is_no_loss_that_diverged() -> None:
 def test_a_command_names_the_options_of_the_model_and_quotes_what_a_shell_would_split() -> None:
     record = timed(model="/home/ada l/gpt.py:Gpt", options=("layers=2",))
     command = answers(record)["Q2"][-1]
-    assert command == "python -m pipeline.submit --grid own-model --set 'model=/home/ada l/gpt.py:Gpt' model.layers=2"
+    assert command == "ddpscale submit --grid own-model --set 'model=/home/ada l/gpt.py:Gpt' model.layers=2"
 
 
 def test_a_page_has_the_words_of_the_model_in_titles_too(pipeline: Command, tmp_path: Path) -> None:
@@ -192,8 +192,8 @@ def test_models_that_this_checkout_lacks_are_shown_as_text_beside_other_experime
 def test_what_was_not_measured_of_an_own_model_is_measured_by_the_grid_for_such() -> None:
     found = answers(timed())
     model = "--set model=/home/ada/gpt.py:Gpt"
-    memory = f"python -m pipeline.submit --grid memory {model} strategy=single num_gpus=1"
-    submit = f"python -m pipeline.submit --grid own-model {model}"
+    memory = f"ddpscale submit --grid memory {model} strategy=single num_gpus=1"
+    submit = f"ddpscale submit --grid own-model {model}"
     assert {question: said[-1] for question, said in found.items()} == {
         "Q1": memory,
         "Q2": submit,
