@@ -103,12 +103,13 @@ def keep_buffers(
 
     The other ranks' shards stay in the buffer; this rank's shard is copied into it anew.
     """
-    gather, scatter = KeptAllGather(calls, is_silent, before), KeptReduceScatter(calls, is_silent, before)
+    gather, inputs = KeptAllGather(calls, is_silent, before), dict[tuple[object, ...], Tensor]()
     from torch.distributed.fsdp import FSDPModule
 
     for module in model.modules():
         if isinstance(module, FSDPModule):  # the setters do not reach the modules inside
             module.set_custom_all_gather(gather)  # type: ignore[arg-type]  # it need not be torch's private class
+            scatter = KeptReduceScatter(calls, is_silent, before, inputs)
             module.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]
 
 
@@ -139,19 +140,28 @@ class KeptAllGather:
 
 
 class KeptReduceScatter:
-    """A reduce-scatter with a kept buffer for each size of input and of output. Silent outputs stay zero."""
+    """A unit's reduce-scatter with kept buffers, for FSDPModule.set_custom_reduce_scatter. Silent outputs stay zero.
 
-    def __init__(self, calls: list[CollectiveCall], is_silent: bool, before: Callable[[], object] = nothing) -> None:
+    `inputs` has a buffer for each size, for all units. Outputs are the unit's own: its gradients are views of them.
+    """
+
+    def __init__(
+        self,
+        calls: list[CollectiveCall],
+        is_silent: bool,
+        before: Callable[[], object],
+        inputs: dict[tuple[object, ...], Tensor],
+    ) -> None:
         self._calls, self._is_silent, self._before = calls, is_silent, before
-        self._kept: dict[tuple[object, ...], Tensor] = {}
+        self._inputs, self._outputs = inputs, dict[tuple[object, ...], Tensor]()
         self._is_input = False
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         self._is_input = not self._is_input  # FSDP asks for the input, then for the output
-        key = (*size, dtype, self._is_input)
-        if key not in self._kept:
-            self._kept[key] = torch.zeros(*size, dtype=dtype, device=device)
-        return self._kept[key]
+        kept, key = self._inputs if self._is_input else self._outputs, (*size, dtype)
+        if key not in kept:
+            kept[key] = torch.zeros(*size, dtype=dtype, device=device)
+        return kept[key]
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False

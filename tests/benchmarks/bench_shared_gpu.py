@@ -8,6 +8,7 @@ that NCCL would give. Peaks are of one process's allocator, gloo's own buffers l
 """
 
 import argparse
+import gc
 import json
 import statistics
 import sys
@@ -94,6 +95,15 @@ def most_of_all_ranks(number: int) -> int:
     return int(largest)
 
 
+def measure_strategy_alone(fields: Found, rank: Rank) -> Found:
+    """Return the memory, losses and counted bytes of a strategy, and for FSDP its losses in kept buffers."""
+    found = measure_memory(fields, rank) | count_calls(fields, rank)
+    if fields["strategy"] == "fsdp":
+        kept, _ = train(make_point(BATCH_SIZES[-1], SIZES, **fields), rank, is_kept=True)
+        found["kept_losses"] = kept["losses"]
+    return found
+
+
 def measure_memory(fields: Found, rank: Rank) -> Found:
     """Return losses, and memory without samples by measurement and by formula."""
     peaks: dict[int, int] = {}
@@ -115,6 +125,7 @@ def measure_memory(fields: Found, rank: Rank) -> Found:
 
 
 def free_memory() -> None:
+    gc.collect()  # a wrapped model is part of a cycle
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
@@ -157,17 +168,6 @@ def fits(fields: Found, rank: Rank) -> Found:
     return {"limit_gib": limit_gib, "fits": True}
 
 
-def compare_strategies(rank: Rank) -> Found:
-    """Return the memory, losses and counted bytes of each strategy, and the losses of FSDP in kept buffers."""
-    found = {}
-    for name, fields in STRATEGIES.items():
-        found[name] = measure_memory(fields, rank) | count_calls(fields, rank)
-        free_memory()
-    kept, _ = train(make_point(BATCH_SIZES[-1], SIZES, strategy="fsdp"), rank, is_kept=True)
-    found["fsdp, reshard: blocks"]["kept_losses"] = kept["losses"]
-    return found
-
-
 def check_strategy(strategy: str, rank: Rank) -> Found:
     """Return the raw findings of the self-test of a strategy."""
     spec = make_point(8, SMALL_SIZES, strategy=strategy, measure="communication", windows=NUM_ROUNDS)
@@ -175,12 +175,12 @@ def check_strategy(strategy: str, rank: Rank) -> Found:
     return found
 
 
-PARTS: dict[str, Callable[[Rank], Found]] = {  # each in processes of its own: one that ran out of memory is not whole
-    "strategies": compare_strategies,
-    "ddp": partial(fits, {"strategy": "ddp"}),
-    "fsdp": partial(fits, {"strategy": "fsdp"}),
-    "selftest-fsdp": partial(check_strategy, "fsdp"),
-    "selftest-zero1": partial(check_strategy, "zero1"),
+PARTS: dict[str, Callable[[Rank], Found]] = {  # each in new processes, which hold nothing of another
+    **{name: partial(measure_strategy_alone, fields) for name, fields in STRATEGIES.items()},
+    "limit ddp": partial(fits, {"strategy": "ddp"}),
+    "limit fsdp": partial(fits, {"strategy": "fsdp"}),
+    "selftest fsdp": partial(check_strategy, "fsdp"),
+    "selftest zero1": partial(check_strategy, "zero1"),
 }
 
 
@@ -204,25 +204,30 @@ def measure(part: str) -> Found:
 
 def print_tables(found: Found) -> None:
     """Print memory by formula, the largest difference of a loss, and the checks of the self-test."""
-    rows, ddp = [], found["strategies"]["ddp"]
-    for name, one in found["strategies"].items():
-        state, formula = one["state_bytes"] / 2**30, one["state_formula_bytes"] / 2**30
-        saved = (ddp["state_bytes"] - one["state_bytes"]) / 2**30
-        saved_formula = (ddp["state_formula_bytes"] - one["state_formula_bytes"]) / 2**30
-        memory = [f"{value:.3f}" for value in (state, formula, saved, saved_formula)]
+    rows, ddp = [], found["ddp"]
+    for name in [name for name in STRATEGIES if name in found]:
+        one = found[name]
         is_equal = "yes" if one["counted_bytes"] == one["formula_bytes"] else "no"
-        rows.append([name, *memory, f"{one['sample_bytes'] / 2**20:.1f}", f"{loss_difference(one, ddp):.1e}", is_equal])
+        rows.append([name, *memory_cells(one, ddp), f"{loss_difference(one, ddp):.1e}", is_equal])
     headings = ["strategy", "state [GiB]", "formula [GiB]", "saved [GiB]", "formula [GiB]", "a sample [MiB]"]
     headings += ["largest difference of a loss", "bytes as by formula"]
     print(tabulate.tabulate(rows, headings, tablefmt="pipe", disable_numparse=True))
     for part in [part for part in found if part.startswith("selftest")]:
-        print()
         findings = msgspec.convert(found[part], selftest_checks.Findings)
         for answer in selftest_checks.judge_checks({"strategy": findings}):
-            print(f"- {findings.strategy}, {answer.check}: {answer.verdict}. {answer.sentence}")
-    words = {True: "fits", False: "runs out of memory"}
-    for part in [part for part in ("ddp", "fsdp") if part in found]:
-        print(f"\nWithin {found[part]['limit_gib']:.2f} GiB {part} {words[found[part]['fits']]}.")
+            print(f"\n{findings.strategy}, {answer.check}: {answer.verdict}. {answer.sentence}")
+    for part in [part for part in found if part.startswith("limit")]:
+        word = "fits" if found[part]["fits"] else "runs out of memory"
+        print(f"\nWithin {found[part]['limit_gib']:.2f} GiB {part.removeprefix('limit ')} {word}.")
+
+
+def memory_cells(one: Found, ddp: Found) -> list[str]:
+    """Return memory without samples, what is saved against DDP, each by measurement and by formula; and of a sample."""
+    if "state_bytes" not in one:
+        return ["not measured"] * 5
+    saved = (ddp[key] - one[key] for key in ("state_bytes", "state_formula_bytes"))
+    gib = [f"{num_bytes / 2**30:.3f}" for num_bytes in (one["state_bytes"], one["state_formula_bytes"], *saved)]
+    return [*gib, f"{one['sample_bytes'] / 2**20:.1f}"]
 
 
 def loss_difference(one: Found, other: Found) -> float:
@@ -240,7 +245,9 @@ def main() -> None:
     file = arguments.printed or arguments.json
     found: Found = json.loads(file.read_text()) if file and file.exists() else {}
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    for part in [] if arguments.printed else [part for part in PARTS if part not in found]:
+    can_limit = torch.cuda.is_available()
+    todo = [part for part in PARTS if part not in found and (can_limit or not part.startswith("limit"))]
+    for part in [] if arguments.printed else todo:
         found |= {"gpu": gpu, "torch": torch.__version__, "sizes": SIZES, part: measure(part)}
         print(f"{part}: measured", file=sys.stderr)
         if arguments.json:

@@ -15,6 +15,7 @@ from torch.multiprocessing.spawn import spawn
 
 from pipeline.analysis.formulas import gathered_bytes_per_step
 from pipeline.communication import step_variants
+from pipeline.communication.silent_collectives import keep_buffers
 from pipeline.communication.step_variants import StepContext
 from pipeline.experiment.spec import Spec
 from pipeline.training.process_group import Rank
@@ -55,15 +56,19 @@ def train_on_rank(rank: int, folder: str) -> None:
             small = GPT["batch_size_per_gpu"] // num_passes
             spec = make_spec(**{**GPT, **fields, "grad_accumulation": num_passes, "batch_size_per_gpu": small})
             found[f"{name} {num_passes}"] = train(spec, place)
+            if spec.strategy == "fsdp":
+                found[f"kept {name} {num_passes}"] = train(spec, place, has_kept_buffers=True)
     if rank == 0:
         Path(folder, "found.json").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()
 
 
-def train(spec: Spec, rank: Rank) -> dict[str, Any]:
+def train(spec: Spec, rank: Rank, has_kept_buffers: bool = False) -> dict[str, Any]:
     workload = build_workload(spec)
     torch.manual_seed(0)
     model = wrap_for_strategy(place_model(workload.build_model(), workload, spec, rank), workload, spec, rank)
+    if has_kept_buffers:
+        keep_buffers(model, [], is_silent=False)
     step = EagerStep(model, workload, spec, rank)
     generator = torch.Generator().manual_seed(1 + rank.rank)
     tokens = torch.randint(63, (GPT["batch_size_per_gpu"], 17), generator=generator)
@@ -112,6 +117,13 @@ def test_two_passes_of_half_the_batch_train_as_one_of_all(trained: dict[str, dic
     losses = trained[f"{name} 2"]["losses"]
     assert losses == pytest.approx(trained["ddp 1"]["losses"], rel=1e-5)
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("num_passes", [1, 2])
+@pytest.mark.parametrize("name", ["blocks", "always", "never"])
+def test_fsdp_trains_the_same_in_kept_buffers(trained: dict[str, dict[str, Any]], name: str, num_passes: int) -> None:
+    assert trained[f"kept {name} {num_passes}"]["losses"] == trained[f"{name} {num_passes}"]["losses"]
 
 
 @pytest.mark.training
