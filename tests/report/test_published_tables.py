@@ -23,7 +23,7 @@ PUBLISHED += [f"h200x2/{name}" for name in ("communication", "batchnorm", "graph
 PUBLISHED += [f"h200x2/communication-{name}" for name in ("captured", "settled")]
 PUBLISHED += [f"h200x4/{name}" for name in ("communication", "communication-captured", "batchnorm")]
 PUBLISHED += [f"h200x2/{name}" for name in ("packed", "one-a-point")]
-PUBLISHED += ["two-cores/quantize", "h100x2/q4-study", "h100x2/again"]
+PUBLISHED += ["two-cores/quantize", "two-cores/smoke", "h100x2/q4-study", "h100x2/again"]
 
 
 GOLDEN = ("h200x2/communication-captured", "h100x2/q4-study")  # captured steps; every kind of cell
