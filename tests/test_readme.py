@@ -171,7 +171,7 @@ class Tokens(torch.utils.data.Dataset):
 @pytest.mark.training
 def test_the_workload_that_the_readme_shows_trains(tmp_path: Path) -> None:
     """On data and on random batches, with a small model and data set in place of the reader's."""
-    blocks = {language: text for language, text in re.findall(r"```(python|yaml)\n(.*?)```", README, re.DOTALL)}
+    blocks = dict(re.findall(r"```(python|yaml)\n(.*?)```", README, re.DOTALL))
     (tmp_path / "gpt.py").write_text(blocks["python"] + OF_THE_READER)
     (tmp_path / "grid.yaml").write_text(blocks["yaml"])
     plan = run_command("submit", "--grid", tmp_path / "grid.yaml", "--dry-run", "--json")
@@ -180,7 +180,9 @@ def test_the_workload_that_the_readme_shows_trains(tmp_path: Path) -> None:
     cut += " num_workers=0 input=dataloader,synthetic"
     command = ["-m", "pipeline.submit", "--grid", "grid.yaml", "--set", *cut.split(), "--wait", "--cluster", "local"]
     env = without_slurm(PYTHONPATH=str(ROOT))
-    done = subprocess.run([sys.executable, *command], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(
+        [sys.executable, *command], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=400
+    )
     assert done.returncode == 0, done.stderr
     found, _ = record_store.load_folder(tmp_path / "outputs/gpt/records")
     assert {(record.spec.input, record.status) for record in found} == {("dataloader", "ok"), ("synthetic", "ok")}

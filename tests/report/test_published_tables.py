@@ -102,7 +102,11 @@ def test_the_plot_that_the_readme_shows_is_of_the_published_records(tmp_path: Pa
 
 def test_trust_md_counts_every_published_experiment_on_h200s_that_has_intervals() -> None:
     template = (render_results.TEMPLATES / "trust-narrow.md.j2").read_text()
-    counted = [name for name in PUBLISHED if not name.startswith(("h100x2/", "two-cores/")) and render_results.count_narrow(name)[1]]
+    counted = [
+        name
+        for name in PUBLISHED
+        if not name.startswith(("h100x2/", "two-cores/")) and render_results.count_narrow(name)[1]
+    ]
     assert [name for name in counted if f'"{name}"' not in template] == []
 
 
