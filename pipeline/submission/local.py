@@ -5,6 +5,7 @@ import itertools
 import os
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -38,9 +39,13 @@ ERASE_LINE = "\r\x1b[K"
 
 
 def run_elements(experiment: Experiment, elements: Sequence[Sequence[Spec]], options: LaunchOptions) -> None:
-    """Run the elements one after another, as one submission, and show the progress of every point."""
+    """Run the elements one after another, as one submission, and show the progress of every point.
+
+    From here on SIGTERM is an interrupt, as Ctrl-C is.
+    """
     if not elements:
         return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     submission = start_submission(uuid.uuid4().hex, "local")
     submission.pid, submission.arguments = os.getpid(), sys.argv[1:]
     submission.sources = source_digests(itertools.chain(*elements), options.modules)
