@@ -123,7 +123,7 @@ def table_lines(table: DisplayTable, max_rows: int, width: int) -> list[str]:
         columns.append(DisplayColumn("note", words, "text"))
     if width < MAX_WIDTH:
         columns = [column._replace(heading=column.heading.removeprefix("images ")) for column in columns]
-    while len(columns) > 4 and sum(column.width + 3 for column in columns) + 1 > width:
+    while len(columns) > 3 and sum(column.width + 3 for column in columns) + 1 > width:
         columns.pop(-2 if columns[-1].heading == "note" and len(columns) > 5 else -1)
     shown = DisplayTable("", columns)
     more = len(table.rows) - max_rows
