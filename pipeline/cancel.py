@@ -114,7 +114,9 @@ def cancel_experiment(name: str, experiment: Experiment, manifest: Manifest, onl
 
 
 def end_driver(name: str, experiment: Experiment, manifest: Manifest) -> bool:
-    """Interrupt the `submit` that runs points on this machine, as Ctrl-C does, and wait for its end.
+    """Interrupt the `submit` that runs points on this machine, and wait for its end.
+
+    By SIGTERM: a process that a script began in the background ignores SIGINT.
 
     Return False if it is none that runs points itself: the manifest names its process, which must hold the lock.
     """
@@ -126,7 +128,7 @@ def end_driver(name: str, experiment: Experiment, manifest: Manifest) -> bool:
     while experiment.holds_submission_lock(driver.pid):
         if time.monotonic() > deadline_s:
             problem = f"process {driver.pid} on {driver.host} runs points of {name} and does not end"
-            raise CommandError(f"{problem}; end it there with kill {driver.pid}.")
+            raise CommandError(f"{problem}; end it there with kill -KILL {driver.pid}.")
         time.sleep(0.1)
     print(replace_control_characters(f"ended {name} process {driver.pid} on this machine"))
     return True

@@ -10,6 +10,7 @@ import pytest
 from conftest import Command
 from factories import ARRAY, ROOT, SUBMISSION, make_experiment, make_spec, write_grid, write_script
 from slurm_queue import Env
+from test_package import SOURCES
 
 from pipeline.data.images import IMAGE_SIZE_PX, MAX_CACHE_BYTES, MAX_UNUSED_DAYS
 from pipeline.experiment.grid import MAX_POINTS
@@ -111,3 +112,15 @@ def test_the_limits_of_the_page_are_those_of_the_code() -> None:
     assert f"from {FIRST_PORT} to {FIRST_PORT + NUM_PORTS - 1}" in PAGE
     assert f"no progress for {COLLECTIVE_TIMEOUT_S} s" in PAGE
     assert f"umask {UMASK:03o}" in PAGE
+
+
+def test_the_image_is_built_from_what_a_wheel_needs_as_the_docs_say() -> None:
+    text = (ROOT / "container" / "Containerfile").read_text()
+    args = dict(re.findall(r"^ARG (\w+)=(.*)$", text, re.MULTILINE))
+    copied = [line.split()[1:-1] for line in text.splitlines() if line.startswith("COPY ")]
+    names = {re.sub(r"\$\{(\w+)\}", lambda match: args[match[1]], name) for line in copied for name in line}
+    assert names == {*SOURCES}
+    shown = (ROOT / "docs" / "cluster.md").read_text()
+    commands = re.findall(r"^#   (podman .*)$", text, re.MULTILINE)
+    assert len(commands) == 2
+    assert [command for command in commands if command not in shown] == []

@@ -151,6 +151,43 @@ def test_the_laptop_route_ends_with_a_report(tmp_path: Path) -> None:
     assert "Next: python -m pipeline.collect outputs/smoke" in done.stderr
 
 
+OF_THE_READER = """
+class Transformer(torch.nn.Sequential):
+    def __init__(self, length):
+        super().__init__(torch.nn.Embedding(50257, 2), torch.nn.Linear(2, 50257))
+
+class Tokens(torch.utils.data.Dataset):
+    def __init__(self, path):
+        self.path = path
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.full((1025,), index)
+"""
+
+
+@pytest.mark.training
+def test_the_workload_that_the_readme_shows_trains(tmp_path: Path) -> None:
+    """On data and on random batches, with a small model and data set in place of the reader's."""
+    blocks = dict(re.findall(r"```(python|yaml)\n(.*?)```", README, re.DOTALL))
+    (tmp_path / "gpt.py").write_text(blocks["python"] + OF_THE_READER)
+    (tmp_path / "grid.yaml").write_text(blocks["yaml"])
+    plan = run_command("submit", "--grid", tmp_path / "grid.yaml", "--dry-run", "--json")
+    assert len(json.loads(plan.stdout)["points"]) == 15  # 3 + 2 x 2 x 3
+    cut = "device=cpu precision=fp32 strategy=single num_gpus=1 batch_size_per_gpu=1 num_samples=2 epochs=2 windows=1"
+    cut += " num_workers=0 input=dataloader,synthetic"
+    command = ["-m", "pipeline.submit", "--grid", "grid.yaml", "--set", *cut.split(), "--wait", "--cluster", "local"]
+    env = without_slurm(PYTHONPATH=str(ROOT))
+    done = subprocess.run(
+        [sys.executable, *command], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0, done.stderr
+    found, _ = record_store.load_folder(tmp_path / "outputs/gpt/records")
+    assert {(record.spec.input, record.status) for record in found} == {("dataloader", "ok"), ("synthetic", "ok")}
+
+
 @pytest.mark.training
 def test_the_route_on_a_node_ends_with_tables(tmp_path: Path) -> None:
     checkout = copy_project(tmp_path / "checkout")

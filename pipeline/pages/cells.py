@@ -24,7 +24,6 @@ STATUS_WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejecte
 MAX_LABEL = 44  # characters of a configuration in a cell
 WORDS = FIGURE_NAMES | {"sw_power_cap": "GPU at its power limit"}  # what notes name
 FIXED_WORDS = {
-    "text": "note",
     "loader_bound": "loader-bound",
     "drifted": "drifted",
     "drifted_in_repeats": "drifted",
@@ -32,6 +31,7 @@ FIXED_WORDS = {
     "reached_by_some": "not every seed",
     "baseline_runs": "n of the baseline",
 }
+MAX_WORD = 20  # characters of a short text that is its own badge
 USUAL = "usual"  # the configuration whose every value is the most frequent one
 
 Axes = Mapping[str, Any]
@@ -214,6 +214,8 @@ def word_of(note: Note) -> str:
     """Return the badge of a note in a table."""
     if note.kind == "of_baseline":
         return f"baseline {word_of(note.values['note'])}"
+    if note.kind == "text":
+        return text if len(text := str(note.values["text"])) <= MAX_WORD else "note"
     if note.kind in FIXED_WORDS:
         return FIXED_WORDS[note.kind]
     return badge_of(note) or note.kind.replace("_", " ")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from pipeline.experiment.outcomes import CollectedOutcomes
-from pipeline.experiment.point_label import EFFORT_AXES, distinguishing_axes, format_number
+from pipeline.experiment.point_label import EFFORT_AXES, Terms, distinguishing_axes, format_number
 from pipeline.pages import cells
 from pipeline.pages.cells import DisplayColumn, DisplayTable
 from pipeline.pages.plot_data import note_on_number
@@ -29,20 +29,21 @@ TWO_OVER_FOUR = SPEEDUP._replace(heading="T(2)/T(4)")
 class DisplayOptions(NamedTuple):
     """Options of the tables that are shown. `only` names one table; with `is_full` it has every column, however wide.
 
-    `link_of` gives the address of a row's point.
+    `link_of` gives the address of a row's point, `terms` the word for what the points ran on.
     """
 
     max_width: int = MAX_WIDTH
     only: str = ""
     is_full: bool = False
     link_of: Callable[[Row], str] = lambda row: ""
+    terms: Terms = Terms()
 
 
 def display_tables(
     tables: Tables, collected: CollectedOutcomes, options: DisplayOptions
 ) -> Iterator[tuple[str, DisplayTable]]:
     """Yield the tables that have rows, in order, each with its question."""
-    options = options._replace(is_full=options.is_full or options.only == "oom")
+    options = options._replace(is_full=options.is_full or options.only == "oom", terms=collected.terms)
     for table in TABLES.values():
         if options.only not in ("", table.name):
             continue
@@ -59,6 +60,7 @@ def display_tables(
 
 
 def build_table(table: Table, view: View, all_rows: Sequence[Row], options: DisplayOptions) -> DisplayTable:
+    """Return a table before its texts are named by the terms, with the columns that have room once they are."""
     rows = all_rows[:MAX_ROWS]
     points = [cells.named_axes(row) for row in rows]
     varying = distinguishing_axes(points, view.hidden_axes)
@@ -79,7 +81,12 @@ def build_table(table: Table, view: View, all_rows: Sequence[Row], options: Disp
     kept = [*range(len(columns))]
     if not options.is_full:
         always = [index for index, column in enumerate(columns) if index == main or tells_apart(column, rows)]
-        kept = columns_that_fit(shown, always, [*named, *beside], options.max_width)
+        texts, *texts_beside = (cells.name_texts(part, options.terms) for part in (shown, named, beside))
+        least = [column for part in texts_beside for column in part] + [texts[index] for index in always]
+        if not fits(least, options.max_width):
+            named = [column._replace(heading=column.heading.removeprefix("images ")) for column in named]
+            texts_beside[0] = cells.name_texts(named, options.terms)
+        kept = columns_that_fit(texts, [*texts_beside[0], *texts_beside[1]], always, options.max_width)
     said, left_out = describe_omitted([column for index, column in enumerate(shown) if index not in kept])
     common = [cells.describe_common(points, varying, view.hidden_axes), *said, *notes.shared]
     remarks = [columns[index].remark for index in kept]
@@ -123,16 +130,19 @@ def tells_apart(column: Column, rows: Sequence[Row]) -> bool:
 
 
 def columns_that_fit(
-    columns: Sequence[DisplayColumn], always: Sequence[int], beside: Sequence[DisplayColumn], max_width: int
+    columns: Sequence[DisplayColumn], beside: Sequence[DisplayColumn], always: Sequence[int], max_width: int
 ) -> list[int]:
     """Return the indices of the columns to show: `always`, then others in order while they fit."""
     kept = [*always]
     for index in range(len(columns)):
         wider = sorted({*kept, index})
-        widths = [column.width for column in (*beside, *(columns[place] for place in wider))]
-        fits = len(widths) <= MAX_COLUMNS and sum(widths) + 3 * len(widths) + 1 <= max_width
-        kept = wider if fits else kept
+        kept = wider if fits([*beside, *(columns[place] for place in wider)], max_width) else kept
     return kept
+
+
+def fits(columns: Sequence[DisplayColumn], max_width: int) -> bool:
+    widths = [column.width for column in columns]
+    return len(widths) <= MAX_COLUMNS and sum(widths) + 3 * len(widths) + 1 <= max_width
 
 
 def describe_omitted(columns: Sequence[DisplayColumn]) -> tuple[list[str], str]:

@@ -50,7 +50,10 @@ LIGHT = dict(zip(ROLES, ("#1a1f24", "#59636e", "#d5dade", "#f3e3df", "#ffffff", 
 DARK = dict(zip(ROLES, ("#e8ebee", "#a3adb8", "#363d45", "#43292a", "#14181c", *SERIES_COLOURS_ON_DARK), strict=True))
 PLACEHOLDERS = {role: f"#{index:06x}" for index, role in enumerate(ROLES, start=1)}  # SVG leaves out #000000
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
+HATCHES = ("", "\\\\\\\\", "||||", "////", "----", "xxxx", "++++", "....")  # as plot_data.PART_MARKS
 DASHED = (0, (3, 3))
+BOLD_CHAR_PX = 7
+MIN_ROOM_BELOW = 0.15  # of the height of the axes, for a word below a point
 HOLLOW: dict[str, Any] = {"markersize": 6, "markeredgewidth": 1.4, "markerfacecolor": PLACEHOLDERS["--bg"]}
 
 SETTINGS: dict[Any, Any] = {
@@ -80,6 +83,7 @@ SETTINGS: dict[Any, Any] = {
     "xtick.labelsize": FONT_SIZE - 1,
     "ytick.labelsize": FONT_SIZE - 1,
     "ytick.major.size": 0,
+    "hatch.linewidth": 0.7,
     "figure.dpi": 72,
     "figure.constrained_layout.use": True,
     "figure.constrained_layout.h_pad": 0.1,  # inches of 72 px
@@ -207,9 +211,16 @@ def draw_lines(axes: Axes, panel: LinePanel, width: int) -> None:
         axes.set_ylim(bottom=0)
     axes.locator_params(axis="y", nbins=5)
     axes.yaxis.set_major_formatter("{x:,.10g}")
-    flawed = {point.flaw: point for series in panel.series for point in reversed(series.points) if point.flaw}
-    for flaw, point in flawed.items():  # a word beside the first
-        where = {"textcoords": "offset points", "xytext": (5, 7), "fontsize": FONT_SIZE - 1}
+    flawed = {
+        point.flaw: (point, after)
+        for series in panel.series
+        for point, after in reversed([*zip(series.points, (*series.points[1:], series.points[-1]), strict=True)])
+        if point.flaw
+    }
+    bottom, top = axes.get_ylim()
+    for flaw, (point, after) in flawed.items():  # a word beside the first, on the side that its line leaves free
+        is_below = after.y > point.y > bottom + MIN_ROOM_BELOW * (top - bottom)
+        where = {"textcoords": "offset points", "xytext": (5, -14 if is_below else 7), "fontsize": FONT_SIZE - 1}
         axes.annotate(flaw, (point.x, point.y), zorder=2, **where)
     if panel.has_end_labels(width):
         label_ends(axes, panel)
@@ -306,20 +317,23 @@ def draw_histogram(axes: Axes, panel: HistogramPanel) -> None:
 def draw_bars(axes: Axes, panel: BarPanel, num_rows: float, width: int) -> None:
     """Draw bars that are split by part, each with its name and its whole time above it, and room for `num_rows`.
 
-    A part that has room for its name has it inside.
+    A part that has room for its name has it inside. Hatches tell parts apart in a print without colours.
     """
     left = np.zeros(len(panel.bars))
     inside: dict[str, Any] = {"fontsize": FONT_SIZE - 1, "fontweight": "bold"}
     for part, shares in panel.parts.items():
         colour = PLACEHOLDERS[f"--{plot_data.role_of(panel.styles[part])}"]
-        looks: dict[str, Any] = {"height": 0.38, "edgecolor": PLACEHOLDERS["--bg"], "linewidth": 0.8}
+        looks: dict[str, Any] = {"height": 0.42, "edgecolor": PLACEHOLDERS["--bg"], "linewidth": 0.8}
+        looks["hatch"] = HATCHES[panel.styles[part]]
+        names = [name for name in (part, panel.short.get(part)) if name]
         starts = np.where(np.asarray(shares) < 0, 0, left)
         axes.barh(range(len(panel.bars)), shares, left=starts, color=colour, label=part, **looks)
         for row, share in enumerate(shares):
-            texts = (f"{name} {100 * share:.0f} %" for name in (part, part.partition(" ")[0]))
-            if text := next((text for text in texts if plot_data.CHAR_PX * len(text) < share * (width - 40)), ""):
+            texts = (f"{name} {100 * share:.0f} %" for name in names)
+            if text := next((text for text in texts if BOLD_CHAR_PX * len(text) < share * (width - 40)), ""):
                 middle = (starts[row] + share / 2, row)
-                axes.annotate(text, middle, ha="center", va="center", color=PLACEHOLDERS["--bg"], **inside)
+                ground = {"facecolor": colour, "edgecolor": "none", "pad": 0.5}
+                axes.annotate(text, middle, ha="center", va="center", color=PLACEHOLDERS["--bg"], bbox=ground, **inside)
         left += np.maximum(shares, 0)
     above: dict[str, Any] = {"xytext": (0, 3), "va": "bottom", "textcoords": "offset points", "fontsize": FONT_SIZE - 1}
     for row, (bar, total) in enumerate(zip(panel.bars, panel.totals_ms, strict=True)):

@@ -25,6 +25,7 @@ MAX_BARS = 20
 MAX_END_LABELS, CHAR_PX, MAX_END_LABEL_SHARE = 6, 6, 0.4  # labels at the ends of lines: their number and width
 REFERENCE = -1  # the style of a series to compare with
 MARKS = "●■▲◆▼✚✖⬢"  # the markers of series as characters, for the key of a page
+PART_MARKS = "■▧▥▨▤▩▦▒"  # the hatches of parts of a bar, likewise
 LOADER_BOUND, ABOVE_N = "loader-bound", "above N"
 GREY_LABELS = {
     LOADER_BOUND: f"{LOADER_BOUND}, the point or its baseline",
@@ -128,7 +129,8 @@ class BarPanel(NamedTuple):
     bars: tuple[str, ...]
     totals_ms: tuple[float, ...]
     parts: Mapping[str, tuple[float, ...]]  # the share of each part in every bar
-    styles: Mapping[str, int]
+    styles: Mapping[str, int]  # of each part, in the order of the parts in a bar
+    short: Mapping[str, str]  # a shorter name of some parts
 
     def describe(self) -> str:
         """Return what the panel shows, in numbers."""
@@ -181,9 +183,11 @@ class Plot(NamedTuple):
         """Return entries for series, parts and grey markers. The title names a single series, so it has no entry."""
         entries: dict[str, KeyEntry] = {}
         flaws: set[str] = set()
+        shown = {part for panel in self.panels if isinstance(panel, BarPanel) for part in panel.parts}
         for panel in self.panels:
             if isinstance(panel, BarPanel):
-                entries |= {part: KeyEntry("■", role_of(panel.styles[part]), part) for part in panel.parts}
+                styles = {part: style for part, style in panel.styles.items() if part in shown}
+                entries |= {part: KeyEntry(PART_MARKS[at], role_of(at), part) for part, at in styles.items()}
             elif isinstance(panel, LinePanel):
                 entries |= {line.label: KeyEntry(line.mark, role_of(line.style), line.label) for line in panel.series}
                 flaws |= {point.flaw for line in panel.series for point in line.points}

@@ -123,7 +123,7 @@ def table_lines(table: DisplayTable, max_rows: int, width: int) -> list[str]:
         columns.append(DisplayColumn("note", words, "text"))
     if width < MAX_WIDTH:
         columns = [column._replace(heading=column.heading.removeprefix("images ")) for column in columns]
-    while len(columns) > 4 and sum(column.width + 3 for column in columns) + 1 > width:
+    while len(columns) > 3 and sum(column.width + 3 for column in columns) + 1 > width:
         columns.pop(-2 if columns[-1].heading == "note" and len(columns) > 5 else -1)
     shown = DisplayTable("", columns)
     more = len(table.rows) - max_rows
@@ -158,15 +158,12 @@ def render_overview(summaries: Sequence[Summary], index: Path | None, width: int
         own = by_question[question]
         names, said = [summary.name for summary, _ in own], [headline for _, headline in own]
         conditions = [", ".join([*summary.conditions, *headline.badges]) for summary, headline in own]
-        columns = fitting(
-            [
-                DisplayColumn(question, [escape_markdown(name) for name in names], "text"),
-                DisplayColumn("answer", [escape_markdown(headline.text) for headline in said], "text"),
-                DisplayColumn("interval", [escape_markdown(headline.interval) for headline in said], "text"),
-                DisplayColumn("conditions", conditions, "text"),
-            ],
-            width,
-        )
+        texts = {question: names, "answer": [headline.text for headline in said]}
+        intervals = DisplayColumn("interval", [escape_markdown(headline.interval) for headline in said], "text")
+        room = width - intervals.width - 3  # a figure and its interval are never cut
+        columns = [DisplayColumn(heading, [*map(escape_markdown, cells)], "text") for heading, cells in texts.items()]
+        columns = [*fitting(columns, room), intervals]
+        columns = fitting([*columns, DisplayColumn("conditions", conditions, "text")], width)
         lines += [*render_table(DisplayTable("", columns)).splitlines()[2:], ""]
     lost = [(summary.name, summary.out_of_memory) for summary in summaries if summary.out_of_memory]
     if lost:
@@ -187,4 +184,8 @@ def fitting(columns: Sequence[DisplayColumn], width: int) -> list[DisplayColumn]
 
 
 def cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 3].rstrip()}..."
+    """Return the text, or as many of its first words as fit: a number is whole or absent."""
+    if len(text) <= most:
+        return text
+    words = text[: most - 2].rpartition(" ")[0] or text[: most - 3]
+    return f"{words.rstrip(',:')}..."

@@ -34,6 +34,7 @@ STYLES = {
 }
 """The colour of each part, in the order of the parts in a bar. No bar has two parts of one colour."""
 
+SHORT = {REST[0]: "computing", REST[1]: "computing", EXPOSED: "communication", SLOWEST: "slowest rank", DATA: "data"}
 MIN_PART = 1e-4  # of the step: a smaller part is not drawn
 MAX_BARS_A_PANEL = 8  # with more there is a panel for each strategy and number of GPUs
 MEASURED_STYLES = {"all else": 0, EXPOSED: 1}
@@ -171,7 +172,7 @@ def make_bars(steps: Steps, axes: Sequence[str], styles: Mapping[str, int]) -> B
         for part in styles
         if any(part in parts for _, parts in steps)
     }
-    return BarPanel("Share of one step", labels, tuple(1e3 * total for total in totals), shares, styles)
+    return BarPanel("Share of one step", labels, tuple(1e3 * total for total in totals), shares, styles, SHORT)
 
 
 def trained_steps(source: PlotSource) -> Steps:

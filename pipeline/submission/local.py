@@ -39,7 +39,10 @@ ERASE_LINE = "\r\x1b[K"
 
 
 def run_elements(experiment: Experiment, elements: Sequence[Sequence[Spec]], options: LaunchOptions) -> None:
-    """Run the elements one after another, as one submission, and show the progress of every point."""
+    """Run the elements one after another, as one submission, and show the progress of every point.
+
+    From here on SIGTERM is an interrupt, as Ctrl-C is.
+    """
     if not elements:
         return
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a shell turns SIGINT off for what it runs with `&`

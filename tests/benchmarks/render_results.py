@@ -24,11 +24,14 @@ from bench_prediction import PairErrors, published_pairs
 
 from pipeline.analysis.ring_model import SweepSample, fit_link
 from pipeline.analysis.stopping_rule import MAX_TIME_HALF_WIDTH
+from pipeline.answers.questions import answers_of
 from pipeline.communication.selftest_checks import SavedSelftest, judge_checks
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.grid import expand_grid
 from pipeline.experiment.point_label import format_number
 from pipeline.experiment.spec import REMEDIES
+from pipeline.pages.display_tables import MAX_WIDTH as TERMINAL_WIDTH
+from pipeline.pages.terminal import answer_lines
 from pipeline.tables.collect_experiment import collect_experiment
 from pipeline.tables.time_to_target_rows import Targets
 
@@ -188,6 +191,13 @@ def known_links() -> dict[str, list[Row]]:
     }
 
 
+def answers_of_run(experiment: str) -> str:
+    """Return the answers that `make run` prints of an experiment."""
+    found = collect_experiment(Experiment(OUTPUTS / experiment))
+    answers = answers_of(found.tables, found.collected.terms)
+    return "\n".join(answer_lines(answers, TERMINAL_WIDTH, is_brief=True))
+
+
 def verdicts_today(machine: str) -> list[str]:
     """Return the verdicts of a published self-test by the limits of today."""
     saved = msgspec.json.decode((OUTPUTS / machine / "selftest.json").read_bytes(), type=SavedSelftest)
@@ -272,14 +282,17 @@ def round_up(value: float) -> str:
 
 
 def wrap(text: str) -> str:
-    """Return a text with paragraphs and list items on lines of at most MAX_WIDTH; rows of tables stay as they are."""
+    """Return a text with paragraphs and list items on lines of at most MAX_WIDTH; tables and code stay as they are."""
     wrapped = re.sub(r"\n\s*\n", "\n\n", text.strip())
-    return "".join(wrap_part(part) for part in re.split(r"(\n\n|\n(?=- |\|))", wrapped))
+    return "".join(wrap_part(part) for part in re.split(r"(\n\n|\n(?=- |\|)|```.*?```)", wrapped, flags=re.DOTALL))
 
 
 def wrap_part(text: str) -> str:
-    """Return one paragraph, list item or row of a table. No line begins with a sign: Markdown would see a list."""
-    if text.isspace():
+    """Return one paragraph, list item, row of a table or block of code.
+
+    No line of a paragraph begins with a sign: Markdown would see a list.
+    """
+    if text.isspace() or text.startswith("```"):
         return text
     words = " ".join(text.split())
     if words.startswith("|"):
@@ -298,6 +311,7 @@ NAMES = {
     for function in (
         *(tables_of, rows, row, load, records, bench, require, epoch_times_s, duration_s, training_rates, kernel_share),
         *(study, count_narrow, link_fit_errors, pairs_of_predictions, known_links, verdicts_today, per_channel_gains),
+        answers_of_run,
         *(span, interval, with_interval, longer, longer_by_round, loop_ratios, expand_grid, re.findall, zip),
     )
 }

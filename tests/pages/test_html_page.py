@@ -278,7 +278,13 @@ def test_a_note_is_a_badge_with_a_word_and_its_text_on_hover_and_below(tmp_path:
     Pages(tmp_path, False).write("x", found, {})
     text = (tmp_path / "x" / "report.html").read_text()
     badges = re.findall(r'<abbr class="badge" title="([^"]*)">([^<]*)</abbr>', text)
-    assert [word for _, word in badges] == ["drifted", "at its power limit", "shared node", "2 more", "note"]
+    assert [word for _, word in badges] == [
+        "drifted",
+        "at its power limit",
+        "shared node",
+        "2 more",
+        "out of GPU memory",
+    ]
     assert badges[1][0] == "throttled: GPU at its power limit"
     assert badges[3][0].startswith("baseline: throttled: GPU at its power limit; no baseline: the experiment")
     assert "<li><b>baseline at its power limit</b>: baseline: throttled: GPU at its power limit</li>" in text

@@ -26,7 +26,7 @@ from timed_records import H200
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.point_label import Terms
 from pipeline.experiment.record import Record
-from pipeline.pages.draw_panels import DARK, LIGHT, MARKERS, PLACEHOLDERS, render_plot
+from pipeline.pages.draw_panels import DARK, HATCHES, LIGHT, MARKERS, PLACEHOLDERS, render_plot
 from pipeline.pages.html_page import build_plots
 from pipeline.pages.plot_data import (
     ABOVE_N,
@@ -34,12 +34,14 @@ from pipeline.pages.plot_data import (
     LOADER_BOUND,
     MARKS,
     MAX_SERIES,
+    PART_MARKS,
     BarPanel,
     HistogramPanel,
     Plot,
     PlotSource,
     Point,
 )
+from pipeline.pages.timing_plots import STYLES
 from pipeline.tables.collect_experiment import collect_experiment
 
 MIN_CONTRAST = 3  # of a graphical object against its ground: WCAG 2.2, 1.4.11
@@ -133,6 +135,15 @@ def test_a_part_of_a_bar_with_room_has_its_name_inside_and_a_logarithmic_axis_sa
     assert re.search(r">computing, launches 8\d %</text>", svg_of(render_plot(found["q3"]).panels[-1].light))
     assert ">images a step, logarithmic</text>" in svg_of(render_plot(found["q1"]).panels[0].light)
     assert line_panel(found["q2"]).axis_label == "GPUs"
+
+
+def test_parts_of_a_bar_are_hatched_for_a_print_without_colours_and_the_key_has_their_order() -> None:
+    assert len(HATCHES) == len(PART_MARKS) == len({*HATCHES}) == len({*PART_MARKS}) == MAX_SERIES
+    plot = plots_of(*every_question())["q3"]
+    labels = [entry.label for entry in plot.key()]
+    assert labels == [part for part in STYLES if part in labels]
+    assert len({entry.mark for entry in plot.key()}) == len(labels) >= 3
+    assert "<pattern" in svg_of(render_plot(plot).panels[-1].light)
 
 
 def test_bars_stand_by_strategy_gpus_and_batch_size_and_many_have_a_panel_for_each_strategy() -> None:

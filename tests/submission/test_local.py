@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,8 @@ points:
 """
 
 
-def start_driver(tmp_path: Path) -> subprocess.Popen[str]:
+def start_driver(tmp_path: Path, is_in_background: bool = False) -> subprocess.Popen[str]:
+    """A submit; the shell of a script lets one in the background ignore SIGINT."""
     (tmp_path / "grid.yaml").write_text(GRID)
     command = [sys.executable, "-m", "pipeline.submit", "--grid", str(tmp_path / "grid.yaml"), "--cluster", "local"]
     env = {**os.environ, "TEST_FOLDER": str(tmp_path)}
@@ -42,13 +44,8 @@ def start_driver(tmp_path: Path) -> subprocess.Popen[str]:
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=ignore_interrupts,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_IGN) if is_in_background else None,
     )
-
-
-def ignore_interrupts() -> None:
-    """As a shell does before it runs `command &` in a script."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def both_ranks_train(tmp_path: Path) -> bool:
@@ -71,10 +68,11 @@ def test_a_rank_that_is_killed_costs_its_point_alone(tmp_path: Path) -> None:
     assert workers_of(tmp_path) == []
 
 
+@pytest.mark.parametrize("is_in_background", [False, True])
 def test_cancel_ends_the_driver_and_its_ranks_and_status_says_so_with_the_command_that_goes_on(
-    pipeline: Command, tmp_path: Path
+    pipeline: Command, tmp_path: Path, is_in_background: bool
 ) -> None:
-    driver = start_driver(tmp_path)
+    driver = start_driver(tmp_path, is_in_background)
     wait_for(lambda: both_ranks_train(tmp_path))
     answer = pipeline("cancel", tmp_path / "two")
     _, said = driver.communicate(timeout=60)
