@@ -158,11 +158,16 @@ BADGES = {
 """Kind of note -> the badge of a claim about the row."""
 
 
+SeparateAxis = Literal["gpu", "unit", "model"]
+"""An axis by whose values times, memory and throughput are kept apart."""
+
+
 class Claim(NamedTuple):
     """One answer: its question, the kind that chooses its words, and its values.
 
-    `badges` are what a reader must know beside it. `command` measures what is missing. `gpu` is the model that it is
-    about, if the experiment has several, and `unit` what its samples consist of. A short one is its first sentence.
+    `badges` are what a reader must know beside it. `command` measures what is missing. `gpu`, `unit` (of what a
+    sample consists) and `model` say what it is about, each if the experiment has several. A short one is its first
+    sentence.
     """
 
     question: str
@@ -172,6 +177,7 @@ class Claim(NamedTuple):
     command: str = ""
     gpu: str = ""
     unit: str = ""
+    model: str = ""
     is_short: bool = False
 
     @property
@@ -179,9 +185,14 @@ class Claim(NamedTuple):
         """True unless it only says why there is no answer."""
         return self.kind not in ("not_answered", "not_asked", "no_result")
 
-    def narrow(self, axis: Literal["gpu", "unit"], value: str) -> "Claim":
-        """Return the claim as one about a single GPU model or unit, without the command of the whole question."""
-        return self._replace(gpu=value, command="") if axis == "gpu" else self._replace(unit=value, command="")
+    @property
+    def about(self) -> tuple[str, str, str]:
+        """The GPU model, unit and model that it is about; "" where the experiment has one."""
+        return self.gpu, self.unit, self.model
+
+    def narrow(self, axis: SeparateAxis, value: str) -> "Claim":
+        """Return the claim as one about a single value of an axis, without the command of the whole question."""
+        return self._replace(command="", **{axis: value})  # type: ignore[arg-type]  # all three are texts
 
     def sentences(self) -> list[str]:
         """Return its sentences, with the badges in the first."""

@@ -1,20 +1,17 @@
 """The answers of an experiment: the claims of every question."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple, get_args
 
 from pipeline.analysis.pooling import group_pairs
 from pipeline.answers.accuracy_claims import int8_claims, large_batch_claims
-from pipeline.answers.claims import HEADLINES, SUBMIT, Claim
+from pipeline.answers.claims import HEADLINES, SUBMIT, Claim, SeparateAxis
 from pipeline.answers.recommendation import use_claims
 from pipeline.answers.timing_claims import batch_size_claims, communication_claims, speedup_claims
 from pipeline.experiment.point_label import Terms, in_terms
 from pipeline.tables.build_tables import Tables, part_of, values_of
 
-BY: tuple[Literal["gpu", "unit"], ...] = (
-    "gpu",
-    "unit",
-)  # the axes by whose values times, memory and throughput are kept apart
+BY: tuple[SeparateAxis, ...] = get_args(SeparateAxis)
 
 NOT_ASKED = {
     "Q1": "the batch size that keeps one GPU busy",
@@ -46,17 +43,15 @@ class Answer(NamedTuple):
 
     @property
     def paragraphs(self) -> list[str]:
-        """The answer in words, with a paragraph for each GPU model and unit that the claims are about."""
+        """The answer in words, with a paragraph for each GPU model, unit and model that the claims are about."""
         paragraphs = []
-        for (gpu, unit), claims in group_pairs(((claim.gpu, claim.unit), claim) for claim in self.claims).items():
+        for (gpu, unit, model), claims in group_pairs((claim.about, claim) for claim in self.claims).items():
             said = " ".join(sentence for claim in claims for sentence in claim.sentences())
-            about = ", ".join([*([f"On {gpu}"] if gpu else []), *([f"in {unit}"] if unit else [])])
+            about = ", ".join(filter(None, (gpu and f"On {gpu}", unit and f"{'i' if gpu else 'I'}n {unit}", model)))
             terms = self.terms._replace(
                 unit=unit or self.terms.unit, processors="GPUs" if gpu else self.terms.processors
             )
-            paragraphs.append(
-                f"{about[:1].upper()}{about[1:]}: {in_terms(said, terms)}" if about else in_terms(said, terms)
-            )
+            paragraphs.append(f"{about}: {in_terms(said, terms)}" if about else in_terms(said, terms))
         return paragraphs
 
     @property
@@ -76,8 +71,7 @@ class Answer(NamedTuple):
         for claim in self.claims:
             if claim.is_answer and claim.kind in HEADLINES:
                 text, interval = claim.headline()
-                about = [part for part in (claim.gpu, claim.unit) if part]
-                said = in_terms(", ".join([text, *about]), self.terms)
+                said = in_terms(", ".join(filter(None, (text, *claim.about))), self.terms)
                 found.append(Headline(self.question, said, interval, claim.badges))
         return found
 
@@ -146,9 +140,7 @@ def answer_questions(tables: Tables) -> dict[str, list[Claim]]:
     }
 
 
-def claims_of_each(
-    tables: Tables, axes: Sequence[Literal["gpu", "unit"]], claim: Callable[[Tables], list[Claim]]
-) -> list[Claim]:
+def claims_of_each(tables: Tables, axes: Sequence[SeparateAxis], claim: Callable[[Tables], list[Claim]]) -> list[Claim]:
     """Return the claims about times or memory, for each value of these axes apart if there are several."""
     if not axes:
         return claim(tables)

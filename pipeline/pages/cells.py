@@ -118,6 +118,11 @@ def name_columns(points: Sequence[Axes], varying: Sequence[str]) -> tuple[list[D
         for axis in own
     ]
     others = [axis for axis in varying if axis not in AXIS_HEADINGS]
+    fixed = axes_fixed_by_model(points, others)
+    if fixed:
+        others = [axis for axis in others if axis not in fixed]
+        of_each = {point["model"]: describe_point(point, ["model", *fixed], models_of(points)) for point in points}
+        explained.append(f"Each model: {'; '.join(of_each.values())}.")
     if not others:
         return columns, " ".join(explained)
     heading = {"gpu": "GPU model"}.get(others[0], others[0]) if len(others) == 1 else "configuration"
@@ -131,6 +136,14 @@ def name_columns(points: Sequence[Axes], varying: Sequence[str]) -> tuple[list[D
     if any(point_label.ALL_REMEDIES in text for text in (*names, *explained)):
         explained.append(f"All remedies: {', '.join(REMEDIES)}.")
     return [*columns, DisplayColumn(heading, names, "text")], " ".join(explained)
+
+
+def axes_fixed_by_model(points: Sequence[Axes], varying: Sequence[str]) -> list[str]:
+    """Return the varying axes that the name of the model tells: all points of a model have one value."""
+    if "model" not in varying:
+        return []
+    count = {axis: len({(point["model"], repr(point[axis])) for point in points}) for axis in varying}
+    return [axis for axis in varying if axis != "model" and count[axis] == count["model"]]
 
 
 def describe_common(points: Sequence[Axes], varying: Sequence[str], hidden: Sequence[str]) -> str:

@@ -97,8 +97,8 @@ def flatten_row(row: Row, table: Table) -> dict[str, Any]:
 
 
 def values_of(tables: Tables, axis: str) -> list[str]:
-    """Return the GPU models of the points, or their units, in the order of their rows."""
-    found = (row[axis] for name in TABLES_OF_GPUS for row in tables[name])
+    """Return what the points have on an axis, such as their GPU models, in the order of their rows."""
+    found = (row.axes.get(axis) for name in TABLES_OF_GPUS for row in tables[name])
     return [value for value in dict.fromkeys(found) if value]
 
 

@@ -47,7 +47,7 @@ def test_no_published_answer_has_more_than_three_sentences() -> None:
     for manifest in sorted((ROOT / "outputs").glob("**/manifest.json")):
         answers = answer_questions(collect_experiment(Experiment(manifest.parent)).tables)
         for question, claims in answers.items():
-            by_paragraph = group_pairs(((claim.gpu, claim.unit), claim) for claim in claims)
+            by_paragraph = group_pairs((claim.about, claim) for claim in claims)
             for own in by_paragraph.values():
                 assert sum(len(claim.sentences()) for claim in own) <= 3, (manifest, question)
 

@@ -1,6 +1,7 @@
 """Measures how long a point takes to start, from the launch to its first step, and what a bare process needs for that.
 
     python tests/benchmarks/bench_start.py --json start.json [--other CHECKOUT]
+    python tests/benchmarks/bench_start.py --print start.json          print its table
 
 `--other` measures the ResNet-18 of another checkout too, by turns with this one.
 """
@@ -73,7 +74,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--other", type=Path)
+    parser.add_argument("--print", type=Path, dest="printed")
     arguments = parser.parse_args()
+    if arguments.printed:
+        print_table(json.loads(arguments.printed.read_text()))
+        return
     sides: dict[str, Callable[[], float]] = {
         "resnet18": lambda: time_start(ROOT, "resnet18"),
         "gpt, which needs no torchvision": lambda: time_start(ROOT, "gpt"),
@@ -88,8 +93,12 @@ def main() -> None:
             times_s[name].append(measure())
         if arguments.json:
             arguments.json.write_text(json.dumps(times_s, indent=1))
-    rows = [[name, statistics.median(found), min(found), max(found)] for name, found in times_s.items()]
-    print(tabulate.tabulate(rows, ["start [s]", "median", "min", "max"], tablefmt="pipe", floatfmt=".2f"))
+    print_table(times_s)
+
+
+def print_table(times_s: dict[str, list[float]]) -> None:
+    rows = [[name, statistics.median(found), min(found), max(found), len(found)] for name, found in times_s.items()]
+    print(tabulate.tabulate(rows, ["start [s]", "median", "min", "max", "n"], tablefmt="pipe", floatfmt=".2f"))
 
 
 if __name__ == "__main__":

@@ -255,12 +255,12 @@ def longer_by_round(one: Row, other: Row) -> float:
     return float(statistics.median(of_one / of_other for of_one, of_other in rounds)) - 1
 
 
-def loop_ratios(path: str, name: str) -> list[float]:
+def loop_ratios(path: str, name: str, execution: str) -> list[float]:
     """Return how long the workload took for each turn of its plain loop, from a file of bench_workloads.py."""
-    sides = ("workload", "plain")
+    turns = [turn for turn in load(path)["turns"] if (turn["name"], turn["execution"]) == (name, execution)]
     times = (
-        [statistics.median(t["windows_s"]) for t in load(path)["turns"] if (t["name"], t["side"]) == (name, side)]
-        for side in sides
+        [statistics.median(turn["windows_s"]) for turn in turns if turn["side"] == side]
+        for side in ("workload", "plain")
     )
     return [ours / plain for ours, plain in zip(*times, strict=False)]
 

@@ -4,10 +4,13 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import bench_ddp
 import bench_gpu
 import bench_memory
+import bench_shared_gpu
+import bench_start
 import bench_workloads
 import pytest
 import render_results
@@ -23,7 +26,7 @@ PUBLISHED += [f"h200x2/{name}" for name in ("communication", "batchnorm", "graph
 PUBLISHED += [f"h200x2/communication-{name}" for name in ("captured", "settled")]
 PUBLISHED += [f"h200x4/{name}" for name in ("communication", "communication-captured", "batchnorm")]
 PUBLISHED += [f"h200x2/{name}" for name in ("packed", "one-a-point")]
-PUBLISHED += ["two-cores/quantize", "two-cores/smoke", "h100x2/q4-study", "h100x2/again"]
+PUBLISHED += ["two-cores/quantize", "two-cores/smoke", "h100/models", "h100x2/q4-study", "h100x2/again"]
 
 
 GOLDEN = ("h200x2/communication-captured", "h100x2/q4-study")  # captured steps; every kind of cell
@@ -75,11 +78,15 @@ PRINTED = [
 ]
 
 
+BENCHES: dict[str, ModuleType] = {"ddp": bench_ddp, "memory": bench_memory, "loops": bench_workloads}
+BENCHES |= {"start": bench_start, "shared": bench_shared_gpu}
+
+
 @pytest.mark.parametrize("path", PRINTED, ids=lambda path: path.stem)
 def test_the_tables_of_a_benchmark_are_on_their_page(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bench = {"ddp": bench_ddp, "memory": bench_memory, "loops": bench_workloads}.get(path.stem.split("-")[0], bench_gpu)
+    bench = BENCHES.get(path.stem.split("-")[0], bench_gpu)
     monkeypatch.setattr(sys, "argv", [bench.__name__, "--print", str(path)])
     bench.main()
     assert capsys.readouterr().out.strip() in (path.parents[1] / BENCH_PAGE).read_text()
@@ -105,7 +112,7 @@ def test_trust_md_counts_every_published_experiment_on_h200s_that_has_intervals(
     counted = [
         name
         for name in PUBLISHED
-        if not name.startswith(("h100x2/", "two-cores/")) and render_results.count_narrow(name)[1]
+        if not name.startswith(("h100/", "h100x2/", "two-cores/")) and render_results.count_narrow(name)[1]
     ]
     assert [name for name in counted if f'"{name}"' not in template] == []
 
