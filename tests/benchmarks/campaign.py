@@ -3,10 +3,10 @@
     python tests/benchmarks/campaign.py tests/benchmarks/campaign.yaml --out campaign --dry-run    how long it takes
     python tests/benchmarks/campaign.py tests/benchmarks/campaign.yaml --out campaign              at most nine minutes
 
-A bench is a shell command. It runs in the repository's root with OUT, a folder of its own. It is done once it has
-ended with 0; a bench that failed runs again in the next sitting. `minutes` is what it takes, about: a bench that no
-longer fits into the sitting waits for the next one. Benches of one `rank` run in random order, lower ranks first. At
-the end the folder is packed into `OUT.tar.gz`.
+A bench is a shell command. It runs in the repository's root with OUT, a folder of its own, and SUBMIT, which runs a
+grid into that folder. It is done once it has ended with 0; a bench that failed runs again in the next sitting.
+`minutes` is what it takes, about: a bench that no longer fits into the sitting waits for the next one. Benches of one
+`rank` run in random order, lower ranks first. At the end the folder is packed into `OUT.tar.gz`.
 """
 
 import argparse
@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SITTING_MINUTES = 9.0
 MARK = "done.json"
 LOG = "log.txt"
+SUBMIT = "python -m pipeline.submit --cluster local --skip-unsatisfiable --points-per-element 8 --outputs"
 
 
 class Bench(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,11 +57,12 @@ def is_done(bench: Bench, out: Path) -> bool:
     return mark.exists() and json.loads(mark.read_text())["command"] == bench.command
 
 
-def run_bench(bench: Bench, out: Path, limit_s: float) -> bool:
+def run_bench(bench: Bench, campaign: Path, limit_s: float) -> bool:
     """Run one bench and write its mark. Return False if it failed or did not end in time."""
-    folder = out / bench.name
+    folder = campaign / bench.name
     folder.mkdir(parents=True, exist_ok=True)
-    environ = {**os.environ, "OUT": str(folder.resolve()), "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    out = folder.resolve()
+    environ = {**os.environ, "OUT": str(out), "SUBMIT": f"{SUBMIT} {out}", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     started_s = time.monotonic()
     with (folder / LOG).open("a") as log:
         command = ["bash", "-euo", "pipefail", "-c", bench.command]
