@@ -102,7 +102,7 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
         "One configuration was timed, {what}, so there is no choice: {throughput}, an epoch of {epoch_time:digits} s, "
         "{choice}.",
     ),
-    "use_next": ("It is limited by {limit}; next step: {next_step}.",),
+    "use_next": ("The configuration to use is limited by {limit}; next step: {next_step}.",),
     "cheapest": (
         "Cheapest at {target} is {what}: {gpu_seconds:digits} GPU-seconds of training, n = {n}, of {choice}.",
     ),
