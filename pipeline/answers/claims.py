@@ -95,7 +95,7 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
     ),
     # Q5
     "use": (
-        "Use {what}: {throughput}, an epoch of {epoch_time:digits} s, the fastest of {choice}.",
+        "Use {what}: {throughput}, an epoch of {epoch_time:digits} s, {place} of {choice}.",
         "{beside}.",
     ),
     "only_choice": (

@@ -17,6 +17,7 @@ from pipeline.experiment.point_label import (
     describe_axis,
     describe_point,
     models_of,
+    strategy_name,
     varying_axes,
 )
 from pipeline.experiment.spec import AXES
@@ -113,6 +114,10 @@ def choose(choices: Sequence[Choice]) -> tuple[Choice, list[Choice]]:
     return simplest, [choice for choice in tied if choice.simplicity > simplest.simplicity]
 
 
+def is_fastest(used: Choice, choices: Iterable[Choice]) -> bool:
+    return used.chosen_by_s == min(choice.chosen_by_s for choice in choices)
+
+
 def fastest_claims(rows: Sequence[Row], all_rows: Sequence[Row]) -> list[Claim]:
     """Return which configuration of one workload to use, those for fewer GPUs, and what limits it."""
     choices = make_choices(rows)
@@ -125,6 +130,7 @@ def fastest_claims(rows: Sequence[Row], all_rows: Sequence[Row]) -> list[Claim]:
         "what": name_of(row, all_rows),
         "throughput": throughput_words(used),
         "epoch_time": used.stated,
+        "place": "the fastest" if is_fastest(used, choices) else "not shown to be slower than the fastest",
         "choice": choice_words(rows) + interval_words(used),
         "beside": beside_words(tied[:2], fewer, all_rows),
     }
@@ -139,18 +145,19 @@ def fastest_claims(rows: Sequence[Row], all_rows: Sequence[Row]) -> list[Claim]:
 def name_of(row: Row, rows: Sequence[Row]) -> str:
     """Return strategy, GPUs, batch and precision in words, then the other axes in which the rows differ."""
     gpus = describe_axis("num_gpus", row["num_gpus"])
-    where = gpus if row["strategy"] == "single" else f"{row['strategy'].upper()} on {gpus}"
+    where = gpus if row["strategy"] == "single" else f"{strategy_name(row['strategy'])} on {gpus}"
     precision = f" in {row.axes['precision']}" if row.axes.get("precision") else ""
     others = varying_axes([other.axes for other in rows], (*NAMING_AXES, *EFFORT_AXES, "precision"))
     said = describe_point(row.axes, others, models_of(other.axes for other in rows)) if others else ""
-    batch = f"{row['batch_size_per_gpu']:,} images {'a step' if row['num_gpus'] == 1 else 'per GPU'}"
+    alone = "a pass" if (row.axes.get("grad_accumulation") or 1) > 1 else "a step"
+    batch = f"{row['batch_size_per_gpu']:,} images {alone if row['num_gpus'] == 1 else 'per GPU'}"
     return ", ".join(filter(None, (f"{where} with {batch}{precision}", said)))
 
 
 def beside_words(tied: Sequence[Choice], fewer: Sequence[Choice], rows: Sequence[Row]) -> str | None:
     """Return what is not told apart from the one to use, and the fastest on other numbers of GPUs; None if nothing."""
     rivals = " or ".join(name_of(choice.row, rows) for choice in tied)
-    parts = [f"not shown to be slower, but less simple: {rivals}"] if tied else []
+    parts = [f"alike, but less simple: {rivals}"] if tied else []
     parts += [f"fastest {'; '.join(map(describe_fewer, fewer))}"] if fewer else []
     text = "; ".join(parts)
     return text[:1].upper() + text[1:] or None

@@ -8,7 +8,7 @@ from pipeline.analysis.intervals import ends_of
 from pipeline.analysis.loader import MAX_DATA_SHARE
 from pipeline.answers import claims
 from pipeline.answers.claims import BADGES, NO_RESULT, Claim, ClaimFormatter, badges_of, where_of
-from pipeline.experiment.point_label import varying_axes
+from pipeline.experiment.point_label import strategy_name, varying_axes
 from pipeline.tables.build_tables import Tables
 from pipeline.tables.columns import Row
 
@@ -104,7 +104,7 @@ def speedup_claims(tables: Tables) -> list[Claim]:
     elsewhere = [f"{row['speedup']:.2f}" for row in larger]
     values = {
         "num_gpus": most,
-        "strategy": best["strategy"].upper(),
+        "strategy": strategy_name(best["strategy"]),
         "speedup": best["speedup"],
         "low": low,
         "high": high,

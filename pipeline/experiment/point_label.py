@@ -183,6 +183,11 @@ def describe_data(spec: Spec) -> str | None:
     return spec.dataset if is_image_model(spec.model) else "its data set"
 
 
+def strategy_name(strategy: str) -> str:
+    """Return a strategy as sentences name it: DDP, ZeRO-1."""
+    return "ZeRO-1" if strategy == "zero1" else strategy.upper()
+
+
 def in_terms(text: str, terms: Terms) -> str:
     """Return a text about GPUs and images in the terms of an experiment: processes on the CPU, samples of tokens."""
     if terms.processors == "processes":

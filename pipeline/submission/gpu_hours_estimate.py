@@ -299,7 +299,8 @@ def describe_ranges(points: Sequence[Spec], ranges: Mapping[str, DurationRange],
         if not one_by_one:
             low_h = sum(found.low_s * spec.num_gpus for spec, found in known) / 3600
             high_h = sum(found.high_s * spec.num_gpus for spec, found in known) / 3600
-            said.append(f"{format_figure(low_h)} to {format_figure(high_h)} GPU-hours")
+            unit = "GPU-hours" if any(spec.device == "cuda" for spec, _ in known) else "process-hours"
+            said.append(f"{format_figure(low_h)} to {format_figure(high_h)} {unit}")
     if others:
         rounds = sum(spec.measure == "communication" for spec in others)
         why = f", {rounds} of them with rounds of steps whose time no record tells" if rounds else ""

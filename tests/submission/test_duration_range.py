@@ -68,6 +68,7 @@ def test_a_communication_point_is_bounded_by_its_rounds_or_says_why_not() -> Non
     known = rounds_range(on_cpu, [trained])
     assert known is not None
     assert known.high_s == pytest.approx(60 + 2 * 7 * 7 * 22 * 0.256)
+    assert describe_ranges([on_cpu], {on_cpu.run_id(): known}, one_by_one=False).endswith(" process-hours")
 
 
 def test_timed_epochs_run_before_a_communication_point_of_the_same_repeat() -> None:
