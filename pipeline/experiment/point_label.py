@@ -100,6 +100,14 @@ def distinguishing_axes(
     return next((axes for axes in choices if count(axes) == count(every)), every)
 
 
+def axes_fixed_by_model(rows: Sequence[Mapping[str, Any]], varying: Sequence[str]) -> list[str]:
+    """Return the varying axes that the name of the model tells: all rows of a model have one value."""
+    if "model" not in varying:
+        return []
+    count = {axis: len({(row["model"], repr(row[axis])) for row in rows}) for axis in varying}
+    return [axis for axis in varying if axis != "model" and count[axis] == count["model"]]
+
+
 def models_of(rows: Iterable[Mapping[str, Any]]) -> Models:
     """Return the models of rows that are named beside each other."""
     return {row.get("model") for row in rows}

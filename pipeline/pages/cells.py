@@ -14,7 +14,7 @@ from pipeline.analysis.notes import Note
 from pipeline.analysis.pooling import group_pairs
 from pipeline.answers.claims import badge_of
 from pipeline.experiment import point_label
-from pipeline.experiment.point_label import Terms, describe_point, format_number, models_of
+from pipeline.experiment.point_label import Terms, axes_fixed_by_model, describe_point, format_number, models_of
 from pipeline.experiment.spec import REMEDIES
 from pipeline.tables.columns import AXIS_HEADINGS, NOT_STATED, Column, Row
 from pipeline.tables.definitions import FIGURE_NAMES
@@ -136,14 +136,6 @@ def name_columns(points: Sequence[Axes], varying: Sequence[str]) -> tuple[list[D
     if any(point_label.ALL_REMEDIES in text for text in (*names, *explained)):
         explained.append(f"All remedies: {', '.join(REMEDIES)}.")
     return [*columns, DisplayColumn(heading, names, "text")], " ".join(explained)
-
-
-def axes_fixed_by_model(points: Sequence[Axes], varying: Sequence[str]) -> list[str]:
-    """Return the varying axes that the name of the model tells: all points of a model have one value."""
-    if "model" not in varying:
-        return []
-    count = {axis: len({(point["model"], repr(point[axis])) for point in points}) for axis in varying}
-    return [axis for axis in varying if axis != "model" and count[axis] == count["model"]]
 
 
 def describe_common(points: Sequence[Axes], varying: Sequence[str], hidden: Sequence[str]) -> str:

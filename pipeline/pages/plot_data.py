@@ -1,7 +1,7 @@
 """Plots as numbers: their panels, series and bars. `draw_panels` draws them, so nothing here needs matplotlib."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from pipeline.analysis.intervals import ends_of
 from pipeline.analysis.pooling import group_pairs
@@ -9,6 +9,7 @@ from pipeline.experiment.outcomes import PointOutcome
 from pipeline.experiment.point_label import (
     EFFORT_AXES,
     Terms,
+    axes_fixed_by_model,
     describe_point,
     distinguishing_axes,
     format_figure,
@@ -205,6 +206,15 @@ def as_title(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
+def label_axes(
+    points: Sequence[Mapping[str, Any]], known: Sequence[str] = (), optional: Sequence[str] = EFFORT_AXES
+) -> list[str]:
+    """Return the axes that tell the points apart beside the `known` ones, without what the name of a model tells."""
+    axes = distinguishing_axes(points, known, optional)
+    fixed = axes_fixed_by_model(points, axes)
+    return [axis for axis in axes if axis not in fixed]
+
+
 def group_series(
     rows: Sequence[Row], x: str, first: Sequence[str] = (), optional: Sequence[str] = EFFORT_AXES, panel: str = ""
 ) -> tuple[dict[str, list[Row]], str]:
@@ -216,7 +226,7 @@ def group_series(
     """
     known = [key for key in (x, panel, *first) if key]
     points = [row.axes | {key: row[key] for key in known} for row in rows]
-    axes = [*first, *distinguishing_axes(points, known, optional)]
+    axes = [*first, *label_axes(points, known, optional)]
     models = models_of(points)
     groups = group_pairs((describe_point(point, axes, models), row) for point, row in zip(points, rows, strict=True))
     shown = {label: groups[label] for label in evenly(list(groups), MAX_SERIES)}

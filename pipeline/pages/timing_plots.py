@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from pipeline.analysis import formulas
 from pipeline.analysis.pooling import PooledPoint, group_pairs, median_window_s, pool_outcomes
-from pipeline.experiment.point_label import EFFORT_AXES, describe_point, distinguishing_axes, models_of, varying_axes
+from pipeline.experiment.point_label import EFFORT_AXES, describe_point, models_of, varying_axes
 from pipeline.experiment.spec import Strategy
 from pipeline.pages import plot_data
 from pipeline.pages.plot_data import BarPanel, LinePanel, Plot, PlotSource, Point, Series, as_title, make_series
@@ -151,7 +151,7 @@ def step_plots(source: PlotSource) -> Iterator[Plot]:
         known = sorted((step for step in steps if sum(step[1].values()) > 0), key=lambda step: order_of(step[0]))
         if known:
             note = plot_data.note_on_number(len(known), plot_data.MAX_BARS, "points")
-            axes = distinguishing_axes([row for row, _ in steps])
+            axes = plot_data.label_axes([row for row, _ in steps])
             shown = plot_data.evenly(known, plot_data.MAX_BARS)
             parts = group_pairs((order_of(step[0])[:2], step) for step in shown).values()
             panels = parts if len(shown) > MAX_BARS_A_PANEL else [shown]
