@@ -53,19 +53,29 @@ def batch_size_plots(source: PlotSource) -> Iterator[Plot]:
     if len({*(row[BATCH] for row in fitting), oom_from} - {None}) < 2:  # one point is no curve
         return
     groups, note = plot_data.group_series(fitting, BATCH)
-    if peaks := tuple(peak_lines(groups)):
+    if any(row["mfu"] for row in fitting):
         groups = {label or "measured": group for label, group in groups.items()}
     shown = [
-        (column.heading, make_series(groups, BATCH, column) + (peaks if column is THROUGHPUT else ()))
-        for column in (EPOCH_TIME, THROUGHPUT, MEMORY)
+        (EPOCH_TIME.heading, make_series(groups, BATCH, EPOCH_TIME)),
+        *throughput_lines(groups),
+        (MEMORY.heading, make_series(groups, BATCH, MEMORY)),
     ]
-    panels = tuple(
-        LinePanel(as_title(heading), GLOBAL_BATCH.heading, lines, oom_from=oom_from)
-        for heading, lines in shown
-        if lines
-    )
+    accumulates = any((row.axes.get("grad_accumulation") or 1) > 1 for row in fitting)
+    heading = "images a pass" if accumulates else GLOBAL_BATCH.heading
+    panels = tuple(LinePanel(as_title(title), heading, lines, oom_from=oom_from) for title, lines in shown if lines)
     if panels:
         yield Plot("q1", "Q1", "One GPU: time, throughput and memory against batch size", panels, note)
+
+
+def throughput_lines(groups: Mapping[str, Sequence[Row]]) -> Iterator[tuple[str, tuple[Series, ...]]]:
+    """Yield the heading and the lines of throughput, with those of the peaks, for each unit apart."""
+    styles = {label: index for index, label in enumerate(groups)}
+    units = dict.fromkeys(row["unit"] for rows in groups.values() for row in rows)
+    for unit in units:
+        own = {label: [row for row in rows if row["unit"] == unit] for label, rows in groups.items()}
+        own = {label: rows for label, rows in own.items() if rows}
+        heading = THROUGHPUT.heading if len(units) == 1 else f"{unit}/s"
+        yield heading, (*make_series(own, BATCH, THROUGHPUT, styles), *peak_lines(own))
 
 
 def peak_lines(groups: Mapping[str, Sequence[Row]]) -> Iterator[Series]:
