@@ -37,7 +37,7 @@ class Change(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """What time is lost to, from which share it counts and how that is measured, and the changes that help."""
+    """A limit, the share of time from which it counts, how that is measured, and the changes that help."""
 
     limit: str
     threshold: float
@@ -85,7 +85,7 @@ those without a share, in this order. docs/advice.md has this table.
 
 
 class Evidence(NamedTuple):
-    """What is known of a point. Times are of a sample; the shares are those of its limits in the time.
+    """The figures of a point by which rules choose. Times are of a sample, shares those of its limits in the time.
 
     `compute_time_s` is without the wait for data. `alone_time_s` is that of the bare model on one GPU with the same
     batch, if the point measured that too. `late_rank` is what to do about a late rank.

@@ -56,7 +56,7 @@ class Answer(NamedTuple):
 
     @property
     def told(self) -> str:
-        """What the claims answer; "" if they only say why there is no answer."""
+        """The sentences of the claims that answer; "" if all only say why there is no answer."""
         return " ".join(self._replace(claims=[claim for claim in self.claims if claim.is_answer]).paragraphs)
 
     @property
@@ -87,24 +87,6 @@ class Answer(NamedTuple):
         if command and self.terms.own_model:
             return own_model_command(self.question, command, self.terms.own_model)
         return command
-
-
-class Recommendation(NamedTuple):
-    """What to use, in one sentence, and what it rests on; both are "" where no epoch was timed."""
-
-    sentence: str = ""
-    trust: str = ""
-
-
-def recommend(tables: Tables, terms: Terms) -> Recommendation:
-    """Return the first sentence of Q5, and its badges as part of `trust`; of several GPU models the first."""
-    claims = answer_questions(tables).get("Q5", [])
-    claim = next((claim for claim in claims if "choice" in claim.values and "what" in claim.values), None)
-    if claim is None:
-        return Recommendation()
-    alone = claim._replace(badges=(), values={**claim.values, "rivals": None, "others": None})
-    trust = ", ".join((claim.values["choice"], *claim.badges))
-    return Recommendation(Answer("Q5", [alone], terms).paragraphs[0], in_terms(trust, terms))
 
 
 def own_model_command(question: str, command: str, model: str) -> str:

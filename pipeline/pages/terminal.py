@@ -1,4 +1,4 @@
-"""What collect prints: the answers, the main tables and the paths. Every table is in report.md.
+"""The text that collect prints: the answers, the main tables and the paths. Every table is in report.md.
 
 Of several experiments it is a table for each question with a line an experiment.
 """
@@ -24,7 +24,7 @@ RULES = 3  # lines of a table beside its rows: heading, rule and an empty one
 
 
 class Summary(NamedTuple):
-    """What is printed of one experiment among several."""
+    """The lines that stand for one experiment among several."""
 
     name: str
     headlines: Sequence[Headline]

@@ -8,8 +8,7 @@ from rendered_tables import answers_of, build, claims_of, published_claims, repo
 from study_records import studied
 from timed_records import H200, NOISY, timed, windowed
 
-from pipeline.answers.questions import answer_questions, recommend
-from pipeline.experiment.point_label import Terms
+from pipeline.answers.questions import answer_questions
 from pipeline.experiment.record import Environment, Gpu, Record
 
 STEADY = (1.0, 1.0, 1.001, 1.001, 1.002, 1.002)
@@ -80,7 +79,6 @@ def test_one_configuration_is_no_choice_and_no_epoch_is_no_answer() -> None:
     assert_says(answers_of(timed(4, 128))["Q5"], "One configuration was timed", "no choice")
     assert "Q5" not in claims_of(make_record(make_spec(), status="failed"))
     assert "Q5" not in published_claims("h200x2/communication")
-    assert recommend(build(make_record(make_spec(), status="failed")), Terms()) == ("", "")
 
 
 def test_two_models_and_two_workloads_are_not_compared() -> None:
@@ -107,10 +105,3 @@ def test_the_cheapest_at_a_target_counts_gpu_seconds() -> None:
     assert_says(answers_of(*found)["Q5"], "Cheapest at 88.0 % is 128 images a step, 1 GPU", "GPU-seconds", "n = 6")
     (*_, claim) = answer_questions(build(*found, target_accuracy=0.99))["Q5"]
     assert claim.sentences() == ["No run reaches 99.0 %, so none is the cheapest."]
-
-
-def test_the_recommendation_is_one_sentence_and_its_trust() -> None:
-    found = recommend(build(timed(4, 128), timed(3, 512)), Terms())
-    assert found.sentence.startswith("Use 1 GPU with 512 images a step")
-    assert found.sentence.count(". ") == 0
-    assert found.trust == "2 configurations, one run each, no interval, only speed compared"

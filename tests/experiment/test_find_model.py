@@ -156,6 +156,9 @@ def test_a_class_that_the_file_imports_or_makes_is_left_to_the_ranks(tmp_path: P
     for text in ("from elsewhere import Tiny\n", "Tiny = make()\n", "from elsewhere import *\n"):
         path = write_model(tmp_path, text)
         check_models([own_point(f"{path}:Tiny")], tmp_path)
+    write_model(tmp_path, "Other = 1\n")
+    with pytest.raises(CommandError):
+        check_models([own_point(f"{path}:Tiny")], tmp_path)
 
 
 def test_the_models_of_torchvision_are_those_of_the_installed_one() -> None:

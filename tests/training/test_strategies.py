@@ -1,6 +1,7 @@
 """The strategies on two CPU processes: equal training, counted bytes, steps without collectives, and refusals."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,7 +16,7 @@ from torch.multiprocessing.spawn import spawn
 
 from pipeline.analysis.formulas import gathered_bytes_per_step
 from pipeline.communication import step_variants
-from pipeline.communication.silent_collectives import keep_buffers
+from pipeline.communication.silent_collectives import delay, keep_buffers
 from pipeline.communication.step_variants import StepContext
 from pipeline.experiment.spec import Spec
 from pipeline.training.process_group import Rank
@@ -180,6 +181,13 @@ def count_calls_on_rank(rank: int, folder: str) -> None:
             with mock.patch.object(dist, operation, wraps=getattr(dist, operation)) as called:
                 variant.step()
             found[f"{variant_name} {operation}"] = called.call_count
+        for is_silent in (False, True):
+            variant, pauses = step_variants.build_variant(context, "no_op" if is_silent else strategy), list[int]()
+            delay(variant.model, variant.optimizer, spec, partial(pauses.append, 1), is_silent=is_silent)
+            for _ in range(2):
+                pauses.clear()
+                variant.step()
+            found[f"pauses of {strategy}{', silent' * is_silent}"] = len(pauses)
     if rank == 0:
         Path(folder, "calls.json").write_text(json.dumps(found))
     dist.destroy_process_group()
@@ -190,7 +198,14 @@ def test_the_step_without_collectives_calls_none_of_those_of_the_real_one(tmp_pa
     """So a delay inside one is exposed: the self-test measures that (test_selftest)."""
     spawn(count_calls_on_rank, (str(tmp_path),), 2)
     found = json.loads((tmp_path / "calls.json").read_text())
+    pauses = {name: found.pop(name) for name in list(found) if name.startswith("pauses")}
     assert found == CALLS | {f"no_op {name.split()[1]}": 0 for name in CALLS}
+    assert pauses == {
+        "pauses of fsdp": 5 + 3,
+        "pauses of fsdp, silent": 0,
+        "pauses of zero1": 2,
+        "pauses of zero1, silent": 0,
+    }, "the self-test's delay is one pause for each"
 
 
 # Refusals.

@@ -54,7 +54,7 @@ def test_a_model_is_compiled_with_the_options_of_its_device(
 @pytest.mark.parametrize("execution", COMPILED_EXECUTIONS)
 def test_torch_knows_the_options(execution: Execution) -> None:
     """It refuses an option that it does not know."""
-    classifier("cuda", execution).compile(nn.Linear(1, 1))
+    assert callable(classifier("cuda", execution).compile(nn.Linear(1, 1)))
 
 
 def test_only_a_compiled_step_has_its_convolutions_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
