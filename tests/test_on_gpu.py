@@ -37,7 +37,9 @@ sys.stdin.read()
 def neighbour(leaves_bytes: int) -> Iterator[int]:
     """Run another process that leaves `leaves_bytes` of GPU 0 free. Yield the bytes that it holds."""
     command = [sys.executable, "-c", NEIGHBOUR, str(leaves_bytes)]
-    with subprocess.Popen(command, env=on_gpu_0(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, env=on_first_gpu(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         try:
             yield int(process.stdout.readline())
@@ -45,15 +47,15 @@ def neighbour(leaves_bytes: int) -> Iterator[int]:
             process.kill()
 
 
-def on_gpu_0() -> dict[str, str]:
-    """Return an environment that shows GPU 0 alone, and no Slurm."""
+def on_first_gpu() -> dict[str, str]:
+    """Return an environment that shows the first visible GPU alone, and no Slurm."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "PIPELINE"))}
-    return kept | {"CUDA_VISIBLE_DEVICES": "0"}
+    return kept | {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]}
 
 
 def submit(folder: Path, grid: str | Path, *arguments: str) -> list[Record]:
     """Run a grid on this machine. Return its records by batch size."""
-    run_command("submit", "--grid", grid, "--outputs", folder, "--cluster", "local", *arguments, env=on_gpu_0())
+    run_command("submit", "--grid", grid, "--outputs", folder, "--cluster", "local", *arguments, env=on_first_gpu())
     (experiment,) = folder.iterdir()
     found, rejected = record_store.load_folder(experiment / "records")
     assert not rejected

@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SITTING_MINUTES = 9.0
 MARK = "done.json"
 LOG = "log.txt"
-SUBMIT = "python -m pipeline.submit --cluster local --skip-unsatisfiable --points-per-element 8 --outputs"
+SUBMIT = "python -m pipeline.submit --cluster local --skip-unsatisfiable --points-per-element 24 --outputs"
 
 
 class Bench(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,8 +9,8 @@ from types import ModuleType
 import bench_ddp
 import bench_gpu
 import bench_memory
-import bench_shared_gpu
 import bench_start
+import bench_strategies
 import bench_workloads
 import pytest
 import render_results
@@ -79,7 +79,7 @@ PRINTED = [
 
 
 BENCHES: dict[str, ModuleType] = {"ddp": bench_ddp, "memory": bench_memory, "loops": bench_workloads}
-BENCHES |= {"start": bench_start, "shared": bench_shared_gpu}
+BENCHES |= {"start": bench_start, "shared": bench_strategies}
 
 
 @pytest.mark.parametrize("path", PRINTED, ids=lambda path: path.stem)

@@ -1,15 +1,16 @@
-"""Shows that the strategies are right on a GPU where there is only one: two ranks share it, over gloo. No time counts.
+"""Shows that the strategies are right on two GPUs over NCCL, or where there is one GPU on two ranks that share it.
 
-    python tests/benchmarks/bench_shared_gpu.py --json shared.json          measure the parts that the file lacks
-    python tests/benchmarks/bench_shared_gpu.py --print shared.json         print its table
+    python tests/benchmarks/bench_strategies.py --json strategies.json          measure the parts that the file lacks
+    python tests/benchmarks/bench_strategies.py --print strategies.json         print its table
 
-NCCL refuses two ranks on one GPU; gloo copies each message through the host. Memory, losses and counted bytes are those
-that NCCL would give. Peaks are of one process's allocator, gloo's own buffers lie on the host.
+NCCL refuses two ranks on one GPU: they use gloo, which copies each message through the host, and their times say
+nothing. Peaks are of one process's allocator.
 """
 
 import argparse
 import gc
 import json
+import multiprocessing
 import statistics
 import sys
 import tempfile
@@ -18,19 +19,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import tabulate
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 
 from pipeline.analysis.formulas import gathered_bytes_per_step, state_bytes
-from pipeline.communication import selftest_checks, silent_collectives
-from pipeline.communication.selftest_runs import measure_strategy
+from pipeline.communication import silent_collectives
 from pipeline.communication.step_variants import StepContext, build_variant
 from pipeline.experiment.measurement import Measurement
 from pipeline.experiment.spec import Spec
+from pipeline.system.host import gpu_names, num_visible_gpus
 from pipeline.training.device_memory import set_memory_limit
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, ignore_mark
@@ -48,7 +48,6 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 BATCH_SIZES = (4, 16)
 NUM_UPDATES = 3
-NUM_ROUNDS = 14  # of the self-test; its times are those of a shared GPU
 LIMIT_SHARE = 4.0  # of the weights: less than DDP's 5 with AdamW, more than FSDP's on two ranks
 
 Found = dict[str, Any]
@@ -84,13 +83,13 @@ def train(spec: Spec, rank: Rank, is_kept: bool = False) -> tuple[Found, int]:
         num_parameters=num_parameters,
         gradient_bytes=4 * num_parameters,
         sharding=describe_sharding(workload, model, spec),
-        optimizer_bytes=most_of_all_ranks(optimizer_bytes(step.optimizer)),
+        optimizer_bytes=most_of_all_ranks(optimizer_bytes(step.optimizer), rank),
     )
     return {"losses": losses, "measurement": measurement}, peak_bytes
 
 
-def most_of_all_ranks(number: int) -> int:
-    largest = torch.tensor([number])
+def most_of_all_ranks(number: int, rank: Rank) -> int:
+    largest = torch.tensor([number], device=rank.device)
     dist.all_reduce(largest, dist.ReduceOp.MAX)
     return int(largest)
 
@@ -168,27 +167,24 @@ def fits(fields: Found, rank: Rank) -> Found:
     return {"limit_gib": limit_gib, "fits": True}
 
 
-def check_strategy(strategy: str, rank: Rank) -> Found:
-    """Return the raw findings of the self-test of a strategy."""
-    spec = make_point(8, SMALL_SIZES, strategy=strategy, measure="communication", windows=NUM_ROUNDS)
-    found: Found = msgspec.to_builtins(measure_strategy(spec, rank))
-    return found
-
-
 PARTS: dict[str, Callable[[Rank], Found]] = {  # each in new processes, which hold nothing of another
     **{name: partial(measure_strategy_alone, fields) for name, fields in STRATEGIES.items()},
     "limit ddp": partial(fits, {"strategy": "ddp"}),
     "limit fsdp": partial(fits, {"strategy": "fsdp"}),
-    "selftest fsdp": partial(check_strategy, "fsdp"),
-    "selftest zero1": partial(check_strategy, "zero1"),
 }
 
 
 def run_rank(rank: int, folder: str, part: str) -> None:
     """Measure one part on one rank, and write rank 0's."""
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    num_gpus = torch.cuda.device_count()
+    device = torch.device("cuda", rank % num_gpus) if num_gpus else torch.device("cpu")
+    if num_gpus:
+        torch.cuda.set_device(device)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    backend = "nccl" if num_gpus > 1 else "gloo"
+    device_id = device if num_gpus > 1 else None
+    store = f"file://{folder}/store"
+    dist.init_process_group(backend, init_method=store, rank=rank, world_size=2, device_id=device_id)
     found = PARTS[part](Rank(rank, 2, device))
     if rank == 0:
         Path(folder, "found.json").write_text(json.dumps(found))
@@ -197,13 +193,13 @@ def run_rank(rank: int, folder: str, part: str) -> None:
 
 def measure(part: str) -> Found:
     with tempfile.TemporaryDirectory() as folder:
-        spawn(run_rank, (folder, part), 2)
+        start_processes(run_rank, (folder, part), 2, start_method="forkserver")
         found: Found = json.loads(Path(folder, "found.json").read_text())
     return found
 
 
 def print_tables(found: Found) -> None:
-    """Print memory by formula, the largest difference of a loss, and the checks of the self-test."""
+    """Print memory by formula, the largest difference of a loss, and what fits."""
     rows, ddp = [], found["ddp"]
     for name in [name for name in STRATEGIES if name in found]:
         one = found[name]
@@ -212,10 +208,6 @@ def print_tables(found: Found) -> None:
     headings = ["strategy", "state [GiB]", "formula [GiB]", "saved [GiB]", "formula [GiB]", "a sample [MiB]"]
     headings += ["largest difference of a loss", "bytes as by formula"]
     print(tabulate.tabulate(rows, headings, tablefmt="pipe", disable_numparse=True))
-    for part in [part for part in found if part.startswith("selftest")]:
-        findings = msgspec.convert(found[part], selftest_checks.Findings)
-        for answer in selftest_checks.judge_checks({"strategy": findings}):
-            print(f"\n{findings.strategy}, {answer.check}: {answer.verdict}. {answer.sentence}")
     for part in [part for part in found if part.startswith("limit")]:
         word = "fits" if found[part]["fits"] else "runs out of memory"
         print(f"\nWithin {found[part]['limit_gib']:.2f} GiB {part.removeprefix('limit ')} {word}.")
@@ -244,11 +236,12 @@ def main() -> None:
     arguments = parser.parse_args()
     file = arguments.printed or arguments.json
     found: Found = json.loads(file.read_text()) if file and file.exists() else {}
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    can_limit = torch.cuda.is_available()
-    todo = [part for part in PARTS if part not in found and (can_limit or not part.startswith("limit"))]
+    gpus = sorted(gpu_names())
+    todo = [part for part in PARTS if part not in found and (gpus or not part.startswith("limit"))]
+    multiprocessing.set_forkserver_preload(["__main__", "torch._dynamo"])  # the longest imports, once for all ranks
     for part in [] if arguments.printed else todo:
-        found |= {"gpu": gpu, "torch": torch.__version__, "sizes": SIZES, part: measure(part)}
+        about = {"gpus": gpus, "num_gpus": num_visible_gpus(), "torch": torch.__version__, "sizes": SIZES}
+        found |= {**about, part: measure(part)}
         print(f"{part}: measured", file=sys.stderr)
         if arguments.json:
             arguments.json.write_text(json.dumps(found, indent=1) + "\n")
