@@ -114,18 +114,21 @@ def keep_buffers(
 
 
 class KeptAllGather:
-    """An all-gather with one kept buffer for each size, as FSDPModule.set_custom_all_gather takes it."""
+    """An all-gather with two kept buffers for each size, as FSDPModule.set_custom_all_gather takes it.
+
+    They take turns: FSDP fills the next unit's buffer while it still copies weights out of the last one's.
+    """
 
     def __init__(self, calls: list[CollectiveCall], is_silent: bool, before: Callable[[], object] = nothing) -> None:
         self._calls, self._is_silent, self._before = calls, is_silent, before
-        self._kept: dict[tuple[object, ...], Tensor] = {}
+        self._kept: dict[tuple[object, ...], list[Tensor]] = {}
         self._gathered: set[int] = set()
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        key = (*size, dtype)
-        if key not in self._kept:
-            self._kept[key] = torch.zeros(*size, dtype=dtype, device=device)
-        return self._kept[key]
+        kept = self._kept.setdefault((*size, dtype), [])
+        buffer = torch.zeros(*size, dtype=dtype, device=device) if len(kept) < 2 else kept.pop(0)
+        kept.append(buffer)
+        return buffer
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
