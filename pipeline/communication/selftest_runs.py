@@ -59,12 +59,16 @@ def measure_strategy(spec: Spec, rank: Rank) -> Findings:
     set_precision(spec)
     context = build_step_context(spec, rank)
     variants = build_variants(context, (spec.strategy, "no_op", "no_op_again"))
-    pause = partial(calibrated_pause(rank), DELAY_S[rank.device.type])
     lengths: list[LengthNs] = []
-    for name, base in (("delayed", spec.strategy), ("delayed_no_op", "no_op")):
-        variant = variants[name] = build_variant(context, base)
-        noted = partial(note_pause, pause, lengths if name == "delayed" else [])
-        silent_collectives.delay(variant.model, variant.optimizer, spec, noted, is_silent=base == "no_op")
+    pauses = {
+        "stopped": partial(process_group.synchronize, rank),
+        "delayed": partial(note_pause, rank, lengths),
+        "delayed_no_op": partial(note_pause, rank, []),
+    }
+    for name, pause in pauses.items():
+        is_silent = name == "delayed_no_op"
+        variant = variants[name] = build_variant(context, "no_op" if is_silent else spec.strategy)
+        silent_collectives.delay(variant.model, variant.optimizer, spec, pause, is_silent)
     if spec.strategy == "fsdp":
         variants["kept"] = build_variant(context, "fsdp")
         silent_collectives.keep_buffers(variants["kept"].model, [], is_silent=False)
@@ -77,8 +81,10 @@ def measure_strategy(spec: Spec, rank: Rank) -> Findings:
     )
 
 
-def note_pause(pause: Callable[[], LengthNs], lengths: list[LengthNs]) -> None:
-    lengths.append(pause())
+def note_pause(rank: Rank, lengths: list[LengthNs]) -> None:
+    """Stop this rank's device and pause its host: neither can work meanwhile, so nothing hides the pause."""
+    process_group.synchronize(rank)
+    lengths.append(pause_host(DELAY_S[rank.device.type]))
 
 
 def measure_known_answers(spec: Spec, rank: Rank) -> Findings:
