@@ -19,7 +19,7 @@ NEXT_STEP = "That point is limited by {limit}; next step: {next_step}"
 LEFT_OUT = "Of {timed} rows with a speed-up {left_out} cannot be used: {why}{beyond}."
 LARGER = "Larger{elsewhere}: {larger}{cure}"
 EXPOSED = (
-    "On {num_gpus} GPUs all-reduces of gradients that computation does not hide take {exposed_us:,.0f} us of a step of "
+    "On {num_gpus} GPUs {collectives} that computation does not hide take {exposed_us:,.0f} us of a step of "
     "{step_ms:,.2f} ms: {share:.1%}{where}."
 )
 COMPARED = "Subtraction says {subtracted:.0%} of the epoch where {measured:.1%} is measured{subtracted_where}."

@@ -17,6 +17,11 @@ ABOVE_N = "the efficiency is above 1, which noise or a slow baseline can cause"
 WITHOUT_LOADER = "--set input=gpu"
 NO_DIFFERENCE = BADGES["no_difference"]
 WAIT_NOT_STATED = "the wait for data is not stated"
+COLLECTIVES = {  # of an update, which exposed communication is of
+    "ddp": "all-reduces of gradients",
+    "zero1": "all-reduces and broadcasts",
+    "fsdp": "gathers and scatters",
+}
 
 
 def batch_size_claims(tables: Tables) -> list[Claim]:
@@ -231,12 +236,13 @@ def measured_claim(rows: Sequence[Row], measured: Sequence[Row], compared: dict[
         noise = max(row["noise_floor_time_s"] / row["step_time_s"] for row in noisy)
         parts.append(f"{show(noisy)} no more than the noise, up to {100 * noise:.1f} % of the step")
     if negative:
-        parts.append(f"{show(negative)} DDP faster than without all-reduces, and the records do not say why")
+        parts.append(f"{show(negative)} a step faster than without its collectives, and the records do not say why")
     unclear, common = " and ".join(parts), {"num_gpus": rows[0]["num_gpus"], "count": len(rows), **compared}
     if not told:
         return Claim("Q3", "exposed_unclear", common | {"unclear": unclear})
     worst, best = (choose(told, key=lambda row: float(row["exposed_comm_share"])) for choose in (max, min))
     values = {
+        "collectives": COLLECTIVES[worst["strategy"]],
         "exposed_us": 1e6 * worst["exposed_comm_time_s"],
         "step_ms": 1e3 * worst["step_time_s"],
         "share": worst["exposed_comm_share"],

@@ -88,6 +88,7 @@ TRAINED_MAY_DIFFER: AxisGroup = (
     "input",
     "num_workers",
     "max_steps",
+    "num_samples",
     "evaluate",
     "dataset",
 )
@@ -96,7 +97,6 @@ TRAINED_MAY_DIFFER: AxisGroup = (
 PROCESS_MAY_DIFFER: AxisGroup = (
     *TRAINED_MAY_DIFFER,  # input and length
     "batch_size_per_gpu",
-    "num_samples",
     "precision",
     "learning_rate",
     "momentum",

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from pipeline.experiment.model_name import is_image_model, short_model_name
-from pipeline.experiment.spec import AXES, REMEDIES, Spec
+from pipeline.experiment.spec import AXES, REMEDIES, STRATEGY_OF_AXIS, Spec
 
 MERIT = "figure of merit"
 IMAGES = "images"  # the unit of this project's own models; texts speak of it, and in_terms puts in another
@@ -55,6 +55,7 @@ WITHOUT_VALUE = {  # axis -> the words for the value None
     "bucket_cap_mb": "default buckets",
     "memory_limit_gib": "no memory limit",
     "gpu": "",  # on a CPU, or not stated
+    **dict.fromkeys(STRATEGY_OF_AXIS, ""),  # another strategy has no such axis
 }
 VALUES = {
     ("input", "gpu"): "images on the device",
@@ -63,7 +64,9 @@ VALUES = {
     ("reference_batch_size", "128"): "",  # the usual case
     ("gradient_compression", "none"): "",  # the usual case
     ("reshard", "blocks"): "",  # the usual case
-    ("operation", "all_reduce"): "",  # the usual case
+    ("operation", "all_reduce"): "all-reduce",
+    ("operation", "all_gather"): "all-gather",
+    ("operation", "reduce_scatter"): "reduce-scatter",
     ("grad_accumulation", "1"): "",  # the usual case
     ("scale_rule", "largest_magnitude"): "largest magnitude",
     ("scale_rule", "three_sigma"): "three sigma",
@@ -72,15 +75,15 @@ VALUES = {
 ALL_REMEDIES = "all remedies"
 PLAIN_AXES = (
     *("strategy", "precision", "input", "dataset", "model", "device", "layout", "execution", "measure", "gpu", "unit"),
-    "scale_rule",
+    *("scale_rule", "operation"),
 )
 """Axes whose value needs no further word: `bf16`, not `precision bf16`."""
 
 
 def varying_axes(rows: Iterable[Mapping[str, Any]], without: Sequence[str] = ()) -> list[str]:
-    """Return the axes in which the rows differ, as AXES has them, then GPU model and unit; never those in `without`."""
+    """Return the axes in which the rows differ, as AXES has them, then three more; never those in `without`."""
     rows = list(rows)
-    found = [axis for axis in (*AXES, "gpu", "unit") if rows and axis in rows[0] and axis not in without]
+    found = [axis for axis in (*AXES, "gpu", "unit", "operation") if rows and axis in rows[0] and axis not in without]
     return [axis for axis in found if len({repr(row[axis]) for row in rows}) > 1]
 
 

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from pipeline.analysis import formulas
 from pipeline.analysis.pooling import PooledPoint, group_pairs, median_window_s, pool_outcomes
+from pipeline.experiment.measurement import Operation
 from pipeline.experiment.point_label import EFFORT_AXES, describe_point, models_of, varying_axes
 from pipeline.experiment.spec import Strategy
 from pipeline.pages import plot_data
@@ -18,7 +19,6 @@ from pipeline.tables.columns import AXIS_HEADINGS, Row, axes_of
 from pipeline.tables.definitions import BUS_BANDWIDTH, EPOCH_TIME, GLOBAL_BATCH, MEMORY, SPEEDUP, THROUGHPUT
 
 BATCH = "batch_size_per_gpu"
-ISOLATED = "isolated all-reduce"
 EXPOSED = "exposed communication"
 RECORDED_PARTS = ("data_time_ns", "copy_ns", "forward_ns", "backward_ns", "optimizer_ns")
 AT_PEAK, DATA, LAUNCHES, SLOWEST = (
@@ -128,27 +128,33 @@ def speedup_panels(rows: Sequence[Row], batch: str, fixed: str) -> tuple[tuple[L
 
 
 def bandwidth_plots(source: PlotSource) -> Iterator[Plot]:
-    """Yield Q3.2: bus bandwidth against message size, of isolated all-reduces and of DDP's buckets.
+    """Yield Q3.2: bus bandwidth against message size, of isolated collectives and of DDP's buckets.
 
-    Of several all-reduces of one size the fastest is shown, of several buckets each.
+    Of several collectives of one kind and size the fastest is shown, of several buckets each.
     """
-    kinds = {ISOLATED: source.tables["sweep"], "DDP's buckets": source.tables["bandwidth"]}
+    kinds = {"isolated": source.tables["sweep"], "DDP's buckets": source.tables["bandwidth"]}
     known = {kind: [row for row in rows if row["busbw_gb_s"] is not None] for kind, rows in kinds.items()}
     rows = [row for found in known.values() for row in found]
     axes = ["num_gpus", *varying_axes([{"gpu": row["gpu"]} for row in rows])]
     lines = []
-    for style, place in enumerate(sorted({(row["num_gpus"], row["gpu"] or "") for row in rows})):
+    for style, link in enumerate(sorted(set(map(link_of, rows)))):
         for kind, found in known.items():
-            own = [row for row in found if (row["num_gpus"], row["gpu"] or "") == place]
+            own = [row for row in found if link_of(row) == link]
             points = sorted({plot_data.make_point(row["num_bytes"], row, BUS_BANDWIDTH) for row in own})
-            if is_isolated := kind == ISOLATED:
+            if is_isolated := kind == "isolated":
                 points = list({point.x: point for point in points}.values())
             if points:
-                label = f"{kind}, {describe_point(own[0].axes, axes)}"
+                named = describe_point(own[0].axes, ["operation"]) if is_isolated else ""
+                label = f"{kind} {named}".strip() + f", {describe_point(own[0].axes, axes)}"
                 lines.append(Series(label, tuple(points), style % plot_data.MAX_SERIES, is_line=is_isolated))
     if lines:
-        panel = LinePanel(as_title(BUS_BANDWIDTH.heading), "size of one all-reduce", tuple(lines), "bytes")
+        panel = LinePanel(as_title(BUS_BANDWIDTH.heading), "size of one message", tuple(lines), "bytes")
         yield Plot("q3-bandwidth", "Q3", "Bus bandwidth against message size", (panel,))
+
+
+def link_of(row: Row) -> tuple[int, str, Operation]:
+    """Return what the row's bandwidth depends on: GPUs, their model, and the operation, all-reduce for a bucket."""
+    return row["num_gpus"], row["gpu"] or "", row.axes.get("operation", "all_reduce")
 
 
 def step_plots(source: PlotSource) -> Iterator[Plot]:

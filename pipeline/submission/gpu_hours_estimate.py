@@ -25,7 +25,7 @@ FORM = re.compile(r"sxm\d?|pcie|hbm\d\w?|\d+gb")  # words for its form factor an
 
 
 ALIKE_RANGE = (0.5, 2.0)  # times the time of an equal point: 95 % of 390 pairs of published records lie inside
-PILOT_RANGE = (0.15, 2.0)  # times what the pilot says: the rest of each of 14 published grids lies inside
+PILOT_RANGE = (0.15, 2.0)  # times what the pilot says: the rest of each of 18 published grids lies inside
 NUM_SERIES = {"ddp": 7, "dp": 3, "fsdp": 4, "zero1": 4}  # of a communication point, at most
 WINDOW_S, MIN_STEPS, LEAD_IN_STEPS = 0.25, 5, 2  # of each window of a series (pipeline.communication)
 START_UP_S = (8.0, 60.0)  # of such a point: processes, warm-up, sweep, profile; on GPUs 8 to 28 s in published records
@@ -273,7 +273,7 @@ def rounds_range(spec: Spec, attempts: Iterable[EarlierAttempt]) -> DurationRang
     """
     if spec.measure != "communication":
         return None
-    may_differ = (*axis_groups.TRAINED_MAY_DIFFER, *axis_groups.COST_MAY_DIFFER, "num_samples")
+    may_differ = (*axis_groups.TRAINED_MAY_DIFFER, *axis_groups.COST_MAY_DIFFER)
     key = axis_groups.alike_key(spec, may_differ)
     known = [a.seconds_per_sample for a in attempts if axis_groups.alike_key(a.spec, may_differ) == key]
     step_s = max(known, default=0.0) * spec.global_batch_size

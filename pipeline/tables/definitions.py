@@ -443,7 +443,7 @@ COMMUNICATION = Table(
     ),
     View(
         "Q3.1: communication of one step, measured",
-        "Exposed communication is not hidden behind computation: DDP's step less the same step without communication.",
+        "Exposed communication is not hidden behind computation: the step less the same step without communication.",
         keys=(
             *("step_time_s", "exposed_comm_time_s", "exposed_comm_share", "hidden_share"),
             *("collective_launch_time_s", "noise_floor_time_s", "comm_time_s", "ddp_overhead_time_s"),
@@ -452,8 +452,8 @@ COMMUNICATION = Table(
     View(
         "Q3.1: five step times",
         "One training step on synthetic images, on the slowest rank; windows of each in turn on the same GPUs. "
-        "`step` is that of DDP. The table above has medians of differences between neighbouring windows, not "
-        "differences of these medians.",
+        "`step` is that of the strategy, `no-op hook` the same without its collectives. The table above has medians of "
+        "differences between neighbouring windows, not differences of these medians.",
         keys=(
             *("plain_step_time_s", "ddp_one_step_time_s", "no_sync_step_time_s", "no_op_hook_step_time_s"),
             "step_time_s",
@@ -519,7 +519,7 @@ SWEEP = Table(
         NUM_WINDOWS,
     ),
     View(
-        "Q3.2: the link's own limit, isolated all-reduces",
+        "Q3.2: the link's own limit, isolated collectives",
         "Times of a call on the slowest rank; n counts sweeps.",
         shows_n=True,
         is_folded=True,
@@ -541,7 +541,7 @@ TRANSFERS = Table(
         *transfer("parameters", "parameters", "parameters [MB]"),
         Column(
             "parameters_bytes_formula",
-            "by formula [MB]",
+            "parameters by formula [MB]",
             "Bytes that FSDP gathers (each unit, and again if the forward pass frees it) or ZeRO-1 broadcasts.",
         ),
         *transfer("inputs", "inputs", "inputs [MB]"),

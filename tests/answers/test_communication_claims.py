@@ -64,8 +64,16 @@ def test_exposed_communication_that_may_be_none_is_said() -> None:
 def test_ddp_faster_than_without_all_reduces_is_not_called_noise() -> None:
     claim = q3(make_communication_record(point(), measured(-61, -61, -61, -61, -61, -61)))
     assert claim.kind == "exposed_unclear"
-    assert claim.values["unclear"].startswith("the one point shows DDP faster than without all-reduces")
+    assert claim.values["unclear"].startswith("the one point shows a step faster than without its collectives")
     assert "noise" not in claim.values["unclear"]
+
+
+def test_the_collectives_of_a_claim_are_those_of_its_strategy() -> None:
+    (claim,) = published_claims("h100x2/strategies")["Q3"]
+    assert claim.values["collectives"] == "gathers and scatters"
+    assert "fsdp" in claim.values["where"]
+    (claim,) = published_claims("h100x2/captured")["Q3"]
+    assert claim.values["collectives"] == "all-reduces of gradients"
 
 
 def test_points_below_their_noise_are_counted_beside_the_largest_share() -> None:

@@ -13,7 +13,7 @@ from factories import (
 )
 from rendered_tables import build, report, table_of
 
-from pipeline.experiment.measurement import SplitPart, Transfer, VariantName
+from pipeline.experiment.measurement import SplitPart, SweptCollective, Transfer, VariantName
 
 
 def test_the_measured_tables_for_people() -> None:
@@ -37,6 +37,22 @@ def test_the_measured_tables_for_people() -> None:
     assert first["calls"] == "3"
     assert absent["gradients [MB]"] == "missing"
     assert not {"buffers [MB]", "parameters [MB]", "inputs [MB]"} & first.keys()
+
+
+def test_a_sweep_names_its_collectives() -> None:
+    sweep = [
+        SweptCollective(num_bytes=8, times_ns=(4,), operation=operation) for operation in ("all_reduce", "all_gather")
+    ]
+    text = report(make_communication_record(point("fsdp"), measured(sweep=tuple(sweep))))
+    rows = table_of(text, "Q3.2: the link's own limit, isolated collectives")
+    assert [row["operation"] for row in rows] == ["all-gather", "all-reduce"]
+
+
+def test_a_point_is_beside_its_communication_whatever_the_length_of_its_epoch() -> None:
+    epochs = [make_record(make_spec(num_samples=480), (9, 8))]
+    epochs += [make_record(make_spec(strategy="ddp", num_gpus=2, num_samples=480), (9, 5))]
+    (row,) = build(*epochs, make_communication_record(point(), measured(40)))["Q3"]
+    assert row["exposed_comm_time_s"] == pytest.approx(2 * 40e-6), "480 images are two steps of 2 x 128"
 
 
 @pytest.mark.parametrize(

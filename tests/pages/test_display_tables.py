@@ -55,6 +55,14 @@ def published_report(name: str) -> str:
     return render_experiment(name, found.tables, found.collected)
 
 
+def test_an_axis_of_one_strategy_is_named_in_its_rows_alone() -> None:
+    cells = table_of(published_report("h100x2/strategies"), "Q3.1: communication of one step, measured")
+    named = [(row["strategy"], row["reshard"]) for row in cells]
+    assert named[0] == ("ddp", "")
+    assert named[-1] == ("zero1", "")
+    assert named[1:-1] == [("fsdp", f"reshard {reshard}") for reshard in ("blocks", "always", "never")]
+
+
 def test_tables_of_remedies_keep_accuracy_and_time_and_drop_the_strategy_that_gpus_tell() -> None:
     text = published_report("h200x2/q4")
     cells = table_of(text, "Q4: final accuracy")

@@ -231,6 +231,21 @@ def test_bandwidth_shows_the_sweep_and_the_buckets() -> None:
     assert [point.x for point in panel.series[1].points] == [8_000_000, 26_000_000]
 
 
+def test_each_kind_of_collective_is_a_line_of_its_own() -> None:
+    found = collect_experiment(Experiment(ROOT / "outputs" / "h100x2" / "strategies"))
+    panel = line_panel({plot.name: plot for plot in build_plots(PlotSource(found.tables, []))}["q3-bandwidth"])
+    kinds = (
+        "isolated all-gather",
+        "isolated all-reduce",
+        "DDP's buckets",
+        "isolated broadcast",
+        "isolated reduce-scatter",
+    )
+    assert [line.label.partition(",")[0] for line in panel.series] == [*kinds]
+    for line in panel.series:
+        assert not line.is_line or len({point.x for point in line.points}) == len(line.points)
+
+
 def test_int8_shows_the_change_by_stage_in_points_and_what_three_sigma_covers() -> None:
     """-5, -4, -2, -1, 1, 3 of 1,000 images; weights -1 to 1, of mean 0.25 and sigma 0.5."""
     found = plots_of(*RECORDS)

@@ -108,7 +108,7 @@ def test_the_ranges_hold_for_the_published_experiments() -> None:
         if predicted_s:
             num_grids += 1
             assert PILOT_RANGE[0] <= actual_s / predicted_s <= PILOT_RANGE[1], name
-    assert (num_grids, num_points) == (16, 27)
+    assert (num_grids, num_points) == (18, 38)
 
 
 def test_a_dry_run_uses_the_records_that_the_pilot_left(pipeline: Command, tmp_path: Path) -> None:
