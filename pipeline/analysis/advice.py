@@ -13,7 +13,7 @@ from pipeline.analysis.compute_rate import find_peak
 from pipeline.analysis.late_rank import MIN_LATE_SHARE
 from pipeline.analysis.loader import MAX_DATA_SHARE
 from pipeline.analysis.pooling import PooledPoint
-from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER, POOLED_AXES, alike_key
+from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER, POOLED_AXES, STRATEGY_AXES, alike_key
 from pipeline.experiment.spec import Spec
 
 NOTHING_FOUND = "none found"
@@ -52,7 +52,8 @@ GRAPH = Change("execution=graph", "execution", "graph")
 BATCH = Change("a larger batch", "batch_size_per_gpu")
 ACCUMULATION = Change("grad_accumulation=2", "grad_accumulation", None, ("num_samples",))
 COMPRESSION = Change("gradient_compression=bf16", "gradient_compression", "bf16")
-DDP = Change("strategy=ddp", "strategy", "ddp")
+DDP = Change("strategy=ddp", "strategy", "ddp", STRATEGY_AXES)
+NEVER = Change("reshard=never", "reshard", "never")
 
 UNEXPLAINED = Rule(
     "several GPUs", 0.1, "1 - efficiency, where communication was not measured", (), "measure=communication"
@@ -66,6 +67,7 @@ RULES = (
         (GRAPH, BATCH),
     ),
     Rule("a small batch", 0.25, "the fixed cost of another step", (BATCH,)),
+    Rule("the wrapper", 0.1, "wrapper cost over the step", (NEVER, DDP, BATCH)),
     Rule("communication", 0.05, "exposed communication over the step", (BATCH, ACCUMULATION, COMPRESSION)),
     Rule(
         "a late rank",
@@ -151,6 +153,8 @@ def is_possible(change: Change, point: PooledPoint) -> bool:
     if change is COMPRESSION and find_peak(point.gpu, "fp16") and not find_peak(point.gpu, "bf16"):
         return False  # before Ampere
     spec = point.spec
+    if getattr(spec, change.axis) == change.value:
+        return False
     value = change.value or 2 * (getattr(spec, change.axis) or 1)
     samples = {"num_samples": 4 * spec.global_batch_size}  # a multiple of the changed update
     try:

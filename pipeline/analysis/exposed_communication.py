@@ -127,6 +127,12 @@ def exposed_time(found: Sequence[Communication]) -> tuple[Estimate | None, float
     return exposed, max(abs(low), abs(high)) if low is not None and high is not None else None
 
 
+def wrapper_time(found: Sequence[Communication]) -> Estimate | None:
+    """Return the step without collectives minus that of the bare module, in s; None for DataParallel."""
+    step = whole_step(found)
+    return median_difference(found, NO_OP[step], "plain") if step in NO_OP else None
+
+
 def is_communication_precise_enough(found: Communication) -> bool:
     """True once every step time, exposed communication and the time of all collectives are precise enough to stop."""
     times_s = [step_times_s(found, series.variant) for series in found.series]

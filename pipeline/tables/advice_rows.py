@@ -55,6 +55,9 @@ def step_evidence(point: PooledPoint) -> Evidence:
     busy = exposure.busy_share(found, step)
     if busy is not None and not point.spec.is_captured and point.spec.device == "cuda":
         shares["launches"] = 1 - busy - shares.get("communication", 0.0)
+    wrapper = exposure.wrapper_time(found)
+    if wrapper is not None:
+        shares["the wrapper"] = wrapper / step
     late = find_late_rank(point.ok_records)
     if late is not None:
         shares["a late rank"] = late.wait_s / step

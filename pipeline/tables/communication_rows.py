@@ -44,7 +44,7 @@ def exposed_row(point: PooledPoint, advice: Advice | None = None) -> Row:
         point,
         **{f"{name}_step_time_s": exposure.median_step_time(found, name) for name in COMPARED_STEPS},
         no_op_hook_step_time_s=exposure.median_step_time(found, no_op),
-        wrapper_time_s=exposure.median_difference(found, no_op, "plain"),
+        wrapper_time_s=exposure.wrapper_time(found),
         **timed_figures("step_time_s", step),
         exposed_comm_time_s=exposed,
         exposed_comm_share=exposed_share(exposed, step, floor_s),
