@@ -17,10 +17,10 @@ ABOVE_N = "the efficiency is above 1, which noise or a slow baseline can cause"
 WITHOUT_LOADER = "--set input=gpu"
 NO_DIFFERENCE = BADGES["no_difference"]
 WAIT_NOT_STATED = "the wait for data is not stated"
-COLLECTIVES = {  # of an update, which exposed communication is of
+COLLECTIVES = {  # strategy -> the collectives whose exposed communication is measured
     "ddp": "all-reduces of gradients",
     "zero1": "all-reduces and broadcasts",
-    "fsdp": "gathers and scatters",
+    "fsdp": "all-gathers and reduce-scatters",
 }
 
 

@@ -480,7 +480,7 @@ def compare_delayed(found: Findings) -> Figures | NotMeasured:
     Each pause begins with a stop of the device, which costs overlap: the other step has the stops alone.
     """
     if "stopped" not in found.windows:
-        return "undecided", "this version paused the device alone, which a host that is slower hides; measure it again"
+        return "undecided", "this version paused the device alone, which a slow host hides; run the self-test again"
     added = median_of(difference_us(found, "delayed", "stopped"))
     return {
         "added_us": added,

@@ -1,7 +1,7 @@
 """Strategies whose collectives return at once, and a count of what these would have sent.
 
 DDP: a hook without reduction, or a group whose collectives do nothing. ZeRO-1: also an update that broadcasts nothing.
-FSDP: gathers and scatters that keep their buffers. All other work stays: hooks, copies, casts.
+FSDP: all-gathers and reduce-scatters that keep their buffers. All other work stays: hooks, copies, casts.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ def silence(
 def delay(
     model: nn.Module, optimizer: torch.optim.Optimizer, spec: Spec, pause: Callable[[], object], is_silent: bool
 ) -> None:
-    """Let each gather and scatter of FSDP, or each broadcast of ZeRO-1, pause first; silent ones never run."""
+    """Let each collective of FSDP, or each broadcast of ZeRO-1, pause first; silent ones never run."""
     if spec.strategy == "fsdp":
         keep_buffers(model, [], is_silent, pause)
     elif not is_silent:

@@ -81,7 +81,7 @@ PLAIN_AXES = (
 
 
 def varying_axes(rows: Iterable[Mapping[str, Any]], without: Sequence[str] = ()) -> list[str]:
-    """Return the axes in which the rows differ, as AXES has them, then three more; never those in `without`."""
+    """Return the axes in which the rows differ, as AXES has them, then GPU model, unit and operation."""
     rows = list(rows)
     found = [axis for axis in (*AXES, "gpu", "unit", "operation") if rows and axis in rows[0] and axis not in without]
     return [axis for axis in found if len({repr(row[axis]) for row in rows}) > 1]

@@ -70,7 +70,7 @@ def test_ddp_faster_than_without_all_reduces_is_not_called_noise() -> None:
 
 def test_the_collectives_of_a_claim_are_those_of_its_strategy() -> None:
     (claim,) = published_claims("h100x2/strategies")["Q3"]
-    assert claim.values["collectives"] == "gathers and scatters"
+    assert claim.values["collectives"] == "all-gathers and reduce-scatters"
     assert "fsdp" in claim.values["where"]
     (claim,) = published_claims("h100x2/captured")["Q3"]
     assert claim.values["collectives"] == "all-reduces of gradients"

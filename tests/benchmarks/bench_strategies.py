@@ -240,7 +240,13 @@ def main() -> None:
     todo = [part for part in PARTS if part not in found and (gpus or not part.startswith("limit"))]
     multiprocessing.set_forkserver_preload(["__main__", "torch._dynamo"])  # the longest imports, once for all ranks
     for part in [] if arguments.printed else todo:
-        about = {"gpus": gpus, "num_gpus": num_visible_gpus(), "torch": torch.__version__, "sizes": SIZES}
+        about = {
+            "gpus": gpus,
+            "num_gpus": num_visible_gpus(),
+            "torch": torch.__version__,
+            "sizes": SIZES,
+            "small_sizes": SMALL_SIZES,
+        }
         found |= {**about, part: measure(part)}
         print(f"{part}: measured", file=sys.stderr)
         if arguments.json:

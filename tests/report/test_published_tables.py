@@ -118,6 +118,14 @@ def test_trust_md_counts_every_published_experiment_of_scaling_that_has_interval
     assert [name for name in counted if f'"{name}"' not in template] == []
 
 
+def test_trust_md_counts_every_published_sweep() -> None:
+    template = (render_results.TEMPLATES / "trust-link-model.md.j2").read_text()
+    swept = [
+        name for name in PUBLISHED if not name.startswith("two-cores/") and render_results.rows(name, "prediction")
+    ]
+    assert [name for name in swept if f'"{name}"' not in template] == []
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_both_models_warm_up_alike_at_8192(seed: int) -> None:
     """In the five epochs of warm-up runs of 30 and of 120 epochs have one rate, and later another."""
