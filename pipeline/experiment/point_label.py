@@ -55,7 +55,6 @@ WITHOUT_VALUE = {  # axis -> the words for the value None
     "bucket_cap_mb": "default buckets",
     "memory_limit_gib": "no memory limit",
     "gpu": "",  # on a CPU, or not stated
-    **dict.fromkeys(STRATEGY_OF_AXIS, ""),  # another strategy has no such axis
 }
 VALUES = {
     ("input", "gpu"): "images on the device",
@@ -117,10 +116,12 @@ def models_of(rows: Iterable[Mapping[str, Any]]) -> Models:
 
 
 def describe_point(row: Mapping[str, Any], axes: Sequence[str], beside: Models = ()) -> str:
-    """Return the row's values of these axes in words: `ddp 2 GPUs, 128 per GPU`.
+    """Return the row's values of these axes in words: `ddp 2 GPUs, 128 per GPU`. Axes of another strategy have none.
 
     The name of a model tells it from the models `beside`.
     """
+    strategy = row.get("strategy")
+    axes = [axis for axis in axes if strategy is None or STRATEGY_OF_AXIS.get(axis, strategy) == strategy]
     own = not is_image_model(row.get("model"))  # such a model has its own data set
     parts = {axis: describe_axis(axis, row[axis]) for axis in axes if not (own and axis == "dataset")}
     if "model" in parts and row["model"]:

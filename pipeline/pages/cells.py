@@ -15,7 +15,7 @@ from pipeline.analysis.pooling import group_pairs
 from pipeline.answers.claims import badge_of
 from pipeline.experiment import point_label
 from pipeline.experiment.point_label import Terms, axes_fixed_by_model, describe_point, format_number, models_of
-from pipeline.experiment.spec import REMEDIES, STRATEGY_OF_AXIS
+from pipeline.experiment.spec import REMEDIES
 from pipeline.tables.columns import AXIS_HEADINGS, NOT_STATED, Column, Row
 from pipeline.tables.definitions import FIGURE_NAMES
 from pipeline.tables.note_texts import Range, render_note
@@ -94,12 +94,6 @@ def name_texts(part: Any, terms: Terms) -> Any:
 def named_axes(row: Row) -> dict[str, Any]:
     """Return the axes of a row, with the remedies where they are a figure."""
     return row.axes | ({"remedies": row["remedies"]} if "remedies" in row.figures else {})
-
-
-def without_axes_of_others(point: Axes) -> dict[str, Any]:
-    """Return the axes of a point with None for those of another strategy, whose values say nothing."""
-    others = [axis for axis, strategy in STRATEGY_OF_AXIS.items() if axis in point and point["strategy"] != strategy]
-    return {**point, **dict.fromkeys(others)}
 
 
 def name_columns(points: Sequence[Axes], varying: Sequence[str]) -> tuple[list[DisplayColumn], str]:

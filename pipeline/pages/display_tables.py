@@ -68,7 +68,6 @@ def build_table(table: Table, view: View, all_rows: Sequence[Row], options: Disp
         by_key = ((axis, [cells.format_value(point[axis]) for point in points]) for axis in varying)
         named, configurations = [DisplayColumn(axis, values, "text") for axis, values in by_key], ""
     else:
-        points = list(map(cells.without_axes_of_others, points))
         named, configurations = cells.name_columns(points, varying)
     notes = cells.number_notes(rows, view.hidden_notes)
     columns = columns_to_show(table, view, rows, options.is_full)

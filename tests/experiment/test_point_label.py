@@ -5,7 +5,13 @@ from factories import make_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.experiment.point_label import distinguishing_axes, format_figure, format_number, point_labels
+from pipeline.experiment.point_label import (
+    describe_point,
+    distinguishing_axes,
+    format_figure,
+    format_number,
+    point_labels,
+)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +44,12 @@ def test_a_point_is_named_by_its_gpus_and_batch_and_by_what_varies(
 def test_no_two_points_have_one_name(values: list[tuple[bool, int, int | None]]) -> None:
     points = [make_spec(sync_batchnorm=a, strategy="ddp", repeat=b, max_steps=c) for a, b, c in values]
     assert len(set(point_labels(points).values())) == len(points)
+
+
+def test_an_axis_of_one_strategy_is_no_word_of_another() -> None:
+    ddp, fsdp = ({"strategy": strategy, "reshard": "blocks"} for strategy in ("ddp", "fsdp"))
+    assert describe_point(ddp, ["reshard"]) == ""
+    assert describe_point(fsdp, ["reshard"]) == "reshard blocks"
 
 
 def test_how_long_a_point_runs_is_named_only_where_it_tells_points_apart() -> None:
