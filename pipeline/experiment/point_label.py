@@ -122,8 +122,9 @@ def describe_point(row: Mapping[str, Any], axes: Sequence[str], beside: Models =
     """
     strategy = row.get("strategy")
     axes = [axis for axis in axes if strategy is None or STRATEGY_OF_AXIS.get(axis, strategy) == strategy]
-    own = not is_image_model(row.get("model"))  # such a model has its own data set
-    parts = {axis: describe_axis(axis, row[axis]) for axis in axes if not (own and axis == "dataset")}
+    # an own model has its own data set, and synthetic batches need none
+    has_dataset = is_image_model(row.get("model")) and (row.get("dataset") or row.get("input") != "synthetic")
+    parts = {axis: describe_axis(axis, row[axis]) for axis in axes if axis != "dataset" or has_dataset}
     if "model" in parts and row["model"]:
         parts["model"] = short_model_name(row["model"], beside)
     if "strategy" in parts and "num_gpus" in parts:
