@@ -1,5 +1,7 @@
 """The range of the time that a grid takes: its factors hold for the published experiments."""
 
+import itertools
+import statistics
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from factories import ROOT, make_experiment, make_record, make_spec
 
 from pipeline.analysis.attempts import attempt_span
 from pipeline.analysis.pooling import group_pairs
+from pipeline.experiment.axis_groups import without_repeat
 from pipeline.experiment.folder import find_experiments
 from pipeline.experiment.packing import pack_elements
 from pipeline.experiment.record_store import load_folder
@@ -109,6 +112,20 @@ def test_the_ranges_hold_for_the_published_experiments() -> None:
             num_grids += 1
             assert PILOT_RANGE[0] <= actual_s / predicted_s <= PILOT_RANGE[1], name
     assert (num_grids, num_points) == (18, 38)
+    page = (ROOT / "docs/cluster.md").read_text()
+    assert "of each of 18 published grids" in page
+    assert "as were 38 of 38" in page
+
+
+def test_equal_points_of_the_published_records_take_half_to_twice_as_long() -> None:
+    records = {name: load_folder(one.records_folder)[0] for name, one in find_experiments(ROOT / "outputs").items()}
+    attempts = [part for name, own in records.items() for record in own for part in split_duration(record, name)]
+    alike = group_pairs(((without_repeat(attempt.spec), attempt.gpu), attempt) for attempt in attempts)
+    pairs = [pair for own in alike.values() for pair in itertools.permutations(own, 2)]
+    ratios = [one.seconds_of(one.spec) / other.seconds_of(one.spec) for one, other in pairs]
+    share = statistics.fmean(ALIKE_RANGE[0] <= ratio <= ALIKE_RANGE[1] for ratio in ratios)
+    said = f"({100 * share:.0f} % of {len(pairs)} pairs of published records)"
+    assert said in (ROOT / "docs/cluster.md").read_text()
 
 
 def test_a_dry_run_uses_the_records_that_the_pilot_left(pipeline: Command, tmp_path: Path) -> None:
