@@ -64,7 +64,7 @@ RULES = (
         "launches",
         0.25,
         "in a profiled step the GPU neither computes nor waits for communication; else the fixed cost of an eager step",
-        (GRAPH, BATCH),
+        (GRAPH, NEVER, BATCH),
     ),
     Rule("a small batch", 0.25, "the fixed cost of another step", (BATCH,)),
     Rule("the wrapper", 0.1, "wrapper cost over the step", (NEVER, DDP, BATCH)),

@@ -19,6 +19,8 @@ from pipeline.experiment.record import Record
 
 NO_OP: dict[VariantName, VariantName] = {"ddp": "no_op_hook", "fsdp": "no_op", "zero1": "no_op"}
 """The step of each strategy, and the same step whose collectives return at once."""
+CALLED: tuple[TransferKind, ...] = ("gradients", "parameters")
+"""What travels in the collectives that a strategy calls; a step without them leaves these out, and no others."""
 AGAIN: dict[VariantName, VariantName] = {"ddp": "ddp_again", "fsdp": "fsdp_again", "zero1": "zero1_again"}
 
 
@@ -58,11 +60,11 @@ class TracedExposure(NamedTuple):
 def least_exposed_rank(profile: Profile) -> TracedExposure:
     """Return the exposed communication in a step of the rank that has the least; the other ranks wait for that rank.
 
-    Exposed communication is the time of gradient reductions that no compute kernel overlaps, plus the extra time of
-    compute over a step without reductions. The step without reductions was profiled twice: the mean is used, and the
-    difference is the noise. The result is usually larger than that of the step times, because it counts a reduction in
-    a gap between two kernels even if the gap would exist without it; longer gaps can hide from it. The extra time is
-    missing in records before schema 8.
+    Exposed communication is the time of collectives that no compute kernel overlaps, plus the extra time of compute
+    over a step without them. The step without them was profiled twice: the mean is used, and the difference is the
+    noise. The result is usually larger than that of the step times, because it counts a collective in a gap between two
+    kernels even if the gap would exist without it; longer gaps can hide from it. The extra time is missing in records
+    before schema 8.
     """
     if not any(profile.compute_ns):
         return TracedExposure()

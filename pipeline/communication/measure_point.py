@@ -1,19 +1,21 @@
 """Measurement of communication: step times with and without it, a profile, and the limit of the link."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import msgspec
-from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parallel import DataParallel
 
-from pipeline.analysis.exposed_communication import is_communication_precise_enough
+from pipeline.analysis.exposed_communication import NO_OP, is_communication_precise_enough, whole_step
 from pipeline.analysis.pooling import group_pairs
 from pipeline.communication import dataparallel_split, interleaved_timing, profiling, step_variants
 from pipeline.communication.collective_sweep import sweep_collectives
+from pipeline.communication.silent_collectives import CollectiveCall
 from pipeline.communication.step_variants import StepContext, StepVariant
 from pipeline.experiment.measurement import Communication, Measurement, Profile, StepSeries, VariantName
-from pipeline.experiment.spec import Compression, Spec
+from pipeline.experiment.spec import Spec
 from pipeline.training import device_memory
 from pipeline.training.loop import build_measurement, set_precision
 from pipeline.training.process_group import Rank
@@ -23,8 +25,6 @@ from pipeline.workloads.find import Sources
 
 NUM_COUNTED_STEPS = 3
 OUTSIDE_GRAPH_FOLDER = "outside_graph"  # has the traces of a captured step that ran outside its graph
-BYTES_BY_COMPRESSION: dict[Compression, int] = {"none": 1, "bf16": 2}  # of a gradient: fewer travel, by this factor
-NOT_PROFILED = "no profile of this strategy: its collectives were counted where they are called"
 NOT_TRACED = "profile and transfers are those of the same step outside its CUDA graph"
 
 
@@ -47,12 +47,9 @@ def measure_communication(
         communication = msgspec.structs.replace(time_step_variants(variants, spec, rank, only), notes=notes)
         if spec.strategy == "dp":
             communication = add_step_parts(communication, variants["dp"], context)
-        elif spec.strategy != "ddp" and not only:
-            communication = add_sweep_of_calls(communication, variants["no_op"], rank)
         elif not only:
-            communication = add_sweep_and_profile(
-                communication, variants["ddp"], variants["no_op_hook"], rank, traces, spec.gradient_compression
-            )
+            whole = whole_step([communication])
+            communication = add_sweep_and_profile(communication, variants[whole], variants[NO_OP[whole]], rank, traces)
         model = variants["plain"].model
         return build_measurement(
             context.workload, spec, rank, model, (), communication=communication, execution_used=execution
@@ -78,22 +75,21 @@ def time_step_variants(
 
 
 def add_sweep_and_profile(
-    communication: Communication,
-    ddp: StepVariant,
-    no_op_hook: StepVariant,
-    rank: Rank,
-    traces: Path | None,
-    compression: Compression = "none",
+    communication: Communication, whole: StepVariant, no_op: StepVariant, rank: Rank, traces: Path | None
 ) -> Communication:
-    """Add the all-reduce sweep, then the profile: it comes last, because the profiler may stay attached."""
-    assert isinstance(ddp.model, DistributedDataParallel)
-    buckets = [size // BYTES_BY_COMPRESSION[compression] for size in profiling.ddp_bucket_bytes(ddp.model)]
-    sweep = sweep_collectives({"all_reduce": buckets}, rank)
-    profile, notes = profile_collectives(ddp, no_op_hook, buckets, rank, traces)
-    collectives = profile.collectives if profile else ()
+    """Add a sweep of the step's collectives, then a profile: it comes last, because the profiler may stay attached.
+
+    `no_op` is the same step without the collectives that its strategy calls.
+    """
+    calls = count_calls(no_op)
+    sweep = sweep_collectives(group_pairs((call.operation, call.num_bytes) for call in calls), rank)
+    profile, notes = profile_collectives(whole, no_op, calls, rank, traces)
+    called = [(call.kind, call.num_bytes) for call in calls]
+    seen = [(one.kind, one.num_bytes) for one in profile.collectives] if profile else []
+    has_all = not Counter(called) - Counter(seen)  # then it has the buffers too, which every step broadcasts
     return msgspec.structs.replace(
         communication,
-        transfers=profiling.mean_transfers([(one.kind, one.num_bytes) for one in collectives], num_steps=1),
+        transfers=profiling.mean_transfers(seen if has_all else called, num_steps=1),
         profile=profile,
         sweep=sweep,
         sweep_captured=rank.device.type == "cuda",  # see capture_stream
@@ -101,18 +97,11 @@ def add_sweep_and_profile(
     )
 
 
-def add_sweep_of_calls(communication: Communication, no_op: StepVariant, rank: Rank) -> Communication:
-    """Add the collectives that a step without them leaves out, and a sweep of their operations and sizes."""
+def count_calls(no_op: StepVariant) -> list[CollectiveCall]:
+    """Return the collectives that a step without them leaves out."""
     no_op.calls.clear()
-    no_op.step()
-    called = group_pairs((call.operation, call.num_bytes) for call in no_op.calls)
-    return msgspec.structs.replace(
-        communication,
-        transfers=profiling.mean_transfers([(call.kind, call.num_bytes) for call in no_op.calls], num_steps=1),
-        sweep=sweep_collectives(called, rank),
-        sweep_captured=rank.device.type == "cuda",  # see capture_stream
-        notes=(*communication.notes, NOT_PROFILED),
-    )
+    no_op.eager()
+    return list(no_op.calls)
 
 
 def add_step_parts(communication: Communication, dp: StepVariant, context: StepContext) -> Communication:
@@ -125,46 +114,48 @@ def add_step_parts(communication: Communication, dp: StepVariant, context: StepC
 
 
 def profile_collectives(
-    ddp: StepVariant, no_op_hook: StepVariant, buckets: list[int], rank: Rank, traces: Path | None
+    whole: StepVariant, no_op: StepVariant, calls: Sequence[CollectiveCall], rank: Rank, traces: Path | None
 ) -> tuple[Profile | None, tuple[str, ...]]:
-    """Profile DDP's step on all ranks. Return the profile, or None, and notes on what is missing.
+    """Profile a step on all ranks. Return the profile, or None, and notes on what is missing.
 
-    `no_op_hook` is the same step without the reduction of gradients. A captured step is profiled twice. The profile
-    outside its graph has the sizes of its collectives, which are unknown inside. The other has the times.
+    `no_op` is the same step without `calls`, the collectives that its strategy calls. A captured step is profiled
+    twice. The profile outside its graph has the sizes of its collectives, which are unknown inside. The other has the
+    times.
     """
-    if ddp.step is ddp.eager:
-        return profile_beside_no_op_hook(ddp.eager, no_op_hook.eager, rank, buckets, traces)
-    outside, notes = profiling.profile_ranks(ddp.eager, rank, buckets, traces and traces / OUTSIDE_GRAPH_FOLDER)
+    if whole.step is whole.eager:
+        return profile_beside_no_op(whole.eager, no_op.eager, rank, calls, traces)
+    outside, notes = profiling.profile_ranks(whole.eager, rank, calls, traces and traces / OUTSIDE_GRAPH_FOLDER)
     if outside is None:
         return None, notes
     if not outside.collectives:
         return outside, (NOT_TRACED, *notes)
     expected = [(collective.operation, collective.num_bytes) for collective in outside.collectives]
-    inside, notes = profile_beside_no_op_hook(ddp.step, no_op_hook.step, rank, buckets, traces, expected)
+    inside, notes = profile_beside_no_op(whole.step, no_op.step, rank, calls, traces, expected)
     if inside is None or not inside.collectives:
         return outside, (NOT_TRACED, *notes)
     return inside, notes
 
 
-def profile_beside_no_op_hook(
+def profile_beside_no_op(
     step: StepFunction,
-    no_op_hook: StepFunction,
+    no_op: StepFunction,
     rank: Rank,
-    buckets: list[int],
+    calls: Sequence[CollectiveCall],
     traces: Path | None,
     expected: Sequence[tuple[str, int]] = (),
 ) -> tuple[Profile | None, tuple[str, ...]]:
-    """Profile a step, and before and after it the step with the no-op hook. Return the profile and notes.
+    """Profile a step, and before and after it the step without collectives. Return the profile and notes.
 
-    The comparison shows how much communication slows down compute kernels. The two profiles with the no-op hook differ
+    The comparison shows how much communication slows down compute kernels. The two profiles without collectives differ
     by noise.
     """
-    before, problems = profiling.profile_ranks(no_op_hook, rank, [])
-    profile, notes = profiling.profile_ranks(step, rank, buckets, traces, expected)
+    before, problems = profiling.profile_ranks(no_op, rank, [])
+    profile, notes = profiling.profile_ranks(step, rank, calls, traces, expected)
     if profile is None or not any(profile.compute_ns):
         return profile, notes
-    after, later_problems = profiling.profile_ranks(no_op_hook, rank, [])
+    after, later_problems = profiling.profile_ranks(no_op, rank, [])
     if before is None or after is None:
-        return profile, (*notes, *(f"no-op hook, {problem}" for problem in dict.fromkeys((*problems, *later_problems))))
+        problems = tuple(dict.fromkeys((*problems, *later_problems)))
+        return profile, (*notes, *(f"without collectives, {problem}" for problem in problems))
     no_op_times = {"no_op_compute_ns": before.compute_ns, "no_op_again_compute_ns": after.compute_ns}
     return msgspec.structs.replace(profile, **no_op_times), notes

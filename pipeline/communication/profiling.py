@@ -1,14 +1,14 @@
 """A short profiled pass, apart from timed steps: the collectives and the compute of each rank's device."""
 
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from pipeline.analysis.pooling import group_pairs
 from pipeline.communication import trace
+from pipeline.communication.silent_collectives import CollectiveCall
 from pipeline.communication.trace import ProfileFailed, RankTrace, TracedCollective
 from pipeline.experiment.measurement import Collective, Profile, Transfer, TransferKind
 from pipeline.training import process_group
@@ -24,13 +24,14 @@ TRACE_NAME = "rank{rank}.pt.trace.json.gz"  # the name that Holistic Trace Analy
 def profile_steps(
     step: StepFunction,
     rank: Rank,
-    buckets: Collection[int],
+    calls: Sequence[CollectiveCall],
     folder: Path | None = None,
     expected: Sequence[tuple[str, int]] = (),
 ) -> RankTrace:
     """Profile a few steps on this rank; all ranks begin together. The trace is kept in `folder`, if given.
 
-    `expected` are the operations and bytes of the collectives of a captured step (see trace.summarize_trace).
+    `calls` are the collectives that the strategy calls in a step. `expected` are the operations and bytes of the
+    collectives of a captured step (see trace.summarize_trace).
     If the profiler fails the steps run on without it, since the other ranks wait for this rank's collectives. Raises
     ProfileFailed at the end then, and what a step raises.
     """
@@ -58,7 +59,7 @@ def profile_steps(
         call_profiler(lambda: profiler.export_chrome_trace(str(path)), failures)
         if failures:
             raise ProfileFailed(str(failures[0])) from failures[0]
-        return trace.summarize_trace(trace.read_trace(path, MAX_TRACE_BYTES), buckets, expected)
+        return trace.summarize_trace(trace.read_trace(path, MAX_TRACE_BYTES), calls, rank.world_size, expected)
 
 
 def call_profiler(action: Callable[[], None], failures: list[Exception]) -> None:
@@ -74,7 +75,7 @@ def call_profiler(action: Callable[[], None], failures: list[Exception]) -> None
 def profile_ranks(
     step: StepFunction,
     rank: Rank,
-    buckets: Collection[int],
+    calls: Sequence[CollectiveCall],
     folder: Path | None = None,
     expected: Sequence[tuple[str, int]] = (),
 ) -> tuple[Profile | None, tuple[str, ...]]:
@@ -85,7 +86,7 @@ def profile_ranks(
     """
     found, problem = None, None
     try:
-        found = profile_steps(step, rank, buckets, folder, expected)
+        found = profile_steps(step, rank, calls, folder, expected)
     except (ProfileFailed, OSError) as error:
         problem = f"rank {rank.rank}: no profile: {error}"
     gathered = process_group.all_gather((found, problem), tuple[RankTrace | None, str | None])
@@ -93,23 +94,31 @@ def profile_ranks(
     if problems:
         return None, tuple(problems)
     traces = [part for part, _ in gathered if part]
-    profile, note = combine_traces(traces, NUM_PROFILED_STEPS[rank.device.type], buckets)
+    profile, note = combine_traces(traces, NUM_PROFILED_STEPS[rank.device.type])
     return profile, (note,) if note else ()
 
 
-def combine_traces(traces: Sequence[RankTrace], num_steps: int, buckets: Collection[int]) -> tuple[Profile, str | None]:
-    """Combine the ranks' traces into one profile. Return it with a note if their collectives cannot be matched."""
-    counts = {len(trace.collectives) for trace in traces}
-    note = None
-    per_step, rest = divmod(min(counts), num_steps)
-    if counts == {0}:
+def combine_traces(traces: Sequence[RankTrace], num_steps: int) -> tuple[Profile, str | None]:
+    """Combine the ranks' traces into one profile. Return it with a note if their collectives cannot be matched.
+
+    Collectives of one operation have one order on all ranks. Those of two operations may overlap, in any order.
+    """
+    by_operation = [group_pairs((one.operation, one) for one in trace.collectives) for trace in traces]
+    counts = [{operation: len(found) for operation, found in groups.items()} for groups in by_operation]
+    note, matched = None, list[tuple[float, Collective]]()
+    if not any(counts):
         note = "the profiler saw no collective (on GPUs it needs CUPTI): no figures"
-    elif len(counts) > 1 or rest:
-        per_step = 0
-        note = f"the ranks' profiled collectives ({sorted(counts)}) do not divide into {num_steps} steps: no figures"
+    elif any(other != counts[0] for other in counts) or any(count % num_steps for count in counts[0].values()):
+        totals = sorted({sum(count.values()) for count in counts})
+        note = f"the ranks' profiled collectives ({totals}) do not divide into {num_steps} steps: no figures"
+    else:
+        for operation, count in counts[0].items():
+            per_step = count // num_steps
+            for index in range(per_step):
+                matched.append(match_collective([groups[operation][index::per_step] for groups in by_operation]))
     profile = Profile(
         num_steps=num_steps,
-        collectives=tuple(match_collective(traces, index, per_step, buckets) for index in range(per_step)),
+        collectives=tuple(collective for _, collective in sorted(matched, key=lambda pair: pair[0])),
         comm_ns=tuple(trace.comm_ns for trace in traces),
         compute_ns=tuple(trace.compute_ns for trace in traces),
         overlap_ns=tuple(trace.overlap_ns for trace in traces),
@@ -117,21 +126,16 @@ def combine_traces(traces: Sequence[RankTrace], num_steps: int, buckets: Collect
     return profile, note
 
 
-def match_collective(traces: Sequence[RankTrace], index: int, per_step: int, buckets: Collection[int]) -> Collective:
-    first = traces[0].collectives[index]
-    every_step = zip(*(trace.collectives[index::per_step] for trace in traces), strict=True)
-    return Collective(
-        kind=transfer_kind(first, buckets),
+def match_collective(by_rank: Sequence[Sequence[TracedCollective]]) -> tuple[float, Collective]:
+    """Return one collective over ranks and steps, behind its start in us on the first rank."""
+    first = by_rank[0][0]
+    collective = Collective(
+        kind=first.kind or ("buffers" if first.operation == "broadcast" else "batchnorm_statistics"),
         operation=first.operation,
         num_bytes=first.num_bytes,
-        durations_ns=tuple(tuple(round(one.duration_us * 1e3) for one in ranks) for ranks in every_step),
+        durations_ns=tuple(tuple(round(one.duration_us * 1e3) for one in step) for step in zip(*by_rank, strict=True)),
     )
-
-
-def transfer_kind(seen: TracedCollective, buckets: Collection[int]) -> TransferKind:
-    if trace.carries_gradients(seen, buckets):
-        return "gradients"
-    return "buffers" if seen.operation == "broadcast" else "batchnorm_statistics"
+    return first.start_us, collective
 
 
 def mean_transfers(transfers: Iterable[tuple[TransferKind, int]], num_steps: int) -> tuple[Transfer, ...]:
@@ -140,10 +144,3 @@ def mean_transfers(transfers: Iterable[tuple[TransferKind, int]], num_steps: int
         Transfer(kind=kind, calls_per_step=len(calls) / num_steps, bytes_per_step=sum(calls) / num_steps)
         for kind, calls in group_pairs(transfers).items()
     )
-
-
-def ddp_bucket_bytes(model: torch.nn.parallel.DistributedDataParallel) -> list[int]:
-    """Return the sizes of DDP's buckets in bytes, as rebuilt after the first step."""
-    logged = model._get_ddp_logging_data()  # torch has no public function for it
-    text = str(logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or "")
-    return [int(size) for size in text.replace(",", " ").split()]

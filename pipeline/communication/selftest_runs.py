@@ -9,13 +9,14 @@ from functools import partial
 import msgspec
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.analysis.exposed_communication import collectives_of_kinds
 from pipeline.communication import interleaved_timing, profiling, selftest_checks, silent_collectives
 from pipeline.communication.collective_sweep import NUM_WINDOWS, capture_stream, time_collective
 from pipeline.communication.dataparallel_split import total_bytes
+from pipeline.communication.measure_point import count_calls
 from pipeline.communication.selftest_checks import ALL_REDUCE_WINDOWS, Findings, count_windows
+from pipeline.communication.silent_collectives import CollectiveCall
 from pipeline.communication.step_variants import (
     StepContext,
     StepVariant,
@@ -108,7 +109,8 @@ def measure_known_answers(spec: Spec, rank: Rank) -> Findings:
         extra_bytes=extra.nbytes,
         extra_ns=list(time_collective(extra.nbytes, rank, num_windows=ALL_REDUCE_WINDOWS)),
     )
-    return add_sleeping_rank(findings, variants["ddp"], rank)  # last: the profiler may stay attached
+    calls = count_calls(variants["no_op_hook"])
+    return add_sleeping_rank(findings, variants["ddp"], calls, rank)  # last: the profiler may stay attached
 
 
 def time_selftest_variants(
@@ -198,12 +200,10 @@ def add_clock_cost(findings: Findings, batch: str, spec: Spec, rank: Rank) -> Fi
     )
 
 
-def add_sleeping_rank(findings: Findings, ddp: StepVariant, rank: Rank) -> Findings:
+def add_sleeping_rank(findings: Findings, ddp: StepVariant, calls: Sequence[CollectiveCall], rank: Rank) -> Findings:
     """Profile the step undisturbed and with the last rank asleep before it. Return the findings with both."""
-    assert isinstance(ddp.model, DistributedDataParallel)
     if rank.device.type == "cuda" and not hasattr(torch.cuda, "_sleep"):  # torch has no public function for it
         return msgspec.structs.replace(findings, profile_problem="this torch has no torch.cuda._sleep")
-    buckets = profiling.ddp_bucket_bytes(ddp.model)
     pause = calibrated_pause(rank)
     shortest_ns: list[list[float]] = []
     wait_ns: list[list[float]] = []
@@ -213,7 +213,7 @@ def add_sleeping_rank(findings: Findings, ddp: StepVariant, rank: Rank) -> Findi
         step = after_pause(ddp.step, partial(pause, seconds), lengths)
         profiles: list[Profile] = []
         for _ in range(selftest_checks.SLEEP_PROFILES):
-            profile, problems = profiling.profile_ranks(step, rank, buckets)
+            profile, problems = profiling.profile_ranks(step, rank, calls)
             if profile is None or not collectives_of_kinds(profile, ["gradients"]):
                 problem = "; ".join(problems) or "the profile shows no all-reduce of gradients"
                 return msgspec.structs.replace(findings, profile_problem=problem)

@@ -7,11 +7,14 @@ collective, and gloo's spans on the CPU.
 import gzip
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+
+from pipeline.communication.silent_collectives import CollectiveCall
+from pipeline.experiment.measurement import TransferKind
 
 SpanUs = tuple[float, float]  # start and end
 
@@ -41,18 +44,20 @@ class TraceFile(msgspec.Struct):
 
 
 class TracedCollective(NamedTuple):
-    """One collective as one rank ran it."""
+    """One collective as one rank ran it. `kind` is that of the step's call, None if the strategy does not call it."""
 
     operation: str
     num_bytes: int
     start_us: float
     duration_us: float
+    kind: TransferKind | None = None
 
 
 class RankTrace(NamedTuple):
     """One rank's profiled steps: collectives in order, and times in ns. Overlapping work counts once.
 
-    comm_ns: reductions of gradients. compute_ns: all work of the GPU except NCCL's. overlap_ns: both at once.
+    comm_ns: the collectives that the strategy calls. compute_ns: all work of the GPU except NCCL's. overlap_ns: both at
+    once.
     """
 
     collectives: list[TracedCollective]
@@ -80,9 +85,12 @@ def read_trace(path: Path, max_bytes: int) -> list[TraceEvent]:
 
 
 def summarize_trace(
-    events: list[TraceEvent], buckets: Collection[int], expected: Sequence[tuple[str, int]] = ()
+    events: list[TraceEvent],
+    calls: Sequence[CollectiveCall],
+    num_ranks: int = 2,
+    expected: Sequence[tuple[str, int]] = (),
 ) -> RankTrace:
-    """Summarize the communication in one rank's trace; `buckets` are the sizes of gradient buckets in bytes.
+    """Summarize the communication in one rank's trace; `calls` are the collectives that the strategy calls in a step.
 
     `expected` has operation and bytes of each collective of one step. Give it for a captured step, since kernels inside
     a graph carry no sizes. Raises ProfileFailed if the trace holds other collectives.
@@ -90,9 +98,11 @@ def summarize_trace(
     collectives = sorted(filter(None, map(parse_collective, events)), key=lambda collective: collective.start_us)
     if expected:
         collectives = add_sizes(collectives, expected)
+    by_form = {form: call for call in calls for form in traced_forms(call, num_ranks)}
+    collectives = [name_by_call(one, by_form.get((one.operation, one.num_bytes))) for one in collectives]
     work = [event for event in events if event.cat in DEVICE_WORK and not NCCL_KERNEL.match(event.name)]
-    reductions = [one for one in collectives if carries_gradients(one, buckets)]
-    comm = merge_spans([(one.start_us, one.start_us + one.duration_us) for one in reductions])
+    called = [one for one in collectives if one.kind]
+    comm = merge_spans([(one.start_us, one.start_us + one.duration_us) for one in called])
     compute = merge_spans((event.ts, event.ts + event.dur) for event in work)
     return RankTrace(
         collectives,
@@ -113,8 +123,18 @@ def add_sizes(traced: Sequence[TracedCollective], one_step: Sequence[tuple[str, 
     return [part._replace(num_bytes=num_bytes) for part, (_, num_bytes) in zip(traced, expected, strict=True)]
 
 
-def carries_gradients(collective: TracedCollective, buckets: Collection[int]) -> bool:
-    return collective.operation == "all_reduce" and collective.num_bytes in buckets
+def traced_forms(call: CollectiveCall, num_ranks: int) -> list[tuple[str, int]]:
+    """Return the operations and input bytes of one rank under which a trace may show a call."""
+    num_bytes = call.num_bytes // num_ranks if call.operation == "all_gather" else call.num_bytes
+    names = [call.operation, *(["all_reduce"] if call.operation == "reduce_scatter" else [])]  # as gloo runs it
+    return [(name, num_bytes) for name in names]
+
+
+def name_by_call(traced: TracedCollective, call: CollectiveCall | None) -> TracedCollective:
+    """Return the collective with the kind, operation and bytes of its call, if it has one."""
+    if call is None:
+        return traced
+    return traced._replace(kind=call.kind, operation=call.operation, num_bytes=call.num_bytes)
 
 
 def parse_collective(event: TraceEvent) -> TracedCollective | None:

@@ -8,7 +8,7 @@ from pipeline.analysis import comparability, formulas
 from pipeline.analysis.exposed_communication import collectives_of_kinds, communications_of
 from pipeline.analysis.notes import make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs
-from pipeline.experiment.measurement import Collective, Communication, Operation, SweptCollective
+from pipeline.experiment.measurement import Collective, Communication, Operation, Profile, SweptCollective
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import CAPTURED_EXECUTIONS, Spec
 from pipeline.tables.columns import Row, make_row
@@ -60,13 +60,18 @@ def bandwidth_rows(point: PooledPoint) -> list[Row]:
     """Return a row of Q3.2 for each bucket, beside the isolated all-reduce of the same size."""
     found = communications_of(point.ok_records)
     profiles = [part.profile for part in found if part.profile]
-    numbered = (pair for profile in profiles for pair in enumerate(collectives_of_kinds(profile, ["gradients"]), 1))
+    numbered = (pair for profile in profiles for pair in enumerate(buckets_of(profile), 1))
     # repeats need not have the same buckets
     buckets = group_pairs(((number, collective.num_bytes), collective) for number, collective in numbered)
     return [
         bandwidth_row(point, number, seen, isolated_all_reduce_time_s(found, num_bytes))
         for (number, num_bytes), seen in sorted(buckets.items())
     ]
+
+
+def buckets_of(profile: Profile) -> list[Collective]:
+    """Return the buckets of gradients that DDP reduces, in order; FSDP has none."""
+    return [one for one in collectives_of_kinds(profile, ["gradients"]) if one.operation == "all_reduce"]
 
 
 def bandwidth_row(point: PooledPoint, bucket: int, seen: Sequence[Collective], isolated_s: float | None) -> Row:

@@ -34,8 +34,8 @@ def exposed_row(point: PooledPoint, advice: Advice | None = None) -> Row:
     no_op = exposure.NO_OP.get(whole, "no_op_hook")
     step, overhead = exposure.median_step_time(found, whole), exposure.median_difference(found, "no_op_hook", "no_sync")
     exposed, floor_s = exposure.exposed_time(found)
-    # None, not 0, if the trace does not name the all-reduces of gradients
-    comm_s = exposure.profiled_transfer_s(found, ["gradients"]) or None
+    # None, not 0, if the trace does not name the collectives
+    comm_s = exposure.profiled_transfer_s(found, exposure.CALLED) or None
     traced = exposure.traced_exposure(found) if comm_s else TracedExposure()
     split = split_exposed(exposed, comm_s, floor_s)
     named = [late.note()] if late and step and late.wait_s > MIN_LATE_SHARE * step else []
@@ -57,7 +57,7 @@ def exposed_row(point: PooledPoint, advice: Advice | None = None) -> Row:
         traced_exposed_comm_time_s=traced.exposed_s,
         slowed_compute_time_s=traced.slowed_s,
         buffer_comm_time_s=exposure.profiled_transfer_s(found, ["buffers", "batchnorm_statistics"]),
-        straggler_wait_time_s=exposure.profiled_transfer_s(found, ["gradients"], waiting=True) if comm_s else None,
+        straggler_wait_time_s=exposure.profiled_transfer_s(found, exposure.CALLED, waiting=True) if comm_s else None,
         num_windows=num_rounds(found),
         late_rank=late.rank if late else None,
         late_rank_wait_time_s=late.wait_s if late else None,
@@ -117,7 +117,7 @@ def exposed_notes(
     """Return the notes on step times and on exposed communication."""
     found = communications_of(point.ok_records)
     notes = exposure.job_notes(found)
-    if exposure.profiled_transfer_s(found, ["gradients"]) == 0:
+    if exposure.profiled_transfer_s(found, exposure.CALLED) == 0:
         notes.append(make_note("no_bucket_profiled"))
     if exposed is None or step is None:
         return notes

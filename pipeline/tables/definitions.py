@@ -190,7 +190,7 @@ EXPOSED = Column(
     interval="shown",
 )
 COMM_TIME = Column(
-    "comm_time_s", "all-reduce [us]", "Shortest time of each all-reduce over ranks, summed over buckets."
+    "comm_time_s", "collectives [us]", "Shortest time over ranks of each collective of the strategy, summed (profiled)."
 )
 NUM_BYTES = Column("num_bytes", "size [MB]", "Bytes of one all-reduce (S).", is_set=True)
 BUS_BANDWIDTH = Column("busbw_gb_s", "bus bandwidth [GB/s]", "S/t x 2(N-1)/N (nccl-tests).")
@@ -379,7 +379,7 @@ COMMUNICATION = Table(
             "1 - exposed/comm; not stated where exposed is not larger than the noise. Its interval is computed from "
             "that of exposed_comm_time_s; both ends are cut to 0 to 1.",
             interval="kept",
-            remark="Hidden is a share of the all-reduce time.",
+            remark="Hidden is a share of the collectives' time.",
         ),
         Column("collective_launch_time_s", "launch [us]", "exposed - comm where that is above 0."),
         Column(
@@ -420,7 +420,7 @@ COMMUNICATION = Table(
         Column(
             "traced_exposed_comm_time_s",
             "",
-            "From the profile, on the rank with the smallest sum: all-reduce time outside kernels, also in gaps "
+            "From the profile, on the rank with the smallest sum: time of collectives outside kernels, also in gaps "
             "between them, plus slowed_compute_time_s where it is known; notes say where the trace is too long or too "
             "short.",
         ),
@@ -429,8 +429,7 @@ COMMUNICATION = Table(
         Column(
             "straggler_wait_time_s",
             "",
-            "Mean all-reduce time of the ranks minus the shortest, summed over buckets: one late rank may count in "
-            "each.",
+            "Mean time of the ranks in a collective minus the shortest, summed: one late rank may count in each.",
         ),
         INTERVAL._replace(heading=""),
         INTERVAL_OVER,

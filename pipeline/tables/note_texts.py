@@ -104,7 +104,7 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     "exposure_negative": "DDP was faster than DDP with the no-op hook; the records do not say why",
     "exposure_drifted": "exposed communication went from {before_us:.0f} to {after_us:.0f} us during the measurement",
     "launch_exposed": "more time is exposed than the transfer takes: the rest is the host's time to launch collectives",
-    "no_bucket_profiled": "the profile shows no all-reduce of a bucket of gradients",
+    "no_bucket_profiled": "the profile shows none of the collectives that the strategy calls",
     "late_rank": "the other ranks wait {wait_us:,.0f} us of a step for rank {rank} ({where}): {known}",
     "size_not_swept": "no isolated all-reduce of this size was timed",
     "no_pause_in_training": "time on the fastest rank; isolated all-reduces follow a pause, this one does not",

@@ -28,6 +28,7 @@ from pipeline.communication.profiling import (
     mean_transfers,
     profile_ranks,
 )
+from pipeline.communication.silent_collectives import CollectiveCall
 from pipeline.communication.step_variants import StepVariant
 from pipeline.communication.trace import ProfileFailed, RankTrace, TracedCollective
 from pipeline.training.process_group import Rank
@@ -35,6 +36,7 @@ from pipeline.training.step import StepFunction
 
 ALONE = Rank(0, 1, torch.device("cpu"))
 BUCKET = 4000
+CALLS = [CollectiveCall("gradients", "all_reduce", BUCKET)]
 
 
 def outside() -> None:
@@ -62,7 +64,11 @@ QUIET = StepVariant(nn.Identity(), NO_OPTIMIZER, quiet_inside, quiet_outside, []
 def rank_trace(*steps: list[tuple[str, int, float]], compute_ns: int = 900) -> RankTrace:
     """Build a rank's trace from collectives in order: (operation, bytes, duration in us)."""
     flat = [part for step in steps for part in step]
-    seen = [TracedCollective(name, size, 10.0 * place, us) for place, (name, size, us) in enumerate(flat)]
+    called = {(str(call.operation), call.num_bytes): call.kind for call in CALLS}
+    seen = [
+        TracedCollective(name, size, 10.0 * place, us, called.get((name, size)))
+        for place, (name, size, us) in enumerate(flat)
+    ]
     return RankTrace(seen, 300, compute_ns, 100)
 
 
@@ -78,7 +84,7 @@ def test_collectives_are_matched_by_their_place_in_the_step_over_all_ranks() -> 
     late = rank_trace(
         [("broadcast", 80, 3.0), ("all_reduce", BUCKET, 5.0)], [("broadcast", 80, 4.0), ("all_reduce", BUCKET, 6.0)]
     )
-    profile, note = combine_traces([early, late], 2, [BUCKET])
+    profile, note = combine_traces([early, late], 2)
     assert note is None
     assert [part.kind for part in profile.collectives] == ["buffers", "gradients"]
     assert profile.collectives[0].durations_ns == ((1000, 3000), (2000, 4000))
@@ -91,9 +97,25 @@ def test_collectives_are_matched_by_their_place_in_the_step_over_all_ranks() -> 
     }
 
 
+def test_collectives_that_overlap_are_matched_by_operation_whatever_their_order_on_a_rank() -> None:
+    """FSDP gathers and scatters on two streams."""
+    first = [("all_gather", 8, 1.0), ("reduce_scatter", 8, 2.0), ("all_gather", 8, 3.0)]
+    second = [("all_gather", 8, 4.0), ("all_gather", 8, 6.0), ("reduce_scatter", 8, 5.0)]
+    profile, note = combine_traces([rank_trace(first), rank_trace(second)], 1)
+    assert note is None
+    seen = [(one.operation, one.durations_ns) for one in profile.collectives]
+    assert seen == [
+        ("all_gather", ((1000, 4000),)),
+        ("reduce_scatter", ((2000, 5000),)),
+        ("all_gather", ((3000, 6000),)),
+    ]
+    lost = combine_traces([rank_trace(first), rank_trace(second[:2])], 1)
+    assert lost[1] == "the ranks' profiled collectives ([2, 3]) do not divide into 1 steps: no figures"
+
+
 def test_an_all_reduce_that_is_no_bucket_carries_batchnorm_statistics() -> None:
     step = [("all_gather", 516, 1.0), ("all_reduce", BUCKET, 1.0), ("all_reduce", 1024, 1.0)]
-    profile, _ = combine_traces([rank_trace(step)], 1, [BUCKET])
+    profile, _ = combine_traces([rank_trace(step)], 1)
     assert [part.kind for part in profile.collectives] == ["batchnorm_statistics", "gradients", "batchnorm_statistics"]
 
 
@@ -106,7 +128,7 @@ def test_an_all_reduce_that_is_no_bucket_carries_batchnorm_statistics() -> None:
     ],
 )
 def test_what_cannot_be_matched_is_said_and_gives_no_figures(traces: list[RankTrace], said: str) -> None:
-    profile, note = combine_traces(traces, 2, [BUCKET])
+    profile, note = combine_traces(traces, 2)
     assert profile.collectives == ()
     assert said in (note or "")
 
@@ -119,7 +141,7 @@ def test_a_point_without_a_profile_says_why(error: Exception, monkeypatch: pytes
         raise error
 
     monkeypatch.setattr(profiling, "profile_steps", fail)
-    profile, notes = profile_collectives(DDP, QUIET, [BUCKET], ALONE, None)
+    profile, notes = profile_collectives(DDP, QUIET, CALLS, ALONE, None)
     assert profile is None
     assert notes == (f"rank 0: no profile: {error}",)
 
@@ -137,12 +159,12 @@ def test_a_captured_step_is_profiled_as_it_runs_with_the_sizes_seen_outside_its_
 ) -> None:
     calls: list[tuple[Any, Path | None, Any]] = []
 
-    def profile(step: Any, _: Rank, buckets: Any, folder: Path | None, expected: Any) -> RankTrace:
+    def profile(step: Any, _: Rank, called: Any, folder: Path | None, expected: Any) -> RankTrace:
         calls.append((step, folder, expected))
         return TRACES[step]._replace(compute_ns=TRACES[step].compute_ns + len(calls))
 
     monkeypatch.setattr(profiling, "profile_steps", profile)
-    found, notes = profile_collectives(CAPTURED, QUIET, [BUCKET], ALONE, tmp_path)
+    found, notes = profile_collectives(CAPTURED, QUIET, CALLS, ALONE, tmp_path)
     assert calls == [
         (outside, tmp_path / "outside_graph", ()),
         (quiet_inside, None, ()),
@@ -165,7 +187,7 @@ def test_a_captured_step_that_cannot_be_profiled_has_the_profile_of_the_step_out
         return trace if step is inside else TRACES[step]  # type: ignore[return-value]
 
     monkeypatch.setattr(profiling, "profile_steps", profile)
-    found, (note, why) = profile_collectives(CAPTURED, QUIET, [BUCKET], ALONE, None)
+    found, (note, why) = profile_collectives(CAPTURED, QUIET, CALLS, ALONE, None)
     assert found is not None
     assert [part.durations_ns[0] for part in found.collectives] == [(3000,), (9000,)]
     assert (found.compute_ns, found.no_op_compute_ns) == ((1200,), ())  # which are of the step inside
@@ -186,17 +208,17 @@ def test_what_is_computed_without_collectives_is_left_out_where_it_cannot_be_see
         return rank_trace(*[step_of(3.0, 9.0)] * NUM_PROFILED_STEPS["cpu"], compute_ns=compute_ns)
 
     monkeypatch.setattr(profiling, "profile_steps", profile)
-    found, notes = profile_collectives(DDP, QUIET, [BUCKET], ALONE, None)
+    found, notes = profile_collectives(DDP, QUIET, CALLS, ALONE, None)
     assert found is not None
     assert (len(found.collectives), found.no_op_compute_ns) == (2, ())
-    assert notes == (("no-op hook, rank 0: no profile: no CUPTI any more",) if compute_ns else ())
+    assert notes == (("without collectives, rank 0: no profile: no CUPTI any more",) if compute_ns else ())
 
 
 def test_a_captured_step_whose_eager_form_shows_no_collective_says_of_what_the_rest_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(profiling, "profile_steps", lambda *_: rank_trace())
-    found, notes = profile_collectives(CAPTURED, QUIET, [BUCKET], ALONE, None)
+    found, notes = profile_collectives(CAPTURED, QUIET, CALLS, ALONE, None)
     assert found is not None
     assert found.compute_ns == (900,)
     not_traced, no_collective = notes
@@ -251,7 +273,7 @@ def test_running_out_of_memory_in_the_profile_is_the_points_ending(monkeypatch: 
 
     monkeypatch.setattr(profiling, "profile_steps", fail)
     with pytest.raises(torch.OutOfMemoryError):
-        profile_collectives(DDP, QUIET, [BUCKET], ALONE, None)
+        profile_collectives(DDP, QUIET, CALLS, ALONE, None)
 
 
 def test_on_a_gpu_a_sweep_is_captured_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

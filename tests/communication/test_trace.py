@@ -9,6 +9,7 @@ from factories import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.communication.silent_collectives import CollectiveCall
 from pipeline.communication.trace import (
     ProfileFailed,
     RankTrace,
@@ -60,6 +61,10 @@ TRACE: list[dict[str, Any]] = [
 ]
 
 
+def buckets(*sizes: int) -> list[CollectiveCall]:
+    return [CollectiveCall("gradients", "all_reduce", size) for size in sizes]
+
+
 def events_of(trace: list[dict[str, Any]]) -> list[TraceEvent]:
     return [
         TraceEvent(**{field: event[field] for field in TraceEvent.__struct_fields__ if field in event})
@@ -76,7 +81,7 @@ def test_a_trace_is_read_up_to_the_limit_of_its_uncompressed_size(tmp_path: Path
     assert len(events) == len(TRACE)
     assert (events[2].name, events[2].cat, events[2].ts, events[2].dur) == (ALL_REDUCE, "kernel", 10.0, 28.0)
     assert events[2].args["In msg nelems"] == 1000
-    assert summarize_trace(events, {4000}) == summarize_trace(events_of(TRACE), {4000})
+    assert summarize_trace(events, buckets(4000)) == summarize_trace(events_of(TRACE), buckets(4000))
     said = f"larger than {len(raw) - 1} bytes, the limit in pipeline.communication.profiling; raise it"
     with pytest.raises(ProfileFailed, match=said):
         read_trace(path, max_bytes=len(raw) - 1)
@@ -95,36 +100,50 @@ def test_a_file_that_is_no_trace_is_refused_in_one_way(tmp_path: Path, raw: byte
 
 
 def test_collectives_stand_in_the_order_in_which_they_began() -> None:
-    seen = summarize_trace(events_of(TRACE), {4000}).collectives
+    seen = summarize_trace(events_of(TRACE), buckets(4000)).collectives
     assert seen == [
         TracedCollective("all_gather", 516, 0.0, 3.0),  # 129 x 4 B: SyncBatchNorm's statistics
-        TracedCollective("all_reduce", 4000, 10.0, 28.0),
+        TracedCollective("all_reduce", 4000, 10.0, 28.0, "gradients"),
         TracedCollective("broadcast", 256, 60.0, 5.0),
     ]
 
 
 def test_overlap_by_hand() -> None:
-    found = summarize_trace(events_of(TRACE), {4000})
+    found = summarize_trace(events_of(TRACE), buckets(4000))
     assert found.comm_ns == 28_000
     assert found.compute_ns == 35_000  # 0 to 15 and 30 to 50: no NCCL kernel, no annotation, no host operation
     assert found.overlap_ns == 13_000  # 10 to 15 beside the copy, 30 to 38 beside the kernel
 
 
 def test_only_gradients_count_as_communication() -> None:
-    found = summarize_trace(events_of(TRACE), {516, 256})  # of the size of a bucket, but no all-reduce
+    found = summarize_trace(events_of(TRACE), buckets(516, 256))  # of the size of a bucket, but no all-reduce
     assert (found.comm_ns, found.overlap_ns, len(found.collectives)) == (0, 0, 3)
     assert found.compute_ns == 35_000  # and what is no gradient's is no computation either
 
 
 def test_collectives_that_overlap_each_other_count_once() -> None:
     both = [nccl(ALL_REDUCE, 0, 10, "allreduce", 1000), nccl(ALL_REDUCE, 4, 10, "allreduce", 1000), device(12, 4)]
-    found = summarize_trace(events_of(both), {4000})
+    found = summarize_trace(events_of(both), buckets(4000))
     assert (found.comm_ns, found.compute_ns, found.overlap_ns) == (14_000, 4_000, 2_000)
 
 
 def test_a_trace_without_collectives_has_none() -> None:
-    assert summarize_trace(events_of([device(0, 2), device(1, 2)]), {4000}) == RankTrace([], 0, 3_000, 0)
-    assert summarize_trace([], {4000}) == RankTrace([], 0, 0, 0)
+    assert summarize_trace(events_of([device(0, 2), device(1, 2)]), buckets(4000)) == RankTrace([], 0, 3_000, 0)
+    assert summarize_trace([], buckets(4000)) == RankTrace([], 0, 0, 0)
+
+
+def test_a_collective_has_the_kind_operation_and_bytes_of_the_call_that_it_is() -> None:
+    """NCCL and gloo state what one rank puts in: half of what two ranks gather. gloo scatters by an all-reduce."""
+    calls = [CollectiveCall("parameters", "all_gather", 1032), CollectiveCall("gradients", "reduce_scatter", 4000)]
+    found = summarize_trace(events_of(TRACE), calls, num_ranks=2)
+    named = [(one.kind, one.operation, one.num_bytes) for one in found.collectives]
+    assert named == [
+        ("parameters", "all_gather", 1032),
+        ("gradients", "reduce_scatter", 4000),
+        (None, "broadcast", 256),
+    ]
+    assert found.comm_ns == 31_000  # 0 to 3 and 10 to 38
+    assert summarize_trace(events_of(TRACE), calls, num_ranks=4).collectives[0].kind is None
 
 
 def test_gloo_is_seen_by_its_spans() -> None:
@@ -133,9 +152,9 @@ def test_gloo_is_seen_by_its_spans() -> None:
         gloo("all_reduce", 0, 5.5, [[250, 2]]),
         gloo("all_reduce", 6, 2, [[1]]),
     ]
-    found = summarize_trace(events_of(spans), {2000})
+    found = summarize_trace(events_of(spans), buckets(2000))
     assert found.collectives == [
-        TracedCollective("all_reduce", 2000, 0.0, 5.5),
+        TracedCollective("all_reduce", 2000, 0.0, 5.5, "gradients"),
         TracedCollective("all_reduce", 4, 6.0, 2.0),
         TracedCollective("broadcast", 512, 9.0, 1.0),  # 64 counters of 8 B
     ]
@@ -196,7 +215,7 @@ def test_a_collective_has_one_name(spelled: str, name: str) -> None:
     [ALL_REDUCE, "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", "ncclSymkDevKernel_AllReduce_AGxLL_R_sum_f32"],
 )
 def test_a_kernel_without_annotations_is_a_collective_of_unknown_size_and_no_computation(kernel: str) -> None:
-    found = summarize_trace(events_of([device(3, 4, kernel)]), {4000})
+    found = summarize_trace(events_of([device(3, 4, kernel)]), buckets(4000))
     assert found.collectives == [TracedCollective("all_reduce", 0, 3.0, 4.0)]
     assert (found.comm_ns, found.compute_ns) == (0, 0)
 
@@ -211,7 +230,7 @@ INSIDE = [
 
 
 def test_inside_a_graph_the_sizes_are_those_of_the_same_step_outside_it() -> None:
-    found = summarize_trace(events_of(INSIDE), {4000}, [("broadcast", 256), ("all_reduce", 4000)])
+    found = summarize_trace(events_of(INSIDE), buckets(4000), 2, [("broadcast", 256), ("all_reduce", 4000)])
     assert [(part.operation, part.num_bytes, part.duration_us) for part in found.collectives] == [
         ("broadcast", 256, 2.0),
         ("all_reduce", 4000, 6.0),
@@ -223,16 +242,16 @@ def test_inside_a_graph_the_sizes_are_those_of_the_same_step_outside_it() -> Non
 
 def test_a_reduction_in_the_gap_between_two_kernels_is_beside_none() -> None:
     kernels = [device(0, 10), device(15, 10), device(30.5, 10)]
-    found = summarize_trace(events_of([*kernels, nccl(ALL_REDUCE, 8, 30, "allreduce", 1000)]), {4000})  # 8 to 38
+    found = summarize_trace(events_of([*kernels, nccl(ALL_REDUCE, 8, 30, "allreduce", 1000)]), buckets(4000))  # 8 to 38
     assert (found.comm_ns, found.overlap_ns) == (30_000, 19_500)  # not from 10 to 15, nor from 25 to 30.5
 
 
 def test_a_captured_step_of_two_gpus_as_kineto_writes_it() -> None:
     """One rank's ten steps at 128 per GPU, on two H200s."""
     path = ROOT / "tests/recorded/captured-ddp-step.pt.trace.json.gz"
-    buckets = [9_461_800, 26_494_976, 8_739_072]
-    expected = [("broadcast", 38_400), ("broadcast", 160), *(("all_reduce", size) for size in buckets)]
-    found = summarize_trace(read_trace(path, 10_000_000), buckets, expected)
+    sizes = [9_461_800, 26_494_976, 8_739_072]
+    expected = [("broadcast", 38_400), ("broadcast", 160), *(("all_reduce", size) for size in sizes)]
+    found = summarize_trace(read_trace(path, 10_000_000), buckets(*sizes), 2, expected)
     assert [(part.operation, part.num_bytes) for part in found.collectives] == 10 * expected
     assert (found.comm_ns, found.compute_ns, found.overlap_ns) == (2_534_271, 32_176_938, 2_038_680)
 
@@ -247,7 +266,7 @@ def test_a_captured_step_of_two_gpus_as_kineto_writes_it() -> None:
 )
 def test_other_collectives_inside_the_graph_get_no_sizes(expected: list[tuple[str, int]]) -> None:
     with pytest.raises(ProfileFailed, match="captured step differ from those of the same step without a graph"):
-        summarize_trace(events_of(INSIDE), {4000}, expected)
+        summarize_trace(events_of(INSIDE), buckets(4000), 2, expected)
 
 
 @pytest.mark.parametrize(

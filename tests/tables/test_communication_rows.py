@@ -184,7 +184,7 @@ def test_a_profile_without_gradients_gives_no_communication_time_rather_than_zer
     row = exposed_row(measured(profile=other))
     lacking = ("comm_time_s", "hidden_share", "straggler_wait_time_s", "traced_exposed_comm_time_s")
     assert [row[name] for name in lacking] == [None] * 4
-    assert_says(row["note"], "profile", "no all-reduce", "gradients")
+    assert_says(row["note"], "profile", "none of the collectives", "strategy")
 
 
 @pytest.mark.parametrize("status", ["oom", "failed", "missing"])

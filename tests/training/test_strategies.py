@@ -16,6 +16,8 @@ from torch.multiprocessing.spawn import spawn
 
 from pipeline.analysis.formulas import gathered_bytes_per_step
 from pipeline.communication import step_variants
+from pipeline.communication.measure_point import count_calls
+from pipeline.communication.profiling import profile_ranks
 from pipeline.communication.silent_collectives import KeptAllGather, delay, keep_buffers
 from pipeline.communication.step_variants import StepContext
 from pipeline.experiment.spec import Spec
@@ -179,17 +181,23 @@ def count_calls_on_rank(rank: int, folder: str) -> None:
     """Count what reaches torch.distributed in a step of each variant, after steps that fill the kept buffers."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    found = {}
+    found: dict[str, Any] = {}
     for strategy, operation in (name.split() for name in CALLS):
         spec, place = make_spec(**{**GPT, "strategy": strategy}), Rank(rank, 2, torch.device("cpu"))
         workload = build_workload(spec)
         context = StepContext(spec, place, workload, workload.synthetic_batch(4, place.device), None)
-        for variant_name, variant in step_variants.build_variants(context, (strategy, "no_op")).items():
+        variants = step_variants.build_variants(context, (strategy, "no_op"))
+        for variant_name, variant in variants.items():
             for _ in range(2):
                 variant.step()
             with mock.patch.object(dist, operation, wraps=getattr(dist, operation)) as called:
                 variant.step()
             found[f"{variant_name} {operation}"] = called.call_count
+        calls = count_calls(variants["no_op"])
+        profile, notes = profile_ranks(variants[strategy].step, place, calls)
+        assert profile is not None, notes
+        profiled = [(one.kind, one.operation, one.num_bytes) for one in profile.collectives]
+        found[f"profile of {strategy}"] = (sorted(profiled), sorted(calls), profile.num_steps, len(profile.comm_ns))
         for is_silent in (False, True):
             variant, pauses = step_variants.build_variant(context, "no_op" if is_silent else strategy), list[int]()
             delay(variant.model, variant.optimizer, spec, partial(pauses.append, 1), is_silent=is_silent)
@@ -208,7 +216,12 @@ def test_the_step_without_collectives_calls_none_of_those_of_the_real_one(tmp_pa
     spawn(count_calls_on_rank, (str(tmp_path),), 2)
     found = json.loads((tmp_path / "calls.json").read_text())
     pauses = {name: found.pop(name) for name in list(found) if name.startswith("pauses")}
+    profiles = {name: found.pop(name) for name in list(found) if name.startswith("profile")}
     assert found == CALLS | {f"no_op {name.split()[1]}": 0 for name in CALLS}
+    assert len(profiles) == 2
+    for profiled, called, num_steps, num_ranks in profiles.values():
+        assert profiled == called, "the trace has the calls of a step, by kind, operation and bytes"
+        assert (num_steps, num_ranks) == (6, 2)
     assert pauses == {
         "pauses of fsdp": 5 + 3,
         "pauses of fsdp, silent": 0,
