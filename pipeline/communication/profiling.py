@@ -1,6 +1,9 @@
 """A short profiled pass, apart from timed steps: the collectives and the compute of each rank's device."""
 
+import gzip
+import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -38,7 +41,7 @@ def profile_steps(
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if rank.device.type == "cuda" else [])]
     num_steps = NUM_PROFILED_STEPS[rank.device.type]
     plan = schedule(wait=0, warmup=PROFILER_WARM_UP_STEPS, active=num_steps, repeat=1)
-    profiler = profile(activities=activities, schedule=plan, record_shapes=True, acc_events=True)
+    profiler = profile(activities=activities, schedule=plan, record_shapes=True)
     failures: list[Exception] = []
     call_profiler(profiler.start, failures)
     for index in range(PROFILER_WARM_UP_STEPS + num_steps):
@@ -53,12 +56,14 @@ def profile_steps(
     except (RuntimeError, AssertionError) as error:  # the second: it never started
         failures.append(error)
     with tempfile.TemporaryDirectory(prefix="pipeline-trace-") as scratch:
-        if folder:
-            folder.mkdir(exist_ok=True)
-        path = (folder or Path(scratch)) / TRACE_NAME.format(rank=rank.rank)
+        path = Path(scratch) / "trace.json"
         call_profiler(lambda: profiler.export_chrome_trace(str(path)), failures)
         if failures:
             raise ProfileFailed(str(failures[0])) from failures[0]
+        if folder:
+            folder.mkdir(exist_ok=True)
+            with path.open("rb") as plain, gzip.open(folder / TRACE_NAME.format(rank=rank.rank), "wb", 6) as kept:
+                shutil.copyfileobj(plain, kept)
         return trace.summarize_trace(trace.read_trace(path, MAX_TRACE_BYTES), calls, rank.world_size, expected)
 
 
@@ -67,7 +72,11 @@ def call_profiler(action: Callable[[], None], failures: list[Exception]) -> None
     if failures:
         return
     try:
-        action()
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "Warning: Profiler clears events"
+            )  # of earlier cycles: this is the only one
+            action()
     except RuntimeError as error:
         failures.append(error)
 

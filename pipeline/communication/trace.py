@@ -67,11 +67,11 @@ class RankTrace(NamedTuple):
 
 
 def read_trace(path: Path, max_bytes: int) -> list[TraceEvent]:
-    """Read the events of a gzipped trace.
+    """Read the events of a trace, plain or gzipped (`.gz`).
 
     Raises ProfileFailed if it has more than `max_bytes` uncompressed, or is not valid.
     """
-    with gzip.open(path) as file:
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         raw = file.read(max_bytes + 1)
     if len(raw) > max_bytes:
         raise ProfileFailed(
