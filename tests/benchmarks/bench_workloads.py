@@ -31,7 +31,8 @@ def run_turn(name: str, side: str, execution: str) -> Turn:
     """Run one side once. Raises subprocess.CalledProcessError."""
     root = SCRIPT.parents[2]
     cache = Path(tempfile.gettempdir()) / f"bench-workloads-{os.getuid()}"
-    environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache), "PYTHONPATH": str(root)}
+    path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
+    environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache), "PYTHONPATH": path}
     command = [sys.executable, str(SCRIPT), name, side, execution]
     answer = subprocess.run(command, env=environ, check=True, stdout=subprocess.PIPE, text=True)
     turn: Turn = json.loads(answer.stdout.splitlines()[-1])
