@@ -28,7 +28,8 @@ ALIKE_RANGE = (0.5, 2.0)  # times the time of an equal point: 95 % of 516 pairs 
 PILOT_RANGE = (0.15, 2.0)  # times what the pilot says: the rest of each of 18 published grids lies inside
 NUM_SERIES = {"ddp": 7, "dp": 3, "fsdp": 4, "zero1": 4}  # of a communication point, at most
 WINDOW_S, MIN_STEPS, LEAD_IN_STEPS = 0.25, 5, 2  # of each window of a series (pipeline.communication)
-START_UP_S = (8.0, 60.0)  # of such a point: processes, warm-up, sweep, profile; on GPUs 8 to 28 s in published records
+LONG_STEP_S = 0.15  # where no record tells the step: FSDP of a GPT with 124 million parameters took 0.105 on two H100s
+START_UP_S = (8.0, 60.0)  # of such a point: processes, warm-up, sweep, profile; of images on GPUs 8 to 36 s
 
 
 class EarlierAttempt(NamedTuple):
@@ -279,11 +280,15 @@ def rounds_range(spec: Spec, attempts: Iterable[EarlierAttempt]) -> DurationRang
     step_s = max(known, default=0.0) * spec.global_batch_size
     if not step_s and (spec.device == "cpu" or spec.max_steps):
         return None
-    num_steps = spec.max_steps or (max(MIN_STEPS, math.ceil(WINDOW_S / step_s)) if step_s else 0)
-    window_s = (num_steps + LEAD_IN_STEPS) * step_s or WINDOW_S
-    low, high = min(spec.windows, min_values()), 2 * spec.windows  # a step may take twice as long as in an epoch
-    round_s = NUM_SERIES.get(spec.strategy, 1) * window_s
-    return DurationRange(START_UP_S[0] + low * round_s / 2, START_UP_S[1] + high * round_s, "their rounds")
+    if step_s:
+        num_steps = spec.max_steps or max(MIN_STEPS, math.ceil(WINDOW_S / step_s))
+        window_s = (num_steps + LEAD_IN_STEPS) * step_s
+        shortest_s, longest_s = window_s / 2, 2 * window_s  # a step may take twice as long as in an epoch
+    else:
+        shortest_s, longest_s = WINDOW_S / 2, (MIN_STEPS + LEAD_IN_STEPS) * LONG_STEP_S
+    num_series = NUM_SERIES.get(spec.strategy, 1)
+    low_s = START_UP_S[0] + min(spec.windows, min_values()) * num_series * shortest_s
+    return DurationRange(low_s, START_UP_S[1] + spec.windows * num_series * longest_s, "their rounds")
 
 
 def describe_ranges(points: Sequence[Spec], ranges: Mapping[str, DurationRange], *, one_by_one: bool) -> str:

@@ -21,12 +21,9 @@ from pipeline.experiment.folder import Experiment
 from pipeline.pages.markdown import render_experiment
 from pipeline.tables.collect_experiment import collect_experiment
 
-PUBLISHED = ["a40-ddp", "v100-dp", "h200x2/q1", "h200x2/scaling", "h200x2/q4", "h200x4/scaling", "h200x4/q4"]
-PUBLISHED += [f"h200x2/{name}" for name in ("communication", "batchnorm", "graph", "intervals", "memory")]
-PUBLISHED += [f"h200x2/communication-{name}" for name in ("captured", "settled")]
-PUBLISHED += [f"h200x4/{name}" for name in ("communication", "communication-captured", "batchnorm")]
-PUBLISHED += [f"h200x2/{name}" for name in ("packed", "one-a-point")]
-PUBLISHED += ["two-cores/quantize", "two-cores/smoke", "h100/models", "h100x2/q4-study", "h100x2/again"]
+OUTPUTS = ROOT / "outputs"
+MEASURED = sorted(str(path.parent.relative_to(OUTPUTS)) for path in OUTPUTS.glob("*/*/report.md"))
+PUBLISHED = ["a40-ddp", "v100-dp", *MEASURED]
 
 
 GOLDEN = ("h200x2/communication-captured", "h100x2/q4-study")  # captured steps; every kind of cell
