@@ -98,7 +98,8 @@ def summarize_trace(
     collectives = sorted(filter(None, map(parse_collective, events)), key=lambda collective: collective.start_us)
     if expected:
         collectives = add_sizes(collectives, expected)
-    by_form = {form: call for call in calls for form in traced_forms(call, num_ranks)}
+    on_gloo = not any(NCCL_KERNEL.match(event.name) for event in events)
+    by_form = {form: call for call in calls for form in traced_forms(call, num_ranks, on_gloo)}
     collectives = [name_by_call(one, by_form.get((one.operation, one.num_bytes))) for one in collectives]
     work = [event for event in events if event.cat in DEVICE_WORK and not NCCL_KERNEL.match(event.name)]
     called = [one for one in collectives if one.kind]
@@ -123,10 +124,12 @@ def add_sizes(traced: Sequence[TracedCollective], one_step: Sequence[tuple[str, 
     return [part._replace(num_bytes=num_bytes) for part, (_, num_bytes) in zip(traced, expected, strict=True)]
 
 
-def traced_forms(call: CollectiveCall, num_ranks: int) -> list[tuple[str, int]]:
+def traced_forms(call: CollectiveCall, num_ranks: int, on_gloo: bool) -> list[tuple[str, int]]:
     """Return the operations and input bytes of one rank under which a trace may show a call."""
     num_bytes = call.num_bytes // num_ranks if call.operation == "all_gather" else call.num_bytes
-    names = [call.operation, *(["all_reduce"] if call.operation == "reduce_scatter" else [])]  # as gloo runs it
+    names = [call.operation]
+    if on_gloo and call.operation == "reduce_scatter":
+        names.append("all_reduce")  # as gloo runs it
     return [(name, num_bytes) for name in names]
 
 
