@@ -29,7 +29,7 @@ PILOT_RANGE = (0.15, 2.0)  # times what the pilot says: the rest of each of 18 p
 NUM_SERIES = {"ddp": 7, "dp": 3, "fsdp": 4, "zero1": 4}  # of a communication point, at most
 WINDOW_S, MIN_STEPS, LEAD_IN_STEPS = 0.25, 5, 2  # of each window of a series (pipeline.communication)
 LONG_STEP_S = 0.15  # where no record tells the step: FSDP of a GPT with 124 million parameters took 0.105 on two H100s
-START_UP_S = (8.0, 60.0)  # of such a point: processes, warm-up, sweep, profile; of images on GPUs 8 to 36 s
+START_UP_S = (8.0, 100.0)  # of such a point: processes, warm-up, sweep, profile; with a GPT on two H100s up to 99 s
 
 
 class EarlierAttempt(NamedTuple):

@@ -91,14 +91,15 @@ def exposed_share(exposed: Estimate | None, step: Estimate | None, floor_s: floa
 def split_exposed(exposed: Estimate | None, comm_s: float | None, floor_s: float | None) -> dict[str, float | None]:
     """Return the share of communication that compute hides. If more is exposed than `comm_s`, return the launch time.
 
-    The launch time is exposed communication minus `comm_s`, a cost of the host. Both are None if exposed communication
-    is noise or negative. The interval of the share is computed from that of exposed communication, limited to the range
-    from 0 to `comm_s`. It takes `comm_s` as exact.
+    The launch time is exposed communication minus `comm_s`, a cost of the host. It is None if the interval of exposed
+    communication reaches down to `comm_s`. Both are None if exposed communication is noise or negative. The interval of
+    the share is computed from that of exposed communication, limited to the range from 0 to `comm_s`. It takes `comm_s`
+    as exact.
     """
     hidden = launch_s = None
     if exposed is not None and exposed >= 0 and comm_s and not is_within_noise(exposed, floor_s):
         if exposed > comm_s:
-            launch_s = exposed - comm_s
+            launch_s = exposed - comm_s if exposed.low is None or exposed.low > comm_s else None
         else:
             ends_s = (end_s for end_s in (exposed.high, exposed.low) if end_s is not None)
             ends = (1 - min(max(end_s, 0.0), comm_s) / comm_s for end_s in ends_s)

@@ -331,19 +331,25 @@ MEMORY_BOUNDARY = Table(
             "without samples [GiB]",
             "Peak without samples: where the line through the trials begins.",
         ),
+        Column("state_error_gib", "", "The standard error of state_gib."),
         Column("sample_memory_gib", "a sample [MiB]", "What a sample adds: the slope of that line."),
         Column(
             "state_formula_gib",
             "by formula [GiB]",
             "Weights, gradients and the optimizer's state.",
         ),
-        Column("saved_gib", "saved [GiB]", "state_gib of DDP minus state_gib."),
+        Column(
+            "saved_gib",
+            "saved [GiB]",
+            "state_gib of DDP minus state_gib; not stated below twice its standard error.",
+        ),
         Column("saved_formula_gib", "saved, by formula [GiB]", "The same by the formulas."),
     ),
     View(
         "The memory boundary",
         f"Images per GPU, within 1 %: {NUM_TRIAL_STEPS} full steps of synthetic images, each trial in new processes.",
         hidden_axes=("batch_size_per_gpu",),
+        hidden_notes=("saving_unclear",),
         keys=(
             *("largest_batch_size_per_gpu", "smallest_failing_batch_size_per_gpu", "peak_memory_gib", "head_room_gib"),
             *("predicted_batch_size_per_gpu", "num_trials", "search_time_s"),
@@ -385,7 +391,7 @@ COMMUNICATION = Table(
         Column(
             "noise_floor_time_s",
             "noise [us]",
-            "Larger absolute end of the interval of DDP minus an equal DDP.",
+            "Larger absolute end of the interval of the step minus an equal one.",
             remark="Exposed time below the noise says nothing.",
         ),
         COMM_TIME,
@@ -424,7 +430,7 @@ COMMUNICATION = Table(
             "between them, plus slowed_compute_time_s where it is known; notes say where the trace is too long or too "
             "short.",
         ),
-        Column("slowed_compute_time_s", "", "DDP's kernel time minus the no-op hook's (profiled twice)."),
+        Column("slowed_compute_time_s", "", "Kernel time of the step minus that without collectives (profiled twice)."),
         Column("buffer_comm_time_s", "", "Time of the collectives for buffers and batch-norm statistics."),
         Column(
             "straggler_wait_time_s",

@@ -1,7 +1,11 @@
 """The rows of the memory boundary: the largest batch that fits, its memory, and the search for it."""
 
+import math
 import statistics
 from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
 
 from pipeline.analysis.formulas import GIB, state_bytes
 from pipeline.analysis.memory_trials import bracket_tolerance, memory_points
@@ -19,17 +23,37 @@ BATCH_SIZES = ("largest_batch_size_per_gpu", "smallest_failing_batch_size_per_gp
 COUNTS = ("predicted_batch_size_per_gpu", "num_trials", "num_ooms")  # rounded down
 
 
+class Line(NamedTuple):
+    """The line of a search's trials in bytes: memory without samples, its standard error, and what a sample adds."""
+
+    state_bytes: float
+    error_bytes: float | None
+    sample_bytes: float
+
+
 def memory_rows(points: Sequence[PooledPoint]) -> list[Row]:
     """Return a row for each point's search, with what a strategy saves against DDP's search of the same training."""
-    rows = [(point, memory_row(point)) for point in points]
-    by_ddp = {alike_key(point.spec, SAVED_MAY_DIFFER): row for point, row in rows if point.spec.strategy == "ddp"}
-    for point, row in rows:
-        ddp = by_ddp.get(alike_key(point.spec, SAVED_MAY_DIFFER))
-        for key in ("state", "state_formula"):
-            ours, theirs = row[f"{key}_gib"], ddp[f"{key}_gib"] if ddp else None
-            if point.spec.strategy in ("fsdp", "zero1") and ours is not None and theirs is not None:
-                row.figures[f"{key.replace('state', 'saved')}_gib"] = theirs - ours
-    return [row for _, row in rows]
+    rows = [(alike_key(point.spec, SAVED_MAY_DIFFER), point.spec.strategy, memory_row(point)) for point in points]
+    by_ddp = {key: row for key, strategy, row in rows if strategy == "ddp"}
+    return [
+        with_saving(row, by_ddp[key]) if strategy in ("fsdp", "zero1") and key in by_ddp else row
+        for key, strategy, row in rows
+    ]
+
+
+def with_saving(row: Row, ddp: Row) -> Row:
+    """Return a row with what it saves against DDP's, or with a note where that is less than two standard errors."""
+    saved, by_formula = (difference(ddp[key], row[key]) for key in ("state_gib", "state_formula_gib"))
+    error = math.hypot(row["state_error_gib"] or 0, ddp["state_error_gib"] or 0)
+    is_clear = saved is None or abs(saved) >= 2 * error
+    figures = {**row.figures, "saved_gib": saved if is_clear else None, "saved_formula_gib": by_formula}
+    notes = row.notes if is_clear else (*row.notes, make_note("saving_unclear", error_gib=error))
+    return msgspec.structs.replace(row, figures=figures, notes=notes)
+
+
+def difference(one: float | None, other: float | None) -> float | None:
+    """Return one figure less the other, None if one is missing."""
+    return None if one is None or other is None else one - other
 
 
 def memory_row(point: PooledPoint) -> Row:
@@ -59,10 +83,11 @@ def search_figures(search: MemorySearch) -> dict[str, float | None]:
     trial = next(trial for trial in search.trials if trial.batch_size_per_gpu == largest)
     peak_bytes, usable_bytes = trial.peak_allocated_bytes, trial.usable_bytes
     room_bytes = None if peak_bytes is None or usable_bytes is None else usable_bytes - peak_bytes
-    state_bytes_found, sample_bytes = line_through(search)
+    line = line_through(search)
     return {
-        "state_gib": None if state_bytes_found is None else state_bytes_found / GIB,
-        "sample_memory_gib": None if sample_bytes is None else sample_bytes / GIB,
+        "state_gib": line and line.state_bytes / GIB,
+        "state_error_gib": None if line is None or line.error_bytes is None else line.error_bytes / GIB,
+        "sample_memory_gib": line and line.sample_bytes / GIB,
         "largest_batch_size_per_gpu": largest,
         "smallest_failing_batch_size_per_gpu": search.smallest_failing,
         "peak_memory_gib": None if peak_bytes is None else peak_bytes / GIB,
@@ -75,13 +100,22 @@ def search_figures(search: MemorySearch) -> dict[str, float | None]:
     }
 
 
-def line_through(search: MemorySearch) -> tuple[float | None, float | None]:
-    """Return the memory without samples and that of a sample, in bytes, by the line of the trials that fit."""
+def line_through(search: MemorySearch) -> Line | None:
+    """Return the line of the trials that fit; None for less than two batch sizes, no error for less than three trials.
+
+    The error is that of the intercept in a linear regression (Draper and Smith, Applied Regression Analysis, ch. 1).
+    """
     points = memory_points(search.trials)
-    if len({point.batch_size for point in points}) < 2:
-        return None, None
-    fit = statistics.linear_regression([point.batch_size for point in points], [point.peak_bytes for point in points])
-    return fit.intercept, fit.slope
+    sizes, peaks = [point.batch_size for point in points], [point.peak_bytes for point in points]
+    if len(set(sizes)) < 2:
+        return None
+    fit = statistics.linear_regression(sizes, peaks)
+    if len(sizes) < 3:
+        return Line(fit.intercept, None, fit.slope)
+    mean = statistics.fmean(sizes)
+    scatter = math.dist(peaks, [fit.intercept + fit.slope * size for size in sizes]) / math.sqrt(len(sizes) - 2)
+    spread = sum((size - mean) ** 2 for size in sizes)
+    return Line(fit.intercept, scatter * math.sqrt(1 / len(sizes) + mean**2 / spread), fit.slope)
 
 
 def memory_notes(point: PooledPoint, searches: Sequence[MemorySearch]) -> list[Note]:

@@ -28,6 +28,7 @@ from pipeline.communication.trace import (
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 BROADCAST = "ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+REDUCE_SCATTER = "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 ALL_GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
@@ -133,17 +134,21 @@ def test_a_trace_without_collectives_has_none() -> None:
 
 
 def test_a_collective_has_the_kind_operation_and_bytes_of_the_call_that_it_is() -> None:
-    """NCCL and gloo state what one rank puts in: half of what two ranks gather. gloo scatters by an all-reduce."""
+    """A trace states what one rank puts in: half of what two ranks gather. gloo scatters by an all-reduce."""
     calls = [CollectiveCall("parameters", "all_gather", 1032), CollectiveCall("gradients", "reduce_scatter", 4000)]
-    found = summarize_trace(events_of(TRACE), calls, num_ranks=2)
-    named = [(one.kind, one.operation, one.num_bytes) for one in found.collectives]
-    assert named == [
-        ("parameters", "all_gather", 1032),
-        ("gradients", "reduce_scatter", 4000),
-        (None, "broadcast", 256),
+    kernels = [
+        nccl(ALL_GATHER, 0, 3, "_allgather_base", 129),
+        nccl(REDUCE_SCATTER, 10, 28, "_reduce_scatter_base", 1000),
+        nccl(ALL_REDUCE, 40, 7, "allreduce", 1000),
     ]
-    assert found.comm_ns == 31_000  # 0 to 3 and 10 to 38
-    assert summarize_trace(events_of(TRACE), calls, num_ranks=4).collectives[0].kind is None
+    spans = [gloo("all_gather", 0, 3, [[129]]), gloo("all_reduce", 10, 28, [[1000]]), gloo("broadcast", 40, 7, [[64]])]
+    gathered, scattered = ("parameters", "all_gather", 1032), ("gradients", "reduce_scatter", 4000)
+    for trace, other in ((kernels, (None, "all_reduce", 4000)), (spans, (None, "broadcast", 256))):
+        found = summarize_trace(events_of(trace), calls, num_ranks=2)
+        named = [(one.kind, one.operation, one.num_bytes) for one in found.collectives]
+        assert named == [gathered, scattered, other]
+        assert found.comm_ns == 31_000  # 0 to 3 and 10 to 38
+        assert summarize_trace(events_of(trace), calls, num_ranks=4).collectives[0].kind is None
 
 
 def test_gloo_is_seen_by_its_spans() -> None:

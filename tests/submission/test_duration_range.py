@@ -61,7 +61,7 @@ def test_a_communication_point_is_bounded_by_its_rounds_or_says_why_not() -> Non
     gpu = make_spec(**fields, windows=120)
     found = rounds_range(gpu, [])
     assert found is not None
-    assert found.high_s == pytest.approx(60 + 120 * 7 * 7 * 0.15)
+    assert found.high_s == pytest.approx(100 + 120 * 7 * 7 * 0.15)
     on_cpu = make_spec(**fields, windows=7, max_steps=20, device="cpu", precision="fp32")
     assert rounds_range(on_cpu, []) is None
     assert describe_ranges([on_cpu], {}, one_by_one=True) == (
@@ -70,7 +70,7 @@ def test_a_communication_point_is_bounded_by_its_rounds_or_says_why_not() -> Non
     trained = took(128, 2, 0.001, device="cpu", precision="fp32")  # a step of 256 samples takes 0.256 s
     known = rounds_range(on_cpu, [trained])
     assert known is not None
-    assert known.high_s == pytest.approx(60 + 2 * 7 * 7 * 22 * 0.256)
+    assert known.high_s == pytest.approx(100 + 2 * 7 * 7 * 22 * 0.256)
     assert describe_ranges([on_cpu], {on_cpu.run_id(): known}, one_by_one=False).endswith(" process-hours")
 
 

@@ -115,6 +115,16 @@ def test_exposed_communication_is_split_at_what_the_link_takes(
     assert low(found["hidden_share"]) is high(found["hidden_share"]) is None  # no interval
 
 
+@pytest.mark.parametrize(("low_s", "launch_s"), [(0.9, None), (1.0, None), (1.1, 0.5)])
+def test_a_launch_time_is_stated_only_where_more_is_surely_exposed_than_the_link_takes(
+    low_s: float, launch_s: float | None
+) -> None:
+    assert split_exposed(Estimate(1.5, low_s, 2.0), 1.0, None) == {
+        "hidden_share": None,
+        "collective_launch_time_s": launch_s,
+    }
+
+
 @pytest.mark.parametrize(
     ("low_s", "exposed_s", "high_s", "share"),
     [

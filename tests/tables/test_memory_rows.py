@@ -1,9 +1,11 @@
 """The table of the memory boundary, and the mark of an allocator that had to try again."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy
 import pytest
 from factories import assert_says, make_measurement, make_record, make_spec
 
@@ -136,3 +138,38 @@ def test_the_report_shows_the_boundary_and_hides_where_the_search_began() -> Non
     assert rows[0] == "| tf32 | 30,000 | 30,300 | 135.0 | 4.00 | 30,150 | |"
     assert rows[2].startswith("| fp32 | OOM | |")
     assert " batch_size_per_gpu 512" not in table
+
+
+@pytest.mark.parametrize(("scatter_gib", "is_clear"), [(0.0, True), (0.01, True), (2.0, False)])
+def test_what_a_strategy_saves_is_stated_only_where_it_is_more_than_twice_its_standard_error(
+    scatter_gib: float, is_clear: bool
+) -> None:
+    """Trials on a line of 0.5 GiB a sample; DDP's begins at 4 GiB, ZeRO-1's at 3. Scatter moves every second trial."""
+
+    def search(state_gib: float, scatter_gib: float) -> MemorySearch:
+        peaks = [state_gib + 0.5 * size + scatter_gib * (size % 2) for size in range(16, 22)]
+        trials = [fits(size, peak) for size, peak in zip(range(16, 22), peaks, strict=True)]
+        return MemorySearch(trials=(*trials, fails(22)), predicted=21, largest_fitting=21, smallest_failing=22)
+
+    ddp, zero1 = (searched(strategy=name, num_gpus=2, batch_size_per_gpu=16) for name in ("ddp", "zero1"))
+    built = build(record_of(ddp, search(4, 0)), record_of(zero1, search(3, scatter_gib)))
+    rows = {row["strategy"]: row for row in built["memory"]}
+    assert rows["ddp"]["state_gib"] == pytest.approx(4)
+    assert rows["ddp"]["state_error_gib"] == pytest.approx(0, abs=1e-6)
+    error = rows["zero1"]["state_error_gib"]
+    assert error == pytest.approx(statistics_error(range(16, 22), [scatter_gib * (size % 2) for size in range(16, 22)]))
+    saved = rows["zero1"]["saved_gib"]
+    assert (saved is not None) == is_clear
+    if is_clear:
+        assert saved == pytest.approx(1, abs=2 * error + 1e-6)
+        assert rows["zero1"]["note"] is None
+    else:
+        assert_says(rows["zero1"]["note"], "peaks", "line", "saved", f"{error:.2g}")
+
+
+def statistics_error(sizes: Sequence[int], peaks: Sequence[float]) -> float:
+    """The standard error of an intercept, by the covariance matrix of a least-squares fit."""
+    matrix = numpy.vander(numpy.array(sizes, float), 2)
+    found = numpy.linalg.lstsq(matrix, numpy.array(peaks), rcond=None)[0]
+    variance = ((matrix @ found - peaks) ** 2).sum() / (len(sizes) - 2)
+    return float(numpy.sqrt(variance * numpy.linalg.inv(matrix.T @ matrix)[1, 1]))
