@@ -41,8 +41,8 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
     "only_batch": (
         "One batch size was timed: {batch:,} images a step give {throughput}, epoch {epoch_time:digits} s{where}.",
     ),
-    "memory_boundary": ("{fits:,} images fit, {fails:,} do not{where}.",),
-    "memory_all_fit": ("{fits:,} images fit{where}.",),
+    "memory_boundary": ("{fits:,} images fit{each}, {fails:,} do not{where}.",),
+    "memory_all_fit": ("{fits:,} images fit{each}{where}.",),
     "first_oom": ("{fails:,} runs out of memory{where}, {fits:,} fits.",),
     "smallest_oom": ("{fails:,}, the smallest size tried, runs out of memory{where}.",),
     "no_oom": ("Nothing up to {fits:,} ran out of memory.",),

@@ -60,13 +60,16 @@ def rivals_of(best: Row, timed: Sequence[Row]) -> list[int]:
 
 
 def memory_claim(tables: Tables) -> Claim:
-    """Return the first batch size that runs out of memory on one GPU."""
-    alone = [row for row in tables["memory"] if row["num_gpus"] == 1 and row["largest_batch_size_per_gpu"] is not None]
-    if alone:
-        fails = alone[0]["smallest_failing_batch_size_per_gpu"]
-        where = where_of(alone[0], alone, "batch_size_per_gpu")
-        values = {"fits": alone[0]["largest_batch_size_per_gpu"], "fails": fails, "where": where}
-        return Claim("Q1", "memory_all_fit" if fails is None else "memory_boundary", values, badges_of(alone[0]))
+    """Return the first batch size that runs out of memory on one GPU, or on each of several if one was not tried."""
+    searched = [row for row in tables["memory"] if row["largest_batch_size_per_gpu"] is not None]
+    alone = [row for row in searched if row["num_gpus"] == 1]
+    if searched:
+        best = alone[0] if alone else max(searched, key=lambda row: int(row["largest_batch_size_per_gpu"]))
+        fails = best["smallest_failing_batch_size_per_gpu"]
+        each = "" if alone else f" on each of {best['num_gpus']} GPUs"
+        where = where_of(best, alone or searched, "batch_size_per_gpu")
+        values = {"fits": best["largest_batch_size_per_gpu"], "fails": fails, "each": each, "where": where}
+        return Claim("Q1", "memory_all_fit" if fails is None else "memory_boundary", values, badges_of(best))
     lost = [row for row in tables["Q1"] if row.status == "oom"]
     fitting = [row for row in tables["Q1"] if row.status == "ok"]
     if lost:

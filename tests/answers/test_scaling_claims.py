@@ -299,6 +299,12 @@ def test_the_batch_that_fits_is_alike_the_one_that_does_not() -> None:
     assert memory.values == {"fails": 2048, "fits": 512, "where": " (fp32)"}
 
 
+def test_a_search_on_several_gpus_alone_is_an_answer() -> None:
+    memory, speed = published_claims("h100x2/strategies-memory")["Q1"]
+    assert memory.sentences() == ["77 images fit on each of 2 GPUs, 78 do not, fsdp (one run)."]  # pages put their unit
+    assert speed.kind == "not_asked"
+
+
 def test_the_interval_of_a_claim_is_that_of_its_row() -> None:
     (claim,) = published_claims("h200x2/graph")["Q2"]
     low, high = ends_of(claim.values["speedup"])
