@@ -118,8 +118,9 @@ def combine_traces(traces: Sequence[RankTrace], num_steps: int) -> tuple[Profile
     if not any(counts):
         note = "the profiler saw no collective (on GPUs it needs CUPTI): no figures"
     elif any(other != counts[0] for other in counts) or any(count % num_steps for count in counts[0].values()):
-        totals = sorted({sum(count.values()) for count in counts})
-        note = f"the ranks' profiled collectives ({totals}) do not divide into {num_steps} steps: no figures"
+        named = [", ".join(f"{number} {operation}" for operation, number in sorted(count.items())) for count in counts]
+        found = " or ".join(dict.fromkeys(named))
+        note = f"the ranks' profiled collectives ({found}) do not divide into {num_steps} steps: no figures"
     else:
         for operation, count in counts[0].items():
             per_step = count // num_steps

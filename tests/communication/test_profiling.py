@@ -109,8 +109,11 @@ def test_collectives_that_overlap_are_matched_by_operation_whatever_their_order_
         ("reduce_scatter", ((2000, 5000),)),
         ("all_gather", ((3000, 6000),)),
     ]
-    lost = combine_traces([rank_trace(first), rank_trace(second[:2])], 1)
-    assert lost[1] == "the ranks' profiled collectives ([2, 3]) do not divide into 1 steps: no figures"
+    _, lost = combine_traces([rank_trace(first), rank_trace(second[:2])], 1)
+    assert lost == (
+        "the ranks' profiled collectives (2 all_gather, 1 reduce_scatter or 2 all_gather) do not divide into 1 steps: "
+        "no figures"
+    )
 
 
 def test_an_all_reduce_that_is_no_bucket_carries_batchnorm_statistics() -> None:
@@ -123,7 +126,10 @@ def test_an_all_reduce_that_is_no_bucket_carries_batchnorm_statistics() -> None:
     ("traces", "said"),
     [
         ([rank_trace([("all_reduce", BUCKET, 1.0)] * 3)], "do not divide into 2 steps"),
-        ([rank_trace([("all_reduce", BUCKET, 1.0)] * 2), rank_trace([("all_reduce", BUCKET, 1.0)] * 4)], "([2, 4])"),
+        (
+            [rank_trace([("all_reduce", BUCKET, 1.0)] * 2), rank_trace([("all_reduce", BUCKET, 1.0)] * 4)],
+            "(2 all_reduce or 4 all_reduce)",
+        ),
         ([rank_trace(), rank_trace()], "the profiler saw no collective"),
     ],
 )
