@@ -81,7 +81,7 @@ def add_sweep_and_profile(
 
     `no_op` is the same step without the collectives that its strategy calls.
     """
-    calls = count_calls(no_op)
+    calls = step_variants.list_silent_calls(no_op)
     sweep = sweep_collectives(group_pairs((call.operation, call.num_bytes) for call in calls), rank)
     profile, notes = profile_collectives(whole, no_op, calls, rank, traces)
     called = [(call.kind, call.num_bytes) for call in calls]
@@ -95,13 +95,6 @@ def add_sweep_and_profile(
         sweep_captured=rank.device.type == "cuda",  # see capture_stream
         notes=communication.notes + notes,
     )
-
-
-def count_calls(no_op: StepVariant) -> list[CollectiveCall]:
-    """Return the collectives that a step without them leaves out."""
-    no_op.calls.clear()
-    no_op.eager()
-    return list(no_op.calls)
 
 
 def add_step_parts(communication: Communication, dp: StepVariant, context: StepContext) -> Communication:

@@ -73,9 +73,8 @@ def call_profiler(action: Callable[[], None], failures: list[Exception]) -> None
         return
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "Warning: Profiler clears events"
-            )  # of earlier cycles: this is the only one
+            # torch warns that it drops the events of earlier cycles; there is one cycle
+            warnings.filterwarnings("ignore", "Warning: Profiler clears events")
             action()
     except RuntimeError as error:
         failures.append(error)

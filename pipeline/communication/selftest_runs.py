@@ -14,7 +14,6 @@ from pipeline.analysis.exposed_communication import collectives_of_kinds
 from pipeline.communication import interleaved_timing, profiling, selftest_checks, silent_collectives
 from pipeline.communication.collective_sweep import NUM_WINDOWS, capture_stream, time_collective
 from pipeline.communication.dataparallel_split import total_bytes
-from pipeline.communication.measure_point import count_calls
 from pipeline.communication.selftest_checks import ALL_REDUCE_WINDOWS, Findings, count_windows
 from pipeline.communication.silent_collectives import CollectiveCall
 from pipeline.communication.step_variants import (
@@ -23,6 +22,7 @@ from pipeline.communication.step_variants import (
     build_step_context,
     build_variant,
     build_variants,
+    list_silent_calls,
 )
 from pipeline.experiment.measurement import Profile
 from pipeline.experiment.spec import Spec
@@ -109,7 +109,7 @@ def measure_known_answers(spec: Spec, rank: Rank) -> Findings:
         extra_bytes=extra.nbytes,
         extra_ns=list(time_collective(extra.nbytes, rank, num_windows=ALL_REDUCE_WINDOWS)),
     )
-    calls = count_calls(variants["no_op_hook"])
+    calls = list_silent_calls(variants["no_op_hook"])
     return add_sleeping_rank(findings, variants["ddp"], calls, rank)  # last: the profiler may stay attached
 
 

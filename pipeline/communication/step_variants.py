@@ -142,6 +142,13 @@ def build_variant(
     return StepVariant(model, train_step.optimizer, step, eager, calls)
 
 
+def list_silent_calls(no_op: StepVariant) -> list[CollectiveCall]:
+    """Run a step without collectives once, on all ranks and outside a graph. Return the calls that it leaves out."""
+    no_op.calls.clear()
+    no_op.eager()
+    return list(no_op.calls)
+
+
 def single_spec(spec: Spec) -> Spec:
     """Return the same step as it is on one GPU alone."""
     defaults = {axis: AXIS_DEFAULTS[axis] for axis in (*STRATEGY_OF_AXIS, "sync_batchnorm")}

@@ -87,7 +87,7 @@ def read_trace(path: Path, max_bytes: int) -> list[TraceEvent]:
 def summarize_trace(
     events: list[TraceEvent],
     calls: Sequence[CollectiveCall],
-    num_ranks: int = 2,
+    num_ranks: int,
     expected: Sequence[tuple[str, int]] = (),
 ) -> RankTrace:
     """Summarize the communication in one rank's trace; `calls` are the collectives that the strategy calls in a step.

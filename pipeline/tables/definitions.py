@@ -387,7 +387,11 @@ COMMUNICATION = Table(
             interval="kept",
             remark="Hidden is a share of the collectives' time.",
         ),
-        Column("collective_launch_time_s", "launch [us]", "exposed - comm where that is above 0."),
+        Column(
+            "collective_launch_time_s",
+            "launch [us]",
+            "exposed - comm where the whole interval of exposed lies above comm.",
+        ),
         Column(
             "noise_floor_time_s",
             "noise [us]",

@@ -82,7 +82,7 @@ def test_a_trace_is_read_up_to_the_limit_of_its_uncompressed_size(tmp_path: Path
     assert len(events) == len(TRACE)
     assert (events[2].name, events[2].cat, events[2].ts, events[2].dur) == (ALL_REDUCE, "kernel", 10.0, 28.0)
     assert events[2].args["In msg nelems"] == 1000
-    assert summarize_trace(events, buckets(4000)) == summarize_trace(events_of(TRACE), buckets(4000))
+    assert summarize_trace(events, buckets(4000), 2) == summarize_trace(events_of(TRACE), buckets(4000), 2)
     said = f"larger than {len(raw) - 1} bytes, the limit in pipeline.communication.profiling; raise it"
     with pytest.raises(ProfileFailed, match=said):
         read_trace(path, max_bytes=len(raw) - 1)
@@ -101,7 +101,7 @@ def test_a_file_that_is_no_trace_is_refused_in_one_way(tmp_path: Path, raw: byte
 
 
 def test_collectives_stand_in_the_order_in_which_they_began() -> None:
-    seen = summarize_trace(events_of(TRACE), buckets(4000)).collectives
+    seen = summarize_trace(events_of(TRACE), buckets(4000), 2).collectives
     assert seen == [
         TracedCollective("all_gather", 516, 0.0, 3.0),  # 129 x 4 B: SyncBatchNorm's statistics
         TracedCollective("all_reduce", 4000, 10.0, 28.0, "gradients"),
@@ -110,27 +110,27 @@ def test_collectives_stand_in_the_order_in_which_they_began() -> None:
 
 
 def test_overlap_by_hand() -> None:
-    found = summarize_trace(events_of(TRACE), buckets(4000))
+    found = summarize_trace(events_of(TRACE), buckets(4000), 2)
     assert found.comm_ns == 28_000
     assert found.compute_ns == 35_000  # 0 to 15 and 30 to 50: no NCCL kernel, no annotation, no host operation
     assert found.overlap_ns == 13_000  # 10 to 15 beside the copy, 30 to 38 beside the kernel
 
 
 def test_only_gradients_count_as_communication() -> None:
-    found = summarize_trace(events_of(TRACE), buckets(516, 256))  # of the size of a bucket, but no all-reduce
+    found = summarize_trace(events_of(TRACE), buckets(516, 256), 2)  # of the size of a bucket, but no all-reduce
     assert (found.comm_ns, found.overlap_ns, len(found.collectives)) == (0, 0, 3)
     assert found.compute_ns == 35_000  # and what is no gradient's is no computation either
 
 
 def test_collectives_that_overlap_each_other_count_once() -> None:
     both = [nccl(ALL_REDUCE, 0, 10, "allreduce", 1000), nccl(ALL_REDUCE, 4, 10, "allreduce", 1000), device(12, 4)]
-    found = summarize_trace(events_of(both), buckets(4000))
+    found = summarize_trace(events_of(both), buckets(4000), 2)
     assert (found.comm_ns, found.compute_ns, found.overlap_ns) == (14_000, 4_000, 2_000)
 
 
 def test_a_trace_without_collectives_has_none() -> None:
-    assert summarize_trace(events_of([device(0, 2), device(1, 2)]), buckets(4000)) == RankTrace([], 0, 3_000, 0)
-    assert summarize_trace([], buckets(4000)) == RankTrace([], 0, 0, 0)
+    assert summarize_trace(events_of([device(0, 2), device(1, 2)]), buckets(4000), 2) == RankTrace([], 0, 3_000, 0)
+    assert summarize_trace([], buckets(4000), 2) == RankTrace([], 0, 0, 0)
 
 
 def test_a_collective_has_the_kind_operation_and_bytes_of_the_call_that_it_is() -> None:
@@ -157,7 +157,7 @@ def test_gloo_is_seen_by_its_spans() -> None:
         gloo("all_reduce", 0, 5.5, [[250, 2]]),
         gloo("all_reduce", 6, 2, [[1]]),
     ]
-    found = summarize_trace(events_of(spans), buckets(2000))
+    found = summarize_trace(events_of(spans), buckets(2000), 2)
     assert found.collectives == [
         TracedCollective("all_reduce", 2000, 0.0, 5.5, "gradients"),
         TracedCollective("all_reduce", 4, 6.0, 2.0),
@@ -220,7 +220,7 @@ def test_a_collective_has_one_name(spelled: str, name: str) -> None:
     [ALL_REDUCE, "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", "ncclSymkDevKernel_AllReduce_AGxLL_R_sum_f32"],
 )
 def test_a_kernel_without_annotations_is_a_collective_of_unknown_size_and_no_computation(kernel: str) -> None:
-    found = summarize_trace(events_of([device(3, 4, kernel)]), buckets(4000))
+    found = summarize_trace(events_of([device(3, 4, kernel)]), buckets(4000), 2)
     assert found.collectives == [TracedCollective("all_reduce", 0, 3.0, 4.0)]
     assert (found.comm_ns, found.compute_ns) == (0, 0)
 
@@ -247,7 +247,8 @@ def test_inside_a_graph_the_sizes_are_those_of_the_same_step_outside_it() -> Non
 
 def test_a_reduction_in_the_gap_between_two_kernels_is_beside_none() -> None:
     kernels = [device(0, 10), device(15, 10), device(30.5, 10)]
-    found = summarize_trace(events_of([*kernels, nccl(ALL_REDUCE, 8, 30, "allreduce", 1000)]), buckets(4000))  # 8 to 38
+    reduction = nccl(ALL_REDUCE, 8, 30, "allreduce", 1000)  # 8 to 38
+    found = summarize_trace(events_of([*kernels, reduction]), buckets(4000), 2)
     assert (found.comm_ns, found.overlap_ns) == (30_000, 19_500)  # not from 10 to 15, nor from 25 to 30.5
 
 

@@ -157,7 +157,8 @@ def test_what_a_strategy_saves_is_stated_only_where_it_is_more_than_twice_its_st
     assert rows["ddp"]["state_gib"] == pytest.approx(4)
     assert rows["ddp"]["state_error_gib"] == pytest.approx(0, abs=1e-6)
     error = rows["zero1"]["state_error_gib"]
-    assert error == pytest.approx(statistics_error(range(16, 22), [scatter_gib * (size % 2) for size in range(16, 22)]))
+    scatter = [scatter_gib * (size % 2) for size in range(16, 22)]
+    assert error == pytest.approx(error_of_intercept(range(16, 22), scatter))
     saved = rows["zero1"]["saved_gib"]
     assert (saved is not None) == is_clear
     if is_clear:
@@ -167,7 +168,7 @@ def test_what_a_strategy_saves_is_stated_only_where_it_is_more_than_twice_its_st
         assert_says(rows["zero1"]["note"], "peaks", "line", "saved", f"{error:.2g}")
 
 
-def statistics_error(sizes: Sequence[int], peaks: Sequence[float]) -> float:
+def error_of_intercept(sizes: Sequence[int], peaks: Sequence[float]) -> float:
     """The standard error of an intercept, by the covariance matrix of a least-squares fit."""
     matrix = numpy.vander(numpy.array(sizes, float), 2)
     found = numpy.linalg.lstsq(matrix, numpy.array(peaks), rcond=None)[0]

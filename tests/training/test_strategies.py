@@ -16,10 +16,9 @@ from torch.multiprocessing.spawn import spawn
 
 from pipeline.analysis.formulas import gathered_bytes_per_step
 from pipeline.communication import step_variants
-from pipeline.communication.measure_point import count_calls
 from pipeline.communication.profiling import profile_ranks
 from pipeline.communication.silent_collectives import KeptAllGather, delay, keep_buffers
-from pipeline.communication.step_variants import StepContext
+from pipeline.communication.step_variants import StepContext, list_silent_calls
 from pipeline.experiment.spec import Spec
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, ignore_mark
@@ -193,7 +192,7 @@ def count_calls_on_rank(rank: int, folder: str) -> None:
             with mock.patch.object(dist, operation, wraps=getattr(dist, operation)) as called:
                 variant.step()
             found[f"{variant_name} {operation}"] = called.call_count
-        calls = count_calls(variants["no_op"])
+        calls = list_silent_calls(variants["no_op"])
         profile, notes = profile_ranks(variants[strategy].step, place, calls)
         assert profile is not None, notes
         profiled = [(one.kind, one.operation, one.num_bytes) for one in profile.collectives]
