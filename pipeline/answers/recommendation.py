@@ -79,9 +79,9 @@ def workload_key(row: Row) -> tuple[str, ...]:
 
 
 def make_choices(rows: Sequence[Row]) -> list[Choice]:
-    """Return the configurations, chosen by every other repeat if each has two or more."""
+    """Return the configurations, chosen by every other repeat if there are several and each has two or more."""
     runs = [row["epoch_time_s"].run_medians for row in rows]
-    is_halved = min(map(len, runs)) > 1
+    is_halved = len(rows) > 1 and min(map(len, runs)) > 1
     choices = []
     for row, times_s in zip(rows, runs, strict=True):
         stated = row["epoch_time_s"]

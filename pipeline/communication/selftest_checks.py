@@ -25,7 +25,7 @@ EXPOSED_VARIANTS: tuple[VariantName, ...] = ("ddp", "no_op_hook")  # exposed com
 ROUND_SHARES = {  # of the process that measures the known answers, by variant
     "ddp": 0.45,
     "no_op_hook": 0.45,
-    "no_op_hook_again": 0.22,
+    "no_op_hook_again": 0.3,
     "one_bucket": 0.2,
     "no_collectives": 0.05,
     "extra": 0.1,
@@ -44,7 +44,7 @@ SOCKET_ROUND_SHARES = {"ddp": 0.05, "no_op_hook": 0.05}
 CLOCK_PAIR_SHARES = {"large": 0.25, "small": 3.0}  # of a window with marks and one without: the most, by batch
 ALL_REDUCE_WINDOWS = 31  # of seven, one slow window would decide
 BARE_WARM_UP_WINDOWS = 5
-SLEEP_PROFILES = 2  # with a rank asleep, and as many without; one has ten steps on GPUs
+SLEEP_PROFILES = 6  # with a rank asleep, and as many without; one has ten steps on GPUs
 
 CLOCK_TOLERANCE = {"large": 0.01, "small": 0.03}  # share of a step
 MIN_EXPOSED_US = 10.0  # in a ratio, less exposed communication counts as this

@@ -77,6 +77,7 @@ def test_a_configuration_of_one_run_leaves_no_half_to_choose_by() -> None:
 
 def test_one_configuration_is_no_choice_and_no_epoch_is_no_answer() -> None:
     assert_says(answers_of(timed(4, 128))["Q5"], "One configuration was timed", "no choice")
+    assert_says(answers_of(*repeated((1.0, 1.5, 1.1)))["Q5"], "an epoch of 1.10 s", "n = 3")
     assert "Q5" not in claims_of(make_record(make_spec(), status="failed"))
     assert "Q5" not in published_claims("h200x2/communication")
 

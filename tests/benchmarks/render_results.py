@@ -25,7 +25,7 @@ from bench_prediction import PairErrors, published_pairs
 from pipeline.analysis.ring_model import SweepSample, fit_link
 from pipeline.analysis.stopping_rule import MAX_TIME_HALF_WIDTH
 from pipeline.answers.questions import answers_of
-from pipeline.communication.selftest_checks import SavedSelftest, judge_checks
+from pipeline.communication.selftest_checks import SavedSelftest, difference_us, judge_checks
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.grid import expand_grid
 from pipeline.experiment.point_label import format_number
@@ -198,10 +198,19 @@ def answers_of_run(experiment: str) -> str:
     return "\n".join(answer_lines(answers, TERMINAL_WIDTH, is_brief=True))
 
 
+def read_selftest(machine: str) -> SavedSelftest:
+    """Return a published self-test."""
+    return msgspec.json.decode((OUTPUTS / machine / "selftest.json").read_bytes(), type=SavedSelftest)
+
+
 def verdicts_today(machine: str) -> list[str]:
     """Return the verdicts of a published self-test by the limits of today."""
-    saved = msgspec.json.decode((OUTPUTS / machine / "selftest.json").read_bytes(), type=SavedSelftest)
-    return [result.verdict for result in judge_checks(saved.runs)]
+    return [result.verdict for result in judge_checks(read_selftest(machine).runs)]
+
+
+def exposed_quartiles_us(machine: str, run: str) -> list[float]:
+    """Return the quartiles of exposed communication over the rounds of a run of a published self-test."""
+    return statistics.quantiles(difference_us(read_selftest(machine).runs[run], "ddp", "no_op_hook"), n=4)
 
 
 def per_channel_gains(count: str, stage: str, rule: str) -> list[float]:
@@ -310,7 +319,16 @@ NAMES = {
     function.__name__: function
     for function in (
         *(tables_of, rows, row, load, records, bench, require, epoch_times_s, duration_s, training_rates, kernel_share),
-        *(study, count_narrow, link_fit_errors, pairs_of_predictions, known_links, verdicts_today, per_channel_gains),
+        *(
+            study,
+            count_narrow,
+            link_fit_errors,
+            pairs_of_predictions,
+            known_links,
+            verdicts_today,
+            exposed_quartiles_us,
+            per_channel_gains,
+        ),
         answers_of_run,
         *(span, interval, with_interval, longer, longer_by_round, loop_ratios, expand_grid, re.findall, zip),
     )

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from bench_selftest import PROCESS_S, estimate_time_s
 from conftest import ROOT
-from drawn_selftests import read_recorded, read_small_steps_ns
+from drawn_selftests import read_recorded
 from factories import make_collective
 from published_pages import missing_in
 
@@ -95,11 +95,9 @@ def test_the_bare_loop_warms_up_for_five_windows(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_estimate_of_a_self_test_on_two_gpus_is_below_seven_minutes_and_that_of_the_docs() -> None:
-    parts = estimate_time_s(read_recorded(), read_small_steps_ns())
+    parts = estimate_time_s(read_recorded())
     total_s = sum(time_s for *_, time_s in parts)
     assert total_s < 7 * 60
     rounds_s = sum(time_s for _, part, time_s in parts if part == "rounds")
-    said = (
-        f"its time is {total_s:.0f} s: {3 * PROCESS_S} s to start three groups of processes, {rounds_s:.0f} s of rounds"
-    )
+    said = f"its time is {total_s:.0f} s: {3 * PROCESS_S:.0f} s to start three groups of processes, {rounds_s:.0f} s of rounds"
     assert missing_in((ROOT / "docs/trust.md").read_text(), [said]) == []

@@ -7,7 +7,8 @@ import time
 import pytest
 from factories import make_measurement, make_spec
 
-from pipeline.submission.local import EPOCH_LINE, ERASE_LINE, ProgressDisplay
+from pipeline.submission.gpu_hours_estimate import EarlierAttempt
+from pipeline.submission.local import EPOCH_LINE, ERASE_LINE, ProgressDisplay, expect_durations_s
 from pipeline.training.loop import describe_epoch
 
 POINTS = [make_spec(batch_size_per_gpu=size) for size in (8, 16, 32)]
@@ -36,6 +37,17 @@ def test_off_a_terminal_a_point_has_two_lines_with_the_time_left(
         "[2/3] batch 16: running, about 1 min 40 s left",
         "[2/3] batch 16: ok after 20 s; about 20 s left for 1 point",
     ]
+
+
+def test_a_point_is_expected_to_take_as_long_as_those_of_its_shape_else_the_middle_of_its_range() -> None:
+    fields = {"strategy": "ddp", "num_gpus": 2, "measure": "communication", "input": "synthetic", "windows": 60}
+    small, large = (make_spec(**fields, batch_size_per_gpu=size) for size in (32, 512))
+    low_s, high_s = 8 + 6 * 7 * 0.125, 100 + 60 * 7 * 7 * 0.15
+    assert expect_durations_s([small], []) == {small.run_id(): pytest.approx((low_s * high_s) ** 0.5)}
+    took = [EarlierAttempt("x", large, "H100", 0.0, other_s) for other_s in (38.0, 20.0, 47.0)]
+    assert expect_durations_s([small], took) == {small.run_id(): 38.0}
+    equal = EarlierAttempt("x", small, "H100", 0.0, 18.0)
+    assert expect_durations_s([small, large], [*took, equal]) == {small.run_id(): 18.0, large.run_id(): 38.0}
 
 
 def test_on_a_terminal_one_line_shows_the_epochs_that_ended(
