@@ -13,6 +13,7 @@ import re
 import statistics
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -100,6 +101,50 @@ def require(is_so: Any) -> None:
     """Raise ValueError if the records do not bear out what a template says in words."""
     if not is_so:
         raise ValueError("the records no longer bear out a sentence of this template.")
+
+
+# The commit beside each folder that a block cites.
+
+CITED = re.compile(r"`outputs/([\w-]+/[^`\s]+)`")
+EARLIER_COMMITS = {  # of folders whose records state none, or one with changes; outputs/*/README.md say more
+    **dict.fromkeys(("h200x2/q1", "h200x2/q4"), ("d42222f",)),
+    "h200x2/scaling": ("d42222f", "8d2f077"),
+    **dict.fromkeys(("h200x2/communication", "h200x2/batchnorm", "h200x2/graph", "h200x2/intervals"), ("8d2f077",)),
+    "h200x2/memory": ("f68863e", "74b359d"),
+    "h100x2/q4-study": ("536faaf", "463a0fd"),
+    "h200/bench": ("2a8a93c",),
+    "h200/bench/step-before-*": ("58b8ca2",),
+    "h200/bench/trainers-compiled": ("2a8a93c",),
+    "h200x2/bench": ("5f91704", "3688478"),
+    "h200x2/bench/memory.json": ("91fd088",),
+    "h200x2/bench/trainers-*": ("f68863e", "74b359d"),
+    "h200x4/bench": ("b5eba00",),
+}
+
+
+def commits_of(path: str) -> Sequence[str]:
+    """Return the commits that measured what lies below outputs/ under that path, that of most records first."""
+    stated = Counter(str(record["environment"].get("git_commit"))[:7] for record in records(path))
+    return EARLIER_COMMITS.get(path) or [commit for commit, _ in stated.most_common()]
+
+
+def commit_words(*paths: str) -> str:
+    """Return "commit a", or "commits a and b" of several. Raises ValueError if none is known."""
+    commits = list(dict.fromkeys(commit for path in paths for commit in commits_of(path)))
+    require(commits and "None" not in commits)
+    return f"{'commit' if len(commits) == 1 else 'commits'} {enumerate_in_words(commits)}"
+
+
+def state_commits(text: str) -> str:
+    """Return the text with the commit behind its first mention of each folder."""
+    stated = set()
+
+    def state(match: re.Match[str]) -> str:
+        is_new = match[1] not in stated
+        stated.add(match[1])
+        return f"{match[0]}, {commit_words(match[1])}" if is_new else match[0]
+
+    return CITED.sub(state, text)
 
 
 # Figures that no table holds.
@@ -329,7 +374,7 @@ NAMES = {
             exposed_quartiles_us,
             per_channel_gains,
         ),
-        answers_of_run,
+        *(answers_of_run, commit_words),
         *(span, interval, with_interval, longer, longer_by_round, loop_ratios, expand_grid, re.findall, zip),
     )
 }
@@ -349,7 +394,7 @@ def render_block(name: str) -> str:
     )
     environment.globals |= NAMES
     environment.filters |= FILTERS
-    return wrap(environment.get_template(f"{name}.md.j2").render()) + "\n"
+    return wrap(state_commits(environment.get_template(f"{name}.md.j2").render())) + "\n"
 
 
 def render_page(text: str) -> str:

@@ -104,6 +104,17 @@ def test_the_plot_that_the_readme_shows_is_of_the_published_records(tmp_path: Pa
     assert texts[0] == texts[1] != []
 
 
+def test_the_commit_stands_behind_the_first_mention_of_a_folder() -> None:
+    said = render_results.state_commits(
+        "(`outputs/h100x2/q3`, n = 1), `outputs/h200x2/q1` and `outputs/h100x2/q3` again"
+    )
+    assert said == (
+        "(`outputs/h100x2/q3`, commit 18d29ce, n = 1), `outputs/h200x2/q1`, commit d42222f and `outputs/h100x2/q3` again"
+    )
+    with pytest.raises(ValueError, match="no longer bear out"):
+        render_results.state_commits("`outputs/h100x2/nowhere`")
+
+
 def test_trust_md_counts_every_published_experiment_of_scaling_that_has_intervals() -> None:
     template = (render_results.TEMPLATES / "trust-narrow.md.j2").read_text()
     counted = [
