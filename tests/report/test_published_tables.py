@@ -105,11 +105,9 @@ def test_the_plot_that_the_readme_shows_is_of_the_published_records(tmp_path: Pa
 
 
 def test_the_commit_stands_behind_the_first_mention_of_a_folder() -> None:
-    said = render_results.state_commits(
-        "(`outputs/h100x2/q3`, n = 1), `outputs/h200x2/q1` and `outputs/h100x2/q3` again"
-    )
+    said = render_results.state_commits("(`outputs/h100x2/q3`, n = 1), `outputs/h200x2/q1`; `outputs/h100x2/q3`")
     assert said == (
-        "(`outputs/h100x2/q3`, commit 18d29ce, n = 1), `outputs/h200x2/q1`, commit d42222f and `outputs/h100x2/q3` again"
+        "(`outputs/h100x2/q3`, commit 18d29ce, n = 1), `outputs/h200x2/q1`, commit d42222f; `outputs/h100x2/q3`"
     )
     with pytest.raises(ValueError, match="no longer bear out"):
         render_results.state_commits("`outputs/h100x2/nowhere`")
