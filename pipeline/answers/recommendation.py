@@ -192,13 +192,13 @@ def throughput_words(choice: Choice) -> str:
 def choice_words(rows: Sequence[Row]) -> str:
     """Return how many configurations the fastest was chosen from, and by how many runs of each."""
     fewest, most = min(row.n for row in rows), max(row.n for row in rows)
+    number = pluralize(len(rows), "configuration")
     if most == 1:
-        by = "one run each"
-    elif fewest == 1:
-        by = f"n = 1 to {most}, chosen and stated by the same runs"
-    else:
-        by = f"n = {fewest}, chosen by every other run, the figure is that of the others"
-    return f"{pluralize(len(rows), 'configuration')}, {by}"
+        return f"{number}, one run each"
+    runs = f"n = {fewest}" if fewest == most else f"n = {fewest} to {most}"
+    if fewest == 1:
+        return f"{number}, {runs}, chosen and stated by the same runs"
+    return f"{number}, {runs}, chosen by every other run, the figure is that of the others"
 
 
 def cheapest_claims(tables: Tables) -> list[Claim]:

@@ -70,6 +70,11 @@ def test_with_repeats_one_half_chooses_and_the_other_is_stated() -> None:
     assert_says(said, f"{50_000 / 1.4:,.0f} images/s", "(only speed compared)")
 
 
+def test_configurations_of_unlike_numbers_of_runs_say_both() -> None:
+    said = answers_of(*repeated((1.0, 1.1)), *repeated((2.0, 2.1, 2.2), precision="fp32"))["Q5"]
+    assert_says(said, "of 2 configurations, n = 2 to 3, chosen by every other run")
+
+
 def test_a_configuration_of_one_run_leaves_no_half_to_choose_by() -> None:
     said = answers_of(*repeated((1.0, 1.2)), timed(3, 512))["Q5"]
     assert_says(said, "an epoch of 1.10 s", "of 2 configurations, n = 1 to 2, chosen and stated by the same runs")
