@@ -14,6 +14,7 @@ import argparse
 import datetime
 import json
 import tempfile
+import time
 import uuid
 from pathlib import Path
 from typing import get_args
@@ -68,7 +69,10 @@ def main() -> int:
         if arguments.judge:
             raw = read_bounded(arguments.judge, MAX_SELFTEST_BYTES, follow_links=True)
         else:
-            raw = msgspec.json.encode(measure(selftest_spec(arguments)))
+            started_s = time.monotonic()
+            measured = measure(selftest_spec(arguments))
+            duration_s = round(time.monotonic() - started_s, 1)
+            raw = msgspec.json.encode(msgspec.structs.replace(measured, duration_s=duration_s))
         saved = msgspec.json.decode(raw, type=SavedSelftest)
         results = judge_checks(saved.runs)
     except (LookupError, ValueError, ZeroDivisionError) as error:

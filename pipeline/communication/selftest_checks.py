@@ -25,7 +25,7 @@ EXPOSED_VARIANTS: tuple[VariantName, ...] = ("ddp", "no_op_hook")  # exposed com
 ROUND_SHARES = {  # of the process that measures the known answers, by variant
     "ddp": 0.45,
     "no_op_hook": 0.45,
-    "no_op_hook_again": 0.3,
+    "no_op_hook_again": 0.22,
     "one_bucket": 0.2,
     "no_collectives": 0.05,
     "extra": 0.1,
@@ -86,11 +86,13 @@ class Findings(msgspec.Struct, frozen=True):
 class SavedSelftest(msgspec.Struct, kw_only=True):
     """The output of `selftest --json`. Its `answers` are not read: they are computed again from the runs.
 
-    `measured_at` is the time of the start, in UTC. Files of earlier versions have neither that nor the environment.
+    `measured_at` is the time of the start, in UTC. Files of earlier versions have neither that nor the environment nor
+    the duration.
     """
 
     answers: Any = []
     measured_at: str | None = None
+    duration_s: float | None = None
     environment: Environment | None = None
     runs: dict[str, Findings]
 

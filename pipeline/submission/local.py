@@ -82,14 +82,19 @@ def run_elements(experiment: Experiment, elements: Sequence[Sequence[Spec]], opt
 def expect_durations_s(specs: Sequence[Spec], earlier: Sequence[EarlierAttempt]) -> dict[str, float]:
     """Return run id -> the time of equal points, else of points of the same shape, else the middle of its range.
 
-    The middle is the geometric one: a communication point takes 18 s or 4 minutes, and its range is of 13 to 1,000 s.
+    The middle is the geometric one: most communication points take far less than the arithmetic one.
     """
     middle_s = {key: math.sqrt(low * high) for key, (low, high, _) in predict_ranges(specs, earlier, ()).items()}
-    alike = group_pairs((pilot_key(attempt.spec), attempt) for attempt in earlier)
+    alike = group_pairs(((pilot_key(attempt.spec), attempt.spec.windows), attempt) for attempt in earlier)
+    usual = {
+        shape: own[0]._replace(
+            seconds_per_sample=statistics.median(attempt.seconds_per_sample for attempt in own),
+            other_s=statistics.median(attempt.other_s for attempt in own),
+        )
+        for shape, own in alike.items()
+    }
     of_shape_s = {
-        spec.run_id(): statistics.median(attempt.seconds_of(spec) for attempt in alike[pilot_key(spec)])
-        for spec in specs
-        if pilot_key(spec) in alike
+        spec.run_id(): found.seconds_of(spec) for spec in specs if (found := usual.get((pilot_key(spec), spec.windows)))
     }
     return middle_s | of_shape_s | predict_durations_s(specs, earlier)
 

@@ -8,6 +8,7 @@ a self-test takes now. What that assumes:
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -16,11 +17,8 @@ from numpy.random import Generator
 from pipeline.communication.selftest_checks import (
     ALL_REDUCE_WINDOWS,
     CLOCK_PAIR_SHARES,
-    EXPOSED_VARIANTS,
     NUM_ROUNDS,
-    ROUND_SHARES,
     SLEEP_PROFILES,
-    SOCKET_ROUND_SHARES,
     Findings,
     SavedSelftest,
     count_windows,
@@ -60,7 +58,7 @@ def draw_runs(recorded: Runs, generator: Generator) -> dict[str, Findings]:
     pairs["small"] = pick(len(known.clock_windows["small"]), PAIRS["small"], generator)
     steps = pick(len(known.wait_by_step_ns[0]), SLEEP_PROFILES * STEPS_PER_PROFILE, generator)
     known = msgspec.structs.replace(
-        draw_rounds(known, count_windows(ROUND_SHARES, NUM_ROUNDS), generator),
+        draw_rounds(known, generator),
         swept_ns=draw(known.swept_ns, ALL_REDUCE_WINDOWS, generator),
         bare_ns=draw(known.bare_ns, ALL_REDUCE_WINDOWS, generator),
         extra_ns=draw(known.extra_ns, ALL_REDUCE_WINDOWS, generator),
@@ -74,9 +72,9 @@ def draw_runs(recorded: Runs, generator: Generator) -> dict[str, Findings]:
     )
     return {
         "known_answers": known,
-        "measure": draw_rounds(measured, count_windows(dict.fromkeys(EXPOSED_VARIANTS, 1.0), NUM_ROUNDS), generator),
+        "measure": draw_rounds(measured, generator),
         "sockets": msgspec.structs.replace(
-            draw_rounds(sockets, count_windows(SOCKET_ROUND_SHARES, NUM_ROUNDS), generator),
+            draw_rounds(sockets, generator),
             swept_ns=draw(sockets.swept_ns, len(sockets.swept_ns), generator),
         ),
     }
@@ -93,17 +91,11 @@ def draw(values: Sequence[int], count: int, generator: Generator) -> list[int]:
     return [values[index] for index in pick(len(values), count, generator)]
 
 
-def draw_rounds(findings: Findings, num_rounds: Mapping[str, int], generator: Generator) -> Findings:
-    """Return the findings with that many rounds of each variant.
-
-    A round has windows of one recorded round, of those that timed all its variants: some end early.
-    """
-    sizes = [
-        min(len(findings.windows[name]) for name, count in num_rounds.items() if done < count)
-        for done in range(max(num_rounds.values()))
-    ]
-    picked: list[int] = generator.integers(sizes).tolist()
-    windows = {name: [findings.windows[name][index] for index in picked[:n]] for name, n in num_rounds.items()}
+def draw_rounds(findings: Findings, generator: Generator) -> Findings:
+    """Return the findings with as many rounds, each drawn as a whole from those that timed the same variants."""
+    ends = sorted({0, *map(len, findings.windows.values())})
+    picked = [first + index for first, end in pairwise(ends) for index in pick(end - first, end - first, generator)]
+    windows = {name: [own[index] for index in picked[: len(own)]] for name, own in findings.windows.items()}
     return msgspec.structs.replace(findings, windows=windows)
 
 

@@ -108,8 +108,9 @@ def require(is_so: Any) -> None:
 CITED = re.compile(r"`outputs/([\w-]+/[^`\s]+)`")
 EARLIER_COMMITS = {  # of folders whose records state none, or one with changes; outputs/*/README.md say more
     **dict.fromkeys(("h200x2/q1", "h200x2/q4"), ("d42222f",)),
-    "h200x2/scaling": ("d42222f", "8d2f077"),
-    **dict.fromkeys(("h200x2/communication", "h200x2/batchnorm", "h200x2/graph", "h200x2/intervals"), ("8d2f077",)),
+    "h200x2/scaling": ("d42222f", "16d6604"),
+    **dict.fromkeys(("h200x2/communication", "h200x2/batchnorm", "h200x2/graph"), ("8d2f077",)),
+    "h200x2/intervals": ("8d2f077", "16d6604"),
     "h200x2/memory": ("f68863e", "74b359d"),
     "h100x2/q4-study": ("536faaf", "463a0fd"),
     "h200/bench": ("2a8a93c",),
@@ -374,7 +375,7 @@ NAMES = {
             exposed_quartiles_us,
             per_channel_gains,
         ),
-        *(answers_of_run, commit_words),
+        *(answers_of_run, commits_of, commit_words),
         *(span, interval, with_interval, longer, longer_by_round, loop_ratios, expand_grid, re.findall, zip),
     )
 }

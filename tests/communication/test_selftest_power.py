@@ -4,10 +4,17 @@ import numpy as np
 import pytest
 from bench_selftest import NUM_DRAWS, CheckWithDefects, Power, find_power, list_checks
 from conftest import ROOT
-from drawn_selftests import Runs, read_recorded
-from published_pages import shown_rows
+from drawn_selftests import Runs, draw_runs, read_recorded
+from published_pages import missing_in, shown_rows
 
-from pipeline.communication.selftest_checks import difference, judge_checks, median_of
+from pipeline.communication.selftest_checks import (
+    difference,
+    difference_us,
+    exposed_us,
+    judge_checks,
+    median_of,
+    step_us,
+)
 
 DRAWS = 200
 LEAST = 0.845  # 90 % less 2.6 standard errors of the share of 200 draws
@@ -48,10 +55,10 @@ def test_every_check_of_the_self_test_is_among_them(recorded: Runs, checks: list
         ("two no-op series", "difference_us", (-40, 40)),
         ("injected all-reduce", "ratio", (-0.4, 0.4)),
         ("the same point twice", "ratio", (-0.02, 0.02)),
-        ("sweep against a bare loop", "ratio", (-0.0977, 0.0977)),  # 10 % of a ratio of 0.977
+        ("sweep against a bare loop", "ratio", (-0.0974, 0.0974)),  # 10 % of a ratio of 0.974
         ("parts against the wall clock", "ratio", (-0.02, 0.02)),
         ("cost of the clock, large batch", "cost", (0.02,)),
-        ("cost of the clock, small batch", "cost", (0.0615,)),  # 6 % of a window that is 1.025 times the unmarked one
+        ("cost of the clock, small batch", "cost", (0.0613,)),  # 6 % of a window that is 1.021 times the unmarked one
     ],
 )
 def test_a_defect_moves_the_figure_by_twice_the_limit(
@@ -83,8 +90,38 @@ def test_a_difference_of_separate_medians_holds_the_truth_as_often_as_its_interv
     assert sum(one.low <= 0 <= one.high for one in apart) >= 975
 
 
-def test_the_docs_show_every_check_with_its_limit_and_its_windows(checks: list[CheckWithDefects]) -> None:
+def test_the_docs_show_every_check_with_its_limit_its_windows_and_its_power(
+    checks: list[CheckWithDefects], powers: list[Power]
+) -> None:
     rows = shown_rows(TRUST, "**How often a check decides.**")
     assert [row[:3] for row in rows] == [[check.name, check.limit, check.windows] for check in checks]
     assert {row[0] for row in rows for share in row[3:5] if float(share.removesuffix(" %")) < 90} == SELDOM
+    for (_, *drawn), row in zip(powers, rows, strict=True):
+        for share, said in zip(drawn, row[3:5], strict=True):
+            assert share == pytest.approx(float(said.removesuffix(" %")) / 100, abs=0.13), row[0]  # 3.6 standard errors
     assert f"({NUM_DRAWS:,} draws, seeded)" in TRUST
+
+
+def test_the_docs_say_how_alike_one_round_is_to_the_next(recorded: Runs) -> None:
+    def autocorrelation(values: list[float]) -> float:
+        centred = np.array(values) - np.mean(values)
+        return float((centred[1:] * centred[:-1]).sum() / (centred**2).sum())
+
+    of_differences = [
+        autocorrelation(difference_us(findings, name, "no_op_hook"))
+        for findings in recorded.values()
+        for name in findings.windows
+        if name != "no_op_hook"
+    ]
+    of_steps = autocorrelation(step_us(recorded["known_answers"], "ddp"))
+    said = f"of a difference is {max(of_differences):.2f} at most, that of DDP's steps {of_steps:.2f}"
+    assert missing_in(TRUST, [said]) == []
+
+
+def test_drawn_entry_points_are_alike_on_average(recorded: Runs) -> None:
+    generator = np.random.default_rng(7)
+    drawn = [draw_runs(recorded, generator) for _ in range(DRAWS)]
+    known, measured = (
+        np.median([exposed_us(runs[name]).value for runs in drawn]) for name in ("known_answers", "measure")
+    )
+    assert abs(known - measured) < 5  # us; a draw of the early rounds alone is 15 us above all of them

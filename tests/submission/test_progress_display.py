@@ -46,6 +46,9 @@ def test_a_point_is_expected_to_take_as_long_as_those_of_its_shape_else_the_midd
     assert expect_durations_s([small], []) == {small.run_id(): pytest.approx((low_s * high_s) ** 0.5)}
     took = [EarlierAttempt("x", large, "H100", 0.0, other_s) for other_s in (38.0, 20.0, 47.0)]
     assert expect_durations_s([small], took) == {small.run_id(): 38.0}
+    shorter = make_spec(**fields | {"windows": 12})
+    middle_s = (low_s * (100 + 12 * 7 * 7 * 0.15)) ** 0.5
+    assert expect_durations_s([shorter], took) == {shorter.run_id(): pytest.approx(middle_s)}
     equal = EarlierAttempt("x", small, "H100", 0.0, 18.0)
     assert expect_durations_s([small, large], [*took, equal]) == {small.run_id(): 18.0, large.run_id(): 38.0}
 
