@@ -39,7 +39,7 @@ from pipeline.communication.selftest_checks import (
 NUM_DRAWS = 2000
 
 # of the estimated time
-PROCESS_S = 12.5  # of a start of all ranks: a third of what the rest leaves of the 389 s of outputs/h100x2/selftest.json
+PROCESS_S = 12.5  # of a start of all ranks: a third of what the rest leaves of the 389 s of the recorded one
 PROFILE_S = 12 * 0.07 + 1  # each of its steps waits for a head start and a sleep; writing and reading it: assumed
 CALLS_PER_WINDOW = 20  # of isolated all-reduces
 
