@@ -253,7 +253,8 @@ def measured_claim(rows: Sequence[Row], measured: Sequence[Row], compared: dict[
         "smallest": best["exposed_comm_share"],
         "unclear": unclear or "all are above the noise",
     }
-    return Claim("Q3", "exposed" if len(rows) > 1 else "exposed_alone", common | values, badges_of(worst))
+    kind = "exposed" if len(told) > 1 else "exposed_once" if len(rows) > 1 else "exposed_alone"
+    return Claim("Q3", kind, common | values, badges_of(worst))
 
 
 def compare_subtraction(rows: Sequence[Row], subtracted: Sequence[Row]) -> dict[str, Any]:
