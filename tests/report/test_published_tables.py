@@ -113,6 +113,13 @@ def test_the_commit_stands_behind_the_first_mention_of_a_folder() -> None:
         render_results.state_commits("`outputs/h100x2/nowhere`")
 
 
+def test_every_measured_part_of_the_results_names_a_commit() -> None:
+    blocks = re.findall(
+        r"<!-- results: (\S+) -->(.*?)<!-- /results -->", (ROOT / "docs/results.md").read_text(), re.DOTALL
+    )
+    assert {name for name, text in blocks if "commit" not in text} == {"results-conditions", "results-published"}
+
+
 def test_trust_md_counts_every_published_experiment_of_scaling_that_has_intervals() -> None:
     template = (render_results.TEMPLATES / "trust-narrow.md.j2").read_text()
     counted = [
