@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from pipeline.analysis.advice import NOTHING_FOUND
 from pipeline.analysis.intervals import CONFIDENCE, NOMINAL, OF_FEWEST_VALUES, min_values
 from pipeline.analysis.loader import MAX_DATA_SHARE
 from pipeline.analysis.pooling import group_pairs
@@ -127,13 +128,14 @@ NEXT_STEP_KEYS = tuple(column.key for column in NEXT_STEP)
 
 
 def has_next_step(rows: Rows) -> Rows:
-    """Return the rows with a next step in order, each point once."""
-    return sort_rows([row for row in rows if row["next_step"] and row.figures.get("scaling") != "strong"])
+    """Return the rows of which a next step was found in order, each point once."""
+    found = (row for row in rows if row["next_step"] not in (None, NOTHING_FOUND))
+    return sort_rows([row for row in found if row.figures.get("scaling") != "strong"])
 
 
 ADVICE = (
-    "By the rules of docs/advice.md; (2x): measured here to be twice as fast. A larger batch changes the training: "
-    "what it learns is a question of its own (Q4)."
+    "By the rules of docs/advice.md, which found none for points that are not listed; (2x): measured here to be twice as "
+    "fast. A larger batch changes the training: what it learns is a question of its own (Q4)."
 )
 FLOPS = (
     Column("flops_per_sample", "", "FLOPs of the forward and backward pass of one sample, counted."),

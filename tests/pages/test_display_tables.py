@@ -63,6 +63,14 @@ def test_an_axis_of_one_strategy_is_named_in_its_rows_alone() -> None:
     assert named[1:-1] == [("fsdp", f"reshard {reshard}") for reshard in ("blocks", "always", "never")]
 
 
+def test_next_steps_are_of_the_points_where_one_was_found() -> None:
+    steps = [row["next step"] for row in table_of(published_report("h100x2/captured"), "Next step of each point")]
+    assert [step.partition(" (")[0] for step in steps] == [
+        *["a larger batch"] * 4,
+        "none, since the GPU is at its power limit",
+    ]
+
+
 def test_tables_of_remedies_keep_accuracy_and_time_and_drop_the_strategy_that_gpus_tell() -> None:
     text = published_report("h200x2/q4")
     cells = table_of(text, "Q4: final accuracy")
