@@ -134,8 +134,8 @@ def has_next_step(rows: Rows) -> Rows:
 
 
 ADVICE = (
-    "By the rules of docs/advice.md, which found none for points that are not listed; (2x): measured here to be twice as "
-    "fast. A larger batch changes the training: what it learns is a question of its own (Q4)."
+    "By the rules of docs/advice.md, which found none for points that are not listed; (2x): measured here to be twice "
+    "as fast. A larger batch changes the training: what it learns is a question of its own (Q4)."
 )
 FLOPS = (
     Column("flops_per_sample", "", "FLOPs of the forward and backward pass of one sample, counted."),
