@@ -6,6 +6,7 @@ start_ranks starts it under torchrun's agent. rank_files lists the files in a po
 import contextlib
 import io
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -92,6 +93,7 @@ def record_rank_errors(rank_files: RankFiles) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        ignore_ended_workers()
         if isinstance(error, gpu_checks.GpuProblem):
             kind, text = error.kind, str(error)
         elif isinstance(error, WorkloadError):
@@ -111,6 +113,13 @@ def record_rank_errors(rank_files: RankFiles) -> Iterator[None]:
         if failure.kind == "collective":
             time.sleep(LOST_PEER_GRACE_S)
         os._exit(1)
+
+
+def ignore_ended_workers() -> None:
+    """Let no later end of a loader's worker raise: torch's handler of SIGCHLD raises in whatever this process runs."""
+    for _ in range(2):  # setting a handler first runs the old one, if a signal waits
+        with contextlib.suppress(RuntimeError):
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def did_gpu_allocator_refuse() -> bool:

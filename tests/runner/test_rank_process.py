@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from pipeline.system import host
 from pipeline.training import provenance
 from pipeline.training.gpu_checks import CONTEXT_BYTES, GpuProblem
 from pipeline.training.process_group import Rank
+from pipeline.workloads import user_code
 
 
 @pytest.mark.parametrize("num_ooms", [0, 2])
@@ -56,6 +58,26 @@ def report_of(rank_files: RankFiles, error: Exception, monkeypatch: pytest.Monke
         raise error
     (found,) = rank_files.read_errors()
     return found
+
+
+def test_a_worker_that_ends_while_an_error_is_written_does_not_replace_it(
+    rank_files: RankFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's loader sets a handler of SIGCHLD that raises, once for each worker that ends."""
+
+    def raise_as_torch_does(*_: object) -> None:
+        raise RuntimeError("DataLoader worker (pid 2) is killed by signal: Killed.")
+
+    def describe(_: BaseException, text: str) -> str:
+        os.kill(os.getpid(), signal.SIGCHLD)
+        return text
+
+    monkeypatch.setattr(user_code, "describe_user_error", describe)
+    before = signal.signal(signal.SIGCHLD, raise_as_torch_does)
+    try:
+        assert report_of(rank_files, ValueError("the first"), monkeypatch).message == "ValueError: the first"
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def pretend_full_gpu(monkeypatch: pytest.MonkeyPatch, *, others_gib: float) -> None:
