@@ -1,7 +1,7 @@
 """Self-tests drawn from recorded windows, for the power of the checks; no torch.
 
 Each series of the self-test recorded on two H100s is drawn with replacement (rounds as a whole), in as many windows as
-a self-test takes now. What that assumes:
+were recorded; profiled steps and pairs of windows in as many as a self-test takes now. What that assumes:
 
 - Rounds are independent of each other: the differences of the recorded ones have an autocorrelation of 0.23 at most.
 - The true exposed communication of the two entry points is equal: that of `measure: communication` is shifted.
