@@ -71,8 +71,7 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
         "Of {count} points it is the largest share, the smallest is {smallest:.1%}; {unclear}.",
         COMPARED,
     ),
-    "exposed_once": (EXPOSED, "{unclear}.", COMPARED),
-    "exposed_alone": (EXPOSED, COMPARED),
+    "exposed_alone": (EXPOSED, "{unclear}.", COMPARED),
     "exposed_unclear": (
         "On {num_gpus} GPUs no communication is shown that computation does not hide: {unclear}.",
         COMPARED,
@@ -128,7 +127,6 @@ HEADLINES = {
     "no_speedup": ("no speed-up shown on {num_gpus} GPUs{larger}", "speedup", "{:.2f}"),
     "speedup_in_part": ("{low:.2f} to {num_gpus} times on {num_gpus} GPUs{larger}", "speedup", "{:.2f}"),
     "exposed": ("{share:.1%} of the step on {num_gpus} GPUs", "share", "{:.1%}"),
-    "exposed_once": ("{share:.1%} of the step on {num_gpus} GPUs", "share", "{:.1%}"),
     "exposed_alone": ("{share:.1%} of the step on {num_gpus} GPUs", "share", "{:.1%}"),
     "exposed_unclear": ("none shown on {num_gpus} GPUs", "", ""),
     "subtracted": ("up to {share:.0%} of the epoch, by subtraction", "", ""),

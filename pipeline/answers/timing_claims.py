@@ -251,10 +251,9 @@ def measured_claim(rows: Sequence[Row], measured: Sequence[Row], compared: dict[
         "share": worst["exposed_comm_share"],
         "where": where_of(worst, measured),
         "smallest": best["exposed_comm_share"],
-        "unclear": unclear or "all are above the noise",
+        "unclear": unclear or ("all are above the noise" if len(told) > 1 else None),
     }
-    kind = "exposed" if len(told) > 1 else "exposed_once" if len(rows) > 1 else "exposed_alone"
-    return Claim("Q3", kind, common | values, badges_of(worst))
+    return Claim("Q3", "exposed" if len(told) > 1 else "exposed_alone", common | values, badges_of(worst))
 
 
 def compare_subtraction(rows: Sequence[Row], subtracted: Sequence[Row]) -> dict[str, Any]:

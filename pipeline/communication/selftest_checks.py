@@ -86,8 +86,7 @@ class Findings(msgspec.Struct, frozen=True):
 class SavedSelftest(msgspec.Struct, kw_only=True):
     """The output of `selftest --json`. Its `answers` are not read: they are computed again from the runs.
 
-    `measured_at` is the time of the start, in UTC. Files of earlier versions have neither that nor the environment nor
-    the duration.
+    `measured_at` is the time of the start, in UTC. Files of earlier versions lack it, the duration and the environment.
     """
 
     answers: Any = []

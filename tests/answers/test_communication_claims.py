@@ -78,7 +78,7 @@ def test_the_collectives_of_a_claim_are_those_of_its_strategy() -> None:
 
 def test_points_below_their_noise_are_counted_beside_the_only_share() -> None:
     (claim,) = published_claims("h200x2/communication")["Q3"]
-    assert claim.kind == "exposed_once"
+    assert claim.kind == "exposed_alone"
     assert claim.sentences()[1] == "3 of 4 points show no more than the noise, up to 13.5 % of the step."
     (claim,) = published_claims("h200x2/batchnorm")["Q3"]
     assert claim.kind == "exposed_unclear"
