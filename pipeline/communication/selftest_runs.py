@@ -35,6 +35,7 @@ from pipeline.training.step_timer import StepTimer, UnmarkedTimer
 INJECTED_BYTES = {"cuda": 256 * 2**20, "cpu": 32 * 2**20}
 LARGE_BUCKET_MB = 100.0
 DELAY_S = {"cuda": 0.002, "cpu": 0.02}  # before each collective of a strategy
+NUM_DELAYED_STEPS = 5  # a pause is longer where the host is busy: the median step counts
 SLEEP_S = {"cuda": 0.02, "cpu": 0.1}
 HEAD_START_S = {"cuda": 0.05, "cpu": 0.0}  # pause of every device, so that no host is late while it is profiled
 CYCLES_PER_S = 2e9  # of a GPU's clock, about; measured before use
@@ -74,12 +75,12 @@ def measure_strategy(spec: Spec, rank: Rank) -> Findings:
         variants["kept"] = build_variant(context, "fsdp")
         silent_collectives.keep_buffers(variants["kept"].model, [], is_silent=False)
     findings = time_selftest_variants(variants, context, selftest_checks.STRATEGY_ROUND_SHARES)
-    lengths.clear()
-    variants["delayed"].step()
-    process_group.synchronize(rank)
-    return msgspec.structs.replace(
-        findings, strategy=spec.strategy, delay_ns=round(sum(length() for length in lengths))
-    )
+    delays_ns = []
+    for _ in range(NUM_DELAYED_STEPS):
+        lengths.clear()
+        variants["delayed"].step()
+        delays_ns.append(sum(length() for length in lengths))
+    return msgspec.structs.replace(findings, strategy=spec.strategy, delay_ns=round(statistics.median(delays_ns)))
 
 
 def note_pause(rank: Rank, lengths: list[LengthNs]) -> None:
