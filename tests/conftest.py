@@ -137,6 +137,19 @@ def run_unprivileged(name: str, *arguments: str | Path, group: int | None = None
 
 
 @pytest.fixture
+def virtual_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let only `time.sleep` move the clock, so that a time does not depend on what else the machine does."""
+    now_ns = 0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_ns
+        now_ns += round(seconds * 1e9)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: now_ns)
+
+
+@pytest.fixture
 def pipeline() -> Command:
     """The commands, as a user runs them."""
     return run_command

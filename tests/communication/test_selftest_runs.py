@@ -39,6 +39,7 @@ def test_a_late_rank_counts_once_however_many_collectives_wait_for_it() -> None:
     assert shortest_by_step_ns(profile) == [15_000, 15_000]
 
 
+@pytest.mark.usefixtures("virtual_clock")
 def test_a_pause_comes_before_each_step_and_its_length_is_measured() -> None:
     log: list[str] = []
     lengths: list[LengthNs] = []
@@ -46,8 +47,9 @@ def test_a_pause_comes_before_each_step_and_its_length_is_measured() -> None:
     for _ in range(3):
         step()
     assert (log, len(lengths)) == (["step"] * 3, 3)
-    assert median_ns(lengths) >= 2e6
-    assert calibrated_pause(ALONE)(0.0)() < 2e6
+    assert [length() for length in lengths] == [2e6] * 3
+    assert median_ns(lengths) == 2e6
+    assert calibrated_pause(ALONE)(0.0)() == 0
 
 
 def test_a_pause_of_a_device_keeps_its_stream_busy_for_the_time_that_events_show(
