@@ -1,7 +1,7 @@
 # make run: measure the smoke grid with whatever this machine has, and print its tables
 # make check: linters, types, and the tests that need no Slurm and no browser and start no training process
 # make test: install what the tests need and run them all; make test-slow: those that check leaves out, and those of
-# which it draws few examples
+# which it draws few examples; make test-alone: those that time processes, one after the other
 # make lint, make bench, make bench-gpu, make jobs, make words, make schema
 # make results: write the measured figures of README.md and docs/ anew from the records in outputs/
 # make campaign: what is measured on the GPUs of a node, in sittings; each call goes on where the last one stopped
@@ -22,7 +22,7 @@ PYTEST = python -m pytest -q -ra --numprocesses $(WORKERS) --dist worksteal
 # what check leaves out
 SLOW = slurm or training or browser or wheel
 
-.PHONY: run check test test-fast test-slow lint bench bench-gpu campaign mutations faults faults-page jobs words schema results slurm browser
+.PHONY: run check test test-fast test-slow test-alone lint bench bench-gpu campaign mutations faults faults-page jobs words schema results slurm browser
 
 run: $(INSTALLED)
 	python -m pipeline.submit --grid smoke --wait --skip-unsatisfiable --points-per-element 4
@@ -30,18 +30,21 @@ run: $(INSTALLED)
 	@echo "Next: $(VENV)/bin/ddpscale submit --grid scaling --dry-run    # on a machine with GPUs"
 
 test: $(INSTALLED)-test slurm browser
-	$(MAKE) --jobs=1 --keep-going test-fast test-slow
+	$(MAKE) --jobs=1 --keep-going test-fast test-slow test-alone
 
 # at once: mypy is one process, and the linters end while the tests run
 check: $(INSTALLED)-test
 	$(MAKE) --jobs=2 --output-sync=target lint test-fast
 
 test-fast: $(INSTALLED)-test
-	$(PYTEST) -m "not ($(SLOW))"
+	$(PYTEST) -m "not ($(SLOW) or alone)"
 
 test-slow: WORKERS = $(SLOW_WORKERS)
 test-slow: $(INSTALLED)-test slurm browser
-	$(PYTEST) -m "$(SLOW) or hypothesis" --hypothesis-profile=all
+	$(PYTEST) -m "($(SLOW) or hypothesis) and not alone" --hypothesis-profile=all
+
+test-alone: $(INSTALLED)-test
+	python -m pytest -q -ra -m alone
 
 faults: $(INSTALLED)-test slurm browser
 	$(PYTEST) -m fault

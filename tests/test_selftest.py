@@ -16,7 +16,7 @@ from pipeline.system.errors import CommandError
 from pipeline.system.host import node_name
 
 
-@pytest.mark.training
+@pytest.mark.alone
 def test_a_sleeping_rank_and_the_parts_of_a_step_are_found_on_cpu(pipeline: Command, tmp_path: Path) -> None:
     done = pipeline("selftest", "--model", "lenet", "--batch-size-per-gpu", "8", "--windows", "6", "--json")
     assert done.returncode in (0, 1), done.stderr
@@ -54,7 +54,7 @@ def test_a_sleeping_rank_and_the_parts_of_a_step_are_found_on_cpu(pipeline: Comm
     assert len(shown) == 1 + len(answers)
 
 
-@pytest.mark.training
+@pytest.mark.alone
 @pytest.mark.parametrize("strategy", ["fsdp", "zero1"])
 def test_the_steps_of_a_strategy_without_collectives_are_checked_on_cpu(pipeline: Command, strategy: str) -> None:
     done = pipeline("selftest", "--strategy", strategy, "--batch-size-per-gpu", "2", "--windows", "6", "--json")
