@@ -74,7 +74,7 @@ def throughput_lines(groups: Mapping[str, Sequence[Row]]) -> Iterator[tuple[str,
     for unit in units:
         own = {label: [row for row in rows if row["unit"] == unit] for label, rows in groups.items()}
         own = {label: rows for label, rows in own.items() if rows}
-        heading = THROUGHPUT.heading if len(units) == 1 else f"{unit}/s"
+        heading = THROUGHPUT.heading if len(units) == 1 else f"{unit} a second"
         yield heading, (*make_series(own, BATCH, THROUGHPUT, styles), *peak_lines(own))
 
 

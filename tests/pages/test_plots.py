@@ -57,6 +57,12 @@ def test_q1_shows_time_throughput_and_where_memory_ends() -> None:
     assert "12 at 32, 4 at 512. Out of memory from 2,048 on." in times.describe()
 
 
+def test_models_of_images_and_of_tokens_have_a_panel_of_throughput_each() -> None:
+    found = collect_experiment(Experiment(ROOT / "outputs/h100/models"))
+    q1, *_ = build_plots(PlotSource(found.tables, found.collected.outcomes, found.collected.terms))
+    assert {"Tokens a second", "Samples a second"} < {panel.title for panel in q1.panels}
+
+
 def test_q2_shows_a_line_from_one_gpu_for_each_batch_size() -> None:
     plot = plots_of(*batch_records(), *scaling_records())["q2"]
     panel = line_panel(plot)
