@@ -1,7 +1,6 @@
 """A short profiled pass, apart from timed steps: the collectives and the compute of each rank's device."""
 
 import gzip
-import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -14,6 +13,7 @@ from pipeline.communication import trace
 from pipeline.communication.silent_collectives import CollectiveCall
 from pipeline.communication.trace import ProfileFailed, RankTrace, TracedCollective
 from pipeline.experiment.measurement import Collective, Profile, Transfer, TransferKind
+from pipeline.system import files
 from pipeline.training import process_group
 from pipeline.training.process_group import Rank
 from pipeline.training.step import StepFunction
@@ -62,8 +62,8 @@ def profile_steps(
             raise ProfileFailed(str(failures[0])) from failures[0]
         if folder:
             folder.mkdir(exist_ok=True)
-            with path.open("rb") as plain, gzip.open(folder / TRACE_NAME.format(rank=rank.rank), "wb", 6) as kept:
-                shutil.copyfileobj(plain, kept)
+            kept = gzip.compress(path.read_bytes(), 6)
+            files.replace_file_atomically(folder / TRACE_NAME.format(rank=rank.rank), kept)
         return trace.summarize_trace(trace.read_trace(path, MAX_TRACE_BYTES), calls, rank.world_size, expected)
 
 

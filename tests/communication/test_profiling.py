@@ -1,11 +1,12 @@
 import contextlib
+import errno
 import itertools
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -230,6 +231,19 @@ def test_a_captured_step_whose_eager_form_shows_no_collective_says_of_what_the_r
     not_traced, no_collective = notes
     assert not_traced == NOT_TRACED
     assert_says(no_collective, "no collective", "CUPTI")
+
+
+def test_a_disk_that_fills_while_a_trace_is_kept_leaves_no_part_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(handle: int) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fill)
+    found, problems = profile_ranks(lambda: None, ALONE, [], tmp_path / "traces")
+    assert found is None
+    assert_says(problems[0], "rank 0: no profile: ", "No space left on device", "rank0.pt.trace.json.gz")
+    assert list((tmp_path / "traces").iterdir()) == []
 
 
 @pytest.mark.parametrize("function", ["start", "step", "export_chrome_trace"])
