@@ -261,7 +261,7 @@ def draw_series(axes: Axes, series: Series) -> None:
     colour = PLACEHOLDERS[f"--{plot_data.role_of(series.style)}"]
     looks: dict[str, Any] = {"linestyle": "-" if series.style < len(MARKERS) / 2 else (0, (5, 2))}
     if series.style == plot_data.REFERENCE:
-        looks = {"linestyle": (0, (2, 2))}
+        looks = {"linestyle": (0, (2, 2)), "marker": "" if len(series.points) > 1 else "_", "markersize": 12}
     elif not series.is_line:
         looks = {"linestyle": "none", "marker": "D", "markersize": 7, "markerfacecolor": "none"}
     elif len(series.points) <= MAX_MARKERS:

@@ -35,11 +35,14 @@ from pipeline.pages.plot_data import (
     MARKS,
     MAX_SERIES,
     PART_MARKS,
+    REFERENCE,
     BarPanel,
     HistogramPanel,
+    LinePanel,
     Plot,
     PlotSource,
     Point,
+    Series,
 )
 from pipeline.pages.timing_plots import STYLES
 from pipeline.tables.collect_experiment import collect_experiment
@@ -61,6 +64,15 @@ def test_models_of_images_and_of_tokens_have_a_panel_of_throughput_each() -> Non
     found = collect_experiment(Experiment(ROOT / "outputs/h100/models"))
     q1, *_ = build_plots(PlotSource(found.tables, found.collected.outcomes, found.collected.terms))
     assert {"Tokens a second", "Samples a second"} < {panel.title for panel in q1.panels}
+
+
+def test_a_peak_at_one_batch_size_is_a_dash_where_a_line_would_have_no_length() -> None:
+    peak = Series("peak", (Point(16, 4.0),), REFERENCE)
+    lines = (Series("measured", (Point(16, 1.0),)), peak)
+    (drawn,) = render_plot(Plot("q1", "Q1", "One GPU", (LinePanel("Tokens a second", "samples", lines),))).panels
+    assert re.search(rf"d=\"M 6 0 \s*L -6 -0 \s*\" style=\"stroke: {LIGHT['--muted']}\"", svg_of(drawn.light)), (
+        "a dash of 12 points"
+    )
 
 
 def test_q2_shows_a_line_from_one_gpu_for_each_batch_size() -> None:
