@@ -2,8 +2,8 @@
 
     python -m pipeline.ingest FILE.csv --outputs outputs/NAME --gpu "NVIDIA A40"
 
-`--help` lists the columns. Rows that differ only in epoch become one record. Ingesting the same file again changes
-nothing.
+`--help` lists the columns. The table may come from pandas, Excel or R, or be one in Markdown. Rows that differ only in
+epoch become one record. Ingesting the same file again changes nothing.
 Exit codes: 0 success, 2 the file or the folder is wrong.
 """
 
@@ -13,10 +13,11 @@ import hashlib
 import io
 import math
 import operator
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -32,11 +33,12 @@ from pipeline.system.errors import CommandError, pluralize, replace_control_char
 from pipeline.system.files import UnreadableFile, read_bounded
 
 MAX_CSV_BYTES = 16_000_000
-COLUMNS_HELP = """columns of the file, in any order; an empty cell means not measured:
-  strategy            single, dp or ddp, in lower or upper case
+STRATEGIES = ", ".join(get_args(spec.Strategy)[:-1]) + f" or {get_args(spec.Strategy)[-1]}"
+COLUMNS_HELP = f"""columns of the file, in any order; an empty cell means not measured:
+  strategy            {STRATEGIES}, or the name of torch's class
   num_gpus            GPUs in total
   batch_size_per_gpu  samples per GPU and step
-  epoch_time_s        seconds of the epoch; empty if the point ran out of memory
+  epoch_time_s        seconds of the epoch; empty, or OOM, if the point ran out of memory
 optional columns:
   status              ok or oom, in lower or upper case (without the column: ok)
   epoch               number from 1 (empty, or without the column: 2, the first epoch after the warm-up)
@@ -44,19 +46,53 @@ optional columns:
   loss                mean training loss of the epoch
   accuracy            training accuracy, as a fraction (0.509) or with a percent sign (50.9%)
   num_nodes, repeat   numbers (without the column: 1 node, repeat 0)
-  precision           fp32, tf32, bf16 or fp16"""
+  precision           fp32, tf32, bf16 or fp16
+Common other names are known, such as "GPUs" and "Epoch time (s)". Cells are separated by a comma, a semicolon, a tab, a
+bar or spaces. Numbers may have a decimal comma. Lines that begin with # are comments."""
 MAX_COLUMN_CHARS = 40  # of a name that a message quotes
 POINT_COLUMNS = ("strategy", "num_nodes", "num_gpus", "batch_size_per_gpu", "precision", "repeat")
-CASE_INSENSITIVE_COLUMNS = ("strategy", "status", "precision")
-REFUSED_CELLS = ("nan", "inf", "-inf", "+inf", "infinity", "-infinity", "null", "none")
-NOT_A_NUMBER = "is not a number; leave the cell empty if it was not measured."
+WHOLE_COLUMNS = ("num_gpus", "batch_size_per_gpu", "num_nodes", "epoch", "repeat")
+MEASURED_COLUMNS = ("epoch_time_s", "compute_time_s", "loss", "accuracy")
 BYTES_PER_PARAMETER = 4  # gradients in fp32, as DistributedDataParallel sends them
 
-WHOLE, SECONDS = "a whole number from 1 on", "seconds above 0"
+SEPARATORS = (",", ";", "\t", "|", " ")
+MAX_LINES_TO_HEADER = 50
+COLUMN_NAMES = {
+    "strategy": ("method", "parallelism"),
+    "num_gpus": ("gpus", "n_gpus", "ngpus", "number_of_gpus", "gpu_count", "world_size"),
+    "batch_size_per_gpu": ("batch_size", "batch", "batch_per_gpu", "per_gpu_batch_size", "local_batch_size"),
+    "epoch_time_s": ("epoch_time", "time_per_epoch", "time"),
+    "compute_time_s": ("compute_time", "computation_time"),
+    "loss": ("train_loss", "training_loss"),
+    "accuracy": ("acc", "train_acc", "train_accuracy", "training_accuracy"),
+    "num_nodes": ("nodes", "n_nodes", "number_of_nodes"),
+}
+"""Other names of a column, in the words that `split_name` returns."""
+INDEX_NAME = re.compile(r"|index|unnamed_\d+|row|id|row_?names?|x")  # of a first column: pandas, R
+STRATEGY_NAMES: dict[str, spec.Strategy] = {
+    "singlegpu": "single",
+    "dataparallel": "dp",
+    "distributeddataparallel": "ddp",
+    "fullyshardeddataparallel": "fsdp",
+    "fsdp2": "fsdp",
+    "zeroredundancyoptimizer": "zero1",
+}
+"""Other names of a strategy, without what is not a letter or a digit, and without the module of torch."""
+SECONDS_IN = {**dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0), "ms": 1e-3, "min": 60.0}
+UNITS = {"epoch_time_s": SECONDS_IN, "compute_time_s": SECONDS_IN, "accuracy": {"%": 0.01, "percent": 0.01}}
+"""Units of a column, in its name or behind a number, and what the number is multiplied by."""
+BLANK_CELLS = ("na", "nan", "n/a", "#n/a", "<na>", "null", "none", "-", "\N{EN DASH}", "\N{EM DASH}")
+OOM_CELL = re.compile(r"(cuda )?(oom|out[ -]of[ -]memory|outofmemory(error)?)")
+NUMBER = re.compile(r"([+-]?)([\d.,]*\d)(e[+-]?\d+)?", re.ASCII)
+THOUSANDS_SPACE = re.compile(r"(?<=\d)[ \u00a0\u2009\u202f'\u2019](?=\d{3}(?!\d))")
+NOT_A_NUMBER = "is not a number; leave the cell empty if it was not measured."
+
+WHOLE = "a whole number from 1 on"
 WANTED = {
-    **dict.fromkeys(("num_gpus", "batch_size_per_gpu", "num_nodes", "epoch"), WHOLE),
-    **dict.fromkeys(("epoch_time_s", "compute_time_s"), SECONDS),
-    "strategy": "single, dp or ddp",
+    **dict.fromkeys(("num_gpus", "batch_size_per_gpu", "num_nodes"), WHOLE),
+    **dict.fromkeys(("epoch_time_s", "compute_time_s"), "seconds above 0; leave the cell empty if it was not measured"),
+    "epoch": f"{WHOLE}; add 1 to all epochs if the first one is 0",
+    "strategy": STRATEGIES,
     "loss": "a number",
     "accuracy": "a fraction from 0 to 1, or a percentage",
     "status": "ok or oom",
@@ -87,12 +123,22 @@ class CsvRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 CSV_COLUMNS = {field.name: field for field in msgspec.structs.fields(CsvRow)}
+COLUMN_OF_NAME = {
+    name: column for column in CSV_COLUMNS for name in (column.removesuffix("_s"), *COLUMN_NAMES.get(column, ()))
+}
+
+
+class Line(NamedTuple):
+    """A row of the file: its place, for messages, and its cells by column."""
+
+    where: str
+    cells: dict[str, str]
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = build_parser("ingest", __doc__)
     parser.epilog, parser.formatter_class = COLUMNS_HELP, argparse.RawDescriptionHelpFormatter
-    parser.add_argument("file", type=Path, help="a CSV file with the columns below")
+    parser.add_argument("file", type=Path, help="a table as text (CSV) with the columns below")
     parser.add_argument("--outputs", type=Path, required=True, help="the experiment's folder, such as outputs/a40-ddp")
     parser.add_argument("--gpu", help="the GPU's name (without it, tables show 'not stated')")
     samples = "samples an epoch (without it: no images/s, steps and updates)"
@@ -123,81 +169,265 @@ def main() -> int:
 
 def read_rows(raw: bytes, name: str) -> list[CsvRow]:
     """Return all rows, strictly typed. Raises CommandError with the line and the column."""
-    try:
-        text = raw.decode("utf-8-sig")
+    try:  # Excel writes "Unicode text" as UTF-16
+        text = raw.decode("utf-16" if raw.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig")
     except UnicodeDecodeError as error:
         raise CommandError(f"{name} is not UTF-8 text; save it as CSV in UTF-8.") from error
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    try:
-        header = [column.strip() for column in next(reader, [])]
-        check_header(header, name)
-        rows = [read_row(header, cells, f"{name} line {reader.line_num}") for cells in reader if cells]
-    except csv.Error as error:
-        raise CommandError(f"{name} line {reader.line_num} is not CSV: {error}.") from error
-    if not rows:
+    lines, factors = read_table(list(io.StringIO(text, newline="")), name)
+    if not lines:
         raise CommandError(f"{name} has no rows below its header; give at least one point.")
-    return rows
+    decimal = find_decimal_mark(lines)
+    return [read_row(line, factors, decimal) for line in lines]
 
 
-def check_header(header: list[str], name: str) -> None:
-    missing = [column for column, field in CSV_COLUMNS.items() if field.required and column not in header]
-    counts = Counter(header)
-    unknown = [column for column in counts if column not in CSV_COLUMNS]
-    twice = sorted(column for column, count in counts.items() if count > 1)
-    for problem, columns in (("lacks", missing), ("has the unknown", unknown), ("repeats", twice)):
-        if columns:
-            listed = errors.shorten_list([column[:MAX_COLUMN_CHARS] for column in columns], 5)
-            raise CommandError(f"the header of {name} {problem} {listed}; the columns are {', '.join(CSV_COLUMNS)}.")
+def read_table(text: list[str], name: str) -> tuple[list[Line], dict[str, float]]:
+    """Return the rows below the header, and what the numbers of a column are multiplied by, for its unit.
+
+    Leaves out comments, titles, empty rows, the rules of Markdown, repeated headers and the index. Raises CommandError.
+    """
+    place, separator = find_header(text)
+    lines = ["\n" if is_comment(line) and number != place else line for number, line in enumerate(text, 1)]
+    rows = parse_rows(lines, separator, name)
+    while rows and rows[0][0] < place and sum(map(bool, rows[0][1])) == 1:
+        rows.pop(0)  # a title, or Excel's `sep=;`
+    (number, header), *below = rows or [(1, [])]
+    header, below = drop_index(header, [row for row in below if row[1] != header])  # appended with its header
+    columns, factors = read_header(header, f"{name} line {number}")
+    return [
+        Line(f"{name} line {number}", name_cells(columns, cells, f"{name} line {number}")) for number, cells in below
+    ], factors
 
 
-def read_row(header: list[str], cells: list[str], where: str) -> CsvRow:
+def find_header(lines: list[str]) -> tuple[int, str]:
+    """Return the number of the line that names the most columns, and the separator with which it does."""
+    found = [
+        (count_columns(line, separator), not is_comment(line), -number, -rank)
+        for number, line in enumerate(lines[:MAX_LINES_TO_HEADER], 1)
+        for rank, separator in enumerate(SEPARATORS)
+    ]
+    most, _, number, rank = max(found, default=(0, False, -1, 0))
+    return (-number, SEPARATORS[-rank]) if most else (0, ",")
+
+
+def count_columns(line: str, separator: str) -> int:
+    try:
+        cells = next(csv.reader([line], delimiter=separator, skipinitialspace=True), [])
+    except csv.Error:
+        return 0
+    return len({split_name(cell)[0] for cell in cells[:1000]} & CSV_COLUMNS.keys())
+
+
+def is_comment(line: str) -> bool:
+    return line.lstrip().startswith("#")
+
+
+def parse_rows(lines: list[str], separator: str, name: str) -> list[tuple[int, list[str]]]:
+    """Return the cells of each row that is neither empty nor a rule, with its line. Raises CommandError."""
+    if separator == " ":  # columns padded with spaces, as R and pandas print them
+        lines = [f"{line.strip()}\n" for line in lines]
+    reader = csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True)
+    try:
+        rows = [
+            (reader.line_num, [cell.strip(" \t*`" if separator == "|" else None) for cell in cells]) for cells in reader
+        ]
+    except csv.Error as error:
+        cure = "check its quotation marks"
+        raise CommandError(f"{name} line {reader.line_num} is not CSV: {error}; {cure}.") from error
+    return [row for row in rows if set("".join(row[1])) - set("-=+:| ")]
+
+
+def drop_index(header: list[str], rows: list[tuple[int, list[str]]]) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """Return header and rows without columns that are empty, and without the row numbers before the first column."""
+    names = [split_name(cell)[0] for cell in header]
+    if rows and "strategy" in names and all(len(cells) == len(header) + 1 for _, cells in rows):
+        place = names.index("strategy")  # R names the rows, but not their column
+        if all(read_strategy(cells[place]) not in get_args(spec.Strategy) for _, cells in rows):
+            header = ["", *header]
+    dropped: set[int] = set()
+    for place, cell in enumerate(header):
+        is_index = len(dropped) == place and INDEX_NAME.fullmatch(split_name(cell)[0])
+        is_empty = not cell and all(cells[place : place + 1] in ([], [""]) for _, cells in rows)
+        if is_index or is_empty:
+            dropped.add(place)
+    kept = [(number, [cell for place, cell in enumerate(cells) if place not in dropped]) for number, cells in rows]
+    return [cell for place, cell in enumerate(header) if place not in dropped], kept
+
+
+def split_name(cell: str) -> tuple[str, str]:
+    """Return the column that a name of the header means, and its unit: `Epoch time [ms]` is (epoch_time_s, ms).
+
+    A name that means none is returned in lower case, its words joined by `_`.
+    """
+    words = re.findall(r"[a-z0-9]+|%", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cell).lower())
+    key = "_".join(words)
+    if key in COLUMN_OF_NAME:
+        return COLUMN_OF_NAME[key], ""
+    column = COLUMN_OF_NAME.get("_".join(words[:-1]), "")
+    return (column, words[-1]) if words and words[-1] in UNITS.get(column, ()) else (key, "")
+
+
+def read_header(header: list[str], where: str) -> tuple[list[str], dict[str, float]]:
+    """Return the columns in order, and the factor of each column that has a unit. Raises CommandError."""
+    named = [split_name(cell) for cell in header]
+    columns = [column for column, _ in named]
+    counts = Counter(columns)
+    missing = [column for column, field in CSV_COLUMNS.items() if field.required and column not in counts]
+    unknown = [
+        cell or "column without a name"
+        for cell, column in zip(header, columns, strict=True)
+        if column not in CSV_COLUMNS
+    ]
+    twice = sorted(column for column, count in counts.items() if count > 1 and column in CSV_COLUMNS)
+    whole_batch = [cell for cell in unknown if re.search("(global|total|effective).*batch", cell.lower())]
+    if whole_batch:
+        problem = f"the header has {whole_batch[0][:MAX_COLUMN_CHARS]!r}, of all GPUs"
+        raise CommandError(f"{where}: {problem}; divide it by num_gpus and name it batch_size_per_gpu.")
+    for problem, names in (("lacks", missing), ("has the unknown", unknown), ("repeats", twice)):
+        if names:
+            listed = errors.shorten_list([name[:MAX_COLUMN_CHARS] for name in names], 5)
+            raise CommandError(f"{where}: the header {problem} {listed}; the columns are {', '.join(CSV_COLUMNS)}.")
+    renamed = [
+        f"{cell} as {column}"
+        for cell, (column, unit) in zip(header, named, strict=True)
+        if "_".join(re.findall("[a-z0-9]+", cell.lower())) != column and not unit
+    ]
+    if renamed:
+        errors.log_line(f"{where}: read {', '.join(renamed)}; rename a column that means something else.")
+    return columns, {column: UNITS[column][unit] for column, unit in named if unit}
+
+
+def name_cells(columns: list[str], cells: list[str], where: str) -> dict[str, str]:
+    """Return the cells by column; empty ones, and words for none such as NA, are "". Raises CommandError."""
+    if len(cells) != len(columns):
+        problem = f"{len(cells)} cells for {len(columns)} columns"
+        cure = "leave a cell empty if its value is unknown"
+        if len(cells) > len(columns):
+            cure = "put a cell that has the separator in it, such as 22,3, in quotation marks"
+        raise CommandError(f"{where} has {problem}; {cure}.")
+    return {column: "" if cell.lower() in BLANK_CELLS else cell for column, cell in zip(columns, cells, strict=True)}
+
+
+def read_strategy(cell: str) -> str:
+    """Return the strategy that a cell means: `nn.DataParallel` is dp. Other text is returned in lower case."""
+    letters = "".join(re.findall("[a-z0-9]", cell.lower().rpartition(".")[2]))
+    return STRATEGY_NAMES.get(letters, letters if letters in get_args(spec.Strategy) else cell.lower())
+
+
+class DecimalMark(NamedTuple):
+    """The decimal mark of a file, and which of its columns show it: a single `1,234` does not."""
+
+    mark: str
+    in_whole_numbers: bool
+    in_fractions: bool
+
+
+def find_decimal_mark(lines: list[Line]) -> DecimalMark:
+    """Return the decimal mark that the numbers of a file show; a point if none does. Raises CommandError if both do."""
+    seen: dict[str, str] = {}
+    kinds = set()
+    for line in lines:
+        for column, cell in line.cells.items():
+            body, _ = split_unit(column, cell)
+            if (match := NUMBER.fullmatch(body)) and (mark := shown_mark(match[2], column)):
+                seen.setdefault(mark, f"{line.where} ({column}={cell!r})")
+                kinds.add(column in WHOLE_COLUMNS)
+    if len(seen) > 1:
+        both = f"{seen[',']} has a decimal comma and {seen['.'].partition(' ')[2]} a decimal point"
+        raise CommandError(f"{both}; write all numbers of the file with a point.")
+    return DecimalMark(next(iter(seen), "."), True in kinds, False in kinds)
+
+
+def split_unit(column: str, cell: str) -> tuple[str, str]:
+    """Return the number of a cell in lower case, without spaces between thousands, and its unit."""
+    cell = THOUSANDS_SPACE.sub("", cell.lower())
+    match = re.fullmatch(r"(.*\d)\s*([a-z]+|%)", cell)
+    return (match[1], match[2]) if match and match[2] in UNITS.get(column, ()) else (cell, "")
+
+
+def shown_mark(number: str, column: str) -> str | None:
+    """Return the decimal mark that digits and marks show; None if there is no mark, or one before three digits."""
+    marks: list[str] = re.findall("[.,]", number)
+    if not marks:
+        return None
+    other = {".": ",", ",": "."}[marks[-1]]
+    if len(marks) > 1:
+        return marks[-1] if other in marks else other
+    before, _, after = number.partition(marks[0])
+    if len(after) != 3 or not 1 <= len(before) <= 3 or before.startswith("0"):
+        return marks[0]
+    return other if column in WHOLE_COLUMNS and after != "000" else None
+
+
+def read_number(column: str, cell: str, where: str, decimal: DecimalMark, factor: float) -> str:
+    """Return the number of a cell as Python writes it, in the column's unit; what is none as it stands.
+
+    Raises CommandError for a number that can be read in two ways.
+    """
+    body, unit = split_unit(column, cell)
+    match = NUMBER.fullmatch(body)
+    if match is None:
+        return cell
+    sign, number, exponent = match.groups(default="")
+    is_shown = decimal.in_fractions or (column in WHOLE_COLUMNS and decimal.in_whole_numbers)
+    thousands = {".": ",", ",": "."}[decimal.mark]
+    if thousands in number and not is_shown and shown_mark(number, column) is None:
+        readings = f"{number.replace(thousands, '')} or {number.replace(thousands, '.')}"
+        raise CommandError(f"{where}: {column}={cell!r} can be {readings}; write it without a separator of thousands.")
+    if re.fullmatch(rf"\d{{1,3}}(\{thousands}\d{{3}})+(\{decimal.mark}\d*)?", number):
+        number = number.replace(thousands, "")
+    text = f"{sign}{number.replace(decimal.mark, '.')}{exponent}"
+    try:
+        value = float(text)
+    except ValueError:  # 1,2,3
+        return cell
+    if column in WHOLE_COLUMNS:
+        return str(int(value)) if not text.isdigit() and value.is_integer() and abs(value) < 2**53 else text
+    factor = UNITS[column][unit] if unit else factor
+    if column == "accuracy" and factor == 1 and 1 < value <= 100:
+        cure = f"write a fraction ({value / 100:g}) or add the percent sign ({cell}%)"
+        raise CommandError(f"{where}: accuracy={cell} is above 1; {cure}.")
+    return text if factor == 1 else repr(value * factor)
+
+
+def read_row(line: Line, factors: dict[str, float], decimal: DecimalMark) -> CsvRow:
     """Return one row. An empty cell becomes None or the column's default, but a cell of `status` must not be empty.
 
     Raises CommandError.
     """
-    if len(cells) != len(header):
-        problem = f"{len(cells)} cells for {len(header)} columns"
-        raise CommandError(f"{where} has {problem}; leave a cell empty if its value is unknown.")
     values: dict[str, str | None] = {}
-    for column, cell in zip(header, (cell.strip() for cell in cells), strict=True):
-        if cell.lower() in REFUSED_CELLS:
-            raise CommandError(f"{where}: {column}={cell!r} {NOT_A_NUMBER}")
-        if column in CASE_INSENSITIVE_COLUMNS:
-            cell = cell.lower()
-        if column == "accuracy" and cell:
-            cell = read_fraction(cell, where)
-        if cell or CSV_COLUMNS[column].required or column == "status":
-            values[column] = cell or None
+    for column, cell in line.cells.items():
+        if column in ("strategy", "status", "precision"):
+            read = read_strategy(cell) if column == "strategy" else cell.lower()
+        else:
+            read = read_number(column, cell, line.where, decimal, factors.get(column, 1))
+        if read or CSV_COLUMNS[column].required or column == "status":
+            values[column] = read or None
+    told = [
+        column for column in (*MEASURED_COLUMNS, "status") if OOM_CELL.fullmatch((values.get(column) or "").lower())
+    ]
+    if told:
+        if values.get("status") == "ok":
+            raise CommandError(f"{line.where}: {told[0]}={line.cells[told[0]]!r} contradicts status ok; correct one.")
+        values |= {"status": "oom"} | {column: None for column in told if column != "status"}
     try:
         row = msgspec.convert(values, CsvRow, strict=False)
     except msgspec.ValidationError as error:
         column = str(error).rpartition("`$.")[2].removesuffix("`")
-        cell = (values[column] or "")[:MAX_COLUMN_CHARS]
-        raise CommandError(f"{where}: {column}={cell!r} must be {WANTED[column]}.") from error
-    check_row(row, where)
+        cell = line.cells[column][:MAX_COLUMN_CHARS]
+        raise CommandError(f"{line.where}: {column}={cell!r} must be {WANTED[column]}.") from error
+    check_row(row, line.where)
     return row
-
-
-def read_fraction(cell: str, where: str) -> str:
-    """Return an accuracy as a fraction: `50.9%` is 0.509. Raises CommandError for a number above 1 without a `%`."""
-    number = cell.removesuffix("%").strip()
-    try:
-        value = float(number)
-    except ValueError:
-        return cell  # read_row then refuses it, because it is not a number
-    if number != cell:
-        return repr(value / 100)
-    if 1 < value <= 100:
-        cure = f"write a fraction ({value / 100:g}) or add the percent sign ({cell}%)"
-        raise CommandError(f"{where}: accuracy={cell} is above 1; {cure}.")
-    return cell
 
 
 def check_row(row: CsvRow, where: str) -> None:
     """Raise CommandError for a row that contradicts itself."""
     if row.loss is not None and not math.isfinite(row.loss):
         raise CommandError(f"{where}: loss={row.loss} {NOT_A_NUMBER}")
-    if row.status == "oom" and (row.epoch_time_s or row.compute_time_s or row.loss is not None):
+    measured = [column for column in MEASURED_COLUMNS if getattr(row, column) is not None]
+    if row.status == "ok" and not measured:
+        cure = "leave the row out, or write status oom if it ran out of memory"
+        raise CommandError(f"{where} has no time, no loss and no accuracy; {cure}.")
+    if row.status == "oom" and measured:
         raise CommandError(f"{where} has status oom and a measurement; empty the measured cells, or write status ok.")
     if row.compute_time_s and row.epoch_time_s and row.compute_time_s > row.epoch_time_s:
         raise CommandError(f"{where}: compute_time_s is longer than epoch_time_s, which includes it; correct the row.")

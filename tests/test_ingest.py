@@ -3,14 +3,14 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import pytest
 from conftest import assert_refused, everything_in, run_command
 from factories import RESNET18_GRADIENT_BYTES, ROOT, assert_says, make_experiment, make_record
 
 from pipeline import ingest
-from pipeline.experiment import record_store
+from pipeline.experiment import record_store, spec
 from pipeline.experiment.folder import Experiment
 from pipeline.system.errors import CommandError
 from pipeline.tables.build_tables import Tables
@@ -365,6 +365,124 @@ def test_an_accuracy_is_a_fraction_or_has_its_sign(tmp_path: Path, written: str,
     assert record.measurement.epochs[0].accuracy == pytest.approx(accuracy)
 
 
+TWO_ROWS = (
+    *("strategy,num_gpus,batch_size_per_gpu,epoch_time_s", "single,1,8192,1040.1", "ddp,2,128,22.3"),
+    *("fsdp,2,8192,OOM", "zero1,4,128,12.4"),
+)
+ALL_ALIKE = "\n".join(TWO_ROWS) + "\n"
+QUOTED = re.sub(r"[a-z]\w*(?=[,\n])", r'"\g<0>"', ALL_ALIKE)
+"""How R writes words: in quotation marks."""
+
+
+def numbered(text: str, start: int, corner: str) -> str:
+    """Put the number of each row before it, as pandas (from 0) and R (from 1, in quotation marks) do."""
+    header, *rows = text.splitlines()
+    quote = '"' if start else ""
+    return "\n".join(
+        [corner + header, *(f"{quote}{number}{quote},{row}" for number, row in enumerate(rows, start)), ""]
+    )
+
+
+WRITTEN = {
+    "pandas": numbered(ALL_ALIKE, 0, ","),
+    "pandas, read and written again": numbered(ALL_ALIKE, 0, "Unnamed: 0,"),
+    "pandas, floats": ALL_ALIKE.replace(",2,", ",2.0,").replace("8192", "8192.0"),
+    "R": numbered(QUOTED, 1, '"",'),
+    "R's write.csv2": numbered(QUOTED, 1, '"",').replace(",", ";").replace(".", ","),
+    "R's write.table": numbered(QUOTED, 1, "").replace(",", " "),
+    "R's write.table with tabs": numbered(QUOTED, 1, "").replace(",", "\t"),
+    "R, printed": "\n".join(
+        f"{row.replace(',', '   '):>60} " for row in numbered(ALL_ALIKE, 1, "").replace('"', "").split("\n")
+    ),
+    "Excel": "\ufeff" + ALL_ALIKE.replace("\n", "\r\n"),
+    "Excel, in German": "sep=;\r\n"
+    + ALL_ALIKE.replace(",", ";").replace(".", ",").replace("1040,1", "1.040,1").replace("8192", "8.192"),
+    "Excel, empty rows and columns": "".join(f"{row},,\r\n,,,,,\r\n" for row in ALL_ALIKE.splitlines()),
+    "Excel, a title": "Measured on the A40 node,,,\n,,,\n" + ALL_ALIKE,
+    "thousands": ALL_ALIKE.replace("8192", '"8,192"').replace("1040.1", '"1,040.1"'),
+    "French": ALL_ALIKE.replace(",", "\t")
+    .replace(".", ",")
+    .replace("1040", "1\u202f040")
+    .replace("8192", "8\u00a0192"),
+    "tabs": ALL_ALIKE.replace(",", "\t"),
+    "old Mac": ALL_ALIKE.replace("\n", "\r"),
+    "comments": '# measured on the "A40" node, in May\n#\n' + ALL_ALIKE.replace("ddp", "#single,1,32,9\nddp"),
+    "numpy.savetxt": "# " + ALL_ALIKE,
+    "appended with its header": ALL_ALIKE.replace("fsdp", TWO_ROWS[0] + "\nfsdp"),
+    "Markdown": "".join(f"| {row.replace(',', ' | ')} |\n" for row in ALL_ALIKE.splitlines()).replace(
+        " |\n", " |\n|:---|---:|---:|---|\n", 1
+    ),
+    "Markdown of pandas": "".join(
+        f"| {row.replace(',', ' | ')} |\n" for row in numbered(ALL_ALIKE, 0, ",").splitlines()
+    ).replace("22.3", "**22.3**"),
+    "other names": ALL_ALIKE.replace(TWO_ROWS[0], "Strategy,GPUs,Batch size,Epoch time (s)")
+    .replace("ddp", "DistributedDataParallel")
+    .replace("zero1", "ZeRO-1"),
+    "names as R makes them": ALL_ALIKE.replace(TWO_ROWS[0], "Strategy,nGPUs,Batch.size,Epoch.time..s.").replace(
+        "fsdp", "FSDP"
+    ),
+    "milliseconds": ALL_ALIKE.replace("time_s", "time [ms]")
+    .replace("1040.1", "1040100")
+    .replace("22.3", "22300")
+    .replace("12.4", "1.24e4"),
+    "units in cells": ALL_ALIKE.replace("1040.1", "1040.1s")
+    .replace("22.3", "22300 ms")
+    .replace("OOM", "CUDA out of memory"),
+}
+
+
+@pytest.mark.parametrize("text", WRITTEN.values(), ids=WRITTEN.keys())
+def test_what_other_programs_write_is_read_alike(text: str) -> None:
+    """A number that is read wrong is a wrong figure: each table says what the plain one says."""
+    rows = ingest.read_rows(text.encode(), "file.csv")
+    read = [(row.strategy, row.num_gpus, row.batch_size_per_gpu, row.epoch_time_s, row.status) for row in rows]
+    assert read == [
+        ("single", 1, 8192, 1040.1, "ok"),
+        ("ddp", 2, 128, pytest.approx(22.3), "ok"),
+        ("fsdp", 2, 8192, None, "oom"),
+        ("zero1", 4, 128, 12.4, "ok"),
+    ]
+
+
+def test_unicode_text_of_excel_is_read() -> None:
+    assert len(ingest.read_rows(ALL_ALIKE.replace(",", "\t").encode("utf-16"), "file.txt")) == 4
+
+
+@pytest.mark.parametrize("blank", ["NA", "NaN", "<NA>", "#N/A", "null", "-", ""])
+def test_words_for_no_value_are_empty_cells(blank: str) -> None:
+    (row,) = ingest.read_rows(f"{HEADER}\ndp,1,32,{blank},24,{blank},{blank},{blank},ok\n".encode(), "file.csv")
+    assert (row.epoch, row.compute_time_s, row.loss, row.accuracy) == (2, None, None, None)
+
+
+def test_a_comma_is_what_the_other_numbers_of_the_file_say() -> None:
+    """`1,234` alone is refused. Beside 24,94 it has a decimal comma, beside 24.94 its comma is between thousands."""
+    for other, time_s in (("24,94", 1.234), ("24.94", 1234)):
+        text = ALL_ALIKE.replace(",", ";").replace("1040.1", "1,234").replace("22.3", other).replace("12.4", "12")
+        assert ingest.read_rows(text.encode(), "file.csv")[0].epoch_time_s == time_s
+    with pytest.raises(
+        CommandError, match=re.escape("file.csv line 3 (epoch_time_s='24,94') has a decimal comma")
+    ) as said:
+        ingest.read_rows(ALL_ALIKE.replace(",", ";").replace("22.3", "24,94").encode(), "file.csv")
+    assert_says(str(said.value), "line 2 (epoch_time_s='1040.1') a decimal point", "write all numbers")
+
+
+def test_a_name_that_is_understood_is_said(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    ingest_text(tmp_path, "DDP,2,128,22.3", header="Strategy,GPUs,Batch size,Epoch time (s)")
+    assert_says(
+        capfd.readouterr().err, "file.csv line 1: read GPUs as num_gpus, Batch size as batch_size_per_gpu; rename"
+    )
+    ingest_text(tmp_path, GOOD)
+    assert " as " not in capfd.readouterr().err
+
+
+def test_a_strategy_is_one_that_a_grid_may_name() -> None:
+    """The list was written a second time and lacked fsdp and zero1."""
+    for strategy in get_args(spec.Strategy):
+        assert strategy in ingest.WANTED["strategy"]
+        assert ingest.read_strategy(strategy.upper()) == strategy
+    assert set(ingest.STRATEGY_NAMES.values()) == set(get_args(spec.Strategy))
+
+
 def test_a_percentage_without_its_sign_is_refused_with_both_cures(tmp_path: Path) -> None:
     with pytest.raises(CommandError) as refused:
         ingest_text(tmp_path, "dp,1,32,2,24,,,50.9,ok")
@@ -421,7 +539,17 @@ BAD_FILES = {
     "nodes that do not divide": f"{HEADER},num_nodes\nddp,4,32,2,24,,,,ok,3\n",
     "unknown precision": f"{HEADER},precision\n{GOOD},fp8\n",
     "NUL": f"{HEADER}\ndp,1,32,2,24\0,,,,ok\n",
-    "semicolons": f"{HEADER}\n{GOOD}\n".replace(",", ";"),
+    "decimal comma and point": f'{HEADER}\ndp,1,32,2,24.94,,,,ok\ndp,2,32,2,"24,94",,,,ok\n',
+    "decimal comma without quotes": f"{HEADER}\ndp,1,32,2,24,94,,,,ok\n",
+    "thousands or decimals": f'{HEADER}\ndp,1,32,2,"1,234",,,,ok\n',
+    "a batch that may be 8 or 8000": f'{HEADER}\ndp,1,"8,000",2,24,,,,ok\n',
+    "OOM and ok": f"{HEADER}\ndp,1,32,2,OOM,,,,ok\n",
+    "OOM and a loss": "strategy,num_gpus,batch_size_per_gpu,epoch_time_s,loss\ndp,1,32,OOM,2.5\n",
+    "nothing measured": f"{HEADER}\ndp,1,32,2,,,,,ok\n",
+    "batch of all GPUs": f"{HEADER.replace('batch_size_per_gpu', 'Global batch size')}\n{GOOD}\n",
+    "values without a name": f"{HEADER},\n{GOOD},7\n",
+    "test accuracy": f"{HEADER},Test accuracy\n{GOOD},0.5\n",
+    "a time in hours": "strategy,GPUs,batch,time (h)\ndp,1,32,2\n",
 }
 
 
@@ -458,10 +586,19 @@ def test_a_refusal_names_the_line_and_the_column(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("dp,1,32,2,0,,,,ok", "line 2: epoch_time_s='0' must be seconds above 0."),
-        ("foo,1,32,2,24,,,,ok", "line 2: strategy='foo' must be single, dp or ddp."),
+        (
+            "dp,1,32,2,0,,,,ok",
+            "line 2: epoch_time_s='0' must be seconds above 0; leave the cell empty if it was not measured.",
+        ),
+        ("foo,1,32,2,24,,,,ok", "line 2: strategy='foo' must be single, dp, ddp, fsdp or zero1."),
         ("dp,two,32,2,24,,,,ok", "line 2: num_gpus='two' must be a whole number"),
         ("dp,1,32,2,24,,,,fine", "line 2: status='fine' must be ok or oom."),
+        ("dp,1,32,0,24,,,,ok", "line 2: epoch='0' must be a whole number from 1 on; add 1 to all epochs"),
+        ('dp,1,32,2,"1,234",,,,ok', "line 2: epoch_time_s='1,234' can be 1234 or 1.234; write it without"),
+        ('dp,1,"8,000",2,24,,,,ok', "line 2: batch_size_per_gpu='8,000' can be 8000 or 8.000; write it without"),
+        ("dp,1,32,2,OOM,,,,ok", "line 2: epoch_time_s='OOM' contradicts status ok; correct one."),
+        ("dp,1,32,2,NA,,,,ok", "line 2 has no time, no loss and no accuracy; leave the row out, or write status oom"),
+        ("dp,1,32,2,24,94,,,,ok", "line 2 has 10 cells for 9 columns; put a cell that has the separator in it"),
     ],
 )
 def test_a_refused_cell_is_shown_with_what_it_must_be(tmp_path: Path, row: str, said: str) -> None:
