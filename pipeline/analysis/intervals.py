@@ -63,9 +63,13 @@ class Estimate(float):
         return Estimate(count * self, *ends)
 
     def over(self, divisor: float) -> "Estimate":
-        """Return the figure as a share of a number above 0."""
+        """Return the figure as a share of a number above 0, with the interval that verdicts use."""
         ends = (None if end is None else end / divisor for end in (self.low, self.high, self.noise))
-        return Estimate(self / divisor, *ends)
+        found = Estimate(self / divisor, *ends)
+        if self.interval:
+            low, high, coverage = self.interval
+            found.interval, found.basis = Interval(low / divisor, high / divisor, coverage), self.basis
+        return found
 
     @property
     def relative_half_width(self) -> float | None:

@@ -2,18 +2,25 @@
 
 import math
 import string
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
+from pipeline.analysis.comparison import verdict_on
 from pipeline.analysis.energy import POWER_LIMITS
-from pipeline.analysis.intervals import ends_of
+from pipeline.analysis.intervals import Estimate, ends_of, min_values
 from pipeline.analysis.notes import Note
 from pipeline.experiment.point_label import EFFORT_AXES, describe_point, format_number, models_of, varying_axes
+from pipeline.experiment.spec import AXIS_DEFAULTS
 from pipeline.tables.columns import Row, kind_of
 from pipeline.tables.note_texts import NoteFormatter
 
 SUBMIT = "ddpscale submit"
 NO_RESULT = ("failed", "missing", "rejected")  # the status of a point to run again
+MAX_NAMED_TIES = 3
+MAX_NOISE = 0.2
+"""With fewer runs than a verdict needs, times that differ by less than this share are not told apart: twice the largest
+difference between runs of one point of a published experiment (outputs/h100x2/dp-bf16: 0.105).
+"""
 
 NEXT_STEP = "That point is limited by {limit}; next step: {next_step}"
 LEFT_OUT = "Of {timed} rows with a speed-up {left_out} cannot be used: {why}{beyond}."
@@ -35,8 +42,8 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
     "no_result": ("Not answered yet: {what} have no result; run the same submit command again{with_failed}.",),
     # Q1
     "fastest_batch": (
-        "One GPU is fastest at {batch:,} images a step: {throughput}, epoch {epoch_time:digits} s{where}.",
-        "It is not shown to be faster than {rivals}.",
+        "One GPU {place} at {batch:,} images a step: {throughput}, epoch {epoch_time:digits} s{where}.",
+        "Ties: {rivals}.",
     ),
     "only_batch": (
         "One batch size was timed: {batch:,} images a step give {throughput}, epoch {epoch_time:digits} s{where}.",
@@ -279,6 +286,46 @@ def where_of(row: Row, rows: Sequence[Row], but: str = "", also: str = "") -> st
     """Return the conditions of a figure, each after a comma: its row (see describe_own) and n."""
     conditions = [describe_own(row, rows, but, also), f"n = {row.n}" if row.n > 1 else ""]
     return "".join(f", {condition}" for condition in conditions if condition)
+
+
+def sample_time(row: Row) -> Estimate:
+    """Return the epoch time of a row for each sample, in seconds."""
+    time_s: Estimate = row["epoch_time_s"]
+    return time_s.over(row.axes.get("num_samples") or AXIS_DEFAULTS["num_samples"])
+
+
+def is_shown_slower(row: Row, other: Row) -> bool:
+    """True if `compare` would call the other row slower than this one: six runs of both, and intervals apart."""
+    return verdict_on(sample_time(row), sample_time(other)) == "slower"
+
+
+def has_verdict(row: Row, other: Row) -> bool:
+    """True if both rows have the six runs that a verdict needs."""
+    return min(len(one["epoch_time_s"].run_medians) for one in (row, other)) >= min_values()
+
+
+def not_told_apart(row: Row, rows: Iterable[Row]) -> list[Row]:
+    """Return the rows that are not told apart from this one, the shortest time first.
+
+    With six runs of both that is what `compare` does not call slower. With fewer no test exists: a row is left out if
+    it is slower by more than MAX_NOISE and its interval, if there is one, lies apart.
+    """
+    found, own_s = [], sample_time(row)
+    for other in rows:
+        time_s = sample_time(other)
+        low, high = time_s.low or time_s, own_s.high or own_s
+        is_near = has_verdict(row, other) or low <= high or time_s < (1 + MAX_NOISE) * own_s
+        if other is not row and is_near and not is_shown_slower(row, other):
+            found.append(other)
+    return sorted(found, key=sample_time)
+
+
+def name_ties(row: Row, ties: Sequence[Row], name: Callable[[Row], str]) -> str:
+    """Return the first ties with how much longer their time is, how many more there are, and what tells them apart."""
+    named = [f"{name(tie)} ({sample_time(tie) / sample_time(row) - 1:+.1%})".replace("%", " %") for tie in ties]
+    more = [f"{len(ties) - MAX_NAMED_TIES} more"] if len(ties) > MAX_NAMED_TIES else []
+    cure = "" if all(has_verdict(row, tie) for tie in ties) else f"; --repeats {min_values()} can tell them apart"
+    return " and ".join([", ".join(named[:MAX_NAMED_TIES]), *more]) + cure
 
 
 def differing_axes(row: Row, other: Row) -> list[str]:

@@ -1,4 +1,4 @@
-"""Q5, what to use: for each number of GPUs the fastest configuration that fits, and the cheapest at a target."""
+"""Q5, what to use: the configuration with the shortest time or the simplest of a tie, and the cheapest at a target."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,15 @@ import msgspec
 
 from pipeline.analysis.intervals import Estimate, ends_of, estimate, median_interval
 from pipeline.analysis.pooling import group_pairs
-from pipeline.answers.claims import Claim, ClaimFormatter, badges_of, describe_own
+from pipeline.answers.claims import (
+    Claim,
+    ClaimFormatter,
+    badges_of,
+    describe_own,
+    is_shown_slower,
+    name_ties,
+    not_told_apart,
+)
 from pipeline.answers.timing_claims import limit_words
 from pipeline.experiment.axis_groups import CHOICE_MAY_DIFFER
 from pipeline.experiment.point_label import (
@@ -40,8 +48,8 @@ BASELINE_NOTES = ("of_baseline", "no_difference", "baseline_runs")
 class Choice(NamedTuple):
     """A configuration with the time of a sample by which it is chosen, and the epoch time that is stated of it.
 
-    With repeats the first comes from one half of them and the second from the other: the fastest of many is partly the
-    luckiest.
+    With repeats the first comes from one half of them and the second from the other: the shortest time of many is
+    partly luck.
     """
 
     row: Row
@@ -93,7 +101,7 @@ def make_choices(rows: Sequence[Row]) -> list[Choice]:
 
 
 def rivals_of(best: Choice, choices: Iterable[Choice]) -> list[Choice]:
-    """Return the other configurations whose interval meets that of the fastest: they are not told apart."""
+    """Return the other configurations whose interval meets that of the one with the shortest time."""
     _, end_s = sample_ends(best)
     lows = ((other, sample_ends(other)[0]) for other in choices if other is not best)
     return [other for other, low_s in lows if end_s is not None and low_s is not None and low_s <= end_s]
@@ -106,35 +114,30 @@ def sample_ends(choice: Choice) -> tuple[float | None, float | None]:
     return (None if low is None else low / samples), (None if high is None else high / samples)
 
 
-def choose(choices: Sequence[Choice]) -> tuple[Choice, list[Choice]]:
-    """Return the fastest configuration, or the simplest that is not told apart from it, and the others that are not."""
+def choose(choices: Sequence[Choice]) -> Choice:
+    """Return the configuration with the shortest time, or the simplest whose interval meets its own."""
     best = min(choices, key=lambda choice: choice.chosen_by_s)
-    tied = [best, *rivals_of(best, choices)]
-    simplest = min(tied, key=lambda choice: (choice.simplicity, choice.chosen_by_s))
-    return simplest, [choice for choice in tied if choice.simplicity > simplest.simplicity]
-
-
-def is_fastest(used: Choice, choices: Iterable[Choice]) -> bool:
-    return used.chosen_by_s == min(choice.chosen_by_s for choice in choices)
+    return min([best, *rivals_of(best, choices)], key=lambda choice: (choice.simplicity, choice.chosen_by_s))
 
 
 def fastest_claims(rows: Sequence[Row], all_rows: Sequence[Row]) -> list[Claim]:
-    """Return which configuration of one workload to use, those for fewer GPUs, and what limits it."""
+    """Return which configuration of one workload to use, those for other numbers of GPUs, and what limits it."""
     choices = make_choices(rows)
-    used, tied = choose(choices)
+    used = choose(choices)
     by_count = group_pairs((choice.row["num_gpus"], choice) for choice in choices)
-    fewer = [choose(by_count[count])[0] for count in sorted(by_count) if count != used.row["num_gpus"]]
+    others = [choose(by_count[count]) for count in sorted(by_count) if count != used.row["num_gpus"]]
     row = used.row
+    ties = not_told_apart(row, rows)
     is_learnt_alike = all(len({repr(other.axes.get(axis)) for other in rows}) == 1 for axis in LEARNING_AXES)
     values = {
         "what": name_of(row, all_rows),
         "throughput": throughput_words(used),
         "epoch_time": used.stated,
-        "place": "the fastest" if is_fastest(used, choices) else "not shown to be slower than the fastest",
+        "place": place_words(row, rows, ties),
         "choice": choice_words(rows) + interval_words(used),
-        "beside": beside_words(tied[:2], fewer, all_rows),
+        "beside": beside_words(name_ties(row, ties, lambda tie: describe_own(tie, all_rows, also="num_gpus")), others),
     }
-    badges = (*own_badges(row), *(() if is_learnt_alike else ("only speed compared",)))
+    badges = (*own_badges(row), *(() if is_learnt_alike else ("accuracy not compared",)))
     if len(choices) == 1:
         only = {**values, "choice": ("one run" if row.n == 1 else f"n = {row.n}") + interval_words(used)}
         return [Claim("Q5", "only_choice", only, badges)]
@@ -154,16 +157,21 @@ def name_of(row: Row, rows: Sequence[Row]) -> str:
     return ", ".join(filter(None, (f"{where} with {batch}{precision}", said)))
 
 
-def beside_words(tied: Sequence[Choice], fewer: Sequence[Choice], rows: Sequence[Row]) -> str | None:
-    """Return what is not told apart from the one to use, and the fastest on other numbers of GPUs; None if nothing."""
-    rivals = " or ".join(name_of(choice.row, rows) for choice in tied)
-    parts = [f"alike, but less simple: {rivals}"] if tied else []
-    parts += [f"fastest {'; '.join(map(describe_fewer, fewer))}"] if fewer else []
-    text = "; ".join(parts)
+def place_words(row: Row, rows: Sequence[Row], ties: Sequence[Row]) -> str:
+    """Return how the configuration compares: "the fastest" only if `compare` would call each of the others slower."""
+    if ties:
+        return f"not told apart from {pluralize(len(ties), 'other')}"
+    is_shown = all(is_shown_slower(row, other) for other in rows if other is not row)
+    return "the fastest" if is_shown else "the shortest time"
+
+
+def beside_words(ties: str, others: Sequence[Choice]) -> str | None:
+    """Return the ties, and the configuration to use on other numbers of GPUs; None if there are neither."""
+    text = "; ".join([*([f"ties: {ties}"] if ties else []), *map(describe_other, others)])
     return text[:1].upper() + text[1:] or None
 
 
-def describe_fewer(choice: Choice) -> str:
+def describe_other(choice: Choice) -> str:
     """Return the configuration of a number of GPUs with its epoch time."""
     row, time = choice.row, ClaimFormatter({}).format_field(choice.stated, "digits")
     return f"on {describe_axis('num_gpus', row['num_gpus'])}: {describe_own(row, [row])}, an epoch of {time} s"
@@ -190,7 +198,7 @@ def throughput_words(choice: Choice) -> str:
 
 
 def choice_words(rows: Sequence[Row]) -> str:
-    """Return how many configurations the fastest was chosen from, and by how many runs of each."""
+    """Return how many configurations there were to choose from, and how many runs of each."""
     fewest, most = min(row.n for row in rows), max(row.n for row in rows)
     number = pluralize(len(rows), "configuration")
     if most == 1:
@@ -198,7 +206,8 @@ def choice_words(rows: Sequence[Row]) -> str:
     runs = f"n = {fewest}" if fewest == most else f"n = {fewest} to {most}"
     if fewest == 1:
         return f"{number}, {runs}, chosen and stated by the same runs"
-    return f"{number}, {runs}, chosen by every other run, the figure is that of the others"
+    stated = "run" if most < 4 else "runs"
+    return f"{number}, {runs}, chosen by every other run, the figure is that of the other {stated}"
 
 
 def cheapest_claims(tables: Tables) -> list[Claim]:

@@ -36,27 +36,21 @@ def batch_size_claims(tables: Tables) -> list[Claim]:
         return [memory, speed] if memory.kind != "no_oom" else [speed]
     best = max(timed, key=lambda row: (row["throughput_items_per_s"] or 0.0, -row["epoch_time_s"]))
     sizes, throughput = {row["global_batch_size"] for row in timed}, best["throughput_items_per_s"]
+    alike = [row for row in timed if row["global_batch_size"] != best["global_batch_size"]]
+    alike = [row for row in alike if not claims.differing_axes(row, best)]
+    ties = list({row["global_batch_size"]: row for row in reversed(claims.not_told_apart(best, alike))}.values())[::-1]
+    is_fastest = all(claims.is_shown_slower(best, row) for row in timed if row is not best)
     unclear = ("points without a result",) if {row["global_batch_size"] for row in lost} - sizes else ()
     values = {
         "batch": best["global_batch_size"],
         "throughput": "images/s not stated" if throughput is None else f"{throughput:,.0f} images/s",
         "epoch_time": best["epoch_time_s"],
         "where": where_of(best, timed, "batch_size_per_gpu"),
-        "rivals": " or ".join(f"{size:,}" for size in rivals_of(best, timed)) or None,
+        "place": "is fastest" if is_fastest else "has the shortest epoch",
+        "rivals": claims.name_ties(best, ties, lambda row: f"{row['global_batch_size']:,}") or None,
     }
     kind = "fastest_batch" if len(sizes) > 1 else "only_batch"
     return [Claim("Q1", kind, values, badges_of(best, *unclear)), memory]
-
-
-def rivals_of(best: Row, timed: Sequence[Row]) -> list[int]:
-    """Return the other batch sizes whose interval meets that of the fastest, the largest first."""
-    _, end_s = ends_of(best["epoch_time_s"])
-    if end_s is None:
-        return []
-    alike = [row for row in timed if not claims.differing_axes(row, best)]
-    lows_s = [(row["global_batch_size"], ends_of(row["epoch_time_s"])[0]) for row in alike]
-    met = {size for size, low_s in lows_s if low_s is not None and low_s <= end_s}
-    return sorted(met - {best["global_batch_size"]}, reverse=True)
 
 
 def memory_claim(tables: Tables) -> Claim:

@@ -90,7 +90,7 @@ def test_an_interval_within_several_runs_is_a_badge() -> None:
 
 def test_a_process_on_the_cpu_is_called_no_gpu() -> None:
     answers = answers_of(*batch_records(), *scaling_records(), terms=Terms("processes"))
-    assert "One process is fastest" in answers["Q1"]
+    assert "One process has the shortest epoch" in answers["Q1"]
     assert "4 processes with DDP" in answers["Q2"]
     assert not any("GPU" in sentence for sentence in answers.values())
 
@@ -100,6 +100,6 @@ def test_the_words_of_a_whole_answer() -> None:
     assert answers_of(make_record(make_spec(batch_size_per_gpu=64), (9, 4)), make_record(make_spec(), (9, 2)), lost)[
         "Q1"
     ] == (
-        "One GPU is fastest at 128 images a step: 25,000 images/s, epoch 2.00 s (one run). 256 runs out of memory, 128 "
-        "fits."
+        "One GPU has the shortest epoch at 128 images a step: 25,000 images/s, epoch 2.00 s (one run). 256 runs "
+        "out of memory, 128 fits."
     )
