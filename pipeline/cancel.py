@@ -23,7 +23,7 @@ from typing import NamedTuple
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment, find_experiments
 from pipeline.experiment.manifest import Manifest, Submission
-from pipeline.submission.read_progress import find_jobs, published_launches, query_slurm
+from pipeline.submission.read_progress import find_jobs, find_lost_arrays, published_launches, query_slurm
 from pipeline.submission.slurm_queries import JobKey, JobState, job_text
 from pipeline.submission.state_rules import is_unfinished
 from pipeline.system import errors
@@ -141,7 +141,9 @@ def last_driver(manifest: Manifest) -> Submission | None:
 
 def find_unfinished_jobs(experiment: Experiment, manifest: Manifest) -> list[UnfinishedJob]:
     """Return the jobs that are queued or running. Raises CommandError (scheduler) if Slurm cannot be queried."""
-    slurm = query_slurm(manifest, experiment.job_owners())
+    owners = experiment.job_owners()
+    published = published_launches(record_store.load_folder(experiment.records_folder)[0])
+    slurm = find_lost_arrays(query_slurm(manifest, owners), manifest, owners, published)
     if slurm.problem:
         sentence = f"{slurm.problem.partition(';')[0]}; run this command on the machine that submitted them."
         raise CommandError(sentence, EXIT_SCHEDULER)
@@ -150,7 +152,6 @@ def find_unfinished_jobs(experiment: Experiment, manifest: Manifest) -> list[Unf
     name_jobs_of_others({**slurm.of_others, **unproven})
     if not unfinished.keys() - unproven:
         return []
-    published = published_launches(record_store.load_folder(experiment.records_folder)[0])
     points: dict[JobKey, list[str]] = {}
     for run_id, jobs in find_jobs(manifest, unfinished, published).items():
         for job in jobs:

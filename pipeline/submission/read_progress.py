@@ -84,10 +84,12 @@ def read_progress(experiment: Experiment, manifest: Manifest, *, holds_lock: boo
     If Slurm does not answer, points that were submitted to it and have no record are `unknown`.
     """
     # Slurm and the lock first: a job or a `submit` that has ended by then has published its records
-    slurm = query_slurm(manifest, experiment.job_owners())  # adds missing job ids to the manifest
+    owners = experiment.job_owners()
+    slurm = query_slurm(manifest, owners)  # adds missing job ids to the manifest
     submit_is_here = not holds_lock and experiment.is_being_submitted()
     found, rejected = record_store.load_folder(experiment.records_folder)
     published, starts = published_launches(found), read_launch_starts(experiment, found)
+    slurm = find_lost_arrays(slurm, manifest, owners, published)
     logs = find_logs(experiment, manifest)
     facts = Facts(
         slurm_problem=slurm.problem,
@@ -220,16 +222,51 @@ def query_slurm(manifest: Manifest, owners: Collection[int]) -> SlurmAnswer:
         cure = "run this command on the machine that submitted them"
         return SlurmAnswer(problem=f"Slurm is {presence} here, so the states of its jobs cannot be read; {cure}")
     try:
-        without_id = [array for array in arrays if array.job_id is None]
-        found = slurm_queries.find_jobs_named({array.job_name for array in without_id}, owners)
-        for array in without_id:
-            array.job_id = found.get(array.job_name)
-        job_states = slurm_queries.query_job_states({array.job_id for array in arrays if array.job_id is not None})
+        set_ids_by_name([array for array in arrays if array.job_id is None], owners)
+        return query_arrays(arrays, owners)
     except CommandError as refusal:
         return SlurmAnswer(problem=str(refusal))
-    names = {array.job_id: array.job_name for array in arrays}
+
+
+def query_arrays(arrays: Sequence[SlurmArray], owners: Collection[int]) -> SlurmAnswer:
+    """Return what Slurm says of the jobs that have the ids of these arrays. Raises CommandError (scheduler)."""
+    names = {array.job_id: array.job_name for array in arrays if array.job_id is not None}
+    job_states = slurm_queries.query_job_states(names)
     of_others = {key: job for key, job in job_states.items() if is_of_others(job, names[key[0]], owners)}
     return SlurmAnswer({key: job for key, job in job_states.items() if key not in of_others}, of_others)
+
+
+def set_ids_by_name(arrays: Sequence[SlurmArray], owners: Collection[int]) -> list[SlurmArray]:
+    """Set the job ids of Slurm's jobs with the arrays' names. Return the arrays whose id is another one now."""
+    found = slurm_queries.find_jobs_named({array.job_name for array in arrays}, owners)
+    changed = [array for array in arrays if found.get(array.job_name, array.job_id) != array.job_id]
+    for array in changed:
+        array.job_id = found[array.job_name]
+    return changed
+
+
+def find_lost_arrays(
+    slurm: SlurmAnswer, manifest: Manifest, owners: Collection[int], published: Container[Launch]
+) -> SlurmAnswer:
+    """Return the answer with the jobs of arrays of which Slurm does not know the id, but the unique name of `submit`.
+
+    The manifest gets their ids. A site's sbatch may have printed another number. Only arrays without all records count.
+    """
+    known = {job_id for job_id, _ in slurm.job_states}
+    lost = [
+        array
+        for submission, array in manifest.arrays()
+        if submission.backend == "slurm" and array.job_id is not None and array.job_id not in known
+        if any((run_id, submission.launch_id_prefix) not in published for run_id in chain(*array.elements))
+    ]
+    if not lost or slurm.problem is not None:
+        return slurm
+    with contextlib.suppress(CommandError):  # then what Slurm has just said of the ids counts
+        more = query_arrays(set_ids_by_name(lost, owners), owners)
+        still = {array.job_id for _, array in manifest.arrays()}
+        of_others = {key: job for key, job in {**slurm.of_others, **more.of_others}.items() if key[0] in still}
+        return SlurmAnswer({**slurm.job_states, **more.job_states}, of_others)
+    return slurm
 
 
 def is_of_others(job: JobState, job_name: str, owners: Collection[int]) -> bool:

@@ -24,6 +24,7 @@ DEFAULT_MAX_ARRAY_SIZE = 1001
 OR_LOCAL = "try again, or use --cluster local"  # the cure if a question fails that only `submit` asks
 UP = re.compile(r"^Slurmctld\(.*\) at .* is UP\s*$", re.MULTILINE)
 NUMBER = re.compile(r"[0-9]{1,12}")  # int() also accepts non-ASCII digits, and raises for over 4,300 digits
+REVOKED, FEDERATION = "REVOKED", "--federation"  # the job runs on another cluster of the federation; ask all of them
 NO_STATE = "no state"  # the state of a job if Slurm's line about it has none
 
 SlurmPresence = Literal["absent", "silent", "up"]
@@ -191,13 +192,20 @@ def parse_gpus(gres: str) -> Counter[str] | None:
 def query_job_states(job_ids: Collection[str]) -> dict[JobKey, JobState]:
     """Return the state of every element that Slurm still knows, from squeue, else sacct. Raises CommandError."""
     wanted = sorted(set(job_ids))
-    return {**dict(read_sacct(wanted)), **dict(read_squeue(wanted))} if wanted else {}
+    states = {**dict(read_sacct(wanted)), **dict(read_squeue(wanted))} if wanted else {}
+    revoked = sorted({job_id for (job_id, _), job in states.items() if job.state == REVOKED})
+    with contextlib.suppress(CommandError):  # a cluster of the federation does not answer: the job stays revoked
+        everywhere = (
+            {**dict(read_sacct(revoked, FEDERATION)), **dict(read_squeue(revoked, FEDERATION))} if revoked else {}
+        )
+        states |= {key: job for key, job in everywhere.items() if job.state != REVOKED and key in states}
+    return states
 
 
-def read_squeue(job_ids: Sequence[str]) -> Iterator[tuple[JobKey, JobState]]:
+def read_squeue(job_ids: Sequence[str], *more: str) -> Iterator[tuple[JobKey, JobState]]:
     """Yield the jobs that the controller remembers; it forgets a job MinJobAge seconds after its end."""
     try:
-        answer = ask_slurm("squeue", "-h", "-r", "-t", "all", "-j", ",".join(job_ids), "-O", SQUEUE_FIELDS)
+        answer = ask_slurm("squeue", *more, "-h", "-r", "-t", "all", "-j", ",".join(job_ids), "-O", SQUEUE_FIELDS)
     except CommandError as refusal:
         if "Invalid job id specified" in str(refusal):
             return  # the query named one job, and the controller has forgotten it
@@ -236,11 +244,11 @@ def parse_exit_code(text: str) -> int | None:
         return None
 
 
-def read_sacct(job_ids: Sequence[str]) -> Iterator[tuple[JobKey, JobState]]:
+def read_sacct(job_ids: Sequence[str], *more: str) -> Iterator[tuple[JobKey, JobState]]:
     """Yield the jobs that accounting remembers, none if accounting is off."""
     columns = "JobID,State,ExitCode,End,Reason,UID,JobName"
     try:
-        answer = run_slurm("sacct", "-X", "-n", "-P", "-o", columns, "-j", ",".join(job_ids))
+        answer = run_slurm("sacct", *more, "-X", "-n", "-P", "-o", columns, "-j", ",".join(job_ids))
     except (OSError, subprocess.TimeoutExpired):
         return
     if answer.returncode:

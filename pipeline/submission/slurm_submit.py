@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import itertools
 import os
+import re
 import shutil
 import sys
 import uuid
@@ -24,6 +25,13 @@ from pipeline.submission.plan import PlannedArray
 from pipeline.submission.slurm_request import SlurmRequest
 from pipeline.system import slurm_commands
 from pipeline.system.errors import CONTROL_CHARACTER, EXIT_SCHEDULER, CommandError, log_line, pluralize
+
+# sbatch's own line, alone: what a wrapper or a banner prints around it may name jobs too
+SUBMITTED = re.compile(r"^Submitted batch job ([0-9]+)(?: on cluster \S+)?[ \t]*$", re.MULTILINE)
+ERROR_PREFIX = re.compile(r"\A(?:sbatch: )?error: (?:Batch job submission failed: )?", re.IGNORECASE)
+# Slurm's names of the limits of waiting and running jobs, and what it says where the whole cluster has no room
+SUBMIT_LIMIT = re.compile(r"\b(?:QOS|Assoc)\w*Submit\w*|job submit limit|Resource temporarily unavailable")
+FEWER_JOBS = "wait until some of your jobs have ended and submit again, or need fewer jobs with --points-per-element"
 
 
 class SubmissionUnconfirmed(CommandError):
@@ -81,9 +89,10 @@ def submit_arrays(
         except SubmissionUnconfirmed:
             del submission.arrays[index + 1 :]  # keep this array, which Slurm may have
             raise
-        except CommandError:
+        except CommandError as refusal:
             del submission.arrays[index:]
-            raise
+            taken, wanted = (sum(len(part.elements) for part in parts) for parts in (arrays[:index], arrays))
+            raise CommandError(f"Slurm has taken {taken} of {wanted} elements: {refusal}", refusal.code) from refusal
         finally:
             write_submission(experiment, submission)
         count, num_points = len(array.elements), sum(len(element) for element in array.elements)
@@ -123,7 +132,13 @@ def submit_array(
     commands = folder.resolve() / array_element.FILE_NAME
     commands.write_bytes(raw)
     python = batch_script.element_command(commands, array.is_array, hashlib.sha256(raw).hexdigest())
-    executor = submitit.SlurmExecutor(folder, python=python)
+
+    class Executor(submitit.SlurmExecutor):  # submitit itself takes the first "job N" that sbatch prints
+        @staticmethod
+        def _get_job_id_from_submission_command(string: bytes | str) -> str:
+            return read_job_id(string if isinstance(string, str) else string.decode(errors="replace"))
+
+    executor = Executor(folder, python=python)
     setup = [batch_script.link_line(commands, array.is_array), *setup]
     executor.update_parameters(**batch_script.submitit_parameters(array.job_name, request, len(array.elements), setup))
     if array.is_array:
@@ -135,8 +150,18 @@ def submit_array(
         problem = error_line(str(error))
         job_id = find_accepted_array(array.job_name, folder, problem)
         if job_id is None:
-            raise CommandError(f"sbatch refused {array.job_name}: {problem}.", EXIT_SCHEDULER) from error
-        return job_id  # sbatch failed after the controller had accepted the job
+            cure = f"; {FEWER_JOBS}" if SUBMIT_LIMIT.search(problem) else ""
+            raise CommandError(f"sbatch refused {array.job_name}: {problem}{cure}.", EXIT_SCHEDULER) from error
+        return job_id  # sbatch failed after the controller had accepted the job, or did not print its id
+
+
+def read_job_id(output: str) -> str:
+    """Return the job id in the output of sbatch. Raises OSError if its own line is absent, or there are several."""
+    found = set(SUBMITTED.findall(output))
+    if len(found) != 1:
+        *_, last = ["", *filter(None, map(str.strip, output.splitlines()))]
+        raise OSError(f"it printed {last[:80]!r}, which names no job id")
+    return str(found.pop())
 
 
 def find_accepted_array(name: str, folder: Path, problem: str) -> str | None:
@@ -145,8 +170,8 @@ def find_accepted_array(name: str, folder: Path, problem: str) -> str | None:
         found = slurm_queries.find_jobs_named([name], {os.getuid()})
     except CommandError as refusal:
         raise SubmissionUnconfirmed(
-            f"sbatch failed for {name} ({problem or 'without a message'}) and Slurm does not say whether it has the "
-            f"array ({str(refusal).partition(';')[0]}); submit again: submit first looks for the array in Slurm.",
+            f"sbatch did not confirm {name} ({problem or 'without a message'}) and Slurm does not say whether it has "
+            f"the array ({str(refusal).partition(';')[0]}); submit again: submit first looks for the array in Slurm.",
             EXIT_SCHEDULER,
         ) from refusal
     return found.get(name) or withdraw_array(folder)
@@ -192,6 +217,12 @@ def recover_job_ids(experiment: Experiment) -> None:
 
 
 def error_line(text: str) -> str:
-    """Return the last line that contains "error", else the last line, without its full stop."""
+    """Return the errors of sbatch, else the last line that contains "error", else the last line; without full stop.
+
+    sbatch says the limit that was reached in one line, and that it failed in the next.
+    """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    own = [ERROR_PREFIX.sub("", line) for line in lines if ERROR_PREFIX.match(line)]
+    if own:
+        return ": ".join(dict.fromkeys(own)).rstrip(".")
     return next((line for line in reversed(lines) if "error" in line.lower()), lines[-1] if lines else "").rstrip(".")

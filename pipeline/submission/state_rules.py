@@ -19,7 +19,7 @@ RECORD_GRACE_S = 60  # a network file system may show a new record this late
 WAITING_JOB_STATES = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "RESIZING", "SUSPENDED", "STOPPED"}
 WAITING_JOB_STATES |= {"POWER_UP_NODE", "REQUEUED_CRON", "EXPEDITING"}  # 2nd: only Slurm 20.11, 3rd: since 25.11
 HELD_JOB_STATES = {"REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
-RUNNING_JOB_STATES = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING"}
+RUNNING_JOB_STATES = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "REVOKED"}
 WORD_BY_ENDED_JOB_STATE = {
     "TIMEOUT": "timeout",
     "DEADLINE": "timeout",
@@ -29,8 +29,9 @@ WORD_BY_ENDED_JOB_STATE = {
     "LAUNCH_FAILED": "node_fail",
     "RECONFIG_FAIL": "node_fail",
     "CANCELLED": "cancelled",
-    "REVOKED": "cancelled",
 }
+REASON_IF_REVOKED = "another cluster of the federation has started it (Slurm says REVOKED): see squeue --federation"
+HELD_REASON = re.compile(r"JobHeld|JobHoldMaxRequeue|.*\bheld\b")  # "launch failed requeued held"
 UNSUCCESSFUL_JOB_STATES = {*WORD_BY_ENDED_JOB_STATE, "FAILED", "OUT_OF_MEMORY"}
 SLURMSTEPD_ERROR = re.compile(r"slurmstepd(-\S+)?: error: ")  # some versions add the node
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the batch script was killed, or a task, as srun reports it
@@ -96,12 +97,13 @@ def is_unfinished(job: JobState) -> bool:
 
 def decide_state_by_job(job: JobState, log_tail: str, now: datetime) -> PointState:
     """Return the state of a point that has no record, from the state of its job."""
-    if job.state in HELD_JOB_STATES or job.reason.startswith("JobHeld"):
+    is_waiting = job.state in WAITING_JOB_STATES
+    if job.state in HELD_JOB_STATES or (is_waiting and HELD_REASON.match(job.reason.replace("_", " "))):
         return PointState("held", job.reason)
-    if job.state in WAITING_JOB_STATES:
+    if is_waiting:
         return PointState("pending", explain_wait_reason(job.reason))
     if job.state in RUNNING_JOB_STATES:
-        return PointState("running", "")
+        return PointState("running", REASON_IF_REVOKED if job.state == "REVOKED" else "")
     if job.state == "OUT_OF_MEMORY" or (job.state == "FAILED" and is_memory_kill(job, log_tail)):
         cure = "raise mem_per_gpu_gib in the grid file, or give --mem 0"
         return PointState("host_oom", f"the node's memory ran out; {cure}")

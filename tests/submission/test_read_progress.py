@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from factories import ARRAY, RUN_ID, SUBMISSION, make_experiment, make_spec
 
+from pipeline.cancel import find_unfinished_jobs
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.manifest import Manifest, SlurmArray, Submission, add_points
 from pipeline.submission import slurm_queries
@@ -43,6 +44,36 @@ def test_a_job_whose_id_slurm_has_given_again_is_that_of_the_later_array(
     monkeypatch.setattr(slurm_queries, "query_job_states", lambda _: {("7", 0): running, ("7", 1): running})
     words = [point.state.word for point in read_progress(experiment, manifest)]
     assert words == ["missing", "running", "pending" if is_packed else "running"]
+
+
+@pytest.mark.fault("F09")
+@pytest.mark.parametrize("is_of_others", [False, True])
+def test_before_an_array_is_lost_slurm_is_asked_for_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_of_others: bool
+) -> None:
+    """The manifest has a number of the site's banner. It may be the id of somebody's job."""
+    experiment, manifest = submit(
+        tmp_path / "x", Submission(SUBMISSION, "slurm", TIME, [SlurmArray(ARRAY, [[RUN_ID]], "3")])
+    )
+    states = {("4711", 0): JobState("RUNNING", 0, None, "None", ARRAY, os.getuid())}
+    if is_of_others:
+        states["3", 0] = JobState("RUNNING", 0, None, "None", "another")
+    names: list[set[str]] = []
+
+    def find_jobs_named(asked: set[str], owners: object) -> dict[str, str]:
+        names.append(set(asked))
+        return dict.fromkeys(asked, "4711")
+
+    monkeypatch.setattr(slurm_queries, "probe_slurm", lambda: "up")
+    monkeypatch.setattr(slurm_queries, "find_jobs_named", find_jobs_named)
+    monkeypatch.setattr(
+        slurm_queries, "query_job_states", lambda ids: {key: job for key, job in states.items() if key[0] in ids}
+    )
+    (part,) = read_progress(experiment, manifest)
+    assert (part.state.word, part.job) == ("running", ("4711", 0))
+    assert names[-1] == {ARRAY}
+    (unfinished,) = find_unfinished_jobs(experiment, experiment.read_manifest() or manifest)
+    assert unfinished.key == ("4711", 0)
 
 
 def link_to_device(log: Path) -> None:

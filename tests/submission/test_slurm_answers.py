@@ -219,11 +219,11 @@ def test_a_banner_that_says_up_is_no_controller() -> None:
 
 TRANSCRIPTS = sorted((Path(__file__).parent.parent / "recorded" / "slurm_answers").glob("*.txt"))
 WORDS_OF_STATES = {
-    **dict.fromkeys(("COMPLETING", "STAGE_OUT", "SIGNALING", "RUNNING"), "running"),
+    **dict.fromkeys(("COMPLETING", "STAGE_OUT", "SIGNALING", "RUNNING", "REVOKED"), "running"),
     **dict.fromkeys(("CONFIGURING", "RESIZING", "REQUEUED", "REQUEUE_FED", "STOPPED", "PENDING"), "pending"),
     **dict.fromkeys(("SUSPENDED", "REQUEUED_CRON", "EXPEDITING"), "pending"),
     **dict.fromkeys(("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"), "held"),
-    **dict.fromkeys(("CANCELLED", "REVOKED"), "cancelled"),
+    "CANCELLED": "cancelled",
     **dict.fromkeys(("TIMEOUT", "DEADLINE"), "timeout"),
     **dict.fromkeys(("NODE_FAIL", "BOOT_FAIL"), "node_fail"),
     **{"COMPLETED": "lost", "FAILED": "failed", "PREEMPTED": "preempted", "OUT_OF_MEMORY": "host_oom", "?": "unknown"},

@@ -1,10 +1,14 @@
 """What the manifest keeps of the arrays of a submission."""
 
+import json
+import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from factories import make_experiment, make_spec
+from slurm_queue import write_commands
 
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.manifest import SlurmArray, Submission, start_submission
@@ -13,7 +17,7 @@ from pipeline.runner.launch_options import LaunchOptions
 from pipeline.submission import slurm_submit
 from pipeline.submission.plan import PlannedArray
 from pipeline.submission.slurm_request import SlurmOptions, build_request
-from pipeline.submission.slurm_submit import SubmissionUnconfirmed, submit_arrays, write_submission
+from pipeline.submission.slurm_submit import SubmissionUnconfirmed, submit_arrays, withdraw_array, write_submission
 from pipeline.system.errors import EXIT_SCHEDULER, CommandError
 
 SHAPE = ResourceShape("cpu", 1, 1)
@@ -62,7 +66,7 @@ def test_the_manifest_keeps_the_arrays_that_slurm_has_or_may_have(
     """Three arrays of a point each. Slurm takes the first one."""
     monkeypatch.setattr(slurm_submit, "submit_array", answers("7", second))
     planned = [PlannedArray(SHAPE, REQUEST, [[spec]]) for spec in POINTS]
-    with pytest.raises(CommandError):
+    with pytest.raises(CommandError, match=r"has taken 1 of 3 elements: sbatch|does not say"):
         submit_arrays(experiment, planned, None, LaunchOptions(Path("data")))
     found = {array.elements[0][0]: array.job_id for array in arrays_of(experiment)}
     assert found == {POINTS[number].run_id(): job_id for number, job_id in kept.items()}
@@ -80,3 +84,84 @@ def test_a_submission_is_written_beside_the_others_and_in_place_of_itself(experi
         ("x-aaaaaaaa-0", "1"),
         ("x-bbbbbbbb-0", "2"),
     ]
+
+
+def submit_one(experiment: Experiment, monkeypatch: pytest.MonkeyPatch, sbatch: str, squeue: str = "") -> str | None:
+    """Submit an array of two points to stand-ins for sbatch and squeue, which prints its lines for the array's name."""
+    folder = experiment.folder.parent / "bin"
+    squeue = f"for word; do case $word in x-*-0) name=$word ;; esac; done\n{squeue or 'exit 0'}"
+    write_commands(folder, {"sbatch": sbatch, "squeue": squeue, "srun": "exit 1"})
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    submit_arrays(
+        experiment, [PlannedArray(SHAPE, REQUEST, [[spec] for spec in POINTS[:2]])], None, LaunchOptions(Path("data"))
+    )
+    (array,) = arrays_of(experiment)
+    return array.job_id
+
+
+BANNER = "-- Welcome to Cluster3 --\n--> This is job 3 of the 50 that you may have queued...OK"
+NAMED = f'echo "4711|PENDING|None|{os.getuid()}|$name"'
+
+
+@pytest.mark.fault("F07")
+@pytest.mark.parametrize(
+    ("printed", "squeue"),
+    [
+        ("Submitted batch job 4711", "exit 1"),
+        (f"{BANNER}\nSubmitted batch job 4711\n{BANNER}", "exit 1"),
+        ("Submitted batch job 4711 on cluster c3", "exit 1"),
+        ("job 5: checked\nSubmitted batch job 4711  \nSee job 6.", "exit 1"),
+        (f"{BANNER}\n4711", NAMED),  # of a wrapper with --parsable
+        ("4711;c3", NAMED),
+        ("Submitted batch job 5\nSubmitted batch job 4711", NAMED),
+        ("[wrapper] your job 5 is Submitted batch job 4711", NAMED),
+        ("", NAMED),
+    ],
+)
+def test_the_id_of_an_array_is_that_of_sbatchs_own_line_or_of_the_arrays_name(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch, printed: str, squeue: str
+) -> None:
+    """submitit takes the first "job N": 3, of the banner."""
+    assert submit_one(experiment, monkeypatch, f"printf '%s\\n' {shlex.quote(printed)}", squeue) == "4711"
+    (commands,) = experiment.folder.glob("logs/*/*/elements.json")
+    run_ids = [next(word for word in words if word.startswith("single-")) for words in json.loads(commands.read_text())]
+    assert run_ids == [spec.run_id() for spec in POINTS[:2]]
+
+
+@pytest.mark.fault("F07")
+def test_an_array_that_sbatch_neither_confirms_nor_slurm_knows_is_refused(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(CommandError, match=r"of 2 elements: sbatch refused x-.*: it printed 'See job 6', which names"):
+        submit_one(experiment, monkeypatch, "echo See job 6")
+    assert not list(experiment.folder.glob("logs/*/*/elements.json"))
+    assert arrays_of(experiment) == []
+
+
+LIMIT = """echo 'sbatch: error: {}' >&2
+echo 'sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit, ...)' >&2
+exit 1"""
+
+
+@pytest.mark.fault("F07")
+@pytest.mark.parametrize("name", ["QOSMaxSubmitJobPerUserLimit", "AssocMaxSubmitJobLimit", "AssocGrpSubmitJobsLimit"])
+def test_a_limit_of_jobs_is_named_with_the_number_that_slurm_took_and_the_cure(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    with pytest.raises(CommandError) as refusal:
+        submit_one(experiment, monkeypatch, LIMIT.format(name))
+    assert "Slurm has taken 0 of 2 elements" in str(refusal.value)
+    assert f": {name}: Job violates accounting" in str(refusal.value)
+    assert str(refusal.value).endswith("submit again, or need fewer jobs with --points-per-element.")
+
+
+@pytest.mark.fault("F07")
+def test_what_slurm_has_not_started_is_withdrawn_and_what_it_has_keeps_its_commands(tmp_path: Path) -> None:
+    for name, started in (("waits", ()), ("runs", ("7_1_elements.json",))):
+        (folder := tmp_path / name).mkdir()
+        for file in ("elements.json", *started):
+            (folder / file).write_text("[]")
+    assert withdraw_array(tmp_path / "waits") is None
+    assert not (tmp_path / "waits").exists()
+    assert withdraw_array(tmp_path / "runs") == "7"
+    assert sorted(os.listdir(tmp_path / "runs")) == ["7_1_elements.json", "elements.json"]

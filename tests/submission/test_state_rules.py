@@ -29,6 +29,7 @@ from pipeline.submission.state_rules import (
     WORD_BY_ENDED_JOB_STATE,
     PointState,
     decide_state,
+    is_unfinished,
 )
 
 NO_RECORD = PointOutcome(make_spec(), "missing", None, "no record")
@@ -163,6 +164,11 @@ def test_what_slurm_does_not_know_is_lost_if_a_driver_submitted_it_and_else_miss
         ("Resources", "pending", "become free"),
         ("JobHeldUser", "held", ""),
         ("JobHeldAdmin", "held", ""),
+        ("launch failed requeued held", "held", ""),
+        ("launch_failed_requeued_held", "held", ""),
+        ("job requeued in held state", "held", ""),
+        ("JobHoldMaxRequeue", "held", ""),
+        ("Nodes withheld", "pending", ""),
         ("SomethingNew", "pending", ""),
     ],
 )
@@ -171,6 +177,15 @@ def test_a_point_that_waits_says_why_with_advice_where_there_is_any(reason: str,
     assert state.word == expected
     assert state.reason.startswith(reason)
     assert advice in state.reason
+
+
+@pytest.mark.fault("F03")
+def test_a_job_that_another_cluster_of_the_federation_has_started_may_still_write_its_record() -> None:
+    """REVOKED is the state of its siblings: to run the point again would run it twice."""
+    revoked = job("REVOKED", ended_s_ago=1000)
+    state = decide_state(NO_RECORD, revoked, True, "", NOW)
+    assert (state.word, "federation" in state.reason) == ("running", True)
+    assert is_unfinished(revoked)
 
 
 @pytest.mark.parametrize("status", ["ok", "oom", "failed"])
