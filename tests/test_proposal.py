@@ -12,7 +12,7 @@ import pytest
 from browser import CHROMIUM, needs_chromium
 from conftest import Command, assert_refused, run_unprivileged
 from factories import ROOT, make_experiment, make_record, make_spec
-from timed_records import H200, NOISY, timed, windowed
+from timed_records import H200, NOISY, beside, timed, windowed
 
 from pipeline.answers.proposal import Proposal, Work, propose
 from pipeline.experiment.folder import Experiment
@@ -138,7 +138,7 @@ def test_if_every_point_waits_for_its_loader_the_assumptions_say_so(tmp_path: Pa
         measurement = msgspec.structs.replace(record.measurement, epochs=tuple(epochs))
         waiting.append(msgspec.structs.replace(record, measurement=measurement))
     found = proposal_of(tmp_path, *waiting)
-    assert "No configuration is free of this: a GPU waits for data" in " ".join(found.assumptions)
+    assert "Its hours and scaling are limited by data loading: a GPU waits for data" in " ".join(found.assumptions)
     assert "unfit for an answer" in found.answers[1]
 
 
@@ -192,10 +192,29 @@ def test_on_the_cpu_the_hours_are_of_processes(pipeline: Command, tmp_path: Path
     assert "GPU" not in text.partition("## Assumptions")[0]
 
 
+def test_the_published_proposal_is_of_the_cheapest_configuration_with_one_gpu_beside() -> None:
+    """It was of 32 images per GPU, 125 GPU-hours, since the faster ones wait for their loader."""
+    tables = collect_experiment(Experiment(ROOT / "outputs" / "h200x4" / "scaling")).tables
+    found = propose(tables, Work(10**9, None), list)
+    assert "on 4 GPUs, ddp, 512 per GPU: 10.5 h, 41.9 GPU-hours; 38.4 GPU-hours on 1 GPU" in found.answers[0]
+    assert all("unfit for an answer" in said for said in found.answers[1:])
+    on_one = propose(tables, Work(10**9, 1), list)
+    assert "on 1 GPU, 8,192 per GPU" in on_one.answers[0]  # of one GPU all ran side by side, so all count
+
+
+def test_synthetic_batches_and_shared_nodes_are_left_out_and_named(tmp_path: Path) -> None:
+    synthetic = timed(1.0, 512, 4, input="synthetic")
+    found = proposal_of(tmp_path / "synthetic", *scaling(), synthetic)
+    assert "ddp, 128 per GPU" in found.answers[0]
+    shared = proposal_of(tmp_path / "shared", *scaling(), *beside(timed(1.0, 256, 4), timed(1.0, 512, 4)))
+    assert "ddp, 128 per GPU" in shared.answers[0]
+    assert "other points ran on its node at the same time" in " ".join(shared.assumptions)
+
+
 @pytest.mark.browser
 @needs_chromium
 @pytest.mark.parametrize(("name", "num_gpus"), [("h200x4", "8"), ("h200x2", "4")])
-def test_the_page_prints_on_two_pages(pipeline: Command, tmp_path: Path, name: str, num_gpus: str) -> None:
+def test_the_page_prints_on_one_pages(pipeline: Command, tmp_path: Path, name: str, num_gpus: str) -> None:
     shutil.copytree(ROOT / "outputs" / name / "scaling", tmp_path / "x")
     shutil.copytree(ROOT / "outputs" / name / "communication", tmp_path / "communication")
     answer = pipeline("proposal", tmp_path / "x", "--samples", "1e9", "--gpus", num_gpus)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from factories import make_record, make_spec
 
 from pipeline.experiment.record import Environment, Gpu, Record
@@ -22,3 +23,17 @@ def windowed(times_s: Sequence[float], batch_size_per_gpu: int, num_gpus: int = 
     strategy = "single" if num_gpus == 1 else "ddp"
     axes = {"strategy": strategy, "num_gpus": num_gpus, "batch_size_per_gpu": batch_size_per_gpu, **fields}
     return make_record(make_spec(windows=6, epochs=7, **axes), (9.0, *times_s), environment=H200)
+
+
+def beside(*found: Record) -> list[Record]:
+    """The records as of points that ran side by side on one node."""
+    place = {"started_at": "2026-11-21T14:00:00Z", "ended_at": "2026-11-21T14:01:00Z"}
+    return [
+        msgspec.structs.replace(
+            record,
+            launch_id=record.run_id,
+            environment=msgspec.structs.replace(record.environment, nodes=("a",)),
+            **place,
+        )
+        for record in found
+    ]

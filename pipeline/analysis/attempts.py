@@ -1,7 +1,8 @@
 """Attempts of an experiment: when they ran, how many ran beside each, and the hours that they were timed.
 
 The launcher wrote the times from the clock of its node. If that clock was set during the experiment, a neighbour may
-be invented or missed. Neighbours therefore make only notes, and change no figure.
+be invented or missed. Neighbours therefore make only notes, and change no figure; answers leave out a speed-up of a
+point, or against a baseline, that had some.
 """
 
 from bisect import bisect_left, bisect_right

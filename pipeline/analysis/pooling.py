@@ -75,14 +75,17 @@ class PooledPoint:
         notes = comparability.environment_difference_notes(
             what, other.records_by_environment, self.records_by_environment
         )
-        if other.num_neighbours:
-            notes.append(make_note("other_shared_node", what=what, others=other.num_neighbours))
-        return notes
+        return notes + [make_note("other_shared_node", what=what, **note.values) for note in other.shared_node_notes]
 
     @cached_property
     def num_neighbours(self) -> int:
         """Return the largest number, over the ok records, of other points that ran on their node at the same time."""
         return max((self.neighbours.get(attempt_key(record), 0) for record in self.ok_records), default=0)
+
+    @property
+    def shared_node_notes(self) -> list[Note]:
+        """A note if other points ran on a node of this one at the same time."""
+        return [make_note("shared_node", others=self.num_neighbours)] if self.num_neighbours else []
 
     def median(self, value_of: Callable[[Record], float | None]) -> float | None:
         """Return the median of a value over the ok records that have it; None if none has it."""
@@ -125,10 +128,9 @@ class PooledPoint:
             notes.append(make_note("repeats_not_ok", **counts, statuses=sorted(set(others))))
         if self.status == "ok" and self.spec.measure == "epochs" and self.epoch_time is None:
             notes.append(explain_no_epoch_time(self.spec))
-        if self.num_neighbours:
-            notes.append(make_note("shared_node", others=self.num_neighbours))
         return [
             *notes,
+            *self.shared_node_notes,
             *comparability.other_source_notes(self.records_by_environment, self.majority_source),
             *comparability.mixed_environment_notes(self.records_by_environment),
             *comparability.source_edited_notes(self.records_by_environment),

@@ -68,8 +68,9 @@ def one_gpu_baseline(point: PooledPoint, index: BaselineIndex, scaling: Scaling)
     if time_s is None:
         status = "not timed" if best.status == "ok" else best.status
         return Baseline(best, None, (make_note("baseline_untimed", strategy=best.spec.strategy, status=status),))
-    slowed = (make_note("of_baseline", note=note) for note in (*loader_notes(best), *clock_notes(best)))
-    return Baseline(best, time_s, (*point.difference_notes("baseline", best), *slowed))
+    differences = [note for note in point.difference_notes("baseline", best) if note.kind != "other_shared_node"]
+    slowed = (*best.shared_node_notes, *loader_notes(best), *clock_notes(best))
+    return Baseline(best, time_s, (*differences, *(make_note("of_baseline", note=note) for note in slowed)))
 
 
 def pair_with_baselines(points: Sequence[PooledPoint], scaling: Scaling) -> list[tuple[PooledPoint, Baseline]]:

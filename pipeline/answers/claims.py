@@ -55,8 +55,8 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
     "no_oom": ("Nothing up to {fits:,} ran out of memory.",),
     # Q2
     "speedup": (
-        "{num_gpus} GPUs with {strategy} are {speedup:digits} times as fast as one: efficiency {efficiency:.0%}, "
-        "{scaling} scaling{where}.",
+        "{num_gpus} GPUs with {strategy} are {speedup:digits} times as fast as one{against_best}: "
+        "efficiency {efficiency:.0%}, {scaling} scaling{where}.",
         LEFT_OUT,
         "{closing}.",
     ),
@@ -351,6 +351,7 @@ def no_result(question: str, what: str, rows: Iterable[Row]) -> Claim:
 
 UNFIT_FIGURES: dict[str, tuple[str, ...]] = {
     "loader_bound": ("speedup", "comm_time_subtraction_s"),
+    "shared_node": ("speedup", "comm_time_subtraction_s"),
     "superlinear": ("speedup",),
     "bandwidth_above_link": ("comm_time_subtraction_s",),
     "subtraction_is_noise": ("comm_time_subtraction_s",),

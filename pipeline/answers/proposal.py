@@ -7,8 +7,15 @@ from typing import NamedTuple
 import msgspec
 
 from pipeline.analysis.intervals import NOMINAL, ends_of, min_values
-from pipeline.answers.claims import SUBMIT, ClaimFormatter, badges_of, describe_own, is_fit_for_answer
-from pipeline.answers.timing_claims import WAITS, reason_left_out, usable_rows
+from pipeline.answers.claims import (
+    SUBMIT,
+    ClaimFormatter,
+    badges_of,
+    describe_own,
+    is_fit_for_answer,
+    not_told_apart,
+)
+from pipeline.answers.timing_claims import WAITS, reason_left_out
 from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER, TRAINED_MAY_DIFFER
 from pipeline.experiment.point_label import EFFORT_AXES, varying_axes
 from pipeline.experiment.spec import AXIS_DEFAULTS
@@ -42,7 +49,7 @@ class Work(NamedTuple):
 
 
 def propose(tables: Tables, work: Work, find_predictions: Callable[[], Sequence[Row]]) -> Proposal:
-    """Return the proposal for the fastest configuration. Raises CommandError if there are no figures for the work.
+    """Return the proposal for the cheapest configuration. Raises CommandError if there are no figures for the work.
 
     `find_predictions` gives the rows of the table `prediction` for a number of GPUs beyond the measured ones.
     """
@@ -54,7 +61,7 @@ def propose(tables: Tables, work: Work, find_predictions: Callable[[], Sequence[
         raise CommandError(
             f"{problem}; measure some with {SUBMIT} --grid scaling, or give ingest --num-samples.", EXIT_NOTHING_FOUND
         )
-    candidates = comparable_rows(rows)
+    candidates = valid_rows(rows, work)
     chosen = max(candidates, key=lambda row: float(row["throughput_samples_per_s"]))
     weak = series_of(chosen, rows, chosen[BATCH], work)
     batches = (chosen["global_batch_size"], *sorted({row["global_batch_size"] for row in timed}, reverse=True))
@@ -68,20 +75,33 @@ def propose(tables: Tables, work: Work, find_predictions: Callable[[], Sequence[
     if asked is None:
         beyond = [msgspec.structs.replace(most, notes=()), modelled_row(most, num_gpus, work, find_predictions())]
     label = describe_own(chosen, rows) or "one configuration"
-    said = [say_work(work, num_gpus, describe_own(asked or most, rows), asked, beyond), say_efficiency("Weak", weak)]
+    one = weak[0] if weak[0]["num_gpus"] == 1 else None
+    said = [
+        say_work(work, num_gpus, describe_own(asked or most, rows), asked, beyond, one),
+        say_efficiency("Weak", weak),
+    ]
     said += [say_efficiency("Strong", strong)] if strong else []
     assumptions = [*assume_choice(label, chosen, candidates, rows), *assume_figures(tables, [*weak, *strong], beyond)]
     plotted = [row for row in timed if not differs(row, chosen, (*SERIES_MAY_DIFFER, BATCH))]
     return Proposal(chosen, said, assumptions, weak, strong, beyond, plotted)
 
 
-def comparable_rows(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows on the most GPUs from which to choose: fit for an answer, else with a speed-up, else all."""
-    fit = usable_rows(rows) or usable_rows(rows, is_loader_bound=None)
-    several = [row for row in rows if row["num_gpus"] > 1]
-    kept = fit or [row for row in several if row["speedup"]] or several or list(rows)
-    most = max(map(num_gpus_of, kept))
-    return [row for row in kept if row["num_gpus"] == most]
+def valid_rows(rows: Sequence[Row], work: Work) -> list[Row]:
+    """Return the rows from which to choose, on the asked number of GPUs, or the most if that was not measured.
+
+    The hours of a row hold for real data, and without other points on its node; without such rows all count. On one
+    number of GPUs the fastest takes the fewest GPU-hours.
+    """
+    real = [row for row in rows if row["input"] != "synthetic"] or list(rows)
+    counts = set(map(num_gpus_of, real))
+    at = work.num_gpus if work.num_gpus in counts else max(counts)
+    found = [row for row in real if row["num_gpus"] == at]
+    return [row for row in found if not has_neighbours(row)] or found
+
+
+def has_neighbours(row: Row) -> bool:
+    """True if other points ran on the node of the row itself; its baseline does not matter."""
+    return any(note.kind == "shared_node" for note in row.notes)
 
 
 def series_of(chosen: Row, rows: Sequence[Row], batch: int, work: Work, batch_axis: str = BATCH) -> list[Row]:
@@ -151,8 +171,8 @@ def modelled_row(most: Row, num_gpus: int, work: Work, predictions: Sequence[Row
     return msgspec.structs.replace(most, axes=axes, figures=PROPOSAL.complete(figures), n=0, notes=())
 
 
-def say_work(work: Work, num_gpus: int, label: str, asked: Row | None, beyond: Sequence[Row]) -> str:
-    """Return what the work takes."""
+def say_work(work: Work, num_gpus: int, label: str, asked: Row | None, beyond: Sequence[Row], one: Row | None) -> str:
+    """Return what the work takes, and what it takes on one GPU."""
     start = f"{work.num_samples:,} images on {pluralize(num_gpus, 'GPU')}{f', {label}' * bool(label)}: "
     if asked is None:
         has_scaled = beyond[-1]["none_hidden_gpu_hours"] is not None
@@ -162,6 +182,8 @@ def say_work(work: Work, num_gpus: int, label: str, asked: Row | None, beyond: S
     energy = "" if asked["energy_kwh"] is None else ", {energy_kwh:digits} kWh"
     badges = ", ".join(badges_of(asked))
     text = fill("{wall_hours:digits} h, {gpu_hours:digits} GPU-hours" + energy, asked)
+    if one and one["num_gpus"] != num_gpus:
+        text += fill("; {gpu_hours:digits} GPU-hours on 1 GPU", one)
     return f"{start}{text}{f' ({badges})' * bool(badges)}."
 
 
@@ -194,18 +216,22 @@ def fill(text: str, row: Row) -> str:
 def assume_choice(label: str, chosen: Row, candidates: Sequence[Row], rows: Sequence[Row]) -> list[str]:
     """Return which configuration the proposal is about, and which faster ones it leaves out."""
     num_gpus, rate = chosen["num_gpus"], chosen["throughput_samples_per_s"]
+    number = len(not_told_apart(chosen, candidates))
+    ties = f", not told apart from {pluralize(number, 'other')}" if number else ""
     of_many = (
-        f", the fastest of {len(candidates)} on {pluralize(num_gpus, 'GPU')}; the best of many looks better than it is"
+        f", with the fewest GPU-hours of {len(candidates)} on {pluralize(num_gpus, 'GPU')}{ties}; "
+        "the best of many looks better than it is"
     )
     said = [f"The configuration is {label}{of_many * (len(candidates) > 1)}."]
     faster = [row for row in rows if row["num_gpus"] == num_gpus and row["throughput_samples_per_s"] > rate]
     if faster:
         best = max(faster, key=lambda row: float(row["throughput_samples_per_s"]))
         ratio = best["throughput_samples_per_s"] / rate
-        why = reason_left_out(best) if best["speedup"] else "its speed-up is not known"
+        why = "other points ran on its node at the same time" if has_neighbours(best) else "its batches are synthetic"
         said.append(f"{describe_own(best, rows)} is {ratio:.2f} times as fast and left out: {why}.")
     if chosen["is_loader_bound"] or chosen.has_note("loader_bound"):
-        said.append(f"No configuration is free of this: {WAITS}. Its scaling is that of the loader.")
+        what = "hours and scaling are" if chosen["is_loader_bound"] else "scaling is"
+        said.append(f"Its {what} limited by data loading: {WAITS}.")
     return said
 
 

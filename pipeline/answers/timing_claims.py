@@ -8,13 +8,15 @@ from pipeline.analysis.intervals import ends_of
 from pipeline.analysis.loader import MAX_DATA_SHARE
 from pipeline.answers import claims
 from pipeline.answers.claims import BADGES, NO_RESULT, Claim, ClaimFormatter, badges_of, where_of
+from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER
 from pipeline.experiment.point_label import strategy_name, varying_axes
 from pipeline.tables.build_tables import Tables
 from pipeline.tables.columns import Row
 
 WAITS = f"a GPU waits for data in more than {100 * MAX_DATA_SHARE:.0f} % of the epoch, there or on the baseline"
+SHARED = "other points ran on the node of a point or of its baseline at the same time"
 ABOVE_N = "the efficiency is above 1, which noise or a slow baseline can cause"
-WITHOUT_LOADER = "--set input=gpu"
+WITHOUT_LOADER, ALONE = "--set input=gpu", "--exclusive"
 NO_DIFFERENCE = BADGES["no_difference"]
 WAIT_NOT_STATED = "the wait for data is not stated"
 COLLECTIVES = {  # strategy -> the collectives whose exposed communication is measured
@@ -96,7 +98,9 @@ def speedup_claims(tables: Tables) -> list[Claim]:
     if not fit:
         largest = " and ".join(describe_speedup(row, timed, fit) for row in largest_of_each(timed))
         cannot = f"of {len(timed)} rows with a speed-up {reasons.total()} cannot be used: {why}; the largest: {largest}"
-        grid = f"scaling {WITHOUT_LOADER}" if WAITS in reasons else "scaling --repeats 3"
+        options = {WAITS: WITHOUT_LOADER, SHARED: ALONE}
+        cures = [option for reason, option in options.items() if reason in reasons] or ["--repeats 3"]
+        grid = " ".join(["scaling", *cures])
         return [claims.not_answered("Q2", cannot, grid, is_asked=True)]
     most = max(row["num_gpus"] for row in fit)
     best = max((row for row in fit if row["num_gpus"] == most), key=usefulness)
@@ -108,6 +112,7 @@ def speedup_claims(tables: Tables) -> list[Claim]:
         "num_gpus": most,
         "strategy": strategy_name(best["strategy"]),
         "speedup": best["speedup"],
+        "against_best": against_best(best, rows),
         "low": low,
         "high": high,
         "efficiency": float(best["parallel_efficiency"]),
@@ -126,6 +131,19 @@ def speedup_claims(tables: Tables) -> list[Claim]:
     if best.has_note("no_difference"):
         return [Claim("Q2", "no_speedup", values, tuple(badge for badge in badges if badge != NO_DIFFERENCE))]
     return [Claim("Q2", "speedup", values, badges)]
+
+
+def against_best(row: Row, rows: Sequence[Row]) -> str:
+    """Return the speed-up over one GPU at its best batch size; "" if that is the baseline's, or is not known."""
+    may_differ = (*BASELINE_MAY_DIFFER, "batch_size_per_gpu", "num_samples")
+    alone = [one for one in rows if one["num_gpus"] == 1 and one["epoch_time_s"] and one["strategy"] == row["baseline"]]
+    fit = [one for one in alone if not one.has_note("loader_bound", "shared_node")]
+    alike = [one for one in fit if not varying_axes([one.axes, row.axes], may_differ)]
+    best = min(alike, key=claims.sample_time, default=None)
+    if best is None or best["batch_size_per_gpu"] == row["baseline_batch_size_per_gpu"]:
+        return ""
+    speedup = claims.sample_time(best) / claims.sample_time(row)
+    return f", and {speedup:.2f} times as fast as one at its best batch of {best['batch_size_per_gpu']:,}"
 
 
 def largest_of_each(rows: Sequence[Row]) -> list[Row]:
@@ -191,6 +209,8 @@ def lost_scaling(rows: Sequence[Row]) -> list[Row]:
 def reason_left_out(row: Row) -> str:
     if row.figures.get("is_loader_bound") or row.has_note("loader_bound"):
         return WAITS
+    if row.has_note("shared_node"):
+        return SHARED
     return ABOVE_N if row.has_note("superlinear") else WAIT_NOT_STATED
 
 

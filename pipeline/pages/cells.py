@@ -27,7 +27,6 @@ FIXED_WORDS = {
     "loader_bound": "loader-bound",
     "drifted": "drifted",
     "drifted_in_repeats": "drifted",
-    "other_shared_node": "baseline on a shared node",
     "reached_by_some": "not every seed",
     "baseline_runs": "n of the baseline",
 }

@@ -27,9 +27,10 @@ MAX_END_LABELS, CHAR_PX, MAX_END_LABEL_SHARE = 6, 6, 0.4  # labels at the ends o
 REFERENCE = -1  # the style of a series to compare with
 MARKS = "●■▲◆▼✚✖⬢"  # the markers of series as characters, for the key of a page
 PART_MARKS = "■▧▥▨▤▩▦▒"  # the hatches of parts of a bar, likewise
-LOADER_BOUND, ABOVE_N = "loader-bound", "above N"
+LOADER_BOUND, SHARED_NODE, ABOVE_N = "loader-bound", "shared node", "above N"
 GREY_LABELS = {
     LOADER_BOUND: f"{LOADER_BOUND}, the point or its baseline",
+    SHARED_NODE: f"{SHARED_NODE}, the point or its baseline",
     ABOVE_N: "more than N times: noise or a slow baseline",
 }
 """Word beside the grey points that no answer uses -> its entry in the key."""
@@ -253,8 +254,9 @@ def make_series(
 def make_point(x: float, row: Row, column: Column) -> Point:
     """Return a row's value of the column, in the unit that people read."""
     low, high = (None if end is None else column.factor * end for end in ends_of(row[column.key]))
-    flaw = ABOVE_N if column.key == "speedup" and row.has_note("superlinear") else ""
-    return Point(x, column.factor * row[column.key], low, high, LOADER_BOUND if row.has_note("loader_bound") else flaw)
+    of_speedup = [(ABOVE_N, "superlinear"), (SHARED_NODE, "shared_node")] if column.key == "speedup" else []
+    flaws = [flaw for flaw, kind in [(LOADER_BOUND, "loader_bound"), *of_speedup] if row.has_note(kind)]
+    return Point(x, column.factor * row[column.key], low, high, next(iter(flaws), ""))
 
 
 def note_on_number(number: int, most: int, what: str) -> str:
