@@ -236,9 +236,9 @@ def point_tasks(launch: LaunchSession, options: LaunchOptions) -> list[PointTask
 
 def write_points(launch: LaunchSession, options: LaunchOptions) -> None:
     points = point_tasks(launch, options)
-    folders = [str(rank_files.folder.resolve()) for rank_files in launch.rank_files_by_point]
-    first = launch.rank_files_by_point[0]
-    first.write_following([FollowingPoint(*pair) for pair in zip(folders[1:], points[1:], strict=True)])
+    first, *others = launch.rank_files_by_point
+    folders = [str(rank_files.folder) for rank_files in others]
+    first.write_following([FollowingPoint(*pair) for pair in zip(folders, points[1:], strict=True)])
     first.write_point(points[0])
 
 

@@ -1,5 +1,6 @@
 """Shared by all tests: the commands as a user runs them, and one throwaway Slurm a worker."""
 
+import contextlib
 import functools
 import gc
 import os
@@ -121,6 +122,16 @@ def workers_of(folder: Path) -> list[int]:
                 found.append(int(entry.name))
         except OSError:
             continue
+    return found
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Every process that runs and has TEST_FOLDER of this folder, whatever it has become."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            if f"TEST_FOLDER={folder}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
     return found
 
 

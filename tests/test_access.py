@@ -1,19 +1,26 @@
 """Who can reach what is written: modes under any umask, folders that others may write, and links."""
 
 import json
+import multiprocessing
 import os
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Command, assert_refused, everything_in, needs_root, run_command, run_unprivileged
-from factories import ARRAY, SUBMISSION, make_experiment, make_record, make_spec
+from conftest import ROOT, Command, assert_refused, everything_in, needs_root, run_command, run_unprivileged, wait_for
+from factories import ARRAY, LENET, SUBMISSION, make_experiment, make_record, make_spec
+from own_models import SMALLEST, write_model
 
 from pipeline.experiment.folder import find_experiments
 from pipeline.experiment.manifest import SlurmArray, Submission
+from pipeline.experiment.record_store import load_folder
+from pipeline.runner.launch_options import LaunchOptions, launch_command
+from pipeline.runner.rank_files import PointTask, RankFiles
+from pipeline.system import files
 from pipeline.system.errors import UMASK, CommandError
 
 GRID = """
@@ -59,7 +66,8 @@ def test_nothing_can_be_written_by_others_and_folders_are_closed_to_strangers(
     assert {name: oct(mode) for name, mode in folders.items() if mode not in folder_modes} == {}
     assert {name: oct(mode) for name, mode in files.items() if mode not in file_modes} == {}
     shared = {name.name for name, mode in folders.items() if mode == 0o2770}
-    everything = {"deep", "outputs", "tiny", "records", "logs", "scratch"}
+    everything = {"deep", "outputs", "tiny", "records", "logs"}
+    assert modes[Path("deep/outputs/tiny/logs/scratch")] & 0o777 == 0o700, "it holds what a rank is told to run"
     assert shared == (everything if 0o2770 in folder_modes else set())
     assert {".json", ".md", ".csv", ".npz", ".log"} <= {name.suffix for name in files}
 
@@ -197,10 +205,80 @@ def test_a_member_of_the_group_gets_the_status_without_the_logs(tmp_path: Path) 
         assert run_unprivileged(name, tmp_path, group=65532).returncode == 2
 
 
+NOBODY, GROUP = 65534, 65533
+PLANTED = """
+import pathlib
+
+pathlib.Path(__file__).with_name("ran").touch()
+"""
+
+
+def swap_folders(logs: int) -> None:
+    """Be a member of the group who replaces logs/scratch as soon as a launcher has written into it."""
+    os.setgroups([])
+    os.setgid(GROUP)
+    os.setuid(NOBODY)
+    wait_for(lambda: "scratch" in os.listdir(logs))
+    time.sleep(0.3)  # the ranks start a second later
+    os.rename("scratch", "old", src_dir_fd=logs, dst_dir_fd=logs)
+    os.rename("planted", "scratch", src_dir_fd=logs, dst_dir_fd=logs)
+
+
+@needs_root
+@pytest.mark.training
+@pytest.mark.fault("F53")
+@pytest.mark.parametrize("owner", [NOBODY, 0], ids=["a folder of his own", "another folder of the submitter's"])
+def test_a_member_of_the_group_who_swaps_the_scratch_folder_decides_nothing(tmp_path: Path, owner: int) -> None:
+    spec = make_spec(**LENET, input="synthetic", num_samples=256)
+    model = f"{write_model(tmp_path / 'mal', SMALLEST + PLANTED)}:Tiny"
+    other = make_spec(**{**LENET, "model": model, "dataset": None}, input="synthetic")
+    experiment = make_experiment(tmp_path / "x", missing=[spec])
+    experiment.logs.mkdir(exist_ok=True)
+    planted = RankFiles(experiment.logs / "planted" / f"{spec.run_id()}.known")
+    planted.write_point(PointTask(other, None))
+    for path in (planted.folder.parent, planted.folder, *planted.folder.iterdir()):
+        os.chown(path, owner, GROUP)
+    os.chown(experiment.logs, -1, GROUP)
+    experiment.logs.chmod(0o2770)
+    logs = os.open(experiment.logs, os.O_RDONLY)
+    attacker = multiprocessing.get_context("fork").Process(target=swap_folders, args=(logs,))
+    attacker.start()
+    command = launch_command(experiment.manifest_path, [spec.run_id()], LaunchOptions(tmp_path))
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PIPELINE_LAUNCH_ID": "known"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    attacker.join()
+    assert attacker.exitcode == 0, "the folders were swapped"
+    assert not (tmp_path / "mal" / "ran").exists()
+    ((record,), rejected) = load_folder(experiment.records_folder)
+    assert (rejected, record.status) == ([], "ok"), done.stderr
+    assert record.measurement is not None
+    assert record.measurement.num_parameters == 62_006, "those of LeNet"
+    assert os.listdir(experiment.logs / "old") == [], "its own folder, wherever it lies"
+
+
+@needs_root
+@pytest.mark.fault("F53")
+def test_a_scratch_folder_of_another_user_is_refused_and_an_open_one_is_closed(
+    pipeline: Command, tmp_path: Path
+) -> None:
+    spec = make_spec(**LENET, input="synthetic")
+    experiment = make_experiment(tmp_path / "x", missing=[spec])
+    experiment.scratch_folder.mkdir(parents=True)
+    experiment.scratch_folder.chmod(0o2770)
+    with files.open_private_folder(experiment.scratch_folder):
+        assert stat.S_IMODE(experiment.scratch_folder.stat().st_mode) == 0o700
+    os.chown(experiment.scratch_folder, NOBODY, -1)
+    answer = pipeline("launch", "--manifest", experiment.manifest_path, "--run-id", spec.run_id())
+    assert_refused(answer, 2, str(experiment.scratch_folder), "belongs to another user (65534)", "remove it")
+    assert list(experiment.scratch_folder.iterdir()) == []
+
+
 LINKS: dict[str, Callable[[Path], Path]] = {
     "the experiment": lambda outputs: outputs / "tiny",
     "its records": lambda outputs: outputs / "tiny" / "records",
     "its logs": lambda outputs: outputs / "tiny" / "logs",
+    "its scratch": lambda outputs: outputs / "tiny" / "logs" / "scratch",
+    "its traces": lambda outputs: outputs / "tiny" / "traces",
 }
 
 
@@ -251,6 +329,7 @@ def test_collect_reads_nothing_through_a_linked_folder(
         make_experiment(tmp_path / "target", make_record())
     else:
         make_experiment(tmp_path / "outputs" / "tiny", make_record())
+        path.mkdir(parents=True, exist_ok=True)
         path.rename(tmp_path / "target")
     path.symlink_to(tmp_path / "target")
     answer = pipeline("collect", tmp_path / "outputs" / "tiny")

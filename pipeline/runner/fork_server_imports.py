@@ -9,10 +9,12 @@ launch of two ranks took 4.8 s of CPU in place of 3.7.
 
 import contextlib
 import importlib
+import os
 
 from pipeline.system import host, imports, source_digest
 
-host.die_with_parent()  # its ranks end with it
+SERVER_PID = os.getpid()  # the parent of every process that is forked from here
+host.die_with_parent(int(os.environ["PIPELINE_LAUNCHER_PID"]))  # its ranks end with it
 with contextlib.suppress(Exception), imports.without_garbage_collector():
     importlib.import_module("pipeline.runner.rank_process")
     torch = importlib.import_module("torch")

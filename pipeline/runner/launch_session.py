@@ -5,9 +5,11 @@ launcher watches the folders: when a point has started, the thread publishes the
 """
 
 import contextlib
+import os
 import shutil
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -44,11 +46,15 @@ class LaunchSession:
     ) -> None:
         self.id = launch_id
         self.specs = specs
-        self.rank_files_by_point = [RankFiles(experiment.launch_folder(spec.run_id(), launch_id)) for spec in specs]
+        files.make_folder(experiment.logs)
+        handle = files.open_private(experiment.scratch_folder)
+        weakref.finalize(self, os.close, handle)
+        scratch = files.path_of(handle)
+        names = [experiment.launch_folder(spec.run_id(), launch_id).name for spec in specs]
+        self.rank_files_by_point = [RankFiles(scratch / name) for name in names]
         self.published: list[Record | None] = []
         self.deadline = Deadline(point_limit_s)
         self.experiment = experiment
-        files.make_folder(experiment.scratch_folder)
         self._sampler = contextlib.ExitStack()
         self._started_at = utc_timestamp()
         log_line(f"{self.current_spec.run_id()}: starting")
@@ -134,7 +140,7 @@ class LaunchSession:
         try:
             record, path = self._publish_valid(record)
         except OSError as error:  # go on, because the ranks already run the next point
-            kept = f"submit again to measure the point again; its files are in {self.current_files.folder}"
+            kept = f"submit again to measure the point again; its files are in {self.current_files.folder.resolve()}"
             problem = f"cannot publish its record: {describe_os_error(error)}; {kept}"
             failure = Failure(kind="exception", message=problem)
             record = record_store.new_record(record.spec, "failed", self.id, failure=failure, reason=problem)

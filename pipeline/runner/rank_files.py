@@ -13,8 +13,12 @@
     trial<k>/              the same files, for one trial of a memory search
 
 The launcher is the process of pipeline.launch (on every node), a rank is pipeline.runner.rank_process, the sampler is
-pipeline.runner.telemetry_sampler. Every JSON file appears whole or not at all. The launcher removes the folder of a
-point that is ok; those of other points stay in logs/scratch.
+pipeline.runner.telemetry_sampler. The folders of launches lie in logs/scratch, which is private (mode 0700). A launcher
+opens it once and checks its owner and mode. The launcher, its ranks and the sampler read and write below the
+descriptor: a member of the group who may rename logs/scratch cannot exchange the files.
+
+Every JSON file appears whole or not at all. The launcher removes the folder of a point that is ok; those of other
+points stay in logs/scratch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -61,7 +65,9 @@ class PointTask(msgspec.Struct, frozen=True):
 
 
 class FollowingPoint(msgspec.Struct, frozen=True):
-    """A later point for the same ranks, with the folder that rank 0 creates when the point starts."""
+    """A later point for the same ranks, and its folder. A rank takes the name alone: all folders of a launch are beside
+    each other.
+    """
 
     folder: str
     point: PointTask
@@ -95,6 +101,10 @@ class RankFiles:
         self.series = self.folder / "steps.npz"  # the step times of every part and rank
         self.weights = self.folder / "weights.npz"  # of the trained model
         self.traces = self.folder / "traces"  # of the profiler, one file per rank
+
+    def following(self, point: FollowingPoint) -> "RankFiles":
+        """Return the files of a later point of the same ranks."""
+        return RankFiles(self.folder.parent / Path(point.folder).name)
 
     def side_files(self) -> tuple[Path, Path, Path]:
         """Return the paths of what the launcher moves beside the record: step times, weights and traces."""
@@ -153,5 +163,6 @@ class RankFiles:
         return msgspec.json.decode(path.read_bytes(), type=kind) if path.exists() else None
 
     def _write(self, name: str, value: msgspec.Struct | Sequence[msgspec.Struct]) -> None:
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        files.replace_file_atomically(self.folder / name, msgspec.json.encode(value))
+        self.folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with files.open_private_folder(self.folder):
+            files.replace_file_atomically(self.folder / name, msgspec.json.encode(value))

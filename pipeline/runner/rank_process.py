@@ -60,7 +60,7 @@ def run_rank(first: RankFiles, store: Path | None) -> None:
         earlier = [EarlierPoint(point.spec, run_point(point, rank, first, 0))]
     rank_files = first
     for following in first.read_following():
-        point, next_rank_files = following.point, RankFiles(Path(following.folder))
+        point, next_rank_files = following.point, first.following(following)
         with record_rank_errors(next_rank_files):
             is_reset = process_group.all_gather(device_memory.reset_memory_statistics(point.spec, rank), bool)
             if not has_memory_headroom(point.spec, earlier) or not all(is_reset):
@@ -233,7 +233,6 @@ def set_num_threads(omp_num_threads: str) -> None:
 
 def main(folder: Path, store: Path | None) -> None:
     """Run a rank. `folder` holds its first point; `store` is the file through which the ranks of one node meet."""
-    host.die_with_parent()
     source_digest.imported_source()  # computes the digest, unless the fork server has done so
     os.dup2(2, 1)  # stdout becomes stderr: stdout carries the command's data, and Gloo prints to it (torch 2.8)
     if isinstance(sys.stdout, io.TextIOWrapper):

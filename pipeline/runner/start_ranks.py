@@ -3,27 +3,34 @@
 Every rank is a new process. It is forked from a fork server, which has imported what ranks need (fork_server_imports)
 and has done nothing else. Without it each rank would import torch and torchvision again, which takes longer than many
 points.
+
+The agent starts a supervisor for each rank, and the supervisor the rank. The agent waits for ever for a process that
+exits with 0 inside the user's code; the supervisor makes a failure of it. It also ends what the rank has left behind.
 """
 
 import contextlib
+import fcntl
 import importlib
 import logging
+import math
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from multiprocessing import forkserver
+import time
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing import forkserver, reduction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pipeline.experiment.model_name import TORCHVISION, is_image_model
 from pipeline.experiment.spec import Spec
 from pipeline.runner.failed_record import RankExit, describe_exception
 from pipeline.runner.launch_options import python_variables
-from pipeline.runner.rank_files import RankFiles
-from pipeline.system import imports
+from pipeline.runner.rank_files import RankError, RankFiles
+from pipeline.system import files, host, imports
 from pipeline.system.errors import CommandError, log_line
 from pipeline.system.host import name_shared_memory, node_rank
 from pipeline.system.slurm_commands import ask_slurm
@@ -35,6 +42,9 @@ if TYPE_CHECKING:
 RANK_MODULE, PRELOADED_MODULE = "pipeline.runner.rank_process", "pipeline.runner.fork_server_imports"
 FIRST_PORT, NUM_PORTS = 15_000, 15_000  # below the ephemeral range
 RENDEZVOUS_TIMEOUT_S = 300
+LAUNCHER_PID = "PIPELINE_LAUNCHER_PID"  # a variable, since the fork server takes no arguments
+RANK_POLL_S = 0.05
+EXIT_GRACE_S = 5  # for the end of a rank that has finished, and of what it has started
 
 _fork_server_environ: dict[str, str] = {}  # os.environ when the fork server started
 
@@ -45,7 +55,7 @@ def run_node_ranks(spec: Spec, rank_files: RankFiles, launch_id: str, num_thread
     Raises RuntimeError if the ranks cannot be started or do not meet. A signal to this process ends the ranks, and no
     record is written: Slurm's job state then gives the reason.
     """
-    variables = {**default_omp_threads(spec, num_threads), **python_variables()}
+    variables = {**default_omp_threads(spec, num_threads), **python_variables(), LAUNCHER_PID: str(os.getpid())}
     with environment_variables(variables):
         return run_under_agent(spec, rank_files, launch_id, start_fork_server(spec))
 
@@ -58,11 +68,13 @@ def run_under_agent(spec: Spec, rank_files: RankFiles, launch_id: str, start_met
         from torch.distributed.elastic.rendezvous.api import RendezvousError
         from torch.distributed.launcher.api import elastic_launch
 
-    config = launch_config(spec, rank_files, launch_id, start_method)
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(drop_traceback)
     try:
-        with rank_store(spec) as store:
-            elastic_launch(config, become_rank)(rank_files.folder, store, *environ_changes())
+        with rank_folder() as private, files.open_private_folder(rank_files.folder.parent) as handle:
+            config = launch_config(spec, private, launch_id, start_method)
+            store = Path(private, "store") if spec.is_distributed and spec.num_nodes == 1 else None
+            passed = PassedFolder(handle)
+            elastic_launch(config, supervise_rank)(passed, rank_files.folder.name, store, *environ_changes())
     except (RendezvousError, OSError, EOFError) as error:  # the last two: the store or the fork server failed
         if isinstance(error, OSError):
             name_shared_memory(error)
@@ -75,18 +87,13 @@ def run_under_agent(spec: Spec, rank_files: RankFiles, launch_id: str, start_met
     return {}
 
 
-@contextlib.contextmanager
-def rank_store(spec: Spec) -> Iterator[Path | None]:
-    """Yield the path of the file through which the ranks of one node meet; None for several nodes, or without DDP.
+def rank_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a private folder of this node: for the agent's files, and the file through which the ranks of a node meet.
 
-    The file is in a private folder of this node, since not every network file system has the locks that it needs. A
-    store of several nodes listens on a port (rendezvous_settings).
+    Not every network file system has the locks that the latter needs. The ranks of several nodes meet at a port
+    (rendezvous_settings).
     """
-    if spec.num_nodes > 1 or not spec.is_distributed:
-        yield None
-        return
-    with tempfile.TemporaryDirectory(prefix="pipeline-ranks-", ignore_cleanup_errors=True) as folder:
-        yield Path(folder, "store")
+    return tempfile.TemporaryDirectory(prefix="pipeline-ranks-", ignore_cleanup_errors=True)
 
 
 def drop_traceback(line: logging.LogRecord) -> bool:
@@ -102,7 +109,7 @@ def drop_traceback(line: logging.LogRecord) -> bool:
     return True
 
 
-def launch_config(spec: Spec, rank_files: RankFiles, launch_id: str, start_method: str) -> "LaunchConfig":
+def launch_config(spec: Spec, private: str, launch_id: str, start_method: str) -> "LaunchConfig":
     """Return the configuration of torchrun's agent: this node's ranks, their rendezvous, and no restarts."""
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
@@ -116,7 +123,7 @@ def launch_config(spec: Spec, rank_files: RankFiles, launch_id: str, start_metho
         monitor_interval=0.1,
         start_method=start_method,
         **rendezvous_settings(spec),
-        logs_specs=DefaultLogsSpecs(str(rank_files.folder)),  # the default is TMPDIR, where nobody would remove them
+        logs_specs=DefaultLogsSpecs(private),  # the default is TMPDIR, where nobody would remove them
     )
 
 
@@ -151,6 +158,20 @@ def environ_changes() -> tuple[dict[str, str], list[str]]:
     return changed, [name for name in _fork_server_environ if name not in os.environ]
 
 
+class PassedFolder:
+    """An open folder that a new process gets with its arguments."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return receive_folder, (reduction.DupFd(self.handle),)
+
+
+def receive_folder(sent: Any) -> PassedFolder:
+    return PassedFolder(sent.detach())
+
+
 def become_rank(folder: Path, store: Path | None, changed: dict[str, str], removed: list[str]) -> None:
     """Make this new process a rank: set its environment, then run RANK_MODULE.
 
@@ -161,6 +182,104 @@ def become_rank(folder: Path, store: Path | None, changed: dict[str, str], remov
         os.environ.pop(name, None)
     multiprocessing.set_start_method(None, force=True)
     importlib.import_module(RANK_MODULE).main(folder, store)
+
+
+def supervise_rank(
+    parent: PassedFolder, name: str, store: Path | None, changed: dict[str, str], removed: list[str]
+) -> None:
+    """Run a rank in a child of this new process. Return when it has finished, else end as it has ended.
+
+    `parent` is the open folder in which the rank's first point has a folder of this name.
+    """
+    preloaded = sys.modules.get(PRELOADED_MODULE)  # absent without a fork server
+    host.die_with_parent(preloaded.SERVER_PID if preloaded else int(os.environ[LAUNCHER_PID]))
+    files.check_private(parent.handle)
+    folder = files.path_of(parent.handle) / name
+    exit_code = supervise(lambda: become_rank(folder, store, changed, removed), RankFiles(folder))
+    if exit_code:
+        end_like(exit_code)
+
+
+def supervise(run: Callable[[], None], first: RankFiles) -> int:
+    """Run a rank in a child, and return its exit code, -N for signal N. A rank that left without a word fails with 1.
+
+    Processes that the rank has started, and their own, are killed after its end. `exec` ends the rank, too: the kernel
+    drops its lock.
+    """
+    host.adopt_orphans()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches rank and launcher, who say what becomes of the point
+    lock, (receiver, sender) = os.memfd_create("rank"), os.pipe()
+    context = multiprocessing.get_context("fork")
+    rank = context.Process(target=run_as_child, args=(run, os.getpid(), lock, sender))
+    rank.start()
+    os.close(sender)
+    os.read(receiver, 1)  # it holds its lock now, or has ended
+    os.set_blocking(receiver, False)
+    is_finished, due_s = False, math.inf
+    while rank.is_alive() and time.monotonic() < due_s:
+        is_finished = is_finished or received(receiver)
+        if due_s == math.inf and (is_finished or is_free(lock)):
+            due_s = time.monotonic() + EXIT_GRACE_S
+        time.sleep(RANK_POLL_S)
+    is_finished = is_finished or received(receiver)
+    if must_end := rank.is_alive():
+        rank.kill()
+        rank.join()
+    host.kill_descendants(EXIT_GRACE_S)
+    if is_finished and must_end:
+        return 0
+    if is_finished or (rank.exitcode and not must_end):
+        return rank.exitcode or 0  # its error is in its file, unless a signal ended it
+    how = "became another program (exec)" if must_end else "exited with 0"
+    message = f"{how} before its point had ended; remove os._exit, exec or exit() from the code that it runs"
+    write_exit(message, first)
+    return 1
+
+
+def write_exit(message: str, first: RankFiles) -> None:
+    """Write that this rank has left without a word, into the folder of the point that runs."""
+    number = int(os.environ["RANK"])
+    log_line(f"rank {number} {message}")
+    with contextlib.suppress(OSError):
+        points = [first, *(first.following(later) for later in first.read_following())]
+        current = [first, *(point for point in points if point.has_started())][-1]
+        current.write_error(RankError("exit", message, number, host.node_name(), time.time_ns()))
+
+
+def run_as_child(run: Callable[[], None], supervisor_pid: int, lock: int, sender: int) -> None:
+    """Run a rank, and tell its supervisor by one byte that it has begun, by another that it has finished."""
+    host.die_with_parent(supervisor_pid)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    fcntl.lockf(lock, fcntl.LOCK_EX)  # of this process alone: its forks do not have it
+    os.write(sender, b".")
+    run()
+    os.write(sender, b".")
+
+
+def received(receiver: int) -> bool:
+    """True if the rank has said that it has finished."""
+    with contextlib.suppress(BlockingIOError):
+        return os.read(receiver, 1) == b"."
+    return False
+
+
+def is_free(lock: int) -> bool:
+    """True if the rank does not hold its lock any longer."""
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def end_like(exit_code: int) -> NoReturn:
+    """End this process by the signal, or with the exit code, that ended its rank: the agent names it as the cause."""
+    if exit_code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if -exit_code != signal.SIGKILL:
+            signal.signal(-exit_code, signal.SIG_DFL)
+        os.kill(os.getpid(), -exit_code)
+    os._exit(exit_code if exit_code > 0 else 1)
 
 
 def default_omp_threads(spec: Spec, num_threads: int) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Run the points on this machine: one process for each element, one element after another, with progress."""
 
 import contextlib
+import functools
 import itertools
 import math
 import os
@@ -124,8 +125,9 @@ def launch_process(
     command = launch_command(experiment.manifest_path, [spec.run_id() for spec in element], options)
     inherited = ("PIPELINE_LAUNCH_ID", "SLURM_NODEID")  # if this `submit` runs inside a job
     environ = {key: value for key, value in os.environ.items() if key not in inherited} | python_variables()
+    die_with_this_process = functools.partial(die_with_parent, os.getpid())
     with log.open("ab") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=environ, preexec_fn=die_with_parent)
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environ, preexec_fn=die_with_this_process)
         try:
             yield process
             process.wait()

@@ -18,6 +18,7 @@ import msgspec
 UNSUPPORTED = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EINVAL})
 AT_FDCWD, RENAME_NOREPLACE = -100, 1  # constants of renameat2(2)
 TEMPORARY_PREFIX = ".publishing-"
+DESCRIPTORS = Path("/proc/self/fd")
 LEFTOVER_AGE_S = 24 * 60 * 60
 CLAIM_TIMEOUT_S = 2  # the rename follows the claim at once; a process that takes longer is dead
 
@@ -126,6 +127,54 @@ def add_path_to_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
+
+
+@contextlib.contextmanager
+def open_private_folder(path: Path) -> Iterator[int]:
+    """Yield a descriptor of a folder of this user that nobody else may use. See open_private."""
+    handle = open_private(path)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def open_private(path: Path) -> int:
+    """Return a descriptor of the private folder at this path. Create the folder if it is absent, but not its parent.
+
+    What is read and written below the descriptor (path_of) stays the same folder, whatever becomes of the path. A mode
+    that lets others in is changed to 0700. Raises OSError, PermissionError if the folder belongs to another user.
+    """
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    is_handle = path.parent == DESCRIPTORS  # a link of the kernel, to a folder that was checked
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | (0 if is_handle else os.O_NOFOLLOW))
+    try:
+        with add_path_to_errors(path):
+            check_private(handle)
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
+
+
+def check_private(handle: int) -> None:
+    """Raise PermissionError unless the open folder is this user's and closed to others. Its mode becomes 0700."""
+    status = os.fstat(handle)
+    if status.st_uid != os.geteuid():
+        raise PermissionError(
+            errno.EPERM, f"it belongs to another user ({status.st_uid}), who may change it; remove it"
+        )
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        with ignore_errno(*UNSUPPORTED):  # some file systems have no modes
+            os.fchmod(handle, 0o700)
+        if stat.S_IMODE(os.fstat(handle).st_mode) & 0o022:
+            raise PermissionError(errno.EPERM, "others may write to it; choose a file system that has modes")
+
+
+def path_of(handle: int) -> Path:
+    """Return a path of an open folder that nobody can redirect. It is valid in this process and in its forks."""
+    return DESCRIPTORS / str(handle)
 
 
 def make_folder(folder: Path) -> None:

@@ -7,17 +7,51 @@ import os
 import shutil
 import signal
 import socket
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 NVIDIA_GPUS_PATH = Path("/proc/driver/nvidia/gpus")
 BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 SHARED_MEMORY = Path("/dev/shm")
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to terminate this process when its parent dies (prctl(2), PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+def die_with_parent(parent_pid: int) -> None:
+    """Ask the kernel to kill this process when its parent dies. If the parent has died already, end at once.
+
+    The signal is SIGKILL, since a user's code may handle every other one.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it died before the call
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Let this process, not init, become the parent of descendants whose own parent dies (prctl(2))."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def kill_descendants(timeout_s: float) -> None:
+    """Kill all descendants of this process, which has called adopt_orphans, and wait for their end."""
+    deadline_s = time.monotonic() + timeout_s
+    with contextlib.suppress(ChildProcessError):  # no child is left
+        while time.monotonic() < deadline_s:
+            for pid in children_of(os.getpid()):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                time.sleep(0.01)
+
+
+def children_of(parent_pid: int) -> list[int]:
+    """Return the processes whose parent is this one."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError):  # it has ended
+            if int((entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]) == parent_pid:
+                found.append(int(entry.name))
+    return found
 
 
 def set_process_name(name: str) -> None:

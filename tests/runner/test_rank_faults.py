@@ -6,14 +6,15 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, workers_of
+from conftest import ROOT, processes_of
 from factories import LENET, make_experiment, make_spec
 
+from pipeline.experiment.folder import Experiment
 from pipeline.experiment.record_store import load_folder
 from pipeline.runner.launch_options import LaunchOptions, launch_command
 
 LIMIT_S = 20
-# run by Python at its start: the second rank notes the time and fails where its epoch would begin
+# run by Python at its start: the last rank notes the time and fails where its epoch would begin
 SITECUSTOMIZE = """
 import importlib.util, os, pathlib, signal, sys, time
 
@@ -31,14 +32,23 @@ class Finder:
 
     def fail(self, *arguments):
         import torch
-        if os.environ["RANK"] == "1":
+        if os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
             pathlib.Path(os.environ["TEST_FOLDER"], "failed_at").write_text(str(time.time()))
             FAULT
         return self.run_epoch(*arguments)
 
 sys.meta_path.insert(0, Finder())
 """
-LOST_PEER = "rank 0"  # which is all that is known of a rank that left without a word
+
+
+def start_launch(tmp_path: Path, fault: str, *, num_gpus: int) -> tuple[Experiment, list[str], dict[str, str]]:
+    """An experiment of one point whose last rank has this fault, its command, and the environment for it."""
+    (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE.replace("FAULT", fault))
+    strategy = "ddp" if num_gpus > 1 else "single"
+    spec = make_spec(**LENET, input="synthetic", strategy=strategy, num_gpus=num_gpus, num_samples=64 * 8)
+    experiment = make_experiment(tmp_path / "x", missing=[spec])
+    command = launch_command(experiment.manifest_path, [spec.run_id()], LaunchOptions(tmp_path))
+    return experiment, command, {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "TEST_FOLDER": str(tmp_path)}
 
 
 @pytest.mark.training
@@ -48,7 +58,7 @@ LOST_PEER = "rank 0"  # which is all that is known of a rank that left without a
     [
         ("raise torch.OutOfMemoryError('CUDA out of memory')", "oom", "cuda_oom", "out of GPU memory"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "failed", "signal", "rank 1 was killed by SIGKILL"),
-        ("os._exit(0)", "failed", "collective", LOST_PEER),
+        ("os._exit(0)", "failed", "exit", "rank 1: exited with 0 before its point had ended; remove os._exit"),
         ("time.sleep(3600)", "failed", "timeout", f"limit of {LIMIT_S} s"),
     ],
     ids=["raises OOM", "is killed", "exits with 0", "hangs"],
@@ -56,18 +66,54 @@ LOST_PEER = "rank 0"  # which is all that is known of a rank that left without a
 def test_a_rank_that_fails_ends_its_point_with_one_record(
     tmp_path: Path, fault: str, status: str, kind: str, said: str
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE.replace("FAULT", fault))
-    spec = make_spec(**LENET, input="synthetic", strategy="ddp", num_gpus=2, num_samples=64 * 8)
-    experiment = make_experiment(tmp_path / "x", missing=[spec])
-    command = launch_command(experiment.manifest_path, [spec.run_id()], LaunchOptions(tmp_path))
-    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "TEST_FOLDER": str(tmp_path)}
+    experiment, command, env = start_launch(tmp_path, fault, num_gpus=2)
     command += ["--point-limit-s", str(LIMIT_S if kind == "timeout" else 300)]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
     took_s = time.time() - float((tmp_path / "failed_at").read_text())
     assert done.returncode == 1, done.stderr
     assert took_s < 15 + (LIMIT_S if kind == "timeout" else 0)
-    assert workers_of(tmp_path) == []
+    assert processes_of(tmp_path) == []
     (record,), rejected = load_folder(experiment.records_folder)
     assert rejected == []
     assert record.failure is not None
     assert (record.status, record.failure.kind, said in record.reason) == (status, kind, True), record.reason
+
+
+@pytest.mark.training
+@pytest.mark.fault("F54")
+@pytest.mark.parametrize("num_gpus", [1, 2])
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("os._exit(0)", "exited with 0"),
+        ("os.execv('/bin/sleep', ['sleep', '600'])", "became another program (exec)"),
+        ("os.fork() and os.execv('/bin/true', ['true']); time.sleep(600)", "exited with 0"),
+    ],
+    ids=["exits with 0", "becomes another program", "becomes one that succeeds, and leaves a child"],
+)
+def test_a_rank_that_leaves_without_a_result_fails_its_point_within_seconds(
+    tmp_path: Path, fault: str, said: str, num_gpus: int
+) -> None:
+    experiment, command, env = start_launch(tmp_path, fault, num_gpus=num_gpus)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100)
+    took_s = time.time() - float((tmp_path / "failed_at").read_text())
+    assert (done.returncode, took_s < 20) == (1, True), done.stderr
+    (record,), rejected = load_folder(experiment.records_folder)
+    assert rejected == []
+    assert record.failure is not None
+    assert (record.status, record.failure.kind, record.failure.rank) == ("failed", "exit", num_gpus - 1)
+    assert record.reason.startswith(f"rank {num_gpus - 1}: {said} before its point had ended; remove os._exit")
+    assert processes_of(tmp_path) == []
+
+
+@pytest.mark.training
+@pytest.mark.fault("F55")
+def test_what_a_rank_has_started_ends_with_its_point(tmp_path: Path) -> None:
+    """A child in a session of its own, whose parent has ended; the point is ok."""
+    daemon = "os.system('setsid sleep 600 > /dev/null 2>&1 &')"
+    experiment, command, env = start_launch(tmp_path, daemon, num_gpus=1)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert processes_of(tmp_path) == []
+    (record,), _ = load_folder(experiment.records_folder)
+    assert record.status == "ok"

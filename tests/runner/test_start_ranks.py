@@ -5,6 +5,7 @@ import importlib
 import logging
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from typing import NoReturn
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, processes_of, wait_for
 from factories import make_spec
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
@@ -23,6 +24,7 @@ from pipeline.runner import start_ranks
 from pipeline.runner.rank_files import RankFiles
 from pipeline.runner.rank_process import set_num_threads
 from pipeline.runner.start_ranks import become_rank, default_omp_threads, environment_variables
+from pipeline.system import host
 
 
 @pytest.fixture
@@ -90,6 +92,41 @@ def test_a_rank_that_fails_is_logged_without_the_agents_own_traceback(tmp_path: 
     assert "DataNotStaged" in ended.stderr
     assert "failed (exitcode: 1) local_rank: 0" in ended.stderr
     assert "ProcessExitedException" not in ended.stderr
+
+
+ORPHANED = """
+import os, signal, sys, time
+from pathlib import Path
+from pipeline.runner.rank_files import RankFiles
+from pipeline.runner.start_ranks import supervise
+
+def run():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+
+supervise(run, RankFiles(Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.fault("F27")
+def test_a_rank_that_ignores_sigterm_ends_with_its_supervisor(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ORPHANED, str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "RANK": "0", "TEST_FOLDER": str(tmp_path)}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as supervisor:
+        assert supervisor.stdout is not None
+        rank = int(supervisor.stdout.readline())
+        assert set(processes_of(tmp_path)) == {supervisor.pid, rank}
+        supervisor.kill()
+    wait_for(lambda: processes_of(tmp_path) == [], timeout_s=5)
+
+
+@pytest.mark.fault("F27")
+def test_a_process_whose_parent_had_died_before_it_asked_for_the_signal_ends_at_once() -> None:
+    if (child := os.fork()) == 0:
+        host.die_with_parent(os.getppid() + 1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Command, wait_for, workers_of
+from conftest import ROOT, Command, processes_of, wait_for, workers_of
 from factories import LENET, make_experiment, make_record, make_spec
+from own_models import with_change, write_model
 
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.record_store import load_folder, publish_record
@@ -32,9 +33,9 @@ points:
 """
 
 
-def start_driver(tmp_path: Path, is_in_background: bool = False) -> subprocess.Popen[str]:
+def start_driver(tmp_path: Path, is_in_background: bool = False, grid: str = GRID) -> subprocess.Popen[str]:
     """A submit; the shell of a script lets one in the background ignore SIGINT."""
-    (tmp_path / "grid.yaml").write_text(GRID)
+    (tmp_path / "grid.yaml").write_text(grid)
     command = [sys.executable, "-m", "pipeline.submit", "--grid", str(tmp_path / "grid.yaml"), "--cluster", "local"]
     env = {**os.environ, "TEST_FOLDER": str(tmp_path)}
     return subprocess.Popen(
@@ -151,6 +152,34 @@ def test_a_launcher_that_is_killed_leaves_no_rank_behind(tmp_path: Path) -> None
     assert "1 of 2 points have no result; see python -m pipeline.status" in said
     (record,) = [json.loads(path.read_text()) for path in tmp_path.glob("two/records/*.json")]  # of the second point
     assert (record["status"], record["spec"]["num_samples"]) == ("ok", 64)
+
+
+STUBBORN = "import signal\nimport time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + with_change(
+    "return nn.functional", "time.sleep(1)\n        return nn.functional"
+)
+STUBBORN_GRID = """
+name: two
+base: {device: cpu, model: "tiny.py:Tiny", input: synthetic, precision: fp32, strategy: ddp, num_gpus: 2}
+points:
+  - {num_samples: [64], batch_size_per_gpu: [8]}
+"""
+
+
+@pytest.mark.fault("F27")
+@pytest.mark.parametrize("killed", ["driver", "launcher"])
+@pytest.mark.parametrize("after_s", [0.7, 1.3, 1.8, 2.3, 2.8, 3.5, 5.0])
+def test_nothing_outlives_a_driver_or_a_launcher_that_is_killed_at_any_moment(
+    tmp_path: Path, killed: str, after_s: float
+) -> None:
+    """The ranks ignore SIGTERM. At the first moments the launcher imports, and the sampler starts."""
+    write_model(tmp_path, STUBBORN)
+    driver = start_driver(tmp_path, grid=STUBBORN_GRID)
+    wait_for(lambda: list(tmp_path.glob("two/logs/*/*.log")))
+    (launcher,) = wait_for(lambda: host.children_of(driver.pid))
+    time.sleep(after_s)
+    os.kill(driver.pid if killed == "driver" else launcher, signal.SIGKILL)
+    driver.communicate(timeout=60)
+    wait_for(lambda: processes_of(tmp_path) == [], timeout_s=5)
 
 
 @pytest.mark.parametrize("long", [False, True])
