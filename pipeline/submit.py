@@ -81,13 +81,15 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def add_cluster_arguments(slurm: argparse._ArgumentGroup) -> None:
-    for name in PASSED_ON:
-        slurm.add_argument(f"--{name}", metavar="NAME", help=f"Slurm's {name}")
+    for name, meaning in PASSED_ON.items():
+        slurm.add_argument(f"--{name}", metavar="NODES" if "node" in meaning else "NAME", help=meaning)
     exclusive = "request whole nodes, so that no other job runs beside a point"
     slurm.add_argument("--exclusive", action="store_true", help=exclusive)
     slurm.add_argument("--gpu-type", metavar="TYPE", help="request GPUs of this type, as Slurm names it (a40)")
     gres = "request GPUs with --gres, for clusters without --gpus-per-node"
     slurm.add_argument("--gres", action="store_true", help=gres)
+    unknown = "request whole nodes and no GPUs, for clusters where Slurm does not know the GPUs of its nodes"
+    slurm.add_argument("--no-gres", action="store_true", help=unknown)
     memory = "0: all memory of a node; default: the cluster's default (without the option: the grid's)"
     slurm.add_argument("--mem", choices=("0", "default"), help=memory)
     limit = "the time limit of a point, as [[days-]hours:]minutes:seconds"

@@ -1,9 +1,11 @@
 """What the commands refuse: a sentence with the cure, and an exit code."""
 
+import functools
 import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,11 @@ from slurm_queue import DEAD, NO_CONFIGURATION, fake_slurm, write_commands
 from pipeline.__main__ import COMMANDS
 from pipeline.data.staging import CIFAR10_FILES, CIFAR10_FOLDER
 from pipeline.experiment.folder import Experiment
+from pipeline.experiment.grid import Grid
+from pipeline.experiment.resources import Resources
+from pipeline.submission import plan
 from pipeline.submission.batch_script import Prologue
+from pipeline.submission.plan import Cluster, SubmitContext
 from pipeline.submit import read_prologue
 from pipeline.system.errors import CommandError
 
@@ -107,6 +113,27 @@ def test_more_gpus_than_the_machine_has_are_2_and_the_cure_is_one_that_helps(pip
     assert dry.stderr.splitlines()[-1].startswith("Without --dry-run this is refused: 58 of 58 points cannot run here")
     assert "Next:" not in dry.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_where_slurm_knows_no_gpus_whole_nodes_are_the_way_through(pipeline: Command, tmp_path: Path) -> None:
+    commands = {"scontrol": "echo 'Slurmctld(primary) at here is UP'", "sbatch": "exit 1", "squeue": ""}
+    write_commands(tmp_path / "bin", {**commands, "sinfo": "echo 'gpu*|64|256000|(null)|3'"})
+    changes = ("--set", "dataset=synthetic", "strategy=single", "num_gpus=1", "batch_size_per_gpu=8")
+    submit = ("submit", "--grid", "scaling", "--outputs", tmp_path / "out", *changes)
+    env = without_slurm(tmp_path / "bin")
+    assert_refused(pipeline(*submit, env=env), 2, "the largest node has 0", "ask for whole nodes with --no-gres")
+    planned = pipeline(*submit, "--no-gres", "--dry-run", env=env)
+    assert (planned.returncode, planned.stderr.count("refused")) == (0, 0)
+    assert "#SBATCH --exclusive" in planned.stdout
+    assert "#SBATCH --gpus" not in planned.stdout
+
+
+def test_wsl_is_named_where_it_hides_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "num_visible_gpus", lambda: 0)
+    context = SubmitContext(Namespace(), Experiment(Path("x")), Grid("x", (), Resources()), Cluster("local"))
+    for is_wsl in (True, False):
+        monkeypatch.setattr(plan, "is_wsl", functools.partial(bool, is_wsl))
+        assert ("WSL 2" in "; ".join(plan.list_other_places(context, [], 1))) == is_wsl
 
 
 def test_a_partition_without_gpus_names_the_ones_that_have_enough(pipeline: Command, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import logging
 import math
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import sys
@@ -33,7 +34,6 @@ from pipeline.runner.rank_files import RankError, RankFiles
 from pipeline.system import files, host, imports
 from pipeline.system.errors import CommandError, log_line
 from pipeline.system.host import name_shared_memory, node_rank
-from pipeline.system.slurm_commands import ask_slurm
 
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
@@ -317,9 +317,14 @@ def rendezvous_settings(spec: Spec) -> dict[str, Any]:
         one_node_rendezvous.register()
         return {"rdzv_backend": one_node_rendezvous.NAME}
     nodes = os.environ.get("SLURM_JOB_NODELIST")
-    if nodes is None:
+    if not nodes:
         raise CommandError(f"a point over {spec.num_nodes} nodes needs a Slurm job; submit it there.")
-    first = ask_slurm("scontrol", "show", "hostnames", nodes).split()[0]
     port = FIRST_PORT + int(os.environ["SLURM_JOB_ID"]) % NUM_PORTS
     configs = {"rank": node_rank(), "timeout": RENDEZVOUS_TIMEOUT_S}
-    return {"rdzv_backend": "static", "rdzv_endpoint": f"{first}:{port}", "rdzv_configs": configs}
+    return {"rdzv_backend": "static", "rdzv_endpoint": f"{first_host(nodes)}:{port}", "rdzv_configs": configs}
+
+
+def first_host(nodes: str) -> str:
+    """Return the first host of a list of Slurm: node03 of `node[03-05,9],gpu1`. A container may have no scontrol."""
+    first = re.split(r",(?![^\[]*\])", nodes)[0]  # a comma in brackets separates numbers, not hosts
+    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first)

@@ -169,17 +169,15 @@ class NvmlGpus:
 def visible_gpu_indices(uuids: Sequence[str], mask: str | None) -> list[int]:
     """Return the indices of the GPUs that CUDA_VISIBLE_DEVICES shows, in its order.
 
-    An entry is an index or the start of a UUID. As in CUDA, the first entry that names no GPU hides all later ones.
+    As in CUDA, the first entry that names no GPU hides all later ones.
     """
     if mask is None:
         return list(range(len(uuids)))
     indices: list[int] = []
-    for entry in (entry.strip().lower() for entry in mask.split(",")):
-        if entry.isdecimal():
-            found = [int(entry)] if int(entry) < len(uuids) else []
-        else:
-            prefix = telemetry_summary.normalize_uuid(entry) if entry.startswith("gpu-") else None
-            found = [index for index, uuid in enumerate(uuids) if prefix and uuid.startswith(prefix)]
+    for device in host.visible_devices(mask, len(uuids)):
+        prefix = "" if isinstance(device, int) else telemetry_summary.normalize_uuid(device.lower())
+        named = [index for index, uuid in enumerate(uuids) if prefix and uuid.startswith(prefix)]
+        found = [device] if isinstance(device, int) else named
         if len(found) != 1:
             break
         indices += found

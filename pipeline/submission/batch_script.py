@@ -54,12 +54,16 @@ def prologue_lines(prologue: Prologue) -> list[str]:
         f"prologue=$(cat {path} && echo .)",  # the point keeps the line breaks at the end
         "prologue=${prologue%.}",
         f'[[ $(printf %s "$prologue" | sha256sum) == {prologue.sha256}* ]] || {{ echo {changed} >&2; exit 1; }}',
-        "set +eu",  # module systems read unset variables, and commands inside their functions may fail
-        """trap 'echo "the prologue failed: $BASH_COMMAND" >&2; exit 1' ERR""",
+        # as in the user's own shell: module systems read unset variables, and `nvidia-smi | head -1` ends a pipe early
+        "set +eu +o pipefail",
+        # deeper are functions and files that the prologue sources: there a command may fail, even under `set -E`
+        "prologue_depth=$((${#BASH_SOURCE[@]} + 1))",
+        """trap '((${#BASH_SOURCE[@]} > prologue_depth)) || {"""
+        """ echo "the prologue failed: $BASH_COMMAND (line $LINENO)" >&2; exit 1; }' ERR""",
         "source <(printf '%s\\n:\\n' \"$prologue\")",  # the last line of the prologue may be a test that is false
         "trap - ERR",
-        "set -eu",
-        "unset prologue",
+        "set -euo pipefail",
+        "unset prologue prologue_depth",
     ]
 
 
@@ -92,8 +96,8 @@ def max_running_elements(request: SlurmRequest, num_elements: int) -> int:
 
 
 def option_lines(options: Mapping[str, str]) -> list[str]:
-    """Return an #SBATCH line for each option, in the order given; an empty value is a flag."""
-    return [f"#SBATCH --{key}={value}" if value else f"#SBATCH --{key}" for key, value in options.items()]
+    """Return an #SBATCH line for each option, in the order given; an empty value is a flag. Slurm reads the quotes."""
+    return [f"#SBATCH --{key}={shlex.quote(value)}" if value else f"#SBATCH --{key}" for key, value in options.items()]
 
 
 def render_batch_script(

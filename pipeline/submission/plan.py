@@ -26,12 +26,14 @@ from pipeline.submission.slurm_request import SlurmRequest
 from pipeline.system import slurm_commands
 from pipeline.system.command_line import command_name
 from pipeline.system.errors import EXIT_NOTHING_FOUND, EXIT_SCHEDULER, CommandError, pluralize, shorten_list
-from pipeline.system.host import gpu_names, num_visible_gpus
+from pipeline.system.host import gpu_names, is_wsl, num_visible_gpus
 
 ClusterKind = Literal["slurm", "local"]
 
 MAX_PARTITIONS = 5  # in one sentence
 UNCLEAR = "in a state that cannot be read"
+WITHOUT_GRES = "if its nodes have GPUs that Slurm does not know, ask for whole nodes with --no-gres"
+UNDER_WSL = "use Linux itself, since under WSL 2 GPUs have no device files and are not supported"
 NOT_PACKED = "since a failed point on several nodes is ended only with its whole element"
 
 
@@ -116,7 +118,8 @@ def inspect_cluster(options: argparse.Namespace) -> Cluster:
 
 
 def query_cluster(options: argparse.Namespace) -> Cluster:
-    nodes = slurm_queries.query_node_types(options.partition)
+    site = options.slurm_options
+    nodes = slurm_queries.query_node_types(options.partition, site.nodelist, site.exclude)
     slurm_request.check_gpu_type(options.gpu_type, nodes)
     is_packed = options.points_per_element > 1
     limit_min = slurm_queries.query_partition_limit_min(options.partition) if is_packed else None
@@ -203,20 +206,27 @@ def find_unsatisfiable(
     """Return run id -> reason for the points that this machine or these nodes cannot run; {} for unknown nodes."""
     if context.cluster.kind == "local":
         return slurm_request.unsatisfiable_on_this_machine(todo, num_visible_gpus())
-    return {} if nodes is None else slurm_request.unsatisfiable_on_slurm(todo, nodes, context.options.gpu_type)
+    return (
+        {}
+        if nodes is None
+        else slurm_request.unsatisfiable_on_slurm(
+            todo, nodes, context.options.gpu_type, context.options.slurm_options.no_gres
+        )
+    )
 
 
 def list_other_places(context: SubmitContext, todo: Sequence[Spec], num_unsatisfiable: int) -> list[str]:
     """Return the cure for points that cannot run here: the partitions that can run most, or a grid without GPUs."""
     if context.cluster.kind == "local":
-        return ["take --grid smoke, which runs anywhere"] if num_visible_gpus() == 0 else []
+        anywhere = ["take --grid smoke, which runs anywhere"] if num_visible_gpus() == 0 else []
+        return [UNDER_WSL, *anywhere] if anywhere and is_wsl() else anywhere
     num_left_out = {
         name: len(find_unsatisfiable(context, todo, nodes))
         for name, nodes in slurm_queries.query_nodes_by_partition().items()
     }
     fewest = min(num_left_out.values(), default=num_unsatisfiable)
     if fewest >= num_unsatisfiable:
-        return []
+        return [] if any(node.num_gpus for node in context.cluster.nodes or ()) else [WITHOUT_GRES]
     names = sorted(name for name, number in num_left_out.items() if number == fewest)
     return [f"choose another --partition ({shorten_list(names, MAX_PARTITIONS)})"]
 

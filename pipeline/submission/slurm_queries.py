@@ -113,8 +113,11 @@ def ask_sinfo(columns: str, *options: str) -> list[list[str]]:
     return rows
 
 
-def query_node_types(partition: str | None) -> list[NodeType]:
-    """Return the nodes of one partition, several (`a,b`) or the default (None). Raises CommandError (scheduler)."""
+def query_node_types(partition: str | None, nodelist: str | None = None, exclude: str | None = None) -> list[NodeType]:
+    """Return the nodes of one partition, several (`a,b`) or the default (None). Raises CommandError (scheduler).
+
+    Of `nodelist`, without those of `exclude`. If no node is left, all count: Slurm itself then says what is wrong.
+    """
     rows = ask_sinfo(*NODES)
     names = {row[0].rstrip("*") for row in rows}
     wanted = choose_partitions([row[0] for row in rows], partition)
@@ -122,7 +125,27 @@ def query_node_types(partition: str | None) -> list[NodeType]:
         which = f"partition {partition!r}" if partition else "default partition"
         cure = f"choose --partition from {', '.join(sorted(names)) or 'none'}"
         raise CommandError(f"Slurm has no {which}; {cure}.", EXIT_SCHEDULER)
-    return [read_nodes(row) for row in rows if row[0].rstrip("*") in wanted]
+    nodes = [read_nodes(row) for row in rows if row[0].rstrip("*") in wanted]
+    if nodelist:
+        nodes = query_named_nodes(nodelist, wanted) or nodes
+    if exclude:
+        nodes = remove_nodes(nodes, query_named_nodes(exclude, wanted)) or nodes
+    return nodes
+
+
+def query_named_nodes(names: str, partitions: Collection[str]) -> list[NodeType]:
+    """Return the nodes with these names (`node[1-3]`) in these partitions. Raises CommandError (scheduler)."""
+    nodes = [read_nodes(row) for row in ask_sinfo(*NODES, "-n", names) if row[0].rstrip("*") in partitions]
+    return [node for node in nodes if node.num_nodes > 0]  # a partition without such nodes has a row of 0
+
+
+def remove_nodes(nodes: Sequence[NodeType], removed: Sequence[NodeType]) -> list[NodeType]:
+    """Return the groups of nodes without the removed ones, which sinfo has put into groups of the same kind."""
+    left = []
+    for node in nodes:
+        gone = sum(other.num_nodes for other in removed if other._replace(num_nodes=node.num_nodes) == node)
+        left.append(node._replace(num_nodes=node.num_nodes - gone))
+    return [node for node in left if node.num_nodes > 0]
 
 
 def query_nodes_by_partition() -> dict[str, list[NodeType]]:

@@ -12,7 +12,28 @@ from pipeline.system.errors import EXIT_SCHEDULER, CommandError, pluralize
 
 SAFE_OPTION_VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._,:=+@/-]{0,127}")
 GPU_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-PASSED_ON = ("partition", "account", "qos", "constraint")  # options that sbatch has under the same name
+NODES = re.compile(r"[A-Za-z0-9][A-Za-z0-9._,\[\]-]{0,999}")
+CONSTRAINT = re.compile(r"[A-Za-z0-9(\[!][A-Za-z0-9._,:=+@/&|!()\[\]*-]{0,999}")
+NAME_RULE = "1 to 128 letters, digits or ._,:=+@/- and start with a letter or digit"
+NODES_RULE = "1 to 1,000 letters, digits or ._,-[] and start with a letter or digit"
+RULES = {  # options whose values are no plain names
+    "gpu_type": (GPU_TYPE, "1 to 128 letters, digits or ._- and start with a letter or digit"),
+    "exclude": (NODES, NODES_RULE),
+    "nodelist": (NODES, NODES_RULE),
+    "constraint": (
+        CONSTRAINT,
+        "1 to 1,000 letters, digits or ._,:=+@/&|!()[]*- and start with a letter, a digit or ([!",
+    ),
+}
+PASSED_ON = {  # options that sbatch has under the same name -> help
+    "partition": "Slurm's partition",
+    "account": "Slurm's account",
+    "qos": "Slurm's quality of service",
+    "constraint": "features that the nodes must have, by Slurm's operators: 'a100&nvlink', 'a40|a100', '[rack1|rack2]'",
+    "exclude": "nodes that no job may use: node7 or node[1-3,9]",
+    "nodelist": "nodes that each job must have; name one for points on one node",
+    "reservation": "Slurm's reservation",
+}
 
 Memory = Literal["0", "default"]
 
@@ -28,8 +49,14 @@ class SlurmOptions(NamedTuple):
     gpu_type: str | None = None
     gres: bool = False  # request GPUs with --gres, for clusters without --gpus-per-node
     mem: Memory | None = None  # 0: all memory of a node; default: that of the cluster; None: what the grid states
+    exclude: str | None = None
+    nodelist: str | None = None
+    reservation: str | None = None
+    no_gres: bool = False  # request whole nodes and no GPUs, for clusters where Slurm does not know the GPUs
 
     def gpus(self, count: int) -> dict[str, str]:
+        if self.no_gres:
+            return {}
         typed = f"{self.gpu_type}:{count}" if self.gpu_type else str(count)
         return {"gres": f"gpu:{typed}"} if self.gres else {"gpus-per-node": typed}
 
@@ -43,14 +70,16 @@ class SlurmRequest(NamedTuple):
 
 
 def check_slurm_options(slurm_options: SlurmOptions) -> None:
-    """Raise CommandError for a value that is not a plain name. Slurm, not the shell, parses #SBATCH lines."""
+    """Raise CommandError for a value with other characters than its option needs, and for options that contradict.
+
+    Slurm, not the shell, parses #SBATCH lines.
+    """
     for field, value in slurm_options._asdict().items():
-        pattern, marks = (GPU_TYPE, "._-") if field == "gpu_type" else (SAFE_OPTION_VALUE, "._,:=+@/-")
+        pattern, rule = RULES.get(field, (SAFE_OPTION_VALUE, NAME_RULE))
         if isinstance(value, str) and not pattern.fullmatch(value):
-            raise CommandError(
-                f"--{field.replace('_', '-')} {value!r} must be 1 to 128 letters, digits or {marks} and start with a "
-                "letter or digit."
-            )
+            raise CommandError(f"--{field.replace('_', '-')} {value!r} must be {rule}.")
+    if slurm_options.no_gres and (slurm_options.gres or slurm_options.gpu_type):
+        raise CommandError("--no-gres asks Slurm for no GPUs; leave out --gres and --gpu-type, or --no-gres.")
 
 
 def check_gpu_type(gpu_type: str | None, nodes: Sequence[NodeType]) -> None:
@@ -77,7 +106,8 @@ def build_request(
     cpus = resources.cpus_per_gpu * shape.gpus_per_node
     memory_mib = math.ceil(resources.mem_per_gpu_gib * 1024) * shape.gpus_per_node
     notices = []
-    large_enough = [node for node in nodes or () if node.count_gpus(slurm_options.gpu_type) >= gpus_needed(shape)]
+    num_gpus = 0 if slurm_options.no_gres else gpus_needed(shape)
+    large_enough = [node for node in nodes or () if node.count_gpus(slurm_options.gpu_type) >= num_gpus]
     most = find_common_limits(large_enough, shape.num_nodes, cpus, memory_mib)
     if most is not None:
         notices = reduction_notices(shape, cpus, memory_mib if slurm_options.mem is None else 0, *most)
@@ -95,7 +125,7 @@ def build_request(
     if slurm_options.mem == "default":
         del options["mem"]
     options |= {name: value for name in PASSED_ON if isinstance(value := getattr(slurm_options, name), str)}
-    if slurm_options.exclusive:
+    if slurm_options.exclusive or (slurm_options.no_gres and shape.device == "cuda"):
         options["exclusive"] = ""
     return SlurmRequest(options, max_parallel, tuple(notices))
 
@@ -152,15 +182,19 @@ def sum_time_limits(
 
 
 def unsatisfiable_on_slurm(
-    points: Iterable[Spec], nodes: Sequence[NodeType], gpu_type: str | None = None
+    points: Iterable[Spec], nodes: Sequence[NodeType], gpu_type: str | None = None, no_gres: bool = False
 ) -> dict[str, str]:
-    """Return run id -> what the point needs and what there is, for each point that no node of the partition can run."""
+    """Return run id -> what the point needs and what there is, for each point that no node of the partition can run.
+
+    With `no_gres` nobody knows the GPUs of the nodes.
+    """
     reasons = {}
     most_gpus = max((node.count_gpus(gpu_type) for node in nodes), default=0)
     for shape, specs in group_by_shape(points).items():
-        fitting = [node for node in nodes if node.count_gpus(gpu_type) >= gpus_needed(shape)]
+        num_gpus = 0 if no_gres else gpus_needed(shape)
+        fitting = [node for node in nodes if node.count_gpus(gpu_type) >= num_gpus]
         num_fitting = max((sum(node.num_nodes for node in own) for own in by_partition(fitting)), default=0)
-        if gpus_needed(shape) > most_gpus:
+        if num_gpus > most_gpus:
             needed = pluralize(shape.gpus_per_node, f"{gpu_type} GPU" if gpu_type else "GPU")
             reason = f"{needed} per node and the largest node has {most_gpus}"
         else:

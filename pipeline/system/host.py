@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import re
 import shutil
 import signal
 import socket
@@ -74,10 +75,33 @@ def num_visible_gpus() -> int:
     """Return the number of NVIDIA GPUs that this process may use: all, or those that CUDA_VISIBLE_DEVICES names."""
     present = sum(path.name.removeprefix("nvidia").isdecimal() for path in Path("/dev").glob("nvidia[0-9]*"))
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if mask is None:
-        return present
-    named = [entry.strip() for entry in mask.split(",")]
-    return min(present, sum(entry != "" and not entry.startswith("-") for entry in named))
+    return len(visible_devices(mask, present)) if mask is not None else present
+
+
+def visible_devices(mask: str, num_present: int) -> list[int | str]:
+    """Return the devices that CUDA_VISIBLE_DEVICES shows, in its order: indices, or the (starts of) UUIDs of GPUs.
+
+    The rules are CUDA's: the first entry that is no device hides itself and all after it, the kind of the first entry
+    is that of all, and a device that is named twice hides all. Of MIG instances a process sees only the first.
+    """
+    found: list[int | str] = []
+    kind = None
+    for entry in map(str.strip, mask.split(",")):
+        number = re.match(r"[+]?([0-9]{1,9})", entry)  # CUDA reads as strtol does: "1x" is 1
+        own_kind = "index" if number else next((name for name in ("GPU-", "MIG-") if entry.startswith(name)), None)
+        device = int(number[1]) if number else entry
+        if own_kind is None or own_kind != (kind or own_kind) or (isinstance(device, int) and device >= num_present):
+            break
+        if device in found:
+            return []
+        kind = own_kind
+        found.append(device)
+    return found[:1] if kind == "MIG-" else found[:num_present]
+
+
+def is_wsl() -> bool:
+    """True under WSL 2 with a GPU: its only device file is /dev/dxg."""
+    return Path("/dev/dxg").exists()
 
 
 def num_job_gpus() -> int:

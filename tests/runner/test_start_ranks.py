@@ -25,6 +25,7 @@ from pipeline.runner.rank_files import RankFiles
 from pipeline.runner.rank_process import set_num_threads
 from pipeline.runner.start_ranks import become_rank, default_omp_threads, environment_variables
 from pipeline.system import host
+from pipeline.system.errors import CommandError
 
 
 @pytest.fixture
@@ -153,6 +154,38 @@ def test_ranks_without_room_for_their_store_cannot_be_started(monkeypatch: pytes
     spec = make_spec(device="cpu", strategy="ddp", num_gpus=2)
     with pytest.raises(RuntimeError, match="No space left on device: '/tmp/pipeline-ranks-x'"):
         start_ranks.run_node_ranks(spec, RankFiles(tmp_path), "launch")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("jrc[0001-0002]", "jrc0001"),
+        ("node7,node9", "node7"),
+        ("gpu[3,5-7],cpu[1-2]", "gpu3"),
+        ("rack[0-1]n[08-11]", "rack0n08"),
+        ("a-b[9]-ib,c", "a-b9-ib"),
+    ],
+)
+def test_nodes_meet_on_the_first_one_of_the_job_by_a_static_store_and_without_scontrol(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nodes: str, first: str
+) -> None:
+    """Python may run in a container, which has no commands of Slurm. The store of torchrun's c10d unpickles."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    of_node = {"SLURM_JOB_ID": "30005", "SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "2", "MASTER_ADDR": "other"}
+    for name, value in {**of_node, "SLURM_JOB_NODELIST": nodes}.items():
+        monkeypatch.setenv(name, value)
+    settings = start_ranks.rendezvous_settings(make_spec(device="cpu", strategy="ddp", num_gpus=2, num_nodes=2))
+    assert settings == {
+        "rdzv_backend": "static",
+        "rdzv_endpoint": f"{first}:15005",
+        "rdzv_configs": {"rank": 1, "timeout": start_ranks.RENDEZVOUS_TIMEOUT_S},
+    }
+
+
+def test_nodes_outside_a_job_cannot_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    with pytest.raises(CommandError, match="needs a Slurm job"):
+        start_ranks.rendezvous_settings(make_spec(device="cpu", strategy="ddp", num_gpus=2, num_nodes=2))
 
 
 @pytest.fixture

@@ -39,6 +39,67 @@ def test_a_prologue_is_sourced_once_byte_by_byte(tmp_path: Path, prologue: Prolo
     assert not (tmp_path / "canary").exists()
 
 
+MODULE = 'module() { ls /absent 2>/dev/null; local found=$?; [ "$1" != broken ]; }\n'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "if grep -q absent /dev/null; then echo no; fi",
+        "grep -q absent /dev/null || true",
+        "! grep -q absent /dev/null",
+        '[ -n "${UNSET:-}" ] && export OTHER=1; :',
+        "yes | head -1 >/dev/null",  # the pipe ends `yes` by a signal: as in the user's shell the last command counts
+        "false | true",
+        MODULE + "module load cuda",  # a command inside it fails
+        "set -E\n" + MODULE + "module load cuda",
+        "source ./site.sh",
+        "set -E; source ./site.sh",
+        "x=$UNSET",
+        "false || export OTHER=1",
+        "return 0; false",
+    ],
+)
+def test_a_prologue_whose_own_lines_succeed_lets_the_job_go_on(tmp_path: Path, text: str) -> None:
+    (tmp_path / "site.sh").write_text("false\ngrep -q absent /dev/null\nfalse | true\n")
+    path = tmp_path / "prologue.sh"
+    path.write_text(text)
+    after = 'echo "went on $-" $(set -o | grep pipefail) ${prologue_depth-}; trap -p ERR'
+    done = run_lines(tmp_path, *prologue_lines(Prologue(path, text.encode())), after)
+    assert (done.returncode, done.stderr.decode()) == (0, "")
+    said = done.stdout.decode().split()
+    assert said[:2] == ["went", "on"]
+    assert {"e", "u"} < set(said[2])
+    assert said[3:] == ["pipefail", "on"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("false\ntouch canary", "false"),
+        (MODULE + "module load cuda\nmodule broken\ntouch canary", '[ "$1" != broken ] (line 3)'),
+        ("source ./ends_false.sh\ntouch canary", "source ./ends_false.sh"),
+        ("source ./absent.sh\ntouch canary", "source ./absent.sh"),
+        ("WORD=$(grep absent /dev/null)\ntouch canary", "WORD=$(grep absent /dev/null)"),
+        ("for word in a b; do ls /absent; done\ntouch canary", "ls /absent"),
+        ("eval false\ntouch canary", "false"),
+        ("(exit 3)\ntouch canary", "( exit 3 )"),
+        ("true | false\ntouch canary", "false"),
+        ("return 3\ntouch canary", ""),
+    ],
+)
+def test_a_line_of_the_prologue_itself_that_fails_ends_the_job_and_is_named(
+    tmp_path: Path, text: str, line: str
+) -> None:
+    (tmp_path / "ends_false.sh").write_text("true\nfalse\n")
+    path = tmp_path / "prologue.sh"
+    path.write_text(text)
+    done = run_lines(tmp_path, *prologue_lines(Prologue(path, text.encode())), "touch canary")
+    assert done.returncode == 1
+    assert f"the prologue failed: {line}" in done.stderr.decode()
+    assert not (tmp_path / "canary").exists()
+
+
 @pytest.mark.fault("F43")
 @pytest.mark.parametrize("added", [b"touch canary\n", b"#", b"\0"])
 def test_nothing_of_a_prologue_that_was_changed_after_submit_runs(

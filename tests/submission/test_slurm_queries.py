@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from slurm_queue import write_commands
 
 from pipeline.submission import slurm_queries
 from pipeline.submission.slurm_queries import (
@@ -232,6 +233,36 @@ def test_a_partition_that_slurm_does_not_know_is_refused_with_those_it_does(fake
     with pytest.raises(CommandError, match="choose --partition from fat, main") as refusal:
         query_node_types(partition)
     assert refusal.value.code == 4
+
+
+ALL, OLD = (
+    "main*|64|256000|gpu:a40:4|3\nmain*|16|64000|gpu:2|2\nfat|64|256000|gpu:a40:4|3\n",
+    "main*|16|64000|gpu:2|2\n",
+)
+NAMED = {"old[1-2]": OLD, "new1": "main*|64|256000|gpu:a40:4|1\nfat|64|256000|gpu:a40:4|1\n", "x": ""}
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "exclude", "left"),
+    [
+        (None, None, {64: 3, 16: 2}),
+        ("old[1-2]", None, {16: 2}),
+        (None, "old[1-2]", {64: 3}),
+        (None, "new1", {64: 2, 16: 2}),
+        ("new1", "old[1-2]", {64: 1}),
+        ("x", None, {64: 3, 16: 2}),  # no node has this name: Slurm says so itself
+        ("new1", "new1", {64: 1}),
+    ],
+)
+def test_only_nodes_that_a_job_may_get_count_as_fitting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodelist: str | None, exclude: str | None, left: dict[int, int]
+) -> None:
+    cases = "".join(f"*' -n '{shlex.quote(name)}' '*) printf {shlex.quote(rows)} ;; " for name, rows in NAMED.items())
+    write_commands(tmp_path / "bin", {"sinfo": f'case " $* " in {cases} *) printf {shlex.quote(ALL)} ;; esac'})
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    found = query_node_types(None, nodelist, exclude)
+    assert {node.num_cpus: node.num_nodes for node in found} == left
+    assert {node.partition for node in found} == {"main"}
 
 
 def test_hidden_partitions_are_asked_for_too(fake: Fake, tmp_path: Path) -> None:

@@ -1,3 +1,5 @@
+import shlex
+import subprocess
 from typing import Any
 
 import pytest
@@ -6,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.experiment.resources import Resources, ResourceShape
+from pipeline.submission.batch_script import option_lines
 from pipeline.submission.plan import split_to_max_array_size
 from pipeline.submission.slurm_queries import NodeType
 from pipeline.submission.slurm_request import (
@@ -35,6 +38,10 @@ NOWHERE = SlurmOptions()
     ],
 )
 def test_a_site_option_that_could_be_more_than_a_name_is_refused(option: str, text: str) -> None:
+    if option == "constraint" and text in ("a&b", "a|b", "a!b"):
+        return  # Slurm's operators, which are quoted in the script
+    if option in ("constraint", "exclude", "nodelist") and text == "a" * 129:
+        text = "a" * 1001
     given: dict[str, Any] = {option: text}
     with pytest.raises(CommandError, match=rf"^--{option.replace('_', '-')} ") as refusal:
         check_slurm_options(SlurmOptions(**given))
@@ -48,6 +55,43 @@ def test_a_site_option_that_is_a_name_is_taken_as_it_is(text: str) -> None:
     options = build_request(FOUR_GPUS, Resources(), site, None, None).options
     names = ("partition", "account", "qos", "constraint")
     assert {name: options[name] for name in names} == dict.fromkeys(names, text)
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        *(("constraint", "a100&nvlink"), ("constraint", "a40|a100"), ("constraint", "!v100"), ("constraint", "a,b")),
+        *(("constraint", "[rack1|rack2]"), ("constraint", "(a100|h100)&ib"), ("constraint", "[r1*2&r2*4]")),
+        *(("exclude", "node[1-3,9],gpu07"), ("nodelist", "jrc[0001-0004]"), ("reservation", "maint_1,course-2")),
+    ],
+)
+def test_slurms_operators_and_lists_of_nodes_reach_slurm_in_quotes(option: str, text: str) -> None:
+    given: dict[str, Any] = {option: text}
+    site = SlurmOptions(**given)
+    check_slurm_options(site)
+    request = build_request(FOUR_GPUS, Resources(), site, None, None)
+    assert request.options[option] == text
+    (line,) = (line for line in option_lines(request.options) if f"--{option}=" in line)
+    words = shlex.split(line, comments=False)
+    assert words == ["#SBATCH", f"--{option}={text}"]
+    assert subprocess.run(["bash", "-c", f"echo {line.partition(' ')[2]}"], capture_output=True, text=True).stdout == (
+        f"--{option}={text}\n"
+    )
+
+
+def test_nodes_whose_gpus_slurm_does_not_know_are_asked_for_as_whole_nodes() -> None:
+    site, unknown = SlurmOptions(no_gres=True), NodeType(2, 32, 99_000, 0)
+    request = build_request(FOUR_GPUS, Resources(cpus_per_gpu=99), site, [unknown], None)
+    assert not {"gpus-per-node", "gres"} & request.options.keys()
+    assert (request.options["exclusive"], request.options["cpus-per-task"]) == ("", "32")
+    four, many = make_spec(strategy="ddp", num_gpus=4), make_spec(strategy="ddp", num_gpus=3, num_nodes=3)
+    assert unsatisfiable_on_slurm([four], [unknown], no_gres=True) == {}
+    assert len(unsatisfiable_on_slurm([four], [unknown])) == 1
+    assert list(unsatisfiable_on_slurm([many], [unknown], no_gres=True)) == [many.run_id()]
+    assert "exclusive" not in build_request(ResourceShape("cpu", 1, 4), Resources(), site, None, None).options
+    for other in ({"gres": True}, {"gpu_type": "a40"}):
+        with pytest.raises(CommandError, match="leave out --gres and --gpu-type"):
+            check_slurm_options(site._replace(**other))
 
 
 @pytest.mark.parametrize("text", ["a40:4", "a40,v100", "a40=1", "a40/2", "a40+v100"])
