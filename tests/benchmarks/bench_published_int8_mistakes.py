@@ -1,4 +1,4 @@
-"""Two published mistakes of int8 quantization, beside the right way, on the networks and the training of those reports.
+"""Published mistakes of int8 quantization, beside the right way, on the networks and the training of those reports.
 
     python tests/benchmarks/bench_published_int8_mistakes.py --data DIR [--json FILE]
 
@@ -6,14 +6,15 @@ DIR is an image folder. Batch 4, rate 0.001, two epochs, 400 calibration images,
 LeNets of the reports: one without biases, and one whose last layer alone has a bias.
 
 Inverted: a report scales the outputs of a layer by 127 max / (product of the scales before it) and not by 127 / (max x
-product). An output then saturates from 1 / max on, not from max on. Unscaled: a bias is added to the sums as it is, and
-not over the scale of the sums, so that it is next to nothing. How the report with inverted
-scales scaled its bias is not known here. Both ways are tried: over the scale of the inverted sums, and over the scale
-that the sums would have without the mistake (right bias).
+product). An output then saturates from 1 / max on, not from max on. Its bias is multiplied by 2147483647 / (weight
+factor x input factor x product), and not by the product of these factors (printed bias scale). That is tried beside two
+others: the factor of the inverted sums, and the one that the sums would have without the mistake (right bias).
+Unscaled: a bias is added to the sums as it is, and not over the scale of the sums, so that it is next to nothing.
+Clamped: the outputs of a layer are scaled so that their largest magnitude is 255, and cut at 127, half of it.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,21 +28,24 @@ from pipeline.data.images import Images, load_images
 from pipeline.experiment.spec import Spec
 from pipeline.training.integer_network import (
     Forward,
+    QuantizedLayer,
     QuantizedNetwork,
     build_quantized_network,
     calibrate,
     compute_weight_scales,
     fp32_network,
+    max_accumulator,
     read_layers,
     round_weights,
 )
-from pipeline.training.quantization import INT8_MAX, quantize_biases
+from pipeline.training.quantization import INT8_MAX, INT32_MAX, quantize_biases
 from pipeline.workloads.cifar_models import build_model
 
 SEEDS = (0, 1)
 EPOCHS, BATCH_SIZE, LEARNING_RATE, MOMENTUM = 2, 4, 0.001, 0.9
 NUM_CALIBRATION_IMAGES = 400
 TEST_BATCH_SIZE = 500
+UINT8_MAX = 255
 
 
 class Row(NamedTuple):
@@ -82,11 +86,33 @@ def inverted(scales: Sequence[Tensor]) -> list[Tensor]:
     return [scales[0], *(1 / (INT8_MAX**2 * scale) for scale in scales[1:])]
 
 
-def with_unscaled_biases(network: QuantizedNetwork) -> QuantizedNetwork:
-    """Return the network whose int32 biases are the fp32 ones rounded, at a scale of 1."""
-    one = torch.ones(1)
-    layers = [layer._replace(biases=quantize_biases(layer.layer.biases, one, "")) for layer in network.layers]
+def clamped(scales: Sequence[Tensor]) -> list[Tensor]:
+    """Return activation scales of which those of outputs make 255, not 127, of the largest magnitude."""
+    return [scales[0], *(scale * INT8_MAX / UINT8_MAX for scale in scales[1:])]
+
+
+def with_bias_scales(network: QuantizedNetwork, scale_of: Callable[[QuantizedLayer], Tensor]) -> QuantizedNetwork:
+    """Return the network whose biases are integers of another scale."""
+    layers = []
+    for layer in network.layers:
+        biases = quantize_biases(layer.layer.biases, scale_of(layer), layer.layer.name)
+        largest = max_accumulator(layer.weights, biases, layer.layer.name)
+        layers.append(layer._replace(biases=biases, max_accumulator=largest))
     return QuantizedNetwork(tuple(layers))
+
+
+def no_scale(layer: QuantizedLayer) -> Tensor:
+    """Return a scale of 1: biases are the fp32 ones, rounded."""
+    return torch.ones(1)
+
+
+def printed_scale(layer: QuantizedLayer) -> Tensor:
+    """Return the scale of biases that are multiplied by 2147483647 / (weight factor x input factor x product).
+
+    A factor is 1 / scale. The product is that of the factors of the layers before, so input factor x product is the
+    factor of this layer's input.
+    """
+    return 1 / (INT32_MAX * layer.input_scale * layer.weight_scales)
 
 
 def with_biases_of(network: QuantizedNetwork, other: QuantizedNetwork) -> QuantizedNetwork:
@@ -102,17 +128,23 @@ def networks_of(model: nn.Module, calibration: Tensor) -> dict[str, Forward]:
     scales = calibrate(layers, calibration, "largest_magnitude")
     right = build_quantized_network(layers, weights, scales, int32_biases=True)
     wrong = build_quantized_network(layers, weights, inverted(scales), int32_biases=True)
+    cut = build_quantized_network(layers, weights, clamped(scales), int32_biases=True)
     networks: dict[str, Forward] = {
         "fp32": model,
         "int8 weights": fp32_network(round_weights(layers, weights)),
         "right": right,
     }
     if layers[-1].module.bias is None:
-        return {f"no bias: {name}": network for name, network in (networks | {"inverted": wrong}).items()}
+        networks |= {"inverted": wrong, "clamped": cut}
+        return {f"no bias: {name}": network for name, network in networks.items()}
     networks |= {
-        "unscaled bias": with_unscaled_biases(right),
+        "unscaled bias": with_bias_scales(right, no_scale),
         "inverted": wrong,
         "inverted, right bias": with_biases_of(wrong, right),
+        "inverted, printed bias scale": with_bias_scales(wrong, printed_scale),
+        "printed bias scale": with_bias_scales(right, printed_scale),
+        "clamped": cut,
+        "clamped, unscaled bias": with_bias_scales(cut, no_scale),
     }
     return {f"bias: {name}": network for name, network in networks.items()}
 

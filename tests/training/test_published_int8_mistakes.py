@@ -1,8 +1,8 @@
-"""The benchmark of two published mistakes makes those mistakes and no others."""
+"""The benchmark of published mistakes makes those mistakes and no others."""
 
 import pytest
 import torch
-from bench_published_int8_mistakes import build_network, compare, inverted, networks_of, normalize
+from bench_published_int8_mistakes import build_network, clamped, compare, inverted, networks_of, normalize
 
 from pipeline.data.images import synthetic_images
 from pipeline.training.integer_network import QuantizedNetwork, read_layers
@@ -12,12 +12,17 @@ NAMES = [
     "no bias: int8 weights",
     "no bias: right",
     "no bias: inverted",
+    "no bias: clamped",
     "bias: fp32",
     "bias: int8 weights",
     "bias: right",
     "bias: unscaled bias",
     "bias: inverted",
     "bias: inverted, right bias",
+    "bias: inverted, printed bias scale",
+    "bias: printed bias scale",
+    "bias: clamped",
+    "bias: clamped, unscaled bias",
 ]
 
 
@@ -26,6 +31,13 @@ def test_an_inverted_scale_saturates_from_1_over_max_on() -> None:
     images, outputs = inverted([torch.tensor([2 / 127]), torch.tensor([4 / 127])])
     assert float(images * 127) == pytest.approx(2)
     assert float(outputs * 127) == pytest.approx(1 / 4)
+
+
+def test_clamped_outputs_saturate_at_half_of_their_largest_magnitude() -> None:
+    """Images to 2 and outputs to 4: 255 stands for 4, so 127 for 1.99."""
+    images, outputs = clamped([torch.tensor([2 / 127]), torch.tensor([4 / 127])])
+    assert float(images * 127) == pytest.approx(2)
+    assert float(outputs * 127) == pytest.approx(4 * 127 / 255)
 
 
 def test_no_layer_or_the_last_one_has_a_bias() -> None:
@@ -42,7 +54,7 @@ def test_a_bias_is_next_to_nothing_if_unscaled_and_follows_the_scales_or_not_if_
     with torch.no_grad():
         networks = networks_of(build_network(10, has_bias=True), images)
     biases = {}
-    for name in ("right", "unscaled bias", "inverted", "inverted, right bias"):
+    for name in ("right", "unscaled bias", "inverted", "inverted, right bias", "printed bias scale"):
         network = networks[f"bias: {name}"]
         assert isinstance(network, QuantizedNetwork)
         biases[name] = network.layers[-1].biases
@@ -50,6 +62,12 @@ def test_a_bias_is_next_to_nothing_if_unscaled_and_follows_the_scales_or_not_if_
     assert biases["unscaled bias"].abs().max() == 0  # all biases lie below 0.5
     assert torch.equal(biases["inverted, right bias"], biases["right"])
     assert not torch.equal(biases["inverted"], biases["right"])
+    right = networks["bias: right"]
+    assert isinstance(right, QuantizedNetwork)
+    last = right.layers[-1]
+    factors = float(last.input_scale * last.weight_scales)  # 1 / (weight factor x input factor x product)
+    printed = (last.layer.biases.double() * 2147483647 * factors).round()
+    assert torch.allclose(biases["printed bias scale"].double(), printed, rtol=1e-6)
 
 
 @pytest.mark.training
