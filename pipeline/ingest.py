@@ -498,7 +498,9 @@ def build_ingested_record(
 def build_epochs(rows: list[CsvRow], point: spec.Spec, stated_samples: int | None) -> Iterator[Epoch]:
     """Yield the epochs of one point. The times of rank 0 stand for all ranks."""
     for row in rows:
-        rank = RankEpoch(0, nanoseconds(row.epoch_time_s), nanoseconds(row.compute_time_s))
+        epoch_ns, compute_ns = nanoseconds(row.epoch_time_s), nanoseconds(row.compute_time_s)
+        waited_ns = None if epoch_ns is None or compute_ns is None else epoch_ns - compute_ns
+        rank = RankEpoch(0, epoch_ns, compute_ns, data_time_ns=waited_ns)
         yield Epoch(
             epoch=row.epoch,
             ranks=(rank,),

@@ -19,6 +19,7 @@ from pipeline.experiment.spec import AXIS_DEFAULTS, FIRST_TIMED_EPOCH, Spec
 
 MAX_PARTS_DEVIATION = 0.01  # of an epoch's time: the sum of its parts may differ from it by this share
 MIN_PARTS_DEVIATION_NS = 1_000_000  # a smaller difference is never reported
+NS_PER_S = 1_000_000_000
 ALWAYS_SHOWN = ("strategy", "num_nodes", "num_gpus", "batch_size_per_gpu", "precision", "input")
 STATUS_ORDER = ("ok", "oom", "failed", "rejected", "missing")
 
@@ -145,6 +146,17 @@ class PooledPoint:
         if abs(worst - 1) <= MAX_PARTS_DEVIATION:
             return []
         return [make_note("parts_deviate", share=worst)]
+
+    @cached_property
+    def rounding_notes(self) -> list[Note]:
+        """A note if others state the epoch times in whole seconds: half a second of the time is their rounding."""
+        stated = [
+            epoch.slowest_rank for record in self.ok_records if not record.measured for epoch in timed_epochs(record)
+        ]
+        times_ns = [rank.epoch_time_ns for rank in stated if rank and rank.epoch_time_ns]
+        if not times_ns or any(time_ns % NS_PER_S for time_ns in times_ns):
+            return []
+        return [make_note("whole_seconds", share=NS_PER_S / 2 / min(times_ns))]
 
     @cached_property
     def allocator_retry_notes(self) -> list[Note]:

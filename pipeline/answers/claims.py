@@ -29,7 +29,9 @@ EXPOSED = (
     "On {num_gpus} GPUs {collectives} that computation does not hide take {exposed_us:,.0f} us of a step of "
     "{step_ms:,.2f} ms: {share:.1%}{where}."
 )
-COMPARED = "Subtraction says {subtracted:.0%} of the epoch where {measured:.1%} is measured{subtracted_where}."
+COMPARED = (
+    "Subtraction says {subtracted:.0%} of the epoch where {measured:.1%} of the step is measured{subtracted_where}."
+)
 LARGE_BATCH = (
     "After {epochs} epochs {batch:,} images a step reach {accuracy:.1%} test accuracy, {small_batch:,} reach "
     "{small_accuracy:.1%}: {cost:+.1f} points{where}{unclear}.",
@@ -75,7 +77,7 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
     # Q3
     "exposed": (
         EXPOSED,
-        "Of {count} points it is the largest share, the smallest is {smallest:.1%}; {unclear}.",
+        "Of {count} points it is the largest share{rivals}, the smallest is {smallest:.1%}; {unclear}.",
         COMPARED,
     ),
     "exposed_alone": (EXPOSED, "{unclear}.", COMPARED),

@@ -8,8 +8,9 @@ from pipeline.analysis.intervals import ends_of
 from pipeline.analysis.loader import MAX_DATA_SHARE
 from pipeline.answers import claims
 from pipeline.answers.claims import BADGES, NO_RESULT, Claim, ClaimFormatter, badges_of, where_of
-from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER
+from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER, TRAINED_MAY_DIFFER
 from pipeline.experiment.point_label import strategy_name, varying_axes
+from pipeline.system.errors import pluralize
 from pipeline.tables.build_tables import Tables
 from pipeline.tables.columns import Row
 
@@ -223,7 +224,7 @@ def communication_claims(tables: Tables) -> list[Claim]:
     if measured:
         most = max(row["num_gpus"] for row in measured)
         on_most = [row for row in measured if row["num_gpus"] == most]
-        compared = compare_subtraction([row for row in subtracted if row["num_gpus"] == most], subtracted)
+        compared = compare_subtraction([row for row in subtracted if row["num_gpus"] == most], subtracted, on_most)
         claim = measured_claim(on_most, measured, compared)
         return [claim if known else claim._replace(command=claims.grid_command("q3"))]
     if subtracted:
@@ -264,24 +265,35 @@ def measured_claim(rows: Sequence[Row], measured: Sequence[Row], compared: dict[
         "step_ms": 1e3 * worst["step_time_s"],
         "share": worst["exposed_comm_share"],
         "where": where_of(worst, measured),
+        "rivals": rivals_of_share(worst, told),
         "smallest": best["exposed_comm_share"],
         "unclear": unclear or ("all are above the noise" if len(told) > 1 else None),
     }
     return Claim("Q3", "exposed" if len(told) > 1 else "exposed_alone", common | values, badges_of(worst))
 
 
-def compare_subtraction(rows: Sequence[Row], subtracted: Sequence[Row]) -> dict[str, Any]:
-    """Return the largest share by subtraction where a share that can be was measured too; {} without such a row.
+def rivals_of_share(worst: Row, told: Sequence[Row]) -> str:
+    """Return how many other shares have an interval that meets that of the largest; "" without any."""
+    low, _ = ends_of(worst["exposed_comm_share"])
+    ends = [ends_of(row["exposed_comm_share"])[1] for row in told if row is not worst]
+    count = sum(low is not None and end is not None and end >= low for end in ends)
+    return f" (not told apart from {pluralize(count, 'other')})" if count else ""
 
-    Epoch and communication were measured apart, so the noise of one may make a share above 1.
+
+def compare_subtraction(rows: Sequence[Row], subtracted: Sequence[Row], measured: Sequence[Row]) -> dict[str, Any]:
+    """Return the largest share by subtraction, and the share of the step that was measured of the same point.
+
+    {} without such a row. Epoch and communication were measured apart, so the noise of one may make a share above 1.
     """
     both = [row for row in rows if row["exposed_comm_time_s"] is not None]
     possible = [row for row in both if row["exposed_comm_time_s"] <= row["epoch_time_s"]]
     if not possible:
         return {}
     row = max(possible, key=lambda row: float(row["comm_share_subtraction"]))
+    alike = [one for one in measured if not varying_axes([one.axes, row.axes], TRAINED_MAY_DIFFER)]
+    share = max(alike, key=lambda one: int(one["num_windows"] or 0))["exposed_comm_share"]
     return {
         "subtracted": float(row["comm_share_subtraction"]),
-        "measured": float(row["exposed_comm_time_s"]) / row["epoch_time_s"],
+        "measured": float(share),
         "subtracted_where": where_of(row, subtracted),
     }

@@ -62,7 +62,7 @@ def time_notes(point: PooledPoint) -> list[Note]:
     compile_time_s = point.median(lambda record: record.measurement.compile_time_s if record.measurement else None)
     if compile_time_s is not None:
         notes.append(make_note("compile_time", time_s=compile_time_s))
-    return notes
+    return notes + point.rounding_notes
 
 
 def q1_row(point: PooledPoint, peak_tflops: float | None = None) -> Row:
@@ -96,7 +96,9 @@ def q3_row(point: PooledPoint, baseline: Baseline, measured: Sequence[PooledPoin
     if the bandwidth exceeds the link's own.
     """
     figures, subtraction_notes = subtraction_figures(point, baseline)
-    rings, ring_notes = ring_figures(point, figures["comm_time_subtraction_s"], links)
+    is_of_loader = any(loader.is_loader_bound(part) for part in (point, baseline.point) if part)
+    comm_s = None if is_of_loader else figures["comm_time_subtraction_s"]  # it holds the wait for data
+    rings, ring_notes = ring_figures(point, comm_s, links)
     exposed, exposed_notes = exposed_per_epoch(point, measured)
     notes = [*loader.loader_notes(point), *baseline.notes, *clock_notes(point)]
     notes += [*subtraction_notes, *ring_notes, *exposed_notes]

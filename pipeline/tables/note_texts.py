@@ -48,6 +48,7 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     # epoch times and their intervals
     "probe_fits": "probe of {steps} steps: it fits, and has no epoch time",
     "epochs_cut": "epochs end after {steps} of {full} steps: no epoch time",
+    "whole_seconds": "stated in whole seconds: rounding alone is {share:.1%}",
     "only_warm_up": "epoch 1 warms up and epoch 2 was not run: no epoch time",
     "timed_epoch_not_stated": "the file does not state epoch 2",
     "parts_deviate": "the parts of an epoch add up to {share:,.1%} of its time",

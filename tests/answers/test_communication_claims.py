@@ -18,7 +18,7 @@ def q3(*found: Record) -> Claim:
 @pytest.mark.parametrize(
     ("exposed_us", "share"),
     [
-        ((20_000,) * 6, 0.782),  # 391 steps of 20 ms: 7.82 of 10 s
+        ((20_000,) * 6, 20 / 21.15),  # of the step; 391 of them take 7.82 of 10 s
         ((30_000,) * 6, None),  # 11.7 s: no part of an epoch of 10 s
     ],
 )
@@ -89,3 +89,15 @@ def test_the_smallest_share_has_its_interval() -> None:
     (claim,) = published_claims("h200x2/communication-captured")["Q3"]
     assert low(claim.values["smallest"]) == pytest.approx(0.0024, abs=1e-4)
     assert claim.values["smallest"] == pytest.approx(0.0073, abs=1e-4)
+
+
+@pytest.mark.parametrize(("smaller_us", "rivals"), [(9_500, " (not told apart from 1 other)"), (2_000, "")])
+def test_a_largest_share_names_how_many_it_is_not_told_apart_from(smaller_us: int, rivals: str) -> None:
+    """Shares of which one interval meets the other have no order."""
+    largest, smaller = (tuple(us + 100 * step for step in range(-5, 6, 2)) for us in (10_000, smaller_us))
+    claim = q3(
+        make_communication_record(point(batch_size_per_gpu=64), measured(*largest)),
+        make_communication_record(point(batch_size_per_gpu=128), measured(*smaller)),
+    )
+    assert claim.values["rivals"] == rivals
+    assert f"it is the largest share{rivals}, the smallest" in " ".join(claim.sentences())

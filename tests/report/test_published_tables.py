@@ -23,7 +23,7 @@ from pipeline.tables.collect_experiment import collect_experiment
 
 OUTPUTS = ROOT / "outputs"
 MEASURED = sorted(str(path.parent.relative_to(OUTPUTS)) for path in OUTPUTS.glob("*/*/report.md"))
-PUBLISHED = ["a40-ddp", "v100-dp", *MEASURED]
+PUBLISHED = ["a40-ddp", "v100-dp", "dp-notebook", "dp-report", "dp-wandb", *MEASURED]
 
 
 GOLDEN = ("h200x2/communication-captured", "h100x2/q4-study")  # captured steps; every kind of cell

@@ -121,7 +121,7 @@ def test_equal_points_of_the_published_records_take_half_to_twice_as_long() -> N
     records = {name: load_folder(one.records_folder)[0] for name, one in find_experiments(ROOT / "outputs").items()}
     attempts = [part for name, own in records.items() for record in own for part in split_duration(record, name)]
     alike = group_pairs(((without_repeat(attempt.spec), attempt.gpu), attempt) for attempt in attempts)
-    pairs = [pair for own in alike.values() for pair in itertools.permutations(own, 2)]
+    pairs = [pair for own in alike.values() for pair in itertools.combinations(own, 2)]
     ratios = [one.seconds_of(one.spec) / other.seconds_of(one.spec) for one, other in pairs]
     share = statistics.fmean(ALIKE_RANGE[0] <= ratio <= ALIKE_RANGE[1] for ratio in ratios)
     said = f"({100 * share:.0f} % of {len(pairs)} pairs of published records)"
