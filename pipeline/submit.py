@@ -9,7 +9,6 @@ Slurm is configured and does not answer.
 """
 
 import argparse
-import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -218,18 +217,15 @@ def stage_data(points: Sequence[Spec], folder: Path) -> None:
 
 
 def read_prologue(path: Path | None) -> Prologue | None:
-    """Return the prologue, None without one. Raises CommandError unless the user owns the file."""
+    """Return the prologue, None without one. Raises CommandError if somebody else may have written it."""
     if path is None:
         return None
     try:
-        owner = path.stat().st_uid
-        text = files.read_bounded(path, MAX_PROLOGUE_BYTES, follow_links=True)
-    except OSError as error:
-        raise CommandError(f"cannot read the prologue {path}: {error.strerror}; give a file of shell lines.") from error
+        text = files.read_code(path, MAX_PROLOGUE_BYTES)
+    except files.UntrustedFile as error:
+        raise CommandError(f"the prologue {path} {error}.") from error
     except files.UnreadableFile as error:
         raise CommandError(f"the prologue {path} {error}; give a file of shell lines.") from error
-    if owner != os.getuid():
-        raise CommandError(f"the prologue {path} belongs to another user, and your jobs would run it; copy it first.")
     if b"\0" in text:
         raise CommandError(f"the prologue {path} has a NUL byte, which no shell reads; give a file of shell lines.")
     return Prologue(path, text)

@@ -9,7 +9,16 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, SMALL_GRID, Command, assert_refused, everything_in, run_unprivileged, without_slurm
+from conftest import (
+    ROOT,
+    SMALL_GRID,
+    Command,
+    assert_refused,
+    everything_in,
+    needs_root,
+    run_unprivileged,
+    without_slurm,
+)
 from factories import PLANNED, make_experiment, make_record, make_spec, planned_points, write_grid
 from slurm_queue import DEAD, NO_CONFIGURATION, fake_slurm, write_commands
 
@@ -364,10 +373,17 @@ def test_a_prologue_that_no_shell_reads_whole_is_refused(tmp_path: Path) -> None
         read_prologue(prologue)
 
 
-def test_a_prologue_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@needs_root
+@pytest.mark.fault("F56")
+def test_a_prologue_that_a_stranger_may_have_written_is_refused(tmp_path: Path) -> None:
+    """As a model is: see tests/experiment/test_find_model.py."""
     prologue = tmp_path / "prologue.sh"
     prologue.write_text("module load cuda\n")
     assert read_prologue(prologue) == Prologue(prologue, b"module load cuda\n")
-    monkeypatch.setattr(os, "getuid", lambda: prologue.stat().st_uid + 1)
-    with pytest.raises(CommandError, match=f"{prologue} belongs to another user"):
+    prologue.chmod(0o646)
+    with pytest.raises(CommandError, match=rf"{prologue} can be changed by anyone.*; chmod o-w it\."):
+        read_prologue(prologue)
+    prologue.chmod(0o644)
+    os.chown(prologue, 65534, -1)
+    with pytest.raises(CommandError, match=rf"{prologue} belongs to another user \(65534\).*; copy it first\."):
         read_prologue(prologue)

@@ -1,13 +1,14 @@
 """Finds the model of a point on the login node: it reads files and imports nothing of the user's."""
 
 import ast
+import contextlib
 import difflib
 import hashlib
 import importlib.machinery
 import importlib.util
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ from pipeline.experiment.model_name import BUILT_IN_MODELS, TORCHVISION, ClassPl
 from pipeline.experiment.spec import Spec
 from pipeline.system import files
 from pipeline.system.errors import CommandError, suggest_name
+from pipeline.system.imports import is_user_file
 
 MAX_SOURCE_BYTES = 2_000_000
 TORCHVISION_BUILDER = re.compile(r"^def ([a-z]\w+)\(\*, weights", re.MULTILINE)
@@ -29,6 +31,9 @@ def check_models(points: Iterable[Spec], folder: Path) -> None:
             check_own_class(own, options, folder)
         elif model:
             check_name(model, [spec for spec in points if spec.model == model])
+    for path in find_code(points, folder):
+        with contextlib.suppress(files.UnreadableFile):
+            refuse_untrusted(path)
 
 
 def check_name(name: str, points: Sequence[Spec]) -> None:
@@ -73,8 +78,9 @@ def check_own_class(own: ClassPlace, options: Iterable[str], folder: Path) -> No
     path = find_source(own, folder)
     if path is None:  # compiled code, or a namespace package: the rank will see
         return
-    refuse_open_folder(path)
     try:
+        if is_user_file(str(path)):
+            refuse_untrusted(path)
         source = ast.parse(files.read_bounded(path, MAX_SOURCE_BYTES, follow_links=True))
     except files.UnreadableFile as error:
         raise CommandError(f"{path} {error}; give the file of your model.") from error
@@ -88,6 +94,14 @@ def check_own_class(own: ClassPlace, options: Iterable[str], folder: Path) -> No
             return
         raise CommandError(f"{path} has no class {own.name!r}; {suggest_name(own.name, classes or ['none'])}")
     check_options(classes[own.name], options, path)
+
+
+def refuse_untrusted(path: Path) -> None:
+    """Raise CommandError if somebody else may have written code of the user's. Raises UnreadableFile."""
+    try:
+        files.read_code(path, MAX_SOURCE_BYTES)
+    except files.UntrustedFile as error:
+        raise CommandError(f"{path} {error}.") from error
 
 
 def assigned_names(source: ast.Module) -> set[str]:
@@ -138,14 +152,59 @@ def find_source(own: ClassPlace, folder: Path) -> Path | None:
     )
 
 
+def find_code(points: Iterable[Spec], folder: Path) -> list[Path]:
+    """Return the user's files that these points import: those of their models, and what those import from beside them.
+
+    It is read from the sources, so a name that is computed is not found.
+    """
+    places = [own for model in {spec.model for spec in points} if model and (own := own_class(model))]
+    waiting = [(path, path.parent if own.is_file else folder) for own in places if (path := find_source(own, folder))]
+    found: dict[Path, None] = {}
+    while waiting:
+        path, base = waiting.pop()
+        if path in found or not is_user_file(str(path)):
+            continue
+        found[path] = None
+        with contextlib.suppress(files.UnreadableFile, SyntaxError, ValueError):
+            names = imported_names(ast.parse(files.read_bounded(path, MAX_SOURCE_BYTES, follow_links=True)))
+            waiting += [(file, base) for name in names for file in files_of_module(name, base, path.parent)]
+    return sorted(found)
+
+
+def imported_names(source: ast.Module) -> Iterator[str]:
+    """Yield the modules that a source may import, with the dots of a relative import: `os`, `..sizes.WIDTH`."""
+    for node in ast.walk(source):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = "." * node.level + (f"{node.module}." if node.module else "")
+            yield from (start + alias.name for alias in node.names)
+
+
+def files_of_module(name: str, base: Path, beside: Path) -> Iterator[Path]:
+    """Yield the files that an import of this name runs, of those in the user's folder: packages, then the module."""
+    dotted = name.lstrip(".")
+    level = len(name) - len(dotted)
+    if level:
+        base = [beside, *beside.parents][min(level, len(beside.parents)) - 1]
+    elif is_installed(dotted.partition(".")[0]):
+        return
+    parts = dotted.split(".")
+    for number in range(1, len(parts) + 1):
+        place = base.joinpath(*parts[:number])
+        yield from (file for file in (place / "__init__.py", place.with_suffix(".py")) if file.is_file())
+
+
+def is_installed(name: str) -> bool:
+    """True for a module of Python's, of this project or of a package: it comes before one of the user's folder."""
+    if name in sys.stdlib_module_names:
+        return True
+    found = importlib.machinery.PathFinder.find_spec(name, [part for part in sys.path if part])
+    return found is not None and not is_user_file(found.origin)
+
+
 def source_digests(points: Iterable[Spec], folder: Path | None) -> dict[str, str]:
     """Return the SHA-256 of the file of each of the user's models."""
     places = {model: own for model in {spec.model for spec in points} if model and (own := own_class(model))}
     paths = {model: find_source(own, folder or Path()) for model, own in places.items()}
     return {model: hashlib.sha256(path.read_bytes()).hexdigest() for model, path in paths.items() if path}
-
-
-def refuse_open_folder(source: Path) -> None:
-    """Raise CommandError if anyone may write where a user's code lies, since jobs run it."""
-    if files.is_world_writable(source.parent):
-        raise CommandError(f"{source.parent}: anyone may write there and change what jobs execute; chmod o-w it.")

@@ -3,8 +3,10 @@
 import json
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from pipeline.experiment.find_model import find_code
 from pipeline.experiment.packing import pack_elements
 from pipeline.experiment.spec import non_default_fields
 from pipeline.runner.launch_options import launch_command
@@ -24,6 +26,7 @@ def print_plan(context: SubmitContext, selection: PointSelection, refusal: Comma
         "place": cluster.kind,
         "points": [{"run_id": spec.run_id(), **non_default_fields(spec)} for spec in selection.todo],
         "skipped": selection.skipped,
+        "code": describe_code(context, selection),
         "cost": [estimate.as_row() for estimate in estimates],
         "ranges_s": {run_id: found[:2] for run_id, found in ranges.items()},
         "time": time,
@@ -42,6 +45,13 @@ def print_plan(context: SubmitContext, selection: PointSelection, refusal: Comma
         log_line(f"Without --dry-run this is refused: see {plan.command('status', experiment.folder)}.")
     elif selection.todo and (cluster.kind == "local" or cluster.nodes is not None):
         log_line("Next: the same command without --dry-run")
+
+
+def describe_code(context: SubmitContext, selection: PointSelection) -> list[str]:
+    """Return the user's files whose code will run: the prologue, the models, and what they import from beside them."""
+    prologue = context.prologue if context.cluster.kind == "slurm" else None
+    models = find_code(selection.todo, context.grid.folder or Path())
+    return [str(path.resolve()) for path in (*([prologue.path] if prologue else []), *models)]
 
 
 def describe_arrays(context: SubmitContext, selection: PointSelection) -> Iterator[dict[str, Any]]:
@@ -76,6 +86,7 @@ def render_plan(plan: dict[str, Any], selection: PointSelection) -> str:
         stated = {axis: value for axis, value in point.items() if axis != "run_id" and value is not None}
         fields = " ".join(f"{axis}={value}" for axis, value in stated.items())
         lines.append(f"  {point['run_id']}  {fields}")
+    lines += [f"runs the code of {path}" for path in plan["code"]]
     lines += [row["note"] for row in plan["cost"]] + [plan["time"]] * bool(plan["time"])
     if plan["place"] == "local":
         return "\n".join([*lines, *(["", "one after another:"] if plan["commands"] else []), *plan["commands"]])

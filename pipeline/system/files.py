@@ -19,6 +19,8 @@ UNSUPPORTED = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLI
 AT_FDCWD, RENAME_NOREPLACE = -100, 1  # constants of renameat2(2)
 TEMPORARY_PREFIX = ".publishing-"
 DESCRIPTORS = Path("/proc/self/fd")
+LAST_SYSTEM_UID = 999  # login.defs(5)
+OVERFLOW_UID = 65534  # stands for every user that a container does not know
 LEFTOVER_AGE_S = 24 * 60 * 60
 CLAIM_TIMEOUT_S = 2  # the rename follows the claim at once; a process that takes longer is dead
 
@@ -27,6 +29,10 @@ CANNOT_READ = "cannot be read: "  # an UnreadableFile starts with this if the fi
 
 class UnreadableFile(ValueError):
     """Raised if a file cannot be used. The message is the end of a sentence that begins with the file's name."""
+
+
+class UntrustedFile(UnreadableFile):
+    """Raised if somebody else may have written a file that would run. The message ends with the cure."""
 
 
 def create_file_atomically(raw: bytes, path: Path) -> None:
@@ -241,6 +247,59 @@ def open_regular_file(path: Path | str, *, follow_links: bool = False) -> Iterat
         raise UnreadableFile(f"{CANNOT_READ}{error.strerror}") from error
     finally:
         os.close(handle)
+
+
+def read_code(path: Path, max_bytes: int) -> bytes:
+    """Return the bytes of a file that jobs or this process will run. Raises UnreadableFile.
+
+    Raises UntrustedFile if somebody else may have written it.
+    The file belongs to this user or to root, and only they may write to it or replace a folder above it. A group counts
+    as trusted: its members may write where the file or a folder lets them.
+    """
+    with open_regular_file(path, follow_links=True) as (handle, num_bytes):
+        if num_bytes > max_bytes:
+            raise UnreadableFile(f"has {num_bytes} bytes, more than {max_bytes}")
+        status = os.fstat(handle)
+        if status.st_uid not in (os.getuid(), 0):
+            raise UntrustedFile(f"belongs to another user ({status.st_uid}), and your jobs would run it; copy it first")
+        if status.st_mode & stat.S_IWOTH:
+            raise UntrustedFile("can be changed by anyone, and your jobs would run it; chmod o-w it")
+        refuse_open_folders_above(path)
+        return b"".join(iter(lambda: os.read(handle, num_bytes + 1), b""))
+
+
+def refuse_open_folders_above(path: Path) -> None:
+    """Raise UntrustedFile if somebody who is not trusted may replace one of the folders above this path."""
+    for folder in path.resolve().parents:
+        if is_world_writable(folder):
+            raise UntrustedFile(
+                f"lies below {folder}: anyone may write there and change what jobs execute; chmod o-w it"
+            )
+        status = folder.stat()
+        if is_stranger(status.st_uid) and not is_shared_with_group(status):
+            problem = f"lies below {folder} of another user ({status.st_uid}), who may change what jobs execute"
+            raise UntrustedFile(f"{problem}; copy it to a folder of your own")
+
+
+def is_stranger(uid: int) -> bool:
+    """True for the account of another person. Those of the system are not; nor is one unknown in this container."""
+    return uid != os.getuid() and uid > LAST_SYSTEM_UID and not (uid == OVERFLOW_UID and not is_mapped(uid))
+
+
+def is_mapped(uid: int) -> bool:
+    """True if the user exists in the user namespace of this process (user_namespaces(7))."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/self/uid_map").read_text().splitlines():
+            first, _, count = map(int, line.split())
+            if first <= uid < first + count:
+                return True
+        return False
+    return True
+
+
+def is_shared_with_group(status: os.stat_result) -> bool:
+    """True if a group of this user may write to the folder, too."""
+    return bool(status.st_mode & stat.S_IWGRP) and status.st_gid in {os.getegid(), *os.getgroups()}
 
 
 def find_world_writable_folder(folder: Path) -> Path | None:

@@ -10,7 +10,9 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-PACKAGE = Path(__file__).resolve().parent.parent  # the whole of pipeline/
+from pipeline.system import imports
+
+PACKAGE = imports.PACKAGE
 
 
 class Source(NamedTuple):

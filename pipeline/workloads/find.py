@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pipeline.experiment.find_model import refuse_open_folder
 from pipeline.experiment.model_name import CIFAR_MODELS, TORCHVISION, ClassPlace, own_class
 from pipeline.experiment.spec import Execution, Spec
-from pipeline.system.errors import CommandError, suggest_name
-from pipeline.workloads.user_code import user_lines
+from pipeline.system.errors import suggest_name
+from pipeline.workloads.user_code import UserLoader, check_imports, user_lines
 from pipeline.workloads.workload import Workload, WorkloadError
 
 
@@ -84,7 +83,7 @@ def import_file(path: Path) -> Any:
     if loaded is not None or path.stem in sys.stdlib_module_names:
         raise WorkloadError(f"{path} has the name of another module, {path.stem}; rename the file")
     put_on_path(path.parent)
-    specification = importlib.util.spec_from_file_location(path.stem, path)
+    specification = importlib.util.spec_from_file_location(path.stem, path, loader=UserLoader(path.stem, str(path)))
     assert specification, "the name ends in .py"
     assert specification.loader, "the name ends in .py"
     module = importlib.util.module_from_spec(specification)
@@ -94,11 +93,8 @@ def import_file(path: Path) -> Any:
 
 
 def put_on_path(folder: Path) -> None:
-    """Append a folder to Python's path. Raises WorkloadError if anyone may write there."""
-    try:
-        refuse_open_folder(folder / "any")
-    except CommandError as error:
-        raise WorkloadError(str(error)) from error
+    """Append a folder to Python's path, from where only modules are loaded that nobody else may have written."""
+    check_imports()
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 

@@ -4,19 +4,22 @@ import hashlib
 import re
 import subprocess
 import sys
-import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import NamedTuple
 
-from pipeline.system.source_digest import PACKAGE
+from pipeline.system import files
+from pipeline.system.imports import is_user_file as is_user_file
+from pipeline.workloads.workload import WorkloadError
 
 WORKER_TRACEBACK = "Original Traceback (most recent call last)"  # of torch's DataLoader
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-INSTALLED = tuple(
-    {str(Path(sysconfig.get_paths()[name]).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-)
+MAX_SOURCE_BYTES = 2_000_000
+imported: dict[Path, bytes] = {}  # the source of each of the user's modules, as it was run
 
 
 class UserSource(NamedTuple):
@@ -30,12 +33,38 @@ class UserSource(NamedTuple):
     is_dirty: bool | None
 
 
-def is_user_file(path: str | None) -> bool:
-    """True for a file that belongs neither to this project nor to an installed package nor to Python."""
-    if not path or path.startswith("<") or "site-packages" in path or "dist-packages" in path:
-        return False
-    resolved = Path(path).resolve()
-    return not resolved.is_relative_to(PACKAGE) and not str(resolved).startswith(INSTALLED)
+class UserLoader(SourceFileLoader):
+    """Loads a module of the user's from its source, which nobody else may have written, and keeps that source.
+
+    The cache of bytecode is not used: it is one more file that would run.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        try:
+            raw = files.read_code(Path(self.path), MAX_SOURCE_BYTES)
+        except files.UnreadableFile as error:
+            raise WorkloadError(f"{self.path} {error}") from error
+        imported[Path(self.path)] = raw
+        return compile(raw, self.path, "exec", dont_inherit=True)
+
+
+class UserFinder(MetaPathFinder):
+    """Finds modules as Python does, and lets UserLoader load those of the user."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        found = PathFinder.find_spec(fullname, path, target)
+        if found is not None and isinstance(found.loader, SourceFileLoader) and is_user_file(found.origin):
+            found.loader = UserLoader(fullname, str(found.origin))
+        return found
+
+
+def check_imports() -> None:
+    """Load the user's modules by UserLoader from now on."""
+    if not any(isinstance(finder, UserFinder) for finder in sys.meta_path):
+        places = [place for place, finder in enumerate(sys.meta_path) if finder is PathFinder]
+        sys.meta_path.insert(places[0] if places else len(sys.meta_path), UserFinder())
 
 
 def user_lines(error: BaseException) -> Iterator[str]:
@@ -65,9 +94,9 @@ def describe_user_error(error: BaseException, text: str) -> str:
 
 def user_modules() -> dict[str, Path]:
     """Return the file of every imported module of the user's, by the module's name."""
-    files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
+    paths = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
     return {
-        name: Path(path) for name, path in sorted(files.items()) if path and is_user_file(path) and name != "__main__"
+        name: Path(path) for name, path in sorted(paths.items()) if path and is_user_file(path) and name != "__main__"
     }
 
 
@@ -78,10 +107,18 @@ def describe_source() -> UserSource | None:
         return None
     found = hashlib.sha256()
     for name, path in modules.items():
-        for part in (name.encode(), read_or_empty(path)):
+        for part in (name.encode(), source_of(path)):
             found.update(len(part).to_bytes(8, "big") + part)
     paths = [path.resolve() for path in modules.values()]
-    return UserSource(found.hexdigest(), *git_state(paths))
+    commit, is_dirty = git_state(paths)
+    if is_dirty is False and any(source_of(path) != read_or_empty(path) for path in modules.values()):
+        is_dirty = True  # edited, and committed or taken back, since it was imported
+    return UserSource(found.hexdigest(), commit, is_dirty)
+
+
+def source_of(path: Path) -> bytes:
+    """Return the source of a module as it was imported; of one that was imported unseen, that of now."""
+    return imported[path] if path in imported else read_or_empty(path)
 
 
 def read_or_empty(path: Path) -> bytes:
@@ -113,5 +150,5 @@ def git_state(paths: list[Path]) -> tuple[str | None, bool | None]:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the digest of a file; that of nothing if it cannot be read."""
-    return hashlib.sha256(read_or_empty(path)).hexdigest()
+    """Return the digest of a module's file as it was imported; that of nothing if it cannot be read."""
+    return hashlib.sha256(source_of(path)).hexdigest()

@@ -1,15 +1,18 @@
 """What the login node says of a model, without importing anything of the user's."""
 
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from conftest import needs_root
 from factories import make_spec
 from own_models import SMALLEST, with_change, write_model
 
-from pipeline.experiment.find_model import check_models, source_digests, torchvision_models
+from pipeline.experiment.find_model import check_models, find_code, source_digests, torchvision_models
 from pipeline.experiment.grid import expand_grid
 from pipeline.experiment.spec import Spec
 from pipeline.system.errors import CommandError
@@ -143,6 +146,74 @@ def test_code_that_others_may_change_is_refused(tmp_path: Path) -> None:
     path.parent.chmod(0o777)
     with pytest.raises(CommandError, match=r"open: anyone may write there and change what jobs execute"):
         check_models([own_point(f"{path}:Tiny")], tmp_path)
+
+
+def give_away(path: Path) -> None:
+    os.chown(path, 65534, 65533)
+
+
+UNTRUSTED: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a file of another user": (give_away, r"tiny\.py belongs to another user \(65534\).*; copy it first"),
+    "a file that anyone may write": (
+        lambda path: path.chmod(0o646),
+        r"tiny\.py can be changed by anyone.*; chmod o-w it",
+    ),
+    "a folder above": (lambda path: path.parent.parent.chmod(0o777), "lies below .*/above: anyone may write there"),
+    "a folder of another user": (lambda path: give_away(path.parent), r"lies below .*/mal of another user \(65534\)"),
+    "a helper of another user": (lambda path: give_away(path.with_name("helper.py")), r"helper\.py belongs to another"),
+    "a package of another user": (
+        lambda path: give_away(path.with_name("package") / "__init__.py"),
+        r"package/__init__\.py belongs to another",
+    ),
+}
+
+
+def write_with_helpers(folder: Path, lines: str = "import os, helper\nfrom package.part import WIDTH\n") -> Path:
+    """A model, a module and a package beside it, which it imports."""
+    write_model(folder, "WIDTH = 4\n", name="helper.py")
+    write_model(folder / "package", "from . import part\n", name="__init__.py")
+    write_model(folder / "package", "WIDTH = 4\n", name="part.py")
+    write_model(folder, "raise RuntimeError\n", name="os.py")
+    return write_model(folder, lines + SMALLEST)
+
+
+@needs_root
+@pytest.mark.fault("F56")
+@pytest.mark.parametrize(("spoil", "said"), UNTRUSTED.values(), ids=UNTRUSTED)
+def test_code_that_a_stranger_may_have_written_is_refused(
+    tmp_path: Path, spoil: Callable[[Path], None], said: str
+) -> None:
+    path = write_with_helpers(tmp_path / "above" / "mal")
+    check_models([own_point(f"{path}:Tiny")], tmp_path)
+    link = tmp_path / "linked.py"
+    link.symlink_to(path)
+    spoil(path)
+    with pytest.raises(CommandError, match=said):
+        check_models([own_point(f"{path}:Tiny")], tmp_path)
+    if "helper" not in said and "package" not in said:
+        with pytest.raises(CommandError, match=said.replace("tiny", "linked")):
+            check_models([own_point(f"{link}:Tiny")], tmp_path)
+
+
+@needs_root
+@pytest.mark.parametrize("mode", [0o2775, 0o1777, 0o755])
+def test_code_of_the_users_in_a_folder_of_the_group_or_with_a_sticky_bit_is_run(tmp_path: Path, mode: int) -> None:
+    """As a prologue is. The folder of a colleague that the group may write counts as the group's."""
+    path = write_with_helpers(tmp_path / "shared")
+    path.chmod(0o664)
+    if mode == 0o2775:
+        os.chown(path.parent, 65534, os.getgid())
+    path.parent.chmod(mode)
+    check_models([own_point(f"{path}:Tiny")], tmp_path)
+
+
+def test_the_files_that_will_run_are_those_of_the_models_and_of_what_they_import_beside_them(tmp_path: Path) -> None:
+    path = write_with_helpers(tmp_path)
+    names = ["helper.py", "package/__init__.py", "package/part.py", "tiny.py"]
+    assert find_code([own_point(f"{path}:Tiny")], Path("/")) == [tmp_path / name for name in names]
+    assert find_code([own_point("tiny:Tiny")], tmp_path) == [tmp_path / name for name in names]
+    assert find_code([own_point("package.part:WIDTH")], tmp_path) == [tmp_path / "package" / "part.py"]
+    assert find_code([make_spec(), make_spec(model="gpt", dataset=None, input="synthetic")], tmp_path) == []
 
 
 def test_nothing_of_the_users_is_imported(tmp_path: Path) -> None:

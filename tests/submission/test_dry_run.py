@@ -5,7 +5,8 @@ import shlex
 from pathlib import Path
 
 from conftest import Command, without_slurm
-from factories import ROOT
+from factories import PLANNED, ROOT, write_grid
+from own_models import SMALLEST, write_model
 
 from pipeline.experiment.grid import expand_grid
 from pipeline.experiment.packing import pack_elements
@@ -24,6 +25,24 @@ def test_a_dry_run_shows_the_batch_script_of_every_array(pipeline: Command, tmp_
     ):
         assert f"#SBATCH {line}\n" in text
     assert text.count("#!/bin/bash") == text.count("--kill-on-bad-exit=1") == 3
+
+
+def test_a_dry_run_names_every_file_whose_code_will_run(pipeline: Command, tmp_path: Path) -> None:
+    write_model(tmp_path, "WIDTH = 4\n", name="sizes.py")
+    write_model(tmp_path / "mal", "import sizes\n" + SMALLEST)
+    write_model(tmp_path / "mal", "WIDTH = 4\n", name="sizes.py")
+    prologue = write_model(tmp_path, "module load cuda\n", name="site.sh")
+    text = PLANNED.replace("dataset: synthetic, ", "").replace("model: lenet", 'model: "../mal/tiny.py:Tiny"')
+    (tmp_path / "grids").mkdir()
+    grid = write_grid(tmp_path / "grids", text)
+    command = ("submit", "--grid", grid, "--dry-run", "--cluster", "slurm", "--prologue", prologue)
+    said = pipeline(*command, env=without_slurm(tmp_path)).stdout.splitlines()
+    files = [str(path) for path in (prologue, tmp_path / "mal" / "sizes.py", tmp_path / "mal" / "tiny.py")]
+    assert [line for line in said if line.startswith("runs the code of")] == [
+        f"runs the code of {path}" for path in files
+    ]
+    answer = pipeline(*command, "--json", env=without_slurm(tmp_path))
+    assert json.loads(answer.stdout)["code"] == files
 
 
 def test_a_dry_run_shows_which_points_share_an_element_and_their_limit(pipeline: Command, tmp_path: Path) -> None:

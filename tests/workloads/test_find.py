@@ -1,14 +1,18 @@
 """The workload that a rank builds from the name of a model."""
 
+import os
+import py_compile
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import needs_root
 from factories import make_spec
 from own_models import SMALLEST, with_change, write_model
 
+from pipeline.workloads import user_code
 from pipeline.workloads.find import Sources, build_workload
 from pipeline.workloads.workload import Workload, WorkloadError
 
@@ -44,9 +48,10 @@ def test_a_file_finds_what_lies_beside_it_and_a_module_what_lies_beside_the_grid
     assert built("mine_of_test.models:Tiny", modules=tmp_path).width == 4
 
 
-def test_what_is_installed_wins_over_what_lies_beside_a_model(tmp_path: Path) -> None:
-    (tmp_path / "msgspec.py").write_text("raise RuntimeError('shadowed')\n")
-    text = with_change("from torch import nn", "from torch import nn\nimport msgspec")
+@pytest.mark.parametrize("name", ["msgspec", "tabnanny"])  # nothing imports the second one earlier
+def test_what_is_installed_wins_over_what_lies_beside_a_model(tmp_path: Path, name: str) -> None:
+    (tmp_path / f"{name}.py").write_text("raise RuntimeError('shadowed')\n")
+    text = with_change("from torch import nn", f"from torch import nn\nimport {name}")
     assert built(f"{write_model(tmp_path, text, name='tiny_b.py')}:Tiny").width == 4
 
 
@@ -97,6 +102,50 @@ def test_a_folder_that_others_may_write_is_refused_by_the_rank_too(tmp_path: Pat
     path.parent.chmod(0o777)
     with pytest.raises(WorkloadError, match="anyone may write there"):
         built(f"{path}:Tiny")
+
+
+LATE = """
+    def helper(self):
+        import late_helper
+        return late_helper.WIDTH
+"""
+
+
+@needs_root
+@pytest.mark.fault("F56")
+@pytest.mark.parametrize("owner", [0, 65534])
+def test_what_the_users_code_imports_later_is_checked_too(tmp_path: Path, owner: int) -> None:
+    """It appeared after the point was submitted."""
+    found = built(f"{write_model(tmp_path, SMALLEST + LATE, name='tiny_e.py')}:Tiny")
+    os.chown(write_model(tmp_path, "WIDTH = 5\n", name="late_helper.py"), owner, -1)
+    if owner == 0:
+        assert found.helper() == 5
+    else:
+        with pytest.raises(WorkloadError, match=r"late_helper\.py belongs to another user \(65534\)"):
+            found.helper()
+
+
+def test_the_bytecode_beside_a_model_is_not_run(tmp_path: Path) -> None:
+    """Whoever may write into its folder could have compiled something else."""
+    path = write_model(tmp_path, with_change("width: int = 4", "width: int = 7"), name="tiny_f.py")
+    cached = Path(py_compile.compile(str(path), doraise=True) or "")
+    status = path.stat()
+    path.write_text(path.read_text().replace("= 7", "= 4"))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert cached.is_file()
+    assert built(f"{path}:Tiny").width == 4
+
+
+def test_the_source_of_a_point_is_what_was_imported_whatever_becomes_of_the_files(tmp_path: Path) -> None:
+    write_model(tmp_path, "WIDTH = 4\n", name="sizes_g.py")
+    path = write_model(tmp_path, "import sizes_g\n" + SMALLEST, name="tiny_g.py")
+    digest = user_code.file_sha256(path)
+    built(f"{path}:Tiny")
+    before = user_code.describe_source()
+    path.write_text("edited\n")
+    (tmp_path / "sizes_g.py").unlink()
+    assert user_code.describe_source() == before
+    assert user_code.file_sha256(path) == digest
 
 
 def test_a_model_that_this_version_lacks_is_named() -> None:
