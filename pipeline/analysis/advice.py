@@ -10,15 +10,18 @@ from typing import NamedTuple
 import msgspec
 
 from pipeline.analysis.compute_rate import find_peak
+from pipeline.analysis.energy import MIN_CLOCK_LOSS
+from pipeline.analysis.intervals import Estimate
 from pipeline.analysis.late_rank import MIN_LATE_SHARE
 from pipeline.analysis.loader import MAX_DATA_SHARE
 from pipeline.analysis.pooling import PooledPoint
 from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER, POOLED_AXES, STRATEGY_AXES, alike_key
 from pipeline.experiment.spec import Spec
 
-NOTHING_FOUND = "none found"
+NOTHING_FOUND, AT_MOST = "none found", "at most"
 EFFORT_AXES = ("epochs", "windows", *POOLED_AXES)
 MIN_GAIN = 1.02  # of a changed point that was timed too, as a ratio of times
+LOW_MFU = 0.5  # a step that is not compiled and reaches less of the GPU's peak may gain by fused kernels
 MIN_BATCH_RATIO = 2  # of two batches from which the fixed cost of a step is taken
 
 
@@ -27,13 +30,13 @@ class Change(NamedTuple):
 
     words: str
     axis: str
-    value: str | None = None
+    value: str | bool | None = None
     others: tuple[str, ...] = ()
 
     def is_made(self, own: Spec, other: Spec) -> bool:
         """True if the second point has the change and the first does not."""
         before, after = getattr(own, self.axis), getattr(other, self.axis)
-        return after == self.value != before if self.value else (after or 0) > (before or 0)
+        return after == self.value != before if self.value is not None else (after or 0) > (before or 0)
 
 
 class Rule(NamedTuple):
@@ -49,17 +52,30 @@ class Rule(NamedTuple):
 INPUT = Change("input=gpu", "input", "gpu", ("num_workers",))
 WORKERS = Change("more loader workers", "num_workers")
 GRAPH = Change("execution=graph", "execution", "graph")
+COMPILE = Change("execution=compile", "execution", "compile")
+COMPILED_GRAPH = Change("execution=compiled_graph", "execution", "compiled_graph")
+LOCAL_BATCHNORM = Change("sync_batchnorm=false", "sync_batchnorm", False)
 BATCH = Change("a larger batch", "batch_size_per_gpu")
 ACCUMULATION = Change("grad_accumulation=2", "grad_accumulation", None, ("num_samples",))
 COMPRESSION = Change("gradient_compression=bf16", "gradient_compression", "bf16")
 DDP = Change("strategy=ddp", "strategy", "ddp", STRATEGY_AXES)
 NEVER = Change("reshard=never", "reshard", "never")
 
+DATAPARALLEL = Rule("DataParallel", 0, "the strategy is dp", (DDP,))
+WAITING = Rule("waiting for data", MAX_DATA_SHARE, "data time and batch wait over the epoch time", (INPUT, WORKERS))
+POWER = Rule(
+    "power",
+    MIN_CLOCK_LOSS,
+    "1 - clock over its maximum, where the power limit alone lowered it",
+    (),
+    "none, since the GPU is at its power limit",
+)
 UNEXPLAINED = Rule(
     "several GPUs", 0.1, "1 - efficiency, where communication was not measured", (), "measure=communication"
 )
 RULES = (
-    Rule("waiting for data", MAX_DATA_SHARE, "data time and batch wait over the epoch time", (INPUT, WORKERS)),
+    DATAPARALLEL,
+    WAITING,
     Rule(
         "launches",
         0.25,
@@ -70,20 +86,33 @@ RULES = (
     Rule("the wrapper", 0.1, "wrapper cost over the step", (NEVER, DDP, BATCH)),
     Rule("communication", 0.05, "exposed communication over the step", (BATCH, ACCUMULATION, COMPRESSION)),
     Rule(
+        "SyncBatchNorm",
+        0.1,
+        "collectives of batch statistics in profiled steps over the step, or what the step without them saves",
+        (LOCAL_BATCHNORM,),
+    ),
+    Rule(
         "a late rank",
         MIN_LATE_SHARE,
         "the wait of the others for it in profiled all-reduces, over the step",
         (),
         "{late_rank}",
     ),
-    Rule("DataParallel", 0, "the strategy is dp", (DDP,)),
     Rule("full memory", 0, "the allocator freed its cache and tried again", (), "a smaller batch, or more GPUs"),
-    Rule("power", 0, "clocks were lowered for the power limit alone", (), "none, since the GPU is at its power limit"),
+    Rule(
+        "low MFU",
+        0,
+        f"the step is not compiled, and has an MFU below {100 * LOW_MFU:.0f} % or was faster compiled",
+        (COMPILE, COMPILED_GRAPH),
+    ),
+    POWER,
     UNEXPLAINED,
 )
-"""Waiting for data comes first: a faster step would only wait longer. Of the others the largest share wins, then come
-those without a share, in this order. docs/advice.md has this table.
+"""DataParallel comes first, then waiting for data: a faster step would only wait longer. Of the others the largest
+share wins, then come those without a share, in this order, and last what has no cure. docs/advice.md has this table.
 """
+PLACES = {DATAPARALLEL: 0, WAITING: 1, POWER: 3, UNEXPLAINED: 4}  # 2: those between, by their share
+OF_ONE_GPU = ("launches", "a small batch")  # their shares, where they follow from other points
 
 
 class Evidence(NamedTuple):
@@ -102,25 +131,38 @@ class Evidence(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """The next step of a point, and the limit that it is taken against, as columns; the share is None without one."""
+    """The next step of a point, and the limit that it is taken against, as columns; the share is None without one.
+
+    `limit_share_is` "at most": it was measured on one GPU, so on several it is at most this.
+    """
 
     next_step: str
     limit: str | None = None
     limit_share: float | None = None
+    limit_share_is: str | None = None
 
 
 def advise(own: Evidence, found: Sequence[Evidence]) -> Advice | None:
     """Return the next step of a point beside all points of its experiment.
 
-    None if it has no time, or was measured elsewhere: then nobody knows what it could change.
+    None if it has no time. Of a point that was measured elsewhere the strategy alone is known to be changeable.
     """
-    if own.time_s is None or not any(record.measured for record in own.point.ok_records):
+    if own.time_s is None:
         return None
-    shares = {**derived_shares(own, found), **own.shares}
+    derived = derived_shares(own, found)
+    shares = {**derived, **own.shares}
     rules = [rule for rule in RULES if rule.limit in shares and shares[rule.limit] >= rule.threshold]
-    for rule in sorted(rules, key=lambda rule: (rule is not RULES[0], rule is UNEXPLAINED, -shares[rule.limit])):
+    if not any(record.measured for record in own.point.ok_records):
+        rules = [rule for rule in rules if rule is DATAPARALLEL]
+        if not rules:
+            return None
+    for rule in sorted(rules, key=lambda rule: (PLACES.get(rule, 2), -shares[rule.limit])):
         if step := describe_changes(rule.changes, own, found) or rule.otherwise.format(late_rank=own.late_rank):
-            return Advice(step, rule.limit, shares[rule.limit] or None)
+            is_derived = rule.limit in OF_ONE_GPU and rule.limit not in own.shares
+            share = shares[rule.limit] or None
+            if share and is_derived and own.point.spec.num_gpus > 1:
+                return Advice(step, rule.limit, Estimate(share, noise=share), AT_MOST)  # shown as "<"
+            return Advice(step, rule.limit, share)
     return Advice(NOTHING_FOUND)
 
 
@@ -141,6 +183,12 @@ def describe_changes(changes: Sequence[Change], own: Evidence, found: Sequence[E
     return " or ".join(said)
 
 
+def is_measured_faster(change: Change, own: Evidence, found: Sequence[Evidence]) -> bool:
+    """True if the changed point was timed too, and is faster."""
+    tried = (other.time_s for other in found if other.time_s and is_changed_by(change, own.point, other.point))
+    return own.time_s is not None and any(own.time_s / time_s >= MIN_GAIN for time_s in tried)
+
+
 def is_changed_by(change: Change, own: PooledPoint, other: PooledPoint) -> bool:
     """True if another point differs from a point in this change alone, and in how long it ran."""
     may_differ = (*EFFORT_AXES, change.axis, *change.others)
@@ -153,9 +201,9 @@ def is_possible(change: Change, point: PooledPoint) -> bool:
     if change is COMPRESSION and find_peak(point.gpu, "fp16") and not find_peak(point.gpu, "bf16"):
         return False  # before Ampere
     spec = point.spec
-    if getattr(spec, change.axis) == change.value:
+    if getattr(spec, change.axis) == change.value or (change is COMPILE and spec.is_captured):
         return False
-    value = change.value or 2 * (getattr(spec, change.axis) or 1)
+    value = change.value if change.value is not None else 2 * (getattr(spec, change.axis) or 1)
     samples = {"num_samples": 4 * spec.global_batch_size}  # a multiple of the changed update
     try:
         Spec(**{**msgspec.structs.asdict(spec), **samples, change.axis: value})
@@ -174,6 +222,8 @@ def derived_shares(own: Evidence, found: Sequence[Evidence]) -> dict[str, float]
     if spec.strategy == "dp":
         return {}
     shares, fixed = {}, fixed_share(own, found)
+    if any(is_measured_faster(change, own, found) for change in (COMPILE, COMPILED_GRAPH)):
+        shares["low MFU"] = 0.0
     if spec.num_gpus > 1:
         key = own.point.gpu, alike_key(spec, BASELINE_MAY_DIFFER)
         alone = [other._replace(compute_time_s=other.alone_time_s) for other in found]

@@ -4,12 +4,15 @@ The FLOPs of a sample stand in the record. The peak is that of the precision tha
 """
 
 import re
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from pipeline.analysis import formulas
 from pipeline.analysis.intervals import Estimate
 from pipeline.analysis.notes import Note, make_note, text_note
 from pipeline.analysis.pooling import PooledPoint
+
+Fact = TypeVar("Fact")
 
 HOPPER_SXM = {"bf16": 989.0, "fp16": 989.0, "tf32": 494.0, "fp32": 67.0}
 VENDOR = r"(NVIDIA |Tesla )?"  # that some drivers put before the name
@@ -27,6 +30,16 @@ PEAKS = {
 A name must match as a whole: a part of a GPU (MIG) and other variants (NVL, V100S) have other peaks.
 """
 
+MAX_CLOCKS_MHZ = {
+    r"V100-SXM2-(16|32)GB": 1530,
+    r"V100-PCIE-(16|32)GB": 1380,
+    r"A40": 1740,
+    r"A100-SXM4-[48]0GB|A100-PCIE-40GB|A100 80GB PCIe": 1410,
+    r"H100 PCIe": 1755,
+    r"H100 80GB HBM3|H200": 1980,
+}
+"""Highest clocks of the multiprocessors, by the name that the driver reports, for records that do not state them."""
+
 
 class Peak(NamedTuple):
     """The peak of one GPU in TFLOP/s, and who says so."""
@@ -39,9 +52,13 @@ def find_peak(gpu: str, precision: str, stated_tflops: float | None = None) -> P
     """Return the stated peak, else that of the data sheet; None for an unknown GPU, or one without this precision."""
     if stated_tflops is not None:
         return Peak(stated_tflops, "stated")
-    peaks = (peaks for name, peaks in PEAKS.items() if re.fullmatch(f"{VENDOR}({name})", gpu))
-    tflops = next(peaks, {}).get(precision)
+    tflops = (look_up(PEAKS, gpu) or {}).get(precision)
     return None if tflops is None else Peak(tflops, "data sheet")
+
+
+def look_up(facts: Mapping[str, Fact], gpu: str) -> Fact | None:
+    """Return the fact of a GPU by the name that the driver reports; None for an unknown one."""
+    return next((fact for name, fact in facts.items() if re.fullmatch(f"{VENDOR}({name})", gpu)), None)
 
 
 def precision_of(point: PooledPoint) -> str:

@@ -1,14 +1,17 @@
 """Energy, clocks and throttling of a point's GPUs, and the load of its CPUs, over the timed epochs."""
 
+import statistics
 from collections.abc import Iterable, Sequence
 
 from pipeline.analysis import formulas
+from pipeline.analysis.compute_rate import MAX_CLOCKS_MHZ, look_up
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs, timed_epochs
 from pipeline.experiment.measurement import GpuWindow
 from pipeline.experiment.record import Record
 
 POWER_LIMITS = {"sw_power_cap", "hw_power_brake"}  # reasons for lowered clocks
+MIN_CLOCK_LOSS = 0.03
 
 
 def energy_figures(point: PooledPoint) -> dict[str, float | None]:
@@ -34,13 +37,29 @@ def energy_notes(point: PooledPoint) -> list[Note]:
 
 def clock_notes(point: PooledPoint) -> list[Note]:
     """Return a note if clocks were lowered during the timed epochs."""
-    return throttled_notes(window for record in point.ok_records for window in timed_windows(record))
+    return throttled_notes([window for record in point.ok_records for window in timed_windows(record)], point.gpu)
 
 
-def throttled_notes(windows: Iterable[GpuWindow]) -> list[Note]:
-    """Return a note with the reasons for which clocks were lowered in these windows, if any."""
+def throttled_notes(windows: Sequence[GpuWindow], gpu: str) -> list[Note]:
+    """Return a note with the reasons for which clocks were lowered in these windows, if any, and by how much."""
     reasons = sorted({reason for window in windows for reason in window.throttle_reasons or ()})
-    return [make_note("throttled", reasons=reasons)] if reasons else []
+    loss = clock_loss(windows, gpu)
+    known = {} if loss is None else {"below": loss}
+    return [make_note("throttled", reasons=reasons, **known)] if reasons else []
+
+
+def clock_loss(windows: Iterable[GpuWindow], gpu: str) -> float | None:
+    """Return how far the clock of the slowest GPU is below the highest of this model, as a share; None if not known."""
+    highest = look_up(MAX_CLOCKS_MHZ, gpu)
+    known = ((window.gpu, window.median_sm_clock_mhz) for window in windows)
+    clocks = group_pairs((place, clock) for place, clock in known if clock is not None)
+    slowest = min(map(statistics.median, clocks.values()), default=None)
+    return None if slowest is None or highest is None else 1 - slowest / highest
+
+
+def is_power_limited(note: Note) -> bool:
+    """True if the power limit alone lowered the clock, and by more than MIN_CLOCK_LOSS: a smaller loss costs little."""
+    return set(note.values["reasons"]) <= POWER_LIMITS and note.values.get("below", 0.0) > MIN_CLOCK_LOSS
 
 
 def all_windows(records: Iterable[Record]) -> list[GpuWindow]:

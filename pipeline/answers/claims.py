@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from pipeline.analysis.comparison import verdict_on
-from pipeline.analysis.energy import POWER_LIMITS
+from pipeline.analysis.energy import POWER_LIMITS, is_power_limited
 from pipeline.analysis.intervals import Estimate, ends_of, min_values
 from pipeline.analysis.notes import Note
 from pipeline.experiment.point_label import EFFORT_AXES, describe_point, format_number, models_of, varying_axes
@@ -266,8 +266,14 @@ def badge_of(note: Note) -> str:
         inner = badge_of(note.values["note"])
         return f"baseline {inner}" if inner else ""
     if note.kind == "throttled":
-        return "at its power limit" if set(note.values["reasons"]) <= POWER_LIMITS else "clocks lowered"
+        if set(note.values["reasons"]) <= POWER_LIMITS:
+            return f"power-limited, {clock_words(note.values['below'])}" if is_power_limited(note) else ""
+        return "clocks lowered"
     return NoteFormatter({}).vformat(BADGES.get(note.kind, ""), (), note.values)
+
+
+def clock_words(loss: float) -> str:
+    return f"clock {100 * loss:.0f} % below its maximum"
 
 
 def describe_own(row: Row, rows: Sequence[Row], but: str = "", also: str = "") -> str:

@@ -21,6 +21,7 @@ from pipeline.answers.timing_claims import limit_words
 from pipeline.experiment.axis_groups import CHOICE_MAY_DIFFER
 from pipeline.experiment.point_label import (
     EFFORT_AXES,
+    IMAGES,
     NAMING_AXES,
     describe_axis,
     describe_point,
@@ -137,7 +138,8 @@ def fastest_claims(rows: Sequence[Row], all_rows: Sequence[Row]) -> list[Claim]:
         "choice": choice_words(rows) + interval_words(used),
         "beside": beside_words(name_ties(row, ties, lambda tie: describe_own(tie, all_rows, also="num_gpus")), others),
     }
-    badges = (*own_badges(row), *(() if is_learnt_alike else ("accuracy not compared",)))
+    learnt = "accuracy" if (row.axes.get("unit") or IMAGES) == IMAGES else "learning"
+    badges = (*own_badges(row), *(() if is_learnt_alike else (f"{learnt} not compared",)))
     if len(choices) == 1:
         only = {**values, "choice": ("one run" if row.n == 1 else f"n = {row.n}") + interval_words(used)}
         return [Claim("Q5", "only_choice", only, badges)]

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline.analysis.advice import POWER
 from pipeline.analysis.intervals import ends_of
 from pipeline.analysis.loader import MAX_DATA_SHARE
 from pipeline.answers import claims
@@ -197,7 +198,12 @@ def usefulness(row: Row) -> tuple[bool, float, float]:
 def limit_words(row: Row) -> str | None:
     """Return what limits a point, with its share; None if no rule names it."""
     limit, share = row["limit"], row["limit_share"]
-    return limit and (limit if share is None else f"{limit}, {100 * min(share, 1):.0f} % of its time")
+    if limit is None or share is None:
+        return limit and str(limit)
+    if limit == POWER.limit:
+        return f"{limit}, {claims.clock_words(share)}"
+    at_most = row["limit_share_is"]
+    return f"{limit}, {at_most + ' ' if at_most else ''}{100 * min(share, 1):.0f} % of its time"
 
 
 def lost_scaling(rows: Sequence[Row]) -> list[Row]:

@@ -26,6 +26,7 @@ WORDS = FIGURE_NAMES | {"sw_power_cap": "GPU at its power limit"}  # what notes 
 FIXED_WORDS = {
     "loader_bound": "loader-bound",
     "drifted": "drifted",
+    "throttled": "throttled",
     "drifted_in_repeats": "drifted",
     "reached_by_some": "not every seed",
     "baseline_runs": "n of the baseline",

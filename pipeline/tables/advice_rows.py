@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from pipeline.analysis import exposed_communication as exposure
-from pipeline.analysis.advice import Advice, Evidence, advise
-from pipeline.analysis.energy import POWER_LIMITS, clock_notes
+from pipeline.analysis.advice import LOCAL_BATCHNORM, LOW_MFU, Advice, Evidence, advise, is_changed_by
+from pipeline.analysis.compute_rate import compute_rate_figures
+from pipeline.analysis.energy import clock_notes, is_power_limited
 from pipeline.analysis.exposed_communication import communications_of, is_within_noise
 from pipeline.analysis.late_rank import find_late_rank
 from pipeline.analysis.loader import longest_data_share
@@ -15,21 +16,26 @@ Advices = dict[int, Advice]
 """The next step by the id of a pooled point, of those that have one."""
 
 
-def advise_all(points: Sequence[PooledPoint], measured: Sequence[PooledPoint]) -> Advices:
+def advise_all(
+    points: Sequence[PooledPoint], measured: Sequence[PooledPoint], peak_tflops: float | None = None
+) -> Advices:
     """Return the next step of points with epochs, and of points that measured communication."""
-    groups = [epoch_evidence(point, measured) for point in points], [step_evidence(point) for point in measured]
+    groups = (
+        [epoch_evidence(point, measured, peak_tflops) for point in points],
+        [step_evidence(point, measured) for point in measured],
+    )
     advices = [(own.point, advise(own, found)) for found in groups for own in found]
     return {id(point): advice for point, advice in advices if advice is not None}
 
 
-def epoch_evidence(point: PooledPoint, measured: Sequence[PooledPoint]) -> Evidence:
+def epoch_evidence(point: PooledPoint, measured: Sequence[PooledPoint], peak_tflops: float | None = None) -> Evidence:
     """Return what is known of the epochs of a point, with the shares of the point that measured its communication."""
     time_s, match = point.epoch_time, match_measured(point, measured)
     if not time_s:
         return Evidence(point, None, {})
     num_samples, shares, late_rank = point.spec.num_samples, dict[str, float](), ""
     if match and point.spec.is_whole_epoch:
-        step = step_evidence(match)
+        step = step_evidence(match, measured)
         steps_s = (step.time_s or 0.0) * point.spec.global_batch_size * point.spec.full_steps_per_epoch
         of_epoch = steps_s / time_s
         shares, late_rank = {limit: share * of_epoch for limit, share in step.shares.items()}, step.late_rank
@@ -38,12 +44,15 @@ def epoch_evidence(point: PooledPoint, measured: Sequence[PooledPoint]) -> Evide
         shares["waiting for data"] = longest_data_share(point) or 0.0
     elif compute_s is None:
         compute_s = time_s
+    mfu = compute_rate_figures(point, peak_tflops).get("mfu")
+    if mfu is not None and mfu < LOW_MFU and point.spec.execution in ("eager", "graph"):
+        shares["low MFU"] = 0.0
     per_sample_s = None if compute_s is None else compute_s / num_samples
     return Evidence(point, time_s / num_samples, shares | other_limits(point), per_sample_s, late_rank=late_rank)
 
 
-def step_evidence(point: PooledPoint) -> Evidence:
-    """Return what is known of the steps of a communication point."""
+def step_evidence(point: PooledPoint, measured: Sequence[PooledPoint]) -> Evidence:
+    """Return what is known of the steps of a communication point, beside all of them."""
     found = communications_of(point.ok_records)
     step = exposure.median_step_time(found, exposure.whole_step(found))
     if not step:
@@ -52,12 +61,15 @@ def step_evidence(point: PooledPoint) -> Evidence:
     exposed, noise_s = exposure.exposed_time(found)
     if exposed is not None:
         shares["communication"] = 0.0 if is_within_noise(exposed, noise_s) else max(exposed / step, 0.0)
+    if point.spec.sync_batchnorm:
+        shares["SyncBatchNorm"] = statistics_share(point, measured, step)
     busy = exposure.busy_share(found, step)
     if busy is not None and not point.spec.is_captured and point.spec.device == "cuda":
-        shares["launches"] = 1 - busy - shares.get("communication", 0.0)
+        waits = shares.get("communication", 0.0) + shares.get("SyncBatchNorm", 0.0)
+        shares["launches"] = max(1 - busy - waits, 0.0)
     wrapper = exposure.wrapper_time(found)
     if wrapper is not None:
-        shares["the wrapper"] = wrapper / step
+        shares["the wrapper"] = wrapper / step - shares.get("SyncBatchNorm", 0.0)
     late = find_late_rank(point.ok_records)
     if late is not None:
         shares["a late rank"] = late.wait_s / step
@@ -67,12 +79,28 @@ def step_evidence(point: PooledPoint) -> Evidence:
     return Evidence(point, step / samples, shares | other_limits(point), step / samples, alone_s, remedy)
 
 
+def statistics_share(point: PooledPoint, measured: Sequence[PooledPoint], step_s: float) -> float:
+    """Return the share of SyncBatchNorm in a step: its collectives in the profile, or what the step without it saves.
+
+    The larger counts. A collective takes as long as the mean rank is in it; the profile does not see what each of them
+    costs the host. They hide behind nothing: the next layer needs their result.
+    """
+    found = communications_of(point.ok_records)
+    parts_s = (exposure.profiled_transfer_s(found, ["batchnorm_statistics"], waiting) for waiting in (False, True))
+    in_profile_s = sum(part_s or 0.0 for part_s in parts_s)
+    without = (other for other in measured if is_changed_by(LOCAL_BATCHNORM, point, other))
+    steps_s = (exposure.median_step_time(communications_of(other.ok_records), "ddp") for other in without)
+    saved_s = max((step_s - other_s for other_s in steps_s if other_s), default=0.0)
+    return min(max(in_profile_s, saved_s) / step_s, 1.0)
+
+
 def other_limits(point: PooledPoint) -> dict[str, float]:
-    """Return the limits of a point that have no share, each as 0."""
-    lowered = [set(note.values["reasons"]) for note in clock_notes(point)]
+    """Return the limits of a point that have no share, each as 0, and how far the power limit lowers its clock."""
     holds = {
-        "DataParallel": point.spec.strategy == "dp",
+        "DataParallel": point.spec.strategy == "dp" and point.spec.num_gpus > 1,
         "full memory": bool(point.allocator_retry_notes),
-        "power": bool(lowered) and all(reasons <= POWER_LIMITS for reasons in lowered),
     }
-    return {limit: 0.0 for limit, is_so in holds.items() if is_so}
+    shares = {limit: 0.0 for limit, is_so in holds.items() if is_so}
+    for note in filter(is_power_limited, clock_notes(point)):
+        shares["power"] = note.values["below"]
+    return shares

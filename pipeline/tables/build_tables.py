@@ -51,7 +51,7 @@ def build_tables(
     quantized = [point for point in over_gpus if point.spec.measure == "quantize"]
     weak = pair_with_baselines(plain, "weak")
     links = (sibling_links or {}) | measured_links(record for point in distributed for record in point.ok_records)
-    advices = advise_all(plain, distributed)
+    advices = advise_all(plain, distributed, peak_tflops)
     found: dict[str, Iterable[Row]] = {
         "Q1": (q1_row(point, peak_tflops) for point in plain if point.spec.num_gpus == 1),
         "Q2": (

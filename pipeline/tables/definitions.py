@@ -126,10 +126,20 @@ NEXT_STEP = (
         "What to change first, by the rules of docs/advice.md; no measured pair contradicts it.",
     ),
     Column("limit", "limit", "The largest part of its time that a rule names."),
-    Column("limit_share", "of its time [%]", "Share of the limit; empty where the rule has none."),
+    Column(
+        "limit_share",
+        "of its time [%]",
+        "Share of the limit; empty where the rule has none; of power how far its clock is below the highest.",
+        remark="< is at most: measured on one GPU.",
+    ),
+    Column(
+        "limit_share_is",
+        "",
+        "`at most` where the share was measured on one GPU: on several it is at most this.",
+    ),
 )
 """Shown in a view of their own."""
-NEXT_STEP_KEYS = tuple(column.key for column in NEXT_STEP)
+NEXT_STEP_KEYS = tuple(column.key for column in NEXT_STEP if column.heading)
 
 
 def has_next_step(rows: Rows) -> Rows:

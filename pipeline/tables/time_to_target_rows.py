@@ -117,7 +117,7 @@ def target_row(
     figures: dict[str, Any] = {final_key: final, target_key: target}
     num_diverged = sum(map(time_to_target.is_diverged, records))
     notes = [make_note("diverged", count=num_diverged, repeats=len(records))] if num_diverged else []
-    notes += [*missing_notes(point), *equal_batch_notes(point, one), *throttled_notes(all_windows(timed))]
+    notes += [*missing_notes(point), *equal_batch_notes(point, one), *throttled_notes(all_windows(timed), point.gpu)]
     if target is None:
         notes.append(make_note("no_target"))
     else:

@@ -11,9 +11,11 @@ from factories import ROOT, make_measurement, make_record, make_spec
 from rendered_tables import build
 from timed_records import H200, timed
 
-from pipeline.analysis.advice import EFFORT_AXES, NOTHING_FOUND, RULES
+from pipeline.analysis.advice import EFFORT_AXES, LOW_MFU, NOTHING_FOUND, RULES
 from pipeline.answers.proposal import differs
+from pipeline.answers.timing_claims import limit_words
 from pipeline.experiment.folder import Experiment
+from pipeline.experiment.measurement import GpuWindow, Telemetry, ThrottleReason
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.experiment.spec import AXIS_DEFAULTS
 from pipeline.tables.collect_experiment import collect_experiment
@@ -90,6 +92,81 @@ def test_points_without_a_time_two_models_and_timings_from_elsewhere() -> None:
     assert weak(stated)[0]["next_step"] is None
 
 
+def windowed_at(clock_mhz: float | None, gpu: str = "NVIDIA H200") -> Record:
+    """A point whose GPU met its power limit in the timed epoch, with the median clock there."""
+    reasons: tuple[ThrottleReason, ...] = ("sw_power_cap",)
+    window = GpuWindow(epoch=2, gpu=0, num_telemetry_samples=5, median_sm_clock_mhz=clock_mhz, throttle_reasons=reasons)
+    record = msgspec.structs.replace(resident(4, 128), environment=Environment(gpus=(Gpu(name=gpu),)))
+    return msgspec.structs.replace(record, telemetry=Telemetry(interval_s=0.1, gpus=(window,)))
+
+
+def test_power_is_a_limit_only_where_the_clock_is_lower_by_more_than_3_per_cent() -> None:
+    (row,) = weak(windowed_at(1782))
+    assert (row["limit"], row["limit_share"]) == ("power", pytest.approx(0.1))
+    assert limit_words(row) == "power, clock 10 % below its maximum"
+    for clock_mhz, gpu in ((1980, "NVIDIA H200"), (1925, "NVIDIA H200"), (None, "NVIDIA H200"), (1000, "Unknown GPU")):
+        (row,) = weak(windowed_at(clock_mhz, gpu))
+        assert (row["limit"], row["next_step"]) == (None, NOTHING_FOUND)
+        assert "throttled" in row["note"]
+
+
+def test_a_share_of_one_gpu_is_at_most_that_on_several() -> None:
+    rows = weak(resident(8, 32), resident(4, 64), resident(5, 32, 2), resident(2.8, 64, 2))
+    words = {row["num_gpus"]: limit_words(row) for row in rows if row["batch_size_per_gpu"] == 32}
+    assert words == {1: "launches, 100 % of its time", 2: "launches, at most 88 % of its time"}
+    assert [row["limit_share_is"] for row in rows] == [None, None, "at most", None]
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("h100/models", {"eager": ["compile (1.41x)", "compile (1.21x)", "compiled_graph (1.77x)"]}),
+        ("h100x2/captured", {"graph": ["compiled_graph"] * 4}),
+    ],
+)
+def test_a_step_of_low_mfu_is_advised_to_be_compiled(name: str, found: dict[str, list[str]]) -> None:
+    rows = collect_experiment(Experiment(ROOT / "outputs" / name)).tables["Q2"]
+    low = [row for row in rows if row["limit"] == "low MFU" and row["scaling"] == "weak"]
+    ((execution, steps),) = found.items()
+    assert {row["execution"] for row in low} == {execution}
+    assert all(f"execution={step}" in row["next_step"] for row, step in zip(low, steps, strict=True))
+    assert all(row["mfu"] < LOW_MFU for row in low)
+
+
+def test_without_a_known_peak_a_measured_pair_says_that_compiling_helps() -> None:
+    other = Environment(gpus=(Gpu(name="Unknown GPU"),))
+    pair = [resident(2, 128), resident(1.5, 128, execution="compile")]
+    eager, compiled = weak(*(msgspec.structs.replace(record, environment=other) for record in pair))
+    assert (eager["limit"], eager["next_step"]) == (
+        "low MFU",
+        "execution=compile (1.33x) or execution=compiled_graph",
+    )
+    assert compiled["next_step"] == NOTHING_FOUND
+
+
+@pytest.mark.parametrize(("name", "share", "gains"), [("h200x2", 0.53, (1.47, 2.11)), ("h200x4", 0.64, (1.68, 2.78))])
+def test_the_cost_of_syncbatchnorm_has_its_name(name: str, share: float, gains: tuple[float, float]) -> None:
+    """It was "launches, 81 %" and "85 %", though the collectives of batch statistics take a third and half."""
+    tables = collect_experiment(Experiment(ROOT / "outputs" / name / "batchnorm")).tables
+    for table, gain in zip(("Q2", "communication"), gains, strict=True):
+        (row,) = [row for row in tables[table] if row["sync_batchnorm"]]
+        assert (row["limit"], row["next_step"]) == ("SyncBatchNorm", f"sync_batchnorm=false ({gain}x)")
+        others = [row for row in tables[table] if not row["sync_batchnorm"]]
+        assert all(row["limit"] != "SyncBatchNorm" for row in others)
+    assert row["limit_share"] == pytest.approx(share, abs=0.01)
+
+
+def test_dataparallel_is_advised_to_use_ddp_also_where_it_waits_for_data() -> None:
+    found = [waiting(4, strategy="dp", num_gpus=2), resident(4, 128)]
+    (row, _) = weak(*found)
+    assert (row["limit"], row["next_step"]) == ("DataParallel", "strategy=ddp")
+    (row,) = weak(msgspec.structs.replace(found[0], measured=False))
+    assert row["next_step"] == "strategy=ddp"
+    rows = collect_experiment(Experiment(ROOT / "outputs" / "v100-dp")).tables["Q2"]
+    steps = {(row["num_gpus"] > 1, row["next_step"]) for row in rows if row["scaling"] == "weak"}
+    assert steps == {(False, None), (True, "strategy=ddp")}
+
+
 PAIRS = [  # advised here, measured there: (experiment, table), (the other side), what the advice names
     (("h200x2/scaling", "Q2", "waiting for data"), ("h200x2/intervals", "Q2"), "input=gpu"),
     (("h200x2/q1", "Q2", "waiting for data"), ("h200x2/intervals", "Q2"), "input=gpu"),
@@ -152,7 +229,8 @@ def test_no_measured_pair_of_any_published_experiment_contradicts_the_advice() -
             ]
             num_pairs[words] += len(changed_s)
             assert not changed_s or min(changed_s) < time_s, (words, own.axes)
-    assert all(num_pairs[words] for words in ("a larger batch", "input=gpu", "strategy=ddp")), num_pairs
+    named = ("a larger batch", "input=gpu", "strategy=ddp", "execution=compile", "execution=compiled_graph")
+    assert all(num_pairs[words] for words in (*named, "sync_batchnorm=false")), num_pairs
 
 
 def test_the_cost_of_a_wrapper_is_a_limit_and_a_strategy_is_not_advised_to_itself() -> None:

@@ -60,27 +60,33 @@ def test_a_sentence_whose_values_are_not_known_is_left_out(kind: str) -> None:
         assert claim.knows(sentence) is not has_values
 
 
+CAPPED = "power-limited, clock 5 % below its maximum"
+
+
 def test_badges_stand_once_in_the_first_sentence_and_those_of_the_baseline_last() -> None:
-    capped = make_note("throttled", reasons=["sw_power_cap"])
+    capped = make_note("throttled", reasons=["sw_power_cap"], below=0.0512)
     notes = (make_note("of_baseline", note=capped), capped, make_note("shared_node", others=2), capped)
     badges = badges_of(Row({}, {}, 1, notes))
-    assert badges == ("one run", "at its power limit", "shared node", "baseline at its power limit")
+    assert badges == ("one run", CAPPED, "shared node", f"baseline {CAPPED}")
     (said,) = Claim("Q1", "no_oom", {"fits": 512}, badges[:2]).sentences()
-    assert said == "Nothing up to 512 ran out of memory (one run, at its power limit)."
+    assert said == f"Nothing up to 512 ran out of memory (one run, {CAPPED})."
 
 
 @pytest.mark.parametrize(
-    ("reasons", "badge"),
+    ("reasons", "below", "badge"),
     [
-        (["sw_power_cap"], "at its power limit"),
-        (["sw_power_cap", "sw_thermal_slowdown"], "clocks lowered"),
-        (["hw_thermal_slowdown"], "clocks lowered"),
+        (["sw_power_cap"], 0.0512, CAPPED),
+        (["sw_power_cap"], 0.03, ""),  # the clock says that it costs next to nothing
+        (["sw_power_cap"], None, ""),
+        (["sw_power_cap", "sw_thermal_slowdown"], 0.0512, "clocks lowered"),
+        (["hw_thermal_slowdown"], 0.0, "clocks lowered"),
     ],
 )
-def test_lowered_clocks_are_called_the_power_limit_only_where_that_is_the_reason(
-    reasons: list[str], badge: str
+def test_lowered_clocks_are_called_the_power_limit_only_where_that_is_the_reason_and_costs_time(
+    reasons: list[str], below: float | None, badge: str
 ) -> None:
-    assert badge_of(make_note("throttled", reasons=reasons)) == badge
+    known = {} if below is None else {"below": below}
+    assert badge_of(make_note("throttled", reasons=reasons, **known)) == badge
 
 
 def test_an_interval_within_several_runs_is_a_badge() -> None:

@@ -67,7 +67,7 @@ def test_next_steps_are_of_the_points_where_one_was_found() -> None:
     steps = [row["next step"] for row in table_of(published_report("h100x2/captured"), "Next step of each point")]
     assert [step.partition(" (")[0] for step in steps] == [
         *["a larger batch"] * 4,
-        "none, since the GPU is at its power limit",
+        *["execution=compiled_graph"] * 4,
     ]
 
 

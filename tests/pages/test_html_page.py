@@ -280,14 +280,14 @@ def test_a_note_is_a_badge_with_a_word_and_its_text_on_hover_and_below(tmp_path:
     badges = re.findall(r'<abbr class="badge" title="([^"]*)">([^<]*)</abbr>', text)
     assert [word for _, word in badges] == [
         "drifted",
-        "at its power limit",
+        "throttled",
         "shared node",
         "2 more",
         "out of GPU memory",
     ]
     assert badges[1][0] == "throttled: GPU at its power limit"
     assert badges[3][0].startswith("baseline: throttled: GPU at its power limit; no baseline: the experiment")
-    assert "<li><b>baseline at its power limit</b>: baseline: throttled: GPU at its power limit</li>" in text
+    assert "<li><b>baseline throttled</b>: baseline: throttled: GPU at its power limit</li>" in text
 
 
 def test_one_row_is_one_row(tmp_path: Path) -> None:

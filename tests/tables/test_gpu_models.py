@@ -79,9 +79,9 @@ def test_a_point_without_a_result_is_one_row() -> None:
 def test_a_batch_size_is_not_called_fastest_since_its_gpu_is() -> None:
     alike = [timed(H100, 2.0), timed(H100, 1.5, 256)]
     said = answers_of(*alike, timed(H200, 1.0, 512))["Q1"]
-    assert_says(said, f"On {H100}: One GPU is fastest at 256", f"On {H200}: One batch size was timed: 512")
+    assert_says(said, f"On {H100}: One GPU has the shortest epoch at 256", f"On {H200}: One batch size was timed: 512")
     assert H100 not in answers_of(*alike)["Q1"]
-    assert "fastest at 512" in answers_of(*alike, timed(H100, 1.0, 512))["Q1"]
+    assert "shortest epoch at 512" in answers_of(*alike, timed(H100, 1.0, 512))["Q1"]
 
 
 @pytest.mark.parametrize(("gpu", "is_answered"), [(H100, True), (H200, False)])
