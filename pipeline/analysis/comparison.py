@@ -27,6 +27,7 @@ Verdict = Literal[
 ]
 TimeKey = Literal["epoch_time_s", "step_time_s"]
 TIMED_MEASURES = ("epochs", "communication")
+SITTING_DEVIATION = 0.00125  # of a time, beyond the spread of runs: the same points on two machines (docs/trust.md)
 
 HARDWARE_FACTS: dict[str, Fact] = {
     "nodes": lambda record: " and ".join(sorted(record.environment.nodes)),

@@ -255,7 +255,7 @@ def badges_of(row: Row, *more: str) -> tuple[str, ...]:
     """Return what weakens the figures of a row, each once, those of its baseline last."""
     runs = ["one run"] if row.n == 1 else []
     if row.n > 1 and row.figures.get("interval_over") == "windows":
-        runs.append("interval within runs")
+        runs.append("range within the runs")
     found = sorted(filter(None, map(badge_of, row.notes)), key=lambda badge: badge.startswith("baseline"))
     return tuple(dict.fromkeys([*runs, *found, *more]))
 

@@ -108,6 +108,9 @@ def explain_intervals(points: Sequence[ComparedPoint]) -> list[str]:
     if coverages := [point.interval.coverage for point in points if point.interval and point.is_between_runs]:
         text = "An interval over repeats contains the true ratio with a probability of at least"
         lines.append(f"{text} {100 * min(coverages):.1f} %.")
+    if any(point.verdict in ("slower", "faster") for point in points):
+        moved = f"{100 * compared.SITTING_DEVIATION:g} % (standard deviation, on H100s)"
+        lines.append(f"Another sitting alone moves a time by {moved}, so a verdict on less may be of the sitting.")
     over_windows = sum(point.interval is not None and not point.is_between_runs for point in points)
     if over_windows:
         of_points = pluralize(over_windows, "point")

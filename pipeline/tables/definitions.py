@@ -107,7 +107,11 @@ WAITING = Column(
     "(data_time_s + batch_wait_s)/epoch_time_s: in this share of the epoch the GPU that waits longest has no data "
     "(input: gpu: prepares it).",
 )
-INTERVAL = Column("noise_floor", "interval [± %]", "Half the width of the interval over the median.")
+INTERVAL = Column(
+    "noise_floor",
+    "interval [± %]",
+    "Half the width of the interval, below six runs of the range within them, over the median.",
+)
 THROUGHPUT = Column(
     "throughput_items_per_s", "images/s", "Items (images, tokens, ...: see unit) trained on per second.", decimals=1
 )
@@ -337,6 +341,11 @@ MEMORY_BOUNDARY = Table(
             "Smallest batch size per GPU that failed, for any reason.",
         ),
         MEMORY._replace(heading="peak [GiB]"),
+        Column(
+            "reserved_memory_gib",
+            "reserved [GiB]",
+            "Fullest GPU: the most that torch's allocator held; beyond the peak it is fragments and cache.",
+        ),
         Column("head_room_gib", "head room [GiB]", "Fullest GPU: usable memory minus peak."),
         Column("predicted_batch_size_per_gpu", "first prediction", "First prediction, from a line through two trials."),
         Column("num_trials", "trials", "Trials of the search."),
@@ -368,7 +377,8 @@ MEMORY_BOUNDARY = Table(
         hidden_axes=("batch_size_per_gpu",),
         hidden_notes=("saving_unclear",),
         keys=(
-            *("largest_batch_size_per_gpu", "smallest_failing_batch_size_per_gpu", "peak_memory_gib", "head_room_gib"),
+            *("largest_batch_size_per_gpu", "smallest_failing_batch_size_per_gpu", "peak_memory_gib"),
+            *("reserved_memory_gib", "head_room_gib"),
             *("predicted_batch_size_per_gpu", "num_trials", "search_time_s"),
         ),
     ),

@@ -91,6 +91,7 @@ def search_figures(search: MemorySearch) -> dict[str, float | None]:
         "largest_batch_size_per_gpu": largest,
         "smallest_failing_batch_size_per_gpu": search.smallest_failing,
         "peak_memory_gib": None if peak_bytes is None else peak_bytes / GIB,
+        "reserved_memory_gib": None if trial.peak_reserved_bytes is None else trial.peak_reserved_bytes / GIB,
         "head_room_gib": None if room_bytes is None else room_bytes / GIB,
         "predicted_batch_size_per_gpu": predicted,
         "prediction_error": None if predicted is None else predicted / largest - 1,

@@ -55,7 +55,7 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     "too_few_values": "an interval needs {needed} windows or repeats, got {found}",
     "too_few_windows": "an interval needs {needed} windows, got {found}",
     "windows_pooled": (
-        "interval over the windows of {repeats} repeats together: too narrow if repeats differ more than their windows"
+        "range within the windows of {repeats} repeats together: too narrow if repeats differ more than their windows"
     ),
     "drifted": "{what:figures} drifted by {drift:+.1%} " + OF_DRIFT,
     "drifted_in_repeats": (

@@ -17,7 +17,7 @@ from pipeline.analysis.pooling import (
 from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Record
 
-POOLED_WINDOWS = "interval over the windows of 2 repeats together: too narrow if repeats differ more than their windows"
+POOLED_WINDOWS = "range within the windows of 2 repeats together: too narrow if repeats differ more than their windows"
 
 
 def windowed(*times_s: float, **fields: Any) -> Record:

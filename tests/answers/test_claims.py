@@ -90,7 +90,7 @@ def test_lowered_clocks_are_called_the_power_limit_only_where_that_is_the_reason
 
 
 def test_an_interval_within_several_runs_is_a_badge() -> None:
-    assert badges_of(Row({}, {"interval_over": "windows"}, 3)) == ("interval within runs",)
+    assert badges_of(Row({}, {"interval_over": "windows"}, 3)) == ("range within the runs",)
     assert badges_of(Row({}, {"interval_over": "repeats"}, 6)) == ()
 
 

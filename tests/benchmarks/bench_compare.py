@@ -23,7 +23,7 @@ import tabulate
 from numpy.typing import NDArray
 
 from pipeline.analysis.comparison import Verdict, compare_outcomes, verdict_on
-from pipeline.analysis.intervals import CONFIDENCE, innermost_rank, median_time
+from pipeline.analysis.intervals import CONFIDENCE, innermost_rank, median_time, time_ratio_interval
 from pipeline.analysis.pooling import pool_outcomes
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.outcomes import PointOutcome, collect_outcomes
@@ -44,6 +44,9 @@ SPREADS = (0, 0.5, 1, 2, 4)  # between repeats, in standard deviations of a wind
 TRUE_DIFFERENCE = 0.03
 POWER_SPREADS = (0.005, 0.01, 0.02)  # between repeats, relative to the time
 POWER_REPEATS = (6, 12, 20)
+SITTINGS = ("outputs/h100x2/captured", "outputs/h100x2/captured-again")  # the same points, on two machines of one kind
+RUN_SPREADS = (0.0005, 0.001, 0.002)  # between the runs of a sitting, relative to the time
+LIMIT = 0.01  # of `--fail-above 1%`
 
 EFFECTS: dict[str, Callable[[np.random.Generator, tuple[int, int]], Values]] = {
     "normal": lambda generator, shape: generator.standard_normal(shape),
@@ -178,6 +181,28 @@ def power_rows(num_comparisons: int) -> list[list[Any]]:
     ]
 
 
+def sitting_deviation() -> float:
+    """Return the standard deviation of a sitting, relative to the time: from the ratios of two published sittings."""
+    sides = [collect_outcomes(Experiment(ROOT / name)).outcomes for name in SITTINGS]
+    ratios = [point.ratio for point in compare_outcomes(*sides).points if point.ratio is not None]
+    return math.sqrt(sum(math.log(ratio) ** 2 for ratio in ratios) / len(ratios) / 2)
+
+
+def sitting_shares(deviation: float, spread: float, num_comparisons: int) -> tuple[float, float]:
+    """Return the shares of equal sides, each in a sitting of its own, with a verdict, and slower by more than LIMIT."""
+    generator = np.random.default_rng(7)
+    shape = (2, num_comparisons, NUM_REPEATS)
+    effects = deviation * generator.standard_normal((*shape[:2], 1)) + spread * generator.standard_normal(shape)
+    verdicts = beyond = 0
+    for a, b in zip(*np.exp(effects).tolist(), strict=True):
+        time_a, time_b = (median_time([[run] for run in side]) for side in (a, b))
+        is_told = verdict_on(time_a, time_b) in ("slower", "faster")
+        interval = time_ratio_interval(time_b, time_a)
+        verdicts += is_told
+        beyond += is_told and interval is not None and interval.low > 1 + LIMIT
+    return verdicts / num_comparisons, beyond / num_comparisons
+
+
 def per_cent(share: float) -> str:
     """Return a share as per cent."""
     return f"{100 * share:.1f} %"
@@ -204,6 +229,12 @@ def main() -> None:
     headers = ["repeats on each side", *(f"{100 * spread:g} % between repeats" for spread in POWER_SPREADS)]
     print(f"\nPower for a true difference of {TRUE_DIFFERENCE:.0%}, effects normal:\n")
     print(tabulate.tabulate(power_rows(arguments.comparisons), headers=headers, tablefmt="github"))
+    deviation = sitting_deviation()
+    print(f"\nTwo sittings ({' and '.join(SITTINGS)}): standard deviation of one {100 * deviation:.3f} %.")
+    print("Equal sides, each in a sitting of its own, by the spread between its runs: with a verdict, and beyond 1 %:")
+    for spread in RUN_SPREADS:
+        told, beyond = sitting_shares(deviation, spread, arguments.comparisons)
+        print(f"{100 * spread:g} %: {per_cent(told)}, {per_cent(beyond)}")
 
 
 if __name__ == "__main__":

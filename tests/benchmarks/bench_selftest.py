@@ -7,6 +7,7 @@ the limit. Where a limit is one-sided, the table names the defect. drawn_selftes
 """
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -14,7 +15,17 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 import tabulate
-from drawn_selftests import PAIRS, STEPS_PER_PROFILE, Runs, draw_large_pairs, draw_runs, longer, read_recorded
+from drawn_selftests import (
+    PAIRS,
+    STEPS_PER_PROFILE,
+    Runs,
+    draw_large_pairs,
+    draw_rounds,
+    draw_runs,
+    longer,
+    read_published,
+    read_recorded,
+)
 
 from pipeline.analysis.stopping_rule import DIFFERENCE_TOLERANCE_FRACTION, DIFFERENCE_TOLERANCE_S
 from pipeline.communication.selftest_checks import (
@@ -39,7 +50,7 @@ from pipeline.communication.selftest_checks import (
 NUM_DRAWS = 2000
 
 # of the estimated time
-PROCESS_S = 12.5  # of a start of all ranks: a third of what the rest leaves of the 389 s of the recorded one
+PROCESS_S = 12.5  # of a start of all ranks: assumed
 PROFILE_S = 12 * 0.07 + 1  # each of its steps waits for a head start and a sleep; writing and reading it: assumed
 CALLS_PER_WINDOW = 20  # of isolated all-reduces
 
@@ -195,6 +206,21 @@ def find_power(tested: Sequence[CheckWithDefects], recorded: Runs, num_draws: in
     return [Power(check, passes[check.name] / num_draws, min(fails[check.name]) / num_draws) for check in tested]
 
 
+def entry_points_as_published(times: int, num_draws: int) -> tuple[float, float]:
+    """Return how often the check of the two entry points passes and fails, drawn from the recorded rounds as they are.
+
+    Each of the two launches then has its own exposed communication, in `times` as many rounds.
+    """
+    runs, generator = read_published(), np.random.default_rng(7)
+    verdicts = Counter(
+        judge_check(
+            "two entry points", {name: draw_rounds(own, generator, times) for name, own in runs.items()}
+        ).verdict
+        for _ in range(num_draws)
+    )
+    return verdicts["pass"] / num_draws, verdicts["fail"] / num_draws
+
+
 def estimate_time_s(recorded: Runs) -> list[tuple[str, str, float]]:
     """Return the parts of a self-test on two GPUs: process, part and seconds, from the recorded times of windows."""
     from pipeline.communication.interleaved_timing import LEAD_IN_STEPS  # imports torch
@@ -258,6 +284,11 @@ def main() -> None:
     """Print the tables."""
     recorded = read_recorded()
     print(render_power(find_power(list_checks(recorded), recorded, NUM_DRAWS)))
+    for times in (1, 5):
+        passes, fails = entry_points_as_published(times, NUM_DRAWS)
+        print(
+            f"two entry points as published, {times} times the windows: {percent(passes)} pass, {percent(fails)} fail"
+        )
     print(render_time(estimate_time_s(recorded)), sep="\n")
 
 

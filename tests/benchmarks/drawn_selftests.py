@@ -44,9 +44,14 @@ def longer(variant: str, by_us: float) -> Callable[[Findings], Findings]:
     return lengthen
 
 
+def read_published() -> dict[str, Findings]:
+    """Return the recorded runs as they are."""
+    return msgspec.json.decode(RECORDED.read_bytes(), type=SavedSelftest).runs
+
+
 def read_recorded() -> dict[str, Findings]:
     """Return the recorded runs, the exposed communication of both entry points made equal."""
-    runs = msgspec.json.decode(RECORDED.read_bytes(), type=SavedSelftest).runs
+    runs = read_published()
     apart_us = exposed_us(runs["known_answers"]).value - exposed_us(runs["measure"]).value
     return {**runs, "measure": longer("ddp", apart_us)(runs["measure"])}
 
@@ -91,11 +96,15 @@ def draw(values: Sequence[int], count: int, generator: Generator) -> list[int]:
     return [values[index] for index in pick(len(values), count, generator)]
 
 
-def draw_rounds(findings: Findings, generator: Generator) -> Findings:
-    """Return the findings with as many rounds, each drawn as a whole from those that timed the same variants."""
+def draw_rounds(findings: Findings, generator: Generator, times: int = 1) -> Findings:
+    """Return the findings with as many rounds, or some times as many.
+
+    Each is drawn as a whole from those that timed the same variants.
+    """
     ends = sorted({0, *map(len, findings.windows.values())})
-    picked = [first + index for first, end in pairwise(ends) for index in pick(end - first, end - first, generator)]
-    windows = {name: [own[index] for index in picked[: len(own)]] for name, own in findings.windows.items()}
+    parts = [(first, end - first) for first, end in pairwise(ends)]
+    picked = [first + index for first, size in parts for index in pick(size, times * size, generator)]
+    windows = {name: [own[index] for index in picked[: times * len(own)]] for name, own in findings.windows.items()}
     return msgspec.structs.replace(findings, windows=windows)
 
 

@@ -16,6 +16,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,16 @@ def state_commits(text: str) -> str:
 def epoch_times_s(record: Row) -> list[float]:
     """Return the time of each epoch of a record: that of the slowest rank."""
     return [max(rank["epoch_time_ns"] for rank in epoch["ranks"]) / 1e9 for epoch in record["measurement"]["epochs"]]
+
+
+def epoch_autocorrelations(experiment: str) -> list[float]:
+    """Return for each record how alike an epoch's time is to the next: the autocorrelation of the timed epochs."""
+    timed = [epoch_times_s(record)[1:] for record in records(experiment) if record["measurement"]]
+    found = []
+    for times in timed:
+        apart = [time - statistics.fmean(times) for time in times]
+        found.append(sum(one * other for one, other in pairwise(apart)) / sum(one**2 for one in apart))
+    return found
 
 
 def duration_s(record: Row) -> float:
@@ -376,7 +387,7 @@ NAMES = {
             exposed_quartiles_us,
             per_channel_gains,
         ),
-        *(answers_of_run, commits_of, commit_words),
+        *(answers_of_run, commits_of, commit_words, epoch_autocorrelations),
         *(span, interval, with_interval, longer, longer_by_round, loop_ratios, expand_grid, re.findall, zip),
     )
 }

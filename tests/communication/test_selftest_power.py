@@ -1,8 +1,17 @@
 """Each check of the self-test can decide: it passes on a sound instrument and fails under twice its limit."""
 
+import re
+
 import numpy as np
 import pytest
-from bench_selftest import NUM_DRAWS, CheckWithDefects, Power, find_power, list_checks
+from bench_selftest import (
+    NUM_DRAWS,
+    CheckWithDefects,
+    Power,
+    entry_points_as_published,
+    find_power,
+    list_checks,
+)
 from conftest import ROOT
 from drawn_selftests import Runs, draw_runs, read_recorded
 from published_pages import missing_in, shown_rows
@@ -20,6 +29,7 @@ DRAWS = 200
 LEAST = 0.845  # 90 % less 2.6 standard errors of the share of 200 draws
 SELDOM = {"two entry points"}  # decides too seldom where rounds scatter as the recorded ones do
 TRUST = (ROOT / "docs/trust.md").read_text()
+WORDS = " ".join(TRUST.split())
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +110,18 @@ def test_the_docs_show_every_check_with_its_limit_its_windows_and_its_power(
         for share, said in zip(drawn, row[3:5], strict=True):
             assert share == pytest.approx(float(said.removesuffix(" %")) / 100, abs=0.13), row[0]  # 3.6 standard errors
     assert f"({NUM_DRAWS:,} draws, seeded)" in TRUST
+
+
+def test_the_docs_say_what_the_entry_points_give_as_they_were_published() -> None:
+    """Their launches differ, so more windows of each find that more often."""
+    (once_passes, once_fails), (more_passes, more_fails) = (entry_points_as_published(times, DRAWS) for times in (1, 5))
+    assert (once_passes, more_passes) == (0, 0)
+    said = re.search(
+        r"the check passes in 0 % and fails in (\d+) %, and with five times the windows it fails in (\d+) %", WORDS
+    )
+    assert said is not None
+    for share, shown in zip((once_fails, more_fails), said.groups(), strict=True):
+        assert share == pytest.approx(float(shown) / 100, abs=0.1)  # 3.6 standard errors
 
 
 def test_the_docs_say_how_alike_one_round_is_to_the_next(recorded: Runs) -> None:

@@ -275,7 +275,7 @@ def test_an_interval_is_over_repeats_where_there_are_six_and_each_counts_once() 
     assert (row["interval_over"], row["num_windows"]) == ("repeats", 36)
     (row,) = build(*in_repeats([100, 200]))["communication"]
     assert row["interval_over"] == "windows"
-    assert row["note"].startswith("interval over the windows of 2 repeats together")
+    assert row["note"].startswith("range within the windows of 2 repeats together")
 
 
 def test_communication_that_makes_a_step_faster_is_not_called_hidden() -> None:
