@@ -18,7 +18,7 @@ from pipeline.experiment.folder import Experiment, warn_of_open_folders
 from pipeline.experiment.manifest import add_points
 from pipeline.experiment.packing import pack_elements
 from pipeline.experiment.spec import Spec
-from pipeline.runner import side_files
+from pipeline.runner import launch_session, side_files
 from pipeline.runner.launch_options import add_point_arguments, positive_integer
 from pipeline.submission import dry_run, local, plan, read_progress, slurm_submit
 from pipeline.submission.batch_script import Prologue
@@ -156,7 +156,7 @@ def submit_or_run(context: SubmitContext, planned: Sequence[Spec]) -> list[Spec]
     warn_of_open_folders([experiment])
     with experiment.submission_lock():
         slurm_submit.recover_job_ids(experiment)
-        side_files.recover_side_files(experiment)
+        recover_killed_launchers(experiment)
         selection = plan.select_points(context)
         log_line(f"{selection.describe()}.")
         if "recorded as failed" in selection.skipped:
@@ -172,6 +172,16 @@ def submit_or_run(context: SubmitContext, planned: Sequence[Spec]) -> list[Spec]
             arrays = plan.plan_arrays(context, selection.todo)
             slurm_submit.submit_arrays(experiment, arrays, prologue, plan.launch_options(context))
     return selection.todo
+
+
+def recover_killed_launchers(experiment: Experiment) -> None:
+    """Publish results without a record whose job has ended, and move step times, weights and traces beside records."""
+    manifest = experiment.read_manifest()
+    if manifest is not None and (unpublished := launch_session.find_unpublished(experiment)):
+        progress = read_progress.read_progress(experiment, manifest, holds_lock=True)
+        ended = {point.spec.run_id() for point in progress if not point.is_in_flight and point.state.word != "unknown"}
+        launch_session.recover_results(experiment, [found for found in unpublished if found.run_id in ended])
+    side_files.recover_side_files(experiment)
 
 
 def report_end(context: SubmitContext, submitted: Sequence[Spec]) -> int:

@@ -10,9 +10,10 @@ import shutil
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,11 +24,11 @@ from pipeline.experiment.record import MAX_MESSAGE_CHARS, Environment, Failure, 
 from pipeline.experiment.spec import NUM_WARM_UP_EPOCHS, Spec
 from pipeline.runner import failed_record, side_files, telemetry_sampler
 from pipeline.runner.failed_record import RankExit
-from pipeline.runner.rank_files import RankFiles
+from pipeline.runner.rank_files import LOCK_NAME, RankFiles
 from pipeline.system import files, source_digest
 from pipeline.system.deadline import Deadline
 from pipeline.system.errors import describe_os_error, log_line
-from pipeline.system.host import node_rank, utc_timestamp
+from pipeline.system.host import node_name, node_rank, utc_timestamp
 
 RANK_FILES_POLL_S = 0.1
 ROOT_CAUSE_GRACE_S = 5  # in this time the node that knows the cause writes it
@@ -53,6 +54,8 @@ class LaunchSession:
         names = [experiment.launch_folder(spec.run_id(), launch_id).name for spec in specs]
         self.rank_files_by_point = [RankFiles(scratch / name) for name in names]
         self.published: list[Record | None] = []
+        if (lock := self.current_files.hold_lock()) is not None:
+            weakref.finalize(self, os.close, lock)
         self.deadline = Deadline(point_limit_s)
         self.experiment = experiment
         self._sampler = contextlib.ExitStack()
@@ -226,3 +229,63 @@ def build_record(spec: Spec, rank_files: RankFiles, launch_id: str, exits: Mappi
         time.sleep(ROOT_CAUSE_GRACE_S)
         failure = failed_record.find_root_cause(rank_files, exits)
     return failed_record.failure_record(spec, rank_files, launch_id, failure)
+
+
+class UnpublishedResult(NamedTuple):
+    """A result of ranks whose launcher was killed before it published the record."""
+
+    run_id: str
+    launch_id: str
+    rank_files: RankFiles
+
+
+def find_unpublished(experiment: Experiment) -> list[UnpublishedResult]:
+    """Return the results in this user's private scratch folder that have no record, and whose launcher has ended."""
+    by_launch: dict[str, list[UnpublishedResult]] = {}
+    for folder in side_files.private_launch_folders(experiment):
+        run_id, _, launch_id = folder.name.partition(".")
+        by_launch.setdefault(launch_id, []).append(UnpublishedResult(run_id, launch_id, RankFiles(folder)))
+    left = []
+    for launch in by_launch.values():
+        locks = [found.rank_files for found in launch if (found.rank_files.folder / LOCK_NAME).exists()]
+        if locks and not any(rank_files.is_locked() for rank_files in locks):
+            left += [found for found in launch if (found.rank_files.folder / "result.json").exists()]
+    attempts = record_store.load_attempts_by_point(experiment.records_folder, {found.run_id for found in left})
+    recorded = {(record.run_id, record.launch_id) for records in attempts for record in records}
+    return [found for found in left if found[:2] not in recorded]
+
+
+def recover_results(experiment: Experiment, found: Iterable[UnpublishedResult]) -> None:
+    """Publish the records of these results. A result that cannot be read, or beside a rank's error, stays."""
+    for run_id, launch_id, rank_files in found:
+        try:
+            record = recovered_record(run_id, launch_id, rank_files)
+            if record is not None:
+                publish_with_retries(record, experiment.records_folder)
+                log_line(f"{run_id}: its launcher was killed before it published the record; its result is published.")
+        except (OSError, ValueError) as error:  # ValueError: of msgspec, or the record would be invalid
+            log_line(f"{run_id}: the result of a killed launcher cannot be used ({error}); the point runs again.")
+
+
+def recovered_record(run_id: str, launch_id: str, rank_files: RankFiles) -> Record | None:
+    """Return the record of a result whose launcher was killed; None if a rank failed. Raises OSError and ValueError."""
+    point, result = rank_files.read_point(), rank_files.read_result()
+    if result is None or any(rank_files.read_errors()):
+        return None
+    if point.spec.run_id() != run_id:
+        raise ValueError(f"it is of {point.spec.run_id()}")
+    if launch_id.startswith("here-") and node_name() not in result.environment.nodes:
+        return None  # whether its launcher lives is known there
+    for node in range(point.spec.num_nodes):
+        with contextlib.suppress(OSError):
+            telemetry_sampler.finish_samples_file(rank_files.samples(node), "the launcher was killed")
+    record = record_store.new_record(
+        point.spec,
+        "ok",
+        launch_id,
+        measurement=result.measurement,
+        environment=result.environment,
+        started_at=utc_timestamp((rank_files.folder / "point.json").stat().st_mtime),
+        ended_at=utc_timestamp((rank_files.folder / "result.json").stat().st_mtime),
+    )
+    return add_telemetry(record, rank_files)

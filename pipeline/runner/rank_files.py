@@ -10,6 +10,7 @@
     weights.npz            rank 0, with measure: quantize           rank 0; moved beside the record by the launcher
     samples.<node>.jsonl   sampler of the node                      launcher of the first node
     findings.json          rank 0 of a self-test                    pipeline.selftest
+    launcher.lock          launcher (first point): it holds it     next submit, to see that the launcher has ended
     trial<k>/              the same files, for one trial of a memory search
 
 The launcher is the process of pipeline.launch (on every node), a rank is pipeline.runner.rank_process, the sampler is
@@ -21,6 +22,8 @@ Every JSON file appears whole or not at all. The launcher removes the folder of 
 points stay in logs/scratch.
 """
 
+import fcntl
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +37,7 @@ from pipeline.experiment.record import Environment, FailureKind
 from pipeline.experiment.spec import Spec
 from pipeline.system import files
 
+LOCK_NAME = "launcher.lock"
 T = TypeVar("T")
 Task = Literal["measure", "known_answers", "exposure", "strategy"]
 
@@ -101,6 +105,21 @@ class RankFiles:
         self.series = self.folder / "steps.npz"  # the step times of every part and rank
         self.weights = self.folder / "weights.npz"  # of the trained model
         self.traces = self.folder / "traces"  # of the profiler, one file per rank
+
+    def hold_lock(self) -> int | None:
+        """Create the folder and hold its lock while this process lives. Return the descriptor; None without locks."""
+        with files.open_private_folder(self.folder):
+            return files.hold_lock(self.folder / LOCK_NAME, fcntl.LOCK_SH)  # the launcher of each node holds it
+
+    def is_locked(self) -> bool:
+        """True if the launcher may still live: it holds its lock, or there is none."""
+        try:
+            handle = files.hold_lock(self.folder / LOCK_NAME, fcntl.LOCK_EX, create=False)
+        except OSError:
+            return True
+        if handle is not None:
+            os.close(handle)
+        return handle is None
 
     def following(self, point: FollowingPoint) -> "RankFiles":
         """Return the files of a later point of the same ranks."""

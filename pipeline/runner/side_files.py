@@ -7,6 +7,7 @@ a launcher that was killed in between.
 import contextlib
 import itertools
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +28,8 @@ def move_side_files(experiment: Experiment, rank_files: RankFiles, record_path: 
     moved = []
     for source, target in zip(rank_files.side_files(), targets, strict=True):
         try:
-            if source.exists():
+            if source.exists() and not source.is_symlink():
+                close_to_others(source)
                 files.make_folder(target.parent)
                 source.rename(target)
                 moved.append(source.name)
@@ -36,6 +38,13 @@ def move_side_files(experiment: Experiment, rank_files: RankFiles, record_path: 
         except OSError as error:
             log_line(f"{source} stays there, not beside the record: {describe_os_error(error)}.")
     return moved
+
+
+def close_to_others(path: Path) -> None:
+    """Take away the right of others to write to a file, or to a folder and its files: a user's code may set umask 0."""
+    for found in (path, *path.glob("*")):
+        if not found.is_symlink():
+            found.chmod(stat.S_IMODE(found.stat().st_mode) & ~0o022)
 
 
 def recover_side_files(experiment: Experiment) -> None:
@@ -58,6 +67,14 @@ def recover_side_files(experiment: Experiment) -> None:
             moved = move_side_files(experiment, left[record.run_id][record.launch_id], path)
             if moved:
                 log_line(f"{record.run_id}: its launcher was killed; {', '.join(moved)} moved beside the record.")
+
+
+def private_launch_folders(experiment: Experiment) -> Iterator[Path]:
+    """Yield the folders of launches that are private, if the scratch folder is private, too."""
+    for folder in launch_folders(experiment):
+        with contextlib.suppress(OSError):
+            if files.is_private(folder.parent.lstat()) and files.is_private(folder.lstat()):
+                yield folder
 
 
 def launch_folders(experiment: Experiment) -> Iterator[Path]:

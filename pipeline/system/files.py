@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import shutil
 import stat
@@ -176,6 +177,25 @@ def check_private(handle: int) -> None:
             os.fchmod(handle, 0o700)
         if stat.S_IMODE(os.fstat(handle).st_mode) & 0o022:
             raise PermissionError(errno.EPERM, "others may write to it; choose a file system that has modes")
+
+
+def hold_lock(path: Path, kind: int, *, create: bool = True) -> int | None:
+    """Return a descriptor that holds a lock (fcntl.LOCK_SH or LOCK_EX) until it is closed, or the process ends.
+
+    Return None if another process holds the lock, or if the file system has no locks. Raises OSError.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if create else 0), 0o600)
+    try:
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def is_private(status: os.stat_result) -> bool:
+    """True for a folder of this user that is closed to others."""
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
 
 
 def path_of(handle: int) -> Path:

@@ -143,9 +143,9 @@ def node_rank() -> int:
     return rank if rank < int(os.environ.get("SLURM_STEP_NUM_NODES", "1")) else 0
 
 
-def utc_timestamp() -> str:
-    """Return the time in UTC, to the second."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def utc_timestamp(unix_s: float | None = None) -> str:
+    """Return a time (default: now) in UTC, to the second."""
+    return datetime.fromtimestamp(time.time() if unix_s is None else unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def parse_timestamp(text: str) -> datetime:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from conftest import needs_root
 from factories import ARRAY, SUBMISSION, make_spec, run_python
 
 from pipeline.experiment.folder import Experiment, find_experiments
@@ -438,3 +439,14 @@ def test_a_manifest_of_a_version_that_ran_points_at_once_is_read(experiment: Exp
     found = experiment.read_manifest()
     assert found is not None
     assert found.submissions[0].arrays[0].job_keys() == {"a": ("7", None), "b": ("7", None)}
+
+
+@needs_root
+def test_the_jobs_of_an_experiment_are_those_of_this_user_and_of_the_manifests_owner(tmp_path: Path) -> None:
+    assert Experiment(tmp_path / "absent").job_owners() == {os.getuid()}
+    experiment = Experiment(tmp_path / "x")
+    experiment.create()
+    with experiment.edit_manifest():
+        pass
+    os.chown(experiment.manifest_path, 65534, -1)
+    assert experiment.job_owners() == {os.getuid(), 65534}

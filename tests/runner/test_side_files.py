@@ -2,19 +2,22 @@
 
 import multiprocessing
 import os
+import shutil
 import signal
+import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Command
+from conftest import Command, needs_root
 from factories import PLANNED, make_experiment, make_record, planned_points, write_grid
 
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.record import Record
 from pipeline.experiment.record_store import load_attempts, publish_record
 from pipeline.runner import side_files
-from pipeline.runner.launch_session import LaunchSession
-from pipeline.runner.rank_files import PointTask, RankFiles
+from pipeline.runner.launch_session import LaunchSession, find_unpublished, recover_results
+from pipeline.runner.rank_files import PointResult, PointTask, RankError, RankFiles
 from pipeline.runner.side_files import recover_side_files
 
 
@@ -133,6 +136,129 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     recover_side_files(experiment)
     assert side_files_of(experiment) == {}
     assert rank_files.series.exists()
+
+
+def die_with_a_result(experiment: Experiment, record: Record) -> None:
+    """Be a launcher that is killed once its ranks have left their result."""
+    launch = LaunchSession(experiment, record.launch_id, [record.spec])
+    (rank_files,) = launch.rank_files_by_point
+    rank_files.write_point(PointTask(record.spec, None))
+    rank_files.series.write_bytes(b"steps")
+    assert record.measurement is not None
+    rank_files.write_result(PointResult(record.measurement, record.environment))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def make_unpublished(tmp_path: Path) -> tuple[Experiment, Record]:
+    """An experiment whose first of two points has the result of a launcher that was killed; the second is recorded."""
+    first, second = planned_points()
+    experiment = make_published(tmp_path / "planned", make_record(second))
+    with experiment.edit_manifest() as manifest:
+        manifest.points.insert(0, first)
+    record = make_record(first, launch_id="killed")
+    launcher = multiprocessing.get_context("fork").Process(target=die_with_a_result, args=(experiment, record))
+    launcher.start()
+    launcher.join()
+    return experiment, record
+
+
+@pytest.mark.fault("F57")
+def test_the_next_submit_publishes_the_result_of_a_killed_launcher(pipeline: Command, tmp_path: Path) -> None:
+    experiment, record = make_unpublished(tmp_path)
+    assert load_attempts(experiment.records_folder, record.run_id) == []
+    grid = ("--grid", write_grid(tmp_path, PLANNED), "--outputs", tmp_path, "--cluster", "local")
+    assert "1 point to run" in pipeline("submit", *grid, "--dry-run").stdout
+    answer = pipeline("submit", *grid)
+    assert answer.returncode == 0, answer.stderr
+    assert f"{record.run_id}: its launcher was killed before it published the record; its result is" in answer.stderr
+    assert "0 points to run, 2 recorded as ok" in answer.stderr
+    (found,) = load_attempts(experiment.records_folder, record.run_id)
+    assert (found.status, found.launch_id, found.measurement) == ("ok", "killed", record.measurement)
+    assert found.started_at is not None
+    assert side_files_of(experiment) == {f"records/{record.run_id}.0.steps.npz": b"steps"}
+    assert find_unpublished(experiment) == []
+
+
+def open_scratch(experiment: Experiment, folder: Path) -> None:
+    experiment.scratch_folder.chmod(0o750)
+
+
+def open_launch(experiment: Experiment, folder: Path) -> None:
+    folder.chmod(0o770)
+
+
+def live_on(experiment: Experiment, folder: Path) -> None:
+    assert RankFiles(folder).hold_lock() is not None, "this process holds it until it ends"
+
+
+def lose_lock(experiment: Experiment, folder: Path) -> None:
+    (folder / "launcher.lock").unlink()
+
+
+def give_away(experiment: Experiment, folder: Path) -> None:
+    os.chown(folder, 65534, -1)
+
+
+def link(experiment: Experiment, folder: Path) -> None:
+    folder.rename(experiment.folder / "elsewhere")
+    folder.symlink_to(experiment.folder / "elsewhere")
+
+
+@needs_root
+@pytest.mark.parametrize("change", [open_scratch, open_launch, live_on, lose_lock, give_away, link])
+def test_a_result_of_a_launcher_that_lives_or_that_others_could_write_is_not_published(
+    tmp_path: Path, change: Callable[[Experiment, Path], None]
+) -> None:
+    experiment, record = make_unpublished(tmp_path)
+    assert [found.run_id for found in find_unpublished(experiment)] == [record.run_id]
+    change(experiment, experiment.launch_folder(record.run_id, "killed"))
+    assert find_unpublished(experiment) == []
+    shutil.rmtree(experiment.scratch_folder)  # the point is not lost: it runs again
+
+
+@pytest.mark.parametrize("fault", ["another point", "a rank's error", "no JSON"])
+def test_a_result_that_is_not_that_of_its_point_is_not_published(
+    tmp_path: Path, fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiment, record = make_unpublished(tmp_path)
+    rank_files = RankFiles(experiment.launch_folder(record.run_id, "killed"))
+    if fault == "another point":
+        rank_files.write_point(PointTask(make_record().spec, None))
+    elif fault == "no JSON":
+        (rank_files.folder / "result.json").write_text("{")
+    else:
+        rank_files.write_error(RankError("exception", "of rank 1", 1, "node", 0))
+    recover_results(experiment, find_unpublished(experiment))
+    assert load_attempts(experiment.records_folder, record.run_id) == []
+    assert ("the point runs again" in capsys.readouterr().err) == (fault != "a rank's error")
+
+
+def test_what_a_rank_wrote_under_a_umask_of_0_is_closed_to_others_as_it_is_moved(tmp_path: Path) -> None:
+    """A user's code may set the umask of a rank."""
+    record = make_record(launch_id="killed")
+    experiment = make_published(tmp_path / "x", record)
+    rank_files = write_side_files(experiment, record)
+    (trace,) = rank_files.traces.iterdir()
+    for path in (*rank_files.side_files(), trace):
+        path.chmod(0o777 if path.is_dir() else 0o666)
+    recover_side_files(experiment)
+    moved = [*experiment.records_folder.glob("*.npz"), *experiment.traces.rglob("*")]
+    assert {oct(stat.S_IMODE(path.stat().st_mode)) for path in moved} == {"0o644", "0o755"}
+
+
+@pytest.mark.fault("F51")
+def test_a_linked_side_file_is_not_moved(tmp_path: Path) -> None:
+    record = make_record(launch_id="killed")
+    experiment = make_published(tmp_path / "x", record)
+    rank_files = write_side_files(experiment, record)
+    (tmp_path / "elsewhere").write_text("secret")
+    for path in rank_files.side_files():
+        path.rename(path.with_name(f"old-{path.name}"))
+        path.symlink_to(tmp_path / "elsewhere")
+    recover_side_files(experiment)
+    target = experiment.records_folder / f"{record.run_id}.0.json"
+    assert side_files.move_side_files(experiment, rank_files, target) == []
+    assert side_files_of(experiment) == {}
 
 
 @pytest.mark.fault("F51")
