@@ -49,12 +49,16 @@ def throttled_notes(windows: Sequence[GpuWindow], gpu: str) -> list[Note]:
 
 
 def clock_loss(windows: Iterable[GpuWindow], gpu: str) -> float | None:
-    """Return how far the clock of the slowest GPU is below the highest of this model, as a share; None if not known."""
-    highest = look_up(MAX_CLOCKS_MHZ, gpu)
-    known = ((window.gpu, window.median_sm_clock_mhz) for window in windows)
-    clocks = group_pairs((place, clock) for place, clock in known if clock is not None)
-    slowest = min(map(statistics.median, clocks.values()), default=None)
-    return None if slowest is None or highest is None else 1 - slowest / highest
+    """Return how far the clock of the slowest GPU is below its highest, as a share; None if not known."""
+    of_model = look_up(MAX_CLOCKS_MHZ, gpu)  # of records before schema 15
+    known = ((window, window.highest_sm_clock_mhz or of_model) for window in windows)
+    shares = group_pairs(
+        (window.gpu, window.median_sm_clock_mhz / highest)
+        for window, highest in known
+        if highest and window.median_sm_clock_mhz is not None
+    )
+    slowest = min(map(statistics.median, shares.values()), default=None)
+    return None if slowest is None else 1 - slowest
 
 
 def is_power_limited(note: Note) -> bool:

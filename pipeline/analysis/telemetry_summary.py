@@ -6,8 +6,9 @@ import functools
 import itertools
 import operator
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -50,10 +51,11 @@ class GpuSample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SamplerHeader(msgspec.Struct, frozen=True, array_like=True, tag="header"):
-    """The first line of a sampler file: the interval and the UUIDs of the GPUs."""
+    """The first line of a sampler file: the interval, and of the GPUs their UUIDs and highest clocks."""
 
     interval_s: float
     gpus: tuple[str, ...]
+    highest_sm_clocks_mhz: tuple[int | None, ...] = ()
 
 
 class SamplerNote(msgspec.Struct, frozen=True, array_like=True, tag="note"):
@@ -77,6 +79,7 @@ class NodeSamples(NamedTuple):
     rounds: list[SamplingRound]
     gpus: dict[str, list[GpuSample]]
     notes: list[str]
+    highest_sm_clocks_mhz: Mapping[str, int | None] = MappingProxyType({})
 
 
 class TimeSpan(NamedTuple):
@@ -109,7 +112,8 @@ def read_node_samples(path: Path) -> NodeSamples:
         for place, uuid in enumerate(header.gpus)
     }
     notes = [line.text for line in lines if isinstance(line, SamplerNote)]
-    return NodeSamples(header.interval_s or None, rounds, gpus, notes)
+    highest = dict(zip(map(normalize_uuid, header.gpus), header.highest_sm_clocks_mhz, strict=False))
+    return NodeSamples(header.interval_s or None, rounds, gpus, notes, highest)
 
 
 def read_sampler_lines(path: Path) -> Iterator[SamplerHeader | SamplerNote | SamplingRound]:
@@ -127,6 +131,7 @@ def summarize_telemetry(
     A rank's times and the samples of its GPUs are on the clock of the same node.
     """
     found = {uuid: samples for node in nodes for uuid, samples in node.gpus.items()}
+    highest = {uuid: clock for node in nodes for uuid, clock in node.highest_sm_clocks_mhz.items()}
     uuids = [normalize_uuid(gpu.uuid or "") for gpu in environment.gpus]
     sampled = {place: found[uuid] for place, uuid in enumerate(uuids) if found.get(uuid)}
     notes = [f"node {place}: {note}" for place, node in enumerate(nodes) for note in node.notes]
@@ -139,7 +144,7 @@ def summarize_telemetry(
             # with DataParallel one rank drives every GPU
             rank = epoch.ranks[place if len(epoch.ranks) == len(uuids) else 0]
             if window := timed_span(rank):
-                gpus.append(gpu_window(epoch.epoch, place, samples, window))
+                gpus.append(gpu_window(epoch.epoch, place, samples, window, highest.get(uuids[place])))
         for place, node in enumerate(nodes):
             rank = epoch.ranks[place * len(epoch.ranks) // len(nodes)]
             if node.rounds and (window := timed_span(rank)):
@@ -158,7 +163,9 @@ def timed_span(rank: measurement.RankEpoch) -> TimeSpan | None:
     return TimeSpan(rank.started_unix_ns, rank.started_unix_ns + rank.epoch_time_ns)
 
 
-def gpu_window(epoch: int, gpu: int, samples: Sequence[GpuSample], window: TimeSpan) -> GpuWindow:
+def gpu_window(
+    epoch: int, gpu: int, samples: Sequence[GpuSample], window: TimeSpan, highest_sm_clock_mhz: int | None = None
+) -> GpuWindow:
     """Summarize a GPU's samples inside the window; a value with too few samples is None."""
     inside = [sample for sample in samples if window.holds(sample.unix_ns)]
     reasons = [sample.reasons for sample in inside if sample.reasons is not None]
@@ -170,6 +177,7 @@ def gpu_window(epoch: int, gpu: int, samples: Sequence[GpuSample], window: TimeS
         num_telemetry_samples=len(inside),
         median_sm_clock_mhz=aggregate_if_enough([sample.sm_clock_mhz for sample in inside], statistics.median),
         min_sm_clock_mhz=aggregate_if_enough([sample.sm_clock_mhz for sample in inside], min),
+        highest_sm_clock_mhz=highest_sm_clock_mhz,
         mean_power_w=None if power_mw is None else round(power_mw / 1e3, 3),
         max_temperature_c=aggregate_if_enough([sample.temperature_c for sample in inside], max),
         throttle_reasons=name_reasons(reasons) if reasons else None,

@@ -374,6 +374,7 @@ class GpuWindow(RecordStruct, frozen=True):
     num_telemetry_samples: NonNegativeInt = msgspec.field(name="num_samples")
     median_sm_clock_mhz: NonNegativeFloat | None = None
     min_sm_clock_mhz: NonNegativeFloat | None = None
+    highest_sm_clock_mhz: NonNegativeFloat | None = None  # that this GPU can reach, as its driver says
     mean_power_w: NonNegativeFloat | None = None
     max_temperature_c: NonNegativeFloat | None = None
     throttle_reasons: tuple[ThrottleReason, ...] | None = (

@@ -31,7 +31,8 @@ from pipeline.system.host import parse_timestamp
 #  13  adds options of the model, fp16, the unit of items, the figure of merit, and the source of a user's model
 #  14  adds the strategies `fsdp` and `zero1`, passes that accumulate gradients, gathers and scatters in a sweep, the
 #      units of FSDP and the size of the optimizer's state, and the FLOPs of a sample
-SCHEMA_VERSION: Literal[14] = 14
+#  15  adds the highest clock of each sampled GPU
+SCHEMA_VERSION: Literal[15] = 15
 
 MAX_STEP_TIMES = 40_000  # over all epochs; a longer series is stored in the .steps.npz only
 MAX_RANK_EPOCHS = 1_000  # epochs x ranks; with more there is no space for step times
@@ -120,7 +121,7 @@ class Environment(RecordStruct, frozen=True):
 class Record(RecordStruct, frozen=True):
     """One attempt. Raises ValueError if status and content contradict each other."""
 
-    schema_version: Literal[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
+    schema_version: Literal[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
     run_id: ShortText
     attempt: NonNegativeInt
     spec: Spec

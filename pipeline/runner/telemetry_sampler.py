@@ -138,6 +138,11 @@ class NvmlGpus:
         if not indices:
             self.note = "no GPU was sampled: CUDA_VISIBLE_DEVICES names no whole GPU that the driver knows"
 
+    def highest_sm_clocks_mhz(self) -> tuple[int | None, ...]:
+        return tuple(
+            self._ask("nvmlDeviceGetMaxClockInfo", handle, self._nvml.NVML_CLOCK_SM) for handle in self._handles
+        )
+
     def read(self) -> tuple[GpuSample, ...]:
         return tuple(self._read_one(index, handle) for index, handle in enumerate(self._handles))
 
@@ -235,7 +240,7 @@ def main() -> None:
     part = rank_files.samples(arguments.node).with_suffix(".part")
     with part.open("wb", buffering=0) as file:
         gpus = NvmlGpus(rank_files.read_point().spec)
-        write_line(file, SamplerHeader(arguments.interval_s, tuple(gpus.uuids)))
+        write_line(file, SamplerHeader(arguments.interval_s, tuple(gpus.uuids), gpus.highest_sm_clocks_mhz()))
         if gpus.note:
             write_line(file, SamplerNote(gpus.note))
         sample_until_sigterm(gpus, file, arguments.interval_s)

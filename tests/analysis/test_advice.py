@@ -15,7 +15,7 @@ from pipeline.analysis.advice import EFFORT_AXES, LOW_MFU, NOTHING_FOUND, RULES
 from pipeline.answers.proposal import differs
 from pipeline.answers.timing_claims import limit_words
 from pipeline.experiment.folder import Experiment
-from pipeline.experiment.measurement import GpuWindow, Telemetry, ThrottleReason
+from pipeline.experiment.measurement import GpuWindow, Telemetry
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.experiment.spec import AXIS_DEFAULTS
 from pipeline.tables.collect_experiment import collect_experiment
@@ -92,10 +92,16 @@ def test_points_without_a_time_two_models_and_timings_from_elsewhere() -> None:
     assert weak(stated)[0]["next_step"] is None
 
 
-def windowed_at(clock_mhz: float | None, gpu: str = "NVIDIA H200") -> Record:
-    """A point whose GPU met its power limit in the timed epoch, with the median clock there."""
-    reasons: tuple[ThrottleReason, ...] = ("sw_power_cap",)
-    window = GpuWindow(epoch=2, gpu=0, num_telemetry_samples=5, median_sm_clock_mhz=clock_mhz, throttle_reasons=reasons)
+def windowed_at(clock_mhz: float | None, gpu: str = "NVIDIA H200", highest_mhz: float | None = None) -> Record:
+    """A point whose GPU met its power limit in the timed epoch, with the median clock there and the highest."""
+    window = GpuWindow(
+        epoch=2,
+        gpu=0,
+        num_telemetry_samples=5,
+        median_sm_clock_mhz=clock_mhz,
+        highest_sm_clock_mhz=highest_mhz,
+        throttle_reasons=("sw_power_cap",),
+    )
     record = msgspec.structs.replace(resident(4, 128), environment=Environment(gpus=(Gpu(name=gpu),)))
     return msgspec.structs.replace(record, telemetry=Telemetry(interval_s=0.1, gpus=(window,)))
 
@@ -104,6 +110,8 @@ def test_power_is_a_limit_only_where_the_clock_is_lower_by_more_than_3_per_cent(
     (row,) = weak(windowed_at(1782))
     assert (row["limit"], row["limit_share"]) == ("power", pytest.approx(0.1))
     assert limit_words(row) == "power, clock 10 % below its maximum"
+    (unknown,) = weak(windowed_at(1782, "Unknown GPU", 1980))
+    assert limit_words(unknown) == limit_words(row)
     for clock_mhz, gpu in ((1980, "NVIDIA H200"), (1925, "NVIDIA H200"), (None, "NVIDIA H200"), (1000, "Unknown GPU")):
         (row,) = weak(windowed_at(clock_mhz, gpu))
         assert (row["limit"], row["next_step"]) == (None, NOTHING_FOUND)

@@ -188,6 +188,13 @@ def test_every_epoch_of_every_gpu_that_was_used_is_a_window_and_no_other_gpu_cou
     assert (found.interval_s, found.notes) == (0.1, ())
 
 
+def test_a_window_has_the_highest_clock_of_its_gpu() -> None:
+    uuids = [UUID.format(0), UUID.format(1)]
+    node = make_node(uuids, [100, 200])._replace(highest_sm_clocks_mhz=dict(zip(uuids, (1980, None), strict=True)))
+    found = summarize_telemetry(two_epochs(), environment(1, 0), [node], 10)
+    assert [(window.gpu, window.highest_sm_clock_mhz) for window in found.gpus[:2]] == [(0, None), (1, 1980)]
+
+
 def test_under_data_parallel_one_rank_has_every_gpu() -> None:
     node = make_node([UUID.format(0), UUID.format(1)], [100, 200])
     found = summarize_telemetry(two_epochs(strategy="dp"), environment(0, 1), [node], 10)

@@ -68,11 +68,11 @@ def test_a_record_with_a_flipped_bit_is_invalid_or_still_a_record_of_its_point(
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('"schema_version": 14', '"schema_version": 0', "Invalid enum value 0 - at `$.schema_version`"),
+        ('"schema_version": 15', '"schema_version": 0', "Invalid enum value 0 - at `$.schema_version`"),
         (
-            '"schema_version": 14',
             '"schema_version": 15',
-            "has schema 15 of a later pipeline; this one reads schemas up to 14",
+            '"schema_version": 16',
+            "has schema 16 of a later pipeline; this one reads schemas up to 15",
         ),
         ('"num_parameters": 11173962', '"num_parameters": null', "a measured point has num_parameters and"),
         ('"num_updates": 391', '"num_updates": null', "epoch 1 cannot end after None updates"),

@@ -21,7 +21,7 @@ from page_records import (
     timed_record,
 )
 from rendered_plots import line_panel, plots_of
-from timed_records import H200
+from timed_records import H200, beside, timed
 
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.point_label import Terms
@@ -36,6 +36,7 @@ from pipeline.pages.plot_data import (
     MAX_SERIES,
     PART_MARKS,
     REFERENCE,
+    SHARED_NODE,
     BarPanel,
     HistogramPanel,
     LinePanel,
@@ -130,6 +131,13 @@ def test_a_loader_bound_point_is_grey_and_the_key_says_so() -> None:
     drawn = svg_of(render_plot(plot).panels[0].dark)
     assert f"fill: {DARK['--bg']}; stroke: {DARK['--muted']}" in drawn  # the hollow marker
     assert ">loader-bound</text>" in drawn
+
+
+def test_a_speed_up_against_a_baseline_beside_other_points_is_grey() -> None:
+    found = [*beside(timed(4, 32), timed(4, 64)), timed(2.5, 32, 2), timed(2.5, 64, 2)]
+    plots = plots_of(*found)
+    assert {point.flaw for point in line_panel(plots["q2"]).series[0].points} == {SHARED_NODE}
+    assert {point.flaw for point in line_panel(plots["q1"]).series[0].points} == {""}  # the time itself is no speed-up
 
 
 def test_a_speed_up_above_n_is_grey() -> None:

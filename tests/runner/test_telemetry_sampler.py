@@ -33,6 +33,7 @@ def nvmlDeviceGetTotalEnergyConsumption(gpu):
     return int(time.time() * 1000) * 100 * (gpu + 1)
 def nvmlDeviceGetPowerUsage(gpu): return 100_000 * (gpu + 1)
 def nvmlDeviceGetClockInfo(gpu, kind): return 1000 * kind + gpu
+def nvmlDeviceGetMaxClockInfo(gpu, kind): return 1980 - gpu if kind == NVML_CLOCK_SM else 0
 def nvmlDeviceGetTemperature(gpu, kind): return 40 + gpu
 def nvmlDeviceGetCurrentClocksEventReasons(gpu):
     if gpu == 3: raise NVMLError("Function Not Found")
@@ -94,6 +95,7 @@ def test_the_sampler_reads_the_first_gpus_of_the_mask_that_the_point_uses(tmp_pa
     assert energies == sorted(energies)
     assert energies[-1] > energies[0] > 0
     assert len(found.gpus[UUIDS[3]]) == len(found.rounds) >= 3
+    assert found.highest_sm_clocks_mhz == {UUIDS[3]: 1977, UUIDS[1]: 1979}
     assert found.notes == []
 
 
