@@ -3,7 +3,7 @@
 # make test: install what the tests need and run them all; make test-slow: those that check leaves out, and those of
 # which it draws few examples; make test-alone: those that time processes, one after the other
 # make lint, make bench, make bench-gpu, make jobs, make words, make schema
-# make results: write the measured figures of README.md and docs/ anew from the records in outputs/
+# make results: write the measured figures of README.md and docs/ anew from the records in published/
 # make campaign: what is measured on the GPUs of a node, in sittings; each call goes on where the last one stopped
 # make faults: the tests of docs/faults.md; make faults-page: write their names into it
 # make mutations: apply each known defect to a copy, and see that a test fails

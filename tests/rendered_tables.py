@@ -66,4 +66,4 @@ def answers_of(*found: Record, missing: Sequence[Spec] = (), terms: Terms = IN_I
 
 
 def published_claims(name: str) -> Answers:
-    return answer_questions(collect_experiment(Experiment(ROOT / "outputs" / name)).tables)
+    return answer_questions(collect_experiment(Experiment(ROOT / "published" / name)).tables)

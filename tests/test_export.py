@@ -68,7 +68,7 @@ def test_a_name_stays_the_same_when_the_grid_grows(pipeline: Command, tmp_path: 
 
 
 def test_each_figure_of_the_published_experiments_has_a_name_of_its_own() -> None:
-    for experiment in find_experiments(ROOT / "outputs").values():
+    for experiment in find_experiments(ROOT / "published").values():
         found = collect_experiment(experiment)
         points = figures_by_point(found)
         assert len({point.run_id for point in points}) == len(points)

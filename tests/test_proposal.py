@@ -160,14 +160,14 @@ def test_ingested_times_and_missing_energy_are_said(tmp_path: Path) -> None:
     found = proposal_of(tmp_path, *scaling())
     assert "Energy was not measured." in found.assumptions
     assert "There are no intervals: they need 6 timed epochs, or repeats." in found.assumptions
-    tables = collect_experiment(Experiment(ROOT / "outputs" / "a40-ddp")).tables
+    tables = collect_experiment(Experiment(ROOT / "published" / "a40-ddp")).tables
     stated = propose(tables, Work(10**9, None), list)
     assert "Times were stated elsewhere, and not measured here." in stated.assumptions
 
 
 def test_beyond_the_measured_the_two_models_have_columns_and_no_interval() -> None:
     """The published experiment, with the predictions of the one beside it that measured communication."""
-    experiment = Experiment(ROOT / "outputs" / "h200x2" / "scaling")
+    experiment = Experiment(ROOT / "published" / "h200x2" / "scaling")
     tables = collect_experiment(experiment, predict_to=4).tables
     found = propose(tables, Work(10**9, 4), lambda: sibling_predictions(experiment, [], 4))
     measured, beyond = found.beyond
@@ -194,7 +194,7 @@ def test_on_the_cpu_the_hours_are_of_processes(pipeline: Command, tmp_path: Path
 
 def test_the_published_proposal_is_of_the_cheapest_configuration_with_one_gpu_beside() -> None:
     """It was of 32 images per GPU, 125 GPU-hours, since the faster ones wait for their loader."""
-    tables = collect_experiment(Experiment(ROOT / "outputs" / "h200x4" / "scaling")).tables
+    tables = collect_experiment(Experiment(ROOT / "published" / "h200x4" / "scaling")).tables
     found = propose(tables, Work(10**9, None), list)
     assert "on 4 GPUs, ddp, 512 per GPU: 10.5 h, 41.9 GPU-hours; 38.4 GPU-hours on 1 GPU" in found.answers[0]
     assert all("unfit for an answer" in said for said in found.answers[1:])
@@ -215,8 +215,8 @@ def test_synthetic_batches_and_shared_nodes_are_left_out_and_named(tmp_path: Pat
 @needs_chromium
 @pytest.mark.parametrize(("name", "num_gpus"), [("h200x4", "8"), ("h200x2", "4")])
 def test_the_page_prints_on_one_pages(pipeline: Command, tmp_path: Path, name: str, num_gpus: str) -> None:
-    shutil.copytree(ROOT / "outputs" / name / "scaling", tmp_path / "x")
-    shutil.copytree(ROOT / "outputs" / name / "communication", tmp_path / "communication")
+    shutil.copytree(ROOT / "published" / name / "scaling", tmp_path / "x")
+    shutil.copytree(ROOT / "published" / name / "communication", tmp_path / "communication")
     answer = pipeline("proposal", tmp_path / "x", "--samples", "1e9", "--gpus", num_gpus)
     assert answer.returncode == 0, answer.stderr
     command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--print-to-pdf={tmp_path / 'page.pdf'}"]

@@ -94,7 +94,7 @@ def test_a_sentence_that_the_records_do_not_bear_out_is_an_error() -> None:
 
 @pytest.mark.parametrize("machine", ["h200x2", "h200x4"])
 def test_the_page_of_a_machine_names_each_folder(machine: str) -> None:
-    folder = ROOT / "outputs" / machine
+    folder = ROOT / "published" / machine
     page = (folder / "README.md").read_text()
     assert [path.name for path in folder.iterdir() if path.is_dir() and f"`{path.name}`" not in page] == []
 
@@ -121,7 +121,9 @@ def test_the_cost_of_packing_in_cluster_md_is_the_published_one() -> None:
 
 def test_the_tools_own_speed_in_cluster_md_is_the_published_one() -> None:
     dry_run, submit, collect = (
-        next(line for line in (ROOT / "outputs/two-cores/bench.txt").read_text().splitlines() if line.startswith(start))
+        next(
+            line for line in (ROOT / "published/two-cores/bench.txt").read_text().splitlines() if line.startswith(start)
+        )
         for start in ("submit --dry-run of 1000", "submit to Slurm of 1000", "collect of 100000")
     )
     (time_s,) = re.findall(r"points +(\S+ s)", dry_run)

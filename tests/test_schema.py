@@ -17,7 +17,7 @@ from pipeline.tables.collect_experiment import collect_experiment
 from pipeline.tables.table_files import indented_json
 
 SCHEMAS = ROOT / "docs" / "schema"
-RECORDS = sorted((ROOT / "outputs").rglob("records/*.json"))
+RECORDS = sorted((ROOT / "published").rglob("records/*.json"))
 MAX_RECORDS = 60  # of an interpreted validator; each experiment gives at least one
 
 
@@ -53,7 +53,7 @@ def test_published_records_are_valid() -> None:
 
 def test_the_tables_of_published_experiments_are_valid() -> None:
     tables = validator("tables.json")
-    for experiment in find_experiments(ROOT / "outputs").values():
+    for experiment in find_experiments(ROOT / "published").values():
         tables.validate(json.loads(indented_json(collect_experiment(experiment).content)))
 
 
@@ -79,7 +79,7 @@ def test_a_damaged_record_is_not_valid(damage: Callable[[dict[str, Any]], None])
 
 
 def test_a_figure_that_no_column_declares_is_not_valid() -> None:
-    content = json.loads(indented_json(collect_experiment(find_experiments(ROOT / "outputs")["a40-ddp"]).content))
+    content = json.loads(indented_json(collect_experiment(find_experiments(ROOT / "published")["a40-ddp"]).content))
     assert validator("tables.json").is_valid(content)
     content["Q1"][0]["epoch_time_ms"] = 1.0
     assert not validator("tables.json").is_valid(content)

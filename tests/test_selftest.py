@@ -98,7 +98,7 @@ def test_ranks_that_cannot_be_started_are_one_sentence(monkeypatch: pytest.Monke
 def test_a_published_self_test_is_judged_by_the_limits_of_today_and_its_runs_stay(
     pipeline: Command, name: str, undecided: list[str], counts: str
 ) -> None:
-    file = ROOT / "outputs" / f"{name}.json"
+    file = ROOT / "published" / f"{name}.json"
     published = json.loads(file.read_text())
     done = pipeline("selftest", "--judge", file, "--json")
     judged = json.loads(done.stdout)
@@ -114,7 +114,7 @@ def test_a_published_self_test_is_judged_by_the_limits_of_today_and_its_runs_sta
 
 
 def test_a_file_of_an_earlier_version_does_not_say_when_it_was_measured(pipeline: Command) -> None:
-    shown = pipeline("selftest", "--judge", ROOT / "outputs/h200x4/selftest.json").stdout
+    shown = pipeline("selftest", "--judge", ROOT / "published/h200x4/selftest.json").stdout
     assert shown.startswith("measured: not stated in this file\n")
 
 
@@ -128,7 +128,7 @@ def test_a_file_that_is_no_self_test_is_refused(pipeline: Command, text: str, tm
 
 @pytest.mark.parametrize("windows", [{}, {"ddp": [], "no_op_hook": []}])
 def test_findings_that_answer_nothing_are_refused(pipeline: Command, windows: object, tmp_path: Path) -> None:
-    shape = json.loads((ROOT / "outputs/h200x4/selftest.json").read_text())
+    shape = json.loads((ROOT / "published/h200x4/selftest.json").read_text())
     shape["runs"]["known_answers"]["windows"] = windows
     (tmp_path / "file.json").write_text(json.dumps(shape))
     done = pipeline("selftest", "--judge", tmp_path / "file.json")

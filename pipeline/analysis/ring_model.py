@@ -69,7 +69,7 @@ def fit_large_messages(samples: Sequence[SweepSample], least_bytes: float) -> Li
     """Fit the link to messages of at least that size; to all if they do not fit.
 
     NCCL sends small messages by another protocol: at its worst size one link for all is 18 to 43 % off, one for large
-    messages 3 to 8 % (outputs/h200x2, outputs/h200x4).
+    messages 3 to 8 % (published/h200x2, published/h200x4).
     """
     return fit_link([sample for sample in samples if sample.num_bytes >= least_bytes]) or fit_link(samples)
 

@@ -19,7 +19,7 @@ NO_RESULT = ("failed", "missing", "rejected")  # the status of a point to run ag
 MAX_NAMED_TIES = 3
 MAX_NOISE = 0.2
 """With fewer runs than a verdict needs, times that differ by less than this share are not told apart: twice the largest
-difference between runs of one point of a published experiment (outputs/h100x2/dp-bf16: 0.105).
+difference between runs of one point of a published experiment (published/h100x2/dp-bf16: 0.105).
 """
 
 NEXT_STEP = "That point is limited by {limit}; next step: {next_step}"

@@ -19,6 +19,7 @@ from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Device, Spec
 from pipeline.system.errors import CommandError, format_duration, pluralize, replace_control_characters, shorten_list
 
+PUBLISHED = Path(__file__).resolve().parents[2] / "published"  # of a clone; a wheel has none
 MAX_FOLDERS = 3  # named in a sentence
 BRAND = re.compile(r"nvidia|tesla|geforce|quadro|rtx|gtx")  # words of a GPU's name that do not identify its model
 FORM = re.compile(r"sxm\d?|pcie|hbm\d\w?|\d+gb")  # words for its form factor and memory
@@ -129,14 +130,20 @@ def estimate_points(
 
 
 def find_comparable_attempts(points: Sequence[Spec], outputs: Path, gpu_model: str | None) -> list[EarlierAttempt]:
-    """Return the comparable ok attempts in the folder; those on GPUs only if this model is the only one."""
+    """Return the comparable ok attempts of the user's experiments and of the published ones.
+
+    Those on GPUs count only if this model is the only one.
+    """
     comparable = [spec for spec in points if spec.device == "cpu" or gpu_model is not None]
+    experiments: dict[str, Experiment] = {}
+    for folder, prefix in ((PUBLISHED, "published/"), (outputs, "")) if comparable else ():
+        with contextlib.suppress(CommandError):  # there is no such folder
+            experiments |= {prefix + name: experiment for name, experiment in find_experiments(folder).items()}
     found: list[EarlierAttempt] = []
-    with contextlib.suppress(CommandError):  # there is no such folder
-        for name, experiment in find_experiments(outputs).items() if comparable else ():
-            with contextlib.suppress(OSError, CommandError):  # its folder cannot be listed, or its manifest is invalid
-                for record in read_comparable_records(experiment, comparable):
-                    found += split_duration(record, replace_control_characters(name))
+    for name, experiment in experiments.items():
+        with contextlib.suppress(OSError, CommandError):  # its folder cannot be listed, or its manifest is invalid
+            for record in read_comparable_records(experiment, comparable):
+                found += split_duration(record, replace_control_characters(name))
     gpu = match_gpu_name({attempt.gpu for attempt in found if attempt.gpu}, gpu_model or "")
     return [attempt for attempt in found if attempt.gpu in (None, gpu)]
 

@@ -133,7 +133,7 @@ def test_a_share_of_one_gpu_is_at_most_that_on_several() -> None:
     ],
 )
 def test_a_step_of_low_mfu_is_advised_to_be_compiled(name: str, found: dict[str, list[str]]) -> None:
-    rows = collect_experiment(Experiment(ROOT / "outputs" / name)).tables["Q2"]
+    rows = collect_experiment(Experiment(ROOT / "published" / name)).tables["Q2"]
     low = [row for row in rows if row["limit"] == "low MFU" and row["scaling"] == "weak"]
     ((execution, steps),) = found.items()
     assert {row["execution"] for row in low} == {execution}
@@ -155,7 +155,7 @@ def test_without_a_known_peak_a_measured_pair_says_that_compiling_helps() -> Non
 @pytest.mark.parametrize(("name", "share", "gains"), [("h200x2", 0.53, (1.47, 2.11)), ("h200x4", 0.64, (1.68, 2.78))])
 def test_the_cost_of_syncbatchnorm_has_its_name(name: str, share: float, gains: tuple[float, float]) -> None:
     """It was "launches, 81 %" and "85 %", though the collectives of batch statistics take a third and half."""
-    tables = collect_experiment(Experiment(ROOT / "outputs" / name / "batchnorm")).tables
+    tables = collect_experiment(Experiment(ROOT / "published" / name / "batchnorm")).tables
     for table, gain in zip(("Q2", "communication"), gains, strict=True):
         (row,) = [row for row in tables[table] if row["sync_batchnorm"]]
         assert (row["limit"], row["next_step"]) == ("SyncBatchNorm", f"sync_batchnorm=false ({gain}x)")
@@ -170,7 +170,7 @@ def test_dataparallel_is_advised_to_use_ddp_also_where_it_waits_for_data() -> No
     assert (row["limit"], row["next_step"]) == ("DataParallel", "strategy=ddp")
     (row,) = weak(msgspec.structs.replace(found[0], measured=False))
     assert row["next_step"] == "strategy=ddp"
-    rows = collect_experiment(Experiment(ROOT / "outputs" / "v100-dp")).tables["Q2"]
+    rows = collect_experiment(Experiment(ROOT / "published" / "v100-dp")).tables["Q2"]
     steps = {(row["num_gpus"] > 1, row["next_step"]) for row in rows if row["scaling"] == "weak"}
     assert steps == {(False, None), (True, "strategy=ddp")}
 
@@ -189,7 +189,7 @@ PAIRS = [  # advised here, measured there: (experiment, table), (the other side)
 
 
 def published(name: str, table: str) -> dict[tuple[Any, ...], Row]:
-    rows = collect_experiment(Experiment(ROOT / "outputs" / name)).tables[table]
+    rows = collect_experiment(Experiment(ROOT / "published" / name)).tables[table]
     of_points = [row for row in rows if row.figures.get("scaling") != "strong"]
     return {(row["strategy"], row["num_gpus"], row["batch_size_per_gpu"]): row for row in of_points}
 
@@ -211,7 +211,7 @@ def test_advice_on_published_records_names_the_side_that_was_faster(
 def published_rows() -> list[tuple[Row, float]]:
     """Timed rows of every published experiment, each with the seconds of a sample."""
     found = []
-    for manifest in sorted((ROOT / "outputs").glob("**/manifest.json")):
+    for manifest in sorted((ROOT / "published").glob("**/manifest.json")):
         tables = collect_experiment(Experiment(manifest.parent)).tables
         epochs = [row for row in tables["Q2"] if row["scaling"] == "weak" and row["throughput_samples_per_s"]]
         steps = [row for row in tables["communication"] if row["step_time_s"]]
@@ -243,7 +243,7 @@ def test_no_measured_pair_of_any_published_experiment_contradicts_the_advice() -
 
 def test_the_cost_of_a_wrapper_is_a_limit_and_a_strategy_is_not_advised_to_itself() -> None:
     """FSDP of a GPT: 29 of 89 ms beside communication, and without resharding 16 of 74."""
-    rows = collect_experiment(Experiment(ROOT / "outputs/h100x2/strategies")).tables["communication"]
+    rows = collect_experiment(Experiment(ROOT / "published/h100x2/strategies")).tables["communication"]
     found = {(row["strategy"], row["reshard"]): row for row in rows}
     assert [found["fsdp", reshard]["limit"] for reshard in ("blocks", "always", "never")] == ["the wrapper"] * 3
     blocks = found["fsdp", "blocks"]
@@ -258,7 +258,7 @@ def own_axes(row: Row) -> Any:
 
 
 def test_no_gain_is_claimed_below_1_in_any_published_experiment() -> None:
-    for manifest in sorted((ROOT / "outputs").glob("**/manifest.json")):
+    for manifest in sorted((ROOT / "published").glob("**/manifest.json")):
         tables = collect_experiment(Experiment(manifest.parent)).tables
         steps = [row["next_step"] or "" for row in (*tables["Q2"], *tables["communication"])]
         gains = [float(gain) for step in steps for gain in re.findall(r"\(([\d.e+]+)x\)", step)]

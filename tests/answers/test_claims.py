@@ -44,7 +44,7 @@ def test_an_answer_has_at_most_three_sentences(kind: str) -> None:
 
 
 def test_no_published_answer_has_more_than_three_sentences() -> None:
-    for manifest in sorted((ROOT / "outputs").glob("**/manifest.json")):
+    for manifest in sorted((ROOT / "published").glob("**/manifest.json")):
         answers = answer_questions(collect_experiment(Experiment(manifest.parent)).tables)
         for question, claims in answers.items():
             by_paragraph = group_pairs((claim.about, claim) for claim in claims)

@@ -33,7 +33,7 @@ from pipeline.experiment.record_store import load_record
 Values = NDArray[np.float64]
 
 ROOT = Path(__file__).resolve().parents[2]
-EXPERIMENT = "outputs/h100x2/q4-study"
+EXPERIMENT = "published/h100x2/q4-study"
 PAIRS = ROOT / "tests" / "recorded" / "compare-pairs.json"
 NUM_EPOCHS = 7  # of each record: one warms up, six are timed
 
@@ -44,7 +44,8 @@ SPREADS = (0, 0.5, 1, 2, 4)  # between repeats, in standard deviations of a wind
 TRUE_DIFFERENCE = 0.03
 POWER_SPREADS = (0.005, 0.01, 0.02)  # between repeats, relative to the time
 POWER_REPEATS = (6, 12, 20)
-SITTINGS = ("outputs/h100x2/captured", "outputs/h100x2/captured-again")  # the same points, on two machines of one kind
+# the same points, on two machines of one kind
+SITTINGS = ("published/h100x2/captured", "published/h100x2/captured-again")
 RUN_SPREADS = (0.0005, 0.001, 0.002)  # between the runs of a sitting, relative to the time
 LIMIT = 0.01  # of `--fail-above 1%`
 

@@ -28,7 +28,7 @@ from pipeline.experiment.point_label import describe_point
 from pipeline.tables.bandwidth_rows import sweep_rows
 from pipeline.tables.prediction_rows import PredictionBase, fit_buckets, prediction_base
 
-OUTPUTS = Path(__file__).resolve().parents[2] / "outputs"
+PUBLISHED = Path(__file__).resolve().parents[2] / "published"
 NAMED_AXES = ("batch_size_per_gpu", "precision", "execution", "broadcast_buffers", "sync_batchnorm")
 HEADERS = ("from", "to", "point", "none hidden", "no change", "scaled", "exposed [us]", "no-op hook [us]")
 
@@ -69,7 +69,7 @@ class PairErrors(NamedTuple):
 def measured_points() -> list[MeasuredPoint]:
     """Return all published communication points on GPUs from which a step can be predicted."""
     found = []
-    for name, experiment in find_experiments(OUTPUTS).items():
+    for name, experiment in find_experiments(PUBLISHED).items():
         pooled = pool_outcomes(collect_outcomes(experiment).outcomes)
         points = [point for point in pooled if point.spec.measure == "communication" and point.spec.device == "cuda"]
         sweeps = sweep_rows(points)

@@ -1,6 +1,6 @@
 """Count the functions that one epoch time passes on its way from a record into report.md.
 
-python tests/benchmarks/count_functions.py outputs/h200x2/q1
+python tests/benchmarks/count_functions.py published/h200x2/q1
 
 A function counts if it hands the time on: its result is the time, a text that shows it, or something that holds one of
 them directly, as an element or a field. Functions that compute another figure from the time do not count, nor do the

@@ -1,4 +1,4 @@
-"""Renders the measured figures of README.md, docs/ and outputs/ from the published records.
+"""Renders the measured figures of README.md, docs/ and published/ from the published records.
 
     python tests/benchmarks/render_results.py
 
@@ -38,7 +38,7 @@ from pipeline.tables.collect_experiment import collect_experiment
 from pipeline.tables.time_to_target_rows import Targets
 
 ROOT = Path(__file__).resolve().parents[2]
-OUTPUTS = ROOT / "outputs"
+PUBLISHED = ROOT / "published"
 TEMPLATES = ROOT / "docs" / "templates"
 BLOCK = re.compile(r"<!-- results: ([\w-]+) -->\n(.*?)<!-- /results -->\n", re.DOTALL)
 MAX_WIDTH = 128  # characters of a line of a paragraph
@@ -55,8 +55,8 @@ Row = dict[str, Any]
 
 @functools.cache
 def tables_of(experiment: str, target_accuracy: float | None = None) -> dict[str, list[Row]]:
-    """Return the tables of an experiment below outputs/, as JSON has them."""
-    found = collect_experiment(Experiment(OUTPUTS / experiment), targets=Targets(target_accuracy))
+    """Return the tables of an experiment below published/, as JSON has them."""
+    found = collect_experiment(Experiment(PUBLISHED / experiment), targets=Targets(target_accuracy))
     content: dict[str, list[Row]] = found.content
     return content
 
@@ -74,14 +74,14 @@ def row(experiment: str, table: str, **axes: Any) -> Row:
 
 @functools.cache
 def load(path: str) -> Any:
-    """Return a JSON file below outputs/, such as that of a benchmark or a self-test."""
-    return json.loads((OUTPUTS / path).read_text())
+    """Return a JSON file below published/, such as that of a benchmark or a self-test."""
+    return json.loads((PUBLISHED / path).read_text())
 
 
 @functools.cache
 def records(experiment: str, run_ids: str = "*") -> list[Row]:
     """Return the records of an experiment whose run ids match a pattern such as `ddp-*-b32-*`."""
-    paths = sorted((OUTPUTS / experiment / "records").glob(f"{run_ids}.json"))
+    paths = sorted((PUBLISHED / experiment / "records").glob(f"{run_ids}.json"))
     return [json.loads(path.read_text()) for path in paths]
 
 
@@ -106,8 +106,8 @@ def require(is_so: Any) -> None:
 
 # The commit beside each folder that a block cites.
 
-CITED = re.compile(r"`outputs/([\w-]+/[^`\s]+)`")
-EARLIER_COMMITS = {  # of folders whose records state none, or one with changes; outputs/*/README.md say more
+CITED = re.compile(r"`published/([\w-]+/[^`\s]+)`")
+EARLIER_COMMITS = {  # of folders whose records state none, or one with changes; published/*/README.md say more
     **dict.fromkeys(("h200x2/q1", "h200x2/q4"), ("d42222f",)),
     "h200x2/scaling": ("d42222f", "16d6604"),
     **dict.fromkeys(("h200x2/communication", "h200x2/batchnorm", "h200x2/graph"), ("8d2f077",)),
@@ -126,7 +126,7 @@ EARLIER_COMMITS = {  # of folders whose records state none, or one with changes;
 
 
 def commits_of(path: str) -> Sequence[str]:
-    """Return the commits that measured what lies below outputs/ under that path, that of most records first."""
+    """Return the commits that measured what lies below published/ under that path, that of most records first."""
     stated = Counter(str(record["environment"].get("git_commit"))[:7] for record in records(path))
     return EARLIER_COMMITS.get(path) or [commit for commit, _ in stated.most_common()]
 
@@ -237,7 +237,7 @@ def known_links() -> dict[str, list[Row]]:
     import bench_link_of_known_rate as bench_link  # these import torch
     from link_rank import LinkReading
 
-    path = OUTPUTS / "two-cores" / "link-of-known-rate.json"
+    path = PUBLISHED / "two-cores" / "link-of-known-rate.json"
     readings = msgspec.json.decode(path.read_bytes(), type=list[LinkReading])
     known = [reading for reading in readings if reading.rate_bits_per_s in bench_link.RATES]
     of_ranks = [[one for one in known if one.spec.num_gpus == number] for number in bench_link.NUM_RANKS]
@@ -251,14 +251,14 @@ def known_links() -> dict[str, list[Row]]:
 
 def answers_of_run(experiment: str) -> str:
     """Return the answers that `make run` prints of an experiment."""
-    found = collect_experiment(Experiment(OUTPUTS / experiment))
+    found = collect_experiment(Experiment(PUBLISHED / experiment))
     answers = answers_of(found.tables, found.collected.terms)
     return "\n".join(answer_lines(answers, TERMINAL_WIDTH, is_brief=True))
 
 
 def read_selftest(machine: str) -> SavedSelftest:
     """Return a published self-test."""
-    return msgspec.json.decode((OUTPUTS / machine / "selftest.json").read_bytes(), type=SavedSelftest)
+    return msgspec.json.decode((PUBLISHED / machine / "selftest.json").read_bytes(), type=SavedSelftest)
 
 
 def verdicts_today(machine: str) -> list[str]:
@@ -417,7 +417,7 @@ def render_page(text: str) -> str:
 
 def pages() -> list[Path]:
     """Return the pages that have blocks."""
-    found = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(OUTPUTS.glob("*/README.md"))]
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(PUBLISHED.glob("*/README.md"))]
     return [path for path in found if BLOCK.search(path.read_text())]
 
 

@@ -31,7 +31,7 @@ Readings = dict[tuple[int, float], LinkReading]
 @pytest.fixture(scope="module")
 def readings() -> Readings:
     """The published readings, by number of ranks and rate in bit/s."""
-    raw = (ROOT / "outputs/two-cores/link-of-known-rate.json").read_bytes()
+    raw = (ROOT / "published/two-cores/link-of-known-rate.json").read_bytes()
     found = msgspec.json.decode(raw, type=list[LinkReading])
     return {(reading.spec.num_gpus, reading.rate_bits_per_s): reading for reading in found}
 
@@ -83,7 +83,7 @@ def test_the_gradients_travel_at_once(readings: Readings) -> None:
 def test_the_page_has_the_tables_of_the_readings(readings: Readings, capsys: pytest.CaptureFixture[str]) -> None:
     print_tables([*readings.values()])
     tables = capsys.readouterr().out.partition("### ")[2]
-    assert tables.strip() in (ROOT / "outputs/two-cores/link-of-known-rate.md").read_text()
+    assert tables.strip() in (ROOT / "published/two-cores/link-of-known-rate.md").read_text()
 
 
 needs_shaped_network = pytest.mark.usefixtures("skip_without_shaped_network")

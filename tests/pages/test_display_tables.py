@@ -38,9 +38,9 @@ def assert_fits(text: str, width: int = MAX_WIDTH) -> None:
         assert len(set(columns)) == len(columns)
 
 
-@pytest.mark.parametrize("name", sorted(find_experiments(ROOT / "outputs")))
+@pytest.mark.parametrize("name", sorted(find_experiments(ROOT / "published")))
 def test_the_report_of_a_published_experiment_fits_and_opens_with_its_answers(name: str) -> None:
-    found = collect_experiment(find_experiments(ROOT / "outputs")[name])
+    found = collect_experiment(find_experiments(ROOT / "published")[name])
     text = render_experiment(name, found.tables, found.collected, words="../docs/words.md")
     assert_fits(text)
     use = ["Q5"] if any(row["epoch_time_s"] for row in found.tables["Q2"]) else []
@@ -51,7 +51,7 @@ def test_the_report_of_a_published_experiment_fits_and_opens_with_its_answers(na
 
 
 def published_report(name: str) -> str:
-    found = collect_experiment(find_experiments(ROOT / "outputs")[name])
+    found = collect_experiment(find_experiments(ROOT / "published")[name])
     return render_experiment(name, found.tables, found.collected)
 
 

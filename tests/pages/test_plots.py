@@ -62,7 +62,7 @@ def test_q1_shows_time_throughput_and_where_memory_ends() -> None:
 
 
 def test_models_of_images_and_of_tokens_have_a_panel_of_throughput_each() -> None:
-    found = collect_experiment(Experiment(ROOT / "outputs/h100/models"))
+    found = collect_experiment(Experiment(ROOT / "published/h100/models"))
     q1, *_ = build_plots(PlotSource(found.tables, found.collected.outcomes, found.collected.terms))
     assert {"Tokens a second", "Samples a second"} < {panel.title for panel in q1.panels}
 
@@ -258,7 +258,7 @@ def test_bandwidth_shows_the_sweep_and_the_buckets() -> None:
 
 
 def test_each_kind_of_collective_is_a_line_of_its_own() -> None:
-    found = collect_experiment(Experiment(ROOT / "outputs" / "h100x2" / "strategies"))
+    found = collect_experiment(Experiment(ROOT / "published" / "h100x2" / "strategies"))
     panel = line_panel({plot.name: plot for plot in build_plots(PlotSource(found.tables, []))}["q3-bandwidth"])
     kinds = (
         "isolated all-gather",
@@ -289,7 +289,7 @@ def test_int8_shows_the_change_by_stage_in_points_and_what_three_sigma_covers() 
 
 
 def test_histograms_name_the_layer_without_relu_and_every_stage_stands_in_the_order_of_the_pipeline() -> None:
-    tables = collect_experiment(Experiment(ROOT / "outputs" / "two-cores" / "quantize")).tables
+    tables = collect_experiment(Experiment(ROOT / "published" / "two-cores" / "quantize")).tables
     change, weights, before, after = build_plots(PlotSource(tables, []))
     assert [len(plot.panels) for plot in (change, weights, before, after)] == [4, 5, 5, 4]
     assert [panel.title.split(":")[0] for panel in before.panels][3:] == ["fc2", "fc3 (no ReLU)"]

@@ -26,7 +26,7 @@ def test_the_right_way_costs_at_most_half_a_point_on_average() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", sorted((ROOT / "outputs/two-cores/quantize/records").glob("*.json")), ids=lambda path: path.stem
+    "path", sorted((ROOT / "published/two-cores/quantize/records").glob("*.json")), ids=lambda path: path.stem
 )
 def test_published_weights_have_the_digest_of_their_record(path: Path) -> None:
     measurement = load_record(path).measurement

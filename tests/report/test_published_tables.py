@@ -21,9 +21,9 @@ from pipeline.experiment.folder import Experiment
 from pipeline.pages.markdown import render_experiment
 from pipeline.tables.collect_experiment import collect_experiment
 
-OUTPUTS = ROOT / "outputs"
-MEASURED = sorted(str(path.parent.relative_to(OUTPUTS)) for path in OUTPUTS.glob("*/*/report.md"))
-PUBLISHED = ["a40-ddp", "v100-dp", "dp-notebook", "dp-report", "dp-wandb", *MEASURED]
+PUBLISHED = ROOT / "published"
+MEASURED = sorted(str(path.parent.relative_to(PUBLISHED)) for path in PUBLISHED.glob("*/*/report.md"))
+EXPERIMENTS = ["a40-ddp", "v100-dp", "dp-notebook", "dp-report", "dp-wandb", *MEASURED]
 
 
 GOLDEN = ("h200x2/communication-captured", "h100x2/q4-study")  # captured steps; every kind of cell
@@ -33,7 +33,7 @@ LEARNT = ("loss", "accuracy", "test_loss", "test_accuracy")
 
 def rendered(name: str) -> tuple[str, str]:
     """The report of a published experiment, as it is in git and as its records give it now."""
-    found = collect_experiment(Experiment(ROOT / "outputs" / name))
+    found = collect_experiment(Experiment(ROOT / "published" / name))
     words = address_of_words(found.experiment)
     now = render_experiment(name, found.tables, found.collected, words=words)
     return (found.experiment.folder / "report.md").read_text(), now
@@ -56,7 +56,7 @@ def last_digit(number: str) -> float:
     return 10.0 ** -len(number.partition(".")[2])
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLISHED if name not in GOLDEN])
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name not in GOLDEN])
 def test_the_figures_of_the_other_reports_are_what_their_records_give(name: str) -> None:
     published, now = (cells_of(report) for report in rendered(name))
     assert [len(row) for row in now] == [len(row) for row in published]
@@ -71,7 +71,7 @@ def test_the_figures_of_the_other_reports_are_what_their_records_give(name: str)
 
 BENCH_PAGE = "bench-gpu.md"
 PRINTED = [
-    path for path in sorted((ROOT / "outputs").glob("*/bench/*.json")) if (path.parents[1] / BENCH_PAGE).exists()
+    path for path in sorted((ROOT / "published").glob("*/bench/*.json")) if (path.parents[1] / BENCH_PAGE).exists()
 ]
 
 
@@ -92,8 +92,8 @@ def test_the_tables_of_a_benchmark_are_on_their_page(
 def test_the_plot_that_the_readme_shows_is_of_the_published_records(tmp_path: Path) -> None:
     copy = tmp_path / "graph"
     copy.mkdir()
-    shutil.copytree(ROOT / "outputs/h100x2/captured/records", copy / "records")
-    shutil.copy(ROOT / "outputs/h100x2/captured/manifest.json", copy)
+    shutil.copytree(ROOT / "published/h100x2/captured/records", copy / "records")
+    shutil.copy(ROOT / "published/h100x2/captured/manifest.json", copy)
     run_command("collect", copy)
     if not (copy / "plots/q2.svg").exists():
         pytest.skip("matplotlib is not installed")
@@ -105,12 +105,12 @@ def test_the_plot_that_the_readme_shows_is_of_the_published_records(tmp_path: Pa
 
 
 def test_the_commit_stands_behind_the_first_mention_of_a_folder() -> None:
-    said = render_results.state_commits("(`outputs/h100x2/q3`, n = 1), `outputs/h200x2/q1`; `outputs/h100x2/q3`")
+    said = render_results.state_commits("(`published/h100x2/q3`, n = 1), `published/h200x2/q1`; `published/h100x2/q3`")
     assert said == (
-        "(`outputs/h100x2/q3`, commit 18d29ce, n = 1), `outputs/h200x2/q1`, commit d42222f; `outputs/h100x2/q3`"
+        "(`published/h100x2/q3`, commit 18d29ce, n = 1), `published/h200x2/q1`, commit d42222f; `published/h100x2/q3`"
     )
     with pytest.raises(ValueError, match="no longer bear out"):
-        render_results.state_commits("`outputs/h100x2/nowhere`")
+        render_results.state_commits("`published/h100x2/nowhere`")
 
 
 def test_every_measured_part_of_the_results_names_a_commit() -> None:
@@ -124,7 +124,7 @@ def test_trust_md_counts_every_published_experiment_of_scaling_that_has_interval
     template = (render_results.TEMPLATES / "trust-narrow.md.j2").read_text()
     counted = [
         name
-        for name in PUBLISHED
+        for name in EXPERIMENTS
         if not name.startswith(("h100/", "h100x2/q4-study", "h100x2/again", "two-cores/"))
         and render_results.count_narrow(name)[1]
     ]
@@ -134,7 +134,7 @@ def test_trust_md_counts_every_published_experiment_of_scaling_that_has_interval
 def test_trust_md_counts_every_published_sweep() -> None:
     template = (render_results.TEMPLATES / "trust-link-model.md.j2").read_text()
     swept = [
-        name for name in PUBLISHED if not name.startswith("two-cores/") and render_results.rows(name, "prediction")
+        name for name in EXPERIMENTS if not name.startswith("two-cores/") and render_results.rows(name, "prediction")
     ]
     assert [name for name in swept if f'"{name}"' not in template] == []
 

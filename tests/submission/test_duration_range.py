@@ -89,7 +89,7 @@ def test_timed_epochs_run_before_a_communication_point_of_the_same_repeat() -> N
 
 def test_the_ranges_hold_for_the_published_experiments() -> None:
     num_grids = num_points = 0
-    for name, experiment in find_experiments(ROOT / "outputs").items():
+    for name, experiment in find_experiments(ROOT / "published").items():
         records = load_folder(experiment.records_folder)[0]
         for record in records:
             span = attempt_span(record)
@@ -118,7 +118,7 @@ def test_the_ranges_hold_for_the_published_experiments() -> None:
 
 
 def test_equal_points_of_the_published_records_take_half_to_twice_as_long() -> None:
-    records = {name: load_folder(one.records_folder)[0] for name, one in find_experiments(ROOT / "outputs").items()}
+    records = {name: load_folder(one.records_folder)[0] for name, one in find_experiments(ROOT / "published").items()}
     attempts = [part for name, own in records.items() for record in own for part in split_duration(record, name)]
     alike = group_pairs(((without_repeat(attempt.spec), attempt.gpu), attempt) for attempt in attempts)
     pairs = [pair for own in alike.values() for pair in itertools.combinations(own, 2)]

@@ -419,7 +419,7 @@ def test_timestamps_play_no_part_but_in_what_it_cost(tmp_path: Path, clocks: lis
 
 
 def test_what_is_not_kept_for_tables_is_in_no_table() -> None:
-    experiments = find_experiments(ROOT / "outputs").values()
+    experiments = find_experiments(ROOT / "published").values()
     assert len(experiments) > 5
     for experiment in experiments:
         manifest, (found, rejected) = experiment.read_manifest(), record_store.load_folder(experiment.records_folder)

@@ -78,7 +78,7 @@ def test_long_values_are_cut() -> None:
 
 
 def test_every_variable_of_the_published_records_is_still_recorded_as_it_was() -> None:
-    found = [json.loads(path.read_text()) for path in (ROOT / "outputs").glob("**/records/*.json")]
+    found = [json.loads(path.read_text()) for path in (ROOT / "published").glob("**/records/*.json")]
     seen = {pair for record in found for pair in record.get("environment", {}).get("variables", {}).items()}
     assert len(seen) > 5
     assert {pair for name, value in seen for pair in recorded_variables({name: value}).items()} == seen
