@@ -20,6 +20,7 @@ from conftest import (
     without_slurm,
 )
 from factories import PLANNED, make_experiment, make_record, make_spec, planned_points, write_grid
+from own_models import write_model
 from slurm_queue import DEAD, NO_CONFIGURATION, fake_slurm, write_commands
 
 from pipeline.__main__ import COMMANDS
@@ -107,6 +108,24 @@ def test_a_point_whose_record_a_later_pipeline_wrote_is_not_run_again(pipeline: 
     assert "0 points to run, 1 in a state that cannot be read, 1 recorded as ok" in dry.stdout
     first.write_text("{")  # nobody can mend this one
     assert "1 point to run" in pipeline(*submit, "--dry-run").stdout
+
+
+def test_points_for_which_the_users_class_lacks_a_method_are_told_before_they_run(
+    pipeline: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "grid.yaml").write_text(
+        f"name: x\nbase: {{model: {write_model(tmp_path)}:Tiny, device: cpu, precision: fp32, num_samples: 64}}\n"
+        "points:\n  - {strategy: [single], num_gpus: [1], batch_size_per_gpu: [4, 8], input: [synthetic, dataloader]}\n"
+    )
+    submit = ("submit", "--grid", tmp_path / "grid.yaml", "--outputs", tmp_path / "out", "--cluster", "local")
+    said = "2 of 4 points cannot run here: 2 points need dataset() for input: dataloader, and Tiny of"
+    assert_refused(pipeline(*submit), 2, said, "correct the class, or leave them out with --skip-unsatisfiable")
+    assert not (tmp_path / "out").exists()
+    dry = pipeline(*submit, "--dry-run")
+    assert dry.stderr.splitlines()[-1].startswith(f"Without --dry-run this is refused: {said}")
+    left = pipeline(*submit, "--dry-run", "--skip-unsatisfiable")
+    assert left.stdout.startswith("2 points to run, local")
+    assert "Left out: 2 points need dataset()" in left.stderr
 
 
 def test_more_gpus_than_the_machine_has_are_2_and_the_cure_is_one_that_helps(pipeline: Command, tmp_path: Path) -> None:

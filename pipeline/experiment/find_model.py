@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,6 +22,18 @@ from pipeline.system.imports import is_user_file
 
 MAX_SOURCE_BYTES = 2_000_000
 TORCHVISION_BUILDER = re.compile(r"^def ([a-z]\w+)\(\*, weights", re.MULTILINE)
+MODULES_OF_WORKLOAD = ("pipeline.workloads", "pipeline.workloads.workload")
+ABSTRACT_METHODS = ("build_model", "synthetic_batch", "loss")
+DYNAMIC_NAMES = {"setattr", "exec", "eval", "globals", "locals", "vars", "__dict__", "__setattr__"}
+DYNAMIC_METHODS = {"__new__", "__getattribute__", "__init_subclass__"}
+
+
+class ClassSource(NamedTuple):
+    """What the sources of a class and of its bases tell: the names that they give, and the constructor."""
+
+    is_workload: bool
+    names: frozenset[str] = frozenset()
+    constructor: ast.FunctionDef | None = None
 
 
 def check_models(points: Iterable[Spec], folder: Path) -> None:
@@ -93,7 +106,7 @@ def check_own_class(own: ClassPlace, options: Iterable[str], folder: Path) -> No
         if own.name in assigned_names(source) or (is_open and not classes):
             return
         raise CommandError(f"{path} has no class {own.name!r}; {suggest_name(own.name, classes or ['none'])}")
-    check_options(classes[own.name], options, path)
+    check_options(own, read_class(own, folder), options, path)
 
 
 def refuse_untrusted(path: Path) -> None:
@@ -113,18 +126,169 @@ def assigned_names(source: ast.Module) -> set[str]:
     return imported | {target.id for target in targets if isinstance(target, ast.Name)}
 
 
-def check_options(definition: ast.ClassDef, options: Iterable[str], path: Path) -> None:
-    """Raise CommandError for an option that is no argument of the constructor, if the class defines one."""
-    methods = {node.name: node for node in definition.body if isinstance(node, ast.FunctionDef)}
-    constructor = methods.get("__init__")
-    if constructor is None or constructor.args.kwarg:
+def check_options(own: ClassPlace, found: ClassSource | None, options: Iterable[str], path: Path) -> None:
+    """Raise CommandError for an option that is no argument of the constructor, which may be inherited."""
+    if found is None or not found.is_workload or (found.constructor and found.constructor.args.kwarg):
         return
-    known = [argument.arg for argument in (*constructor.args.args[1:], *constructor.args.kwonlyargs)]
+    known = list(arguments_of(found.constructor))
     for option in options:
         name = option.partition("=")[0]
         if name not in known:
             cure = suggest_name(name, known) if known else "it takes none."
-            raise CommandError(f"{definition.name} in {path} has no option {name!r}; {cure}")
+            raise CommandError(f"{own.name} in {path} has no option {name!r}; {cure}")
+
+
+def arguments_of(constructor: ast.FunctionDef | None) -> dict[str, bool]:
+    """Return the arguments of a constructor after `self`, and if each has a default."""
+    if constructor is None:
+        return {}
+    given = constructor.args
+    first_default = len(given.args) - len(given.defaults)
+    found = {one.arg: index >= first_default for index, one in enumerate(given.args)}
+    found |= {one.arg: default is not None for one, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)}
+    return dict([*found.items()][1:])
+
+
+def find_lacking(points: Iterable[Spec], folder: Path) -> dict[str, str]:
+    """Return run id -> what the point needs that its class does not have; only what the sources tell for sure."""
+    classes = dict.fromkeys(spec.model for spec in points)
+    found = {model: read_class(own, folder) for model in classes if model and (own := own_class(model))}
+    reasons = {}
+    for spec in points:
+        known, own = found.get(spec.model or ""), own_class(spec.model)
+        if known and own and (lacking := lacking_in_class(known, spec)):
+            reasons[spec.run_id()] = lacking.format(f"{own.name} of {own.module}")
+    return reasons
+
+
+def lacking_in_class(found: ClassSource, spec: Spec) -> str:
+    """Return what the point needs of its class and does not get, with {} for the class; empty if nothing."""
+    if not found.is_workload:
+        return "a Workload, and {} inherits from no Workload"
+    wanted = [(f"{name}()", name) for name in ABSTRACT_METHODS]
+    wanted += [("dataset() for input: dataloader", "dataset")] * (spec.input == "dataloader")
+    wanted += [("evaluate() for evaluate: true", "evaluate"), ("merit for evaluate: true", "merit")] * spec.evaluate
+    for what, name in wanted:
+        if name not in found.names:
+            return f"{what}, and {{}} has none"
+    given = {option.partition("=")[0] for option in spec.options}
+    missing = [
+        name for name, has_default in arguments_of(found.constructor).items() if not (has_default or name in given)
+    ]
+    return f"a value of model.{missing[0]}, for which {{}} has no default" if missing else ""
+
+
+def read_class(own: ClassPlace, folder: Path) -> ClassSource | None:
+    """Return what the sources of a class tell; None if they leave anything open, since the ranks will see."""
+    if own.name == "Workload" and own.module in MODULES_OF_WORKLOAD:
+        return ClassSource(is_workload=True)
+    try:
+        path = find_source(own, folder)
+        if path is None:
+            return None
+        source = ast.parse(files.read_bounded(path, MAX_SOURCE_BYTES, follow_links=True))
+    except (CommandError, files.UnreadableFile, SyntaxError, ValueError):
+        return None
+    base = path.parent if own.is_file else folder
+    package = own.module if path.name == "__init__.py" else "" if own.is_file else own.module.rpartition(".")[0]
+    is_dynamic = any(
+        {getattr(node, "id", None), getattr(node, "attr", None)} & DYNAMIC_NAMES for node in ast.walk(source)
+    )
+    try:
+        return None if is_dynamic else read_definition(source, own.name, base, package)
+    except RecursionError:  # classes that inherit from each other
+        return None
+
+
+def read_definition(source: ast.Module, name: str, folder: Path, package: str) -> ClassSource | None:
+    """Return what a class of this module tells, or one that it imports under this name; None if that is open."""
+    bound = [node for key, node in bindings(source) if key == name]
+    if len(bound) != 1 or is_handed_over(source, name):
+        return None
+    definition = bound[0]
+    if isinstance(definition, ast.Import | ast.ImportFrom):
+        place = imported_place(definition, name, package)
+        return read_class(place, folder) if place else None
+    if not isinstance(definition, ast.ClassDef) or definition.decorator_list or definition.keywords:
+        return None
+    members = dict(bindings(definition))
+    stored = {
+        node.attr for node in ast.walk(source) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+    own_constructor = members.get("__init__")
+    if (own_constructor and not is_plain(own_constructor)) or members.keys() & DYNAMIC_METHODS:
+        return None
+    parents = []
+    for parent in definition.bases:
+        place = place_of_base(parent, source, package)
+        is_local = isinstance(parent, ast.Name) and parent.id != name
+        known = read_class(place, folder) if place else None
+        if place is None and is_local:
+            known = read_definition(source, ast.unparse(parent), folder, package)
+        if known is None:
+            return None
+        parents.append(known)
+    inherited = [parent.constructor for parent in parents if parent.constructor]
+    if len(inherited) > 1 and not own_constructor:
+        return None
+    names = frozenset({*members, *stored}).union(*(parent.names for parent in parents))
+    constructor = own_constructor if isinstance(own_constructor, ast.FunctionDef) else next(iter(inherited), None)
+    return ClassSource(any(parent.is_workload for parent in parents), names, constructor)
+
+
+def bindings(scope: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    """Yield each name that a module or a class binds, with the node that does; not those within its functions."""
+    for node in ast.iter_child_nodes(scope):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name, node
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from ((alias.asname or alias.name, node) for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, node
+        elif not isinstance(node, ast.Lambda):
+            yield from bindings(node)
+
+
+def is_plain(constructor: ast.AST) -> bool:
+    """True for a constructor that is a function as written, with arguments that can be given by name."""
+    if not isinstance(constructor, ast.FunctionDef) or constructor.decorator_list:
+        return False
+    return not constructor.args.posonlyargs and bool(constructor.args.args)
+
+
+def is_handed_over(source: ast.Module, name: str) -> bool:
+    """True if the class is an argument of a call, which may change it."""
+    calls = [node for node in ast.walk(source) if isinstance(node, ast.Call)]
+    return any(
+        isinstance(value, ast.Name) and value.id == name and ast.unparse(call.func) != "super"
+        for call in calls
+        for value in (*call.args, *(keyword.value for keyword in call.keywords))
+    )
+
+
+def place_of_base(base: ast.expr, source: ast.Module, package: str) -> ClassPlace | None:
+    """Return the place of a base that is written as `module.Class`, of a module that this one imports; else None."""
+    module, _, name = ast.unparse(base).rpartition(".")
+    bound = [node for key, node in bindings(source) if key == module]
+    if not (isinstance(base, ast.Attribute) and len(bound) == 1):
+        return None
+    if isinstance(bound[0], ast.ImportFrom):
+        place = imported_place(bound[0], module, package)
+        return ClassPlace(f"{place.module}.{place.name}", name) if place else None
+    aliases = [alias.name for alias in getattr(bound[0], "names", ()) if (alias.asname or alias.name) == module]
+    return ClassPlace(aliases[0], name) if aliases else None
+
+
+def imported_place(node: ast.Import | ast.ImportFrom, name: str, package: str) -> ClassPlace | None:
+    """Return the place of what `from module import name` imports; None for a relative one outside a package."""
+    if isinstance(node, ast.Import):
+        return None
+    original = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
+    parents = package.split(".")
+    if node.level and (not package or node.level > len(parents)):
+        return None
+    start = parents[: len(parents) - node.level + 1] if node.level else []
+    return ClassPlace(".".join([*start, *([node.module] if node.module else [])]), original)
 
 
 def find_source(own: ClassPlace, folder: Path) -> Path | None:

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from pipeline.experiment import packing
+from pipeline.experiment.find_model import find_lacking
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.grid import Grid, check_grid_name, expand_grid
 from pipeline.experiment.manifest import MANIFEST_VERSION, Manifest, add_points
@@ -181,7 +182,9 @@ def drop_unsatisfiable(context: SubmitContext, todo: Sequence[Spec]) -> tuple[Su
     Without --skip-unsatisfiable, or if no selected point can run, return the same context, and the refusal.
     """
     options, grid, cluster = context.options, context.grid, context.cluster
-    reasons = find_unsatisfiable(context, todo, cluster.nodes)
+    lacking = find_lacking(todo, grid.folder)
+    elsewhere = find_unsatisfiable(context, [spec for spec in todo if spec.run_id() not in lacking], cluster.nodes)
+    reasons = {**lacking, **elsewhere}
     if not reasons:
         return context, None
     lines = slurm_request.group_by_reason(reasons)
@@ -192,7 +195,9 @@ def drop_unsatisfiable(context: SubmitContext, todo: Sequence[Spec]) -> tuple[Su
         grid = grid._replace(points=tuple(spec for spec in grid.points if spec.run_id() not in reasons))
         cluster = cluster._replace(notices=[*cluster.notices, *(f"Left out: {line}." for line in lines)])
         return context._replace(grid=grid, cluster=cluster), None
-    cures = list_other_places(context, todo, len(reasons))
+    cures = ["correct the class"] if lacking else []
+    if elsewhere:
+        cures += list_other_places(context, [spec for spec in todo if spec.run_id() in elsewhere], len(elsewhere))
     if is_any_left:
         cures.append("leave them out with --skip-unsatisfiable")
     cures.append("change them with --set")

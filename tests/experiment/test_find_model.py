@@ -12,7 +12,7 @@ from conftest import needs_root
 from factories import make_spec
 from own_models import SMALLEST, with_change, write_model
 
-from pipeline.experiment.find_model import check_models, find_code, source_digests, torchvision_models
+from pipeline.experiment.find_model import check_models, find_code, find_lacking, source_digests, torchvision_models
 from pipeline.experiment.grid import expand_grid
 from pipeline.experiment.spec import Spec
 from pipeline.system.errors import CommandError
@@ -110,6 +110,82 @@ def test_an_option_that_the_constructor_lacks_is_refused_with_the_nearest(tmp_pa
         grid_of(tmp_path, "tiny.py:Tiny", ", model.widht: 8")
     write_model(tmp_path, with_change("bias: bool = True", "**more"))
     assert grid_of(tmp_path, "tiny.py:Tiny", ", model.anything: 8")
+
+
+IMPORT = "from pipeline.workloads import Workload\n"
+LOADED = "\n    def dataset(self):\n        return [0]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "said"),
+    [
+        (SMALLEST, {"input": "dataloader"}, "dataset() for input: dataloader, and Tiny of"),
+        (SMALLEST, {"evaluate": True}, "evaluate() for evaluate: true, and Tiny of"),
+        (SMALLEST + "\n    def evaluate(self, model, device): ...", {"evaluate": True}, "merit for evaluate: true"),
+        (with_change("def loss", "def los"), {}, "loss(), and Tiny of"),
+        (with_change("def synthetic_batch", "def batch"), {}, "synthetic_batch(), and Tiny of"),
+        (with_change("width: int = 4", "width: int"), {}, "a value of model.width, for which Tiny of"),
+        (with_change("class Tiny(Workload)", "class Tiny"), {}, "a Workload, and Tiny of"),
+        (SMALLEST.replace("Tiny", "Base") + "\n\nclass Tiny(Base): ...", {"input": "dataloader"}, "dataset() for"),
+        ("from other import Base as B\nclass Tiny(B): ...", {"input": "dataloader"}, "dataset() for"),
+        ("import other\nclass Tiny(other.Base): ...", {"input": "dataloader"}, "dataset() for"),
+        ("from other import Base as Tiny", {"input": "dataloader"}, "dataset() for"),
+        ("from pipeline import workloads\nclass Tiny(workloads.Workload): ...", {}, "build_model(), and Tiny of"),
+    ],
+)
+def test_what_a_class_lacks_for_a_point_is_told_from_its_source_and_that_of_its_bases(
+    tmp_path: Path, text: str, fields: dict[str, Any], said: str
+) -> None:
+    write_model(tmp_path, SMALLEST.replace("Tiny", "Base"), "other.py")
+    spec = msgspec.structs.replace(own_point(f"{write_model(tmp_path, text)}:Tiny"), **fields)
+    ((run_id, found),) = find_lacking([spec], tmp_path).items()
+    assert (run_id, found[: len(said)]) == (spec.run_id(), said)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SMALLEST + LOADED,
+        SMALLEST + "\n    dataset = make",
+        SMALLEST + "\n    if True:\n        def dataset(self): ...",
+        SMALLEST + "\n\nTiny.dataset = lambda self: [0]",
+        SMALLEST + "\n\nsetattr(Tiny, 'data' + 'set', lambda self: [0])",
+        SMALLEST + "\n\nTiny = with_data(Tiny)",
+        SMALLEST + "\n\nadd_data(Tiny)",
+        with_change("class Tiny", "@with_data\nclass Tiny"),
+        with_change("self.width, self.bias", "self.dataset = make; self.width, self.bias"),
+        with_change("(Workload)", "(mixins.Data, Workload)"),
+        with_change("(Workload)", "(Data, Workload)"),
+        with_change("(Workload)", "(Workload, metaclass=Meta)"),
+        with_change("(Workload)", "(*bases)"),
+        "class Tiny(Other): ...\nclass Other(Tiny): ...",
+        "from tiny import Tiny",
+        "from nowhere import Base\nclass Tiny(Base): ...",
+        "from .other import Base\nclass Tiny(Base): ...",
+        "from pipeline.workloads.gpt import Gpt\nclass Tiny(Gpt): ...",
+        IMPORT + SMALLEST,  # bound twice
+        SMALLEST.replace("Tiny", "Base") + LOADED + "\n\nclass Tiny(Base): ...",
+    ],
+)
+def test_where_the_source_does_not_tell_the_ranks_will_see(tmp_path: Path, text: str) -> None:
+    model = f"{write_model(tmp_path, text)}:Tiny"
+    spec = msgspec.structs.replace(own_point(model), input="dataloader")
+    assert find_lacking([spec], tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "said"),
+    [
+        ("Wide(Tiny)", "widht=8", "Wide in .* has no option 'widht'; did you mean 'width'"),
+        ("Wide(Workload)", "width=8", "Wide in .* has no option 'width'; it takes none"),
+    ],
+)
+def test_an_option_that_an_inherited_constructor_lacks_is_refused(
+    tmp_path: Path, kind: str, option: str, said: str
+) -> None:
+    path = write_model(tmp_path, f"{SMALLEST}\n\nclass {kind}: ...")
+    with pytest.raises(CommandError, match=said):
+        check_models([own_point(f"{path}:Wide", option)], tmp_path)
 
 
 @pytest.mark.parametrize(
