@@ -60,7 +60,7 @@ MAX_LINES_TO_HEADER = 50
 COLUMN_NAMES = {
     "strategy": ("method", "parallelism"),
     "num_gpus": ("gpus", "n_gpus", "ngpus", "number_of_gpus", "gpu_count", "world_size"),
-    "batch_size_per_gpu": ("batch_size", "batch", "batch_per_gpu", "per_gpu_batch_size", "local_batch_size"),
+    "batch_size_per_gpu": ("batch_size", "batch", "bs", "batch_per_gpu", "per_gpu_batch_size", "local_batch_size"),
     "epoch_time_s": ("epoch_time", "time_per_epoch", "time"),
     "compute_time_s": ("compute_time", "computation_time"),
     "loss": ("train_loss", "training_loss"),
@@ -71,6 +71,7 @@ COLUMN_NAMES = {
 INDEX_NAME = re.compile(r"|index|unnamed_\d+|row|id|row_?names?|x")  # of a first column: pandas, R
 STRATEGY_NAMES: dict[str, spec.Strategy] = {
     "singlegpu": "single",
+    "1gpu": "single",
     "dataparallel": "dp",
     "distributeddataparallel": "ddp",
     "fullyshardeddataparallel": "fsdp",
@@ -82,7 +83,7 @@ SECONDS_IN = {**dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0), "
 UNITS = {"epoch_time_s": SECONDS_IN, "compute_time_s": SECONDS_IN, "accuracy": {"%": 0.01, "percent": 0.01}}
 """Units of a column, in its name or behind a number, and what the number is multiplied by."""
 BLANK_CELLS = ("na", "nan", "n/a", "#n/a", "<na>", "null", "none", "-", "\N{EN DASH}", "\N{EM DASH}")
-OOM_CELL = re.compile(r"(cuda )?(oom|out[ -]of[ -]memory|outofmemory(error)?)")
+OOM_CELL = re.compile(r"\boom\b|out[ -]?of[ -]?memory")
 NUMBER = re.compile(r"([+-]?)([\d.,]*\d)(e[+-]?\d+)?", re.ASCII)
 THOUSANDS_SPACE = re.compile(r"(?<=\d)[ \u00a0\u2009\u202f'\u2019](?=\d{3}(?!\d))")
 NOT_A_NUMBER = "is not a number; leave the cell empty if it was not measured."
@@ -106,7 +107,10 @@ PositiveSeconds = Annotated[float, msgspec.Meta(ge=1e-9, le=1e9)]
 
 
 class CsvRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A row of the file. The header must name each column that has no default here. COLUMNS_HELP explains them all."""
+    """A row of the file. The header must name each column that has no default here. COLUMNS_HELP explains them all.
+
+    `where` is no column: the file and the line, for messages.
+    """
 
     strategy: spec.Strategy
     num_gpus: spec.PositiveInt
@@ -120,9 +124,10 @@ class CsvRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     num_nodes: spec.PositiveInt = 1
     repeat: spec.NonNegativeInt = 0
     precision: spec.Precision | None = None
+    where: str = ""
 
 
-CSV_COLUMNS = {field.name: field for field in msgspec.structs.fields(CsvRow)}
+CSV_COLUMNS = {field.name: field for field in msgspec.structs.fields(CsvRow) if field.name != "where"}
 COLUMN_OF_NAME = {
     name: column for column in CSV_COLUMNS for name in (column.removesuffix("_s"), *COLUMN_NAMES.get(column, ()))
 }
@@ -173,29 +178,28 @@ def read_rows(raw: bytes, name: str) -> list[CsvRow]:
         text = raw.decode("utf-16" if raw.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig")
     except UnicodeDecodeError as error:
         raise CommandError(f"{name} is not UTF-8 text; save it as CSV in UTF-8.") from error
-    lines, factors = read_table(list(io.StringIO(text, newline="")), name)
+    lines, factors, separator = read_table(list(io.StringIO(text, newline="")), name)
     if not lines:
         raise CommandError(f"{name} has no rows below its header; give at least one point.")
-    decimal = find_decimal_mark(lines)
+    decimal = find_decimal_mark(lines, separator)
     return [read_row(line, factors, decimal) for line in lines]
 
 
-def read_table(text: list[str], name: str) -> tuple[list[Line], dict[str, float]]:
-    """Return the rows below the header, and what the numbers of a column are multiplied by, for its unit.
+def read_table(text: list[str], name: str) -> tuple[list[Line], dict[str, float], str]:
+    """Return the rows below the header, the factor of each column that has a unit, and the separator.
 
     Leaves out comments, titles, empty rows, the rules of Markdown, repeated headers and the index. Raises CommandError.
     """
     place, separator = find_header(text)
     lines = ["\n" if is_comment(line) and number != place else line for number, line in enumerate(text, 1)]
     rows = parse_rows(lines, separator, name)
-    while rows and rows[0][0] < place and sum(map(bool, rows[0][1])) == 1:
+    while rows and rows[0][0] < place and not any(map(NUMBER.fullmatch, rows[0][1])):
         rows.pop(0)  # a title, or Excel's `sep=;`
     (number, header), *below = rows or [(1, [])]
     header, below = drop_index(header, [row for row in below if row[1] != header])  # appended with its header
     columns, factors = read_header(header, f"{name} line {number}")
-    return [
-        Line(f"{name} line {number}", name_cells(columns, cells, f"{name} line {number}")) for number, cells in below
-    ], factors
+    places = ((f"{name} line {number}", cells) for number, cells in below)
+    return [Line(where, name_cells(columns, cells, where)) for where, cells in places], factors, separator
 
 
 def find_header(lines: list[str]) -> tuple[int, str]:
@@ -321,8 +325,11 @@ class DecimalMark(NamedTuple):
     in_fractions: bool
 
 
-def find_decimal_mark(lines: list[Line]) -> DecimalMark:
-    """Return the decimal mark that the numbers of a file show; a point if none does. Raises CommandError if both do."""
+def find_decimal_mark(lines: list[Line], separator: str) -> DecimalMark:
+    """Return the decimal mark that the numbers of a file show; a point if none does. Raises CommandError if both do.
+
+    Semicolons between the cells show a comma, if no number shows a point: Excel and R write them for that.
+    """
     seen: dict[str, str] = {}
     kinds = set()
     for line in lines:
@@ -334,6 +341,8 @@ def find_decimal_mark(lines: list[Line]) -> DecimalMark:
     if len(seen) > 1:
         both = f"{seen[',']} has a decimal comma and {seen['.'].partition(' ')[2]} a decimal point"
         raise CommandError(f"{both}; write all numbers of the file with a point.")
+    if not seen and separator == ";":
+        return DecimalMark(",", in_whole_numbers=True, in_fractions=True)
     return DecimalMark(next(iter(seen), "."), True in kinds, False in kinds)
 
 
@@ -394,7 +403,7 @@ def read_row(line: Line, factors: dict[str, float], decimal: DecimalMark) -> Csv
 
     Raises CommandError.
     """
-    values: dict[str, str | None] = {}
+    values: dict[str, str | None] = {"where": line.where}
     for column, cell in line.cells.items():
         if column in ("strategy", "status", "precision"):
             read = read_strategy(cell) if column == "strategy" else cell.lower()
@@ -402,9 +411,7 @@ def read_row(line: Line, factors: dict[str, float], decimal: DecimalMark) -> Csv
             read = read_number(column, cell, line.where, decimal, factors.get(column, 1))
         if read or CSV_COLUMNS[column].required or column == "status":
             values[column] = read or None
-    told = [
-        column for column in (*MEASURED_COLUMNS, "status") if OOM_CELL.fullmatch((values.get(column) or "").lower())
-    ]
+    told = [column for column in (*MEASURED_COLUMNS, "status") if OOM_CELL.search((values.get(column) or "").lower())]
     if told:
         if values.get("status") == "ok":
             raise CommandError(f"{line.where}: {told[0]}={line.cells[told[0]]!r} contradicts status ok; correct one.")
@@ -444,10 +451,10 @@ def group_rows(rows: Iterable[CsvRow]) -> list[list[CsvRow]]:
     for group in points.values():
         where = f"{group[0].strategy} on {group[0].num_gpus}, batch_size_per_gpu {group[0].batch_size_per_gpu}"
         if len({row.status for row in group}) > 1:
-            raise CommandError(f"{where} is both ok and oom; remove the wrong rows.")
+            raise CommandError(f"{group[-1].where}: {where} is both ok and oom; remove the wrong rows.")
         if len({row.epoch for row in group}) < len(group):
             cure = "remove one, or number the repeats in a column `repeat`"
-            raise CommandError(f"{where} has two rows for one epoch; {cure}.")
+            raise CommandError(f"{group[-1].where}: {where} has two rows for one epoch; {cure}.")
         group.sort(key=lambda row: row.epoch)
     return list(points.values())
 
@@ -468,7 +475,7 @@ def build_ingested_record(
     share = math.ceil(num_samples / max(1, first.num_gpus))
     if first.batch_size_per_gpu > share:
         raise CommandError(
-            f"{first.strategy} on {pluralize(first.num_gpus, 'GPU')} states batch_size_per_gpu "
+            f"{first.where}: {first.strategy} on {pluralize(first.num_gpus, 'GPU')} states batch_size_per_gpu "
             f"{first.batch_size_per_gpu:,}, but a GPU has {share:,} of the {num_samples:,} samples"
             f"{'' if stated_samples else ' of the default'}, so the batch is never full; leave the row out, or give "
             "--num-samples."
@@ -484,7 +491,7 @@ def build_ingested_record(
             num_workers=None,
         )
     except ValueError as error:
-        raise CommandError(str(error)) from error
+        raise CommandError(f"{first.where}: {error}") from error
     if first.status == "oom":
         failure = Failure(kind="stated_oom", message="stated as out of memory")
         outcome: dict[str, Any] = {"reason": failure.message, "failure": failure}

@@ -448,6 +448,9 @@ WRITTEN = {
     "names as R makes them": ALL_ALIKE.replace(TWO_ROWS[0], "Strategy,nGPUs,Batch.size,Epoch.time..s.").replace(
         "fsdp", "FSDP"
     ),
+    "Excel in German, three decimals": "strategy;num_gpus;batch_size_per_gpu;epoch_time_s\n"
+    "single;1;8192;1040,100\nddp;2;128;22,300\nfsdp;2;8192;CUDA error: out of memory\nzero1;4;128;12,400\n",
+    "a title with commas": "Measured on the A40 node, May, two runs\n" + ALL_ALIKE,
     "milliseconds": ALL_ALIKE.replace("time_s", "time [ms]")
     .replace("1040.1", "1040100")
     .replace("22.3", "22300")
@@ -484,13 +487,30 @@ def test_words_for_no_value_are_empty_cells(blank: str) -> None:
 def test_a_comma_is_what_the_other_numbers_of_the_file_say() -> None:
     """`1,234` alone is refused. Beside 24,94 it has a decimal comma, beside 24.94 its comma is between thousands."""
     for other, time_s in (("24,94", 1.234), ("24.94", 1234)):
-        text = ALL_ALIKE.replace(",", ";").replace("1040.1", "1,234").replace("22.3", other).replace("12.4", "12")
+        text = ALL_ALIKE.replace(",", "\t").replace("1040.1", "1,234").replace("22.3", other).replace("12.4", "12")
         assert ingest.read_rows(text.encode(), "file.csv")[0].epoch_time_s == time_s
     with pytest.raises(
         CommandError, match=re.escape("file.csv line 3 (epoch_time_s='24,94') has a decimal comma")
     ) as said:
         ingest.read_rows(ALL_ALIKE.replace(",", ";").replace("22.3", "24,94").encode(), "file.csv")
     assert_says(str(said.value), "line 2 (epoch_time_s='1040.1') a decimal point", "write all numbers")
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (["fsdp,1,32,2,24,,,,ok"], "line 2: strategy='fsdp' shards over GPUs and needs num_gpus>=2; use 'single'"),
+        ([GOOD, GOOD], "line 3: dp on 1, batch_size_per_gpu 32 has two rows for one epoch; remove one"),
+        (
+            [GOOD, "dp,1,32,3,,,,,oom"],
+            "line 3: dp on 1, batch_size_per_gpu 32 is both ok and oom; remove the wrong rows",
+        ),
+        (["dp,2,32768,,,,,,oom"], "line 2: dp on 2 GPUs states batch_size_per_gpu 32,768, but a GPU has 25,000"),
+    ],
+)
+def test_a_point_that_cannot_be_is_refused_with_its_line(tmp_path: Path, rows: list[str], said: str) -> None:
+    with pytest.raises(CommandError, match=re.escape(f"file.csv {said}")):
+        ingest_text(tmp_path, *rows)
 
 
 def test_a_name_that_is_understood_is_said(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
