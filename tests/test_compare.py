@@ -203,6 +203,18 @@ def test_one_window_has_no_interval_and_says_what_an_interval_needs(pipeline: Co
     assert "1 point without a verdict was not checked." in answer.stdout
 
 
+@pytest.mark.parametrize(("factor", "is_said"), [(1.2, True), (0.8, True), (1.01, False)])
+def test_a_verdict_says_how_far_another_sitting_alone_moves_a_time(
+    pipeline: Command, tmp_path: Path, factor: float, is_said: bool
+) -> None:
+    make_experiment(tmp_path / "a", *repeated(32))
+    make_experiment(tmp_path / "b", *repeated(32, slower(factor)))
+    said = (
+        "Another sitting alone moves a time by 0.125 % (standard deviation, on H100s), so a verdict on less may be of"
+    )
+    assert (said in " ".join(pipeline("compare", tmp_path / "a", tmp_path / "b").stdout.split())) is is_said
+
+
 def test_unequal_seeds_are_said(pipeline: Command, tmp_path: Path) -> None:
     make_experiment(tmp_path / "a", *(make_record(make_spec(seed=seed)) for seed in (0, 1)))
     make_experiment(tmp_path / "b", make_record(make_spec(seed=0)))
