@@ -116,9 +116,14 @@ def sample_ends(choice: Choice) -> tuple[float | None, float | None]:
 
 
 def choose(choices: Sequence[Choice]) -> Choice:
-    """Return the configuration with the shortest time, or the simplest whose interval meets its own."""
+    """Return the configuration with the shortest time, or the simplest whose interval meets its own.
+
+    One that another is shown to be faster than is not used, even if its interval meets that of the shortest time.
+    """
     best = min(choices, key=lambda choice: choice.chosen_by_s)
-    return min([best, *rivals_of(best, choices)], key=lambda choice: (choice.simplicity, choice.chosen_by_s))
+    tied = sorted([best, *rivals_of(best, choices)], key=lambda choice: (choice.simplicity, choice.chosen_by_s))
+    usable = (choice for choice in tied if not any(is_shown_slower(other.row, choice.row) for other in tied))
+    return next(usable, best)
 
 
 def fastest_claims(rows: Sequence[Row], all_rows: Sequence[Row]) -> list[Claim]:
