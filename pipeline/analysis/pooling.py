@@ -19,7 +19,6 @@ from pipeline.experiment.spec import AXIS_DEFAULTS, FIRST_TIMED_EPOCH, Spec
 
 MAX_PARTS_DEVIATION = 0.01  # of an epoch's time: the sum of its parts may differ from it by this share
 MIN_PARTS_DEVIATION_NS = 1_000_000  # a smaller difference is never reported
-NS_PER_S = 1_000_000_000
 ALWAYS_SHOWN = ("strategy", "num_nodes", "num_gpus", "batch_size_per_gpu", "precision", "input")
 STATUS_ORDER = ("ok", "oom", "failed", "rejected", "missing")
 
@@ -41,6 +40,7 @@ class PooledPoint:
     unit: str  # of the items that its samples consist of
     majority_source: str  # of the ok records of the experiment
     neighbours: Mapping[AttemptKey, int]  # their number, for each attempt of the experiment that had some
+    is_rounded: bool  # others state all epoch times of the experiment in whole seconds
 
     @cached_property
     def status(self) -> str:
@@ -149,14 +149,9 @@ class PooledPoint:
 
     @cached_property
     def rounding_notes(self) -> list[Note]:
-        """A note if others state the epoch times in whole seconds: half a second of the time is their rounding."""
-        stated = [
-            epoch.slowest_rank for record in self.ok_records if not record.measured for epoch in timed_epochs(record)
-        ]
-        times_ns = [rank.epoch_time_ns for rank in stated if rank and rank.epoch_time_ns]
-        if not times_ns or any(time_ns % NS_PER_S for time_ns in times_ns):
-            return []
-        return [make_note("whole_seconds", share=NS_PER_S / 2 / min(times_ns))]
+        """A note if others state all epoch times in whole seconds: half a second of the time is their rounding."""
+        times_s = [time_s for repeat in self.epoch_times_s for time_s in repeat]
+        return [make_note("whole_seconds", share=0.5 / min(times_s))] if self.is_rounded and times_s else []
 
     @cached_property
     def allocator_retry_notes(self) -> list[Note]:
@@ -180,14 +175,19 @@ def pool_outcomes(outcomes: Sequence[PointOutcome], *, by_gpu: bool = True) -> l
     pools = group_pairs((alike_key(outcome.spec, POOLED_AXES), outcome) for outcome in outcomes).values()
     axes, units = axes_to_show([pool[0].spec for pool in pools]), units_by_model(outcomes)
     attempts = [record for outcome in outcomes for record in (outcome.record, *outcome.superseded) if record]
-    neighbours = count_neighbours(attempts)
+    common = (source, count_neighbours(attempts), is_in_whole_seconds(ok_records))
     return [
-        PooledPoint(
-            without_repeat(spec := pool[0].spec), part, axes, gpu or only_model, units[spec.model], source, neighbours
-        )
+        PooledPoint(without_repeat(spec := pool[0].spec), part, axes, gpu or only_model, units[spec.model], *common)
         for pool in pools
         for gpu, part in split_by_gpu(pool, by_gpu).items()
     ]
+
+
+def is_in_whole_seconds(records: Iterable[Record]) -> bool:
+    """True if others measured the records and state all epoch times in whole seconds."""
+    stated = (record for record in records if not record.measured)
+    times_s = [time_s for record in stated for time_s in window_values_s(record, "epoch_time_ns")]
+    return bool(times_s) and all(time_s.is_integer() for time_s in times_s)
 
 
 def gpu_of_result(outcome: PointOutcome) -> str:
