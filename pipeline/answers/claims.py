@@ -332,7 +332,11 @@ def name_ties(row: Row, ties: Sequence[Row], name: Callable[[Row], str]) -> str:
     """Return the first ties with how much longer their time is, how many more there are, and what tells them apart."""
     named = [f"{name(tie)} ({sample_time(tie) / sample_time(row) - 1:+.1%})".replace("%", " %") for tie in ties]
     more = [f"{len(ties) - MAX_NAMED_TIES} more"] if len(ties) > MAX_NAMED_TIES else []
-    cure = "" if all(has_verdict(row, tie) for tie in ties) else f"; --repeats {min_values()} can tell them apart"
+    cure = (
+        ""
+        if all(has_verdict(row, tie) for tie in ties)
+        else f"; {min_values()} runs of each (--repeats) can tell them apart"
+    )
     return " and ".join([", ".join(named[:MAX_NAMED_TIES]), *more]) + cure
 
 
