@@ -604,7 +604,7 @@ def test_brief_is_the_answers_a_table_and_the_page_in_at_most_20_lines(pipeline:
 def test_the_published_experiments_are_at_most_four_and_a_half_lines_each(pipeline: Command) -> None:
     lines = pipeline("collect", ROOT / "published", "--no-write").stdout.splitlines()
     assert 60 < len(lines) <= 4.5 * len(find_experiments(ROOT / "published"))
-    assert max(map(len, lines)) <= MAX_WIDTH
+    assert max(len(line) for line in lines if str(ROOT) not in line) <= MAX_WIDTH, "a clone may lie anywhere"
     for name in ("h200x4/scaling", "h100x2/q4-study", "two-cores/quantize"):
         assert len(pipeline("collect", ROOT / "published" / name, "--no-write").stdout.splitlines()) <= 120
 
@@ -653,6 +653,28 @@ def test_a_csv_of_no_named_table_is_refused(pipeline: Command, tmp_path: Path) -
     answer = pipeline("collect", tmp_path, "--format", "csv")
     assert answer.returncode == 2
     assert "name it with --only" in answer.stderr
+
+
+def test_collect_writes_nothing_anew_of_the_same_records(pipeline: Command, tmp_path: Path) -> None:
+    """Neither of an experiment, whose plots take nine tenths of the time, nor of the index."""
+
+    def written() -> dict[Path, int]:
+        return {path: path.stat().st_ino for path in tmp_path.rglob("*") if path.is_file()}
+
+    records = [make_record(make_spec(batch_size_per_gpu=size)) for size in (32, 64)]
+    experiments = [make_experiment(tmp_path / name, *records) for name in ("x", "y")]
+    pipeline("collect", tmp_path)
+    first = written()
+    assert {path.name for path in first} >= {"index.html", "report.html", "q1.svg", "q1.csv"}
+    pipeline("collect", tmp_path)
+    assert written() == first, "a file that is written has another inode"
+
+    (experiments[0].folder / "plots" / "q1.svg").unlink()
+    (experiments[1].records_folder / f"{records[0].run_id}.1.json").write_text("{}")
+    pipeline("collect", tmp_path)
+    changed = {str(path.relative_to(tmp_path)) for path, inode in written().items() if first.get(path) != inode}
+    assert {"x/report.html", "x/plots/q1.svg", "y/report.html"} <= changed, "a plot is gone, and a file is new"
+    assert "x/q1.csv" not in changed
 
 
 def test_no_write_changes_no_file(pipeline: Command, tmp_path: Path) -> None:

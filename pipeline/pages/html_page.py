@@ -10,10 +10,13 @@ import functools
 import hashlib
 import importlib
 import itertools
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources as package_files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from pipeline.analysis.pooling import group_pairs
 from pipeline.answers.questions import NOT_ASKED, answers_of
@@ -28,6 +31,7 @@ from pipeline.pages.provenance import conditions_of, describe_setting, list_prov
 from pipeline.pages.timing_plots import bandwidth_plots, batch_size_plots, speedup_plots, step_plots
 from pipeline.system import files
 from pipeline.system.errors import import_error_as_command_error, log_line, pluralize, replace_control_characters
+from pipeline.system.source_digest import DIGEST_AT_START
 from pipeline.tables.collect_experiment import CollectedExperiment
 from pipeline.tables.columns import Row
 from pipeline.tables.definitions import ENDING_WORDS
@@ -50,6 +54,7 @@ QUESTIONS = {
 OWN_Q4 = "What does a large batch cost?"  # of a user's own model
 MAX_TABLE_CHARS = 150  # of a row of a table, which scrolls if the page is narrower
 MAX_LINK_BYTES = 1_000_000  # of a CSV file that the page holds
+MAX_PAGE_BYTES = 100_000_000  # of a page that an earlier run wrote
 PLOT_FILES = ("q[1-4]*.svg", "int8*.svg")  # the plots in a folder that earlier runs wrote
 
 
@@ -64,17 +69,21 @@ class Pages:
         self.missing: set[str] = set()
 
     def write(self, name: str, found: CollectedExperiment, logs: Mapping[str, Path]) -> None:
-        """Write the page and the plots of one experiment; `logs` are by run id. Raises OSError."""
+        """Write the page and the plots of one experiment, unless they are those of equal inputs. Raises OSError.
+
+        `logs` are by run id. Plots take nine tenths of the time of `collect`.
+        """
         if not self.can_import("jinja2", "no report.html"):
             return
         folder, collected = found.experiment.folder, found.collected
         plots = build_plots(PlotSource(found.tables, collected.outcomes, collected.terms))
-        has_plots = not plots or self.can_import("pipeline.pages.draw_panels", "no plots in report.html")
-        sections = build_sections(found, write_plots(folder / PLOTS_FOLDER, plots) if has_plots else [])
-        said = describe_experiment(name, found)
-        fates = list_fates(shown_outcomes(collected.outcomes), folder, logs)
-        page = render_template("report.html.j2", said, sections=sections, has_plots=has_plots, fates=fates)
-        files.replace_file_atomically(folder / REPORT_NAME, page.encode())
+        said = describe_experiment(name, found) | {"inputs_digest": digest_inputs(name, found, logs)}
+        if not is_current(folder, plots, said["inputs_digest"]):
+            has_plots = not plots or self.can_import("pipeline.pages.draw_panels", "no plots in report.html")
+            sections = build_sections(found, write_plots(folder / PLOTS_FOLDER, plots) if has_plots else [])
+            fates = list_fates(shown_outcomes(collected.outcomes), folder, logs)
+            page = render_template("report.html.j2", said, sections=sections, has_plots=has_plots, fates=fates)
+            files.replace_file_atomically(folder / REPORT_NAME, page.encode())
         self.written[name] = folder / REPORT_NAME
         self.times.append(max((record.started_at or "" for record in collected.records), default=""))
         self.entries.append(said | {"href": address_of(folder / REPORT_NAME, self.root)})
@@ -105,7 +114,27 @@ class Pages:
             latest = sorted(zip(self.times, self.entries, strict=True), key=lambda pair: pair[0], reverse=True)
             said = {"title": "Experiments", "count": count, "entries": [entry for _, entry in latest]}
             page = render_template("index.html.j2", said)
-            files.replace_file_atomically(self.root / INDEX_NAME, page.encode())
+            files.update_file(self.root / INDEX_NAME, page.encode())
+
+
+def digest_inputs(name: str, found: CollectedExperiment, logs: Mapping[str, Path]) -> str:
+    """Return the SHA-256 of what a page is made of: code, templates, tables, outcomes with their records, logs."""
+    folder = package_files.files("pipeline") / "templates"
+    templates = {entry.name: entry.read_text() for entry in folder.iterdir() if entry.is_file()}
+    outcomes = [(part.status, part.reason, part.record, part.superseded) for part in found.collected.outcomes]
+    paths = {run_id: os.fsencode(path) for run_id, path in logs.items()}
+    inputs = (name, DIGEST_AT_START, templates, found.content, outcomes, found.collected.notes, paths)
+    return hashlib.sha256(msgspec.json.encode(inputs)).hexdigest()
+
+
+def is_current(folder: Path, plots: Iterable[Plot], inputs_digest: str) -> bool:
+    """True if the page, which is written after its plots, was made of these inputs, and every plot is there."""
+    try:
+        page = files.read_bounded(folder / REPORT_NAME, MAX_PAGE_BYTES)
+    except files.UnreadableFile:
+        return False
+    drawn = all((folder / PLOTS_FOLDER / f"{plot.name}.svg").is_file() for plot in plots)
+    return drawn and f'content="{inputs_digest}"'.encode() in page
 
 
 def build_plots(source: PlotSource) -> list[Plot]:

@@ -343,6 +343,14 @@ def replace_file_atomically(path: Path, raw: bytes) -> None:
     sync_folder(path.parent)
 
 
+def update_file(path: Path, raw: bytes) -> None:
+    """Replace the file unless it has these bytes already. Raises OSError."""
+    with contextlib.suppress(UnreadableFile):
+        if read_bounded(path, len(raw)) == raw:
+            return
+    replace_file_atomically(path, raw)
+
+
 def remove_leftovers(folder: Path, prefix: str) -> None:
     """Remove the temporary files and folders with this prefix whose writer is dead: nothing changed for a day."""
     oldest_s = time.time() - LEFTOVER_AGE_S

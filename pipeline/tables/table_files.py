@@ -21,12 +21,12 @@ def write_tables(found: CollectedExperiment, report: str) -> None:
     """Write report.md, tables.json, and a CSV for each table that has rows; remove the others. Raises OSError."""
     experiment, content = found.experiment, found.content
     texts = {name: csv_text(content.get(name, ())) for name in found.tables}
-    files.replace_file_atomically(experiment.report, report.encode())
-    files.replace_file_atomically(experiment.folder / "tables.json", indented_json(content))
+    files.update_file(experiment.report, report.encode())
+    files.update_file(experiment.folder / "tables.json", indented_json(content))
     for name, text in texts.items():
         path = experiment.folder / f"{name.lower()}.csv"
         if text:
-            files.replace_file_atomically(path, text.encode())
+            files.update_file(path, text.encode())
         else:
             path.unlink(missing_ok=True)
 
