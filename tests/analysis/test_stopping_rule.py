@@ -1,8 +1,10 @@
+import re
 from itertools import pairwise
 
 import bench_stopping_rule as bench
 import pytest
 from conftest import ROOT
+from published_pages import TRUST, missing_in
 
 from pipeline.analysis.intervals import drifted_halves, median_interval
 from pipeline.analysis.stopping_rule import difference_tolerance_s, is_difference_precise_enough, is_time_precise_enough
@@ -80,3 +82,15 @@ def test_the_published_page_holds_the_simulated_figures() -> None:
     lines = [line for line in page.splitlines() if line.startswith("| ")]
     for rule, cell in zip(bench.RULES, cells, strict=True):
         assert any(line.startswith(f"| {rule.name} ") and f"| {cell} " in line for line in lines), rule.name
+
+
+def test_the_docs_say_how_often_the_range_of_a_few_runs_holds_the_truth() -> None:
+    """Runs that differ as much as their windows: the interval of one run covers the true median in 71 %, not 97 %."""
+    times, gains = zip(*(bench.new_run_coverage(count, 0.0) for count in bench.NEW_RUNS), strict=True)
+    page = (ROOT / "docs" / "stopping-rule.md").read_text()
+    cells = [re.findall(r"[\d.]+%", line) for line in page.splitlines() if ", independent windows" in line]
+    assert cells == [[f"{share:.0%}" for share in times], [f"{share:.1%}" for share in gains]]
+    one, three, six = (f"{100 * share:.0f} %" for share in times)
+    said = f"holds the true epoch time in {one}, that of three runs in {three} and that of six in {six}"
+    assert missing_in(TRUST, [said, "that of a speed-up in 86, 97.5 and 99.7 %"]) == []
+    assert gains == pytest.approx([0.86, 0.975, 0.997], abs=0.005)

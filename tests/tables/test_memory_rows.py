@@ -36,6 +36,7 @@ def fits(batch_size: int, peak_gib: float) -> MemoryTrial:
         fits=True,
         time_ns=8_000_000_000,
         peak_allocated_bytes=int(peak_gib * GIB),
+        peak_reserved_bytes=int((peak_gib + 2) * GIB),
         usable_bytes=139 * GIB,
     )
 
@@ -73,7 +74,7 @@ def test_the_boundary_as_worked_by_hand() -> None:
     (row,) = tables["memory"]
     assert row["largest_batch_size_per_gpu"] == 30_000
     assert row["smallest_failing_batch_size_per_gpu"] == 30_300
-    assert (row["peak_memory_gib"], row["head_room_gib"]) == (135, 4)
+    assert (row["peak_memory_gib"], row["reserved_memory_gib"], row["head_room_gib"]) == (135, 137, 4)
     assert row["predicted_batch_size_per_gpu"] == 30_150
     assert row["prediction_error"] == pytest.approx(0.005)
     assert (row["num_trials"], row["num_ooms"], row["search_time_s"]) == (4, 1, 34)
