@@ -135,8 +135,8 @@ def test_the_report_shows_the_boundary_and_hides_where_the_search_began() -> Non
     assert [row["batch_size_per_gpu"] for row in tables["memory"]] == [512] * 3, "the axes of a row are the point's"
     table = render_experiment("memory", tables, collected).split("## The memory boundary")[1].split("##")[0]
     header, _, *rows = [re.sub(" +", " ", line) for line in table.splitlines() if line.startswith("|")]
-    assert header.startswith("| precision | largest that fits | smallest that fails | peak [GiB] | head room [GiB] |")
-    assert rows[0] == "| tf32 | 30,000 | 30,300 | 135.0 | 4.00 | 30,150 | |"
+    assert header.startswith("| precision | largest that fits | smallest that fails | peak [GiB] | reserved [GiB] |")
+    assert rows[0] == "| tf32 | 30,000 | 30,300 | 135.0 | 137.0 | 4.00 | 4 | |"
     assert rows[2].startswith("| fp32 | OOM | |")
     assert " batch_size_per_gpu 512" not in table
 
