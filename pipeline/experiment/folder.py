@@ -143,8 +143,8 @@ class Experiment:
     def is_being_submitted(self) -> bool:
         """True if a `submit` process on this host holds the submission lock now."""
         path = self.folder / ".submit.lock"
-        if not os.path.exists(path):  # to create it here would keep its owner from it, if this user is another
-            return False
+        if not os.path.exists(path) or files.has_other_name(path):
+            return False  # to create it here would keep its owner from it, if this user is another
         try:
             with filelock.FileLock(path, timeout=0):
                 return False
@@ -163,6 +163,8 @@ class Experiment:
     @contextlib.contextmanager
     def _lock(self, purpose: str, timeout_s: float) -> Iterator[None]:
         path = self.folder / f".{purpose}.lock"
+        if files.has_other_name(path):  # filelock empties the file that it locks
+            raise CommandError(f"{path} is a link; remove it.")
         lock = filelock.FileLock(path, timeout=timeout_s)
         try:
             lock.acquire()

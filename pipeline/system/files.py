@@ -193,6 +193,14 @@ def hold_lock(path: Path, kind: int, *, create: bool = True) -> int | None:
     return handle
 
 
+def has_other_name(path: Path) -> bool:
+    """True for a link, and for a file with a second name (a hard link): to write there changes another file, too."""
+    with contextlib.suppress(OSError):
+        status = path.lstat()
+        return stat.S_ISLNK(status.st_mode) or status.st_nlink > 1
+    return False
+
+
 def is_private(status: os.stat_result) -> bool:
     """True for a folder of this user that is closed to others."""
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077

@@ -450,3 +450,22 @@ def test_the_jobs_of_an_experiment_are_those_of_this_user_and_of_the_manifests_o
         pass
     os.chown(experiment.manifest_path, 65534, -1)
     assert experiment.job_owners() == {os.getuid(), 65534}
+
+
+@pytest.mark.fault("F39")
+@pytest.mark.parametrize("link", [os.symlink, os.link], ids=["a link", "a second name"])
+@pytest.mark.parametrize("purpose", ["submit", "manifest"])
+def test_a_lock_that_is_another_file_is_refused_and_the_file_keeps_its_bytes(
+    tmp_path: Path, purpose: str, link: Callable[[Path, Path], None]
+) -> None:
+    experiment = Experiment(tmp_path / "x")
+    experiment.create()
+    (tmp_path / "thesis").write_text("secret")
+    link(tmp_path / "thesis", experiment.folder / f".{purpose}.lock")
+    assert not experiment.is_being_submitted()
+    with (
+        pytest.raises(CommandError, match=rf"/x/\.{purpose}\.lock is a link; remove it"),
+        experiment.submission_lock() if purpose == "submit" else experiment.edit_manifest(),
+    ):
+        pytest.fail("it is another file")
+    assert (tmp_path / "thesis").read_text() == "secret"
