@@ -13,7 +13,7 @@ import msgspec
 from pipeline.experiment.record import SCHEMA_VERSION, Environment, Record, Status
 from pipeline.experiment.spec import RUN_ID_PATTERN, Spec
 from pipeline.system import files
-from pipeline.system.errors import NO_CONTROL_CHARACTERS
+from pipeline.system.errors import NO_CONTROL_CHARACTERS, redact_credentials
 
 MAX_RECORD_BYTES = 1_000_000
 RECORD_NAME_PATTERN = re.compile(rf"({RUN_ID_PATTERN})\.(\d{{1,6}})\.json")
@@ -45,7 +45,13 @@ _record_decoder = msgspec.json.Decoder(Record)
 
 
 def new_record(spec: Spec, status: Status, launch_id: str, **fields: Any) -> Record:
-    """Return a record with attempt 0. publish_record sets the attempt number."""
+    """Return a record with attempt 0. publish_record sets the attempt number.
+
+    The texts of its failure may be those of any exception: passwords and keys in them are redacted.
+    """
+    if (failure := fields.get("failure")) is not None:
+        fields["failure"] = msgspec.structs.replace(failure, message=redact_credentials(failure.message))
+    fields["reason"] = redact_credentials(fields.get("reason", ""))
     return Record(
         schema_version=SCHEMA_VERSION,
         run_id=spec.run_id(),
@@ -53,7 +59,7 @@ def new_record(spec: Spec, status: Status, launch_id: str, **fields: Any) -> Rec
         spec=spec,
         status=status,
         launch_id=launch_id,
-        **{"reason": "", **fields},
+        **fields,
     )
 
 

@@ -27,6 +27,7 @@ from pipeline.runner.classify_failure import classify_error
 from pipeline.runner.failed_record import describe_exception
 from pipeline.runner.rank_files import PointResult, PointTask, RankError, RankFiles
 from pipeline.system import host, source_digest
+from pipeline.system.errors import redact_credentials
 from pipeline.training import device_memory, gpu_checks, process_group, provenance
 from pipeline.training.loop import train_point
 from pipeline.training.process_group import Rank, device_indices
@@ -101,7 +102,8 @@ def record_rank_errors(rank_files: RankFiles) -> Iterator[None]:
         else:
             kind = classify_error(error, did_gpu_allocator_refuse)
             text = user_code.describe_user_error(error, describe_exception(error))
-        failure = RankError(kind, text[:MAX_MESSAGE_CHARS], int(os.environ["RANK"]), host.node_name(), time.time_ns())
+        text = redact_credentials(text)[:MAX_MESSAGE_CHARS]  # here, too: the reason of a trial comes from it
+        failure = RankError(kind, text, int(os.environ["RANK"]), host.node_name(), time.time_ns())
         with contextlib.suppress(OSError):
             rank_files.write_error(failure)
         if kind == "cuda_oom":

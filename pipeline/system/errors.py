@@ -29,6 +29,40 @@ CONTROL_CHARACTERS = r"\x00-\x1f\x7f-\x9f\u2028\u2029"  # a range of a regular e
 CONTROL_CHARACTER = re.compile(f"[{CONTROL_CHARACTERS}]")
 NO_CONTROL_CHARACTERS = rf"\A[^{CONTROL_CHARACTERS}]*\Z"
 NOT_ASCII_TEXT = re.compile(r"[^\x20-\x7e\n\t]")
+REDACTED = "<redacted>"
+MAX_REDACTED_CHARS = 16_000  # of a text; a record keeps 3,900
+SECRET_NAME = (
+    r"(?:passw(?:or)?d|passphrase|pwd|secret|cookie|credentials?"
+    r"|(?:api|access|account|private|secret)[_-]?key)[\w.-]{0,40}"
+)
+TOKEN_NAME = r"(?:token(?!s|_id|iz)|signature|authorization|auth(?![a-z]))[\w.-]{0,40}"
+VALUE = r"(?:\"(?:[^\"\\]|\\.){1,2000}\"?|'(?:[^'\\]|\\.){1,2000}'?|[^\s\"'&<]{1,2000})"
+CREDENTIALS = [
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        # user and password of a URL, and without a URL
+        r"(?P<name>://)(?:[^\s/@\"'<]{1,500}|[^\s/@:\"'<]{0,200}:[^\s\"'<]{0,500})(?=@)",
+        r"(?P<name>(?<![\w/.:+-]))[\w.+-]{1,100}:[^\s/@\"'<]{1,500}(?=@[\w\[])",
+        # what a URL asks for, headers, options, names with values
+        r"(?P<name>[?&;#][\w.-]{0,40}(?:token|key|secret|sig|signature|pass\w{0,9}|pwd|auth|credential|code)[\w.-]{0,40}=)"
+        r"[^&;\s\"'#<]{1,2000}",
+        r"(?P<name>\bauthorization[\"']?\s{0,3}[:=]\s{0,3}[\"']?(?:(?:basic|bearer|token|digest|negotiate)\s{1,3})?)"
+        r"[^\s\"',<]{1,2000}",
+        r"(?P<name>\bbearer\s{1,3})[\w.~+/=-]{6,2000}",
+        rf"(?P<name>(?<![\w-])--?[\w-]{{0,40}}(?:{SECRET_NAME}|token)\s{{1,3}}){VALUE}",
+        rf"(?P<name>{SECRET_NAME}[\"']?\s{{0,3}}(?:=|:(?!:))\s{{0,3}}){VALUE}",
+        rf"(?P<name>{TOKEN_NAME}[\"']?\s{{0,3}}(?:=|:(?!:))\s{{0,3}})"
+        rf"(?![\d.,-]{{1,20}}(?![\w.-])|none\b|true\b|false\b|[(<]){VALUE}",
+        # keys of Amazon, Hugging Face, W&B, GitHub, GitLab, OpenAI, Slack, Google; JSON web tokens; private keys
+        r"(?P<name>)\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
+        r"(?P<name>)(?<![\w/+=.])(?-i:(?=[A-Za-z0-9/+]{0,39}[a-z])(?=[A-Za-z0-9/+]{0,39}[A-Z])(?=[A-Za-z0-9/+]{0,39}[0-9]))"
+        r"[A-Za-z0-9/+]{40}(?![\w/+=])",
+        r"(?P<name>)\b(?:hf_|wandb_v\d_|gh[opsur]_|github_pat_|glpat-|sk-|xox[a-z]-|AIza)[\w-]{10,300}",
+        r"(?P<name>)(?<![\w])[0-9a-f]{40}(?![\w])",
+        r"(?P<name>)\beyJ[\w-]{5,2000}\.[\w-]{1,2000}(?:\.[\w-]{0,2000})?",
+        r"(?P<name>-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----)[^-]{1,8000}",
+    )
+]
 RANK_PACKAGES = ("numpy", "PIL", "torch", "torchvision")  # module names
 DISTRIBUTIONS = {"PIL": "pillow", "yaml": "PyYAML"}  # module name -> package name, where they differ
 EXTRAS = ("mlflow", "wandb", "shtab")  # packages that an extra of the same name installs
@@ -101,6 +135,18 @@ def shorten_list(names: Sequence[str], max_shown: int) -> str:
 def replace_control_characters(text: str, by: str = "\N{REPLACEMENT CHARACTER}") -> str:
     """Replace what is not printable (escapes, C1, text direction, no width, not in XML), but line breaks and tabs."""
     return NOT_ASCII_TEXT.sub(lambda match: match[0] if match[0].isprintable() else by, text)
+
+
+def redact_credentials(text: str) -> str:
+    """Replace passwords, keys and tokens in a text by "<redacted>", and cut it at MAX_REDACTED_CHARS.
+
+    They are known by their place (a URL, a header), their name (api_key) or their form. Numbers stay (token=5), but not
+    after the name of a password.
+    """
+    text = text[:MAX_REDACTED_CHARS]
+    for pattern in CREDENTIALS:
+        text = pattern.sub(lambda match: f"{match['name']}{REDACTED}", text)
+    return text
 
 
 def refuse_control_characters(words: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.data.batch import map_tensors
 from pipeline.experiment.measurement import short_text
-from pipeline.system.errors import shorten_list
+from pipeline.system.errors import redact_credentials, shorten_list
 from pipeline.training.process_group import Rank
 from pipeline.training.step import ModelCall
 from pipeline.workloads.workload import Workload
@@ -89,7 +89,7 @@ def count_flops(workload: Workload, batch_size: int, rank: Rank) -> FlopCount:
             model = build_on_meta(workload, counter)
             run_on_meta(workload, model, batch_size, counter)
     except (Exception, SystemExit) as error:
-        what = " ".join(f"{type(error).__name__}: {error}".split())
+        what = redact_credentials(" ".join(f"{type(error).__name__}: {error}".split()))
         return FlopCount(None, short_text(f"FLOPs not counted: the model does not run on the meta device ({what})"))
     without = shorten_list(sorted(counter.without_formula), MAX_NAMED_OPERATIONS)
     per_sample = round(counter.flops / batch_size)

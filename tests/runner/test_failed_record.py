@@ -126,3 +126,14 @@ def test_the_environment_is_recorded_for_success_and_for_failure(rank_files: Ran
     record = build_record(spec, rank_files, "launch", {})
     assert record is not None
     assert (record.measurement, record.environment) == (measurement, where)
+
+
+@pytest.mark.fault("F58")
+def test_no_secret_of_an_exception_comes_into_a_record(rank_files: RankFiles) -> None:
+    said = "ConnectionError: https://me:hunter2@example.org/data?token=hunter2 refused\nAuthorization: Bearer hunter2"
+    write_error(rank_files, 0, "exception", message=said)
+    record = build_record(make_spec(), rank_files, "launch", {0: RankExit(1, 1.0)})
+    assert record is not None
+    assert record.failure is not None
+    assert "hunter2" not in record.reason + record.failure.message
+    assert record.reason == "rank 0: ConnectionError: https://<redacted>@example.org/data?token=<redacted> refused"
