@@ -13,6 +13,7 @@ unknown RUN_ID; 4 Slurm refuses or is silent.
 
 import argparse
 import os
+import re
 import signal
 import socket
 import time
@@ -32,6 +33,7 @@ from pipeline.system.errors import EXIT_SCHEDULER, CommandError, log_line, plura
 from pipeline.system.slurm_commands import ask_slurm
 
 END_WAIT_S = 60.0  # for the end of a process and its ranks
+LAUNCH = re.compile(r"pipeline\.launch\b|\bddpscale\s+launch\b")
 ENDING = "COMPLETING"  # Slurm is already ending the job's processes
 
 
@@ -152,12 +154,35 @@ def find_unfinished_jobs(experiment: Experiment, manifest: Manifest) -> list[Unf
     name_jobs_of_others({**slurm.of_others, **unproven})
     if not unfinished.keys() - unproven:
         return []
+    of_other_work = name_other_scripts({job_id for job_id, _ in unfinished.keys() - unproven.keys()}, manifest)
     points: dict[JobKey, list[str]] = {}
     for run_id, jobs in find_jobs(manifest, unfinished, published).items():
         for job in jobs:
-            if job.may_publish and job.key not in unproven:
+            if job.may_publish and job.key not in unproven and job.key[0] not in of_other_work:
                 points.setdefault(job.key, []).append(run_id)
     return [UnfinishedJob(key, unfinished[key].state, run_ids) for key, run_ids in points.items()]
+
+
+def name_other_scripts(job_ids: Collection[str], manifest: Manifest) -> set[str]:
+    """Return the jobs of plain sbatch whose batch script does not run this project, with a line on stderr for each.
+
+    Any job may have the name that a manifest states for it, and a manifest may be copied. An array of `submit` has the
+    random digits of its submission in its name.
+    """
+    of_sbatch = {array.job_id for submission, array in manifest.arrays() if submission.backend == "sbatch"}
+    other = {job_id for job_id in of_sbatch.intersection(job_ids) if job_id and not LAUNCH.search(read_script(job_id))}
+    for job_id in sorted(other):
+        problem = "its batch script does not run pipeline.launch, or cannot be read"
+        log_line(f"Job {job_id} is not cancelled: {problem}; if it is this experiment's, use scancel {job_id}.")
+    return other
+
+
+def read_script(job_id: str) -> str:
+    """Return the batch script of a job, "" if Slurm does not give it."""
+    try:
+        return ask_slurm("scontrol", "write", "batch_script", job_id, "-")
+    except CommandError:
+        return ""
 
 
 def name_jobs_of_others(jobs: Mapping[JobKey, JobState]) -> None:

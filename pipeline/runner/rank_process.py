@@ -101,7 +101,11 @@ def record_rank_errors(rank_files: RankFiles) -> Iterator[None]:
             kind, text = "exception", str(error)
         else:
             kind = classify_error(error, did_gpu_allocator_refuse)
-            text = user_code.describe_user_error(error, describe_exception(error))
+            text = describe_exception(error)
+            if kind == "collective":  # the user's line only waited: the cause is another rank, or outside the launch
+                text = f"lost the connection to another rank or to the store of the launch: {text}"
+            else:
+                text = user_code.describe_user_error(error, text)
         text = redact_credentials(text)[:MAX_MESSAGE_CHARS]  # here, too: the reason of a trial comes from it
         failure = RankError(kind, text, int(os.environ["RANK"]), host.node_name(), time.time_ns())
         with contextlib.suppress(OSError):

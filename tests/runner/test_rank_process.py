@@ -80,6 +80,23 @@ def test_a_worker_that_ends_while_an_error_is_written_does_not_replace_it(
         signal.signal(signal.SIGCHLD, before)
 
 
+@pytest.mark.parametrize(
+    "error", [torch.distributed.DistStoreError("got 0 bytes"), RuntimeError("Connection reset by peer")]
+)
+def test_a_lost_connection_is_not_blamed_on_the_line_that_waited(
+    rank_files: RankFiles, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """A stranger may have ended the store of a launch on several nodes."""
+    monkeypatch.setattr(user_code, "user_lines", lambda error: ["tiny.py:12 in loss"])
+    found = report_of(rank_files, error, monkeypatch)
+    assert found.kind == "collective"
+    assert found.message == (
+        f"lost the connection to another rank or to the store of the launch: {type(error).__name__}: {error}"
+    )
+    (rank_files.folder / "rank0.error.json").unlink()
+    assert "tiny.py:12" in report_of(rank_files, ValueError("of the user's"), monkeypatch).message
+
+
 def pretend_full_gpu(monkeypatch: pytest.MonkeyPatch, *, others_gib: float) -> None:
     """Pretend that a GPU of 139 GiB is full, and that other processes hold `others_gib` of it."""
     free_bytes, total_bytes = 2**20, 139 * GIB

@@ -35,13 +35,14 @@ def job(array: int, element: int, state: str, *, name: str = ARRAY, uid: int | N
 def slurm(folder: Path, *jobs: str, scancel: str = "") -> Mapping[str, str]:
     """A PATH with a Slurm that has these jobs and notes the arguments of every scancel."""
     lines = {
-        "scontrol": "echo 'Slurmctld(primary) at here is UP'",
+        "scontrol": f"[ $1 != write ] || exec /bin/cat {folder}/script; echo 'Slurmctld(primary) at here is UP'",
         "squeue": f"/bin/cat {folder}/jobs",
         "scancel": f"echo $* >> {folder}/cancelled; {scancel}",
         "sbatch": "",
     }
     write_commands(folder, lines)
     (folder / "jobs").write_text("".join(jobs))
+    (folder / "script").write_text("#!/bin/bash\nsrun .venv/bin/python -u -m pipeline.launch --grid q1\n")
     return without_slurm(folder)
 
 
@@ -139,6 +140,24 @@ def test_a_job_of_plain_sbatch_has_the_name_that_its_launch_recorded(
     assert answer.returncode == 0, answer.stderr
     assert cancelled(tmp_path / "bin") == (["7"] if is_ours else [])
     assert ("Job 7 is not cancelled" in answer.stderr) != is_ours
+
+
+@pytest.mark.fault("F44")
+@pytest.mark.parametrize("script", ["#!/bin/bash\nsrun python thesis.py\n", None], ids=["other work", "unreadable"])
+def test_a_job_of_plain_sbatch_with_the_manifests_name_and_another_script_lives(
+    pipeline: Command, tmp_path: Path, script: str | None
+) -> None:
+    """A stranger wrote the manifest, and the user copied it."""
+    made = make_experiment(tmp_path / "x", missing=SPECS[:1])
+    with made.edit_manifest() as manifest:
+        array = SlurmArray("thesis", [[A]], "7", is_array=False)
+        manifest.submissions.append(Submission("sbatch-7", "sbatch", "2025-06-01T00:00:00Z", [array]))
+    env = slurm(tmp_path / "bin", f"7|N/A|RUNNING|0:0|N/A|None|{os.getuid()}|thesis\n")
+    (tmp_path / "bin" / "script").unlink() if script is None else (tmp_path / "bin" / "script").write_text(script)
+    answer = pipeline("cancel", made.folder, env=env)
+    assert (answer.returncode, cancelled(tmp_path / "bin")) == (0, []), answer.stderr
+    assert "Job 7 is not cancelled: its batch script does not run pipeline.launch" in answer.stderr
+    assert "use scancel 7" in answer.stderr
 
 
 def test_a_launch_records_the_name_that_its_job_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
