@@ -3,6 +3,7 @@
 Their figures: tests/test_results.py.
 """
 
+import functools
 import json
 import os
 import re
@@ -14,18 +15,24 @@ import time
 from collections.abc import Mapping
 from hashlib import md5
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
+import yaml
 from cluster import Cluster
 from conftest import ROOT, run_command, without_make
 from factories import write_script
 
 from pipeline import stage
+from pipeline.completion import parser_of
 from pipeline.data import staging
 from pipeline.experiment import record_store
+from pipeline.experiment.find_model import find_lacking
 from pipeline.experiment.grid import SHIPPED_GRIDS, expand_grid
-from pipeline.experiment.spec import AXES
+from pipeline.experiment.spec import AXES, Spec, non_default_fields
 from pipeline.submission.batch_script import Prologue, setup_lines
+from pipeline.submission.slurm_request import PASSED_ON
 
 README = (ROOT / "README.md").read_text()
 PAGES = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}
@@ -151,41 +158,238 @@ def test_the_laptop_route_ends_with_a_report(tmp_path: Path) -> None:
     assert "Next: python -m pipeline.collect outputs/smoke" in done.stderr
 
 
-OF_THE_READER = """
-class Transformer(torch.nn.Sequential):
-    def __init__(self, length):
-        super().__init__(torch.nn.Embedding(50257, 2), torch.nn.Linear(2, 50257))
+SHOWN: dict[str, list[str]] = {
+    "README.md": ["commands", "output", "workload", "grid", *["commands"] * 4],
+    "CONTRIBUTING.md": ["commands"],
+    "docs/architecture.md": ["diagram", "diagram"],
+    "docs/cluster.md": ["commands", "container", "wrapper", "commands", "prologue", "commands", "commands"],
+    "docs/export.md": ["commands"],
+    "docs/for-admins.md": ["commands"],
+    "docs/grids.md": ["grid"],
+    "docs/ingest.md": ["commands"],
+    "docs/int8.md": ["commands", "commands", "reader"],
+    "docs/proposal.md": ["commands"],
+    "docs/strategies.md": ["commands"],
+    "docs/trust.md": ["commands"],
+    "docs/workloads.md": ["workload", "commands", "grid", "commands", "script", "workload"],
+}
+"""The blocks of each page in their order; of these kinds a test reads or runs every one:
 
-class Tokens(torch.utils.data.Dataset):
-    def __init__(self, path):
-        self.path = path
+commands   the program that takes a line's options reads them; the routes of the README also run
+output     it is written from records (test_results.py); a diagram is no code
+container  the shell reads it, and its files exist
+wrapper, prologue  the route on a cluster, and a job, run them
+workload, grid, script, reader  written to a file and run
+"""
+BLOCK = re.compile(r"^```\w*\n(.*?)^```|(?<=\n\n)((?: {4}[^\n]*\n|\n(?= {4}))+)", re.MULTILINE | re.DOTALL)
+EXAMPLE = ROOT / "docs/examples/gpt"
 
-    def __len__(self):
-        return 8
 
-    def __getitem__(self, index):
-        return torch.full((1025,), index)
+def blocks_of(page: str) -> list[str]:
+    """The fenced and the indented blocks of a page."""
+    return [fenced or indented for fenced, indented in BLOCK.findall((ROOT / page).read_text())]
+
+
+def shown(kind: str, page: str = "") -> list[str]:
+    """The blocks of this kind, of one page or of all."""
+    found = []
+    for name, kinds in SHOWN.items():
+        if page in ("", name):
+            found += [block for block, its in zip(blocks_of(name), kinds, strict=True) if its == kind]
+    return found
+
+
+def commands_of(block: str) -> list[list[str]]:
+    """The words of each command, without comments, assignments before it and redirections."""
+    lines = [line.strip() for line in block.replace("\\\n", " ").splitlines()]
+    lines = [re.split(r" {2,}", line)[0] if line.startswith("make ") else line for line in lines]  # then what it does
+    parts: list[list[str]] = []
+    for line in lines:
+        reader = shlex.shlex(line, posix=True, punctuation_chars=True)
+        reader.whitespace_split, reader.commenters = True, "#"
+        words = [*reader]
+        while words:
+            end = next((index for index, word in enumerate(words) if set(word) <= set("&|;")), len(words))
+            part, words = words[:end], words[end + 1 :]
+            part = part[: part.index(">")] if ">" in part else part
+            first = next((index for index, word in enumerate(part) if not re.match(r"[A-Z_]+=", word)), 0)
+            parts.append(part[first:])
+    return [part for part in parts if part]
+
+
+def write_shown(folder: Path, page: str) -> None:
+    """Write the workloads and grids of a page into the files that their first comments name."""
+    for block in (*shown("workload", page), *shown("grid", page)):
+        name = re.match(r"# ([\w-]+\.\w+)", block)
+        (folder / (name[1] if name else "grid.yaml")).write_text(block)
+
+
+def test_every_block_has_a_kind_and_so_a_test() -> None:
+    pages = [
+        "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        *(f"docs/{path.relative_to(ROOT / 'docs')}" for path in (ROOT / "docs").rglob("*.md")),
+    ]
+    numbers = {page: len(blocks_of(page)) for page in pages}
+    assert {page: number for page, number in numbers.items() if number} == {
+        page: len(its) for page, its in SHOWN.items()
+    }
+    fences = {page: len(re.findall(r"^ *(?:```|~~~)", (ROOT / page).read_text(), re.MULTILINE)) // 2 for page in pages}
+    assert {page for page in pages if fences[page] > numbers[page]} == set()  # none that the pattern overlooks
+
+
+@functools.cache
+def help_of(*words: str) -> str:
+    return subprocess.run([sys.executable, *words, "--help"], capture_output=True, text=True, check=True).stdout
+
+
+def check_command(words: list[str]) -> None:
+    """Fail unless the program that takes the options of this command has them."""
+    program, *rest = words
+    options = {word.partition("=")[0] for word in rest if word.startswith("-")}
+    if program == "ddpscale":
+        if rest[1:] or rest[0] != "stage":  # `stage` has its own test
+            parsed = parser_of(rest[0]).parse_args(rest[1:])
+            if grid := getattr(parsed, "grid", None):
+                expanded = expand_grid(grid, getattr(parsed, "overrides", ()), has_gpus=True)
+                assert not find_lacking(expanded.points, expanded.folder)
+    elif program == "sbatch":
+        job = next(index for index, word in enumerate(rest) if word.endswith(".sbatch"))
+        assert (ROOT / rest[job]).is_file()
+        assert {word.partition("=")[0].removeprefix("--") for word in rest[:job]} <= {*PASSED_ON}
+        parser_of("launch").parse_args(["--grid", "q4", "--index", "0", *rest[job + 1 :]])
+    elif program == "make":
+        assert f"\n{rest[0]}:" in (ROOT / "Makefile").read_text(), words
+    elif rest[:2] == ["-m", "pip"]:
+        taken = {*re.findall(r"--?[a-z-]+", help_of(*rest[:3]))}
+        assert options - {"-m"} <= taken, words
+    elif rest[:2] == ["-m", "venv"]:
+        assert len(rest) == 3
+    elif rest and rest[0].endswith(".py"):
+        assert all(f'"{option}"' in (ROOT / rest[0]).read_text() for option in options), words
+    else:
+        assert words in (["source", ".venv/bin/activate"], ["chmod", "+x", "in-container.sh"]), words
+
+
+@pytest.mark.parametrize("page", [page for page, kinds in SHOWN.items() if "commands" in kinds])
+def test_the_commands_of_a_page_are_taken_as_they_stand(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_shown(tmp_path, page)
+    monkeypatch.chdir(tmp_path)
+    for name in ("published", "tests", "constraints.txt"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    found = [words for block in shown("commands", page) for words in commands_of(block)]
+    assert found
+    for words in found:
+        check_command(words)
+
+
+def test_the_blocks_that_build_a_container_name_files_that_exist() -> None:
+    for block in shown("container"):
+        assert subprocess.run(["bash", "-n"], input=block, text=True).returncode == 0
+        assert all((ROOT / name).exists() for name in re.findall(r"container/\w+|constraints[\w-]*\.txt", block))
+
+
+def test_the_weights_that_the_page_reads_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = shown("reader")
+    monkeypatch.chdir(ROOT)
+    (name,) = re.findall(r'"(\S*NAME\S*)"', block)
+    (path, *_) = sorted(ROOT.glob(name.replace("NAME", "*")))
+    variables: dict[str, Any] = {}
+    exec(block.replace(name, str(path)), variables)
+    assert len(variables["weights"].files) == 10
+
+
+NO_GPUS = """
+import os, sys, torch, torchvision
+os.environ.update(LOCAL_RANK="0", RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+start, store = torch.distributed.init_process_group, torch.distributed.HashStore()
+torch.distributed.init_process_group = lambda backend: start("gloo", store=store, rank=0, world_size=1)
+torch.cuda.set_device = lambda index: None
+torch.nn.Module.cuda = torch.Tensor.cuda = lambda self: self
+images = torchvision.datasets.FakeData
+torchvision.datasets.FakeData = lambda size, *shape, **more: images(4, *shape, **more)
+exec(sys.stdin.read())
+assert model.module.fc.weight.grad is not None
 """
 
 
 @pytest.mark.training
-def test_the_workload_that_the_readme_shows_trains(tmp_path: Path) -> None:
-    """On data and on random batches, with a small model and data set in place of the reader's."""
-    blocks = dict(re.findall(r"```(python|yaml)\n(.*?)```", README, re.DOTALL))
-    (tmp_path / "gpt.py").write_text(blocks["python"] + OF_THE_READER)
-    (tmp_path / "grid.yaml").write_text(blocks["yaml"])
-    plan = run_command("submit", "--grid", tmp_path / "grid.yaml", "--dry-run", "--json")
-    assert len(json.loads(plan.stdout)["points"]) == 15  # 3 + 2 x 2 x 3
-    cut = "device=cpu precision=fp32 strategy=single num_gpus=1 batch_size_per_gpu=1 num_samples=2 epochs=2 windows=1"
-    cut += " num_workers=0 input=dataloader,synthetic"
-    command = ["-m", "pipeline.submit", "--grid", "grid.yaml", "--set", *cut.split(), "--wait", "--cluster", "local"]
-    env = without_slurm(PYTHONPATH=str(ROOT))
+def test_the_training_script_that_the_docs_show_trains() -> None:
+    """On a CPU, with four images."""
+    (block,) = shown("script")
+    done = subprocess.run([sys.executable, "-c", NO_GPUS], input=block, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+
+
+def tiny(spec: Spec) -> Spec:
+    """The same configuration on a CPU, as small as it gets: one sample a process, two epochs."""
+    more: dict[str, Any] = {"dataset": "synthetic"} if spec.dataset else {}
+    more |= {"windows": 6, "max_steps": 2} if spec.measure == "communication" else {"windows": 1}
+    num_gpus = min(spec.num_gpus, 2)
+    return msgspec.structs.replace(
+        spec, device="cpu", num_gpus=num_gpus, batch_size_per_gpu=1, num_samples=2, epochs=2, num_workers=0, **more
+    )
+
+
+def as_block(spec: Spec) -> dict[str, list[Any]]:
+    """The block of a grid that has this point alone."""
+    axes = {axis: [value] for axis, value in non_default_fields(spec).items() if axis != "options"}
+    options = (option.partition("=") for option in spec.options)
+    return {**axes, "dataset": [spec.dataset], **{f"model.{key}": [value] for key, _, value in options}}
+
+
+@pytest.mark.training
+def test_every_configuration_of_the_grids_that_the_pages_show_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is cut to a CPU and one sample a process; what the blocks say stays."""
+    points: dict[Spec, None] = {}
+    for page in SHOWN:
+        folder = tmp_path / Path(page).stem
+        folder.mkdir()
+        write_shown(folder, page)
+        monkeypatch.chdir(folder)
+        grids: list[tuple[str, tuple[str, ...]]] = [("grid.yaml", ())] if shown("grid", page) else []
+        classes = [
+            f"{path.name}:{name}"
+            for path in folder.glob("*.py")
+            for name in re.findall(r"^class (\w+)", path.read_text(), re.M)
+        ]
+        assert len(classes) == len(shown("workload", page))
+        grids += [("own-model", (f"model={model}", f"input={kind}")) for model in classes for kind in ("synthetic",)]
+        grids += [
+            ("own-model", (f"model={model}", "input=dataloader", "measure=epochs", "windows=1")) for model in classes
+        ]
+        for grid, changes in grids:
+            expanded = expand_grid(grid, changes, has_gpus=True).points
+            assert not find_lacking(expanded, folder)
+            points |= dict.fromkeys(map(tiny, expanded))
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump({"name": "shown", "points": [*map(as_block, points)]}))
+    command = [
+        "-m",
+        "pipeline.submit",
+        "--grid",
+        "grid.yaml",
+        "--cluster",
+        "local",
+        "--points-per-element",
+        "99",
+        "--wait",
+    ]
     done = subprocess.run(
-        [sys.executable, *command], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=400
+        [sys.executable, *command],
+        cwd=tmp_path,
+        env=without_slurm(PYTHONPATH=str(ROOT)),
+        capture_output=True,
+        text=True,
+        timeout=550,
     )
     assert done.returncode == 0, done.stderr
-    found, _ = record_store.load_folder(tmp_path / "outputs/gpt/records")
-    assert {(record.spec.input, record.status) for record in found} == {("dataloader", "ok"), ("synthetic", "ok")}
+    found, _ = record_store.load_folder(tmp_path / "outputs/shown/records")
+    assert {(record.spec, record.status) for record in found} == {(spec, "ok") for spec in points}
 
 
 @pytest.mark.training
