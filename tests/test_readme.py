@@ -286,6 +286,12 @@ def test_the_commands_of_a_page_are_taken_as_they_stand(
         check_command(words)
 
 
+def test_the_grid_of_the_readme_has_15_configurations(tmp_path: Path) -> None:
+    write_shown(tmp_path, "README.md")
+    answer = run_command("submit", "--grid", tmp_path / "grid.yaml", "--dry-run", "--json")
+    assert len(json.loads(answer.stdout)["points"]) == 15  # 3 + 2 x 2 x 3
+
+
 def test_the_blocks_that_build_a_container_name_files_that_exist() -> None:
     for block in shown("container"):
         assert subprocess.run(["bash", "-n"], input=block, text=True).returncode == 0
@@ -368,19 +374,9 @@ def test_every_configuration_of_the_grids_that_the_pages_show_runs(
             assert not find_lacking(expanded, folder)
             points |= dict.fromkeys(map(tiny, expanded))
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump({"name": "shown", "points": [*map(as_block, points)]}))
-    command = [
-        "-m",
-        "pipeline.submit",
-        "--grid",
-        "grid.yaml",
-        "--cluster",
-        "local",
-        "--points-per-element",
-        "99",
-        "--wait",
-    ]
+    words = "-m pipeline.submit --grid grid.yaml --cluster local --points-per-element 99 --wait"
     done = subprocess.run(
-        [sys.executable, *command],
+        [sys.executable, *words.split()],
         cwd=tmp_path,
         env=without_slurm(PYTHONPATH=str(ROOT)),
         capture_output=True,
