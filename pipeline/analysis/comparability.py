@@ -97,14 +97,15 @@ def gpu_model(record: Record) -> str:
 
 
 def compared_facts(records: Sequence[Record]) -> Mapping[str, Fact]:
-    """Return the compared facts, with one for each timing variable that any of the records has."""
-    variables = {name for record in records for name in record.environment.timing_variables}
+    """Return the compared facts, with one for each variable that may have changed a time of any of the records."""
+    variables = {name for record in records for name in record.timing_variables}
     return COMPARED_FACTS | {name: functools.partial(timing_variable, name) for name in sorted(variables)}
 
 
 def timing_variable(name: str, record: Record) -> str | None:
-    """Return the value of a variable: "not set" without one, None if the record has no environment."""
-    return record.environment.variables.get(name, "not set") if record.environment.torch else None
+    """Return the value of a variable: "not set" without one; None without an environment, or if it changes no time."""
+    is_stated = record.environment.torch is not None and record.may_depend_on(name)
+    return record.environment.variables.get(name, "not set") if is_stated else None
 
 
 def fact_values(fact: Fact, records: Sequence[Record]) -> list[str]:

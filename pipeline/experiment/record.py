@@ -1,11 +1,13 @@
 """The schema of a record: the point, how the attempt ended, and its environment. Figures are in `measurement`."""
 
+import functools
+import re
 from typing import Literal
 
 import msgspec
 
 from pipeline.experiment.measurement import Measurement, RecordStruct, ShortText, Telemetry, Text
-from pipeline.experiment.spec import NonNegativeInt, Spec
+from pipeline.experiment.spec import COMPILED_EXECUTIONS, NonNegativeInt, Spec
 from pipeline.system.host import parse_timestamp
 
 # Schema history
@@ -38,8 +40,22 @@ MAX_STEP_TIMES = 40_000  # over all epochs; a longer series is stored in the .st
 MAX_RANK_EPOCHS = 1_000  # epochs x ranks; with more there is no space for step times
 MODEL_ALONE = "the model alone does not fit"  # begins the message of an out of memory before the first batch
 MAX_MESSAGE_CHARS = 3900  # of a failure; the rest of Text is left for a prefix
-TIMING_VARIABLE_PREFIXES = ("NCCL_", "GLOO_", "TORCHINDUCTOR_")  # variables that may change a step's time
-TIMING_NEUTRAL_VARIABLES = ("NCCL_VERSION", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")  # these do not
+# Variables of libraries that may change a time, by prefix -> what a point must use for it. The longest prefix decides.
+VariableUse = Literal["any", "gpu", "processes", "gpus", "compiler"]
+PREFIXES_BY_USE: dict[VariableUse, str] = {
+    "any": "ATEN_ BLIS_ DNNL_ GLIBC_TUNABLES GOMP_ KMP_ LD_PRELOAD MALLOC_ MKL_ OMP_ ONEDNN_ OPENBLAS_ PYTORCH_ TORCH_",
+    "gpu": "CUBLASLT_ CUBLAS_ CUDA_ CUDNN_ NVIDIA_TF32_OVERRIDE PYTORCH_CUDA_ TORCH_CUBLASLT_ TORCH_CUDNN_",
+    "processes": "FI_ GLOO_ IBV_ MLX5_ PSM2_ PSM3_ RDMAV_ TORCH_DISTRIBUTED_ TORCH_GLOO_ UCX_",
+    "gpus": "NCCL_ TORCH_NCCL_ TORCH_SYMM_MEM_",
+    "compiler": "TORCHDYNAMO_ TORCHINDUCTOR_ TORCH_COMPILE_ TRITON_",
+}
+USE_BY_PREFIX = {prefix: use for use, prefixes in PREFIXES_BY_USE.items() for prefix in prefixes.split()}
+# recorded, and never compared: messages, versions, builds, which GPUs, what torch or this pipeline itself sets, and
+# the number of threads, which is a fact of its own
+NEUTRAL_VARIABLE = re.compile(
+    r"NCCL_DEBUG\w*|\w+_VERSION|\w+_ARCH_LIST|CUDA_(VISIBLE_DEVICES|DEVICE_ORDER|MODULE_LOADING)|OMP_NUM_THREADS"
+    r"|TORCH_NCCL_ASYNC_ERROR_HANDLING"
+)
 
 Status = Literal["ok", "oom", "failed"]
 FailureKind = Literal[
@@ -101,21 +117,13 @@ class Environment(RecordStruct, frozen=True):
     source_changed: bool | None = None  # its files were edited before the end
     sm_clock_mhz: NonNegativeInt | None = None
     slurm: dict[ShortText, ShortText] = msgspec.field(default_factory=dict)
-    variables: dict[ShortText, ShortText] = msgspec.field(default_factory=dict)  # an allow-list
+    variables: dict[ShortText, ShortText] = msgspec.field(default_factory=dict)  # of libraries
     model_digest: ShortText | None = None  # of the modules of the user's model
     model_commit: ShortText | None = None  # of their repository
     model_dirty: bool | None = None  # one of them differs from it
     model_changed: bool | None = None  # the file of the model was edited after it was submitted
     data: ShortText | None = None
     source: ShortText | None = None
-
-    @property
-    def timing_variables(self) -> dict[str, str]:
-        return {
-            name: value
-            for name, value in self.variables.items()
-            if name.startswith(TIMING_VARIABLE_PREFIXES) and name not in TIMING_NEUTRAL_VARIABLES
-        }
 
 
 class Record(RecordStruct, frozen=True):
@@ -166,5 +174,31 @@ class Record(RecordStruct, frozen=True):
             if any(len(window) != len(ranks) for window in series.window_times_ns):
                 raise ValueError(f"every window of {series.variant} needs the times of {len(ranks)} ranks")
 
+    @property
+    def timing_variables(self) -> dict[str, str]:
+        """The variables that may have changed a time of this record: not NCCL's on one GPU, or CUDA's on a CPU."""
+        return {name: value for name, value in self.environment.variables.items() if self.may_depend_on(name)}
+
+    def may_depend_on(self, variable: str) -> bool:
+        """True if the variable may change the times of such a point."""
+        use = variable_use(variable)
+        if use is None or NEUTRAL_VARIABLE.fullmatch(variable):
+            return False
+        executed = (self.measurement and self.measurement.execution_used) or self.spec.execution
+        return {
+            "any": True,
+            "gpu": self.spec.device == "cuda",
+            "processes": self.spec.num_gpus > 1,
+            "gpus": self.spec.num_gpus > 1 and self.spec.device == "cuda",
+            "compiler": executed in (*COMPILED_EXECUTIONS, "auto"),
+        }[use]
+
     def status_line(self) -> str:
         return f"{self.status}: {self.reason}" if self.reason else self.status
+
+
+@functools.cache
+def variable_use(variable: str) -> VariableUse | None:
+    """Return what a point must use for the variable to change its time; None if it is of no library listed here."""
+    prefix = max(filter(variable.startswith, USE_BY_PREFIX), key=len, default=None)
+    return USE_BY_PREFIX[prefix] if prefix else None

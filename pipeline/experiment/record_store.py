@@ -163,9 +163,7 @@ def drop_fields_without_table(record: Record, environments: dict[bytes, Environm
     for epoch in record.measurement.epochs if record.measurement else ():
         msgspec.structs.force_setattr(epoch, "step_times_ns", None)
     gpus = tuple(msgspec.structs.replace(gpu, memory_of_others_bytes=None) for gpu in record.environment.gpus)
-    environment = msgspec.structs.replace(
-        record.environment, gpus=gpus, slurm={}, variables=record.environment.timing_variables
-    )
+    environment = msgspec.structs.replace(record.environment, gpus=gpus, slurm={}, variables=record.timing_variables)
     shared = environments.setdefault(msgspec.msgpack.encode(environment), environment)
     msgspec.structs.force_setattr(record, "environment", shared)
 

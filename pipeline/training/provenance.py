@@ -1,4 +1,4 @@
-"""Provenance of an attempt: hardware, versions, commit, Slurm ids, and an allow-list of redacted variables."""
+"""Provenance of an attempt: hardware, versions, commit, Slurm ids, and variables of libraries, credentials redacted."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,15 @@ def mixed(records: Sequence[Record]) -> list[str]:
     return sentences(mixed_environment_notes(records))
 
 
-def on(repeat: int = 0, *, measured: bool = True, precision_used: str | None = None, **facts: Any) -> Record:
-    spec = make_spec(repeat=repeat)
+def on(
+    repeat: int = 0,
+    *,
+    measured: bool = True,
+    precision_used: str | None = None,
+    point: Mapping[str, Any] | None = None,
+    **facts: Any,
+) -> Record:
+    spec = make_spec(repeat=repeat, **(point or {}))
     measurement = msgspec.structs.replace(make_measurement(spec), precision_used=precision_used)
     return make_record(spec, measurement=measurement, environment=Environment(**facts), measured=measured)
 
@@ -89,22 +96,59 @@ def test_points_on_the_cpu_with_other_numbers_of_threads_are_marked() -> None:
     assert mixed([threaded(1, "cuda"), threaded(2, "cuda")]) == []
 
 
-def under(repeat: int = 0, **variables: str) -> Record:
-    return on(repeat, torch="2.11.0", variables=variables)
+ONE_GPU: dict[str, Any] = {"strategy": "ddp", "num_gpus": 1}
+TWO_GPUS: dict[str, Any] = {"strategy": "ddp", "num_gpus": 2, "execution": "compile"}
+CPUS: dict[str, Any] = {"strategy": "ddp", "num_gpus": 2, "device": "cpu"}
+
+
+def under(repeat: int = 0, point: Mapping[str, Any] = TWO_GPUS, **variables: Any) -> Record:
+    return on(repeat, torch="2.11.0", point=point, variables=variables)
 
 
 def test_records_measured_under_unlike_variables_of_a_library_are_marked() -> None:
     sockets, fast = under(NCCL_P2P_DISABLE="1"), under(1)
     assert mixed([sockets, fast]) == ["mixed NCCL_P2P_DISABLE: 1, not set"]
     assert unlike_baseline([sockets], [fast]) == ["baseline with another NCCL_P2P_DISABLE (not set against 1)"]
+    one_gpu = [under(point=ONE_GPU, NCCL_P2P_DISABLE="0")]
+    assert unlike_baseline([sockets], one_gpu) == []  # NCCL sends nothing there
     tuned, again = (under(number, TORCHINDUCTOR_MAX_AUTOTUNE="1") for number in (0, 1))
     assert mixed([tuned, again]) == []
     assert mixed([tuned, on(1)]) == [], "a record that says nothing of its environment marks nothing"
 
 
-@pytest.mark.parametrize("name", ["NCCL_VERSION", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "CUDA_VISIBLE_DEVICES"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("NCCL_VERSION", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "CUDA_VISIBLE_DEVICES"),
+        *("TORCH_CUDA_ARCH_LIST", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "CUDA_MODULE_LOADING", "OMP_NUM_THREADS", "HOME"),
+    ],
+)
 def test_variables_that_change_no_time_mark_nothing(name: str) -> None:
-    assert mixed([on(torch="2.11.0", variables={name: "1"}), under(1)]) == []
+    variables: dict[str, Any] = {name: "1"}
+    assert mixed([under(**variables), under(1)]) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "points"),
+    [
+        ("NCCL_ALGO", [TWO_GPUS]),
+        ("UCX_TLS", [TWO_GPUS, CPUS]),
+        ("TORCH_NCCL_BLOCKING_WAIT", [TWO_GPUS]),
+        ("CUDA_LAUNCH_BLOCKING", [TWO_GPUS, ONE_GPU]),
+        ("NVIDIA_TF32_OVERRIDE", [TWO_GPUS, ONE_GPU]),
+        ("PYTORCH_CUDA_ALLOC_CONF", [TWO_GPUS, ONE_GPU]),
+        ("TORCHINDUCTOR_MAX_AUTOTUNE", [TWO_GPUS]),
+        ("KMP_AFFINITY", [TWO_GPUS, ONE_GPU, CPUS]),
+        ("LD_PRELOAD", [TWO_GPUS, ONE_GPU, CPUS]),
+    ],
+)
+def test_variables_are_compared_only_where_they_can_change_a_time(
+    name: str, points: Sequence[Mapping[str, Any]]
+) -> None:
+    variables: dict[str, Any] = {name: "1"}
+    for point in (TWO_GPUS, ONE_GPU, CPUS):
+        marks = mixed([under(point=point, **variables), under(1, point=point)])
+        assert marks == ([f"mixed {name}: 1, not set"] if point in points else []), point
 
 
 def test_the_values_are_named_the_baselines_first() -> None:
@@ -169,9 +213,12 @@ def test_a_note_stays_short() -> None:
 
 
 def test_tables_know_the_variables_that_records_were_measured_under(tmp_path: Path) -> None:
-    found = [under(NCCL_ALGO="Ring", NCCL_DEBUG="INFO"), under(1, NCCL_ALGO="Tree")]
+    found = [
+        under(point={}, CUDA_LAUNCH_BLOCKING="1", NCCL_DEBUG="INFO", NCCL_ALGO="Ring"),
+        under(1, point={}, CUDA_LAUNCH_BLOCKING="0"),
+    ]
     tables = collect_experiment(make_experiment(tmp_path / "x", *found)).tables
-    assert "mixed NCCL_ALGO: Ring, Tree" in tables["Q1"][0]["note"]
+    assert "mixed CUDA_LAUNCH_BLOCKING: 0, 1" in tables["Q1"][0]["note"]
     assert "NCCL_DEBUG" not in tables["Q1"][0]["note"]
 
 

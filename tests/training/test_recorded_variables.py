@@ -7,17 +7,31 @@ from pipeline.experiment.measurement import MAX_SHORT_TEXT_CHARS
 from pipeline.training.recorded_variables import recorded_variables
 
 MEASURED = {
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    "CUDA_LAUNCH_BLOCKING": "1",
     "CUDA_VISIBLE_DEVICES": "0,1",
+    "FI_PROVIDER": "efa",
     "GLOO_SOCKET_IFNAME": "lo",
+    "GLIBC_TUNABLES": "glibc.malloc.trim_threshold=128:glibc.malloc.check=3",
+    "KMP_AFFINITY": "granularity=fine,compact,1,0",
+    "LD_PRELOAD": "/usr/lib/libjemalloc.so.2:/usr/lib/libother.so",
+    "MALLOC_CONF": "background_thread:true,metadata_thp:auto",
+    "MKL_NUM_THREADS": "1",
+    "NCCL_A_LATER_VERSION_READS_IT": "2",
     "NCCL_ALGO": "ring;allreduce:tree,ring",
     "NCCL_IB_HCA": "=mlx5_0:1,mlx5_1:1",
     "NCCL_NVLS_ENABLE": "0",
     "NCCL_P2P_DISABLE": "1",
     "NCCL_SOCKET_IFNAME": "^lo,docker0",
+    "NCCL_TOPO_FILE": "/etc/nccl/topology.xml",
+    "NVIDIA_TF32_OVERRIDE": "0",
     "OMP_NUM_THREADS": "4",
     "OMP_PLACES": "{0:4}:4:4",
+    "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync,expandable_segments:True,max_split_size_mb:128",
     "TORCHINDUCTOR_COORDINATE_DESCENT_TUNING": "1",
     "TORCH_NCCL_BLOCKING_WAIT": "0",
+    "UCX_TLS": "rc,cuda_copy",
 }
 SECRET = "hunter2"
 
@@ -27,6 +41,13 @@ def test_a_record_keeps_the_variables_that_change_what_is_measured_and_no_others
         "HOME": "/home/me",
         "MY_NCCL_NOTES": "1",
         "TORCHELASTIC_RUN_ID": "7",
+        "CUDA_HOME": "/home/me/cuda",
+        "CUDA_CACHE_PATH": "/home/me/cache",
+        "NCCL_DEBUG_FILE": "/home/me/nccl.log",
+        "TORCH_LOGS": "+dynamo",
+        "CUDA_MPS_PIPE_DIRECTORY": "/home/me/mps",
+        "CUDNN_LOGDEST_DBG": "/home/me/cudnn.log",
+        "UCX_LOG_FILE": "/home/me/ucx.log",
         "TORCHINDUCTOR_CACHE_DIR": "/home/me/cache",
         "TORCH_HOME": "/home/me/models",
     }
@@ -39,13 +60,17 @@ def test_a_record_keeps_the_variables_that_change_what_is_measured_and_no_others
         ("NCCL_NET_AUTH", SECRET),
         ("NCCL_TOKEN", SECRET),
         ("TORCH_COOKIE", SECRET),
+        ("UCX_API_KEY", SECRET),
+        ("MKL_LICENSE_PASSWORD", SECRET),
+        ("FI_SECRETS", SECRET),
+        ("MALLOC_CONF", f"http://me:{SECRET}@host"),
         ("OMP_X", f"Bearer {SECRET}"),
         ("NCCL_BAR", f"user:{SECRET}"),
         ("GLOO_URL", f"https://host/?token={SECRET}"),
     ],
 )
-def test_a_variable_that_no_library_reads_is_not_recorded_whatever_it_begins_with(name: str, value: str) -> None:
-    assert recorded_variables({name: value}) == {}
+def test_a_variable_whose_name_or_value_is_that_of_a_secret_is_redacted(name: str, value: str) -> None:
+    assert recorded_variables({name: value}) == {name: "redacted"}
 
 
 @pytest.mark.parametrize("name", ["token", "key", "secret", "pass", "auth", "authorization", "credential", "cookie"])
