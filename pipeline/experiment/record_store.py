@@ -86,7 +86,9 @@ def encode_record(record: Record) -> bytes:
     """Return the record as indented JSON. Raises ValueError if it is invalid, too large or has a non-finite number."""
     for where, number in _floats(msgspec.to_builtins(record), "record"):
         if not math.isfinite(number):  # msgspec would silently write null
-            raise ValueError(f"{where} is {number}; a record holds finite numbers only")
+            raise ValueError(
+                f"{where} is {number}; a record holds finite numbers only: see what the model's class returns"
+            )
     compact = msgspec.json.encode(record)
     raw = NUMBER_LIST_LINE_BREAK.sub(lambda match: match[1] or b"", msgspec.json.format(compact, indent=1)) + b"\n"
     if len(raw) > MAX_RECORD_BYTES:

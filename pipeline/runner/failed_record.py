@@ -7,10 +7,10 @@ from typing import NamedTuple
 import msgspec
 
 from pipeline.experiment import record_store
-from pipeline.experiment.record import MODEL_ALONE, Failure, Record
+from pipeline.experiment.record import MAX_MESSAGE_CHARS, MODEL_ALONE, Failure, Record
 from pipeline.experiment.spec import Spec
 from pipeline.runner.classify_failure import OOM_REASONS, contains_any
-from pipeline.runner.rank_files import RankError, RankFiles
+from pipeline.runner.rank_files import PointResult, RankError, RankFiles
 from pipeline.system import host
 
 # texts of torch and its loader when shared memory is full, and of NCCL, which names the file
@@ -44,6 +44,18 @@ def failure_record(spec: Spec, rank_files: RankFiles, launch_id: str, failure: F
         failure=failure,
         environment=rank_files.read_environment(),
     )
+
+
+def read_outcome(rank_files: RankFiles, exits: Mapping[int, RankExit]) -> PointResult | Failure:
+    """Return the result of the ranks, else why there is none. A result that cannot be read is a failure, too."""
+    try:
+        result = None if exits else rank_files.read_result()
+    except (OSError, ValueError) as error:
+        cure = "; see what the model's class returns, and submit again" if isinstance(error, ValueError) else ""
+        return Failure(
+            kind="exception", message=f"the result could not be published: {error}{cure}"[:MAX_MESSAGE_CHARS]
+        )
+    return find_root_cause(rank_files, exits) if result is None else result
 
 
 def find_root_cause(rank_files: RankFiles, exits: Mapping[int, RankExit]) -> Failure:

@@ -24,7 +24,7 @@ from pipeline.experiment.record import MAX_MESSAGE_CHARS, Environment, Failure, 
 from pipeline.experiment.spec import NUM_WARM_UP_EPOCHS, Spec
 from pipeline.runner import failed_record, side_files, telemetry_sampler
 from pipeline.runner.failed_record import RankExit
-from pipeline.runner.rank_files import LOCK_NAME, RankFiles
+from pipeline.runner.rank_files import LOCK_NAME, PointResult, RankFiles
 from pipeline.system import files, source_digest
 from pipeline.system.deadline import Deadline
 from pipeline.system.errors import describe_os_error, log_line
@@ -102,7 +102,10 @@ class LaunchSession:
 
     def publish_finished(self, exits: Mapping[int, RankExit]) -> None:
         """Publish the record of the current point, whose ranks have finished it, with its telemetry if it is ok."""
-        record = build_record(self.current_spec, self.current_files, self.id, exits)
+        try:
+            record = build_record(self.current_spec, self.current_files, self.id, exits)
+        except ValueError as error:  # the result contradicts itself or its spec
+            record = self._failure_record(f"the result could not be published: {error}")
         if record is not None and record.status == "ok":
             record = add_telemetry(record, self.current_files)
         self.publish(record)
@@ -115,7 +118,7 @@ class LaunchSession:
         """
         if not self.deadline.is_expired:
             shutil.rmtree(self.current_files.folder)
-        elif self.current_files.read_result() is not None:
+        elif self.current_files.has_result():
             self.publish_finished({})
         else:
             failure = failed_record.find_timeout_cause(self.current_files, self.deadline.limit_s)
@@ -220,11 +223,10 @@ def build_record(spec: Spec, rank_files: RankFiles, launch_id: str, exits: Mappi
     """Return the record of a launch; None on a later node whose ranks succeeded, since the first node publishes it."""
     if not exits and node_rank() > 0:
         return None
-    result = None if exits else rank_files.read_result()
-    if result is not None:
-        found = {"measurement": result.measurement, "environment": result.environment}
+    failure = failed_record.read_outcome(rank_files, exits)
+    if isinstance(failure, PointResult):
+        found = {"measurement": failure.measurement, "environment": failure.environment}
         return record_store.new_record(spec, "ok", launch_id, **found)
-    failure = failed_record.find_root_cause(rank_files, exits)
     if spec.num_nodes > 1 and failed_record.may_be_consequence(failure):
         time.sleep(ROOT_CAUSE_GRACE_S)
         failure = failed_record.find_root_cause(rank_files, exits)

@@ -87,13 +87,13 @@ def run_trial(
     started_ns = time.monotonic_ns()
     exits = run_node_ranks(probe, rank_files, trial_id)
     time_ns = time.monotonic_ns() - started_ns
-    result = None if exits else rank_files.read_result()
-    if result is None:
-        failure = failed_record.find_root_cause(rank_files, exits)
-        reason = None if failure.kind in OOM_REASONS else failure.message.partition("\n")[0]
+    outcome = failed_record.read_outcome(rank_files, exits)
+    if isinstance(outcome, Failure):
+        reason = None if outcome.kind in OOM_REASONS else outcome.message.partition("\n")[0]
         trial = MemoryTrial(batch_size_per_gpu=batch_size, fits=False, time_ns=time_ns, reason=reason)
-        return FinishedTrial(trial, rank_files, None, failure)
-    return FinishedTrial(fitting_trial(spec, batch_size, time_ns, result.measurement.memory), rank_files, result, None)
+        return FinishedTrial(trial, rank_files, None, outcome)
+    trial = fitting_trial(spec, batch_size, time_ns, outcome.measurement.memory)
+    return FinishedTrial(trial, rank_files, outcome, None)
 
 
 def fitting_trial(spec: Spec, batch_size: int, time_ns: int, memory: tuple[DeviceMemory, ...]) -> MemoryTrial:

@@ -22,8 +22,10 @@ Every JSON file appears whole or not at all. The launcher removes the folder of 
 points stay in logs/scratch.
 """
 
+import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,23 +165,39 @@ class RankFiles:
         return (self.folder / "point.json").exists() or any(self.read_errors())
 
     def read_environment(self) -> Environment:
-        """Return the environment of the ranks; an empty one if rank 0 failed before it wrote it."""
-        return self._read("environment.json", Environment) or Environment()
+        """Return the environment of the ranks; an empty one if there is none that can be read."""
+        with contextlib.suppress(OSError, ValueError):
+            return self._read("environment.json", Environment) or Environment()
+        return Environment()
+
+    def has_result(self) -> bool:
+        return (self.folder / "result.json").exists()
 
     def read_result(self) -> PointResult | None:
+        """Return the result; None if there is none. Raises OSError, and ValueError that names the wrong field."""
         return self._read("result.json", PointResult)
 
     def read_findings(self) -> Findings | None:
         return self._read("findings.json", Findings)
 
     def read_errors(self) -> Iterator[RankError]:
-        """Yield the errors of the ranks of all nodes."""
+        """Yield the errors of the ranks of all nodes. One that cannot be read says so in its message."""
         for path in self.folder.glob("rank*.error.json"):
-            yield msgspec.json.decode(path.read_bytes(), type=RankError)
+            try:
+                error = self._read(path.name, RankError)
+            except (OSError, ValueError) as problem:
+                rank = int(path.name.removeprefix("rank").partition(".")[0])
+                error = RankError("exception", f"its error cannot be read: {problem}", rank, "", time.time_ns())
+            if error is not None:
+                yield error
 
     def _read(self, name: str, kind: type[T]) -> T | None:
+        """Return the value of a file; None if it is absent. Raises OSError and ValueError."""
         path = self.folder / name
-        return msgspec.json.decode(path.read_bytes(), type=kind) if path.exists() else None
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=kind) if path.exists() else None
+        except RecursionError as error:
+            raise ValueError("it is nested too deeply") from error
 
     def _write(self, name: str, value: msgspec.Struct | Sequence[msgspec.Struct]) -> None:
         self.folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

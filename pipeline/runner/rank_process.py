@@ -106,7 +106,8 @@ def record_rank_errors(rank_files: RankFiles) -> Iterator[None]:
                 text = f"lost the connection to another rank or to the store of the launch: {text}"
             else:
                 text = user_code.describe_user_error(error, text)
-        text = redact_credentials(text)[:MAX_MESSAGE_CHARS]  # here, too: the reason of a trial comes from it
+        text = redact_credentials(text).encode(errors="backslashreplace").decode()  # JSON has no lone surrogates
+        text = text[:MAX_MESSAGE_CHARS]  # redacted and cut here, too: the reason of a trial comes from it
         failure = RankError(kind, text, int(os.environ["RANK"]), host.node_name(), time.time_ns())
         with contextlib.suppress(OSError):
             rank_files.write_error(failure)

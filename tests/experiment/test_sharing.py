@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from factories import ROOT, make_measurement, make_spec
@@ -219,6 +220,32 @@ def test_an_ok_point_stays_ok_where_the_next_one_fails_before_anybody_looked(tmp
     assert first.ended_at == second.started_at
     assert first.telemetry is not None
     assert not any("ended early" in note for note in first.telemetry.notes)
+
+
+@pytest.mark.fault("F59")
+def test_a_result_that_no_record_holds_costs_its_point_alone(tmp_path: Path) -> None:
+    experiment = Experiment(tmp_path / "x")
+    experiment.create()
+    points = [make_spec(batch_size_per_gpu=size) for size in (32, 64, 128)]
+    launch = LaunchSession(experiment, "launch", points)
+    wrong = make_measurement(points[0])
+    epochs = tuple(msgspec.structs.replace(epoch, accuracy=2.7) for epoch in wrong.epochs)
+    results = [
+        msgspec.structs.replace(wrong, epochs=epochs),  # outside of the schema
+        msgspec.structs.replace(wrong, epochs=wrong.epochs[:1]),  # not of this spec
+        make_measurement(points[2]),
+    ]
+    for spec, rank_files, measurement in zip(points, launch.rank_files_by_point, results, strict=True):
+        rank_files.write_point(PointTask(spec, None))
+        rank_files.write_result(PointResult(measurement, Environment()))
+    with launch.publish_while_running():
+        pass
+    launch.publish_finished({})
+    found, _ = load_folder(experiment.records_folder)
+    by_size = {record.spec.batch_size_per_gpu: record for record in found}
+    assert [by_size[size].status for size in (32, 64, 128)] == ["failed", "failed", "ok"]
+    assert "measurement.epochs[0].accuracy" in by_size[32].reason
+    assert "epochs" in by_size[64].reason
 
 
 @pytest.mark.fault("F20")

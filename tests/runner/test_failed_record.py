@@ -137,3 +137,32 @@ def test_no_secret_of_an_exception_comes_into_a_record(rank_files: RankFiles) ->
     assert record.failure is not None
     assert "hunter2" not in record.reason + record.failure.message
     assert record.reason == "rank 0: ConnectionError: https://<redacted>@example.org/data?token=<redacted> refused"
+
+
+@pytest.mark.fault("F59")
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (b'{"measurement": {"epochs": 1}}', "measurement.epochs"),
+        (b'{"measurement": {"epochs": [], "num_parameters": 1, "gradient_bytes": 4, "unit": 5}}', "measurement.unit"),
+        (b'{"measurement"', "truncated"),
+        (b"\xff", "malformed"),
+    ],
+)
+def test_a_result_that_cannot_be_read_is_a_failed_record_that_names_the_field(
+    rank_files: RankFiles, raw: bytes, said: str
+) -> None:
+    rank_files.folder.joinpath("result.json").write_bytes(raw)
+    rank_files.folder.joinpath("environment.json").write_bytes(b"[]")
+    record = build_record(make_spec(), rank_files, "launch", {})
+    assert record is not None
+    assert record.status == "failed"
+    assert_says(record.reason, "the result could not be published", said, "see what the model's class returns")
+    publish_record(record, rank_files.folder)
+
+
+def test_an_error_that_cannot_be_read_is_that_of_its_rank(rank_files: RankFiles) -> None:
+    rank_files.folder.joinpath("rank3.error.json").write_bytes(b"{")
+    cause = find_root_cause(rank_files, {3: RankExit(1, 1.0)})
+    assert (cause.rank, cause.kind) == (3, "exception")
+    assert_says(cause.message, "its error cannot be read")

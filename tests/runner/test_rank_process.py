@@ -143,6 +143,15 @@ def test_the_message_of_a_gpu_check_is_kept_unchanged(rank_files: RankFiles, mon
     assert (found.kind, found.message) == ("unsupported_gpu", "this torch has no kernels for sm_70")
 
 
+def test_an_error_with_a_name_of_undecodable_bytes_is_written(
+    rank_files: RankFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = os.fsdecode(b"caf\xe9.npz")
+    assert report_of(rank_files, FileNotFoundError(2, "No such file", name), monkeypatch).message.endswith(
+        r"caf\udce9.npz'"
+    )
+
+
 @pytest.mark.parametrize("needs_free_gpus", [True, False])
 def test_a_point_that_needs_free_gpus_does_not_begin_beside_another_process(
     rank_files: RankFiles, monkeypatch: pytest.MonkeyPatch, needs_free_gpus: bool
