@@ -1,7 +1,7 @@
 import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import permutations
 
 import pytest
@@ -9,6 +9,7 @@ from factories import assert_says, sentences
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.analysis import intervals
 from pipeline.analysis.intervals import (
     CONFIDENCE,
     MIN_COVERAGE,
@@ -63,6 +64,34 @@ def test_many_values_take_the_ranks_of_the_normal_approximation(n: int) -> None:
     assert interval is not None
     assert interval.low == pytest.approx(n / 2 - 2.2414 * math.sqrt(n) / 2, abs=1.5)
     assert 0.975 <= interval.coverage < 0.985
+
+
+@pytest.mark.parametrize("n", [*range(1, 40), 99, 100, 333, 500])
+def test_coverage_and_rank_are_those_of_the_sums_of_binomial_coefficients(n: int) -> None:
+    """Equal to the last digit: tables show the coverage."""
+    outcomes = [math.comb(n, below) for below in range(n)]
+    exact = [1 - 2 * sum(outcomes[:rank]) / 2**n for rank in range(1, n + 1)]
+    assert [coverage_of_ranks(rank, n) for rank in range(1, n + 1)] == exact
+    for confidence in (0.8, CONFIDENCE, 0.99):
+        assert innermost_rank(n, confidence) == max(1, sum(coverage >= confidence for coverage in exact))
+
+
+def test_many_values_take_one_step_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """100,000 runs of one point took over 8 minutes: a sum of 49,646 binomial coefficients, each computed anew."""
+    steps: list[float] = []
+
+    def counted(n: int) -> Iterator[float]:
+        for coverage in original(n):
+            steps.append(coverage)
+            yield coverage
+
+    original = intervals.coverages
+    monkeypatch.setattr(intervals, "coverages", counted)
+    monkeypatch.setattr("math.comb", None)
+    interval = median_interval(range(1, 10_001))
+    assert interval is not None
+    assert interval.low == 4888
+    assert len(steps) == 4889 + 4888  # to the first rank that covers too little; to the coverage of the last that does
 
 
 @given(SAMPLES)
