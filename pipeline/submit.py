@@ -161,7 +161,8 @@ def submit_or_run(context: SubmitContext, planned: Sequence[Spec]) -> list[Spec]
         log_line(f"{selection.describe()}.")
         if "recorded as failed" in selection.skipped:
             log_line("To run the failed points again, add --rerun failed.")
-        stage_data([spec for spec in selection.todo if spec not in set(planned)], options.data)
+        known = set(planned)
+        stage_data([spec for spec in selection.todo if spec not in known], options.data)
         with experiment.edit_manifest() as manifest:
             manifest.name = grid.name
             add_points(manifest, grid.points)

@@ -139,19 +139,21 @@ def find_comparable_attempts(points: Sequence[Spec], outputs: Path, gpu_model: s
     for folder, prefix in ((PUBLISHED, "published/"), (outputs, "")) if comparable else ():
         with contextlib.suppress(CommandError):  # there is no such folder
             experiments |= {prefix + name: experiment for name, experiment in find_experiments(folder).items()}
+    keys = {cost_key(spec) for spec in comparable}
+    prefixes = {spec.run_id().rpartition("-")[0] for spec in comparable}  # without the digest
     found: list[EarlierAttempt] = []
     for name, experiment in experiments.items():
         with contextlib.suppress(OSError, CommandError):  # its folder cannot be listed, or its manifest is invalid
-            for record in read_comparable_records(experiment, comparable):
+            for record in read_comparable_records(experiment, keys, prefixes):
                 found += split_duration(record, replace_control_characters(name))
     gpu = match_gpu_name({attempt.gpu for attempt in found if attempt.gpu}, gpu_model or "")
     return [attempt for attempt in found if attempt.gpu in (None, gpu)]
 
 
-def read_comparable_records(experiment: Experiment, points: Sequence[Spec]) -> Iterator[Record]:
-    """Yield the records comparable with the points. File names and the manifest tell which files to open."""
-    keys = {cost_key(spec) for spec in points}
-    prefixes = {spec.run_id().rpartition("-")[0] for spec in points}  # without the digest
+def read_comparable_records(
+    experiment: Experiment, keys: Collection[axis_groups.Key], prefixes: Collection[str]
+) -> Iterator[Record]:
+    """Yield the records with one of these cost keys. File names and the manifest tell which files to open."""
     matches = map(record_store.RECORD_NAME_PATTERN.fullmatch, os.listdir(experiment.records_folder))
     run_ids = {match[1] for match in matches if match and match[1].rpartition("-")[0] in prefixes}
     manifest = experiment.read_manifest() if run_ids else None

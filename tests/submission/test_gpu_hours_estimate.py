@@ -18,10 +18,12 @@ from factories import (
 )
 from slurm_queue import write_commands
 
+from pipeline.experiment.axis_groups import Key
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.experiment.record_store import publish_record
 from pipeline.experiment.spec import Spec
+from pipeline.submission import gpu_hours_estimate
 from pipeline.submission.gpu_hours_estimate import Estimate, check_gpu_hours_limit, estimate_points, match_gpu_name
 from pipeline.submission.plan import Cluster, find_gpu_model
 from pipeline.submission.slurm_queries import NodeType
@@ -81,6 +83,26 @@ def test_training_is_scaled_to_the_points_samples_and_start_up_is_not(
 ) -> None:
     found = estimate(tmp_path, [make_spec(**fields)], took_half_an_hour(make_spec()))
     assert found.hours == pytest.approx(hours)
+
+
+def test_each_point_is_compared_once_however_many_experiments_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dry run of 10,000 points took a key of each for each of the published experiments."""
+    seen: list[Spec] = []
+    original = gpu_hours_estimate.cost_key
+
+    def noted(spec: Spec) -> Key:
+        seen.append(spec)
+        return original(spec)
+
+    monkeypatch.setattr(gpu_hours_estimate, "cost_key", noted)
+    monkeypatch.setattr(gpu_hours_estimate, "PUBLISHED", tmp_path / "none")
+    for number in range(5):
+        Experiment(tmp_path / f"empty{number}").create()
+    point = make_spec(learning_rate=0.4)
+    assert counts(estimate(tmp_path, [point], took_half_an_hour(make_spec()))) == (1, 1, 0.5, 0.0)
+    assert seen.count(point) == 2  # to find what is comparable, and to predict
 
 
 def test_a_quantized_point_takes_what_another_seed_took(tmp_path: Path) -> None:
