@@ -4,23 +4,25 @@ The pass leaves no trace: buffers and random state are restored, and gradients a
 """
 
 from contextlib import suppress
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
 from pipeline.data.batch import Batch, num_samples, tensors_of
-from pipeline.experiment.measurement import Better
+from pipeline.experiment.measurement import Better, short_text
 from pipeline.experiment.spec import Spec
-from pipeline.system.errors import log_line
+from pipeline.system.errors import log_line, pluralize
 from pipeline.training import device_memory, process_group
 from pipeline.training.process_group import Rank
 from pipeline.training.step import AUTOCAST_TYPES, ModelCall
-from pipeline.workloads.workload import Workload, WorkloadError
+from pipeline.workloads.workload import Workload, WorkloadError, as_number, learning_rate_of
 
 NUM_CHECKED_SAMPLES = 2  # not 1, since BatchNorm needs more than one value a channel
 MAX_NAMED_PARAMETERS = 3
+MAX_ITEMS = 2**40  # of a record
+TEXT_EXAMPLES = {"unit": "tokens", "merit": "test loss", "better": "higher"}
 
 
 def check_workload(workload: Workload, model: nn.Module, spec: Spec, rank: Rank) -> None:
@@ -47,13 +49,16 @@ def check_workload(workload: Workload, model: nn.Module, spec: Spec, rank: Rank)
     del loss, batch
     if spec.input == "dataloader":
         check_dataset(workload, spec, rank)
+    for update in range(spec.epochs * spec.steps_per_epoch):
+        learning_rate_of(workload, update)
     device_memory.reset_memory_statistics(spec, rank)
 
 
 def check_declarations(workload: Workload, spec: Spec) -> None:
     """Raise WorkloadError for what the class itself leaves out."""
-    if not isinstance(workload.items_per_sample, int) or workload.items_per_sample < 1:
-        raise WorkloadError(f"items_per_sample={workload.items_per_sample!r} must be a whole number of at least 1")
+    num_items(workload)
+    text_of(workload, "unit")
+    text_of(workload, "merit")
     if workload.better not in get_args(Better):
         raise WorkloadError(f"better={workload.better!r} must be {' or '.join(map(repr, get_args(Better)))}")
     if spec.evaluate and type(workload).evaluate is Workload.evaluate:
@@ -64,6 +69,41 @@ def check_declarations(workload: Workload, spec: Spec) -> None:
         raise WorkloadError("static_graph=true does not work with find_unused_parameters; leave one out")
     if spec.strategy == "ddp" and spec.is_captured and workload.find_unused_parameters:
         raise WorkloadError("find_unused_parameters does not work in a CUDA graph; use execution: eager or compile")
+
+
+def num_items(workload: Workload) -> int:
+    """Return the items of a sample as a number of Python. Raises WorkloadError."""
+    number = as_number(workload.items_per_sample)
+    if number is None or not 1 <= number <= MAX_ITEMS or number != int(number):
+        raise WorkloadError(f"items_per_sample={workload.items_per_sample!r} must be a whole number of at least 1")
+    return int(number)
+
+
+def text_of(workload: Workload, name: Literal["unit", "merit", "better"]) -> str:
+    """Return an attribute as a record can hold it. Raises WorkloadError."""
+    text = getattr(workload, name)
+    if not isinstance(text, str) or not (text or name == "merit") or short_text(text) != text or not is_unicode(text):
+        raise WorkloadError(f"{name}={text!r} must be a short text, as in {name} = {TEXT_EXAMPLES[name]!r}")
+    return str.__str__(text)  # not of a class of NumPy
+
+
+def is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_count(found: float, num_samples: int, workload: Workload) -> int:
+    """Return a number of correct predictions. Raises WorkloadError for one that these samples cannot have."""
+    items = num_items(workload)
+    if not 0 <= found <= num_samples * items or found != int(found):
+        raise WorkloadError(
+            f"loss counts {found:g} correct predictions in {pluralize(num_samples, 'sample')} of "
+            f"{pluralize(items, 'item')}; return their number, of at most one for each item (items_per_sample)"
+        )
+    return int(found)
 
 
 def check_batch(batch: Batch, count: int, device: torch.device) -> None:
@@ -103,7 +143,7 @@ def checked_loss(workload: Workload, model: nn.Module, batch: Batch, spec: Spec,
         found: Any = workload.loss(ModelCall(counted), batch)
     loss, num_correct = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     if not isinstance(loss, Tensor) or not isinstance(num_correct, Tensor | None):
-        cure = "return a tensor, or that and the number of correct predictions"
+        cure = "return a tensor, or that and the number of correct predictions, a tensor as of (a == b).sum()"
         raise WorkloadError(f"loss returns {describe(found)}; {cure}")
     if loss.ndim:
         raise WorkloadError(f"loss returns a tensor of shape {tuple(loss.shape)}; return its mean")
@@ -116,6 +156,13 @@ def checked_loss(workload: Workload, model: nn.Module, batch: Batch, spec: Spec,
         raise WorkloadError(
             f"the loss of a random batch is {float(loss.detach())}; check the model and synthetic_batch"
         )
+    if num_correct is not None:
+        if num_correct.ndim or num_correct.dtype in (torch.float16, torch.bfloat16) or num_correct.is_complex():
+            form = describe_form(num_correct[None])
+            raise WorkloadError(
+                f"loss counts correct predictions as {form}; return one whole number, as (a == b).sum()"
+            )
+        check_count(float(num_correct), num_samples(batch), workload)
     return loss
 
 

@@ -10,7 +10,7 @@ warm-up: it is recorded like every other epoch, but tables take times only from 
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import torch
@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from pipeline.analysis.stopping_rule import is_time_precise_enough
 from pipeline.data.batches import LoaderBatches, SyntheticBatches, TrainingBatches, batch_sizes, derive_seed
-from pipeline.experiment.measurement import DeviceMemory, Epoch, Measurement, RankEpoch
+from pipeline.experiment.measurement import Better, DeviceMemory, Epoch, Measurement, RankEpoch
+from pipeline.experiment.model_name import own_class
 from pipeline.experiment.record import MAX_RANK_EPOCHS, MAX_STEP_TIMES, MODEL_ALONE
 from pipeline.experiment.spec import NUM_WARM_UP_EPOCHS, Execution, Spec
 from pipeline.system.errors import log_line
 from pipeline.training import device_memory, process_group
-from pipeline.training.check_workload import check_workload
+from pipeline.training.check_workload import check_count, check_workload, num_items, text_of
 from pipeline.training.flop_count import FlopCount, count_flops
 from pipeline.training.gpu_checks import AMPERE
 from pipeline.training.process_group import Rank
@@ -32,7 +33,7 @@ from pipeline.training.step_setup import choose_execution, execution_stream, pre
 from pipeline.training.step_timer import STEP_PARTS, PartTimesNs, StepTimer
 from pipeline.training.strategies import describe_sharding, optimizer_bytes, place_model
 from pipeline.workloads.find import NO_SOURCES, Sources, build_workload
-from pipeline.workloads.workload import TEST_ACCURACY, Workload, WorkloadError
+from pipeline.workloads.workload import TEST_ACCURACY, Workload, WorkloadError, as_number, learning_rate_of
 
 
 class RankEpochSeries(NamedTuple):
@@ -75,6 +76,7 @@ def train_point(spec: Spec, rank: Rank, sources: Sources = NO_SOURCES) -> Traine
     execution = choose_execution(spec, rank)
     workload, model = build_model(spec, rank, sources, execution)
     check_workload(workload, model, spec, rank)
+    check_evaluation(workload, model, spec, rank)
     batches = build_batches(workload, spec, rank)
     torch.manual_seed(derive_seed(spec.seed, rank.rank))  # each rank draws a different augmentation
     with execution_stream(execution, rank):
@@ -161,7 +163,7 @@ def run_epoch(
 
     clock.start()
     for index in range(num_steps):
-        rate = workload.learning_rate((epoch_number - 1) * num_steps + index)
+        rate = learning_rate_of(workload, (epoch_number - 1) * num_steps + index)
         if rate is not None:
             step.set_learning_rate(rate)
         for passes_left in reversed(range(spec.grad_accumulation)):
@@ -171,12 +173,14 @@ def run_epoch(
     sizes = batch_sizes(spec)
     parts_ns = clock.parts_ns()
     times = sum_part_times(clock, parts_ns, rank, sum(sizes))
-    return RankEpochSeries(times, parts_ns, torch.stack(losses).tolist(), sizes, count_correct(step))
+    return RankEpochSeries(
+        times, parts_ns, torch.stack(losses).tolist(), sizes, count_correct(step, sum(sizes), workload)
+    )
 
 
-def count_correct(step: TrainingStep) -> int | None:
+def count_correct(step: TrainingStep, num_samples: int, workload: Workload) -> int | None:
     """Return the number of correct predictions of the epoch; None if the loss does not count them."""
-    return int(step.num_correct) if step.counts_correct else None
+    return check_count(float(step.num_correct), num_samples, workload) if step.counts_correct else None
 
 
 def sum_part_times(clock: StepTimer, parts_ns: PartTimesNs, rank: Rank, num_samples: int) -> RankEpoch:
@@ -226,10 +230,10 @@ def evaluate(workload: Workload, model: nn.Module, rank: Rank) -> Evaluation:
     """Return the evaluation of a model. Runs on rank 0 only, outside the timed part."""
     model.eval()
     found = workload.evaluate(model, rank.device)
-    figure, test_loss = found if isinstance(found, tuple) else (found, None)
+    figure, test_loss = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     try:
         merit, loss = finite_or_none(figure), finite_or_none(test_loss)
-    except (TypeError, ValueError) as error:
+    except (TypeError, OverflowError) as error:
         raise WorkloadError(
             f"evaluate returns a {type(figure).__name__}; return a number, or that and the test loss"
         ) from error
@@ -238,9 +242,23 @@ def evaluate(workload: Workload, model: nn.Module, rank: Rank) -> Evaluation:
     return Evaluation(merit, loss)
 
 
-def finite_or_none(value: float | None) -> float | None:
-    """Return the value as a record can hold it."""
-    return float(value) if value is not None and math.isfinite(value) else None
+def check_evaluation(workload: Workload, model: nn.Module, spec: Spec, rank: Rank) -> None:
+    """Raise WorkloadError if a user's evaluate() does not return what a record holds. Leave random state as it is."""
+    if spec.evaluate and rank.rank == 0 and own_class(spec.model) is not None:
+        with torch.random.fork_rng(devices=[rank.device] if rank.device.type == "cuda" else []):
+            evaluate(workload, model, rank)
+        model.train()
+        device_memory.reset_memory_statistics(spec, rank)
+
+
+def finite_or_none(value: object) -> float | None:
+    """Return the value as a record can hold it. Raises TypeError if it is no number."""
+    if value is None:
+        return None
+    number = as_number(value)
+    if number is None:
+        raise TypeError
+    return float(number) if math.isfinite(number) else None
 
 
 def summarize_epoch(
@@ -256,7 +274,10 @@ def summarize_epoch(
     updates_before = (epoch_number - 1) * spec.steps_per_epoch
     counts = [part.num_correct for part in ranks if part.num_correct is not None]
     updates = range(updates_before, updates_before + spec.steps_per_epoch)
-    rates = [rate for update in updates if (rate := workload.learning_rate(update)) is not None]
+    rates = [rate for update in updates if (rate := learning_rate_of(workload, update)) is not None]
+    num_predictions = num_seen * num_items(workload)
+    if num_predictions > num_seen and sum(counts) <= num_seen:  # they may be one a sample, or one an item
+        counts = []
     is_accuracy = workload.merit == TEST_ACCURACY
     return Epoch(
         epoch=epoch_number,
@@ -264,7 +285,7 @@ def summarize_epoch(
         num_updates=updates_before + spec.steps_per_epoch,
         num_samples=spec.num_samples if spec.is_whole_epoch else num_seen,
         loss=None if diverged else loss,
-        accuracy=sum(counts) / num_seen if counts else None,
+        accuracy=sum(counts) / num_predictions if counts else None,
         test_loss=tested.loss,
         test_accuracy=tested.merit if is_accuracy else None,
         merit=None if is_accuracy else tested.merit,
@@ -299,10 +320,10 @@ def build_measurement(
         precision_used=precision_used(spec, rank),
         cudnn_benchmark=torch.backends.cudnn.benchmark if spec.device == "cuda" else None,
         num_threads=torch.get_num_threads(),
-        unit=workload.unit,
-        items_per_sample=workload.items_per_sample,
-        merit=workload.merit or None,
-        better=workload.better,
+        unit=text_of(workload, "unit"),
+        items_per_sample=num_items(workload),
+        merit=text_of(workload, "merit") or None,
+        better=cast(Better, text_of(workload, "better")),
         sharding=describe_sharding(workload, model, spec),
         flops_per_sample=flops.per_sample,
         flops_note=flops.note,

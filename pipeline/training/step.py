@@ -15,7 +15,7 @@ from pipeline.experiment.spec import Spec
 from pipeline.training.process_group import Rank
 from pipeline.training.step_timer import STEP_PARTS
 from pipeline.training.strategies import SyncContext, bare_model, build_optimizer, update_sync
-from pipeline.workloads.workload import Workload, WorkloadError
+from pipeline.workloads.workload import Workload, WorkloadError, learning_rate_of
 
 AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -31,7 +31,7 @@ class TrainingStep(Protocol):
     """A training step. It marks the end of each of its `parts` but `data`; `num_correct` counts over the epoch."""
 
     parts: tuple[str, ...]
-    num_correct: Tensor  # int64, on the device
+    num_correct: Tensor  # on the device; float64 counts in floats, too, and shows a sum that is no count
     optimizer: torch.optim.Optimizer
 
     @property
@@ -90,9 +90,9 @@ class EagerStep:
     ) -> None:
         self.model = model
         self.optimizer = build_optimizer(model, workload, spec)
-        self.rate = workload.learning_rate(0)
+        self.rate = learning_rate_of(workload, 0)
         self.rate_is_on_device = False
-        self.num_correct = torch.zeros((), dtype=torch.int64, device=rank.device)
+        self.num_correct = torch.zeros((), dtype=torch.float64, device=rank.device)
         self.forward: Callable[..., Any] = ModelCall(model if forward is None else forward)
         self.counts_correct = False
         self._loss = workload.loss
@@ -138,7 +138,7 @@ class EagerStep:
                 found = self._loss(self.forward, batch)
             loss, num_correct = found if isinstance(found, tuple) else (found, None)
             if num_correct is not None:
-                self.num_correct += num_correct
+                self.num_correct += num_correct.detach()
                 self.counts_correct = True
             mark("forward")
             if self._is_first:

@@ -1,6 +1,7 @@
 """The protocol of what is trained: a model, its batches, its loss and its optimizer."""
 
 import abc
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -46,7 +47,10 @@ class Workload(abc.ABC):
 
     @abc.abstractmethod
     def loss(self, model: Callable[..., Any], batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the mean loss of a batch, or that and the number of its correct predictions. Call the model once."""
+        """Return the mean loss of a batch, or that and the number of its correct predictions. Call the model once.
+
+        The number is the sum of a tensor, with at most one prediction for each item.
+        """
 
     def compile(self, model: nn.Module) -> Callable[..., Any]:
         """Return the compiled model. Each batch size is compiled before the clock starts, with static shapes."""
@@ -84,3 +88,26 @@ class Workload(abc.ABC):
     def batches_on_device(self, shard: "Shard") -> "TrainingBatches":
         """Return the batches of `input: gpu`, which lie on the device."""
         raise WorkloadError(f"{type(self).__name__} has no batches on the device; use input: dataloader or synthetic")
+
+
+def as_number(value: object) -> int | float | None:
+    """Return a number as one of Python, also one of NumPy or torch with one element; None for anything else."""
+    if hasattr(value, "item"):
+        try:
+            value = value.item()
+        except (RuntimeError, TypeError, ValueError):  # several elements
+            return None
+    if isinstance(value, int):
+        return int(value)  # True is a number, too
+    return float(value) if isinstance(value, float) else None
+
+
+def learning_rate_of(workload: Workload, update: int) -> float | None:
+    """Return the learning rate of an update as a float of Python, or None. Raises WorkloadError."""
+    rate = workload.learning_rate(update)
+    if rate is None:
+        return None
+    number = as_number(rate)
+    if number is None or not math.isfinite(number):
+        raise WorkloadError(f"learning_rate({update}) returns {rate!r}; return a finite number, or None")
+    return float(number)

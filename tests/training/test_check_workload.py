@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 from factories import make_spec
@@ -11,10 +13,11 @@ from torch.utils.data import Dataset, IterableDataset
 
 from pipeline.experiment.spec import Spec
 from pipeline.training import process_group
-from pipeline.training.check_workload import check_workload
-from pipeline.training.loop import evaluate
+from pipeline.training.check_workload import check_workload, num_items, text_of
+from pipeline.training.loop import check_evaluation, count_correct, evaluate
 from pipeline.training.process_group import Rank
-from pipeline.workloads.workload import Workload, WorkloadError
+from pipeline.training.step import EagerStep, ignore_mark
+from pipeline.workloads.workload import TEST_ACCURACY, Workload, WorkloadError, learning_rate_of
 
 ALONE = Rank(0, 1, torch.device("cpu"))
 Batch = Any
@@ -91,6 +94,15 @@ def batch_of(function: Callable[[int, torch.device], Any]) -> Workload:
     return changed(synthetic_batch=lambda self, size, device: function(size, device))
 
 
+def counting(function: Callable[[torch.Tensor], Any], **members: Any) -> Workload:
+    """A workload that counts right predictions by a function of [True, True]."""
+
+    def loss(self: Workload, model: Any, batch: Batch) -> Any:
+        return model(batch["x"]).mean(), function(torch.ones(len(batch["x"]), dtype=torch.bool))
+
+    return changed(loss=loss, **members)
+
+
 @pytest.mark.parametrize(
     ("workload", "said"),
     [
@@ -116,6 +128,29 @@ def batch_of(function: Callable[[int, torch.device], Any]) -> Workload:
         (batch_of(lambda size, device: torch.zeros(size, 4, device="meta")), "a tensor on meta; make it on the given"),
         (changed(build_model=lambda self: nn.Identity()), "has no parameter that trains; set requires_grad"),
         (changed(items_per_sample=0), "items_per_sample=0 must be a whole number of at least 1"),
+        (changed(items_per_sample=1.5), r"items_per_sample=1\.5 must be a whole number"),
+        (changed(items_per_sample=torch.tensor([8, 8])), "must be a whole number of at least 1"),
+        (changed(unit=None), "unit=None must be a short text, as in unit = 'tokens'"),
+        (changed(unit="to\nkens"), "must be a short text"),
+        (changed(unit="caf\udce9"), "must be a short text"),
+        (changed(merit=5), "merit=5 must be a short text, as in merit = 'test loss'"),
+        (
+            changed(learning_rate=lambda self, update: float("nan") if update == 7 else 0.1),
+            r"learning_rate\(7\) returns nan",
+        ),
+        (
+            changed(learning_rate=lambda self, update: "0.1"),
+            r"learning_rate\(0\) returns '0\.1'; return a finite number",
+        ),
+        (
+            counting(lambda right: right.float().mean() / 3),
+            r"counts 0\.333333 correct predictions in 2 samples of 1 item",
+        ),
+        (counting(lambda right: right.sum() + 1), "counts 3 correct predictions in 2 samples of 1 item; return their"),
+        (counting(lambda right: -right.sum()), "counts -2 correct predictions"),
+        (counting(lambda right: right.sum() * float("nan")), "counts nan correct predictions"),
+        (counting(lambda right: right), r"counts correct predictions as bool \[2\]; return one whole number"),
+        (counting(lambda right: right.sum().bfloat16()), "counts correct predictions as bfloat16"),
     ],
 )
 def test_what_would_measure_something_else_is_refused(workload: Workload, said: str) -> None:
@@ -187,8 +222,52 @@ def test_a_figure_of_merit_needs_a_function_and_a_name(workload: Workload, said:
         check(workload, input="dataloader", evaluate=True)
 
 
-@pytest.mark.parametrize(("found", "kind"), [({"loss": 1.0}, "dict"), ("low", "str"), ([1.0], "list")])
+@pytest.mark.parametrize(
+    ("found", "kind"), [({"loss": 1.0}, "dict"), ("low", "str"), ([1.0], "list"), ((1.0, 2.0, 3.0), "tuple")]
+)
 def test_an_evaluation_that_is_no_number_is_refused(found: Any, kind: str) -> None:
     workload = changed(evaluate=lambda self, model, device: found, merit="test loss")
     with pytest.raises(WorkloadError, match=f"evaluate returns a {kind}; return a number, or that and the test loss"):
         evaluate(workload, workload.build_model(), ALONE)
+
+
+@pytest.mark.parametrize("kind", [float, np.float32, np.float64, np.array, torch.tensor])
+def test_a_number_of_numpy_or_torch_is_a_number(kind: Callable[[float], Any]) -> None:
+    workload = changed(
+        evaluate=lambda self, model, device: (kind(0.5), kind(2.0)),
+        learning_rate=lambda self, update: kind(0.25),
+        items_per_sample=kind(16),
+        unit=np.str_("tokens"),
+        merit="test score",
+    )
+    model = check(workload, evaluate=True)
+    found = evaluate(workload, model, ALONE)
+    rate, items, unit = learning_rate_of(workload, 3), num_items(workload), text_of(workload, "unit")
+    assert msgspec.json.encode((found, rate, items, unit)) == b'[[0.5,2.0],0.25,16,"tokens"]'
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.uint8, torch.int32, torch.float32, torch.float64])
+def test_correct_predictions_of_every_exact_type_are_counted(kind: torch.dtype) -> None:
+    workload = counting(lambda right: right.sum().to(kind))
+    model = check(workload)
+    step = EagerStep(model, workload, point(), ALONE)
+    step.begin_epoch()
+    for _ in range(3):
+        step(workload.synthetic_batch(2, ALONE.device), ignore_mark)
+    assert count_correct(step, 6, workload) == (3 if kind is torch.bool else 6)
+
+
+def test_a_share_in_place_of_a_count_is_refused_once_it_is_no_whole_number() -> None:
+    workload = counting(lambda right: right.float().mean() * (1 if len(right) == 2 else 0.4))
+    step = EagerStep(check(workload), workload, point(), ALONE)
+    step.begin_epoch()
+    step(workload.synthetic_batch(4, ALONE.device), ignore_mark)
+    with pytest.raises(WorkloadError, match=r"counts 0\.4 correct predictions in 4 samples"):
+        count_correct(step, 4, workload)
+
+
+@pytest.mark.parametrize(("found", "said"), [("low", "evaluate returns a str"), (80.0, "test accuracy of 80")])
+def test_the_result_of_evaluate_is_checked_before_the_clock(found: Any, said: str) -> None:
+    workload = changed(evaluate=lambda self, model, device: found, merit=TEST_ACCURACY)
+    with pytest.raises(WorkloadError, match=said):
+        check_evaluation(workload, workload.build_model(), point(input="dataloader", evaluate=True), ALONE)

@@ -268,6 +268,14 @@ def test_samples_that_fill_the_shares_of_ddp_up_are_not_counted_twice() -> None:
     assert summarize_epoch(1, spec, build_workload(spec), ranks, Evaluation()).num_samples == 10
 
 
+@pytest.mark.parametrize(("num_correct", "accuracy"), [(32, 0.5), (4, None)])
+def test_the_accuracy_of_several_items_a_sample_is_that_of_items_or_none(num_correct: int, accuracy: float) -> None:
+    """4 correct of 4 samples with 16 tokens each may be one prediction a sample or one a token."""
+    spec = make_spec(model="gpt", options=("length=16",), dataset=None, num_samples=4, batch_size_per_gpu=4)
+    ranks = [series_of(0, [1.0], [4], num_correct)]
+    assert summarize_epoch(1, spec, build_workload(spec), ranks, Evaluation()).accuracy == accuracy
+
+
 def test_an_epoch_diverges_where_the_first_rank_does() -> None:
     spec = make_spec(strategy="ddp", num_gpus=2, num_samples=12, batch_size_per_gpu=2)
     ranks = [series_of(0, [1.0, 1.0, math.nan], [2] * 3), series_of(1, [1.0, math.inf, 1.0], [2] * 3)]
