@@ -4,6 +4,8 @@ A rule names a change only if no measurement of the experiment contradicts it: w
 it must be faster. All functions are pure. Shares are of a point's time.
 """
 
+import bisect
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -33,10 +35,14 @@ class Change(NamedTuple):
     value: str | bool | None = None
     others: tuple[str, ...] = ()
 
+    def rank(self, spec: Spec) -> int:
+        """Return a number that is larger on a point with the change than on one without it."""
+        value = getattr(spec, self.axis)
+        return value or 0 if self.value is None else int(value == self.value)
+
     def is_made(self, own: Spec, other: Spec) -> bool:
         """True if the second point has the change and the first does not."""
-        before, after = getattr(own, self.axis), getattr(other, self.axis)
-        return after == self.value != before if self.value is not None else (after or 0) > (before or 0)
+        return self.rank(own) < self.rank(other)
 
 
 class Rule(NamedTuple):
@@ -142,7 +148,83 @@ class Advice(NamedTuple):
     limit_share_is: str | None = None
 
 
-def advise(own: Evidence, found: Sequence[Evidence]) -> Advice | None:
+class Tried(NamedTuple):
+    """What is known of the points with one change: the shortest time, and if one of them ran out of memory."""
+
+    time_s: float | None = None
+    is_oom: bool = False
+
+    def beside(self, other: "Tried") -> "Tried":
+        """Return what is known of the points of both."""
+        times_s = [time_s for time_s in (self.time_s, other.time_s) if time_s is not None]
+        return Tried(min(times_s, default=None), self.is_oom or other.is_oom)
+
+
+class Found:
+    """The evidence of the points of an experiment, indexed: the next step of each needs a look-up, no pass over all."""
+
+    def __init__(self, found: Sequence[Evidence]) -> None:
+        changes = {BATCH: None} | {change: None for rule in RULES for change in rule.changes}
+        self._tried = {change: index_change(change, found) for change in changes}
+        on_one = (own for own in reversed(found) if own.point.spec.num_gpus == 1 and own.time_s)
+        self._on_one = {(own.point.gpu, alike_key(own.point.spec, BASELINE_MAY_DIFFER)): own for own in on_one}
+        self._batch_times = index_batches(found)
+        self._batch_times_alone = index_batches([own._replace(compute_time_s=own.alone_time_s) for own in found])
+
+    def tried(self, change: Change, own: PooledPoint) -> Tried:
+        """Return what is known of the points that have this change, and are alike but for that and their length."""
+        ranks, results = self._tried[change].get(alike(change, own), NO_RESULTS)
+        place = bisect.bisect_right(ranks, change.rank(own.spec))
+        return results[place] if place < len(ranks) else Tried()
+
+    def baseline(self, own: PooledPoint) -> Evidence | None:
+        """Return the first alike point on one GPU that has a time."""
+        return self._on_one.get((own.gpu, alike_key(own.spec, BASELINE_MAY_DIFFER)))
+
+    def larger_batch(self, own: PooledPoint, *, is_alone: bool = False) -> tuple[float, float] | None:
+        """Return the ratio to the next batch that is at least twice as large, and the computation of a sample there.
+
+        With `is_alone` that of the bare model on one GPU.
+        """
+        sizes, times_s = (self._batch_times_alone if is_alone else self._batch_times).get(alike(BATCH, own), NO_TIMES)
+        place = bisect.bisect_left(sizes, MIN_BATCH_RATIO * own.spec.batch_size_per_gpu)
+        return (sizes[place] / own.spec.batch_size_per_gpu, times_s[place]) if place < len(sizes) else None
+
+
+NO_RESULTS: tuple[list[int], list[Tried]] = [], []
+NO_TIMES: tuple[list[int], list[float]] = [], []
+
+
+def alike(change: Change, point: PooledPoint) -> tuple[object, ...]:
+    """Return the key of the points that differ in the axes of a change and in how long they ran alone."""
+    return point.gpu, alike_key(point.spec, (*EFFORT_AXES, change.axis, *change.others))
+
+
+def index_change(change: Change, found: Sequence[Evidence]) -> dict[object, tuple[list[int], list[Tried]]]:
+    """Return, by the key of `alike`, the ranks of a change in rising order, and what is known from each of them on."""
+    groups: dict[object, dict[int, Tried]] = {}
+    for own in found:
+        by_rank, rank = groups.setdefault(alike(change, own.point), {}), change.rank(own.point.spec)
+        by_rank[rank] = by_rank.get(rank, Tried()).beside(Tried(own.time_s, own.point.status == "oom"))
+    index = {}
+    for key, by_rank in groups.items():
+        ranks = sorted(by_rank)
+        from_last = itertools.accumulate((by_rank[rank] for rank in reversed(ranks)), Tried.beside)
+        index[key] = ranks, [*from_last][::-1]
+    return index
+
+
+def index_batches(found: Sequence[Evidence]) -> dict[object, tuple[list[int], list[float]]]:
+    """Return, by the key of `alike`, the batch sizes in rising order, and the computation of a sample at each."""
+    groups: dict[object, dict[int, float]] = {}
+    for own in found:
+        if own.compute_time_s is not None:
+            times_s, size = groups.setdefault(alike(BATCH, own.point), {}), own.point.spec.batch_size_per_gpu
+            times_s[size] = min(own.compute_time_s, times_s.get(size, own.compute_time_s))
+    return {key: (sorted(times_s), [times_s[size] for size in sorted(times_s)]) for key, times_s in groups.items()}
+
+
+def advise(own: Evidence, found: Found) -> Advice | None:
     """Return the next step of a point beside all points of its experiment.
 
     None if it has no time. Of a point that was measured elsewhere the strategy alone is known to be changeable.
@@ -166,34 +248,31 @@ def advise(own: Evidence, found: Sequence[Evidence]) -> Advice | None:
     return Advice(NOTHING_FOUND)
 
 
-def describe_changes(changes: Sequence[Change], own: Evidence, found: Sequence[Evidence]) -> str:
+def describe_changes(changes: Sequence[Change], own: Evidence, found: Found) -> str:
     """Return the changes that may help, with what they gain where that was measured; "" if none may.
 
     A change that was measured to gain less than MIN_GAIN, or that ran out of memory, is left out.
     """
     said = []
     for change in changes:
-        tried = [other for other in found if is_changed_by(change, own.point, other.point)]
-        times_s = [other.time_s for other in tried if other.time_s is not None]
-        if times_s and own.time_s:
-            if (gain := own.time_s / min(times_s)) >= MIN_GAIN:
+        tried = found.tried(change, own.point)
+        if tried.time_s is not None and own.time_s:
+            if (gain := own.time_s / tried.time_s) >= MIN_GAIN:
                 said.append(f"{change.words} ({gain:.3g}x)")
-        elif is_possible(change, own.point) and not any(other.point.status == "oom" for other in tried):
+        elif is_possible(change, own.point) and not tried.is_oom:
             said.append(change.words)
     return " or ".join(said)
 
 
-def is_measured_faster(change: Change, own: Evidence, found: Sequence[Evidence]) -> bool:
+def is_measured_faster(change: Change, own: Evidence, found: Found) -> bool:
     """True if the changed point was timed too, and is faster."""
-    tried = (other.time_s for other in found if other.time_s and is_changed_by(change, own.point, other.point))
-    return own.time_s is not None and any(own.time_s / time_s >= MIN_GAIN for time_s in tried)
+    time_s = found.tried(change, own.point).time_s
+    return bool(own.time_s and time_s and own.time_s / time_s >= MIN_GAIN)
 
 
 def is_changed_by(change: Change, own: PooledPoint, other: PooledPoint) -> bool:
     """True if another point differs from a point in this change alone, and in how long it ran."""
-    may_differ = (*EFFORT_AXES, change.axis, *change.others)
-    is_alike = own.gpu == other.gpu and alike_key(own.spec, may_differ) == alike_key(other.spec, may_differ)
-    return is_alike and change.is_made(own.spec, other.spec)
+    return alike(change, own) == alike(change, other) and change.is_made(own.spec, other.spec)
 
 
 def is_possible(change: Change, point: PooledPoint) -> bool:
@@ -212,7 +291,7 @@ def is_possible(change: Change, point: PooledPoint) -> bool:
     return True
 
 
-def derived_shares(own: Evidence, found: Sequence[Evidence]) -> dict[str, float]:
+def derived_shares(own: Evidence, found: Found) -> dict[str, float]:
     """Return the shares that follow from other points: the fixed cost of a step, and what several GPUs cost.
 
     The fixed cost would not grow with the batch: launches, the optimizer, kernels too small for the GPU. On several
@@ -225,11 +304,8 @@ def derived_shares(own: Evidence, found: Sequence[Evidence]) -> dict[str, float]
     if any(is_measured_faster(change, own, found) for change in (COMPILE, COMPILED_GRAPH)):
         shares["low MFU"] = 0.0
     if spec.num_gpus > 1:
-        key = own.point.gpu, alike_key(spec, BASELINE_MAY_DIFFER)
-        alone = [other._replace(compute_time_s=other.alone_time_s) for other in found]
-        on_one = (other for other in found if other.point.spec.num_gpus == 1 and other.time_s)
-        one = next((o for o in on_one if (o.point.gpu, alike_key(o.point.spec, BASELINE_MAY_DIFFER)) == key), None)
-        of_one = fixed_share(one, found) if one else fixed_share(own._replace(compute_time_s=own.alone_time_s), alone)
+        one = found.baseline(own.point)
+        of_one = fixed_share(one or own._replace(compute_time_s=own.alone_time_s), found, is_alone=one is None)
         fixed = None if fixed is None or of_one is None else min(fixed, of_one)
         if one and one.time_s and own.time_s and "communication" not in own.shares:
             shares["several GPUs"] = 1 - one.time_s / own.time_s / spec.num_gpus
@@ -238,18 +314,11 @@ def derived_shares(own: Evidence, found: Sequence[Evidence]) -> dict[str, float]
     return shares
 
 
-def fixed_share(own: Evidence, found: Sequence[Evidence]) -> float | None:
+def fixed_share(own: Evidence, found: Found, *, is_alone: bool = False) -> float | None:
     """Return the fixed share of a step, by a line through it and the next batch that is at least twice as large."""
-    batch = own.point.spec.batch_size_per_gpu
-    known = [
-        (ratio, other.compute_time_s)
-        for other in found
-        if (ratio := other.point.spec.batch_size_per_gpu / batch) >= MIN_BATCH_RATIO
-        and other.compute_time_s is not None
-        and is_changed_by(BATCH, own.point, other.point)
-    ]
-    if not known or not own.compute_time_s:
+    known = found.larger_batch(own.point, is_alone=is_alone)
+    if known is None or not own.compute_time_s:
         return None
-    ratio, time_s = min(known)
+    ratio, time_s = known
     growth = (ratio * time_s / own.compute_time_s - 1) / (ratio - 1)  # of the step, for as many samples again
     return min(max(1 - growth, 0.0), 1.0)

@@ -330,14 +330,15 @@ def not_told_apart(row: Row, rows: Iterable[Row]) -> list[Row]:
 
 def name_ties(row: Row, ties: Sequence[Row], name: Callable[[Row], str]) -> str:
     """Return the first ties with how much longer their time is, how many more there are, and what tells them apart."""
-    named = [f"{name(tie)} ({sample_time(tie) / sample_time(row) - 1:+.1%})".replace("%", " %") for tie in ties]
+    shown = ties[:MAX_NAMED_TIES]
+    named = [f"{name(tie)} ({sample_time(tie) / sample_time(row) - 1:+.1%})".replace("%", " %") for tie in shown]
     more = [f"{len(ties) - MAX_NAMED_TIES} more"] if len(ties) > MAX_NAMED_TIES else []
     cure = (
         ""
         if all(has_verdict(row, tie) for tie in ties)
         else f"; {min_values()} runs of each (--repeats) can tell them apart"
     )
-    return " and ".join([", ".join(named[:MAX_NAMED_TIES]), *more]) + cure
+    return " and ".join([", ".join(named), *more]) + cure
 
 
 def differing_axes(row: Row, other: Row) -> list[str]:

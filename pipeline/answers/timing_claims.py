@@ -95,7 +95,8 @@ def speedup_claims(tables: Tables) -> list[Claim]:
     fit = usable_rows(rows)
     unknown = () if fit else ("wait for data not stated",)
     fit = fit or usable_rows(rows, is_loader_bound=None)
-    reasons = Counter(reason_left_out(row) for row in timed if all(row is not other for other in fit))
+    used = {id(row) for row in fit}
+    reasons = Counter(reason_left_out(row) for row in timed if id(row) not in used)
     why = "; ".join(f"{reason} ({count})" if len(reasons) > 1 else reason for reason, count in reasons.items())
     if not fit:
         largest = " and ".join(describe_speedup(row, timed, fit) for row in largest_of_each(timed))

@@ -118,15 +118,15 @@ def name_columns(points: Sequence[Axes], varying: Sequence[str]) -> tuple[list[D
         for axis in own
     ]
     others = [axis for axis in varying if axis not in AXIS_HEADINGS]
-    fixed = axes_fixed_by_model(points, others)
+    fixed, models = axes_fixed_by_model(points, others), models_of(points)
     if fixed:
         others = [axis for axis in others if axis not in fixed]
-        of_each = {point["model"]: describe_point(point, ["model", *fixed], models_of(points)) for point in points}
+        of_each = {point["model"]: describe_point(point, ["model", *fixed], models) for point in points}
         explained.append(f"Each model: {'; '.join(of_each.values())}.")
     if not others:
         return columns, " ".join(explained)
     heading = {"gpu": "GPU model"}.get(others[0], others[0]) if len(others) == 1 else "configuration"
-    names = [describe_point(point, others, models_of(points)) for point in points]
+    names = [describe_point(point, others, models) for point in points]
     if max(map(len, names)) > MAX_LABEL:
         usual = {axis: Counter(repr(point[axis]) for point in points).most_common(1)[0][0] for axis in others}
         differing = [[axis for axis in others if repr(point[axis]) != usual[axis]] for point in points]

@@ -16,6 +16,7 @@ from pipeline.pages import plot_data
 from pipeline.pages.plot_data import BarPanel, LinePanel, Plot, PlotSource, Point, Series, as_title, make_series
 from pipeline.tables.advice_rows import epoch_evidence
 from pipeline.tables.columns import AXIS_HEADINGS, Row, axes_of
+from pipeline.tables.communication_rows import PointsByTraining, group_by_training
 from pipeline.tables.definitions import BUS_BANDWIDTH, EPOCH_TIME, GLOBAL_BATCH, MEMORY, SPEEDUP, THROUGHPUT
 
 BATCH = "batch_size_per_gpu"
@@ -195,14 +196,14 @@ def trained_steps(source: PlotSource) -> Steps:
     """Return the step of training points on one and on the most GPUs; nothing where all ran on one."""
     points = pool_outcomes(source.outcomes)
     plain = [point for point in points if point.spec.is_whole_epoch and not point.spec.remedies]
-    measured = [point for point in points if point.spec.measure == "communication"]
+    measured = group_by_training([point for point in points if point.spec.measure == "communication"])
     rows = {repr(row.axes): row for row in source.tables["Q2"]}
     most = max((point.spec.num_gpus for point in plain), default=1)
     shown = [(point, axes_of(point)) for point in plain if most > 1 and point.spec.num_gpus in (1, most)]
     return [(axes, parts_of_step(point, measured, rows.get(repr(axes)))) for point, axes in shown]
 
 
-def parts_of_step(point: PooledPoint, measured: Sequence[PooledPoint], row: Row | None) -> dict[str, float]:
+def parts_of_step(point: PooledPoint, measured: PointsByTraining, row: Row | None) -> dict[str, float]:
     """Return the seconds of each part of one step (docs/advice.md); empty if a part was not recorded.
 
     The parts come from several methods and are not fitted to the step: what they leave or count twice is "unexplained",

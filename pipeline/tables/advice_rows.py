@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from pipeline.analysis import exposed_communication as exposure
-from pipeline.analysis.advice import LOCAL_BATCHNORM, LOW_MFU, Advice, Evidence, advise, is_changed_by
+from pipeline.analysis.advice import LOCAL_BATCHNORM, LOW_MFU, Advice, Evidence, Found, advise, is_changed_by
 from pipeline.analysis.compute_rate import compute_rate_figures
 from pipeline.analysis.energy import clock_notes, is_power_limited
 from pipeline.analysis.exposed_communication import communications_of, is_within_noise
 from pipeline.analysis.late_rank import find_late_rank
 from pipeline.analysis.loader import longest_data_share
 from pipeline.analysis.pooling import PooledPoint, median_window_s
-from pipeline.tables.communication_rows import match_measured
+from pipeline.tables.communication_rows import PointsByTraining, group_by_training, match_measured, training_key
 
 Advices = dict[int, Advice]
 """The next step by the id of a pooled point, of those that have one."""
@@ -20,15 +22,17 @@ def advise_all(
     points: Sequence[PooledPoint], measured: Sequence[PooledPoint], peak_tflops: float | None = None
 ) -> Advices:
     """Return the next step of points with epochs, and of points that measured communication."""
+    by_training = group_by_training(measured)
     groups = (
-        [epoch_evidence(point, measured, peak_tflops) for point in points],
-        [step_evidence(point, measured) for point in measured],
+        [epoch_evidence(point, by_training, peak_tflops) for point in points],
+        [step_evidence(point, by_training) for point in measured],
     )
-    advices = [(own.point, advise(own, found)) for found in groups for own in found]
+    indexed = [(group, Found(group)) for group in groups]
+    advices = [(own.point, advise(own, found)) for group, found in indexed for own in group]
     return {id(point): advice for point, advice in advices if advice is not None}
 
 
-def epoch_evidence(point: PooledPoint, measured: Sequence[PooledPoint], peak_tflops: float | None = None) -> Evidence:
+def epoch_evidence(point: PooledPoint, measured: PointsByTraining, peak_tflops: float | None = None) -> Evidence:
     """Return what is known of the epochs of a point, with the shares of the point that measured its communication."""
     time_s, match = point.epoch_time, match_measured(point, measured)
     if not time_s:
@@ -51,7 +55,7 @@ def epoch_evidence(point: PooledPoint, measured: Sequence[PooledPoint], peak_tfl
     return Evidence(point, time_s / num_samples, shares | other_limits(point), per_sample_s, late_rank=late_rank)
 
 
-def step_evidence(point: PooledPoint, measured: Sequence[PooledPoint]) -> Evidence:
+def step_evidence(point: PooledPoint, measured: PointsByTraining) -> Evidence:
     """Return what is known of the steps of a communication point, beside all of them."""
     found = communications_of(point.ok_records)
     step = exposure.median_step_time(found, exposure.whole_step(found))
@@ -79,7 +83,7 @@ def step_evidence(point: PooledPoint, measured: Sequence[PooledPoint]) -> Eviden
     return Evidence(point, step / samples, shares | other_limits(point), step / samples, alone_s, remedy)
 
 
-def statistics_share(point: PooledPoint, measured: Sequence[PooledPoint], step_s: float) -> float:
+def statistics_share(point: PooledPoint, measured: PointsByTraining, step_s: float) -> float:
     """Return the share of SyncBatchNorm in a step: its collectives in the profile, or what the step without it saves.
 
     The larger counts. A collective takes as long as the mean rank is in it; the profile does not see what each of them
@@ -88,7 +92,8 @@ def statistics_share(point: PooledPoint, measured: Sequence[PooledPoint], step_s
     found = communications_of(point.ok_records)
     parts_s = (exposure.profiled_transfer_s(found, ["batchnorm_statistics"], waiting) for waiting in (False, True))
     in_profile_s = sum(part_s or 0.0 for part_s in parts_s)
-    without = (other for other in measured if is_changed_by(LOCAL_BATCHNORM, point, other))
+    local = training_key(point.gpu, msgspec.structs.replace(point.spec, sync_batchnorm=False))
+    without = (other for other in measured.get(local, []) if is_changed_by(LOCAL_BATCHNORM, point, other))
     steps_s = (exposure.median_step_time(communications_of(other.ok_records), "ddp") for other in without)
     saved_s = max((step_s - other_s for other_s in steps_s if other_s), default=0.0)
     return min(max(in_profile_s, saved_s) / step_s, 1.0)

@@ -11,7 +11,7 @@ from pipeline.experiment.outcomes import PointOutcome
 from pipeline.tables.advice_rows import advise_all
 from pipeline.tables.bandwidth_rows import MeasuredLinks, bandwidth_rows, measured_links, sweep_rows
 from pipeline.tables.columns import Row, Table
-from pipeline.tables.communication_rows import exposed_row, split_row, transfer_row
+from pipeline.tables.communication_rows import exposed_row, group_by_training, split_row, transfer_row
 from pipeline.tables.cost_rows import cost_rows
 from pipeline.tables.definitions import TABLES
 from pipeline.tables.epoch_rows import oom_row, q1_row, q2_row, q3_row, q4_rows
@@ -52,19 +52,20 @@ def build_tables(
     weak = pair_with_baselines(plain, "weak")
     links = (sibling_links or {}) | measured_links(record for point in distributed for record in point.ok_records)
     advices = advise_all(plain, distributed, peak_tflops)
+    trained_alike, measured_alike = group_by_training(points), group_by_training(measured)
     found: dict[str, Iterable[Row]] = {
         "Q1": (q1_row(point, peak_tflops) for point in plain if point.spec.num_gpus == 1),
         "Q2": (
             *(q2_row(point, baseline, "weak", peak_tflops, advices.get(id(point))) for point, baseline in weak),
             *(q2_row(point, baseline, "strong", peak_tflops) for point, baseline in strong_pairs(plain)),
         ),
-        "Q3": (q3_row(point, baseline, measured, links) for point, baseline in weak if point.spec.num_gpus > 1),
+        "Q3": (q3_row(point, baseline, measured_alike, links) for point, baseline in weak if point.spec.num_gpus > 1),
         "Q4": (row for point in trained for row in q4_rows(point)),
         "oom": (oom_row(point) for point in pooled if any(outcome.status == "oom" for outcome in point.outcomes)),
         "communication": (exposed_row(point, advices.get(id(point))) for point in distributed),
         "bandwidth": (row for point in ddp for row in bandwidth_rows(point)),
         "sweep": (row for rows in sweep_rows(distributed).values() for row in rows),
-        "transfers": (transfer_row(point, points) for point in measured),
+        "transfers": (transfer_row(point, trained_alike) for point in measured),
         "split": (split_row(point) for point in measured if point.spec.strategy == "dp"),
         # processes share the CPUs of a machine, so more of them compute more slowly: the model says nothing of that
         "prediction": prediction_rows([point for point in ddp if point.spec.device == "cuda"], link, predict_to),

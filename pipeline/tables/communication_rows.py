@@ -4,7 +4,7 @@ Times are of one step, in seconds.
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from pipeline.analysis import exposed_communication as exposure
@@ -15,7 +15,7 @@ from pipeline.analysis.intervals import Estimate
 from pipeline.analysis.late_rank import MIN_LATE_SHARE, find_late_rank
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs
-from pipeline.experiment.axis_groups import TRAINED_MAY_DIFFER, alike_key
+from pipeline.experiment.axis_groups import TRAINED_MAY_DIFFER, Key, alike_key
 from pipeline.experiment.measurement import Communication, Measurement, TransferKind, VariantName
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
@@ -24,6 +24,8 @@ from pipeline.tables.definitions import COMMUNICATION, SPLIT, TRANSFERS
 
 COMPARED_STEPS: tuple[VariantName, ...] = ("plain", "ddp_one", "no_sync")  # beside the step of the strategy
 KINDS: tuple[TransferKind, ...] = get_args(TransferKind)
+TrainingKey = tuple[str, Key]
+PointsByTraining = Mapping[TrainingKey, Sequence[PooledPoint]]
 SPLIT_PARTS = ("scatter", "replicate", "parallel_forward", "gather", "backward", "optimizer")
 
 
@@ -166,7 +168,7 @@ def split_row(point: PooledPoint) -> Row:
     )
 
 
-def transfer_row(point: PooledPoint, trained: Sequence[PooledPoint]) -> Row:
+def transfer_row(point: PooledPoint, trained: PointsByTraining) -> Row:
     """Return the calls and bytes of one step by kind. Epoch time and accuracy come from training the same point."""
     found, spec = communications_of(point.ok_records), point.spec
     counted = {transfer.kind: transfer for part in found for transfer in part.transfers}
@@ -174,7 +176,7 @@ def transfer_row(point: PooledPoint, trained: Sequence[PooledPoint]) -> Row:
     absent = 0.0 if counted else None
     transfers = {f"{kind}_{quantity}": getattr(counted.get(kind), quantity, absent) for kind, quantity in keys}
     measured = [record.measurement for record in point.ok_records if record.measurement]
-    same = (other for other in trained if other.gpu == point.gpu and differ_only_in_measurement(other.spec, spec))
+    same = trained.get(training_key(point.gpu, point.spec), [])
     match = next((other for other in same if other.epoch_time is not None), None)  # a probe has no epoch time
     notes = [] if counted else exposure.job_notes(found)
     if match:
@@ -213,13 +215,17 @@ def last_test_accuracy(record: Record) -> float | None:
     return epochs[-1].test_accuracy if epochs else None
 
 
-def differ_only_in_measurement(trained: Spec, measured: Spec) -> bool:
-    """Return True if two points differ only in how they were measured."""
-    return alike_key(trained, TRAINED_MAY_DIFFER) == alike_key(measured, TRAINED_MAY_DIFFER)
+def training_key(gpu: str, spec: Spec) -> TrainingKey:
+    """Return what points share that differ only in how they were measured, on one GPU model."""
+    return gpu, alike_key(spec, TRAINED_MAY_DIFFER)
 
 
-def match_measured(point: PooledPoint, measured: Sequence[PooledPoint]) -> PooledPoint | None:
+def group_by_training(points: Sequence[PooledPoint]) -> PointsByTraining:
+    """Return the points that differ only in how they were measured, by what they share."""
+    return group_pairs((training_key(point.gpu, point.spec), point) for point in points)
+
+
+def match_measured(point: PooledPoint, measured: PointsByTraining) -> PooledPoint | None:
     """Return the point on the same GPU model that measured the communication of a point, with the most rounds."""
-    on_gpu = (other for other in measured if other.gpu == point.gpu)
-    matches = [other for other in on_gpu if differ_only_in_measurement(point.spec, other.spec)]
+    matches = measured.get(training_key(point.gpu, point.spec), [])
     return max(matches, key=lambda other: num_rounds(communications_of(other.ok_records)), default=None)

@@ -21,7 +21,7 @@ from pipeline.experiment.record import Record
 from pipeline.experiment.spec import CAPTURED_EXECUTIONS
 from pipeline.tables.bandwidth_rows import MeasuredLinks, link_key
 from pipeline.tables.columns import Row, make_row
-from pipeline.tables.communication_rows import match_measured, timed_figures
+from pipeline.tables.communication_rows import PointsByTraining, match_measured, timed_figures
 from pipeline.tables.definitions import OOM, Q1, Q2, Q3, Q4
 
 
@@ -89,7 +89,7 @@ def q2_row(
     return make_row(Q2, point, notes, **time_figures(point, peak_tflops), **gains)
 
 
-def q3_row(point: PooledPoint, baseline: Baseline, measured: Sequence[PooledPoint], links: MeasuredLinks) -> Row:
+def q3_row(point: PooledPoint, baseline: Baseline, measured: PointsByTraining, links: MeasuredLinks) -> Row:
     """Return a row of Q3: computation against communication by subtraction, over the whole epoch.
 
     Exposed communication comes from the matching point of `measured`: that of one step, times the steps. `links` tells
@@ -162,7 +162,7 @@ def subtraction_ends_s(point: PooledPoint, baseline: Baseline) -> tuple[float, .
     return low - one_high / point.spec.num_gpus, high - one_low / point.spec.num_gpus
 
 
-def exposed_per_epoch(point: PooledPoint, measured: Sequence[PooledPoint]) -> tuple[Estimate | None, list[Note]]:
+def exposed_per_epoch(point: PooledPoint, measured: PointsByTraining) -> tuple[Estimate | None, list[Note]]:
     """Return the measured exposed communication of an epoch's steps, and notes on it; None if no point matches.
 
     A point on another GPU model does not match. If several points of `measured` match, the one with the most rounds

@@ -1,14 +1,16 @@
 import dataclasses
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from factories import ROOT, make_measurement, make_record, make_spec
+from factories import ROOT, make_communication, make_communication_record, make_measurement, make_record, make_spec
 from rendered_tables import build
 
 from pipeline.analysis.pooling import ALWAYS_SHOWN
+from pipeline.answers.questions import answer_questions
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment, find_experiments
 from pipeline.experiment.measurement import DeviceMemory, Epoch, GpuWindow, HostWindow, Telemetry
@@ -509,3 +511,32 @@ def test_throttling_in_the_timed_epoch_is_said_in_the_row() -> None:
     windows.append(msgspec.structs.replace(windows[0], epoch=2, throttle_reasons=()))
     calm = msgspec.structs.replace(record.telemetry, gpus=tuple(windows))  # throttled while it warmed up
     assert build(msgspec.structs.replace(record, telemetry=calm))["Q1"][0]["note"] is None
+
+
+@pytest.mark.parametrize("measure", ["epochs", "communication"])
+def test_the_work_of_the_tables_and_answers_grows_as_the_number_of_points(measure: str) -> None:
+    """Before, each point was compared with each other one."""
+
+    def count_calls(num_points: int) -> int:
+        specs = [
+            ddp(2, batch_size_per_gpu=size, measure=measure, input="synthetic") for size in range(1, num_points + 1)
+        ]
+        found = [
+            make_communication_record(spec, make_communication()) if measure == "communication" else make_record(spec)
+            for spec in specs
+        ]
+        num_calls = 0
+
+        def count(_frame: Any, event: str, _arg: Any) -> None:
+            nonlocal num_calls
+            num_calls += event in ("call", "c_call")
+
+        sys.setprofile(count)
+        try:
+            answer_questions(build(*found))
+        finally:
+            sys.setprofile(None)
+        return num_calls
+
+    count_calls(2)  # caches are full
+    assert count_calls(80) < 2.2 * count_calls(40)
