@@ -21,6 +21,7 @@ from pipeline.experiment.manifest import SlurmArray, add_points, as_job_name, st
 from pipeline.experiment.packing import points_for_same_processes
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
+from pipeline.runner.failed_record import limit_hint
 from pipeline.runner.launch_options import LaunchOptions, add_point_arguments, positive_integer, read_launch_options
 from pipeline.runner.launch_session import LaunchSession, publish_with_retries
 from pipeline.runner.memory_search import search_memory
@@ -220,7 +221,10 @@ def run_and_publish(launch: LaunchSession, options: LaunchOptions) -> None:
     except DeadlineExpired:
         launch.publish_timed_out()
     except (RuntimeError, TimeoutError) as error:  # from run_node_ranks: the ranks could not start or connect
-        launch.publish_failure(f"the ranks could not be started: {error}")
+        hint = limit_hint(error)  # which describe_exception may have added
+        text = str(error) or type(error).__name__
+        cure = f"; {hint}" if hint and hint not in text else ""
+        launch.publish_failure(f"the ranks could not be started: {text}{cure}")
     else:
         launch.publish_finished(exits)
 

@@ -1,7 +1,9 @@
 """The record of a launch that failed, built from the exit codes and the errors of its ranks."""
 
+import resource
 import signal
 from collections.abc import Mapping
+from traceback import extract_tb
 from typing import NamedTuple
 
 import msgspec
@@ -22,6 +24,11 @@ SHARED_MEMORY_SIGNS = (
     "killed by signal: Bus error",
     str(host.SHARED_MEMORY),
 )
+
+
+OPEN_FILES_SIGNS = ("Too many open files", "items of ancillary data")
+THREAD_SIGNS = ("can't start new thread", "Resource temporarily unavailable")
+TELLING_SIGNS = ("killed by signal", "out of memory", *OPEN_FILES_SIGNS, *THREAD_SIGNS)
 
 
 class RankExit(NamedTuple):
@@ -96,13 +103,49 @@ def may_be_consequence(failure: Failure) -> bool:
 
 
 def describe_exception(error: BaseException) -> str:
-    """Return the type and text of the error. If shared memory failed, a first line names its folder, size and cure."""
+    """Return the type and text of the error, its most telling cause first. Limits of the node come with their cure."""
     text = f"{type(error).__name__}: {error}"
     if not is_shared_memory_error(error):
-        return text
+        return describe_chain(error)
     last_line = text.strip().splitlines()[-1]
     hint = f"{last_line}; {shared_memory_hint()}"
     return hint if text.strip() == last_line else f"{hint}\n{text}"
+
+
+def describe_chain(error: BaseException) -> str:
+    """Return the errors that led to this one, a line or more each: the most telling first."""
+    chain = [error, *causes_of(error)]
+    telling = next((one for one in chain if limit_hint(one) or contains_any(str(one), TELLING_SIGNS)), None)
+    telling = telling or next((one for one in chain if str(one).strip()), error)
+    texts = [f"{type(one).__name__}: {one}".strip().removesuffix(":") for one in dict.fromkeys([telling, *chain])]
+    if hint := limit_hint(telling):
+        first, line_break, rest = texts[0].partition("\n")
+        texts[0] = f"{first}; {hint}{line_break}{rest}"
+    return "\n".join(texts)
+
+
+def causes_of(error: BaseException) -> list[BaseException]:
+    """Return what led to an error, from the nearest cause to the first. `raise ... from None` hides the rest."""
+    found: list[BaseException] = []
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    while cause is not None and cause not in found:
+        found.append(cause)
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return found
+
+
+def limit_hint(error: BaseException) -> str:
+    """Return the limit of the node or its user that an error is about, with its value and the cure; "" if none."""
+    text = str(error)
+    passes_files = any(frame.name in ("recvfds", "recv_handle") for frame in extract_tb(error.__traceback__))
+    if contains_any(text, OPEN_FILES_SIGNS) or (isinstance(error, EOFError) and passes_files):
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return f"the limit of open files is {limit}: raise it (ulimit -n), or let collate() make fewer tensors a batch"
+    if contains_any(text, THREAD_SIGNS):
+        return "the limit of threads is reached: raise it (ulimit -u), or lower OMP_NUM_THREADS or num_workers"
+    if "DataLoader worker" in text and "killed by signal: Killed" in text:
+        return "if the node ran out of memory, raise mem_per_gpu_gib in the grid file, or lower num_workers"
+    return ""
 
 
 def is_shared_memory_error(error: BaseException) -> bool:

@@ -166,3 +166,32 @@ def test_an_error_that_cannot_be_read_is_that_of_its_rank(rank_files: RankFiles)
     cause = find_root_cause(rank_files, {3: RankExit(1, 1.0)})
     assert (cause.rank, cause.kind) == (3, "exception")
     assert_says(cause.message, "its error cannot be read")
+
+
+def chained(outer: BaseException, inner: BaseException) -> BaseException:
+    outer.__cause__ = inner
+    return outer
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (EOFError(), ["EOFError"]),
+        (chained(RuntimeError(), KeyError("x")), ["KeyError: 'x'"]),
+        (chained(ValueError("no such config"), KeyError("x")), ["ValueError: no such config"]),
+        (
+            chained(
+                RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"),
+                RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "),
+            ),
+            ["is killed by signal: Killed", "raise mem_per_gpu_gib"],
+        ),
+        (RuntimeError("received 0 items of ancillary data"), ["ancillary", "open files is", "ulimit -n", "collate()"]),
+        (OSError(24, "Too many open files"), ["Too many open files", "ulimit -n"]),
+        (RuntimeError("can't start new thread"), ["ulimit -u", "OMP_NUM_THREADS"]),
+    ],
+)
+def test_the_most_telling_line_of_a_chain_comes_first_with_its_cure(error: BaseException, said: list[str]) -> None:
+    text = failed_record.describe_exception(error)
+    assert_says(text.partition("\n")[0], *said)
+    assert not any(line.rstrip().endswith(":") for line in text.splitlines())
