@@ -4,18 +4,19 @@ import argparse
 import os
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from pipeline.experiment import packing
-from pipeline.experiment.find_model import find_lacking
+from pipeline.experiment.find_model import find_lacking, source_digests
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.grid import Grid, check_grid_name, expand_grid
-from pipeline.experiment.manifest import MANIFEST_VERSION, Manifest, add_points
+from pipeline.experiment.manifest import MANIFEST_VERSION, Manifest, Submission, add_points
 from pipeline.experiment.model_name import own_class
+from pipeline.experiment.outcomes import PointOutcome
 from pipeline.experiment.resources import ResourceShape, group_by_shape
 from pipeline.experiment.spec import Spec
 from pipeline.runner.launch_options import LaunchOptions, read_launch_options
@@ -247,6 +248,7 @@ def select_points(context: SubmitContext) -> PointSelection:
     add_points(manifest, grid.points)
     selected = selected_run_ids(context)
     todo, skipped = [], Counter[str]()
+    sources = source_digests(grid.points, grid.folder)
     for progress in read_progress(experiment, manifest, holds_lock=True):
         if progress.spec.run_id() not in selected:
             continue
@@ -259,6 +261,8 @@ def select_points(context: SubmitContext) -> PointSelection:
             skipped["that ended just now, with no record yet"] += 1
         elif progress.is_in_flight:
             skipped["queued or running"] += 1
+        elif is_source_changed(progress.outcome, manifest.submissions, sources):
+            todo.append(progress.spec)
         elif status in state_rules.RECORDED_STATUSES and options.rerun not in ("all", status):
             skipped[f"recorded as {status}"] += 1
         else:
@@ -267,6 +271,19 @@ def select_points(context: SubmitContext) -> PointSelection:
         cure = f"see {command('status', experiment.folder)}"
         raise CommandError(f"--rerun selects no point; {cure}.", EXIT_NOTHING_FOUND)
     return PointSelection(todo, dict(skipped))
+
+
+def is_source_changed(outcome: PointOutcome, submissions: Sequence[Submission], sources: Mapping[str, str]) -> bool:
+    """True if a point failed and the file of the user's model was edited since it was submitted."""
+    if outcome.status != "failed" or outcome.record is None:
+        return False
+    model, launch_id = outcome.spec.model or "", outcome.record.launch_id
+    started_at = outcome.record.started_at or ""  # a launch on this machine has no id of its submission
+    here = [one for one in submissions if one.backend == "local" and one.submitted_at <= started_at]
+    by_id = [one for one in submissions if launch_id.startswith(one.launch_id_prefix)]
+    ran = next(reversed(here if launch_id.startswith("here-") else by_id), None)
+    before = ran.sources.get(model) if ran else None
+    return before is not None and sources.get(model) not in (None, before)
 
 
 def refusal_of_unclear_point(progress: PointProgress) -> CommandError | None:
