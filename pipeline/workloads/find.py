@@ -8,6 +8,7 @@ import typing
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -105,21 +106,48 @@ def construct(kind: type[Workload], options: tuple[str, ...], name: str) -> Work
         missing = " and ".join(sorted(kind.__abstractmethods__))
         raise WorkloadError(f"{name} lacks {missing}; add it to the class")
     parameters = inspect.signature(kind).parameters
-    types = typing.get_type_hints(kind.__init__)
     arguments = {}
     for option in options:
         key, _, text = option.partition("=")
         if key not in parameters and not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
             cure = suggest_name(key, list(parameters)) if parameters else "it takes none."
             raise WorkloadError(f"{name} has no option {key!r}; {cure}")
-        default = parameters[key].default if key in parameters else None
-        wanted = types.get(key, str if default in (None, inspect.Parameter.empty) else type(default))
+        wanted = type_of_option(
+            kind, key, parameters[key].default if key in parameters else inspect.Parameter.empty, name
+        )
         try:
-            arguments[key] = msgspec.convert("null" if text == "none" else text, wanted, strict=False)
+            arguments[key] = (
+                None if text == "none" and takes_none(wanted) else msgspec.convert(text, wanted, strict=False)
+            )
         except msgspec.ValidationError as error:
             raise WorkloadError(f"model.{key}={text} is no value of {name}'s {key}: {error}") from error
     with errors_of(f"{name} cannot be built"):
         return kind(**arguments)
+
+
+def type_of_option(kind: type[Workload], key: str, default: object, name: str) -> Any:
+    """Return the type of an argument of the constructor, else that of its default. Raises WorkloadError.
+
+    The types of other arguments are not looked at: they may exist for a type checker alone.
+    """
+    constructor = inspect.unwrap(kind.__init__)
+    annotation = getattr(constructor, "__annotations__", {}).get(key)
+    if annotation is None:
+        wanted: Any = str if default in (None, inspect.Parameter.empty) else type(default)
+    else:
+        one = SimpleNamespace(__annotations__={key: annotation})
+        try:
+            wanted = typing.get_type_hints(one, globalns=getattr(constructor, "__globals__", {}))[key]
+        except NameError as error:
+            cure = f"import {error.name} outside of TYPE_CHECKING"
+            raise WorkloadError(f"the type {annotation} of {name}'s {key} is not known when it runs; {cure}") from error
+    return wanted | None if default is None and wanted is not Any else wanted
+
+
+def takes_none(wanted: Any) -> bool:
+    """True if None is a value of the type, and the text "none" is not one of its literals."""
+    literals = [value for part in (wanted, *typing.get_args(wanted)) for value in typing.get_args(part)]
+    return "none" not in literals and (wanted in (Any, type(None)) or type(None) in typing.get_args(wanted))
 
 
 @contextmanager

@@ -151,3 +151,38 @@ def test_the_source_of_a_point_is_what_was_imported_whatever_becomes_of_the_file
 def test_a_model_that_this_version_lacks_is_named() -> None:
     with pytest.raises(WorkloadError, match="this version has no model 'resnet34'"):
         built("resnet34")
+
+
+def test_none_is_a_text_where_the_option_is_one_and_else_no_value(tmp_path: Path) -> None:
+    options = "width: int = 4, norm: str = 'layer', rate: float | None = 0.1, first=None, kind: str | None = 'a'"
+    found = built(
+        f"{write_model(tmp_path, KEEPS.format(options=options))}:Kept",
+        "norm=none",
+        "rate=none",
+        "first=none",
+        "kind=none",
+    )
+    assert found.kept == {"width": 4, "norm": "none", "rate": None, "first": None, "kind": None}
+
+
+def test_only_the_types_of_the_given_options_are_looked_at(tmp_path: Path) -> None:
+    text = KEEPS.format(options="width: int = 4, policy: 'Policy | None' = None")
+    path = write_model(tmp_path, text)
+    assert built(f"{path}:Kept", "width=8").kept == {"width": 8, "policy": None}
+    with pytest.raises(WorkloadError, match="policy is not known when it runs; import Policy outside of TYPE_CHECKING"):
+        built(f"{path}:Kept", "policy=a")
+
+
+KEEPS = """
+from typing import TYPE_CHECKING
+from pipeline.workloads import Workload
+if TYPE_CHECKING:
+    from nowhere import Policy
+
+class Kept(Workload):
+    def __init__(self, {options}):
+        self.kept = {{name: value for name, value in locals().items() if name not in ("self", "__class__")}}
+    def build_model(self): ...
+    def synthetic_batch(self, size, device): ...
+    def loss(self, model, batch): ...
+"""
