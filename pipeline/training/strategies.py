@@ -6,7 +6,7 @@ FSDP2 is torch.distributed.fsdp.fully_shard; ZeRO-1 is torch.distributed.optim.Z
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -59,7 +59,31 @@ def shard_units_of(workload: Workload, model: nn.Module) -> list[nn.Module]:
     listed_twice = [names[unit] for unit in units if units.count(unit) > 1]
     if listed_twice:
         raise WorkloadError(f"shard_units gives {listed_twice[0]} twice; give each unit once")
+    refuse_broken_tie(model, units)
     return units
+
+
+def refuse_broken_tie(model: nn.Module, units: Sequence[nn.Module]) -> None:
+    """Raise WorkloadError for a parameter of two modules that lie in different units: each would train its own."""
+    owners: dict[nn.Parameter, tuple[nn.Module, str]] = {}
+    for module, prefix, owner in with_owners(model, "", model, set(units)):
+        for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            first, name = owners.setdefault(parameter, (owner, prefix + key))
+            if first is not owner:
+                raise WorkloadError(
+                    f"{name} and {prefix}{key} are one tensor, which shard_units puts into two units, and FSDP would "
+                    "train two; leave both modules out of shard_units, or put them into one unit"
+                )
+
+
+def with_owners(
+    module: nn.Module, prefix: str, owner: nn.Module, units: Collection[nn.Module]
+) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    """Yield each module at each of its places, with the prefix of its names and the unit that it lies in."""
+    yield module, prefix, owner
+    for name, child in module._modules.items():  # named_children() skips a module's second place
+        if child is not None:
+            yield from with_owners(child, f"{prefix}{name}.", child if child in units else owner, units)
 
 
 def describe_sharding(workload: Workload, model: nn.Module, spec: Spec) -> Sharding | None:
@@ -149,9 +173,23 @@ def shard_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         ) from error
     if rebuilt.defaults != optimizer.defaults or optimizer.state:
         raise WorkloadError(f"ZeRO-1 cannot build {kind.__name__} anew from its settings; {cure}")
+    if dropped := what_is_attached(optimizer, rebuilt):
+        raise WorkloadError(
+            f"ZeRO-1 builds {kind.__name__} anew without what was attached to it ({', '.join(dropped)}); do that in "
+            "before_update() or learning_rate(), or use strategy: ddp"
+        )
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     return ZeroRedundancyOptimizer(groups, optimizer_class=kind, parameters_as_bucket_view=True, **settings)
+
+
+def what_is_attached(optimizer: torch.optim.Optimizer, rebuilt: torch.optim.Optimizer) -> list[str]:
+    """Return what an optimizer has beside its settings: hooks, replaced methods, keys of its parameter groups."""
+    own, plain = vars(optimizer), vars(rebuilt)
+    hooks = [name.removeprefix("_optimizer_") for name, value in own.items() if name.endswith("_hooks") and value]
+    groups = {key for group in optimizer.param_groups for key in group if key != "param_names"}
+    added = groups - {key for group in rebuilt.param_groups for key in group}
+    return [*hooks, *(name for name in own if name not in plain), *sorted(added)]
 
 
 def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:

@@ -32,7 +32,7 @@ from pipeline.training.strategies import (
 )
 from pipeline.workloads.find import build_workload
 from pipeline.workloads.gpt import Gpt
-from pipeline.workloads.workload import WorkloadError
+from pipeline.workloads.workload import Workload, WorkloadError
 
 GPT: dict[str, Any] = {"model": "gpt", "dataset": None, "device": "cpu", "precision": "fp32", "input": "synthetic"}
 GPT |= {"options": ("layers=2", "width=32", "length=16", "heads=2", "vocabulary=63"), "batch_size_per_gpu": 4}
@@ -274,6 +274,57 @@ def test_an_optimizer_that_cannot_be_built_anew_is_refused() -> None:
     parameters = [nn.Parameter(torch.ones(2))]
     with pytest.raises(WorkloadError, match=r"ZeRO-1 cannot build Halved .*; use an optimizer of torch\.optim"):
         shard_optimizer(Halved(parameters, double_rate=1.0))
+
+
+@pytest.mark.fault("F61")
+@pytest.mark.parametrize("attached", ["hook", "scheduler", "key"])
+def test_what_is_attached_to_an_optimizer_is_not_dropped_silently(attached: str) -> None:
+    optimizer = torch.optim.AdamW([nn.Parameter(torch.ones(2))])
+    shard_or_refuse = pytest.raises(WorkloadError, match=r"anew without what was attached .*; do that in before_update")
+    if attached == "hook":
+        optimizer.register_step_post_hook(lambda *_: None)
+    elif attached == "scheduler":
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    else:
+        optimizer.param_groups[0]["scale"] = 2.0
+    with shard_or_refuse:
+        shard_optimizer(optimizer)
+
+
+class Tied(Workload):
+    """A tie of two modules; `units` of it are shard units."""
+
+    units: tuple[str, ...] = ()
+
+    def build_model(self) -> nn.Module:
+        model = nn.ModuleDict(
+            {"embed": nn.Embedding(8, 4), "head": nn.Linear(4, 8, bias=False), "rest": nn.Linear(4, 4)}
+        )
+        model["head"].weight = model["embed"].weight
+        return nn.Sequential(model)
+
+    def synthetic_batch(self, size: int, device: torch.device) -> Any:
+        return torch.zeros(size)
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        return model(batch)
+
+    def shard_units(self, model: nn.Module) -> list[nn.Module]:
+        return [model.get_submodule(name) for name in self.units]
+
+
+@pytest.mark.fault("F61")
+@pytest.mark.parametrize(
+    ("units", "is_broken"), [(("0.head",), True), (("0.head", "0.embed"), True), (("0.rest", "0"), False)]
+)
+def test_a_tie_of_modules_in_two_units_is_refused(units: tuple[str, ...], is_broken: bool) -> None:
+    workload = Tied()
+    workload.units = units
+    if not is_broken:
+        assert len(shard_units_of(workload, workload.build_model())) == len(units)
+        return
+    with pytest.raises(WorkloadError, match=r"0\.embed\.weight and 0\.head\.weight are one tensor, .*; leave both"):
+        shard_units_of(workload, workload.build_model())
 
 
 FITS = """
