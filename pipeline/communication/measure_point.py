@@ -17,7 +17,7 @@ from pipeline.communication.step_variants import StepContext, StepVariant
 from pipeline.experiment.measurement import Communication, Measurement, Profile, StepSeries, VariantName
 from pipeline.experiment.spec import Spec
 from pipeline.training import device_memory
-from pipeline.training.loop import build_measurement, set_precision
+from pipeline.training.loop import build_measurement, refuse_changed_flags, set_precision
 from pipeline.training.process_group import Rank
 from pipeline.training.step import StepFunction
 from pipeline.training.step_setup import choose_execution, execution_stream
@@ -44,12 +44,14 @@ def measure_communication(
         context = step_variants.build_step_context(spec, rank, sources)
         names, notes = step_variants.choose_variants(spec, execution)
         variants = step_variants.build_variants(context, names, execution)
-        communication = msgspec.structs.replace(time_step_variants(variants, spec, rank, only), notes=notes)
-        if spec.strategy == "dp":
-            communication = add_step_parts(communication, variants["dp"], context)
-        elif not only:
-            whole = whole_step([communication])
-            communication = add_sweep_and_profile(communication, variants[whole], variants[NO_OP[whole]], rank, traces)
+        with refuse_changed_flags():
+            communication = msgspec.structs.replace(time_step_variants(variants, spec, rank, only), notes=notes)
+            if spec.strategy == "dp":
+                communication = add_step_parts(communication, variants["dp"], context)
+            elif not only:
+                whole = whole_step([communication])
+                silent = variants[NO_OP[whole]]
+                communication = add_sweep_and_profile(communication, variants[whole], silent, rank, traces)
         model = variants["plain"].model
         return build_measurement(
             context.workload, spec, rank, model, (), communication=communication, execution_used=execution

@@ -26,7 +26,7 @@ from pipeline.training.cuda_graph import (
     prepare_capture,
     warm_up_and_capture,
 )
-from pipeline.training.loop import build_batches, build_model
+from pipeline.training.loop import build_batches, build_model, refuse_changed_flags, set_precision
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, StepFunction, ignore_mark
 from pipeline.training.strategies import SyncContext, place_model, wrap_for_strategy
@@ -67,7 +67,8 @@ class StepContext(NamedTuple):
 def build_step_context(spec: Spec, rank: Rank, sources: Sources = NO_SOURCES) -> StepContext:
     """Build the context of a rank. All ranks must call it, because all take part in making every process group."""
     workload, model = build_model(spec, rank, sources)
-    check_workload(workload, model, spec, rank)
+    with refuse_changed_flags():
+        check_workload(workload, model, spec, rank)
     batch = next(build_batches(workload, spec, rank).epoch(1))
     groups = [dist.new_group([member]) for member in range(rank.world_size)] if dist.is_initialized() else []
     return StepContext(spec, rank, workload, batch, groups[rank.rank] if groups else None)
@@ -119,7 +120,9 @@ def build_variant(
     assert base_name == "plain" or base_name in VARIANTS.get(context.spec.strategy, ()), "it needs another strategy"
     spec = single_spec(context.spec) if base_name == "plain" else context.spec
     torch.manual_seed(spec.seed)
-    bare = place_model(context.workload.build_model(), context.workload, spec, context.rank)
+    built = context.workload.build_model()
+    set_precision(spec)  # over flags that the user's code sets
+    bare = place_model(built, context.workload, spec, context.rank)
     model, sync_context = wrap_variant(base_name, bare, context._replace(spec=spec))
     train_step = EagerStep(
         model, context.workload, spec, context.rank, sync_context=sync_context, after_backward=after_backward

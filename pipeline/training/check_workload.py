@@ -3,17 +3,22 @@
 The pass leaves no trace: buffers and random state are restored, and gradients are dropped.
 """
 
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from numbers import Number
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset, IterableDataset
 
 from pipeline.data.batch import Batch, num_samples, tensors_of
+from pipeline.data.batches import batch_sizes
 from pipeline.experiment.measurement import Better, short_text
 from pipeline.experiment.spec import Spec
-from pipeline.system.errors import log_line, pluralize
+from pipeline.system.errors import log_line, pluralize, shorten_list
 from pipeline.training import device_memory, process_group
 from pipeline.training.process_group import Rank
 from pipeline.training.step import AUTOCAST_TYPES, ModelCall
@@ -23,6 +28,8 @@ NUM_CHECKED_SAMPLES = 2  # not 1, since BatchNorm needs more than one value a ch
 MAX_NAMED_PARAMETERS = 3
 MAX_ITEMS = 2**40  # of a record
 TEXT_EXAMPLES = {"unit": "tokens", "merit": "test loss", "better": "higher"}
+MAX_NAMED_TENSORS = 6
+LISTS_CURE = "; its samples have lists of numbers: make each a torch.tensor in __getitem__, or write collate()"
 
 
 def check_workload(workload: Workload, model: nn.Module, spec: Spec, rank: Rank) -> None:
@@ -31,8 +38,8 @@ def check_workload(workload: Workload, model: nn.Module, spec: Spec, rank: Rank)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
         raise WorkloadError("the model has no parameter that trains; set requires_grad")
-    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
-    count = min(NUM_CHECKED_SAMPLES, spec.batch_size_per_gpu)
+    buffers = {name: (buffer, buffer.detach().clone()) for name, buffer in model.named_buffers()}
+    count = min(NUM_CHECKED_SAMPLES, spec.batch_size_per_gpu, *batch_sizes(spec))
     devices = [rank.device] if rank.device.type == "cuda" else []
     # not compiled here: a batch of this size never comes again
     with torch.random.fork_rng(devices=devices), torch.compiler.set_stance("force_eager"):
@@ -42,16 +49,62 @@ def check_workload(workload: Workload, model: nn.Module, spec: Spec, rank: Rank)
         loss = checked_loss(workload, model, batch, spec, rank)
         loss.backward()
         check_gradients(workload, model, spec, rank)
+        refuse_growing_buffers(workload, model, batch, buffers)
     model.zero_grad(set_to_none=True)
-    with torch.no_grad():
-        for name, buffer in model.named_buffers():
-            buffer.copy_(buffers[name])
+    restore_buffers(model, buffers)
     del loss, batch
     if spec.input == "dataloader":
         check_dataset(workload, spec, rank)
     for update in range(spec.epochs * spec.steps_per_epoch):
         learning_rate_of(workload, update)
     device_memory.reset_memory_statistics(spec, rank)
+
+
+def check_weights(model: nn.Module, spec: Spec) -> None:
+    """Raise WorkloadError for weights without a shape, and for those of another type than the point computes in.
+
+    Autocast computes in bf16 from weights of float32 or bf16, and fp16's scaler needs those of float32.
+    """
+    allowed = {torch.float32, torch.complex64} | ({torch.bfloat16} if spec.precision == "bf16" else set())
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise WorkloadError(
+                f"{name} has no shape before the first batch; give the layer its sizes, as in nn.Linear(32, 64), or "
+                "call the model once in build_model()"
+            )
+    for name, tensor in model.named_parameters():
+        is_number = tensor.is_floating_point() or tensor.is_complex()
+        if is_number and tensor.dtype not in allowed:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            cure = "give precision: bf16, or model.float()" if kind == "bfloat16" else "give model.float()"
+            raise WorkloadError(
+                f"{name} is {kind}, and precision: {spec.precision} would not say so; {cure} in build_model()"
+            )
+
+
+def refuse_growing_buffers(workload: Workload, model: nn.Module, batch: Batch, before: Mapping[str, Any]) -> None:
+    """Raise WorkloadError for a buffer that gets larger in every pass. One that gets its size in the first is right."""
+    first = {name: tuple(buffer.shape) for name, buffer in model.named_buffers()}
+    if first == {name: tuple(value.shape) for name, (_, value) in before.items()}:
+        return
+    with torch.no_grad():
+        workload.loss(ModelCall(model), batch)
+    second = {name: tuple(buffer.shape) for name, buffer in model.named_buffers()}
+    for name, shape in second.items():
+        if shape != first.get(name):
+            grows = f"grows from {first[name]} to {shape}" if name in first else "comes anew"
+            raise WorkloadError(f"the buffer {name} {grows} in each pass; give it one size, or each step takes longer")
+
+
+def restore_buffers(model: nn.Module, before: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+    """Give each buffer the tensor and the values that it had before; those that came since are None again."""
+    for name in [name for name, _ in model.named_buffers()]:
+        place, _, key = name.rpartition(".")
+        original, value = before.get(name, (None, None))
+        if original is not None and value is not None:
+            with torch.no_grad():
+                original.copy_(value)
+        model.get_submodule(place)._buffers[key] = original
 
 
 def check_declarations(workload: Workload, spec: Spec) -> None:
@@ -139,7 +192,7 @@ def checked_loss(workload: Workload, model: nn.Module, batch: Batch, spec: Spec,
         return model(*inputs, **keywords)
 
     autocast_type = AUTOCAST_TYPES.get(str(spec.precision))
-    with torch.autocast(rank.device.type, autocast_type, enabled=autocast_type is not None):
+    with refuse_scaling(), torch.autocast(rank.device.type, autocast_type, enabled=autocast_type is not None):
         found: Any = workload.loss(ModelCall(counted), batch)
     loss, num_correct = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     if not isinstance(loss, Tensor) or not isinstance(num_correct, Tensor | None):
@@ -164,6 +217,23 @@ def checked_loss(workload: Workload, model: nn.Module, batch: Batch, spec: Spec,
             )
         check_count(float(num_correct), num_samples(batch), workload)
     return loss
+
+
+@contextmanager
+def refuse_scaling() -> Iterator[None]:
+    """Raise WorkloadError if the loss is scaled inside: `precision: fp16` scales it, and the record would have that."""
+    scale = GradScaler.scale
+
+    def refuse(scaler: GradScaler, outputs: Any) -> Any:
+        if scaler.is_enabled():
+            raise WorkloadError("the loss is scaled by a GradScaler; return it as it is: precision: fp16 scales it")
+        return scale(scaler, outputs)
+
+    GradScaler.scale = refuse  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        GradScaler.scale = scale  # type: ignore[method-assign]
 
 
 def check_gradients(workload: Workload, model: nn.Module, spec: Spec, rank: Rank) -> None:
@@ -196,17 +266,18 @@ def check_dataset(workload: Workload, spec: Spec, rank: Rank) -> None:
     count = min(NUM_CHECKED_SAMPLES, spec.num_samples)
     with torch.random.fork_rng(devices=[]):
         samples = [dataset[index] for index in range(count)]
+        cure = LISTS_CURE if any(map(has_numbers_in_list, samples)) else ""
         try:
             loaded = workload.collate(samples)
         except RuntimeError as error:
-            raise WorkloadError(f"collate makes no batch of the first {count} samples: {error}") from error
+            raise WorkloadError(f"collate makes no batch of the first {count} samples: {error}{cure}") from error
         synthetic = workload.synthetic_batch(count, torch.device("cpu"))
     check_leaves(loaded, "the data set")
     if num_samples(loaded) != count:
         raise WorkloadError(f"collate makes a batch of {num_samples(loaded)} from {count} samples; keep each of them")
     ours, theirs = describe_form(synthetic), describe_form(loaded)
     if ours != theirs:
-        raise WorkloadError(f"synthetic_batch gives {ours} and the data set {theirs}; make them alike")
+        raise WorkloadError(f"synthetic_batch gives {ours} and the data set {theirs}{cure or '; make them alike'}")
 
 
 def length_of(dataset: Dataset[Any]) -> int:
@@ -223,4 +294,13 @@ def describe(value: object) -> str:
 def describe_form(batch: Batch) -> str:
     """Return the types and shapes of the tensors of a batch, without the number of samples."""
     forms = ((str(tensor.dtype).removeprefix("torch."), list(tensor.shape[1:])) for tensor in tensors_of(batch))
-    return ", ".join(f"{dtype} {shape}" for dtype, shape in forms)
+    return shorten_list([f"{dtype} {shape}" for dtype, shape in forms], MAX_NAMED_TENSORS)
+
+
+def has_numbers_in_list(sample: Any) -> bool:
+    """True if a sample has a list of numbers, from which torch's collate makes a tensor for each place of the list."""
+    if isinstance(sample, dict):
+        return any(map(has_numbers_in_list, sample.values()))
+    if isinstance(sample, list):
+        return any(isinstance(part, Number) or has_numbers_in_list(part) for part in sample)
+    return isinstance(sample, tuple) and any(map(has_numbers_in_list, sample))

@@ -9,7 +9,8 @@ warm-up: it is recorded like every other epoch, but tables take times only from 
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -24,7 +25,7 @@ from pipeline.experiment.record import MAX_RANK_EPOCHS, MAX_STEP_TIMES, MODEL_AL
 from pipeline.experiment.spec import NUM_WARM_UP_EPOCHS, Execution, Spec
 from pipeline.system.errors import log_line
 from pipeline.training import device_memory, process_group
-from pipeline.training.check_workload import check_count, check_workload, num_items, text_of
+from pipeline.training.check_workload import check_count, check_weights, check_workload, num_items, text_of
 from pipeline.training.flop_count import FlopCount, count_flops
 from pipeline.training.gpu_checks import AMPERE
 from pipeline.training.process_group import Rank
@@ -75,13 +76,16 @@ def train_point(spec: Spec, rank: Rank, sources: Sources = NO_SOURCES) -> Traine
     set_precision(spec)
     execution = choose_execution(spec, rank)
     workload, model = build_model(spec, rank, sources, execution)
-    check_workload(workload, model, spec, rank)
-    check_evaluation(workload, model, spec, rank)
+    set_precision(spec)
+    with refuse_changed_flags():
+        check_workload(workload, model, spec, rank)
+        check_evaluation(workload, model, spec, rank)
     batches = build_batches(workload, spec, rank)
     torch.manual_seed(derive_seed(spec.seed, rank.rank))  # each rank draws a different augmentation
     with execution_stream(execution, rank):
         ready = prepare_step(execution, model, workload, spec, rank)
-        epochs, series = run_epochs(spec, rank, workload, batches, ready.step, model)
+        with refuse_changed_flags():
+            epochs, series = run_epochs(spec, rank, workload, batches, ready.step, model)
     measurement = build_measurement(
         workload,
         spec,
@@ -101,9 +105,12 @@ def build_model(
 ) -> tuple[Workload, nn.Module]:
     """Return the workload of a point, and its bare model on the device. Raises WorkloadError."""
     workload = build_workload(spec, sources, execution)
+    set_precision(spec)  # after the user's modules were imported
     torch.manual_seed(spec.seed)
     try:
-        return workload, place_model(workload.build_model(), workload, spec, rank)
+        model = workload.build_model()
+        check_weights(model, spec)
+        return workload, place_model(model, workload, spec, rank)
     except torch.OutOfMemoryError as error:
         raise torch.OutOfMemoryError(f"{MODEL_ALONE}: {error}") from error
 
@@ -202,14 +209,62 @@ def sum_part_times(clock: StepTimer, parts_ns: PartTimesNs, rank: Rank, num_samp
 
 
 def set_precision(spec: Spec) -> None:
-    """Allow TF32 in convolutions and matrix products unless the point asks for fp32. Turn off cuDNN benchmark mode.
+    """Allow TF32 in convolutions and matrix products unless the point asks for fp32. Undo other flags of user code.
 
+    cuDNN does not tune, anomaly mode and deterministic algorithms are off, and new tensors are float32 on the CPU.
     In a bf16 point only the test pass computes in fp32: autocast holds for training alone.
     """
     allow_tf32 = spec.precision != "fp32"
+    for part in (torch.backends, torch.backends.mkldnn.conv, torch.backends.mkldnn.rnn):  # type: ignore[attr-defined]
+        if hasattr(part, "fp32_precision"):
+            setattr(part, "fp32_precision", "none")  # noqa: B010  # not in the types
+    torch.set_float32_matmul_precision("highest")  # the CPU's too
     torch.backends.cuda.matmul.allow_tf32 = allow_tf32
     torch.backends.cudnn.allow_tf32 = allow_tf32
     torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = False
+    torch.use_deterministic_algorithms(False)
+    torch.autograd.set_detect_anomaly(False)
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+
+
+def global_flags() -> dict[str, object]:
+    """Return the flags of torch that change what a step computes or how fast, by the names that set them."""
+    flags: dict[str, Callable[[], object]] = {
+        "torch.backends.cuda.matmul.allow_tf32": lambda: torch.backends.cuda.matmul.allow_tf32,
+        "torch.backends.cudnn.allow_tf32": lambda: torch.backends.cudnn.allow_tf32,
+        "torch.set_float32_matmul_precision": torch.get_float32_matmul_precision,
+        "torch.backends.cudnn.benchmark": lambda: torch.backends.cudnn.benchmark,
+        "torch.backends.cudnn.deterministic": lambda: torch.backends.cudnn.deterministic,
+        "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
+        "torch.autograd.set_detect_anomaly": torch.is_anomaly_enabled,
+        "torch.set_default_dtype": torch.get_default_dtype,
+        "torch.set_default_device": torch.get_default_device,
+        "torch.set_num_threads": torch.get_num_threads,
+    }
+    return {name: read_flag(read) for name, read in flags.items()}
+
+
+def read_flag(read: Callable[[], object]) -> object:
+    """Return a flag of torch; "mixed" where the old and the new way of setting it were mixed, which torch refuses."""
+    try:
+        return read()
+    except RuntimeError:
+        return "mixed"
+
+
+@contextmanager
+def refuse_changed_flags() -> Iterator[None]:
+    """Raise WorkloadError for a flag that the user's code changes inside."""
+    before = global_flags()
+    yield
+    for name, value in global_flags().items():
+        if value != before[name]:
+            raise WorkloadError(
+                f"the model's code sets {name} to {value} in a step, and the record would say {before[name]}; "
+                "leave it out, and choose precision in the grid"
+            )
 
 
 def precision_used(spec: Spec, rank: Rank) -> str:

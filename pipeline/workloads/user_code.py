@@ -18,6 +18,23 @@ from pipeline.workloads.workload import WorkloadError
 
 WORKER_TRACEBACK = "Original Traceback (most recent call last)"  # of torch's DataLoader
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+OWN_SCALER = "the training has a GradScaler of its own; leave it out: precision: fp16 scales the loss"
+CURES = {
+    "Expected more than 1 value per channel": (
+        "BatchNorm gets a batch of one sample; choose num_samples so that the last batch has more"
+    ),
+    "mark a variable ready only once": (
+        "DDP gets the gradient of a parameter twice, as of a block that is used twice under a reentrant checkpoint(); "
+        "give static_graph: true, or checkpoint(..., use_reentrant=False)"
+    ),
+    "FSDP does not support deepcopy": (
+        "FSDP cannot copy a sharded model; keep [p.detach().clone() for p in model.parameters()], or use strategy: ddp"
+    ),
+    "Attempted unscale_ but _scale is None": OWN_SCALER,
+    "No inf checks were recorded": OWN_SCALER,
+    "unscale_() has already been called": OWN_SCALER,
+}
+"""Our sentence with its cure, by a part of torch's."""
 MAX_SOURCE_BYTES = 2_000_000
 imported: dict[Path, bytes] = {}  # the source of each of the user's modules, as it was run
 
@@ -85,6 +102,8 @@ def describe_user_error(error: BaseException, text: str) -> str:
     """Return the text of an error with its place in the user's code in the first line, and all such places below."""
     if WORKER_TRACEBACK in text and "Caught " in text.partition("\n")[0]:  # else the first line says more already
         text = f"{text.strip().splitlines()[-1]} (in a worker of the data loader)\n{text}"
+    if ours := next((sentence for torchs, sentence in CURES.items() if torchs in text), ""):
+        text = f"{ours}\n{text}"
     places = list(user_lines(error))
     if not places:
         return text

@@ -9,11 +9,12 @@ import pytest
 import torch
 from factories import make_spec
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.utils.data import Dataset, IterableDataset
 
 from pipeline.experiment.spec import Spec
 from pipeline.training import process_group
-from pipeline.training.check_workload import check_workload, num_items, text_of
+from pipeline.training.check_workload import check_weights, check_workload, num_items, text_of
 from pipeline.training.loop import check_evaluation, count_correct, evaluate
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, ignore_mark
@@ -271,3 +272,76 @@ def test_the_result_of_evaluate_is_checked_before_the_clock(found: Any, said: st
     workload = changed(evaluate=lambda self, model, device: found, merit=TEST_ACCURACY)
     with pytest.raises(WorkloadError, match=said):
         check_evaluation(workload, workload.build_model(), point(input="dataloader", evaluate=True), ALONE)
+
+
+@pytest.mark.fault("F60")
+@pytest.mark.parametrize(
+    ("kind", "precision", "said"),
+    [
+        (torch.bfloat16, "tf32", "0.weight is bfloat16, .* give precision: bf16, or model.float"),
+        (torch.float64, "bf16", "0.weight is float64, .* give model.float"),
+        (torch.float16, "fp16", "0.weight is float16, .* give model.float"),
+    ],
+)
+def test_weights_of_another_type_than_the_row_says_are_refused(kind: torch.dtype, precision: str, said: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
+    check_weights(model, point(precision=precision))
+    model[0].weight.requires_grad_(False)
+    model[0].to(kind)
+    with pytest.raises(WorkloadError, match=said):
+        check_weights(model, point(precision=precision))
+
+
+def test_weights_of_bf16_are_trained_in_bf16() -> None:
+    check_weights(nn.Linear(4, 3).bfloat16(), point(precision="bf16"))
+
+
+@pytest.mark.parametrize("layer", [nn.LazyLinear(3), nn.LazyBatchNorm1d(affine=False)])
+def test_a_lazy_layer_is_refused(layer: nn.Module) -> None:
+    with pytest.raises(WorkloadError, match="has no shape before the first batch; give the layer its sizes"):
+        check_weights(nn.Sequential(layer), point())
+
+
+class Remembers(nn.Module):
+    """Keeps what it saw: once, or all of it."""
+
+    def __init__(self, grows: bool) -> None:
+        super().__init__()
+        self.grows, self.inner = grows, nn.Linear(4, 1)
+        self.seen: torch.Tensor
+        self.register_buffer("seen", torch.zeros(0, 4))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.seen = torch.cat([self.seen, x]) if self.grows else x.detach()
+        return self.inner(x)
+
+
+def test_a_buffer_that_grows_in_each_pass_is_refused_and_one_that_gets_its_size_is_not() -> None:
+    with pytest.raises(WorkloadError, match=r"seen grows from \(2, 4\) to \(4, 4\) in each pass; give it one"):
+        check(changed(build_model=lambda self: Remembers(grows=True)))
+    model = check(changed(build_model=lambda self: Remembers(grows=False)))
+    assert model.seen.shape == (0, 4), "the pass leaves no trace"
+
+
+def test_a_loss_that_scales_itself_is_refused() -> None:
+    scaler = GradScaler("cpu")
+    with pytest.raises(WorkloadError, match="scaled by a GradScaler; return it as it is"):
+        check(loss_of(lambda model, batch: scaler.scale(model(batch["x"]).mean())), precision="fp16")
+    off = GradScaler("cpu", enabled=False)
+    check(loss_of(lambda model, batch: off.scale(model(batch["x"]).mean())))
+
+
+def test_a_last_batch_of_one_sample_is_tried_before_the_clock() -> None:
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
+        check(Tiny(), num_samples=17)
+    check(Tiny(), num_samples=18)
+
+
+class Listed(Samples):
+    def __getitem__(self, index: int) -> Batch:
+        return {"x": [1.0] * 4, "y": [0.0]}
+
+
+def test_samples_with_lists_of_numbers_are_refused_with_a_cure() -> None:
+    with pytest.raises(WorkloadError, match=r"lists of numbers: make each a torch.tensor in __getitem__, or"):
+        check(changed(dataset=lambda self: Listed(16)), input="dataloader")

@@ -1,3 +1,4 @@
+import itertools
 import math
 import time
 from collections.abc import Iterator
@@ -27,7 +28,9 @@ from pipeline.training.loop import (
     RankEpochSeries,
     drop_long_step_times,
     evaluate,
+    global_flags,
     may_stop_now,
+    refuse_changed_flags,
     run_epoch,
     set_precision,
     summarize_epoch,
@@ -39,6 +42,7 @@ from pipeline.training.strategies import place_model, wrap_for_strategy
 from pipeline.workloads.cifar_classifier import CifarClassifier
 from pipeline.workloads.cifar_models import build_model
 from pipeline.workloads.find import build_workload
+from pipeline.workloads.workload import WorkloadError
 
 SMALL: dict[str, Any] = {
     **LENET,
@@ -409,3 +413,55 @@ def test_the_clock_of_an_epoch_starts_once_every_rank_is_ready_and_stops_after_t
         note(owner, name)
     train(epochs=1)
     assert done == ["barrier", "start", *["__call__"] * 5, "stop"]
+
+
+@pytest.mark.fault("F60")
+def test_flags_that_user_code_set_are_undone_and_those_set_in_a_step_are_refused() -> None:
+    spec = make_spec(precision="fp32")
+    set_precision(spec)
+    usual = global_flags()
+
+    def change() -> None:
+        torch.set_float32_matmul_precision("medium")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.autograd.set_detect_anomaly(True)
+        torch.set_default_dtype(torch.float64)
+        torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
+
+    said = r"the model's code sets torch\.backends\.cuda\.matmul\.allow_tf32 to True"
+    try:
+        with pytest.raises(WorkloadError, match=said), refuse_changed_flags():
+            change()
+    finally:
+        set_precision(spec)
+    with refuse_changed_flags():
+        assert global_flags() == usual
+
+
+@pytest.mark.fault("F60")
+@pytest.mark.parametrize("num_calls", [1, 6], ids=["in the check pass", "in an epoch"])
+def test_a_loss_that_sets_a_flag_is_refused(num_calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = itertools.count(1)
+    plain = CifarClassifier.loss
+
+    def loss(*arguments: Any) -> Any:
+        torch.autograd.set_detect_anomaly(next(calls) >= num_calls)
+        return plain(*arguments)
+
+    monkeypatch.setattr(CifarClassifier, "loss", loss)
+    try:
+        with pytest.raises(WorkloadError, match=r"the model's code sets torch\.autograd\.set_detect_anomaly"):
+            train(epochs=1)
+    finally:
+        torch.autograd.set_detect_anomaly(False)
+
+
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="an older torch has one way to set TF32")
+def test_tf32_that_was_allowed_the_new_way_is_undone_too() -> None:
+    try:
+        setattr(torch.backends, "fp32_precision", "tf32")  # noqa: B010
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+    finally:
+        set_precision(make_spec(precision="fp32"))
+    assert not torch.backends.cuda.matmul.allow_tf32
+    assert not torch.backends.cudnn.allow_tf32

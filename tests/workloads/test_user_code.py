@@ -89,3 +89,20 @@ def test_every_imported_module_of_the_users_counts(tmp_path: Path) -> None:
     finally:
         sys.modules.pop("imported_by_this_test", None)
         sys.path.remove(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("torchs", "cure"),
+    [
+        ("Expected more than 1 value per channel when training", "choose num_samples so that the last batch has more"),
+        ("Expected to mark a variable ready only once. This error", "give static_graph: true"),
+        ("FSDP does not support deepcopy. Please use state dict", "or use strategy: ddp"),
+        ("Attempted unscale_ but _scale is None.  This may", "precision: fp16 scales the loss"),
+    ],
+)
+def test_what_torch_says_in_its_own_words_gets_our_cure_and_the_users_line_first(torchs: str, cure: str) -> None:
+    error = raised(f"raise ValueError({torchs!r})")
+    first, second, *_ = user_code.describe_user_error(error, f"ValueError: {error}").splitlines()
+    assert f"{cure}" in first
+    assert first.endswith("(at gpt.py:1 in <module>)")
+    assert second == f"ValueError: {torchs}"
