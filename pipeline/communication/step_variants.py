@@ -31,7 +31,7 @@ from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, StepFunction, ignore_mark
 from pipeline.training.strategies import SyncContext, place_model, wrap_for_strategy
 from pipeline.workloads.find import NO_SOURCES, Sources
-from pipeline.workloads.workload import Workload
+from pipeline.workloads.workload import Workload, model_of
 
 # By strategy, in the order in which variants are built and warmed up. As in training, DDP over all ranks comes first.
 # `ddp_one` comes last, because it uses a second NCCL communicator. A DDP that is warmed up after `ddp_one` has shorter
@@ -120,7 +120,7 @@ def build_variant(
     assert base_name == "plain" or base_name in VARIANTS.get(context.spec.strategy, ()), "it needs another strategy"
     spec = single_spec(context.spec) if base_name == "plain" else context.spec
     torch.manual_seed(spec.seed)
-    built = context.workload.build_model()
+    built = model_of(context.workload)
     set_precision(spec)  # over flags that the user's code sets
     bare = place_model(built, context.workload, spec, context.rank)
     model, sync_context = wrap_variant(base_name, bare, context._replace(spec=spec))

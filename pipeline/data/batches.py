@@ -94,8 +94,11 @@ def memory_format(spec: Spec) -> torch.memory_format:
 
 def batch_sizes(spec: Spec) -> list[int]:
     """Return the size of each batch in one rank's epoch. Only the last may be smaller; in a probe all are full."""
-    batch_size, num_batches = spec.batch_size_per_process, spec.steps_per_epoch * spec.grad_accumulation
-    if spec.is_probe:
-        return [batch_size] * num_batches
+    return [batch_size_at(index, spec) for index in range(spec.steps_per_epoch * spec.grad_accumulation)]
+
+
+def batch_size_at(index: int, spec: Spec) -> int:
+    """Return the size of the batch at this place, from 0, of one rank's epoch."""
+    batch_size = spec.batch_size_per_process
     share = math.ceil(spec.num_samples / spec.world_size)
-    return [min(batch_size, share - index * batch_size) for index in range(num_batches)]
+    return batch_size if spec.is_probe else min(batch_size, share - index * batch_size)

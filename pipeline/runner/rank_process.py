@@ -98,7 +98,7 @@ def record_rank_errors(rank_files: RankFiles) -> Iterator[None]:
         if isinstance(error, gpu_checks.GpuProblem):
             kind, text = error.kind, str(error)
         elif isinstance(error, WorkloadError):
-            kind, text = "exception", str(error)
+            kind, text = "exception", user_code.with_worker_error_first(str(error))
         else:
             kind = classify_error(error, did_gpu_allocator_refuse)
             text = describe_exception(error)

@@ -3,6 +3,8 @@
 The pass leaves no trace: buffers and random state are restored, and gradients are dropped.
 """
 
+import functools
+import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from numbers import Number
@@ -14,15 +16,15 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset, IterableDataset
 
-from pipeline.data.batch import Batch, num_samples, tensors_of
-from pipeline.data.batches import batch_sizes
+from pipeline.data.batch import Batch, name_of, num_samples, pair_parts, parts_of, place_batch
+from pipeline.data.batches import TrainingBatches, batch_size_at, batch_sizes, memory_format
 from pipeline.experiment.measurement import Better, short_text
 from pipeline.experiment.spec import Spec
 from pipeline.system.errors import log_line, pluralize, shorten_list
 from pipeline.training import device_memory, process_group
 from pipeline.training.process_group import Rank
 from pipeline.training.step import AUTOCAST_TYPES, ModelCall
-from pipeline.workloads.workload import Workload, WorkloadError, as_number, learning_rate_of
+from pipeline.workloads.workload import Workload, WorkloadError, as_number, describe, learning_rate_of, optimizer_of
 
 NUM_CHECKED_SAMPLES = 2  # not 1, since BatchNorm needs more than one value a channel
 MAX_NAMED_PARAMETERS = 3
@@ -32,8 +34,11 @@ MAX_NAMED_TENSORS = 6
 LISTS_CURE = "; its samples have lists of numbers: make each a torch.tensor in __getitem__, or write collate()"
 
 
-def check_workload(workload: Workload, model: nn.Module, spec: Spec, rank: Rank) -> None:
-    """Raise WorkloadError if a step on the bare model, which lies on the device, does not do what the point needs."""
+def check_workload(workload: Workload, model: nn.Module, spec: Spec, rank: Rank) -> torch.optim.Optimizer:
+    """Make one pass as a step makes it, on the bare model, which lies on the device. Return the model's optimizer.
+
+    Raises WorkloadError if the pass does not do what the point needs.
+    """
     check_declarations(workload, spec)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
@@ -43,21 +48,26 @@ def check_workload(workload: Workload, model: nn.Module, spec: Spec, rank: Rank)
     devices = [rank.device] if rank.device.type == "cuda" else []
     # not compiled here: a batch of this size never comes again
     with torch.random.fork_rng(devices=devices), torch.compiler.set_stance("force_eager"):
-        batch = workload.synthetic_batch(count, rank.device)
-        check_batch(batch, count, rank.device)
+        optimizer = optimizer_of(workload, model)
+        batch = synthetic_batch(workload, count, rank.device)
+        if spec.input == "dataloader":
+            batch = loaded_batch(workload, count, spec)
+        batch = place_batch(batch, rank.device, memory_format(spec))
         model.train()
         loss = checked_loss(workload, model, batch, spec, rank)
+        versions = [parameter._version for parameter in trainable]
         loss.backward()
+        if versions != [parameter._version for parameter in trainable]:
+            raise WorkloadError("backward() changes weights, as in a hook that steps; leave that to optimizer(model)")
         check_gradients(workload, model, spec, rank)
         refuse_growing_buffers(workload, model, batch, buffers)
     model.zero_grad(set_to_none=True)
     restore_buffers(model, buffers)
     del loss, batch
-    if spec.input == "dataloader":
-        check_dataset(workload, spec, rank)
     for update in range(spec.epochs * spec.steps_per_epoch):
         learning_rate_of(workload, update)
     device_memory.reset_memory_statistics(spec, rank)
+    return optimizer
 
 
 def check_weights(model: nn.Module, spec: Spec) -> None:
@@ -159,27 +169,63 @@ def check_count(found: float, num_samples: int, workload: Workload) -> int:
     return int(found)
 
 
-def check_batch(batch: Batch, count: int, device: torch.device) -> None:
-    """Raise WorkloadError unless the batch holds tensors of `count` samples on the device, and nothing else."""
-    tensors = list(tensors_of(batch))
-    if not tensors:
-        raise WorkloadError(f"synthetic_batch returns {describe(batch)}, which holds no tensor")
-    check_leaves(batch, "synthetic_batch")
-    for tensor in tensors:
+def synthetic_batch(workload: Workload, size: int, device: torch.device) -> Batch:
+    """Return a synthetic batch. Raises WorkloadError unless it is of tensors of `size` samples on the device."""
+    batch = workload.synthetic_batch(size, device)
+    check_parts(batch, "synthetic_batch")
+    for _, tensor in parts_of(batch):
         if tensor.device.type != device.type:
             raise WorkloadError(f"synthetic_batch returns a tensor on {tensor.device}; make it on the given device")
-        if tensor.ndim == 0 or len(tensor) != count:
+        if tensor.shape[:1] != (size,):
             shape = tuple(tensor.shape)
-            raise WorkloadError(f"synthetic_batch({count}) returns a tensor of shape {shape}; give it {count} rows")
+            raise WorkloadError(f"synthetic_batch({size}) returns a tensor of shape {shape}; give it {size} rows")
+    return batch
 
 
-def check_leaves(batch: Batch, where: str) -> None:
-    """Raise WorkloadError for a part of a batch that is no tensor."""
-    if isinstance(batch, dict | list | tuple):
-        for part in batch.values() if isinstance(batch, dict) else batch:
-            check_leaves(part, where)
-    elif not isinstance(batch, Tensor):
-        raise WorkloadError(f"{where} gives {describe(batch)}; a batch holds tensors in tuples, lists and dicts")
+def check_parts(batch: Batch, where: str) -> None:
+    """Raise WorkloadError unless a batch holds tensors and nothing else."""
+    parts = list(parts_of(batch))
+    if not parts:
+        raise WorkloadError(f"{where} returns {describe(batch)}, which holds no tensor; a batch has at least one")
+    for path, part in parts:
+        if not isinstance(part, Tensor):
+            raise WorkloadError(
+                f"{where} gives {describe(part)}{name_of(path)}; a batch holds tensors in tuples, lists and dicts: "
+                "make it a tensor, leave it out, or build it from tensors in loss()"
+            )
+
+
+class CheckedBatches:
+    """The batches of a data set, each with the rows that its step counts, and alike to synthetic ones."""
+
+    def __init__(self, batches: TrainingBatches, workload: Workload, spec: Spec) -> None:
+        self._batches = batches
+        self._spec = spec
+        with torch.random.fork_rng(devices=[]):
+            self._example = synthetic_batch(workload, NUM_CHECKED_SAMPLES, torch.device("cpu"))
+
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        return map(functools.partial(self._check, epoch), itertools.count(), self._batches.epoch(epoch))
+
+    def _check(self, epoch: int, index: int, batch: Batch) -> Batch:
+        """Return the batch. It costs microseconds: the host knows shapes without waiting for the device."""
+        size = batch_size_at(index, self._spec)
+        for path, part, expected in pair_parts(batch, self._example):
+            if not is_alike(part, expected) or len(part) != size:
+                rows = f"{pluralize(len(part), 'row')} of " if isinstance(part, Tensor) and part.ndim else ""
+                raise WorkloadError(
+                    f"batch {index + 1} of epoch {epoch} has {rows}{describe_form(part)}{name_of(path)}, and not "
+                    f"{pluralize(size, 'row')} of {describe_form(expected)}; pad or cut all samples to one shape, and "
+                    "keep each"
+                )
+        return batch
+
+
+def is_alike(one: object, other: object) -> bool:
+    """True for two tensors of samples that have one type and shape, whatever their number."""
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+        return False
+    return one.dtype == other.dtype and one.ndim == other.ndim and one.shape[1:] == other.shape[1:]
 
 
 def checked_loss(workload: Workload, model: nn.Module, batch: Batch, spec: Spec, rank: Rank) -> Tensor:
@@ -251,11 +297,16 @@ def check_gradients(workload: Workload, model: nn.Module, spec: Spec, rank: Rank
         log_line(f"Notice: the loss gives no gradient to {named}.")
 
 
-def check_dataset(workload: Workload, spec: Spec, rank: Rank) -> None:
-    """Raise WorkloadError unless the data set is long enough, alike on all ranks, and alike to synthetic batches."""
+def loaded_batch(workload: Workload, count: int, spec: Spec) -> Batch:
+    """Return the first samples of the data set as a batch. Random state stays as it is.
+
+    Raises WorkloadError unless the data set is long enough, alike on all ranks, and alike to synthetic batches.
+    """
     dataset = workload.dataset()
     if isinstance(dataset, IterableDataset):
         raise WorkloadError("dataset() returns an IterableDataset, which ranks cannot share; give it a __getitem__")
+    if isinstance(dataset, dict) or not hasattr(dataset, "__getitem__"):
+        raise WorkloadError(f"dataset returns {describe(dataset)}; return one Dataset, with __getitem__ and __len__")
     lengths = process_group.all_gather(length_of(dataset), int)
     if len(set(lengths)) > 1:
         raise WorkloadError(f"the data set has {lengths} samples, by rank; give each rank the same one")
@@ -263,21 +314,26 @@ def check_dataset(workload: Workload, spec: Spec, rank: Rank) -> None:
         raise WorkloadError(
             f"the data set has {lengths[0]} samples and the point needs {spec.num_samples}; lower num_samples"
         )
-    count = min(NUM_CHECKED_SAMPLES, spec.num_samples)
     with torch.random.fork_rng(devices=[]):
         samples = [dataset[index] for index in range(count)]
-        cure = LISTS_CURE if any(map(has_numbers_in_list, samples)) else ""
         try:
             loaded = workload.collate(samples)
         except RuntimeError as error:
-            raise WorkloadError(f"collate makes no batch of the first {count} samples: {error}{cure}") from error
-        synthetic = workload.synthetic_batch(count, torch.device("cpu"))
-    check_leaves(loaded, "the data set")
-    if num_samples(loaded) != count:
-        raise WorkloadError(f"collate makes a batch of {num_samples(loaded)} from {count} samples; keep each of them")
-    ours, theirs = describe_form(synthetic), describe_form(loaded)
-    if ours != theirs:
-        raise WorkloadError(f"synthetic_batch gives {ours} and the data set {theirs}{cure or '; make them alike'}")
+            raise WorkloadError(f"collate makes no batch of the first {count} samples: {error}") from error
+        synthetic = synthetic_batch(workload, count, torch.device("cpu"))
+    check_parts(loaded, "the data set")
+    for path, ours, theirs in pair_parts(synthetic, loaded):
+        if not is_alike(ours, theirs):
+            cure = LISTS_CURE if any(map(has_numbers_in_list, samples)) else "; make them alike"
+            raise WorkloadError(
+                f"synthetic_batch gives {describe_form(ours)}{name_of(path)} and the data set "
+                f"{describe_form(theirs)}{cure}"
+            )
+        if len(theirs) != count:
+            raise WorkloadError(
+                f"collate makes a batch of {len(theirs)} from {count} samples{name_of(path)}; keep each of them"
+            )
+    return loaded
 
 
 def length_of(dataset: Dataset[Any]) -> int:
@@ -286,15 +342,16 @@ def length_of(dataset: Dataset[Any]) -> int:
     raise WorkloadError("the data set has no length; give it a __len__")
 
 
-def describe(value: object) -> str:
-    """Return a value in a few words, for an error."""
-    return f"a {type(value).__name__}" if value is not None else "None"
-
-
 def describe_form(batch: Batch) -> str:
-    """Return the types and shapes of the tensors of a batch, without the number of samples."""
-    forms = ((str(tensor.dtype).removeprefix("torch."), list(tensor.shape[1:])) for tensor in tensors_of(batch))
-    return shorten_list([f"{dtype} {shape}" for dtype, shape in forms], MAX_NAMED_TENSORS)
+    """Return the types and shapes of the tensors of a batch as they lie in it, without the number of samples."""
+    if isinstance(batch, Tensor):
+        return f"{str(batch.dtype).removeprefix('torch.')} {list(batch.shape[1:])}"
+    if isinstance(batch, dict):
+        forms = [f"{key!r}: {describe_form(part)}" for key, part in batch.items()]
+        return f"{{{shorten_list(forms, MAX_NAMED_TENSORS)}}}"
+    if isinstance(batch, list | tuple):
+        return f"[{shorten_list(list(map(describe_form, batch)), MAX_NAMED_TENSORS)}]"
+    return describe(batch)
 
 
 def has_numbers_in_list(sample: Any) -> bool:

@@ -6,17 +6,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.workloads.workload import Workload
+from pipeline.workloads.workload import Workload, WorkloadError, describe
 
 
 def compile_model(workload: Workload, model: nn.Module) -> Callable[..., Any]:
     """Return the compiled model. Earlier compiled code is dropped, so that two variants of a model share none.
 
     Under DDP the wrapper is compiled and not the module inside: TorchDynamo then splits the backward pass at DDP's
-    buckets, and collectives overlap with it (pytorch.org/docs/stable/notes/ddp.html).
+    buckets, and collectives overlap with it (pytorch.org/docs/stable/notes/ddp.html). Raises WorkloadError.
     """
     torch.compiler.reset()
-    return workload.compile(model)
+    compiled: object = workload.compile(model)
+    if not callable(compiled):
+        raise WorkloadError(f"compile returns {describe(compiled)}; return the compiled model, as torch.compile(model)")
+    return compiled
 
 
 def num_compiled_graphs() -> int:

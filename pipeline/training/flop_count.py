@@ -17,7 +17,7 @@ from pipeline.experiment.measurement import short_text
 from pipeline.system.errors import redact_credentials, shorten_list
 from pipeline.training.process_group import Rank
 from pipeline.training.step import ModelCall
-from pipeline.workloads.workload import Workload
+from pipeline.workloads.workload import Workload, model_of
 
 META = torch.device("meta")
 TORCH_NAMESPACES = ("aten", "prim", "prims", "profiler")
@@ -103,13 +103,16 @@ def build_on_meta(workload: Workload, counter: FlopCounter) -> nn.Module:
     """Return a new model on the meta device. A model that needs values when it is built is built on the CPU."""
     model = None
     with contextlib.suppress(Exception), counter, META:
-        model = workload.build_model()
+        model = model_of(workload)
     if model is None:
         with counter:
-            model = workload.build_model()
+            model = model_of(workload)
     counter.flops = 0
     counter.without_formula.clear()
-    return model.to(META).float().train()
+    model = model.to(META).float().train()
+    with contextlib.suppress(Exception), META:  # what it keeps for the loss; a fused one takes no such parameters
+        workload.optimizer(model)
+    return model
 
 
 def run_on_meta(workload: Workload, model: nn.Module, batch_size: int, counter: FlopCounter) -> None:

@@ -25,7 +25,15 @@ from pipeline.experiment.record import MAX_RANK_EPOCHS, MAX_STEP_TIMES, MODEL_AL
 from pipeline.experiment.spec import NUM_WARM_UP_EPOCHS, Execution, Spec
 from pipeline.system.errors import log_line
 from pipeline.training import device_memory, process_group
-from pipeline.training.check_workload import check_count, check_weights, check_workload, num_items, text_of
+from pipeline.training.check_workload import (
+    CheckedBatches,
+    check_count,
+    check_weights,
+    check_workload,
+    num_items,
+    synthetic_batch,
+    text_of,
+)
 from pipeline.training.flop_count import FlopCount, count_flops
 from pipeline.training.gpu_checks import AMPERE
 from pipeline.training.process_group import Rank
@@ -34,7 +42,14 @@ from pipeline.training.step_setup import choose_execution, execution_stream, pre
 from pipeline.training.step_timer import STEP_PARTS, PartTimesNs, StepTimer
 from pipeline.training.strategies import describe_sharding, optimizer_bytes, place_model
 from pipeline.workloads.find import NO_SOURCES, Sources, build_workload
-from pipeline.workloads.workload import TEST_ACCURACY, Workload, WorkloadError, as_number, learning_rate_of
+from pipeline.workloads.workload import (
+    TEST_ACCURACY,
+    Workload,
+    WorkloadError,
+    as_number,
+    learning_rate_of,
+    model_of,
+)
 
 
 class RankEpochSeries(NamedTuple):
@@ -60,9 +75,9 @@ def build_batches(workload: Workload, spec: Spec, rank: Rank) -> TrainingBatches
     if spec.input == "gpu":
         return workload.batches_on_device(rank.shard)
     if spec.input == "dataloader":
-        return LoaderBatches(spec, rank.shard, workload.dataset(), workload.collate)
+        return CheckedBatches(LoaderBatches(spec, rank.shard, workload.dataset(), workload.collate), workload, spec)
     torch.manual_seed(derive_seed(spec.seed, rank.rank))
-    batch = workload.synthetic_batch(spec.batch_size_per_process, rank.device)
+    batch = synthetic_batch(workload, spec.batch_size_per_process, rank.device)
     return SyntheticBatches(spec, rank.shard, batch)
 
 
@@ -78,12 +93,12 @@ def train_point(spec: Spec, rank: Rank, sources: Sources = NO_SOURCES) -> Traine
     workload, model = build_model(spec, rank, sources, execution)
     set_precision(spec)
     with refuse_changed_flags():
-        check_workload(workload, model, spec, rank)
+        optimizer = check_workload(workload, model, spec, rank)
         check_evaluation(workload, model, spec, rank)
     batches = build_batches(workload, spec, rank)
     torch.manual_seed(derive_seed(spec.seed, rank.rank))  # each rank draws a different augmentation
     with execution_stream(execution, rank):
-        ready = prepare_step(execution, model, workload, spec, rank)
+        ready = prepare_step(execution, model, workload, spec, rank, optimizer)
         with refuse_changed_flags():
             epochs, series = run_epochs(spec, rank, workload, batches, ready.step, model)
     measurement = build_measurement(
@@ -108,7 +123,7 @@ def build_model(
     set_precision(spec)  # after the user's modules were imported
     torch.manual_seed(spec.seed)
     try:
-        model = workload.build_model()
+        model = model_of(workload)
         check_weights(model, spec)
         return workload, place_model(model, workload, spec, rank)
     except torch.OutOfMemoryError as error:

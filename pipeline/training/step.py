@@ -51,8 +51,12 @@ class TrainingStep(Protocol):
         """
 
 
+class NotInModelCall(WorkloadError, AttributeError):
+    """A loss reads an attribute of the model. hasattr() is false, and getattr() gives its default."""
+
+
 class ModelCall:
-    """The model as a loss sees it: it can be called, and nothing else, since a wrapper such as DDP has no more."""
+    """The model as a loss sees it: it can be called, and nothing else, whatever wraps, shards or compiles it."""
 
     def __init__(self, model: Callable[..., Any]) -> None:
         self._model = model
@@ -61,9 +65,9 @@ class ModelCall:
         return self._model(*inputs, **keywords)
 
     def __getattr__(self, name: str) -> Any:
-        raise WorkloadError(
-            f"the loss reads model.{name}, which the wrapper of DDP does not have; keep {name} in the workload, and "
-            "only call the model"
+        raise NotInModelCall(
+            f"the loss reads model.{name}, and can only call the model, which may be wrapped, sharded or compiled; "
+            "keep what it needs in self, as in build_model() or optimizer(model)"
         )
 
 
@@ -72,7 +76,7 @@ class EagerStep:
 
     The loss calls `forward` in place of the model, if it is given. `sync_context` is entered around forward and
     backward, as DDP's no_sync requires. `after_backward` runs between the last backward pass and the optimizer. In fp16
-    the loss is scaled (torch.amp.GradScaler).
+    the loss is scaled (torch.amp.GradScaler). `optimizer` is the user's, if it was made before.
     """
 
     parts: tuple[str, ...] = STEP_PARTS
@@ -87,9 +91,10 @@ class EagerStep:
         forward: Callable[..., Any] | None = None,
         sync_context: SyncContext | None = None,
         after_backward: Callable[[], object] | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         self.model = model
-        self.optimizer = build_optimizer(model, workload, spec)
+        self.optimizer = build_optimizer(model, workload, spec, optimizer)
         self.rate = learning_rate_of(workload, 0)
         self.rate_is_on_device = False
         self.num_correct = torch.zeros((), dtype=torch.float64, device=rank.device)

@@ -17,6 +17,7 @@ from pipeline.data.batch import Batch, first_samples, place_batch
 from pipeline.data.batches import batch_sizes, memory_format
 from pipeline.experiment.spec import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, Execution, Spec
 from pipeline.training import cuda_graph, device_memory, process_group
+from pipeline.training.check_workload import synthetic_batch
 from pipeline.training.compilation import compile_model, num_compiled_graphs
 from pipeline.training.cuda_graph import CapturedStep
 from pipeline.training.process_group import Rank
@@ -76,17 +77,25 @@ def execution_stream(execution: Execution, rank: Rank) -> contextlib.AbstractCon
     return cuda_graph.on_new_stream(rank) if execution in CAPTURED_EXECUTIONS else contextlib.nullcontext()
 
 
-def prepare_step(execution: Execution, placed: nn.Module, workload: Workload, spec: Spec, rank: Rank) -> PreparedStep:
+def prepare_step(
+    execution: Execution,
+    placed: nn.Module,
+    workload: Workload,
+    spec: Spec,
+    rank: Rank,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> PreparedStep:
     """Wrap the placed model, and prepare its step. All ranks must call it inside execution_stream(execution).
 
-    Compiling and capturing train a few steps. After these steps the training state is restored.
+    Compiling and capturing train a few steps. After these steps the training state is restored. `optimizer` is that of
+    the placed model, if it was made before.
 
     Raises RuntimeError if torch.compile finds nothing to compile.
     """
     model = wrap_for_strategy(placed, workload, spec, rank)
     is_captured = execution in CAPTURED_EXECUTIONS
     forward = compile_model(workload, model) if execution in COMPILED_EXECUTIONS else model
-    step = EagerStep(model, workload, spec, rank, forward=forward)
+    step = EagerStep(model, workload, spec, rank, forward=forward, optimizer=optimizer)
     if execution == "eager":
         return PreparedStep(step)
     started = time.perf_counter()
@@ -96,7 +105,7 @@ def prepare_step(execution: Execution, placed: nn.Module, workload: Workload, sp
     prepared = cuda_graph.prepare_capture(step) if is_captured else contextlib.nullcontext()
     with prepared, restore_training_state(step, rank, is_captured), warnings.catch_warnings():
         warnings.filterwarnings("ignore", EXPECTED_WARNING)
-        example = place_batch(workload.synthetic_batch(sizes[0], rank.device), rank.device, memory_format(spec))
+        example = place_batch(synthetic_batch(workload, sizes[0], rank.device), rank.device, memory_format(spec))
         if execution in COMPILED_EXECUTIONS:
             warm_up_compiled(step, example, sizes, spec, rank)
         if is_captured:

@@ -6,7 +6,7 @@ FSDP2 is torch.distributed.fsdp.fully_shard; ZeRO-1 is torch.distributed.optim.Z
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from pipeline.data.batches import memory_format
 from pipeline.experiment.measurement import Sharding
 from pipeline.experiment.spec import Spec
 from pipeline.training.process_group import Rank
-from pipeline.workloads.workload import Workload, WorkloadError
+from pipeline.workloads.workload import Workload, WorkloadError, describe, optimizer_of
 
 RESHARD_AFTER_FORWARD = {"blocks": None, "always": True, "never": False}  # None: blocks reshard, the root does not
 
@@ -51,11 +51,14 @@ def shard_model(model: nn.Module, workload: Workload, spec: Spec, rank: Rank) ->
 
 def shard_units_of(workload: Workload, model: nn.Module) -> list[nn.Module]:
     """Return the workload's units of FSDP. Raises WorkloadError unless they are different parts of the model."""
-    units = list(workload.shard_units(model))
+    found: object = workload.shard_units(model)
+    if not isinstance(found, Iterable):
+        raise WorkloadError(f"shard_units returns {describe(found)}; return a list of parts, as list(model.blocks)")
+    units = list(found)
     names = {module: name for name, module in model.named_modules()}
     for unit in units:
-        if unit not in names or unit is model:
-            raise WorkloadError(f"shard_units gives a {type(unit).__name__} that is no part of the model; leave it out")
+        if not isinstance(unit, nn.Module) or unit not in names or unit is model:
+            raise WorkloadError(f"shard_units gives {describe(unit)} that is no part of the model; leave it out")
     listed_twice = [names[unit] for unit in units if units.count(unit) > 1]
     if listed_twice:
         raise WorkloadError(f"shard_units gives {listed_twice[0]} twice; give each unit once")
@@ -144,12 +147,15 @@ def bare_model(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, DataParallel | DistributedDataParallel) else model
 
 
-def build_optimizer(model: nn.Module, workload: Workload, spec: Spec) -> torch.optim.Optimizer:
+def build_optimizer(
+    model: nn.Module, workload: Workload, spec: Spec, optimizer: torch.optim.Optimizer | None = None
+) -> torch.optim.Optimizer:
     """Return the workload's optimizer; under ZeRO-1 each rank keeps its state of a part of the parameters.
 
-    Raises WorkloadError if ZeRO-1 cannot shard it.
+    `optimizer` is that of the bare model, if it was made before. Raises WorkloadError if ZeRO-1 cannot shard it.
     """
-    optimizer = workload.optimizer(bare_model(model))
+    if optimizer is None:
+        optimizer = optimizer_of(workload, bare_model(model))
     return shard_optimizer(optimizer) if spec.strategy == "zero1" else optimizer
 
 

@@ -30,6 +30,9 @@ CURES = {
     "FSDP does not support deepcopy": (
         "FSDP cannot copy a sharded model; keep [p.detach().clone() for p in model.parameters()], or use strategy: ddp"
     ),
+    "requires closure": (
+        "the step() of the optimizer needs a closure and gets none; return one that needs none, such as AdamW"
+    ),
     "Attempted unscale_ but _scale is None": OWN_SCALER,
     "No inf checks were recorded": OWN_SCALER,
     "unscale_() has already been called": OWN_SCALER,
@@ -100,8 +103,7 @@ def user_lines(error: BaseException) -> Iterator[str]:
 
 def describe_user_error(error: BaseException, text: str) -> str:
     """Return the text of an error with its place in the user's code in the first line, and all such places below."""
-    if WORKER_TRACEBACK in text and "Caught " in text.partition("\n")[0]:  # else the first line says more already
-        text = f"{text.strip().splitlines()[-1]} (in a worker of the data loader)\n{text}"
+    text = with_worker_error_first(text)
     if ours := next((sentence for torchs, sentence in CURES.items() if torchs in text), ""):
         text = f"{ours}\n{text}"
     places = list(user_lines(error))
@@ -109,6 +111,14 @@ def describe_user_error(error: BaseException, text: str) -> str:
         return text
     first, _, rest = text.partition("\n")
     return "\n".join(filter(None, [f"{first} (at {places[0]})", rest, *(f"at {place}" for place in places)]))
+
+
+def with_worker_error_first(text: str) -> str:
+    """Return the text of an error, first what a worker of the data loader says, if it comes from one."""
+    if WORKER_TRACEBACK not in text or "Caught " not in text.partition("\n")[0]:  # the first line says more already
+        return text
+    last = text.strip().splitlines()[-1].removeprefix(f"{WorkloadError.__module__}.{WorkloadError.__qualname__}: ")
+    return f"{last} (in a worker of the data loader)\n{text}"
 
 
 def user_modules() -> dict[str, Path]:

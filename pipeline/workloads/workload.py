@@ -1,12 +1,14 @@
 """The protocol of what is trained: a model, its batches, its loss and its optimizer."""
 
 import abc
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from pipeline.data.batch import Batch
 from pipeline.experiment.measurement import TEST_ACCURACY as TEST_ACCURACY
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
     from pipeline.data.batches import Shard, TrainingBatches
+
+
+PREFIX = "default_collate: "  # of its errors
 
 
 class WorkloadError(Exception):
@@ -29,6 +34,8 @@ class Workload(abc.ABC):
     `find_unused_parameters` is DDP's option for parameters that get no gradient in some steps.
     `merit` names the figure that `evaluate` returns; `better` says if it is to rise or to fall. A share of correct
     answers is best named TEST_ACCURACY.
+
+    Each model is made by build_model(), then optimizer() gets it, and only then loss() and before_update() do.
     """
 
     unit: str = "samples"
@@ -72,10 +79,19 @@ class Workload(abc.ABC):
         raise WorkloadError(f"{type(self).__name__} has no dataset(); add one, or use input: synthetic")
 
     def collate(self, samples: list[Any]) -> Batch:
-        """Return the batch of these samples of the data set."""
+        """Return the batch of these samples of the data set: torch's default. Raises WorkloadError."""
         from torch.utils.data import default_collate
 
-        return default_collate(samples)
+        try:
+            return default_collate(samples)
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+            if isinstance(error, RuntimeError) and "equal size" not in str(error):  # such as full shared memory
+                raise
+            what = f"a sample has no {error}" if isinstance(error, KeyError) else str(error).removeprefix(PREFIX)
+            raise WorkloadError(
+                f"collate makes no batch of {len(samples)} samples: {' '.join(what.split())}; return numbers and "
+                "tensors of one shape from __getitem__(), or write collate()"
+            ) from error
 
     def evaluate(self, model: nn.Module, device: torch.device) -> float | tuple[float, float]:
         """Return the figure of merit over the test set, or that and the test loss. Only rank 0 calls it."""
@@ -88,6 +104,48 @@ class Workload(abc.ABC):
     def batches_on_device(self, shard: "Shard") -> "TrainingBatches":
         """Return the batches of `input: gpu`, which lie on the device."""
         raise WorkloadError(f"{type(self).__name__} has no batches on the device; use input: dataloader or synthetic")
+
+
+def describe(value: object) -> str:
+    """Return a value in a few words, for an error."""
+    return f"a {type(value).__name__}" if value is not None else "None"
+
+
+def model_of(workload: Workload) -> nn.Module:
+    """Return a new model of the workload. Raises WorkloadError unless it is a bare module."""
+    model: object = workload.build_model()
+    if not isinstance(model, nn.Module):
+        raise WorkloadError(f"build_model returns {describe(model)}; return the model, a torch.nn.Module")
+    if "_modules" not in vars(model):
+        raise WorkloadError(f"{type(model).__name__} is no whole module; call super().__init__() in its __init__")
+    if isinstance(model, DataParallel | DistributedDataParallel):
+        raise WorkloadError(f"build_model returns {describe(model)}; return the model inside: strategy wraps it")
+    return model
+
+
+def optimizer_of(workload: Workload, model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer of a bare model. Raises WorkloadError unless its step() alone updates that model."""
+    found: object = workload.optimizer(model)
+    if not isinstance(found, torch.optim.Optimizer):
+        parts = f" of {', '.join(type(part).__name__ for part in found)}" if isinstance(found, list | tuple) else ""
+        raise WorkloadError(
+            f"optimizer returns {describe(found)}{parts}; return one torch.optim.Optimizer, and keep others and "
+            "schedulers in self: before_update() may step them"
+        )
+    inputs = [*inspect.signature(type(found).step).parameters.values()][1:]
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [one.name for one in inputs if one.default is one.empty and one.kind not in optional]
+    if needed:
+        raise WorkloadError(
+            f"optimizer returns {describe(found)}, whose step() needs a {needed[0]} and gets none; return one that "
+            "needs none, such as AdamW"
+        )
+    known = set(model.parameters())
+    if not any(parameter in known for group in found.param_groups for parameter in group["params"]):
+        raise WorkloadError(
+            f"optimizer returns {describe(found)} of other parameters; build it from those of the model that it gets"
+        )
+    return found
 
 
 def as_number(value: object) -> int | float | None:

@@ -1,5 +1,6 @@
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -13,11 +14,70 @@ from hypothesis_profiles import examples
 from image_steps import ALONE, batches_of
 
 from pipeline.data import image_batches
+from pipeline.data.batch import Batch, copy_batch
 from pipeline.data.batches import batch_sizes, build_sampler
 from pipeline.data.image_batches import AugmentedImages, DeviceAugmentedBatches
 from pipeline.data.images import IMAGE_SIZE_PX, Images, synthetic_images
 from pipeline.experiment.spec import Spec
 from pipeline.training.process_group import Rank
+
+
+class TokensFirst(NamedTuple):
+    tokens: torch.Tensor
+    labels: torch.Tensor
+
+
+class LabelsFirst(NamedTuple):
+    labels: torch.Tensor
+    tokens: torch.Tensor
+
+
+TOKENS, LABELS = torch.full((2, 4), 3), torch.full((2, 4), 7)
+
+
+@pytest.mark.fault("F62")
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"labels": LABELS, "tokens": TOKENS},
+        [{"tokens": TOKENS, "labels": LABELS}],
+        [LabelsFirst(LABELS, TOKENS)],
+        ({"text": {"labels": LABELS, "tokens": TOKENS}}, TOKENS),
+    ],
+)
+def test_a_batch_is_copied_by_key_whatever_the_order_of_the_keys(source: Batch) -> None:
+    def zeros(batch: Batch) -> Batch:
+        """The same batch as it was captured: zeros, and dicts and named tuples in another order."""
+        if isinstance(batch, LabelsFirst):
+            return TokensFirst(torch.zeros_like(TOKENS), torch.zeros_like(LABELS))
+        if isinstance(batch, dict):
+            return {key: zeros(part) for key, part in reversed(batch.items())}
+        if isinstance(batch, list | tuple):
+            return [zeros(part) for part in batch]
+        return torch.zeros_like(batch)
+
+    target = zeros(source)
+    copy_batch(source, target)
+    held = target[0] if isinstance(target, list) else target
+    held = held.get("text", held) if isinstance(held, dict) else held._asdict()
+    assert torch.equal(held["tokens"], TOKENS)
+    assert torch.equal(held["labels"], LABELS)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"labels": LABELS, "words": TOKENS},
+        {"labels": LABELS},
+        {"labels": LABELS, "tokens": TOKENS[:, :1]},  # copy_ would broadcast it
+        {"labels": LABELS, "tokens": [TOKENS]},
+        [TOKENS, LABELS],
+    ],
+)
+def test_a_batch_that_does_not_fit_into_the_captured_one_is_refused(source: Batch) -> None:
+    target = {"tokens": torch.zeros(2, 4), "labels": torch.zeros(2, 4)}
+    with pytest.raises(ValueError, match=r"another form .*than the captured one; make all alike"):
+        copy_batch(source, target)
 
 
 def order(num_samples: int, world_size: int, rank: int, seed: int, epoch: int = 1) -> list[int]:

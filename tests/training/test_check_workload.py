@@ -10,15 +10,17 @@ import torch
 from factories import make_spec
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from pipeline.experiment.spec import Spec
 from pipeline.training import process_group
 from pipeline.training.check_workload import check_weights, check_workload, num_items, text_of
-from pipeline.training.loop import check_evaluation, count_correct, evaluate
+from pipeline.training.flop_count import count_flops
+from pipeline.training.loop import build_batches, check_evaluation, count_correct, evaluate
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, ignore_mark
-from pipeline.workloads.workload import TEST_ACCURACY, Workload, WorkloadError, learning_rate_of
+from pipeline.training.step_setup import prepare_step
+from pipeline.workloads.workload import TEST_ACCURACY, Workload, WorkloadError, learning_rate_of, model_of
 
 ALONE = Rank(0, 1, torch.device("cpu"))
 Batch = Any
@@ -56,6 +58,23 @@ class Samples(Dataset[Any]):
         return {"x": torch.ones(self.width), "y": torch.zeros(1)}
 
 
+class Endless:
+    def __getitem__(self, index: int) -> Batch:
+        return Samples(1)[0]
+
+
+class Graph:
+    """A batch of a library with a class of its own."""
+
+    def __init__(self) -> None:
+        self.x = torch.ones(2, 4)
+
+
+class NotBegun(nn.Module):
+    def __init__(self) -> None:
+        self.width = 4
+
+
 class Ragged(Samples):
     def __getitem__(self, index: int) -> Batch:
         return {"x": torch.ones(4 + index), "y": torch.zeros(1)}
@@ -67,7 +86,7 @@ def point(**fields: Any) -> Spec:
 
 
 def check(workload: Workload, **fields: Any) -> nn.Module:
-    model = workload.build_model()
+    model = model_of(workload)
     check_workload(workload, model, point(**fields), ALONE)
     return model
 
@@ -95,6 +114,21 @@ def batch_of(function: Callable[[int, torch.device], Any]) -> Workload:
     return changed(synthetic_batch=lambda self, size, device: function(size, device))
 
 
+def optimizer_by(function: Callable[[nn.Module], Any]) -> Workload:
+    return changed(optimizer=lambda self, model: function(model))
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def stepping_in_backward(model: nn.Module) -> torch.optim.Optimizer:
+    for parameter in model.parameters():
+        own = torch.optim.SGD([parameter], lr=0.1)
+        parameter.register_post_accumulate_grad_hook(lambda _, own=own: own.step())
+    return sgd(model)
+
+
 def counting(function: Callable[[torch.Tensor], Any], **members: Any) -> Workload:
     """A workload that counts right predictions by a function of [True, True]."""
 
@@ -117,9 +151,41 @@ def counting(function: Callable[[torch.Tensor], Any], **members: Any) -> Workloa
         (loss_of(lambda model, batch: model(batch["x"]).detach().mean()), "does not depend on the parameters"),
         (
             loss_of(lambda model, batch: model.config.width),
-            r"reads model\.config, which the wrapper of DDP does not have",
+            r"reads model\.config, and can only call the model, which may be wrapped, sharded or compiled; keep what",
         ),
+        (loss_of(lambda model, batch: model.module(batch["x"])), r"reads model\.module, and can only call the model"),
+        (loss_of(lambda model, batch: sum(map(torch.sum, model.parameters()))), r"reads model\.parameters, and can"),
+        (changed(build_model=lambda self: None), "build_model returns None; return the model, a torch.nn.Module"),
+        (changed(build_model=lambda self: [nn.Linear(4, 1)]), "build_model returns a list; return the model"),
+        (changed(build_model=lambda self: NotBegun()), r"call super\(\).__init__\(\) in its __init__"),
+        (
+            changed(build_model=lambda self: nn.DataParallel(nn.Linear(4, 1))),
+            "returns a DataParallel; return the model",
+        ),
+        (optimizer_by(lambda model: None), "optimizer returns None; return one torch.optim.Optimizer"),
+        (
+            optimizer_by(lambda model: [sgd(model), sgd(model)]),
+            "returns a list of SGD, SGD; return one torch.optim.Opt",
+        ),
+        (
+            optimizer_by(lambda model: (sgd(model), None)),
+            "returns a tuple of SGD, NoneType; return one torch.optim.Opt",
+        ),
+        (
+            optimizer_by(lambda model: torch.optim.LBFGS(model.parameters())),
+            r"a LBFGS, whose step\(\) needs a closure and gets none; return one that needs none, such as AdamW",
+        ),
+        (
+            optimizer_by(lambda model: sgd(nn.Linear(4, 1))),
+            "a SGD of other parameters; build it from those of the model",
+        ),
+        (optimizer_by(lambda model: stepping_in_backward(model)), r"backward\(\) changes weights, as in a hook"),
         (batch_of(lambda size, device: []), "returns a list, which holds no tensor"),
+        (
+            batch_of(lambda size, device: Graph()),
+            r"gives a Graph; a batch holds tensors .* or build it from tensors in",
+        ),
+        (batch_of(lambda size, device: {"x": torch.zeros(size, 4), "g": Graph()}), r"gives a Graph as batch\['g'\];"),
         (batch_of(lambda size, device: {"x": torch.zeros(size, 4), "y": "text"}), "synthetic_batch gives a str"),
         (
             batch_of(lambda size, device: {"x": torch.zeros(size, 4), "y": torch.zeros(9)}),
@@ -165,16 +231,37 @@ def test_what_would_measure_something_else_is_refused(workload: Workload, said: 
         (changed(dataset=lambda self: Samples(15)), "has 15 samples and the point needs 16; lower num_samples"),
         (
             changed(dataset=lambda self: Samples(16, 5)),
-            r"gives float32 \[4\], float32 \[1\] and the data set float32 \[5\]",
+            r"gives float32 \[4\] as batch\['x'\] and the data set float32 \[5\]; make them alike",
         ),
+        (
+            changed(collate=lambda self, samples: {"y": torch.zeros(2, 1), "z": torch.zeros(2, 4)}),
+            r"gives \{'x': float32 \[4\], 'y': float32 \[1\]\} and the data set \{'y': float32 \[1\], 'z': float32 \[4",
+        ),
+        (
+            changed(collate=lambda self, samples: {"x": torch.zeros(2, 4), "y": torch.zeros(1, 1)}),
+            r"a batch of 1 from 2 samples as batch\['y'\]; keep each",
+        ),
+        (changed(collate=lambda self, samples: []), "the data set returns a list, which holds no tensor"),
+        (changed(collate=lambda self, samples: None), "the data set gives None; a batch holds tensors"),
+        (changed(dataset=lambda self: None), "dataset returns None; return one Dataset, with __getitem__ and __len__"),
+        (changed(dataset=lambda self: {"train": Samples(16)}), "dataset returns a dict; return one Dataset"),
+        (changed(dataset=lambda self: DataLoader(Samples(16))), "dataset returns a DataLoader; return one Dataset"),
         (changed(dataset=lambda self: Stream()), "returns an IterableDataset, which ranks cannot share"),
-        (changed(dataset=lambda self: object()), "the data set has no length; give it a __len__"),
+        (changed(dataset=lambda self: object()), "dataset returns a object; return one Dataset, with __getitem__ and"),
+        (changed(dataset=lambda self: Endless()), "the data set has no length; give it a __len__"),
         (
             changed(collate=lambda self, samples: {"x": torch.zeros(1, 4), "y": torch.zeros(1, 1)}),
             "a batch of 1 from 2",
         ),
         (changed(collate=lambda self, samples: samples[0] | {"name": "x"}), "the data set gives a str"),
-        (changed(dataset=lambda self: Ragged(16)), "collate makes no batch of the first 2 samples: stack expects"),
+        (
+            changed(dataset=lambda self: Ragged(16)),
+            r"collate makes no batch of 2 samples: stack expects .*; return numbers and tensors of one shape from",
+        ),
+        (
+            changed(dataset=lambda self: [Graph()] * 16),
+            r"no batch of 2 samples: batch must contain .*Graph'>; return numbers and tensors .*, or write collate\(\)",
+        ),
         (changed(dataset=Workload.dataset), r"Tiny has no dataset\(\); add one, or use input: synthetic"),
     ],
 )
@@ -345,3 +432,121 @@ class Listed(Samples):
 def test_samples_with_lists_of_numbers_are_refused_with_a_cure() -> None:
     with pytest.raises(WorkloadError, match=r"lists of numbers: make each a torch.tensor in __getitem__, or"):
         check(changed(dataset=lambda self: Listed(16)), input="dataloader")
+
+
+class KeepsState(Tiny):
+    """What the loss needs is made in optimizer(), and that of each model in its turn."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def build_model(self) -> nn.Module:
+        self.calls.append("build_model")
+        return super().build_model()
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        self.calls.append("optimizer")
+        self.owner, self.scale = model, torch.ones((), device=next(model.parameters()).device)
+        return sgd(model)
+
+    def loss(self, model: Callable[..., Any], batch: Batch) -> Any:
+        self.calls.append("loss")
+        return super().loss(model, batch) * self.scale
+
+
+def test_the_optimizer_is_made_once_for_each_model_between_build_model_and_loss() -> None:
+    workload, spec = KeepsState(), point()
+    model = model_of(workload)
+    optimizer = check_workload(workload, model, spec, ALONE)
+    step = prepare_step("eager", model, workload, spec, ALONE, optimizer).step
+    step(workload.synthetic_batch(4, ALONE.device), ignore_mark)
+    assert step.optimizer is optimizer
+    assert workload.owner is model
+    assert count_flops(workload, 4, ALONE).note is None
+    assert workload.calls == ["build_model", "optimizer", "loss", "loss", "build_model", "optimizer", "loss"]
+
+
+def test_the_loss_may_ask_for_an_attribute_that_only_a_wrapper_has() -> None:
+    check(loss_of(lambda model, batch: getattr(model, "module", model)(batch["x"]).mean()))
+    check(loss_of(lambda model, batch: model(batch["x"]).mean() * (2 if hasattr(model, "module") else 1)))
+
+
+def test_the_pass_gets_what_a_step_gets() -> None:
+    """Batches of the data set, as lists and dicts, in the layout of the point."""
+    seen: list[Any] = []
+
+    def loss(model: Any, batch: Batch) -> Any:
+        seen.append(batch)
+        return model(batch[0].flatten(1)).mean()
+
+    workload = changed(
+        build_model=lambda self: nn.Linear(48, 1),
+        synthetic_batch=lambda self, size, device: (torch.zeros(size, 3, 4, 4), torch.zeros(size)),
+        dataset=lambda self: [(torch.full((3, 4, 4), float(index)), 0.5) for index in range(16)],
+        collate=lambda self, samples: [part.float() for part in default_collate(samples)],
+        loss=lambda self, model, batch: loss(model, batch),
+    )
+    check(workload, input="dataloader", layout="channels_last")
+    ((images, marks),) = seen
+    assert type(seen[0]) is list
+    assert images[:, 0, 0, 0].tolist() == [0, 1]
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert marks.tolist() == [0.5, 0.5]
+
+
+def test_a_synthetic_batch_has_the_rows_of_every_step() -> None:
+    pool = torch.zeros(8, 4)
+    workload = batch_of(lambda size, device: {"x": pool[:size], "y": torch.zeros(min(size, 8), 1)})
+    check(workload)
+    with pytest.raises(
+        WorkloadError, match=r"synthetic_batch\(16\) returns a tensor of shape \(8, 4\); give it 16 rows"
+    ):
+        build_batches(workload, point(batch_size_per_gpu=16), ALONE)
+
+
+def other_rows(samples: list[Any]) -> Batch:
+    """A collate that leaves out a sample of the batch that has number 6."""
+    return default_collate([sample for sample in samples if sample["y"] != 6])
+
+
+def longer(samples: list[Any]) -> Batch:
+    """A collate that pads to the longest sample, as of text."""
+    batch = default_collate(samples)
+    return batch if not (batch["y"] == 6).any() else batch | {"x": nn.functional.pad(batch["x"], (0, 2))}
+
+
+def later_keys(samples: list[Any]) -> Batch:
+    batch = default_collate(samples)
+    return batch if not (batch["y"] == 6).any() else {"x": batch["x"], "z": batch["y"]}
+
+
+@pytest.mark.fault("F62")
+@pytest.mark.parametrize(
+    ("collate", "said"),
+    [
+        (
+            other_rows,
+            r"batch \d of epoch 1 has 3 rows of float32 \[4\] as batch\['x'\], and not 4 rows of float32 \[4\]; pad",
+        ),
+        (
+            longer,
+            r"has 4 rows of float32 \[6\] as batch\['x'\], and not 4 rows of float32 \[4\]; pad or cut all samples",
+        ),
+        (
+            later_keys,
+            r"has \{'x': float32 \[4\], 'z': float32 \[1\]\}, and not 4 rows of \{'x': float32 \[4\], 'y': float",
+        ),
+        (default_collate, None),
+    ],
+)
+def test_every_batch_of_the_data_set_has_the_rows_and_shapes_that_are_counted(
+    collate: Callable[[list[Any]], Batch], said: str | None
+) -> None:
+    rows = [{"x": torch.ones(4), "y": torch.tensor([float(index)])} for index in range(14)]
+    workload = changed(dataset=lambda self: rows, collate=lambda self, samples: collate(samples))
+    batches = build_batches(workload, point(input="dataloader", num_samples=14, num_workers=0), ALONE)
+    if said is None:
+        assert [len(batch["x"]) for batch in batches.epoch(1)] == [4, 4, 4, 2]
+        return
+    with pytest.raises(WorkloadError, match=said):
+        list(batches.epoch(1))

@@ -18,6 +18,7 @@ from pipeline.experiment.learning_rate import learning_rate_at
 from pipeline.experiment.measurement import Measurement
 from pipeline.experiment.spec import Spec
 from pipeline.training import cuda_graph, step_setup
+from pipeline.training.compilation import compile_model
 from pipeline.training.cuda_graph import (
     CAPTURE_WARM_UP_STEPS,
     DDP_CAPTURE_WARM_UP_STEPS,
@@ -295,6 +296,13 @@ def test_nothing_compiles_inside_the_clock(monkeypatch: pytest.MonkeyPatch, fiel
     with torch.compiler.set_stance("fail_on_recompile"):
         for epoch in (1, 2):
             assert len(run_epoch(epoch, spec, ALONE, workload, batches, ready.step).losses) == 3
+
+
+def test_what_compile_returns_can_be_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.compiler, "reset", lambda: None)  # it imports the compiler
+    monkeypatch.setattr(Workload, "compile", lambda self, model: None)  # as of model.compile(), in place
+    with pytest.raises(WorkloadError, match=r"compile returns None; return the compiled model, as torch\.compile"):
+        compile_model(build_workload(lenet()), build_model("lenet", 10))
 
 
 def test_a_model_of_which_nothing_is_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -258,6 +258,24 @@ def test_units_that_cannot_be_sharded_are_refused(kind: str, sentence: str) -> N
         shard_units_of(workload, workload.build_model())
 
 
+@pytest.mark.parametrize(
+    ("units", "sentence"),
+    [
+        (None, r"shard_units returns None; return a list of parts, as list\(model.blocks\)"),
+        (nn.Linear(1, 1), "shard_units returns a Linear; return a list of parts"),
+        (["blocks.0"], "shard_units gives a str that is no part of the model"),
+        ([[nn.Linear(1, 1)]], "shard_units gives a list that is no part of the model"),
+    ],
+)
+def test_units_that_are_no_list_of_modules_are_refused(
+    units: Any, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = Shared(layers=1, width=8, heads=1)
+    monkeypatch.setattr(Shared, "shard_units", lambda self, model: units)
+    with pytest.raises(WorkloadError, match=sentence):
+        shard_units_of(workload, workload.build_model())
+
+
 def test_without_units_the_root_alone_is_sharded() -> None:
     workload = Shared(layers=1, width=8, heads=1)
     assert shard_units_of(workload, workload.build_model()) == []

@@ -11,6 +11,7 @@ from own_models import write_model
 import pipeline
 from pipeline.workloads import user_code
 from pipeline.workloads.find import import_file
+from pipeline.workloads.workload import WorkloadError
 
 
 def test_the_users_files_are_those_of_no_package_and_of_python() -> None:
@@ -47,6 +48,17 @@ def test_an_error_of_a_loaders_worker_has_its_place_too() -> None:
     said = user_code.describe_user_error(ValueError(text), f"ValueError: {text}")
     expected = "ValueError: sample 17 (in a worker of the data loader) (at data.py:17 in __getitem__)"
     assert said.splitlines()[0] == expected
+
+
+def test_our_own_sentence_from_a_worker_comes_first_and_as_it_is() -> None:
+    name = f"{WorkloadError.__module__}.{WorkloadError.__qualname__}"
+    text = f"Caught WorkloadError in DataLoader worker process 0.\n{user_code.WORKER_TRACEBACK}:\n{name}: pad"
+    assert user_code.with_worker_error_first(text) == f"pad (in a worker of the data loader)\n{text}"
+
+
+def test_a_step_that_asserts_a_closure_has_a_cure() -> None:
+    text = "AssertionError: Sharpness Aware Minimization requires closure, but it was not provided"
+    assert "return one that needs none, such as AdamW" in user_code.describe_user_error(AssertionError(text), text)
 
 
 def test_the_source_of_a_model_is_its_digest_and_the_commit_of_its_repository(
