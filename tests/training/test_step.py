@@ -300,9 +300,10 @@ def test_nothing_compiles_inside_the_clock(monkeypatch: pytest.MonkeyPatch, fiel
 
 def test_what_compile_returns_can_be_called(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.compiler, "reset", lambda: None)  # it imports the compiler
-    monkeypatch.setattr(Workload, "compile", lambda self, model: None)  # as of model.compile(), in place
+    workload = build_workload(lenet())
+    monkeypatch.setattr(type(workload), "compile", lambda self, model: None)  # as of model.compile(), in place
     with pytest.raises(WorkloadError, match=r"compile returns None; return the compiled model, as torch\.compile"):
-        compile_model(build_workload(lenet()), build_model("lenet", 10))
+        compile_model(workload, build_model("lenet", 10))
 
 
 def test_a_model_of_which_nothing_is_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
