@@ -194,7 +194,8 @@ def merge_environments(point: PointTask, by_rank: Sequence[Environment]) -> Envi
 
 def add_model_source(environment: Environment, point: PointTask) -> Environment:
     """Return the environment with the source of the user's model: its digest, commit, and whether it was edited."""
-    own, source = own_class(point.spec.model), user_code.describe_source()
+    own = own_class(point.spec.model)
+    source = user_code.describe_source(own.import_name) if own else None
     if own is None or source is None:
         return environment
     path = user_code.user_modules().get(own.import_name)

@@ -43,9 +43,9 @@ imported: dict[Path, bytes] = {}  # the source of each of the user's modules, as
 
 
 class UserSource(NamedTuple):
-    """The user's modules in this process: their digest, and the commit of the repository of the first one.
+    """The user's modules in this process: their digest, and the commit of the repository of the model's file.
 
-    `is_dirty` is True if one of them differs from the commit; commit and this are None outside a git repository.
+    `is_dirty` is True if one of those in it differs from the commit; both are None if the model is in no repository.
     """
 
     digest: str
@@ -122,15 +122,21 @@ def with_worker_error_first(text: str) -> str:
 
 
 def user_modules() -> dict[str, Path]:
-    """Return the file of every imported module of the user's, by the module's name."""
-    paths = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
+    """Return the file of every imported module of the user's, by the module's name.
+
+    Two kinds are not the user's: the script that started this process, and modules that torch makes without a file
+    (`torch.classes` says "_classes.py", which would be a file of the working directory).
+    """
+    paths = {name: Path(getattr(module, "__file__", None) or "") for name, module in sorted(sys.modules.items())}
     return {
-        name: Path(path) for name, path in sorted(paths.items()) if path and is_user_file(path) and name != "__main__"
+        name: path
+        for name, path in paths.items()
+        if path.is_absolute() and is_user_file(str(path)) and name not in ("__main__", "__mp_main__")
     }
 
 
-def describe_source() -> UserSource | None:
-    """Return the source of the user's modules; None if none is imported."""
+def describe_source(model: str) -> UserSource | None:
+    """Return the source of the user's modules; None if none is imported. `model` is the name of the model's module."""
     modules = user_modules()
     if not modules:
         return None
@@ -138,11 +144,7 @@ def describe_source() -> UserSource | None:
     for name, path in modules.items():
         for part in (name.encode(), source_of(path)):
             found.update(len(part).to_bytes(8, "big") + part)
-    paths = [path.resolve() for path in modules.values()]
-    commit, is_dirty = git_state(paths)
-    if is_dirty is False and any(source_of(path) != read_or_empty(path) for path in modules.values()):
-        is_dirty = True  # edited, and committed or taken back, since it was imported
-    return UserSource(found.hexdigest(), commit, is_dirty)
+    return UserSource(found.hexdigest(), *git_state(modules.get(model), list(modules.values())))
 
 
 def source_of(path: Path) -> bytes:
@@ -157,17 +159,26 @@ def read_or_empty(path: Path) -> bytes:
         return b""
 
 
-def git_state(paths: list[Path]) -> tuple[str | None, bool | None]:
-    """Return the commit of the repository of the first file, and True if it lacks or changed one of the files in it."""
-    root = next((folder for folder in paths[0].parents if (folder / ".git").exists()), None)
+def git_state(model: Path | None, paths: list[Path]) -> tuple[str | None, bool | None]:
+    """Return the commit of the repository of the model, and True if it lacks one of the files in it as imported."""
+    parents = model.resolve().parents if model else ()
+    root = next((folder for folder in parents if (folder / ".git").exists()), None)
     if root is None:
         return None, None
     git = ["git", "-C", str(root), "-c", f"safe.directory={root}"]
-    inside = [str(path) for path in paths if path.is_relative_to(root)]
+    inside = [path for path in paths if path.resolve().is_relative_to(root)]
     try:
         commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=20)
         status = subprocess.run(
-            [*git, "status", "--porcelain", "--untracked-files=all", "--ignored=matching", "--", *inside],
+            [
+                *git,
+                "status",
+                "--porcelain",
+                "--untracked-files=all",
+                "--ignored=matching",
+                "--",
+                *(str(path.resolve()) for path in inside),
+            ],
             capture_output=True,
             text=True,
             check=True,
@@ -175,7 +186,9 @@ def git_state(paths: list[Path]) -> tuple[str | None, bool | None]:
         )
     except (OSError, subprocess.SubprocessError):
         return None, None
-    return commit.stdout.strip(), bool(status.stdout.strip())
+    # The file may have been edited, and committed or taken back, since it was imported.
+    is_edited = any(source_of(path) != read_or_empty(path) for path in inside)
+    return commit.stdout.strip(), bool(status.stdout.strip()) or is_edited
 
 
 def file_sha256(path: Path) -> str:

@@ -141,10 +141,10 @@ def test_the_source_of_a_point_is_what_was_imported_whatever_becomes_of_the_file
     path = write_model(tmp_path, "import sizes_g\n" + SMALLEST, name="tiny_g.py")
     digest = user_code.file_sha256(path)
     built(f"{path}:Tiny")
-    before = user_code.describe_source()
+    before = user_code.describe_source("tiny_g")
     path.write_text("edited\n")
     (tmp_path / "sizes_g.py").unlink()
-    assert user_code.describe_source() == before
+    assert user_code.describe_source("tiny_g") == before
     assert user_code.file_sha256(path) == digest
 
 

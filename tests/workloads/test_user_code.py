@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,7 @@ def test_the_source_of_a_model_is_its_digest_and_the_commit_of_its_repository(
     path = write_model(tmp_path, "X = 1\n", name="model_in_git.py")
     monkeypatch.setattr(user_code, "user_modules", lambda: {"model_in_git": path})
     monkeypatch.delitem(sys.modules, "model_in_git", raising=False)
-    outside = user_code.describe_source()
+    outside = user_code.describe_source("model_in_git")
     assert outside is not None
     assert (outside.commit, outside.is_dirty) == (None, None)
     git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x"]
@@ -75,19 +76,19 @@ def test_the_source_of_a_model_is_its_digest_and_the_commit_of_its_repository(
     (tmp_path / "other.py").write_text("")
     subprocess.run([*git, "add", "other.py"], check=True)
     subprocess.run([*git, "commit", "-qm", "x"], check=True)
-    untracked = user_code.describe_source()
+    untracked = user_code.describe_source("model_in_git")
     assert untracked is not None
     assert untracked.is_dirty, "the commit lacks the file"
     subprocess.run([*git, "add", "."], check=True)
     subprocess.run([*git, "commit", "-qm", "x"], check=True)
-    clean = user_code.describe_source()
+    clean = user_code.describe_source("model_in_git")
     assert clean is not None
     assert (clean.digest, clean.is_dirty) == (outside.digest, False)
     assert clean.commit == subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
     (tmp_path / "other.py").write_text("changed")
-    assert user_code.describe_source() == clean, "another file of the repository was not imported"
+    assert user_code.describe_source("model_in_git") == clean, "another file of the repository was not imported"
     path.write_text("X = 2\n")
-    changed = user_code.describe_source()
+    changed = user_code.describe_source("model_in_git")
     assert changed is not None
     assert changed.is_dirty
     assert changed.digest != clean.digest
@@ -101,6 +102,33 @@ def test_every_imported_module_of_the_users_counts(tmp_path: Path) -> None:
     finally:
         sys.modules.pop("imported_by_this_test", None)
         sys.path.remove(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["a_model_outside", "z_model_outside"])  # before and behind `torch.classes`
+def test_a_model_outside_any_repository_has_no_commit_whatever_else_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Not that of the script that runs, of a module of the user's in a repository, or of the working directory."""
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    for folder, module in ((inside, "__mp_main__"), (inside, "m_helper"), (outside, name)):
+        path = write_model(folder, "X = 1\n", name=f"{module}.py")
+        found = types.ModuleType(module)
+        found.__file__ = str(path)
+        monkeypatch.setitem(sys.modules, module, found)
+    subprocess.run(["git", "-C", str(inside), "init", "-q"], check=True)
+    git = ["git", "-C", str(inside), "-c", "user.name=x", "-c", "user.email=x"]
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-qm", "x"], check=True)
+    monkeypatch.chdir(inside)
+    monkeypatch.setitem(user_code.imported, path, b"edited since")  # the file outside
+    source = user_code.describe_source(name)
+    assert source is not None
+    assert (source.commit, source.is_dirty) == (None, None)
+    assert not {"__mp_main__", "torch.classes", "torch.ops"} & set(user_code.user_modules())
+    helper = user_code.describe_source("m_helper")
+    assert helper is not None
+    assert helper.commit
+    assert helper.is_dirty is False
 
 
 @pytest.mark.parametrize(
