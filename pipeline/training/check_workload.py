@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset, IterableDataset
 
 from pipeline.data.batch import Batch, name_of, num_samples, pair_parts, parts_of, place_batch
@@ -238,7 +239,8 @@ def checked_loss(workload: Workload, model: nn.Module, batch: Batch, spec: Spec,
         return model(*inputs, **keywords)
 
     autocast_type = AUTOCAST_TYPES.get(str(spec.precision))
-    with refuse_scaling(), torch.autocast(rank.device.type, autocast_type, enabled=autocast_type is not None):
+    autocast = torch.autocast(rank.device.type, autocast_type, enabled=autocast_type is not None)
+    with refuse_scaling(), autocast, ShareFinder() as shares:
         found: Any = workload.loss(ModelCall(counted), batch)
     loss, num_correct = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     if not isinstance(loss, Tensor) or not isinstance(num_correct, Tensor | None):
@@ -262,7 +264,31 @@ def checked_loss(workload: Workload, model: nn.Module, batch: Batch, spec: Spec,
                 f"loss counts correct predictions as {form}; return one whole number, as (a == b).sum()"
             )
         check_count(float(num_correct), num_samples(batch), workload)
+        if any(share is num_correct for share in shares.found):  # 0 and 1 look like counts
+            raise WorkloadError("loss returns a share of correct predictions; return their number, as (a == b).sum()")
     return loss
+
+
+class ShareFinder(TorchFunctionMode):
+    """Keeps every single number that comes from a mean or a division inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        is_share = getattr(func, "__name__", "").strip("_") in (
+            "mean",
+            "nanmean",
+            "div",
+            "divide",
+            "truediv",
+            "true_divide",
+        )
+        if is_share and isinstance(result, Tensor) and not result.ndim:
+            self.found.append(result)
+        return result
 
 
 @contextmanager
@@ -305,7 +331,7 @@ def loaded_batch(workload: Workload, count: int, spec: Spec) -> Batch:
     dataset = workload.dataset()
     if isinstance(dataset, IterableDataset):
         raise WorkloadError("dataset() returns an IterableDataset, which ranks cannot share; give it a __getitem__")
-    if isinstance(dataset, dict) or not hasattr(dataset, "__getitem__"):
+    if not hasattr(dataset, "__getitem__") or (isinstance(dataset, dict) and 0 not in dataset):
         raise WorkloadError(f"dataset returns {describe(dataset)}; return one Dataset, with __getitem__ and __len__")
     lengths = process_group.all_gather(length_of(dataset), int)
     if len(set(lengths)) > 1:

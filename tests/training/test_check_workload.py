@@ -213,6 +213,12 @@ def counting(function: Callable[[torch.Tensor], Any], **members: Any) -> Workloa
             counting(lambda right: right.float().mean() / 3),
             r"counts 0\.333333 correct predictions in 2 samples of 1 item",
         ),
+        (
+            counting(lambda right: right.float().mean()),
+            r"returns a share of .*; return their number, as \(a == b\)\.sum",
+        ),
+        (counting(lambda right: right.sum() / len(right)), "loss returns a share of correct predictions"),
+        (counting(lambda right: torch.mean(right.double())), "loss returns a share of correct predictions"),
         (counting(lambda right: right.sum() + 1), "counts 3 correct predictions in 2 samples of 1 item; return their"),
         (counting(lambda right: -right.sum()), "counts -2 correct predictions"),
         (counting(lambda right: right.sum() * float("nan")), "counts nan correct predictions"),
@@ -432,6 +438,15 @@ class Listed(Samples):
 def test_samples_with_lists_of_numbers_are_refused_with_a_cure() -> None:
     with pytest.raises(WorkloadError, match=r"lists of numbers: make each a torch.tensor in __getitem__, or"):
         check(changed(dataset=lambda self: Listed(16)), input="dataloader")
+
+
+def test_a_full_shared_memory_is_no_fault_of_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(samples: list[Any]) -> Batch:
+        raise RuntimeError("unable to write to file </torch_1>: No space left on device (28)")
+
+    monkeypatch.setattr(torch.utils.data, "default_collate", fill)
+    with pytest.raises(RuntimeError, match="unable to write to file"):
+        Tiny().collate([])
 
 
 class KeepsState(Tiny):
