@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from typing import NamedTuple
+from weakref import WeakSet
 
 import msgspec
 import torch
@@ -31,7 +32,7 @@ from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, StepFunction, ignore_mark
 from pipeline.training.strategies import SyncContext, place_model, wrap_for_strategy
 from pipeline.workloads.find import NO_SOURCES, Sources
-from pipeline.workloads.workload import Workload, model_of
+from pipeline.workloads.workload import Workload, WorkloadError, model_of
 
 # By strategy, in the order in which variants are built and warmed up. As in training, DDP over all ranks comes first.
 # `ddp_one` comes last, because it uses a second NCCL communicator. A DDP that is warmed up after `ddp_one` has shorter
@@ -42,6 +43,9 @@ VARIANTS = {
     "fsdp": ("fsdp", "fsdp_again", "no_op", "plain"),
     "zero1": ("zero1", "zero1_again", "no_op", "plain"),
 }
+
+
+built_models: WeakSet[nn.Module] = WeakSet()  # of the variants that there are
 
 
 class StepVariant(NamedTuple):
@@ -121,6 +125,12 @@ def build_variant(
     spec = single_spec(context.spec) if base_name == "plain" else context.spec
     torch.manual_seed(spec.seed)
     built = model_of(context.workload)
+    if built in built_models:
+        raise WorkloadError(
+            "build_model returns the model of an earlier call; build a new one in each call, since each variant of a "
+            "step wraps its own"
+        )
+    built_models.add(built)
     set_precision(spec)  # over flags that the user's code sets
     bare = place_model(built, context.workload, spec, context.rank)
     model, sync_context = wrap_variant(base_name, bare, context._replace(spec=spec))

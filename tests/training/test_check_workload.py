@@ -12,6 +12,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
+from pipeline.communication.step_variants import StepContext, build_variant
 from pipeline.experiment.spec import Spec
 from pipeline.training import process_group
 from pipeline.training.check_workload import check_weights, check_workload, num_items, text_of
@@ -447,6 +448,18 @@ def test_a_full_shared_memory_is_no_fault_of_the_samples(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.utils.data, "default_collate", fill)
     with pytest.raises(RuntimeError, match="unable to write to file"):
         Tiny().collate([])
+
+
+def test_a_second_variant_with_the_model_of_the_first_is_refused() -> None:
+    """The hooks of one wrapper would run in the step without it."""
+    model = Tiny().build_model()
+    workload, spec = changed(build_model=lambda self: model), point(strategy="ddp", num_gpus=2, measure="communication")
+    context = StepContext(spec, ALONE, workload, workload.synthetic_batch(4, ALONE.device), None)
+    build_variant(context, "plain")
+    with pytest.raises(
+        WorkloadError, match="build_model returns the model of an earlier call; build a new one in each"
+    ):
+        build_variant(context, "plain")
 
 
 class KeepsState(Tiny):
