@@ -14,6 +14,7 @@ from pipeline.experiment.manifest import (
     MANIFEST_VERSION,
     MAX_MANIFEST_BYTES,
     MAX_MANIFEST_CONTAINERS,
+    MAX_MANIFEST_VALUES,
     Manifest,
     Submission,
 )
@@ -106,6 +107,8 @@ class Experiment:
             raw = files.read_bounded(self.manifest_path, MAX_MANIFEST_BYTES)
             if raw.count(b"{") + raw.count(b"[") > MAX_MANIFEST_CONTAINERS:
                 raise files.UnreadableFile(f"has more than {MAX_MANIFEST_CONTAINERS} objects and lists")
+            if raw.count(b",") > MAX_MANIFEST_VALUES:  # one is behind each value but the last
+                raise files.UnreadableFile(f"has more than {MAX_MANIFEST_VALUES} values")
             files.check_schema_version(raw, MANIFEST_VERSION)
             manifest = msgspec.json.decode(raw, type=Manifest)
         except files.NewerSchema as error:

@@ -17,6 +17,7 @@ from pipeline.experiment.grid import MAX_POINTS
 from pipeline.experiment.manifest import (
     MAX_MANIFEST_BYTES,
     MAX_MANIFEST_CONTAINERS,
+    MAX_MANIFEST_VALUES,
     Backend,
     Manifest,
     SlurmArray,
@@ -211,6 +212,20 @@ def test_a_manifest_of_millions_of_lists_is_refused_before_it_is_decoded(experim
     assert peak_bytes < 2.1 * len(text)  # its bytes, and the buffer that finds its end
 
 
+def test_a_manifest_of_millions_of_strings_is_refused_before_it_is_decoded(experiment: Experiment) -> None:
+    """Decoded, 160 MB of `"a"` took 3.0 GB."""
+    text = '{"schema_version":1,"name":"x","submissions":[' + ",".join(['"a"'] * (MAX_MANIFEST_VALUES + 2)) + "]}"
+    experiment.manifest_path.write_text(text)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CommandError, match=r"has more than 12000000 values\); restore it"):
+            experiment.read_manifest()
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 2.1 * len(text)
+
+
 def test_the_largest_grid_fits_a_manifest() -> None:
     """A point has an object and a list; so have an element of one point, and an array of 1,000 elements."""
     axes: dict[str, Any] = {"remedies": REMEDIES, "max_steps": 10**6, "memory_limit_gib": 100.125, "repeat": 10**6}
@@ -222,6 +237,7 @@ def test_the_largest_grid_fits_a_manifest() -> None:
     raw = msgspec.json.format(msgspec.json.encode(thousand), indent=1)
     assert MAX_POINTS / 1000 * len(raw) < MAX_MANIFEST_BYTES
     assert MAX_POINTS / 1000 * (raw.count(b"{") + raw.count(b"[")) < MAX_MANIFEST_CONTAINERS
+    assert MAX_POINTS / 1000 * raw.count(b",") < MAX_MANIFEST_VALUES
 
 
 @pytest.mark.fault("F45")
