@@ -34,18 +34,19 @@ SLURM_OOM_SIGNS = ("oom-kill", "oom_kill", "exceeded memory limit")  # proof onl
 LOG_OOM_SIGNS = (TORCH_OOM_TYPE, "CUDA out of memory", CPU_ALLOCATOR_SIGN, *SLURM_OOM_SIGNS)
 
 
-def classify_error(error: BaseException, did_allocator_refuse: Callable[[], bool]) -> FailureKind:
+def classify_error(error: BaseException, uses_gpu: bool, did_allocator_refuse: Callable[[], bool]) -> FailureKind:
     """Return the kind of failure of an exception that ended a rank.
 
     `cuda_oom` and `host_oom` are out of memory. `collective` means that a peer was lost, so another rank may be to
-    blame. Everything else is `exception`. `did_allocator_refuse` tells if torch's allocator ever refused this process
-    GPU memory. It is called only for an error that has another possible cause.
+    blame. Everything else is `exception`. The text of an error is no proof of a full GPU if the point computes on a
+    CPU, where the user's code can say so, too. `did_allocator_refuse` tells if torch's allocator ever refused this
+    process GPU memory. It is called only for an error that has another possible cause.
     """
     text = str(error)
     type_names = {kind.__name__ for kind in type(error).__mro__}
-    if TORCH_OOM_TYPE in type_names or contains_any(text, CUDA_LIBRARY_SIGNS):
+    if TORCH_OOM_TYPE in type_names or (uses_gpu and contains_any(text, CUDA_LIBRARY_SIGNS)):
         return "cuda_oom"
-    if CUDNN_NO_ENGINE_SIGN in text and did_allocator_refuse():
+    if uses_gpu and CUDNN_NO_ENGINE_SIGN in text and did_allocator_refuse():
         return "cuda_oom"
     if isinstance(error, MemoryError) or CPU_ALLOCATOR_SIGN in text:
         return "host_oom"

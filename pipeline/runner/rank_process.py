@@ -100,7 +100,7 @@ def record_rank_errors(rank_files: RankFiles) -> Iterator[None]:
         elif isinstance(error, WorkloadError):
             kind, text = "exception", user_code.with_worker_error_first(str(error))
         else:
-            kind = classify_error(error, did_gpu_allocator_refuse)
+            kind = classify_error(error, uses_gpu(rank_files), did_gpu_allocator_refuse)
             text = describe_exception(error)
             if kind == "collective":  # the user's line only waited: the cause is another rank, or outside the launch
                 text = f"lost the connection to another rank or to the store of the launch: {text}"
@@ -127,6 +127,13 @@ def ignore_ended_workers() -> None:
     for _ in range(2):  # setting a handler first runs the old one, if a signal waits
         with contextlib.suppress(RuntimeError):
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def uses_gpu(rank_files: RankFiles) -> bool:
+    """True unless the point of these files is one of a CPU."""
+    with contextlib.suppress(OSError, msgspec.MsgspecError):
+        return rank_files.read_point().spec.device != "cpu"
+    return True
 
 
 def did_gpu_allocator_refuse() -> bool:

@@ -45,14 +45,27 @@ def refuse_to_answer() -> bool:
     ],
 )
 def test_an_error_is_classified_by_its_type_and_text(error: BaseException, kind: FailureKind) -> None:
-    assert classify_error(error, refuse_to_answer) == kind
+    assert classify_error(error, True, refuse_to_answer) == kind
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        ValueError("no GPU: Cuda failure 'out of memory'"),
+        RuntimeError(NO_ENGINE),
+    ],
+)
+def test_the_text_of_an_error_on_a_cpu_is_no_proof_of_a_full_gpu(error: BaseException) -> None:
+    assert classify_error(error, False, lambda: True) == "exception"
 
 
 @pytest.mark.parametrize(("refused", "kind"), [(lambda: False, "exception"), (lambda: True, "cuda_oom")])
 def test_a_missing_convolution_is_an_oom_only_if_the_allocator_refused_memory(
     refused: Callable[[], bool], kind: FailureKind
 ) -> None:
-    assert classify_error(RuntimeError(NO_ENGINE), refused) == kind
+    assert classify_error(RuntimeError(NO_ENGINE), True, refused) == kind
 
 
 @pytest.mark.parametrize(("limit", "kind"), [(resource.RLIM_INFINITY, "exception"), (2**30, "host_oom")])
@@ -60,7 +73,7 @@ def test_a_missing_primitive_of_onednn_is_an_oom_only_if_memory_is_limited(
     monkeypatch: pytest.MonkeyPatch, limit: int, kind: FailureKind
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
-    assert classify_error(RuntimeError(NO_PRIMITIVE), refuse_to_answer) == kind
+    assert classify_error(RuntimeError(NO_PRIMITIVE), False, refuse_to_answer) == kind
 
 
 def test_every_kind_of_oom_is_a_kind_of_failure_with_a_reason() -> None:

@@ -127,6 +127,15 @@ def test_an_oom_on_a_gpu_without_other_users_stays_one(rank_files: RankFiles, mo
     assert (found.kind, found.memory_of_others_bytes) == ("cuda_oom", (GIB // 2,))
 
 
+@pytest.mark.parametrize(("device", "kind"), [("cpu", "exception"), ("cuda", "cuda_oom")])
+def test_a_cuda_error_of_the_users_code_is_an_oom_on_a_gpu_alone(
+    rank_files: RankFiles, monkeypatch: pytest.MonkeyPatch, device: str, kind: str
+) -> None:
+    pretend_full_gpu(monkeypatch, others_gib=0.5)
+    rank_files.write_point(PointTask(make_spec(device=device, precision="fp32"), None))
+    assert report_of(rank_files, RuntimeError("CUDA error: out of memory"), monkeypatch).kind == kind
+
+
 def test_an_oom_stays_one_if_cuda_cannot_say_what_others_hold(
     rank_files: RankFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
