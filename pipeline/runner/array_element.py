@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pipeline.system import files
 from pipeline.system.errors import CommandError, run_command
+from pipeline.system.host import slurm_number
 
 FILE_NAME = "elements.json"  # read by every element of an array; an element cannot start without it
 MAX_FILE_BYTES = 256_000_000
@@ -40,7 +41,12 @@ def read_command(file: Path, sha256: str) -> list[str]:
     if hashlib.sha256(raw).hexdigest() != sha256:
         raise CommandError(f"{file} was changed after submit wrote it; see who may write there, and submit again.")
     commands: list[list[str]] = json.loads(raw)
-    return commands[int(os.environ["SLURM_ARRAY_TASK_ID"]) if len(commands) > 1 else 0]  # one is a job without array
+    index = slurm_number("SLURM_ARRAY_TASK_ID") if len(commands) > 1 else 0  # one is a job without array
+    if index >= len(commands):
+        raise CommandError(
+            f"SLURM_ARRAY_TASK_ID={index}, but the elements of this array are 0 to {len(commands) - 1}; submit again."
+        )
+    return commands[index]
 
 
 def main() -> int:

@@ -33,7 +33,7 @@ from pipeline.runner.launch_options import python_variables
 from pipeline.runner.rank_files import RankError, RankFiles
 from pipeline.system import files, host, imports
 from pipeline.system.errors import CommandError, log_line
-from pipeline.system.host import name_shared_memory, node_rank
+from pipeline.system.host import name_shared_memory, node_rank, slurm_number
 
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
@@ -319,7 +319,7 @@ def rendezvous_settings(spec: Spec) -> dict[str, Any]:
     nodes = os.environ.get("SLURM_JOB_NODELIST")
     if not nodes:
         raise CommandError(f"a point over {spec.num_nodes} nodes needs a Slurm job; submit it there.")
-    port = FIRST_PORT + int(os.environ["SLURM_JOB_ID"]) % NUM_PORTS
+    port = FIRST_PORT + slurm_number("SLURM_JOB_ID") % NUM_PORTS
     configs = {"rank": node_rank(), "timeout": RENDEZVOUS_TIMEOUT_S}
     return {"rdzv_backend": "static", "rdzv_endpoint": f"{first_host(nodes)}:{port}", "rdzv_configs": configs}
 

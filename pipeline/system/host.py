@@ -12,6 +12,8 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pipeline.system.errors import CommandError
+
 NVIDIA_GPUS_PATH = Path("/proc/driver/nvidia/gpus")
 BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 SHARED_MEMORY = Path("/dev/shm")
@@ -139,8 +141,16 @@ def name_shared_memory(error: OSError) -> None:
 
 def node_rank() -> int:
     """Return this node's number in the Slurm step; 0 outside a step, where SLURM_NODEID may be an outer job's."""
-    rank = int(os.environ.get("SLURM_NODEID", "0"))
-    return rank if rank < int(os.environ.get("SLURM_STEP_NUM_NODES", "1")) else 0
+    rank = slurm_number("SLURM_NODEID", "0")
+    return rank if rank < slurm_number("SLURM_STEP_NUM_NODES", "1") else 0
+
+
+def slurm_number(name: str, default: str = "") -> int:
+    """Return a variable that Slurm sets to a number from 0. Raises CommandError if it is none."""
+    text = os.environ.get(name, default)
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise CommandError(f"{name}={text[:100]!r} is no number of Slurm's; leave it to Slurm, and submit again.")
+    return int(text)
 
 
 def utc_timestamp(unix_s: float | None = None) -> str:

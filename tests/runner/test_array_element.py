@@ -43,6 +43,28 @@ def test_the_only_element_is_a_job_without_an_array(file: Path, monkeypatch: pyt
     assert read_command(file, hashlib.sha256(raw).hexdigest()) == COMMANDS[0]
 
 
+@pytest.mark.parametrize(
+    ("index", "said"),
+    [
+        ("2", r"SLURM_ARRAY_TASK_ID=2, but the elements of this array are 0 to 1; submit again"),
+        ("-1", r"SLURM_ARRAY_TASK_ID='-1' is no number of Slurm's; leave it to Slurm, and submit again"),
+        ("1x", "SLURM_ARRAY_TASK_ID='1x' is no number"),
+        ("9" * 5000, "SLURM_ARRAY_TASK_ID='9{100}' is no number"),
+        ("", "SLURM_ARRAY_TASK_ID='' is no number"),
+        (None, "SLURM_ARRAY_TASK_ID='' is no number"),
+    ],
+)
+def test_an_index_that_is_none_of_the_array_is_refused_in_a_sentence(
+    file: Path, monkeypatch: pytest.MonkeyPatch, index: str | None, said: str
+) -> None:
+    if index is None:
+        monkeypatch.delenv("SLURM_ARRAY_TASK_ID", raising=False)
+    else:
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", index)
+    with pytest.raises(CommandError, match=said):
+        read_command(file, SHA256)
+
+
 @pytest.mark.fault("F43")
 @pytest.mark.parametrize("raw", [RAW + b"\n", RAW.replace(b"first", b"fiRst"), json.dumps([["/bin/rm"]]).encode(), b""])
 def test_a_file_that_was_changed_is_refused_by_its_digest(file: Path, raw: bytes) -> None:
