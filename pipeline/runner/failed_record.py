@@ -14,6 +14,7 @@ from pipeline.experiment.spec import Spec
 from pipeline.runner.classify_failure import OOM_REASONS, contains_any
 from pipeline.runner.rank_files import PointResult, RankError, RankFiles
 from pipeline.system import host
+from pipeline.system.errors import full_disk_hint
 
 # texts of torch and its loader when shared memory is full, and of NCCL, which names the file
 SHARED_MEMORY_SIGNS = (
@@ -145,7 +146,7 @@ def limit_hint(error: BaseException) -> str:
         return "the limit of threads is reached: raise it (ulimit -u), or lower OMP_NUM_THREADS or num_workers"
     if "DataLoader worker" in text and "killed by signal: Killed" in text:
         return "if the node ran out of memory, raise mem_per_gpu_gib in the grid file, or lower num_workers"
-    return ""
+    return full_disk_hint(text)
 
 
 def is_shared_memory_error(error: BaseException) -> bool:

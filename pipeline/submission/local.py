@@ -32,8 +32,8 @@ from pipeline.submission.gpu_hours_estimate import (
     predict_ranges,
     split_duration,
 )
-from pipeline.submission.read_progress import read_log_tail
-from pipeline.system.errors import format_duration, log_line, pluralize, replace_control_characters
+from pipeline.submission.read_progress import full_disk_now, read_log_tail
+from pipeline.system.errors import format_duration, full_disk_hint, log_line, pluralize, replace_control_characters
 from pipeline.system.host import die_with_parent, gpu_names
 
 RECORD_POLL_S = 0.2
@@ -102,7 +102,10 @@ def expect_durations_s(specs: Sequence[Spec], earlier: Sequence[EarlierAttempt])
 
 def say_lost(log: Path) -> str:
     """Return that a point left no record, with the error at the end of its log if there is one."""
-    last = read_log_tail(log).rstrip().rpartition("\n")[2]
+    tail = read_log_tail(log)
+    last = tail.rstrip().rpartition("\n")[2]
+    if full := full_disk_hint(tail) or full_disk_now(log.parent):
+        return f"no record; {full}; see {log}"
     return f"no record; see {log}" + (f" ({last})" if last.startswith("error: ") else "")
 
 

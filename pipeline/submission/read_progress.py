@@ -1,6 +1,7 @@
 """The progress of every point of an experiment: what its records, submissions, logs and Slurm say, and its state."""
 
 import contextlib
+import errno
 import os
 import socket
 import time
@@ -21,7 +22,7 @@ from pipeline.submission import slurm_queries, state_rules
 from pipeline.submission.slurm_queries import JobKey, JobState, job_text
 from pipeline.submission.state_rules import PointState, PositionInElement, decide_state
 from pipeline.system import files
-from pipeline.system.errors import CommandError, log_line
+from pipeline.system.errors import CommandError, full_disk_hint, log_line
 from pipeline.system.host import parse_timestamp
 
 LOG_TAIL_BYTES = 16_384
@@ -75,6 +76,7 @@ class Facts(NamedTuple):
     running_here: str | None  # the run id of the point that it runs now
     logs: dict[str, Path]
     interrupted: Mapping[str, str]  # run id -> what is known of the `submit` that began to run it
+    full_disk: str  # what full_disk_hint says of the experiment's folder now
     now: datetime
 
 
@@ -101,6 +103,7 @@ def read_progress(experiment: Experiment, manifest: Manifest, *, holds_lock: boo
         running_here=find_running_here(manifest, starts) if submit_is_here else None,
         logs=logs,
         interrupted={} if submit_is_here else find_interrupted(manifest, logs),
+        full_disk=full_disk_now(experiment.folder),
         now=datetime.now(),
     )
     return [find_progress(outcome, facts) for outcome in resolve_outcomes(manifest.points, found, rejected).outcomes]
@@ -131,9 +134,12 @@ def decide_current_state(outcome: PointOutcome, job: PointJob | None, facts: Fac
         return PointState("running", "")
     if not has_result and run_id not in facts.in_arrays and facts.submit_is_here:
         return PointState("pending", "a submit process on this machine is running or submitting it")
-    if outcome.status == "missing" and run_id in facts.interrupted:
-        return PointState("missing", f"interrupted: {facts.interrupted[run_id]}")
-    tail = "" if has_result else read_log_tail(facts.logs.get(run_id), since=f"{run_id}: starting")
+    log = facts.logs.get(run_id)
+    tail = "" if has_result else read_log_tail(log, since=f"{run_id}: starting")
+    if outcome.status == "missing" and run_id not in facts.in_arrays and log is not None:
+        full = full_disk_hint(tail) or facts.full_disk  # then the log may lack even its first line
+        if full or run_id in facts.interrupted:
+            return PointState("missing", f"no record; {full}" if full else f"interrupted: {facts.interrupted[run_id]}")
     # a plain sbatch does not count: the manifest lists its whole grid, even if only some elements were submitted
     was_submitted = any(other.submission.backend == "slurm" for other in facts.jobs.get(run_id, []))
     in_slurm, position = (job.state, job.position) if job else (None, "current")
@@ -171,6 +177,15 @@ def read_launch_starts(experiment: Experiment, found: Iterable[Record]) -> dict[
                 key = (run_id, launch_id.partition("-")[0])
                 starts[key] = max(starts.get(key, 0.0), (folder / name).stat().st_mtime)
     return starts
+
+
+def full_disk_now(folder: Path) -> str:
+    """Return that the disk of a folder is full, with the cure; "" if it is not, or cannot say."""
+    with contextlib.suppress(OSError):
+        disk = os.statvfs(folder)
+        if disk.f_bavail == 0 or (disk.f_files > 0 and disk.f_favail == 0):
+            return full_disk_hint(os.strerror(errno.ENOSPC))
+    return ""
 
 
 def find_running_here(manifest: Manifest, starts: Mapping[Launch, float]) -> str | None:

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from pipeline.experiment.outcomes import PointOutcome
 from pipeline.runner.classify_failure import SLURM_OOM_SIGNS, suggests_oom
 from pipeline.submission.slurm_queries import JobState
-from pipeline.system.errors import EXIT_GAPS
+from pipeline.system.errors import EXIT_GAPS, full_disk_hint
 
 RECORD_GRACE_S = 60  # a network file system may show a new record this late
 
@@ -111,6 +111,8 @@ def decide_state_by_job(job: JobState, log_tail: str, now: datetime) -> PointSta
         return PointState("settling", "its job ended, its record may not be visible yet")
     if job.state == "FAILED":
         ended = f"{describe_exit(job.exit_code)} without a record; see its log"
+        if full := full_disk_hint(log_tail):
+            return PointState("failed", f"{full}; {ended}")
         return PointState("failed", f"its log suggests out of memory; {ended}" if suggests_oom(log_tail) else ended)
     if job.state in WORD_BY_ENDED_JOB_STATE:
         return PointState(WORD_BY_ENDED_JOB_STATE[job.state], f"Slurm says {job.state}")

@@ -68,6 +68,10 @@ DISTRIBUTIONS = {"PIL": "pillow", "yaml": "PyYAML"}  # module name -> package na
 EXTRAS = ("mlflow", "wandb", "shtab")  # packages that an extra of the same name installs
 INSTALL_EXTRA = "install it with: python -m pip install -c constraints.txt -e"
 INSTALL = "install this project's packages with: python -m pip install -c constraints.txt -e ."
+FULL_DISK_HINTS = {
+    os.strerror(errno.ENOSPC): "the disk is full: free space on it, and submit again",
+    os.strerror(errno.EDQUOT): "your quota on the disk is used up: free space or have it raised, and submit again",
+}
 NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS)  # another user's folder, or a read-only file system
 
 
@@ -193,6 +197,12 @@ def describe_os_error(error: OSError) -> str:
     """Return the message of the error; if the error names a file, the file comes first."""
     message = error.strerror or str(error) or type(error).__name__
     return message if error.filename is None else f"{error.filename}: {message}"
+
+
+def full_disk_hint(text: str) -> str:
+    """Return that the disk is full, with the cure, if an error or a log says so of a file; else ""."""
+    of_files = [line for line in text.splitlines() if "/dev/shm" not in line and "</torch_" not in line]
+    return next((hint for sign, hint in FULL_DISK_HINTS.items() if any(sign in line for line in of_files)), "")
 
 
 @contextlib.contextmanager

@@ -189,6 +189,8 @@ def chained(outer: BaseException, inner: BaseException) -> BaseException:
         (RuntimeError("received 0 items of ancillary data"), ["ancillary", "open files is", "ulimit -n", "collate()"]),
         (OSError(24, "Too many open files"), ["Too many open files", "ulimit -n"]),
         (RuntimeError("can't start new thread"), ["ulimit -u", "OMP_NUM_THREADS"]),
+        (OSError(28, "No space left on device"), ["No space left", "; the disk is full: free space on it"]),
+        (chained(RuntimeError("flush"), OSError(122, "Disk quota exceeded")), ["your quota on the disk is used up"]),
     ],
 )
 def test_the_most_telling_line_of_a_chain_comes_first_with_its_cure(error: BaseException, said: list[str]) -> None:

@@ -134,6 +134,8 @@ def test_a_point_without_a_record_is_said_with_the_error_that_its_log_ends_with(
     assert say_lost(log) == f"no record; see {log} (error: needs the package 'torch'; install it.)"
     log.write_text("x: starting\n")
     assert say_lost(log) == f"no record; see {log}"
+    log.write_text("x: starting\nx: /scratch/x.json: No space left on device; its record is written again in 1 s.\n")
+    assert say_lost(log) == f"no record; the disk is full: free space on it, and submit again; see {log}"
 
 
 @pytest.mark.fault("F27")

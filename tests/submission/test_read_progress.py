@@ -1,6 +1,7 @@
 """What `status` reads of logs: the end of regular files of this experiment, and nothing else."""
 
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,6 +75,36 @@ def test_before_an_array_is_lost_slurm_is_asked_for_its_name(
     assert names[-1] == {ARRAY}
     (unfinished,) = find_unfinished_jobs(experiment, experiment.read_manifest() or manifest)
     assert unfinished.key == ("4711", 0)
+
+
+STARTING = f"{RUN_ID}: starting\n"
+
+
+@pytest.mark.fault("F20")
+@pytest.mark.parametrize(
+    ("log_text", "free_blocks", "said"),
+    [
+        (f"{STARTING}OSError: [Errno 28] No space left on device", 9, "no record; the disk is full: free space on it"),
+        (f"{STARTING}OSError: [Errno 122] Disk quota exceeded", 9, "no record; your quota on the disk is used up"),
+        (STARTING, 0, "no record; the disk is full"),
+        ("", 0, "no record; the disk is full"),  # not even the first line had room
+        (STARTING, 9, "interrupted: submit (its process on "),
+        (f"No space left on device\n{STARTING}", 9, "interrupted: "),  # of an earlier attempt
+        ("", 9, "no record"),
+    ],
+)
+def test_a_point_whose_disk_was_full_was_not_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_text: str, free_blocks: int, said: str
+) -> None:
+    experiment, manifest = submit(tmp_path / "x", Submission(SUBMISSION, "local", TIME, host=socket.gethostname()))
+    log = experiment.log_folder(SUBMISSION) / f"{RUN_ID}.log"
+    log.parent.mkdir(parents=True)
+    log.write_text(log_text)
+    disk = os.statvfs(tmp_path)
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((*disk[:4], free_blocks, *disk[5:])))
+    (part,) = read_progress(experiment, manifest)
+    assert part.state.word == "missing"
+    assert part.state.reason.startswith(said)
 
 
 def link_to_device(log: Path) -> None:

@@ -106,6 +106,13 @@ def test_a_log_that_suggests_out_of_memory_is_a_failure_and_no_result(log_tail: 
     assert (state.word, state.reason.partition(";")[0]) == ("failed", "its log suggests out of memory")
 
 
+def test_a_job_whose_log_says_that_the_disk_is_full_failed_for_that() -> None:
+    state = decide_state(NO_RECORD, job("FAILED", 1), True, "OSError: [Errno 28] No space left on device: 'x'\n", NOW)
+    assert_says(state.reason, "the disk is full: free space on it, and submit again; exited 1 without a record")
+    of_memory = "unable to write to file </torch_1>: No space left on device (28)\n/dev/shm: No space left on device"
+    assert "disk" not in decide_state(NO_RECORD, job("FAILED", 1), True, of_memory, NOW).reason
+
+
 @pytest.mark.parametrize("log_tail", ["a mushroom grew", ""])
 def test_a_log_without_such_a_word_says_nothing_of_memory(log_tail: str) -> None:
     state = decide_state(NO_RECORD, job("FAILED", 137), True, log_tail, NOW)
