@@ -146,6 +146,8 @@ def limit_hint(error: BaseException) -> str:
         return "the limit of threads is reached: raise it (ulimit -u), or lower OMP_NUM_THREADS or num_workers"
     if "DataLoader worker" in text and "killed by signal: Killed" in text:
         return "if the node ran out of memory, raise mem_per_gpu_gib in the grid file, or lower num_workers"
+    if "getpwuid(): uid not found" in text:
+        return "this user has no name on this node or in this container: export USER=NAME before you submit"
     return full_disk_hint(text)
 
 

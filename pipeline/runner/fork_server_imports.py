@@ -1,7 +1,8 @@
 """The imports of a rank, done once in the fork server of start_ranks, from which every rank is forked.
 
 Nothing here touches a device. Import this module nowhere else: it makes the importing process end with its parent. A
-failed import raises nothing here: it fails again in the rank, and the point's record holds the error.
+failed import raises nothing here: it fails again in the rank, and the point's record holds the error. The second error
+may be another, since torch keeps what the first import has left, so the rank finds the first in `import_error`.
 
 TorchDynamo, 1.0 s of CPU, is imported too, since torch's optimizers do so, and then every rank for itself: without it a
 launch of two ranks took 4.8 s of CPU in place of 3.7.
@@ -15,8 +16,13 @@ from pipeline.system import host, imports, source_digest
 
 SERVER_PID = os.getpid()  # the parent of every process that is forked from here
 host.die_with_parent(int(os.environ["PIPELINE_LAUNCHER_PID"]))  # its ranks end with it
-with contextlib.suppress(Exception), imports.without_garbage_collector():
-    importlib.import_module("pipeline.runner.rank_process")
-    torch = importlib.import_module("torch")
-    torch.optim.SGD([torch.zeros(1)])  # its constructor imports TorchDynamo
+import_error: Exception | None = None
+try:
+    with imports.without_garbage_collector():
+        importlib.import_module("pipeline.runner.rank_process")
+        torch = importlib.import_module("torch")
+        torch.optim.SGD([torch.zeros(1)])  # its constructor imports TorchDynamo
+except Exception as error:
+    import_error = error
+with contextlib.suppress(Exception):
     source_digest.imported_source()  # once for all ranks, and early: the source on disk may change later

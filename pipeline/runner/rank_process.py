@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -93,8 +94,9 @@ def record_rank_errors(rank_files: RankFiles) -> Iterator[None]:
     """
     try:
         yield
-    except BaseException as error:
+    except BaseException as raised:
         ignore_ended_workers()
+        error = first_error(raised)
         if isinstance(error, gpu_checks.GpuProblem):
             kind, text = error.kind, str(error)
         elif isinstance(error, WorkloadError):
@@ -114,12 +116,21 @@ def record_rank_errors(rank_files: RankFiles) -> Iterator[None]:
         if kind == "cuda_oom":
             with contextlib.suppress(OSError, RuntimeError):
                 rank_files.write_error(add_memory_of_others(failure, rank_files.read_point().spec))
-        sys.excepthook(type(error), error, error.__traceback__)
+        sys.excepthook(type(raised), raised, raised.__traceback__)
         with contextlib.suppress(OSError):  # nobody reads it
             sys.stderr.flush()
         if failure.kind == "collective":
             time.sleep(LOST_PEER_GRACE_S)
         os._exit(1)
+
+
+def first_error(error: BaseException) -> BaseException:
+    """Return the import that failed in the fork server if this error comes from importing again, else the error."""
+    preloaded = sys.modules.get("pipeline.runner.fork_server_imports")  # absent without a fork server
+    frames = traceback.extract_tb(error.__traceback__)
+    is_import = any(frame.name == "<module>" and not user_code.is_user_file(frame.filename) for frame in frames)
+    found: BaseException | None = preloaded.import_error if preloaded is not None and is_import else None
+    return found or error
 
 
 def ignore_ended_workers() -> None:

@@ -189,6 +189,10 @@ def chained(outer: BaseException, inner: BaseException) -> BaseException:
         (RuntimeError("received 0 items of ancillary data"), ["ancillary", "open files is", "ulimit -n", "collate()"]),
         (OSError(24, "Too many open files"), ["Too many open files", "ulimit -n"]),
         (RuntimeError("can't start new thread"), ["ulimit -u", "OMP_NUM_THREADS"]),
+        (
+            KeyError("getpwuid(): uid not found: 64999"),
+            ["uid not found", "; this user has no name", "export USER=NAME"],
+        ),
         (OSError(28, "No space left on device"), ["No space left", "; the disk is full: free space on it"]),
         (chained(RuntimeError("flush"), OSError(122, "Disk quota exceeded")), ["your quota on the disk is used up"]),
     ],

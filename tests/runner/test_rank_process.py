@@ -1,10 +1,12 @@
 """The errors that a rank reports, and the id of the boot that it runs under."""
 
 import contextlib
+import importlib
 import os
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -95,6 +97,25 @@ def test_a_lost_connection_is_not_blamed_on_the_line_that_waited(
     )
     (rank_files.folder / "rank0.error.json").unlink()
     assert "tiny.py:12" in report_of(rank_files, ValueError("of the user's"), monkeypatch).message
+
+
+def test_an_import_that_failed_in_the_fork_server_is_the_error_of_its_repetition_alone(
+    rank_files: RankFiles, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """torch keeps what a failed import has left: the second one said "Artifact ... already registered"."""
+    preloaded = types.ModuleType("preloaded")
+    preloaded.import_error = RuntimeError("can't start new thread")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pipeline.runner.fork_server_imports", preloaded)
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "registers_twice.py").write_text("raise AssertionError('already registered')")
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    with pytest.raises(AssertionError, match="already") as again:
+        importlib.import_module("registers_twice")
+    assert report_of(rank_files, again.value, monkeypatch).message.startswith(
+        "RuntimeError: can't start new thread; the limit of threads is reached: raise it (ulimit -u)"
+    )
+    (rank_files.folder / "rank0.error.json").unlink()
+    assert report_of(rank_files, ValueError("of a step"), monkeypatch).message.startswith("ValueError: of a step")
 
 
 def pretend_full_gpu(monkeypatch: pytest.MonkeyPatch, *, others_gib: float) -> None:
