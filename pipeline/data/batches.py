@@ -3,9 +3,11 @@
 import functools
 import math
 from collections.abc import Callable, Iterator
+from multiprocessing.queues import Queue
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, get_worker_info
 
 from pipeline.data.batch import Batch, first_samples, map_tensors, place_batch
@@ -41,6 +43,7 @@ class LoaderBatches:
             batch_size=spec.batch_size_per_process,
             sampler=self._sampler,
             num_workers=spec.num_workers,
+            worker_init_fn=send_errors_of_queues,
             collate_fn=functools.partial(collate_shared, collate),
             persistent_workers=spec.num_workers > 0,
             pin_memory=shard.device.type == "cuda",
@@ -69,6 +72,20 @@ def collate_shared(collate: Collate, samples: list[Any]) -> Batch:
     """
     batch = collate(samples)
     return map_tensors(torch.Tensor.share_memory_, batch) if get_worker_info() else batch
+
+
+def send_errors_of_queues(worker_id: int) -> None:
+    """Let a batch that this loader's worker cannot send reach the rank as its error.
+
+    By default the thread that sends prints the error and drops the batch, for which the rank would wait forever: for
+    example, without a file descriptor for each tensor.
+    """
+
+    def send_error(queue: "Queue[Any]", error: Exception, item: tuple[int, Any]) -> None:
+        where = f"in DataLoader worker process {worker_id}"
+        queue.put((item[0], ExceptionWrapper((type(error), error, error.__traceback__), where)))
+
+    Queue._on_queue_feeder_error = send_error  # type: ignore[attr-defined]
 
 
 def build_sampler(num_samples: int, world_size: int, rank: int, seed: int) -> DistributedSampler[int]:

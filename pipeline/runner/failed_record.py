@@ -158,6 +158,8 @@ def is_shared_memory_error(error: BaseException) -> bool:
     while cause is not None:
         text += f" {cause}"
         cause = cause.__cause__ or cause.__context__
+    if contains_any(text, OPEN_FILES_SIGNS):  # opening it failed for another limit
+        return False
     died_silently = "DataLoader worker (pid(s)" in text and "killed by signal" not in text
     return died_silently or contains_any(text, SHARED_MEMORY_SIGNS)
 

@@ -115,10 +115,12 @@ def describe_user_error(error: BaseException, text: str) -> str:
 
 def with_worker_error_first(text: str) -> str:
     """Return the text of an error, first what a worker of the data loader says, if it comes from one."""
-    if WORKER_TRACEBACK not in text or "Caught " not in text.partition("\n")[0]:  # the first line says more already
+    first = text.partition("\n")[0]
+    if WORKER_TRACEBACK not in text or "Caught " not in first:  # the first line says more already
         return text
+    cure = "".join(first.partition("; ")[1:])  # as describe_exception adds it
     last = text.strip().splitlines()[-1].removeprefix(f"{WorkloadError.__module__}.{WorkloadError.__qualname__}: ")
-    return f"{last} (in a worker of the data loader)\n{text}"
+    return f"{last}{cure} (in a worker of the data loader)\n{text}"
 
 
 def user_modules() -> dict[str, Path]:

@@ -1,6 +1,10 @@
+import errno
+import multiprocessing
+import os
 from itertools import chain
+from multiprocessing.queues import Queue
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import msgspec
 import numpy as np
@@ -15,11 +19,28 @@ from image_steps import ALONE, batches_of
 
 from pipeline.data import image_batches
 from pipeline.data.batch import Batch, copy_batch
-from pipeline.data.batches import batch_sizes, build_sampler
+from pipeline.data.batches import batch_sizes, build_sampler, send_errors_of_queues
 from pipeline.data.image_batches import AugmentedImages, DeviceAugmentedBatches
 from pipeline.data.images import IMAGE_SIZE_PX, Images, synthetic_images
 from pipeline.experiment.spec import Spec
 from pipeline.training.process_group import Rank
+
+
+class NotSent:
+    def __reduce__(self) -> NoReturn:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def test_a_batch_that_a_worker_cannot_send_is_an_error_of_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 100 tensors a batch under `ulimit -n 128` the rank waited for ever."""
+    monkeypatch.setattr(Queue, "_on_queue_feeder_error", None)  # sets it back afterwards
+    send_errors_of_queues(1)
+    queue = multiprocessing.get_context("fork").Queue()
+    queue.put((3, NotSent()))
+    index, found = queue.get(timeout=30)
+    assert index == 3
+    with pytest.raises(OSError, match=r"Caught OSError in DataLoader worker process 1\.(?s:.*)Too many open files"):
+        found.reraise()
 
 
 class TokensFirst(NamedTuple):

@@ -109,6 +109,7 @@ def find_loader_worker(folder: Path) -> tuple[int, int] | None:
     ("text", "expected"),
     [
         ("unable to open shared memory object </torch_1_2> in read-write mode: No space left on device (28)", True),
+        ("unable to open shared memory object </torch_1_2> in read-write mode: Too many open files (24)", False),
         ("unable to write to file </torch_1_2>: No space left on device (28)", True),
         ("DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that", True),
         ("DataLoader worker (pid(s) 7) exited unexpectedly", True),
