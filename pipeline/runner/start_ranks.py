@@ -195,7 +195,11 @@ def supervise_rank(
     host.die_with_parent(preloaded.SERVER_PID if preloaded else int(os.environ[LAUNCHER_PID]))
     files.check_private(parent.handle)
     folder = files.path_of(parent.handle) / name
-    exit_code = supervise(lambda: become_rank(folder, store, changed, removed), RankFiles(folder))
+    try:
+        exit_code = supervise(lambda: become_rank(folder, store, changed, removed), RankFiles(folder))
+    except OSError as error:
+        write_exit(f"could not be started: {describe_exception(error)}", RankFiles(folder))
+        raise
     if exit_code:
         end_like(exit_code)
 

@@ -21,7 +21,7 @@ from factories import make_spec
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from pipeline.runner import start_ranks
-from pipeline.runner.rank_files import RankFiles
+from pipeline.runner.rank_files import PointTask, RankFiles
 from pipeline.runner.rank_process import set_num_threads
 from pipeline.runner.start_ranks import become_rank, default_omp_threads, environment_variables
 from pipeline.system import host
@@ -98,7 +98,7 @@ def test_a_rank_that_fails_is_logged_without_the_agents_own_traceback(tmp_path: 
 ORPHANED = """
 import os, signal, sys, time
 from pathlib import Path
-from pipeline.runner.rank_files import RankFiles
+from pipeline.runner.rank_files import PointTask, RankFiles
 from pipeline.runner.start_ranks import supervise
 
 def run():
@@ -141,6 +141,32 @@ def test_only_a_ranks_own_traceback_is_kept(error: Exception, kept: bool) -> Non
     line = logging.LogRecord("agent", logging.ERROR, "api.py", 1, "failed", (), (type(error), error, None))
     assert start_ranks.drop_traceback(line)
     assert bool(line.exc_info) is kept
+
+
+def test_a_rank_that_cannot_be_forked_is_named_with_the_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The record had said "rank 0 exited with 1"."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv(start_ranks.LAUNCHER_PID, str(os.getppid()))
+    monkeypatch.setattr(start_ranks, "supervise", refuse)
+    monkeypatch.setattr(host, "die_with_parent", lambda pid: None)
+    parent, rank_files = tmp_path / "private", RankFiles(tmp_path / "private" / "x")
+    parent.mkdir(mode=0o700)
+    rank_files.write_point(PointTask(make_spec(), None))
+    handle = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with pytest.raises(BlockingIOError):
+            start_ranks.supervise_rank(start_ranks.PassedFolder(handle), "x", None, {}, [])
+    finally:
+        os.close(handle)
+    (found,) = rank_files.read_errors()
+    assert found.message.startswith(
+        "could not be started: BlockingIOError: [Errno 11] Resource temporarily unavailable; "
+    )
+    assert "raise it (ulimit -u)" in found.message
 
 
 def test_ranks_without_room_for_their_store_cannot_be_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
