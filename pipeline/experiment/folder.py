@@ -176,6 +176,9 @@ class Experiment:
             cure = f"wait for it, or end it and try again; if no such process runs on any node, remove {path}"
             raise CommandError(f"another process holds the {purpose} lock of {self.folder}; {cure}.") from error
         except OSError as error:
+            if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP):
+                cure = "choose another folder with --outputs, or have the file system mounted with locks"
+                raise CommandError(f"the file system of {path} has no locks ({error.strerror}); {cure}.") from error
             raise self._unwritable(error) from error
         try:
             yield

@@ -1,3 +1,5 @@
+import errno
+import fcntl
 import json
 import os
 import re
@@ -5,7 +7,7 @@ import signal
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -422,6 +424,19 @@ def test_an_error_of_the_one_who_holds_the_lock_is_not_called_a_folder_that_cann
 ) -> None:
     with pytest.raises(FileNotFoundError, match="sbatch"), experiment.submission_lock():
         raise FileNotFoundError(2, "No such file or directory", "sbatch")
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_not_called_one_that_cannot_be_written(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refuse(handle: int, operation: int) -> NoReturn:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    said = rf"the file system of .*\.submit\.lock has no locks \({os.strerror(code)}\); choose another folder"
+    with pytest.raises(CommandError, match=said), experiment.submission_lock():
+        pass
 
 
 def test_asking_who_submits_changes_nothing_and_a_folder_that_cannot_be_locked_is_not_being_submitted(
