@@ -18,7 +18,8 @@ from factories import ROOT, make_record, make_spec
 
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment
-from pipeline.experiment.manifest import MANIFEST_VERSION, Manifest, add_points
+from pipeline.experiment.manifest import add_points
+from pipeline.experiment.spec import Spec
 
 NUM_RUNS = 5
 NUM_PAIRS = 3  # of a collect and a bare read, which take a minute together
@@ -28,9 +29,10 @@ PYTHON = (sys.executable, "-m")
 
 
 class Run(NamedTuple):
-    """The wall time and the peak resident memory of a command, run as a process."""
+    """The wall time, the CPU time and the peak resident memory of a command, run as a process."""
 
     time_s: float
+    cpu_s: float
     peak_memory_gib: float
 
 
@@ -47,7 +49,7 @@ def run(command: Sequence[str], cwd: Path) -> Run:
         said.seek(0)
         if process.returncode:
             raise RuntimeError(f"{' '.join(command)}: {said.read().decode(errors='replace')}")
-    return Run(time_s, usage.ru_maxrss / 2**20)
+    return Run(time_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 2**20)
 
 
 def report(what: str, command: Sequence[str], cwd: Path) -> None:
@@ -79,32 +81,53 @@ def report_collect(folder: Path, num_points: int) -> None:
     shutil.rmtree(experiment.folder)
 
 
-def write_experiment(folder: Path) -> None:
-    """Write an experiment of NUM_POINTS points with a record each."""
-    experiment = Experiment(folder / "many")
+def write_experiment(folder: Path, specs: Sequence[Spec]) -> None:
+    """Write an experiment of these points with a record each."""
+    experiment = Experiment(folder)
     experiment.create()
-    manifest = Manifest(MANIFEST_VERSION, "many")
-    for seed in range(NUM_POINTS // 10):
-        for batch_size in range(1, 11):
-            spec = make_spec(batch_size_per_gpu=batch_size, learning_rate=0.1 + seed / 1000)
-            record_store.publish_record(make_record(spec, [1.5, 1.25]), experiment.records_folder)
-            add_points(manifest, [spec])
+    for spec in specs:
+        record_store.publish_record(make_record(spec, [1.5, 1.25]), experiment.records_folder)
     with experiment.edit_manifest() as written:
-        written.points = manifest.points
+        add_points(written, specs)
+
+
+def configurations(num_points: int) -> list[Spec]:
+    """Distinct configurations: ten batch sizes by many learning rates."""
+    places = range(num_points)
+    return [make_spec(batch_size_per_gpu=1 + i % 10, learning_rate=0.1 + i // 10 / 10_000) for i in places]
+
+
+def dry_run(num_points: int) -> list[str]:
+    """The dry run of so many points of the scaling grid, which has five for each batch size."""
+    sizes = ",".join(str(size) for size in range(1, num_points // 5 + 1))
+    changes = [f"batch_size_per_gpu={sizes}", "input=dataloader"]
+    return [*PYTHON, "pipeline.submit", "--grid", "scaling", "--dry-run", "--set", *changes]
+
+
+def report_growth(folder: Path) -> None:
+    """Print the CPU-seconds of one run each over many points: none may grow with the square of their number."""
+    write_experiment(folder / "distinct", configurations(10 * NUM_POINTS))
+    write_experiment(folder / "runs", [make_spec(repeat=repeat) for repeat in range(100 * NUM_POINTS)])
+    for what, command in (
+        (f"submit --dry-run of {10 * NUM_POINTS} points", dry_run(10 * NUM_POINTS)),
+        (f"collect of {10 * NUM_POINTS} configurations", [*PYTHON, "pipeline.collect", "distinct"]),
+        (f"collect of {100 * NUM_POINTS} runs of one point", [*PYTHON, "pipeline.collect", "runs"]),
+    ):
+        print(f"{what:<45} {run(command, folder).cpu_s:.1f} CPU-s  (n=1)", flush=True)
+    shutil.rmtree(folder / "distinct")
+    shutil.rmtree(folder / "runs")
 
 
 def main() -> None:
     """Print every figure."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        sizes = ",".join(str(size) for size in range(1, NUM_POINTS // 5 + 1))
-        changes = [f"batch_size_per_gpu={sizes}", "input=dataloader"]
-        dry_run = [*PYTHON, "pipeline.submit", "--grid", "scaling", "--dry-run", "--set", *changes]
-        report(f"submit --dry-run of {NUM_POINTS} points", dry_run, folder)
-        write_experiment(folder)
+        report(f"submit --dry-run of {NUM_POINTS} points", dry_run(NUM_POINTS), folder)
+        write_experiment(folder / "many", configurations(NUM_POINTS))
         report(f"collect of {NUM_POINTS} records", [*PYTHON, "pipeline.collect", "many"], folder)
         for command in COMMANDS:
             report(f"{command} --help", [*PYTHON, f"pipeline.{command}", "--help"], folder)
+        report_growth(folder)
         report_submit(folder)
         for num_points in (NUM_POINTS, 10 * NUM_POINTS):
             report_collect(folder, num_points)
