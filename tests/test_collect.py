@@ -28,6 +28,7 @@ from pipeline.experiment.measurement import MemorySearch, MemoryTrial, Telemetry
 from pipeline.experiment.record import Environment, Failure, Gpu, Record
 from pipeline.pages import terminal
 from pipeline.pages.display_tables import MAX_WIDTH
+from pipeline.tables.table_files import inert_cell
 
 Make = Callable[[Path], object]
 FOLDERS: dict[str, tuple[Make, int]] = {
@@ -433,6 +434,11 @@ def test_a_reason_that_a_spreadsheet_would_run_as_a_formula_is_text_in_the_csv_f
     assert json.loads((experiment.folder / "tables.json").read_text())["oom"][0]["reason"] == reason
     with (experiment.folder / "q4.csv").open(newline="") as file:
         assert {row["loss"] for row in csv.DictReader(file)} == {"-0.5"}, "a number is no text"
+
+
+@pytest.mark.parametrize("sign", "\t\r")
+def test_a_cell_that_begins_with_a_tab_or_a_carriage_return_is_text_whatever_follows(sign: str) -> None:
+    assert inert_cell(f"{sign}SUM(A1)") == "'{}SUM(A1)".format(sign.replace("\r", "\n"))
 
 
 BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"

@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -675,6 +676,14 @@ def test_what_is_no_csv_file_is_refused_by_the_command_without_a_traceback(tmp_p
     assert "Traceback" not in answer.stderr
     assert is_one_sentence(answer.stderr.strip())
     assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
+    file = tmp_path / "file.csv"
+    file.touch()
+    os.truncate(file, 16_000_001)
+    answer = run_command("ingest", file, "--outputs", tmp_path / "out")
+    assert_refused(answer, 2, "has 16000001 bytes, more than 16000000; give a CSV file.")
 
 
 @pytest.mark.parametrize(

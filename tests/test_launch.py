@@ -1,10 +1,13 @@
+import signal
+import sys
 from pathlib import Path
 
 import pytest
 from factories import make_experiment, make_record, make_spec
 
 from pipeline.experiment.record import Status
-from pipeline.launch import needs_run
+from pipeline.launch import main, needs_run
+from pipeline.system.errors import CommandError
 
 
 @pytest.mark.parametrize(
@@ -25,3 +28,17 @@ def test_an_element_of_a_plain_sbatch_runs_a_recorded_point_only_if_rerun_names_
     found = [make_record(spec, status=status)] if status else []
     experiment = make_experiment(tmp_path / "x", *found, missing=[spec])
     assert needs_run(spec, experiment, rerun) is runs
+
+
+def test_the_signal_that_slurm_sends_before_the_time_limit_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default it ends the process, and no record says why."""
+    monkeypatch.setattr(sys, "argv", ["launch", "--manifest", str(tmp_path / "manifest.json"), "--run-id", "a"])
+    before = signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+    try:
+        with pytest.raises(CommandError, match="is absent"):
+            main()
+        assert signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGUSR2, before)

@@ -58,7 +58,7 @@ def recover_side_files(experiment: Experiment) -> None:
         run_id, _, launch_id = folder.name.partition(".")
         rank_files = RankFiles(folder)
         with contextlib.suppress(PermissionError):  # of another member of the group
-            if any(path.exists() and not path.is_symlink() for path in rank_files.side_files()):
+            if any(path.exists() for path in rank_files.side_files()):
                 left.setdefault(run_id, {})[launch_id] = rank_files
     attempts = record_store.load_attempts_by_point(experiment.records_folder, left) if left else []
     for record in itertools.chain(*attempts):

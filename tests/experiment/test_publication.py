@@ -6,7 +6,7 @@ import os
 import resource
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -265,3 +265,23 @@ def test_publication_whose_folder_cannot_be_synced_leaves_a_whole_record(
         publish_record(make_record(), tmp_path)
     assert names(tmp_path) == [RECORD_NAME]
     assert load_record(tmp_path / RECORD_NAME) == make_record()
+
+
+@pytest.mark.fault("F20")
+@pytest.mark.parametrize(
+    "write",
+    [lambda path: files.create_file_atomically(b"new", path), lambda path: files.replace_file_atomically(path, b"new")],
+    ids=["create", "replace"],
+)
+def test_the_folder_is_synced_once_it_has_the_new_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], None]
+) -> None:
+    """Else a crash of the machine may lose a name that was reported as written."""
+    path, synced = tmp_path / "file", list[tuple[str, bool]]()
+
+    def note(handle: int) -> None:
+        synced.append(("folder" if os.path.samestat(os.fstat(handle), tmp_path.stat()) else "file", path.exists()))
+
+    monkeypatch.setattr(os, "fsync", note)
+    write(path)
+    assert synced == [("file", False), ("folder", True)]

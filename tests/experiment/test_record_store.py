@@ -126,6 +126,26 @@ def make_fifo(path: Path) -> None:
     os.mkfifo(path)
 
 
+@pytest.mark.fault("F21")
+def test_a_fifo_that_nobody_writes_to_is_refused_at_once(tmp_path: Path) -> None:
+    """In a thread, so that a read that waits fails this test and does not hang it."""
+    make_fifo(path := tmp_path / "fifo")
+    said: list[str] = []
+
+    def read() -> None:
+        with pytest.raises(files.UnreadableFile) as refusal:
+            files.read_bounded(path, 1)
+        said.append(str(refusal.value))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    reader.join(5)
+    has_waited = reader.is_alive()
+    os.close(os.open(path, os.O_RDWR))  # ends the wait of a reader
+    reader.join()
+    assert (has_waited, said) == (False, ["is not a regular file"])
+
+
 def make_link(path: Path) -> None:
     path.symlink_to(publish_record(make_record(), path.parent.parent))
 

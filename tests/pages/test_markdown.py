@@ -105,8 +105,10 @@ def test_a_harmless_text_is_left_as_it_is(text: str) -> None:
 
 @pytest.mark.parametrize("start", ["# heading", "- item", "1. item", "---", "***", "> quote", "=====", "~~~", "+ item"])
 def test_no_line_of_a_long_text_starts_a_block(start: str) -> None:
-    before = "word " * (MAX_WIDTH // 5)
+    room = MAX_WIDTH - len("- ") - 1
+    before = ("word " * room)[:room] + " "  # a whole line, so that the next one begins with `start`
     wrapped = wrap(f"{before}{start}", "- ")
+    assert len(wrapped.splitlines()) == 2
     assert max(map(len, wrapped.splitlines())) <= MAX_WIDTH
     html = as_html(wrapped)
     assert set(re.findall(r"<([a-z0-9]+)", html)) == {"ul", "li"}

@@ -5,6 +5,7 @@ import importlib
 import logging
 import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from pipeline.runner import start_ranks
 from pipeline.runner.rank_files import PointTask, RankFiles
 from pipeline.runner.rank_process import set_num_threads
 from pipeline.runner.start_ranks import become_rank, default_omp_threads, environment_variables
-from pipeline.system import host
+from pipeline.system import files, host, source_digest
 from pipeline.system.errors import CommandError
 
 
@@ -120,6 +121,36 @@ def test_a_rank_that_ignores_sigterm_ends_with_its_supervisor(tmp_path: Path) ->
         assert set(processes_of(tmp_path)) == {supervisor.pid, rank}
         supervisor.kill()
     wait_for(lambda: processes_of(tmp_path) == [], timeout_s=5)
+
+
+@pytest.fixture
+def named_parents(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The process ids with which host.die_with_parent is called."""
+    named: list[int] = []
+    monkeypatch.setattr(host, "die_with_parent", named.append)
+    monkeypatch.setenv(start_ranks.LAUNCHER_PID, "7")
+    return named
+
+
+@pytest.mark.fault("F27")
+@pytest.mark.parametrize(("server", "parent"), [(SimpleNamespace(SERVER_PID=5), 5), (None, 7)])
+def test_a_supervisor_ends_with_the_fork_server_or_else_with_the_launcher(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named_parents: list[int], server: object, parent: int
+) -> None:
+    monkeypatch.setitem(sys.modules, start_ranks.PRELOADED_MODULE, server)
+    monkeypatch.setattr(start_ranks, "supervise", lambda run, first: 0)
+    with files.open_private_folder(tmp_path / "private") as handle:
+        start_ranks.supervise_rank(start_ranks.PassedFolder(handle), "x", None, {}, [])
+    assert named_parents == [parent]
+
+
+@pytest.mark.fault("F27")
+def test_the_fork_server_ends_with_the_launcher(monkeypatch: pytest.MonkeyPatch, named_parents: list[int]) -> None:
+    monkeypatch.setattr(importlib, "import_module", {}.__getitem__)  # it imports nothing, and its ranks would say so
+    monkeypatch.setattr(source_digest, "imported_source", lambda: None)
+    found = runpy.run_path(str(ROOT / "pipeline/runner/fork_server_imports.py"))
+    assert isinstance(found["import_error"], KeyError)
+    assert named_parents == [7]
 
 
 @pytest.mark.fault("F27")

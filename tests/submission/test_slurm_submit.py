@@ -3,7 +3,7 @@
 import json
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,10 +14,16 @@ from pipeline.experiment.folder import Experiment
 from pipeline.experiment.manifest import SlurmArray, Submission, start_submission
 from pipeline.experiment.resources import Resources, ResourceShape
 from pipeline.runner.launch_options import LaunchOptions
-from pipeline.submission import slurm_submit
+from pipeline.submission import slurm_queries, slurm_submit
 from pipeline.submission.plan import PlannedArray
 from pipeline.submission.slurm_request import SlurmOptions, build_request
-from pipeline.submission.slurm_submit import SubmissionUnconfirmed, submit_arrays, withdraw_array, write_submission
+from pipeline.submission.slurm_submit import (
+    SubmissionUnconfirmed,
+    recover_job_ids,
+    submit_arrays,
+    withdraw_array,
+    write_submission,
+)
 from pipeline.system.errors import EXIT_SCHEDULER, CommandError
 
 SHAPE = ResourceShape("cpu", 1, 1)
@@ -165,3 +171,43 @@ def test_what_slurm_has_not_started_is_withdrawn_and_what_it_has_keeps_its_comma
     assert not (tmp_path / "waits").exists()
     assert withdraw_array(tmp_path / "runs") == "7"
     assert sorted(os.listdir(tmp_path / "runs")) == ["7_1_elements.json", "elements.json"]
+
+
+@pytest.mark.fault("F34")
+def test_commands_are_out_of_reach_before_submit_looks_for_an_element_that_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An element that begins after the look must find none: its files are about to be removed."""
+    (tmp_path / "x").mkdir()
+    (commands := tmp_path / "x" / "elements.json").write_text("[]")
+    glob, in_reach = Path.glob, list[bool]()
+
+    def look(folder: Path, pattern: str) -> Iterator[Path]:
+        in_reach.append(commands.exists())
+        return glob(folder, pattern)
+
+    monkeypatch.setattr(Path, "glob", look)
+    assert withdraw_array(tmp_path / "x") is None
+    assert in_reach == [False]
+
+
+@pytest.mark.fault("F34")
+def test_an_array_without_a_job_id_gets_that_of_its_name_or_is_withdrawn(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a driver leaves them that was killed while it called sbatch. The third one has begun, by its files."""
+    submission = start_submission("a" * 32, "slurm")
+    submission.arrays += [
+        SlurmArray(submission.array_name("x", number), [[POINTS[number].run_id()]]) for number in range(3)
+    ]
+    write_submission(experiment, submission)
+    folders = [experiment.log_folder(submission.id) / array.job_name for array in submission.arrays]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "elements.json").write_text("[]")
+    (folders[2] / "9_0_log.err").touch()
+    monkeypatch.setattr(slurm_queries, "find_jobs_named", lambda names, users: {submission.arrays[0].job_name: "7"})
+    recover_job_ids(experiment)
+    kept = [(array.elements[0][0], array.job_id) for array in arrays_of(experiment)]
+    assert kept == [(POINTS[0].run_id(), "7"), (POINTS[2].run_id(), "9")]
+    assert [folder.exists() for folder in folders] == [True, False, True]

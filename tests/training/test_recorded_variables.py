@@ -73,7 +73,9 @@ def test_a_variable_whose_name_or_value_is_that_of_a_secret_is_redacted(name: st
     assert recorded_variables({name: value}) == {name: "redacted"}
 
 
-@pytest.mark.parametrize("name", ["token", "key", "secret", "pass", "auth", "authorization", "credential", "cookie"])
+@pytest.mark.parametrize(
+    "name", ["token", "key", "secret", "pass", "auth", "authentication", "authorization", "credential", "cookie"]
+)
 def test_a_value_with_the_name_of_a_credential_before_an_equals_sign_is_not_recorded(name: str) -> None:
     assert recorded_variables({"NCCL_TOPO_FILE": f"{name}={SECRET}"}) == {"NCCL_TOPO_FILE": "redacted"}
 
