@@ -126,6 +126,7 @@ class Evidence(NamedTuple):
 
     `compute_time_s` is without the wait for data. `alone_time_s` is that of the bare model on one GPU with the same
     batch, if the point measured that too. `late_rank` is what to do about a late rank.
+    `is_untold`: a measurement of communication gives no share here.
     """
 
     point: PooledPoint
@@ -134,6 +135,7 @@ class Evidence(NamedTuple):
     compute_time_s: float | None = None
     alone_time_s: float | None = None
     late_rank: str = ""
+    is_untold: bool = False
 
 
 class Advice(NamedTuple):
@@ -307,7 +309,8 @@ def derived_shares(own: Evidence, found: Found) -> dict[str, float]:
         one = found.baseline(own.point)
         of_one = fixed_share(one or own._replace(compute_time_s=own.alone_time_s), found, is_alone=one is None)
         fixed = None if fixed is None or of_one is None else min(fixed, of_one)
-        if one and one.time_s and own.time_s and "communication" not in own.shares:
+        can_be_measured = "communication" not in own.shares and not own.is_untold
+        if one and one.time_s and own.time_s and can_be_measured:
             shares["several GPUs"] = 1 - one.time_s / own.time_s / spec.num_gpus
     if fixed is not None:
         shares["launches" if is_possible(GRAPH, own.point) and not spec.is_captured else "a small batch"] = fixed

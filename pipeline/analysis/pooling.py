@@ -67,6 +67,17 @@ class PooledPoint:
         return measured[0].items_per_sample if measured else None
 
     @cached_property
+    def own_collectives(self) -> list[str]:
+        """The collectives that the user's code calls in every timed step, so that no difference shows them."""
+        measured = [record.measurement for record in self.ok_records if record.measurement]
+        return sorted({name for measurement in measured for name in measurement.own_collectives})
+
+    @property
+    def own_collectives_notes(self) -> list[Note]:
+        """A note if the user's code calls collectives in a step."""
+        return [make_note("own_collectives", names=self.own_collectives)] if self.own_collectives else []
+
+    @cached_property
     def records_by_environment(self) -> list[Record]:
         """One ok record of each environment, precision and execution: enough to compare environments."""
         return list({comparability.environment_key(record): record for record in self.ok_records}.values())

@@ -88,6 +88,7 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
     "subtracted": (
         "By subtraction, not measured: up to {share:.0%} of the epoch{where}.",
         "It counts every cost that does not shrink with N.",
+        "No difference of steps can show it: {unmeasured}.",
     ),
     # Q4
     "large_batch": (*LARGE_BATCH, "Soonest at {target:.2%} {soonest}."),
@@ -162,6 +163,7 @@ BADGES = {
     "baseline_runs": "baseline of {n}",
     "no_difference": "no difference shown",
     "exposure_may_be_zero": "may be 0",
+    "own_collectives": "own collectives",
     "reached_by_some": "{reached} seeds reach it",
 }
 """Kind of note -> the badge of a claim about the row."""

@@ -21,6 +21,7 @@ ABOVE_N = "the efficiency is above 1, which noise or a slow baseline can cause"
 WITHOUT_LOADER, ALONE = "--set input=gpu", "--exclusive"
 NO_DIFFERENCE = BADGES["no_difference"]
 WAIT_NOT_STATED = "the wait for data is not stated"
+OWN = "the model or its loss calls collectives itself, in every measured step"
 COLLECTIVES = {  # strategy -> the collectives whose exposed communication is measured
     "ddp": "all-reduces of gradients",
     "zero1": "all-reduces and broadcasts",
@@ -234,11 +235,15 @@ def communication_claims(tables: Tables) -> list[Claim]:
         compared = compare_subtraction([row for row in subtracted if row["num_gpus"] == most], subtracted, on_most)
         claim = measured_claim(on_most, measured, compared)
         return [claim if known else claim._replace(command=claims.grid_command("q3"))]
+    own = any(row.has_note("own_collectives") for row in (*rows, *tables["Q3"]))
     if subtracted:
         most_by = max(subtracted, key=lambda row: float(row["comm_share_subtraction"]))
         where = where_of(most_by, subtracted, also="num_gpus")
-        values = {"share": float(most_by["comm_share_subtraction"]), "where": where}
-        return [Claim("Q3", "subtracted", values, badges_of(most_by), claims.grid_command("communication"))]
+        values = {"share": float(most_by["comm_share_subtraction"]), "where": where, "unmeasured": OWN if own else None}
+        command = "" if own else claims.grid_command("communication")
+        return [Claim("Q3", "subtracted", values, badges_of(most_by), command)]
+    if own:
+        return [claims.not_answered("Q3", OWN, "communication", is_asked=True)._replace(command="")]
     if lost := [row for row in rows if row.status in NO_RESULT]:
         return [claims.no_result("Q3", "points that measure communication", lost)]
     why = "no point on several GPUs measures communication"
@@ -290,9 +295,10 @@ def rivals_of_share(worst: Row, told: Sequence[Row]) -> str:
 def compare_subtraction(rows: Sequence[Row], subtracted: Sequence[Row], measured: Sequence[Row]) -> dict[str, Any]:
     """Return the largest share by subtraction, and the share of the step that was measured of the same point.
 
-    {} without such a row. Epoch and communication were measured apart, so the noise of one may make a share above 1.
+    {} without such a row. Epoch and communication were measured apart, so the noise of one may make a share above 1;
+    where their steps differ by more than noise, nothing is compared.
     """
-    both = [row for row in rows if row["exposed_comm_time_s"] is not None]
+    both = [row for row in rows if row["exposed_comm_time_s"] is not None and not row.has_note("step_differs")]
     possible = [row for row in both if row["exposed_comm_time_s"] <= row["epoch_time_s"]]
     if not possible:
         return {}

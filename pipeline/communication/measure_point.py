@@ -46,6 +46,7 @@ def measure_communication(
         variants = step_variants.build_variants(context, names, execution)
         with refuse_changed_flags():
             communication = msgspec.structs.replace(time_step_variants(variants, spec, rank, only), notes=notes)
+            own_collectives = step_variants.list_own_collectives(variants["plain"], rank)
             if spec.strategy == "dp":
                 communication = add_step_parts(communication, variants["dp"], context)
             elif not only:
@@ -54,7 +55,14 @@ def measure_communication(
                 communication = add_sweep_and_profile(communication, variants[whole], silent, rank, traces)
         model = variants["plain"].model
         return build_measurement(
-            context.workload, spec, rank, model, (), communication=communication, execution_used=execution
+            context.workload,
+            spec,
+            rank,
+            model,
+            (),
+            communication=communication,
+            execution_used=execution,
+            own_collectives=own_collectives,
         )
 
 

@@ -28,7 +28,7 @@ from pipeline.training.cuda_graph import (
     warm_up_and_capture,
 )
 from pipeline.training.loop import build_batches, build_model, refuse_changed_flags, set_precision
-from pipeline.training.process_group import Rank
+from pipeline.training.process_group import CollectiveWatch, Rank
 from pipeline.training.step import EagerStep, StepFunction, ignore_mark
 from pipeline.training.strategies import SyncContext, place_model, wrap_for_strategy
 from pipeline.workloads.find import NO_SOURCES, Sources
@@ -160,6 +160,15 @@ def list_silent_calls(no_op: StepVariant) -> list[CollectiveCall]:
     no_op.calls.clear()
     no_op.eager()
     return list(no_op.calls)
+
+
+def list_own_collectives(plain: StepVariant, rank: Rank) -> tuple[str, ...]:
+    """Run a step of the bare model once, on all ranks and outside a graph. Return the collectives that it calls."""
+    watch = CollectiveWatch()
+    if rank.world_size > 1:
+        with watch, torch.compiler.set_stance("force_eager"):
+            plain.eager()
+    return watch.gather()
 
 
 def single_spec(spec: Spec) -> Spec:

@@ -364,6 +364,7 @@ class Measurement(RecordStruct, frozen=True):
     optimizer_bytes: NonNegativeInt | None = None  # the optimizer's state on the rank that has most
     flops_per_sample: FlopsPerSample | None = None  # forward and backward pass
     flops_note: ShortText | None = None  # operations that the count lacks, or why there is none
+    own_collectives: tuple[ShortText, ...] = ()  # operations that the user's code calls in a step (since schema 15)
 
 
 class GpuWindow(RecordStruct, frozen=True):

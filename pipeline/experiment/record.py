@@ -33,7 +33,7 @@ from pipeline.system.host import parse_timestamp
 #  13  adds options of the model, fp16, the unit of items, the figure of merit, and the source of a user's model
 #  14  adds the strategies `fsdp` and `zero1`, passes that accumulate gradients, gathers and scatters in a sweep, the
 #      units of FSDP and the size of the optimizer's state, and the FLOPs of a sample
-#  15  adds the highest clock of each sampled GPU
+#  15  adds the highest clock of each sampled GPU, and the collectives that the user's code calls in a step
 SCHEMA_VERSION: Literal[15] = 15
 
 MAX_STEP_TIMES = 40_000  # over all epochs; a longer series is stored in the .steps.npz only

@@ -12,7 +12,13 @@ from pipeline.analysis.exposed_communication import communications_of, is_within
 from pipeline.analysis.late_rank import find_late_rank
 from pipeline.analysis.loader import longest_data_share
 from pipeline.analysis.pooling import PooledPoint, median_window_s
-from pipeline.tables.communication_rows import PointsByTraining, group_by_training, match_measured, training_key
+from pipeline.tables.communication_rows import (
+    PointsByTraining,
+    group_by_training,
+    match_measured,
+    training_key,
+    untold_notes,
+)
 
 Advices = dict[int, Advice]
 """The next step by the id of a pooled point, of those that have one."""
@@ -38,7 +44,8 @@ def epoch_evidence(point: PooledPoint, measured: PointsByTraining, peak_tflops: 
     if not time_s:
         return Evidence(point, None, {})
     num_samples, shares, late_rank = point.spec.num_samples, dict[str, float](), ""
-    if match and point.spec.is_whole_epoch:
+    untold = untold_notes(point, measured)
+    if match and point.spec.is_whole_epoch and not untold:
         step = step_evidence(match, measured)
         steps_s = (step.time_s or 0.0) * point.spec.global_batch_size * point.spec.full_steps_per_epoch
         of_epoch = steps_s / time_s
@@ -52,7 +59,8 @@ def epoch_evidence(point: PooledPoint, measured: PointsByTraining, peak_tflops: 
     if mfu is not None and mfu < LOW_MFU and point.spec.execution in ("eager", "graph"):
         shares["low MFU"] = 0.0
     per_sample_s = None if compute_s is None else compute_s / num_samples
-    return Evidence(point, time_s / num_samples, shares | other_limits(point), per_sample_s, late_rank=late_rank)
+    shares |= other_limits(point)
+    return Evidence(point, time_s / num_samples, shares, per_sample_s, late_rank=late_rank, is_untold=bool(untold))
 
 
 def step_evidence(point: PooledPoint, measured: PointsByTraining) -> Evidence:
@@ -61,6 +69,8 @@ def step_evidence(point: PooledPoint, measured: PointsByTraining) -> Evidence:
     step = exposure.median_step_time(found, exposure.whole_step(found))
     if not step:
         return Evidence(point, None, {})
+    if point.own_collectives:
+        return Evidence(point, step / point.spec.global_batch_size, other_limits(point))
     shares: dict[str, float] = {}
     exposed, noise_s = exposure.exposed_time(found)
     if exposed is not None:

@@ -56,7 +56,10 @@ def build_tables(
     found: dict[str, Iterable[Row]] = {
         "Q1": (q1_row(point, peak_tflops) for point in plain if point.spec.num_gpus == 1),
         "Q2": (
-            *(q2_row(point, baseline, "weak", peak_tflops, advices.get(id(point))) for point, baseline in weak),
+            *(
+                q2_row(point, baseline, "weak", peak_tflops, advices.get(id(point)), measured_alike)
+                for point, baseline in weak
+            ),
             *(q2_row(point, baseline, "strong", peak_tflops) for point, baseline in strong_pairs(plain)),
         ),
         "Q3": (q3_row(point, baseline, measured_alike, links) for point, baseline in weak if point.spec.num_gpus > 1),

@@ -13,6 +13,7 @@ from pipeline.analysis.advice import Advice
 from pipeline.analysis.exposed_communication import TracedExposure, communications_of, is_within_noise
 from pipeline.analysis.intervals import Estimate
 from pipeline.analysis.late_rank import MIN_LATE_SHARE, find_late_rank
+from pipeline.analysis.loader import longest_data_share
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.experiment.axis_groups import TRAINED_MAY_DIFFER, Key, alike_key
@@ -26,6 +27,7 @@ COMPARED_STEPS: tuple[VariantName, ...] = ("plain", "ddp_one", "no_sync")  # bes
 KINDS: tuple[TransferKind, ...] = get_args(TransferKind)
 TrainingKey = tuple[str, Key]
 PointsByTraining = Mapping[TrainingKey, Sequence[PooledPoint]]
+MAX_STEP_DEVIATION = 0.1  # of the step of the epochs; beyond it the step that measured communication is another one
 SPLIT_PARTS = ("scatter", "replicate", "parallel_forward", "gather", "backward", "optimizer")
 
 
@@ -33,12 +35,15 @@ def exposed_row(point: PooledPoint, advice: Advice | None = None) -> Row:
     """Return a row of Q3.1: the step with and without its collectives, and the time of the transfers."""
     found, late = communications_of(point.ok_records), find_late_rank(point.ok_records)
     whole = exposure.whole_step(found)
+    told = found  # whose differences and profile show the communication
+    if point.own_collectives:
+        told, late = [], None
     no_op = exposure.NO_OP.get(whole, "no_op_hook")
-    step, overhead = exposure.median_step_time(found, whole), exposure.median_difference(found, "no_op_hook", "no_sync")
-    exposed, floor_s = exposure.exposed_time(found)
+    step, overhead = exposure.median_step_time(found, whole), exposure.median_difference(told, "no_op_hook", "no_sync")
+    exposed, floor_s = exposure.exposed_time(told)
     # None, not 0, if the trace does not name the collectives
-    comm_s = exposure.profiled_transfer_s(found, exposure.CALLED) or None
-    traced = exposure.traced_exposure(found) if comm_s else TracedExposure()
+    comm_s = exposure.profiled_transfer_s(told, exposure.CALLED) or None
+    traced = exposure.traced_exposure(told) if comm_s else TracedExposure()
     split = split_exposed(exposed, comm_s, floor_s)
     named = [late.note()] if late and step and late.wait_s > MIN_LATE_SHARE * step else []
     return make_row(
@@ -46,11 +51,11 @@ def exposed_row(point: PooledPoint, advice: Advice | None = None) -> Row:
         point,
         **{f"{name}_step_time_s": exposure.median_step_time(found, name) for name in COMPARED_STEPS},
         no_op_hook_step_time_s=exposure.median_step_time(found, no_op),
-        wrapper_time_s=exposure.wrapper_time(found),
+        wrapper_time_s=exposure.wrapper_time(told),
         **timed_figures("step_time_s", step),
         exposed_comm_time_s=exposed,
         exposed_comm_share=exposed_share(exposed, step, floor_s),
-        collectives_time_s=exposure.median_difference(found, whole, "no_collectives"),
+        collectives_time_s=exposure.median_difference(told, whole, "no_collectives"),
         ddp_overhead_time_s=overhead,
         exposed_comm_time_run_spread_s=formulas.run_spread(exposed.run_medians) if exposed is not None else None,
         noise_floor_time_s=floor_s,
@@ -58,8 +63,8 @@ def exposed_row(point: PooledPoint, advice: Advice | None = None) -> Row:
         **split,
         traced_exposed_comm_time_s=traced.exposed_s,
         slowed_compute_time_s=traced.slowed_s,
-        buffer_comm_time_s=exposure.profiled_transfer_s(found, ["buffers", "batchnorm_statistics"]),
-        straggler_wait_time_s=exposure.profiled_transfer_s(found, exposure.CALLED, waiting=True) if comm_s else None,
+        buffer_comm_time_s=exposure.profiled_transfer_s(told, ["buffers", "batchnorm_statistics"]),
+        straggler_wait_time_s=exposure.profiled_transfer_s(told, exposure.CALLED, waiting=True) if comm_s else None,
         num_windows=num_rounds(found),
         late_rank=late.rank if late else None,
         late_rank_wait_time_s=late.wait_s if late else None,
@@ -119,7 +124,7 @@ def exposed_notes(
 ) -> list[Note]:
     """Return the notes on step times and on exposed communication."""
     found = communications_of(point.ok_records)
-    notes = exposure.job_notes(found)
+    notes = [*point.own_collectives_notes, *exposure.job_notes(found)]
     if exposure.profiled_transfer_s(found, exposure.CALLED) == 0:
         notes.append(make_note("no_bucket_profiled"))
     if exposed is None or step is None:
@@ -229,3 +234,23 @@ def match_measured(point: PooledPoint, measured: PointsByTraining) -> PooledPoin
     """Return the point on the same GPU model that measured the communication of a point, with the most rounds."""
     matches = measured.get(training_key(point.gpu, point.spec), [])
     return max(matches, key=lambda other: num_rounds(communications_of(other.ok_records)), default=None)
+
+
+def untold_notes(point: PooledPoint, measured: PointsByTraining) -> list[Note]:
+    """Return why no share is told of the epochs of a point from the one that measured its communication, if so.
+
+    The user's code calls collectives, or the measured step is longer or shorter than that of the epochs, without the
+    wait for data, by more than MAX_STEP_DEVIATION.
+    """
+    match = match_measured(point, measured)
+    own = point.own_collectives_notes or (match.own_collectives_notes if match else [])
+    if own or match is None or not point.epoch_time or not point.spec.is_whole_epoch:
+        return own
+    found = communications_of(match.ok_records)
+    step_s = exposure.median_step_time(found, exposure.whole_step(found))
+    steps_s = point.epoch_time * max(1 - (longest_data_share(point) or 0.0), 0.0)
+    epochs_s = steps_s / point.spec.full_steps_per_epoch
+    most_s = steps_s / (point.spec.num_samples / point.spec.global_batch_size)  # if a smaller last batch costs less
+    if step_s is None or (1 - MAX_STEP_DEVIATION) * epochs_s <= step_s <= (1 + MAX_STEP_DEVIATION) * most_s:
+        return []
+    return [make_note("step_differs", measured_ms=float(step_s) * 1e3, epochs_ms=float(epochs_s) * 1e3)]

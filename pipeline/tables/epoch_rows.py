@@ -21,7 +21,7 @@ from pipeline.experiment.record import Record
 from pipeline.experiment.spec import CAPTURED_EXECUTIONS
 from pipeline.tables.bandwidth_rows import MeasuredLinks, link_key
 from pipeline.tables.columns import Row, make_row
-from pipeline.tables.communication_rows import PointsByTraining, match_measured, timed_figures
+from pipeline.tables.communication_rows import PointsByTraining, match_measured, timed_figures, untold_notes
 from pipeline.tables.definitions import OOM, Q1, Q2, Q3, Q4
 
 
@@ -80,11 +80,12 @@ def q2_row(
     scaling: Scaling,
     peak_tflops: float | None = None,
     advice: Advice | None = None,
+    measured: PointsByTraining | None = None,
 ) -> Row:
     """Return a row of Q2: speed-up against one GPU with the same batch per GPU (weak) or global batch (strong)."""
     gains = scaling_figures(point, baseline, scaling)
     notes = [*time_notes(point), *gains.pop("notes"), *energy_notes(point)]
-    notes += compute_rate_notes(point, peak_tflops)
+    notes += [*compute_rate_notes(point, peak_tflops), *untold_notes(point, measured or {})]
     gains |= advice._asdict() if advice else {}
     return make_row(Q2, point, notes, **time_figures(point, peak_tflops), **gains)
 
@@ -97,9 +98,11 @@ def q3_row(point: PooledPoint, baseline: Baseline, measured: PointsByTraining, l
     """
     figures, subtraction_notes = subtraction_figures(point, baseline)
     is_of_loader = any(loader.is_loader_bound(part) for part in (point, baseline.point) if part)
-    comm_s = None if is_of_loader else figures["comm_time_subtraction_s"]  # it holds the wait for data
-    rings, ring_notes = ring_figures(point, comm_s, links)
     exposed, exposed_notes = exposed_per_epoch(point, measured)
+    has_own = any(note.kind == "own_collectives" for note in exposed_notes)
+    # else it holds more than the ring: the wait for data, or collectives of the user's own
+    comm_s = None if is_of_loader or has_own else figures["comm_time_subtraction_s"]
+    rings, ring_notes = ring_figures(point, comm_s, links)
     notes = [*loader.loader_notes(point), *baseline.notes, *clock_notes(point)]
     notes += [*subtraction_notes, *ring_notes, *exposed_notes]
     strategy = baseline.point.spec.strategy if baseline.point else None
@@ -165,14 +168,15 @@ def subtraction_ends_s(point: PooledPoint, baseline: Baseline) -> tuple[float, .
 def exposed_per_epoch(point: PooledPoint, measured: PointsByTraining) -> tuple[Estimate | None, list[Note]]:
     """Return the measured exposed communication of an epoch's steps, and notes on it; None if no point matches.
 
-    A point on another GPU model does not match. If several points of `measured` match, the one with the most rounds
-    counts. A negative difference is no time, so it is None.
+    None too where the user's code calls collectives. A point on another GPU model does not match. If several points of
+    `measured` match, the one with the most rounds counts. A negative difference is no time, so it is None.
     """
-    match = match_measured(point, measured)
+    match, untold = match_measured(point, measured), untold_notes(point, measured)
     exposed, floor_s = exposed_time(communications_of(match.ok_records)) if match else (None, None)
-    if match is None or exposed is None or not point.spec.is_whole_epoch:
-        return None, []
-    num_steps, notes = point.spec.full_steps_per_epoch, []
+    has_own = any(note.kind == "own_collectives" for note in untold)
+    if match is None or exposed is None or not point.spec.is_whole_epoch or has_own:
+        return None, untold
+    num_steps, notes = point.spec.full_steps_per_epoch, untold
     time_s = exposed.times(num_steps) if exposed >= 0 else None
     if floor_s is not None and is_within_noise(exposed, floor_s):
         notes.append(make_note("measured_exposure_is_noise", noise_s=floor_s * num_steps))

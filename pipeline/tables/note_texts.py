@@ -99,6 +99,14 @@ NOTE_TEXTS = {kind: TRACE_AGAINST_STEPS + reason for kind, reason in TRACE_REASO
     ),
     "ring_assumed": "a ring is assumed, which DataParallel does not use",
     # communication
+    "own_collectives": (
+        "the model or its loss calls collectives itself ({names:list}), in every timed step, the reference too: no "
+        "exposed communication, no cost of the wrapper and no advice are told from it"
+    ),
+    "step_differs": (
+        "the step that measured communication takes {measured_ms:.3g} ms, that of the epochs {epochs_ms:.3g} ms "
+        "without the wait for data: no share and no advice are told from it"
+    ),
     "exposure_is_noise": "exposed communication is not larger than the noise: no hidden share is stated",
     "measured_exposure_is_noise": "measured exposed communication is not larger than its noise of {noise_s:.3g} s",
     "exposure_may_be_zero": "0 lies inside the interval of exposed communication",

@@ -74,13 +74,13 @@ def series_of(points: Iterable[PooledPoint]) -> list[list[PredictionBase]]:
 
 
 def prediction_base(point: PooledPoint) -> PredictionBase | None:
-    """Return the point with its step times; None if a step time or the buckets are missing."""
+    """Return the point with its step times; None without its step times or buckets, or with own collectives in them."""
     found = communications_of(point.ok_records)
     alone = [step_s for name in ON_ONE_GPU if (step_s := median_step_time(found, name)) is not None]
     no_op_s, step_s = median_step_time(found, "no_op_hook"), median_step_time(found, "ddp")
     buckets = next((part.profile.collectives for part in found if part.profile and part.profile.collectives), ())
     sizes = tuple(collective.num_bytes for collective in buckets if collective.kind == "gradients")
-    if not alone or no_op_s is None or step_s is None or not sizes:
+    if point.own_collectives or not alone or no_op_s is None or step_s is None or not sizes:
         return None
     return PredictionBase(point, MeasuredStep(point.spec.num_gpus, min(alone), no_op_s, step_s, sizes))
 

@@ -6,7 +6,7 @@ The pass leaves no trace: buffers and random state are restored, and gradients a
 import functools
 import itertools
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from numbers import Number
 from typing import Any, Literal, get_args
 
@@ -35,9 +35,16 @@ MAX_NAMED_TENSORS = 6
 LISTS_CURE = "; its samples have lists of numbers: make each a torch.tensor in __getitem__, or write collate()"
 
 
-def check_workload(workload: Workload, model: nn.Module, spec: Spec, rank: Rank) -> torch.optim.Optimizer:
+def check_workload(
+    workload: Workload,
+    model: nn.Module,
+    spec: Spec,
+    rank: Rank,
+    watch: AbstractContextManager[object] = nullcontext(),  # noqa: B008  # it has no state
+) -> torch.optim.Optimizer:
     """Make one pass as a step makes it, on the bare model, which lies on the device. Return the model's optimizer.
 
+    `watch` is entered around the forward and the backward pass.
     Raises WorkloadError if the pass does not do what the point needs.
     """
     check_declarations(workload, spec)
@@ -55,9 +62,10 @@ def check_workload(workload: Workload, model: nn.Module, spec: Spec, rank: Rank)
             batch = loaded_batch(workload, count, spec)
         batch = place_batch(batch, rank.device, memory_format(spec))
         model.train()
-        loss = checked_loss(workload, model, batch, spec, rank)
-        versions = [parameter._version for parameter in trainable]
-        loss.backward()
+        with watch:
+            loss = checked_loss(workload, model, batch, spec, rank)
+            versions = [parameter._version for parameter in trainable]
+            loss.backward()
         if versions != [parameter._version for parameter in trainable]:
             raise WorkloadError("backward() changes weights, as in a hook that steps; leave that to optimizer(model)")
         check_gradients(workload, model, spec, rank)

@@ -15,13 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pipeline.data.batch import map_tensors
 from pipeline.experiment.measurement import short_text
 from pipeline.system.errors import redact_credentials, shorten_list
-from pipeline.training.process_group import Rank
+from pipeline.training.process_group import COLLECTIVE_NAMESPACES, Rank
 from pipeline.training.step import ModelCall
 from pipeline.workloads.workload import Workload, model_of
 
 META = torch.device("meta")
 TORCH_NAMESPACES = ("aten", "prim", "prims", "profiler")
-COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 PRODUCTS_WITHOUT_FORMULA = ("_grouped_mm", "_scaled_grouped_mm", "_int_mm", "mv", "addmv", "dot")  # of aten
 MAX_NAMED_OPERATIONS = 5
 

@@ -10,7 +10,7 @@ warm-up: it is recorded like every other epoch, but tables take times only from 
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -36,7 +36,7 @@ from pipeline.training.check_workload import (
 )
 from pipeline.training.flop_count import FlopCount, count_flops
 from pipeline.training.gpu_checks import AMPERE
-from pipeline.training.process_group import Rank
+from pipeline.training.process_group import CollectiveWatch, Rank
 from pipeline.training.step import TrainingStep
 from pipeline.training.step_setup import choose_execution, execution_stream, prepare_step
 from pipeline.training.step_timer import STEP_PARTS, PartTimesNs, StepTimer
@@ -92,8 +92,9 @@ def train_point(spec: Spec, rank: Rank, sources: Sources = NO_SOURCES) -> Traine
     execution = choose_execution(spec, rank)
     workload, model = build_model(spec, rank, sources, execution)
     set_precision(spec)
+    watch = CollectiveWatch()
     with refuse_changed_flags():
-        optimizer = check_workload(workload, model, spec, rank)
+        optimizer = check_workload(workload, model, spec, rank, watch if rank.world_size > 1 else nullcontext())
         check_evaluation(workload, model, spec, rank)
     batches = build_batches(workload, spec, rank)
     torch.manual_seed(derive_seed(spec.seed, rank.rank))  # each rank draws a different augmentation
@@ -111,6 +112,7 @@ def train_point(spec: Spec, rank: Rank, sources: Sources = NO_SOURCES) -> Traine
         compile_time_s=ready.compile_time_s,
         captured_batch_sizes=ready.captured_batch_sizes,
         optimizer_bytes=max(process_group.all_gather(optimizer_bytes(ready.step.optimizer), int)),
+        own_collectives=watch.gather(),
     )
     return TrainedPoint(measurement, series, model)
 

@@ -1,10 +1,12 @@
 """The rank of this process, its device and its process group."""
 
 import os
+import sys
 import typing
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from types import FrameType
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -13,11 +15,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import FileStore  # type: ignore[attr-defined]
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.data.batches import Shard
 from pipeline.experiment.spec import Spec
 
 COLLECTIVE_TIMEOUT_S = 300
+COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
+OPERATIONS = (
+    *("reduce_scatter", "all_reduce", "all_gather", "all_to_all", "broadcast", "barrier"),
+    *("reduce", "gather", "scatter", "send", "recv"),
+)
+"""The operations of a process group. The first whose name is part of an operator's is that of the operator."""
+FSDP_MODULES = "torch.distributed.fsdp._fully_shard"
 
 T = TypeVar("T")
 
@@ -133,3 +143,40 @@ def device_indices(spec: Spec, rank: Rank) -> list[int]:
     if spec.device == "cpu":
         return []
     return list(range(spec.num_gpus)) if spec.strategy == "dp" else [rank.device.index]
+
+
+class CollectiveWatch(TorchDispatchMode):
+    """Notes the operations of process groups that run while it is entered, but for those of FSDP.
+
+    Around the bare model these are the user's own: asynchronous ones, those of sub-groups and of backward, and those of
+    a SyncBatchNorm that the user's code made. The grid's `sync_batchnorm` converts the model later.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        from torch.distributed.tensor import DTensor
+
+        if DTensor in types:
+            return NotImplemented  # it comes apart first, into tensors and collectives
+        if func.namespace in COLLECTIVE_NAMESPACES and not is_called_by(FSDP_MODULES):
+            name = func.name().partition("::")[2].replace("_", "")
+            known = (operation for operation in OPERATIONS if operation.replace("_", "") in name)
+            self.operations.update([*known][:1])
+        return func(*args, **(kwargs or {}))
+
+    def gather(self) -> tuple[str, ...]:
+        """Return the operations that any rank ran. All ranks must call it."""
+        return tuple(sorted(set().union(*all_gather(sorted(self.operations), list[str]))))
+
+
+def is_called_by(modules: str) -> bool:
+    """True if a function of the modules whose names begin so is among the callers."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not str(frame.f_globals.get("__name__")).startswith(modules):
+        frame = frame.f_back
+    return frame is not None

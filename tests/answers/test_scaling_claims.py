@@ -156,7 +156,7 @@ def test_every_question_is_answered_from_its_rows() -> None:
     assert scaling.values["speedup"] == pytest.approx(4 / 1.1)
     (exposed,) = answers["Q3"]
     assert exposed.values["exposed_us"] == pytest.approx(40)
-    assert exposed.values["subtracted"] == pytest.approx(1 - 1 / 1.1)
+    assert "subtracted" not in exposed.values  # the step of 1.14 ms is not that of the epochs, of 22
     (accuracy,) = answers["Q4"]
     assert (accuracy.kind, accuracy.values["cost"]) == ("too_few_runs", pytest.approx(-5))
     assert Answer("Q4", answers["Q4"], Terms()).command.endswith("--grid q4-study")

@@ -1,5 +1,7 @@
 import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from pipeline.communication.step_variants import (
     StepContext,
     build_variants,
     choose_variants,
+    list_own_collectives,
     wrap_variant,
 )
 from pipeline.experiment.spec import Execution, Spec
@@ -105,3 +108,11 @@ def test_the_step_without_reduction_gives_every_gradient_to_the_no_op_hook(
     weight = next(model.parameters()).grad
     assert weight is not None
     torch.testing.assert_close(weight, torch.full((4, 3), 2.0))
+
+
+@pytest.mark.fault("F63")
+def test_the_collectives_of_the_users_code_are_those_of_the_bare_step(one_process: None) -> None:
+    """As in before_update(): a metric, or the norm of gradients."""
+    step: Any = SimpleNamespace(eager=lambda: dist.all_reduce(torch.ones(1)))
+    assert list_own_collectives(step, FIRST_OF_TWO) == ("all_reduce",)
+    assert list_own_collectives(step, FIRST_OF_TWO._replace(world_size=1)) == ()

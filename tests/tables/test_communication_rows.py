@@ -16,6 +16,7 @@ from factories import (
 )
 from rendered_tables import build
 
+from pipeline.analysis.advice import NOTHING_FOUND
 from pipeline.analysis.intervals import Estimate
 from pipeline.experiment.measurement import Communication, SplitPart, VariantName
 from pipeline.experiment.record import Record
@@ -24,6 +25,8 @@ from pipeline.tables.build_tables import flatten
 from pipeline.tables.columns import Row
 from pipeline.tables.communication_rows import split_exposed
 from pipeline.tables.definitions import NEXT_STEP_KEYS
+
+STEPS_S = 196 * 1_250 * US  # of an epoch with the steps of `measured`, and with waiting
 
 
 def exposed_row(found: Communication, **spec: Any) -> Row:
@@ -252,12 +255,87 @@ def test_a_record_of_communication_survives_its_file() -> None:
 
 
 def test_measured_points_do_not_change_the_tables_of_epochs() -> None:
-    epochs = [make_record(make_spec(), (9, 8)), make_record(make_spec(strategy="ddp", num_gpus=2), (9, 5))]
+    epochs = [make_record(make_spec(), (9, 8)), make_record(make_spec(strategy="ddp", num_gpus=2), (9, STEPS_S))]
     plain, both = build(*epochs), build(*epochs, make_communication_record(point(), measured()))
     for name in ("Q1", "Q2", "Q4"):
         old, new = flatten(plain)[name], flatten(both)[name]
         kept = [{key: row[key] for key in row if key not in NEXT_STEP_KEYS} for row in old]  # advice may use both
         assert [{key: row[key] for key in before} for before, row in zip(kept, new, strict=True)] == kept
+
+
+def with_own(record: Record, *names: str) -> Record:
+    """The record of a model that calls these collectives itself."""
+    return msgspec.structs.replace(
+        record,
+        measurement=msgspec.structs.replace(record.measurement, own_collectives=names),  # type: ignore[type-var]
+    )
+
+
+@pytest.mark.fault("F63")
+@pytest.mark.parametrize("in_epochs", [True, False], ids=["seen in both", "seen in the step alone"])
+def test_a_collective_of_the_users_own_leaves_no_figure_of_communication_and_no_advice(in_epochs: bool) -> None:
+    """The wrapper takes 100 us of a step of 1,190 and communication 40: both are limits."""
+    single, double = make_record(make_spec(), (9, 0.2)), make_record(make_spec(strategy="ddp", num_gpus=2), (9, 0.245))
+    step = make_communication_record(point(), measured(profile=profile()))
+    told = build(single, double, step)
+    assert told["communication"][0]["limit"] == told["Q2"][1]["limit"] == "the wrapper"
+    assert told["Q3"][0]["exposed_comm_time_s"] is not None
+    assert told["prediction"]
+    found = build(
+        single, with_own(double, "all_gather") if in_epochs else double, with_own(step, "all_gather", "scatter")
+    )
+    (row,), (of_epoch,), of_speedup = found["communication"], found["Q3"], found["Q2"][1]
+    assert row["step_time_s"] == pytest.approx(1190 * US)
+    assert row["plain_step_time_s"] == pytest.approx(800 * US)
+    keys = {key for key, value in told["communication"][0].figures.items() if value is not None and "comm_" in key}
+    keys |= {"exposed_comm_share", "hidden_share", "wrapper_time_s", "ddp_overhead_time_s", "collectives_time_s"}
+    assert {key: row[key] for key in keys} == dict.fromkeys(keys)
+    assert (of_epoch["exposed_comm_time_s"], found["prediction"]) == (None, [])
+    assert told["Q3"][0]["bandwidth_subtraction_gb_s"] is not None
+    assert of_epoch["bandwidth_subtraction_gb_s"] is None
+    assert {one["next_step"] for one in (row, of_speedup)} == {NOTHING_FOUND}
+    for one in (row, of_epoch, of_speedup):
+        assert_says(one["note"], "calls collectives itself (all_gather", "in every timed step")
+
+
+@pytest.mark.fault("F63")
+def test_a_collective_that_the_epochs_alone_record_leaves_them_no_share_either() -> None:
+    single, double = make_record(make_spec(), (9, 0.2)), make_record(make_spec(strategy="ddp", num_gpus=2), (9, 0.245))
+    assert build(single, double)["Q2"][1]["limit"] == "several GPUs"
+    for step in ([], [make_communication_record(point(), measured())]):
+        found = build(single, with_own(double, "all_gather"), *step)
+        assert (found["Q3"][0]["exposed_comm_time_s"], found["Q2"][1]["next_step"]) == (None, NOTHING_FOUND)
+        assert_says(found["Q3"][0]["note"], "calls collectives itself (all_gather)")
+
+
+@pytest.mark.fault("F64")
+def test_a_step_unlike_that_of_the_epochs_gives_them_no_share_and_no_advice() -> None:
+    """Epochs take 4 s of 196 steps, 19.1 ms each without the wait for data; the measured step takes 1.19 ms."""
+    single, double = make_record(make_spec(), (9, 6)), make_record(make_spec(strategy="ddp", num_gpus=2), (9, 4))
+    found = build(single, double, make_communication_record(point(), measured()))
+    assert found["communication"][0]["limit"] == "the wrapper"  # a share of its own step
+    assert (found["Q2"][1]["next_step"], found["Q2"][1]["limit_share"]) == (NOTHING_FOUND, None)
+    for row in (found["Q2"][1], found["Q3"][0]):
+        assert_says(row["note"], "takes 1.19 ms, that of the epochs 19.1 ms without", "no share and no advice")
+
+
+@pytest.mark.fault("F64")
+@pytest.mark.parametrize(
+    ("steps", "ratio", "is_told"),
+    [
+        *((196, 0.88, False), (196, 0.92, True), (196, 1.08, True), (196, 1.12, False)),
+        *((2.5, 0.92, True), (3, 0.92, True), (3, 0.88, False), (2.5, 1.08, True), (2.5, 1.12, False)),
+    ],
+)
+def test_a_share_holds_for_a_step_that_differs_by_at_most_a_tenth(steps: float, ratio: float, is_told: bool) -> None:
+    """An epoch of 640 samples has three steps. The last one has half a batch, and takes half the time of one or all."""
+    epoch_s = steps * 1_190 * US / ratio / 0.9375  # of which data takes the rest
+    size: dict[str, Any] = {} if steps == 196 else {"num_samples": 640}
+    single = make_record(make_spec(**size), (9, 1))
+    double = make_record(make_spec(strategy="ddp", num_gpus=2, **size), (9, epoch_s))
+    row = build(single, double, make_communication_record(point(**size), measured()))["Q2"][1]
+    assert (row["limit"] == "the wrapper") is is_told
+    assert ("no share and no advice" in (row["note"] or "")) is not is_told
 
 
 def in_repeats(exposed_us: Sequence[float]) -> list[Record]:

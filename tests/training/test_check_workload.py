@@ -1,6 +1,7 @@
 """The pass before the clock: what it refuses of a user's model, in one sentence, and that it leaves no trace."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -578,3 +579,25 @@ def test_every_batch_of_the_data_set_has_the_rows_and_shapes_that_are_counted(
         return
     with pytest.raises(WorkloadError, match=said):
         list(batches.epoch(1))
+
+
+@pytest.mark.fault("F63")
+def test_the_forward_and_the_backward_pass_of_the_bare_model_are_watched() -> None:
+    entered: list[str] = []
+
+    class Watch(nullcontext[None]):
+        def __enter__(self) -> None:
+            entered.append("in")
+
+        def __exit__(self, *error: object) -> None:
+            entered.append("out")
+
+    def loss(model: Any, batch: Batch) -> Any:
+        entered.append("forward")
+        found = nn.functional.mse_loss(model(batch["x"]), batch["y"])
+        found.register_hook(lambda gradient: entered.append("backward"))
+        return found
+
+    workload = loss_of(loss)
+    check_workload(workload, model_of(workload), point(), ALONE, Watch())
+    assert entered == ["in", "forward", "backward", "out"]

@@ -380,6 +380,21 @@ def test_ddp_is_wrapped_as_the_spec_says() -> None:
     assert all(parameter.grad._base is not None for parameter in model.parameters() if parameter.grad is not None)
 
 
+@pytest.mark.fault("F63")
+@pytest.mark.usefixtures("alone_in_a_group")
+def test_a_measurement_names_the_collectives_of_the_loss_and_not_those_of_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, rank = make_spec(**{**SMALL, "strategy": "ddp", "num_gpus": 2, "epochs": 1}), ALONE._replace(world_size=2)
+    assert train_point(spec, rank).measurement.own_collectives == ()
+    plain = CifarClassifier.loss
+
+    def loss(self: CifarClassifier, model: Any, batch: Any) -> Any:
+        torch.distributed.all_reduce(torch.ones(1))
+        return plain(self, model, batch)
+
+    monkeypatch.setattr(CifarClassifier, "loss", loss)
+    assert train_point(spec, rank).measurement.own_collectives == ("all_reduce",)
+
+
 def test_the_threads_of_data_parallel_compute_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     """DataParallel starts a thread for each replica, in which autocast has its default type: fp16 on GPUs."""
 
