@@ -55,9 +55,12 @@ def test_a_sleeping_rank_and_the_parts_of_a_step_are_found_on_cpu(pipeline: Comm
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("strategy", ["fsdp", "zero1"])
-def test_the_steps_of_a_strategy_without_collectives_are_checked_on_cpu(pipeline: Command, strategy: str) -> None:
-    done = pipeline("selftest", "--strategy", strategy, "--batch-size-per-gpu", "2", "--windows", "6", "--json")
+@pytest.mark.parametrize(("strategy", "model"), [("fsdp", "resnet18"), ("zero1", "lenet")], ids=["fsdp", "zero1"])
+def test_the_steps_of_a_strategy_without_collectives_are_checked_on_cpu(
+    pipeline: Command, strategy: str, model: str
+) -> None:
+    size = ("--model", model, "--batch-size-per-gpu", "2", "--windows", "6")
+    done = pipeline("selftest", "--strategy", strategy, *size, "--json")
     assert done.returncode in (0, 1), done.stderr
     shape = json.loads(done.stdout)
     answers = {answer["check"]: answer for answer in shape["answers"]}
