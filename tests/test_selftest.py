@@ -55,7 +55,7 @@ def test_a_sleeping_rank_and_the_parts_of_a_step_are_found_on_cpu(pipeline: Comm
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(("strategy", "model"), [("fsdp", "resnet18"), ("zero1", "lenet")], ids=["fsdp", "zero1"])
+@pytest.mark.parametrize(("strategy", "model"), [("fsdp", "gpt"), ("zero1", "lenet")], ids=["fsdp", "zero1"])
 def test_the_steps_of_a_strategy_without_collectives_are_checked_on_cpu(
     pipeline: Command, strategy: str, model: str
 ) -> None:
