@@ -23,6 +23,8 @@ from forked_command import run_module
 from PIL import Image
 
 from pipeline.collect import DEFECT
+from pipeline.submission import slurm_queries
+from pipeline.submission.slurm_queries import JobKey, JobState
 
 gc.disable()  # until all is imported, else the garbage collector looks at it again and again
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's threads wait for each other: not by using up a core
@@ -158,6 +160,18 @@ def virtual_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(time, "sleep", sleep)
     monkeypatch.setattr(time, "perf_counter_ns", lambda: now_ns)
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> dict[JobKey, JobState]:
+    """The jobs that Slurm has, which is up: a test fills them in."""
+    known: dict[JobKey, JobState] = {}
+    monkeypatch.setattr(slurm_queries, "probe_slurm", lambda: "up")
+    monkeypatch.setattr(slurm_queries, "find_jobs_named", lambda names, owners: {})
+    monkeypatch.setattr(
+        slurm_queries, "query_job_states", lambda ids: {key: job for key, job in known.items() if key[0] in ids}
+    )
+    return known
 
 
 @pytest.fixture

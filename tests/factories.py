@@ -12,7 +12,7 @@ import msgspec
 from pipeline.analysis.intervals import ends_of
 from pipeline.analysis.notes import Note
 from pipeline.experiment.folder import Experiment
-from pipeline.experiment.manifest import add_points
+from pipeline.experiment.manifest import Manifest, Submission, add_points
 from pipeline.experiment.measurement import (
     Collective,
     Communication,
@@ -158,15 +158,25 @@ def make_communication_record(spec: Spec, found: Communication, **fields: Any) -
     return make_record(spec, measurement=measurement, **fields)
 
 
-def make_experiment(folder: Path, *found: Record, missing: Sequence[Spec] = ()) -> Experiment:
-    """An experiment that expects the records' points and the missing ones."""
+def make_experiment(
+    folder: Path, *found: Record, missing: Sequence[Spec] = (), submissions: Sequence[Submission] = ()
+) -> Experiment:
+    """An experiment that expects the records' points and the missing ones, with those submissions."""
     experiment = Experiment(folder)
     experiment.create()
     with experiment.edit_manifest() as manifest:
         add_points(manifest, [*(record.spec for record in found), *missing])
+        manifest.submissions += submissions
     for number, record in enumerate(found):
         publish_record(msgspec.structs.replace(record, launch_id=str(number)), experiment.records_folder)
     return experiment
+
+
+def manifest_of(experiment: Experiment) -> Manifest:
+    """Return the manifest, which the experiment has."""
+    manifest = experiment.read_manifest()
+    assert manifest is not None
+    return manifest
 
 
 def sentences(notes: Iterable[Note]) -> list[str]:

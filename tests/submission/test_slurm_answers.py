@@ -1,7 +1,8 @@
-"""Every answer of Slurm's commands gives a value or one sentence: damaged answers, and those of each version."""
+"""Every answer of Slurm gives a value or one sentence: usual and damaged answers, and those of each version."""
 
 import shlex
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,9 @@ from factories import NOW
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis_profiles import examples
+from slurm_queue import write_commands
 
+from pipeline.submission import slurm_queries
 from pipeline.submission.slurm_queries import (
     JobState,
     NodeType,
@@ -40,41 +43,39 @@ WORDS = [
 ]
 PARTS = st.sampled_from(WORDS)
 ANSWERS = st.one_of(st.lists(PARTS, max_size=24).map(lambda parts: "".join(parts).encode("latin-1")), st.binary())
+QUESTIONS: dict[str, Callable[[], object]] = {
+    "presence": probe_slurm,
+    "array size": query_max_array_size,
+    "nodes": lambda: query_node_types(None),
+    "all nodes": query_nodes_by_partition,
+    "named nodes": lambda: query_node_types("main"),
+    "limit": lambda: query_partition_limit_min("main"),
+    "jobs": lambda: query_job_states(["7", "8"]),
+    "found": lambda: find_jobs_named(["x-0", "x-1", "x-2"], {1000}),
+}
 
 
 @contextmanager
-def answering(answer: bytes, *, accounting: bytes = b"", code: int = 0) -> Iterator[None]:
-    """Every command of Slurm prints this and ends with the code; no other command is on PATH."""
+def answering(answer: str | bytes, *, accounting: str | bytes = b"") -> Iterator[None]:
+    """Every command of Slurm prints this; no other command is on PATH."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         for name in COMMANDS:
+            text = accounting if name == "sacct" else answer
             path = Path(folder, name)
-            path.with_suffix(".answer").write_bytes(accounting if name == "sacct" else answer)
-            path.write_text(f'#!/bin/sh\n{shutil.which("cat")} "$0.answer"\nexit {code}\n')
+            path.with_suffix(".answer").write_bytes(text.encode() if isinstance(text, str) else text)
+            path.write_text(f'#!/bin/sh\n{shutil.which("cat")} "$0.answer"\n')
             path.chmod(0o755)
         patch.setenv("PATH", folder)
         patch.delenv("SLURM_CONF", raising=False)
         yield
 
 
-def ask_all() -> dict[str, object]:
-    """What each question gives; a refusal of the scheduler counts as an answer, anything else is raised."""
-    questions: dict[str, Callable[[], object]] = {
-        "presence": probe_slurm,
-        "array size": query_max_array_size,
-        "nodes": lambda: query_node_types(None),
-        "all nodes": query_nodes_by_partition,
-        "named nodes": lambda: query_node_types("main"),
-        "limit": lambda: query_partition_limit_min("main"),
-        "jobs": lambda: query_job_states(["7", "8"]),
-        "found": lambda: find_jobs_named(["x-0"], {1000}),
-    }
-    given: dict[str, object] = {}
-    for name, question in questions.items():
-        try:
-            given[name] = question()
-        except CommandError as refusal:
-            given[name] = refusal
-    return given
+def ask(question: str) -> object:
+    """What the question gives; a refusal of the scheduler counts as an answer, anything else is raised."""
+    try:
+        return QUESTIONS[question]()
+    except CommandError as refusal:
+        return refusal
 
 
 @pytest.mark.fault("F35")
@@ -82,9 +83,9 @@ def ask_all() -> dict[str, object]:
 @given(ANSWERS)
 def test_any_answer_gives_a_value_or_one_sentence(answer: bytes) -> None:
     with answering(answer, accounting=answer):
-        told = ask_all()
-    assert all(told_as.code == EXIT_SCHEDULER for told_as in told.values() if isinstance(told_as, CommandError))
-    assert all("\n" not in str(told_as) for told_as in told.values() if isinstance(told_as, CommandError))
+        told = {question: ask(question) for question in QUESTIONS}
+    refusals = [found for found in told.values() if isinstance(found, CommandError)]
+    assert all(refusal.code == EXIT_SCHEDULER and "\n" not in str(refusal) for refusal in refusals)
     jobs = told["jobs"]
     if isinstance(jobs, dict):
         assert jobs or not answer.decode(errors="replace").strip()  # words that are no job are not read as "no job"
@@ -99,122 +100,286 @@ def test_any_answer_gives_a_value_or_one_sentence(answer: bytes) -> None:
 
 
 JOB = "7|0|RUNNING|0|N/A|None|1000|x-0\n"
-
-
-@pytest.mark.parametrize("answer", ["", "\n", "\n\n  \n"])
-def test_an_empty_answer_names_no_job(answer: str) -> None:
-    with answering(answer.encode()):
-        assert query_job_states(["7"]) == {}
-        assert find_jobs_named(["x-0"], {1000}) == {}
+RUNNING = {("7", 0): JobState("RUNNING", 0, "N/A", "None", "x-0", 1000)}
+NODES = NodeType(2, 8, 12_000, 4, {}, "main")
+A_SITE = f"{BANNER}\n\nmain*|8|12000|gpu:4|2\nother|x|y|gpu:z:w4w|v\n"
+OWN_AND_OTHERS = """7|PENDING|Resources|1000|x-0
+7|RUNNING|None|1000|x-0
+9|PENDING|Priority|1000|other
+8|RUNNING|None|1001|x-0
+8|RUNNING|None|1001|x-1
+"""
+# a job that Slurm refused and keeps as failed was not accepted; the two after it have been
+REFUSED = "7|FAILED|BadConstraints|1000|x-0\n8|FAILED|NonZeroExitCode|1000|x-1\n9|PENDING|BadConstraints|1000|x-2\n"
+EXIT_CODES = {
+    **dict.fromkeys(("3:=0", "", "x", "127", HUGE, "-2")),
+    **{"3:0": 3, "0:9": -9, "0": 0, "256": 1, "768": 3, str(137 << 8): 137, "9": -9, "15": -15},
+    "139": -11,  # SIGSEGV with a core file
+}
 
 
 @pytest.mark.fault("F35")
-@pytest.mark.parametrize("answer", [f"\n{JOB}", f"{BANNER}\n\n{JOB}", f"CLUSTER: here\n{JOB}", f"{JOB}\n\n"])
-def test_lines_around_an_answer_are_left_out(answer: str) -> None:
-    with answering(answer.encode()):
-        assert {key: job.state for key, job in query_job_states(["7"]).items()} == {("7", 0): "RUNNING"}
+@pytest.mark.parametrize(
+    ("question", "answer", "value"),
+    [
+        *((question, text, {}) for question in ("jobs", "found") for text in ("", "\n", "\n\n  \n")),
+        *(("jobs", text, RUNNING) for text in (f"\n{JOB}", f"{BANNER}\n\n{JOB}", f"CLUSTER: here\n{JOB}", f"{JOB}\n")),
+        ("jobs", "8|N/A|CANCELLED|9|N/A|None||a|b\n", {("8", None): JobState("CANCELLED", -9, "N/A", "None", "a|b")}),
+        ("found", f"{BANNER}\n7|PENDING|None|1000|x-0\n9|PENDING|None|1000|other\n", {"x-0": "7"}),
+        ("found", OWN_AND_OTHERS, {"x-0": "7"}),
+        ("found", REFUSED, {"x-1": "8", "x-2": "9"}),
+        ("nodes", A_SITE, [NODES]),  # those of other partitions need not be understood
+        ("all nodes", A_SITE, {"main": [NODES]}),
+        ("array size", "MaxArraySize            = 0\n", 1),  # arrays are off: every job stands alone
+        ("array size", "MaxArraySize            = 20\nMaxJobCount = 9\n", 20),
+        ("array size", "MaxJobCount = 9\n", 1001),  # Slurm's own default
+    ],
+)
+def test_an_answer_gives_its_value_whatever_lines_are_around_it(question: str, answer: str, value: object) -> None:
+    with answering(answer):
+        assert ask(question) == value
 
 
-@pytest.mark.parametrize("answer", [BANNER, "squeue is down for maintenance\n", "8|0|RUNNING|0|N/A|None|1000|other\n"])
-def test_words_that_are_no_answer_are_not_read_as_no_job(answer: str) -> None:
-    with answering(answer.encode()), pytest.raises(CommandError, match="does not understand") as refusal:
-        query_job_states(["7"])
+@pytest.mark.parametrize(("text", "exit_code"), EXIT_CODES.items())
+def test_an_exit_code_is_that_of_the_wait_status_or_none(text: str, exit_code: int | None) -> None:
+    with answering(f"7|0|FAILED|{text}|N/A|None|1000|x-0\n"):
+        assert query_job_states(["7"]) == {("7", 0): JobState("FAILED", exit_code, "N/A", "None", "x-0", 1000)}
+
+
+SHAPES = ("main*", "main*|8", "main*|8|12x|gpu:4|2", "main*|8|12000|gpu:4|x", "main*|1K|12000|gpu:4|2", "main*||||")
+COUNTS = (f"main*|8|12000|gpu:{HUGE}|2", f"main*|{HUGE}|12000|gpu:4|2", "main*|8|12000|gpu:4x|2", "main*|8|N/A|gpu:4|2")
+
+
+@pytest.mark.fault("F35")
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        *(("jobs", text) for text in (BANNER, "squeue is down\n", "9|0|RUNNING|0|N/A|None|1000|other\n")),
+        *(
+            ("jobs", f"7|{index}|RUNNING|0|N/A|None|1000|x-0\n")
+            for index in ("", "x", "[0-5]", "0-5%2", "-1", HUGE, "²")
+        ),
+        *(("found", text) for text in (BANNER, "none|PENDING|None|1000|x-0\n", "7|PENDING|None|none|x-0\n")),
+        *(("nodes", f"{BANNER}\n{row}\n") for row in (*SHAPES, *COUNTS)),
+        *(("limit", f"main*|{limit}\n") for limit in ("x", "", "n/a", "1:2:3:4", f"{HUGE}:00", "-1:00")),
+        *(("array size", f"{BANNER}\nMaxArraySize = {size}\n") for size in ("x", "", HUGE, "-1")),
+    ],
+)
+def test_what_is_not_understood_is_one_sentence_and_never_nothing(question: str, answer: str) -> None:
+    with answering(answer):
+        refusal = ask(question)
+    assert isinstance(refusal, CommandError)
+    assert refusal.code == EXIT_SCHEDULER
+    command = {"jobs": "squeue", "found": "squeue", "array size": "scontrol"}.get(question, "sinfo")
+    assert str(refusal).startswith(f"{command} printed '")
+    assert "does not understand" in str(refusal)
+    assert len(str(refusal)) < 250
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        subprocess.CompletedProcess("", 1, "", "slurm_load_jobs error:\n Unable to contact slurm controller"),
+        subprocess.TimeoutExpired("Unable to contact slurm controller", 60),
+        FileNotFoundError("Unable to contact slurm controller"),
+    ],
+    ids=["fails", "hangs", "absent"],
+)
+@pytest.mark.parametrize(
+    ("question", "cure"),
+    # status and cancel ask for jobs too, and have no --cluster
+    [("jobs", ""), ("found", ""), ("array size", ", or use --cluster local"), ("limit", ", or use --cluster local")],
+)
+def test_a_question_that_is_not_answered_is_a_refusal_with_slurms_words_and_no_state(
+    monkeypatch: pytest.MonkeyPatch, question: str, cure: str, ending: object
+) -> None:
+    def run(*_: object, **__: object) -> object:
+        if isinstance(ending, Exception):
+            raise ending
+        return ending
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(CommandError, match=rf"Unable to contact slurm controller.*; try again{cure}\.$") as refusal:
+        QUESTIONS[question]()
     assert refusal.value.code == EXIT_SCHEDULER
 
 
-def test_words_that_are_no_answer_do_not_forget_an_announced_array() -> None:
-    for answer in (BANNER, "none|PENDING|None|1000|x-0\n", "7|PENDING|None|none|x-0\n"):
-        with answering(answer.encode()), pytest.raises(CommandError, match="does not understand"):
-            find_jobs_named(["x-0"], {1000})
-    with answering(f"{BANNER}\n7|PENDING|None|1000|x-0\n9|PENDING|None|1000|other\n".encode()):
-        assert find_jobs_named(["x-0"], {1000}) == {"x-0": "7"}
+def test_no_job_and_no_name_need_no_call() -> None:
+    with answering(BANNER):
+        assert (query_job_states([]), find_jobs_named([], {1000})) == ({}, {})
 
 
 @pytest.mark.parametrize("line", ["7|0", "7|0|", "7|0||0|N/A|None|1000|x-0", "7|0| |0", "7|0|?|0|N/A|None|x-0"])
 def test_a_job_whose_state_is_not_there_is_unknown_and_not_taken_for_ended(line: str) -> None:
-    with answering(f"{line}\n".encode()):
+    with answering(f"{line}\n"):
         job = query_job_states(["7"])["7", 0]
     assert decide_state_by_job(job, "", NOW).word == "unknown"
     assert is_unfinished(job)
 
 
-@pytest.mark.parametrize("index", ["", "x", "[0-5]", "0-5%2", "-1", HUGE, "²"])
-def test_a_job_whose_element_cannot_be_told_is_one_sentence(index: str) -> None:
-    with (
-        answering(f"7|{index}|RUNNING|0|N/A|None|1000|x-0\n".encode()),
-        pytest.raises(CommandError, match="does not under"),
-    ):
-        query_job_states(["7"])
+ACCOUNTING = f"""
+{BANNER}
+7_0|PENDING|0:0|Unknown|None
+7_1|CANCELLED by 1000|0:15|2025-01-01T00:00:00|None|1000|x|0
+7_2|FAILED|3:0|2025-01-01T00:00:00|NonZeroExitCode
+7_3|||
+7_4|FAILED|3:=0
+7_x|FAILED|1:0|N/A|None
+7_[5-9%4]|PENDING|0:0|Unknown|Resources
+7_5
+8|COMPLETED|0:0|2025-01-01T00:00:00|None
+9|COMPLETED|0:0|N/A|None
+"""
 
 
+def test_accounting_fills_in_what_the_controller_forgot_and_never_overrules_it() -> None:
+    """Damaged lines of it are a state or left out."""
+    with answering(JOB, accounting=ACCOUNTING):
+        found = query_job_states(["8", "7", "8"])
+    assert {key: (job.state, job.exit_code) for key, job in found.items()} == {
+        ("7", 0): ("RUNNING", 0),
+        ("7", 1): ("CANCELLED", -15),
+        ("7", 2): ("FAILED", 3),
+        ("7", 3): ("no state", None),
+        ("7", 4): ("FAILED", None),
+        ("7", 5): ("no state", None),
+        ("8", None): ("COMPLETED", 0),
+    }
+    assert (found["7", 1].uid, found["7", 1].name, found["8", None].uid) == (1000, "x|0", None)
+
+
+@pytest.mark.fault("F01")
 @pytest.mark.parametrize(
-    ("text", "exit_code"),
-    [("3:=0", None), ("", None), ("x", None), ("127", None), (HUGE, None), ("-2", None), ("3:0", 3), ("0:9", -9)],
-)
-def test_an_exit_code_that_is_not_understood_is_none(text: str, exit_code: int | None) -> None:
-    with answering(f"7|0|FAILED|{text}|N/A|None|1000|x-0\n".encode()):
-        assert query_job_states(["7"]) == {("7", 0): JobState("FAILED", exit_code, "N/A", "None", "x-0", 1000)}
-
-
-def test_a_damaged_line_of_accounting_is_a_state_or_left_out() -> None:
-    lines = ["", BANNER, "7_0|||", "7_1|FAILED|3:=0", "7_x|FAILED|1:0|N/A|None", "7_2", "9|COMPLETED|0:0|N/A|None"]
-    with answering(b"", accounting="\n".join(lines).encode()):
-        jobs = query_job_states(["7"])
-    found = {key: (job.state, job.exit_code) for key, job in jobs.items()}
-    assert found == {("7", 0): ("no state", None), ("7", 1): ("FAILED", None), ("7", 2): ("no state", None)}
-
-
-@pytest.mark.parametrize(
-    "row",
+    ("accounting", "of_controller", "state"),
     [
-        *("main*", "main*|8", "main*|8|12x|gpu:4|2", "main*|8|12000|gpu:4|x", "main*|1K|12000|gpu:4|2", "main*||||"),
-        *(f"main*|8|12000|gpu:{HUGE}|2", f"main*|{HUGE}|12000|gpu:4|2", "main*|8|12000|gpu:4x|2"),
-        "main*|8|N/A|gpu:4|2",
+        ("exit 0", JOB, "RUNNING"),
+        ("echo 'Slurm accounting storage is disabled' >&2", JOB, "RUNNING"),
+        ("echo 'Slurm accounting storage is disabled' >&2; exit 1", JOB, "RUNNING"),
+        ("echo '7_0|FAILED|3:0|2025-01-01T00:00:00|None|x-0'", "", "FAILED"),  # it has forgotten the job
     ],
 )
-def test_nodes_that_are_not_understood_are_one_sentence(row: str) -> None:
-    with answering(f"{BANNER}\n{row}\n".encode()), pytest.raises(CommandError, match=r"^sinfo .* understand") as error:
-        query_node_types(None)
-    assert error.value.code == EXIT_SCHEDULER
-    assert len(str(error.value)) < 250
+def test_accounting_that_is_empty_or_fails_changes_no_state_until_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accounting: str, of_controller: str, state: str
+) -> None:
+    write_commands(tmp_path / "bin", {"sacct": accounting, "squeue": f"printf %s {shlex.quote(of_controller)}"})
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert {key: job.state for key, job in query_job_states(["7"]).items()} == {("7", 0): state}
 
 
-def test_nodes_of_other_partitions_need_not_be_understood() -> None:
-    with answering(f"{BANNER}\n\nmain*|8|12000|gpu:4|2\nother|x|y|gpu:z:w4w|v\n".encode()):
-        assert [nodes.num_gpus for nodes in query_node_types(None)] == [4]
-        assert query_nodes_by_partition() == {"main": query_node_types(None)}
+@pytest.mark.parametrize(
+    ("gres", "counts"),
+    [
+        ("(null)", {}),
+        ("", {}),
+        ("gpu", {"": 1}),
+        ("gpu:tesla", {"tesla": 1}),
+        (f"gpu:{HUGE}", None),
+        ("gpu:4x", None),
+        ("gpu:4", {"": 4}),
+        ("gpu:0", {"": 0}),
+        ("gpu:a100:4", {"a100": 4}),
+        ("gpu:a100:4(S:0-1)", {"a100": 4}),
+        ("gpu:a100:4(S:0-1),nvme:1", {"a100": 4}),
+        ("gpu:a100:2(S:0),gpu:a100:2(S:1)", {"a100": 4}),
+        ("nvme:8,gpu:a40:2(S:0,1),gpu:v100:1,gpu:a40:1,mygpu:x:3", {"a40": 3, "v100": 1}),
+        ("gpu:a100_3g.20gb:7", {"a100_3g.20gb": 7}),
+        ("gpu:no_consume:2", {"": 2}),
+        ("gpu:a40:no_consume:2", {"a40": 2}),
+        ("nvme:4,mygpu:4,gpumem:80", {}),
+        ("shard:16,gpu:1", {"": 1}),
+        ("craynetwork:4,gpu:16(IDX:0-15)", {"": 16}),
+    ],
+)
+def test_the_gpus_of_a_node_are_counted_by_type_as_slurm_does_or_are_not_known(
+    gres: str, counts: dict[str, int] | None
+) -> None:
+    assert parse_gpus(gres) == counts
 
 
-@pytest.mark.parametrize("limit", ["x", "", "n/a", "1:2:3:4", f"{HUGE}:00", "-1:00"])
-def test_a_limit_that_is_not_understood_is_one_sentence(limit: str) -> None:
-    with answering(f"main*|{limit}\n".encode()), pytest.raises(CommandError, match=r"^sinfo printed '.*understand"):
-        query_partition_limit_min(None)
+@pytest.mark.parametrize(
+    ("partition", "limit_min"),
+    [
+        *((None, 90), ("long", 1 * 24 * 60 + 125), ("open", None), ("long,short", 30)),
+        *(("open,short", 30), ("nowhere", None)),
+    ],
+)
+def test_the_limit_of_a_partition_is_that_of_the_shortest_named(partition: str | None, limit_min: int | None) -> None:
+    with answering("main*|1:30:00\nlong|1-02:05:59\nopen|infinite\nshort|30:00\n"):
+        assert query_partition_limit_min(partition) == limit_min
 
 
-@pytest.mark.parametrize(("gres", "number"), [("gpu", 1), ("gpu:tesla", 1), (f"gpu:{HUGE}", None), ("gpu:4x", None)])
-def test_a_count_of_gpus_follows_slurms_own_rule_or_is_not_known(gres: str, number: int | None) -> None:
-    counts = parse_gpus(gres)
-    assert (None if counts is None else counts.total()) == number
+@pytest.mark.parametrize("partition", ["absent", "main*", "mai"])
+def test_a_partition_that_slurm_does_not_know_is_refused_with_those_it_does(partition: str) -> None:
+    said = "choose --partition from fat, main"
+    with answering("main*|64|1|gpu:4|3\nfat|128|1|gpu:8|2\n"), pytest.raises(CommandError, match=said) as refusal:
+        query_node_types(partition)
+    assert refusal.value.code == EXIT_SCHEDULER
 
 
-@pytest.mark.fault("F35")
-def test_where_arrays_are_off_every_job_stands_alone() -> None:
-    with answering(b"MaxArraySize            = 0\n"):
-        assert query_max_array_size() == 1
+OLD = "main*|16|64000|gpu:2|2\n"
+ALL = f"main*|64|256000|gpu:a40:4|3\n{OLD}fat|64|256000|gpu:a40:4|3\n"
+NAMED = {"old[1-2]": OLD, "new1": "main*|64|256000|gpu:a40:4|1\nfat|64|256000|gpu:a40:4|1\n", "x": ""}
 
 
-@pytest.mark.parametrize("size", ["x", "", HUGE, "-1"])
-def test_an_array_size_that_is_not_understood_is_one_sentence(size: str) -> None:
-    with (
-        answering(f"{BANNER}\nMaxArraySize = {size}\n".encode()),
-        pytest.raises(CommandError, match="does not understand"),
-    ):
-        query_max_array_size()
+@pytest.mark.parametrize(
+    ("nodelist", "exclude", "left"),
+    [
+        (None, None, {64: 3, 16: 2}),
+        ("old[1-2]", None, {16: 2}),
+        (None, "old[1-2]", {64: 3}),
+        (None, "new1", {64: 2, 16: 2}),
+        ("new1", "old[1-2]", {64: 1}),
+        ("x", None, {64: 3, 16: 2}),  # no node has this name: Slurm says so itself
+        ("new1", "new1", {64: 1}),
+    ],
+)
+def test_only_nodes_that_a_job_may_get_count_as_fitting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodelist: str | None, exclude: str | None, left: dict[int, int]
+) -> None:
+    cases = "".join(f"*' -n '{shlex.quote(name)}' '*) printf {shlex.quote(rows)} ;; " for name, rows in NAMED.items())
+    write_commands(tmp_path / "bin", {"sinfo": f'case " $* " in {cases} *) printf {shlex.quote(ALL)} ;; esac'})
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    found = query_node_types(None, nodelist, exclude)
+    assert {(node.partition, node.num_cpus): node.num_nodes for node in found} == {
+        ("main", num_cpus): num_nodes for num_cpus, num_nodes in left.items()
+    }
 
 
-def test_a_banner_that_says_up_is_no_controller() -> None:
-    with answering(b"The cluster is UP since Monday\n", code=1):
-        assert probe_slurm() == "silent"
+PRIMARY = "Slurmctld(primary) at here is"
+
+
+@pytest.mark.parametrize(
+    ("ping", "presence"),
+    [
+        ({}, "absent"),
+        ({"sbatch": ""}, "absent"),
+        ({"sbatch": "", "scontrol": "echo 'Could not establish a configuration source' >&2; exit 1"}, "absent"),
+        ({"sbatch": "", "scontrol": f"echo '{PRIMARY} UP'"}, "up"),
+        ({"sbatch": "", "scontrol": f"echo '{PRIMARY} DOWN'; echo 'Slurmctld(backup) at there is UP'"}, "up"),
+        ({"sbatch": "", "scontrol": f"echo '{PRIMARY} DOWN'; exit 1"}, "silent"),
+        ({"sbatch": "", "scontrol": "echo 'The cluster is UP since Monday'; exit 1"}, "silent"),
+        ({"sbatch": "", "scontrol": "exit 1"}, "silent"),
+    ],
+)
+def test_slurm_is_up_where_a_controller_answers_silent_where_none_does_and_else_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ping: dict[str, str], presence: str
+) -> None:
+    write_commands(tmp_path / "bin", ping)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    assert probe_slurm() == presence
+
+
+@pytest.mark.fault("F30")
+@pytest.mark.parametrize(("wait", "configuration"), [("", "absent.conf"), ("exec /bin/sleep 9", "")])
+def test_slurm_is_silent_where_its_named_configuration_is_absent_or_ping_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait: str, configuration: str
+) -> None:
+    write_commands(tmp_path / "bin", {"sbatch": "", "scontrol": f"{wait}\necho '{PRIMARY} UP'"})
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("SLURM_CONF", configuration and str(tmp_path / configuration))
+    monkeypatch.setattr(slurm_queries, "PING_TIMEOUT_S", 0.1 if wait else 60)
+    assert probe_slurm() == "silent"
 
 
 TRANSCRIPTS = sorted((Path(__file__).parent.parent / "recorded" / "slurm_answers").glob("*.txt"))
@@ -234,18 +399,19 @@ ONLY_IN = {"REQUEUED_CRON": ("20.11",), "EXPEDITING": ("25.11",)}
 @pytest.fixture(params=TRANSCRIPTS, ids=lambda path: path.stem)
 def version(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A PATH whose commands answer as that version does, and only to the exact arguments of its transcript."""
-    answers: dict[str, list[str]] = {}
+    answers: dict[str, list[str]] = {"sbatch": []}
     for part in ("\n" + request.param.read_text()).split("\n$ ")[1:]:
         command, _, answer = (part.rstrip("\n") + "\n").partition("\n")
         name, _, arguments = command.partition(" ")
         stderr = answer.strip().removeprefix("2> ") if answer.startswith("2> ") else None
         say = f"echo {shlex.quote(stderr)} >&2; exit 1" if stderr else f"printf %s {shlex.quote(answer)}; exit 0"
         answers.setdefault(name, []).append(f"{shlex.quote(arguments)}) {say} ;;")
-    for name in ("sbatch", *answers):
-        lines = ["#!/bin/sh", 'case "$*" in', *answers.get(name, []), "esac", 'echo "no such answer: $*" >&2', "exit 9"]
-        (tmp_path / name).write_text("\n".join(lines))
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
+    unknown = ["esac", 'echo "no such answer: $*" >&2', "exit 9"]
+    write_commands(
+        tmp_path / "bin",
+        {name: "\n".join(['case "$*" in', *cases, *unknown]) for name, cases in answers.items()},
+    )
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.delenv("SLURM_CONF", raising=False)
     return str(request.param.stem)
 
@@ -255,32 +421,30 @@ def test_every_version_has_its_transcript() -> None:
     assert names == ["20.11", "21.08", "22.05", "23.02", "23.11", "24.05", "24.11", "25.05", "25.11"]
 
 
-def test_each_version_is_up_and_says_how_long_an_array_may_be(version: str) -> None:
-    assert probe_slurm() == "up"
-    assert query_max_array_size() == 4001
+def test_each_version_answers_the_questions_about_the_cluster(version: str) -> None:
+    """Also those about hidden partitions; accounting that is off, and a job that is forgotten, are no job."""
+    assert (probe_slurm(), query_max_array_size()) == ("up", 4001)
+    limits = {name: query_partition_limit_min(name) for name in (None, "cpu", "plain", "mig", "shared")}
+    assert limits == {None: 2880, "cpu": None, "plain": 30, "mig": 480, "shared": 1}
+    assert query_job_states(["40"]) == {}
+    assert find_jobs_named(["x-9", "x-0"], {1000}) == {"x-0": "7"}
 
 
 def test_the_nodes_of_each_version(version: str) -> None:
+    named = {
+        "cpu": [NodeType(10, 128, 256_000, 0, {}, "cpu")],
+        "plain": [NodeType(1, 48, 192_000, 8, {}, "plain")],
+        "mig": [NodeType(2, 128, 1_031_000, 8, {"a100_3g.20gb": 7, "a100": 1}, "mig")],
+        # a shard is a part of a GPU, not one more
+        "shared": [NodeType(4, 64, 515_000, 8, {"nvidia_h100_80gb_hbm3": 8}, "shared")],
+    }
+    known = [name for name in named if version >= {"mig": "21.08", "shared": "22.05"}.get(name, "")]
+    assert {name: query_node_types(name) for name in known} == {name: named[name] for name in known}
     assert query_node_types(None) == [
         NodeType(3, 64, 515_000, 4, {"a100": 4}, "gpu"),
         NodeType(2, 32, 191_000, 4, {"tesla": 2, "v100": 2}, "gpu"),
         NodeType(1024, 1024, 4_096_000, 2, {"nvidia_a100_80gb_pcie": 2}, "gpu"),
     ]
-    assert query_node_types("cpu") == [NodeType(10, 128, 256_000, 0, {}, "cpu")]
-    assert query_node_types("plain") == [NodeType(1, 48, 192_000, 8, {}, "plain")]
-    if version >= "21.08":
-        assert query_node_types("mig") == [NodeType(2, 128, 1_031_000, 8, {"a100_3g.20gb": 7, "a100": 1}, "mig")]
-    if version >= "22.05":
-        # a shard is a part of a GPU, not one more
-        assert query_node_types("shared") == [NodeType(4, 64, 515_000, 8, {"nvidia_h100_80gb_hbm3": 8}, "shared")]
-
-
-@pytest.mark.parametrize(
-    ("partition", "minutes"),
-    [(None, 2880), ("cpu", None), ("plain", 30), ("mig", 480), ("shared", 1)],
-)
-def test_the_limits_of_each_version(version: str, partition: str | None, minutes: int | None) -> None:
-    assert query_partition_limit_min(partition) == minutes
 
 
 def test_the_jobs_of_each_version(version: str) -> None:
@@ -311,11 +475,3 @@ def test_every_state_that_a_version_can_print_has_its_word(version: str) -> None
     assert words == {
         state: word for state, word in WORDS_OF_STATES.items() if version in ONLY_IN.get(state, (version,))
     }
-
-
-def test_a_job_that_each_version_forgot_is_not_there(version: str) -> None:
-    assert query_job_states(["40"]) == {}
-
-
-def test_an_announced_array_is_found_on_each_version(version: str) -> None:
-    assert find_jobs_named(["x-9", "x-0"], {1000}) == {"x-0": "7"}
