@@ -17,7 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -26,6 +26,7 @@ from pipeline.experiment.folder import Experiment, displayable_name, find_experi
 from pipeline.experiment.manifest import add_points
 from pipeline.experiment.measurement import Epoch, Measurement, RankEpoch, UnitFraction
 from pipeline.experiment.record import Environment, Failure, Gpu, Record
+from pipeline.plan import axes
 from pipeline.runner.launch_options import positive_integer
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser
@@ -33,7 +34,7 @@ from pipeline.system.errors import CommandError, pluralize, replace_control_char
 from pipeline.system.files import UnreadableFile, read_bounded
 
 MAX_CSV_BYTES = 16_000_000
-STRATEGIES = ", ".join(get_args(spec.Strategy)[:-1]) + f" or {get_args(spec.Strategy)[-1]}"
+STRATEGIES = ", ".join(axes.STRATEGIES[:-1]) + f" or {axes.STRATEGIES[-1]}"
 COLUMNS_HELP = f"""columns of the file, in any order; an empty cell means not measured:
   strategy            {STRATEGIES}, or the name of torch's class
   num_gpus            GPUs in total
@@ -69,7 +70,7 @@ COLUMN_NAMES = {
 }
 """Other names of a column, in the words that `split_name` returns."""
 INDEX_NAME = re.compile(r"|index|unnamed_\d+|row|id|row_?names?|x")  # of a first column: pandas, R
-STRATEGY_NAMES: dict[str, spec.Strategy] = {
+STRATEGY_NAMES: dict[str, axes.Strategy] = {
     "singlegpu": "single",
     "1gpu": "single",
     "dataparallel": "dp",
@@ -112,18 +113,18 @@ class CsvRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     `where` is no column: the file and the line, for messages.
     """
 
-    strategy: spec.Strategy
-    num_gpus: spec.PositiveInt
-    batch_size_per_gpu: spec.PositiveInt
+    strategy: axes.Strategy
+    num_gpus: axes.PositiveInt
+    batch_size_per_gpu: axes.PositiveInt
     epoch_time_s: PositiveSeconds | None
     epoch: EpochNumber = spec.FIRST_TIMED_EPOCH
     compute_time_s: PositiveSeconds | None = None
     loss: float | None = None
     accuracy: UnitFraction | None = None
     status: Literal["ok", "oom"] = "ok"
-    num_nodes: spec.PositiveInt = 1
-    repeat: spec.NonNegativeInt = 0
-    precision: spec.Precision | None = None
+    num_nodes: axes.PositiveInt = 1
+    repeat: axes.NonNegativeInt = 0
+    precision: axes.Precision | None = None
     where: str = ""
 
 
@@ -245,7 +246,7 @@ def drop_index(header: list[str], rows: list[tuple[int, list[str]]]) -> tuple[li
     names = [split_name(cell)[0] for cell in header]
     if rows and "strategy" in names and all(len(cells) == len(header) + 1 for _, cells in rows):
         place = names.index("strategy")  # R names the rows, but not their column
-        if all(read_strategy(cells[place]) not in get_args(spec.Strategy) for _, cells in rows):
+        if all(read_strategy(cells[place]) not in axes.STRATEGIES for _, cells in rows):
             header = ["", *header]
     dropped: set[int] = set()
     for place, cell in enumerate(header):
@@ -314,7 +315,7 @@ def name_cells(columns: list[str], cells: list[str], where: str) -> dict[str, st
 def read_strategy(cell: str) -> str:
     """Return the strategy that a cell means: `nn.DataParallel` is dp. Other text is returned in lower case."""
     letters = "".join(re.findall("[a-z0-9]", cell.lower().rpartition(".")[2]))
-    return STRATEGY_NAMES.get(letters, letters if letters in get_args(spec.Strategy) else cell.lower())
+    return STRATEGY_NAMES.get(letters, letters if letters in axes.STRATEGIES else cell.lower())
 
 
 class DecimalMark(NamedTuple):
@@ -471,7 +472,7 @@ def build_ingested_record(
     Only the samples of the spec have a default, because run ids do not change: no figure uses it.
     """
     first = rows[0]
-    num_samples = spec.CIFAR10_SAMPLES if stated_samples is None else stated_samples
+    num_samples = axes.CIFAR10_SAMPLES if stated_samples is None else stated_samples
     share = math.ceil(num_samples / max(1, first.num_gpus))
     if first.batch_size_per_gpu > share:
         raise CommandError(

@@ -11,7 +11,7 @@ import jinja2
 
 from pipeline.experiment.grid import expand_grid, is_path, load_grid_file
 from pipeline.experiment.resources import ResourceShape
-from pipeline.experiment.spec import Device
+from pipeline.plan.axes import Device
 from pipeline.runner.launch_options import PYTHONPATH_ROOT
 from pipeline.submission import batch_script
 from pipeline.system.command_line import build_parser

@@ -25,7 +25,8 @@ from pipeline.communication import selftest_checks
 from pipeline.communication.selftest_checks import CheckVerdict, Findings, SavedSelftest, judge_checks
 from pipeline.experiment.model_name import BUILT_IN_MODELS, CIFAR_MODELS
 from pipeline.experiment.record import Environment
-from pipeline.experiment.spec import DISTRIBUTED_STRATEGIES, MIN_WINDOWS_FOR_INTERVAL, Device, Spec
+from pipeline.experiment.spec import MIN_WINDOWS_FOR_INTERVAL, Spec
+from pipeline.plan.axes import DISTRIBUTED_STRATEGIES, Device
 from pipeline.runner import failed_record
 from pipeline.runner.launch_options import positive_integer
 from pipeline.runner.rank_files import PointTask, RankFiles, Task

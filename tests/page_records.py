@@ -12,9 +12,10 @@ from pipeline.experiment.measurement import Measurement, SweptCollective
 from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.experiment.record_store import RejectedFile
-from pipeline.experiment.spec import Remedy, Spec
+from pipeline.experiment.spec import Spec
 from pipeline.pages.html_page import Pages
 from pipeline.pages.plot_data import PlotSource
+from pipeline.plan.axes import Remedy
 from pipeline.tables.build_tables import build_tables
 from pipeline.tables.collect_experiment import CollectedExperiment
 

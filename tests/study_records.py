@@ -7,7 +7,7 @@ import msgspec
 from factories import make_record, make_spec
 
 from pipeline.experiment.record import Record
-from pipeline.experiment.spec import Remedy
+from pipeline.plan.axes import Remedy
 
 
 def trained(accuracies: Sequence[float], epoch_time_s: float = 1.0, **fields: Any) -> Record:

@@ -4,15 +4,16 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import pytest
 from conftest import assert_refused, everything_in, run_command
 from factories import RESNET18_GRADIENT_BYTES, ROOT, assert_says, make_experiment, make_record
 
 from pipeline import ingest
-from pipeline.experiment import record_store, spec
+from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment
+from pipeline.plan import axes
 from pipeline.system.errors import CommandError
 from pipeline.tables.build_tables import Tables
 from pipeline.tables.collect_experiment import collect_experiment
@@ -525,10 +526,10 @@ def test_a_name_that_is_understood_is_said(capfd: pytest.CaptureFixture[str], tm
 
 def test_a_strategy_is_one_that_a_grid_may_name() -> None:
     """The list was written a second time and lacked fsdp and zero1."""
-    for strategy in get_args(spec.Strategy):
+    for strategy in axes.STRATEGIES:
         assert strategy in ingest.WANTED["strategy"]
         assert ingest.read_strategy(strategy.upper()) == strategy
-    assert set(ingest.STRATEGY_NAMES.values()) == set(get_args(spec.Strategy))
+    assert set(ingest.STRATEGY_NAMES.values()) == set(axes.STRATEGIES)
 
 
 def test_a_percentage_without_its_sign_is_refused_with_both_cures(tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ from pipeline.data import staging
 from pipeline.experiment import record_store
 from pipeline.experiment.find_model import find_lacking
 from pipeline.experiment.grid import SHIPPED_GRIDS, expand_grid
-from pipeline.experiment.spec import AXES, Spec, non_default_fields
+from pipeline.experiment.spec import Spec, non_default_fields
+from pipeline.plan.axes import AXES
 from pipeline.submission.batch_script import Prologue, setup_lines
 from pipeline.submission.slurm_request import PASSED_ON
 

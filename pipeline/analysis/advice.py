@@ -17,8 +17,9 @@ from pipeline.analysis.intervals import Estimate
 from pipeline.analysis.late_rank import MIN_LATE_SHARE
 from pipeline.analysis.loader import MAX_DATA_SHARE
 from pipeline.analysis.pooling import PooledPoint
-from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER, POOLED_AXES, STRATEGY_AXES, alike_key
+from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER, POOLED_AXES, alike_key
 from pipeline.experiment.spec import Spec
+from pipeline.plan.axes import STRATEGY_AXES
 
 NOTHING_FOUND, AT_MOST = "none found", "at most"
 EFFORT_AXES = ("epochs", "windows", *POOLED_AXES)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pipeline.experiment.record import Record
-from pipeline.experiment.spec import Device
+from pipeline.plan.axes import Device
 from pipeline.system.host import parse_timestamp
 
 AttemptKey = tuple[str, int]  # run id and number of the attempt

@@ -15,7 +15,8 @@ from pipeline.experiment.axis_groups import POOLED_AXES, alike_key, without_repe
 from pipeline.experiment.measurement import Epoch, RankEpoch
 from pipeline.experiment.outcomes import PointOutcome, units_by_model
 from pipeline.experiment.record import Record
-from pipeline.experiment.spec import AXIS_DEFAULTS, FIRST_TIMED_EPOCH, Spec
+from pipeline.experiment.spec import FIRST_TIMED_EPOCH, Spec
+from pipeline.plan.axes import AXIS_DEFAULTS
 
 MAX_PARTS_DEVIATION = 0.01  # of an epoch's time: the sum of its parts may differ from it by this share
 MIN_PARTS_DEVIATION_NS = 1_000_000  # a smaller difference is never reported

@@ -10,7 +10,7 @@ from pipeline.analysis.energy import POWER_LIMITS, is_power_limited
 from pipeline.analysis.intervals import Estimate, ends_of, min_values
 from pipeline.analysis.notes import Note
 from pipeline.experiment.point_label import EFFORT_AXES, describe_point, format_number, models_of, varying_axes
-from pipeline.experiment.spec import AXIS_DEFAULTS
+from pipeline.plan.axes import AXIS_DEFAULTS
 from pipeline.tables.columns import Row, kind_of
 from pipeline.tables.note_texts import NoteFormatter
 

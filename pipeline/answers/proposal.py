@@ -18,7 +18,7 @@ from pipeline.answers.claims import (
 from pipeline.answers.timing_claims import WAITS, reason_left_out
 from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER, TRAINED_MAY_DIFFER
 from pipeline.experiment.point_label import EFFORT_AXES, varying_axes
-from pipeline.experiment.spec import AXIS_DEFAULTS
+from pipeline.plan.axes import AXIS_DEFAULTS
 from pipeline.system.errors import EXIT_NOTHING_FOUND, CommandError, pluralize
 from pipeline.tables.build_tables import Tables
 from pipeline.tables.columns import Row

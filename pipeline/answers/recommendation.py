@@ -29,7 +29,7 @@ from pipeline.experiment.point_label import (
     strategy_name,
     varying_axes,
 )
-from pipeline.experiment.spec import AXES
+from pipeline.plan.axes import AXES, DECLARED
 from pipeline.system.errors import pluralize
 from pipeline.tables.build_tables import Tables
 from pipeline.tables.columns import Row
@@ -38,10 +38,7 @@ from pipeline.tables.time_to_target_rows import format_target, main_study
 
 SIMPLEST_FIRST = ("single", "ddp", "zero1", "fsdp", "dp"), ("eager", "compile", "graph", "compiled_graph", "auto")
 MAX_WORKLOADS = 3  # that are answered; of more those with the most configurations
-LEARNING_AXES = (
-    *("batch_size_per_gpu", "num_gpus", "grad_accumulation", "precision"),
-    *("gradient_compression", "sync_batchnorm", "broadcast_buffers"),
-)
+LEARNING_AXES = [name for name, axis in DECLARED.items() if axis.changes_learning]
 """Axes of a choice that may change what is learnt, which a comparison of times does not say."""
 BASELINE_NOTES = ("of_baseline", "no_difference", "baseline_runs")
 

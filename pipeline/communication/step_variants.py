@@ -12,14 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.communication.silent_collectives import CollectiveCall, SilentGroup, silence
 from pipeline.data.batch import Batch, first_samples
-from pipeline.experiment.spec import (
-    AXIS_DEFAULTS,
-    CAPTURED_EXECUTIONS,
-    COMPILED_EXECUTIONS,
-    STRATEGY_OF_AXIS,
-    Execution,
-    Spec,
-)
+from pipeline.experiment.spec import Spec
+from pipeline.plan.axes import AXIS_DEFAULTS, CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, STRATEGY_AXES, Execution
 from pipeline.training.check_workload import check_workload
 from pipeline.training.cuda_graph import (
     graph_capturer,
@@ -173,7 +167,7 @@ def list_own_collectives(plain: StepVariant, rank: Rank) -> tuple[str, ...]:
 
 def single_spec(spec: Spec) -> Spec:
     """Return the same step as it is on one GPU alone."""
-    defaults = {axis: AXIS_DEFAULTS[axis] for axis in (*STRATEGY_OF_AXIS, "sync_batchnorm")}
+    defaults = {axis: AXIS_DEFAULTS[axis] for axis in (*STRATEGY_AXES, "sync_batchnorm")}
     alone = {"strategy": "single", "num_gpus": 1, "num_nodes": 1, **defaults}
     return msgspec.structs.replace(spec.trial_spec(spec.batch_size_per_gpu), **alone)
 

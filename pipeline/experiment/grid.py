@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources as package_files
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Any, NamedTuple
 
 import msgspec
 import yaml
@@ -15,7 +15,8 @@ import yaml
 from pipeline.experiment.find_model import check_models
 from pipeline.experiment.model_name import CIFAR_MODELS, TORCHVISION, is_image_model, own_class
 from pipeline.experiment.resources import Resources
-from pipeline.experiment.spec import AXES, AXIS_DEFAULTS, CIFAR10_SAMPLES, IMAGE_AXES, Device, Spec
+from pipeline.experiment.spec import Spec
+from pipeline.plan.axes import AXES, AXIS_DEFAULTS, AXIS_TYPES, CIFAR10_SAMPLES, IMAGE_AXES, Device, leaves_of
 from pipeline.system.errors import CommandError, suggest_name
 from pipeline.system.files import read_bounded
 
@@ -23,7 +24,6 @@ SHIPPED_GRIDS = package_files.files("pipeline") / "templates" / "grids"
 MAX_GRID_BYTES = 64 * 1024
 MAX_POINTS = 200_000
 GRID_NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-AXIS_TYPES: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(Spec)}
 GRID_AXES = tuple(axis for axis in AXES if axis != "options")
 REQUIRED_AXES = ("precision", "input", "num_workers", "dataset", "model")
 UNKNOWN_KEY = re.compile(r"unknown field `(\w+)`")  # of msgspec
@@ -327,11 +327,9 @@ def explain_type_error(error: msgspec.ValidationError, axis: str | None = None) 
     sentence = str(error).removesuffix(".")
     if axis is None and (named := re.search(r"`\$\.(\w+)", sentence)):
         axis = named[1]
-    choices = literal_values(AXIS_TYPES.get(axis or "")) if "Invalid enum value" in sentence else []
+    choices = (
+        [leaf for leaf in leaves_of(AXIS_TYPES.get(axis or "")) if isinstance(leaf, str)]
+        if "Invalid enum value" in sentence
+        else []
+    )
     return f"{sentence}; choose from {', '.join(choices)}." if choices else f"{sentence}."
-
-
-def literal_values(axis_type: Any) -> list[str]:
-    if get_origin(axis_type) is Literal:
-        return [str(value) for value in get_args(axis_type)]
-    return [value for part in get_args(axis_type) for value in literal_values(part)]

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
-from pipeline.experiment.spec import Execution, NonNegativeInt, PositiveInt
+from pipeline.plan.axes import Execution, NonNegativeInt, PositiveInt
 from pipeline.system.errors import CONTROL_CHARACTER, NO_CONTROL_CHARACTERS
 
 VariantName = Literal[

@@ -9,7 +9,8 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from pipeline.experiment.model_name import is_image_model, short_model_name
-from pipeline.experiment.spec import AXES, REMEDIES, STRATEGY_OF_AXIS, Spec
+from pipeline.experiment.spec import Spec
+from pipeline.plan.axes import AXES, DECLARED, REMEDIES, Strategy
 
 MERIT = "figure of merit"
 IMAGES = "images"  # the unit of this project's own models; texts speak of it, and in_terms puts in another
@@ -35,48 +36,23 @@ NAMING_AXES = ("strategy", "num_gpus", "batch_size_per_gpu")  # in every label o
 EFFORT_AXES = ("epochs", "windows", "max_steps", "num_nodes")
 """Axes that say how long and on how many nodes a point runs, and not what it measures."""
 
-WORDS = {  # axis -> the words for its value; {} is the value
-    "num_nodes": "{} nodes",
-    "batch_size_per_gpu": "{} per GPU",
-    "global_batch_size": "{} in all",
-    "num_workers": "{} loader workers",
-    "epochs": "{} epochs",
-    "windows": "{} windows",
-    "max_steps": "at most {} steps",
-    "learning_rate": "learning rate {}",
-    "reference_batch_size": "reference {}",
-    "bucket_cap_mb": "buckets of {} MiB",
-    "memory_limit_gib": "limit {} GiB",
-    "gradient_compression": "{} gradients",
-    "grad_accumulation": "{} passes an update",
+OTHER_WORDS: dict[str, tuple[str, Mapping[Any, str]]] = {
+    "global_batch_size": ("{} in all", {}),
+    "gpu": ("{}", {None: ""}),  # on a CPU, or not stated
+    "unit": ("{}", {IMAGES: ""}),
+    "operation": ("{}", {"all_reduce": "all-reduce", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter"}),
+    "scale_rule": (
+        "{}",
+        {
+            "largest_magnitude": "largest magnitude",
+            "three_sigma": "three sigma",
+            "percentile_99_9": "99.9th percentile",
+        },
+    ),
 }
-WITHOUT_VALUE = {  # axis -> the words for the value None
-    "max_steps": "",  # the usual case, whole epochs, needs no words
-    "bucket_cap_mb": "default buckets",
-    "memory_limit_gib": "no memory limit",
-    "gpu": "",  # on a CPU, or not stated
-}
-VALUES = {
-    ("input", "gpu"): "images on the device",
-    ("measure", "epochs"): "timed epochs",
-    ("unit", IMAGES): "",  # the usual case
-    ("reference_batch_size", "128"): "",  # the usual case
-    ("gradient_compression", "none"): "",  # the usual case
-    ("reshard", "blocks"): "",  # the usual case
-    ("operation", "all_reduce"): "all-reduce",
-    ("operation", "all_gather"): "all-gather",
-    ("operation", "reduce_scatter"): "reduce-scatter",
-    ("grad_accumulation", "1"): "",  # the usual case
-    ("scale_rule", "largest_magnitude"): "largest magnitude",
-    ("scale_rule", "three_sigma"): "three sigma",
-    ("scale_rule", "percentile_99_9"): "99.9th percentile",
-}
+"""What rows have beside the axes of their point -> its words, as `plan.axes` declares those of an axis."""
+
 ALL_REMEDIES = "all remedies"
-PLAIN_AXES = (
-    *("strategy", "precision", "input", "dataset", "model", "device", "layout", "execution", "measure", "gpu", "unit"),
-    *("scale_rule", "operation"),
-)
-"""Axes whose value needs no further word: `bf16`, not `precision bf16`."""
 
 
 def varying_axes(rows: Iterable[Mapping[str, Any]], without: Sequence[str] = ()) -> list[str]:
@@ -121,7 +97,7 @@ def describe_point(row: Mapping[str, Any], axes: Sequence[str], beside: Models =
     The name of a model tells it from the models `beside`.
     """
     strategy = row.get("strategy")
-    axes = [axis for axis in axes if strategy is None or STRATEGY_OF_AXIS.get(axis, strategy) == strategy]
+    axes = [axis for axis in axes if strategy is None or strategy_of(axis) in (None, strategy)]
     # an own model has its own data set, and synthetic batches need none
     has_dataset = is_image_model(row.get("model")) and (row.get("dataset") or row.get("input") != "synthetic")
     parts = {axis: describe_axis(axis, row[axis]) for axis in axes if axis != "dataset" or has_dataset}
@@ -133,6 +109,11 @@ def describe_point(row: Mapping[str, Any], axes: Sequence[str], beside: Models =
     if not text:  # a usual value goes without saying, but not alone
         text = ", ".join(f"{axis} {row[axis]}" for axis in axes if row[axis] is not None)
     return in_terms(text, Terms("processes")) if row.get("device") == "cpu" else text
+
+
+def strategy_of(axis: str) -> Strategy | None:
+    """Return the only strategy that has the axis."""
+    return DECLARED[axis].strategy if axis in DECLARED else None
 
 
 def point_labels(points: Sequence[Spec]) -> dict[str, str]:
@@ -159,10 +140,6 @@ def is_said(axis: str, value: Any) -> bool:
 
 
 def describe_axis(axis: str, value: Any) -> str:
-    if axis == "num_gpus":
-        return f"{value} GPU" if value == 1 else f"{value} GPUs"
-    if axis == "num_nodes" and value == 1:
-        return "1 node"
     if isinstance(value, bool):
         return axis if value else f"no {axis}"
     if axis == "remedies" and {*value} == {*REMEDIES}:
@@ -171,11 +148,17 @@ def describe_axis(axis: str, value: Any) -> str:
         return " ".join(value) or "default options"
     if isinstance(value, list | tuple):
         return " + ".join(map(str, value)) or f"no {axis}"
+    words, values = words_of(axis)
     if value is None:
-        return WITHOUT_VALUE.get(axis, f"{axis} not stated")
+        return values.get(None, f"{axis} not stated")
     shown = f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
-    words = "{}" if axis in PLAIN_AXES else WORDS.get(axis, f"{axis} {{}}")
-    return VALUES.get((axis, shown), words).format(shown)
+    return values.get(value, words or f"{axis} {{}}").format(shown)
+
+
+def words_of(axis: str) -> tuple[str, Mapping[Any, str]]:
+    """Return the words for a value, "" where they are the axis and the value, and those for single values."""
+    declared = DECLARED.get(axis)
+    return (declared.words, declared.values) if declared else OTHER_WORDS.get(axis, ("", {}))
 
 
 def describe_training(points: Iterable[Spec]) -> str:

@@ -7,7 +7,8 @@ from typing import Literal
 import msgspec
 
 from pipeline.experiment.measurement import Measurement, RecordStruct, ShortText, Telemetry, Text
-from pipeline.experiment.spec import COMPILED_EXECUTIONS, NonNegativeInt, Spec
+from pipeline.experiment.spec import Spec
+from pipeline.plan.axes import COMPILED_EXECUTIONS, NonNegativeInt
 from pipeline.system.host import parse_timestamp
 
 # Schema history

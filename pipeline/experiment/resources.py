@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from pipeline.experiment.spec import Device, PositiveFloat, PositiveInt, Spec
+from pipeline.experiment.spec import Spec
+from pipeline.plan.axes import Device, PositiveFloat, PositiveInt
 from pipeline.system.errors import pluralize
 
 TIME_PATTERN = re.compile(r"(?:(?:(\d{1,3})-)?(\d{1,3}):([0-5]\d)|(\d{1,3})):([0-5]\d)", re.ASCII)  # as sbatch reads it

@@ -3,47 +3,26 @@
 import functools
 import hashlib
 import math
-from typing import Annotated, Any, Literal, get_args
+from typing import Any
 
 import msgspec
 
 from pipeline.experiment.model_name import BUILT_IN_MODELS, CIFAR_MODELS, TORCHVISION, is_image_model
-from pipeline.system.errors import NO_CONTROL_CHARACTERS
-
-Device = Literal["cuda", "cpu"]
-Strategy = Literal["single", "dp", "ddp", "fsdp", "zero1"]
-DISTRIBUTED_STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp", "zero1")  # one process for each GPU
-Reshard = Literal["blocks", "always", "never"]  # what FSDP frees after the forward pass
-Compression = Literal["none", "bf16"]  # of gradients, in DDP's all-reduces
-Precision = Literal["fp32", "tf32", "bf16", "fp16"]  # bf16, fp16: autocast; fp16 with a scaled loss
-Input = Literal["dataloader", "synthetic", "gpu"]  # `gpu`: images and augmentation on the device, also on `cpu`
-MemoryLayout = Literal["contiguous", "channels_last"]  # of images and weights in memory
-# The host launches: each operation (eager), each compiled kernel (compile), or one CUDA graph per step, of operations
-# (graph) or of compiled kernels (compiled_graph).
-Execution = Literal["eager", "compile", "graph", "compiled_graph"]
-Dataset = Literal["cifar10", "imagefolder", "synthetic"]
-Remedy = Literal["linear_scaling", "warmup", "zero_gamma", "no_bias_decay"]
-REMEDIES: tuple[Remedy, ...] = get_args(Remedy)
-Schedule = Literal["constant", "cosine"]  # of the learning rate, after warm-up
-Measure = Literal["epochs", "communication", "memory", "quantize"]
-
-ModelName = Annotated[str, msgspec.Meta(max_length=400, pattern=NO_CONTROL_CHARACTERS)]  # see model_name
-ModelOption = Annotated[str, msgspec.Meta(max_length=400, pattern=NO_CONTROL_CHARACTERS)]  # `layers=4`
-RUN_ID_PATTERN = r"[a-z0-9-]{1,120}"
-PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
-NonNegativeInt = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
-PositiveFloat = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
-FractionBelowOne = Annotated[float, msgspec.Meta(ge=0, lt=1)]
-
-COMPILED_EXECUTIONS: tuple[Execution, ...] = ("compile", "compiled_graph")
-CAPTURED_EXECUTIONS: tuple[Execution, ...] = ("graph", "compiled_graph")
-IMAGE_AXES = (
-    *("dataset", "learning_rate", "momentum", "weight_decay", "remedies", "warmup_epochs", "reference_batch_size"),
-    *("schedule", "nesterov", "fused_optimizer", "num_calibration_samples"),
+from pipeline.plan.axes import (
+    AXIS_DEFAULTS,
+    CAPTURED_EXECUTIONS,
+    COMPILED_EXECUTIONS,
+    DECLARED,
+    DISTRIBUTED_STRATEGIES,
+    FLOAT_AXES,
+    IMAGE_AXES,
+    REMEDIES,
+    STRATEGY_AXES,
+    Axes,
+    Execution,
 )
-"""Axes of image models alone."""
-STRATEGY_OF_AXIS: dict[str, Strategy] = {"reshard": "fsdp", "static_graph": "ddp", "gradient_compression": "ddp"}
-"""Axes that one strategy alone has."""
+
+RUN_ID_PATTERN = r"[a-z0-9-]{1,120}"
 FSDP_REFUSES = {
     "layout": "channels_last weights cannot be sharded",
     "fused_optimizer": "SGD has no fused update of shards",
@@ -53,70 +32,20 @@ FSDP_REFUSES = {
     "evaluate": "no rank has the whole model",
 }
 """Axes that do not work with FSDP, with the reason."""
-FLOAT_AXES = ("learning_rate", "momentum", "weight_decay", "bucket_cap_mb", "memory_limit_gib")
 NUM_WARM_UP_EPOCHS = 1  # first epochs of a run, never reported: caches fill, kernels are chosen and compiled
 FIRST_TIMED_EPOCH = NUM_WARM_UP_EPOCHS + 1  # epochs count from 1
 NUM_TRIAL_STEPS = 3  # in a trial of a memory search; not 1, because the first step creates the optimizer's state
 MIN_WINDOWS_FOR_INTERVAL = 6  # fewer values give no interval
-CIFAR10_SAMPLES = 50_000  # images of the training set
-REFERENCE_GLOBAL_BATCH_SIZE = 128  # `learning_rate` is for this batch size, if no other is stated
 
 
-class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+class Spec(Axes, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """One point. `num_gpus` is the total over nodes (processes on `cpu`).
-
-    A default never changes, and a new field has the old behaviour as its default: `run_id` is a digest of the fields
-    that differ from their defaults, so old ids stay valid.
 
     With `measure: memory` the point is a search for the largest batch, and `batch_size_per_gpu` is its first trial.
     With `measure: quantize` it trains in fp32, then tests the int8 network in every stage with every kind of scale.
 
-    `None` in `precision`, `input`, `num_workers`, `dataset` and `model` means "not stated". Only timings that were
-    measured elsewhere may have None there.
-
     Raises ValueError if the fields contradict each other.
     """
-
-    strategy: Strategy
-    num_gpus: PositiveInt
-    batch_size_per_gpu: PositiveInt
-    device: Device = "cuda"
-    num_nodes: PositiveInt = 1
-    model: ModelName | None = "resnet18"
-    options: tuple[ModelOption, ...] = ()  # of the model: arguments of its constructor
-    dataset: Dataset | None = "cifar10"
-    num_samples: PositiveInt = CIFAR10_SAMPLES
-    input: Input | None = "dataloader"
-    num_workers: NonNegativeInt | None = 2
-    precision: Precision | None = "tf32"
-    epochs: PositiveInt = 2
-    max_steps: PositiveInt | None = None
-    evaluate: bool = False
-    learning_rate: PositiveFloat = 0.1
-    momentum: FractionBelowOne = 0.9
-    weight_decay: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 5e-4
-    remedies: tuple[Remedy, ...] = ()
-    warmup_epochs: PositiveInt = 2
-    reference_batch_size: PositiveInt = REFERENCE_GLOBAL_BATCH_SIZE  # global; linear scaling starts from it
-    schedule: Schedule = "constant"
-    nesterov: bool = False
-    broadcast_buffers: bool = True
-    sync_batchnorm: bool = False
-    bucket_cap_mb: PositiveFloat | None = None  # MiB of gradients per all-reduce; None: 25, first bucket 1
-    gradient_as_bucket_view: bool = False  # gradients are views of DDP's buckets, so they are not copied back
-    static_graph: bool = False  # DDP may count on the same graph in each step
-    gradient_compression: Compression = "none"
-    reshard: Reshard = "blocks"
-    grad_accumulation: PositiveInt = 1  # passes of `batch_size_per_gpu` samples for each update
-    measure: Measure = "epochs"
-    windows: PositiveInt = 1
-    memory_limit_gib: PositiveFloat | None = None
-    layout: MemoryLayout = "contiguous"
-    fused_optimizer: bool = False
-    execution: Literal[Execution, "auto"] = "eager"  # auto: the fastest allowed, recorded as execution_used
-    num_calibration_samples: PositiveInt = 1000  # training images from which int8 activations get their scales
-    seed: NonNegativeInt = 0
-    repeat: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
         for axis in FLOAT_AXES:  # 1 and 1.0 are the same point, and so are 0.0 and -0.0
@@ -153,7 +82,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             )
 
     def _check_strategy(self) -> None:
-        for axis, strategy in STRATEGY_OF_AXIS.items():
+        for axis in STRATEGY_AXES:
+            strategy = DECLARED[axis].strategy
             if self.strategy != strategy and getattr(self, axis) != AXIS_DEFAULTS[axis]:
                 raise ValueError(
                     f"{axis}={getattr(self, axis)!r} is an axis of strategy={strategy!r}, got {self.strategy!r}; leave "
@@ -452,8 +382,3 @@ def non_default_fields(spec: Spec) -> dict[str, Any]:
     """Return the fields that differ from their defaults, in the order of declaration."""
     values = ((axis, getattr(spec, axis), default) for axis, default in AXIS_DEFAULTS.items())
     return {axis: value for axis, value, default in values if default is msgspec.NODEFAULT or value != default}
-
-
-AXIS_DEFAULTS: dict[str, Any] = {field.name: field.default for field in msgspec.structs.fields(Spec)}
-AXES: tuple[str, ...] = tuple(AXIS_DEFAULTS)
-"""Every axis a grid may name, in the order in which tables show them."""

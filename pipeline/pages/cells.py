@@ -15,7 +15,7 @@ from pipeline.analysis.pooling import group_pairs
 from pipeline.answers.claims import badge_of
 from pipeline.experiment import point_label
 from pipeline.experiment.point_label import Terms, axes_fixed_by_model, describe_point, format_number, models_of
-from pipeline.experiment.spec import REMEDIES
+from pipeline.plan.axes import REMEDIES
 from pipeline.tables.columns import AXIS_HEADINGS, NOT_STATED, Column, Row
 from pipeline.tables.definitions import FIGURE_NAMES
 from pipeline.tables.note_texts import Range, render_note

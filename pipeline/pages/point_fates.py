@@ -14,9 +14,9 @@ from pipeline.analysis.pooling import group_pairs
 from pipeline.experiment.learning_rate import peak_learning_rate
 from pipeline.experiment.outcomes import PointOutcome
 from pipeline.experiment.point_label import NAMING_AXES, describe_point, models_of, varying_axes
-from pipeline.experiment.spec import AXES
 from pipeline.pages.cells import named_axes
 from pipeline.pages.display_tables import MAX_ROWS
+from pipeline.plan.axes import AXES
 from pipeline.tables.columns import Row
 
 

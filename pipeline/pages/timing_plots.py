@@ -11,9 +11,9 @@ from pipeline.analysis import formulas
 from pipeline.analysis.pooling import PooledPoint, group_pairs, median_window_s, pool_outcomes
 from pipeline.experiment.measurement import Operation
 from pipeline.experiment.point_label import EFFORT_AXES, describe_point, models_of, varying_axes
-from pipeline.experiment.spec import Strategy
 from pipeline.pages import plot_data
 from pipeline.pages.plot_data import BarPanel, LinePanel, Plot, PlotSource, Point, Series, as_title, make_series
+from pipeline.plan.axes import Strategy
 from pipeline.tables.advice_rows import epoch_evidence
 from pipeline.tables.columns import AXIS_HEADINGS, Row, axes_of
 from pipeline.tables.communication_rows import PointsByTraining, group_by_training

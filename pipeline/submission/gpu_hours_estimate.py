@@ -16,7 +16,8 @@ from pipeline.experiment import axis_groups, record_store
 from pipeline.experiment.folder import Experiment, find_experiments
 from pipeline.experiment.point_label import format_figure
 from pipeline.experiment.record import Record
-from pipeline.experiment.spec import Device, Spec
+from pipeline.experiment.spec import Spec
+from pipeline.plan.axes import Device
 from pipeline.system.errors import CommandError, format_duration, pluralize, replace_control_characters, shorten_list
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "published"  # of a clone; a wheel has none

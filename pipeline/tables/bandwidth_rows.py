@@ -10,7 +10,8 @@ from pipeline.analysis.notes import make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.experiment.measurement import Collective, Communication, Operation, Profile, SweptCollective
 from pipeline.experiment.record import Record
-from pipeline.experiment.spec import CAPTURED_EXECUTIONS, Spec
+from pipeline.experiment.spec import Spec
+from pipeline.plan.axes import CAPTURED_EXECUTIONS
 from pipeline.tables.columns import Row, make_row
 from pipeline.tables.definitions import BANDWIDTH, SWEEP
 

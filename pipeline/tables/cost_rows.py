@@ -7,7 +7,7 @@ from pipeline.analysis.attempts import attempt_span, hours_columns, timed_hours
 from pipeline.analysis.notes import make_note
 from pipeline.experiment.outcomes import PointOutcome
 from pipeline.experiment.record import Record
-from pipeline.experiment.spec import Device
+from pipeline.plan.axes import Device
 from pipeline.tables.columns import Row
 from pipeline.tables.definitions import COST
 

@@ -18,7 +18,7 @@ from pipeline.experiment.learning_rate import peak_learning_rate
 from pipeline.experiment.measurement import Epoch
 from pipeline.experiment.model_name import is_image_model
 from pipeline.experiment.record import Record
-from pipeline.experiment.spec import CAPTURED_EXECUTIONS
+from pipeline.plan.axes import CAPTURED_EXECUTIONS
 from pipeline.tables.bandwidth_rows import MeasuredLinks, link_key
 from pipeline.tables.columns import Row, make_row
 from pipeline.tables.communication_rows import PointsByTraining, match_measured, timed_figures, untold_notes

@@ -11,8 +11,9 @@ from pipeline.analysis.formulas import GIB, state_bytes
 from pipeline.analysis.memory_trials import bracket_tolerance, memory_points
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs
-from pipeline.experiment.axis_groups import POOLED_AXES, STRATEGY_AXES, alike_key
+from pipeline.experiment.axis_groups import POOLED_AXES, alike_key
 from pipeline.experiment.measurement import MemorySearch
+from pipeline.plan.axes import STRATEGY_AXES
 from pipeline.tables.columns import Row, make_row
 from pipeline.tables.definitions import MEMORY_BOUNDARY
 

@@ -6,7 +6,8 @@ from pipeline.analysis.intervals import ends_of
 from pipeline.analysis.pooling import group_pairs
 from pipeline.experiment.axis_groups import POOLED_AXES, without_repeat
 from pipeline.experiment.point_label import point_labels
-from pipeline.experiment.spec import AXES, Spec
+from pipeline.experiment.spec import Spec
+from pipeline.plan.axes import AXES
 from pipeline.tables.collect_experiment import CollectedExperiment
 from pipeline.tables.columns import Column, Row, Table
 from pipeline.tables.definitions import EPOCH, TABLES

@@ -12,7 +12,7 @@ from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.analysis.ring_model import Link, LinkFit, MeasuredStep, SweepSample
 from pipeline.experiment.axis_groups import PREDICTION_MAY_DIFFER, alike_key
 from pipeline.experiment.measurement import VariantName
-from pipeline.experiment.spec import CAPTURED_EXECUTIONS
+from pipeline.plan.axes import CAPTURED_EXECUTIONS
 from pipeline.tables.bandwidth_rows import SweepKey, sweep_key, sweep_rows
 from pipeline.tables.columns import Row, make_row
 from pipeline.tables.definitions import PREDICTION

@@ -15,7 +15,7 @@ from pipeline.experiment.learning_rate import peak_learning_rate
 from pipeline.experiment.model_name import is_image_model
 from pipeline.experiment.point_label import format_number
 from pipeline.experiment.record import Record
-from pipeline.experiment.spec import AXES
+from pipeline.plan.axes import AXES
 from pipeline.tables.columns import Row, make_row
 from pipeline.tables.definitions import NEVER_REACHED, TIME_TO_TARGET
 

@@ -22,7 +22,8 @@ from pipeline.data.batches import LoaderBatches, SyntheticBatches, TrainingBatch
 from pipeline.experiment.measurement import Better, DeviceMemory, Epoch, Measurement, RankEpoch
 from pipeline.experiment.model_name import own_class
 from pipeline.experiment.record import MAX_RANK_EPOCHS, MAX_STEP_TIMES, MODEL_ALONE
-from pipeline.experiment.spec import NUM_WARM_UP_EPOCHS, Execution, Spec
+from pipeline.experiment.spec import NUM_WARM_UP_EPOCHS, Spec
+from pipeline.plan.axes import Execution
 from pipeline.system.errors import log_line
 from pipeline.training import device_memory, process_group
 from pipeline.training.check_workload import (

@@ -15,7 +15,8 @@ from torch import nn
 
 from pipeline.data.batch import Batch, first_samples, place_batch
 from pipeline.data.batches import batch_sizes, memory_format
-from pipeline.experiment.spec import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, Execution, Spec
+from pipeline.experiment.spec import Spec
+from pipeline.plan.axes import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, Execution
 from pipeline.training import cuda_graph, device_memory, process_group
 from pipeline.training.check_workload import synthetic_batch
 from pipeline.training.compilation import compile_model, num_compiled_graphs

@@ -19,7 +19,8 @@ from pipeline.data.image_batches import (
     image_dtype,
 )
 from pipeline.data.images import IMAGE_SIZE_PX, NUM_SYNTHETIC_CLASSES, Images, load_images
-from pipeline.experiment.spec import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, Execution, Spec
+from pipeline.experiment.spec import Spec
+from pipeline.plan.axes import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, Execution
 from pipeline.workloads.cifar_models import build_model
 from pipeline.workloads.image_classifier import ImageBatch, ImageClassifier, cross_entropy
 

@@ -12,7 +12,8 @@ from torchvision import datasets, transforms
 
 from pipeline.data import staging
 from pipeline.experiment.model_name import TORCHVISION
-from pipeline.experiment.spec import Execution, Spec
+from pipeline.experiment.spec import Spec
+from pipeline.plan.axes import Execution
 from pipeline.workloads.image_classifier import ImageBatch, ImageClassifier, cross_entropy
 
 NUM_CLASSES = 1000

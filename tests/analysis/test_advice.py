@@ -17,7 +17,7 @@ from pipeline.answers.timing_claims import limit_words
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.measurement import GpuWindow, Telemetry
 from pipeline.experiment.record import Environment, Gpu, Record
-from pipeline.experiment.spec import AXIS_DEFAULTS
+from pipeline.plan.axes import AXIS_DEFAULTS
 from pipeline.tables.collect_experiment import collect_experiment
 from pipeline.tables.columns import Row
 

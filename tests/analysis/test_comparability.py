@@ -14,7 +14,7 @@ from pipeline.analysis.comparability import (
 from pipeline.analysis.pooling import pool_outcomes
 from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Gpu, Record
-from pipeline.experiment.spec import Device, Execution
+from pipeline.plan.axes import Device, Execution
 from pipeline.tables.collect_experiment import collect_experiment
 from pipeline.tables.note_texts import MAX_VALUE_CHARS, shorten_values
 

@@ -4,7 +4,8 @@ import tabulate
 import torch
 from bench_epochs import NUM_WINDOWS, by_turns, ours
 
-from pipeline.experiment.spec import MemoryLayout, Spec
+from pipeline.experiment.spec import Spec
+from pipeline.plan.axes import MemoryLayout
 from pipeline.training.process_group import Rank
 
 BATCH_SIZE, NUM_STEPS = 32, 3

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from pipeline.experiment.spec import CAPTURED_EXECUTIONS, Spec
+from pipeline.experiment.spec import Spec
+from pipeline.plan.axes import CAPTURED_EXECUTIONS
 from pipeline.training import process_group
 from pipeline.training.loop import build_batches, run_epoch, set_precision
 from pipeline.training.process_group import Rank

@@ -31,9 +31,9 @@ from pipeline.communication.selftest_checks import SavedSelftest, difference_us,
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.grid import expand_grid
 from pipeline.experiment.point_label import format_number
-from pipeline.experiment.spec import REMEDIES
 from pipeline.pages.display_tables import MAX_WIDTH as TERMINAL_WIDTH
 from pipeline.pages.terminal import answer_lines
+from pipeline.plan.axes import REMEDIES
 from pipeline.tables.collect_experiment import collect_experiment
 from pipeline.tables.time_to_target_rows import Targets
 

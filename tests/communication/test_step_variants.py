@@ -19,7 +19,8 @@ from pipeline.communication.step_variants import (
     list_own_collectives,
     wrap_variant,
 )
-from pipeline.experiment.spec import Execution, Spec
+from pipeline.experiment.spec import Spec
+from pipeline.plan.axes import Execution
 from pipeline.training.process_group import Rank
 from pipeline.workloads.find import build_workload
 

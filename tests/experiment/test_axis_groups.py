@@ -8,7 +8,8 @@ from test_spec import OTHER_VALUES
 from pipeline.experiment import axis_groups
 from pipeline.experiment.axis_groups import POOLED_AXES, AxisGroup, alike_key, without_repeat
 from pipeline.experiment.packing import process_layout
-from pipeline.experiment.spec import AXES, Spec
+from pipeline.experiment.spec import Spec
+from pipeline.plan.axes import AXES
 
 GROUPS: dict[str, AxisGroup] = {
     name: group for name, group in vars(axis_groups).items() if name.endswith(("_MAY_DIFFER", "POOLED_AXES"))

@@ -27,7 +27,7 @@ from pipeline.experiment.manifest import (
     as_job_name,
     start_submission,
 )
-from pipeline.experiment.spec import REMEDIES
+from pipeline.plan.axes import REMEDIES
 from pipeline.system.errors import CommandError
 
 

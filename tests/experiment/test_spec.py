@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis_profiles import examples
 
 from pipeline.analysis.intervals import min_values
-from pipeline.experiment.spec import AXES, MIN_WINDOWS_FOR_INTERVAL, Spec, canonical_json, non_default_fields
+from pipeline.experiment.spec import MIN_WINDOWS_FOR_INTERVAL, Spec, canonical_json, non_default_fields
+from pipeline.plan.axes import AXES
 
 BASE: dict[str, Any] = {"strategy": "ddp", "num_gpus": 4, "batch_size_per_gpu": 64, "epochs": 5, "input": "synthetic"}
 OTHER_VALUES: dict[str, Any] = {

@@ -12,13 +12,13 @@ from page_records import (
 from rendered_plots import line_panel, plots_of
 from study_records import learnt, trained
 
-from pipeline.experiment.spec import REMEDIES as REMEDIES_OF_SPEC
 from pipeline.pages.plot_data import (
     MAX_SERIES,
     REFERENCE,
     LinePanel,
     Point,
 )
+from pipeline.plan.axes import REMEDIES as REMEDIES_OF_SPEC
 
 
 def test_q4_compares_remedies_with_the_small_batch_by_epoch_update_and_second() -> None:

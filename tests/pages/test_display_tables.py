@@ -14,11 +14,12 @@ from pipeline.analysis.notes import make_note
 from pipeline.experiment.folder import find_experiments
 from pipeline.experiment.grid import expand_grid, shipped_grids
 from pipeline.experiment.record import Record
-from pipeline.experiment.spec import REMEDIES, Remedy, Spec
+from pipeline.experiment.spec import Spec
 from pipeline.pages import display_tables
 from pipeline.pages.cells import number_notes
 from pipeline.pages.display_tables import MAX_COLUMNS, MAX_WIDTH, DisplayOptions
 from pipeline.pages.markdown import render_experiment
+from pipeline.plan.axes import REMEDIES, Remedy
 from pipeline.tables.collect_experiment import collect_experiment
 from pipeline.tables.columns import Row
 

@@ -16,7 +16,7 @@ from pipeline.experiment.outcomes import CollectedOutcomes, Coverage
 from pipeline.experiment.point_label import Terms
 from pipeline.experiment.record import Environment, Failure, Gpu, Record
 from pipeline.experiment.record_store import RejectedFile
-from pipeline.experiment.spec import Precision, Spec
+from pipeline.experiment.spec import Spec
 from pipeline.pages.cells import decimals_of, format_cell
 from pipeline.pages.display_tables import MAX_WIDTH
 from pipeline.pages.markdown import (
@@ -27,6 +27,7 @@ from pipeline.pages.markdown import (
     wrap,
 )
 from pipeline.pages.provenance import list_provenance
+from pipeline.plan.axes import Precision
 from pipeline.tables.build_tables import Tables
 from pipeline.tables.columns import Row
 from pipeline.tables.definitions import TABLES

@@ -8,7 +8,7 @@ from rendered_tables import build
 
 from pipeline.experiment.measurement import SweptCollective
 from pipeline.experiment.record import Environment, Gpu, Record
-from pipeline.experiment.spec import Execution
+from pipeline.plan.axes import Execution
 
 
 @pytest.mark.parametrize(

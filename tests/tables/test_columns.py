@@ -5,8 +5,8 @@ from factories import ROOT, sentences
 from words_page import AXIS_COLUMNS, render_words
 
 from pipeline.analysis.notes import make_note, text_note
-from pipeline.experiment.spec import AXES
 from pipeline.pages.cells import format_cell
+from pipeline.plan.axes import AXES
 from pipeline.tables import note_texts
 from pipeline.tables.build_tables import flatten_row
 from pipeline.tables.columns import FACTORS, Column, Row, Table

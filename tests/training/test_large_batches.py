@@ -17,7 +17,8 @@ from pipeline.data.images import Images, load_images
 from pipeline.experiment.learning_rate import learning_rate_at, peak_learning_rate
 from pipeline.experiment.measurement import Epoch
 from pipeline.experiment.record_store import load_folder
-from pipeline.experiment.spec import Remedy, Spec
+from pipeline.experiment.spec import Spec
+from pipeline.plan.axes import Remedy
 from pipeline.training import loop
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, ignore_mark

@@ -10,7 +10,7 @@ from factories import make_spec
 from PIL import Image
 from torch import nn
 
-from pipeline.experiment.spec import COMPILED_EXECUTIONS, Execution
+from pipeline.plan.axes import COMPILED_EXECUTIONS, Execution
 from pipeline.training.loop import set_precision
 from pipeline.training.step_setup import has_compiler
 from pipeline.workloads.cifar_classifier import CifarClassifier
