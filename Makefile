@@ -4,6 +4,7 @@
 # which it draws few examples; make test-alone: those that time processes, one after the other
 # make lint, make bench, make bench-gpu, make jobs, make words, make schema
 # make results: write the measured figures of README.md and docs/ anew from the records in published/
+# make golden: compare what the commands write with the digests in benchmarks/golden.json
 # make campaign: what is measured on the GPUs of a node, in sittings; each call goes on where the last one stopped
 # make faults: the tests of docs/faults.md; make faults-page: write their names into it
 # make mutations: apply each known defect to a copy, and see that a test fails
@@ -22,7 +23,7 @@ PYTEST = python -m pytest -q -ra --numprocesses $(WORKERS) --dist worksteal
 # what check leaves out
 SLOW = slurm or training or browser or wheel
 
-.PHONY: run check test test-fast test-slow test-alone lint bench bench-gpu campaign mutations faults faults-page jobs words schema results slurm browser
+.PHONY: run check test test-fast test-slow test-alone golden lint bench bench-gpu campaign mutations faults faults-page jobs words schema results slurm browser
 
 run: $(INSTALLED)
 	python -m pipeline.submit --grid smoke --wait --skip-unsatisfiable --points-per-element 4
@@ -30,7 +31,7 @@ run: $(INSTALLED)
 	@echo "Next: $(VENV)/bin/ddpscale submit --grid scaling --dry-run    # on a machine with GPUs"
 
 test: $(INSTALLED)-test slurm browser
-	$(MAKE) --jobs=1 --keep-going test-fast test-slow test-alone
+	$(MAKE) --jobs=1 --keep-going test-fast test-slow test-alone golden
 
 # at once: mypy is one process, and the linters end while the tests run
 check: $(INSTALLED)-test
@@ -45,6 +46,9 @@ test-slow: $(INSTALLED)-test slurm browser
 
 test-alone: $(INSTALLED)-test
 	python -m pytest -q -ra -m alone
+
+golden: $(INSTALLED)
+	python benchmarks/golden.py
 
 faults: $(INSTALLED)-test slurm browser
 	$(PYTEST) -m fault
