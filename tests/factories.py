@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,9 @@ from pipeline.experiment.measurement import (
     TransferKind,
     VariantName,
 )
+from pipeline.experiment.outcomes import CollectedOutcomes, resolve_outcomes
 from pipeline.experiment.record import SCHEMA_VERSION, Failure, FailureKind, Record, Status
-from pipeline.experiment.record_store import publish_record
+from pipeline.experiment.record_store import RejectedFile, publish_record
 from pipeline.experiment.spec import Spec
 from pipeline.tables.note_texts import render_note
 
@@ -116,6 +117,35 @@ def make_record(
         launch_id=launch_id,
         **{"reason": "", **fields},
     )
+
+
+def measurement_of(record: Record) -> Measurement:
+    assert record.measurement is not None
+    return record.measurement
+
+
+def with_measurement(record: Record, **fields: Any) -> Record:
+    """The record with these fields of its measurement."""
+    return msgspec.structs.replace(record, measurement=msgspec.structs.replace(measurement_of(record), **fields))
+
+
+def with_epochs(record: Record, fields_of: Callable[[Epoch], Mapping[str, Any]]) -> Record:
+    """The record with the fields that the function gives for each of its epochs."""
+    epochs = measurement_of(record).epochs
+    return with_measurement(record, epochs=tuple(msgspec.structs.replace(one, **fields_of(one)) for one in epochs))
+
+
+def with_rank_epochs(record: Record, fields_of: Callable[[RankEpoch], Mapping[str, Any]]) -> Record:
+    """The record with the fields that the function gives for each rank in each epoch."""
+    return with_epochs(
+        record,
+        lambda epoch: {"ranks": tuple(msgspec.structs.replace(rank, **fields_of(rank)) for rank in epoch.ranks)},
+    )
+
+
+def resolved(*found: Record, missing: Sequence[Spec] = (), bad: Sequence[RejectedFile] = ()) -> CollectedOutcomes:
+    """The outcomes of an experiment that expects the records' points and the missing ones."""
+    return resolve_outcomes(list(dict.fromkeys([*(record.spec for record in found), *missing])), found, bad)
 
 
 def make_communication(

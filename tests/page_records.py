@@ -3,13 +3,19 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 from communication_records import BUCKETS, measured, point
-from factories import make_communication_record, make_measurement, make_record, make_spec
+from factories import (
+    make_communication_record,
+    make_measurement,
+    make_record,
+    make_spec,
+    resolved,
+    with_epochs,
+    with_rank_epochs,
+)
 
 from pipeline.experiment.folder import Experiment
-from pipeline.experiment.measurement import Measurement, SweptCollective
-from pipeline.experiment.outcomes import resolve_outcomes
+from pipeline.experiment.measurement import SweptCollective
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.experiment.record_store import RejectedFile
 from pipeline.experiment.spec import Spec
@@ -24,23 +30,15 @@ REMEDIES: tuple[tuple[Remedy, ...], ...] = ((), ("linear_scaling",), ("linear_sc
 EVIL = '<script>alert("x")</script><img src=http://example.invalid/x.png>\u202e$\\frac{1}{2}$'
 
 
-def with_parts(measurement: Measurement) -> Measurement:
-    """The measurement with computation split into parts: 10 % copy, 30 % forward, 50 % backward, 10 % optimizer."""
-    epochs = []
-    for epoch in measurement.epochs:
-        ranks = []
-        for rank in epoch.ranks:
-            compute_ns = rank.compute_time_ns or 0
-            shares = {"copy_ns": 0.1, "forward_ns": 0.3, "backward_ns": 0.5, "optimizer_ns": 0.1}
-            parts = {name: round(share * compute_ns) for name, share in shares.items()}
-            ranks.append(msgspec.structs.replace(rank, **parts))
-        epochs.append(msgspec.structs.replace(epoch, ranks=tuple(ranks)))
-    return msgspec.structs.replace(measurement, epochs=tuple(epochs))
+PARTS = {"copy_ns": 0.1, "forward_ns": 0.3, "backward_ns": 0.5, "optimizer_ns": 0.1}  # of the time that computes
 
 
 def timed_record(spec: Spec, time_s: float, **fields: float) -> Record:
     """A record whose timed epoch took so long, with every part of its steps."""
-    return make_record(spec, measurement=with_parts(make_measurement(spec, (2 * time_s, time_s), **fields)))
+    record = make_record(spec, measurement=make_measurement(spec, (2 * time_s, time_s), **fields))
+    return with_rank_epochs(
+        record, lambda rank: {part: round(share * (rank.compute_time_ns or 0)) for part, share in PARTS.items()}
+    )
 
 
 def batch_records() -> list[Record]:
@@ -69,19 +67,15 @@ def communication_records() -> list[Record]:
 
 def remedy_records() -> list[Record]:
     """Four epochs with a small batch, and with a large one with and without remedies."""
-    found = []
     small = make_spec(batch_size_per_gpu=64, epochs=4, evaluate=True)
     large = [make_spec(batch_size_per_gpu=4096, epochs=4, evaluate=True, remedies=remedies) for remedies in REMEDIES]
-    for rank, spec in enumerate([small, *large]):
-        record = make_record(spec, (3.0, 2.0, 2.0, 2.0), loss=1.0)
-        measurement = record.measurement
-        assert measurement is not None
-        epochs = tuple(
-            msgspec.structs.replace(epoch, test_accuracy=0.2 + 0.1 * epoch.epoch - 0.05 * rank)
-            for epoch in measurement.epochs
+    return [
+        with_epochs(
+            make_record(spec, (3.0, 2.0, 2.0, 2.0), loss=1.0),
+            lambda epoch, lost=0.05 * rank: {"test_accuracy": 0.2 + 0.1 * epoch.epoch - lost},  # type: ignore[misc]
         )
-        found.append(msgspec.structs.replace(record, measurement=msgspec.structs.replace(measurement, epochs=epochs)))
-    return found
+        for rank, spec in enumerate([small, *large])
+    ]
 
 
 def every_question() -> list[Record]:
@@ -99,7 +93,7 @@ def hostile_records() -> list[Record]:
 
 
 def plot_source(*found: Record) -> PlotSource:
-    outcomes = resolve_outcomes([record.spec for record in found], found, []).outcomes
+    outcomes = resolved(*found).outcomes
     return PlotSource(build_tables(outcomes), outcomes)
 
 
@@ -107,7 +101,7 @@ def collected_in(
     folder: Path, *found: Record, missing: Sequence[Spec] = (), bad: Sequence[RejectedFile] = ()
 ) -> CollectedExperiment:
     """The experiment of these records, in a folder of its own."""
-    collected = resolve_outcomes([*(record.spec for record in found), *missing], found, bad)
+    collected = resolved(*found, missing=missing, bad=bad)
     folder.mkdir(parents=True, exist_ok=True)
     return CollectedExperiment(Experiment(folder), collected, build_tables(collected.outcomes))
 

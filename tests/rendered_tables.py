@@ -1,14 +1,15 @@
 """The tables and the report of records, and a table read back from a report."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from factories import ROOT
+import pytest
+from factories import ROOT, resolved
 
 from pipeline.answers.claims import Claim
 from pipeline.answers.questions import Answer, answer_questions
 from pipeline.experiment.folder import Experiment
-from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.point_label import Terms
 from pipeline.experiment.record import Record
 from pipeline.experiment.record_store import RejectedFile
@@ -17,15 +18,14 @@ from pipeline.pages.display_tables import DisplayOptions
 from pipeline.pages.markdown import render_experiment
 from pipeline.tables.build_tables import Tables, build_tables
 from pipeline.tables.collect_experiment import collect_experiment
-from pipeline.tables.time_to_target_rows import Targets
+from pipeline.tables.columns import Row
 
 Answers = dict[str, list[Claim]]
 
 
-def build(*found: Record, missing: Sequence[Spec] = (), target_accuracy: float | None = None) -> Tables:
+def build(*found: Record, missing: Sequence[Spec] = (), **options: Any) -> Tables:
     """The tables of an experiment that expects the records' points and the missing ones."""
-    expected = dict.fromkeys([*(record.spec for record in found), *missing])
-    return build_tables(resolve_outcomes(list(expected), found, []).outcomes, targets=Targets(target_accuracy))
+    return build_tables(resolved(*found, missing=missing).outcomes, **options)
 
 
 def report(
@@ -35,9 +35,29 @@ def report(
     name: str = "x",
     options: DisplayOptions | None = None,
 ) -> str:
-    expected = dict.fromkeys([*(record.spec for record in found), *missing])
-    collected = resolve_outcomes(list(expected), found, bad)
+    collected = resolved(*found, missing=missing, bad=bad)
     return render_experiment(name, build_tables(collected.outcomes), collected, options)
+
+
+def cells(rows: Iterable[Row | Mapping[str, Any]], *keys: str) -> list[tuple[Any, ...]]:
+    """Those figures of every row."""
+    return [tuple(row[key] for key in keys) for row in rows]
+
+
+def row_of(rows: Iterable[Row], **wanted: Any) -> Row:
+    """The one row with these axes and figures; in Q2 that of weak scaling unless another is wanted."""
+    (row,) = (
+        row
+        for row in rows
+        if row.figures.get("scaling") in (None, wanted.get("scaling", "weak"))
+        and all(row[key] == value for key, value in wanted.items())
+    )
+    return row
+
+
+def assert_row(row: Row | Mapping[str, Any], **expected: Any) -> None:
+    """Fail unless the row has these figures, numbers to six digits."""
+    assert {key: row[key] for key in expected} == pytest.approx(expected)
 
 
 def table_of(text: str, heading: str) -> list[dict[str, str]]:

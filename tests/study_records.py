@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-from factories import make_record, make_spec
+from factories import make_record, make_spec, with_epochs
 
 from pipeline.experiment.record import Record
 from pipeline.plan.axes import Remedy
@@ -14,14 +13,7 @@ def trained(accuracies: Sequence[float], epoch_time_s: float = 1.0, **fields: An
     """A record of an evaluated run with these test accuracies by epoch."""
     spec = make_spec(**{"evaluate": True, "epochs": len(accuracies), **fields})
     record = make_record(spec, [epoch_time_s] * spec.epochs, loss=1.0)
-    assert record.measurement is not None
-    epochs = [
-        msgspec.structs.replace(epoch, test_accuracy=accuracy)
-        for epoch, accuracy in zip(record.measurement.epochs, accuracies, strict=True)
-    ]
-    return msgspec.structs.replace(
-        record, measurement=msgspec.structs.replace(record.measurement, epochs=tuple(epochs))
-    )
+    return with_epochs(record, lambda epoch: {"test_accuracy": accuracies[epoch.epoch - 1]})
 
 
 def learnt(size: int, accuracy: float, epochs: int = 4, epoch_time_s: float = 2.0, **fields: Any) -> Record:

@@ -7,22 +7,26 @@ import msgspec
 from factories import make_record, make_spec
 
 from pipeline.experiment.record import Environment, Gpu, Record
+from pipeline.experiment.spec import Spec
 
 H200 = Environment(gpus=(Gpu(name="NVIDIA H200"),))
 NOISY = (0.95, 0.97, 0.99, 1.01, 1.03, 1.05)
 
 
+def on_gpus(num_gpus: int, batch_size_per_gpu: int, **fields: Any) -> Spec:
+    """A point on one GPU, or of DDP on several."""
+    axes = {"strategy": "single" if num_gpus == 1 else "ddp", "num_gpus": num_gpus, **fields}
+    return make_spec(batch_size_per_gpu=batch_size_per_gpu, **axes)
+
+
 def timed(time_s: float, batch_size_per_gpu: int, num_gpus: int = 1, **fields: Any) -> Record:
-    strategy = "single" if num_gpus == 1 else "ddp"
-    spec = make_spec(strategy=strategy, num_gpus=num_gpus, batch_size_per_gpu=batch_size_per_gpu, **fields)
-    return make_record(spec, (9.0, time_s), environment=H200)
+    return make_record(on_gpus(num_gpus, batch_size_per_gpu, **fields), (9.0, time_s), environment=H200)
 
 
 def windowed(times_s: Sequence[float], batch_size_per_gpu: int, num_gpus: int = 1, **fields: Any) -> Record:
     """A record of six timed epochs."""
-    strategy = "single" if num_gpus == 1 else "ddp"
-    axes = {"strategy": strategy, "num_gpus": num_gpus, "batch_size_per_gpu": batch_size_per_gpu, **fields}
-    return make_record(make_spec(windows=6, epochs=7, **axes), (9.0, *times_s), environment=H200)
+    spec = on_gpus(num_gpus, batch_size_per_gpu, windows=6, epochs=7, **fields)
+    return make_record(spec, (9.0, *times_s), environment=H200)
 
 
 def beside(*found: Record) -> list[Record]:

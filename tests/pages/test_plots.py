@@ -4,13 +4,23 @@ import base64
 import itertools
 import math
 import re
+from collections.abc import Sequence
+from typing import Any
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 import msgspec
 import pytest
 from communication_records import measured, point
-from factories import ROOT, make_communication_record, make_measurement, make_record, make_spec
+from factories import (
+    ROOT,
+    assert_says,
+    make_communication_record,
+    make_measurement,
+    make_record,
+    make_spec,
+    with_measurement,
+)
 from int8_records import RECORDS
 from page_records import (
     batch_records,
@@ -20,8 +30,8 @@ from page_records import (
     scaling_records,
     timed_record,
 )
-from rendered_plots import line_panel, plots_of
-from timed_records import H200, beside, timed
+from rendered_plots import bar_panel, line_panel, plots_of
+from timed_records import H200, beside, on_gpus, timed
 
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.point_label import Terms
@@ -52,12 +62,23 @@ MIN_CONTRAST = 3  # of a graphical object against its ground: WCAG 2.2, 1.4.11
 MIN_TEXT_CONTRAST = 4.5  # 1.4.3
 
 
+def ys(line: Series) -> list[Any]:
+    return [point.y for point in line.points]
+
+
+def xs(line: Series) -> list[float]:
+    return [point.x for point in line.points]
+
+
+def labels(panel: LinePanel) -> list[str]:
+    return [line.label for line in panel.series]
+
+
 def test_q1_shows_time_throughput_and_where_memory_ends() -> None:
     plot = plots_of(*batch_records())["q1"]
-    times, throughput = line_panel(plot), line_panel(plot, 1)
-    assert times.series[0].points == (Point(32, 12), Point(128, 5), Point(512, 4))
-    assert [point.y for point in throughput.series[0].points] == pytest.approx([50_000 / 12, 10_000, 12_500])
-    assert times.oom_from == 2048
+    times = line_panel(plot)
+    assert (times.series[0].points, times.oom_from) == ((Point(32, 12), Point(128, 5), Point(512, 4)), 2048)
+    assert ys(line_panel(plot, 1).series[0]) == pytest.approx([50_000 / 12, 10_000, 12_500])
     assert "12 at 32, 4 at 512. Out of memory from 2,048 on." in times.describe()
 
 
@@ -76,14 +97,21 @@ def test_a_peak_at_one_batch_size_is_a_dash_where_a_line_would_have_no_length() 
     )
 
 
-def test_q2_shows_a_line_from_one_gpu_for_each_batch_size() -> None:
-    plot = plots_of(*batch_records(), *scaling_records())["q2"]
-    panel = line_panel(plot)
-    assert [line.label for line in panel.series] == ["32 per GPU", "128 per GPU", "512 per GPU"]
-    assert [point.x for point in panel.series[0].points] == [1, 2, 4]
-    assert [point.y for point in panel.series[0].points] == pytest.approx([1, 2 / 1.1, 4 / 1.1])
+@pytest.mark.parametrize(
+    ("counts", "names", "at", "speedups", "ideal"),
+    [
+        ((2, 4), ["32 per GPU", "128 per GPU", "512 per GPU"], [1, 2, 4], [1, 2 / 1.1, 4 / 1.1], [1, 2, 4]),
+        ((2,), ["ddp"], [32, 128, 512], [2 / 1.1] * 3, [2, 2, 2]),
+    ],
+    ids=["a line from one GPU for each batch size", "with one number of GPUs against the batch size"],
+)
+def test_q2_shows_speed_ups(
+    counts: tuple[int, ...], names: list[str], at: list[float], speedups: list[float], ideal: list[float]
+) -> None:
+    panel = line_panel(plots_of(*batch_records(), *scaling_records(counts))["q2"])
     assert panel.ideal is not None
-    assert panel.ideal(4) == 4
+    assert (labels(panel), xs(panel.series[0]), [panel.ideal(x) for x in at]) == (names, at, ideal)
+    assert ys(panel.series[0]) == pytest.approx(speedups)
 
 
 def test_a_point_on_two_nodes_is_a_line_of_its_own() -> None:
@@ -92,60 +120,53 @@ def test_a_point_on_two_nodes_is_a_line_of_its_own() -> None:
         for nodes, speedup in ((1, 3.6), (2, 2.1))
     ]
     panel = line_panel(plots_of(*batch_records(), *four)["q2"])
-    assert {line.label: line.points[-1].y for line in panel.series} == {
-        "ddp, 1 node": pytest.approx(3.6),
-        "ddp, 2 nodes": pytest.approx(2.1),
-    }
+    ends = {line.label: line.points[-1].y for line in panel.series}
+    assert ends == pytest.approx({"ddp, 1 node": 3.6, "ddp, 2 nodes": 2.1})
 
 
 def test_the_series_that_a_plot_of_speed_ups_has_no_room_for_are_counted() -> None:
-    found = []
-    for number in range(5):
-        for images in ("dataloader", "synthetic"):
-            spec = make_spec(batch_size_per_gpu=32 * 2**number, input=images)
-            many = [msgspec.structs.replace(spec, strategy="ddp", num_gpus=count) for count in (2, 4)]
-            found += [timed_record(point, 8 / point.num_gpus) for point in (spec, *many)]
+    found = [
+        timed_record(on_gpus(count, 32 * 2**number, input=images), 8 / count)
+        for number in range(5)
+        for images in ("dataloader", "synthetic")
+        for count in (1, 2, 4)
+    ]
     plot = plots_of(*found)["q2"]
-    assert len(line_panel(plot).series) == MAX_SERIES
-    assert plot.note == "8 of 10 series are shown."
-
-
-def test_q2_with_one_number_of_gpus_stands_against_the_batch_size() -> None:
-    panel = line_panel(plots_of(*batch_records(), *scaling_records(counts=(2,)))["q2"])
-    assert [point.x for point in panel.series[0].points] == [32, 128, 512]
-    assert panel.ideal is not None
-    assert panel.ideal(32) == panel.ideal(512) == 2
+    assert (len(line_panel(plot).series), plot.note) == (MAX_SERIES, "8 of 10 series are shown.")
 
 
 def test_a_loader_bound_point_is_grey_and_the_key_says_so() -> None:
     """At 128 images a step 30 % of the epoch is waiting for data, at 32 it is 6 %, which is not too much."""
-    measurements = {
-        size: make_measurement(make_spec(batch_size_per_gpu=size), (2.0, 1.0), compute_share=share)
-        for size, share in ((32, 0.9375), (128, 0.7))
-    }
-    found = [make_record(make_spec(batch_size_per_gpu=size), measurement=one) for size, one in measurements.items()]
-    plot = plots_of(*found)["q1"]
+    specs = {make_spec(batch_size_per_gpu=size): share for size, share in ((32, 0.9375), (128, 0.7))}
+    plot = plots_of(
+        *(
+            make_record(spec, measurement=make_measurement(spec, (2.0, 1.0), compute_share=share))
+            for spec, share in specs.items()
+        )
+    )["q1"]
     assert [point.flaw for point in line_panel(plot).series[0].points] == ["", LOADER_BOUND]
     assert "1 at 32, 1 at 128 (loader-bound)." in line_panel(plot).describe()
     assert plot.key() == [("○", "muted", GREY_LABELS[LOADER_BOUND])]
-    drawn = svg_of(render_plot(plot).panels[0].dark)
-    assert f"fill: {DARK['--bg']}; stroke: {DARK['--muted']}" in drawn  # the hollow marker
-    assert ">loader-bound</text>" in drawn
+    hollow = f"fill: {DARK['--bg']}; stroke: {DARK['--muted']}"  # the marker
+    assert_says(svg_of(render_plot(plot).panels[0].dark), hollow, ">loader-bound</text>")
 
 
-def test_a_speed_up_against_a_baseline_beside_other_points_is_grey() -> None:
-    found = [*beside(timed(4, 32), timed(4, 64)), timed(2.5, 32, 2), timed(2.5, 64, 2)]
+SHARED = [*beside(timed(4, 32), timed(4, 64)), timed(2.5, 32, 2), timed(2.5, 64, 2)]
+TOO_FAST = [timed(4, 32), timed(4, 64), timed(1.5, 32, 2), timed(1.5, 64, 2)]
+
+
+@pytest.mark.parametrize(
+    ("found", "flaw"),
+    [
+        pytest.param(SHARED, SHARED_NODE, id="against a baseline beside other points"),
+        pytest.param(TOO_FAST, ABOVE_N, id="above N"),
+    ],
+)
+def test_a_speed_up_that_cannot_be_trusted_is_grey_and_the_time_itself_is_not(found: list[Record], flaw: str) -> None:
     plots = plots_of(*found)
-    assert {point.flaw for point in line_panel(plots["q2"]).series[0].points} == {SHARED_NODE}
-    assert {point.flaw for point in line_panel(plots["q1"]).series[0].points} == {""}  # the time itself is no speed-up
-
-
-def test_a_speed_up_above_n_is_grey() -> None:
-    found = [timed_record(make_spec(batch_size_per_gpu=size), 4) for size in (32, 64)]
-    found += [timed_record(make_spec(strategy="ddp", num_gpus=2, batch_size_per_gpu=size), 1.5) for size in (32, 64)]
-    plot = plots_of(*found)["q2"]
-    assert {point.flaw for point in line_panel(plot).series[0].points} == {ABOVE_N}
-    assert GREY_LABELS[ABOVE_N] in [entry.label for entry in plot.key()]
+    flaws = [{point.flaw for point in line_panel(plots[name]).series[0].points} for name in ("q1", "q2")]
+    assert flaws == [{""}, {flaw}]
+    assert GREY_LABELS[flaw] in [entry.label for entry in plots["q2"].key()]
 
 
 def test_lines_are_labelled_at_their_ends_in_a_grey_print_too() -> None:
@@ -166,25 +187,25 @@ def test_a_part_of_a_bar_with_room_has_its_name_inside_and_a_logarithmic_axis_sa
 def test_parts_of_a_bar_are_hatched_for_a_print_without_colours_and_the_key_has_their_order() -> None:
     assert len(HATCHES) == len(PART_MARKS) == len({*HATCHES}) == len({*PART_MARKS}) == MAX_SERIES
     plot = plots_of(*every_question())["q3"]
-    labels = [entry.label for entry in plot.key()]
-    assert labels == [part for part in STYLES if part in labels]
-    assert len({entry.mark for entry in plot.key()}) == len(labels) >= 3
+    key = {entry.label: entry.mark for entry in plot.key()}
+    assert [*key] == [part for part in STYLES if part in key]
+    assert len({*key.values()}) == len(key) == len(plot.key()) >= 3
     assert "<pattern" in svg_of(render_plot(plot).panels[-1].light)
 
 
 def test_bars_stand_by_strategy_gpus_and_batch_size_and_many_have_a_panel_for_each_strategy() -> None:
-    sizes = (512, 64, 128, 32)
-    ways = (("ddp", 2), ("single", 1), ("dp", 2))
+    sizes, ways = (512, 64, 128, 32), (("ddp", 2), ("single", 1), ("dp", 2))
     found = [make_spec(strategy=way, num_gpus=n, batch_size_per_gpu=size) for way, n in ways for size in sizes]
     panels = plots_of(*(timed_record(spec, 4) for spec in found))["q3"].panels
-    labels = [panel.bars for panel in panels if isinstance(panel, BarPanel)]
-    expected = [("single 1 GPU", 1), ("dp 2 GPUs", 2), ("ddp 2 GPUs", 2)]
-    assert labels == [tuple(f"{way}, {size} per GPU" for size in sorted(sizes)) for way, _ in expected]
+    bars = [panel.bars for panel in panels if isinstance(panel, BarPanel)]
+    assert bars == [
+        tuple(f"{way}, {size} per GPU" for size in (32, 64, 128, 512))
+        for way in ("single 1 GPU", "dp 2 GPUs", "ddp 2 GPUs")
+    ]
 
 
 def test_on_the_cpu_plots_name_processes() -> None:
-    specs = [make_spec(device="cpu", batch_size_per_gpu=size) for size in (32, 64)]
-    specs += [msgspec.structs.replace(spec, strategy="ddp", num_gpus=2) for spec in specs]
+    specs = [on_gpus(count, size, device="cpu") for count in (1, 2) for size in (32, 64)]
     source = plot_source(*map(make_record, specs))._replace(terms=Terms("processes"))
     texts = [render_plot(plot).file.decode() + plot.title + plot.note for plot in build_plots(source)]
     assert len(texts) >= 2
@@ -194,25 +215,21 @@ def test_on_the_cpu_plots_name_processes() -> None:
 
 def test_q3_splits_a_step_by_part_and_takes_exposed_communication_out_of_backward() -> None:
     """15/16 of T are computing: copy 0.1, forward 0.3, backward 0.5, optimizer 0.1 of that. DDP's step takes 1.1 ms."""
-    single = timed_record(make_spec(), 4)
-    double = timed_record(make_spec(strategy="ddp", num_gpus=2), 0.24)
-    panel = plots_of(single, double, *communication_records())["q3"].panels[0]
-    assert isinstance(panel, BarPanel)
+    double = timed_record(on_gpus(2, 128), 0.24)
+    panel = bar_panel(plots_of(timed_record(make_spec(), 4), double, *communication_records())["q3"])
     assert panel.bars == ("single 1 GPU", "ddp 2 GPUs")
     assert panel.totals_ms == pytest.approx([4000 / 391, 240 / 196])
-    shares = {part: values[0] for part, values in panel.parts.items()}
+    on_one, on_two = ({part: values[bar] for part, values in panel.parts.items()} for bar in (0, 1))
     expected = {"waiting for data": 0.0625, "computing, launches": 0.84375, "optimizer": 0.09375}
-    assert {part: share for part, share in shares.items() if share} == pytest.approx(expected)
+    assert {part: share for part, share in on_one.items() if share} == pytest.approx(expected)
     exposed = 40e-6 * 196 / 0.24  # 40 us a step, of an epoch of 196 steps
-    assert panel.parts["exposed communication"][1] == pytest.approx(exposed)
-    inside = panel.parts["the rest of computing"][1] + panel.parts.get("launches", (0, 0))[1]
-    assert inside == pytest.approx(0.84375 - exposed)
-    assert all(sum(values) == pytest.approx(1) for values in zip(*panel.parts.values(), strict=True))
+    inside = on_two["the rest of computing"] + on_two.get("launches", 0)
+    assert (on_two["exposed communication"], inside) == pytest.approx((exposed, 0.84375 - exposed))
+    assert (sum(on_one.values()), sum(on_two.values())) == pytest.approx((1, 1))
 
 
 def test_communication_that_was_not_measured_is_one_part_with_computing() -> None:
-    panel = plots_of(*batch_records(), *scaling_records())["q3"].panels[0]
-    assert isinstance(panel, BarPanel)
+    panel = bar_panel(plots_of(*batch_records(), *scaling_records())["q3"])
     assert "exposed communication" not in panel.parts
     on_one = [bar.startswith("single") for bar in panel.bars]
     assert [share == 0 for share in panel.parts["computing, launches, communication"]] == on_one
@@ -220,64 +237,54 @@ def test_communication_that_was_not_measured_is_one_part_with_computing() -> Non
 
 def test_parts_are_not_fitted_to_the_step_and_what_is_counted_twice_stands_below_0() -> None:
     """Of a step of 20.7 ms 20 ms are exposed, by a measurement whose step is longer than that without the wait."""
-    single, double = timed_record(make_spec(), 4), timed_record(make_spec(strategy="ddp", num_gpus=2), 4.056)
     slow = make_communication_record(point(), measured(*[20_000] * 6))
-    plot = plots_of(single, double, slow)["q3"]
-    (panel,) = plot.panels
-    assert isinstance(panel, BarPanel)
+    plot = plots_of(timed_record(make_spec(), 4), timed_record(on_gpus(2, 128), 4.056), slow)["q3"]
+    panel = bar_panel(plot)
     parts = {part: values[1] for part, values in panel.parts.items()}
-    assert parts["exposed communication"] == pytest.approx(0.02 * 196 / 4.056)
+    assert (parts["exposed communication"], sum(parts.values())) == pytest.approx((0.02 * 196 / 4.056, 1))
     assert parts["unexplained"] < -0.1
-    assert sum(parts.values()) == pytest.approx(1)
     assert "unexplained -1" in panel.describe()
     assert render_plot(plot).file
 
 
 def test_computing_at_the_peak_needs_flops_and_a_peak() -> None:
-    def counted(record: Record) -> Record:
-        assert record.measurement is not None
-        flops = msgspec.structs.replace(record.measurement, flops_per_sample=10**9, precision_used="tf32")
-        return msgspec.structs.replace(record, measurement=flops, environment=H200)
-
-    single, double = timed_record(make_spec(), 4), timed_record(make_spec(strategy="ddp", num_gpus=2), 4)
-    panel = plots_of(counted(single), counted(double))["q3"].panels[0]
-    assert isinstance(panel, BarPanel)
-    assert panel.parts["computing at the peak"][0] == pytest.approx(50_000 * 1e9 / 494e12 / 4)
-    plain = plots_of(single, double)["q3"].panels[0]
-    assert isinstance(plain, BarPanel)
-    assert "computing at the peak" not in plain.parts
+    plain = [timed_record(make_spec(), 4), timed_record(on_gpus(2, 128), 4)]
+    counted = [
+        msgspec.structs.replace(
+            with_measurement(record, flops_per_sample=10**9, precision_used="tf32"), environment=H200
+        )
+        for record in plain
+    ]
+    parts = bar_panel(plots_of(*counted)["q3"]).parts
+    assert parts["computing at the peak"][0] == pytest.approx(50_000 * 1e9 / 494e12 / 4)
+    assert "computing at the peak" not in bar_panel(plots_of(*plain)["q3"]).parts
 
 
 def test_bandwidth_shows_the_sweep_and_the_buckets() -> None:
     panel = line_panel(plots_of(*communication_records())["q3-bandwidth"])
-    assert [line.is_line for line in panel.series] == [True, False]
-    first = panel.series[0].points[0]
-    assert first.x == 10_000
-    assert first.y == pytest.approx(10_000 / 20_100)  # 10 kB in 20.1 us; 2(N-1)/N is 1
-    assert [point.x for point in panel.series[1].points] == [8_000_000, 26_000_000]
+    sweep, buckets = panel.series
+    assert (sweep.is_line, buckets.is_line, xs(buckets)) == (True, False, [8_000_000, 26_000_000])
+    assert sweep.points[0][:2] == pytest.approx((10_000, 10_000 / 20_100))  # 10 kB in 20.1 us; 2(N-1)/N is 1
 
 
 def test_each_kind_of_collective_is_a_line_of_its_own() -> None:
     found = collect_experiment(Experiment(ROOT / "published" / "h100x2" / "strategies"))
     panel = line_panel({plot.name: plot for plot in build_plots(PlotSource(found.tables, []))}["q3-bandwidth"])
-    kinds = (
+    assert [label.partition(",")[0] for label in labels(panel)] == [
         "isolated all-gather",
         "isolated all-reduce",
         "DDP's buckets",
         "isolated broadcast",
         "isolated reduce-scatter",
-    )
-    assert [line.label.partition(",")[0] for line in panel.series] == [*kinds]
-    for line in panel.series:
-        assert not line.is_line or len({point.x for point in line.points}) == len(line.points)
+    ]
+    assert all(len({*xs(line)}) == len(line.points) for line in panel.series if line.is_line)
 
 
 def test_int8_shows_the_change_by_stage_in_points_and_what_three_sigma_covers() -> None:
     """-5, -4, -2, -1, 1, 3 of 1,000 images; weights -1 to 1, of mean 0.25 and sigma 0.5."""
     found = plots_of(*RECORDS)
     panel = line_panel(found["int8"])
-    assert panel.title == "One scale per channel: change [points]"
-    assert [line.label for line in panel.series] == ["fp32", "three sigma"]
+    assert (panel.title, labels(panel)) == ("One scale per channel: change [points]", ["fp32", "three sigma"])
     (change,) = panel.series[1].points
     assert change == pytest.approx(Point(2, -0.15, -0.5, 0.3))
     assert "three sigma: -0.15 at + biases (all)." in panel.describe()
@@ -293,10 +300,10 @@ def test_histograms_name_the_layer_without_relu_and_every_stage_stands_in_the_or
     change, weights, before, after = build_plots(PlotSource(tables, []))
     assert [len(plot.panels) for plot in (change, weights, before, after)] == [4, 5, 5, 4]
     assert [panel.title.split(":")[0] for panel in before.panels][3:] == ["fc2", "fc3 (no ReLU)"]
-    for index, num_rules in enumerate((3, 3, 2, 2)):  # three sigma hides how small the others are
-        panel = line_panel(change, index)
-        assert [[round(point.x) for point in line.points] for line in panel.series[1:]] == [[0, 1, 2]] * num_rules
-    covered = [sorted(line_panel(change, index).y_covers) for index in range(4)]
+    panels = [line_panel(change, index) for index in range(4)]
+    stages = [[[round(x) for x in xs(line)] for line in panel.series[1:]] for panel in panels]
+    assert stages == [[[0, 1, 2]] * num_rules for num_rules in (3, 3, 2, 2)]  # three sigma hides how small others are
+    covered = [sorted(panel.y_covers) for panel in panels]
     assert covered[0] == covered[1] != covered[2] == covered[3]
     assert all(isinstance(panel, HistogramPanel) and len(panel.three_sigma) == 1 for panel in after.panels)
 
@@ -317,7 +324,7 @@ def test_a_constant_tensor_is_one_bar() -> None:
         pytest.param([make_record(loss=1.0)], id="two epochs do not answer Q4"),
     ],
 )
-def test_what_is_no_curve_has_no_plot(found: list[object]) -> None:
+def test_what_is_no_curve_has_no_plot(found: list[Record]) -> None:
     assert plots_of(*found) == {}
 
 
@@ -325,9 +332,8 @@ def test_of_many_series_some_are_drawn_and_the_plot_says_how_many() -> None:
     rates = range(1, 13)
     found = [make_record(make_spec(batch_size_per_gpu=size, learning_rate=rate)) for rate in rates for size in (32, 64)]
     plot = plots_of(*found)["q1"]
-    assert len(line_panel(plot).series) == MAX_SERIES
-    assert plot.note == "8 of 12 series are shown."
-    assert line_panel(plot).series[-1].label == "learning rate 12"
+    names = labels(line_panel(plot))
+    assert (len(names), names[-1], plot.note) == (MAX_SERIES, "learning rate 12", "8 of 12 series are shown.")
 
 
 def svg_of(address: str) -> str:
@@ -343,20 +349,18 @@ def test_a_picture_is_deterministic_self_contained_and_described() -> None:
     assert once == again
     assert {"q1", "q2", "q3", "q3-bandwidth", "q4", "int8", "int8-weights"} <= {plot.name for plot in wanted}
     for rendered in once:
-        for svg in (rendered.file.decode(), *(svg_of(panel.dark) for panel in rendered.panels)):
+        file = rendered.file.decode()
+        for svg in (file, *(svg_of(panel.dark) for panel in rendered.panels)):
             ElementTree.fromstring(svg)
             assert not re.search(r"<script|(?:src|href)=\"(?!#)|url\((?!#)", svg)
-        assert all(any(character.isdigit() for character in panel.text) for panel in rendered.panels)
-        assert all(escape(entry.label) in rendered.file.decode() for entry in rendered.plot.key())
+        assert all(re.search(r"\d", panel.text) for panel in rendered.panels)
+        assert_says(file, *(escape(entry.label) for entry in rendered.plot.key()))
 
 
 def test_each_theme_has_its_own_colours_and_no_placeholder_is_left() -> None:
     rendered = render_plot(plots_of(*batch_records())["q1"])
-    for svg, theme in (
-        (svg_of(rendered.panels[0].light), LIGHT),
-        (svg_of(rendered.panels[0].dark), DARK),
-        (rendered.file.decode(), LIGHT),
-    ):
+    light, dark = svg_of(rendered.panels[0].light), svg_of(rendered.panels[0].dark)
+    for svg, theme in ((light, LIGHT), (dark, DARK), (rendered.file.decode(), LIGHT)):
         used = set(re.findall(r"#[0-9a-f]{6}\b", svg))
         assert {theme["--s0"], theme["--fg"]} <= used <= set(theme.values())
     assert not set(PLACEHOLDERS.values()) & {*LIGHT.values(), *DARK.values()}
@@ -364,9 +368,9 @@ def test_each_theme_has_its_own_colours_and_no_placeholder_is_left() -> None:
 
 def test_a_file_has_the_key_of_its_plot() -> None:
     plot = plots_of(*batch_records(), *scaling_records())["q2"]
-    file = render_plot(plot).file.decode()
-    assert [entry.label for entry in plot.key()] == ["32 per GPU", "128 per GPU", "512 per GPU"]
-    assert all(entry.label in file for entry in plot.key())
+    names = [entry.label for entry in plot.key()]
+    assert names == ["32 per GPU", "128 per GPU", "512 per GPU"]
+    assert_says(render_plot(plot).file.decode(), *names)
 
 
 def themes() -> list[dict[str, str]]:
@@ -378,9 +382,12 @@ def themes() -> list[dict[str, str]]:
 
 def test_the_style_sheet_has_every_colour_in_every_theme() -> None:
     light, dark, printed = themes()
-    assert {role: light[role] for role in LIGHT} == LIGHT
-    assert {role: dark[role] for role in DARK} == DARK
+    assert (LIGHT.items() <= light.items(), DARK.items() <= dark.items()) == (True, True)
     assert light.keys() == dark.keys() == printed.keys()
+
+
+def dot(one: Sequence[float], other: Sequence[float]) -> float:
+    return sum(a * b for a, b in zip(one, other, strict=True))
 
 
 def linear(colour: str) -> tuple[float, ...]:
@@ -388,14 +395,9 @@ def linear(colour: str) -> tuple[float, ...]:
     return tuple(value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in values)
 
 
-def luminance(colour: str) -> float:
-    red, green, blue = linear(colour)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def contrast(one: str, other: str) -> float:
-    """The contrast ratio of WCAG 2.2."""
-    dark, light = sorted((luminance(one), luminance(other)))
+def contrast(*colours: str) -> float:
+    """The contrast ratio of two colours, of WCAG 2.2."""
+    dark, light = sorted(dot((0.2126, 0.7152, 0.0722), linear(colour)) for colour in colours)
     return (light + 0.05) / (dark + 0.05)
 
 
@@ -432,9 +434,7 @@ NORMAL = ((1, 0, 0), (0, 1, 0), (0, 0, 1))
 def test_series_differ_for_the_colour_blind_and_by_marker_too(
     theme: dict[str, str], sight: tuple[tuple[float, ...], ...]
 ) -> None:
-    seen = []
-    for index in range(MAX_SERIES):
-        rgb = linear(theme[f"--s{index}"])
-        seen.append(oklab(tuple(sum(w * v for w, v in zip(row, rgb, strict=True)) for row in sight)))
+    colours = [linear(theme[f"--s{index}"]) for index in range(MAX_SERIES)]
+    seen = [oklab(tuple(dot(row, rgb) for row in sight)) for rgb in colours]
     assert min(math.dist(one, other) for one, other in itertools.combinations(seen, 2)) > 0.1  # 0.02 is noticeable
     assert len(set(MARKERS)) == len(set(MARKS)) == MAX_SERIES
