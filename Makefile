@@ -90,7 +90,7 @@ results: $(INSTALLED)
 	python tests/benchmarks/render_results.py
 
 words: $(INSTALLED)
-	python tests/words_page.py docs/words.md
+	python tests/words_page.py docs
 
 schema: $(INSTALLED)
 	python tests/schema_files.py docs/schema

@@ -12,6 +12,7 @@ import msgspec
 from pipeline.analysis.intervals import ends_of
 from pipeline.analysis.notes import Note
 from pipeline.experiment.folder import Experiment
+from pipeline.experiment.grid import expand_grid
 from pipeline.experiment.manifest import Manifest, Submission, add_points
 from pipeline.experiment.measurement import (
     Collective,
@@ -27,6 +28,7 @@ from pipeline.experiment.outcomes import CollectedOutcomes, resolve_outcomes
 from pipeline.experiment.record import SCHEMA_VERSION, Failure, FailureKind, Record, Status
 from pipeline.experiment.record_store import RejectedFile, publish_record
 from pipeline.experiment.spec import Spec
+from pipeline.plan.axes import DECLARED
 from pipeline.tables.note_texts import render_note
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -63,6 +65,20 @@ points:
 def make_spec(**fields: Any) -> Spec:
     """A point: one GPU at batch 128 unless said otherwise."""
     return Spec(**{"strategy": "single", "num_gpus": 1, "batch_size_per_gpu": 128, **fields})
+
+
+def values_in_example(axis: str) -> list[Any]:
+    """Return the values of the axis that the example of its declaration gives to the grid q2."""
+    points = expand_grid("q2", DECLARED[axis].example.split()).points
+    return list(dict.fromkeys(getattr(spec, axis) for spec in points))
+
+
+def with_other_value(spec: Spec, axis: str) -> Spec:
+    """The point with another value of the axis, that of its example, whether or not the two go together."""
+    other = msgspec.structs.replace(spec)
+    value = next(value for value in values_in_example(axis) if value != getattr(spec, axis))
+    msgspec.structs.force_setattr(other, axis, value)
+    return other
 
 
 def make_measurement(

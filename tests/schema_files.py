@@ -14,7 +14,7 @@ from words_page import NOTE, NUM_RUNS
 from pipeline.experiment.measurement import Operation
 from pipeline.experiment.outcomes import Coverage
 from pipeline.experiment.record import SCHEMA_VERSION, Record
-from pipeline.experiment.spec import Spec
+from pipeline.plan.axes import AXES
 from pipeline.tables.build_tables import INT8_TABLES
 from pipeline.tables.columns import Column, Table
 from pipeline.tables.definitions import TABLES
@@ -31,17 +31,31 @@ def schema_files() -> dict[str, bytes]:
 
 
 def record_schema() -> dict[str, Any]:
-    """Return the schema of records/*.json, from the types that read them."""
+    """Return the schema of records/*.json, from the types that read them; it has the axes of a row of tables.json."""
     title = f"A record of one attempt at a point, schema version {SCHEMA_VERSION} and earlier"
-    return {"$schema": DIALECT, "title": title, **with_plain_patterns(msgspec.json.schema(Record))}
+    schema = {"$schema": DIALECT, "title": title, **msgspec.json.schema(Record)}
+    schema["$defs"]["AxesOfRow"] = {
+        "description": "The axes of a point that a row of a table shows. One of which the row has several is null.",
+        "properties": {
+            axis: {"anyOf": [{"$ref": f"#/$defs/Spec/properties/{axis}"}, {"type": "null"}]} for axis in AXES
+        },
+    }
+    return dict(with_plain_patterns(schema))
 
 
 def tables_schema() -> dict[str, Any]:
     """Return the schema of tables.json, from the declarations of the columns."""
-    (coverage, spec), definitions = msgspec.json.schema_components((Coverage, Spec), ref_template="#/$defs/{name}")
-    axes = definitions.pop(spec["$ref"].rpartition("/")[2])["properties"]
+    (coverage,), definitions = msgspec.json.schema_components((Coverage,), ref_template="#/$defs/{name}")
     tables = {table.name: {"type": "array", "items": row_schema(table)} for table in TABLES.values()}
-    schema = {
+    axes = {
+        "$ref": "record.json#/$defs/AxesOfRow",
+        "properties": {
+            "gpu": {"description": "GPU model; null on a CPU, or if not stated.", "type": ["string", "null"]},
+            "unit": {"description": "What samples consist of.", "type": ["string", "null"]},
+            "operation": {"description": "Of a row of sweeps: the collective.", "enum": list(get_args(Operation))},
+        },
+    }
+    return {
         "$schema": DIALECT,
         "title": "The tables of an experiment",
         "description": "Rows by table, and the number of points by what became of them.",
@@ -49,20 +63,8 @@ def tables_schema() -> dict[str, Any]:
         "properties": {**tables, "coverage": coverage},
         "required": [*(name for name in tables if name not in INT8_TABLES), "coverage"],
         "additionalProperties": False,
-        "$defs": {**definitions, "axes": axes_schema(axes)},
+        "$defs": {**definitions, "axes": axes},
     }
-    return dict(with_plain_patterns(schema))
-
-
-def axes_schema(axes: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of the axes of a row, each of which may be null: a row may be of several values."""
-    shown = {axis: {key: part for key, part in schema.items() if key != "default"} for axis, schema in axes.items()}
-    properties: dict[str, Any] = {axis: {"anyOf": [schema, {"type": "null"}]} for axis, schema in shown.items()}
-    properties["gpu"] = {"description": "GPU model; null on a CPU, or if not stated.", "type": ["string", "null"]}
-    properties["unit"] = {"description": "What samples consist of.", "type": ["string", "null"]}
-    operation = {"description": "Of a row of sweeps: the collective.", "enum": list(get_args(Operation))}
-    properties["operation"] = operation
-    return {"description": "The axes of a point that a row shows.", "properties": properties}
 
 
 def row_schema(table: Table) -> dict[str, Any]:

@@ -31,7 +31,6 @@ from pipeline.experiment import record_store
 from pipeline.experiment.find_model import find_lacking
 from pipeline.experiment.grid import SHIPPED_GRIDS, expand_grid
 from pipeline.experiment.spec import Spec, non_default_fields
-from pipeline.plan.axes import AXES
 from pipeline.submission.batch_script import Prologue, setup_lines
 from pipeline.submission.slurm_request import PASSED_ON
 
@@ -461,17 +460,6 @@ def test_the_grid_that_the_docs_show_expands(tmp_path: Path) -> None:
     (tmp_path / "grid.yaml").write_text(block[1])
     answer = run_command("submit", "--grid", tmp_path / "grid.yaml", "--dry-run", "--json")
     assert len(json.loads(answer.stdout)["points"]) == 18  # 1 x 2 x 3 + 2 x 2 x 3
-
-
-def test_every_axis_has_an_example_that_expands() -> None:
-    shown = set()
-    for line in re.findall(r"^\| `.*$", PAGES["grids.md"].split("## Every axis", 1)[1], re.MULTILINE):
-        axes, _, example = (cell.strip() for cell in line.strip("|").split("|"))
-        changes = example.strip("`").split()
-        changed = {"options" if change.startswith("model.") else change.partition("=")[0] for change in changes}
-        shown |= set(re.findall(r"`(\w+)`", axes)) & changed
-        assert expand_grid("q2", changes).points
-    assert shown == set(AXES)
 
 
 def test_every_shipped_grid_is_listed() -> None:

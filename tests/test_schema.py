@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 from factories import ROOT
+from referencing import Registry
 from schema_files import schema_files
 
 from pipeline.experiment.folder import find_experiments
@@ -22,7 +23,10 @@ MAX_RECORDS = 60  # of an interpreted validator; each experiment gives at least 
 
 
 def validator(name: str) -> Any:
-    return jsonschema.Draft202012Validator(json.loads((SCHEMAS / name).read_text()))
+    """Return a validator with this schema, which may refer to the others by their names."""
+    schemas = {path.name: json.loads(path.read_text()) for path in SCHEMAS.glob("*.json")}
+    others = Registry().with_contents(schemas.items())
+    return jsonschema.Draft202012Validator(schemas[name], registry=others)
 
 
 @pytest.mark.parametrize("name", ["record.json", "tables.json"])

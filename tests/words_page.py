@@ -1,13 +1,17 @@
-"""Writes the end of docs/words.md: what each column of the tables means.
+"""Writes the end of docs/words.md, what each column of the tables means, and the table of every axis in docs/grids.md.
 
-python tests/words_page.py docs/words.md
+python tests/words_page.py docs
 """
 
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
+from pipeline.plan.axes import AXIS_DEFAULTS, DECLARED
 from pipeline.tables.columns import AXIS_HEADINGS, Column
 from pipeline.tables.definitions import TABLES
 
@@ -24,36 +28,18 @@ the figure is not known; the notes of the row say why.
 
 Each row names its point by strategy, number of nodes and GPUs, batch size, precision and input, and by every other axis
 in which a point of the experiment differs from its default; `repeat` and `seed` are pooled. A report says once what its
-rows share. In a CSV file a list is JSON, a text that a spreadsheet would run begins with a quote, and control
-characters are replaced; JSON has them as escapes. Reports round their decimal digits half up: 52.95 is 53.0.
+rows share. [grids.md](grids.md#every-axis) says what each axis means. In the tables of Q4 the learning rate is the
+largest of the run, after scaling. `gpu` is the model of the GPUs (of Q4 that of the times): times and memory of two
+models are two rows.
+
+In a CSV file a list is JSON, a text that a spreadsheet would run begins with a quote, and control characters are
+replaced; JSON has them as escapes. Reports round their decimal digits half up: 52.95 is 53.0.
 
 `X_low` and `X_high` (of a time `X_low_s` and `X_high_s`) are the ends of the interval of X. Of an accuracy or a time to
 target over two to five seeds they are the lowest and the highest. From here on the page is written by `make words`.
 """
 
-AXIS_COLUMNS = (
-    Column("strategy", "", "Parallel strategy."),
-    Column("precision", "", "Number format of the computation."),
-    Column("input", "", "Source of the training images."),
-    Column("dataset", "", "Data set."),
-    Column("model", "", "Model."),
-    Column("remedies", "", "Remedies for training with large batches."),
-    Column("learning_rate", "", "Learning rate; in the tables of Q4 the largest of the run, after scaling."),
-    Column("schedule", "", "Learning rate after warm-up: constant or cosine."),
-    Column("measure", "", "Kind of measurement: epochs, communication, memory or quantize."),
-    Column("execution", "", "Launches of the host: operations, compiled kernels or one CUDA graph a step."),
-    Column("layout", "", "Layout of images and weights in memory."),
-    Column("device", "", "Device: cuda or cpu."),
-    Column("max_steps", "", "Steps after which an epoch is cut off."),
-    Column("memory_limit_gib", "", "Limit of the memory of each process."),
-    Column("gpu", "", "Model of the GPUs (of Q4 that of the times): times and memory of two models are two rows."),
-    Column("bucket_cap_mb", "", "Largest size of a bucket of gradients."),
-    Column("static_graph", "", "DDP counts on the same graph in each step."),
-    Column("gradient_compression", "", "Number format of gradients in DDP's all-reduces: none changes nothing."),
-    Column("reshard", "", "What FSDP frees after the forward pass: blocks, always or never."),
-    Column("grad_accumulation", "", "Passes of batch_size_per_gpu samples for each update."),
-)
-"""The axes that are not plain counts or switches; `Spec` documents all."""
+AXES_TABLE = re.compile(r"(?<=<!-- axes: written by `make words` -->\n\n).*(?=\n\n<!-- end of axes -->)", re.DOTALL)
 
 
 def render_words(page: str) -> str:
@@ -65,8 +51,24 @@ def render_words(page: str) -> str:
         if column.heading and column.heading not in headings[column.key]:
             headings[column.key].append(column.heading)
     by_hand = page.partition(MARKER)[0] + MARKER
-    parts = [by_hand, INTRODUCTION, "## Axes\n", *table_lines(AXIS_COLUMNS, headings), "\n## Figures\n"]
-    return "\n".join([*parts, *table_lines(figures.values(), headings)]) + "\n"
+    return "\n".join([by_hand, INTRODUCTION, *table_lines(figures.values(), headings)]) + "\n"
+
+
+def render_axes(page: str) -> str:
+    """Return the page with the table of every axis between its markers."""
+    lines = ["| axis | default | meaning | example |", "| --- | --- | --- | --- |"]
+    for name, axis in DECLARED.items():
+        meaning = re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", axis.meaning)
+        lines.append(f"| `{name}` | {shown_default(name)} | {meaning} | `{axis.example}` |")
+    return AXES_TABLE.sub(lambda _: "\n".join(lines), page)
+
+
+def shown_default(axis: str) -> str:
+    """Return the default value as --set takes it."""
+    default = AXIS_DEFAULTS[axis]
+    if default is msgspec.NODEFAULT:
+        return "required"
+    return "none" if default in (None, ()) else f"`{str(default).lower()}`"
 
 
 def table_lines(columns: Iterable[Column], headings: Mapping[str, Sequence[str]]) -> list[str]:
@@ -80,5 +82,6 @@ def table_lines(columns: Iterable[Column], headings: Mapping[str, Sequence[str]]
 
 
 if __name__ == "__main__":
-    path = Path(sys.argv[1])
-    path.write_text(render_words(path.read_text()))
+    for name, render in (("words.md", render_words), ("grids.md", render_axes)):
+        path = Path(sys.argv[1]) / name
+        path.write_text(render(path.read_text()))

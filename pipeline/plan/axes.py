@@ -157,7 +157,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     num_nodes: Annotated[
         PositiveInt,
         axis(
-            "Nodes, each with as many of the GPUs.",
+            "Nodes over which the GPUs are divided equally.",
             "num_nodes=2 num_gpus=4 strategy=ddp",
             BASELINE | MayDiffer.PREDICTION | CHOICE | TARGET,
             words="{} nodes",
@@ -424,7 +424,12 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = "contiguous"
     fused_optimizer: Annotated[
         bool,
-        axis("One kernel updates many parameters.", "fused_optimizer=true", CHOICE | PROCESS, of_images=True),
+        axis(
+            "The optimizer updates many parameters in a kernel.",
+            "fused_optimizer=true",
+            CHOICE | PROCESS,
+            of_images=True,
+        ),
     ] = False
     execution: Annotated[
         Literal[Execution, "auto"],

@@ -2,11 +2,10 @@ import re
 
 import pytest
 from factories import ROOT, sentences
-from words_page import AXIS_COLUMNS, render_words
+from words_page import render_words
 
 from pipeline.analysis.notes import make_note, text_note
 from pipeline.pages.cells import format_cell
-from pipeline.plan.axes import AXES
 from pipeline.tables import note_texts
 from pipeline.tables.build_tables import flatten_row
 from pipeline.tables.columns import FACTORS, Column, Row, Table
@@ -40,11 +39,7 @@ def test_a_figure_that_no_column_declares_is_refused_and_one_that_is_not_given_i
     assert (flat["strategy"], flat["epoch_time_s"], flat["epoch_time_low_s"], flat["n"]) == ("single", 1.0, None, 0)
 
 
-def test_the_axes_with_a_meaning_are_axes() -> None:
-    assert {axis.key for axis in AXIS_COLUMNS} <= {*AXES, "gpu"}
-
-
-@pytest.mark.parametrize("column", [*COLUMNS.values(), *AXIS_COLUMNS], ids=lambda column: str(column.key))
+@pytest.mark.parametrize("column", COLUMNS.values(), ids=lambda column: str(column.key))
 def test_every_column_has_a_meaning_that_ends_in_a_full_stop(column: Column) -> None:
     assert column.meaning.endswith(".")
 
