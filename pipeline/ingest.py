@@ -27,6 +27,7 @@ from pipeline.experiment.manifest import add_points
 from pipeline.experiment.measurement import Epoch, Measurement, RankEpoch, UnitFraction
 from pipeline.experiment.record import Environment, Failure, Gpu, Record
 from pipeline.plan import axes
+from pipeline.plan.strategies import STRATEGIES, StrategyName
 from pipeline.runner.launch_options import positive_integer
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser
@@ -34,9 +35,9 @@ from pipeline.system.errors import CommandError, pluralize, replace_control_char
 from pipeline.system.files import UnreadableFile, read_bounded
 
 MAX_CSV_BYTES = 16_000_000
-STRATEGIES = ", ".join(axes.STRATEGIES[:-1]) + f" or {axes.STRATEGIES[-1]}"
+STRATEGY_CELLS = ", ".join([*STRATEGIES][:-1]) + f" or {[*STRATEGIES][-1]}"
 COLUMNS_HELP = f"""columns of the file, in any order; an empty cell means not measured:
-  strategy            {STRATEGIES}, or the name of torch's class
+  strategy            {STRATEGY_CELLS}, or the name of torch's class
   num_gpus            GPUs in total
   batch_size_per_gpu  samples per GPU and step
   epoch_time_s        seconds of the epoch; empty, or OOM, if the point ran out of memory
@@ -70,16 +71,8 @@ COLUMN_NAMES = {
 }
 """Other names of a column, in the words that `split_name` returns."""
 INDEX_NAME = re.compile(r"|index|unnamed_\d+|row|id|row_?names?|x")  # of a first column: pandas, R
-STRATEGY_NAMES: dict[str, axes.Strategy] = {
-    "singlegpu": "single",
-    "1gpu": "single",
-    "dataparallel": "dp",
-    "distributeddataparallel": "ddp",
-    "fullyshardeddataparallel": "fsdp",
-    "fsdp2": "fsdp",
-    "zeroredundancyoptimizer": "zero1",
-}
-"""Other names of a strategy, without what is not a letter or a digit, and without the module of torch."""
+STRATEGY_NAMES = {alias: one.name for one in STRATEGIES.values() for alias in (*one.aliases, one.name)}
+"""The names of a strategy, without what is not a letter or a digit, and without the module of torch."""
 SECONDS_IN = {**dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0), "ms": 1e-3, "min": 60.0}
 UNITS = {"epoch_time_s": SECONDS_IN, "compute_time_s": SECONDS_IN, "accuracy": {"%": 0.01, "percent": 0.01}}
 """Units of a column, in its name or behind a number, and what the number is multiplied by."""
@@ -94,7 +87,7 @@ WANTED = {
     **dict.fromkeys(("num_gpus", "batch_size_per_gpu", "num_nodes"), WHOLE),
     **dict.fromkeys(("epoch_time_s", "compute_time_s"), "seconds above 0; leave the cell empty if it was not measured"),
     "epoch": f"{WHOLE}; add 1 to all epochs if the first one is 0",
-    "strategy": STRATEGIES,
+    "strategy": STRATEGY_CELLS,
     "loss": "a number",
     "accuracy": "a fraction from 0 to 1, or a percentage",
     "status": "ok or oom",
@@ -113,7 +106,7 @@ class CsvRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     `where` is no column: the file and the line, for messages.
     """
 
-    strategy: axes.Strategy
+    strategy: StrategyName
     num_gpus: axes.PositiveInt
     batch_size_per_gpu: axes.PositiveInt
     epoch_time_s: PositiveSeconds | None
@@ -246,7 +239,7 @@ def drop_index(header: list[str], rows: list[tuple[int, list[str]]]) -> tuple[li
     names = [split_name(cell)[0] for cell in header]
     if rows and "strategy" in names and all(len(cells) == len(header) + 1 for _, cells in rows):
         place = names.index("strategy")  # R names the rows, but not their column
-        if all(read_strategy(cells[place]) not in axes.STRATEGIES for _, cells in rows):
+        if all(read_strategy(cells[place]) not in STRATEGIES for _, cells in rows):
             header = ["", *header]
     dropped: set[int] = set()
     for place, cell in enumerate(header):
@@ -315,7 +308,7 @@ def name_cells(columns: list[str], cells: list[str], where: str) -> dict[str, st
 def read_strategy(cell: str) -> str:
     """Return the strategy that a cell means: `nn.DataParallel` is dp. Other text is returned in lower case."""
     letters = "".join(re.findall("[a-z0-9]", cell.lower().rpartition(".")[2]))
-    return STRATEGY_NAMES.get(letters, letters if letters in axes.STRATEGIES else cell.lower())
+    return STRATEGY_NAMES.get(letters, cell.lower())
 
 
 class DecimalMark(NamedTuple):

@@ -26,7 +26,8 @@ from pipeline.communication.selftest_checks import CheckVerdict, Findings, Saved
 from pipeline.experiment.model_name import BUILT_IN_MODELS, CIFAR_MODELS
 from pipeline.experiment.record import Environment
 from pipeline.experiment.spec import MIN_WINDOWS_FOR_INTERVAL, Spec
-from pipeline.plan.axes import DISTRIBUTED_STRATEGIES, Device
+from pipeline.plan.axes import Device
+from pipeline.plan.strategies import STRATEGIES
 from pipeline.runner import failed_record
 from pipeline.runner.launch_options import positive_integer
 from pipeline.runner.rank_files import PointTask, RankFiles, Task
@@ -50,10 +51,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--num-gpus", type=positive_integer, help=gpus)
     batch = "samples per GPU and step (default: 512; 8 on CPU)"
     parser.add_argument("--batch-size-per-gpu", type=positive_integer, help=batch)
-    model = "the model to train (default: resnet18; gpt with --strategy fsdp or zero1)"
+    distributed = [one for one in STRATEGIES.values() if one.is_distributed]
+    others = " or ".join(one.name for one in distributed if one.selftest_model != "resnet18")
+    model = f"the model to train (default: resnet18; gpt with --strategy {others})"
     parser.add_argument("--model", choices=BUILT_IN_MODELS, help=model)
     strategy = "check the communication of this strategy (default: ddp)"
-    parser.add_argument("--strategy", choices=DISTRIBUTED_STRATEGIES, default="ddp", help=strategy)
+    parser.add_argument("--strategy", choices=[one.name for one in distributed], default="ddp", help=strategy)
     rounds = selftest_checks.NUM_ROUNDS
     windows = f"rounds of the longest series, six or more (default: {rounds}); other series take a share of it"
     parser.add_argument("--windows", type=int, default=rounds, help=windows)
@@ -95,7 +98,7 @@ def measure(spec: Spec) -> SavedSelftest:
     """Run the point three times, each time in new processes; over sockets only on GPUs."""
     errors.require_packages(*errors.RANK_PACKAGES)
     measured_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    if spec.strategy != "ddp":
+    if not STRATEGIES[spec.strategy].has_known_answers:
         findings, environment = run_selftest_task(spec, "strategy")
         return SavedSelftest(measured_at=measured_at, environment=environment, runs={"strategy": findings})
     known_answers, environment = run_selftest_task(spec, "known_answers")
@@ -117,7 +120,7 @@ def selftest_spec(arguments: argparse.Namespace) -> Spec:
         cure = f"give at least {MIN_WINDOWS_FOR_INTERVAL}"
         raise CommandError(f"--windows {arguments.windows} is too few for an interval; {cure}.")
     try:
-        model = arguments.model or ("resnet18" if arguments.strategy == "ddp" else "gpt")
+        model = arguments.model or STRATEGIES[arguments.strategy].selftest_model
         return Spec(
             strategy=arguments.strategy,
             num_gpus=num_gpus,

@@ -15,7 +15,7 @@ from pipeline import ingest
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.record import Record
-from pipeline.plan import axes
+from pipeline.plan.strategies import STRATEGIES
 from pipeline.system.errors import CommandError
 from pipeline.tables.build_tables import Tables
 from pipeline.tables.collect_experiment import collect_experiment
@@ -510,10 +510,10 @@ def test_a_name_that_is_understood_is_said(capfd: pytest.CaptureFixture[str], tm
 
 def test_a_strategy_is_one_that_a_grid_may_name() -> None:
     """The list was written a second time and lacked fsdp and zero1."""
-    for strategy in axes.STRATEGIES:
+    for strategy in STRATEGIES:
         assert strategy in ingest.WANTED["strategy"]
         assert ingest.read_strategy(strategy.upper()) == strategy
-    assert set(ingest.STRATEGY_NAMES.values()) == set(axes.STRATEGIES)
+    assert set(ingest.STRATEGY_NAMES.values()) == {*STRATEGIES}
 
 
 def test_the_help_lists_every_column() -> None:

@@ -20,6 +20,7 @@ from pipeline.analysis.pooling import PooledPoint
 from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER, POOLED_AXES, alike_key
 from pipeline.experiment.spec import Spec
 from pipeline.plan.axes import STRATEGY_AXES
+from pipeline.plan.strategies import STRATEGIES
 
 NOTHING_FOUND, AT_MOST = "none found", "at most"
 EFFORT_AXES = ("epochs", "windows", *POOLED_AXES)
@@ -301,7 +302,7 @@ def derived_shares(own: Evidence, found: Found) -> dict[str, float]:
     GPUs it would hold communication too, so it is at most the share on one GPU. DataParallel has none of the two.
     """
     spec = own.point.spec
-    if spec.strategy == "dp":
+    if STRATEGIES[spec.strategy].uses_threads:
         return {}
     shares, fixed = {}, fixed_share(own, found)
     if any(is_measured_faster(change, own, found) for change in (COMPILE, COMPILED_GRAPH)):

@@ -16,18 +16,18 @@ from pipeline.analysis.notes import Note, make_note, text_note
 from pipeline.analysis.stopping_rule import difference_tolerance_s, is_difference_precise_enough, is_time_precise_enough
 from pipeline.experiment.measurement import Collective, Communication, Profile, TransferKind, VariantName
 from pipeline.experiment.record import Record
+from pipeline.plan.strategies import STRATEGIES
 
-NO_OP: dict[VariantName, VariantName] = {"ddp": "no_op_hook", "fsdp": "no_op", "zero1": "no_op"}
+NO_OP: dict[VariantName, VariantName] = {one.name: one.no_op for one in STRATEGIES.values() if one.no_op is not None}
 """The step of each strategy, and the same step whose collectives return at once."""
 CALLED: tuple[TransferKind, ...] = ("gradients", "parameters")
 """What travels in the collectives that a strategy calls; a step without them leaves these out, and no others."""
-AGAIN: dict[VariantName, VariantName] = {"ddp": "ddp_again", "fsdp": "fsdp_again", "zero1": "zero1_again"}
 
 
 def whole_step(found: Sequence[Communication]) -> VariantName:
-    """Return the variant that is the step of the strategy, with all its communication."""
+    """Return the variant that is the step of the strategy, with all its communication; "" if it was not run."""
     measured = {series.variant for part in found for series in part.series}
-    return next((variant for variant in NO_OP if variant in measured), "dp")
+    return next((variant for variant in STRATEGIES if variant in measured), "")
 
 
 def collectives_of_kinds(profile: Profile, kinds: Collection[TransferKind]) -> list[Collective]:
@@ -124,7 +124,8 @@ def exposed_time(found: Sequence[Communication]) -> tuple[Estimate | None, float
     step = whole_step(found)
     if step not in NO_OP:
         return None, None
-    exposed, aa_difference = median_difference(found, step, NO_OP[step]), median_difference(found, step, AGAIN[step])
+    exposed = median_difference(found, step, NO_OP[step])
+    aa_difference = median_difference(found, step, f"{step}_again")
     low, high = intervals.ends_of(aa_difference)
     return exposed, max(abs(low), abs(high)) if low is not None and high is not None else None
 

@@ -6,8 +6,9 @@ Times are in seconds, sizes in bytes, 1 GB = 1e9 B and 1 GiB = 2^30 B.
 import statistics
 from collections.abc import Iterable, Sequence
 
-from pipeline.experiment.measurement import Measurement, Operation, Sharding
+from pipeline.experiment.measurement import Measurement, Operation
 from pipeline.experiment.spec import Spec
+from pipeline.plan.strategies import STRATEGIES
 
 GIB = 2**30
 GB = 1e9
@@ -58,33 +59,15 @@ def ring_bytes_per_step(gradient_bytes: int, num_gpus: int) -> float:
     return 2 * (num_gpus - 1) / num_gpus * gradient_bytes
 
 
-def gathered_bytes_per_step(sharding: Sharding, spec: Spec) -> int:
-    """Return the output of FSDP's all-gathers in an update: once a pass, and again if the forward pass frees it."""
-    units = sharding.units_bytes * (1 if spec.reshard == "never" else 2)
-    root = sharding.root_bytes * (2 if spec.reshard == "always" else 1)
-    return (units + root) * spec.grad_accumulation
-
-
 def state_bytes(found: Measurement, spec: Spec) -> float | None:
     """Return a GPU's memory for weights, gradients and the optimizer's state, without that for samples, by formula.
 
-    DDP has gradients twice, in buckets and beside them, unless they are views. FSDP has shards of all, the root if it
-    is not freed, and three units in flight: two gathered ones and the gradients of one. None if a size is not recorded,
-    or for DataParallel, whose GPUs differ.
+    None if a size is not recorded, or if GPUs differ.
     """
-    if found.gradient_bytes is None or found.optimizer_bytes is None or spec.strategy == "dp":
+    if found.gradient_bytes is None or found.optimizer_bytes is None:
         return None
-    weights, state = found.gradient_bytes, found.optimizer_bytes
-    if spec.strategy == "single":
-        return float(2 * weights + state)
-    if found.sharding is None:
-        return float(weights * (2 if spec.gradient_as_bucket_view else 3) + state)
-    units, root = found.sharding, found.sharding.root_bytes
-    shards = 2 * (units.units_bytes + root) / spec.num_gpus + state
-    if spec.reshard == "never":
-        return shards + units.units_bytes + root + 2 * units.largest_unit_bytes
-    in_flight = 3 * max(units.largest_unit_bytes, 0 if units.num_units else root)
-    return shards + in_flight + (root if units.num_units and spec.reshard == "blocks" else 0)
+    strategy = STRATEGIES[spec.strategy]
+    return strategy.state_bytes(found.gradient_bytes, found.optimizer_bytes, found.sharding, spec)
 
 
 def bandwidth_gb_s(num_bytes: float, time_s: float) -> float:

@@ -11,6 +11,7 @@ from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER, alike_key
 from pipeline.experiment.spec import Spec
+from pipeline.plan.strategies import STRATEGIES
 
 Scaling = Literal["weak", "strong"]
 BaselineIndex = dict[tuple[Any, ...], list[PooledPoint]]
@@ -48,8 +49,11 @@ def one_gpu_baseline(point: PooledPoint, index: BaselineIndex, scaling: Scaling)
 
     Among several it prefers, in this order: one with a time, the same strategy, as many epochs, as many windows.
     """
-    order = {strategy: place for place, strategy in enumerate(dict.fromkeys((point.spec.strategy, "single")))}
-    candidates = [other for other in index.get(baseline_key(point, scaling), []) if other.spec.strategy in order]
+    own = point.spec.strategy
+    alike = index.get(baseline_key(point, scaling), [])
+    candidates = [
+        other for other in alike if other.spec.strategy == own or not STRATEGIES[other.spec.strategy].is_parallel
+    ]
     if not candidates:
         return Baseline(None, None, (make_note("no_baseline"),))
 
@@ -57,7 +61,7 @@ def one_gpu_baseline(point: PooledPoint, index: BaselineIndex, scaling: Scaling)
         spec = other.spec
         return (
             other.epoch_time is None,
-            order[spec.strategy],
+            spec.strategy != own,
             spec.epochs != point.spec.epochs,
             spec.windows != point.spec.windows,
         )

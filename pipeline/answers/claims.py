@@ -11,6 +11,7 @@ from pipeline.analysis.intervals import Estimate, ends_of, min_values
 from pipeline.analysis.notes import Note
 from pipeline.experiment.point_label import EFFORT_AXES, describe_point, format_number, models_of, varying_axes
 from pipeline.plan.axes import AXIS_DEFAULTS
+from pipeline.plan.strategies import STRATEGIES
 from pipeline.tables.columns import Row, kind_of
 from pipeline.tables.note_texts import NoteFormatter
 
@@ -281,12 +282,12 @@ def clock_words(loss: float) -> str:
 def describe_own(row: Row, rows: Sequence[Row], but: str = "", also: str = "") -> str:
     """Return the row's strategy and batch size, the axes in which the rows differ, and the axis `also`, without `but`.
 
-    The strategy `single` goes without saying.
+    The bare model on one GPU goes without saying.
     """
     without = {"num_gpus", *EFFORT_AXES} - {"num_nodes"}
     varying = varying_axes([other.axes for other in rows], without=[*without])
     named = {"strategy", "batch_size_per_gpu", *varying, also} - {but}
-    if row["strategy"] == "single":
+    if not STRATEGIES[row["strategy"]].is_parallel:
         named.discard("strategy")
     models = models_of(other.axes for other in rows)
     return describe_point(row.axes, [axis for axis in row.axes if axis in named], models)

@@ -26,17 +26,17 @@ from pipeline.experiment.point_label import (
     describe_axis,
     describe_point,
     models_of,
-    strategy_name,
     varying_axes,
 )
 from pipeline.plan.axes import AXES, DECLARED
+from pipeline.plan.strategies import STRATEGIES
 from pipeline.system.errors import pluralize
 from pipeline.tables.build_tables import Tables
 from pipeline.tables.columns import Row
 from pipeline.tables.definitions import NEVER_REACHED
 from pipeline.tables.time_to_target_rows import format_target, main_study
 
-SIMPLEST_FIRST = ("single", "ddp", "zero1", "fsdp", "dp"), ("eager", "compile", "graph", "compiled_graph", "auto")
+EXECUTIONS_SIMPLEST_FIRST = ("eager", "compile", "graph", "compiled_graph", "auto")
 MAX_WORKLOADS = 3  # that are answered; of more those with the most configurations
 LEARNING_AXES = [name for name, axis in DECLARED.items() if axis.changes_learning]
 """Axes of a choice that may change what is learnt, which a comparison of times does not say."""
@@ -57,12 +57,12 @@ class Choice(NamedTuple):
     @property
     def simplicity(self) -> tuple[int, ...]:
         """The sort key of what is simpler: fewer GPUs, then the strategy, then who issues the step."""
-        strategies, executions = SIMPLEST_FIRST
         row = self.row
+        execution = row.axes.get("execution") or "eager"
         return (
             row["num_gpus"],
-            strategies.index(row["strategy"]),
-            executions.index(row.axes.get("execution") or "eager"),
+            STRATEGIES[row["strategy"]].simplicity,
+            EXECUTIONS_SIMPLEST_FIRST.index(execution),
         )
 
 
@@ -152,7 +152,8 @@ def fastest_claims(rows: Sequence[Row], all_rows: Sequence[Row]) -> list[Claim]:
 def name_of(row: Row, rows: Sequence[Row]) -> str:
     """Return strategy, GPUs, batch and precision in words, then the other axes in which the rows differ."""
     gpus = describe_axis("num_gpus", row["num_gpus"])
-    where = gpus if row["strategy"] == "single" else f"{strategy_name(row['strategy'])} on {gpus}"
+    strategy = STRATEGIES[row["strategy"]]
+    where = f"{strategy.words} on {gpus}" if strategy.is_parallel else gpus
     precision = f" in {row.axes['precision']}" if row.axes.get("precision") else ""
     others = varying_axes([other.axes for other in rows], (*NAMING_AXES, *EFFORT_AXES, "precision"))
     said = describe_point(row.axes, others, models_of(other.axes for other in rows)) if others else ""

@@ -10,7 +10,8 @@ from pipeline.analysis.loader import MAX_DATA_SHARE
 from pipeline.answers import claims
 from pipeline.answers.claims import BADGES, NO_RESULT, Claim, ClaimFormatter, badges_of, where_of
 from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER, TRAINED_MAY_DIFFER
-from pipeline.experiment.point_label import strategy_name, varying_axes
+from pipeline.experiment.point_label import varying_axes
+from pipeline.plan.strategies import STRATEGIES
 from pipeline.system.errors import pluralize
 from pipeline.tables.build_tables import Tables
 from pipeline.tables.columns import Row
@@ -22,11 +23,6 @@ WITHOUT_LOADER, ALONE = "--set input=gpu", "--exclusive"
 NO_DIFFERENCE = BADGES["no_difference"]
 WAIT_NOT_STATED = "the wait for data is not stated"
 OWN = "the model or its loss calls collectives itself, in every measured step"
-COLLECTIVES = {  # strategy -> the collectives whose exposed communication is measured
-    "ddp": "all-reduces of gradients",
-    "zero1": "all-reduces and broadcasts",
-    "fsdp": "all-gathers and reduce-scatters",
-}
 
 
 def batch_size_claims(tables: Tables) -> list[Claim]:
@@ -114,7 +110,7 @@ def speedup_claims(tables: Tables) -> list[Claim]:
     elsewhere = [f"{row['speedup']:.2f}" for row in larger]
     values = {
         "num_gpus": most,
-        "strategy": strategy_name(best["strategy"]),
+        "strategy": STRATEGIES[best["strategy"]].words,
         "speedup": best["speedup"],
         "against_best": against_best(best, rows),
         "low": low,
@@ -272,7 +268,7 @@ def measured_claim(rows: Sequence[Row], measured: Sequence[Row], compared: dict[
         return Claim("Q3", "exposed_unclear", common | {"unclear": unclear})
     worst, best = (choose(told, key=lambda row: float(row["exposed_comm_share"])) for choose in (max, min))
     values = {
-        "collectives": COLLECTIVES[worst["strategy"]],
+        "collectives": STRATEGIES[worst["strategy"]].collective_words,
         "exposed_us": 1e6 * worst["exposed_comm_time_s"],
         "step_ms": 1e3 * worst["step_time_s"],
         "share": worst["exposed_comm_share"],

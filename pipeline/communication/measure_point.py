@@ -75,8 +75,7 @@ def time_step_variants(
     timers = {name: partial(interleaved_timing.time_steps, steps[name], num_steps, rank) for name in only or steps}
     for windows in interleaved_timing.time_rounds(timers, dict.fromkeys(timers, spec.windows)):
         series = tuple(
-            StepSeries(variant=name, window_times_ns=tuple(map(tuple, values)))  # type: ignore[arg-type]
-            for name, values in windows.items()
+            StepSeries(variant=name, window_times_ns=tuple(map(tuple, values))) for name, values in windows.items()
         )
         communication = Communication(steps_per_window=num_steps, series=series)
         if not only and is_communication_precise_enough(communication):

@@ -6,24 +6,9 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 
 from pipeline.plan.axes import Execution, NonNegativeInt, PositiveInt
+from pipeline.plan.strategies import VariantName as VariantName
 from pipeline.system.errors import CONTROL_CHARACTER, NO_CONTROL_CHARACTERS
 
-VariantName = Literal[
-    "plain",
-    "ddp_one",
-    "ddp",
-    "ddp_again",
-    "no_op_hook",
-    "no_collectives",
-    "no_sync",
-    "dp",
-    "dp_again",
-    "fsdp",
-    "fsdp_again",
-    "zero1",
-    "zero1_again",
-    "no_op",
-]
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
 TransferKind = Literal["gradients", "buffers", "batchnorm_statistics", "parameters", "inputs", "outputs"]
 EnergyMethod = Literal["counter", "power"]

@@ -10,7 +10,8 @@ import msgspec
 
 from pipeline.experiment.model_name import is_image_model, short_model_name
 from pipeline.experiment.spec import Spec
-from pipeline.plan.axes import AXES, DECLARED, REMEDIES, Strategy
+from pipeline.plan.axes import AXES, DECLARED, REMEDIES
+from pipeline.plan.strategies import StrategyName
 
 MERIT = "figure of merit"
 IMAGES = "images"  # the unit of this project's own models; texts speak of it, and in_terms puts in another
@@ -111,7 +112,7 @@ def describe_point(row: Mapping[str, Any], axes: Sequence[str], beside: Models =
     return in_terms(text, Terms("processes")) if row.get("device") == "cpu" else text
 
 
-def strategy_of(axis: str) -> Strategy | None:
+def strategy_of(axis: str) -> StrategyName | None:
     """Return the only strategy that has the axis."""
     return DECLARED[axis].strategy if axis in DECLARED else None
 
@@ -177,11 +178,6 @@ def describe_data(spec: Spec) -> str | None:
     if spec.input == "synthetic" or spec.dataset == "synthetic":
         return "synthetic images" if is_image_model(spec.model) else "synthetic batches"
     return spec.dataset if is_image_model(spec.model) else "its data set"
-
-
-def strategy_name(strategy: str) -> str:
-    """Return a strategy as sentences name it: DDP, ZeRO-1."""
-    return "ZeRO-1" if strategy == "zero1" else strategy.upper()
 
 
 def in_terms(text: str, terms: Terms) -> str:

@@ -13,7 +13,6 @@ from pipeline.plan.axes import (
     CAPTURED_EXECUTIONS,
     COMPILED_EXECUTIONS,
     DECLARED,
-    DISTRIBUTED_STRATEGIES,
     FLOAT_AXES,
     IMAGE_AXES,
     REMEDIES,
@@ -21,6 +20,7 @@ from pipeline.plan.axes import (
     Axes,
     Execution,
 )
+from pipeline.plan.strategies import STRATEGIES
 
 RUN_ID_PATTERN = r"[a-z0-9-]{1,120}"
 FSDP_REFUSES = {
@@ -283,7 +283,7 @@ class Spec(Axes, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False
     @property
     def is_distributed(self) -> bool:
         """True if each GPU has a process of its own, and the processes exchange data."""
-        return self.strategy in DISTRIBUTED_STRATEGIES
+        return STRATEGIES[self.strategy].is_distributed
 
     @property
     def global_batch_size(self) -> int:

@@ -5,7 +5,7 @@ communication, or by part of DataParallel.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 from pipeline.analysis import formulas
 from pipeline.analysis.pooling import PooledPoint, group_pairs, median_window_s, pool_outcomes
@@ -13,7 +13,7 @@ from pipeline.experiment.measurement import Operation
 from pipeline.experiment.point_label import EFFORT_AXES, describe_point, models_of, varying_axes
 from pipeline.pages import plot_data
 from pipeline.pages.plot_data import BarPanel, LinePanel, Plot, PlotSource, Point, Series, as_title, make_series
-from pipeline.plan.axes import Strategy
+from pipeline.plan.strategies import STRATEGIES
 from pipeline.tables.advice_rows import epoch_evidence
 from pipeline.tables.columns import AXIS_HEADINGS, Row, axes_of
 from pipeline.tables.communication_rows import PointsByTraining, group_by_training
@@ -176,7 +176,7 @@ def step_plots(source: PlotSource) -> Iterator[Plot]:
 
 
 def order_of(row: Mapping[str, Any]) -> tuple[int, int, int]:
-    return get_args(Strategy).index(row["strategy"]), row["num_gpus"], row["batch_size_per_gpu"]
+    return [*STRATEGIES].index(row["strategy"]), row["num_gpus"], row["batch_size_per_gpu"]
 
 
 def make_bars(steps: Steps, axes: Sequence[str], styles: Mapping[str, int]) -> BarPanel:

@@ -11,12 +11,10 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 
+from pipeline.plan.strategies import NAMED_STRATEGIES, STRATEGIES, StrategyName
 from pipeline.system.errors import NO_CONTROL_CHARACTERS
 
 Device = Literal["cuda", "cpu"]
-Strategy = Literal["single", "dp", "ddp", "fsdp", "zero1"]
-STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
-DISTRIBUTED_STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp", "zero1")  # one process for each GPU
 Reshard = Literal["blocks", "always", "never"]
 Compression = Literal["none", "bf16"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
@@ -93,7 +91,7 @@ class Axis:
     meaning: str
     example: str
     may_differ: MayDiffer = NOWHERE
-    strategy: Strategy | None = None
+    strategy: StrategyName | None = None
     of_images: bool = False
     changes_learning: bool = False
     words: str = ""
@@ -116,10 +114,9 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """
 
     strategy: Annotated[
-        Strategy,
+        StrategyName,
         axis(
-            "Parallel strategy: `single` (one GPU), `dp` (DataParallel), `ddp` (DistributedDataParallel), `fsdp` "
-            "(FSDP2) or `zero1` (ZeRO-1 around DDP); docs/strategies.md.",
+            f"Parallel strategy: {NAMED_STRATEGIES}; docs/strategies.md.",
             "strategy=ddp,fsdp num_gpus=2,4",
             BASELINE | CHOICE | TARGET,
             words="{}",

@@ -18,6 +18,7 @@ from pipeline.experiment.point_label import format_figure
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
 from pipeline.plan.axes import Device
+from pipeline.plan.strategies import STRATEGIES
 from pipeline.system.errors import CommandError, format_duration, pluralize, replace_control_characters, shorten_list
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "published"  # of a clone; a wheel has none
@@ -31,7 +32,6 @@ PILOT_RANGE = (
     0.15,
     2.0,
 )  # times what the pilot says: chosen so that the rest of each of 20 published grids lies inside
-NUM_SERIES = {"ddp": 7, "dp": 3, "fsdp": 4, "zero1": 4}  # of a communication point, at most
 WINDOW_S, MIN_STEPS, LEAD_IN_STEPS = 0.25, 5, 2  # of each window of a series (pipeline.communication)
 LONG_STEP_S = 0.15  # where no record tells the step: FSDP of a GPT with 124 million parameters took 0.105 on two H100s
 START_UP_S = (8.0, 100.0)  # of such a point: processes, warm-up, sweep, profile; with a GPT on two H100s up to 99 s
@@ -299,7 +299,7 @@ def rounds_range(spec: Spec, attempts: Iterable[EarlierAttempt]) -> DurationRang
         shortest_s, longest_s = window_s / 2, 2 * window_s  # a step may take twice as long as in an epoch
     else:
         shortest_s, longest_s = WINDOW_S / 2, (MIN_STEPS + LEAD_IN_STEPS) * LONG_STEP_S
-    num_series = NUM_SERIES.get(spec.strategy, 1)
+    num_series = len(STRATEGIES[spec.strategy].variants)
     low_s = START_UP_S[0] + min(spec.windows, min_values()) * num_series * shortest_s
     return DurationRange(low_s, START_UP_S[1] + spec.windows * num_series * longest_s, "their rounds")
 

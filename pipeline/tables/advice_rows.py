@@ -12,6 +12,7 @@ from pipeline.analysis.exposed_communication import communications_of, is_within
 from pipeline.analysis.late_rank import find_late_rank
 from pipeline.analysis.loader import longest_data_share
 from pipeline.analysis.pooling import PooledPoint, median_window_s
+from pipeline.plan.strategies import STRATEGIES
 from pipeline.tables.communication_rows import (
     PointsByTraining,
     group_by_training,
@@ -104,7 +105,8 @@ def statistics_share(point: PooledPoint, measured: PointsByTraining, step_s: flo
     in_profile_s = sum(part_s or 0.0 for part_s in parts_s)
     local = training_key(point.gpu, msgspec.structs.replace(point.spec, sync_batchnorm=False))
     without = (other for other in measured.get(local, []) if is_changed_by(LOCAL_BATCHNORM, point, other))
-    steps_s = (exposure.median_step_time(communications_of(other.ok_records), "ddp") for other in without)
+    others = (communications_of(other.ok_records) for other in without)
+    steps_s = (exposure.median_step_time(other, exposure.whole_step(other)) for other in others)
     saved_s = max((step_s - other_s for other_s in steps_s if other_s), default=0.0)
     return min(max(in_profile_s, saved_s) / step_s, 1.0)
 
@@ -112,7 +114,7 @@ def statistics_share(point: PooledPoint, measured: PointsByTraining, step_s: flo
 def other_limits(point: PooledPoint) -> dict[str, float]:
     """Return the limits of a point that have no share, each as 0, and how far the power limit lowers its clock."""
     holds = {
-        "DataParallel": point.spec.strategy == "dp" and point.spec.num_gpus > 1,
+        "DataParallel": STRATEGIES[point.spec.strategy].uses_threads and point.spec.num_gpus > 1,
         "full memory": bool(point.allocator_retry_notes),
     }
     shares = {limit: 0.0 for limit, is_so in holds.items() if is_so}

@@ -8,6 +8,7 @@ from pipeline.analysis.pooling import pool_outcomes
 from pipeline.analysis.ring_model import Link
 from pipeline.analysis.scaling import pair_with_baselines, strong_pairs
 from pipeline.experiment.outcomes import PointOutcome
+from pipeline.plan.strategies import STRATEGIES
 from pipeline.tables.advice_rows import advise_all
 from pipeline.tables.bandwidth_rows import MeasuredLinks, bandwidth_rows, measured_links, sweep_rows
 from pipeline.tables.columns import Row, Table
@@ -46,7 +47,7 @@ def build_tables(
     points = [point for point in pooled if point.spec.measure == "epochs"]
     measured = [point for point in pooled if point.spec.measure == "communication"]
     distributed = [point for point in measured if point.spec.is_distributed]
-    ddp = [point for point in distributed if point.spec.strategy == "ddp"]
+    reducing = [point for point in distributed if STRATEGIES[point.spec.strategy].has_all_reduces_alone]
     plain = [point for point in points if not point.spec.remedies]
     quantized = [point for point in over_gpus if point.spec.measure == "quantize"]
     weak = pair_with_baselines(plain, "weak")
@@ -66,12 +67,12 @@ def build_tables(
         "Q4": (row for point in trained for row in q4_rows(point)),
         "oom": (oom_row(point) for point in pooled if any(outcome.status == "oom" for outcome in point.outcomes)),
         "communication": (exposed_row(point, advices.get(id(point))) for point in distributed),
-        "bandwidth": (row for point in ddp for row in bandwidth_rows(point)),
+        "bandwidth": (row for point in reducing for row in bandwidth_rows(point)),
         "sweep": (row for rows in sweep_rows(distributed).values() for row in rows),
         "transfers": (transfer_row(point, trained_alike) for point in measured),
-        "split": (split_row(point) for point in measured if point.spec.strategy == "dp"),
+        "split": (split_row(point) for point in measured if STRATEGIES[point.spec.strategy].uses_threads),
         # processes share the CPUs of a machine, so more of them compute more slowly: the model says nothing of that
-        "prediction": prediction_rows([point for point in ddp if point.spec.device == "cuda"], link, predict_to),
+        "prediction": prediction_rows([point for point in reducing if point.spec.device == "cuda"], link, predict_to),
         "memory": memory_rows([point for point in pooled if point.spec.measure == "memory"]),
         "cost": cost_rows(outcomes),
         "time_to_target": time_to_target_rows(trained, targets),

@@ -12,6 +12,7 @@ import msgspec
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint
 from pipeline.experiment.spec import Spec
+from pipeline.plan.strategies import STRATEGIES
 from pipeline.tables.note_texts import render_notes
 
 NOT_STATED = "not stated"
@@ -130,7 +131,11 @@ def sort_rows(rows: Rows, batch: str = "batch_size_per_gpu") -> Rows:
     """Return the rows by batch size, then strategy and GPUs; in the order of the grid if they name no strategy."""
     if not all("strategy" in row.axes for row in rows):
         return rows
-    return sorted(rows, key=lambda row: (row[batch], row["strategy"] != "single", row["strategy"], row["num_gpus"]))
+
+    def place(row: Row) -> tuple[Any, ...]:
+        return row[batch], STRATEGIES[row["strategy"]].is_parallel, row["strategy"], row["num_gpus"]
+
+    return sorted(rows, key=place)
 
 
 class View(NamedTuple):

@@ -20,6 +20,7 @@ from pipeline.experiment.axis_groups import TRAINED_MAY_DIFFER, Key, alike_key
 from pipeline.experiment.measurement import Communication, Measurement, TransferKind, VariantName
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
+from pipeline.plan.strategies import STRATEGIES
 from pipeline.tables.columns import Row, make_row
 from pipeline.tables.definitions import COMMUNICATION, SPLIT, TRANSFERS
 
@@ -161,7 +162,8 @@ def split_row(point: PooledPoint) -> Row:
     parts = [part for communication in found for part in communication.split]
     times_ns = group_pairs((part.part, time_ns) for part in parts for time_ns in part.times_ns)
     medians_s = {name: statistics.median(part_ns) / 1e9 for name, part_ns in times_ns.items()}
-    step = exposure.median_step_time(found, "dp")
+    whole = exposure.whole_step(found)
+    step = exposure.median_step_time(found, whole)
     return make_row(
         SPLIT,
         point,
@@ -169,7 +171,7 @@ def split_row(point: PooledPoint) -> Row:
         **timed_figures("step_time_s", step),
         **{f"{name}_time_s": medians_s.get(name) for name in SPLIT_PARTS},
         parts_time_s=sum(medians_s.values()) if medians_s else None,
-        notes=time_notes(found, "dp", step) if step is not None else [],
+        notes=time_notes(found, whole, step) if step is not None else [],
     )
 
 
@@ -203,16 +205,9 @@ def formula_bytes(measured: Sequence[Measurement], kind: TransferKind, spec: Spe
     """Return the bytes of this kind in a step by formula; None without one, or if the model's size is unknown."""
     if not measured or measured[0].gradient_bytes is None:
         return None
-    size, sharding = measured[0].gradient_bytes, measured[0].sharding
-    if kind == "gradients":
-        if sharding is not None:
-            return float(sharding.units_bytes + sharding.root_bytes)
-        return size * (
-            spec.num_gpus - 1 if spec.strategy == "dp" else 0.5 if spec.gradient_compression == "bf16" else 1.0
-        )
-    if sharding is not None:
-        return float(formulas.gathered_bytes_per_step(sharding, spec))
-    return float(size) if spec.strategy == "zero1" else None
+    strategy = STRATEGIES[spec.strategy]
+    by_formula = strategy.gradient_bytes if kind == "gradients" else strategy.parameter_bytes
+    return by_formula(measured[0].gradient_bytes, measured[0].sharding, spec)
 
 
 def last_test_accuracy(record: Record) -> float | None:

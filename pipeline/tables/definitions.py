@@ -9,6 +9,7 @@ from pipeline.analysis.pooling import group_pairs
 from pipeline.analysis.scaling import Scaling
 from pipeline.experiment.model_name import is_image_model
 from pipeline.experiment.spec import NUM_TRIAL_STEPS
+from pipeline.plan.strategies import STRATEGIES
 from pipeline.tables.columns import Column, Row, Rows, Table, View, sort_rows
 
 NEVER_REACHED = "never reached"
@@ -385,7 +386,7 @@ MEMORY_BOUNDARY = Table(
     View(
         "What sharding saves",
         "A line through the trials that fit: memory without samples, and what a sample adds. Saved: against DDP.",
-        lambda rows: sort_rows(rows) if any(row["strategy"] in ("fsdp", "zero1") for row in rows) else [],
+        lambda rows: sort_rows(rows) if any(STRATEGIES[row["strategy"]].saves_against for row in rows) else [],
         keys=(
             "largest_batch_size_per_gpu",
             "sample_memory_gib",

@@ -19,6 +19,7 @@ from pipeline.experiment.measurement import Epoch
 from pipeline.experiment.model_name import is_image_model
 from pipeline.experiment.record import Record
 from pipeline.plan.axes import CAPTURED_EXECUTIONS
+from pipeline.plan.strategies import STRATEGIES
 from pipeline.tables.bandwidth_rows import MeasuredLinks, link_key
 from pipeline.tables.columns import Row, make_row
 from pipeline.tables.communication_rows import PointsByTraining, match_measured, timed_figures, untold_notes
@@ -142,7 +143,8 @@ def ring_figures(point: PooledPoint, comm_s: float | None, links: MeasuredLinks)
         return figures, []
     figures["steps_per_epoch"] = point.spec.full_steps_per_epoch
     measurement = point.ok_records[0].measurement if point.ok_records else None
-    if measurement is None or measurement.gradient_bytes is None or point.spec.strategy in ("fsdp", "zero1"):
+    strategy = STRATEGIES[point.spec.strategy]
+    if measurement is None or measurement.gradient_bytes is None or not strategy.moves_gradients_alone:
         return figures, []
     num_sent = measurement.gradient_bytes // (2 if point.spec.gradient_compression == "bf16" else 1)
     step_bytes = formulas.ring_bytes_per_step(num_sent, point.spec.num_gpus)
@@ -150,7 +152,7 @@ def ring_figures(point: PooledPoint, comm_s: float | None, links: MeasuredLinks)
     if comm_s is None:
         return figures, []
     bandwidth = figures["bandwidth_subtraction_gb_s"] = formulas.bandwidth_gb_s(num_bytes, comm_s)
-    notes = [make_note("ring_assumed")] if point.spec.strategy == "dp" else []
+    notes = [make_note("ring_assumed")] if strategy.uses_threads else []
     link_gb_s = links.get(link_key(point.ok_records[0]))
     if link_gb_s is not None and bandwidth > link_gb_s:
         notes.append(make_note("bandwidth_above_link", link_gb_s=link_gb_s))

@@ -14,6 +14,7 @@ from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.experiment.axis_groups import POOLED_AXES, alike_key
 from pipeline.experiment.measurement import MemorySearch
 from pipeline.plan.axes import STRATEGY_AXES
+from pipeline.plan.strategies import STRATEGIES
 from pipeline.tables.columns import Row, make_row
 from pipeline.tables.definitions import MEMORY_BOUNDARY
 
@@ -33,19 +34,17 @@ class Line(NamedTuple):
 
 
 def memory_rows(points: Sequence[PooledPoint]) -> list[Row]:
-    """Return a row for each point's search, with what a strategy saves against DDP's search of the same training."""
+    """Return a row for each point's search, with what sharding saves against DDP's search of the same training."""
     rows = [(alike_key(point.spec, SAVED_MAY_DIFFER), point.spec.strategy, memory_row(point)) for point in points]
-    by_ddp = {key: row for key, strategy, row in rows if strategy == "ddp"}
-    return [
-        with_saving(row, by_ddp[key]) if strategy in ("fsdp", "zero1") and key in by_ddp else row
-        for key, strategy, row in rows
-    ]
+    by_training = {(strategy, key): row for key, strategy, row in rows}
+    compared = (by_training.get((STRATEGIES[strategy].saves_against, key)) for key, strategy, _ in rows)
+    return [with_saving(row, whole) if whole else row for (_, _, row), whole in zip(rows, compared, strict=True)]
 
 
-def with_saving(row: Row, ddp: Row) -> Row:
-    """Return a row with what it saves against DDP's, or with a note where that is less than two standard errors."""
-    saved, by_formula = (difference(ddp[key], row[key]) for key in ("state_gib", "state_formula_gib"))
-    error = math.hypot(row["state_error_gib"] or 0, ddp["state_error_gib"] or 0)
+def with_saving(row: Row, whole: Row) -> Row:
+    """Return a row with what it saves against another, or with a note where that is less than two standard errors."""
+    saved, by_formula = (difference(whole[key], row[key]) for key in ("state_gib", "state_formula_gib"))
+    error = math.hypot(row["state_error_gib"] or 0, whole["state_error_gib"] or 0)
     is_clear = saved is None or abs(saved) >= 2 * error
     figures = {**row.figures, "saved_gib": saved if is_clear else None, "saved_formula_gib": by_formula}
     notes = row.notes if is_clear else (*row.notes, make_note("saving_unclear", error_gib=error))

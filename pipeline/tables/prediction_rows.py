@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pipeline.analysis import ring_model
-from pipeline.analysis.exposed_communication import communications_of, median_step_time
+from pipeline.analysis.exposed_communication import communications_of, median_step_time, whole_step
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.analysis.ring_model import Link, LinkFit, MeasuredStep, SweepSample
@@ -77,7 +77,7 @@ def prediction_base(point: PooledPoint) -> PredictionBase | None:
     """Return the point with its step times; None without its step times or buckets, or with own collectives in them."""
     found = communications_of(point.ok_records)
     alone = [step_s for name in ON_ONE_GPU if (step_s := median_step_time(found, name)) is not None]
-    no_op_s, step_s = median_step_time(found, "no_op_hook"), median_step_time(found, "ddp")
+    no_op_s, step_s = median_step_time(found, "no_op_hook"), median_step_time(found, whole_step(found))
     buckets = next((part.profile.collectives for part in found if part.profile and part.profile.collectives), ())
     sizes = tuple(collective.num_bytes for collective in buckets if collective.kind == "gradients")
     if point.own_collectives or not alone or no_op_s is None or step_s is None or not sizes:

@@ -25,11 +25,12 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.spawn import start_processes
 
-from pipeline.analysis.formulas import gathered_bytes_per_step, state_bytes
+from pipeline.analysis.formulas import state_bytes
 from pipeline.communication import silent_collectives
 from pipeline.communication.step_variants import StepContext, build_variant
 from pipeline.experiment.measurement import Measurement
 from pipeline.experiment.spec import Spec
+from pipeline.plan.strategies import gathered_bytes
 from pipeline.system.host import gpu_names, num_visible_gpus
 from pipeline.training.device_memory import set_memory_limit
 from pipeline.training.process_group import Rank
@@ -145,7 +146,7 @@ def count_calls(fields: Found, rank: Rank) -> Found:
     gradient_bytes = sum(parameter.nbytes for parameter in silent.model.parameters())
     formula = {"all_reduce": gradient_bytes} | ({"broadcast": gradient_bytes} if spec.strategy == "zero1" else {})
     if sharding:
-        formula = {"all_gather": gathered_bytes_per_step(sharding, spec)}
+        formula = {"all_gather": int(gathered_bytes(0, sharding, spec) or 0)}
         formula["reduce_scatter"] = sharding.units_bytes + sharding.root_bytes
     local = [
         parameter.to_local() if isinstance(parameter, DTensor) else parameter for parameter in silent.model.parameters()

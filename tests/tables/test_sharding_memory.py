@@ -5,11 +5,12 @@ from typing import Any
 import pytest
 from factories import make_record, make_spec
 
-from pipeline.analysis.formulas import GIB, gathered_bytes_per_step, state_bytes
+from pipeline.analysis.formulas import GIB, state_bytes
 from pipeline.analysis.pooling import pool_outcomes
 from pipeline.experiment.measurement import Measurement, MemorySearch, MemoryTrial, Sharding
 from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Record
+from pipeline.plan.strategies import gathered_bytes
 from pipeline.tables.columns import Row
 from pipeline.tables.memory_rows import memory_rows
 
@@ -94,5 +95,5 @@ def test_the_formula_of_each_strategy(
 @pytest.mark.parametrize(("reshard", "expected"), [("blocks", 1.75 * P), ("always", 2 * P), ("never", P)])
 def test_units_that_the_forward_pass_frees_are_gathered_twice(reshard: str, expected: float) -> None:
     fields: dict[str, Any] = {"strategy": "fsdp", "num_gpus": 2, "reshard": reshard, "num_samples": 2048}
-    assert gathered_bytes_per_step(SHARDS, make_spec(**fields)) == expected
-    assert gathered_bytes_per_step(SHARDS, make_spec(**fields, grad_accumulation=4)) == 4 * expected
+    assert gathered_bytes(0, SHARDS, make_spec(**fields)) == expected
+    assert gathered_bytes(0, SHARDS, make_spec(**fields, grad_accumulation=4)) == 4 * expected

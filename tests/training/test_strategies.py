@@ -14,12 +14,12 @@ from factories import make_spec
 from torch import nn
 from torch.multiprocessing.spawn import spawn
 
-from pipeline.analysis.formulas import gathered_bytes_per_step
 from pipeline.communication import step_variants
 from pipeline.communication.profiling import profile_ranks
 from pipeline.communication.silent_collectives import KeptAllGather, delay, keep_buffers
 from pipeline.communication.step_variants import StepContext, list_silent_calls
 from pipeline.experiment.spec import Spec
+from pipeline.plan.strategies import gathered_bytes
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, ignore_mark
 from pipeline.training.strategies import (
@@ -94,7 +94,7 @@ def train(spec: Spec, rank: Rank, has_kept_buffers: bool = False) -> dict[str, A
         "calls": [(call.kind, call.operation, call.num_bytes) for call in silent.calls],
         "is_finite": is_finite,
         "gradient_bytes": sum(parameter.nbytes for parameter in variants["plain"].model.parameters()),
-        "gathered_by_formula": gathered_bytes_per_step(sharding, spec) if sharding else None,
+        "gathered_by_formula": gathered_bytes(0, sharding, spec) if sharding else None,
         "scattered_by_formula": sharding.units_bytes + sharding.root_bytes if sharding else None,
     }
 
