@@ -114,27 +114,25 @@ def wait_for(what: Callable[[], Any], timeout_s: float = 90) -> Any:
     return found
 
 
+def processes_with(*variables: str, name: str = "") -> list[int]:
+    """Every process that runs and has these variables (`NAME=value`), whose own name begins so."""
+    found, wanted = [], {variable.encode() for variable in variables}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            is_named = (entry / "comm").read_text().startswith(name)
+            if is_named and wanted <= {*(entry / "environ").read_bytes().split(b"\0")}:
+                found.append(int(entry.name))
+    return found
+
+
 def workers_of(folder: Path) -> list[int]:
     """The ranks that run points of this folder, which TEST_FOLDER names."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            is_rank = entry.name.isdecimal() and (entry / "comm").read_text().startswith("rank")
-            if is_rank and f"TEST_FOLDER={folder}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
+    return processes_with(f"TEST_FOLDER={folder}", name="rank")
 
 
 def processes_of(folder: Path) -> list[int]:
     """Every process that runs and has TEST_FOLDER of this folder, whatever it has become."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended
-            if f"TEST_FOLDER={folder}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-    return found
+    return processes_with(f"TEST_FOLDER={folder}")
 
 
 def run_unprivileged(name: str, *arguments: str | Path, group: int | None = None) -> subprocess.CompletedProcess[str]:
@@ -196,13 +194,17 @@ def image_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
+def cluster_or_skip(folder: Path, **options: Any) -> contextlib.AbstractContextManager[Cluster]:
+    """A throwaway cluster; skips the test if the machine has not what it takes."""
+    if missing := missing_parts():
+        pytest.skip(missing)
+    return throwaway_cluster(folder, **options)
+
+
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two nodes of four (made-up) GPUs, for the whole session."""
-    missing = missing_parts()
-    if missing:
-        pytest.skip(missing)
-    with throwaway_cluster(tmp_path_factory.mktemp("cluster"), memory_mib_per_node=12_000) as running:
+    with cluster_or_skip(tmp_path_factory.mktemp("cluster"), memory_mib_per_node=12_000) as running:
         yield running
 
 

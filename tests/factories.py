@@ -26,7 +26,7 @@ from pipeline.experiment.measurement import (
 )
 from pipeline.experiment.outcomes import CollectedOutcomes, resolve_outcomes
 from pipeline.experiment.record import SCHEMA_VERSION, Failure, FailureKind, Record, Status
-from pipeline.experiment.record_store import RejectedFile, publish_record
+from pipeline.experiment.record_store import RejectedFile, load_folder, publish_record
 from pipeline.experiment.spec import Spec
 from pipeline.plan.axes import DECLARED
 from pipeline.tables.note_texts import render_note
@@ -223,6 +223,13 @@ def manifest_of(experiment: Experiment) -> Manifest:
     manifest = experiment.read_manifest()
     assert manifest is not None
     return manifest
+
+
+def only_record(experiment: Experiment) -> Record:
+    """Return the only record of the experiment, in which no file is rejected."""
+    ((record,), rejected) = load_folder(experiment.records_folder)
+    assert rejected == []
+    return record
 
 
 def sentences(notes: Iterable[Note]) -> list[str]:

@@ -1,13 +1,16 @@
 """Shared by the tests on a Slurm: a grid of two shapes, what the queue and `status` say, and a stand-in for Slurm."""
 
 import json
+import re
 import shutil
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cluster import Cluster
 from conftest import Command, without_slurm
+from factories import write_script
 
 Env = Mapping[str, str]
 
@@ -30,6 +33,17 @@ def states(pipeline: Command, folder: Path, env: Env) -> dict[str, dict[str, Any
     return {part["run_id"]: part for parts in json.loads(answer.stdout)["experiments"].values() for part in parts}
 
 
+def records_in(folder: Path) -> list[dict[str, Any]]:
+    """What is in the records of the experiments in the folder, by the names of their files."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*/records/*.json"))]
+
+
+def array_of(answer: subprocess.CompletedProcess[str]) -> str:
+    """The one array that a submission printed."""
+    (array,) = re.findall(r"^array (\d+):", answer.stdout, re.MULTILINE)
+    return str(array)
+
+
 def queued(cluster: Cluster) -> list[str]:
     return cluster.run("squeue", "-h", "-r", "-o", "%i").stdout.split()
 
@@ -37,10 +51,7 @@ def queued(cluster: Cluster) -> list[str]:
 def with_sbatch(folder: Path, env: Env, script: str) -> Env:
     """The environment with an sbatch of our own, whose script may call the {real} one."""
     real = shutil.which("sbatch")
-    shim = folder / "bin" / "sbatch"
-    shim.parent.mkdir()
-    shim.write_text(f"#!/bin/sh\n{script.format(real=real)}\n")
-    shim.chmod(0o755)
+    shim = write_script(folder / "bin" / "sbatch", script.format(real=real))
     return {**env, "PATH": f"{shim.parent}:{env['PATH']}"}
 
 
@@ -48,8 +59,7 @@ def write_commands(folder: Path, lines: Mapping[str, str]) -> None:
     """Make the folder, with a shell script of that line under each name."""
     folder.mkdir()
     for name, line in lines.items():
-        (folder / name).write_text(f"#!/bin/sh\n{line}\n")
-        (folder / name).chmod(0o755)
+        write_script(folder / name, line)
 
 
 def fake_slurm(folder: Path, ping: str) -> Mapping[str, str]:

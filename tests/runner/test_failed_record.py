@@ -22,12 +22,50 @@ def write_error(rank_files: RankFiles, rank: int, kind: str, time_ns: int = 0, m
     rank_files.write_error(RankError(cast(FailureKind, kind), message, rank, "node1", time_ns))
 
 
-def test_the_first_rank_that_failed_by_itself_is_the_cause(rank_files: RankFiles) -> None:
-    write_error(rank_files, 0, "exception", time_ns=2)
-    write_error(rank_files, 1, "cuda_oom", time_ns=1)
-    cause = find_root_cause(rank_files, {0: RankExit(1, 1.0), 1: RankExit(1, 2.0)})
-    assert (cause.kind, cause.rank, cause.node) == ("cuda_oom", 1, "node1")
-    assert cause.message == "rank 1: boom"
+ABRT, KILL, SEGV, TERM = (-number for number in (signal.SIGABRT, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM))
+
+
+@pytest.mark.parametrize(
+    ("errors", "exits", "kind", "rank", "exit_code", "said"),
+    [
+        # the first rank that failed by itself
+        ({0: ("exception", 2), 1: ("cuda_oom", 1)}, {0: (1, 1.0), 1: (1, 2.0)}, "cuda_oom", 1, None, "rank 1: boom"),
+        # one that lost its peer is a consequence, however early it noticed
+        ({0: ("collective", 1), 1: ("exception", 2)}, {}, "exception", 1, None, "rank 1: boom"),
+        ({0: ("collective", 0)}, {0: (1, 1.0), 1: (KILL, 2.0)}, "signal", 1, KILL, "rank 1 was killed by SIGKILL; "),
+        # an error of its own goes before a signal
+        ({0: ("exception", 0)}, {1: (SEGV, 1.0)}, "exception", 0, None, "rank 0: boom"),
+        # the agent's own SIGTERM is the cause only without another
+        ({}, {0: (TERM, 1.0), 1: (ABRT, 2.0)}, "signal", 1, ABRT, "rank 1 was killed by SIGABRT"),
+        ({1: ("collective", 0)}, {0: (TERM, 1.0)}, "collective", 1, None, "rank 1: boom"),
+        ({}, {1: (TERM, 1.0)}, "exit", 1, TERM, "rank 1 was killed by SIGTERM"),
+        ({}, {0: (3, 2.0), 1: (4, 1.0)}, "exit", 1, 4, "rank 1 exited with 4"),  # the first exit
+        *(
+            ({}, {0: (-number, 1.0)}, "signal", 0, -number, f"rank 0 was killed by {name}")
+            for number, name in {
+                int(signal.SIGRTMIN): "SIGRTMIN",
+                40: "signal 40",
+                int(signal.SIGRTMAX): "SIGRTMAX",
+            }.items()
+        ),
+    ],
+)
+def test_the_cause_is_the_first_failure_that_is_no_consequence(
+    rank_files: RankFiles,
+    errors: dict[int, tuple[str, int]],
+    exits: dict[int, tuple[int, float]],
+    kind: str,
+    rank: int,
+    exit_code: int | None,
+    said: str,
+) -> None:
+    for number, (kind_of_error, time_ns) in errors.items():
+        write_error(rank_files, number, kind_of_error, time_ns)
+    cause = find_root_cause(rank_files, {number: RankExit(*ended) for number, ended in exits.items()})
+    assert (cause.kind, cause.rank, cause.exit_code) == (kind, rank, exit_code)
+    assert cause.message.startswith(said)
+    assert ("raise mem_per_gpu_gib" in cause.message) == (exit_code == KILL)
+    assert failed_record.may_be_consequence(cause) == (kind in ("exit", "collective"))
 
 
 def test_the_memory_of_other_processes_is_kept_with_the_failure(rank_files: RankFiles) -> None:
@@ -41,54 +79,11 @@ def test_the_memory_of_other_processes_is_kept_with_the_failure(rank_files: Rank
     assert (record.failure.kind, record.failure.memory_of_others_bytes) == ("gpu_shared", (0, 2**31))
 
 
-def test_a_rank_that_lost_its_peer_is_a_consequence_however_early_it_noticed(rank_files: RankFiles) -> None:
-    write_error(rank_files, 0, "collective", time_ns=1)
-    write_error(rank_files, 1, "exception", time_ns=2)
-    assert find_root_cause(rank_files, {}).rank == 1
-
-
-def test_a_rank_that_a_signal_ended_goes_before_one_that_lost_its_peer(rank_files: RankFiles) -> None:
-    write_error(rank_files, 0, "collective")
-    cause = find_root_cause(rank_files, {0: RankExit(1, 1.0), 1: RankExit(-signal.SIGKILL, 2.0)})
-    assert (cause.kind, cause.rank, cause.exit_code) == ("signal", 1, -9)
-    assert "SIGKILL" in cause.message
-    assert "raise mem_per_gpu_gib" in cause.message
-
-
-def test_an_error_of_its_own_goes_before_a_signal(rank_files: RankFiles) -> None:
-    write_error(rank_files, 0, "exception")
-    assert find_root_cause(rank_files, {1: RankExit(-signal.SIGSEGV, 1.0)}).kind == "exception"
-
-
-def test_the_agents_own_sigterm_is_the_cause_only_without_another(rank_files: RankFiles) -> None:
-    exits = {0: RankExit(-signal.SIGTERM, 1.0), 1: RankExit(-signal.SIGABRT, 2.0)}
-    assert find_root_cause(rank_files, exits).message == "rank 1 was killed by SIGABRT"
-    write_error(rank_files, 1, "collective")
-    assert find_root_cause(rank_files, {0: RankExit(-signal.SIGTERM, 1.0)}).kind == "collective"
-
-
-def test_without_an_error_the_first_exit_is_the_cause(rank_files: RankFiles) -> None:
-    cause = find_root_cause(rank_files, {0: RankExit(3, 2.0), 1: RankExit(4, 1.0)})
-    assert (cause.kind, cause.rank, cause.exit_code) == ("exit", 1, 4)
-    assert failed_record.may_be_consequence(cause)
-
-
-def test_a_rank_that_got_sigterm_is_named_with_the_signal(rank_files: RankFiles) -> None:
-    cause = find_root_cause(rank_files, {1: RankExit(-signal.SIGTERM, 1.0)})
-    assert (cause.kind, cause.message, cause.exit_code) == ("exit", "rank 1 was killed by SIGTERM", -signal.SIGTERM)
-
-
 def test_ranks_that_leave_neither_result_nor_error_failed(rank_files: RankFiles) -> None:
     assert_says(find_root_cause(rank_files, {}).message, "every rank exited 0", "result")
     record = build_record(make_spec(), rank_files, "launch", {})
     assert record is not None
     assert record.status == "failed"
-
-
-@pytest.mark.parametrize("number", [int(signal.SIGRTMIN), 40, int(signal.SIGRTMAX)])
-def test_a_signal_without_a_name_is_reported_by_its_number(rank_files: RankFiles, number: int) -> None:
-    cause = find_root_cause(rank_files, {0: RankExit(-number, 1.0)})
-    assert (cause.kind, cause.exit_code) == ("signal", -number)
 
 
 @pytest.mark.parametrize(

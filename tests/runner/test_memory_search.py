@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 from conftest import run_command
-from factories import make_measurement, make_spec
+from factories import make_measurement, make_spec, only_record, write_grid
 
 from pipeline.analysis.formulas import GIB
 from pipeline.experiment import record_store
-from pipeline.experiment.measurement import DeviceMemory, MemorySearch
+from pipeline.experiment.folder import Experiment
+from pipeline.experiment.measurement import DeviceMemory, Measurement, MemorySearch
 from pipeline.experiment.record import Environment, FailureKind, Record
 from pipeline.experiment.spec import Spec
 from pipeline.runner.failed_record import RankExit
@@ -87,45 +88,54 @@ def rank_files(tmp_path: Path) -> RankFiles:
     return RankFiles(tmp_path / "point")
 
 
-def search_of(record: Record) -> MemorySearch:
+def measurement_of(record: Record) -> Measurement:
     assert record.status == "ok", record.reason
     assert record.measurement is not None
-    assert record.measurement.memory_search is not None
-    return record.measurement.memory_search
+    return record.measurement
+
+
+def search_of(record: Record) -> MemorySearch:
+    found = measurement_of(record).memory_search
+    assert found is not None
+    return found
+
+
+def search(rank_files: RankFiles, ranks: FakeRanks, **fields: Any) -> Record:
+    return search_memory(PointTask(point(**fields), None), rank_files, "launch", ranks)
 
 
 @pytest.mark.fault("F17")
 def test_each_trial_is_a_launch_of_its_own_with_three_full_steps(rank_files: RankFiles) -> None:
     ranks = FakeRanks()
-    found = search_of(search_memory(PointTask(point(), None), rank_files, "launch", ranks))
+    found = search_of(search(rank_files, ranks))
     assert [spec.batch_size_per_gpu for spec in ranks.specs] == [trial.batch_size_per_gpu for trial in found.trials]
-    assert all(spec.is_probe and spec.steps_per_epoch == 3 and spec.epochs == 1 for spec in ranks.specs)
-    assert all(spec.strategy == "ddp" and spec.num_gpus == 2 for spec in ranks.specs)
+    shapes = {(spec.is_probe, spec.steps_per_epoch, spec.epochs, spec.strategy, spec.num_gpus) for spec in ranks.specs}
+    assert shapes == {(True, 3, 1, "ddp", 2)}
     assert len(set(ranks.launch_ids)) == len(ranks.specs) == 4
     assert all((rank_files.folder / f"trial{number}" / "point.json").exists() for number in range(4))
 
 
 def test_the_record_lists_all_trials_and_holds_the_memory_of_the_largest_batch_that_fits(rank_files: RankFiles) -> None:
-    record = search_memory(PointTask(point(), None), rank_files, "launch", FakeRanks())
+    record = search(rank_files, FakeRanks())
     found = search_of(record)
     assert found.predicted == BOUNDARY
     assert found.largest_fitting <= BOUNDARY < (found.smallest_failing or 0) <= found.largest_fitting * 1.01
-    assert record.measurement is not None
-    assert record.measurement.epochs == ()
-    assert record.measurement.memory[1].peak_allocated_bytes == found.largest_fitting * BYTES_PER_SAMPLE
-    assert record.environment.nodes == ("node0",)
+    measurement = measurement_of(record)
+    assert (measurement.epochs, record.environment.nodes) == ((), ("node0",))
+    assert measurement.memory[1].peak_allocated_bytes == found.largest_fitting * BYTES_PER_SAMPLE
     assert len(record_store.encode_record(record)) < 10_000
     assert msgspec.json.decode(record_store.encode_record(record), type=Record) == record
 
 
 def test_a_trial_has_the_memory_of_the_fullest_device_and_the_most_retries_of_any(rank_files: RankFiles) -> None:
-    found = search_of(search_memory(PointTask(point(), None), rank_files, "launch", FakeRanks()))
+    found = search_of(search(rank_files, FakeRanks()))
     largest = next(trial for trial in found.trials if trial.batch_size_per_gpu == found.largest_fitting)
-    assert largest.peak_allocated_bytes == found.largest_fitting * BYTES_PER_SAMPLE
-    assert largest.peak_reserved_bytes == found.largest_fitting * BYTES_PER_SAMPLE + 1
-    assert (largest.usable_bytes, largest.num_alloc_retries) == (USABLE_BYTES, 2)
     failing = next(trial for trial in found.trials if not trial.fits)
-    assert (failing.peak_allocated_bytes, failing.usable_bytes, failing.num_alloc_retries) == (None, None, None)
+    peak_bytes = found.largest_fitting * BYTES_PER_SAMPLE
+    assert [
+        (trial.peak_allocated_bytes, trial.peak_reserved_bytes, trial.usable_bytes, trial.num_alloc_retries)
+        for trial in (largest, failing)
+    ] == [(peak_bytes, peak_bytes + 1, USABLE_BYTES, 2), (None, None, None, None)]
 
 
 def test_of_two_gpus_with_the_same_peak_the_smaller_one_is_the_fullest() -> None:
@@ -145,20 +155,18 @@ def test_on_the_cpu_peak_and_usable_count_from_where_the_limit_was_set() -> None
 
 
 def test_if_not_even_one_sample_fits_the_point_is_oom_at_batch_size_1(rank_files: RankFiles) -> None:
-    record = search_memory(PointTask(point(batch_size_per_gpu=8), None), rank_files, "launch", FakeRanks(limit_bytes=0))
+    record = search(rank_files, FakeRanks(limit_bytes=0), batch_size_per_gpu=8)
     assert (record.status, record.reason) == ("oom", "out of GPU memory at batch_size_per_gpu 1")
-    assert record.failure is not None
-    assert record.failure.message == "at batch_size_per_gpu 1: rank 1: what happened"
-    assert record.environment.nodes == ("node0",)
+    message = record.failure and record.failure.message
+    assert (message, record.environment.nodes) == ("at batch_size_per_gpu 1: rank 1: what happened", ("node0",))
 
 
 def test_another_failure_ends_the_search_and_the_reason_names_the_largest_that_fits(rank_files: RankFiles) -> None:
     ranks = FakeRanks(failure="exception")
-    record = search_memory(PointTask(point(), None), rank_files, "launch", ranks)
+    record = search(rank_files, ranks)
     first_failing = next(spec.batch_size_per_gpu for spec in ranks.specs if spec.batch_size_per_gpu > BOUNDARY)
-    largest_before = ranks.specs[-2].batch_size_per_gpu
-    assert record.status == "failed"
-    assert record.reason == f"at batch_size_per_gpu {first_failing} ({largest_before} fits): rank 1: what happened"
+    said = f"at batch_size_per_gpu {first_failing} ({ranks.specs[-2].batch_size_per_gpu} fits): rank 1: what happened"
+    assert (record.status, record.reason) == ("failed", said)
     assert ranks.specs[-1].batch_size_per_gpu == first_failing
 
 
@@ -169,14 +177,7 @@ OOM_FROM = LIMIT_BYTES // BYTES_PER_SAMPLE + 1  # 27,898
 def test_another_failure_just_below_an_oom_counts_as_too_large(rank_files: RankFiles) -> None:
     """Seen with DataParallel in bf16 on two H200s: a launch failure 2 % below a batch that ran out of memory."""
     failing_sizes = range(27_500, OOM_FROM)
-    found = search_of(
-        search_memory(
-            PointTask(point(), None),
-            rank_files,
-            "launch",
-            FakeRanks(limit_bytes=LIMIT_BYTES, failing_sizes=failing_sizes),
-        )
-    )
+    found = search_of(search(rank_files, FakeRanks(limit_bytes=LIMIT_BYTES, failing_sizes=failing_sizes)))
     reasons = {trial.batch_size_per_gpu: trial.reason for trial in found.trials if trial.reason}
     assert list(reasons.values()) == ["rank 1: AcceleratorError: launch failure"] * len(reasons)
     assert set(reasons) == {trial.batch_size_per_gpu for trial in found.trials} & set(failing_sizes) != set()
@@ -197,33 +198,33 @@ def test_a_search_ends_at_a_failure_that_says_nothing_about_memory(
 ) -> None:
     failing_sizes = range(lowest, OOM_FROM)
     ranks = FakeRanks(limit_bytes=LIMIT_BYTES, failing_sizes=failing_sizes, other_failure=other_failure)
-    record = search_memory(PointTask(point(), None), rank_files, "launch", ranks)
+    record = search(rank_files, ranks)
     sizes = [spec.batch_size_per_gpu for spec in ranks.specs]
     assert sum(size in failing_sizes for size in sizes) == num_failures
-    assert record.status == "failed"
     fits = max(size for size in sizes if size < failing_sizes.start)
     known = f"({fits} fits, {sizes[-2]} does not)"
     assert record.reason.startswith(f"at batch_size_per_gpu {sizes[-1]} {known}: rank 1")
+    assert record.status == "failed"
 
 
 def test_a_crash_just_below_an_oom_counts_as_too_large(rank_files: RankFiles) -> None:
     """Seen with oneDNN under memory_limit_gib."""
     ranks = FakeRanks(limit_bytes=LIMIT_BYTES, failing_sizes=range(27_500, OOM_FROM), other_failure=-signal.SIGSEGV)
-    found = search_of(search_memory(PointTask(point(), None), rank_files, "launch", ranks))
+    found = search_of(search(rank_files, ranks))
     assert "rank 1 was killed by SIGSEGV" in [trial.reason for trial in found.trials]
 
 
 def test_a_failure_far_below_an_oom_ends_a_search(rank_files: RankFiles) -> None:
     """The first trial runs out of memory, and a smaller one fails for another reason."""
     ranks = FakeRanks(failing_sizes=range(1, 20_000))
-    record = search_memory(PointTask(point(batch_size_per_gpu=50_000), None), rank_files, "launch", ranks)
+    record = search(rank_files, ranks, batch_size_per_gpu=50_000)
     assert [spec.batch_size_per_gpu for spec in ranks.specs] == [50_000, 12_500]
     assert record.reason == "at batch_size_per_gpu 12500 (50000 does not): rank 1: AcceleratorError: launch failure"
 
 
 def test_a_search_needs_free_gpus_and_ends_at_once_if_another_process_uses_one(rank_files: RankFiles) -> None:
     ranks = FakeRanks(failing_sizes=range(1, 50_000), other_failure=NEIGHBOUR)
-    record = search_memory(PointTask(point(batch_size_per_gpu=8192), None), rank_files, "launch", ranks)
+    record = search(rank_files, ranks, batch_size_per_gpu=8192)
     assert [spec.batch_size_per_gpu for spec in ranks.specs] == [8192]
     assert RankFiles(rank_files.folder / "trial0").read_point().needs_free_gpus
     assert (record.status, record.failure and record.failure.kind) == ("failed", "gpu_shared")
@@ -231,8 +232,8 @@ def test_a_search_needs_free_gpus_and_ends_at_once_if_another_process_uses_one(r
 
 
 def test_a_launch_that_slurm_requeued_starts_over(rank_files: RankFiles) -> None:
-    first = search_memory(PointTask(point(), None), rank_files, "launch", FakeRanks())
-    second = search_memory(PointTask(point(), None), rank_files, "launch", FakeRanks(limit_bytes=USABLE_BYTES // 2))
+    first = search(rank_files, FakeRanks())
+    second = search(rank_files, FakeRanks(limit_bytes=USABLE_BYTES // 2))
     assert search_of(first).largest_fitting > search_of(second).largest_fitting
 
 
@@ -246,19 +247,15 @@ points:
 
 @pytest.mark.training
 def test_on_a_cpu_the_boundary_is_found_through_the_commands(tmp_path: Path) -> None:
-    (tmp_path / "grid.yaml").write_text(GRID)
-    done = run_command("submit", "--grid", tmp_path / "grid.yaml", "--outputs", tmp_path, "--cluster", "local")
+    done = run_command("submit", "--grid", write_grid(tmp_path, GRID), "--outputs", tmp_path, "--cluster", "local")
     assert done.returncode == 0, done.stderr
-    (record,), rejected = record_store.load_folder(tmp_path / "boundary" / "records")
-    assert not rejected
-    found = search_of(record)
+    found = search_of(only_record(Experiment(tmp_path / "boundary")))
     fits = {trial.batch_size_per_gpu: trial.fits for trial in found.trials}
     assert len(fits) == len(found.trials) <= 16
     assert found.smallest_failing is not None
-    assert fits[found.largest_fitting]
-    assert not fits[found.smallest_failing]
+    assert (fits[found.largest_fitting], fits[found.smallest_failing]) == (True, False)
     assert found.smallest_failing <= found.largest_fitting * 1.01
-    peaks = [trial.peak_allocated_bytes for trial in sorted(found.trials, key=by_batch_size) if trial.fits]
+    peaks = [trial.peak_allocated_bytes for trial in found.trials if trial.fits]
     assert all(peak is not None and 0 < peak <= 0.25 * GIB * 1.1 for peak in peaks)
 
     tables = json.loads(run_command("collect", tmp_path, "--format", "json").stdout)["experiments"]["boundary"]
@@ -268,7 +265,3 @@ def test_on_a_cpu_the_boundary_is_found_through_the_commands(tmp_path: Path) -> 
     assert row["num_ooms"] == sum(trial.is_oom for trial in found.trials) >= 1
     assert tables["Q1"] == tables["Q2"] == tables["Q4"] == []
     assert "## The memory boundary" in (tmp_path / "boundary" / "report.md").read_text()
-
-
-def by_batch_size(trial: Any) -> int:
-    return int(trial.batch_size_per_gpu)

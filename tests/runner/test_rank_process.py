@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT
-from factories import make_spec
+from factories import assert_says, make_spec
 
 from pipeline.analysis.formulas import GIB
 from pipeline.experiment.measurement import Measurement
@@ -91,10 +91,8 @@ def test_a_lost_connection_is_not_blamed_on_the_line_that_waited(
     """A stranger may have ended the store of a launch on several nodes."""
     monkeypatch.setattr(user_code, "user_lines", lambda error: ["tiny.py:12 in loss"])
     found = report_of(rank_files, error, monkeypatch)
-    assert found.kind == "collective"
-    assert found.message == (
-        f"lost the connection to another rank or to the store of the launch: {type(error).__name__}: {error}"
-    )
+    said = f"lost the connection to another rank or to the store of the launch: {type(error).__name__}: {error}"
+    assert (found.kind, found.message) == ("collective", said)
     (rank_files.folder / "rank0.error.json").unlink()
     assert "tiny.py:12" in report_of(rank_files, ValueError("of the user's"), monkeypatch).message
 
@@ -130,55 +128,45 @@ def pretend_full_gpu(monkeypatch: pytest.MonkeyPatch, *, others_gib: float) -> N
 OOM = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 32.00 GiB")
 
 
-def test_an_oom_beside_another_process_is_a_failure_that_names_it(
-    rank_files: RankFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend_full_gpu(monkeypatch, others_gib=118.5)
-    found = report_of(rank_files, OOM, monkeypatch)
-    assert found.kind == "gpu_shared"
-    reason, torchs_own = found.message.split("\n", 1)
-    assert reason == "another process held 118.5 GiB of GPU 0; run again on a free GPU"
-    assert torchs_own.startswith("OutOfMemoryError: CUDA out of memory. Tried to allocate 32.00 GiB")
-    assert found.memory_of_others_bytes == (int(118.5 * GIB),)
+TORCHS_OWN = "OutOfMemoryError: CUDA out of memory. Tried to allocate 32.00 GiB"
+SHARED = f"another process held 118.5 GiB of GPU 0; run again on a free GPU\n{TORCHS_OWN}"
+OF_USER = RuntimeError("CUDA error: out of memory")
+NO_KERNELS = "this torch has no kernels for sm_70"
 
 
-def test_an_oom_on_a_gpu_without_other_users_stays_one(rank_files: RankFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_full_gpu(monkeypatch, others_gib=0.5)
-    found = report_of(rank_files, OOM, monkeypatch)
-    assert (found.kind, found.memory_of_others_bytes) == ("cuda_oom", (GIB // 2,))
-
-
-@pytest.mark.parametrize(("device", "kind"), [("cpu", "exception"), ("cuda", "cuda_oom")])
-def test_a_cuda_error_of_the_users_code_is_an_oom_on_a_gpu_alone(
-    rank_files: RankFiles, monkeypatch: pytest.MonkeyPatch, device: str, kind: str
-) -> None:
-    pretend_full_gpu(monkeypatch, others_gib=0.5)
-    rank_files.write_point(PointTask(make_spec(device=device, precision="fp32"), None))
-    assert report_of(rank_files, RuntimeError("CUDA error: out of memory"), monkeypatch).kind == kind
-
-
-def test_an_oom_stays_one_if_cuda_cannot_say_what_others_hold(
-    rank_files: RankFiles, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "device", "others_gib", "kind", "said"),
+    [
+        (OOM, "cuda", 118.5, "gpu_shared", SHARED),
+        (OOM, "cuda", 0.5, "cuda_oom", TORCHS_OWN),
+        (OOM, "cuda", None, "cuda_oom", TORCHS_OWN),
+        (OF_USER, "cuda", 0.5, "cuda_oom", "RuntimeError: CUDA error: out of memory"),
+        (OF_USER, "cpu", 0.5, "exception", "RuntimeError: CUDA error: out of memory"),
+        (GpuProblem("unsupported_gpu", NO_KERNELS), "cuda", 0.0, "unsupported_gpu", NO_KERNELS),
+        (ValueError(os.fsdecode(b"no caf\xe9.npz")), "cuda", 0.0, "exception", "ValueError: no caf\\udce9.npz (at"),
+    ],
+    ids=["shared", "alone", "CUDA cannot say", "of the user", "on a CPU", "a check", "undecodable"],
+)
+def test_an_error_is_written_with_its_kind_and_with_what_others_held_of_a_full_gpu(
+    rank_files: RankFiles,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    device: str,
+    others_gib: float | None,
+    kind: str,
+    said: str,
 ) -> None:
     def fail(index: int) -> None:
         raise RuntimeError("CUDA error: unspecified launch failure")
 
-    monkeypatch.setattr(torch.cuda, "mem_get_info", fail)
-    found = report_of(rank_files, OOM, monkeypatch)
-    assert (found.kind, found.memory_of_others_bytes) == ("cuda_oom", (None,))
-
-
-def test_the_message_of_a_gpu_check_is_kept_unchanged(rank_files: RankFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = report_of(rank_files, GpuProblem("unsupported_gpu", "this torch has no kernels for sm_70"), monkeypatch)
-    assert (found.kind, found.message) == ("unsupported_gpu", "this torch has no kernels for sm_70")
-
-
-def test_an_error_with_a_name_of_undecodable_bytes_is_written(
-    rank_files: RankFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    error = ValueError("cannot read " + os.fsdecode(b"caf\xe9.npz"))
-    message = report_of(rank_files, error, monkeypatch).message
-    assert message.startswith("ValueError: cannot read caf\\udce9.npz (at")
+    pretend_full_gpu(monkeypatch, others_gib=others_gib or 0)
+    if others_gib is None:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", fail)
+    rank_files.write_point(PointTask(make_spec(device=device, precision="fp32"), None))
+    found = report_of(rank_files, error, monkeypatch)
+    assert (found.kind, found.message[: len(said)]) == (kind, said)
+    if isinstance(error, torch.OutOfMemoryError):
+        assert found.memory_of_others_bytes == (None if others_gib is None else int(others_gib * GIB),)
 
 
 @pytest.mark.parametrize("needs_free_gpus", [True, False])
@@ -213,5 +201,4 @@ def test_output_of_a_rank_goes_to_stderr_even_from_native_code(tmp_path: Path) -
     env = {**os.environ, "RANK": "0"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert "from Python\n" in done.stderr
-    assert "from native code" in done.stderr
+    assert_says(done.stderr, "from Python\n", "from native code")

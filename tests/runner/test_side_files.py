@@ -13,7 +13,7 @@ from conftest import Command, needs_root
 from factories import PLANNED, make_experiment, make_record, planned_points, write_grid
 
 from pipeline.experiment.folder import Experiment
-from pipeline.experiment.record import Record
+from pipeline.experiment.record import Record, Status
 from pipeline.experiment.record_store import load_attempts, publish_record
 from pipeline.runner import side_files
 from pipeline.runner.launch_session import LaunchSession, find_unpublished, recover_results
@@ -44,6 +44,17 @@ def side_files_of(experiment: Experiment) -> dict[str, bytes]:
     """The side files beside the records, by their path in the experiment."""
     paths = [*experiment.records_folder.glob("*.npz"), *experiment.traces.glob("*/*")]
     return {str(path.relative_to(experiment.folder)): path.read_bytes() for path in paths}
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> tuple[Experiment, Record, RankFiles]:
+    """An experiment with a record, and the side files of its launcher, which was killed."""
+    record = make_record(launch_id="killed")
+    experiment = make_published(tmp_path / "x", record)
+    return experiment, record, write_side_files(experiment, record)
+
+
+Killed = tuple[Experiment, Record, RankFiles]
 
 
 def publish_and_die(experiment: Experiment, record: Record) -> None:
@@ -81,12 +92,10 @@ def test_the_side_files_of_a_killed_launcher_are_moved_beside_their_record(
 
 
 @pytest.mark.fault("F51")
-@pytest.mark.parametrize("status", ["ok", "failed"])
-def test_side_files_without_an_ok_record_of_their_launch_stay(tmp_path: Path, status: str) -> None:
+@pytest.mark.parametrize(("status", "launch_id"), [("ok", "other"), ("failed", "busy")])
+def test_side_files_without_an_ok_record_of_their_launch_stay(tmp_path: Path, status: Status, launch_id: str) -> None:
     """The launch still runs, or it failed: its files say why."""
-    launch_id = "other" if status == "ok" else "busy"
-    published = make_record(status="ok" if status == "ok" else "failed", launch_id=launch_id)
-    experiment = make_published(tmp_path / "x", published)
+    experiment = make_published(tmp_path / "x", make_record(status=status, launch_id=launch_id))
     rank_files = write_side_files(experiment, make_record(launch_id="busy"))
     recover_side_files(experiment)
     assert side_files_of(experiment) == {}
@@ -100,17 +109,14 @@ def test_each_attempt_gets_its_own_files(tmp_path: Path) -> None:
         write_side_files(experiment, record).series.write_text(record.launch_id)
     recover_side_files(experiment)
     found = side_files_of(experiment)
-    assert found[f"records/{first.run_id}.0.steps.npz"] == b"a"
-    assert found[f"records/{first.run_id}.1.steps.npz"] == b"b"
+    assert [found[f"records/{first.run_id}.{attempt}.steps.npz"] for attempt in (0, 1)] == [b"a", b"b"]
 
 
 @pytest.mark.fault("F51")
 def test_a_launcher_whose_files_were_moved_by_another_process_says_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    killed: Killed, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = make_record(launch_id="busy")
-    experiment = make_published(tmp_path / "x", record)
-    rank_files = write_side_files(experiment, record)
+    experiment, record, rank_files = killed
     exists = Path.exists
 
     def move_first(path: Path) -> bool:
@@ -127,10 +133,8 @@ def test_a_launcher_whose_files_were_moved_by_another_process_says_nothing(
 
 
 @pytest.mark.fault("F51")
-def test_a_link_is_not_followed(tmp_path: Path) -> None:
-    record = make_record(launch_id="killed")
-    experiment = make_published(tmp_path / "x", record)
-    rank_files = write_side_files(experiment, record)
+def test_a_link_is_not_followed(tmp_path: Path, killed: Killed) -> None:
+    experiment, _, rank_files = killed
     experiment.scratch_folder.rename(tmp_path / "elsewhere")
     experiment.scratch_folder.symlink_to(tmp_path / "elsewhere")
     recover_side_files(experiment)
@@ -179,39 +183,29 @@ def test_the_next_submit_publishes_the_result_of_a_killed_launcher(pipeline: Com
     assert find_unpublished(experiment) == []
 
 
-def open_scratch(experiment: Experiment, folder: Path) -> None:
-    experiment.scratch_folder.chmod(0o750)
+def link(folder: Path) -> None:
+    folder.rename(folder.parents[2] / "elsewhere")
+    folder.symlink_to(folder.parents[2] / "elsewhere")
 
 
-def open_launch(experiment: Experiment, folder: Path) -> None:
-    folder.chmod(0o770)
-
-
-def live_on(experiment: Experiment, folder: Path) -> None:
-    assert RankFiles(folder).hold_lock() is not None, "this process holds it until it ends"
-
-
-def lose_lock(experiment: Experiment, folder: Path) -> None:
-    (folder / "launcher.lock").unlink()
-
-
-def give_away(experiment: Experiment, folder: Path) -> None:
-    os.chown(folder, 65534, -1)
-
-
-def link(experiment: Experiment, folder: Path) -> None:
-    folder.rename(experiment.folder / "elsewhere")
-    folder.symlink_to(experiment.folder / "elsewhere")
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "open scratch": lambda folder: folder.parent.chmod(0o750),
+    "open launch": lambda folder: folder.chmod(0o770),
+    "lives on": lambda folder: RankFiles(folder).hold_lock(),  # until this process ends
+    "lost lock": lambda folder: (folder / "launcher.lock").unlink(),
+    "given away": lambda folder: os.chown(folder, 65534, -1),
+    "a link": link,
+}
 
 
 @needs_root
-@pytest.mark.parametrize("change", [open_scratch, open_launch, live_on, lose_lock, give_away, link])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_result_of_a_launcher_that_lives_or_that_others_could_write_is_not_published(
-    tmp_path: Path, change: Callable[[Experiment, Path], None]
+    tmp_path: Path, change: Callable[[Path], object]
 ) -> None:
     experiment, record = make_unpublished(tmp_path)
     assert [found.run_id for found in find_unpublished(experiment)] == [record.run_id]
-    change(experiment, experiment.launch_folder(record.run_id, "killed"))
+    change(experiment.launch_folder(record.run_id, "killed"))
     assert find_unpublished(experiment) == []
     shutil.rmtree(experiment.scratch_folder)  # the point is not lost: it runs again
 
@@ -233,11 +227,9 @@ def test_a_result_that_is_not_that_of_its_point_is_not_published(
     assert ("the point runs again" in capsys.readouterr().err) == (fault != "a rank's error")
 
 
-def test_what_a_rank_wrote_under_a_umask_of_0_is_closed_to_others_as_it_is_moved(tmp_path: Path) -> None:
+def test_what_a_rank_wrote_under_a_umask_of_0_is_closed_to_others_as_it_is_moved(killed: Killed) -> None:
     """A user's code may set the umask of a rank."""
-    record = make_record(launch_id="killed")
-    experiment = make_published(tmp_path / "x", record)
-    rank_files = write_side_files(experiment, record)
+    experiment, _, rank_files = killed
     (trace,) = rank_files.traces.iterdir()
     for path in (*rank_files.side_files(), trace):
         path.chmod(0o777 if path.is_dir() else 0o666)
@@ -247,10 +239,8 @@ def test_what_a_rank_wrote_under_a_umask_of_0_is_closed_to_others_as_it_is_moved
 
 
 @pytest.mark.fault("F51")
-def test_a_linked_side_file_is_not_moved(tmp_path: Path) -> None:
-    record = make_record(launch_id="killed")
-    experiment = make_published(tmp_path / "x", record)
-    rank_files = write_side_files(experiment, record)
+def test_a_linked_side_file_is_not_moved(tmp_path: Path, killed: Killed) -> None:
+    experiment, record, rank_files = killed
     (tmp_path / "elsewhere").write_text("secret")
     for path in rank_files.side_files():
         path.rename(path.with_name(f"old-{path.name}"))

@@ -18,7 +18,7 @@ from typing import NoReturn
 import pytest
 import torch
 from conftest import ROOT, processes_of, wait_for
-from factories import make_spec
+from factories import assert_says, make_spec
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from pipeline.runner import start_ranks
@@ -85,14 +85,12 @@ if __name__ == "__main__":
 @pytest.mark.training
 def test_a_rank_that_fails_is_logged_without_the_agents_own_traceback(tmp_path: Path) -> None:
     """To print one, torch would import TorchDynamo, which takes seconds."""
-    script = tmp_path / "failing.py"
-    script.write_text(FAILING)
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    command = [sys.executable, str(script), str(tmp_path)]
-    ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60)
+    (tmp_path / "failing.py").write_text(FAILING)
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    command = [sys.executable, str(tmp_path / "failing.py"), str(tmp_path)]
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
     assert ended.stdout == "[0] False\n", ended.stderr
-    assert "DataNotStaged" in ended.stderr
-    assert "failed (exitcode: 1) local_rank: 0" in ended.stderr
+    assert_says(ended.stderr, "DataNotStaged", "failed (exitcode: 1) local_rank: 0")
     assert "ProcessExitedException" not in ended.stderr
 
 
@@ -174,29 +172,23 @@ def test_only_a_ranks_own_traceback_is_kept(error: Exception, kept: bool) -> Non
     assert bool(line.exc_info) is kept
 
 
-def test_a_rank_that_cannot_be_forked_is_named_with_the_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_rank_that_cannot_be_forked_is_named_with_the_limit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named_parents: list[int]
+) -> None:
     """The record had said "rank 0 exited with 1"."""
 
     def refuse(*_: object) -> NoReturn:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv(start_ranks.LAUNCHER_PID, str(os.getppid()))
     monkeypatch.setattr(start_ranks, "supervise", refuse)
-    monkeypatch.setattr(host, "die_with_parent", lambda pid: None)
-    parent, rank_files = tmp_path / "private", RankFiles(tmp_path / "private" / "x")
-    parent.mkdir(mode=0o700)
+    rank_files = RankFiles(tmp_path / "private" / "x")
     rank_files.write_point(PointTask(make_spec(), None))
-    handle = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with pytest.raises(BlockingIOError):
-            start_ranks.supervise_rank(start_ranks.PassedFolder(handle), "x", None, {}, [])
-    finally:
-        os.close(handle)
+    with files.open_private_folder(tmp_path / "private") as handle, pytest.raises(BlockingIOError):
+        start_ranks.supervise_rank(start_ranks.PassedFolder(handle), "x", None, {}, [])
     (found,) = rank_files.read_errors()
-    assert found.message.startswith(
-        "could not be started: BlockingIOError: [Errno 11] Resource temporarily unavailable; "
-    )
+    said = "could not be started: BlockingIOError: [Errno 11] Resource temporarily unavailable; "
+    assert found.message.startswith(said)
     assert "raise it (ulimit -u)" in found.message
 
 

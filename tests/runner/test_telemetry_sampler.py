@@ -1,6 +1,5 @@
 """The telemetry sampler: a real process with a fake driver, and points that succeed even if it fails."""
 
-import json
 import os
 import signal
 import subprocess
@@ -10,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CPU_SIZE, ROOT, SMALL_GRID, Command, wait_for
+from conftest import CPU_SIZE, ROOT, SMALL_GRID, Command, processes_of, wait_for
 from factories import make_spec
+from slurm_queue import records_in
 
 from pipeline.analysis.telemetry_summary import NodeSamples, read_node_samples
 from pipeline.runner import telemetry_sampler
@@ -56,23 +56,26 @@ def with_pynvml(tmp_path: Path, text: str, mask: str | None = None) -> dict[str,
     return {**env, "PYTHONPATH": f"{tmp_path / 'fake'}:{ROOT}"} | ({"CUDA_VISIBLE_DEVICES": mask} if mask else {})
 
 
-def start_sampler(rank_files: RankFiles, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-    command = [
-        sys.executable,
-        "-m",
-        "pipeline.runner.telemetry_sampler",
-        str(rank_files.folder),
-        "--interval-s",
-        "0.01",
-    ]
-    return subprocess.Popen(command, cwd=ROOT, env=env)
+@pytest.fixture(autouse=True)
+def marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The samplers of a test are known by this variable."""
+    monkeypatch.setenv("TEST_FOLDER", str(tmp_path))
+
+
+SAMPLER = [sys.executable, "-m", "pipeline.runner.telemetry_sampler"]
+
+
+def wait_for_rounds(rank_files: RankFiles, count: int = 1) -> Path:
+    """Wait until the sampler has written so many rounds; return its unfinished file."""
+    part = rank_files.samples(0).with_suffix(".part")
+    wait_for(lambda: part.exists() and len(read_node_samples(part).rounds) >= count)
+    return part
 
 
 def sample_for_a_while(rank_files: RankFiles, env: Mapping[str, str] | None = None) -> NodeSamples:
     """Return the samples of a sampler that ran for at least three rounds."""
-    part = rank_files.samples(0).with_suffix(".part")
-    process = start_sampler(rank_files, env)
-    wait_for(lambda: part.exists() and len(read_node_samples(part).rounds) >= 3)
+    process = subprocess.Popen([*SAMPLER, str(rank_files.folder), "--interval-s", "0.01"], cwd=ROOT, env=env)
+    part = wait_for_rounds(rank_files, 3)
     process.terminate()
     assert process.wait(30) == 0
     return read_node_samples(part)
@@ -83,20 +86,13 @@ def test_the_sampler_reads_the_first_gpus_of_the_mask_that_the_point_uses(tmp_pa
     found = sample_for_a_while(rank_files, with_pynvml(tmp_path, PYNVML, mask="3,1,0"))
     assert list(found.gpus) == [UUIDS[3], UUIDS[1]]
     old, new = found.gpus[UUIDS[3]][-1], found.gpus[UUIDS[1]][-1]
-    assert (old.energy_mj, old.power_mw, old.sm_clock_mhz, old.temperature_c, old.reasons) == (
-        None,
-        400_000,
-        1003,
-        43,
-        32,
-    )
-    assert (new.power_mw, new.sm_clock_mhz, new.temperature_c, new.reasons) == (200_000, 1001, 41, 4)
+    figures = [(one.power_mw, one.sm_clock_mhz, one.temperature_c, one.reasons) for one in (old, new)]
+    assert (old.energy_mj, figures) == (None, [(400_000, 1003, 43, 32), (200_000, 1001, 41, 4)])
     energies = [sample.energy_mj or 0 for sample in found.gpus[UUIDS[1]]]
     assert energies == sorted(energies)
     assert energies[-1] > energies[0] > 0
     assert len(found.gpus[UUIDS[3]]) == len(found.rounds) >= 3
-    assert found.highest_sm_clocks_mhz == {UUIDS[3]: 1977, UUIDS[1]: 1979}
-    assert found.notes == []
+    assert (found.highest_sm_clocks_mhz, found.notes) == ({UUIDS[3]: 1977, UUIDS[1]: 1979}, [])
 
 
 @pytest.mark.parametrize(
@@ -117,17 +113,13 @@ def test_without_readable_gpus_the_cpus_are_sampled_and_a_note_says_why(
     tmp_path: Path, text: str, mask: str | None, note: str
 ) -> None:
     found = sample_for_a_while(write_point(tmp_path), with_pynvml(tmp_path, text, mask))
-    assert found.gpus == {}
-    assert len(found.notes) == 1
-    assert note in found.notes[0]
-    cpus = [one.cpu for one in found.rounds if one.cpu]
-    assert len(cpus) == len(found.rounds)
-    assert all(0 < busy < total for busy, total in cpus)
+    (said,) = found.notes
+    assert (found.gpus, note in said) == ({}, True), said
+    assert all(one.cpu and 0 < one.cpu[0] < one.cpu[1] for one in found.rounds)
 
 
 def test_a_cpu_point_does_not_query_the_driver(tmp_path: Path) -> None:
-    rank_files = write_point(tmp_path, device="cpu")
-    found = sample_for_a_while(rank_files, with_pynvml(tmp_path, PYNVML))
+    found = sample_for_a_while(write_point(tmp_path, device="cpu"), with_pynvml(tmp_path, PYNVML))
     assert (found.gpus, found.notes) == ({}, [])
 
 
@@ -137,54 +129,24 @@ def test_the_sampler_has_low_priority_and_ends_with_its_parent(tmp_path: Path) -
         "import subprocess, sys; child = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL); "
         "print(child.pid, flush=True); sys.stdin.read()"
     )
-    command = [sys.executable, "-m", "pipeline.runner.telemetry_sampler", str(rank_files.folder)]
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code, *command], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert parent.stdout is not None
-    sampler = int(parent.stdout.readline())
-    part = rank_files.samples(0).with_suffix(".part")
-    try:
-        wait_for(lambda: part.exists() and read_node_samples(part).rounds)
+    command = [sys.executable, "-c", code, *SAMPLER, str(rank_files.folder)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        sampler = int(parent.stdout.readline())
+        wait_for_rounds(rank_files)
         niceness = os.getpriority(os.PRIO_PROCESS, sampler)
         assert niceness == min(19, os.getpriority(os.PRIO_PROCESS, 0) + telemetry_sampler.NICENESS)
         parent.kill()
-        parent.communicate()
-        wait_for(lambda: not is_running(sampler), timeout_s=20)
-    finally:
-        parent.kill()
-        if is_running(sampler):
-            os.kill(sampler, signal.SIGKILL)
-
-
-def is_running(pid: int) -> bool:
-    """True if the process exists and is not a zombie."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-
-
-def samplers_of(folder: Path) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            command = (entry / "cmdline").read_bytes() if entry.name.isdecimal() else b""
-        except OSError:
-            continue
-        if b"pipeline.runner.telemetry_sampler" in command and str(folder).encode() in command:
-            found.append(int(entry.name))
-    return found
+    wait_for(lambda: processes_of(tmp_path) == [], timeout_s=20)
 
 
 def test_sampling_spans_the_body_and_leaves_a_complete_file(tmp_path: Path) -> None:
     rank_files = write_point(tmp_path, device="cpu")
-    part = rank_files.samples(0).with_suffix(".part")
     rank_files.samples(0).write_text('["note", "of an earlier launch"]')
     with sample_in_background(rank_files, 0):
-        wait_for(lambda: part.exists() and read_node_samples(part).rounds)
+        wait_for_rounds(rank_files)
         assert not rank_files.samples(0).exists()
-    assert samplers_of(rank_files.folder) == []
+    assert processes_of(tmp_path) == []
     (node,) = read_all_nodes(rank_files, 1)
     assert (node.interval_s, node.notes) == (telemetry_sampler.SAMPLING_INTERVAL_S, [])
     assert len(node.rounds) >= 2  # one from inside the body, and the last one
@@ -192,17 +154,15 @@ def test_sampling_spans_the_body_and_leaves_a_complete_file(tmp_path: Path) -> N
 
 def test_a_sampler_that_is_killed_leaves_its_samples_and_a_note(tmp_path: Path) -> None:
     rank_files = write_point(tmp_path, device="cpu")
-    part = rank_files.samples(0).with_suffix(".part")
     with sample_in_background(rank_files, 0):
-        wait_for(lambda: part.exists() and read_node_samples(part).rounds)
-        (sampler,) = samplers_of(rank_files.folder)
+        part = wait_for_rounds(rank_files)
+        (sampler,) = processes_of(tmp_path)
         os.kill(sampler, signal.SIGKILL)
-        wait_for(lambda: not is_running(sampler))
+        wait_for(lambda: processes_of(tmp_path) == [])
         with part.open("ab") as file:
             file.write(b'["tick", 17')  # incomplete
     (node,) = read_all_nodes(rank_files, 1)
-    assert node.notes == ["the sampler ended early (signal 9)"]
-    assert node.rounds
+    assert (node.notes, node.rounds != []) == (["the sampler ended early (signal 9)"], True)
 
 
 @pytest.mark.parametrize("python", ["/nowhere/python", "/bin/false"], ids=["cannot start", "fails"])
@@ -225,7 +185,7 @@ def test_what_the_body_raises_is_raised_and_the_sampler_ended(tmp_path: Path) ->
     rank_files = write_point(tmp_path, device="cpu")
     with pytest.raises(RuntimeError, match="the ranks"), sample_in_background(rank_files, 0):
         raise RuntimeError("the ranks did not meet")
-    assert samplers_of(rank_files.folder) == []
+    assert processes_of(tmp_path) == []
 
 
 def test_a_node_without_a_file_has_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,8 +225,7 @@ def launch_on_cpu(pipeline: Command, tmp_path: Path, num_samples: int, **env: st
     plain = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "PIPELINE"))}
     answer = pipeline("launch", *arguments, "--set", *sizes, env={**plain, **env})
     assert answer.returncode == 0, answer.stderr
-    (path,) = tmp_path.glob("small/records/*.json")
-    record: dict[str, Any] = json.loads(path.read_text())
+    (record,) = records_in(tmp_path)
     return record
 
 
@@ -291,6 +250,5 @@ def test_a_point_succeeds_without_its_sampler(pipeline: Command, tmp_path: Path)
         "import os, sys\nif 'pipeline.runner.telemetry_sampler' in ' '.join(sys.orig_argv): os._exit(3)\n"
     )
     record = launch_on_cpu(pipeline, tmp_path, 64, PYTHONPATH=str(tmp_path / "fake"))
-    assert record["status"] == "ok"
-    assert record["telemetry"]["hosts"] == []
+    assert (record["status"], record["telemetry"]["hosts"]) == ("ok", [])
     assert record["telemetry"]["notes"] == ["node 0: the sampler ended early (exit code 3)"]

@@ -1,20 +1,18 @@
 """The pipeline on a real Slurm: two nodes on this machine, brought up for these tests."""
 
-import itertools
 import json
 import os
 import pickle
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cluster import Cluster
-from conftest import CPU_SIZE, ROOT, Command, wait_for
+from conftest import CPU_SIZE, ROOT, Command, processes_with, wait_for
 from factories import write_grid
 from own_models import with_change, write_model
-from slurm_queue import MIXED, Env, queued, states
+from slurm_queue import MIXED, Env, queued, records_in, states
 
 from pipeline.runner.array_element import FILE_NAME, encode_commands
 
@@ -56,11 +54,7 @@ def test_a_mixed_grid_runs_in_one_array_a_shape_and_is_never_submitted_twice(
     assert report["coverage"]["ok"] == 3
     assert [(row["num_nodes"], row["num_gpus"]) for row in report["Q2"]] == [(1, 1), (1, 2), (2, 2)]
     assert all(row["speedup"] > 0 for row in report["Q2"])
-    two_nodes = next(
-        record
-        for path in out.glob("mixed/records/ddp-2proc*json")
-        if (record := json.loads(path.read_text()))["spec"].get("num_nodes") == 2
-    )
+    (two_nodes,) = (record for record in records_in(out) if record["spec"].get("num_nodes") == 2)
     assert two_nodes["environment"]["slurm"]["SLURM_JOB_ID"]
     assert two_nodes["environment"]["nodes"] == ["node1", "node2"]
     assert len(two_nodes["measurement"]["epochs"][1]["ranks"]) == 2
@@ -107,15 +101,15 @@ def test_communication_is_measured_over_two_nodes(pipeline: Command, on_slurm: E
     grid = write_grid(tmp_path, COMMUNICATION)
     done = pipeline("submit", "--grid", grid, "--outputs", tmp_path, "--keep-trace", "--wait", env=on_slurm)
     assert done.returncode == 0, done.stderr
-    record = json.loads(next(tmp_path.glob("comm/records/*.json")).read_text())
+    (record,) = records_in(tmp_path)
     assert record["status"] == "ok", record["reason"]
     assert record["environment"]["nodes"] == ["node1", "node2"]
     found = record["measurement"]["communication"]
     assert all(len(ranks) == 2 for series in found["series"] for ranks in series["window_times_ns"])
     assert [transfer["bytes_per_step"] for transfer in found["transfers"]] == [record["measurement"]["gradient_bytes"]]
     assert len(list(tmp_path.glob("comm/traces/*/rank*.pt.trace.json.gz"))) == 2
-    row = json.loads(pipeline("collect", tmp_path, "--format", "json").stdout)["experiments"]["comm"]["communication"][
-        0
+    (row,) = json.loads(pipeline("collect", tmp_path, "--format", "json").stdout)["experiments"]["comm"][
+        "communication"
     ]
     assert (row["num_nodes"], row["num_windows"]) == (2, 6)
     assert row["exposed_comm_time_low_s"] <= row["exposed_comm_time_s"] <= row["exposed_comm_time_high_s"]
@@ -137,7 +131,7 @@ def test_a_model_of_a_users_own_trains_over_two_nodes(pipeline: Command, on_slur
     grid = write_grid(tmp_path / "repository", OWN)
     done = pipeline("submit", "--grid", grid, "--outputs", tmp_path, "--wait", env=on_slurm)
     assert done.returncode == 0, done.stderr
-    (record,) = [json.loads(path.read_text()) for path in tmp_path.glob("own/records/*.json")]
+    (record,) = records_in(tmp_path)
     assert record["status"] == "ok", record["reason"]
     assert record["environment"]["nodes"] == ["node1", "node2"]
     assert (record["environment"]["model_changed"], record["measurement"]["num_parameters"]) == (False, 7)
@@ -146,16 +140,9 @@ def test_a_model_of_a_users_own_trains_over_two_nodes(pipeline: Command, on_slur
     assert row["throughput_items_per_s"] == pytest.approx(3 * row["throughput_samples_per_s"])
 
 
-def workers_on(cluster: Cluster, node_rank: int) -> Iterator[int]:
+def workers_on(cluster: Cluster, node_rank: int) -> list[int]:
     """The processes of ranks on that node of a step: of this cluster, beside which others may run."""
-    wanted = {f"SLURM_NODEID={node_rank}".encode(), f"SLURM_CONF={cluster.env['SLURM_CONF']}".encode()}
-    for entry in Path("/proc").iterdir():
-        try:
-            is_rank = entry.name.isdecimal() and (entry / "comm").read_text().startswith("rank")
-            if is_rank and wanted <= set((entry / "environ").read_bytes().split(b"\0")):
-                yield int(entry.name)
-        except OSError:
-            continue
+    return processes_with(f"SLURM_NODEID={node_rank}", f"SLURM_CONF={cluster.env['SLURM_CONF']}", name="rank")
 
 
 @pytest.mark.fault("F16")
@@ -166,15 +153,14 @@ def test_a_rank_that_dies_on_the_second_node_ends_the_job_and_is_named(
     assert pipeline("submit", "--grid", grid, "--outputs", tmp_path, env=on_slurm).returncode == 0
     wait_for(lambda: list(tmp_path.glob("long/logs/scratch/*/environment.json")))  # both ranks have met
     time.sleep(1)
-    os.kill(next(workers_on(cluster, 1)), signal.SIGKILL)
+    os.kill(workers_on(cluster, 1)[0], signal.SIGKILL)
     killed_s = time.monotonic()
     wait_for(lambda: not queued(cluster), timeout_s=30)
     assert time.monotonic() - killed_s < 15
-    (record,) = [json.loads(path.read_text()) for path in tmp_path.glob("long/records/*.json")]
+    (record,) = records_in(tmp_path)
     assert (record["status"], record["failure"]["kind"], record["failure"]["rank"]) == ("failed", "signal", 1)
     assert "SIGKILL" in record["reason"]
-    assert not list(workers_on(cluster, 0))
-    assert not list(workers_on(cluster, 1))
+    assert workers_on(cluster, 0) + workers_on(cluster, 1) == []
     resumed = pipeline("submit", "--grid", grid, "--outputs", tmp_path, env=on_slurm)
     assert "0 points to run, 1 recorded as failed" in resumed.stderr
 
@@ -207,41 +193,6 @@ def test_plain_sbatch_runs_q4_and_collect_finds_it(
     assert len(list(tmp_path.glob("q4/records/*.json"))) == 3
 
 
-def test_exclusive_points_are_never_side_by_side_on_a_node(pipeline: Command, on_slurm: Env, tmp_path: Path) -> None:
-    submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path, "--exclusive")
-    changes = ("--set", "num_gpus=1", "num_nodes=1", "batch_size_per_gpu=4,8,16,32")
-    (array,) = json.loads(pipeline(*submit, *changes, "--dry-run", "--json", env=on_slurm).stdout)["arrays"]
-    answer = pipeline(*submit, *changes, "--wait", env=on_slurm)
-    assert answer.returncode == 0, answer.stderr
-    (script,) = tmp_path.glob("mixed/logs/*/*/*submission.sh")
-    assert all("#SBATCH --exclusive" in text.splitlines() for text in (array["sbatch"], script.read_text()))
-    busy: dict[str, list[tuple[str, str]]] = {}
-    for path in tmp_path.glob("mixed/records/*.json"):
-        record = json.loads(path.read_text())
-        busy.setdefault(record["environment"]["nodes"][0], []).append((record["started_at"], record["ended_at"]))
-    assert sum(len(spans) for spans in busy.values()) == 4
-    for spans in busy.values():
-        assert all(ended <= begun for (_, ended), (begun, _) in itertools.pairwise(sorted(spans)))
-
-
-def test_a_prologue_that_fails_ends_the_job_and_is_named(
-    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
-) -> None:
-    prologue = tmp_path / "prologue.sh"
-    prologue.write_text("module load nothing-of-the-kind 2>/dev/null\nexport AFTER=1\n")  # not its last line
-    grid = write_grid(tmp_path, MIXED)
-    submit = ("submit", "--grid", grid, "--outputs", tmp_path, "--prologue", prologue, "--wait", "--set", "num_gpus=2")
-    answer = pipeline(*submit, env=on_slurm)
-    found = states(pipeline, tmp_path, on_slurm)
-    assert answer.returncode == 1
-    assert f"{len(found)} of {len(found)} points have no result" in answer.stderr
-    assert {part["state"] for part in found.values()} == {"failed"}
-    assert all(
-        "the prologue failed: module load nothing-of-the-kind" in Path(part["log"]).read_text()
-        for part in found.values()
-    )
-
-
 class Canary:
     """An object whose pickle, once loaded, makes a file."""
 
@@ -263,13 +214,14 @@ def test_nothing_runs_of_a_file_that_is_swapped_while_its_job_waits(
     sent = pipeline(*submit, "--partition", "down", "--set", "num_gpus=1", "num_nodes=1", env=on_slurm)
     assert sent.returncode == 0, sent.stderr
     (folder,) = tmp_path.glob("mixed/logs/*/mixed-*")
-    if swapped == "elements":
-        (folder / FILE_NAME).unlink()
-        (folder / FILE_NAME).write_bytes(encode_commands([["/bin/touch", str(canary)]]))
-    elif swapped == "prologue":
-        (folder.parent / "prologue.sh").write_text(f"touch {canary}\n")
-    for path in folder.glob("*.pkl") if swapped == "pickles" else ():
-        path.write_bytes(pickle.dumps(Canary(canary)))
+    paths, content = {
+        "elements": ([folder / FILE_NAME], encode_commands([["/bin/touch", str(canary)]])),
+        "prologue": ([folder.parent / "prologue.sh"], f"touch {canary}\n".encode()),
+        "pickles": (folder.glob("*.pkl"), pickle.dumps(Canary(canary))),
+    }[swapped]
+    for path in paths:
+        path.unlink()
+        path.write_bytes(content)
     (part,) = states(pipeline, tmp_path, on_slurm).values()
     cluster.run("scontrol", "update", f"JobId={part['job']}", "Partition=main")
     cluster.wait_idle(timeout_s=120)
@@ -281,21 +233,3 @@ def test_nothing_runs_of_a_file_that_is_swapped_while_its_job_waits(
     assert part["state"] in ("failed", "settling")
     assert "was changed after submit" in Path(part["log"]).read_text()
     assert not list(tmp_path.glob("mixed/records/*.json"))
-
-
-def test_a_job_that_is_cancelled_while_it_runs_is_cancelled_and_is_submitted_again(
-    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
-) -> None:
-    grid = write_grid(tmp_path, LONG)
-    submit = ("submit", "--grid", grid, "--outputs", tmp_path)
-    assert pipeline(*submit, env=on_slurm).returncode == 0
-    wait_for(lambda: list(tmp_path.glob("long/logs/scratch/*/environment.json")))
-    (part,) = states(pipeline, tmp_path, on_slurm).values()
-    assert part["state"] == "running"
-    cluster.run("scancel", part["job"])
-    wait_for(lambda: not queued(cluster), timeout_s=30)
-    (part,) = states(pipeline, tmp_path, on_slurm).values()
-    assert part["state"] == "cancelled"
-    assert not list(tmp_path.glob("long/records/*.json"))
-    assert "1 point to run" in pipeline(*submit, "--dry-run", env=on_slurm).stdout
-    wait_for(lambda: not list(workers_on(cluster, 0)) and not list(workers_on(cluster, 1)), timeout_s=10)

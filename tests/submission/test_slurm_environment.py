@@ -1,8 +1,6 @@
 """Variables that a shell or an outer job passes on change neither what Slurm answers nor the jobs."""
 
-import json
 import re
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +9,7 @@ import pytest
 from cluster import Cluster
 from conftest import CPU_SIZE, ROOT, Command, wait_for
 from factories import write_grid
-from slurm_queue import MIXED, Env, states
+from slurm_queue import MIXED, Env, array_of, records_in, states
 
 ANSWERS = {
     "SQUEUE_PARTITION": "high",
@@ -66,16 +64,6 @@ def request_of(cluster: Cluster, array: str) -> list[dict[str, str]]:
         {key: value for key, value in element.items() if key == "TimeLimit" or not re.search(OWN, key)}
         for element in sorted(elements, key=lambda element: int(element["ArrayTaskId"]))
     ]
-
-
-def array_of(answer: subprocess.CompletedProcess[str]) -> str:
-    """The one array that a submit printed."""
-    (array,) = re.findall(r"^array (\d+):", answer.stdout, re.MULTILINE)
-    return str(array)
-
-
-def records_in(folder: Path) -> list[dict[str, object]]:
-    return [json.loads(path.read_text()) for path in folder.glob("*/records/*.json")]
 
 
 @pytest.mark.fault("F33")

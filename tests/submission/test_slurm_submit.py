@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from factories import make_experiment, make_spec
+from conftest import everything_in
+from factories import make_experiment, make_spec, manifest_of
 from slurm_queue import write_commands
 
 from pipeline.experiment.folder import Experiment
@@ -52,9 +53,7 @@ def answers(*said: str | CommandError) -> Callable[..., str]:
 
 
 def arrays_of(experiment: Experiment) -> list[SlurmArray]:
-    manifest = experiment.read_manifest()
-    assert manifest is not None
-    return [array for submission in manifest.submissions for array in submission.arrays]
+    return [array for _, array in manifest_of(experiment).arrays()]
 
 
 @pytest.mark.fault("F07")
@@ -79,17 +78,13 @@ def test_the_manifest_keeps_the_arrays_that_slurm_has_or_may_have(
 
 
 def test_a_submission_is_written_beside_the_others_and_in_place_of_itself(experiment: Experiment) -> None:
-    def submission(name: str, job_id: str | None) -> Submission:
-        found = start_submission(name * 32, "slurm")
-        found.arrays.append(SlurmArray(f"x-{name * 8}-0", [["a-point"]], job_id))
-        return found
-
     for name, job_id in (("a", "1"), ("b", None), ("b", "2")):
-        write_submission(experiment, submission(name, job_id))
-    assert [(array.job_name, array.job_id) for array in arrays_of(experiment)] == [
-        ("x-aaaaaaaa-0", "1"),
-        ("x-bbbbbbbb-0", "2"),
-    ]
+        array = SlurmArray(f"x-{name * 8}-0", [["a-point"]], job_id)
+        write_submission(experiment, Submission(name * 32, "slurm", "2025-06-01T00:00:00Z", [array]))
+    assert {array.job_name: array.job_id for array in arrays_of(experiment)} == {
+        "x-aaaaaaaa-0": "1",
+        "x-bbbbbbbb-0": "2",
+    }
 
 
 def submit_one(experiment: Experiment, monkeypatch: pytest.MonkeyPatch, sbatch: str, squeue: str = "") -> str | None:
@@ -154,23 +149,33 @@ exit 1"""
 def test_a_limit_of_jobs_is_named_with_the_number_that_slurm_took_and_the_cure(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    with pytest.raises(CommandError) as refusal:
+    cure = r"submit again, or need fewer jobs with --points-per-element\.$"
+    said = f"Slurm has taken 0 of 2 elements.*: {name}: Job violates accounting.*{cure}"
+    with pytest.raises(CommandError, match=said):
         submit_one(experiment, monkeypatch, LIMIT.format(name))
-    assert "Slurm has taken 0 of 2 elements" in str(refusal.value)
-    assert f": {name}: Job violates accounting" in str(refusal.value)
-    assert str(refusal.value).endswith("submit again, or need fewer jobs with --points-per-element.")
 
 
 @pytest.mark.fault("F07")
-def test_what_slurm_has_not_started_is_withdrawn_and_what_it_has_keeps_its_commands(tmp_path: Path) -> None:
-    for name, started in (("waits", ()), ("runs", ("7_1_elements.json",))):
-        (folder := tmp_path / name).mkdir()
-        for file in ("elements.json", *started):
-            (folder / file).write_text("[]")
-    assert withdraw_array(tmp_path / "waits") is None
-    assert not (tmp_path / "waits").exists()
-    assert withdraw_array(tmp_path / "runs") == "7"
-    assert sorted(os.listdir(tmp_path / "runs")) == ["7_1_elements.json", "elements.json"]
+@pytest.mark.parametrize(
+    ("files", "job_id", "kept"),
+    [
+        (None, None, {}),
+        (["elements.json"], None, {}),
+        *(
+            (["elements.json", name], "7", {"x": None, "x/elements.json": b"[]", f"x/{name}": b"[]"})
+            for name in ("7_1_elements.json", "7_elements.json", "7_submitted.pkl", "7_1_0_log.err")
+        ),
+    ],
+)
+def test_what_slurm_has_not_started_is_withdrawn_and_what_it_has_keeps_its_commands(
+    tmp_path: Path, files: list[str] | None, job_id: str | None, kept: dict[str, bytes | None]
+) -> None:
+    if files is not None:
+        (tmp_path / "x").mkdir()
+    for name in files or ():
+        (tmp_path / "x" / name).write_text("[]")
+    assert withdraw_array(tmp_path / "x") == job_id
+    assert everything_in(tmp_path) == kept
 
 
 @pytest.mark.fault("F34")

@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 import pytest
 from cluster import Cluster
-from conftest import CPU_SIZE, SMALL_GRID, Command, wait_for
-from factories import SUBMISSION, make_experiment, make_spec, write_grid
+from conftest import CPU_SIZE, SMALL_GRID, Command, assert_refused, wait_for
+from factories import SUBMISSION, make_experiment, make_spec, write_grid, write_script
 from slurm_queue import MIXED, Env, queued, states, with_sbatch
 
 from pipeline.experiment.folder import Experiment
@@ -41,10 +41,9 @@ def test_arrays_are_cut_to_the_sites_limit_and_a_down_partition_is_named(
         "5 elements",
     ]
     found = states(pipeline, tmp_path, on_slurm)
-    assert len(found) == 45
-    assert {part["state"] for part in found.values()} == {"pending"}
-    assert all(part["reason"].startswith("PartitionDown: the partition is down") for part in found.values())
-    assert len({part["job"] for part in found.values()}) == 45
+    down = "PartitionDown: the partition is down; choose another with --partition"
+    assert {(part["state"], part["reason"]) for part in found.values()} == {("pending", down)}
+    assert len({part["job"] for part in found.values()}) == len(found) == 45
     assert "0 points to run, 45 queued or running" in pipeline(*submit, *points, env=on_slurm).stderr
     cluster.run("scancel", next(iter(found.values()))["job"])
     after = states(pipeline, tmp_path, on_slurm)
@@ -59,11 +58,9 @@ def test_what_no_node_has_is_refused_by_name_before_anything_is_submitted(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
     submit = ("submit", "--grid", "scaling", "--outputs", tmp_path, "--set", "dataset=synthetic", "strategy=ddp")
-    refused = pipeline(*submit, "num_gpus=1,8", "batch_size_per_gpu=32", env=on_slurm)
-    assert refused.returncode == 2
-    assert "2 of 4 points cannot run here: 2 points need 8 GPUs per node and the largest node has 4" in refused.stderr
-    assert ", such as ddp-8gpu-b32-" in refused.stderr
-    assert "--skip-unsatisfiable" in refused.stderr
+    said = "2 of 4 points cannot run here: 2 points need 8 GPUs per node and the largest node has 4"
+    answer = pipeline(*submit, "num_gpus=1,8", "batch_size_per_gpu=32", env=on_slurm)
+    assert_refused(answer, 2, said, ", such as ddp-8gpu-b32-", "--skip-unsatisfiable")
     assert not queued(cluster)
     assert not list(tmp_path.iterdir())
 
@@ -140,14 +137,10 @@ def test_a_controller_that_does_not_answer_ends_with_4_and_never_trains_here(
     cluster.stop_controller()
     try:
         for arguments in ((), ("--cluster", "slurm")):
-            answer = pipeline(*submit, *arguments, env=on_slurm)
-            assert answer.returncode == 4
-            assert "--cluster local" in answer.stderr
+            assert_refused(pipeline(*submit, *arguments, env=on_slurm), 4, "--cluster local")
         assert pipeline(*submit, "--dry-run", "--only", "x", env=on_slurm).returncode == 3
         assert {part["state"] for part in states(pipeline, tmp_path, on_slurm).values()} == {"unknown"}
-        local = pipeline(*submit, "--cluster", "local", env=on_slurm)
-        assert local.returncode == 4
-        assert "may still be running" in local.stderr
+        assert_refused(pipeline(*submit, "--cluster", "local", env=on_slurm), 4, "may still be running")
     finally:
         cluster.start_controller()
 
@@ -164,23 +157,10 @@ def test_a_controller_that_does_not_answer_ends_with_4_and_never_trains_here(
 def test_a_refused_array_leaves_nothing_behind(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path, script: str, problem: str
 ) -> None:
-    submit = (
-        "submit",
-        "--grid",
-        SMALL_GRID,
-        "--outputs",
-        tmp_path,
-        "--set",
-        "device=cpu",
-        "--account",
-        "x",
-        "--qos",
-        "y",
-    )
+    site = ("--account", "x", "--qos", "y")
+    submit = ("submit", "--grid", SMALL_GRID, "--outputs", tmp_path, "--set", "device=cpu", *site)
     answer = pipeline(*submit, env=with_sbatch(tmp_path, on_slurm, script))
-    assert answer.returncode == 4, answer.stdout
-    assert problem in answer.stderr
-    assert "Traceback" not in answer.stderr
+    assert_refused(answer, 4, problem)
     assert not list(tmp_path.glob("small/logs/*/*"))
     manifest = json.loads((tmp_path / "small" / "manifest.json").read_text())
     assert [array for submission in manifest["submissions"] for array in submission["arrays"]] == []
@@ -199,26 +179,6 @@ def test_an_array_is_one_sbatch_and_every_element_runs_its_own_point(
     assert answer.returncode == 0, answer.stderr
     assert (tmp_path / "calls").read_text().split() == ["called"]
     assert [part["state"] for part in states(pipeline, tmp_path, on_slurm).values()] == ["ok"] * 3
-
-
-def test_an_array_whose_driver_died_before_it_was_named_is_found_again(
-    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
-) -> None:
-    submit = ("submit", "--grid", SMALL_GRID, "--outputs", tmp_path, "--partition", "down", "--set", "device=cpu")
-    assert pipeline(*submit, env=on_slurm).returncode == 0
-    path = tmp_path / "small" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    first, second = manifest["submissions"][0]["arrays"]
-    number = first["job_id"]
-    first["job_id"] = None  # as it stands between the announcement and the naming
-    second["job_id"], second["job_name"] = None, second["job_name"].replace("small", "never-submitted")
-    path.write_text(json.dumps(manifest))
-    words = [part["state"] for part in states(pipeline, tmp_path, on_slurm).values()]
-    assert sorted(words) == ["missing", "missing", "pending", "pending", "pending"]
-    again = pipeline(*submit, env=on_slurm)
-    assert "2 points to run, 3 queued or running" in again.stderr
-    (kept, *_) = json.loads(path.read_text())["submissions"][0]["arrays"]
-    assert kept["job_id"] == number
 
 
 ONE_NODE = ("num_gpus=1", "num_nodes=1", "batch_size_per_gpu=4,8,16")
@@ -242,38 +202,15 @@ def test_an_array_whose_driver_was_killed_once_sbatch_had_taken_it_runs_to_its_e
     assert records == sorted(f"{run_id}.0.json" for run_id in found)
 
 
-@pytest.mark.fault("F34")
-def test_waiting_ends_with_1_while_a_point_has_no_result_also_where_nothing_is_to_submit(
-    pipeline: Command, on_slurm: Env, tmp_path: Path
-) -> None:
-    prologue = tmp_path / "prologue.sh"
-    # they run while the next driver looks, and leave a word of memory and no record
-    prologue.write_text("sleep 20\necho 'torch.OutOfMemoryError: CUDA out of memory' >&2\nfalse\n")
-    submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path, "--set", *ONE_NODE)
-    assert pipeline(*submit, "--prologue", prologue, env=on_slurm).returncode == 0
-    answer = pipeline(*submit, "--wait", env=on_slurm)
-    assert "0 points to run, 3 queued or running" in answer.stderr
-    assert "3 failed" in answer.stderr
-    assert answer.returncode == 1
-    assert "3 of 3 points have no result" in answer.stderr
-    found = states(pipeline, tmp_path, on_slurm).values()
-    assert all(part["reason"].startswith("its log suggests out of memory; exited 1") for part in found), found
-    assert pipeline("status", tmp_path, "--strict", env=on_slurm).returncode == 1
-    assert pipeline("collect", tmp_path, "--strict").returncode == 1
-
-
 @pytest.mark.fault("F37")
 def test_an_array_that_slurm_said_nothing_of_stays_announced_and_is_found_by_the_next_driver(
     pipeline: Command, on_slurm: Env, tmp_path: Path
 ) -> None:
     submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path, "--wait", "--set", *ONE_NODE)
     env = with_sbatch(tmp_path, on_slurm, f'{{real}} "$@" >/dev/null; touch {tmp_path}/taken; exit 1')
-    squeue = tmp_path / "bin" / "squeue"
-    squeue.write_text(f'#!/bin/sh\ntest -e {tmp_path}/taken && exit 1\nexec {shutil.which("squeue")} "$@"\n')
-    squeue.chmod(0o755)
-    answer = pipeline(*submit, env=env)
-    assert answer.returncode == 4
-    assert "submit again" in answer.stderr.splitlines()[-1]
+    asked = f'exec {shutil.which("squeue")} "$@"'
+    write_script(tmp_path / "bin" / "squeue", f"test -e {tmp_path}/taken && exit 1", asked)
+    assert_refused(pipeline(*submit, env=env), 4, "submit again")
     (array,) = json.loads((tmp_path / "mixed" / "manifest.json").read_text())["submissions"][0]["arrays"]
     assert (array["job_id"], len(array["elements"])) == (None, 3)
     again = pipeline(*submit, env=on_slurm)
@@ -303,23 +240,6 @@ def assert_each_ran_once(outputs: Path, num_points: int) -> None:
     """Every point has one attempt, and it ended ok."""
     records = [json.loads(path.read_text()) for path in outputs.glob("mixed/records/*.json")]
     assert [(record["attempt"], record["status"]) for record in records] == [(0, "ok")] * num_points
-
-
-@pytest.mark.parametrize("name", ["7_1_elements.json", "7_elements.json", "7_submitted.pkl", "7_1_0_log.err"])
-def test_an_announced_array_that_has_begun_is_not_withdrawn(tmp_path: Path, name: str) -> None:
-    (tmp_path / array_element.FILE_NAME).write_bytes(b"for the elements to come")
-    (tmp_path / name).touch()
-    assert slurm_submit.withdraw_array(tmp_path) == "7"
-    assert (tmp_path / array_element.FILE_NAME).read_bytes() == b"for the elements to come"
-
-
-def test_an_announced_array_that_was_never_submitted_leaves_nothing(tmp_path: Path) -> None:
-    folder = tmp_path / "array"
-    assert slurm_submit.withdraw_array(folder) is None
-    folder.mkdir()
-    (folder / array_element.FILE_NAME).touch()
-    assert slurm_submit.withdraw_array(folder) is None
-    assert not folder.exists()
 
 
 @pytest.mark.fault("F41")
@@ -356,17 +276,3 @@ def test_an_interrupted_wait_says_that_the_jobs_run_on(
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith(f"interrupted; the jobs run on: see python -m pipeline.status {tmp_path / 'x'}")
     assert said.endswith(f"or end them with python -m pipeline.cancel {tmp_path / 'x'}")
-
-
-def test_the_status_of_points_that_wait_to_be_run_again_says_so(
-    pipeline: Command, on_slurm: Env, tmp_path: Path
-) -> None:
-    submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path)
-    one = ("--set", "num_gpus=1", "num_nodes=1")
-    assert pipeline(*submit, "--cluster", "local", *one, env=on_slurm).returncode == 0
-    assert pipeline(*submit, "--partition", "down", "--rerun", "all", *one, env=on_slurm).returncode == 0
-    (part,) = states(pipeline, tmp_path, on_slurm).values()
-    assert part["state"] == "ok"
-    assert "being run again: pending, PartitionDown: the partition is down" in part["reason"]
-    shown = " ".join(pipeline("status", tmp_path, env=on_slurm).stdout.split())
-    assert part["reason"] in shown
