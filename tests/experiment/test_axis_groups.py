@@ -15,13 +15,6 @@ GROUPS: dict[str, AxisGroup] = {
 POINT: dict[str, Any] = {"strategy": "ddp", "num_gpus": 4, "batch_size_per_gpu": 64, "epochs": 3, "input": "synthetic"}
 
 
-def test_every_group_names_axes_once() -> None:
-    assert len(GROUPS) >= 9
-    for name, group in GROUPS.items():
-        assert set(group) <= set(AXES), name
-        assert len(set(group)) == len(group), name
-
-
 @pytest.mark.parametrize("axis", AXES)
 def test_points_are_alike_if_they_differ_in_axes_of_the_group_and_in_no_other(axis: str) -> None:
     spec, other = make_spec(**POINT), with_other_value(make_spec(**POINT), axis)

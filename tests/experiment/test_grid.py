@@ -176,6 +176,7 @@ def test_a_cpu_that_auto_finds_computes_in_fp32_where_the_grid_says_tf32(expand:
         ("seed=1,", "Expected `int`"),
         ("seed=1,1", "twice"),
         ("seed=0.5", "Expected `int`"),
+        ("num_calibration_samples=0", "Expected `int` >= 1"),
         ("learning_rate=nan", "Expected `float` > 0.0"),
         ("memory_limit_gib=inf", "Expected `float` <= "),
         ("precision=fp64", "choose from fp32, tf32, bf16, fp16"),

@@ -10,7 +10,7 @@ from hypothesis_profiles import examples
 
 from pipeline.analysis.intervals import min_values
 from pipeline.experiment.spec import MIN_WINDOWS_FOR_INTERVAL, Spec, canonical_json, non_default_fields
-from pipeline.plan.axes import AXES
+from pipeline.plan.axes import AXES, DECLARED, IMAGE_AXES, STRATEGIES, STRATEGY_AXES
 
 
 @st.composite
@@ -71,58 +71,8 @@ COMMUNICATION: dict[str, Any] = {
     "measure": "communication",
     "input": "synthetic",
 }
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"num_gpus": 1}, "needs num_gpus>=2 and a strategy for several, such as 'ddp', got 'ddp' on 1"),
-        ({"strategy": "single", "num_gpus": 1}, "got 'single' on 1; for one GPU use measure='epochs'"),
-        ({"input": "dataloader"}, "needs input='synthetic', got 'dataloader'"),
-        ({"evaluate": True}, "leave out evaluate and remedies"),
-        ({"remedies": ["warmup"]}, "leave out evaluate and remedies"),
-        ({"measure": "epochs", "windows": 2, "epochs": 2}, "raise epochs from 2 to 3"),
-        ({"sync_batchnorm": True, "device": "cpu"}, "use strategy='ddp' on device='cuda'"),
-        ({"sync_batchnorm": True, "strategy": "dp"}, "use strategy='ddp' on device='cuda'"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused_with_the_cure(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(msgspec.ValidationError, match=re.escape(message)):
-        msgspec.convert({**COMMUNICATION, **fields}, Spec)
-
-
-def test_communication_is_neither_a_probe_nor_an_epoch() -> None:
-    spec = Spec(**COMMUNICATION, max_steps=3)
-    assert not spec.is_probe
-    assert not spec.is_whole_epoch
-    assert not Spec(**COMMUNICATION).is_whole_epoch
-
-
 MEMORY: dict[str, Any] = {**COMMUNICATION, "measure": "memory"}
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        (
-            {"input": "dataloader"},
-            "measure='memory' runs steps without a loader and needs input='synthetic', got 'dataloader'",
-        ),
-        ({"evaluate": True}, "measure='memory' keeps no trained model; leave out evaluate and remedies"),
-        ({"remedies": ["warmup"]}, "leave out evaluate and remedies"),
-        ({"max_steps": 3}, "runs trials of 3 steps; leave out max_steps"),
-        ({"device": "cpu"}, "on device='cpu' would fill the whole machine; set memory_limit_gib"),
-        ({"num_nodes": 2}, "needs num_nodes=1, got 2"),
-    ],
-)
-def test_what_cannot_be_searched_is_refused_with_the_cure(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(msgspec.ValidationError, match=re.escape(message)):
-        msgspec.convert({**MEMORY, **fields}, Spec)
-
-
 QUANTIZE: dict[str, Any] = {
-    "strategy": "single",
-    "num_gpus": 1,
     "batch_size_per_gpu": 64,
     "device": "cpu",
     "model": "lenet",
@@ -131,46 +81,198 @@ QUANTIZE: dict[str, Any] = {
     "evaluate": True,
     "measure": "quantize",
 }
+DDP: dict[str, Any] = {"strategy": "ddp", "num_gpus": 2}
+SHARDED: dict[str, Any] = {"strategy": "fsdp", "num_gpus": 2, "device": "cpu"}
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("fields", "sentence"),
     [
-        ({"strategy": "ddp", "num_gpus": 2}, "needs strategy='single', got 'ddp'"),
-        ({"model": "resnet18"}, "needs model='lenet', got 'resnet18'"),
-        ({"precision": "bf16"}, "needs precision='fp32', got 'bf16'"),
-        ({"evaluate": False}, "needs evaluate=True, got False"),
-        ({"input": "synthetic"}, "needs images to train on, got input='synthetic'; use input='gpu'"),
-        ({"num_samples": 999}, "num_calibration_samples=1000 exceeds num_samples=999"),
-        ({"num_calibration_samples": 0}, "Expected `int` >= 1 - at `$.num_calibration_samples`"),
+        # shape
+        ({"num_gpus": 2}, "strategy='single' needs num_gpus=1, got 2; use 'dp' or 'ddp'"),
+        ({"strategy": "dp", "device": "cpu"}, "strategy='dp' needs device='cuda'...; use 'ddp'"),
+        ({**DDP, "num_gpus": 3, "num_nodes": 2}, "num_gpus=3 ... must be a multiple of num_nodes=2"),
+        ({"strategy": "dp", "num_gpus": 4, "num_nodes": 2}, "use 'ddp' for num_nodes=2"),
+        # samples
+        (
+            {"batch_size_per_gpu": 50_001},
+            "larger than the shard of 50000 samples ...lower batch_size_per_gpu, or make the point a probe",
+        ),
+        ({**DDP, "num_gpus": 4, "batch_size_per_gpu": 12_501}, "larger than the shard of 12500 samples"),
+        ({"batch_size_per_gpu": 50_001, "max_steps": 3}, "larger than the shard"),  # cut, but real samples
+        ({"batch_size_per_gpu": 50_001, "input": "synthetic"}, "larger than the shard"),  # synthetic, but timed
+        ({**DDP, "num_gpus": 4, "num_samples": 3, "batch_size_per_gpu": 1}, "without a sample; raise"),
+        ({"num_samples": 1000, "grad_accumulation": 4}, "1000 is no multiple of the 512 samples of an update"),
+        # training
+        ({"remedies": ["warmup", "warmup"]}, "names one twice; name each once"),
+        ({"remedies": ["warmup"], "warmup_epochs": 3, "epochs": 2}, "warmup_epochs=3 exceeds epochs=2"),
+        ({"nesterov": True, "momentum": 0}, "nesterov=true needs a momentum above 0, got 0"),
+        ({**COMMUNICATION, "sync_batchnorm": True, "device": "cpu"}, "use strategy='ddp' on device='cuda'"),
+        ({**COMMUNICATION, "sync_batchnorm": True, "strategy": "dp"}, "use strategy='ddp' on device='cuda'"),
+        ({**DDP, "windows": 2, "epochs": 2}, "raise epochs from 2 to 3"),
+        # communication
+        (
+            {**COMMUNICATION, "num_gpus": 1},
+            "needs num_gpus>=2 and a strategy for several, such as 'ddp', got 'ddp' on 1",
+        ),
+        ({**COMMUNICATION, "strategy": "single", "num_gpus": 1}, "got 'single' on 1; for one GPU use measure='epochs'"),
+        ({**COMMUNICATION, "input": "dataloader"}, "needs input='synthetic', got 'dataloader'"),
+        ({**COMMUNICATION, "evaluate": True}, "leave out evaluate and remedies"),
+        ({**COMMUNICATION, "remedies": ["warmup"]}, "leave out evaluate and remedies"),
+        # memory
+        (
+            {**MEMORY, "input": "dataloader"},
+            "measure='memory' runs steps without a loader and needs input='synthetic', got 'dataloader'",
+        ),
+        ({**MEMORY, "evaluate": True}, "measure='memory' keeps no trained model; leave out evaluate and remedies"),
+        ({**MEMORY, "remedies": ["warmup"]}, "leave out evaluate and remedies"),
+        ({**MEMORY, "max_steps": 3}, "runs trials of 3 steps; leave out max_steps"),
+        ({**MEMORY, "device": "cpu"}, "on device='cpu' would fill the whole machine; set memory_limit_gib"),
+        ({**MEMORY, "num_nodes": 2}, "needs num_nodes=1, got 2"),
+        # int8
+        ({**QUANTIZE, **DDP}, "needs strategy='single', got 'ddp'"),
+        ({**QUANTIZE, "model": "resnet18"}, "needs model='lenet', got 'resnet18'"),
+        ({**QUANTIZE, "precision": "bf16"}, "needs precision='fp32', got 'bf16'"),
+        ({**QUANTIZE, "evaluate": False}, "needs evaluate=True, got False"),
+        ({**QUANTIZE, "input": "synthetic"}, "needs images to train on, got input='synthetic'; use input='gpu'"),
+        ({**QUANTIZE, "num_samples": 999}, "num_calibration_samples=1000 exceeds num_samples=999"),
+        # strategies
+        ({**SHARDED, "num_gpus": 1}, "strategy='fsdp' shards over GPUs and needs num_gpus>=2; use 'single' for one"),
+        ({"strategy": "zero1"}, "strategy='zero1' shards over GPUs and needs num_gpus>=2"),
+        ({**SHARDED, "layout": "channels_last"}, "layout='channels_last' does not work with strategy='fsdp'"),
+        ({**SHARDED, "fused_optimizer": True}, "fused_optimizer=True does not work with strategy='fsdp'"),
+        ({**SHARDED, "broadcast_buffers": False}, "broadcast_buffers=False does not work with strategy='fsdp'"),
+        ({**SHARDED, "bucket_cap_mb": 10.0}, "bucket_cap_mb=10.0 does not work with strategy='fsdp'"),
+        ({**SHARDED, "gradient_as_bucket_view": True}, "does not work with strategy='fsdp': it has no buckets"),
+        ({**SHARDED, "evaluate": True}, "no rank has the whole model; leave it out"),
+        ({**SHARDED, "precision": "fp16"}, "precision='fp16' is not tried with strategy='fsdp'; use 'bf16'"),
+        ({**SHARDED, "sync_batchnorm": True}, "sync_batchnorm=true shares statistics over the GPUs of DDP"),
+        ({**DDP, "reshard": "never"}, "reshard='never' is an axis of strategy='fsdp', got 'ddp'; leave it out"),
+        (
+            {**DDP, "num_samples": 1024, "static_graph": True, "grad_accumulation": 2},
+            "static_graph=true does not work with grad_accumulation",
+        ),
+        # executions
+        ({**SHARDED, "execution": "compile"}, "execution='compile' is not tried with strategy='fsdp'; use 'eager'"),
+        ({**SHARDED, "strategy": "zero1", "execution": "compile"}, "is not tried with strategy='zero1'"),
+        ({**DDP, "gradient_compression": "bf16", "execution": "graph"}, "this option of DDP"),
+        ({"num_samples": 1024, "grad_accumulation": 4, "execution": "graph"}, "a graph is a whole update"),
+        ({**DDP, "strategy": "dp", "execution": "graph"}, "does not work with strategy='dp'...use 'eager'"),
+        ({**DDP, "strategy": "dp", "execution": "compile"}, "does not work with strategy='dp'"),
+        ({"device": "cpu", "execution": "graph"}, "execution='graph' needs device='cuda'...use 'eager' or 'compile'"),
+        ({"device": "cpu", "execution": "compiled_graph"}, "execution='compiled_graph' needs device='cuda'"),
+        ({"remedies": ["warmup"], "execution": "graph"}, "needs fused_optimizer=true: the learning rate changes"),
+        ({"schedule": "cosine", "execution": "graph"}, "with schedule='cosine' needs fused_optimizer=true"),
+        (
+            {**DDP, "sync_batchnorm": True, "execution": "compile"},
+            "does not work with sync_batchnorm=true...use 'graph'",
+        ),
+        (
+            {**COMMUNICATION, "execution": "compile"},
+            "does not work with measure='communication'...use 'eager' or 'graph'",
+        ),
     ],
 )
-def test_what_cannot_be_quantized_is_refused_with_the_cure(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(msgspec.ValidationError, match=re.escape(message)):
-        msgspec.convert({**QUANTIZE, **fields}, Spec)
+def test_fields_that_contradict_each_other_are_refused_in_one_sentence(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=re.escape(sentence).replace(r"\.\.\.", ".*")) as refusal:
+        msgspec.convert({"strategy": "single", "num_gpus": 1, "batch_size_per_gpu": 128, **fields}, Spec)
+    assert re.fullmatch(r"[^\n]*\.", str(refusal.value))
 
 
-def test_a_quantized_point_reads_images_and_has_no_epoch_time() -> None:
-    spec = Spec(**QUANTIZE)
-    assert spec.reads_data
-    assert not spec.is_probe
-    assert list(spec.timed_epochs) == []
+@pytest.mark.parametrize("axis", STRATEGY_AXES)
+def test_an_axis_of_one_strategy_is_refused_with_every_other(axis: str) -> None:
+    of_strategy = with_other_value(make_spec(strategy=DECLARED[axis].strategy, num_gpus=2), axis)
+    for strategy in set(STRATEGIES) - {of_strategy.strategy}:
+        with pytest.raises(ValueError, match=f"^{axis}=.* is an axis of strategy='{of_strategy.strategy}', got"):
+            msgspec.structs.replace(of_strategy, strategy=strategy, num_gpus=1 if strategy == "single" else 2)
 
 
-def test_a_search_runs_on_one_gpu_too_and_begins_anywhere() -> None:
-    spec = Spec(**{**MEMORY, "strategy": "single", "num_gpus": 1, "batch_size_per_gpu": 1_000_000})
-    assert not spec.is_probe
-    assert not spec.is_whole_epoch
-    assert not spec.reads_data
+@pytest.mark.parametrize("axis", IMAGE_AXES)
+def test_an_axis_of_image_models_is_refused_for_every_other_model(axis: str) -> None:
+    value = getattr(with_other_value(make_spec(), axis), axis)
+    with pytest.raises(ValueError, match=f"^{axis}=.* is an axis of image models and does nothing for 'gpt'"):
+        make_spec(model="gpt", **{"dataset": None, axis: value})
+
+
+STEPS = {
+    (1, 32): 1563,  # 50,000 / 32 = 1562.5
+    (2, 32): 782,  # 25,000 / 32 = 781.25
+    (4, 2048): 7,  # 12,500 / 2048 = 6.1
+    (4, 8192): 2,  # 12,500 / 8192 = 1.5
+    (1, 50_000): 1,
+    (3, 16_667): 1,  # ceil(50,000 / 3) = 16,667
+    (3, 16_666): 2,
+}
+"""GPUs and batch size of each -> steps of an epoch."""
+SHAPES = {  # GPUs, nodes -> processes of a node, processes
+    ("single", 1, 1): (1, 1),
+    ("dp", 4, 1): (1, 1),
+    ("ddp", 4, 1): (4, 4),
+    ("ddp", 8, 2): (4, 8),
+}
+CUT = {None: (7, True), 3: (3, False), 7: (7, True), 9: (7, True)}  # max_steps -> steps, a whole epoch
+
+
+@pytest.mark.parametrize(
+    ("fields", "facts"),
+    [
+        *(
+            ({**DDP, "num_gpus": gpus, "batch_size_per_gpu": size}, {"steps_per_epoch": n, "full_steps_per_epoch": n})
+            for (gpus, size), n in STEPS.items()
+        ),
+        *(
+            (
+                {"strategy": strategy, "num_gpus": gpus, "num_nodes": nodes, "batch_size_per_gpu": 100},
+                {"num_processes_per_node": local, "world_size": world, "global_batch_size": 100 * gpus},
+            )
+            for (strategy, gpus, nodes), (local, world) in SHAPES.items()
+        ),
+        *(
+            (
+                {**DDP, "num_gpus": 4, "batch_size_per_gpu": 2048, "max_steps": max_steps},
+                {"steps_per_epoch": steps, "is_whole_epoch": is_whole, "is_probe": False},
+            )
+            for max_steps, (steps, is_whole) in CUT.items()
+        ),
+        (
+            {"batch_size_per_gpu": 524_288, "input": "synthetic", "max_steps": 3},
+            {"is_probe": True, "steps_per_epoch": 3, "full_steps_per_epoch": 1, "is_whole_epoch": False},
+        ),
+        (
+            {**DDP, "batch_size_per_gpu": 8, "grad_accumulation": 4, "num_samples": 640},
+            {"global_batch_size": 64, "batch_size_per_process": 8, "steps_per_epoch": 10},
+        ),
+        ({**COMMUNICATION, "max_steps": 3}, {"is_probe": False, "is_whole_epoch": False}),
+        (COMMUNICATION, {"is_whole_epoch": False}),
+        (
+            {**MEMORY, "strategy": "single", "num_gpus": 1, "batch_size_per_gpu": 1_000_000},
+            {"is_probe": False, "is_whole_epoch": False, "reads_data": False},
+        ),
+        (QUANTIZE, {"reads_data": True, "is_probe": False, "timed_epochs": range(0)}),
+        ({"input": "dataloader"}, {"reads_data": True}),
+        ({"input": "gpu"}, {"reads_data": True}),
+        ({"input": "synthetic"}, {"reads_data": False}),
+        ({"input": "synthetic", "evaluate": True}, {"reads_data": True}),
+        ({"input": "gpu", "dataset": "synthetic"}, {"reads_data": False}),
+        ({}, {"timed_epochs": range(2, 3)}),
+        ({"epochs": 5}, {"timed_epochs": range(2, 3)}),
+        ({"epochs": 5, "windows": 3}, {"timed_epochs": range(2, 5)}),
+        ({"epochs": 1}, {"timed_epochs": range(0)}),  # warm-up only
+        ({"max_steps": 3}, {"timed_epochs": range(0)}),
+        ({"max_steps": 3, "input": "synthetic"}, {"timed_epochs": range(0)}),
+    ],
+)
+def test_what_follows_from_the_axes_of_a_point(fields: dict[str, Any], facts: dict[str, Any]) -> None:
+    spec = make_spec(**fields)
+    assert {name: getattr(spec, name) for name in facts} == facts
 
 
 def test_a_trial_is_a_probe_of_three_full_steps_that_differs_in_nothing_else() -> None:
     spec = Spec(**MEMORY, precision="bf16", memory_limit_gib=2, seed=3, windows=4, epochs=7)
     trial = spec.trial_spec(99_999)
-    assert trial.is_probe
-    assert (trial.steps_per_epoch, trial.epochs, trial.batch_size_per_gpu) == (3, 1, 99_999)
-    same = [axis for axis in AXES if getattr(trial, axis) == getattr(spec, axis)]
-    assert set(AXES) - set(same) == {"measure", "batch_size_per_gpu", "epochs", "windows", "max_steps"}
+    assert (trial.is_probe, trial.steps_per_epoch, trial.epochs, trial.batch_size_per_gpu) == (True, 3, 1, 99_999)
+    changed = {axis for axis in AXES if getattr(trial, axis) != getattr(spec, axis)}
+    assert changed == {"measure", "batch_size_per_gpu", "epochs", "windows", "max_steps"}
 
 
 @pytest.mark.parametrize(
@@ -189,76 +291,6 @@ def test_a_point_keeps_its_run_id_through_json_and_through_its_stated_fields_alo
     assert msgspec.json.decode(canonical_json(spec), type=Spec) == spec
 
 
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"num_gpus": 2}, "strategy='single' needs num_gpus=1, got 2; use 'dp' or 'ddp'"),
-        ({"strategy": "dp", "device": "cpu"}, r"strategy='dp' needs device='cuda'.* use 'ddp'"),
-        (
-            {"batch_size_per_gpu": 50_001},
-            "larger than the shard of 50000 samples .*lower batch_size_per_gpu, or make the point a probe",
-        ),
-        ({"strategy": "ddp", "num_gpus": 4, "batch_size_per_gpu": 12_501}, "larger than the shard of 12500 samples"),
-        ({"batch_size_per_gpu": 50_001, "max_steps": 3}, "larger than the shard"),  # cut, but real samples
-        ({"batch_size_per_gpu": 50_001, "input": "synthetic"}, "larger than the shard"),  # synthetic, but timed
-        ({"strategy": "ddp", "num_gpus": 3, "num_nodes": 2}, "num_gpus=3 .* must be a multiple of num_nodes=2"),
-        ({"strategy": "dp", "num_gpus": 4, "num_nodes": 2}, "use 'ddp' for num_nodes=2"),
-        ({"remedies": ("warmup", "warmup")}, "names one twice; name each once"),
-        ({"remedies": ("warmup",), "warmup_epochs": 3, "epochs": 2}, "warmup_epochs=3 exceeds epochs=2"),
-        ({"nesterov": True, "momentum": 0}, "nesterov=true needs a momentum above 0, got 0"),
-        ({"strategy": "ddp", "num_gpus": 4, "num_samples": 3, "batch_size_per_gpu": 1}, "without a sample; raise"),
-    ],
-)
-def test_fields_that_contradict_each_other_are_refused_in_one_sentence(fields: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence) as refusal:
-        make_spec(**fields)
-    assert str(refusal.value).endswith(".")
-    assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    ("num_gpus", "batch_size_per_gpu", "steps"),
-    [
-        (1, 32, 1563),  # 50,000 / 32 = 1562.5
-        (2, 32, 782),  # 25,000 / 32 = 781.25
-        (4, 2048, 7),  # 12,500 / 2048 = 6.1
-        (4, 8192, 2),  # 12,500 / 8192 = 1.5
-        (1, 50_000, 1),
-        (3, 16_667, 1),  # ceil(50,000 / 3) = 16,667
-        (3, 16_666, 2),
-    ],
-)
-def test_steps_of_an_epoch_count_the_last_smaller_batch(num_gpus: int, batch_size_per_gpu: int, steps: int) -> None:
-    spec = make_spec(strategy="ddp", num_gpus=num_gpus, batch_size_per_gpu=batch_size_per_gpu)
-    assert spec.steps_per_epoch == spec.full_steps_per_epoch == steps
-
-
-def test_a_probe_runs_so_many_full_steps_whatever_the_shard_and_has_no_whole_epoch() -> None:
-    probe = make_spec(batch_size_per_gpu=524_288, input="synthetic", max_steps=3)
-    assert (probe.is_probe, probe.steps_per_epoch, probe.full_steps_per_epoch) == (True, 3, 1)
-    assert not probe.is_whole_epoch
-
-
-@pytest.mark.parametrize(
-    ("max_steps", "steps", "is_whole"), [(None, 7, True), (3, 3, False), (7, 7, True), (9, 7, True)]
-)
-def test_a_cut_epoch_is_not_whole(max_steps: int | None, steps: int, is_whole: bool) -> None:
-    spec = make_spec(strategy="ddp", num_gpus=4, batch_size_per_gpu=2048, max_steps=max_steps)
-    assert (spec.steps_per_epoch, spec.is_whole_epoch, spec.is_probe) == (steps, is_whole, False)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "num_gpus", "num_nodes", "processes_per_node", "world_size"),
-    [("single", 1, 1, 1, 1), ("dp", 4, 1, 1, 1), ("ddp", 4, 1, 4, 4), ("ddp", 8, 2, 4, 8)],
-)
-def test_world_size_counts_processes_and_num_gpus_counts_gpus(
-    strategy: str, num_gpus: int, num_nodes: int, processes_per_node: int, world_size: int
-) -> None:
-    spec = make_spec(strategy=strategy, num_gpus=num_gpus, num_nodes=num_nodes, batch_size_per_gpu=100)
-    assert (spec.num_processes_per_node, spec.world_size) == (processes_per_node, world_size)
-    assert spec.global_batch_size == 100 * num_gpus
-
-
 @settings(max_examples=examples(100), deadline=None)
 @given(specs())
 def test_dp_and_ddp_take_as_many_steps_and_no_step_is_empty(spec: Spec) -> None:
@@ -267,110 +299,5 @@ def test_dp_and_ddp_take_as_many_steps_and_no_step_is_empty(spec: Spec) -> None:
     assert (steps - 1) * batch < spec.shard_size <= steps * batch
 
 
-@pytest.mark.parametrize(
-    ("fields", "reads"),
-    [
-        ({"input": "dataloader"}, True),
-        ({"input": "gpu"}, True),
-        ({"input": "synthetic"}, False),
-        ({"input": "synthetic", "evaluate": True}, True),
-        ({"input": "gpu", "dataset": "synthetic"}, False),
-    ],
-)
-def test_data_is_staged_for_every_input_path_that_reads_it(fields: dict[str, Any], reads: bool) -> None:
-    assert make_spec(**fields).reads_data is reads
-
-
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"strategy": "dp", "num_gpus": 2, "execution": "graph"}, r"does not work with strategy='dp'.*use 'eager'"),
-        ({"strategy": "dp", "num_gpus": 2, "execution": "compile"}, r"does not work with strategy='dp'"),
-        ({"device": "cpu", "execution": "graph"}, r"execution='graph' needs device='cuda'.*use 'eager' or 'compile'"),
-        ({"device": "cpu", "execution": "compiled_graph"}, r"execution='compiled_graph' needs device='cuda'"),
-        ({"remedies": ("warmup",), "execution": "graph"}, r"needs fused_optimizer=true: the learning rate changes"),
-        ({"schedule": "cosine", "execution": "graph"}, r"with schedule='cosine' needs fused_optimizer=true"),
-        (
-            {"strategy": "ddp", "num_gpus": 2, "sync_batchnorm": True, "execution": "compile"},
-            r"does not work with sync_batchnorm=true.*use 'graph'",
-        ),
-        (
-            {**COMMUNICATION, "execution": "compile"},
-            r"does not work with measure='communication'.*use 'eager' or 'graph'",
-        ),
-    ],
-)
-def test_an_execution_that_cannot_be_is_refused_with_the_cure(fields: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        make_spec(**fields)
-
-
-SHARDED = {"strategy": "fsdp", "num_gpus": 2, "device": "cpu"}
-
-
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({**SHARDED, "num_gpus": 1}, "strategy='fsdp' shards over GPUs and needs num_gpus>=2; use 'single' for one"),
-        ({"strategy": "zero1"}, "strategy='zero1' shards over GPUs and needs num_gpus>=2"),
-        ({**SHARDED, "layout": "channels_last"}, "layout='channels_last' does not work with strategy='fsdp'"),
-        ({**SHARDED, "fused_optimizer": True}, "fused_optimizer=True does not work with strategy='fsdp'"),
-        ({**SHARDED, "broadcast_buffers": False}, "broadcast_buffers=False does not work with strategy='fsdp'"),
-        ({**SHARDED, "bucket_cap_mb": 10.0}, "bucket_cap_mb=10.0 does not work with strategy='fsdp'"),
-        ({**SHARDED, "gradient_as_bucket_view": True}, "does not work with strategy='fsdp': it has no buckets"),
-        ({**SHARDED, "evaluate": True}, "no rank has the whole model; leave it out"),
-        ({**SHARDED, "precision": "fp16"}, "precision='fp16' is not tried with strategy='fsdp'; use 'bf16'"),
-        ({**SHARDED, "sync_batchnorm": True}, "sync_batchnorm=true shares statistics over the GPUs of DDP"),
-        ({**SHARDED, "execution": "compile"}, "execution='compile' is not tried with strategy='fsdp'; use 'eager'"),
-        ({**SHARDED, "strategy": "zero1", "execution": "compile"}, "is not tried with strategy='zero1'"),
-        (
-            {**SHARDED, "strategy": "ddp", "reshard": "never"},
-            "reshard='never' is an axis of strategy='fsdp', got 'ddp'",
-        ),
-        ({**SHARDED, "static_graph": True}, "static_graph=True is an axis of strategy='ddp', got 'fsdp'; leave it out"),
-        ({**SHARDED, "gradient_compression": "bf16"}, "gradient_compression='bf16' is an axis of strategy='ddp'"),
-        (
-            {"strategy": "ddp", "num_gpus": 2, "num_samples": 1024, "static_graph": True, "grad_accumulation": 2},
-            "static_graph=true does not work with grad_accumulation",
-        ),
-        (
-            {"strategy": "ddp", "num_gpus": 2, "gradient_compression": "bf16", "execution": "graph"},
-            "this option of DDP",
-        ),
-        (
-            {"num_samples": 1000, "grad_accumulation": 4},
-            "1000 is no multiple of the 512 samples of an update",
-        ),
-        ({"num_samples": 1024, "grad_accumulation": 4, "execution": "graph"}, "a graph is a whole update"),
-    ],
-)
-def test_a_strategy_that_cannot_do_it_is_refused_with_the_cure(fields: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(sentence)):
-        make_spec(**fields)
-
-
-def test_an_update_of_several_passes_has_as_many_samples() -> None:
-    spec = make_spec(strategy="ddp", num_gpus=2, batch_size_per_gpu=8, grad_accumulation=4, num_samples=640)
-    assert (spec.global_batch_size, spec.batch_size_per_process, spec.steps_per_epoch) == (64, 8, 10)
-
-
 def test_as_few_windows_as_a_point_may_stop_at_are_those_of_an_interval() -> None:
     assert min_values() == MIN_WINDOWS_FOR_INTERVAL
-
-
-@pytest.mark.parametrize(
-    ("fields", "numbers"),
-    [
-        ({}, [2]),
-        ({"epochs": 5}, [2]),
-        ({"epochs": 5, "windows": 3}, [2, 3, 4]),
-        ({"epochs": 1}, []),
-        ({"max_steps": 3}, []),
-        ({"max_steps": 3, "input": "synthetic"}, []),
-    ],
-    ids=["default", "more epochs", "windows", "warm-up only", "cut epochs", "probe"],
-)
-def test_the_epochs_after_the_first_are_timed_as_many_as_there_are_windows(
-    fields: dict[str, Any], numbers: list[int]
-) -> None:
-    assert list(make_spec(**fields).timed_epochs) == numbers
