@@ -10,7 +10,8 @@ from hypothesis_profiles import examples
 
 from pipeline.analysis.intervals import min_values
 from pipeline.experiment.spec import MIN_WINDOWS_FOR_INTERVAL, Spec, canonical_json, non_default_fields
-from pipeline.plan.axes import AXES, DECLARED, IMAGE_AXES, STRATEGIES, STRATEGY_AXES
+from pipeline.plan.axes import AXES, DECLARED, IMAGE_AXES, STRATEGY_AXES
+from pipeline.plan.strategies import STRATEGIES
 
 
 @st.composite
