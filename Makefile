@@ -54,7 +54,7 @@ faults: $(INSTALLED)-test slurm browser
 	$(PYTEST) -m fault
 
 faults-page:
-	$(PYTHON) tests/fault_matrix.py docs/faults.md
+	$(PYTHON) benchmarks/fault_matrix.py docs/faults.md
 
 lint: $(INSTALLED)-test
 	ruff check .
@@ -68,32 +68,32 @@ lint: $(INSTALLED)-test
 bench bench-gpu campaign: export PYTHONPATH := tests$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 bench: $(INSTALLED)-test
-	python tests/benchmarks/bench_commands.py
-	python tests/benchmarks/bench_cpu.py
-	python tests/benchmarks/bench_link_of_known_rate.py
+	python benchmarks/bench_commands.py
+	python benchmarks/bench_cpu.py
+	python benchmarks/bench_link_of_known_rate.py
 
 # on a node with a GPU, whose image folder PIPELINE_DATA names; with lightning and accelerate where they are installed
 bench-gpu: $(INSTALLED)-test
-	python tests/benchmarks/bench_gpu.py --json bench-gpu.json
-	torchrun --standalone --nproc-per-node=gpu tests/benchmarks/bench_ddp.py --json bench-ddp.json
-	python tests/benchmarks/bench_memory.py --json bench-memory.json
+	python benchmarks/bench_gpu.py --json bench-gpu.json
+	torchrun --standalone --nproc-per-node=gpu benchmarks/bench_ddp.py --json bench-ddp.json
+	python benchmarks/bench_memory.py --json bench-memory.json
 
 # OUT is the folder that grows; some benches need packages that the tests do not: transformers, lightning, accelerate
 campaign: OUT ?= campaign
 campaign: $(INSTALLED)-test
-	python tests/benchmarks/campaign.py tests/benchmarks/campaign.yaml --out $(OUT)
+	python benchmarks/campaign.py benchmarks/campaign.yaml --out $(OUT)
 
 mutations: $(INSTALLED)-test
-	python tests/benchmarks/run_mutations.py
+	python benchmarks/run_mutations.py
 
 results: $(INSTALLED)
-	python tests/benchmarks/render_results.py
+	python benchmarks/render_results.py
 
 words: $(INSTALLED)
-	python tests/words_page.py docs
+	python benchmarks/words_page.py docs
 
 schema: $(INSTALLED)
-	python tests/schema_files.py docs/schema
+	python benchmarks/schema_files.py docs/schema
 
 jobs: $(INSTALLED)
 	for grid in q1 q2 q3 q4 q4-study quantize; do python -m pipeline.jobfile $$grid > jobs/$$grid.sbatch; done

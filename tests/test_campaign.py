@@ -13,7 +13,7 @@ from conftest import ROOT, wait_for
 
 from pipeline.experiment.grid import expand_grid
 
-LIST = ROOT / "tests" / "benchmarks" / "campaign.yaml"
+LIST = ROOT / "benchmarks" / "campaign.yaml"
 BENCHES = """
 - {name: counts, minutes: 0.1, rank: 1, command: 'echo run >> $OUT/runs'}
 - {name: fails-once, minutes: 0.1, command: 'test -e $OUT/tried || { touch $OUT/tried; exit 1; }'}

@@ -2,7 +2,7 @@
 
 All functions are pure. A check passes only if the whole interval of each judged figure lies inside its limits. It is
 undecided if a limit lies inside an interval. The numbers of windows let the checks decide:
-tests/benchmarks/bench_selftest.py prints how often they do.
+benchmarks/bench_selftest.py prints how often they do.
 """
 
 import math

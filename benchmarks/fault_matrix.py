@@ -1,6 +1,6 @@
 """Writes the last column of docs/faults.md: the tests that show each fault.
 
-    python tests/fault_matrix.py docs/faults.md
+    python benchmarks/fault_matrix.py docs/faults.md
 
 A test names the rows that it shows: @pytest.mark.fault("F13"). The marks are read without an import of the tests.
 """

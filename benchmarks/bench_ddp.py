@@ -1,7 +1,7 @@
 """Times a DDP step on this machine's GPUs, by turns with each of them alone; a part of `make bench-gpu`.
 
-    torchrun --standalone --nproc-per-node=N tests/benchmarks/bench_ddp.py --data FOLDER --json bench-ddp.json
-    python tests/benchmarks/bench_ddp.py --print bench-ddp.json
+    torchrun --standalone --nproc-per-node=N benchmarks/bench_ddp.py --data FOLDER --json bench-ddp.json
+    python benchmarks/bench_ddp.py --print bench-ddp.json
 
 Images on the GPU, bf16, channels_last, fused SGD, compiled and captured; the gradients are views of DDP's buckets, and
 no buffers are broadcast, which training does not read. Both sides by turns in one process group: all ranks train one

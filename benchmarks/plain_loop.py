@@ -1,6 +1,6 @@
 """One turn of a training loop in a process of its own: as a person writes it, or as a workload of this project.
 
-    python tests/benchmarks/plain_loop.py resnet50 plain compile
+    python benchmarks/plain_loop.py resnet50 plain compile
 
 Prints one JSON object: the seconds of each timed window, the peak memory, and the loss. Both sides train on one
 synthetic batch that lies on the device, in bf16 (on a CPU in fp32 and small).

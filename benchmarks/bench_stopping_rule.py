@@ -1,6 +1,6 @@
 """Simulation of rules for the number of windows, and of the test for drift; the tables of docs/stopping-rule.md.
 
-    python tests/benchmarks/bench_stopping_rule.py > docs/stopping-rule.md
+    python benchmarks/bench_stopping_rule.py > docs/stopping-rule.md
 
 A run is a series of relative times around a true median of 1. A rule ends it and reports an interval. Coverage is the
 share of runs whose interval contains 1; no GPU is needed, and the seed is fixed. It takes about a minute.
@@ -232,7 +232,7 @@ def table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:
 
 PAGE = """# The stopping rule, simulated
 
-Written by `python tests/benchmarks/bench_stopping_rule.py > docs/stopping-rule.md`: {num_runs:,} runs of up to {most}
+Written by `python benchmarks/bench_stopping_rule.py > docs/stopping-rule.md`: {num_runs:,} runs of up to {most}
 windows, normal noise around a true median of 1. A cell holds the share of reported intervals that contain the true
 median, the mean number of windows, and the median half-width. A rule stops once half the width is below 2 %. The share
 in its name is the nominal one of its intervals; tables print those of 97.5 %.

@@ -1,7 +1,7 @@
 """Times a training step on this machine's GPU, for `make bench-gpu`: raw windows as JSON, tables on the screen.
 
-    python tests/benchmarks/bench_gpu.py --data FOLDER --json bench.json   measure; FOLDER holds CIFAR-10's images
-    python tests/benchmarks/bench_gpu.py --print bench.json ...            the tables of earlier runs
+    python benchmarks/bench_gpu.py --data FOLDER --json bench.json   measure; FOLDER holds CIFAR-10's images
+    python benchmarks/bench_gpu.py --print bench.json ...            the tables of earlier runs
 
 Every comparison has both sides in one process, an epoch of each by turns; medians over the epochs after the first.
 cuDNN keeps the first plan that a process makes for a convolution, tuned or not, for whoever comes next: for eager

@@ -1,6 +1,6 @@
 """Power of the self-test's checks, and its time on two GPUs: the tables of docs/trust.md.
 
-    python tests/benchmarks/bench_selftest.py            ten seconds; no GPU is needed, the seed is fixed
+    python benchmarks/bench_selftest.py            ten seconds; no GPU is needed, the seed is fixed
 
 A check should pass on a drawn self-test as it is, and fail on the same one with a defect that moves the figure by twice
 the limit. Where a limit is one-sided, the table names the defect. drawn_selftests says how a self-test is drawn.

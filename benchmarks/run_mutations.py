@@ -1,7 +1,7 @@
 """Apply each mutation of tests/mutations.yaml to a copy of the repository, and run the test that must see it.
 
-    python tests/benchmarks/run_mutations.py            all of them, in minutes
-    python tests/benchmarks/run_mutations.py WORD ...   those whose name or file holds a word
+    python benchmarks/run_mutations.py            all of them, in minutes
+    python benchmarks/run_mutations.py WORD ...   those whose name or file holds a word
 
 Exit codes: 0 every test failed under its mutation, 1 at least one passed or could not run, or an old text is not there.
 Run it after each larger change of the tests: a test that was merged or dropped may have been the only one that saw it.
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 WORDS = {0: "PASSED, although it must fail", 1: "seen"}
 """Exit code of pytest -> what it says of a mutation."""
 

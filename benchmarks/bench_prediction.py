@@ -1,6 +1,6 @@
 """Errors of three predictions of the step on more GPUs, over all published pairs of points.
 
-    python tests/benchmarks/bench_prediction.py
+    python benchmarks/bench_prediction.py
 
 A pair is two communication points on one GPU model that differ in the number of GPUs, and may differ in the number of
 rounds, in one experiment or in two. The step on more GPUs is predicted from the one on fewer:
@@ -28,7 +28,7 @@ from pipeline.experiment.point_label import describe_point
 from pipeline.tables.bandwidth_rows import sweep_rows
 from pipeline.tables.prediction_rows import PredictionBase, fit_buckets, prediction_base
 
-PUBLISHED = Path(__file__).resolve().parents[2] / "published"
+PUBLISHED = Path(__file__).resolve().parents[1] / "published"
 NAMED_AXES = ("batch_size_per_gpu", "precision", "execution", "broadcast_buffers", "sync_batchnorm")
 HEADERS = ("from", "to", "point", "none hidden", "no change", "scaled", "exposed [us]", "no-op hook [us]")
 

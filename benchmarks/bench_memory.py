@@ -1,7 +1,7 @@
 """The search for the largest batch that fits beside accelerate's and Lightning's: wall time of whole processes.
 
-    PYTHONPATH=tests python tests/benchmarks/bench_memory.py --json memory.json     on a GPU; part of `make bench-gpu`
-    PYTHONPATH=tests python tests/benchmarks/bench_memory.py --print memory.json
+    PYTHONPATH=tests python benchmarks/bench_memory.py --json memory.json     on a GPU; part of `make bench-gpu`
+    PYTHONPATH=tests python benchmarks/bench_memory.py --print memory.json
 
 The same model, precision, optimizer and synthetic images for all; three steps a trial. accelerate begins at 65,536 and
 takes a tenth off at each out-of-memory; Lightning doubles from 2 and then halves the gap ("binsearch").

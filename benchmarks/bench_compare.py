@@ -1,7 +1,7 @@
 """False verdicts of `compare`, and its power: on published records of one point, by arithmetic and by simulation.
 
-    python tests/benchmarks/bench_compare.py                 # the figures of docs/trust.md; half a minute, no GPU
-    python tests/benchmarks/bench_compare.py --write-pairs   # write tests/recorded/compare-pairs.json again
+    python benchmarks/bench_compare.py                 # the figures of docs/trust.md; half a minute, no GPU
+    python benchmarks/bench_compare.py --write-pairs   # write tests/recorded/compare-pairs.json again
 
 Each simulated side has some repeats of six windows. The logarithm of a time is the repeat's effect plus the window's,
 so all times are positive. A side's spread between repeats is given in standard deviations of a window; of Student's t
@@ -32,7 +32,7 @@ from pipeline.experiment.record_store import load_record
 
 Values = NDArray[np.float64]
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 EXPERIMENT = "published/h100x2/q4-study"
 PAIRS = ROOT / "tests" / "recorded" / "compare-pairs.json"
 NUM_EPOCHS = 7  # of each record: one warms up, six are timed
@@ -69,7 +69,7 @@ def published_pairs() -> list[tuple[str, str]]:
 def write_pairs() -> None:
     """Write the published pairs to tests/recorded, one on a line."""
     head = {
-        "written_by": "python tests/benchmarks/bench_compare.py --write-pairs",
+        "written_by": "python benchmarks/bench_compare.py --write-pairs",
         "experiment": EXPERIMENT,
         "epochs": list(range(2, NUM_EPOCHS + 1)),
     }

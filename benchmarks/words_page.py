@@ -1,6 +1,6 @@
 """Writes the end of docs/words.md, what each column of the tables means, and the table of every axis in docs/grids.md.
 
-python tests/words_page.py docs
+python benchmarks/words_page.py docs
 """
 
 import re

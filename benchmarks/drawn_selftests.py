@@ -26,7 +26,7 @@ from pipeline.communication.selftest_checks import (
     is_clock_cost_precise_enough,
 )
 
-RECORDED = Path(__file__).resolve().parents[2] / "published/h100x2/selftest.json"
+RECORDED = Path(__file__).resolve().parents[1] / "published/h100x2/selftest.json"
 STEPS_PER_PROFILE = 10  # on GPUs
 PAIRS = count_windows(CLOCK_PAIR_SHARES, NUM_ROUNDS)
 

@@ -1,7 +1,7 @@
 """Measures how long a point takes to start, from the launch to its first step, and what a bare process needs for that.
 
-    python tests/benchmarks/bench_start.py --json start.json [--other CHECKOUT]
-    python tests/benchmarks/bench_start.py --print start.json          print its table
+    python benchmarks/bench_start.py --json start.json [--other CHECKOUT]
+    python benchmarks/bench_start.py --print start.json          print its table
 
 `--other` measures the ResNet-18 of another checkout too, by turns with this one.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 import tabulate
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 NUM_TURNS = 3
 GRID = """
 name: start

@@ -1,7 +1,7 @@
 """Runs a list of benches in sittings, each bench once: a later sitting goes on where the last one stopped.
 
-    python tests/benchmarks/campaign.py tests/benchmarks/campaign.yaml --out campaign --dry-run    how long it takes
-    python tests/benchmarks/campaign.py tests/benchmarks/campaign.yaml --out campaign              at most nine minutes
+    python benchmarks/campaign.py benchmarks/campaign.yaml --out campaign --dry-run    how long it takes
+    python benchmarks/campaign.py benchmarks/campaign.yaml --out campaign              at most nine minutes
 
 A bench is a shell command. It runs in the repository's root with OUT, a folder of its own, and SUBMIT, which runs a
 grid into that folder. It is done once it has ended with 0; a bench that failed runs again in the next sitting.
@@ -27,7 +27,7 @@ import yaml
 from pipeline.system.host import node_name, num_visible_gpus, utc_timestamp
 from pipeline.system.source_digest import git_state
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 SITTING_MINUTES = 9.0
 MARK = "done.json"
 LOG = "log.txt"

@@ -1,6 +1,6 @@
 """Published mistakes of int8 quantization, beside the right way, on the networks and the training of those reports.
 
-    python tests/benchmarks/bench_published_int8_mistakes.py --data DIR [--json FILE]
+    python benchmarks/bench_published_int8_mistakes.py --data DIR [--json FILE]
 
 DIR is an image folder. Batch 4, rate 0.001, two epochs, 400 calibration images, two seeds. The networks are the two
 LeNets of the reports: one without biases, and one whose last layer alone has a bias.

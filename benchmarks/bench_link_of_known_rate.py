@@ -2,8 +2,8 @@
 
 Part of `make bench`:
 
-    PYTHONPATH=tests python tests/benchmarks/bench_link_of_known_rate.py --json link-of-known-rate.json
-    PYTHONPATH=tests python tests/benchmarks/bench_link_of_known_rate.py --print link-of-known-rate.json
+    PYTHONPATH=tests python benchmarks/bench_link_of_known_rate.py --json link-of-known-rate.json
+    PYTHONPATH=tests python benchmarks/bench_link_of_known_rate.py --print link-of-known-rate.json
 
 Two and four ranks of gloo at 0.5 and 2 Gbit/s, and at 10, where the CPUs of a small machine are the limit.
 """

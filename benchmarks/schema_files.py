@@ -1,6 +1,6 @@
 """Write docs/schema: JSON Schema of a record and of tables.json. `make schema` calls it.
 
-python tests/schema_files.py docs/schema
+python benchmarks/schema_files.py docs/schema
 """
 
 import re

@@ -1,7 +1,7 @@
 """Measures whether a workload costs what the user's own loop costs: both by turns, each turn in a process of its own.
 
-    python tests/benchmarks/bench_workloads.py --json workloads.json            measure what is missing in the file
-    python tests/benchmarks/bench_workloads.py --print workloads.json           print its table
+    python benchmarks/bench_workloads.py --json workloads.json            measure what is missing in the file
+    python benchmarks/bench_workloads.py --print workloads.json           print its table
 
 The sides share a compiler cache, so that only the first turn compiles. The lowest and the highest ratio of six turns
 hold the true median ratio with 96.9 %; fewer turns hold it less often.
@@ -29,7 +29,7 @@ Turn = dict[str, Any]
 
 def run_turn(name: str, side: str, execution: str) -> Turn:
     """Run one side once. Raises subprocess.CalledProcessError."""
-    root = SCRIPT.parents[2]
+    root = SCRIPT.parents[1]
     cache = Path(tempfile.gettempdir()) / f"bench-workloads-{os.getuid()}"
     path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache), "PYTHONPATH": path}

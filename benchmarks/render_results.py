@@ -1,6 +1,6 @@
 """Renders the measured figures of README.md, docs/ and published/ from the published records.
 
-    python tests/benchmarks/render_results.py
+    python benchmarks/render_results.py
 
 A block stands in a page between the lines `<!-- results: NAME -->` and `<!-- /results -->`. Its template is
 docs/templates/NAME.md.j2. The names that a template may use are the functions of `NAMES` and the filters of `FILTERS`.
@@ -37,7 +37,7 @@ from pipeline.plan.axes import REMEDIES
 from pipeline.tables.collect_experiment import collect_experiment
 from pipeline.tables.time_to_target_rows import Targets
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = ROOT / "published"
 TEMPLATES = ROOT / "docs" / "templates"
 BLOCK = re.compile(r"<!-- results: ([\w-]+) -->\n(.*?)<!-- /results -->\n", re.DOTALL)

@@ -1,7 +1,7 @@
 """Shows that the strategies are right on two GPUs over NCCL, or where there is one GPU on two ranks that share it.
 
-    python tests/benchmarks/bench_strategies.py --json strategies.json          measure the parts that the file lacks
-    python tests/benchmarks/bench_strategies.py --print strategies.json         print its table
+    python benchmarks/bench_strategies.py --json strategies.json          measure the parts that the file lacks
+    python benchmarks/bench_strategies.py --print strategies.json         print its table
 
 NCCL refuses two ranks on one GPU: they use gloo, which copies each message through the host, and their times say
 nothing. Peaks are of one process's allocator.
