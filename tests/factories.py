@@ -276,3 +276,8 @@ def low(figure: float | None) -> Any:
 def high(figure: float | None) -> Any:
     """The upper end of a figure's interval."""
     return ends_of(figure)[1]
+
+
+def ends(figure: float | None, unit: float = 1) -> tuple[Any, ...]:
+    """A figure between the ends of its interval, in that unit."""
+    return tuple(value if value is None else value / unit for value in (low(figure), figure, high(figure)))

@@ -9,7 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 from conftest import Command, assert_refused
-from factories import make_communication, make_communication_record, make_experiment, make_record, make_spec
+from factories import (
+    assert_says,
+    make_communication,
+    make_communication_record,
+    make_experiment,
+    make_record,
+    make_spec,
+)
+from rendered_tables import assert_row, cells
 
 from pipeline.compare import parse_percentage
 from pipeline.experiment.record import Environment, Gpu, Record
@@ -41,11 +49,16 @@ def on(driver: str) -> Environment:
     return Environment(gpus=(Gpu(name="GPU X"),), torch="2.11", driver=driver, nodes=("n1",), cpu="CPU Y")
 
 
-def compare(pipeline: Command, folder: Path, *options: str) -> dict[str, Any]:
-    answer = pipeline("compare", folder / "a", folder / "b", "--json", *options)
-    assert answer.returncode == 0, answer.stderr
-    (found,) = json.loads(answer.stdout)["experiments"].values()
-    assert isinstance(found, dict)
+def printed(pipeline: Command, folder: Path, *options: str) -> str:
+    """What the comparison of a with b prints."""
+    answer = pipeline("compare", folder / "a", folder / "b", *options)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    return answer.stdout
+
+
+def compare(pipeline: Command, folder: Path) -> dict[str, Any]:
+    found: dict[str, Any]
+    (found,) = json.loads(printed(pipeline, folder, "--json"))["experiments"].values()
     return found
 
 
@@ -57,29 +70,26 @@ def test_each_verdict_and_its_ratio(pipeline: Command, tmp_path: Path) -> None:
     single = (timed(256, status="oom"), make_record(few, (2.0, 3.0)), timed(512, slower(1.2)), timed(1024))
     make_experiment(tmp_path / "b", *reruns, *single)
     points = compare(pipeline, tmp_path)["points"]
-    between = ["slower", "faster", "inside the noise"]
-    none = ["no data", "no interval", "differs within one run", "inside the noise of one run"]
-    assert [point["verdict"] for point in points] == between + none
-    assert [point["is_unchecked"] for point in points] == [False] * 4 + [True] * 3  # an OOM in B alone fails any limit
+    assert cells(points, "verdict", "is_unchecked") == [
+        *(("slower", False), ("faster", False), ("inside the noise", False)),
+        ("no data", False),  # an OOM in B alone fails any limit
+        *(("no interval", True), ("differs within one run", True), ("inside the noise of one run", True)),
+    ]
     first = points[0]
-    assert first["axes"]["batch_size_per_gpu"] == 32
-    assert (first["time"], first["a"]["time_s"], first["ratio"]) == ("epoch_time_s", 1.025, pytest.approx(1.2))
-    ends = (first["ratio_low"], first["ratio_high"])
-    assert ends == (pytest.approx(1.2 / 1.05), pytest.approx(1.2 * 1.05))  # six values: minimum and maximum
-    assert first["coverage"] == pytest.approx(0.9375)
-    assert points[3]["b"]["status"] == "oom"
-    assert (points[4]["ratio"], points[4]["ratio_low"]) == (3.0, None)
+    assert (first["axes"]["batch_size_per_gpu"], first["time"], first["a"]["time_s"]) == (32, "epoch_time_s", 1.025)
+    interval = {"ratio_low": 1.2 / 1.05, "ratio_high": 1.2 * 1.05}  # six values: minimum and maximum
+    assert_row(first, ratio=1.2, coverage=0.9375, **interval)
+    assert (points[3]["b"]["status"], points[4]["ratio"], points[4]["ratio_low"]) == ("oom", 3.0, None)
 
 
 def test_repeats_and_seeds_are_one_point_and_other_axes_are_not(pipeline: Command, tmp_path: Path) -> None:
-    repeats = [make_record(make_spec(repeat=n, seed=n), (9.0, 1.0)) for n in range(6)]
-    make_experiment(tmp_path / "a", *repeats, make_record(make_spec(precision="fp32")))
-    slow = [make_record(make_spec(repeat=n, seed=10 + n), (9.0, 2.0)) for n in range(6)]
-    make_experiment(tmp_path / "b", *slow, make_record(make_spec(precision="bf16")))
+    for side, time_s, seed, precision in (("a", 1.0, 0, "fp32"), ("b", 2.0, 10, "bf16")):
+        repeats = [make_record(make_spec(repeat=n, seed=seed + n), (9.0, time_s)) for n in range(6)]
+        make_experiment(tmp_path / side, *repeats, make_record(make_spec(precision=precision)))
     found = compare(pipeline, tmp_path)
     (point,) = found["points"]
-    assert (point["verdict"], point["ratio"]) == ("slower", 2.0)
-    assert (point["a"]["n"], point["a"]["interval_over"]) == (6, "repeats")
+    assert_row(point, verdict="slower", ratio=2.0)
+    assert_row(point["a"], n=6, interval_over="repeats")
     assert (len(found["only_in_a"]), len(found["only_in_b"])) == (1, 1)
 
 
@@ -88,11 +98,10 @@ def test_communication_points_are_compared_by_their_step(pipeline: Command, tmp_
     for name, step_us in (("a", 1000), ("b", 1500)):
         found = make_communication({"ddp": [step_us + n for n in range(6)], "no_sync": [1] * 6})
         make_experiment(tmp_path / name, make_communication_record(spec, found), timed(32))
-    points = compare(pipeline, tmp_path)["points"]
-    assert [point["time"] for point in points] == ["step_time_s", "epoch_time_s"]
-    assert points[0]["a"]["time_s"] == pytest.approx(1002.5e-6)
-    assert points[0]["ratio"] == pytest.approx(1502.5 / 1002.5)
-    text = pipeline("compare", tmp_path / "a", tmp_path / "b").stdout
+    first, second = compare(pipeline, tmp_path)["points"]
+    assert (first["time"], second["time"]) == ("step_time_s", "epoch_time_s")
+    assert (first["a"]["time_s"], first["ratio"]) == pytest.approx((1002.5e-6, 1502.5 / 1002.5))
+    text = printed(pipeline, tmp_path)
     headers = [line for line in text.splitlines() if line.startswith("|") and "verdict" in line]
     assert [("[s]" in line, "[us]" in line) for line in headers] == [(True, False), (False, True)]  # one unit a column
     assert "1,002.5 |" in text
@@ -100,9 +109,9 @@ def test_communication_points_are_compared_by_their_step(pipeline: Command, tmp_
 
 
 def test_what_differs_comes_before_the_rows(pipeline: Command, tmp_path: Path) -> None:
-    make_experiment(tmp_path / "a", timed(32, environment=on("570.86")))
-    make_experiment(tmp_path / "b", timed(32, environment=on("580.159")))
-    text = pipeline("compare", tmp_path / "a", tmp_path / "b").stdout
+    for side, driver in (("a", "570.86"), ("b", "580.159")):
+        make_experiment(tmp_path / side, timed(32, environment=on(driver)))
+    text = printed(pipeline, tmp_path)
     assert f"A: {tmp_path / 'a'}: GPU X, torch 2.11, driver 570.86" in text
     assert text.index("- driver: 570.86 in A, 580.159 in B") < text.index("## Epoch time")
     assert compare(pipeline, tmp_path)["differences"] == {"driver": {"a": ["570.86"], "b": ["580.159"]}}
@@ -118,10 +127,9 @@ def test_the_exit_code_is_1_only_where_the_whole_interval_is_above_the_limit(
     make_experiment(tmp_path / "a", *repeated(32))
     make_experiment(tmp_path / "b", *repeated(32, slower(factor)))  # the interval begins at factor / 1.05
     answer = pipeline("compare", tmp_path / "a", tmp_path / "b", "--fail-above", limit)
-    assert answer.returncode == code, answer.stderr
+    assert (answer.returncode, answer.stderr) == (code, "")
     assert f"{code} of 1 point with a verdict" in answer.stdout
     assert ("Exit code 1." in answer.stdout) == bool(code)
-    assert answer.stderr == ""
 
 
 @pytest.mark.parametrize(("num_a", "num_b", "code"), [(1, 1, 1), (5, 6, 1), (6, 5, 1), (6, 6, 0)])
@@ -132,15 +140,13 @@ def test_a_limit_needs_six_repeats_on_both_sides_and_names_the_point_that_has_fe
     for side, count, factor in (("a", num_a, 1.0), ("b", num_b, 1.2)):
         many = [make_record(windows(32, repeat=n), slower(factor)) for n in range(count)]
         make_experiment(tmp_path / side, *many, *repeated(128))
-    command = ("compare", tmp_path / "a", tmp_path / "b", "--fail-above", "50%")  # B is not slower than that
-    answer = pipeline(*command)
-    assert answer.returncode == code
+    limit = ("--fail-above", "50%")  # B is not slower than that
+    answer = pipeline("compare", tmp_path / "a", tmp_path / "b", *limit)
     named = 'could not check 1 point without a verdict ("a and b: single 1 GPU, 32 per GPU")'
-    assert (named in answer.stderr, "--repeats 6" in answer.stderr) == (bool(code), bool(code))
-    assert ("1 point without a verdict was not checked." in answer.stdout) == bool(code)
-    allowed = pipeline(*command, "--allow-unchecked", "--json")
-    assert (allowed.returncode, allowed.stderr) == (0, "")
-    found = json.loads(allowed.stdout)
+    said = (named in answer.stderr, "--repeats 6" in answer.stderr)
+    told = "1 point without a verdict was not checked." in answer.stdout
+    assert (answer.returncode, *said, told) == (code, *[bool(code)] * 3)
+    found = json.loads(printed(pipeline, tmp_path, *limit, "--allow-unchecked", "--json"))
     assert (found["fail_above"], found["allow_unchecked"]) == (0.5, True)
     verdicts = [point["verdict"] for point in found["experiments"]["a and b"]["points"]]
     assert verdicts == ["differs within one run" if code else "slower", "inside the noise"]
@@ -152,9 +158,8 @@ def test_a_point_without_verdict_does_not_hide_one_that_is_slower(pipeline: Comm
     command = ("compare", tmp_path / "a", tmp_path / "b", "--fail-above", "5")
     for more, is_named in (((), True), (("--allow-unchecked",), False)):
         answer = pipeline(*command, *more)
-        assert answer.returncode == 1
+        assert (answer.returncode, "could not check" in answer.stderr) == (1, is_named)
         assert "1 of 1 point with a verdict is slower than the limit of 5 %." in answer.stdout
-        assert ("could not check" in answer.stderr) == is_named
 
 
 def test_a_point_that_has_no_result_in_a_is_not_checked_and_an_oom_there_is_a_result(
@@ -165,31 +170,28 @@ def test_a_point_that_has_no_result_in_a_is_not_checked_and_an_oom_there_is_a_re
     make_experiment(tmp_path / "b", *repeated(32), *(timed(size) for size in (64, 128, 256)))
     answer = pipeline("compare", tmp_path / "a", tmp_path / "b", "--fail-above", "5%")
     assert answer.returncode == 1
-    assert '2 points without a verdict ("a and b: single 1 GPU, 64 per GPU' in answer.stderr
-    assert '", "a and b: single 1 GPU, 256 per GPU' in answer.stderr
+    first = '2 points without a verdict ("a and b: single 1 GPU, 64 per GPU'
+    assert_says(answer.stderr, first, '", "a and b: single 1 GPU, 256 per GPU')
 
 
 def test_a_point_that_fits_in_a_and_not_in_b_passes_no_limit(pipeline: Command, tmp_path: Path) -> None:
     make_experiment(tmp_path / "a", timed(32))
     make_experiment(tmp_path / "b", timed(32, status="oom"))
-    assert pipeline("compare", tmp_path / "a", tmp_path / "b").returncode == 0
-    answer = pipeline("compare", tmp_path / "a", tmp_path / "b", "--fail-above", "5%")
-    assert (answer.returncode, "1 point ok in A but not in B" in answer.stdout) == (1, True)
-    assert "| OOM |" in " ".join(answer.stdout.split())
-    turned = pipeline("compare", tmp_path / "b", tmp_path / "a", "--fail-above", "5%")
-    assert turned.returncode == 0
+    limit = ("--fail-above", "5%")
+    answer = pipeline("compare", tmp_path / "a", tmp_path / "b", *limit)
+    assert answer.returncode == 1
+    assert_says(" ".join(answer.stdout.split()), "1 point ok in A but not in B", "| OOM |")
+    for sides in (("a", "b"), ("b", "a", *limit)):
+        assert pipeline("compare", tmp_path / sides[0], tmp_path / sides[1], *sides[2:]).returncode == 0
 
 
 def test_folders_of_several_experiments_are_paired_by_name(pipeline: Command, tmp_path: Path) -> None:
-    for side, names in (("a", ("one", "two", "old")), ("b", ("one", "two", "new"))):
-        for name in names:
-            make_experiment(tmp_path / side / name, timed(32))
-    answer = pipeline("compare", tmp_path / "a", tmp_path / "b", "--json")
-    assert list(json.loads(answer.stdout)["experiments"]) == ["one", "two"]
-    assert f"only under {tmp_path / 'a'}: old" in answer.stderr
-    assert f"only under {tmp_path / 'b'}: new" in answer.stderr
-    alone = pipeline("compare", tmp_path / "a", tmp_path / "b" / "two", "--json")
-    assert list(json.loads(alone.stdout)["experiments"]) == ["two"]
+    a, b = tmp_path / "a", tmp_path / "b"
+    for name in ("a/one", "a/two", "a/old", "b/one", "b/two", "b/new"):
+        make_experiment(tmp_path / name, timed(32))
+    both, alone = (pipeline("compare", a, other, "--json") for other in (b, b / "two"))
+    assert [list(json.loads(answer.stdout)["experiments"]) for answer in (both, alone)] == [["one", "two"], ["two"]]
+    assert_says(both.stderr, f"only under {a}: old", f"only under {b}: new")
 
 
 def test_one_window_has_no_interval_and_says_what_an_interval_needs(pipeline: Command, tmp_path: Path) -> None:
@@ -198,9 +200,12 @@ def test_one_window_has_no_interval_and_says_what_an_interval_needs(pipeline: Co
     answer = pipeline("compare", tmp_path / "a", tmp_path / "b", "--fail-above", "5%")
     assert answer.returncode == 1
     assert 'could not check 1 point without a verdict ("a and b: single 1 GPU, 128 per GPU")' in answer.stderr
-    assert "An interval needs 6 windows" in " ".join(answer.stdout.split())
-    assert "1 point: 1 no interval. 0 of 0 points with a verdict" in answer.stdout
-    assert "1 point without a verdict was not checked." in answer.stdout
+    assert_says(
+        " ".join(answer.stdout.split()),
+        "An interval needs 6 windows",
+        "1 point: 1 no interval. 0 of 0 points with a verdict",
+        "1 point without a verdict was not checked.",
+    )
 
 
 @pytest.mark.parametrize(("factor", "is_said"), [(1.2, True), (0.8, True), (1.01, False)])
@@ -212,14 +217,13 @@ def test_a_verdict_says_how_far_another_sitting_alone_moves_a_time(
     said = (
         "Another sitting alone moves a time by 0.125 % (standard deviation, on H100s), so a verdict on less may be of"
     )
-    assert (said in " ".join(pipeline("compare", tmp_path / "a", tmp_path / "b").stdout.split())) is is_said
+    assert (said in " ".join(printed(pipeline, tmp_path).split())) is is_said
 
 
 def test_unequal_seeds_are_said(pipeline: Command, tmp_path: Path) -> None:
     make_experiment(tmp_path / "a", *(make_record(make_spec(seed=seed)) for seed in (0, 1)))
     make_experiment(tmp_path / "b", make_record(make_spec(seed=0)))
-    answer = pipeline("compare", tmp_path / "a", tmp_path / "b")
-    assert "- seed: 0 and 1 in A, 0 in B" in answer.stdout
+    assert "- seed: 0 and 1 in A, 0 in B" in printed(pipeline, tmp_path)
 
 
 def test_a_label_has_the_length_of_a_point_only_where_that_tells_points_apart(
@@ -230,48 +234,41 @@ def test_a_label_has_the_length_of_a_point_only_where_that_tells_points_apart(
     for side in "ab":
         make_experiment(tmp_path / side / "few", timed(32), make_record(long, range(1, 11)))
         make_experiment(tmp_path / side / "all", timed(32), twice)
-    text = pipeline("compare", tmp_path / "a", tmp_path / "b").stdout
-    labels = [
-        line.split("|")[1].strip() for line in text.splitlines() if line.startswith("|") and "noise of one run" in line
-    ]
-    assert labels == ["6 windows", "9 windows", "32", "64"]
-    shared = [line for line in text.splitlines() if line.startswith("All rows")]
-    assert [line.partition(". ")[0] for line in shared] == [
-        "All rows: single 1 GPU, 32 per GPU",
-        "All rows: single 1 GPU",
-    ]
+    lines = printed(pipeline, tmp_path).splitlines()
+    rows = [line.split("|") for line in lines if line.startswith("|") and "noise of one run" in line]
+    assert [row[1].strip() for row in rows] == ["6 windows", "9 windows", "32", "64"]
+    shared = [line.partition(". ")[0] for line in lines if line.startswith("All rows")]
+    assert shared == ["All rows: single 1 GPU, 32 per GPU", "All rows: single 1 GPU"]
 
 
 def test_times_that_drift_are_named(pipeline: Command, tmp_path: Path) -> None:
     make_experiment(tmp_path / "a", timed(32, [9.0, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5]))
     make_experiment(tmp_path / "b", timed(32, [9.0, 1.2, 1.0, 1.3, 1.1, 1.2, 1.1]))
     sides = compare(pipeline, tmp_path)["points"][0]
-    assert "drift" in sides["a"]["note"]
-    text = pipeline("compare", tmp_path / "a", tmp_path / "b").stdout
-    assert "\n1. A drifted +27.3 %\n" in text
-    assert sides["b"]["note"] is None
+    assert ("drift" in sides["a"]["note"], sides["b"]["note"]) == (True, None)
+    assert "\n1. A drifted +27.3 %\n" in printed(pipeline, tmp_path)
 
 
 def test_what_is_no_comparison_is_refused(pipeline: Command, tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
-    make_experiment(a, timed(32))
     make_experiment(b, timed(64))
+    for folder in (a, tmp_path / "several" / "x", tmp_path / "several" / "y"):
+        make_experiment(folder, timed(32))
     (tmp_path / "empty").mkdir()
-    (tmp_path / "link").symlink_to(a)
-    assert_refused(pipeline("compare", a, b), 3, "share no timed point")
-    assert_refused(pipeline("compare", a, tmp_path / "empty"), 3, "no experiment under")
-    assert_refused(pipeline("compare", a, tmp_path / "absent"), 2, "cannot read", "absent")
-    for same in (a, tmp_path / "b" / ".." / "a"):
-        assert_refused(pipeline("compare", a, same), 2, "A and B are both")
-    assert_refused(pipeline("compare", tmp_path, tmp_path), 2, "A and B are both")
-    assert_refused(pipeline("compare", a), 2, "B")
-    (tmp_path / "several").mkdir()
-    for name in ("x", "y"):
-        make_experiment(tmp_path / "several" / name, timed(32))
-    assert_refused(pipeline("compare", a, tmp_path / "several"), 3, "has the name of one")
-    for text in ("-5%", "nan%", "%", "inf%", "five", "", "5%%"):
-        assert_refused(pipeline("compare", a, b, f"--fail-above={text}"), 2, "is no percentage", "5%")
-    assert_refused(pipeline("compare", a, b, "--allow-unchecked"), 2, "--fail-above")
+    refused: list[tuple[tuple[Path | str, ...], int, tuple[str, ...]]] = [
+        ((a, b), 3, ("share no timed point",)),
+        ((a, tmp_path / "empty"), 3, ("no experiment under",)),
+        ((a, tmp_path / "absent"), 2, ("cannot read", "absent")),
+        *(((a, same), 2, ("A and B are both",)) for same in (a, tmp_path / "b" / ".." / "a")),
+        ((tmp_path, tmp_path), 2, ("A and B are both",)),
+        ((a,), 2, ("B",)),
+        ((a, tmp_path / "several"), 3, ("has the name of one",)),
+        ((a, b, "--allow-unchecked"), 2, ("--fail-above",)),
+    ]
+    texts = ("-5%", "nan%", "%", "inf%", "five", "", "5%%")
+    refused += [((a, b, f"--fail-above={text}"), 2, ("is no percentage", "5%")) for text in texts]
+    for arguments, code, words in refused:
+        assert_refused(pipeline("compare", *arguments), code, *words)
 
 
 @pytest.mark.parametrize(
@@ -293,6 +290,4 @@ def test_a_number_below_1_without_a_sign_may_be_a_fraction_and_is_refused(text: 
 def test_a_hostile_name_stays_text(pipeline: Command, tmp_path: Path) -> None:
     for side in "ab":
         make_experiment(tmp_path / side / "x|<b>y", timed(32, environment=on(f"<i>|{side}")))
-    text = pipeline("compare", tmp_path / "a", tmp_path / "b").stdout
-    assert "# x\\|\\<b\\>y" in text
-    assert "\\<i\\>\\|a in A" in text
+    assert_says(printed(pipeline, tmp_path), "# x\\|\\<b\\>y", "\\<i\\>\\|a in A")

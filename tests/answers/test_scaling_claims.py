@@ -6,12 +6,19 @@ from typing import Any
 import msgspec
 import pytest
 from communication_records import LARGE, measured, point
-from factories import assert_says, make_communication_record, make_experiment, make_measurement, make_record, make_spec
+from factories import (
+    assert_says,
+    ends,
+    make_communication_record,
+    make_experiment,
+    make_measurement,
+    make_record,
+    make_spec,
+)
 from page_records import batch_records, every_question
-from rendered_tables import build, claims_of, published_claims
+from rendered_tables import assert_row, build, claims_of, published_claims, row_of
 from timed_records import NOISY, beside, timed, windowed
 
-from pipeline.analysis.intervals import ends_of
 from pipeline.analysis.notes import make_note
 from pipeline.answers.claims import BADGES, UNFIT_FIGURES, Claim, badges_of, is_fit_for_answer
 from pipeline.answers.questions import Answer
@@ -39,6 +46,11 @@ def q1(*found: Record) -> tuple[Claim, ...]:
     return tuple(claims_of(*found)["Q1"])
 
 
+def of_two(*found: Record) -> Row:
+    """The row of weak scaling on two GPUs."""
+    return row_of(build(*found)["Q2"], num_gpus=2)
+
+
 def q2(*found: Record) -> Claim:
     (claim,) = claims_of(*found)["Q2"]
     return claim
@@ -58,12 +70,10 @@ def waiting(spec: Any, time_s: float) -> Record:
     ],
 )
 def test_an_efficiency_above_1_is_printed_and_not_used(two_gpus_s: float, fraction: float, kinds: set[str]) -> None:
-    rows = build(timed(8, 256), timed(two_gpus_s, 128, 2))["Q2"]
-    (row,) = [row for row in rows if row["scaling"] == "strong" and row["num_gpus"] == 2]
-    assert row["serial_fraction_karp_flatt"] == pytest.approx(fraction)
-    assert {note.kind for note in row.notes} == kinds
-    assert is_fit_for_answer(row, "speedup") is ("superlinear" not in kinds)
-    assert usable_rows([row]) == ([] if "superlinear" in kinds else [row])
+    row = row_of(build(timed(8, 256), timed(two_gpus_s, 128, 2))["Q2"], scaling="strong", num_gpus=2)
+    assert (row["serial_fraction_karp_flatt"], {note.kind for note in row.notes}) == (pytest.approx(fraction), kinds)
+    is_possible = "superlinear" not in kinds
+    assert (is_fit_for_answer(row, "speedup"), usable_rows([row])) == (is_possible, [row] if is_possible else [])
 
 
 def test_a_baseline_that_ran_beside_other_points_gives_no_headline() -> None:
@@ -71,30 +81,25 @@ def test_a_baseline_that_ran_beside_other_points_gives_no_headline() -> None:
     alone, shared = (timed(8, 128), timed(3, 128, 4)), (*beside(timed(10, 128), timed(9, 512)), timed(3, 128, 4))
     assert q2(*alone).values["speedup"] == pytest.approx(8 / 3)
     claim = q2(*shared)
-    assert claim.kind == "not_answered"
+    assert (claim.kind, claim.command) == ("not_answered", "ddpscale submit --grid scaling --exclusive")
     assert_says(claim.values["why"], SHARED, "the largest: 3.33")
-    assert claim.command == "ddpscale submit --grid scaling --exclusive"
     assert claims_of(*shared)["Q3"][0].kind == "not_answered"
-    scaled = next(row for row in build(*shared)["Q2"] if row["num_gpus"] == 4)
-    assert "baseline shared node" in badges_of(scaled)
+    assert "baseline shared node" in badges_of(row_of(build(*shared)["Q2"], num_gpus=4))
     assert published_claims("h200x4/scaling")["Q2"][0].kind == "not_answered"
 
 
 def test_the_speed_up_over_the_best_single_gpu_stands_beside() -> None:
-    claim = q2(timed(10, 512), timed(8, 128), timed(2.5, 512, 4))
-    assert_says(
-        claim.sentences()[0], "4.00 times as fast as one, and 3.20 times as fast as one at its best batch of 128: eff"
-    )
+    said = q2(timed(10, 512), timed(8, 128), timed(2.5, 512, 4)).sentences()[0]
+    assert_says(said, "4.00 times as fast as one, and 3.20 times as fast as one at its best batch of 128: eff")
     assert "at its best" not in q2(timed(8, 512), timed(10, 128), timed(2.5, 512, 4)).sentences()[0]
-    for name, both in (("a40-ddp", (3.82, 3.55)), ("v100-dp", (3.65, 3.50))):
+    for name, own, best in (("a40-ddp", "3.82", "3.55"), ("v100-dp", "3.65", "3.50")):
         said = published_claims(name)["Q2"][0].sentences()[0]
-        assert_says(said, f"{both[0]:.2f} times as fast as one, and {both[1]:.2f} times as fast as one at its best")
+        assert_says(said, f"{own} times as fast as one, and {best} times as fast as one at its best")
 
 
 def test_a_figure_that_is_not_there_is_not_fit() -> None:
-    (row,) = [row for row in build(timed(4, 128, 2))["Q2"] if row["scaling"] == "weak"]
-    assert row["speedup"] is None
-    assert not is_fit_for_answer(row, "speedup")
+    row = of_two(timed(4, 128, 2))
+    assert (row["speedup"], is_fit_for_answer(row, "speedup")) == (None, False)
 
 
 def subtracted(*more: Record) -> Row:
@@ -109,9 +114,8 @@ def test_a_bandwidth_by_subtraction_above_the_measured_link_is_printed_and_not_u
 ) -> None:
     row = subtracted(swept(link_gb_s))
     assert row["bandwidth_subtraction_gb_s"] == pytest.approx(8.76, rel=1e-3)
-    assert row.has_note("bandwidth_above_link") is not is_possible
-    assert is_fit_for_answer(row, "comm_time_subtraction_s") is is_possible
-    assert is_fit_for_answer(row, "epoch_time_s")
+    fit = [is_fit_for_answer(row, figure) for figure in ("comm_time_subtraction_s", "epoch_time_s")]
+    assert (row.has_note("bandwidth_above_link"), fit) == (not is_possible, [is_possible, True])
 
 
 def test_without_a_sweep_on_such_gpus_there_is_no_check() -> None:
@@ -123,13 +127,11 @@ def test_the_link_may_be_that_of_a_sibling_and_its_own_comes_first(tmp_path: Pat
     own = make_experiment(tmp_path / "scaling", timed(10, 128), timed(6, 128, 2))
     sibling = make_experiment(tmp_path / "communication", swept(8.0))
     make_experiment(tmp_path / "others" / "communication", swept(7.0))  # no sibling: another folder
-    (row,) = collect_experiment(own).tables["Q3"]
-    assert "bandwidth above the 8 GB/s of the measured link" in row["note"]
+    assert "bandwidth above the 8 GB/s of the measured link" in collect_experiment(own).tables["Q3"][0]["note"]
     both = make_experiment(tmp_path / "q3", timed(10, 128), timed(6, 128, 2), swept(9.0))
-    assert not collect_experiment(both).tables["Q3"][0].has_note("bandwidth_above_link")
     (sibling.folder / "manifest.json").write_text("broken")
-    (row,) = collect_experiment(own).tables["Q3"]
-    assert not row.has_note("bandwidth_above_link")  # the broken one is left out; q3, with 9 GB/s, is a sibling too
+    for experiment in (own, both):  # the broken one is left out; q3, with 9 GB/s, is a sibling too
+        assert not collect_experiment(experiment).tables["Q3"][0].has_note("bandwidth_above_link")
 
 
 @pytest.mark.parametrize("kind", UNFIT_FIGURES)
@@ -149,16 +151,18 @@ def test_every_note_that_has_a_badge_exists(kind: str) -> None:
 def test_every_question_is_answered_from_its_rows() -> None:
     answers = claims_of(*every_question())
     speed, memory = answers["Q1"]
-    assert (speed.kind, speed.values["batch"], speed.values["throughput"]) == ("fastest_batch", 64, "25,000 images/s")
-    assert (memory.kind, memory.values["fails"]) == ("first_oom", 2048)
-    (scaling,) = answers["Q2"]
-    assert (scaling.kind, scaling.values["num_gpus"]) == ("speedup", 4)
-    assert scaling.values["speedup"] == pytest.approx(4 / 1.1)
-    (exposed,) = answers["Q3"]
-    assert exposed.values["exposed_us"] == pytest.approx(40)
+    (scaling,), (exposed,), (accuracy,) = (answers[question] for question in ("Q2", "Q3", "Q4"))
+    expected = (
+        (speed, "fastest_batch", {"batch": 64, "throughput": "25,000 images/s"}),
+        (memory, "first_oom", {"fails": 2048}),
+        (scaling, "speedup", {"num_gpus": 4, "speedup": 4 / 1.1}),
+        (exposed, exposed.kind, {"exposed_us": 40}),
+        (accuracy, "too_few_runs", {"cost": -5}),
+    )
+    for claim, kind, values in expected:
+        assert claim.kind == kind
+        assert_row(claim.values, **values)
     assert "subtracted" not in exposed.values  # the step of 1.14 ms is not that of the epochs, of 22
-    (accuracy,) = answers["Q4"]
-    assert (accuracy.kind, accuracy.values["cost"]) == ("too_few_runs", pytest.approx(-5))
     assert Answer("Q4", answers["Q4"], Terms()).command.endswith("--grid q4-study")
     assert all("one run" in claims[0].badges for question, claims in answers.items() if question != "Q5")
 
@@ -182,9 +186,9 @@ def test_what_the_rows_cannot_answer_names_the_grid_that_would(found: list[Recor
 def test_a_row_that_measures_the_loader_answers_nothing_about_gpus() -> None:
     found = [waiting(ONE, 1), waiting(TWO, 1)]
     assert "waits for data 50 %" in q1(*found)[0].badges
-    assert q2(*found).kind == "not_answered"
-    assert WAITS in q2(*found).values["why"]
-    assert q2(*found).command.endswith("--grid scaling --set input=gpu")
+    claim = q2(*found)
+    assert (claim.kind, claim.command) == ("not_answered", "ddpscale submit --grid scaling --set input=gpu")
+    assert WAITS in claim.values["why"]
 
 
 def limited_by_the_loader(*more: Record) -> Claim:
@@ -212,33 +216,39 @@ def test_a_speed_up_with_the_loader_stands_beside_that_of_the_same_batch_without
     assert "--set" not in larger
 
 
-def test_points_on_several_gpus_without_a_baseline_ask_for_one() -> None:
-    claim = q2(timed(4, 128, 2), timed(3, 512, 2))
-    assert (claim.kind, claim.values["why"]) == (
-        "not_answered",
-        "no point on several GPUs has a timed one on one GPU to compare with",
-    )
-    assert claim.command.endswith("--grid scaling")
-    assert q2(timed(4, 128)).kind == "not_asked"
+NO_BASELINE = "no point on several GPUs has a timed one on one GPU to compare with"
 
 
-def test_a_speed_up_that_cannot_be_is_named_with_what_is_wrong_and_what_to_do() -> None:
-    claim = q2(timed(8, 128), timed(3.2, 128, 2))
-    assert ABOVE_N in claim.values["why"]
-    assert claim.command.endswith("--grid scaling --repeats 3")
+@pytest.mark.parametrize(
+    ("found", "kind", "why", "options"),
+    [
+        pytest.param([timed(4, 128, 2), timed(3, 512, 2)], "not_answered", NO_BASELINE, "", id="no baseline"),
+        pytest.param([timed(8, 128), timed(3.2, 128, 2)], "not_answered", ABOVE_N, " --repeats 3", id="above N"),
+        pytest.param([timed(4, 128)], "not_asked", "", "", id="one GPU"),
+    ],
+)
+def test_what_is_no_speed_up_says_what_is_wrong_and_what_to_do(
+    found: list[Record], kind: str, why: str, options: str
+) -> None:
+    claim = q2(*found)
+    assert (claim.kind, claim.command) == (kind, f"ddpscale submit --grid scaling{options}")
+    assert why in claim.values.get("why", "")
 
 
-@pytest.mark.parametrize(("slowest", "kind"), [(10 / 1.99, "speedup_in_part"), (10 / 2.01, "not_answered")])
-def test_of_a_speed_up_above_n_the_answer_gives_the_part_that_can_be(slowest: float, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("slowest", "kind", "words"),
+    [
+        (10 / 1.99, "speedup_in_part", "1.99 to 2 times as fast as one"),
+        (10 / 2.01, "not_answered", "the largest: 2.46 (2.01 to 2.91)"),
+    ],
+)
+def test_of_a_speed_up_above_n_the_answer_gives_the_part_that_can_be(slowest: float, kind: str, words: str) -> None:
     """One GPU takes 10 s in each window, two take 10/2.46 s at the median: 2.46 times as fast, 2.91 at most."""
     found = [windowed([10.0] * 6, 128), windowed([10 / 2.91, *[10 / 2.46] * 4, slowest], 128, 2)]
     claim = q2(*found)
     assert claim.kind == kind
-    words = " ".join(claim.sentences())
-    assert ("the largest: 2.46 (2.01 to 2.91)" in words) is (kind == "not_answered")
-    assert ("1.99 to 2 times as fast as one" in words) is (kind == "speedup_in_part")
-    (row,) = [row for row in build(*found)["Q2"] if row["num_gpus"] == 2]
-    assert row["speedup"] == pytest.approx(2.46), "the table has what was measured"
+    assert_says(" ".join(claim.sentences()), words)
+    assert of_two(*found)["speedup"] == pytest.approx(2.46), "the table has what was measured"
 
 
 def test_of_two_speed_ups_above_n_the_better_known_is_the_answer() -> None:
@@ -253,25 +263,21 @@ def test_of_two_speed_ups_above_n_the_better_known_is_the_answer() -> None:
 
 def test_the_best_row_is_told_beside_the_rows_left_out() -> None:
     found = [timed(8, 128), timed(8, 256), timed(8, 512), timed(5, 128, 2), timed(4.5, 256, 2), timed(3.2, 512, 2)]
-    claim = q2(*found)
-    assert claim.values["speedup"] == pytest.approx(8 / 4.5)
-    assert (claim.values["scaling"], claim.values["left_out"], claim.values["timed"]) == ("weak", 1, 5)
-    assert claim.values["why"] == ABOVE_N
+    expected = {"speedup": 8 / 4.5, "scaling": "weak", "left_out": 1, "timed": 5, "why": ABOVE_N}
+    assert_row(q2(*found).values, **expected)
 
 
 def test_batch_sizes_without_a_result_are_a_badge() -> None:
     lost = make_record(make_spec(batch_size_per_gpu=256), status="failed", reason="")
-    assert "points without a result" in q1(timed(8, 128), timed(7, 512), lost)[0].badges
-    assert "points without a result" not in q1(timed(8, 128), timed(7, 512))[0].badges
+    for more in ([], [lost]):
+        badges = q1(timed(8, 128), timed(7, 512), *more)[0].badges
+        assert ("points without a result" in badges) is bool(more)
 
 
 def test_a_batch_size_that_is_not_shown_to_be_slower_is_named() -> None:
     sizes = ((128, 1.5), (512, 1.0), (2048, 1.01))
     speed, _ = q1(*(windowed([factor * share for share in NOISY], size) for size, factor in sizes))
-    assert (speed.values["batch"], speed.values["rivals"]) == (
-        512,
-        "2,048 (+1.0 %); 6 runs of each (--repeats) can tell them apart",
-    )
+    assert_row(speed.values, batch=512, rivals="2,048 (+1.0 %); 6 runs of each (--repeats) can tell them apart")
 
 
 def test_only_alike_batch_sizes_are_as_fast() -> None:
@@ -306,9 +312,8 @@ def test_points_without_a_result_are_to_be_submitted_again() -> None:
     ):
         answers = claims_of(*found, missing=missing)
         for question in ("Q1", "Q2"):
-            assert answers[question][-1].kind == "no_result"
-            assert answers[question][-1].values["with_failed"] == rerun
-            assert not Answer(question, answers[question], Terms()).told
+            claim, told = answers[question][-1], Answer(question, answers[question], Terms()).told
+            assert (claim.kind, claim.values["with_failed"], bool(told)) == ("no_result", rerun, False)
 
 
 def test_a_failed_point_hides_no_other_answer() -> None:
@@ -335,7 +340,5 @@ def test_a_search_on_several_gpus_alone_is_an_answer() -> None:
 
 def test_the_interval_of_a_claim_is_that_of_its_row() -> None:
     (claim,) = published_claims("h200x2/graph")["Q2"]
-    low, high = ends_of(claim.values["speedup"])
-    assert low is not None
-    assert high is not None
-    assert low < claim.values["speedup"] < high
+    low, middle, high = ends(claim.values["speedup"])
+    assert low < middle < high
