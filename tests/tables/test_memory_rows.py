@@ -7,23 +7,14 @@ from typing import Any
 import msgspec
 import numpy
 import pytest
-from factories import assert_says, make_measurement, make_record, make_spec
+from factories import assert_says, make_record, make_spec, with_measurement
+from rendered_tables import assert_row, build, cells, report
 
 from pipeline.analysis.formulas import GIB
 from pipeline.experiment.measurement import DeviceMemory, MemorySearch, MemoryTrial
-from pipeline.experiment.outcomes import CollectedOutcomes, resolve_outcomes
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
-from pipeline.pages.markdown import render_experiment
-from pipeline.tables.build_tables import Tables, build_tables
-
-
-def collect(*found: Record) -> CollectedOutcomes:
-    return resolve_outcomes(list(dict.fromkeys(record.spec for record in found)), found, [])
-
-
-def build(*found: Record) -> Tables:
-    return build_tables(collect(*found).outcomes)
+from pipeline.tables.columns import Row
 
 
 def searched(**fields: Any) -> Spec:
@@ -55,85 +46,95 @@ SEARCH = MemorySearch(
 
 def record_of(spec: Spec, found: MemorySearch = SEARCH, retries: int = 0) -> Record:
     memory = (DeviceMemory(rank=0, device="cuda:0", peak_allocated_bytes=135 * GIB, num_alloc_retries=retries),)
-    measurement = msgspec.structs.replace(make_measurement(spec), epochs=(), memory=memory, memory_search=found)
-    return make_record(spec, measurement=measurement)
+    return with_measurement(make_record(spec), epochs=(), memory=memory, memory_search=found)
+
+
+def memory_row(found: MemorySearch = SEARCH, retries: int = 0, **fields: Any) -> Row:
+    (row,) = build(record_of(searched(**fields), found, retries))["memory"]
+    return row
+
+
+def changed(*trials: MemoryTrial, of_first: int = 4, **fields: Any) -> MemorySearch:
+    """The search with these trials after its first ones."""
+    return msgspec.structs.replace(SEARCH, trials=(*SEARCH.trials[:of_first], *trials), **fields)
 
 
 def test_a_trial_that_failed_otherwise_is_no_oom_and_is_named() -> None:
     odd = msgspec.structs.replace(fails(30_200), reason="rank 0: launch failure")
-    found = msgspec.structs.replace(SEARCH, trials=(*SEARCH.trials, odd), smallest_failing=30_200)
-    (row,) = build(record_of(searched(), found))["memory"]
-    assert (row["num_trials"], row["num_ooms"]) == (5, 1)
-    assert row["smallest_failing_batch_size_per_gpu"] == 30_200
-    assert row["note"] == "failed at 30200: rank 0: launch failure"
+    row = memory_row(changed(odd, smallest_failing=30_200))
+    trials = {"num_trials": 5, "num_ooms": 1, "smallest_failing_batch_size_per_gpu": 30_200}
+    assert_row(row, **trials, note="failed at 30200: rank 0: launch failure")
 
 
 def test_the_boundary_as_worked_by_hand() -> None:
     """30,000 of 139 GiB at 135: 4 left; predicted 150 too many, 0.5 %; three trials of 8 s and one of 10."""
     tables = build(record_of(searched()))
     (row,) = tables["memory"]
-    assert row["largest_batch_size_per_gpu"] == 30_000
-    assert row["smallest_failing_batch_size_per_gpu"] == 30_300
-    assert (row["peak_memory_gib"], row["reserved_memory_gib"], row["head_room_gib"]) == (135, 137, 4)
-    assert row["predicted_batch_size_per_gpu"] == 30_150
-    assert row["prediction_error"] == pytest.approx(0.005)
-    assert (row["num_trials"], row["num_ooms"], row["search_time_s"]) == (4, 1, 34)
-    assert (row["status"], row["note"]) == ("ok", None)
-    assert not any((tables["Q1"], tables["Q2"], tables["Q3"], tables["Q4"], tables["oom"]))
+    assert_row(
+        row,
+        largest_batch_size_per_gpu=30_000,
+        smallest_failing_batch_size_per_gpu=30_300,
+        predicted_batch_size_per_gpu=30_150,
+        prediction_error=0.005,
+        **{"peak_memory_gib": 135, "reserved_memory_gib": 137, "head_room_gib": 4},
+        **{"num_trials": 4, "num_ooms": 1, "search_time_s": 34, "status": "ok", "note": None},
+    )
+    assert not any(tables[name] for name in ("Q1", "Q2", "Q3", "Q4", "oom"))
 
 
 def test_every_search_has_a_row_whatever_became_of_it() -> None:
     lost = [make_record(searched(seed=0, precision=p), status=s) for p, s in (("bf16", "oom"), ("fp32", "failed"))]  # type: ignore[arg-type]
     rows = build(record_of(searched()), *lost)["memory"]
-    assert [row["status"] for row in rows] == ["ok", "oom", "failed"]
-    assert [row["largest_batch_size_per_gpu"] for row in rows] == [30_000, None, None]
-    assert all(row["num_trials"] is None for row in rows[1:])
+    expected = [("ok", 30_000, 4), ("oom", None, None), ("failed", None, None)]
+    assert cells(rows, "status", "largest_batch_size_per_gpu", "num_trials") == expected
 
 
 @pytest.mark.parametrize(("retries", "note"), [(0, None), (1, "once"), (3, "3 times")])
 def test_an_allocator_that_had_to_try_again_is_marked_here_and_in_q1(retries: int, note: str | None) -> None:
     memory = (DeviceMemory(rank=0, device="cuda:0", peak_allocated_bytes=GIB, num_alloc_retries=retries),)
-    timed = make_record(measurement=msgspec.structs.replace(make_measurement(make_spec()), memory=memory))
+    (timed,) = build(with_measurement(make_record(), memory=memory))["Q1"]
     expected = note and f"memory was full {note}: the allocator freed its cache and tried again"
-    assert build(timed)["Q1"][0]["note"] == expected
-    assert build(record_of(searched(), retries=retries))["memory"][0]["note"] == expected
+    assert [row["note"] for row in (timed, memory_row(retries=retries))] == [expected] * 2
 
 
-def note_of(found: MemorySearch, **fields: Any) -> Any:
-    (row,) = build(record_of(searched(**fields), found))["memory"]
-    return row["note"]
+# conv1 of ResNet-18 makes 64 x 32 x 32 = 65,536 numbers an image, and 2^31 / 65,536 = 32,768
+BEYOND = MemorySearch(
+    trials=(fits(32_768, 130), fails(32_900)), predicted=None, largest_fitting=32_768, smallest_failing=32_900
+)
 
 
-def test_a_search_that_did_not_come_to_its_end_says_so() -> None:
-    open_above = msgspec.structs.replace(SEARCH, trials=SEARCH.trials[:3], smallest_failing=None)
-    assert_says(note_of(open_above), "nothing failed", "3 trials")
-    wide = msgspec.structs.replace(SEARCH, trials=(*SEARCH.trials[:3], fails(31_000)), smallest_failing=31_000)
-    assert_says(note_of(wide), "not narrowed", "1 %", "4 trials")
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        pytest.param(changed(of_first=3, smallest_failing=None), ("nothing failed", "3 trials"), id="open above"),
+        pytest.param(
+            changed(fails(31_000), of_first=3, smallest_failing=31_000),
+            ("not narrowed", "1 %", "4 trials"),
+            id="not narrowed",
+        ),
+        pytest.param(BEYOND, ("from 32768", "2^31 elements", "convolutions"), id="a kink past 2^31 elements"),
+    ],
+)
+def test_a_boundary_that_is_not_what_it_seems_says_so(found: MemorySearch, words: tuple[str, ...]) -> None:
+    assert_says(memory_row(found)["note"], *words)
 
 
-def test_past_2_to_the_31_elements_of_an_activation_the_kink_is_named() -> None:
-    """conv1 of ResNet-18 makes 64 x 32 x 32 = 65,536 numbers an image, and 2^31 / 65,536 = 32,768."""
-    trials = (fits(32_768, 130), fails(32_900))
-    beyond = MemorySearch(trials=trials, predicted=None, largest_fitting=32_768, smallest_failing=32_900)
-    assert_says(note_of(beyond), "from 32768", "2^31 elements", "convolutions")
-    assert note_of(beyond, model="lenet") is None
+def test_a_model_of_smaller_activations_has_no_kink() -> None:
+    assert memory_row(BEYOND, model="lenet")["note"] is None
 
 
 def test_repeats_pool_to_their_median() -> None:
-    other = msgspec.structs.replace(
-        SEARCH, trials=(*SEARCH.trials, fits(30_200, 136)), largest_fitting=30_200, predicted=None
-    )
+    other = changed(fits(30_200, 136), largest_fitting=30_200, predicted=None)
     (row,) = build(record_of(searched()), record_of(searched(repeat=1), other))["memory"]
-    assert (row["largest_batch_size_per_gpu"], row["n"]) == (30_000, 2), "30,200 fitted once, and is not said to fit"
-    assert row["predicted_batch_size_per_gpu"] == 30_150, "of the one that has it"
+    # 30,200 fitted once, and is not said to fit; one has a prediction
+    assert_row(row, largest_batch_size_per_gpu=30_000, n=2, predicted_batch_size_per_gpu=30_150)
 
 
 def test_the_report_shows_the_boundary_and_hides_where_the_search_began() -> None:
     lost = make_record(searched(precision="fp32"), status="oom", reason="out of GPU memory at batch_size_per_gpu 1")
-    collected = collect(record_of(searched()), record_of(searched(precision="bf16")), lost)
-    tables = build_tables(collected.outcomes)
-    assert [row["batch_size_per_gpu"] for row in tables["memory"]] == [512] * 3, "the axes of a row are the point's"
-    table = render_experiment("memory", tables, collected).split("## The memory boundary")[1].split("##")[0]
+    found = [record_of(searched()), record_of(searched(precision="bf16")), lost]
+    assert cells(build(*found)["memory"], "batch_size_per_gpu") == [(512,)] * 3, "the axes of a row are the point's"
+    table = report(*found).split("## The memory boundary")[1].split("##")[0]
     header, _, *rows = [re.sub(" +", " ", line) for line in table.splitlines() if line.startswith("|")]
     assert header.startswith("| precision | largest that fits | smallest that fails | peak [GiB] | reserved [GiB] |")
     assert rows[0] == "| tf32 | 30,000 | 30,300 | 135.0 | 137.0 | 4.00 | 4 | |"
@@ -146,27 +147,22 @@ def test_what_a_strategy_saves_is_stated_only_where_it_is_more_than_twice_its_st
     scatter_gib: float, is_clear: bool
 ) -> None:
     """Trials on a line of 0.5 GiB a sample; DDP's begins at 4 GiB, ZeRO-1's at 3. Scatter moves every second trial."""
+    sizes = range(16, 22)
 
-    def search(state_gib: float, scatter_gib: float) -> MemorySearch:
-        peaks = [state_gib + 0.5 * size + scatter_gib * (size % 2) for size in range(16, 22)]
-        trials = [fits(size, peak) for size, peak in zip(range(16, 22), peaks, strict=True)]
-        return MemorySearch(trials=(*trials, fails(22)), predicted=21, largest_fitting=21, smallest_failing=22)
+    def search(strategy: str, state_gib: float, scatter_gib: float) -> Record:
+        trials = [fits(size, state_gib + 0.5 * size + scatter_gib * (size % 2)) for size in sizes]
+        found = MemorySearch(trials=(*trials, fails(22)), predicted=21, largest_fitting=21, smallest_failing=22)
+        return record_of(searched(strategy=strategy, num_gpus=2, batch_size_per_gpu=16), found)
 
-    ddp, zero1 = (searched(strategy=name, num_gpus=2, batch_size_per_gpu=16) for name in ("ddp", "zero1"))
-    built = build(record_of(ddp, search(4, 0)), record_of(zero1, search(3, scatter_gib)))
-    rows = {row["strategy"]: row for row in built["memory"]}
-    assert rows["ddp"]["state_gib"] == pytest.approx(4)
-    assert rows["ddp"]["state_error_gib"] == pytest.approx(0, abs=1e-6)
-    error = rows["zero1"]["state_error_gib"]
-    scatter = [scatter_gib * (size % 2) for size in range(16, 22)]
-    assert error == pytest.approx(error_of_intercept(range(16, 22), scatter))
-    saved = rows["zero1"]["saved_gib"]
-    assert (saved is not None) == is_clear
+    ddp, zero1 = build(search("ddp", 4, 0), search("zero1", 3, scatter_gib))["memory"]
+    assert (ddp["state_gib"], ddp["state_error_gib"]) == (pytest.approx(4), pytest.approx(0, abs=1e-6))
+    error = zero1["state_error_gib"]
+    assert error == pytest.approx(error_of_intercept(sizes, [scatter_gib * (size % 2) for size in sizes]))
     if is_clear:
-        assert saved == pytest.approx(1, abs=2 * error + 1e-6)
-        assert rows["zero1"]["note"] is None
+        assert (zero1["saved_gib"], zero1["note"]) == (pytest.approx(1, abs=2 * error + 1e-6), None)
     else:
-        assert_says(rows["zero1"]["note"], "peaks", "line", "saved", f"{error:.2g}")
+        assert zero1["saved_gib"] is None
+        assert_says(zero1["note"], "peaks", "line", "saved", f"{error:.2g}")
 
 
 def error_of_intercept(sizes: Sequence[int], peaks: Sequence[float]) -> float:

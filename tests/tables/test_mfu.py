@@ -2,24 +2,22 @@
 
 import argparse
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from conftest import Command
-from factories import make_experiment, make_record, make_spec
+from factories import ends, make_experiment, make_record, make_spec, resolved, with_measurement
 from rendered_plots import line_panel
-from rendered_tables import report, table_of
+from rendered_tables import assert_row, build, cells, report, row_of, table_of
 from timed_records import NOISY, timed, windowed
 
 from pipeline.collect import parse_peak
-from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.pages.html_page import build_plots
 from pipeline.pages.plot_data import REFERENCE, Plot, PlotSource
-from pipeline.tables.build_tables import Tables, build_tables
+from pipeline.tables.build_tables import build_tables
 
 FLOPS = 2_000_000_000  # of a sample: 50,000 samples in 1 s are 100 TFLOP/s
 NAMES = {"TFLOP/s per GPU", "MFU [%]"}
@@ -27,72 +25,59 @@ NAMES = {"TFLOP/s per GPU", "MFU [%]"}
 
 def counted(record: Record, **fields: Any) -> Record:
     """The record with a count of its FLOPs."""
-    assert record.measurement is not None
-    given = {"flops_per_sample": FLOPS, "precision_used": "tf32", **fields}
-    return msgspec.structs.replace(record, measurement=msgspec.structs.replace(record.measurement, **given))
-
-
-def tables(*found: Record, peak_tflops: float | None = None) -> Tables:
-    outcomes = resolve_outcomes([record.spec for record in found], found, []).outcomes
-    return build_tables(outcomes, peak_tflops=peak_tflops)
+    return with_measurement(record, **{"flops_per_sample": FLOPS, "precision_used": "tf32", **fields})
 
 
 def plots(*found: Record, peak_tflops: float | None = None) -> dict[str, Plot]:
-    outcomes = resolve_outcomes([record.spec for record in found], found, []).outcomes
+    outcomes = resolved(*found).outcomes
     shown = build_plots(PlotSource(build_tables(outcomes, peak_tflops=peak_tflops), outcomes))
     return {plot.name: plot for plot in shown}
 
 
 def test_a_rate_is_flops_times_samples_over_time_and_mfu_its_share_of_the_data_sheets_peak() -> None:
-    (row,) = tables(counted(timed(2.0, 128)))["Q1"]
-    assert (row["flops_per_sample"], row["tflops_per_gpu"]) == (FLOPS, 50)
-    assert row["mfu"] == pytest.approx(50 / 494)
-    assert (row["peak_tflops"], row["peak_source"]) == (494, "data sheet")
+    (row,) = build(counted(timed(2.0, 128)))["Q1"]
+    peak = {"peak_tflops": 494, "peak_source": "data sheet"}
+    assert_row(row, flops_per_sample=FLOPS, tflops_per_gpu=50, mfu=50 / 494, **peak)
     assert "MFU is of 494 TFLOP/s in tf32 (data sheet)" in str(row["note"])
 
 
 def test_the_ends_of_the_rate_come_from_those_of_the_time() -> None:
-    (row,) = tables(counted(windowed(NOISY, 128)))["Q1"]
-    assert (row["tflops_per_gpu"].low, row["tflops_per_gpu"].high) == pytest.approx((100 / 1.05, 100 / 0.95))
-    assert (row["mfu"].low, row["mfu"].high) == pytest.approx((100 / 1.05 / 494, 100 / 0.95 / 494))
+    (row,) = build(counted(windowed(NOISY, 128)))["Q1"]
+    assert ends(row["tflops_per_gpu"])[::2] == pytest.approx((100 / 1.05, 100 / 0.95))
+    assert ends(row["mfu"], 1 / 494)[::2] == pytest.approx((100 / 1.05, 100 / 0.95))
 
 
 def test_on_several_gpus_the_rate_is_that_of_one() -> None:
-    rows = tables(counted(timed(2.0, 128)), counted(timed(1.25, 128, num_gpus=2)))["Q2"]
-    (on_two,) = (row for row in rows if row["num_gpus"] == 2 and row["scaling"] == "weak")
-    assert on_two["tflops_per_gpu"] == 40
-    assert on_two["mfu"] == pytest.approx(40 / 494)
+    rows = build(counted(timed(2.0, 128)), counted(timed(1.25, 128, num_gpus=2)))["Q2"]
+    assert_row(row_of(rows, num_gpus=2), tflops_per_gpu=40, mfu=40 / 494)
 
 
 def test_the_report_shows_the_rate_and_says_what_mfu_is_of() -> None:
     text = report(counted(timed(2.0, 128)), counted(timed(1.0, 256)))
-    rows = table_of(text, "Q1")
-    assert [(row["TFLOP/s per GPU"], row["MFU [%]"]) for row in rows] == [("50.00", "10.1"), ("100.00", "20.2")]
+    assert cells(table_of(text, "Q1"), "TFLOP/s per GPU", "MFU [%]") == [("50.00", "10.1"), ("100.00", "20.2")]
     assert "MFU is of 494 TFLOP/s in tf32 (data sheet)" in text
 
 
 def test_a_record_without_a_count_has_empty_cells_and_no_columns() -> None:
-    old = timed(2.0, 128)
-    raw = json.loads(msgspec.json.encode(old)) | {"schema_version": 13}
+    raw = json.loads(msgspec.json.encode(timed(2.0, 128))) | {"schema_version": 13}
     for name in ("flops_per_sample", "flops_note"):
         del raw["measurement"][name]
     record = msgspec.json.decode(json.dumps(raw).encode(), type=Record)
-    (row,) = tables(record, peak_tflops=100.0)["Q1"]
     keys = ("flops_per_sample", "tflops_per_gpu", "mfu", "peak_tflops", "peak_source", "note")
-    assert [row[key] for key in keys] == [None] * len(keys)
-    assert not NAMES & {*table_of(report(record), "Q1")[0]}
-    assert {*table_of(report(counted(record)), "Q1")[0]} >= NAMES
+    assert cells(build(record, peak_tflops=100.0)["Q1"], *keys) == [(None,) * 6]
+    shown = [NAMES & {*table_of(report(one), "Q1")[0]} for one in (record, counted(record))]
+    assert shown == [set(), NAMES]
 
 
 @pytest.mark.parametrize("gpu", ["NVIDIA GeForce RTX 4090", ""])
 def test_an_unknown_gpu_and_a_cpu_have_no_mfu_unless_their_peak_is_stated(gpu: str) -> None:
     environment = Environment(gpus=(Gpu(name=gpu),)) if gpu else Environment()
     record = counted(make_record(make_spec(), (9.0, 2.0), environment=environment))
-    (unknown,), (stated,) = tables(record)["Q1"], tables(record, peak_tflops=200.0)["Q1"]
-    assert (unknown["tflops_per_gpu"], unknown["mfu"], unknown["peak_source"]) == (50, None, None)
+    (unknown,), (stated,) = build(record)["Q1"], build(record, peak_tflops=200.0)["Q1"]
+    assert_row(unknown, tflops_per_gpu=50, mfu=None, peak_source=None)
     said = f"no MFU: no peak of {gpu} in tf32 is known; collect --peak-tflops states one"
     assert (said in str(unknown["note"])) is bool(gpu)
-    assert (stated["mfu"], stated["peak_tflops"], stated["peak_source"]) == (0.25, 200, "stated")
+    assert_row(stated, mfu=0.25, peak_tflops=200, peak_source="stated")
     assert "MFU is of 200 TFLOP/s in tf32 (stated)" in str(stated["note"])
 
 
@@ -104,40 +89,32 @@ def test_an_unknown_gpu_and_a_cpu_have_no_mfu_unless_their_peak_is_stated(gpu: s
     ],
 )
 def test_what_the_count_lacks_is_a_note(fields: dict[str, Any], said: str) -> None:
-    (row,) = tables(counted(timed(2.0, 128), **fields))["Q1"]
-    assert said in str(row["note"])
-    assert (row["mfu"] is None) is ("flops_per_sample" in fields)
+    (row,) = build(counted(timed(2.0, 128), **fields))["Q1"]
+    assert (said in str(row["note"]), row["mfu"] is None) == (True, "flops_per_sample" in fields)
 
 
-def peaks_of(*found: Record, **options: Any) -> Sequence[tuple[str, list[tuple[float, float]]]]:
-    """The reference lines of the throughput plot, with their points."""
+def peaks_of(*found: Record, **options: Any) -> dict[str, list[tuple[float, Any]]]:
+    """The reference lines of the throughput plot, by label."""
     series = line_panel(plots(*found, **options)["q1"], 1).series
     lines = [line for line in series if line.style == REFERENCE]
-    return [(line.label, [(point.x, point.y) for point in line.points]) for line in lines]
+    return {line.label: [(point.x, pytest.approx(point.y)) for point in line.points] for line in lines}
 
 
 def test_the_peak_is_a_line_in_the_unit_of_the_throughput_plot() -> None:
-    small, large = counted(timed(2.0, 128)), counted(timed(1.0, 256))
+    found = [counted(timed(2.0, 128)), counted(timed(1.0, 256))]
     rate = 494e12 / FLOPS
-    ((label, points),) = peaks_of(small, large)
-    assert label == "peak (data sheet)"
-    assert [x for x, _ in points] == [128, 256]
-    assert [y for _, y in points] == pytest.approx([rate] * 2)
-    tokens = [counted(record, unit="tokens", items_per_sample=512) for record in (small, large)]
-    ((_, points),) = peaks_of(*tokens)
-    assert [y for _, y in points] == pytest.approx([512 * rate] * 2)
-    ((label, points),) = peaks_of(small, large, peak_tflops=200.0)
-    assert label == "peak (stated)"
-    assert points[0][1] == pytest.approx(100_000)
-    assert peaks_of(timed(2.0, 128), timed(1.0, 256)) == []
-    key = [entry.label for entry in plots(small, large)["q1"].key()]
-    assert key == ["measured", "peak (data sheet)"]
+    assert peaks_of(*found) == {"peak (data sheet)": [(128, rate), (256, rate)]}
+    tokens = [counted(record, unit="tokens", items_per_sample=512) for record in found]
+    assert peaks_of(*tokens) == {"peak (data sheet)": [(128, 512 * rate), (256, 512 * rate)]}
+    assert peaks_of(*found, peak_tflops=200.0) == {"peak (stated)": [(128, 100_000), (256, 100_000)]}
+    assert peaks_of(timed(2.0, 128), timed(1.0, 256)) == {}
+    assert [entry.label for entry in plots(*found)["q1"].key()] == ["measured", "peak (data sheet)"]
 
 
 def test_two_precisions_have_two_peaks_with_their_names() -> None:
     found = [counted(timed(2.0, size, precision="bf16"), precision_used="bf16") for size in (128, 256)]
     found += [counted(timed(2.0, size)) for size in (128, 256)]
-    assert {label for label, _ in peaks_of(*found)} == {"peak of bf16 (data sheet)", "peak of tf32 (data sheet)"}
+    assert peaks_of(*found).keys() == {"peak of bf16 (data sheet)", "peak of tf32 (data sheet)"}
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "989e12", "many", ""])
