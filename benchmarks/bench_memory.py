@@ -27,7 +27,8 @@ from pipeline.experiment.folder import Experiment
 from pipeline.experiment.manifest import add_points
 from pipeline.experiment.measurement import MemoryTrial
 from pipeline.experiment.record_store import load_folder
-from pipeline.experiment.spec import NUM_TRIAL_STEPS, Spec
+from pipeline.experiment.spec import Spec
+from pipeline.plan.axes import NUM_TRIAL_STEPS
 from pipeline.runner.launch_options import LaunchOptions, launch_command
 from pipeline.training.loop import set_precision
 from pipeline.workloads.cifar_models import build_model

@@ -6,8 +6,8 @@ from typing import Any
 from pipeline.analysis.intervals import ends_of, min_values
 from pipeline.answers.claims import Claim, badges_of, describe_own, grid_command, no_result, not_answered
 from pipeline.experiment.axis_groups import TARGET_MAY_DIFFER
-from pipeline.experiment.model_name import is_image_model
 from pipeline.experiment.point_label import describe_axis, describe_point, format_number, varying_axes
+from pipeline.plan.model_name import is_image_model
 from pipeline.system.errors import pluralize
 from pipeline.tables.columns import Row
 from pipeline.tables.definitions import NEVER_REACHED

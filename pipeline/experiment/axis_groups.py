@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from pipeline.experiment.spec import Spec
-from pipeline.plan.axes import AXES, AXIS_DEFAULTS, MayDiffer, axes_that
+from pipeline.plan.axes import AXES, AXIS_DEFAULTS, axes_that
+from pipeline.plan.declaration import MayDiffer
 
 AxisGroup = tuple[str, ...]
 Key = tuple[object, ...]

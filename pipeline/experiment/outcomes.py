@@ -10,11 +10,11 @@ import msgspec
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.measurement import TEST_ACCURACY
-from pipeline.experiment.model_name import is_image_model
 from pipeline.experiment.point_label import IMAGES, MERIT, Terms
 from pipeline.experiment.record import Record
 from pipeline.experiment.record_store import RejectedFile
 from pipeline.experiment.spec import Spec
+from pipeline.plan.model_name import is_image_model
 from pipeline.system.errors import CommandError
 from pipeline.system.files import CANNOT_READ
 

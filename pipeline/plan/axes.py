@@ -1,17 +1,17 @@
-"""Every axis of a point, declared once: type, default, meaning, words for people, and where alike points may differ.
+"""Every axis of a point, declared once, and what the axes of a point refuse.
 
-A new axis is a field of `Axes`. Grid files, `--set`, run ids, groups of alike points, labels, docs/grids.md and
-docs/schema follow from its declaration.
+A new axis is a field of `Axes`: type, default, meaning, words for people, and where alike points may differ. Grid
+files, `--set`, run ids, groups of alike points, labels, docs/grids.md and docs/schema follow from its declaration.
 """
 
-import enum
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, get_args, get_origin
+import math
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
-from pipeline.plan.strategies import NAMED_STRATEGIES, STRATEGIES, StrategyName
+from pipeline.plan.declaration import Axis, MayDiffer, declaration_of, declare, leaves_of
+from pipeline.plan.model_name import BUILT_IN_MODELS, CIFAR_MODELS, TORCHVISION, is_image_model
+from pipeline.plan.strategies import NAMED_STRATEGIES, STRATEGIES, Strategy, StrategyName
 from pipeline.system.errors import NO_CONTROL_CHARACTERS
 
 Device = Literal["cuda", "cpu"]
@@ -40,67 +40,13 @@ CIFAR10_SAMPLES = 50_000  # images of the training set
 REFERENCE_GLOBAL_BATCH_SIZE = 128  # `learning_rate` is for this batch size, if no other is stated
 
 
-class MayDiffer(enum.Flag):
-    """The uses in which points that differ in an axis still count as alike. See `experiment.axis_groups`."""
+NUM_WARM_UP_EPOCHS = 1  # first epochs of a run, never reported: caches fill, kernels are chosen and compiled
+NUM_TRIAL_STEPS = 3  # in a trial of a memory search; not 1, because the first step creates the optimizer's state
 
-    POOLED = enum.auto()
-    """Repeats of one measurement: the tables pool them into one row."""
-    BASELINE = enum.auto()
-    """A point and its one-GPU baseline; their batch sizes are compared apart, by what the scaling fixes."""
-    COST = enum.auto()
-    """Points of equal cost: these axes change values, not the work."""
-    COST_PER_SAMPLE = enum.auto()
-    """Timed training without evaluation: its cost is proportional to the samples trained on."""
-    COST_PER_STEP = enum.auto()
-    """Likewise where the length of an epoch changes neither image decoding nor what is compiled or captured."""
-    OOM = enum.auto()
-    """A smaller batch that ran out of memory implies that a larger one does."""
-    PEAK_MEMORY = enum.auto()
-    """Peak memory scales with the batch size and does not depend on how long the point runs."""
-    PREDICTION = enum.auto()
-    """One series of measured steps, from which the step on more GPUs is predicted."""
-    CHOICE = enum.auto()
-    """Ways to train one model on one data set, of which the fastest is to be used."""
-    TARGET = enum.auto()
-    """Trainings of one model on one data set, compared by the time that they take to a target accuracy."""
-    TRAINED = enum.auto()
-    """A communication point and the training point beside it: the step is the same, its input and length are not."""
-    PROCESS = enum.auto()
-    """Points that one set of processes may run in turn: each point sets these anew."""
-
-
-NOWHERE = MayDiffer(0)
 BASELINE, CHOICE, TARGET, PROCESS = MayDiffer.BASELINE, MayDiffer.CHOICE, MayDiffer.TARGET, MayDiffer.PROCESS
 TRAINED = MayDiffer.TRAINED | PROCESS  # input and length, which processes set anew
 OF_STRATEGY = BASELINE | CHOICE | TARGET | PROCESS
 REPEATED = MayDiffer.POOLED | MayDiffer.COST | MayDiffer.OOM | MayDiffer.PEAK_MEMORY | OF_STRATEGY
-
-
-@dataclass(frozen=True)
-class Axis:
-    """The declaration of an axis, beside its type and default.
-
-    `example` are words after --set that give the axis another value. `may_differ` are the uses in which points that
-    differ in the axis are alike. `strategy` is the only one that has the axis. `of_images` marks an axis of image
-    models alone, `changes_learning` one of a choice that may change what is learnt, beside the time.
-
-    `words` are those for a value, where {} stands for it, and `values` those for single values; "" is the usual case,
-    which needs no words.
-    """
-
-    meaning: str
-    example: str
-    may_differ: MayDiffer = NOWHERE
-    strategy: StrategyName | None = None
-    of_images: bool = False
-    changes_learning: bool = False
-    words: str = ""
-    values: Mapping[Any, str] = field(default_factory=dict)
-
-
-def axis(meaning: str, example: str, may_differ: MayDiffer = NOWHERE, **facts: Any) -> msgspec.Meta:
-    """Return the annotation that declares a field of `Axes`; the schema has the meaning as its description."""
-    return msgspec.Meta(description=meaning, extra={"axis": Axis(meaning, example, may_differ, **facts)})
 
 
 class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
@@ -111,11 +57,13 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     `None` in `precision`, `input`, `num_workers`, `dataset` and `model` means "not stated". Only timings that were
     measured elsewhere may have None there.
+
+    Raises ValueError if the axes contradict each other.
     """
 
     strategy: Annotated[
         StrategyName,
-        axis(
+        declare(
             f"Parallel strategy: {NAMED_STRATEGIES}; docs/strategies.md.",
             "strategy=ddp,fsdp num_gpus=2,4",
             BASELINE | CHOICE | TARGET,
@@ -124,7 +72,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ]
     num_gpus: Annotated[
         PositiveInt,
-        axis(
+        declare(
             "GPUs over all nodes; processes where `device` is `cpu`.",
             "num_gpus=2 strategy=ddp,dp",
             BASELINE | MayDiffer.PREDICTION | CHOICE | TARGET,
@@ -135,7 +83,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ]
     batch_size_per_gpu: Annotated[
         PositiveInt,
-        axis(
+        declare(
             "Samples of a step on each GPU; where `grad_accumulation` is above 1, of a pass.",
             "batch_size_per_gpu=64,256",
             MayDiffer.OOM | MayDiffer.PEAK_MEMORY | CHOICE | TARGET | PROCESS,
@@ -145,7 +93,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ]
     device: Annotated[
         Device,
-        axis(
+        declare(
             "`cuda` or `cpu`; a grid may say `auto`: `cuda` where there is a GPU, else `cpu`.",
             "device=cpu strategy=ddp num_gpus=2",
             words="{}",
@@ -153,7 +101,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = "cuda"
     num_nodes: Annotated[
         PositiveInt,
-        axis(
+        declare(
             "Nodes over which the GPUs are divided equally.",
             "num_nodes=2 num_gpus=4 strategy=ddp",
             BASELINE | MayDiffer.PREDICTION | CHOICE | TARGET,
@@ -163,7 +111,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = 1
     model: Annotated[
         ModelName | None,
-        axis(
+        declare(
             "Model: `resnet18` or `lenet`; `torchvision:NAME`, a classification model at the size of its weights' "
             "images; `gpt`, a small decoder; `file.py:Class` or `package.module:Class`, your own (docs/workloads.md).",
             "model=torchvision:resnet50 dataset=imagefolder input=synthetic strategy=ddp num_gpus=2",
@@ -172,14 +120,14 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = "resnet18"
     options: Annotated[
         tuple[ModelOption, ...],
-        axis(
+        declare(
             "Arguments of the constructor of the model's class, each given as `model.NAME`.",
             "model.layers=2,4 model=gpt input=synthetic strategy=ddp num_gpus=2",
         ),
     ] = ()
     dataset: Annotated[
         Dataset | None,
-        axis(
+        declare(
             "Data set of image models: `cifar10`, `imagefolder` or `synthetic`.",
             "dataset=imagefolder",
             TRAINED,
@@ -189,11 +137,11 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = "cifar10"
     num_samples: Annotated[
         PositiveInt,
-        axis("Training samples of an epoch.", "num_samples=40000", MayDiffer.COST_PER_STEP | CHOICE | TRAINED),
+        declare("Training samples of an epoch.", "num_samples=40000", MayDiffer.COST_PER_STEP | CHOICE | TRAINED),
     ] = CIFAR10_SAMPLES
     input: Annotated[
         Input | None,
-        axis(
+        declare(
             "Source of the training batches: `dataloader`; `gpu`, images that lie on the device, where each epoch is "
             "augmented inside the clock (also on `cpu`); `synthetic`, one batch that lies on the device.",
             "input=gpu",
@@ -204,11 +152,13 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = "dataloader"
     num_workers: Annotated[
         NonNegativeInt | None,
-        axis("Workers of the DataLoader of each rank.", "num_workers=4,8", CHOICE | TRAINED, words="{} loader workers"),
+        declare(
+            "Workers of the DataLoader of each rank.", "num_workers=4,8", CHOICE | TRAINED, words="{} loader workers"
+        ),
     ] = 2
     precision: Annotated[
         Precision | None,
-        axis(
+        declare(
             "Number format of the computation: `fp32`; `tf32`, PyTorch's default for convolutions (fp32 where a device "
             "has no TF32); `bf16`, autocast in training and TF32 in the test pass, refused below compute capability "
             "8.0; `fp16`, autocast with a scaled loss.",
@@ -220,7 +170,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = "tf32"
     epochs: Annotated[
         PositiveInt,
-        axis(
+        declare(
             "Epochs of the run; the first only warms up.",
             "epochs=5",
             BASELINE | MayDiffer.COST_PER_SAMPLE | MayDiffer.PEAK_MEMORY | CHOICE | TARGET | TRAINED,
@@ -229,7 +179,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = 2
     max_steps: Annotated[
         PositiveInt | None,
-        axis(
+        declare(
             "Steps after which an epoch is cut off; a cut epoch has no epoch time. With `input: synthetic` the point "
             "is a probe: it asks what fits, so its batch may exceed the data set.",
             "max_steps=3 epochs=1 input=synthetic",
@@ -240,7 +190,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = None
     evaluate: Annotated[
         bool,
-        axis(
+        declare(
             "Test loss and accuracy after each epoch; refused with `input: synthetic`, unless the data set is "
             "synthetic too.",
             "evaluate=true",
@@ -249,7 +199,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = False
     learning_rate: Annotated[
         PositiveFloat,
-        axis(
+        declare(
             "Learning rate at every batch size, unless `linear_scaling` multiplies it.",
             "learning_rate=0.05,0.1",
             MayDiffer.COST | TARGET | PROCESS,
@@ -257,14 +207,14 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             words="learning rate {}",
         ),
     ] = 0.1
-    momentum: Annotated[FractionBelowOne, axis("Momentum of SGD.", "momentum=0.95", PROCESS, of_images=True)] = 0.9
+    momentum: Annotated[FractionBelowOne, declare("Momentum of SGD.", "momentum=0.95", PROCESS, of_images=True)] = 0.9
     weight_decay: Annotated[
         Annotated[float, msgspec.Meta(ge=0, le=1e6)],
-        axis("Weight decay of SGD.", "weight_decay=1e-4", PROCESS, of_images=True),
+        declare("Weight decay of SGD.", "weight_decay=1e-4", PROCESS, of_images=True),
     ] = 5e-4
     remedies: Annotated[
         tuple[Remedy, ...],
-        axis(
+        declare(
             "Large-batch techniques, joined by `+`: `linear_scaling`, `warmup`, `zero_gamma` and `no_bias_decay` (no "
             "weight decay on BatchNorm and biases); docs/words.md.",
             "remedies=none,linear_scaling+warmup",
@@ -274,7 +224,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = ()
     warmup_epochs: Annotated[
         PositiveInt,
-        axis(
+        declare(
             "Epochs over which `warmup` raises the learning rate.",
             "warmup_epochs=3 epochs=5 remedies=warmup",
             TARGET | PROCESS,
@@ -283,7 +233,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = 2
     reference_batch_size: Annotated[
         PositiveInt,
-        axis(
+        declare(
             "Global batch size of the learning rate: `linear_scaling` multiplies the rate by global batch / this.",
             "reference_batch_size=256 remedies=linear_scaling",
             MayDiffer.COST | TARGET | PROCESS,
@@ -294,17 +244,17 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = REFERENCE_GLOBAL_BATCH_SIZE
     schedule: Annotated[
         Schedule,
-        axis(
+        declare(
             "Learning rate after warm-up: `constant`, or `cosine`, which falls to 0 over the run.",
             "schedule=cosine",
             PROCESS,
             of_images=True,
         ),
     ] = "constant"
-    nesterov: Annotated[bool, axis("Nesterov momentum.", "nesterov=true", PROCESS, of_images=True)] = False
+    nesterov: Annotated[bool, declare("Nesterov momentum.", "nesterov=true", PROCESS, of_images=True)] = False
     broadcast_buffers: Annotated[
         bool,
-        axis(
+        declare(
             "DDP sends the buffers of rank 0, such as those of BatchNorm, to all ranks before each forward pass.",
             "broadcast_buffers=false",
             CHOICE | TARGET | PROCESS,
@@ -313,7 +263,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = True
     sync_batchnorm: Annotated[
         bool,
-        axis(
+        declare(
             "BatchNorm shares its statistics over the GPUs of DDP.",
             "sync_batchnorm=true strategy=ddp num_gpus=2",
             CHOICE | TARGET | PROCESS,
@@ -322,7 +272,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = False
     bucket_cap_mb: Annotated[
         PositiveFloat | None,
-        axis(
+        declare(
             "MiB of gradients in each all-reduce of DDP, at most; by default 25, in the first one 1.",
             "bucket_cap_mb=10,25,100",
             CHOICE | PROCESS,
@@ -332,7 +282,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = None
     gradient_as_bucket_view: Annotated[
         bool,
-        axis(
+        declare(
             "Gradients are views of DDP's buckets, so they are not copied back.",
             "gradient_as_bucket_view=true",
             CHOICE | PROCESS,
@@ -340,7 +290,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = False
     static_graph: Annotated[
         bool,
-        axis(
+        declare(
             "DDP counts on the same graph in each step.",
             "static_graph=true strategy=ddp num_gpus=2",
             OF_STRATEGY,
@@ -349,7 +299,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = False
     gradient_compression: Annotated[
         Compression,
-        axis(
+        declare(
             "Number format of gradients in DDP's all-reduces: `none` changes nothing, `bf16` halves what they send.",
             "gradient_compression=bf16 strategy=ddp num_gpus=2",
             OF_STRATEGY,
@@ -361,7 +311,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = "none"
     reshard: Annotated[
         Reshard,
-        axis(
+        declare(
             "What FSDP frees after the forward pass: `blocks`, `always` or `never`; docs/strategies.md.",
             "reshard=blocks,always,never strategy=fsdp num_gpus=2",
             OF_STRATEGY,
@@ -371,7 +321,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = "blocks"
     grad_accumulation: Annotated[
         PositiveInt,
-        axis(
+        declare(
             "Passes of `batch_size_per_gpu` samples for each update.",
             "grad_accumulation=2 num_samples=40960 batch_size_per_gpu=128",
             CHOICE | TARGET | PROCESS,
@@ -382,7 +332,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = 1
     measure: Annotated[
         Measure,
-        axis(
+        declare(
             "What is measured: `epochs`; `communication`, on two GPUs or more with `input: synthetic`; `memory`, the "
             "largest batch that fits; `quantize`, LeNet in int8 on one device (docs/int8.md).",
             "measure=communication input=synthetic strategy=ddp num_gpus=2",
@@ -393,7 +343,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = "epochs"
     windows: Annotated[
         PositiveInt,
-        axis(
+        declare(
             "Timed epochs, or rounds of timed steps, at most.",
             "windows=6 epochs=7",
             BASELINE | MayDiffer.COST_PER_SAMPLE | MayDiffer.PEAK_MEMORY | CHOICE | TRAINED,
@@ -402,7 +352,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = 1
     memory_limit_gib: Annotated[
         PositiveFloat | None,
-        axis(
+        declare(
             "Memory limit of each process, so that any machine can play a smaller one.",
             "memory_limit_gib=16",
             PROCESS,
@@ -412,7 +362,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = None
     layout: Annotated[
         MemoryLayout,
-        axis(
+        declare(
             "Layout of images and weights in memory: `contiguous` or `channels_last`.",
             "layout=channels_last",
             CHOICE | PROCESS,
@@ -421,7 +371,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = "contiguous"
     fused_optimizer: Annotated[
         bool,
-        axis(
+        declare(
             "The optimizer updates many parameters in a kernel.",
             "fused_optimizer=true",
             CHOICE | PROCESS,
@@ -430,7 +380,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = False
     execution: Annotated[
         Literal[Execution, "auto"],
-        axis(
+        declare(
             "Who issues a step: `eager`, the host, operation by operation; `compile`, the host with compiled kernels; "
             "`graph` and `compiled_graph`, one CUDA graph of either; `auto`, the last of these that is legal (on the "
             "CPU `eager`), which the record states.",
@@ -441,7 +391,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = "eager"
     num_calibration_samples: Annotated[
         PositiveInt,
-        axis(
+        declare(
             "Training images from which int8 activations get their scales.",
             "num_calibration_samples=400 measure=quantize strategy=single num_gpus=1 model=lenet precision=fp32 "
             "evaluate=true",
@@ -450,7 +400,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = 1000
     seed: Annotated[
         NonNegativeInt,
-        axis(
+        declare(
             "Seed of weights and data. Points that differ in it and in `repeat` alone are pooled: the tables show the "
             "median and n.",
             "seed=1",
@@ -458,28 +408,254 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ),
     ] = 0
     repeat: Annotated[
-        NonNegativeInt, axis("Number of a repeat of the point, pooled like `seed`.", "repeat=0,1,2", REPEATED)
+        NonNegativeInt, declare("Number of a repeat of the point, pooled like `seed`.", "repeat=0,1,2", REPEATED)
     ] = 0
+
+    def __post_init__(self) -> None:
+        for axis in FLOAT_AXES:  # 1 and 1.0 are the same point, and so are 0.0 and -0.0
+            if (value := getattr(self, axis)) is not None:
+                msgspec.structs.force_setattr(self, axis, float(value) + 0.0)
+        remedies = tuple(sorted(self.remedies, key=REMEDIES.index))
+        msgspec.structs.force_setattr(self, "remedies", remedies)
+        msgspec.structs.force_setattr(self, "options", tuple(sorted(self.options)))
+        self._check_shape()
+        self._check_strategy()
+        self._check_model()
+        self._check_input()
+        self._check_training()
+        self._check_measure()
+        if self.execution != "auto" and (problem := self.execution_problem(self.execution)):
+            raise ValueError(problem)
+
+    def _check_shape(self) -> None:
+        if not self.facts.is_parallel and self.num_gpus != 1:
+            raise ValueError(f"strategy={self.strategy!r} needs num_gpus=1, got {self.num_gpus}; use 'dp' or 'ddp'.")
+        if self.num_gpus % self.num_nodes:
+            raise ValueError(
+                f"num_gpus={self.num_gpus} is the total over nodes and must be a multiple of "
+                f"num_nodes={self.num_nodes}."
+            )
+        if self.num_nodes > 1 and not self.is_distributed:
+            raise ValueError(
+                f"strategy={self.strategy!r} runs in one process on one node; use 'ddp' for num_nodes={self.num_nodes}."
+            )
+        if self.device == "cpu" and self.facts.uses_threads:
+            raise ValueError(
+                f"strategy={self.strategy!r} needs device='cuda': without GPUs DataParallel runs the bare module and "
+                "its times would be wrong; use 'ddp'."
+            )
+
+    def _check_strategy(self) -> None:
+        for axis in STRATEGY_AXES:
+            strategy = DECLARED[axis].strategy
+            if self.strategy != strategy and getattr(self, axis) != AXIS_DEFAULTS[axis]:
+                raise ValueError(
+                    f"{axis}={getattr(self, axis)!r} is an axis of strategy={strategy!r}, got {self.strategy!r}; leave "
+                    "it out."
+                )
+        if self.static_graph and self.grad_accumulation > 1:
+            raise ValueError(
+                "static_graph=true does not work with grad_accumulation: DDP's no_sync changes the graph; leave one "
+                "out."
+            )
+        if self.facts.shards_state and self.num_gpus == 1:
+            raise ValueError(
+                f"strategy={self.strategy!r} shards over GPUs and needs num_gpus>=2; use 'single' for one."
+            )
+        for axis, reason in self.facts.refuses.items():
+            if getattr(self, axis) != AXIS_DEFAULTS[axis]:
+                raise ValueError(
+                    f"{axis}={getattr(self, axis)!r} does not work with strategy={self.strategy!r}: {reason}; leave it "
+                    "out."
+                )
+        if self.facts.shards_parameters and self.precision == "fp16":
+            raise ValueError(f"precision='fp16' is not tried with strategy={self.strategy!r}; use 'bf16'.")
+
+    def _check_model(self) -> None:
+        if self.model in CIFAR_MODELS or self.model is None:
+            if self.options:
+                name = self.options[0].partition("=")[0]
+                raise ValueError(f"model={self.model!r} has no option {name!r}; leave out model.{name}.")
+            return
+        if self.model.startswith(TORCHVISION):
+            if self.dataset not in (None, "imagefolder"):
+                raise ValueError(f"model={self.model!r} reads an image folder; use dataset='imagefolder'.")
+            if "zero_gamma" in self.remedies or self.input == "gpu":
+                what = "input='gpu'" if self.input == "gpu" else "remedies=['zero_gamma']"
+                raise ValueError(f"{what} works for {' and '.join(CIFAR_MODELS)} alone; leave it out.")
+            return
+        if ":" not in self.model and self.model not in BUILT_IN_MODELS:  # of a later version, or of another checkout
+            return
+        for axis in IMAGE_AXES:
+            default = None if axis == "dataset" else AXIS_DEFAULTS[axis]
+            if getattr(self, axis) != default:
+                raise ValueError(
+                    f"{axis}={getattr(self, axis)!r} is an axis of image models and does nothing for {self.model!r}; "
+                    f"leave it out, or make it an option, model.{axis}."
+                )
+        if self.facts.uses_threads or self.input == "gpu":
+            of_strategy, of_input = (f"strategy={self.strategy!r}", "'ddp'"), ("input='gpu'", "'dataloader'")
+            what, cure = of_strategy if self.facts.uses_threads else of_input
+            raise ValueError(f"{what} works for image models alone, got model={self.model!r}; use {cure}.")
+
+    def _check_input(self) -> None:
+        if self.num_samples < self.num_gpus:
+            raise ValueError(
+                f"num_samples={self.num_samples} leaves some of num_gpus={self.num_gpus} without a sample; "
+                "raise num_samples."
+            )
+        always_full = self.is_probe or self.measure == "memory"
+        if not always_full and self.grad_accumulation > 1 and self.num_samples % self.global_batch_size:
+            raise ValueError(
+                f"num_samples={self.num_samples} is no multiple of the {self.global_batch_size} samples of an update "
+                f"with grad_accumulation={self.grad_accumulation}; change num_samples."
+            )
+        if not always_full and self.batch_size_per_gpu > self.shard_size:
+            raise ValueError(
+                f"batch_size_per_gpu={self.batch_size_per_gpu} is larger than the shard of {self.shard_size} samples "
+                f"(num_samples={self.num_samples} over num_gpus={self.num_gpus}) and would never be full; lower "
+                "batch_size_per_gpu, or make the point a probe with input: synthetic and max_steps: 3."
+            )
+
+    def _check_training(self) -> None:
+        if len(set(self.remedies)) != len(self.remedies):
+            raise ValueError(f"remedies={list(self.remedies)} names one twice; name each once.")
+        if "warmup" in self.remedies and self.warmup_epochs > self.epochs:
+            raise ValueError(
+                f"warmup_epochs={self.warmup_epochs} exceeds epochs={self.epochs}; raise epochs or lower warmup_epochs."
+            )
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov=true needs a momentum above 0, got 0; raise momentum.")
+        if self.sync_batchnorm and (not self.facts.syncs_batchnorm or self.device == "cpu"):
+            raise ValueError(
+                "sync_batchnorm=true shares statistics over the GPUs of DDP; use strategy='ddp' on device='cuda'."
+            )
+
+    def _check_measure(self) -> None:
+        if self.measure == "epochs":
+            needed = NUM_WARM_UP_EPOCHS + self.windows
+            if self.windows > 1 and self.epochs < needed:
+                raise ValueError(
+                    f"windows={self.windows} timed epochs come after epoch 1, which is only the warm-up; "
+                    f"raise epochs from {self.epochs} to {needed}."
+                )
+            return
+        if self.measure == "quantize":
+            self._check_quantize()
+            return
+        if self.input != "synthetic":
+            raise ValueError(
+                f"measure={self.measure!r} runs steps without a loader and needs input='synthetic', got {self.input!r}."
+            )
+        if self.evaluate or self.remedies:
+            raise ValueError(f"measure={self.measure!r} keeps no trained model; leave out evaluate and remedies.")
+        if self.measure == "communication":
+            if not self.facts.is_parallel or self.num_gpus < 2:
+                raise ValueError(
+                    f"measure='communication' compares N GPUs with and without their transfers and needs num_gpus>=2 "
+                    f"and a strategy for several, such as 'ddp', got {self.strategy!r} on {self.num_gpus}; for one GPU "
+                    "use measure='epochs'."
+                )
+            return
+        if self.num_nodes > 1:
+            raise ValueError(
+                f"measure='memory' needs num_nodes=1, got {self.num_nodes}: a GPU's memory does not depend on the "
+                "number of nodes; use one node."
+            )
+        if self.max_steps is not None:
+            raise ValueError(f"measure='memory' runs trials of {NUM_TRIAL_STEPS} steps; leave out max_steps.")
+        if self.device == "cpu" and self.memory_limit_gib is None:
+            raise ValueError("measure='memory' on device='cpu' would fill the whole machine; set memory_limit_gib.")
+
+    def _check_quantize(self) -> None:
+        needed = {"strategy": "single", "model": "lenet", "precision": "fp32", "evaluate": True}
+        for axis, value in needed.items():
+            if (got := getattr(self, axis)) != value:
+                raise ValueError(
+                    "measure='quantize' trains one network of convolutions and linear layers in fp32 and tests it; it "
+                    f"needs {axis}={value!r}, got {got!r}."
+                )
+        if self.input == "synthetic":
+            raise ValueError("measure='quantize' needs images to train on, got input='synthetic'; use input='gpu'.")
+        if self.num_calibration_samples > self.num_samples:
+            raise ValueError(
+                f"num_calibration_samples={self.num_calibration_samples} exceeds num_samples={self.num_samples}, from "
+                "which they are chosen; lower num_calibration_samples."
+            )
+
+    def execution_problem(self, execution: Execution) -> str | None:
+        """Explain why the point cannot use this execution, with the cure; None if it can."""
+        stated = f"execution={execution!r}"
+        if execution == "eager":
+            return None
+        if self.facts.uses_threads:
+            return (
+                f"{stated} does not work with strategy={self.strategy!r}, which starts new threads each step; use "
+                "'eager' or 'auto'."
+            )
+        if self.facts.is_eager_only or self.static_graph or self.gradient_compression != "none":
+            what = f"strategy={self.strategy!r}" if self.facts.is_eager_only else "this option of DDP"
+            return f"{stated} is not tried with {what}; use 'eager' or 'auto'."
+        if execution in CAPTURED_EXECUTIONS and self.grad_accumulation > 1:
+            return (
+                f"{stated} does not work with grad_accumulation: a graph is a whole update; use 'eager' or 'compile'."
+            )
+        if execution in CAPTURED_EXECUTIONS and self.device == "cpu":
+            return f"{stated} needs device='cuda': a graph is captured from CUDA streams; use 'eager' or 'compile'."
+        if execution in CAPTURED_EXECUTIONS and self.rate_varies and not self.fused_optimizer:
+            cause = "remedies=['warmup']" if "warmup" in self.remedies else f"schedule={self.schedule!r}"
+            return (
+                f"{stated} with {cause} needs fused_optimizer=true: the learning rate changes with every "
+                "update, and only the fused optimizer reads it from the device."
+            )
+        is_unfused = is_image_model(self.model) and not self.fused_optimizer
+        if execution in CAPTURED_EXECUTIONS and self.precision == "fp16" and is_unfused:
+            return f"{stated} in fp16 needs fused_optimizer=true: others wait for the host at each scaled update."
+        if execution in COMPILED_EXECUTIONS and self.sync_batchnorm:
+            return f"{stated} does not work with sync_batchnorm=true: torch.compile cannot include it; use 'graph'."
+        if execution in COMPILED_EXECUTIONS and self.bucket_cap_mb is not None and self.bucket_cap_mb < 1:
+            return f"{stated} needs bucket_cap_mb>=1, got {self.bucket_cap_mb}: DDP's first bucket is 1 MiB; raise it."
+        if execution in COMPILED_EXECUTIONS and self.measure == "communication":
+            return (
+                f"{stated} does not work with measure='communication': it runs several variants of one model, and all "
+                "would use the code compiled for the first one; use 'eager' or 'graph'."
+            )
+        return None
+
+    @property
+    def facts(self) -> Strategy:
+        """What is known of the strategy."""
+        return STRATEGIES[self.strategy]
+
+    @property
+    def rate_varies(self) -> bool:
+        return self.schedule != "constant" or "warmup" in self.remedies
+
+    @property
+    def is_probe(self) -> bool:
+        """True if the point only tests that the batch fits: a few full synthetic steps, no epoch time."""
+        return self.max_steps is not None and self.input == "synthetic" and self.measure == "epochs"
+
+    @property
+    def is_distributed(self) -> bool:
+        """True if each GPU has a process of its own, and the processes exchange data."""
+        return self.facts.is_distributed
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of one update over all GPUs and passes."""
+        return self.batch_size_per_gpu * self.num_gpus * self.grad_accumulation
+
+    @property
+    def shard_size(self) -> int:
+        """Samples of the data set for each GPU, rounded up."""
+        return math.ceil(self.num_samples / self.num_gpus)
 
 
 AXIS_DEFAULTS: dict[str, Any] = {found.name: found.default for found in msgspec.structs.fields(Axes)}
 AXES: tuple[str, ...] = tuple(AXIS_DEFAULTS)
 """Every axis a grid may name, in the order in which tables show them."""
 AXIS_TYPES: dict[str, Any] = {found.name: found.type for found in msgspec.structs.fields(Axes)}
-
-
-def declaration_of(annotated: Any) -> Axis:
-    """Return the declaration in the annotated type of a field."""
-    extras = [part.extra for part in annotated.__metadata__ if part.extra]
-    found: Axis = extras[-1]["axis"]
-    return found
-
-
-def leaves_of(axis_type: Any) -> list[Any]:
-    """Return the plain types, and the values of fixed sets, that the type of an axis is made of."""
-    if get_origin(axis_type) is Annotated:
-        return leaves_of(get_args(axis_type)[0])
-    return [leaf for part in get_args(axis_type) for leaf in leaves_of(part)] or [axis_type]
 
 
 DECLARED: dict[str, Axis] = {name: declaration_of(annotated) for name, annotated in AXIS_TYPES.items()}

@@ -3,7 +3,8 @@
 A strategy is one declaration here, and one file there. Every other module asks for its facts, never for its name.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class Strategy(NamedTuple):
     shards_state: bool = False  # a GPU keeps a part of the optimizer's state
     shards_parameters: bool = False  # and of the parameters and their gradients
     is_eager_only: bool = False  # not tried compiled or captured
+    syncs_batchnorm: bool = False  # tried with BatchNorm over all GPUs
+    refuses: Mapping[str, str] = MappingProxyType({})  # axes that do not work with it -> the reason
     collectives: tuple[str, ...] = ()  # operations of a process group that it calls in a step
     collective_words: str = ""
     variants: tuple[str, ...] = ()  # steps that `measure: communication` times, in the order in which they are built
@@ -156,6 +159,7 @@ DDP = Strategy(
     simplicity=10,
     aliases=("distributeddataparallel",),
     is_distributed=True,
+    syncs_batchnorm=True,
     collectives=("all_reduce",),
     collective_words="all-reduces of gradients",
     # As in training, DDP over all ranks comes first. `ddp_one` comes last, because it uses a second NCCL communicator.
@@ -178,6 +182,14 @@ FSDP = Strategy(
     shards_state=True,
     shards_parameters=True,
     is_eager_only=True,
+    refuses={
+        "layout": "channels_last weights cannot be sharded",
+        "fused_optimizer": "SGD has no fused update of shards",
+        "broadcast_buffers": "it never broadcasts buffers",
+        "bucket_cap_mb": "it has no buckets",
+        "gradient_as_bucket_view": "it has no buckets",
+        "evaluate": "no rank has the whole model",
+    },
     collectives=("all_gather", "reduce_scatter"),
     collective_words="all-gathers and reduce-scatters",
     variants=("fsdp", "fsdp_again", "no_op", "plain"),

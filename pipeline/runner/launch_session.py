@@ -21,7 +21,8 @@ from pipeline.analysis import telemetry_summary
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.record import MAX_MESSAGE_CHARS, Environment, Failure, Record
-from pipeline.experiment.spec import NUM_WARM_UP_EPOCHS, Spec
+from pipeline.experiment.spec import Spec
+from pipeline.plan.axes import NUM_WARM_UP_EPOCHS
 from pipeline.runner import failed_record, side_files, telemetry_sampler
 from pipeline.runner.failed_record import RankExit
 from pipeline.runner.rank_files import LOCK_NAME, PointResult, RankFiles

@@ -20,10 +20,10 @@ import torch
 from pipeline.communication.measure_point import measure_communication
 from pipeline.communication.selftest_runs import SELFTEST_TASKS
 from pipeline.experiment.measurement import DeviceMemory, Measurement, short_text
-from pipeline.experiment.model_name import own_class
 from pipeline.experiment.packing import EarlierPoint, has_memory_headroom
 from pipeline.experiment.record import MAX_MESSAGE_CHARS, Environment
 from pipeline.experiment.spec import Spec
+from pipeline.plan.model_name import own_class
 from pipeline.runner.classify_failure import classify_error
 from pipeline.runner.failed_record import describe_exception
 from pipeline.runner.rank_files import PointResult, PointTask, RankError, RankFiles

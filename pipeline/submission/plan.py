@@ -15,10 +15,10 @@ from pipeline.experiment.find_model import find_lacking, source_digests
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.grid import Grid, check_grid_name, expand_grid
 from pipeline.experiment.manifest import MANIFEST_VERSION, Manifest, Submission, add_points
-from pipeline.experiment.model_name import own_class
 from pipeline.experiment.outcomes import PointOutcome
 from pipeline.experiment.resources import ResourceShape, group_by_shape
 from pipeline.experiment.spec import Spec
+from pipeline.plan.model_name import own_class
 from pipeline.runner.launch_options import LaunchOptions, read_launch_options
 from pipeline.submission import gpu_hours_estimate, slurm_queries, slurm_request, state_rules
 from pipeline.submission.batch_script import Prologue

@@ -7,8 +7,8 @@ from pipeline.analysis.intervals import CONFIDENCE, NOMINAL, OF_FEWEST_VALUES, m
 from pipeline.analysis.loader import MAX_DATA_SHARE
 from pipeline.analysis.pooling import group_pairs
 from pipeline.analysis.scaling import Scaling
-from pipeline.experiment.model_name import is_image_model
-from pipeline.experiment.spec import NUM_TRIAL_STEPS
+from pipeline.plan.axes import NUM_TRIAL_STEPS
+from pipeline.plan.model_name import is_image_model
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.tables.columns import Column, Row, Rows, Table, View, sort_rows
 

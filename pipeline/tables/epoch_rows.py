@@ -16,9 +16,9 @@ from pipeline.analysis.scaling import Baseline, Scaling, scaling_figures
 from pipeline.analysis.time_to_target import states_every_time, training_times_s
 from pipeline.experiment.learning_rate import peak_learning_rate
 from pipeline.experiment.measurement import Epoch
-from pipeline.experiment.model_name import is_image_model
 from pipeline.experiment.record import Record
 from pipeline.plan.axes import CAPTURED_EXECUTIONS
+from pipeline.plan.model_name import is_image_model
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.tables.bandwidth_rows import MeasuredLinks, link_key
 from pipeline.tables.columns import Row, make_row

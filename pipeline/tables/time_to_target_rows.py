@@ -12,10 +12,10 @@ from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.analysis.time_to_target import Merit
 from pipeline.experiment.axis_groups import POOLED_AXES, TARGET_MAY_DIFFER, alike_key
 from pipeline.experiment.learning_rate import peak_learning_rate
-from pipeline.experiment.model_name import is_image_model
 from pipeline.experiment.point_label import format_number
 from pipeline.experiment.record import Record
 from pipeline.plan.axes import AXES
+from pipeline.plan.model_name import is_image_model
 from pipeline.tables.columns import Row, make_row
 from pipeline.tables.definitions import NEVER_REACHED, TIME_TO_TARGET
 

@@ -3,7 +3,7 @@ import torch
 from factories import RESNET18_GRADIENT_BYTES, RESNET18_PARAMETERS
 from torch import nn
 
-from pipeline.experiment.model_name import CIFAR_MODELS
+from pipeline.plan.model_name import CIFAR_MODELS
 from pipeline.workloads.cifar_models import Stem, build_model, im2col_convolution
 
 
