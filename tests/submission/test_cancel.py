@@ -8,11 +8,21 @@ from pathlib import Path
 import pytest
 from cluster import Cluster
 from conftest import Command, assert_refused, wait_for, without_slurm
-from factories import ARRAY, SUBMISSION, make_experiment, make_record, make_spec, write_grid
+from factories import (
+    ARRAY,
+    SUBMISSION,
+    assert_says,
+    make_experiment,
+    make_record,
+    make_spec,
+    manifest_of,
+    write_grid,
+)
 from slurm_queue import Env, queued, states, write_commands
 
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.manifest import Backend, SlurmArray, Submission, start_submission
+from pipeline.experiment.record_store import publish_record
 from pipeline.launch import publish_manifest
 from pipeline.submission.read_progress import read_progress
 
@@ -46,6 +56,20 @@ def slurm(folder: Path, *jobs: str, scancel: str = "") -> Mapping[str, str]:
     return without_slurm(folder)
 
 
+def of_sbatch(folder: Path, name: str, *, is_array: bool = True) -> Experiment:
+    """The point A in job 7, which has this name and was started by a plain sbatch."""
+    arrays = [SlurmArray(name, [[A]], "7", is_array=is_array)]
+    submission = Submission("sbatch-7", "sbatch", "2025-06-01T00:00:00Z", arrays)
+    return make_experiment(folder, missing=SPECS[:1], submissions=[submission])
+
+
+def here(folder: Path, pid: int, host: str | None = None) -> Experiment:
+    """The point A, which a process on this machine runs, or on another one."""
+    submission = start_submission(SUBMISSION, "local")
+    submission.pid, submission.host = pid, host or submission.host
+    return make_experiment(folder, missing=SPECS[:1], submissions=[submission])
+
+
 def cancelled(folder: Path) -> list[str]:
     notes = folder / "cancelled"
     return sorted(notes.read_text().split()) if notes.exists() else []
@@ -54,11 +78,9 @@ def cancelled(folder: Path) -> list[str]:
 @pytest.fixture
 def experiment(tmp_path: Path) -> Experiment:
     """Array 7 with a point an element (A, B), array 8 with an element of two points (C, D)."""
-    made = make_experiment(tmp_path / "out" / "x", missing=SPECS)
     arrays = [SlurmArray(ARRAY, [[A], [B]], "7"), SlurmArray("x-5ab0ab1e-1", [[C, D]], "8", is_array=False)]
-    with made.edit_manifest() as manifest:
-        manifest.submissions.append(Submission(SUBMISSION, "slurm", "2025-06-01T00:00:00Z", arrays))
-    return made
+    submission = Submission(SUBMISSION, "slurm", "2025-06-01T00:00:00Z", arrays)
+    return make_experiment(tmp_path / "out" / "x", missing=SPECS, submissions=[submission])
 
 
 PLAIN_8 = f"8|N/A|PENDING|0:0|N/A|Priority|{os.getuid()}|x-5ab0ab1e-1\n"
@@ -69,8 +91,7 @@ def test_everything_is_cancelled_by_array_and_each_job_has_a_line(
 ) -> None:
     env = slurm(tmp_path / "bin", job(7, 0, "RUNNING"), job(7, 1, "PENDING"), PLAIN_8)
     answer = pipeline("cancel", tmp_path / "out", env=env)
-    assert answer.returncode == 0, answer.stderr
-    assert cancelled(tmp_path / "bin") == ["7", "8"]
+    assert (answer.returncode, cancelled(tmp_path / "bin")) == (0, ["7", "8"]), answer.stderr
     assert answer.stdout.splitlines() == [
         f"cancelled x job 7_0 (running): {A}",
         f"cancelled x job 7_1 (pending): {B}",
@@ -130,15 +151,9 @@ def test_a_job_whose_name_or_owner_slurm_does_not_say_is_not_cancelled_and_its_p
 def test_a_job_of_plain_sbatch_has_the_name_that_its_launch_recorded(
     pipeline: Command, tmp_path: Path, recorded: str, in_slurm: str, is_ours: bool
 ) -> None:
-    made = make_experiment(tmp_path / "x", missing=SPECS[:1])
-    with made.edit_manifest() as manifest:
-        manifest.submissions.append(
-            Submission("sbatch-7", "sbatch", "2025-06-01T00:00:00Z", [SlurmArray(recorded, [[A]], "7")])
-        )
     env = slurm(tmp_path / "bin", job(7, 0, "RUNNING", name=in_slurm))
-    answer = pipeline("cancel", made.folder, env=env)
-    assert answer.returncode == 0, answer.stderr
-    assert cancelled(tmp_path / "bin") == (["7"] if is_ours else [])
+    answer = pipeline("cancel", of_sbatch(tmp_path / "x", recorded).folder, env=env)
+    assert (answer.returncode, cancelled(tmp_path / "bin")) == (0, ["7"] if is_ours else []), answer.stderr
     assert ("Job 7 is not cancelled" in answer.stderr) != is_ours
 
 
@@ -148,16 +163,12 @@ def test_a_job_of_plain_sbatch_with_the_manifests_name_and_another_script_lives(
     pipeline: Command, tmp_path: Path, script: str | None
 ) -> None:
     """A stranger wrote the manifest, and the user copied it."""
-    made = make_experiment(tmp_path / "x", missing=SPECS[:1])
-    with made.edit_manifest() as manifest:
-        array = SlurmArray("thesis", [[A]], "7", is_array=False)
-        manifest.submissions.append(Submission("sbatch-7", "sbatch", "2025-06-01T00:00:00Z", [array]))
+    made = of_sbatch(tmp_path / "x", "thesis", is_array=False)
     env = slurm(tmp_path / "bin", f"7|N/A|RUNNING|0:0|N/A|None|{os.getuid()}|thesis\n")
     (tmp_path / "bin" / "script").unlink() if script is None else (tmp_path / "bin" / "script").write_text(script)
     answer = pipeline("cancel", made.folder, env=env)
     assert (answer.returncode, cancelled(tmp_path / "bin")) == (0, []), answer.stderr
-    assert "Job 7 is not cancelled: its batch script does not run pipeline.launch" in answer.stderr
-    assert "use scancel 7" in answer.stderr
+    assert_says(answer.stderr, "Job 7 is not cancelled: its batch script does not run pipeline.launch", "use scancel 7")
 
 
 def test_a_launch_records_the_name_that_its_job_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,9 +177,7 @@ def test_a_launch_records_the_name_that_its_job_has(tmp_path: Path, monkeypatch:
     publish_manifest(experiment, "q4", SPECS[:1], "7")
     monkeypatch.delenv("SLURM_JOB_NAME")
     publish_manifest(experiment, "q4", SPECS[:1], "8")
-    manifest = experiment.read_manifest()
-    assert manifest is not None
-    assert [array.job_name for submission in manifest.submissions for array in submission.arrays] == ["my_run_2", "q4"]
+    assert [array.job_name for _, array in manifest_of(experiment).arrays()] == ["my_run_2", "q4"]
 
 
 def test_a_reader_sees_the_jobs_of_the_manifests_owner(
@@ -179,9 +188,7 @@ def test_a_reader_sees_the_jobs_of_the_manifests_owner(
     monkeypatch.setenv("PATH", env["PATH"])
     monkeypatch.delenv("SLURM_CONF", raising=False)
     monkeypatch.setattr(os, "getuid", lambda: experiment.manifest_path.stat().st_uid + 1)
-    manifest = experiment.read_manifest()
-    assert manifest is not None
-    words = [point.state.word for point in read_progress(experiment, manifest)]
+    words = [point.state.word for point in read_progress(experiment, manifest_of(experiment))]
     assert words[:2] == ["running", "lost"]
 
 
@@ -205,11 +212,7 @@ def test_a_job_of_several_points_is_cancelled_only_if_all_are_named(
 def test_a_point_that_its_job_has_measured_need_not_be_named(
     pipeline: Command, experiment: Experiment, tmp_path: Path
 ) -> None:
-    make_experiment(tmp_path / "made", make_record(SPECS[2]))
-    (record,) = (tmp_path / "made" / "records").iterdir()
-    text = record.read_text().replace('"launch_id": "0"', '"launch_id": "5ab0ab1e-8"')
-    assert "5ab0ab1e-8" in text
-    (experiment.records_folder / record.name).write_text(text)
+    publish_record(make_record(SPECS[2], launch_id="5ab0ab1e-8"), experiment.records_folder)
     env = slurm(tmp_path / "bin", PLAIN_8.replace("PENDING", "RUNNING"))
     answer = pipeline("cancel", experiment.folder, "--only", D, env=env)
     assert (answer.returncode, answer.stdout) == (0, f"cancelled x job 8 (running): {D}\n"), answer.stderr
@@ -231,12 +234,8 @@ def test_only_the_process_that_the_manifest_names_and_that_holds_the_lock_is_end
     pipeline: Command, tmp_path: Path
 ) -> None:
     """The manifest names a process of other work; another holds the lock."""
-    experiment = make_experiment(tmp_path / "out" / "a", missing=SPECS[:1])
     with subprocess.Popen(["sleep", "60"]) as other:
-        with experiment.edit_manifest() as manifest:
-            submission = start_submission(SUBMISSION, "local")
-            submission.pid = other.pid
-            manifest.submissions.append(submission)
+        experiment = here(tmp_path / "out" / "a", other.pid)
         with experiment.submission_lock():
             assert_refused(pipeline("cancel", experiment.folder), 2, "another process holds the submit lock")
         assert other.poll() is None
@@ -244,12 +243,7 @@ def test_only_the_process_that_the_manifest_names_and_that_holds_the_lock_is_end
 
 
 def test_a_driver_on_another_machine_is_named(pipeline: Command, tmp_path: Path) -> None:
-    experiment = make_experiment(tmp_path / "out" / "a", missing=SPECS[:1])
-    with experiment.edit_manifest() as manifest:
-        submission = start_submission(SUBMISSION, "local")
-        submission.pid, submission.host = 4711, "elsewhere"
-        manifest.submissions.append(submission)
-    answer = pipeline("cancel", experiment.folder)
+    answer = pipeline("cancel", here(tmp_path / "out" / "a", 4711, "elsewhere").folder)
     assert (answer.returncode, "a ran on elsewhere; if process 4711 runs there still" in answer.stderr) == (0, True)
 
 
@@ -263,15 +257,13 @@ def test_an_experiment_that_is_locked_or_invalid_does_not_save_the_others(
     with locked.submission_lock():
         answer = pipeline("cancel", tmp_path / "out", env=env)
     assert (answer.returncode, answer.stdout) == (2, f"cancelled x job 8 (pending): {C}, {D}\n"), answer.stderr
-    assert "another process holds the submit lock" in answer.stderr
-    assert "not a valid manifest" in answer.stderr
+    assert_says(answer.stderr, "another process holds the submit lock", "not a valid manifest")
     assert cancelled(tmp_path / "bin") == ["8"]
     assert_refused(pipeline("cancel", invalid.folder, env=env), 2, "not a valid manifest")
 
 
 def test_an_experiment_that_was_never_in_slurm_needs_none(pipeline: Command, tmp_path: Path) -> None:
-    made = make_experiment(tmp_path / "x", make_record())
-    answer = pipeline("cancel", made.folder, env=without_slurm(tmp_path))
+    answer = pipeline("cancel", make_experiment(tmp_path / "x", make_record()).folder, env=without_slurm(tmp_path))
     assert (answer.returncode, answer.stdout) == (0, "Nothing is queued or running in Slurm.\n")
 
 
@@ -285,15 +277,14 @@ def test_on_slurm_a_job_that_is_not_the_experiments_lives(
     sleep = ("sbatch", "--parsable", "--mem=1G", "--output=/dev/null", "--chdir=/", "--wrap", "sleep 300")
     thesis = cluster.run(*sleep, "--job-name=thesis").stdout.strip()
     of_nobody = cluster.run(*sleep, f"--job-name={name}", "--uid=nobody").stdout.strip()
-    made = make_experiment(tmp_path / "x", missing=SPECS[:2])
     arrays = [SlurmArray(name, [[point]], number, is_array=False) for point, number in ((A, thesis), (B, of_nobody))]
-    with made.edit_manifest() as manifest:
-        manifest.submissions.append(Submission(SUBMISSION, backend, "2025-06-01T00:00:00Z", arrays))
+    submission = Submission(SUBMISSION, backend, "2025-06-01T00:00:00Z", arrays)
+    made = make_experiment(tmp_path / "x", missing=SPECS[:2], submissions=[submission])
     answer = pipeline("cancel", made.folder, env=on_slurm)
     assert (answer.returncode, answer.stdout) == (0, "Nothing is queued or running in Slurm.\n")
-    assert f"Job {thesis} is not cancelled: Slurm says that it is thesis of user 0" in answer.stderr
-    assert f"Job {of_nobody} is not cancelled: Slurm says that it is {name} of user 65534" in answer.stderr
-    assert queued(cluster) == [of_nobody, thesis] or queued(cluster) == [thesis, of_nobody]
+    for number, said in {thesis: "thesis of user 0", of_nobody: f"{name} of user 65534"}.items():
+        assert f"Job {number} is not cancelled: Slurm says that it is {said}" in answer.stderr
+    assert sorted(queued(cluster)) == sorted([of_nobody, thesis])
     assert [part["job"] for part in states(pipeline, made.folder, on_slurm).values()] == [None, None]
     cluster.run("scancel", of_nobody, thesis)
 

@@ -2,12 +2,12 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Command
+from conftest import Command, assert_refused
 from factories import (
     assert_says,
     make_communication,
@@ -15,13 +15,12 @@ from factories import (
     make_experiment,
     make_record,
     make_spec,
+    write_grid,
 )
 from slurm_queue import write_commands
 
 from pipeline.experiment.axis_groups import Key
-from pipeline.experiment.folder import Experiment
 from pipeline.experiment.record import Environment, Gpu, Record
-from pipeline.experiment.record_store import publish_record
 from pipeline.experiment.spec import Spec
 from pipeline.submission import gpu_hours_estimate
 from pipeline.submission.gpu_hours_estimate import Estimate, check_gpu_hours_limit, estimate_points, match_gpu_name
@@ -49,10 +48,7 @@ def estimate(
     tmp_path: Path, points: list[Spec], *found: Record, limit_min: int | None = LIMIT_MIN, gpu: str | None = "h100"
 ) -> Estimate:
     """The estimate of points of one device, where another experiment in the folder has those records."""
-    experiment = Experiment(tmp_path / "deep" / "earlier")
-    experiment.create()
-    for record in found:
-        publish_record(record, experiment.records_folder)
+    make_experiment(tmp_path / "deep" / "earlier", *found)
     (only,) = estimate_points(points, tmp_path, limit_min, gpu)
     return only
 
@@ -99,7 +95,7 @@ def test_each_point_is_compared_once_however_many_experiments_there_are(
     monkeypatch.setattr(gpu_hours_estimate, "cost_key", noted)
     monkeypatch.setattr(gpu_hours_estimate, "PUBLISHED", tmp_path / "none")
     for number in range(5):
-        Experiment(tmp_path / f"empty{number}").create()
+        make_experiment(tmp_path / f"empty{number}")
     point = make_spec(learning_rate=0.4)
     assert counts(estimate(tmp_path, [point], took_half_an_hour(make_spec()))) == (1, 1, 0.5, 0.0)
     assert seen.count(point) == 2  # to find what is comparable, and to predict
@@ -274,15 +270,13 @@ def note_open(event: str, arguments: tuple[Any, ...]) -> None:
 sys.addaudithook(note_open)  # for good: Python has no way to take one back
 
 
-@contextlib.contextmanager
-def files_opened() -> Iterator[list[str]]:
+def files_opened(ask: Callable[[], object]) -> set[str]:
     """The names of all files that this process opens meanwhile."""
     global opened
     opened = []
-    try:
-        yield opened
-    finally:
-        opened = None
+    ask()
+    names, opened = {*opened}, None
+    return names
 
 
 @pytest.mark.parametrize("has_manifest", [True, False])
@@ -294,13 +288,12 @@ def test_only_records_that_may_tell_are_opened(tmp_path: Path, has_manifest: boo
     make_experiment(tmp_path / "unlike", *others)
     if not has_manifest:
         experiment.manifest_path.unlink()
-    with files_opened() as names:
-        (found,) = estimate_points([make_spec(repeat=1)], tmp_path, None, "h100")
+    (found,) = estimate_points([make_spec(repeat=1)], tmp_path, None, "h100")
+    names = files_opened(lambda: estimate_points([make_spec(repeat=1)], tmp_path, None, "h100"))
     wanted = {f"{record.run_id}.0.json" for record in ([alike] if has_manifest else [alike, same_prefix])}
     assert {name for name in names if name.endswith(".0.json")} == wanted
     assert found.num_estimated == 1
-    with files_opened() as names:
-        estimate_points([make_spec(repeat=1)], tmp_path, None, None)
+    names = files_opened(lambda: estimate_points([make_spec(repeat=1)], tmp_path, None, None))
     assert not [name for name in names if name.endswith(".json")]  # of an unknown GPU nothing could tell
 
 
@@ -332,10 +325,10 @@ def test_where_there_is_no_folder_nothing_is_known_and_it_is_said(tmp_path: Path
 
 
 def test_the_devices_are_apart_and_named_for_what_they_hold(tmp_path: Path) -> None:
-    gpu, cpu = estimate_points([make_spec(), make_spec(device="cpu")], tmp_path, LIMIT_MIN, None)
-    assert (gpu.as_row()["gpu_hours_at_limit"], gpu.as_row()["process_hours_at_limit"]) == (0.5, None)
-    assert (cpu.as_row()["gpu_hours_at_limit"], cpu.as_row()["process_hours_at_limit"]) == (None, 0.5)
-    assert cpu.sentence().startswith("process-hours unknown: no earlier record is comparable with the point")
+    found = estimate_points([make_spec(), make_spec(device="cpu")], tmp_path, LIMIT_MIN, None)
+    rows = [(row["gpu_hours_at_limit"], row["process_hours_at_limit"]) for row in map(Estimate.as_row, found)]
+    assert rows == [(0.5, None), (None, 0.5)]
+    assert found[1].sentence().startswith("process-hours unknown: no earlier record is comparable with the point")
     assert estimate_points([], tmp_path, LIMIT_MIN, None) == []
 
 
@@ -344,12 +337,9 @@ def test_more_than_allowed_is_refused_and_points_without_an_earlier_one_count_at
     max_gpu_hours: float, is_refused: bool
 ) -> None:
     mixed = [Estimate("cuda", 3, 2, 0.5, 0.5), Estimate("cpu", 1, 1, 100.0, 0.0)]
-    if not is_refused:
+    said = pytest.raises(CommandError, match=r"may take 1 GPU-hours, more than --max-gpu-hours 0\.99")
+    with said if is_refused else contextlib.nullcontext():
         check_gpu_hours_limit(mixed, max_gpu_hours)
-        return
-    with pytest.raises(CommandError, match=r"may take 1 GPU-hours, more than --max-gpu-hours 0\.99") as refusal:
-        check_gpu_hours_limit(mixed, max_gpu_hours)
-    assert refusal.value.code == 2
 
 
 def test_where_nothing_ends_a_point_that_nothing_tells_of_the_limit_cannot_be_kept() -> None:
@@ -371,37 +361,30 @@ resources: {time: "00:30:00"}
 def test_a_dry_run_says_what_the_points_may_take_and_what_would_be_refused(
     pipeline: Command, tmp_path: Path, max_gpu_hours: str, is_refused: bool
 ) -> None:
-    (tmp_path / "grid.yaml").write_text(GRID)
-    experiment = Experiment(tmp_path / "out" / "earlier")
-    experiment.create()
     spec = make_spec(dataset="synthetic", input="synthetic", batch_size_per_gpu=8)
-    publish_record(took_half_an_hour(spec), experiment.records_folder)
-    arguments = ("--grid", tmp_path / "grid.yaml", "--outputs", tmp_path / "out", "--cluster", "slurm", "--dry-run")
+    make_experiment(tmp_path / "out" / "earlier", took_half_an_hour(spec))
+    arguments = ("--grid", write_grid(tmp_path, GRID), "--outputs", tmp_path / "out", "--cluster", "slurm", "--dry-run")
     answer = pipeline("submit", *arguments, "--gpu-type", "h100", "--json", "--max-gpu-hours", max_gpu_hours)
     assert answer.returncode == 0, answer.stderr
-    gpu, cpu = json.loads(answer.stdout)["cost"]
-    assert (gpu["num_points"], gpu["num_estimated"], gpu["gpu_hours"], gpu["process_hours"]) == (2, 2, 1.0, None)
-    assert (cpu["num_points"], cpu["num_estimated"], cpu["process_hours"]) == (2, 0, None)
-    assert cpu["process_hours_at_limit"] == 1.0
+    names = ("num_points", "num_estimated", "gpu_hours", "process_hours", "process_hours_at_limit")
+    rows = [[part[name] for name in names] for part in json.loads(answer.stdout)["cost"]]
+    assert rows == [[2, 2, 1.0, None, None], [2, 0, None, None, 1.0]]
     assert ("Without --dry-run this is refused" in answer.stderr) is is_refused
     text = pipeline("submit", *arguments, "--gpu-type", "h100").stdout
     assert f"GPU-hours: about 1 for 2 of 2 points, from 1 earlier record on {H100} (1 in earlier)\n" in text
-    text = pipeline("submit", *arguments).stdout
-    assert (
+    unknown = (
         "the GPU model is not known (on Slurm, give --gpu-type), so no earlier record is comparable with the 2 points"
-        in text
     )
+    assert unknown in pipeline("submit", *arguments).stdout
 
 
 def test_a_submission_that_may_take_more_is_2_and_nothing_is_written(pipeline: Command, tmp_path: Path) -> None:
-    (tmp_path / "grid.yaml").write_text(GRID)
     folder = tmp_path / "bin"
     answers = {"scontrol": "echo 'Slurmctld(primary) at here is UP'", "sbatch": f"touch {folder}/called"}
     write_commands(folder, {**answers, "sinfo": "echo 'main*|64|512000|gpu:8|4'", "squeue": ""})
     env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
-    arguments = ("--grid", tmp_path / "grid.yaml", "--outputs", tmp_path / "out", "--max-gpu-hours", "0.5")
+    arguments = ("--grid", write_grid(tmp_path, GRID), "--outputs", tmp_path / "out", "--max-gpu-hours", "0.5")
     answer = pipeline("submit", *arguments, env=env)
-    assert (answer.returncode, answer.stdout) == (2, ""), answer.stderr
-    assert "may take 1 GPU-hours, more than --max-gpu-hours 0.5" in answer.stderr
+    assert_refused(answer, 2, "may take 1 GPU-hours, more than --max-gpu-hours 0.5")
     assert not (tmp_path / "out").exists()
     assert not (folder / "called").exists()

@@ -6,75 +6,67 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from factories import ARRAY, RUN_ID, SUBMISSION, make_experiment, make_spec
+from factories import ARRAY, RUN_ID, SUBMISSION, make_experiment, make_spec, manifest_of
 
 from pipeline.cancel import find_unfinished_jobs
 from pipeline.experiment.folder import Experiment
-from pipeline.experiment.manifest import Manifest, SlurmArray, Submission, add_points
+from pipeline.experiment.manifest import Manifest, SlurmArray, Submission
 from pipeline.submission import slurm_queries
 from pipeline.submission.local import open_log
 from pipeline.submission.read_progress import find_logs, read_log_tail, read_progress
-from pipeline.submission.slurm_queries import JobState
+from pipeline.submission.slurm_queries import JobKey, JobState
 
 TIME = "2025-06-01T00:00:00Z"
 SECRET = "CUDA out of memory"  # a log with these words changes the reason of a point
 
 
-def submit(folder: Path, submission: Submission) -> tuple[Experiment, Manifest]:
-    """An experiment with the point RUN_ID, and its manifest with this submission."""
-    experiment = make_experiment(folder, missing=[make_spec()])
-    with experiment.edit_manifest() as manifest:
-        manifest.submissions.append(submission)
-    return experiment, manifest
+def submit(folder: Path, *submissions: Submission, num_points: int = 1) -> tuple[Experiment, Manifest]:
+    """An experiment with the point RUN_ID and repeats of it, and its manifest with these submissions."""
+    specs = [make_spec(repeat=repeat) for repeat in range(num_points)]
+    experiment = make_experiment(folder, missing=specs, submissions=submissions)
+    return experiment, manifest_of(experiment)
+
+
+def of_slurm(job_id: str = "7") -> Submission:
+    """The array of the point RUN_ID."""
+    return Submission(SUBMISSION, "slurm", TIME, [SlurmArray(ARRAY, [[RUN_ID]], job_id)])
 
 
 @pytest.mark.fault("F09")
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_a_job_whose_id_slurm_has_given_again_is_that_of_the_later_array(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_packed: bool
+    tmp_path: Path, jobs: dict[JobKey, JobState], is_packed: bool
 ) -> None:
     """Slurm's ids begin anew where its state is wiped. The point of the earlier array 7 has no job any more."""
     later = [make_spec(repeat=1).run_id(), make_spec(repeat=2).run_id()]
-    experiment, _ = submit(tmp_path / "x", Submission(SUBMISSION, "slurm", TIME, [SlurmArray(ARRAY, [[RUN_ID]], "7")]))
     again = SlurmArray("x-0b0b0b0b-0", [later] if is_packed else [[run_id] for run_id in later], "7")
-    with experiment.edit_manifest() as manifest:
-        add_points(manifest, [make_spec(repeat=1), make_spec(repeat=2)])
-        manifest.submissions.append(Submission("0b" * 16, "slurm", TIME, [again]))
-    running = JobState("RUNNING", 0, None, "None", again.job_name)
-    monkeypatch.setattr(slurm_queries, "probe_slurm", lambda: "up")
-    monkeypatch.setattr(slurm_queries, "query_job_states", lambda _: {("7", 0): running, ("7", 1): running})
-    words = [point.state.word for point in read_progress(experiment, manifest)]
+    found = submit(tmp_path / "x", of_slurm(), Submission("0b" * 16, "slurm", TIME, [again]), num_points=3)
+    jobs.update({("7", index): JobState("RUNNING", 0, None, "None", again.job_name) for index in (0, 1)})
+    words = [point.state.word for point in read_progress(*found)]
     assert words == ["missing", "running", "pending" if is_packed else "running"]
 
 
 @pytest.mark.fault("F09")
 @pytest.mark.parametrize("is_of_others", [False, True])
 def test_before_an_array_is_lost_slurm_is_asked_for_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_of_others: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: dict[JobKey, JobState], is_of_others: bool
 ) -> None:
     """The manifest has a number of the site's banner. It may be the id of somebody's job."""
-    experiment, manifest = submit(
-        tmp_path / "x", Submission(SUBMISSION, "slurm", TIME, [SlurmArray(ARRAY, [[RUN_ID]], "3")])
-    )
-    states = {("4711", 0): JobState("RUNNING", 0, None, "None", ARRAY, os.getuid())}
+    experiment, manifest = submit(tmp_path / "x", of_slurm("3"))
+    jobs["4711", 0] = JobState("RUNNING", 0, None, "None", ARRAY, os.getuid())
     if is_of_others:
-        states["3", 0] = JobState("RUNNING", 0, None, "None", "another")
+        jobs["3", 0] = JobState("RUNNING", 0, None, "None", "another")
     names: list[set[str]] = []
 
     def find_jobs_named(asked: set[str], owners: object) -> dict[str, str]:
         names.append(set(asked))
         return dict.fromkeys(asked, "4711")
 
-    monkeypatch.setattr(slurm_queries, "probe_slurm", lambda: "up")
     monkeypatch.setattr(slurm_queries, "find_jobs_named", find_jobs_named)
-    monkeypatch.setattr(
-        slurm_queries, "query_job_states", lambda ids: {key: job for key, job in states.items() if key[0] in ids}
-    )
     (part,) = read_progress(experiment, manifest)
     assert (part.state.word, part.job) == ("running", ("4711", 0))
     assert names[-1] == {ARRAY}
-    (unfinished,) = find_unfinished_jobs(experiment, experiment.read_manifest() or manifest)
-    assert unfinished.key == ("4711", 0)
+    assert [job.key for job in find_unfinished_jobs(experiment, manifest_of(experiment))] == [("4711", 0)]
 
 
 STARTING = f"{RUN_ID}: starting\n"
@@ -103,12 +95,7 @@ def test_a_point_whose_disk_was_full_was_not_interrupted(
     disk = os.statvfs(tmp_path)
     monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((*disk[:4], free_blocks, *disk[5:])))
     (part,) = read_progress(experiment, manifest)
-    assert part.state.word == "missing"
-    assert part.state.reason.startswith(said)
-
-
-def link_to_device(log: Path) -> None:
-    log.symlink_to("/dev/zero")
+    assert (part.state.word, part.state.reason[: len(said)]) == ("missing", said)
 
 
 def link_outside(log: Path) -> None:
@@ -121,21 +108,15 @@ def link_to_a_neighbour(log: Path) -> None:
     log.symlink_to("secret")
 
 
-def make_folder(log: Path) -> None:
-    log.mkdir()
-
-
 @pytest.mark.fault("F46")
-@pytest.mark.parametrize("make", [os.mkfifo, link_to_device, link_outside, link_to_a_neighbour, make_folder])
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda log: log.symlink_to("/dev/zero"), link_outside, link_to_a_neighbour, os.mkdir]
+)
 def test_what_is_no_regular_file_is_no_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None]
+    tmp_path: Path, jobs: dict[JobKey, JobState], make: Callable[[Path], None]
 ) -> None:
-    monkeypatch.setattr(slurm_queries, "probe_slurm", lambda: "up")
-    ended = JobState("FAILED", 2, None, "None")
-    monkeypatch.setattr(slurm_queries, "query_job_states", lambda _: {("7", 0): ended})
-    experiment, manifest = submit(
-        tmp_path / "x", Submission(SUBMISSION, "slurm", TIME, [SlurmArray(ARRAY, [[RUN_ID]], "7")])
-    )
+    jobs["7", 0] = JobState("FAILED", 2, None, "None")
+    experiment, manifest = submit(tmp_path / "x", of_slurm())
     log = experiment.log_folder(SUBMISSION) / ARRAY / "7_0_0_log.err"
     log.parent.mkdir(parents=True)
     make(log)
@@ -192,6 +173,4 @@ def test_of_a_log_of_10_gb_the_last_16_kib_are_read(tmp_path: Path) -> None:
         file.truncate(10 * 10**9)  # takes no space
         file.seek(0, os.SEEK_END)
         file.write(b"the end")
-    tail = read_log_tail(log)
-    assert tail.endswith("\0the end")
-    assert len(tail) == 16_384
+    assert read_log_tail(log) == "\0" * (16_384 - 7) + "the end"
