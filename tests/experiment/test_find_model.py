@@ -1,6 +1,7 @@
 """What the login node says of a model, without importing anything of the user's."""
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -37,8 +38,7 @@ def grid_of(folder: Path, model: str, more: str = "") -> tuple[Spec, ...]:
 def test_a_file_is_found_from_the_folder_of_the_grid_and_has_its_absolute_path(tmp_path: Path) -> None:
     write_model(tmp_path / "models")
     (spec,) = grid_of(tmp_path, "models/tiny.py:Tiny", ", model.width: 8, model.bias: false")
-    assert spec.model == f"{tmp_path}/models/tiny.py:Tiny"
-    assert spec.options == ("bias=false", "width=8")
+    assert (spec.model, spec.options) == (f"{tmp_path}/models/tiny.py:Tiny", ("bias=false", "width=8"))
     assert (spec.dataset, spec.reads_data) == (None, False)
 
 
@@ -53,9 +53,8 @@ def test_a_file_of_set_is_found_from_the_shells_folder_and_never_from_that_of_th
     assert spec.model == f"{tmp_path}/here/ours.py:Tiny"
     with pytest.raises(CommandError, match=rf"{tmp_path}/here/tiny\.py is no file"):
         expand_grid("../grid.yaml", ["model=tiny.py:Tiny"])
-    assert {spec.model for spec in expand_grid("own-model", ["model=../tiny.py:Tiny"]).points} == {
-        f"{tmp_path}/tiny.py:Tiny"
-    }
+    of_example = expand_grid("own-model", ["model=../tiny.py:Tiny"]).points
+    assert {spec.model for spec in of_example} == {f"{tmp_path}/tiny.py:Tiny"}
 
 
 def test_set_and_the_grid_give_an_option_the_same_text(tmp_path: Path) -> None:
@@ -99,9 +98,8 @@ def test_a_model_that_does_not_exist_is_refused_on_the_login_node(
     tmp_path: Path, model: str, text: str, said: str
 ) -> None:
     write_model(tmp_path, text)
-    with pytest.raises(CommandError, match=r"\S") as error:
+    with pytest.raises(CommandError, match=re.escape(said)):
         grid_of(tmp_path, model)
-    assert said in str(error.value)
 
 
 def test_an_option_that_the_constructor_lacks_is_refused_with_the_nearest(tmp_path: Path) -> None:
@@ -200,9 +198,8 @@ def test_an_option_that_an_inherited_constructor_lacks_is_refused(
 )
 def test_an_axis_of_images_is_refused_for_an_own_model(tmp_path: Path, more: str, said: str) -> None:
     write_model(tmp_path)
-    with pytest.raises(CommandError) as error:
+    with pytest.raises(CommandError, match=re.escape(said)):
         grid_of(tmp_path, "tiny.py:Tiny", more)
-    assert said in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 import errno
 import os
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -23,20 +24,6 @@ from pipeline.experiment.record_store import (
     publish_record,
 )
 from pipeline.system import files
-
-
-@pytest.fixture
-def spoil(tmp_path: Path) -> Callable[[Callable[[str], str]], Path]:
-    """Publish a record and change its text."""
-
-    def change(edit: Callable[[str], str]) -> Path:
-        path = publish_record(make_record(), tmp_path)
-        text = path.read_text()
-        assert edit(text) != text
-        path.write_text(edit(text))
-        return path
-
-    return change
 
 
 @pytest.mark.fault("F21")
@@ -93,13 +80,13 @@ def test_a_record_with_a_flipped_bit_is_invalid_or_still_a_record_of_its_point(
         ('"measured": true', '"measured": 1', "Expected `bool`, got `int`"),
     ],
 )
-def test_a_record_that_breaks_the_schema_is_refused_by_name(
-    spoil: Callable[[Callable[[str], str]], Path], old: str, new: str, said: str
-) -> None:
-    path = spoil(lambda text: text.replace(old, new, 1))
-    with pytest.raises(InvalidRecord) as refusal:
+def test_a_record_that_breaks_the_schema_is_refused_by_name(tmp_path: Path, old: str, new: str, said: str) -> None:
+    path = publish_record(make_record(), tmp_path)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(InvalidRecord, match=re.escape(said)):
         load_record(path)
-    assert said in str(refusal.value)
 
 
 @pytest.mark.fault("F21")
@@ -122,14 +109,10 @@ def test_a_file_that_is_no_record_is_rejected_with_the_reason(tmp_path: Path, ra
     assert said == "." or said in rejected.reason
 
 
-def make_fifo(path: Path) -> None:
-    os.mkfifo(path)
-
-
 @pytest.mark.fault("F21")
 def test_a_fifo_that_nobody_writes_to_is_refused_at_once(tmp_path: Path) -> None:
     """In a thread, so that a read that waits fails this test and does not hang it."""
-    make_fifo(path := tmp_path / "fifo")
+    os.mkfifo(path := tmp_path / "fifo")
     said: list[str] = []
 
     def read() -> None:
@@ -153,7 +136,7 @@ def make_link(path: Path) -> None:
 @pytest.mark.fault("F21")
 @pytest.mark.parametrize(
     ("make", "said"),
-    [(Path.mkdir, "is not a regular file"), (make_fifo, "is not a regular file"), (make_link, "is a link")],
+    [(Path.mkdir, "is not a regular file"), (os.mkfifo, "is not a regular file"), (make_link, "is a link")],
 )
 def test_what_is_no_regular_file_is_rejected_and_never_waited_for(
     tmp_path: Path, make: Callable[[Path], None], said: str
@@ -161,12 +144,7 @@ def test_what_is_no_regular_file_is_rejected_and_never_waited_for(
     folder = tmp_path / "records"
     folder.mkdir()
     make(folder / RECORD_NAME)
-    results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(load_folder(folder)), daemon=True)
-    thread.start()
-    thread.join(timeout=10)
-    assert not thread.is_alive(), "reading waits for a writer"
-    found, (rejected,) = results[0]
+    found, (rejected,) = load_folder(folder)
     assert (found, rejected.reason) == ([], said)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from factories import ROOT, make_measurement, make_spec
+from factories import ROOT, make_experiment, make_measurement, make_spec
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -20,8 +20,7 @@ from PIL import Image
 from pipeline.analysis.formulas import GIB
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment
-from pipeline.experiment.manifest import add_points
-from pipeline.experiment.measurement import DeviceMemory
+from pipeline.experiment.measurement import DeviceMemory, Measurement
 from pipeline.experiment.packing import (
     EarlierPoint,
     expected_memory_fraction,
@@ -60,8 +59,7 @@ SMALL: dict[str, Any] = {"device": "cpu", "model": "lenet", "dataset": "syntheti
 )
 def test_what_others_could_change_or_would_change_has_processes_of_its_own(fields: dict[str, Any]) -> None:
     point, plain = make_spec(**fields), make_spec(repeat=1)
-    assert may_share_processes(plain)
-    assert not may_share_processes(point)
+    assert (may_share_processes(plain), may_share_processes(point)) == (True, False)
     assert points_for_same_processes([point, plain]) == [point]
     assert points_for_same_processes([plain, point]) == [plain]
 
@@ -105,16 +103,19 @@ def memory(peak_gib: float, usable_gib: float | None) -> list[DeviceMemory]:
     return [DeviceMemory(rank=0, device="cuda:0", peak_allocated_bytes=int(peak_gib * GIB), usable_bytes=usable)]
 
 
-def test_the_least_bound_of_points_that_differ_in_batch_alone_holds() -> None:
-    """12 GiB of 100 at 128 say at most 24 at 256, whatever 3 GiB at 8 would allow."""
+@pytest.mark.parametrize(
+    ("fields", "fraction"),
+    [
+        # the least bound of points that differ in batch alone: 12 of 100 GiB at 128 say at most 24 at 256
+        ({"batch_size_per_gpu": 256}, 0.24),
+        ({"batch_size_per_gpu": 64, "epochs": 7}, 0.12),
+        # where no point is alike, the most of what all say
+        ({"batch_size_per_gpu": 256, "precision": "fp32"}, 0.96),
+    ],
+)
+def test_the_expected_memory_follows_from_the_points_before(fields: dict[str, Any], fraction: float) -> None:
     ended = [EarlierPoint(make_spec(batch_size_per_gpu=8), memory(3, 100)), EarlierPoint(make_spec(), memory(12, 100))]
-    assert expected_memory_fraction(make_spec(batch_size_per_gpu=256), ended) == pytest.approx(0.24)
-    assert expected_memory_fraction(make_spec(batch_size_per_gpu=64, epochs=7), ended) == pytest.approx(0.12)
-
-
-def test_where_no_point_is_alike_the_most_of_what_all_say_holds() -> None:
-    ended = [EarlierPoint(make_spec(batch_size_per_gpu=8), memory(3, 100)), EarlierPoint(make_spec(), memory(12, 100))]
-    assert expected_memory_fraction(make_spec(batch_size_per_gpu=256, precision="fp32"), ended) == pytest.approx(0.96)
+    assert expected_memory_fraction(make_spec(**fields), ended) == pytest.approx(fraction)
 
 
 @pytest.mark.parametrize(
@@ -123,23 +124,15 @@ def test_where_no_point_is_alike_the_most_of_what_all_say_holds() -> None:
 def test_a_point_that_may_need_more_than_half_the_memory_does_not_follow(
     batch_size: int, usable_gib: float | None, expected: bool
 ) -> None:
-    assert (
-        has_memory_headroom(
-            make_spec(batch_size_per_gpu=batch_size), [EarlierPoint(make_spec(), memory(10, usable_gib))]
-        )
-        is expected
-    )
+    ended = [EarlierPoint(make_spec(), memory(10, usable_gib))]
+    assert has_memory_headroom(make_spec(batch_size_per_gpu=batch_size), ended) is expected
 
 
 def run(folder: Path, points: Sequence[Spec]) -> tuple[int, dict[str, Record]]:
     """Run the points in one array element; its exit code, and the records by run id."""
-    experiment = Experiment(folder / "x")
-    experiment.create()
-    with experiment.edit_manifest() as manifest:
-        add_points(manifest, points)
-    command = launch_command(
-        experiment.manifest_path, [spec.run_id() for spec in points], LaunchOptions(folder / "data")
-    )
+    experiment = make_experiment(folder / "x", missing=points)
+    options = LaunchOptions(folder / "data")
+    command = launch_command(experiment.manifest_path, [spec.run_id() for spec in points], options)
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "PIPELINE_CACHE": str(folder / "cache")}
     ended = subprocess.run(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     found, rejected = load_folder(experiment.records_folder)
@@ -156,9 +149,9 @@ def write_images(folder: Path, count: int) -> None:
             Image.new("RGB", (32, 32)).save(path)
 
 
-def losses(record: Record) -> list[float | None]:
+def measurement_of(record: Record) -> Measurement:
     assert record.measurement is not None
-    return [epoch.loss for epoch in record.measurement.epochs]
+    return record.measurement
 
 
 @pytest.mark.training
@@ -168,15 +161,11 @@ def test_points_of_one_element_share_processes_and_learn_what_they_learn_alone(t
     code, shared = run(tmp_path / "shared", points)
     assert code == 0
     assert [shared[spec.run_id()].launch_id for spec in points] == [shared[points[0].run_id()].launch_id] * 3
-    before = [m.num_points_before for spec in points if (m := shared[spec.run_id()].measurement)]
-    assert before == [0, 1, 2]
+    assert [measurement_of(shared[spec.run_id()]).num_points_before for spec in points] == [0, 1, 2]
     _, alone = run(tmp_path / "alone", points[1:2])
-    own, other = shared[points[1].run_id()], alone[points[1].run_id()]
-    assert losses(own) == losses(other)
-    assert own.measurement is not None
-    assert other.measurement is not None
-    peaks = [part.memory[0].peak_allocated_bytes for part in (own.measurement, other.measurement)]
-    assert peaks[0] == pytest.approx(peaks[1], rel=0.1)
+    own, other = (measurement_of(found[points[1].run_id()]) for found in (shared, alone))
+    assert [epoch.loss for epoch in own.epochs] == [epoch.loss for epoch in other.epochs]
+    assert own.memory[0].peak_allocated_bytes == pytest.approx(other.memory[0].peak_allocated_bytes, rel=0.1)
 
 
 @pytest.mark.fault("F17")
@@ -191,31 +180,43 @@ def test_a_point_that_fails_takes_none_with_it_and_the_rest_runs_in_new_processe
     ]
     code, found = run(tmp_path, points)
     records = [found[spec.run_id()] for spec in points]
-    assert code == 1
-    assert [record.status for record in records] == ["ok", "ok", "failed", "ok"]
+    assert (code, [record.status for record in records]) == (1, ["ok", "ok", "failed", "ok"])
     assert "has 8 training images and the point needs 9" in records[2].reason
     assert [m and m.num_points_before for m in (record.measurement for record in records)] == [0, 1, None, 0]
-    assert len({record.launch_id for record in records[:3]}) == 1
-    assert records[3].launch_id != records[0].launch_id
+    assert [record.launch_id == records[0].launch_id for record in records] == [True, True, True, False]
     times = [(record.started_at or "", record.ended_at or "") for record in records]
     assert all(ended == begun for (_, ended), (begun, _) in itertools.pairwise(times[:3]))
 
 
+SIZES = {size: make_spec(batch_size_per_gpu=size) for size in (32, 64, 128)}
+
+
+def make_launch(folder: Path, *measured: Measurement) -> LaunchSession:
+    """A launch of these sizes, at least two of them, whose ranks have left those measurements."""
+    points = list(SIZES.values())[: max(2, len(measured))]
+    experiment = Experiment(folder)  # without a manifest
+    experiment.create()
+    launch = LaunchSession(experiment, "launch", points)
+    for spec, rank_files, measurement in zip(points, launch.rank_files_by_point, measured, strict=False):
+        rank_files.write_point(PointTask(spec, None))
+        rank_files.write_result(PointResult(measurement, Environment()))
+    return launch
+
+
+def publish(launch: LaunchSession) -> None:
+    with launch.publish_while_running():
+        pass
+    launch.publish_finished({})
+
+
 def test_an_ok_point_stays_ok_where_the_next_one_fails_before_anybody_looked(tmp_path: Path) -> None:
     """The next point begins and fails, and the ranks have ended, all between two looks at its folder."""
-    experiment = Experiment(tmp_path / "x")
-    experiment.create()
-    points = [make_spec(batch_size_per_gpu=size) for size in (32, 64)]
-    launch = LaunchSession(experiment, "launch", points)
-    launch.rank_files_by_point[0].write_point(PointTask(points[0], None))
-    launch.rank_files_by_point[0].write_result(PointResult(make_measurement(points[0]), Environment()))
+    launch = make_launch(tmp_path / "x", make_measurement(SIZES[32]))
     with launch.publish_while_running():
         time.sleep(RANK_FILES_POLL_S / 4)  # it has looked, and waits
         launch.rank_files_by_point[1].write_error(RankError("exception", "no data", 0, "node", 1))
     launch.publish_finished({0: RankExit(1, 0.0)})
-    first, second = launch.published
-    assert first is not None
-    assert second is not None
+    first, second = (record for record in launch.published if record is not None)
     assert (first.status, second.status, second.reason) == ("ok", "failed", "rank 0: no data")
     assert first.ended_at == second.started_at
     assert first.telemetry is not None
@@ -224,26 +225,14 @@ def test_an_ok_point_stays_ok_where_the_next_one_fails_before_anybody_looked(tmp
 
 @pytest.mark.fault("F59")
 def test_a_result_that_no_record_holds_costs_its_point_alone(tmp_path: Path) -> None:
-    experiment = Experiment(tmp_path / "x")
-    experiment.create()
-    points = [make_spec(batch_size_per_gpu=size) for size in (32, 64, 128)]
-    launch = LaunchSession(experiment, "launch", points)
-    wrong = make_measurement(points[0])
+    wrong = make_measurement(SIZES[32])
     epochs = tuple(msgspec.structs.replace(epoch, accuracy=2.7) for epoch in wrong.epochs)
-    results = [
-        msgspec.structs.replace(wrong, epochs=epochs),  # outside of the schema
-        msgspec.structs.replace(wrong, epochs=wrong.epochs[:1]),  # not of this spec
-        make_measurement(points[2]),
-    ]
-    for spec, rank_files, measurement in zip(points, launch.rank_files_by_point, results, strict=True):
-        rank_files.write_point(PointTask(spec, None))
-        rank_files.write_result(PointResult(measurement, Environment()))
-    with launch.publish_while_running():
-        pass
-    launch.publish_finished({})
-    found, _ = load_folder(experiment.records_folder)
+    of_no_schema = msgspec.structs.replace(wrong, epochs=epochs)
+    of_no_spec = msgspec.structs.replace(wrong, epochs=wrong.epochs[:1])
+    publish(make_launch(tmp_path / "x", of_no_schema, of_no_spec, make_measurement(SIZES[128])))
+    found, _ = load_folder(tmp_path / "x" / "records")
     by_size = {record.spec.batch_size_per_gpu: record for record in found}
-    assert [by_size[size].status for size in (32, 64, 128)] == ["failed", "failed", "ok"]
+    assert [by_size[size].status for size in SIZES] == ["failed", "failed", "ok"]
     assert "measurement.epochs[0].accuracy" in by_size[32].reason
     assert "epochs" in by_size[64].reason
 
@@ -254,28 +243,19 @@ def test_a_write_error_is_tried_again_and_costs_at_most_its_own_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_errors: int, statuses: list[str]
 ) -> None:
     errors = [OSError(errno.ESTALE, "Stale file handle")] * num_errors
-    publish = record_store.publish_record
+    publish_record = record_store.publish_record
 
     def publish_or_fail(record: Record, folder: Path) -> Path:
         if errors:
             raise errors.pop()
-        return publish(record, folder)
+        return publish_record(record, folder)
 
     monkeypatch.setattr(record_store, "publish_record", publish_or_fail)
     monkeypatch.setattr(launch_session, "PUBLISH_WAITS_S", (0, 0, 0))
-    experiment = Experiment(tmp_path / "x")
-    experiment.create()
-    points = [make_spec(batch_size_per_gpu=size) for size in (32, 64)]
-    launch = LaunchSession(experiment, "launch", points)
-    for spec, rank_files in zip(points, launch.rank_files_by_point, strict=True):
-        rank_files.write_point(PointTask(spec, None))
-        rank_files.write_result(PointResult(make_measurement(spec), Environment()))
-    with launch.publish_while_running():
-        pass
-    launch.publish_finished({})
+    launch = make_launch(tmp_path / "x", *map(make_measurement, list(SIZES.values())[:2]))
+    publish(launch)
     assert [record.status for record in launch.published if record is not None] == statuses
-    found, _ = load_folder(experiment.records_folder)
-    assert len(found) == statuses.count("ok")
+    assert len(load_folder(tmp_path / "x" / "records")[0]) == statuses.count("ok")
     if "failed" in statuses:
         assert launch.rank_files_by_point[0].read_result() is not None  # a person may still want it
 
