@@ -10,6 +10,7 @@ import torch
 from pipeline.analysis.formulas import GIB
 from pipeline.experiment.record import FailureKind
 from pipeline.experiment.spec import Spec
+from pipeline.plan.axes import AXES
 
 MIN_OTHER_PROCESS_BYTES = GIB  # less is a display, a monitor, or the error of the estimate
 # Memory of a process outside torch's allocator: CUDA context and kernels, and NCCL's buffers. On H200s 0.8 GiB,
@@ -69,10 +70,10 @@ def bf16_problem(name: str, capability: Capability, spec: Spec) -> str | None:
     torch emulates bf16 on older GPUs, slower than fp32. TF32 is only a permission: a record's `precision_used` has the
     precision that was used.
     """
-    cures = {"precision": "use precision=fp32", "gradient_compression": "leave out gradient_compression"}
-    cure = next((cure for axis, cure in cures.items() if getattr(spec, axis) == "bf16"), None)
-    if cure is None or capability >= AMPERE:
+    axis = next((axis for axis in AXES if getattr(spec, axis) == "bf16"), None)
+    if axis is None or capability >= AMPERE:
         return None
+    cure = "use precision=fp32" if axis == "precision" else f"leave out {axis}"
     return f"bf16 needs compute capability 8.0 or later; {name} has {capability[0]}.{capability[1]}; {cure}"
 
 
