@@ -12,10 +12,11 @@ from pipeline.answers.claims import Claim
 from pipeline.answers.questions import answer_questions
 from pipeline.experiment.measurement import StageResult
 from pipeline.experiment.record import Record
+from pipeline.tables.time_to_target_rows import Targets
 
 
 def q4(*found: Record, target_accuracy: float | None = None) -> Claim:
-    (claim,) = answer_questions(build(*found, target_accuracy=target_accuracy))["Q4"]
+    (claim,) = answer_questions(build(*found, targets=Targets(target_accuracy)))["Q4"]
     return claim
 
 

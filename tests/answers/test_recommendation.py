@@ -17,6 +17,7 @@ from pipeline.answers.questions import answer_questions
 from pipeline.answers.recommendation import place_words
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.tables.columns import Row
+from pipeline.tables.time_to_target_rows import Targets
 
 STEADY = (1.0, 1.0, 1.001, 1.001, 1.002, 1.002)
 
@@ -177,5 +178,5 @@ def test_all_ties_of_equal_simplicity_are_counted_and_the_first_are_named(num_ru
 def test_the_cheapest_at_a_target_counts_gpu_seconds() -> None:
     found = [*studied(128, 0.9, 0), *studied(1024, 0.89, 0)]
     assert_says(answers_of(*found)["Q5"], "Cheapest at 88.0 % is 128 images a step, 1 GPU", "GPU-seconds", "n = 6")
-    (*_, claim) = answer_questions(build(*found, target_accuracy=0.99))["Q5"]
+    (*_, claim) = answer_questions(build(*found, targets=Targets(0.99)))["Q5"]
     assert claim.sentences() == ["No run reaches 99.0 %, so none is the cheapest."]
