@@ -149,15 +149,15 @@ def optimizer_of(workload: Workload, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def as_number(value: object) -> int | float | None:
-    """Return a number as one of Python, also one of NumPy or torch with one element; None for anything else."""
+    """Return a number as one of Python, also one of NumPy or torch with one element; None for a bool or else."""
     if hasattr(value, "item"):
         try:
             value = value.item()
         except (RuntimeError, TypeError, ValueError):  # several elements
             return None
-    if isinstance(value, int):
-        return int(value)  # True is a number, too
-    return float(value) if isinstance(value, float) else None
+    if isinstance(value, bool):  # a flag that was meant for another attribute
+        return None
+    return int(value) if isinstance(value, int) else float(value) if isinstance(value, float) else None
 
 
 def learning_rate_of(workload: Workload, update: int) -> float | None:

@@ -198,6 +198,9 @@ def counting(function: Callable[[torch.Tensor], Any], **members: Any) -> Workloa
         (changed(build_model=lambda self: nn.Identity()), "has no parameter that trains; set requires_grad"),
         (changed(items_per_sample=0), "items_per_sample=0 must be a whole number of at least 1"),
         (changed(items_per_sample=1.5), r"items_per_sample=1\.5 must be a whole number"),
+        (changed(items_per_sample=True), "items_per_sample=True must be a whole number of at least 1"),
+        (changed(items_per_sample=np.bool_(True)), "must be a whole number of at least 1"),
+        (changed(learning_rate=lambda self, update: True), r"learning_rate\(0\) returns True; return a finite number"),
         (changed(items_per_sample=torch.tensor([8, 8])), "must be a whole number of at least 1"),
         (changed(unit=None), "unit=None must be a short text, as in unit = 'tokens'"),
         (changed(unit="to\nkens"), "must be a short text"),
@@ -319,7 +322,8 @@ def test_a_figure_of_merit_needs_a_function_and_a_name(workload: Workload, said:
 
 
 @pytest.mark.parametrize(
-    ("found", "kind"), [({"loss": 1.0}, "dict"), ("low", "str"), ([1.0], "list"), ((1.0, 2.0, 3.0), "tuple")]
+    ("found", "kind"),
+    [({"loss": 1.0}, "dict"), ("low", "str"), ([1.0], "list"), ((1.0, 2.0, 3.0), "tuple"), (True, "bool")],
 )
 def test_an_evaluation_that_is_no_number_is_refused(found: Any, kind: str) -> None:
     workload = changed(evaluate=lambda self, model, device: found, merit="test loss")
