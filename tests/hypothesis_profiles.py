@@ -1,10 +1,14 @@
-"""How many examples hypothesis draws: all in `make test-slow`, a fifth in `make check` and in a plain pytest."""
+"""How many examples hypothesis draws: all in `make test-slow`, a fifth in `make check` and in a plain pytest.
 
-from hypothesis import settings
+A machine that draws them slowly is no fault of a test.
+"""
+
+from hypothesis import HealthCheck, settings
 
 ALL, FEW = "all", "few"
-settings.register_profile(ALL, max_examples=100)
-settings.register_profile(FEW, max_examples=20)
+SUPPRESSED = (HealthCheck.too_slow,)
+settings.register_profile(ALL, max_examples=100, suppress_health_check=SUPPRESSED)
+settings.register_profile(FEW, max_examples=20, suppress_health_check=SUPPRESSED)
 settings.load_profile(FEW)
 
 

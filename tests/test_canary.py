@@ -12,7 +12,7 @@ from conftest import Command
 from factories import PLANNED, write_grid
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from hypothesis_profiles import examples
+from hypothesis_profiles import SUPPRESSED, examples
 from slurm_queue import MIXED, Env, write_commands
 
 from pipeline.__main__ import COMMANDS
@@ -123,7 +123,11 @@ FOLDER_NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), m
 
 
 @given(FOLDER_NAMES.filter(lambda name: name not in (".", "..") and len(name.encode()) < 200))
-@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(25),
+    deadline=None,
+    suppress_health_check=[*SUPPRESSED, HealthCheck.function_scoped_fixture],
+)
 def test_a_folder_that_is_not_refused_is_the_folder_that_srun_gets(stub_slurm: Path, name: str) -> None:
     folder = stub_slurm / name
     try:
