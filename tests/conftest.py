@@ -216,6 +216,12 @@ def on_slurm(cluster: Cluster) -> Iterator[Mapping[str, str]]:
     cluster.wait_idle(timeout_s=60)
 
 
+def succeeded(answer: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    """Return what a command did. Fails with what it said on stderr unless its exit code is 0."""
+    assert answer.returncode == 0, answer.stderr
+    return answer
+
+
 def assert_refused(answer: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
     """The exit code, nothing on stdout, and one sentence on stderr that has the words."""
     assert (answer.returncode, answer.stdout) == (code, ""), answer.stderr

@@ -11,7 +11,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Command, assert_refused, everything_in, needs_root, run_command, run_unprivileged, wait_for
+from conftest import (
+    ROOT,
+    Command,
+    assert_refused,
+    everything_in,
+    needs_root,
+    run_command,
+    run_unprivileged,
+    succeeded,
+    wait_for,
+)
 from factories import ARRAY, LENET, SUBMISSION, make_experiment, make_record, make_spec
 from own_models import SMALLEST, write_model
 
@@ -56,8 +66,9 @@ def test_nothing_can_be_written_by_others_and_folders_are_closed_to_strangers(
     env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "PIPELINE"))}
     for name, *arguments in commands:
         command = [sys.executable, "-m", f"pipeline.{name}", *arguments]
-        done = subprocess.run(command, cwd=ROOT, env=env, umask=umask, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
+        done = succeeded(
+            subprocess.run(command, cwd=ROOT, env=env, umask=umask, capture_output=True, text=True, timeout=300)
+        )
         assert "anyone may write" not in done.stderr
     made = [path for path in (tmp_path / "deep").rglob("*") if not path.is_symlink()] + [tmp_path / "deep"]
     modes = {path.relative_to(tmp_path): stat.S_IMODE(path.stat().st_mode) for path in made}
@@ -92,8 +103,7 @@ def test_a_folder_that_anyone_may_write_is_named_and_an_error_under_strict(
 @pytest.mark.training
 def test_a_submission_below_a_folder_that_anyone_may_write_warns(pipeline: Command, tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    answer = pipeline(*submit(tmp_path, tmp_path / "outputs"))
-    assert answer.returncode == 0, answer.stderr
+    answer = succeeded(pipeline(*submit(tmp_path, tmp_path / "outputs")))
     assert answer.stderr.count(f"{tmp_path.resolve()}: anyone may write") == 1
 
 
@@ -198,8 +208,7 @@ def test_a_member_of_the_group_gets_the_status_without_the_logs(tmp_path: Path) 
         os.chown(path, 65534, 65533)
         path.chmod(0o640 if path.is_file() else 0o750)
     experiment.log_folder(SUBMISSION).chmod(0o700)
-    shown = {"status": f"{experiment.folder}: 2 points: 1 ok, 1 unknown", "collect": "# x\n"}
-    for name, start in shown.items():
+    for name, start in {"status": f"{experiment.folder}: 2 points: 1 ok, 1 unknown", "collect": "# x\n"}.items():
         answer = run_unprivileged(name, tmp_path, group=65533)
         assert (answer.returncode, answer.stdout[: len(start)]) == (0, start), answer.stderr
         assert run_unprivileged(name, tmp_path, group=65532).returncode == 2

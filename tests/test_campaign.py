@@ -24,8 +24,7 @@ BENCHES = """
 
 def sit(folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> int:
     (folder / "list.yaml").write_text(BENCHES)
-    arguments = ["campaign", str(folder / "list.yaml"), "--out", str(folder / "out"), *more]
-    monkeypatch.setattr(sys, "argv", arguments)
+    monkeypatch.setattr(sys, "argv", ["campaign", str(folder / "list.yaml"), "--out", str(folder / "out"), *more])
     return campaign.main()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from conftest import Command
+from conftest import Command, succeeded
 from factories import PLANNED, write_grid
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -150,8 +150,7 @@ def test_paths_with_quotes_spaces_and_substitutions_work_on_slurm(
     places = ("--outputs", tmp_path / WORKS / "out", "--data", tmp_path / WORKS / "data", "--prologue", prologue)
     changes = ("num_gpus=1", "num_nodes=1")
     submitted = ("submit", "--grid", write_grid(tmp_path, MIXED), *places, "--wait", "--set", *changes)
-    answer = pipeline(*submitted, env=on_slurm)
-    assert answer.returncode == 0, answer.stderr
+    succeeded(pipeline(*submitted, env=on_slurm))
     folder = tmp_path / WORKS / "out" / "mixed"
     assert len(list(folder.glob("records/*.json"))) == 1
     assert len(list(folder.glob("logs/*/*/*_0_log.err"))) == 1

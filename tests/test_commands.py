@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from conftest import CPU_SIZE, SMALL_GRID, Command, assert_refused, everything_in, run_command, without_slurm
+from conftest import CPU_SIZE, SMALL_GRID, Command, assert_refused, everything_in, run_command, succeeded, without_slurm
 from factories import (
     ARRAY,
     PLANNED,
@@ -125,9 +125,7 @@ def test_a_dry_run_works_anywhere_and_writes_nothing(
     env = without_slurm(tmp_path) if ping is None else fake_slurm(tmp_path / "bin", ping)
     before = everything_in(tmp_path)
     arguments = ("--grid", "scaling", "--dry-run", "--json", "--cluster", cluster, "--outputs", tmp_path / "out")
-    answer = pipeline("submit", *arguments, env={**env, "CUDA_VISIBLE_DEVICES": ""})
-    assert answer.returncode == 0, answer.stderr
-    plan = json.loads(answer.stdout)
+    plan = json.loads(succeeded(pipeline("submit", *arguments, env={**env, "CUDA_VISIBLE_DEVICES": ""})).stdout)
     assert [len(array["elements"]) for array in plan["arrays"]] == [10, 28, 20]  # 1, 2 and 4 GPUs
     assert len(plan["points"]) == 58
     assert everything_in(tmp_path) == before
@@ -140,8 +138,7 @@ def test_a_dry_run_works_where_earlier_jobs_cannot_be_asked_for(pipeline: Comman
     submission.arrays.append(SlurmArray(ARRAY, [[spec.run_id()] for spec in points], job_id="7"))
     with experiment.edit_manifest() as manifest:
         manifest.submissions.append(submission)
-    grid = write_grid(tmp_path, PLANNED)
-    arguments = ("submit", "--grid", grid, "--outputs", tmp_path / "out")
+    arguments = ("submit", "--grid", write_grid(tmp_path, PLANNED), "--outputs", tmp_path / "out")
     assert_refused(pipeline(*arguments, env=without_slurm(tmp_path)), 4, points[1].run_id())
     assert pipeline(*arguments, "--dry-run", env=without_slurm(tmp_path)).returncode == 0
 
@@ -150,8 +147,7 @@ def test_a_dry_run_works_where_earlier_jobs_cannot_be_asked_for(pipeline: Comman
 def measured(tmp_path: Path) -> tuple[str | Path, ...]:
     """What names the planned grid to submit; its points are recorded as oom and failed."""
     oom, failed = planned_points()
-    found = [make_record(oom, status="oom"), make_record(failed, status="failed")]
-    make_experiment(tmp_path / "out" / "planned", *found)
+    make_experiment(tmp_path / "out" / "planned", make_record(oom, status="oom"), make_record(failed, status="failed"))
     return ("--grid", write_grid(tmp_path, PLANNED), "--outputs", tmp_path / "out", "--cluster", "local")
 
 
@@ -171,9 +167,7 @@ def test_everything_measured_already_is_0_and_nothing_runs(
     pipeline: Command, measured: tuple[str | Path, ...], tmp_path: Path
 ) -> None:
     before = sorted(path.name for path in tmp_path.rglob("*.json"))
-    answer = pipeline("submit", *measured)
-    assert answer.returncode == 0, answer.stderr
-    assert "0 points to run, 1 recorded as failed, 1 recorded as oom" in answer.stderr
+    assert "0 points to run, 1 recorded as failed, 1 recorded as oom" in succeeded(pipeline("submit", *measured)).stderr
     assert sorted(path.name for path in tmp_path.rglob("*.json")) == before
 
 
@@ -219,9 +213,7 @@ def test_a_probe_that_really_ran_out_of_memory_is_a_cell_and_no_gap(
 def test_the_same_command_again_runs_nothing_and_is_0(pipeline: Command, tiny: tuple[Path, Answer]) -> None:
     folder, _ = tiny
     before = sorted((folder / "out" / "tiny" / "records").iterdir())
-    answer = pipeline(*submit_tiny(folder))
-    assert answer.returncode == 0, answer.stderr
-    assert "0 points to run" in answer.stderr
+    assert "0 points to run" in succeeded(pipeline(*submit_tiny(folder))).stderr
     assert sorted((folder / "out" / "tiny" / "records").iterdir()) == before
 
 
@@ -236,8 +228,7 @@ def test_status_says_one_state_a_point(pipeline: Command, tiny: tuple[Path, Answ
 @pytest.mark.training
 def test_rerun_oom_is_a_second_attempt_and_keeps_the_first(pipeline: Command, tiny: tuple[Path, Answer]) -> None:
     folder, _ = tiny
-    answer = pipeline(*submit_tiny(folder), "--rerun", "oom")
-    assert answer.returncode == 0, answer.stderr
+    succeeded(pipeline(*submit_tiny(folder), "--rerun", "oom"))
     found, _ = record_store.load_folder(folder / "out" / "tiny" / "records")
     attempts = [(record.spec.batch_size_per_gpu, record.attempt, record.status) for record in found]
     assert sorted(attempts) == [(8, 0, "ok"), (65_536, 0, "oom"), (65_536, 1, "oom")]
@@ -292,8 +283,7 @@ def test_help_and_version_answer_at_once(tmp_path: Path, command: str) -> None:
 
 
 def test_the_package_lists_every_command_with_the_line_that_its_help_begins_with(pipeline: Command) -> None:
-    files = {path.stem for path in (ROOT / "pipeline").glob("*.py")}
-    assert files == {*COMMANDS, "__init__", "__main__"}
+    assert {path.stem for path in (ROOT / "pipeline").glob("*.py")} == {*COMMANDS, "__init__", "__main__"}
     answer = subprocess.run([sys.executable, "-m", "pipeline"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (answer.returncode, answer.stderr) == (0, "")
     listed = dict(line.split(maxsplit=3)[2:] for line in answer.stdout.splitlines() if line.startswith("python -m"))
@@ -311,8 +301,7 @@ def test_a_command_prints_the_version_and_the_commit(name: str) -> None:
     env = {key: value for key, value in os.environ.items() if key != "PIPELINE_COMMIT"}
     answer = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
     assert (answer.returncode, answer.stderr) == (0, "")
-    text = answer.stdout.strip()
-    assert text.removesuffix(")").removesuffix(", changed") == (
+    assert answer.stdout.strip().removesuffix(")").removesuffix(", changed") == (
         f"ddp-scaling-pipeline {__version__} (commit {commit}" if commit else f"ddp-scaling-pipeline {__version__}"
     )
 

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import Command, assert_refused, without_slurm
+from conftest import Command, assert_refused, succeeded, without_slurm
 
 from pipeline.__main__ import COMMANDS
 from pipeline.experiment.grid import shipped_grids
@@ -23,9 +23,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from conftest import run_command
 
     path = tmp_path_factory.mktemp("completion") / "ddpscale.bash"
-    answer = run_command("completion", "bash")
-    assert answer.returncode == 0, answer.stderr
-    path.write_text(answer.stdout)
+    path.write_text(succeeded(run_command("completion", "bash")).stdout)
     return path
 
 

@@ -86,8 +86,7 @@ def test_a_fresh_environment_has_what_is_pinned_and_nothing_else(name: str, tmp_
     report = tmp_path / "report.json"
     install = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]
     install.append("--use-feature=fast-deps")  # of a wheel its metadata alone, not gigabytes
-    required = map(str, requirements_of_setup_cfg())
-    command = [*install, "--report", str(report), "--constraint", name, *required]
+    command = [*install, "--report", str(report), "--constraint", name, *map(str, requirements_of_setup_cfg())]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     if done.returncode and any(phrase in done.stderr for phrase in NO_NETWORK):
         pytest.skip("the packages cannot be resolved without a network")

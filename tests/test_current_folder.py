@@ -7,7 +7,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, succeeded
 from factories import make_experiment, make_record, write_grid
 from slurm_queue import Env
 
@@ -110,8 +110,7 @@ def test_a_checkout_that_is_not_installed_works_in_its_root(tmp_path: Path) -> N
     words = ("--grid", write_grid(tmp_path, TINY), "--outputs", tmp_path, "--index", "0")
     env = {**os.environ, "PYTHONPATH": sysconfig.get_path("purelib")}
     command = [sys.executable, "-S", "-m", "pipeline.launch", *map(str, words)]
-    answer = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
-    assert answer.returncode == 0, answer.stderr
+    answer = succeeded(subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300))
     assert "No module named" not in answer.stderr
     (record,) = load_folder(tmp_path / "tiny" / "records")[0]
     assert record.telemetry is not None

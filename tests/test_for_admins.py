@@ -86,8 +86,7 @@ def test_the_files_and_calls_of_two_points(pipeline: Command, on_slurm: Env, tmp
     assert "2 scontrol, 1 sinfo, 1 sbatch for a grid of one shape" in PAGE
 
     experiment = tmp_path / "out" / "two"
-    names = [path.name for path in experiment.glob("records/*")]
-    assert len(names) == 2 * 2
+    assert len(list(experiment.glob("records/*"))) == 2 * 2
     assert "| 2 for each attempt at a point |" in PAGE
     in_logs = [path.name for path in experiment.glob("logs/*/*/*")]
     of_elements = [name for name in in_logs if re.match(r"[0-9]+_[01]_", name)]

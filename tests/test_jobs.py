@@ -131,8 +131,7 @@ def test_the_command_prints_the_job_file_and_refuses_a_grid_that_is_not_shipped(
 
 def grid_of_job(text: str) -> str:
     """What the script's shell hands to launch as the grid."""
-    command = text[text.index("exec srun") :].replace("\\\n", " ")
-    words = shlex.split(command)
+    words = shlex.split(text[text.index("exec srun") :].replace("\\\n", " "))
     return words[words.index("--grid") + 1]
 
 

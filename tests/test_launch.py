@@ -26,8 +26,7 @@ def test_an_element_of_a_plain_sbatch_runs_a_recorded_point_only_if_rerun_names_
 ) -> None:
     spec = make_spec()
     found = [make_record(spec, status=status)] if status else []
-    experiment = make_experiment(tmp_path / "x", *found, missing=[spec])
-    assert needs_run(spec, experiment, rerun) is runs
+    assert needs_run(spec, make_experiment(tmp_path / "x", *found, missing=[spec]), rerun) is runs
 
 
 def test_the_signal_that_slurm_sends_before_the_time_limit_is_ignored(

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from conftest import Command, assert_refused, everything_in, without_slurm
+from conftest import Command, assert_refused, everything_in, succeeded, without_slurm
 from factories import PLANNED, ROOT, make_experiment, make_record, make_spec, write_grid
 from forked_command import HIDE
 
@@ -95,9 +95,9 @@ def test_without_the_packages_of_the_page_collect_writes_the_tables_and_says_wha
     for name in "ab":
         found = [make_record(make_spec(batch_size_per_gpu=size)) for size in (32, 64)]
         experiment = make_experiment(tmp_path / "outputs" / name, *found)
-    answer = pipeline("collect", tmp_path / "outputs", env=hiding(tmp_path, package, without_slurm(tmp_path)))
-    assert answer.returncode == 0
-    (said,) = answer.stderr.splitlines()  # once, for both experiments
+    (said,) = succeeded(
+        pipeline("collect", tmp_path / "outputs", env=hiding(tmp_path, package, without_slurm(tmp_path)))
+    ).stderr.splitlines()  # once, for both experiments
     assert said_of(package) in said
     assert said.endswith(INSTALL)
     assert experiment.report.exists()

@@ -80,8 +80,7 @@ def assert_names_the_neighbour(record: Record, held_bytes: int) -> None:
     assert (record.status, record.failure.kind) == ("failed", "gpu_shared"), record.failure.message
     assert "another process h" in record.reason
     assert "of GPU 0; run again on a free GPU" in record.reason
-    named_gib = float(record.reason.partition(" GiB of GPU 0")[0].split()[-1])
-    assert abs(named_gib - held_bytes / GIB) < 2
+    assert abs(float(record.reason.partition(" GiB of GPU 0")[0].split()[-1]) - held_bytes / GIB) < 2
 
 
 @pytest.mark.fault("G5")
@@ -213,8 +212,7 @@ def test_an_own_model_learns_the_same_in_every_execution_and_precision(tmp_path:
     assert eager[-1] < 0.95 * eager[0], "it learns"
     assert len(losses) == 7
     for (execution, precision), found in losses.items():
-        rel = 1e-3 if precision == "fp32" else 3e-2
-        assert found == pytest.approx(eager, rel=rel), (execution, precision)
+        assert found == pytest.approx(eager, rel=1e-3 if precision == "fp32" else 3e-2), (execution, precision)
 
 
 def test_a_model_that_is_larger_than_the_gpu_is_an_oom(tmp_path: Path) -> None:

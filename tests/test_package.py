@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import without_make
+from conftest import succeeded, without_make
 from factories import ROOT, write_script
 
 SOURCES = (
@@ -67,8 +67,7 @@ def test_a_wheel_holds_the_grids_the_templates_and_every_module(unpacked: Path) 
 
 @pytest.mark.wheel
 def test_a_wheel_works_outside_the_checkout(unpacked: Path, tmp_path: Path) -> None:
-    where = run_outside(unpacked, tmp_path, "pipeline.submit", "--grid", "scaling", "--dry-run", "--json")
-    assert where.returncode == 0, where.stderr
+    where = succeeded(run_outside(unpacked, tmp_path, "pipeline.submit", "--grid", "scaling", "--dry-run", "--json"))
     plan = json.loads(where.stdout)
     assert len(plan["points"]) == 58  # twice 5 on one GPU, 2 strategies x 2 sizes x 5, 4 for strong scaling
     assert all(f"PYTHONPATH={unpacked}" in array["sbatch"] for array in plan["arrays"])
@@ -101,11 +100,9 @@ def test_a_repository_of_its_own_measures_its_training_with_the_installed_comman
     command = [sys.executable, str(unpacked / "ddpscale.py")]
     run = functools.partial(subprocess.run, cwd=repository, env=env, capture_output=True, text=True, timeout=600)
     sizes = ("--set", "batch_size_per_gpu=32", "num_samples=512", "model.layers=1")
-    done = run([*command, "submit", "--grid", "grid.yaml", "--cluster", "local", *sizes])
-    assert done.returncode == 0, done.stderr
+    done = succeeded(run([*command, "submit", "--grid", "grid.yaml", "--cluster", "local", *sizes]))
     assert done.stderr.endswith("Next: ddpscale collect outputs/arithmetic\n")
-    said = run([*command, "collect", "outputs/arithmetic"])
-    assert said.returncode == 0, said.stderr
+    succeeded(run([*command, "collect", "outputs/arithmetic"]))
 
     records = [json.loads(path.read_text()) for path in repository.glob("outputs/arithmetic/records/*.json")]
     environments = [record["environment"] for record in records]

@@ -21,7 +21,7 @@ import msgspec
 import pytest
 import yaml
 from cluster import Cluster
-from conftest import ROOT, run_command, without_make
+from conftest import ROOT, run_command, succeeded, without_make
 from factories import write_script
 
 from pipeline import stage
@@ -88,8 +88,7 @@ def anchors(text: str) -> set[str]:
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *(f"docs/{name}" for name in sorted(PAGES))])
 def test_every_link_leads_somewhere(page: str) -> None:
-    targets = re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", (ROOT / page).read_text())
-    for target, anchor in targets:
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", (ROOT / page).read_text()):
         if target.startswith("https://"):
             continue
         path = (ROOT / page).parent / target if target else ROOT / page
@@ -143,8 +142,9 @@ def test_the_laptop_route_ends_with_a_report(tmp_path: Path) -> None:
     time.sleep(0.01)
     (checkout / ".venv/.installed-constraints.txt").touch()  # newer than what it is made of
     env = without_make(without_slurm())
-    done = subprocess.run(["bash", "-c", line], cwd=checkout, env=env, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stderr
+    done = succeeded(
+        subprocess.run(["bash", "-c", line], cwd=checkout, env=env, capture_output=True, text=True, timeout=400)
+    )
     assert "Q1" in done.stdout
     smoke = checkout / "outputs/smoke"
     assert (smoke / "report.html").exists()
@@ -262,8 +262,7 @@ def check_command(words: list[str]) -> None:
     elif program == "make":
         assert f"\n{rest[0]}:" in (ROOT / "Makefile").read_text(), words
     elif rest[:2] == ["-m", "pip"]:
-        taken = {*re.findall(r"--?[a-z-]+", help_of(*rest[:3]))}
-        assert options - {"-m"} <= taken, words
+        assert options - {"-m"} <= {*re.findall(r"--?[a-z-]+", help_of(*rest[:3]))}, words
     elif rest[:2] == ["-m", "venv"]:
         assert len(rest) == 3
     elif rest and rest[0].endswith(".py"):
@@ -326,19 +325,17 @@ assert model.module.fc.weight.grad is not None
 def test_the_training_script_that_the_docs_show_trains() -> None:
     """On a CPU, with four images."""
     (block,) = shown("script")
-    done = subprocess.run([sys.executable, "-c", NO_GPUS], input=block, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
+    succeeded(subprocess.run([sys.executable, "-c", NO_GPUS], input=block, capture_output=True, text=True, timeout=200))
 
 
 def tiny(spec: Spec) -> Spec:
     """The same configuration on a CPU, as small as it gets: one sample a process, one window, two epochs."""
     more: dict[str, Any] = {"dataset": "synthetic"} if spec.dataset else {}
     more |= {"max_steps": 1} if spec.measure == "communication" else {}
-    num_gpus = min(spec.num_gpus, 2)
     return msgspec.structs.replace(
         spec,
         device="cpu",
-        num_gpus=num_gpus,
+        num_gpus=min(spec.num_gpus, 2),
         batch_size_per_gpu=1,
         num_samples=2,
         epochs=2,
@@ -385,15 +382,16 @@ def test_every_configuration_of_the_grids_that_the_pages_show_runs(
             points |= dict.fromkeys(map(tiny, expanded))
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump({"name": "shown", "points": [*map(as_block, points)]}))
     words = "-m pipeline.submit --grid grid.yaml --cluster local --points-per-element 99 --wait"
-    done = subprocess.run(
-        [sys.executable, *words.split()],
-        cwd=tmp_path,
-        env=without_slurm(PYTHONPATH=str(ROOT)),
-        capture_output=True,
-        text=True,
-        timeout=550,
+    succeeded(
+        subprocess.run(
+            [sys.executable, *words.split()],
+            cwd=tmp_path,
+            env=without_slurm(PYTHONPATH=str(ROOT)),
+            capture_output=True,
+            text=True,
+            timeout=550,
+        )
     )
-    assert done.returncode == 0, done.stderr
     found, _ = record_store.load_folder(tmp_path / "outputs/shown/records")
     assert {(record.spec, record.status) for record in found} == {(spec, "ok") for spec in points}
 
@@ -407,8 +405,9 @@ def test_the_route_on_a_node_ends_with_tables(tmp_path: Path) -> None:
     plan, submit, collect = shell_lines("<!-- run: node -->")
     said = []
     for line in (f"{plan} {CUT_NODE}", f"{submit} {CUT_NODE} --cluster local", collect):
-        done = subprocess.run(["bash", "-c", line], cwd=checkout, env=env, capture_output=True, text=True, timeout=400)
-        assert done.returncode == 0, done.stderr
+        done = succeeded(
+            subprocess.run(["bash", "-c", line], cwd=checkout, env=env, capture_output=True, text=True, timeout=400)
+        )
         said.append(done.stdout)
     assert "1 point" in said[0]
     assert "1 point expected: 1 ok" in said[2]
@@ -431,8 +430,7 @@ def test_the_route_on_a_cluster_runs_as_written_but_for_its_size(
     in_container = write_script(tmp_path / "in-container.sh", f"PATH={apptainer.parent}:$PATH", *wrapper)
     env = {**on_slurm, "PIPELINE_PYTHON": str(in_container)}
     for line in (cut_sbatch, f"{submit} {CUT} --wait"):  # the job runs while the driver waits for its arrays
-        done = cluster.run("bash", "-c", f"{command}\n{line}", cwd=checkout, env=env, timeout_s=400, check=False)
-        assert done.returncode == 0, done.stderr
+        succeeded(cluster.run("bash", "-c", f"{command}\n{line}", cwd=checkout, env=env, timeout_s=400, check=False))
     cluster.wait_idle(timeout_s=200)
     said = cluster.run("bash", "-c", f"{command}\n{status}", cwd=checkout, env=on_slurm)
     assert "scaling: 2 points: 2 ok" in said.stdout

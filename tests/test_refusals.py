@@ -17,6 +17,7 @@ from conftest import (
     everything_in,
     needs_root,
     run_unprivileged,
+    succeeded,
     without_slurm,
 )
 from factories import PLANNED, make_experiment, make_record, make_spec, planned_points, write_grid
@@ -70,8 +71,7 @@ BAD_USAGE: dict[str, tuple[tuple[str, ...], int, str]] = {
 def test_a_bad_command_line_says_what_is_wrong_and_submits_nothing(
     pipeline: Command, tmp_path: Path, arguments: tuple[str, ...], code: int, word: str
 ) -> None:
-    grid = write_grid(tmp_path, PLANNED)
-    arguments = arguments if "--grid" in arguments else ("--grid", str(grid), *arguments)
+    arguments = arguments if "--grid" in arguments else ("--grid", str(write_grid(tmp_path, PLANNED)), *arguments)
     answer = pipeline("submit", *arguments, "--outputs", tmp_path / "out", env=without_slurm(tmp_path))
     assert_refused(answer, code, word)
     assert not list(tmp_path.glob("out/*/manifest.json"))
@@ -136,8 +136,7 @@ def test_more_gpus_than_the_machine_has_are_2_and_the_cure_is_one_that_helps(pip
         assert_refused(answer, 2, "58 of 58 points cannot run here: ", "--grid smoke, which runs anywhere, or change")
         assert "leave them out" not in answer.stderr
         assert answer.stderr.count("gpu-b") == 3  # a run id for each number of GPUs
-    dry = pipeline(*arguments, "--dry-run", env=env)
-    assert dry.returncode == 0
+    dry = succeeded(pipeline(*arguments, "--dry-run", env=env))
     assert dry.stderr.splitlines()[-1].startswith("Without --dry-run this is refused: 58 of 58 points cannot run here")
     assert "Next:" not in dry.stderr
     assert not (tmp_path / "out").exists()
@@ -181,8 +180,7 @@ def test_a_partition_without_gpus_names_the_ones_that_have_enough(pipeline: Comm
     left_out = pipeline(*submit, "--partition", "old", "--only", run_id, "--skip-unsatisfiable", env=env)
     assert_refused(left_out, 2, "1 of 1 point cannot run here: 1 point needs 4 GPUs per node", "--partition (fat, new)")
     both = ("--partition", "old", "--only", run_id, "--only", first_run_id, "--dry-run", "--json")
-    dry = pipeline(*submit, *both, env=env)
-    assert "Without --dry-run this is refused: 1 of 2 points" in dry.stderr
+    assert "Without --dry-run this is refused: 1 of 2 points" in pipeline(*submit, *both, env=env).stderr
     one = pipeline(*submit, *both, "--skip-unsatisfiable", env=env)
     assert [point["run_id"] for point in json.loads(one.stdout)["points"]] == [first_run_id]
     assert "Next: the same command without --dry-run" in one.stderr
@@ -264,8 +262,7 @@ def test_launch_refuses_a_run_id_that_the_manifest_does_not_hold(pipeline: Comma
 
 
 def test_an_index_past_the_grid_has_nothing_to_do_and_is_0(pipeline: Command, tmp_path: Path) -> None:
-    grid = write_grid(tmp_path, PLANNED)
-    answer = pipeline("launch", "--grid", grid, "--index", "2", "--outputs", tmp_path / "out")
+    answer = pipeline("launch", "--grid", write_grid(tmp_path, PLANNED), "--index", "2", "--outputs", tmp_path / "out")
     assert (answer.returncode, answer.stdout) == (0, "")
     assert "has 2 points; element 2 has nothing to do" in answer.stderr
     assert Experiment(tmp_path / "out" / "planned").read_manifest() is not None
@@ -314,8 +311,7 @@ def test_slurms_commands_without_a_configuration_are_no_slurm(pipeline: Command,
 
 def test_a_rerun_that_selects_nothing_is_3(pipeline: Command, tmp_path: Path) -> None:
     make_experiment(tmp_path / "out" / "planned", *map(make_record, planned_points()))
-    grid = write_grid(tmp_path, PLANNED)
-    arguments = ("submit", "--grid", grid, "--outputs", tmp_path / "out", "--cluster", "local")
+    arguments = ("submit", "--grid", write_grid(tmp_path, PLANNED), "--outputs", tmp_path / "out", "--cluster", "local")
     for rerun in ("failed", "oom"):
         assert_refused(pipeline(*arguments, "--rerun", rerun), 3, "--rerun")
     assert pipeline(*arguments, "--only", planned_points()[0].run_id()).returncode == 0  # it is there, and measured
@@ -344,8 +340,7 @@ def test_a_launch_by_hand_runs_its_point_whatever_node_a_variable_says_it_is_on(
     pipeline: Command, tmp_path: Path
 ) -> None:
     env = without_slurm(Path(os.environ["PATH"]), SLURM_NODEID="1")
-    answer = pipeline("launch", "--grid", SMALL_GRID, "--index", "0", "--outputs", tmp_path, *ONE_POINT, env=env)
-    assert answer.returncode == 0, answer.stderr
+    succeeded(pipeline("launch", "--grid", SMALL_GRID, "--index", "0", "--outputs", tmp_path, *ONE_POINT, env=env))
     assert len(list(tmp_path.glob("small/records/*.json"))) == 1
 
 

@@ -25,8 +25,7 @@ MAX_RECORDS = 60  # of an interpreted validator; each experiment gives at least 
 def validator(name: str) -> Any:
     """Return a validator with this schema, which may refer to the others by their names."""
     schemas = {path.name: json.loads(path.read_text()) for path in SCHEMAS.glob("*.json")}
-    others = Registry().with_contents(schemas.items())
-    return jsonschema.Draft202012Validator(schemas[name], registry=others)
+    return jsonschema.Draft202012Validator(schemas[name], registry=Registry().with_contents(schemas.items()))
 
 
 @pytest.mark.parametrize("name", ["record.json", "tables.json"])

@@ -37,8 +37,7 @@ def test_a_sleeping_rank_and_the_parts_of_a_step_are_found_on_cpu(pipeline: Comm
         "ddp": 6,
         "no_op_hook": 6,
     }
-    isolated = [len(shape["runs"]["known_answers"][name]) for name in ("swept_ns", "bare_ns", "extra_ns")]
-    assert isolated == [31, 31, 31]
+    assert [len(shape["runs"]["known_answers"][name]) for name in ("swept_ns", "bare_ns", "extra_ns")] == [31, 31, 31]
     assert len(shape["runs"]["known_answers"]["wait_by_step_ns"][1]) == 36, "six profiles of six steps"
     assert shape["environment"]["nodes"] == [node_name()]
     assert shape["environment"]["torch"] == torch.__version__

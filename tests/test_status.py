@@ -70,8 +70,7 @@ def test_the_command_that_goes_on_is_the_one_that_submitted(
             submission = start_submission(SUBMISSION, "local")
             submission.arguments = arguments
             manifest.submissions.append(submission)
-    lines = pipeline("status", experiment.folder, env=without_slurm(tmp_path)).stdout.splitlines()
-    assert lines[-3:] == [
+    assert pipeline("status", experiment.folder, env=without_slurm(tmp_path)).stdout.splitlines()[-3:] == [
         "To run the failed points (1):",
         "  python -m pipeline.submit --grid 'my grid.yaml' --set num_gpus=2 --rerun failed",
         "  python -m pipeline.submit --grid 'my grid.yaml' --rerun failed",
@@ -112,8 +111,7 @@ def test_the_time_so_far_stands_beside_what_an_earlier_record_took(
 ) -> None:
     record = make_record(OK, started_at="2026-01-01T00:00:00Z", ended_at="2026-01-01T00:04:00Z", environment=H100)
     make_experiment(running.folder.parent / "earlier", record)
-    text = pipeline("status", running.folder, env=without_slurm(tmp_path)).stdout
-    assert " of about 4 min 00 s" in text
+    assert " of about 4 min 00 s" in pipeline("status", running.folder, env=without_slurm(tmp_path)).stdout
 
 
 @pytest.mark.parametrize("columns", [40, 60])

@@ -33,8 +33,7 @@ def test_waiting_is_1_while_an_expected_point_has_no_result(
     experiment = make_experiment(tmp_path / "x", *map(make_record, points[:num_recorded]), missing=points)
     monkeypatch.setattr(read_progress, "wait_until_finished", lambda _: None)
     options = Namespace(only=[], wait=True, is_pilot=False)
-    grid = Grid("x", tuple(points), Resources())
-    context = SubmitContext(options, experiment, grid, plan.Cluster("slurm"))
+    context = SubmitContext(options, experiment, Grid("x", tuple(points), Resources()), plan.Cluster("slurm"))
     assert report_end(context, []) == code
     assert ("1 of 2 points have no result" in capsys.readouterr().err) is (code == 1)
 
@@ -52,9 +51,8 @@ def test_the_planned_points_are_read_as_often_for_many_points_as_for_one(
 
     for num_points in (1, 20):
         points = [make_spec(repeat=number, input="synthetic") for number in range(num_points)]
-        options = Namespace(data=tmp_path, points_per_element=1, only=[], rerun=None, keep_trace=False)
         context = SubmitContext(
-            options,
+            Namespace(data=tmp_path, points_per_element=1, only=[], rerun=None, keep_trace=False),
             Experiment(tmp_path / f"of{num_points}"),
             Grid("x", tuple(points), Resources()),
             plan.Cluster("local"),

@@ -228,8 +228,7 @@ def test_an_image_and_its_label_stay_together_on_the_device() -> None:
     images = synthetic_images(50, "train", 0)
     owners = {crop: index for index in range(50) for crop in crops_of(images.pixels[index])}
     for batch, labels in DeviceAugmentedBatches(spec, ALONE.shard, images).epoch(1):
-        found = [owners[part.tobytes()] for part in pixels_of(batch)]
-        assert images.labels[found].tolist() == labels.tolist()
+        assert images.labels[[owners[part.tobytes()] for part in pixels_of(batch)]].tolist() == labels.tolist()
 
 
 def test_augmentation_differs_by_epoch_rank_and_seed_and_repeats_itself() -> None:
@@ -243,10 +242,8 @@ def test_augmentation_differs_by_epoch_rank_and_seed_and_repeats_itself() -> Non
             seed=seed,
             dataset="synthetic",
         )
-        same = synthetic_images(1, "train", 0).pixels.repeat(64, axis=0)
-        images = Images(same, np.zeros(64, dtype=np.int64), 10)
-        batches = DeviceAugmentedBatches(spec, Rank(rank, 2, torch.device("cpu")).shard, images)
-        return next(batches.epoch(epoch))[0]
+        images = Images(synthetic_images(1, "train", 0).pixels.repeat(64, axis=0), np.zeros(64, dtype=np.int64), 10)
+        return next(DeviceAugmentedBatches(spec, Rank(rank, 2, torch.device("cpu")).shard, images).epoch(epoch))[0]
 
     assert torch.equal(first_image(), first_image())
     for other in (first_image(seed=1), first_image(rank=1), first_image(epoch=2)):

@@ -130,8 +130,7 @@ def test_what_lies_there_already_is_checked_by_its_content(
     sums = {name: hashlib.md5(name.encode(), usedforsecurity=False).hexdigest() for name in CIFAR10_FILES}
     monkeypatch.setattr(staging, "CIFAR10_FILES", sums)
     check_cifar10_md5(tmp_path)
-    altered = tmp_path / CIFAR10_FOLDER / "data_batch_3"
-    altered.write_text("data_batch_4")
+    (tmp_path / CIFAR10_FOLDER / "data_batch_3").write_text("data_batch_4")
     with pytest.raises(DataNotStaged, match=r"data_batch_3 is not the file of CIFAR-10 .*; remove it, and fetch it"):
         check_cifar10_md5(tmp_path)
 
@@ -304,8 +303,7 @@ def start_staging(folder: Path, server: ArchiveServer) -> subprocess.Popen[str]:
 @pytest.mark.fault("F24")
 def test_six_processes_at_once_download_once(tmp_path: Path, server: ArchiveServer) -> None:
     processes = [start_staging(tmp_path / "data", server) for _ in range(6)]
-    printed = [process.communicate(timeout=60)[0] for process in processes]
-    assert sorted(printed) == ["False\n"] * 5 + ["True\n"]
+    assert sorted(process.communicate(timeout=60)[0] for process in processes) == ["False\n"] * 5 + ["True\n"]
     assert server.num_requests == 1
     check_cifar10_files(tmp_path / "data")
 

@@ -166,8 +166,7 @@ def test_what_a_class_lacks_for_a_point_is_told_from_its_source_and_that_of_its_
     ],
 )
 def test_where_the_source_does_not_tell_the_ranks_will_see(tmp_path: Path, text: str) -> None:
-    model = f"{write_model(tmp_path, text)}:Tiny"
-    spec = msgspec.structs.replace(own_point(model), input="dataloader")
+    spec = msgspec.structs.replace(own_point(f"{write_model(tmp_path, text)}:Tiny"), input="dataloader")
     assert find_lacking([spec], tmp_path) == {}
 
 

@@ -234,8 +234,7 @@ def test_the_largest_grid_fits_a_manifest() -> None:
     spec = make_spec(strategy="ddp", num_gpus=4096, **axes)
     submission = start_submission("a" * 32, "slurm")
     submission.arrays.append(SlurmArray("ddp-scaling-000", [[spec.run_id()]] * 1000, job_id="12345678"))
-    thousand = Manifest(1, "x", [spec] * 1000, [submission])
-    raw = msgspec.json.format(msgspec.json.encode(thousand), indent=1)
+    raw = msgspec.json.format(msgspec.json.encode(Manifest(1, "x", [spec] * 1000, [submission])), indent=1)
     assert MAX_POINTS / 1000 * len(raw) < MAX_MANIFEST_BYTES
     assert MAX_POINTS / 1000 * (raw.count(b"{") + raw.count(b"[")) < MAX_MANIFEST_CONTAINERS
     assert MAX_POINTS / 1000 * raw.count(b",") < MAX_MANIFEST_VALUES

@@ -77,8 +77,7 @@ def test_shipped_grids_have_so_many_points_of_each_shape(name: str, sizes: dict[
 def test_the_first_third_of_the_study_answers_128_against_2048() -> None:
     points = expand_grid("q4-study").points
     first = points[: len(points) // 3]
-    sets = {(spec.batch_size_per_gpu, len(spec.remedies)) for spec in first}
-    assert {(128, 0), (2048, 0), (2048, 4)} <= sets
+    assert {(128, 0), (2048, 0), (2048, 4)} <= {(spec.batch_size_per_gpu, len(spec.remedies)) for spec in first}
     for size, num_remedies in ((128, 0), (2048, 0), (2048, 4)):
         seeds = [s.seed for s in first if (s.batch_size_per_gpu, len(s.remedies)) == (size, num_remedies)]
         assert seeds == list(range(6))
@@ -97,8 +96,7 @@ def test_the_study_has_six_seeds_at_128_and_2048_and_as_many_updates_where_it_sa
     updates = {(s.batch_size_per_gpu, s.epochs): s.epochs * s.steps_per_epoch for s in plain}
     assert updates[128, 30] == 11_730
     assert all(abs(updates[key] / 11_730 - 1) < 0.005 for key in ((512, 120), (2048, 470)))
-    on_two = [spec.global_batch_size for spec in points if spec.num_gpus == 2]
-    assert set(on_two) == {128, 2048}
+    assert {spec.global_batch_size for spec in points if spec.num_gpus == 2} == {128, 2048}
 
 
 @pytest.mark.parametrize("name", ["scaling", "q2"])
@@ -300,8 +298,7 @@ def test_a_test_of_a_model_that_saw_no_image_is_refused_and_a_manifest_that_has_
 
 def test_an_unknown_name_lists_the_grids_and_a_path_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     assert refusal_of(lambda: expand_grid("scalling")) == "unknown grid 'scalling'; did you mean 'scaling'?"
-    said = refusal_of(lambda: expand_grid("resnet"))
-    assert_says(said, "unknown grid 'resnet'", ", ".join(shipped_grids()), "path")
+    assert_says(refusal_of(lambda: expand_grid("resnet")), "unknown grid 'resnet'", ", ".join(shipped_grids()), "path")
     assert {"scaling", "q1", "q2", "q3", "q4", "smoke"} <= set(shipped_grids())
     assert "No such file" in refusal_of(lambda: expand_grid(str(tmp_path / "absent.yaml")))
     assert "not a regular file" in refusal_of(lambda: expand_grid(f"{tmp_path}/"))

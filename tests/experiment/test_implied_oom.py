@@ -2,7 +2,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Command
+from conftest import Command, succeeded
 from factories import make_record, make_spec
 
 from pipeline.experiment import record_store
@@ -107,8 +107,7 @@ def test_nothing_is_implied_past_a_batch_that_did_fit(tmp_path: Path, fitted: in
 
 
 def test_an_oom_that_a_later_attempt_refuted_implies_nothing(tmp_path: Path) -> None:
-    refuted = make_record(make_spec(batch_size_per_gpu=2048), launch_id="again")
-    assert implying(tmp_path, oom(2048), refuted) is None
+    assert implying(tmp_path, oom(2048), make_record(make_spec(batch_size_per_gpu=2048), launch_id="again")) is None
 
 
 @pytest.mark.parametrize(("limit_gib", "expected"), [(8, 2048), (None, None)])
@@ -131,8 +130,7 @@ def test_an_implied_oom_is_a_record_and_the_tables_name_what_implies_it(tmp_path
     said = f"implied by {cause.run_id}"
     assert [(row["status"], row["note"]) for row in tables["Q1"]] == [("oom", None), ("oom", said)]
     assert [row["reason"] for row in tables["oom"]] == ["", said]
-    text = render_experiment("x", tables, collected)
-    assert f"4,096 per GPU: OOM ({said})" in text
+    assert f"4,096 per GPU: OOM ({said})" in render_experiment("x", tables, collected)
     assert collected.coverage.oom == 2
 
 
@@ -179,8 +177,7 @@ def test_launch_records_what_is_implied_without_running_it_unless_it_is_asked_to
     answer = pipeline(*launch)
     assert (answer.returncode, f"oom: implied by {small.run_id()}" in answer.stderr) == (1, True)
     assert not experiment.scratch_folder.exists()
-    asked = pipeline(*launch, "--rerun", "oom")
-    assert asked.returncode == 0, asked.stderr
+    succeeded(pipeline(*launch, "--rerun", "oom"))
     attempts = record_store.load_attempts(experiment.records_folder, large.run_id())
     assert [record.status for record in attempts] == ["oom", "ok"]
 
@@ -190,7 +187,6 @@ def test_a_record_that_cannot_be_read_implies_nothing_and_stops_no_point(tmp_pat
     cut = publish_record(oom(1024), tmp_path)
     cut.write_bytes(cut.read_bytes()[:100])
     spec = make_spec(batch_size_per_gpu=4096)
-    points = [make_spec(batch_size_per_gpu=size) for size in SIZES]
-    cause = find_implying_oom(spec, points, tmp_path, {"NVIDIA H200"})
+    cause = find_implying_oom(spec, [make_spec(batch_size_per_gpu=size) for size in SIZES], tmp_path, {"NVIDIA H200"})
     assert cause is not None
     assert cause.spec.batch_size_per_gpu == 2048

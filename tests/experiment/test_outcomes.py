@@ -54,8 +54,7 @@ def test_every_point_is_in_exactly_one_state_and_every_record_counts_once(
     parts = (coverage.ok, coverage.oom, coverage.failed, coverage.missing, coverage.rejected)
     assert parts == tuple(by_rule.count(word) for word in ("ok", "oom", "failed", "missing", "rejected"))
     assert coverage.expected == sum(parts) == 4
-    num_chosen = coverage.ok + coverage.oom + coverage.failed
-    assert num_chosen + coverage.superseded + coverage.foreign == len(found)
+    assert coverage.ok + coverage.oom + coverage.failed + coverage.superseded + coverage.foreign == len(found)
     assert coverage.foreign == len(strange)
     assert len(notes) == len(bad) + len(strange)
 

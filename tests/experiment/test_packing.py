@@ -41,8 +41,7 @@ def test_every_point_is_in_one_element_and_elements_are_full_but_the_last(most: 
 
 def test_points_that_are_alone_in_their_job_keep_the_order_of_the_grid() -> None:
     points = [*PROBES, *POINTS]
-    arrays = arrays_of(points, 1, Cluster("slurm"))
-    assert [array.elements for array in arrays] == [[[spec] for spec in points]]
+    assert [array.elements for array in arrays_of(points, 1, Cluster("slurm"))] == [[[spec] for spec in points]]
 
 
 def runs_of(points: Sequence[Spec], points_per_element: int) -> list[tuple[str, int, int]]:
@@ -93,8 +92,7 @@ def test_packed_points_are_in_an_order_that_follows_no_axis_and_is_the_same_agai
     (element,) = pack_elements(POINTS, 10)
     assert sizes_of(element) not in (SIZES, SIZES[::-1])
     assert pack_elements(POINTS[::-1], 10) == [element]  # whatever order the grid has
-    without = [spec for spec in POINTS if spec != element[3]]
-    assert pack_elements(without, 10) == [
+    assert pack_elements([spec for spec in POINTS if spec != element[3]], 10) == [
         [spec for spec in element if spec != element[3]]
     ]  # a resumed grid keeps the order
 
@@ -106,8 +104,7 @@ def test_probes_come_last_and_by_batch_size_so_that_the_first_oom_stands_before_
 
 def plan(points: Sequence[Spec], partition_limit_min: int | None = None) -> list[tuple[list[int], str, str]]:
     """The sizes of the elements of each array, its limit in minutes and its notices."""
-    site = Cluster("slurm", None, 2, partition_limit_min=partition_limit_min)
-    arrays = arrays_of(points, 4, site)
+    arrays = arrays_of(points, 4, Cluster("slurm", None, 2, partition_limit_min=partition_limit_min))
     return [([len(e) for e in a.elements], a.request.options["time"], "; ".join(a.request.notices)) for a in arrays]
 
 

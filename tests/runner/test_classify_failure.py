@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import ROOT
+from conftest import ROOT, succeeded
 
 from pipeline.experiment.record import FailureKind
 from pipeline.runner.classify_failure import OOM_REASONS, classify_error, suggests_oom
@@ -99,5 +99,4 @@ def test_a_log_suggests_an_oom_by_its_words(log: str, expected: bool) -> None:
 
 def test_the_module_imports_without_torch() -> None:
     code = "import sys; sys.modules['torch'] = None; import pipeline.runner.classify_failure"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    succeeded(subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60))

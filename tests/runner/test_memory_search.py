@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from conftest import run_command
+from conftest import run_command, succeeded
 from factories import make_measurement, make_spec, only_record, write_grid
 
 from pipeline.analysis.formulas import GIB
@@ -210,8 +210,7 @@ def test_a_search_ends_at_a_failure_that_says_nothing_about_memory(
 def test_a_crash_just_below_an_oom_counts_as_too_large(rank_files: RankFiles) -> None:
     """Seen with oneDNN under memory_limit_gib."""
     ranks = FakeRanks(limit_bytes=LIMIT_BYTES, failing_sizes=range(27_500, OOM_FROM), other_failure=-signal.SIGSEGV)
-    found = search_of(search(rank_files, ranks))
-    assert "rank 1 was killed by SIGSEGV" in [trial.reason for trial in found.trials]
+    assert "rank 1 was killed by SIGSEGV" in [trial.reason for trial in search_of(search(rank_files, ranks)).trials]
 
 
 def test_a_failure_far_below_an_oom_ends_a_search(rank_files: RankFiles) -> None:
@@ -247,8 +246,7 @@ points:
 
 @pytest.mark.training
 def test_on_a_cpu_the_boundary_is_found_through_the_commands(tmp_path: Path) -> None:
-    done = run_command("submit", "--grid", write_grid(tmp_path, GRID), "--outputs", tmp_path, "--cluster", "local")
-    assert done.returncode == 0, done.stderr
+    succeeded(run_command("submit", "--grid", write_grid(tmp_path, GRID), "--outputs", tmp_path, "--cluster", "local"))
     found = search_of(only_record(Experiment(tmp_path / "boundary")))
     fits = {trial.batch_size_per_gpu: trial.fits for trial in found.trials}
     assert len(fits) == len(found.trials) <= 16

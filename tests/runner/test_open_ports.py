@@ -47,8 +47,7 @@ class Attack:
         return self
 
     def __exit__(self, *_: object) -> None:
-        said = self._process.communicate("", timeout=60)[0]
-        self.num_connections = json.loads(said)
+        self.num_connections = json.loads(self._process.communicate("", timeout=60)[0])
 
 
 def make_launch(folder: Path, num_samples: int) -> tuple[Experiment, list[str]]:

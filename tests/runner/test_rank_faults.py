@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, processes_of
+from conftest import ROOT, processes_of, succeeded
 from factories import LENET, make_experiment, make_spec
 
 from pipeline.experiment.folder import Experiment
@@ -110,10 +110,8 @@ def test_a_rank_that_leaves_without_a_result_fails_its_point_within_seconds(
 @pytest.mark.fault("F55")
 def test_what_a_rank_has_started_ends_with_its_point(tmp_path: Path) -> None:
     """A child in a session of its own, whose parent has ended; the point is ok."""
-    daemon = "os.system('setsid sleep 600 > /dev/null 2>&1 &')"
-    experiment, command, env = start_launch(tmp_path, daemon, num_gpus=1)
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
+    experiment, command, env = start_launch(tmp_path, "os.system('setsid sleep 600 > /dev/null 2>&1 &')", num_gpus=1)
+    succeeded(subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100))
     assert processes_of(tmp_path) == []
     (record,), _ = load_folder(experiment.records_folder)
     assert record.status == "ok"

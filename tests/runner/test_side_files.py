@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Command, needs_root
+from conftest import Command, needs_root, succeeded
 from factories import PLANNED, make_experiment, make_record, planned_points, write_grid
 
 from pipeline.experiment.folder import Experiment
@@ -144,7 +144,7 @@ def test_a_link_is_not_followed(tmp_path: Path, killed: Killed) -> None:
 
 def die_with_a_result(experiment: Experiment, record: Record) -> None:
     """Be a launcher that is killed once its ranks have left their result."""
-    launch = LaunchSession(experiment, record.launch_id, [record.spec])
+    launch = LaunchSession(experiment, record.launch_id, [record.spec])  # it holds a lock
     (rank_files,) = launch.rank_files_by_point
     rank_files.write_point(PointTask(record.spec, None))
     rank_files.series.write_bytes(b"steps")
@@ -172,8 +172,7 @@ def test_the_next_submit_publishes_the_result_of_a_killed_launcher(pipeline: Com
     assert load_attempts(experiment.records_folder, record.run_id) == []
     grid = ("--grid", write_grid(tmp_path, PLANNED), "--outputs", tmp_path, "--cluster", "local")
     assert "1 point to run" in pipeline("submit", *grid, "--dry-run").stdout
-    answer = pipeline("submit", *grid)
-    assert answer.returncode == 0, answer.stderr
+    answer = succeeded(pipeline("submit", *grid))
     assert f"{record.run_id}: its launcher was killed before it published the record; its result is" in answer.stderr
     assert "0 points to run, 2 recorded as ok" in answer.stderr
     (found,) = load_attempts(experiment.records_folder, record.run_id)
@@ -259,7 +258,8 @@ def test_the_next_submit_or_launch_moves_them(pipeline: Command, tmp_path: Path,
     experiment = make_published(tmp_path / "planned", *records)
     write_side_files(experiment, records[1])
     grid = ("--grid", write_grid(tmp_path, PLANNED), "--outputs", tmp_path)
-    answer = pipeline(command, *grid, *({"submit": ("--cluster", "local"), "launch": ("--index", "0")}[command]))
-    assert answer.returncode == 0, answer.stderr
+    answer = succeeded(
+        pipeline(command, *grid, *({"submit": ("--cluster", "local"), "launch": ("--index", "0")}[command]))
+    )
     assert f"{records[1].run_id}: its launcher was killed; steps.npz" in answer.stderr
     assert len(side_files_of(experiment)) == 3

@@ -146,8 +146,7 @@ def test_a_supervisor_ends_with_the_fork_server_or_else_with_the_launcher(
 def test_the_fork_server_ends_with_the_launcher(monkeypatch: pytest.MonkeyPatch, named_parents: list[int]) -> None:
     monkeypatch.setattr(importlib, "import_module", {}.__getitem__)  # it imports nothing, and its ranks would say so
     monkeypatch.setattr(source_digest, "imported_source", lambda: None)
-    found = runpy.run_path(str(ROOT / "pipeline/runner/fork_server_imports.py"))
-    assert isinstance(found["import_error"], KeyError)
+    assert isinstance(runpy.run_path(str(ROOT / "pipeline/runner/fork_server_imports.py"))["import_error"], KeyError)
     assert named_parents == [7]
 
 
@@ -223,8 +222,7 @@ def test_nodes_meet_on_the_first_one_of_the_job_by_a_static_store_and_without_sc
     of_node = {"SLURM_JOB_ID": "30005", "SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "2", "MASTER_ADDR": "other"}
     for name, value in {**of_node, "SLURM_JOB_NODELIST": nodes}.items():
         monkeypatch.setenv(name, value)
-    settings = start_ranks.rendezvous_settings(make_spec(device="cpu", strategy="ddp", num_gpus=2, num_nodes=2))
-    assert settings == {
+    assert start_ranks.rendezvous_settings(make_spec(device="cpu", strategy="ddp", num_gpus=2, num_nodes=2)) == {
         "rdzv_backend": "static",
         "rdzv_endpoint": f"{first}:15005",
         "rdzv_configs": {"rank": 1, "timeout": start_ranks.RENDEZVOUS_TIMEOUT_S},

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CPU_SIZE, ROOT, SMALL_GRID, Command, processes_of, wait_for
+from conftest import CPU_SIZE, ROOT, SMALL_GRID, Command, processes_of, succeeded, wait_for
 from factories import make_spec
 from slurm_queue import records_in
 
@@ -223,8 +223,7 @@ def launch_on_cpu(pipeline: Command, tmp_path: Path, num_samples: int, **env: st
     size = [change for change in CPU_SIZE if not change.startswith("num_samples")]
     sizes = (*size, f"num_samples={num_samples}", "batch_size_per_gpu=4", "strategy=single", "num_gpus=1")
     plain = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "PIPELINE"))}
-    answer = pipeline("launch", *arguments, "--set", *sizes, env={**plain, **env})
-    assert answer.returncode == 0, answer.stderr
+    succeeded(pipeline("launch", *arguments, "--set", *sizes, env={**plain, **env}))
     (record,) = records_in(tmp_path)
     return record
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster
-from conftest import Command, assert_refused, wait_for, without_slurm
+from conftest import Command, assert_refused, succeeded, wait_for, without_slurm
 from factories import (
     ARRAY,
     SUBMISSION,
@@ -188,8 +188,7 @@ def test_a_reader_sees_the_jobs_of_the_manifests_owner(
     monkeypatch.setenv("PATH", env["PATH"])
     monkeypatch.delenv("SLURM_CONF", raising=False)
     monkeypatch.setattr(os, "getuid", lambda: experiment.manifest_path.stat().st_uid + 1)
-    words = [point.state.word for point in read_progress(experiment, manifest_of(experiment))]
-    assert words[:2] == ["running", "lost"]
+    assert [point.state.word for point in read_progress(experiment, manifest_of(experiment))][:2] == ["running", "lost"]
 
 
 def test_only_cancels_the_job_of_its_point(pipeline: Command, experiment: Experiment, tmp_path: Path) -> None:
@@ -293,8 +292,7 @@ def test_a_real_slurm_cancels_one_point_then_the_others_and_then_has_nothing_lef
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
     submit = ("submit", "--grid", write_grid(tmp_path, LONG), "--outputs", tmp_path, "--max-parallel", "1")
-    sent = pipeline(*submit, env=on_slurm)
-    assert sent.returncode == 0, sent.stderr
+    succeeded(pipeline(*submit, env=on_slurm))
     wait_for(lambda: "running" in {part["state"] for part in states(pipeline, tmp_path, on_slurm).values()})
     found = states(pipeline, tmp_path, on_slurm)
     waiting = next(run_id for run_id, part in found.items() if part["state"] == "pending")

@@ -41,8 +41,7 @@ def test_a_dry_run_names_every_file_whose_code_will_run(pipeline: Command, tmp_p
     assert [line for line in said if line.startswith("runs the code of")] == [
         f"runs the code of {path}" for path in files
     ]
-    answer = pipeline(*command, "--json", env=without_slurm(tmp_path))
-    assert json.loads(answer.stdout)["code"] == files
+    assert json.loads(pipeline(*command, "--json", env=without_slurm(tmp_path)).stdout)["code"] == files
 
 
 def test_a_dry_run_shows_which_points_share_an_element_and_their_limit(pipeline: Command, tmp_path: Path) -> None:
@@ -58,8 +57,7 @@ def test_a_dry_run_shows_which_points_share_an_element_and_their_limit(pipeline:
     assert f"  one after another: {', '.join(plan['arrays'][0]['elements'][0])}\n" in text
     assert "--run-id '$RUN_ID_4' --data" in text
     assert text.count("--point-limit-s 1200\n") == 3  # 20 minutes
-    alone = pipeline(*arguments[:-1], "1", env=without_slurm(tmp_path)).stdout
-    assert "--point-limit-s" not in alone
+    assert "--point-limit-s" not in pipeline(*arguments[:-1], "1", env=without_slurm(tmp_path)).stdout
 
 
 def test_repeats_are_added_to_any_grid_and_the_first_is_the_point_itself(pipeline: Command, tmp_path: Path) -> None:

@@ -38,8 +38,7 @@ def took(batch_size_per_gpu: int, num_gpus: int = 1, seconds_per_sample: float =
 
 def test_the_pilot_is_the_smallest_point_of_each_shape_and_no_probe() -> None:
     grid = [took(size, num_gpus).spec for num_gpus in (1, 2) for size in SIZES[::-1]]
-    probe = make_spec(batch_size_per_gpu=8, input="synthetic", max_steps=3)
-    found = pilot_points([*grid, probe])
+    found = pilot_points([*grid, make_spec(batch_size_per_gpu=8, input="synthetic", max_steps=3)])
     assert {(spec.num_gpus, spec.batch_size_per_gpu) for spec in found} == {(1, 32), (2, 32)}
 
 
@@ -58,8 +57,7 @@ def test_points_are_estimated_from_equal_points_then_from_the_pilot() -> None:
 
 def test_a_communication_point_is_bounded_by_its_rounds_or_says_why_not() -> None:
     fields = {"strategy": "ddp", "num_gpus": 2, "measure": "communication", "input": "synthetic"}
-    gpu = make_spec(**fields, windows=120)
-    found = rounds_range(gpu, [])
+    found = rounds_range(make_spec(**fields, windows=120), [])
     assert found is not None
     assert found.high_s == pytest.approx(100 + 120 * 7 * 7 * 0.15)
     on_cpu = make_spec(**fields, windows=7, max_steps=20, device="cpu", precision="fp32")
@@ -78,8 +76,7 @@ def test_timed_epochs_run_before_a_communication_point_of_the_same_repeat() -> N
     fields = {"strategy": "ddp", "num_gpus": 2}
     timed = [make_spec(**fields, batch_size_per_gpu=size, repeat=repeat) for size in SIZES for repeat in (0, 1)]
     measured = [make_spec(**fields, measure="communication", input="synthetic", repeat=repeat) for repeat in (0, 1)]
-    ordered = [spec for (spec,) in pack_elements([*measured, *timed], 1)]
-    assert [(spec.repeat, spec.measure) for spec in ordered] == [
+    assert [(spec.repeat, spec.measure) for (spec,) in pack_elements([*measured, *timed], 1)] == [
         *[(0, "epochs")] * 3,
         (0, "communication"),
         *[(1, "epochs")] * 3,
@@ -124,8 +121,7 @@ def test_equal_points_of_the_published_records_take_half_to_twice_as_long() -> N
     pairs = [pair for own in alike.values() for pair in itertools.combinations(own, 2)]
     ratios = [one.seconds_of(one.spec) / other.seconds_of(one.spec) for one, other in pairs]
     share = statistics.fmean(ALIKE_RANGE[0] <= ratio <= ALIKE_RANGE[1] for ratio in ratios)
-    said = f"({100 * share:.0f} % of {len(pairs)} pairs of published records)"
-    assert said in (ROOT / "docs/cluster.md").read_text()
+    assert f"({100 * share:.0f} % of {len(pairs)} pairs of published records)" in (ROOT / "docs/cluster.md").read_text()
 
 
 def test_a_dry_run_uses_the_records_that_the_pilot_left(pipeline: Command, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Command, assert_refused
+from conftest import Command, assert_refused, succeeded
 from factories import (
     assert_says,
     make_communication,
@@ -77,8 +77,7 @@ def test_a_point_takes_what_one_like_it_took_on_each_of_its_gpus(tmp_path: Path)
 def test_training_is_scaled_to_the_points_samples_and_start_up_is_not(
     tmp_path: Path, fields: dict[str, Any], hours: float
 ) -> None:
-    found = estimate(tmp_path, [make_spec(**fields)], took_half_an_hour(make_spec()))
-    assert found.hours == pytest.approx(hours)
+    assert estimate(tmp_path, [make_spec(**fields)], took_half_an_hour(make_spec())).hours == pytest.approx(hours)
 
 
 def test_each_point_is_compared_once_however_many_experiments_there_are(
@@ -109,10 +108,9 @@ def test_a_quantized_point_takes_what_another_seed_took(tmp_path: Path) -> None:
 
 
 def test_of_several_records_the_median_tells(tmp_path: Path) -> None:
-    ends = enumerate(f"2025-06-01T12:00:{second}Z" for second in (10, 20, 50))
     found = [
         make_record(make_spec(repeat=i), (0.001, 0.001), started_at=START, ended_at=end, environment=on(H100))
-        for i, end in ends
+        for i, end in enumerate(f"2025-06-01T12:00:{second}Z" for second in (10, 20, 50))
     ]
     assert estimate(tmp_path, [make_spec(repeat=7)], *found).hours == pytest.approx(20 / 3600)
 
@@ -136,8 +134,7 @@ UNLIKE: list[dict[str, Any]] = [
 @pytest.mark.parametrize("fields", UNLIKE, ids=lambda fields: "-".join(map(str, fields.values())))
 def test_another_kind_of_point_tells_nothing_and_counts_at_its_limit(tmp_path: Path, fields: dict[str, Any]) -> None:
     spec = make_spec(**fields)
-    found = estimate(tmp_path, [spec], took_half_an_hour(make_spec()))
-    assert counts(found) == (1, 0, None, 0.5 * spec.num_gpus)
+    assert counts(estimate(tmp_path, [spec], took_half_an_hour(make_spec()))) == (1, 0, None, 0.5 * spec.num_gpus)
 
 
 EVALUATED, COMPILED = {"evaluate": True}, {"execution": "compile"}
@@ -298,8 +295,7 @@ def test_only_records_that_may_tell_are_opened(tmp_path: Path, has_manifest: boo
 
 
 def test_an_experiment_whose_manifest_cannot_be_read_tells_nothing(tmp_path: Path) -> None:
-    broken = make_experiment(tmp_path / "broken", took_half_an_hour(make_spec()))
-    broken.manifest_path.write_text("{")
+    make_experiment(tmp_path / "broken", took_half_an_hour(make_spec())).manifest_path.write_text("{")
     assert estimate(tmp_path, [make_spec()]).hours is None
     assert estimate(tmp_path, [make_spec()], took_half_an_hour(make_spec())).hours == 0.5
 
@@ -364,8 +360,7 @@ def test_a_dry_run_says_what_the_points_may_take_and_what_would_be_refused(
     spec = make_spec(dataset="synthetic", input="synthetic", batch_size_per_gpu=8)
     make_experiment(tmp_path / "out" / "earlier", took_half_an_hour(spec))
     arguments = ("--grid", write_grid(tmp_path, GRID), "--outputs", tmp_path / "out", "--cluster", "slurm", "--dry-run")
-    answer = pipeline("submit", *arguments, "--gpu-type", "h100", "--json", "--max-gpu-hours", max_gpu_hours)
-    assert answer.returncode == 0, answer.stderr
+    answer = succeeded(pipeline("submit", *arguments, "--gpu-type", "h100", "--json", "--max-gpu-hours", max_gpu_hours))
     names = ("num_points", "num_estimated", "gpu_hours", "process_hours", "process_hours_at_limit")
     rows = [[part[name] for name in names] for part in json.loads(answer.stdout)["cost"]]
     assert rows == [[2, 2, 1.0, None, None], [2, 0, None, None, 1.0]]
@@ -384,7 +379,6 @@ def test_a_submission_that_may_take_more_is_2_and_nothing_is_written(pipeline: C
     write_commands(folder, {**answers, "sinfo": "echo 'main*|64|512000|gpu:8|4'", "squeue": ""})
     env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
     arguments = ("--grid", write_grid(tmp_path, GRID), "--outputs", tmp_path / "out", "--max-gpu-hours", "0.5")
-    answer = pipeline("submit", *arguments, env=env)
-    assert_refused(answer, 2, "may take 1 GPU-hours, more than --max-gpu-hours 0.5")
+    assert_refused(pipeline("submit", *arguments, env=env), 2, "may take 1 GPU-hours, more than --max-gpu-hours 0.5")
     assert not (tmp_path / "out").exists()
     assert not (folder / "called").exists()

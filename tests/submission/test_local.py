@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Command, processes_of, wait_for, workers_of
+from conftest import ROOT, Command, processes_of, succeeded, wait_for, workers_of
 from factories import LENET, make_experiment, make_record, make_spec
 from own_models import with_change, write_model
 
@@ -37,11 +37,10 @@ def start_driver(tmp_path: Path, is_in_background: bool = False, grid: str = GRI
     """A submit; the shell of a script lets one in the background ignore SIGINT."""
     (tmp_path / "grid.yaml").write_text(grid)
     command = [sys.executable, "-m", "pipeline.submit", "--grid", str(tmp_path / "grid.yaml"), "--cluster", "local"]
-    env = {**os.environ, "TEST_FOLDER": str(tmp_path)}
     return subprocess.Popen(
         [*command, "--outputs", str(tmp_path)],
         cwd=ROOT,
-        env=env,
+        env={**os.environ, "TEST_FOLDER": str(tmp_path)},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -206,10 +205,9 @@ def test_slurms_variables_of_a_surrounding_job_do_not_reach_a_local_point(pipeli
     (tmp_path / "grid.yaml").write_text(GRID)
     submit = ("submit", "--grid", tmp_path / "grid.yaml", "--outputs", tmp_path, "--cluster", "local")
     env = {**os.environ, "SLURM_NODEID": "1", "PIPELINE_LAUNCH_ID": "x"}
-    answer = pipeline(
-        *submit, "--set", "num_samples=64", "batch_size_per_gpu=8", "strategy=single", "num_gpus=1", env=env
+    succeeded(
+        pipeline(*submit, "--set", "num_samples=64", "batch_size_per_gpu=8", "strategy=single", "num_gpus=1", env=env)
     )
-    assert answer.returncode == 0
     (record,) = [json.loads(path.read_text()) for path in tmp_path.glob("two/records/*.json")]
     assert (record["status"], record["launch_id"].startswith("here-")) == ("ok", True)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster
-from conftest import CPU_SIZE, ROOT, Command, processes_with, wait_for
+from conftest import CPU_SIZE, ROOT, Command, processes_with, succeeded, wait_for
 from factories import write_grid
 from own_models import with_change, write_model
 from slurm_queue import MIXED, Env, queued, records_in, states
@@ -39,9 +39,7 @@ def test_a_mixed_grid_runs_in_one_array_a_shape_and_is_never_submitted_twice(
     grid = write_grid(tmp_path, MIXED)
     out = tmp_path / "out put"  # a space, as people have them
     submit = ("submit", "--grid", grid, "--outputs", out)
-    first = pipeline(*submit, env=on_slurm)
-    assert first.returncode == 0, first.stderr
-    assert [line.split(": ")[1] for line in first.stdout.splitlines()[:-1]] == [
+    assert [line.split(": ")[1] for line in succeeded(pipeline(*submit, env=on_slurm)).stdout.splitlines()[:-1]] == [
         "1 element, 1 node x 1 CPU process",
         "1 element, 1 node x 2 CPU processes",
         "1 element, 2 nodes x 1 CPU process",
@@ -65,8 +63,7 @@ def test_a_mixed_grid_runs_in_one_array_a_shape_and_is_never_submitted_twice(
     assert len([line for line in resumed.stdout.splitlines() if line.startswith("array")]) == 1
     done = pipeline(*submit, env=on_slurm)
     assert (done.returncode, done.stdout.count("array")) == (0, 0)
-    manifest = json.loads((out / "mixed" / "manifest.json").read_text())
-    assert len(manifest["submissions"]) == 2
+    assert len(json.loads((out / "mixed" / "manifest.json").read_text())["submissions"]) == 2
 
 
 def test_an_element_of_several_points_that_is_cancelled_loses_the_running_one_and_a_resume_fills_the_gaps(
@@ -86,8 +83,7 @@ def test_an_element_of_several_points_that_is_cancelled_loses_the_running_one_an
     wait_for(lambda: list(tmp_path.glob(f"long/records/{order[0]}.*.json")), timeout_s=10)  # once its sampler has ended
     found = states(pipeline, tmp_path, on_slurm)
     assert [found[run_id]["state"] for run_id in order] == ["ok", "running", "pending"]
-    again = pipeline(*submit, env=on_slurm)
-    assert "0 points to run, 2 queued or running, 1 recorded as ok" in again.stderr
+    assert "0 points to run, 2 queued or running, 1 recorded as ok" in pipeline(*submit, env=on_slurm).stderr
 
     cluster.run("scancel", found[order[1]]["job"])
     wait_for(lambda: not queued(cluster), timeout_s=30)
@@ -99,8 +95,7 @@ def test_an_element_of_several_points_that_is_cancelled_loses_the_running_one_an
 
 def test_communication_is_measured_over_two_nodes(pipeline: Command, on_slurm: Env, tmp_path: Path) -> None:
     grid = write_grid(tmp_path, COMMUNICATION)
-    done = pipeline("submit", "--grid", grid, "--outputs", tmp_path, "--keep-trace", "--wait", env=on_slurm)
-    assert done.returncode == 0, done.stderr
+    succeeded(pipeline("submit", "--grid", grid, "--outputs", tmp_path, "--keep-trace", "--wait", env=on_slurm))
     (record,) = records_in(tmp_path)
     assert record["status"] == "ok", record["reason"]
     assert record["environment"]["nodes"] == ["node1", "node2"]
@@ -129,8 +124,7 @@ def test_a_model_of_a_users_own_trains_over_two_nodes(pipeline: Command, on_slur
     write_model(tmp_path / "repository" / "models", with_change("import torch\n", "import sizes\nimport torch\n"))
     (tmp_path / "repository" / "models" / "sizes.py").touch()
     grid = write_grid(tmp_path / "repository", OWN)
-    done = pipeline("submit", "--grid", grid, "--outputs", tmp_path, "--wait", env=on_slurm)
-    assert done.returncode == 0, done.stderr
+    succeeded(pipeline("submit", "--grid", grid, "--outputs", tmp_path, "--wait", env=on_slurm))
     (record,) = records_in(tmp_path)
     assert record["status"] == "ok", record["reason"]
     assert record["environment"]["nodes"] == ["node1", "node2"]
@@ -175,8 +169,7 @@ def test_plain_sbatch_runs_q4_and_collect_finds_it(
     wait_for(lambda: (tmp_path / "q4" / "manifest.json").exists())
     (array,) = json.loads((tmp_path / "q4" / "manifest.json").read_text())["submissions"][0]["arrays"]
     assert (array["job_id"], array["job_name"]) == (array_id, "my_q4")
-    driver = pipeline("submit", "--grid", "q4", *arguments, "--dry-run", env=on_slurm)
-    assert "queued or running" in driver.stdout
+    assert "queued or running" in pipeline("submit", "--grid", "q4", *arguments, "--dry-run", env=on_slurm).stdout
     cluster.wait_idle(timeout_s=120)
     logs = {path.name: path.read_text() for path in tmp_path.glob("*.log")}
     assert "grid q4 has 5 points; element 15 has nothing to do." in logs["15.log"]
@@ -211,8 +204,7 @@ def test_nothing_runs_of_a_file_that_is_swapped_while_its_job_waits(
     prologue, canary = tmp_path / "prologue.sh", tmp_path / "canary"
     prologue.write_text("export OMP_NUM_THREADS=1\n")
     submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path, "--prologue", prologue)
-    sent = pipeline(*submit, "--partition", "down", "--set", "num_gpus=1", "num_nodes=1", env=on_slurm)
-    assert sent.returncode == 0, sent.stderr
+    succeeded(pipeline(*submit, "--partition", "down", "--set", "num_gpus=1", "num_nodes=1", env=on_slurm))
     (folder,) = tmp_path.glob("mixed/logs/*/mixed-*")
     paths, content = {
         "elements": ([folder / FILE_NAME], encode_commands([["/bin/touch", str(canary)]])),

@@ -28,8 +28,7 @@ def test_every_process_of_a_grid_on_the_cpu_has_the_same_number_of_threads(
     points: tuple[Spec, ...], kind: ClusterKind, cpus_per_gpu: int, num_threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(8))
-    grid = Grid("mine", points, Resources(cpus_per_gpu=cpus_per_gpu))
-    assert num_cpu_threads(grid, Cluster(kind)) == num_threads
+    assert num_cpu_threads(Grid("mine", points, Resources(cpus_per_gpu=cpus_per_gpu)), Cluster(kind)) == num_threads
 
 
 @pytest.mark.parametrize(

@@ -339,8 +339,7 @@ def test_only_nodes_that_a_job_may_get_count_as_fitting(
     cases = "".join(f"*' -n '{shlex.quote(name)}' '*) printf {shlex.quote(rows)} ;; " for name, rows in NAMED.items())
     write_commands(tmp_path / "bin", {"sinfo": f'case " $* " in {cases} *) printf {shlex.quote(ALL)} ;; esac'})
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    found = query_node_types(None, nodelist, exclude)
-    assert {(node.partition, node.num_cpus): node.num_nodes for node in found} == {
+    assert {(node.partition, node.num_cpus): node.num_nodes for node in query_node_types(None, nodelist, exclude)} == {
         ("main", num_cpus): num_nodes for num_cpus, num_nodes in left.items()
     }
 
@@ -471,7 +470,6 @@ def test_the_jobs_of_each_version(version: str) -> None:
 
 def test_every_state_that_a_version_can_print_has_its_word(version: str) -> None:
     jobs = query_job_states(["30"])  # accounting is off
-    words = {job.state: decide_state_by_job(job, "", NOW).word for job in jobs.values()}
-    assert words == {
+    assert {job.state: decide_state_by_job(job, "", NOW).word for job in jobs.values()} == {
         state: word for state, word in WORDS_OF_STATES.items() if version in ONLY_IN.get(state, (version,))
     }

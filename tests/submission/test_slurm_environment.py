@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster
-from conftest import CPU_SIZE, ROOT, Command, wait_for
+from conftest import CPU_SIZE, ROOT, Command, succeeded, wait_for
 from factories import write_grid
 from slurm_queue import MIXED, Env, array_of, records_in, states
 
@@ -91,8 +91,7 @@ def test_the_drivers_jobs_are_the_same_whatever_the_shell_has_set(
     found: dict[str, list[dict[str, str]]] = {}
     submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--set", *TWO_POINTS, "--wait")
     for name, changes in {"clean": {}, "set": STEP | REQUEST}.items():
-        answer = pipeline(*submit, "--outputs", tmp_path / name, env={**on_slurm, **changes})
-        assert answer.returncode == 0, answer.stderr
+        answer = succeeded(pipeline(*submit, "--outputs", tmp_path / name, env={**on_slurm, **changes}))
         assert [record["status"] for record in records_in(tmp_path / name)] == ["ok", "ok"]
         found[name] = request_of(cluster, array_of(answer))
         notices = [line for line in answer.stderr.splitlines() if "set aside" in line]
@@ -101,8 +100,7 @@ def test_the_drivers_jobs_are_the_same_whatever_the_shell_has_set(
     assert len(found["clean"]) == 2
     assert found["clean"][0]["Partition"] == "main"
     assert not any("set aside" in log.read_text() for log in tmp_path.glob("*/mixed/logs/*/*/*_log.*"))
-    named = re.findall(r"[A-Z_]{4,}", notices[0])
-    assert sorted(named) == sorted(set_aside)
+    assert sorted(re.findall(r"[A-Z_]{4,}", notices[0])) == sorted(set_aside)
     assert not any("an-outer-job" in str(record["launch_id"]) for record in records_in(tmp_path / "set"))
 
 
@@ -111,8 +109,7 @@ def test_a_driver_inside_an_allocation_submits_jobs_of_its_own(cluster: Cluster,
     driver = (sys.executable, "-m", "pipeline.submit", "--grid", str(write_grid(tmp_path, MIXED)))
     submit = (*driver, "--outputs", str(tmp_path), "--set", *TWO_POINTS, "--wait")
     salloc = ("salloc", "--mem-per-cpu=200M", "--gpus=1", "--ntasks=2")
-    answer = cluster.run(*salloc, *submit, cwd=ROOT, env=on_slurm, timeout_s=300, check=False)
-    assert answer.returncode == 0, answer.stderr
+    answer = succeeded(cluster.run(*salloc, *submit, cwd=ROOT, env=on_slurm, timeout_s=300, check=False))
     assert [record["status"] for record in records_in(tmp_path)] == ["ok", "ok"]
     (notice,) = [line for line in answer.stderr.splitlines() if "set aside" in line]
     assert {"SLURM_MEM_PER_CPU", "SLURM_GPUS", "SLURM_JOB_ID"} <= set(re.findall(r"[A-Z_]{4,}", notice))

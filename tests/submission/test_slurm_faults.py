@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster
-from conftest import Command, cluster_or_skip, wait_for, workers_of
+from conftest import Command, cluster_or_skip, succeeded, wait_for, workers_of
 from factories import write_grid, write_script
 from slurm_queue import Env, array_of, queued, records_in, states, with_sbatch
 
@@ -68,13 +68,11 @@ def test_a_job_past_its_limit_is_a_timeout_and_a_short_one_beside_it_is_not_ende
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
     """Both have a limit of a minute. That of the long one is brought forward. Slurm continues what it is to end."""
-    changes = ("--set", "batch_size_per_gpu=1", "num_samples=64,200000")
-    submit = submit_of(tmp_path, "--time", "00:01:00", *changes)
+    submit = submit_of(tmp_path, "--time", "00:01:00", "--set", "batch_size_per_gpu=1", "num_samples=64,200000")
     assert pipeline(*submit, env={**on_slurm, "TEST_FOLDER": str(tmp_path)}).returncode == 0
     wait_for(lambda: records_in(tmp_path))
     stop_training(tmp_path)
-    found = states(pipeline, tmp_path, on_slurm).values()
-    (long,) = (part["job"] for part in found if part["state"] == "running")
+    (long,) = (part["job"] for part in states(pipeline, tmp_path, on_slurm).values() if part["state"] == "running")
     cluster.run("scontrol", "update", f"JobId={long}", "EndTime=now+1")
     answer = pipeline(*submit, "--wait", env=on_slurm)
     assert answer.returncode == 1, answer.stderr
@@ -90,8 +88,7 @@ def test_files_that_lie_under_the_next_job_id_are_nobodys(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
     """Job ids may start again. A result pickle that is loaded would leave a file."""
-    sent = cluster.run("sbatch", "--partition=down", "--output=/dev/null", "--wrap=true").stdout
-    next_id = int(sent.split()[-1]) + 1
+    next_id = int(cluster.run("sbatch", "--partition=down", "--output=/dev/null", "--wrap=true").stdout.split()[-1]) + 1
     evil = pickle.dumps(LeavesFile(str(tmp_path / "canary")))
     for folder in (tmp_path / "faults" / name for name in (".", "logs", "logs/old/old-0", "records")):
         folder.mkdir(parents=True, exist_ok=True)
@@ -99,9 +96,7 @@ def test_files_that_lie_under_the_next_job_id_are_nobodys(
             (folder / name).write_bytes(evil)
         (folder / f"{next_id}_0_log.err").write_text("torch.OutOfMemoryError: CUDA out of memory\n")
         (folder / f"{next_id}_0.json").write_text("{}")
-    answer = pipeline(*submit_of(tmp_path, "--wait"), env=on_slurm)
-    assert answer.returncode == 0, answer.stderr
-    assert f"array {next_id}:" in answer.stdout
+    assert f"array {next_id}:" in succeeded(pipeline(*submit_of(tmp_path, "--wait"), env=on_slurm)).stdout
     assert [part["state"] for part in states(pipeline, tmp_path, on_slurm).values()] == ["ok"]
     coverage = json.loads(pipeline("collect", tmp_path, "--format", "json").stdout)["experiments"]["faults"]["coverage"]
     assert (coverage["ok"], coverage["expected"], coverage["foreign"]) == (1, 1, 1)
@@ -206,9 +201,8 @@ def test_both_attempts_of_a_requeued_job_are_in_its_log_and_the_point_has_one_re
 @pytest.fixture
 def binding(tmp_path: Path) -> Iterator[Cluster]:
     """A cluster that binds the tasks of a job to its CPUs."""
-    num_cpus = len(os.sched_getaffinity(0))
     with cluster_or_skip(
-        tmp_path / "binding", num_nodes=1, cpus_per_node=num_cpus, task_plugin="task/affinity"
+        tmp_path / "binding", num_nodes=1, cpus_per_node=len(os.sched_getaffinity(0)), task_plugin="task/affinity"
     ) as running:
         yield running
 
@@ -217,8 +211,7 @@ def binding(tmp_path: Path) -> Iterator[Cluster]:
 def test_a_record_says_how_many_cpus_its_job_could_use(pipeline: Command, binding: Cluster, tmp_path: Path) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("a machine of one CPU has no fewer to bind to")
-    answer = pipeline(*submit_of(tmp_path, "--wait"), env=binding.env)
-    assert answer.returncode == 0, answer.stderr
+    succeeded(pipeline(*submit_of(tmp_path, "--wait"), env=binding.env))
     assert [record["environment"]["num_cpus"] for record in records_in(tmp_path)] == [1]
 
 
@@ -296,9 +289,7 @@ def test_an_interrupt_between_two_arrays_keeps_the_first_and_the_next_driver_sub
     interrupted = pipeline(*submit, env=env)
     assert interrupted.returncode == 128 + signal.SIGINT, interrupted.stderr
     assert "Traceback" not in interrupted.stderr
-    again = pipeline(*submit, env=on_slurm)
-    assert again.returncode == 0, again.stderr
-    assert len(re.findall(r"^array \d+:", again.stdout, re.MULTILINE)) == 2
+    assert len(re.findall(r"^array \d+:", succeeded(pipeline(*submit, env=on_slurm)).stdout, re.MULTILINE)) == 2
     assert [record["status"] for record in records_in(tmp_path)] == ["ok"] * 3
 
 

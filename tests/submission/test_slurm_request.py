@@ -72,8 +72,7 @@ def test_slurms_operators_and_lists_of_nodes_reach_slurm_in_quotes(option: str, 
     request = build_request(FOUR_GPUS, Resources(), site, None, None)
     assert request.options[option] == text
     (line,) = (line for line in option_lines(request.options) if f"--{option}=" in line)
-    words = shlex.split(line, comments=False)
-    assert words == ["#SBATCH", f"--{option}={text}"]
+    assert shlex.split(line, comments=False) == ["#SBATCH", f"--{option}={text}"]
     assert subprocess.run(["bash", "-c", f"echo {line.partition(' ')[2]}"], capture_output=True, text=True).stdout == (
         f"--{option}={text}\n"
     )
@@ -226,8 +225,7 @@ def test_a_request_that_fits_or_that_no_node_could_take_is_left_as_it_is(nodes: 
 def test_a_point_that_no_node_can_run_is_named_with_what_it_needs(
     fields: dict[str, int], nodes: list[NodeType], why: str
 ) -> None:
-    spec = make_spec(strategy="ddp", **fields)
-    (reason,) = unsatisfiable_on_slurm([spec], nodes).values()
+    (reason,) = unsatisfiable_on_slurm([make_spec(strategy="ddp", **fields)], nodes).values()
     assert why in reason
 
 

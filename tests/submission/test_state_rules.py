@@ -296,8 +296,7 @@ def test_a_record_that_appears_late_makes_a_point_ok(
     array: Experiment, jobs: dict[JobKey, JobState], ended_s_ago: float, word: str, may_come: bool
 ) -> None:
     """As a network file system may show it. For a minute after the job's end nothing else may run the point."""
-    ended = job("COMPLETED", ended_s_ago=ended_s_ago, now=datetime.now())
-    jobs.update({("7", 0): ended, ("7", 1): job("RUNNING")})
+    jobs.update({("7", 0): job("COMPLETED", ended_s_ago=ended_s_ago, now=datetime.now()), ("7", 1): job("RUNNING")})
     first, *_ = progress_of(array)
     assert (first.state.word, first.is_in_flight) == (word, may_come)
     end(array, POINTS[0])
@@ -315,8 +314,7 @@ def test_slurm_is_asked_ever_more_rarely_also_while_points_keep_ending(
     def read(*_: object) -> list[PointProgress]:
         """One point more has ended each time."""
         ends = [number < len(waits) for number in range(8)]
-        states = [PointState("ok" if has_ended else "running", "") for has_ended in ends]
-        found = zip(specs, states, ends, strict=True)
+        found = zip(specs, [PointState("ok" if has_ended else "running", "") for has_ended in ends], ends, strict=True)
         return [PointProgress(NO_RECORD._replace(spec=a), b, not c, None, None) for a, b, c in found]
 
     monkeypatch.setattr(reading, "read_progress", read)

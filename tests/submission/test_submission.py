@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import pytest
 from cluster import Cluster
-from conftest import CPU_SIZE, SMALL_GRID, Command, assert_refused, wait_for
+from conftest import CPU_SIZE, SMALL_GRID, Command, assert_refused, succeeded, wait_for
 from factories import SUBMISSION, make_experiment, make_spec, write_grid, write_script
 from slurm_queue import MIXED, Env, queued, states, with_sbatch
 
@@ -46,9 +46,8 @@ def test_arrays_are_cut_to_the_sites_limit_and_a_down_partition_is_named(
     assert len({part["job"] for part in found.values()}) == len(found) == 45
     assert "0 points to run, 45 queued or running" in pipeline(*submit, *points, env=on_slurm).stderr
     cluster.run("scancel", next(iter(found.values()))["job"])
-    after = states(pipeline, tmp_path, on_slurm)
     assert (
-        sorted(part["state"] for part in after.values()) == ["lost"] + ["pending"] * 44
+        sorted(part["state"] for part in states(pipeline, tmp_path, on_slurm).values()) == ["lost"] + ["pending"] * 44
     )  # without accounting, a waiting element that is cancelled is forgotten
     assert "1 point to run, 44 queued or running" in pipeline(*submit, *points, env=on_slurm).stderr
 
@@ -99,8 +98,7 @@ def test_the_dry_run_shows_the_script_that_submitit_writes_line_by_line(
         shown_lines = [re.sub(r"^(#SBATCH --job-name=).*", rf"\1{array['job_name']}", line) for line in shown_lines]
         lines = [line for line in script.read_text().splitlines() if not SUBMITIT_LINES.fullmatch(line)]
         link = next(line for line in lines if line.startswith("ln -f "))
-        written = [normalized(line) for line in lines[:-1] if line != link]
-        assert written == shown_lines
+        assert [normalized(line) for line in lines[:-1] if line != link] == shown_lines
         assert shown_srun.startswith(arguments_of_srun(lines[-1], script.parent))
         assert shown_srun.endswith(command_of_element(script.parent, planned["elements"][0]))
         assert oct(script.parent.stat().st_mode)[-3:] == "700"
@@ -132,8 +130,7 @@ def test_a_controller_that_does_not_answer_ends_with_4_and_never_trains_here(
 ) -> None:
     changes = (*CPU_SIZE, "max_steps=null", "epochs=2", "batch_size_per_gpu=8")
     submit = ("submit", "--grid", SMALL_GRID, "--outputs", tmp_path, "--set", *changes)
-    sent = pipeline(*submit, "--partition", "down", env=on_slurm)
-    assert sent.returncode == 0, sent.stderr
+    succeeded(pipeline(*submit, "--partition", "down", env=on_slurm))
     cluster.stop_controller()
     try:
         for arguments in ((), ("--cluster", "slurm")):
@@ -159,8 +156,7 @@ def test_a_refused_array_leaves_nothing_behind(
 ) -> None:
     site = ("--account", "x", "--qos", "y")
     submit = ("submit", "--grid", SMALL_GRID, "--outputs", tmp_path, "--set", "device=cpu", *site)
-    answer = pipeline(*submit, env=with_sbatch(tmp_path, on_slurm, script))
-    assert_refused(answer, 4, problem)
+    assert_refused(pipeline(*submit, env=with_sbatch(tmp_path, on_slurm, script)), 4, problem)
     assert not list(tmp_path.glob("small/logs/*/*"))
     manifest = json.loads((tmp_path / "small" / "manifest.json").read_text())
     assert [array for submission in manifest["submissions"] for array in submission["arrays"]] == []
@@ -175,8 +171,7 @@ def test_an_array_is_one_sbatch_and_every_element_runs_its_own_point(
 ) -> None:
     env = with_sbatch(tmp_path, on_slurm, f"echo called >> {tmp_path}/calls\n{ending}")
     submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path, "--wait")
-    answer = pipeline(*submit, "--set", "num_gpus=1", "num_nodes=1", "batch_size_per_gpu=4,8,16", env=env)
-    assert answer.returncode == 0, answer.stderr
+    succeeded(pipeline(*submit, "--set", "num_gpus=1", "num_nodes=1", "batch_size_per_gpu=4,8,16", env=env))
     assert (tmp_path / "calls").read_text().split() == ["called"]
     assert [part["state"] for part in states(pipeline, tmp_path, on_slurm).values()] == ["ok"] * 3
 
@@ -213,9 +208,7 @@ def test_an_array_that_slurm_said_nothing_of_stays_announced_and_is_found_by_the
     assert_refused(pipeline(*submit, env=env), 4, "submit again")
     (array,) = json.loads((tmp_path / "mixed" / "manifest.json").read_text())["submissions"][0]["arrays"]
     assert (array["job_id"], len(array["elements"])) == (None, 3)
-    again = pipeline(*submit, env=on_slurm)
-    assert again.returncode == 0, again.stderr
-    assert "0 points to run" in again.stderr
+    assert "0 points to run" in succeeded(pipeline(*submit, env=on_slurm)).stderr
     assert_each_ran_once(tmp_path, 3)
 
 
@@ -270,8 +263,7 @@ def test_an_interrupted_wait_says_that_the_jobs_run_on(
 
     monkeypatch.setattr(read_progress, "wait_until_finished", interrupt)
     unused: Any = None
-    cluster = plan.Cluster("slurm")
-    context = SubmitContext(Namespace(wait=True), Experiment(tmp_path / "x"), unused, cluster)
+    context = SubmitContext(Namespace(wait=True), Experiment(tmp_path / "x"), unused, plan.Cluster("slurm"))
     assert report_end(context, []) == 128 + signal.SIGINT
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith(f"interrupted; the jobs run on: see python -m pipeline.status {tmp_path / 'x'}")

@@ -144,8 +144,7 @@ def test_without_a_limit_it_never_comes_and_uses_no_signal(clock: FakeClock) -> 
 
 @pytest.mark.parametrize("run_ids", [["a"], ["a", "b"]])
 def test_the_limit_is_passed_where_an_element_runs_several_points(run_ids: list[str]) -> None:
-    options = LaunchOptions(Path("data"), point_limit_s=1200)
-    command = launch_command(Path("manifest.json"), run_ids, options)
+    command = launch_command(Path("manifest.json"), run_ids, LaunchOptions(Path("data"), point_limit_s=1200))
     assert (command[-2:] == ["--point-limit-s", "1200"]) == (len(run_ids) > 1)
 
 
@@ -308,8 +307,7 @@ def test_the_limit_covers_a_whole_search_for_the_memory_boundary(
 
     monkeypatch.setattr(launching, "run_node_ranks", run_node_ranks)
     spec = make_spec(input="synthetic", measure="memory", batch_size_per_gpu=1024)
-    options = LaunchOptions(Path("data"), point_limit_s=LIMIT_S)
-    (record,) = run_in_same_processes([spec], experiment, options)
+    (record,) = run_in_same_processes([spec], experiment, LaunchOptions(Path("data"), point_limit_s=LIMIT_S))
     assert num_trials == 3
     assert record is not None
     assert record.failure is not None

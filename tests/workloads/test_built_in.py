@@ -47,8 +47,7 @@ def test_every_classification_model_of_torchvision_is_built(name: str, monkeypat
         model = workload.build_model()
     assert isinstance(workload, TorchvisionClassifier)
     assert sum(parameter.numel() for parameter in model.parameters()) > 1e6
-    expected = torchvision.models.get_model_weights(name).DEFAULT.transforms().crop_size
-    assert [workload.image_size_px] == expected
+    assert [workload.image_size_px] == torchvision.models.get_model_weights(name).DEFAULT.transforms().crop_size
 
 
 @pytest.mark.training

@@ -16,8 +16,7 @@ def test_resnet18_for_cifar_has_the_published_size() -> None:
 @pytest.mark.parametrize("name", CIFAR_MODELS)
 @pytest.mark.parametrize("num_classes", [10, 3])
 def test_every_model_of_the_axis_builds_and_gives_a_score_a_class(name: str, num_classes: int) -> None:
-    scores = build_model(name, num_classes)(torch.zeros(2, 3, 32, 32))
-    assert scores.shape == (2, num_classes)
+    assert build_model(name, num_classes)(torch.zeros(2, 3, 32, 32)).shape == (2, num_classes)
 
 
 def test_zero_gamma_makes_every_residual_block_begin_as_its_shortcut() -> None:

@@ -155,19 +155,17 @@ def test_a_model_that_this_version_lacks_is_named() -> None:
 
 def test_none_is_a_text_where_the_option_is_one_and_else_no_value(tmp_path: Path) -> None:
     options = "width: int = 4, norm: str = 'layer', rate: float | None = 0.1, first=None, kind: str | None = 'a'"
-    found = built(
+    assert built(
         f"{write_model(tmp_path, KEEPS.format(options=options))}:Kept",
         "norm=none",
         "rate=none",
         "first=none",
         "kind=none",
-    )
-    assert found.kept == {"width": 4, "norm": "none", "rate": None, "first": None, "kind": None}
+    ).kept == {"width": 4, "norm": "none", "rate": None, "first": None, "kind": None}
 
 
 def test_only_the_types_of_the_given_options_are_looked_at(tmp_path: Path) -> None:
-    text = KEEPS.format(options="width: int = 4, policy: 'Policy | None' = None")
-    path = write_model(tmp_path, text)
+    path = write_model(tmp_path, KEEPS.format(options="width: int = 4, policy: 'Policy | None' = None"))
     assert built(f"{path}:Kept", "width=8").kept == {"width": 8, "policy": None}
     with pytest.raises(WorkloadError, match="policy is not known when it runs; import Policy outside of TYPE_CHECKING"):
         built(f"{path}:Kept", "policy=a")

@@ -31,8 +31,7 @@ def raised(action: str) -> BaseException:
 
 def test_an_error_has_its_innermost_place_in_the_users_code_first() -> None:
     error = raised("def loss():\n    torch.zeros(2) @ torch.zeros(3)\nloss()\n")
-    said = user_code.describe_user_error(error, f"{type(error).__name__}: {error}")
-    first, *others = said.splitlines()
+    first, *others = user_code.describe_user_error(error, f"{type(error).__name__}: {error}").splitlines()
     assert first.startswith("RuntimeError: inconsistent tensor size")
     assert first.endswith("(at gpt.py:2 in loss)")
     assert others[:2] == ["at gpt.py:2 in loss", "at gpt.py:3 in <module>"]
