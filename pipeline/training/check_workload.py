@@ -80,7 +80,7 @@ def check_workload(
 
 
 def check_weights(model: nn.Module, spec: Spec) -> None:
-    """Raise WorkloadError for weights without a shape, and for those of another type than the point computes in.
+    """Raise WorkloadError for weights without a shape or values, and for those of another type than the row says.
 
     Autocast computes in bf16 from weights of float32 or bf16, and fp16's scaler needs those of float32.
     """
@@ -90,6 +90,11 @@ def check_weights(model: nn.Module, spec: Spec) -> None:
             raise WorkloadError(
                 f"{name} has no shape before the first batch; give the layer its sizes, as in nn.Linear(32, 64), or "
                 "call the model once in build_model()"
+            )
+        if tensor.is_meta:
+            raise WorkloadError(
+                f"{name} is on the meta device, where it has no values; make it on the CPU in build_model(), without "
+                'torch.device("meta")'
             )
     for name, tensor in model.named_parameters():
         is_number = tensor.is_floating_point() or tensor.is_complex()

@@ -401,6 +401,16 @@ def test_a_lazy_layer_is_refused(layer: nn.Module) -> None:
         check_weights(nn.Sequential(layer), point())
 
 
+@pytest.mark.parametrize(("is_affine", "name"), [(True, "0.weight"), (False, "0.running_mean")])
+def test_a_weight_or_a_buffer_on_the_meta_device_is_refused(is_affine: bool, name: str) -> None:
+    """All of a model, or a part of one that has real weights, too."""
+    with torch.device("meta"):
+        layer = nn.BatchNorm1d(3, affine=is_affine)
+    said = rf'^{name} is on the meta device, .* make it on the CPU in build_model\(\), without torch.device\("meta"\)$'
+    with pytest.raises(WorkloadError, match=said):
+        check_weights(nn.Sequential(layer, nn.Linear(3, 1)), point())
+
+
 class Remembers(nn.Module):
     """Keeps what it saw: once, or all of it."""
 
