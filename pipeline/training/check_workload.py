@@ -5,6 +5,7 @@ The pass leaves no trace: buffers and random state are restored, and gradients a
 
 import functools
 import itertools
+import reprlib
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from numbers import Number
@@ -137,7 +138,9 @@ def check_declarations(workload: Workload, spec: Spec) -> None:
     text_of(workload, "unit")
     text_of(workload, "merit")
     if workload.better not in get_args(Better):
-        raise WorkloadError(f"better={workload.better!r} must be {' or '.join(map(repr, get_args(Better)))}")
+        raise WorkloadError(
+            f"better={reprlib.repr(workload.better)} must be {' or '.join(map(repr, get_args(Better)))}"
+        )
     if spec.evaluate and type(workload).evaluate is Workload.evaluate:
         raise WorkloadError(f"{type(workload).__name__} has no evaluate(); add one, or leave out evaluate: true")
     if spec.evaluate and not workload.merit:
@@ -152,7 +155,9 @@ def num_items(workload: Workload) -> int:
     """Return the items of a sample as a number of Python. Raises WorkloadError."""
     number = as_number(workload.items_per_sample)
     if number is None or not 1 <= number <= MAX_ITEMS or number != int(number):
-        raise WorkloadError(f"items_per_sample={workload.items_per_sample!r} must be a whole number of at least 1")
+        raise WorkloadError(
+            f"items_per_sample={reprlib.repr(workload.items_per_sample)} must be a whole number of at least 1"
+        )
     return int(number)
 
 
@@ -160,7 +165,7 @@ def text_of(workload: Workload, name: Literal["unit", "merit", "better"]) -> str
     """Return an attribute as a record can hold it. Raises WorkloadError."""
     text = getattr(workload, name)
     if not isinstance(text, str) or not (text or name == "merit") or short_text(text) != text or not is_unicode(text):
-        raise WorkloadError(f"{name}={text!r} must be a short text, as in {name} = {TEXT_EXAMPLES[name]!r}")
+        raise WorkloadError(f"{name}={reprlib.repr(text)} must be a short text, as in {name} = {TEXT_EXAMPLES[name]!r}")
     return str.__str__(text)  # not of a class of NumPy
 
 

@@ -3,6 +3,7 @@
 import abc
 import inspect
 import math
+import reprlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -167,5 +168,5 @@ def learning_rate_of(workload: Workload, update: int) -> float | None:
         return None
     number = as_number(rate)
     if number is None or not math.isfinite(number):
-        raise WorkloadError(f"learning_rate({update}) returns {rate!r}; return a finite number, or None")
+        raise WorkloadError(f"learning_rate({update}) returns {reprlib.repr(rate)}; return a finite number, or None")
     return float(number)

@@ -205,6 +205,13 @@ def counting(function: Callable[[torch.Tensor], Any], **members: Any) -> Workloa
         (changed(unit=None), "unit=None must be a short text, as in unit = 'tokens'"),
         (changed(unit="to\nkens"), "must be a short text"),
         (changed(unit="caf\udce9"), "must be a short text"),
+        (changed(unit="tok" * 200), r"^unit='toktok\w*\.\.\.\w*tok' must be a short text, as in unit = 'tokens'$"),
+        (changed(better="high" * 200), r"^better='\w*\.\.\.\w*' must be 'higher' or 'lower'$"),
+        (changed(items_per_sample=[1] * 500), r"^items_per_sample=\[1, 1, 1, 1, 1, 1, \.\.\.\] must be a whole number"),
+        (
+            changed(learning_rate=lambda self, update: "0.1" * 200),
+            r"returns '[01.]*\.\.\.[01.]*'; return a finite number, or None$",
+        ),
         (changed(merit=5), "merit=5 must be a short text, as in merit = 'test loss'"),
         (
             changed(learning_rate=lambda self, update: float("nan") if update == 7 else 0.1),
