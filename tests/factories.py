@@ -69,8 +69,7 @@ def make_spec(**fields: Any) -> Spec:
 
 def values_in_example(axis: str) -> list[Any]:
     """Return the values of the axis that the example of its declaration gives to the grid q2."""
-    points = expand_grid("q2", DECLARED[axis].example.split()).points
-    return list(dict.fromkeys(getattr(spec, axis) for spec in points))
+    return list(dict.fromkeys(getattr(spec, axis) for spec in expand_grid("q2", DECLARED[axis].example.split()).points))
 
 
 def with_other_value(spec: Spec, axis: str) -> Spec:

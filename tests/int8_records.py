@@ -41,8 +41,7 @@ def record_of(seed: int, result: StageResult) -> Record:
         histograms=(drawn,),
     )
     spec = point(seed)
-    measurement = msgspec.structs.replace(make_measurement(spec), quantization=found)
-    return make_record(spec, measurement=measurement)
+    return make_record(spec, measurement=msgspec.structs.replace(make_measurement(spec), quantization=found))
 
 
 RECORDS = [record_of(seed, int8_result(FP32_CORRECT[seed] + change)) for seed, change in enumerate(CHANGES)]

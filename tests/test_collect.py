@@ -181,8 +181,7 @@ def test_a_root_that_may_not_be_written_has_no_index_and_says_so(tmp_path: Path)
 def test_an_experiment_by_itself_has_no_index_and_no_stale_table_and_is_written_the_same_again(
     pipeline: Command, tmp_path: Path
 ) -> None:
-    found = make_record(loss=1.5)
-    experiment = make_experiment(tmp_path / "x", found, missing=[make_spec(batch_size_per_gpu=2)])
+    experiment = make_experiment(tmp_path / "x", make_record(loss=1.5), missing=[make_spec(batch_size_per_gpu=2)])
     (experiment.folder / "oom.csv").write_text("stale")
     pipeline("collect", tmp_path)
     assert not (tmp_path / "index.html").exists()
@@ -195,8 +194,7 @@ def test_an_experiment_by_itself_has_no_index_and_no_stale_table_and_is_written_
 
 def test_an_experiment_given_by_itself_has_its_own_name(pipeline: Command, tmp_path: Path) -> None:
     make_experiment(tmp_path / "a" / "x", make_record())
-    names = [list(collected(pipeline, folder)) for folder in (tmp_path, tmp_path / "a" / "x")]
-    assert names == [["a/x"], ["x"]]
+    assert [list(collected(pipeline, folder)) for folder in (tmp_path, tmp_path / "a" / "x")] == [["a/x"], ["x"]]
 
 
 @pytest.mark.fault("F32")

@@ -69,8 +69,7 @@ def test_a_name_stays_the_same_when_the_grid_grows(pipeline: Command, tmp_path: 
 
 def test_each_figure_of_the_published_experiments_has_a_name_of_its_own() -> None:
     for experiment in find_experiments(ROOT / "published").values():
-        found = collect_experiment(experiment)
-        points = figures_by_point(found)
+        points = figures_by_point(collect_experiment(experiment))
         assert len({point.run_id for point in points}) == len(points)
         assert {point.status for point in points} <= {"ok", "oom", "failed"}
         for point in points:
@@ -112,8 +111,7 @@ def mlflow_runs(store: Path) -> Mapping[str, Any]:
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{store / 'mlflow.db'}")
-    at = client.get_experiment_by_name("x").experiment_id
-    runs = client.search_runs([at])
+    runs = client.search_runs([client.get_experiment_by_name("x").experiment_id])
     found = {run.data.tags["ddpscale.run_id"]: run for run in runs}
     assert len(found) == len(runs)
     return found
@@ -139,8 +137,7 @@ def test_mlflow_has_one_run_a_point_with_parameters_intervals_and_the_page_also_
         assert (run.data.params["num_gpus"], run.data.params["precision"]) == (str(row["num_gpus"]), row["precision"])
         assert "repeat" not in run.data.params
     assert sorted(run.data.tags.get("status", "") for run in runs.values()) == ["", "ok", "ok", "oom"]
-    page = next((store / "artifacts").rglob("report.html"))
-    assert page.read_text() == "<p>the page</p>"
+    assert next((store / "artifacts").rglob("report.html")).read_text() == "<p>the page</p>"
 
     assert "3 points, 0 new or changed" in pipeline(*call, env=offline(tmp_path)).stderr
     assert {run.info.run_id for run in mlflow_runs(store).values()} == {run.info.run_id for run in runs.values()}
@@ -173,5 +170,4 @@ def test_wandb_writes_one_offline_run_a_point_also_after_a_second_export(
     (report,) = [path for path in runs if path.name.endswith("-report")]
     assert next(report.rglob("*.html")).read_text() == "<p>the page</p>"
     written = b"".join(path.read_bytes() for path in measured.folder.rglob("*.wandb"))
-    row = rows_of(measured, "Q2")[1]
-    assert repr(row["speedup_high"]).encode() in written
+    assert repr(rows_of(measured, "Q2")[1]["speedup_high"]).encode() in written

@@ -173,8 +173,7 @@ def test_the_training_time_of_stated_epochs_is_their_sum_and_what_is_not_stated_
     assert times_s[:2] == pytest.approx([23.846, 47.396])
     assert None not in times_s
     assert {row["note"] for row in a40.shape["Q4"]} == {"not stated: learning_rate"}
-    note = "not stated: training_time_s, learning_rate"
-    assert cells(v100.shape["Q4"], "training_time_s", "note") == [(None, note)]
+    assert cells(v100.shape["Q4"], "training_time_s", "note") == [(None, "not stated: training_time_s, learning_rate")]
 
 
 def test_training_time_is_not_stated_where_an_epoch_before_has_none(tmp_path: Path) -> None:
@@ -252,16 +251,14 @@ def test_the_extra_columns_are_axes_of_the_point(tmp_path: Path) -> None:
 
 
 def test_rows_equal_but_for_the_epoch_are_one_record_in_any_order(tmp_path: Path) -> None:
-    folder = ingest_text(tmp_path, "dp,1,32,3,1,,2.5,,ok", "dp,1,32,1,9,,4.5,,ok", "dp,1,32,,2,,3.5,,ok")
-    (record,) = records_in(folder)
+    (record,) = records_in(ingest_text(tmp_path, "dp,1,32,3,1,,2.5,,ok", "dp,1,32,1,9,,4.5,,ok", "dp,1,32,,2,,3.5,,ok"))
     losses = {epoch.epoch: epoch.loss for epoch in measurement_of(record).epochs}
     assert (losses, record.spec.epochs, record.measured) == ({1: 4.5, 2: 3.5, 3: 2.5}, 3, False)
 
 
 def test_a_second_file_adds_its_points_and_keeps_the_first_ones(tmp_path: Path) -> None:
     ingest_text(tmp_path, GOOD)
-    tables = collect(ingest_text(tmp_path, "dp,2,32,2,33.48,,,,ok"))
-    assert cells(tables["Q2"], "num_gpus") == [(1,), (2,)]
+    assert cells(collect(ingest_text(tmp_path, "dp,2,32,2,33.48,,,,ok"))["Q2"], "num_gpus") == [(1,), (2,)]
 
 
 def test_what_an_option_corrects_is_a_new_attempt(tmp_path: Path) -> None:

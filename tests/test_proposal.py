@@ -29,8 +29,7 @@ def scaling(counts: Sequence[int] = (1, 2, 4), **fields: Any) -> list[Record]:
 
 
 def proposal_of(folder: Path, *found: Record, num_gpus: int | None = None, num_samples: int = 10**9) -> Proposal:
-    tables = collect_experiment(make_experiment(folder / "x", *found)).tables
-    return propose(tables, Work(num_samples, num_gpus), list)
+    return propose(collect_experiment(make_experiment(folder / "x", *found)).tables, Work(num_samples, num_gpus), list)
 
 
 def test_the_page_has_the_hours_and_where_efficiency_falls(pipeline: Command, tmp_path: Path) -> None:
@@ -160,8 +159,7 @@ def test_ingested_times_and_missing_energy_are_said(tmp_path: Path) -> None:
     found = proposal_of(tmp_path, *scaling())
     assert "Energy was not measured." in found.assumptions
     assert "There are no intervals: they need 6 timed epochs, or repeats." in found.assumptions
-    tables = collect_experiment(Experiment(ROOT / "published" / "a40-ddp")).tables
-    stated = propose(tables, Work(10**9, None), list)
+    stated = propose(collect_experiment(Experiment(ROOT / "published" / "a40-ddp")).tables, Work(10**9, None), list)
     assert "Times were stated elsewhere, and not measured here." in stated.assumptions
 
 
@@ -203,8 +201,7 @@ def test_the_published_proposal_is_of_the_cheapest_configuration_with_one_gpu_be
 
 
 def test_synthetic_batches_and_shared_nodes_are_left_out_and_named(tmp_path: Path) -> None:
-    synthetic = timed(1.0, 512, 4, input="synthetic")
-    found = proposal_of(tmp_path / "synthetic", *scaling(), synthetic)
+    found = proposal_of(tmp_path / "synthetic", *scaling(), timed(1.0, 512, 4, input="synthetic"))
     assert "ddp, 128 per GPU" in found.answers[0]
     shared = proposal_of(tmp_path / "shared", *scaling(), *beside(timed(1.0, 256, 4), timed(1.0, 512, 4)))
     assert "ddp, 128 per GPU" in shared.answers[0]
@@ -220,6 +217,5 @@ def test_the_page_prints_on_one_pages(pipeline: Command, tmp_path: Path, name: s
     answer = pipeline("proposal", tmp_path / "x", "--samples", "1e9", "--gpus", num_gpus)
     assert answer.returncode == 0, answer.stderr
     command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--print-to-pdf={tmp_path / 'page.pdf'}"]
-    page = f"file://{tmp_path}/x/proposal.html"
-    subprocess.run([*command, page], capture_output=True, timeout=120, check=True)
+    subprocess.run([*command, f"file://{tmp_path}/x/proposal.html"], capture_output=True, timeout=120, check=True)
     assert len(re.findall(rb"/Type\s*/Page\b", (tmp_path / "page.pdf").read_bytes())) == 2

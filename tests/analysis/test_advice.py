@@ -73,8 +73,7 @@ def test_a_step_that_does_not_grow_with_its_batch_is_launched_too_slowly() -> No
 def test_a_larger_batch_that_runs_out_of_memory_is_not_advised() -> None:
     large = make_record(make_spec(batch_size_per_gpu=128, input="gpu", execution="graph"), status="oom")
     lost = msgspec.structs.replace(large, environment=H200)
-    rows = weak(resident(8, 32, execution="graph"), lost)
-    assert rows[0]["next_step"] == NOTHING_FOUND
+    assert weak(resident(8, 32, execution="graph"), lost)[0]["next_step"] == NOTHING_FOUND
 
 
 def test_what_several_gpus_cost_is_to_be_measured_if_nothing_else_says_it() -> None:
@@ -84,12 +83,10 @@ def test_what_several_gpus_cost_is_to_be_measured_if_nothing_else_says_it() -> N
 
 
 def test_points_without_a_time_two_models_and_timings_from_elsewhere() -> None:
-    failed = make_record(make_spec(), status="failed")
-    assert weak(failed)[0]["next_step"] is None
+    assert weak(make_record(make_spec(), status="failed"))[0]["next_step"] is None
     other = msgspec.structs.replace(resident(1, 128), environment=Environment(gpus=(Gpu(name="NVIDIA H100"),)))
     assert weak(waiting(4), other)[0]["next_step"] == "input=gpu or more loader workers"  # another model tells nothing
-    stated = msgspec.structs.replace(waiting(4), measured=False)
-    assert weak(stated)[0]["next_step"] is None
+    assert weak(msgspec.structs.replace(waiting(4), measured=False))[0]["next_step"] is None
 
 
 def windowed_at(clock_mhz: float | None, gpu: str = "NVIDIA H200", highest_mhz: float | None = None) -> Record:

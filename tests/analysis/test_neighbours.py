@@ -83,8 +83,7 @@ def test_rows_of_neighbours_and_rows_that_compare_with_them_say_so_and_keep_thei
 
 
 def test_measured_communication_beside_another_point_is_said_in_q3() -> None:
-    spec = point("ddp", 2)
-    record = make_communication_record(spec, measured(), launch_id="c")
+    record = make_communication_record(point("ddp", 2), measured(), launch_id="c")
     found = [ran(OTHERS[128], "00:00", "01:00"), ran(TWO_GPUS, "05:00", "06:00")]
     tables = build(*found, between(record, "10:00", "11:00"), ran(OTHERS[32], "10:30", "11:30"))
     assert f"measured communication: {BESIDE_ONE}" in tables["Q3"][0]["note"]
@@ -102,8 +101,7 @@ def test_a_superseded_attempt_is_a_neighbour_too() -> None:
 
 def test_a_baseline_on_another_gpu_is_marked_as_far_as_uuids_are_known() -> None:
     def on(spec: Spec, *uuids: str | None, name: str = "NVIDIA H200") -> Record:
-        gpus = tuple(Gpu(name=name, uuid=uuid) for uuid in uuids)
-        return ran(spec, "00:00", "01:00", launch_id="one", gpus=gpus)
+        return ran(spec, "00:00", "01:00", launch_id="one", gpus=tuple(Gpu(name=name, uuid=uuid) for uuid in uuids))
 
     def note(one: Record, two: Record) -> str | None:
         (row,) = [row for row in build(one, two)["Q2"] if row["num_gpus"] == 2]

@@ -65,23 +65,20 @@ def told(point: PooledPoint) -> tuple[Any, ...]:
 
 
 def test_a_point_that_stopped_early_reports_the_windows_that_were_run() -> None:
-    spec = make_spec(windows=20, epochs=21)
-    point = pool(make_record(spec, (9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)))
+    point = pool(make_record(make_spec(windows=20, epochs=21), (9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)))
     assert (point.status, point.notes, point.epoch_time) == ("ok", [], 3.5)
     assert told(point) == (3.5, Interval(1.0, 6.0, 0.96875), "windows", (3.5,))
 
 
 def test_the_interval_is_over_repeats_where_there_are_six_and_each_counts_once() -> None:
     # medians 1 to 6, though the windows reach from 0.5 to 9
-    found = [windowed(0.5, number, 9.0, repeat=number) for number in range(1, 7)]
-    point = pool(*found)
+    point = pool(*(windowed(0.5, number, 9.0, repeat=number) for number in range(1, 7)))
     assert told(point) == (3.5, Interval(1.0, 6.0, 0.96875), "repeats", (1, 2, 3, 4, 5, 6))
     assert point.interval_notes == []
 
 
 def test_else_it_is_over_the_windows_of_all_repeats_and_says_so() -> None:
-    found = [windowed(1.0, 2.0, 3.0), windowed(4.0, 5.0, 6.0, repeat=1)]
-    point = pool(*found)
+    point = pool(windowed(1.0, 2.0, 3.0), windowed(4.0, 5.0, 6.0, repeat=1))
     assert told(point) == (3.5, Interval(1.0, 6.0, 0.96875), "windows", (2.0, 5.0))
     assert sentences(point.interval_notes) == [POOLED_WINDOWS]
 
@@ -112,11 +109,9 @@ def test_a_point_without_a_time_says_nothing_of_intervals() -> None:
 
 
 def test_windows_that_drift_are_not_alike_and_the_interval_says_so() -> None:
-    slowed = windowed(*[1.0, 1.01, 1.02] * 2, *[1.1, 1.12, 1.13] * 2)
-    (note,) = sentences(pool(slowed).epoch_time_drift_notes)
+    (note,) = sentences(pool(windowed(*[1.0, 1.01, 1.02] * 2, *[1.1, 1.12, 1.13] * 2)).epoch_time_drift_notes)
     assert note.startswith("epoch_time_s drifted by +10.9 %")
-    steady = windowed(*[1.0, 1.01, 1.13] * 2, *[1.1, 1.12, 1.02] * 2)
-    assert pool(steady).epoch_time_drift_notes == []
+    assert pool(windowed(*[1.0, 1.01, 1.13] * 2, *[1.1, 1.12, 1.02] * 2)).epoch_time_drift_notes == []
     together = pool(windowed(*[1.0] * 6, repeat=0), windowed(*[1.1] * 6, repeat=1))
     assert sentences(together.interval_notes) == [POOLED_WINDOWS], "another process may have another pace"
 

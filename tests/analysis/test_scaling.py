@@ -35,8 +35,7 @@ def timed(
 
 
 def windowed(times_s: Sequence[float], batch_size_per_gpu: int, num_gpus: int = 1, **fields: Any) -> Record:
-    spec = timed(1, batch_size_per_gpu, num_gpus, **WINDOWS, **fields).spec
-    return make_record(spec, (90.0, *times_s))
+    return make_record(timed(1, batch_size_per_gpu, num_gpus, **WINDOWS, **fields).spec, (90.0, *times_s))
 
 
 LADDER = (timed(12, 128), timed(10, 256), timed(8, 512), timed(6, 256, 2), timed(4, 128, 4), timed(7, 64, 2))
@@ -107,15 +106,13 @@ def test_one_gpu_that_differs_in_another_axis_is_no_baseline_of_strong_scaling(f
 
 
 def test_the_baseline_of_strong_scaling_may_differ_as_that_of_weak_scaling_may() -> None:
-    found = timed(9, 256, seed=3), timed(3, 64, 4, num_nodes=2, epochs=4, windows=3, repeat=1)
-    *_, row = rows_of("strong", *found)
+    *_, row = rows_of("strong", *(timed(9, 256, seed=3), timed(3, 64, 4, num_nodes=2, epochs=4, windows=3, repeat=1)))
     assert (row["speedup"], row["baseline"]) == (3.0, "single")
     assert {"epochs", "windows", "num_nodes", "repeat", "seed"} <= set(BASELINE_MAY_DIFFER)
 
 
 def test_the_same_strategy_on_one_gpu_comes_before_single() -> None:
-    ddp_on_one = timed(6, 256, strategy="ddp")
-    rows = rows_of("strong", timed(9, 256), ddp_on_one, timed(3, 128, 2))
+    rows = rows_of("strong", timed(9, 256), timed(6, 256, strategy="ddp"), timed(3, 128, 2))
     assert [(row["strategy"], row["speedup"], row["baseline"]) for row in rows] == [
         ("ddp", 1.0, "ddp"),
         ("ddp", 2.0, "ddp"),
@@ -161,21 +158,17 @@ def test_a_baseline_that_breaks_the_invariant_is_refused() -> None:
 
 def test_the_intervals_are_carried_into_speedup_and_efficiency() -> None:
     one = windowed((10, 8, 11, 9, 12, 10), 128)
-    two = windowed((5.0, 4.0, 5.5, 4.5, 6.0, 5.0), 128, 2)
-    first, second = rows_of("weak", one, two)
+    first, second = rows_of("weak", one, windowed((5.0, 4.0, 5.5, 4.5, 6.0, 5.0), 128, 2))
     assert (low(first["epoch_time_s"]), high(first["epoch_time_s"]), first["noise_floor"]) == (8, 12, 0.2)
     assert (first["interval_over"], first["num_windows"]) == ("windows", 6)
     assert (first["speedup"], low(first["speedup"]), high(first["speedup"])) == (1, None, None)  # its own baseline
     assert (second["speedup"], low(second["speedup"]), high(second["speedup"])) == (2.0, 8 / 6, 12 / 4)
-    efficiencies = (low(second["parallel_efficiency"]), high(second["parallel_efficiency"]))
-    assert efficiencies == (8 / 6 / 2, 12 / 4 / 2)
+    assert (low(second["parallel_efficiency"]), high(second["parallel_efficiency"])) == (8 / 6 / 2, 12 / 4 / 2)
     assert second["note"] is None
 
 
 def test_a_difference_inside_the_noise_is_said() -> None:
-    one = windowed((10, 8, 11, 9, 12, 10), 128)
-    two = windowed((9, 7, 10, 8, 11, 9), 128, 2)
-    *_, row = rows_of("weak", one, two)
+    *_, row = rows_of("weak", windowed((10, 8, 11, 9, 12, 10), 128), windowed((9, 7, 10, 8, 11, 9), 128, 2))
     assert low(row["speedup"]) < 1 < row["speedup"] < high(row["speedup"])
     assert_says(row["note"], "no difference from the baseline", "interval")
 
@@ -205,8 +198,7 @@ def test_a_point_with_an_interval_and_a_baseline_without_has_no_interval_of_the_
 
 def test_rows_without_windows_or_repeats_carry_nulls_and_no_note() -> None:
     for row in q2(timed(8, 256), timed(4, 256, 2), timed(4, 128, 2))[:2]:
-        fields = ("noise_floor", "interval_over", "note")
-        assert [row[field] for field in fields] == [None] * 3
+        assert [row[field] for field in ("noise_floor", "interval_over", "note")] == [None] * 3
         assert row["num_windows"] == 1
 
 

@@ -156,8 +156,7 @@ def make_node(uuids: Sequence[str], power_w: Sequence[int], until_s: float = 6) 
     for uuid, watts in zip(uuids, power_w, strict=True):
         steps = range(round(until_s * 10) + 1)
         gpus[uuid] = [at(step / 10, energy_mj=100 * watts * step, power_mw=1000 * watts) for step in steps]
-    ticks = [tick(step / 10, (step, 2 * step)) for step in range(round(until_s * 10) + 1)]
-    return NodeSamples(0.1, ticks, gpus, [])
+    return NodeSamples(0.1, [tick(step / 10, (step, 2 * step)) for step in range(round(until_s * 10) + 1)], gpus, [])
 
 
 def started(epochs: Sequence[Epoch], starts_s: Sequence[float]) -> list[Epoch]:
@@ -172,8 +171,7 @@ def started(epochs: Sequence[Epoch], starts_s: Sequence[float]) -> list[Epoch]:
 
 def two_epochs(num_gpus: int = 2, strategy: str = "ddp", **fields: Any) -> list[Epoch]:
     """Two epochs of 2 s and 1 s, from 1 s and from 4 s after T0."""
-    spec = make_spec(strategy=strategy, num_gpus=num_gpus, **fields)
-    return started(make_measurement(spec).epochs, (1, 4))
+    return started(make_measurement(make_spec(strategy=strategy, num_gpus=num_gpus, **fields)).epochs, (1, 4))
 
 
 def environment(*numbers: int) -> Environment:

@@ -29,8 +29,7 @@ def test_six_seeds_tell_a_remedy_from_noise_or_say_that_they_do_not() -> None:
     assert told["remedies"] == "linear_scaling at rate 1.6"
     assert told["mended"] == pytest.approx(0.8825)
     assert told["mended_unclear"] == ""
-    untold = q4(*plain, *studied(2048, 0.801, 0.001, "linear_scaling")).values
-    assert "intervals overlap" in untold["mended_unclear"]
+    assert "intervals overlap" in q4(*plain, *studied(2048, 0.801, 0.001, "linear_scaling")).values["mended_unclear"]
 
 
 @pytest.mark.parametrize(
@@ -70,8 +69,7 @@ def test_a_target_that_some_seeds_miss_says_how_many_reached_it() -> None:
 
 def test_a_seed_that_misses_leaves_the_end_open_and_the_baseline_may_be_a_rival() -> None:
     missed = studied(2048, 0.9, -0.005, "warmup", epoch_time_s=0.9)
-    claim = q4(*studied(128, 0.9, 0), *studied(2048, 0.8, 0), *missed)
-    assert "1 more may be as soon" in claim.values["soonest"]
+    assert "1 more may be as soon" in q4(*studied(128, 0.9, 0), *studied(2048, 0.8, 0), *missed).values["soonest"]
 
 
 def test_the_baseline_trains_as_long_as_the_large_batch_and_a_diverged_one_is_none() -> None:
@@ -79,8 +77,7 @@ def test_the_baseline_trains_as_long_as_the_large_batch_and_a_diverged_one_is_no
     full = [*studied(128, 0.9, 0), *studied(2048, 0.8, 0), *studied(2048, 0.89, 0, "warmup")]
     values = q4(*pilot, *full).values
     assert (values["epochs"], values["cost"]) == (30, pytest.approx(-10))
-    spec = make_spec(epochs=30, evaluate=True)
-    lost = [make_record(spec, [1.0] * 30, diverged_at_update=7, test_accuracy=0.1)]
+    lost = [make_record(make_spec(epochs=30, evaluate=True), [1.0] * 30, diverged_at_update=7, test_accuracy=0.1)]
     claim = q4(*lost, *full[6:])
     assert claim.kind == "not_answered"
     assert "diverged" in claim.values["why"]
@@ -95,8 +92,7 @@ def test_the_answer_is_about_the_largest_batch_that_tried_a_remedy() -> None:
 
 def test_six_seeds_count_before_one_and_a_study_with_an_answer_before_one_without() -> None:
     found = [*studied(128, 0.9, 0), *studied(2048, 0.8, 0), *studied(2048, 0.89, 0, "warmup")]
-    alone = studied(2048, 0.895, 0, "zero_gamma")[:1]
-    assert q4(*found, *alone).values["remedies"].startswith("warmup")
+    assert q4(*found, *studied(2048, 0.895, 0, "zero_gamma")[:1]).values["remedies"].startswith("warmup")
     other = [*studied(128, 0.7, 0, precision="bf16"), *studied(2048, 0.6, 0, precision="bf16")]
     values = q4(*other, *found).values
     assert (values["mended"], values["where"]) == (pytest.approx(0.89), ", tf32, n = 6")
@@ -124,8 +120,7 @@ def test_sets_of_remedies_are_counted_once() -> None:
 
 
 def test_a_study_without_its_baseline_answers_nothing_yet() -> None:
-    missing = make_spec(evaluate=True, epochs=30)
-    (claim,) = claims_of(*studied(2048, 0.8, 0.001), missing=[missing])["Q4"]
+    (claim,) = claims_of(*studied(2048, 0.8, 0.001), missing=[make_spec(evaluate=True, epochs=30)])["Q4"]
     assert (claim.kind, claim.values["with_failed"]) == ("no_result", "")
 
 

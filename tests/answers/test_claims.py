@@ -45,8 +45,7 @@ def test_an_answer_has_at_most_three_sentences(kind: str) -> None:
 
 def test_no_published_answer_has_more_than_three_sentences() -> None:
     for manifest in sorted((ROOT / "published").glob("**/manifest.json")):
-        answers = answer_questions(collect_experiment(Experiment(manifest.parent)).tables)
-        for question, claims in answers.items():
+        for question, claims in answer_questions(collect_experiment(Experiment(manifest.parent)).tables).items():
             by_paragraph = group_pairs((claim.about, claim) for claim in claims)
             for own in by_paragraph.values():
                 assert sum(len(claim.sentences()) for claim in own) <= 3, (manifest, question)

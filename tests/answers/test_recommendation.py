@@ -46,8 +46,7 @@ def test_it_is_the_first_line_of_the_report() -> None:
 
 def test_of_a_tie_the_simpler_one_is_used() -> None:
     graph = windowed(times(1.0), 128, execution="graph")
-    eager = windowed(times(1.001), 128)
-    said = answers_of(graph, eager)["Q5"]
+    said = answers_of(graph, windowed(times(1.001), 128))["Q5"]
     assert_says(
         said,
         "Use 1 GPU with 128 images a step in tf32, eager",
@@ -79,8 +78,7 @@ def test_of_a_tie_between_numbers_of_gpus_and_between_strategies() -> None:
 
 def test_with_repeats_one_half_chooses_and_the_other_is_stated() -> None:
     lucky = repeated((1.0, 1.4, 1.0, 1.4), precision="bf16")
-    steady = repeated((1.1, 1.1, 1.1, 1.1), precision="fp32")
-    said = answers_of(*lucky, *steady)["Q5"]
+    said = answers_of(*lucky, *repeated((1.1, 1.1, 1.1, 1.1), precision="fp32"))["Q5"]
     assert_says(
         said, "bf16", "an epoch of 1.40 s", "n = 4, chosen by every other run, the figure is that of the other runs"
     )

@@ -18,8 +18,7 @@ from pipeline.experiment.measurement import SplitPart, SweptCollective, Transfer
 
 def test_the_measured_tables_for_people() -> None:
     transfers = (Transfer(kind="gradients", calls_per_step=3, bytes_per_step=float(RESNET18_GRADIENT_BYTES)),)
-    found = measured(transfers=transfers)
-    text = report(make_communication_record(point(), found), missing=[point(num_gpus=4)])
+    text = report(make_communication_record(point(), measured(transfers=transfers)), missing=[point(num_gpus=4)])
     first, absent = table_of(text, "Q3.1: five step times")
     assert (first["one GPU [ms]"], first["step [ms]"]) == ("0.800", "1.190")
     assert (absent["one GPU [ms]"], absent["step [ms]"], absent["note"]) == ("missing", "", "1")
@@ -121,8 +120,7 @@ def test_a_dataparallel_table_for_people() -> None:
         Transfer(kind="outputs", calls_per_step=2, bytes_per_step=7.5),
     )
     times: dict[VariantName, Sequence[float]] = {"plain": [700.0] * 6, "dp": [31_000.0] * 6}
-    found = make_communication(times, split=parts, transfers=transfers)
-    text = report(make_communication_record(point("dp"), found))
+    text = report(make_communication_record(point("dp"), make_communication(times, split=parts, transfers=transfers)))
     (row,) = table_of(text, "Q3: DataParallel's step")
     assert row["step [ms]"] == "31.00"
     assert (row["scatter [ms]"], row["sum of parts [ms]"]) == ("150.0", "300.0")

@@ -26,8 +26,7 @@ from pipeline.tables.columns import Row
 
 def tables_in(text: str) -> list[list[str]]:
     """The cells of the heading of every table."""
-    lines = text.splitlines()
-    heads = [line for line, below in itertools.pairwise(lines) if re.match(r"\|:?-+", below)]
+    heads = [line for line, below in itertools.pairwise(text.splitlines()) if re.match(r"\|:?-+", below)]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in heads]
 
 
@@ -220,8 +219,7 @@ def test_an_ingested_report_is_also_shown_in_its_own_terms() -> None:
             for size in (32, 64)
         )
     ]
-    two = report(*(record for record in found if record.spec.num_gpus < 4))
-    assert "T(2)/T(4)" not in two
+    assert "T(2)/T(4)" not in report(*(record for record in found if record.spec.num_gpus < 4))
     text = report(*found)
     (row,) = table_of(text, "Q2: T(2)/T(4) by")
     assert (row["32"], row["64"]) == ("1.800", "1.667")  # 4.5/2.5, 5/3

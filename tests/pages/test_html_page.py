@@ -239,8 +239,7 @@ def test_the_line_on_top_says_what_was_measured_where_when_and_how_often(tmp_pat
 
 
 def test_every_point_stands_in_one_state_with_its_reason(tmp_path: Path) -> None:
-    missing = [make_spec(batch_size_per_gpu=8192)]
-    text = write_page(tmp_path / "x", *batch_records(), missing=missing).read_text()
+    text = write_page(tmp_path / "x", *batch_records(), missing=[make_spec(batch_size_per_gpu=8192)]).read_text()
     assert re.findall(r'<span class="state (\w+)">', text) == ["ok", "ok", "ok", "oom", "missing"]
     assert "out of GPU memory" in text
     assert "bad.json" in text

@@ -86,11 +86,9 @@ def test_no_text_breaks_out_of_its_place(text: str) -> None:
 def test_a_hostile_text_is_shown_as_text(text: str) -> None:
     rendered = report_with(text)
     assert all(char.isprintable() or char == "\n" for char in rendered)
-    html = as_html(rendered)
-    assert not re.search(r"<(script|a|img|b|code|pre)\b", html)
+    assert not re.search(r"<(script|a|img|b|code|pre)\b", as_html(rendered))
     assert len(table_of(rendered, "Q1")) == 3
-    harmless = report_with("harmless")
-    blocks = [re.sub(r"\n +", " ", text).count("\n\n") for text in (rendered, harmless)]
+    blocks = [re.sub(r"\n +", " ", text).count("\n\n") for text in (rendered, report_with("harmless"))]
     assert blocks[0] == blocks[1]  # no text adds a paragraph
 
 
@@ -117,8 +115,7 @@ def test_no_line_of_a_long_text_starts_a_block(start: str) -> None:
 
 
 def test_a_command_is_not_broken_over_lines() -> None:
-    wrapped = wrap("x " * 55 + "`ddpscale submit --grid q1`.")
-    assert wrapped.splitlines()[1] == "`ddpscale submit --grid q1`."
+    assert wrap("x " * 55 + "`ddpscale submit --grid q1`.").splitlines()[1] == "`ddpscale submit --grid q1`."
 
 
 def test_a_fraction_is_printed_in_percent() -> None:
@@ -179,8 +176,7 @@ def test_a_loss_that_diverged_is_printed_as_such() -> None:
 
 
 def test_what_does_not_vary_is_said_once_below_and_is_no_column() -> None:
-    found = [make_record(make_spec(batch_size_per_gpu=size, num_workers=size)) for size in (32, 64)]
-    text = report(*found)
+    text = report(*(make_record(make_spec(batch_size_per_gpu=size, num_workers=size)) for size in (32, 64)))
     assert "All rows: single 1 GPU, tf32, dataloader" in text
     rows = table_of(text, "Q1")
     assert [list(row)[:2] for row in rows] == [["images per GPU", "num_workers"]] * 2
@@ -214,8 +210,7 @@ def windowed(spec: Spec, *times_s: float) -> Record:
 
 
 def test_an_interval_is_a_column_only_where_a_row_has_one() -> None:
-    plain = report(make_record(make_spec()))
-    assert "interval [" not in plain
+    assert "interval [" not in report(make_record(make_spec()))
     text = report(windowed(make_spec(), 9.9, 10, 10.7, 10, 10, 10), make_record(make_spec(batch_size_per_gpu=64)))
     without, known = table_of(text, "Q1")
     assert (known["epoch time [s]"], known["interval [± %]"]) == ("10.000", "4.0")  # half of 0.8
@@ -335,11 +330,9 @@ def test_where_the_figures_come_from_is_said_once_and_so_is_a_mixture() -> None:
     def on(gpu: str, size: int) -> Record:
         environment = Environment(gpus=(Gpu(name=gpu),), torch="2.9", git_commit="c" * 40, git_dirty=True)
         measurement = make_measurement(make_spec(batch_size_per_gpu=size))
-        spec = make_spec(batch_size_per_gpu=size)
-        return make_record(spec, environment=environment, measurement=measurement)
+        return make_record(make_spec(batch_size_per_gpu=size), environment=environment, measurement=measurement)
 
-    text = report(on("NVIDIA A40", 32), on("NVIDIA H200", 64))
-    words = " ".join(text.split())
+    words = " ".join(report(on("NVIDIA A40", 32), on("NVIDIA H200", 64)).split())
     assert words.count("From 2 records: training resnet18 on cifar10; GPU NVIDIA A40, NVIDIA H200 (mixed)") == 1
     assert f"torch 2.9; commit {'c' * 20}, with uncommitted changes." in words
 

@@ -119,8 +119,7 @@ def test_a_point_on_two_nodes_is_a_line_of_its_own() -> None:
         timed_record(make_spec(strategy="ddp", num_gpus=4, batch_size_per_gpu=128, num_nodes=nodes), 5 / speedup)
         for nodes, speedup in ((1, 3.6), (2, 2.1))
     ]
-    panel = line_panel(plots_of(*batch_records(), *four)["q2"])
-    ends = {line.label: line.points[-1].y for line in panel.series}
+    ends = {line.label: line.points[-1].y for line in line_panel(plots_of(*batch_records(), *four)["q2"]).series}
     assert ends == pytest.approx({"ddp, 1 node": 3.6, "ddp, 2 nodes": 2.1})
 
 
@@ -261,8 +260,7 @@ def test_computing_at_the_peak_needs_flops_and_a_peak() -> None:
 
 
 def test_bandwidth_shows_the_sweep_and_the_buckets() -> None:
-    panel = line_panel(plots_of(*communication_records())["q3-bandwidth"])
-    sweep, buckets = panel.series
+    sweep, buckets = line_panel(plots_of(*communication_records())["q3-bandwidth"]).series
     assert (sweep.is_line, buckets.is_line, xs(buckets)) == (True, False, [8_000_000, 26_000_000])
     assert sweep.points[0][:2] == pytest.approx((10_000, 10_000 / 20_100))  # 10 kB in 20.1 us; 2(N-1)/N is 1
 
@@ -361,8 +359,7 @@ def test_each_theme_has_its_own_colours_and_no_placeholder_is_left() -> None:
     rendered = render_plot(plots_of(*batch_records())["q1"])
     light, dark = svg_of(rendered.panels[0].light), svg_of(rendered.panels[0].dark)
     for svg, theme in ((light, LIGHT), (dark, DARK), (rendered.file.decode(), LIGHT)):
-        used = set(re.findall(r"#[0-9a-f]{6}\b", svg))
-        assert {theme["--s0"], theme["--fg"]} <= used <= set(theme.values())
+        assert {theme["--s0"], theme["--fg"]} <= set(re.findall(r"#[0-9a-f]{6}\b", svg)) <= set(theme.values())
     assert not set(PLACEHOLDERS.values()) & {*LIGHT.values(), *DARK.values()}
 
 

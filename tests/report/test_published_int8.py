@@ -32,5 +32,4 @@ def test_published_weights_have_the_digest_of_their_record(path: Path) -> None:
     measurement = load_record(path).measurement
     assert measurement is not None
     assert measurement.quantization is not None
-    weights = path.with_suffix(".weights.npz")
-    load_weights(build_model("lenet", 10), weights, measurement.quantization.weights_sha256)
+    load_weights(build_model("lenet", 10), path.with_suffix(".weights.npz"), measurement.quantization.weights_sha256)

@@ -36,8 +36,7 @@ LEARNT = ("loss", "accuracy", "test_loss", "test_accuracy")
 def rendered(name: str) -> tuple[str, str]:
     """The report of a published experiment, as it is in git and as its records give it now."""
     found = collect_experiment(Experiment(ROOT / "published" / name))
-    words = address_of_words(found.experiment)
-    now = render_experiment(name, found.tables, found.collected, words=words)
+    now = render_experiment(name, found.tables, found.collected, words=address_of_words(found.experiment))
     return (found.experiment.folder / "report.md").read_text(), now
 
 
@@ -75,8 +74,7 @@ def test_what_a_user_measured_in_a_clone_changes_no_test(tmp_path: Path) -> None
 def test_the_figures_of_the_other_reports_are_what_their_records_give(name: str) -> None:
     published, now = (cells_of(report) for report in rendered(name))
     assert [len(row) for row in now] == [len(row) for row in published]
-    rows = zip(now, published, strict=True)
-    for cell, other in (pair for row, old in rows for pair in zip(row, old, strict=True)):
+    for cell, other in (pair for row, old in zip(now, published, strict=True) for pair in zip(row, old, strict=True)):
         numbers, others = NUMBER.findall(cell), NUMBER.findall(other)
         assert len(numbers) == len(others), (cell, other)
         for number, published_number in zip(numbers, others, strict=True):

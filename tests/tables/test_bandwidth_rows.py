@@ -77,8 +77,7 @@ def test_a_size_without_memory_is_an_oom_without_figures() -> None:
 
 def swept(time_us: int = 30, execution: Execution = "eager", precision: str = "tf32", **place: Any) -> Record:
     sweep = (SweptCollective(num_bytes=LARGE, times_ns=(time_us * 1000,)),)
-    spec = point(execution=execution, precision=precision, **place)
-    record = make_communication_record(spec, measured(sweep=sweep))
+    record = make_communication_record(point(execution=execution, precision=precision, **place), measured(sweep=sweep))
     return with_measurement(record, execution_used=execution, precision_used=precision)
 
 

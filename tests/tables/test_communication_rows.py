@@ -105,8 +105,7 @@ def test_where_more_is_exposed_than_the_link_takes_the_rest_is_the_hosts() -> No
 def test_exposed_communication_is_split_at_what_the_link_takes(
     exposed_s: float | None, comm_s: float | None, floor_s: float | None, hidden: float | None, launch_s: float | None
 ) -> None:
-    exposed = None if exposed_s is None else Estimate(exposed_s)
-    found = split_exposed(exposed, comm_s, floor_s)
+    found = split_exposed(None if exposed_s is None else Estimate(exposed_s), comm_s, floor_s)
     assert (found["hidden_share"], found["collective_launch_time_s"]) == (hidden, launch_s)
     assert low(found["hidden_share"]) is high(found["hidden_share"]) is None  # no interval
 
@@ -132,8 +131,7 @@ def test_a_launch_time_is_stated_only_where_more_is_surely_exposed_than_the_link
 def test_the_hidden_share_has_the_interval_of_exposed_communication(
     low_s: float, exposed_s: float, high_s: float, share: tuple[float | None, ...]
 ) -> None:
-    found = split_exposed(Estimate(exposed_s, low_s, high_s), 1.0, None)
-    hidden = found["hidden_share"]
+    hidden = split_exposed(Estimate(exposed_s, low_s, high_s), 1.0, None)["hidden_share"]
     assert (low(hidden), hidden, high(hidden)) == pytest.approx(share)
 
 
@@ -313,8 +311,7 @@ def test_a_share_holds_for_a_step_that_differs_by_at_most_a_tenth(steps: float, 
     specs = [msgspec.structs.replace(spec, **size) for spec in (ONE_GPU, TWO_GPUS)]
     epochs = [make_record(spec, (9, time_s)) for spec, time_s in zip(specs, (1, epoch_s), strict=True)]
     row = build(*epochs, make_communication_record(point(**size), measured()))["Q2"][1]
-    told = (row["limit"] == "the wrapper", "no share and no advice" not in (row["note"] or ""))
-    assert told == (is_told, is_told)
+    assert (row["limit"] == "the wrapper", "no share and no advice" not in (row["note"] or "")) == (is_told, is_told)
 
 
 def in_repeats(exposed_us: Sequence[float]) -> list[Record]:

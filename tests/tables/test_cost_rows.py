@@ -98,8 +98,7 @@ def test_processes_on_the_cpu_are_no_gpus() -> None:
 def test_an_implied_oom_costs_nothing_and_is_counted_apart() -> None:
     failure = Failure(kind="implied_oom", message="not run")
     found = [took(36, make_spec(), status="oom"), make_record(make_spec(repeat=1), status="oom", failure=failure)]
-    note = "1 more not run: a smaller batch ran out of memory"
-    assert_row(cost(*found)["oom"], gpu_hours=0.01, n=1, note=note)
+    assert_row(cost(*found)["oom"], gpu_hours=0.01, n=1, note="1 more not run: a smaller batch ran out of memory")
 
 
 def test_attempts_without_their_times_are_said_and_are_not_free() -> None:

@@ -114,8 +114,7 @@ def test_a_batch_size_is_not_called_fastest_since_its_gpu_is() -> None:
 def test_a_faster_model_is_no_speed_up(gpu: str, is_answered: bool) -> None:
     found = [timed(H100, 2.0), timed(H100, 1.5, 256), timed(gpu, 1.2, **TWO)]
     answers = answers_of(*found)
-    told = ("1.67 times as fast" in answers["Q2"], "By subtraction" in answers["Q3"])
-    assert told == (is_answered, is_answered)
+    assert ("1.67 times as fast" in answers["Q2"], "By subtraction" in answers["Q3"]) == (is_answered, is_answered)
     assert ("no point on several GPUs" in answers["Q2"]) is not is_answered
     assert (row_of(build(*found)["Q2"], num_gpus=2)["speedup"] is not None) is is_answered
 
@@ -183,8 +182,7 @@ def test_each_model_is_a_line_of_its_own() -> None:
     alike = [timed(H100, 2.0), timed(H100, 1.5, 256), timed(H100, 1.2, **TWO)]
     plots = plots_of(*alike, timed(H200, 1.0, 512), timed(H200, 0.52, 512, **TWO))
     assert lines_of(plots["q1"]) == {H100: (2.0, 1.5), H200: (1.0,)}
-    speedups = [line.points[0].y for line in line_panel(plots["q2"]).series]
-    assert speedups == pytest.approx([2 / 1.2, 1 / 0.52])
+    assert [line.points[0].y for line in line_panel(plots["q2"]).series] == pytest.approx([2 / 1.2, 1 / 0.52])
     assert [*lines_of(plots_of(*alike)["q1"])] == [""]
 
 

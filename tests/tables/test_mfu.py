@@ -65,8 +65,7 @@ def test_a_record_without_a_count_has_empty_cells_and_no_columns() -> None:
     record = msgspec.json.decode(json.dumps(raw).encode(), type=Record)
     keys = ("flops_per_sample", "tflops_per_gpu", "mfu", "peak_tflops", "peak_source", "note")
     assert cells(build(record, peak_tflops=100.0)["Q1"], *keys) == [(None,) * 6]
-    shown = [NAMES & {*table_of(report(one), "Q1")[0]} for one in (record, counted(record))]
-    assert shown == [set(), NAMES]
+    assert [NAMES & {*table_of(report(one), "Q1")[0]} for one in (record, counted(record))] == [set(), NAMES]
 
 
 @pytest.mark.parametrize("gpu", ["NVIDIA GeForce RTX 4090", ""])
@@ -95,8 +94,7 @@ def test_what_the_count_lacks_is_a_note(fields: dict[str, Any], said: str) -> No
 
 def peaks_of(*found: Record, **options: Any) -> dict[str, list[tuple[float, Any]]]:
     """The reference lines of the throughput plot, by label."""
-    series = line_panel(plots(*found, **options)["q1"], 1).series
-    lines = [line for line in series if line.style == REFERENCE]
+    lines = [line for line in line_panel(plots(*found, **options)["q1"], 1).series if line.style == REFERENCE]
     return {line.label: [(point.x, pytest.approx(point.y)) for point in line.points] for line in lines}
 
 

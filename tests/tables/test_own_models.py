@@ -72,8 +72,7 @@ def test_two_units_are_answered_apart_and_share_a_table_that_names_them() -> Non
     assert [part.partition(":")[0] for part in said[:-1]] == ["In tokens", "In images"]
     assert "25,600,000 tokens/s" in said[0]
     assert "50,000 images/s" in said[1]
-    rows = table_of(text, "Q1")
-    assert {row["items/s"] for row in rows} == {"25,600,000", "50,000"}
+    assert {row["items/s"] for row in table_of(text, "Q1")} == {"25,600,000", "50,000"}
     assert "tokens" in text.split("## Q1", 1)[1]
 
 
@@ -104,8 +103,7 @@ def test_of_a_lower_merit_the_target_lies_above_the_baseline_and_is_reached_from
 
 def test_of_a_higher_merit_that_is_below_zero_the_target_is_worse() -> None:
     small = losses([-4.0, -2.0], "log likelihood", "higher", batch_size_per_gpu=128)
-    large = losses([-4.0, -2.03], "log likelihood", "higher", batch_size_per_gpu=1024)
-    rows = build(small, large)["time_to_target"]
+    rows = build(small, losses([-4.0, -2.03], "log likelihood", "higher", batch_size_per_gpu=1024))["time_to_target"]
     assert [(row["target_merit"], row["epochs_to_target"]) for row in rows] == [(pytest.approx(-2.04), 2)] * 2
 
 
@@ -121,8 +119,7 @@ def test_the_answer_of_q4_names_the_merit_and_no_remedy() -> None:
 
 
 def test_an_accuracy_of_an_own_model_is_answered_in_per_cent() -> None:
-    ends = {128: 0.9, 1024: 0.7}
-    found = [trained([0.5, final], **OWN, batch_size_per_gpu=size) for size, final in ends.items()]
+    found = [trained([0.5, final], **OWN, batch_size_per_gpu=size) for size, final in {128: 0.9, 1024: 0.7}.items()]
     small, large = (with_measurement(record, unit="tokens") for record in found)
     said = answers(small, large)["Q4"][0]
     assert said.startswith("After 2 epochs 1,024 samples a step reach 70.0 % test accuracy, 128 reach 90.0 %, n = 1")
@@ -141,8 +138,7 @@ def test_an_accuracy_without_a_test_loss_is_no_loss_that_diverged() -> None:
 
 
 def test_a_command_names_the_options_of_the_model_and_quotes_what_a_shell_would_split() -> None:
-    record = timed(model="/home/ada l/gpt.py:Gpt", options=("layers=2",))
-    command = answers(record)["Q2"][-1]
+    command = answers(timed(model="/home/ada l/gpt.py:Gpt", options=("layers=2",)))["Q2"][-1]
     assert command == "ddpscale submit --grid own-model --set 'model=/home/ada l/gpt.py:Gpt' model.layers=2"
 
 

@@ -61,8 +61,7 @@ def predictions(*found: Record, **options: Any) -> Sequence[Row]:
 def test_four_gpus_are_predicted_from_two_and_compared_with_what_was_measured() -> None:
     row, doubled = predictions(swept(4, 1000 + 40 + 175 / 3 - 10), swept(2, 1000))
     assert cells([row, doubled], "from_num_gpus", "num_gpus", "global_batch_size") == [(2, 4, 512), (4, 8, 1024)]
-    nothing = ("measured_step_time_s", "prediction_error", "no_change_error")
-    assert_row(doubled, **dict.fromkeys(nothing))
+    assert_row(doubled, **dict.fromkeys(("measured_step_time_s", "prediction_error", "no_change_error")))
     found = {
         key: row[key] for key in row.figures if key.endswith(("time_s", "latency_us", "gb_s", "error", "efficiency"))
     }
@@ -129,8 +128,7 @@ def test_a_given_link_is_noted_and_the_test_of_the_model_keeps_its_own() -> None
     assert (test["note"], round(test["link_gb_s"])) == (None, 300)
     given = ("the link is given, not measured", pytest.approx(20), pytest.approx(25))
     assert cells(larger, "note", "latency_us", "link_gb_s") == [given] * 5
-    own = predictions(*found, predict_to=1024)[1:]
-    pairs = zip(larger, own, strict=True)
+    pairs = zip(larger, predictions(*found, predict_to=1024)[1:], strict=True)
     assert min(row["predicted_step_time_s"] - mine["predicted_step_time_s"] for row, mine in pairs) > 0
 
 
