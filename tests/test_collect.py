@@ -91,8 +91,10 @@ def test_records_without_a_manifest_stand_by_gpus_and_batch_and_not_by_name(pipe
     alone = [make_spec(batch_size_per_gpu=size) for size in (64, 512)]
     make_experiment(tmp_path / "x", *map(make_record, [*ddp, *alone])).manifest_path.unlink()
     tables = collected(pipeline, tmp_path)["x"]
-    sizes = {name: [row["batch_size_per_gpu"] for row in tables[name]] for name in ("Q1", "Q3")}
-    assert sizes == {"Q1": [64, 512], "Q3": [8, 16, 128]}
+    assert {name: [row["batch_size_per_gpu"] for row in tables[name]] for name in ("Q1", "Q3")} == {
+        "Q1": [64, 512],
+        "Q3": [8, 16, 128],
+    }
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b'{"schema_version": 9}'])

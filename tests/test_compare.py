@@ -148,8 +148,10 @@ def test_a_limit_needs_six_repeats_on_both_sides_and_names_the_point_that_has_fe
     assert (answer.returncode, *said, told) == (code, *[bool(code)] * 3)
     found = json.loads(printed(pipeline, tmp_path, *limit, "--allow-unchecked", "--json"))
     assert (found["fail_above"], found["allow_unchecked"]) == (0.5, True)
-    verdicts = [point["verdict"] for point in found["experiments"]["a and b"]["points"]]
-    assert verdicts == ["differs within one run" if code else "slower", "inside the noise"]
+    assert [point["verdict"] for point in found["experiments"]["a and b"]["points"]] == [
+        "differs within one run" if code else "slower",
+        "inside the noise",
+    ]
 
 
 def test_a_point_without_verdict_does_not_hide_one_that_is_slower(pipeline: Command, tmp_path: Path) -> None:
@@ -237,8 +239,10 @@ def test_a_label_has_the_length_of_a_point_only_where_that_tells_points_apart(
     lines = printed(pipeline, tmp_path).splitlines()
     rows = [line.split("|") for line in lines if line.startswith("|") and "noise of one run" in line]
     assert [row[1].strip() for row in rows] == ["6 windows", "9 windows", "32", "64"]
-    shared = [line.partition(". ")[0] for line in lines if line.startswith("All rows")]
-    assert shared == ["All rows: single 1 GPU, 32 per GPU", "All rows: single 1 GPU"]
+    assert [line.partition(". ")[0] for line in lines if line.startswith("All rows")] == [
+        "All rows: single 1 GPU, 32 per GPU",
+        "All rows: single 1 GPU",
+    ]
 
 
 def test_times_that_drift_are_named(pipeline: Command, tmp_path: Path) -> None:

@@ -347,8 +347,10 @@ def test_a_file_needs_four_columns_alone(tmp_path: Path) -> None:
 def test_names_may_stand_in_any_case(tmp_path: Path) -> None:
     rows = ("DP,1,32,2,24.94,,,,OK,FP32", "Dp,1,8192,,,,,,OOM,TF32")
     found = records_in(ingest_text(tmp_path, *rows, header=f"{HEADER},precision"))
-    stated = {(record.spec.strategy, record.status, record.spec.precision) for record in found}
-    assert stated == {("dp", "ok", "fp32"), ("dp", "oom", "tf32")}
+    assert {(record.spec.strategy, record.status, record.spec.precision) for record in found} == {
+        ("dp", "ok", "fp32"),
+        ("dp", "oom", "tf32"),
+    }
 
 
 @pytest.mark.parametrize(("written", "accuracy"), [("0.509", 0.509), ("50.9%", 0.509), ("50.9 %", 0.509), ("1", 1)])
@@ -430,8 +432,7 @@ WRITTEN = {
 def test_what_other_programs_write_is_read_alike(text: str) -> None:
     """A number that is read wrong is a wrong figure: each table says what the plain one says."""
     rows = ingest.read_rows(text.encode(), "file.csv")
-    read = [(row.strategy, row.num_gpus, row.batch_size_per_gpu, row.epoch_time_s, row.status) for row in rows]
-    assert read == [
+    assert [(row.strategy, row.num_gpus, row.batch_size_per_gpu, row.epoch_time_s, row.status) for row in rows] == [
         ("single", 1, 8192, 1040.1, "ok"),
         ("ddp", 2, 128, pytest.approx(22.3), "ok"),
         ("fsdp", 2, 8192, None, "oom"),

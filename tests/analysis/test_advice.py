@@ -117,8 +117,10 @@ def test_power_is_a_limit_only_where_the_clock_is_lower_by_more_than_3_per_cent(
 
 def test_a_share_of_one_gpu_is_at_most_that_on_several() -> None:
     rows = weak(resident(8, 32), resident(4, 64), resident(5, 32, 2), resident(2.8, 64, 2))
-    words = {row["num_gpus"]: limit_words(row) for row in rows if row["batch_size_per_gpu"] == 32}
-    assert words == {1: "launches, 100 % of its time", 2: "launches, at most 88 % of its time"}
+    assert {row["num_gpus"]: limit_words(row) for row in rows if row["batch_size_per_gpu"] == 32} == {
+        1: "launches, 100 % of its time",
+        2: "launches, at most 88 % of its time",
+    }
     assert [row["limit_share_is"] for row in rows] == [None, None, "at most", None]
 
 
@@ -168,8 +170,10 @@ def test_dataparallel_is_advised_to_use_ddp_also_where_it_waits_for_data() -> No
     (row,) = weak(msgspec.structs.replace(found[0], measured=False))
     assert row["next_step"] == "strategy=ddp"
     rows = collect_experiment(Experiment(ROOT / "published" / "v100-dp")).tables["Q2"]
-    steps = {(row["num_gpus"] > 1, row["next_step"]) for row in rows if row["scaling"] == "weak"}
-    assert steps == {(False, None), (True, "strategy=ddp")}
+    assert {(row["num_gpus"] > 1, row["next_step"]) for row in rows if row["scaling"] == "weak"} == {
+        (False, None),
+        (True, "strategy=ddp"),
+    }
 
 
 PAIRS = [  # advised here, measured there: (experiment, table), (the other side), what the advice names

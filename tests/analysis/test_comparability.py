@@ -233,8 +233,7 @@ def test_two_types_of_gpu_in_one_experiment_are_named_wherever_they_meet(tmp_pat
     ]
     tables = collect_experiment(make_experiment(tmp_path / "x", *found)).tables
     rows = [row for row in tables["Q2"] if row["scaling"] == "weak"]
-    found_rows = [(row["num_gpus"], row["batch_size_per_gpu"], (row["gpu"] or "")[-4:], row["note"]) for row in rows]
-    assert found_rows == [
+    assert [(row["num_gpus"], row["batch_size_per_gpu"], (row["gpu"] or "")[-4:], row["note"]) for row in rows] == [
         (1, 128, " A40", None),
         (1, 128, "16GB", None),
         (2, 128, "16GB", None),

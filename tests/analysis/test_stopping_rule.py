@@ -88,8 +88,10 @@ def test_the_docs_say_how_often_the_range_of_a_few_runs_holds_the_truth() -> Non
     """Runs that differ as much as their windows: the interval of one run covers the true median in 71 %, not 97 %."""
     times, gains = zip(*(bench.new_run_coverage(count, 0.0) for count in bench.NEW_RUNS), strict=True)
     page = (ROOT / "docs" / "stopping-rule.md").read_text()
-    cells = [re.findall(r"[\d.]+%", line) for line in page.splitlines() if ", independent windows" in line]
-    assert cells == [[f"{share:.0%}" for share in times], [f"{share:.1%}" for share in gains]]
+    assert [re.findall(r"[\d.]+%", line) for line in page.splitlines() if ", independent windows" in line] == [
+        [f"{share:.0%}" for share in times],
+        [f"{share:.1%}" for share in gains],
+    ]
     one, three, six = (f"{100 * share:.0f} %" for share in times)
     said = f"holds the true epoch time in {one}, that of three runs in {three} and that of six in {six}"
     assert missing_in(TRUST, [said, "that of a speed-up in 86, 97.5 and 99.7 %"]) == []

@@ -58,8 +58,7 @@ def test_q4_by_batch_size_is_of_one_study_and_tells_rates_apart() -> None:
     found += [learnt(size, 0.3, precision="bf16") for size in (64, 4096)]
     (panel,) = plots_of(*found)["q4-batch-size"].panels
     assert isinstance(panel, LinePanel)
-    lines = {line.label: [point.y for point in line.points] for line in panel.series}
-    assert lines == {
+    assert {line.label: [point.y for point in line.points] for line in panel.series} == {
         "learning rate 0.1": pytest.approx([80, 50]),
         "learning rate 0.4": pytest.approx([60]),
     }
@@ -120,5 +119,7 @@ def test_q4_folds_up_sizes_whose_lines_are_flat() -> None:
     found = remedy_records()
     found += [trained([0.2] * 4, 2.0, batch_size_per_gpu=8192, remedies=remedies) for remedies in REMEDIES]
     drawn = [plot for plot in plots_of(*found).values() if plot.title.endswith(" against time")]
-    shown = [(plot.title.removeprefix("Accuracy with ").partition(" images")[0], plot.is_main) for plot in drawn]
-    assert shown == [("8,192", False), ("4,096", True)]
+    assert [(plot.title.removeprefix("Accuracy with ").partition(" images")[0], plot.is_main) for plot in drawn] == [
+        ("8,192", False),
+        ("4,096", True),
+    ]

@@ -163,8 +163,10 @@ TOO_FAST = [timed(4, 32), timed(4, 64), timed(1.5, 32, 2), timed(1.5, 64, 2)]
 )
 def test_a_speed_up_that_cannot_be_trusted_is_grey_and_the_time_itself_is_not(found: list[Record], flaw: str) -> None:
     plots = plots_of(*found)
-    flaws = [{point.flaw for point in line_panel(plots[name]).series[0].points} for name in ("q1", "q2")]
-    assert flaws == [{""}, {flaw}]
+    assert [{point.flaw for point in line_panel(plots[name]).series[0].points} for name in ("q1", "q2")] == [
+        {""},
+        {flaw},
+    ]
     assert GREY_LABELS[flaw] in [entry.label for entry in plots["q2"].key()]
 
 
@@ -196,8 +198,7 @@ def test_bars_stand_by_strategy_gpus_and_batch_size_and_many_have_a_panel_for_ea
     sizes, ways = (512, 64, 128, 32), (("ddp", 2), ("single", 1), ("dp", 2))
     found = [make_spec(strategy=way, num_gpus=n, batch_size_per_gpu=size) for way, n in ways for size in sizes]
     panels = plots_of(*(timed_record(spec, 4) for spec in found))["q3"].panels
-    bars = [panel.bars for panel in panels if isinstance(panel, BarPanel)]
-    assert bars == [
+    assert [panel.bars for panel in panels if isinstance(panel, BarPanel)] == [
         tuple(f"{way}, {size} per GPU" for size in (32, 64, 128, 512))
         for way in ("single 1 GPU", "dp 2 GPUs", "ddp 2 GPUs")
     ]

@@ -91,7 +91,10 @@ def test_a_sweep_of_captured_calls_is_a_row_of_its_own_and_one_beside_another_pr
 
 def test_a_sweep_beside_eager_steps_says_itself_whether_it_was_captured_and_repeats_of_both_kinds_say_so() -> None:
     found = [make_communication_record(point(repeat=n), measured(sweep_captured=bool(n))) for n in (0, 1)]
-    kinds = [cells(build(*part)["sweep"], "execution") for part in (found[:1], found[1:], found)]
-    assert kinds == [[("eager",)], [("graph",)], [("eager",), ("graph",)]]
+    assert [cells(build(*part)["sweep"], "execution") for part in (found[:1], found[1:], found)] == [
+        [("eager",)],
+        [("graph",)],
+        [("eager",), ("graph",)],
+    ]
     said = "isolated all-reduces of some repeats were captured, of others not"
     assert all(said in row["note"] for row in build(*found)["bandwidth"])

@@ -204,8 +204,11 @@ def test_peak_memory_is_that_of_the_fullest_gpu() -> None:
 
 def test_q1_holds_one_gpu_q3_more_and_q2_all_of_them() -> None:
     tables = build(timed(make_spec(), 8), timed(ddp(1), 8), timed(ddp(2), 4), timed(ddp(4), 2))
-    numbers = {name: [row["num_gpus"] for row in tables[name]] for name in ("Q1", "Q2", "Q3")}
-    assert numbers == {"Q1": [1, 1], "Q2": [1, 1, 2, 4], "Q3": [2, 4]}
+    assert {name: [row["num_gpus"] for row in tables[name]] for name in ("Q1", "Q2", "Q3")} == {
+        "Q1": [1, 1],
+        "Q2": [1, 1, 2, 4],
+        "Q3": [2, 4],
+    }
     assert [row["speedup"] for row in tables["Q2"]] == [1, 1, 2, 4]
 
 

@@ -209,8 +209,7 @@ def test_communication_points_are_in_no_table_of_epochs() -> None:
     dp = make_communication({"plain": [700.0] * 6, "dp": [31_000.0] * 6})
     tables = build(*found, make_communication_record(point("dp"), dp), missing=[point(num_gpus=8)])
     assert not any(tables[name] for name in ("Q1", "Q2", "Q3", "Q4", "oom"))
-    numbers = {name: cells(tables[name], "strategy", "num_gpus") for name in ("communication", "transfers", "split")}
-    assert numbers == {
+    assert {name: cells(tables[name], "strategy", "num_gpus") for name in ("communication", "transfers", "split")} == {
         "communication": [("ddp", 2), ("ddp", 4), ("ddp", 8)],
         "transfers": [("ddp", 2), ("ddp", 4), ("dp", 2), ("ddp", 8)],
         "split": [("dp", 2)],

@@ -213,8 +213,10 @@ def test_exposed_communication_of_another_model_is_not_set_beside_subtraction() 
 
 def test_a_sweep_is_of_one_model_and_so_is_the_link_of_a_prediction() -> None:
     found = [communicating(H100, 128, 60_000), communicating(H100, 64, 60_000), communicating(H200, 256, 30_000)]
-    rows = cells(build(*found)["sweep"], "n", "time_s", "gpu")
-    assert rows == [(2, pytest.approx(60e-6), H100), (1, pytest.approx(30e-6), H200)]
+    assert cells(build(*found)["sweep"], "n", "time_s", "gpu") == [
+        (2, pytest.approx(60e-6), H100),
+        (1, pytest.approx(30e-6), H200),
+    ]
 
 
 def test_buckets_of_one_model_are_not_set_beside_the_link_of_another() -> None:

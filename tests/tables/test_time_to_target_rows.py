@@ -124,8 +124,11 @@ def test_two_gpus_are_compared_with_one_of_the_same_global_batch_epoch_by_epoch(
     said = (
         "the ranges of the training loss of this row and of 1 GPU with the same global batch overlap in 2 of 3 epochs"
     )
-    told = [(row["num_gpus"], said in (row["note"] or ""), "overlap" in (row["note"] or "")) for row in rows]
-    assert told == [(1, False, False), (1, False, False), (2, True, True)]
+    assert [(row["num_gpus"], said in (row["note"] or ""), "overlap" in (row["note"] or "")) for row in rows] == [
+        (1, False, False),
+        (1, False, False),
+        (2, True, True),
+    ]
 
 
 def test_a_given_target_replaces_that_of_the_baseline() -> None:
@@ -147,8 +150,10 @@ def test_only_alike_evaluated_trainings_of_several_batch_sizes_are_compared(fiel
 
 def test_q4_has_every_epoch_for_scripts_and_the_first_and_last_for_people() -> None:
     found = baseline(), trained([0.1] * 11, 0.5, batch_size_per_gpu=512, remedies=("linear_scaling",))
-    rows = cells(build(*found)["Q4"], "training_time_s", "learning_rate")
-    assert rows == [*((time_s, 0.1) for time_s in (2, 4, 6, 8)), *((number / 2, 0.4) for number in range(1, 12))]
+    assert cells(build(*found)["Q4"], "training_time_s", "learning_rate") == [
+        *((time_s, 0.1) for time_s in (2, 4, 6, 8)),
+        *((number / 2, 0.4) for number in range(1, 12)),
+    ]
     shown = cells(table_of(report(*found), "Q4: loss"), "images per GPU", "epoch")
     assert shown == [("128", "1"), ("128", "4"), ("512", "1"), ("512", "11")]
 
