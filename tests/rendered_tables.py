@@ -60,6 +60,13 @@ def assert_row(row: Row | Mapping[str, Any], **expected: Any) -> None:
     assert {key: row[key] for key in expected} == pytest.approx(expected)
 
 
+def assert_said_once(text: str, *words: str, never: Sequence[str] = ()) -> None:
+    """Fail unless the text holds each of the words once, and none of `never`, however its lines are broken."""
+    said = " ".join(text.split())
+    counts = {word: said.count(word) for word in (*words, *never)}
+    assert counts == dict.fromkeys(words, 1) | dict.fromkeys(never, 0), said
+
+
 def table_of(text: str, heading: str) -> list[dict[str, str]]:
     """The rows of one table by their header."""
     section = next(part for part in text.split("\n## ") if part.startswith(heading))

@@ -170,8 +170,7 @@ def test_the_training_time_of_stated_epochs_is_their_sum_and_what_is_not_stated_
 ) -> None:
     """One A40 at 32 takes 23.846 s, then 23.550 s. Of the V100s' only loss epoch 5 is known, without a time."""
     times_s = [row["training_time_s"] for row in a40.shape["Q4"]]
-    assert times_s[:2] == pytest.approx([23.846, 47.396])
-    assert None not in times_s
+    assert (times_s[:2], None in times_s) == (pytest.approx([23.846, 47.396]), False)
     assert {row["note"] for row in a40.shape["Q4"]} == {"not stated: learning_rate"}
     assert cells(v100.shape["Q4"], "training_time_s", "note") == [(None, "not stated: training_time_s, learning_rate")]
 
@@ -190,8 +189,7 @@ def test_the_same_file_again_changes_no_byte_and_exits_0(tmp_path: Path) -> None
     assert run_command("ingest", *arguments).returncode == 0
     before = everything_in(tmp_path)
     answer = run_command("ingest", *arguments)
-    assert (answer.returncode, answer.stdout) == (0, "")
-    assert "0 records new, 12 known" in answer.stderr
+    assert (answer.returncode, answer.stdout, "0 records new, 12 known" in answer.stderr) == (0, "", True)
     assert everything_in(tmp_path) == before
     assert len([name for name in before if name.endswith(".json")]) == 13  # 12 points and the manifest
 
@@ -509,8 +507,7 @@ def test_a_name_that_is_understood_is_said(capfd: pytest.CaptureFixture[str], tm
 def test_a_strategy_is_one_that_a_grid_may_name() -> None:
     """The list was written a second time and lacked fsdp and zero1."""
     for strategy in STRATEGIES:
-        assert strategy in ingest.WANTED["strategy"]
-        assert ingest.read_strategy(strategy.upper()) == strategy
+        assert (strategy in ingest.WANTED["strategy"], ingest.read_strategy(strategy.upper())) == (True, strategy)
     assert set(ingest.STRATEGY_NAMES.values()) == {*STRATEGIES}
 
 

@@ -192,8 +192,7 @@ ALIKE = {"torch": "2.11.0", "nodes": ("a",), "boot_ids": ("x",), "gpus": H200, "
 @pytest.mark.parametrize("facts", [{}, ALIKE])
 def test_what_is_alike_or_not_stated_is_not_marked(facts: dict[str, Any]) -> None:
     for records in ([on(**facts), on(1, **facts)], [on(**facts), on(1)]):
-        assert mixed(records) == []
-        assert unlike_baseline(records[:1], records[1:]) == []
+        assert (mixed(records), unlike_baseline(records[:1], records[1:])) == ([], [])
         assert unlike_baseline(records[1:], records[:1]) == []
 
 
@@ -203,8 +202,7 @@ def test_the_gpus_of_one_model_are_alike_however_many() -> None:
 
 def test_timings_measured_elsewhere_are_not_marked() -> None:
     stated = [on(torch="a", measured=False), on(1, torch="b", measured=False)]
-    assert mixed(stated) == []
-    assert unlike_baseline(stated[:1], stated[1:]) == []
+    assert (mixed(stated), unlike_baseline(stated[:1], stated[1:])) == ([], [])
 
 
 def test_a_note_stays_short() -> None:

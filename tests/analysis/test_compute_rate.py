@@ -52,8 +52,7 @@ def test_the_peak_is_that_of_the_data_sheet_in_the_precision_that_computes(
     ],
 )
 def test_an_unknown_gpu_or_precision_has_a_peak_only_if_it_is_stated(gpu: str, precision: str) -> None:
-    assert find_peak(gpu, precision) is None
-    assert find_peak(gpu, precision, 165.2) == Peak(165.2, "stated")
+    assert (find_peak(gpu, precision), find_peak(gpu, precision, 165.2)) == (None, Peak(165.2, "stated"))
 
 
 def test_a_stated_peak_replaces_that_of_the_data_sheet() -> None:

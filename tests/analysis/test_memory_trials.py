@@ -67,8 +67,7 @@ def test_resnet18_on_an_h200_takes_four_trials_and_one_oom() -> None:
     boundary = int((USABLE_BYTES - 0.175 * 2**30) / (4.575 * MIB))  # 31,073
     assert found.predicted == pytest.approx(boundary, rel=1e-4)
     assert found.largest_fitting <= boundary < (found.smallest_failing or 0)
-    assert (len(tried), count_ooms(found)) == (4, 1)
-    assert tried[0] == 128
+    assert (len(tried), count_ooms(found), tried[0]) == (4, 1, 128)
     assert resnet18(tried[1]) < 0.55 * USABLE_BYTES, "the second run is a small one too"
 
 

@@ -207,8 +207,7 @@ def test_a_baseline_from_another_node_or_version_is_marked_in_every_table_that_u
     found = [timed(8, 128, facts=there), timed(5, 128, 2, facts=here)]
     note = "baseline with another torch (2.10.0 against 2.11.0); baseline from another node (a against b)"
     tables = build_tables(resolve_outcomes([record.spec for record in found], found, []).outcomes)
-    assert [row["note"] for row in tables["Q2"]] == [None, note]
-    assert [row["note"] for row in tables["Q3"]] == [note]
+    assert ([row["note"] for row in tables["Q2"]], [row["note"] for row in tables["Q3"]]) == ([None, note], [note])
 
 
 def test_repeats_that_are_not_alike_are_marked_in_their_row() -> None:

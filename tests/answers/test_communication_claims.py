@@ -72,8 +72,7 @@ def test_the_row_of_a_subtraction_is_named_with_its_gpus() -> None:
 
 def test_exposed_communication_that_may_be_none_is_said() -> None:
     claim = q3(make_communication_record(point(), measured(-30, 10, 30, 40, 60, 90)))
-    assert claim.values["exposed_us"] == pytest.approx(35)
-    assert "may be 0" in claim.badges
+    assert (claim.values["exposed_us"], "may be 0" in claim.badges) == (pytest.approx(35), True)
 
 
 def test_ddp_faster_than_without_all_reduces_is_not_called_noise() -> None:
@@ -85,8 +84,7 @@ def test_ddp_faster_than_without_all_reduces_is_not_called_noise() -> None:
 
 def test_the_collectives_of_a_claim_are_those_of_its_strategy() -> None:
     (claim,) = published_claims("h100x2/strategies")["Q3"]
-    assert claim.values["collectives"] == "all-gathers and reduce-scatters"
-    assert "fsdp" in claim.values["where"]
+    assert (claim.values["collectives"], "fsdp" in claim.values["where"]) == ("all-gathers and reduce-scatters", True)
     (claim,) = published_claims("h100x2/captured")["Q3"]
     assert claim.values["collectives"] == "all-reduces of gradients"
 
@@ -96,8 +94,7 @@ def test_points_below_their_noise_are_counted_beside_the_only_share() -> None:
     assert claim.kind == "exposed_alone"
     assert claim.sentences()[1] == "3 of 4 points show no more than the noise, up to 13.5 % of the step."
     (claim,) = published_claims("h200x2/batchnorm")["Q3"]
-    assert claim.kind == "exposed_unclear"
-    assert "up to 27.7 % of the step" in claim.values["unclear"]
+    assert (claim.kind, "up to 27.7 % of the step" in claim.values["unclear"]) == ("exposed_unclear", True)
 
 
 def test_the_smallest_share_has_its_interval() -> None:

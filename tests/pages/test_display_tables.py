@@ -58,8 +58,7 @@ def published_report(name: str) -> str:
 def test_an_axis_of_one_strategy_is_named_in_its_rows_alone() -> None:
     cells = table_of(published_report("h100x2/strategies"), "Q3.1: communication of one step, measured")
     named = [(row["strategy"], row["reshard"]) for row in cells]
-    assert named[0] == ("ddp", "")
-    assert named[-1] == ("zero1", "")
+    assert (named[0], named[-1]) == (("ddp", ""), ("zero1", ""))
     assert named[1:-1] == [("fsdp", f"reshard {reshard}") for reshard in ("blocks", "always", "never")]
 
 
@@ -84,8 +83,7 @@ def test_tables_of_remedies_keep_accuracy_and_time_and_drop_the_strategy_that_gp
 def test_rows_of_several_models_name_the_model_and_the_legend_what_its_points_share() -> None:
     text = published_report("h100/models")
     cells = [row["configuration"] for row in table_of(text, "Q1: epoch time")]
-    assert cells[0] == "gpt, eager"
-    assert cells[-1] == "resnet18, compiled_graph"
+    assert (cells[0], cells[-1]) == ("gpt, eager", "resnet18, compiled_graph")
     legend = " ".join(text.split()).partition("Each model: ")[2]
     assert legend.startswith(
         "gpt, heads=12 layers=12 length=1024 vocabulary=50304 width=768, num_samples 240, contiguous"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from factories import make_experiment, make_record, make_spec
+from factories import assert_says, make_experiment, make_record, make_spec
 from int8_records import RECORDS
 from page_records import (
     EVIL,
@@ -125,8 +125,7 @@ def test_columns_without_any_text_are_left_out_and_notes_have_their_own(tmp_path
     assert ">reason</th>" not in plain
     assert ">log</th>" not in plain
     text = write_page(tmp_path / "y", *batch_records()).read_text()
-    assert ">reason</th>" in text
-    assert '<th scope="col">note</th>' in text
+    assert_says(text, ">reason</th>", '<th scope="col">note</th>')
 
 
 def test_the_cost_is_in_words() -> None:
@@ -209,8 +208,7 @@ def test_little_to_show_is_still_a_page(tmp_path: Path, found: list[Record], wor
 
 def test_an_experiment_that_quantizes_has_one_question(tmp_path: Path) -> None:
     page = Page(write_page(tmp_path / "x", *RECORDS).read_text())
-    assert [name for name in page.all("id") if name in QUESTIONS] == ["int8"]
-    assert "fp32" in page.text
+    assert ([name for name in page.all("id") if name in QUESTIONS], "fp32" in page.text) == (["int8"], True)
     assert "int8-weights.svg" in page.all("download")
     assert sorted(path.name for path in (tmp_path / "x" / "plots").iterdir()) == ["int8-weights.svg", "int8.svg"]
 
@@ -241,8 +239,7 @@ def test_the_line_on_top_says_what_was_measured_where_when_and_how_often(tmp_pat
 def test_every_point_stands_in_one_state_with_its_reason(tmp_path: Path) -> None:
     text = write_page(tmp_path / "x", *batch_records(), missing=[make_spec(batch_size_per_gpu=8192)]).read_text()
     assert re.findall(r'<span class="state (\w+)">', text) == ["ok", "ok", "ok", "oom", "missing"]
-    assert "out of GPU memory" in text
-    assert "bad.json" in text
+    assert_says(text, "out of GPU memory", "bad.json")
 
 
 def test_plots_of_an_earlier_run_do_not_stay(tmp_path: Path) -> None:

@@ -2,12 +2,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from factories import make_measurement, make_record, make_spec
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from rendered_tables import report, table_of
+from rendered_tables import assert_row, assert_said_once, cells, report, table_of
+from timed_records import windowed
 
 from pipeline.analysis.intervals import Estimate
 from pipeline.answers.claims import Claim
@@ -75,11 +75,11 @@ def as_html(text: str) -> str:
 @example("<img src=x>")
 @example("\\\\|")
 def test_no_text_breaks_out_of_its_place(text: str) -> None:
-    html = as_html(report_with(text))
+    rendered = report_with(text)
+    html = as_html(rendered)
     assert {tag.lower() for tag in re.findall(r"</?([A-Za-z][A-Za-z0-9]*)", html)} <= PLAIN_TAGS
     assert html.count("<h1>") == 1
-    (oom, failed) = [row for row in table_of(report_with(text), "Q1") if row["epoch time [s]"] in ("OOM", "failed")]
-    assert len(oom) == len(failed)
+    assert [row["epoch time [s]"] for row in table_of(rendered, "Q1")] == ["failed", "OOM", "1.000"]
 
 
 @pytest.mark.parametrize("text", EVIL)
@@ -118,19 +118,38 @@ def test_a_command_is_not_broken_over_lines() -> None:
     assert wrap("x " * 55 + "`ddpscale submit --grid q1`.").splitlines()[1] == "`ddpscale submit --grid q1`."
 
 
-def test_a_fraction_is_printed_in_percent() -> None:
-    found = [make_record(make_spec(), (9, 8)), make_record(make_spec(strategy="ddp", num_gpus=2), (9, 5))]
-    text = report(*found, make_record(make_spec(remedies=("zero_gamma",)), loss=2.0, accuracy=0.50944))
-    *_, scaled = table_of(text, "Q2")
-    assert (scaled["speed-up"], scaled["efficiency [%]"]) == ("1.600", "80.0")  # 8/5, 1.6/2
-    assert table_of(text, "Q4")[0]["training accuracy [%]"] == "50.94"
-
-
-def test_a_slowdown_is_printed_as_such() -> None:
-    found = [make_record(make_spec(strategy="dp"), (9, 24.94))]
-    found += [make_record(make_spec(strategy="dp", num_gpus=2), (9, 33.48))]
-    *_, scaled = table_of(report(*found), "Q2")
-    assert (scaled["speed-up"], scaled["efficiency [%]"]) == ("0.745", "37.2")  # 24.94/33.48 = 0.7449
+@pytest.mark.parametrize(
+    ("found", "heading", "expected"),
+    [
+        pytest.param(
+            [make_record(make_spec(), (9, 8)), make_record(make_spec(strategy="ddp", num_gpus=2), (9, 5))],
+            "Q2",
+            {"speed-up": "1.600", "efficiency [%]": "80.0"},  # 8/5, 1.6/2
+            id="a fraction in percent",
+        ),
+        pytest.param(
+            [make_record(make_spec(remedies=("zero_gamma",)), loss=2.0, accuracy=0.50944)],
+            "Q4",
+            {"training accuracy [%]": "50.94"},
+            id="an accuracy in percent",
+        ),
+        pytest.param(
+            [
+                make_record(make_spec(strategy="dp", num_gpus=num), (9, time_s))
+                for num, time_s in ((1, 24.94), (2, 33.48))
+            ],
+            "Q2",
+            {"speed-up": "0.745", "efficiency [%]": "37.2"},  # 24.94/33.48 = 0.7449
+            id="a slow-down as such",
+        ),
+        pytest.param(
+            [make_record(diverged_at_update=17)], "Q4", {"loss": "diverged at update 17"}, id="a loss that diverged"
+        ),
+    ],
+)
+def test_the_last_row_of_a_table_for_people(found: list[Record], heading: str, expected: dict[str, str]) -> None:
+    *_, row = table_of(report(*found), heading)
+    assert_row(row, **expected)
 
 
 @pytest.mark.parametrize(
@@ -144,21 +163,106 @@ def test_a_point_without_a_time_says_its_state_in_the_cell_of_the_time(status: A
     assert (row["images per GPU"], row["epoch time [s]"]) == ("64", word)
 
 
-def test_an_oom_is_listed_with_the_probe_that_found_it() -> None:
-    spec = make_spec(batch_size_per_gpu=65_536, input="synthetic", epochs=1, max_steps=3)
-    text = report(make_record(spec, status="oom", reason="out of GPU memory"))
-    assert "- single 1 GPU, 65,536 per GPU, probe of 3 steps: OOM (out of GPU memory)" in text
-    assert "From 1 record: training resnet18" in text, "an experiment that only runs out of memory has a source too"
+FAILED, ABSENT = make_spec(batch_size_per_gpu=64), make_spec(batch_size_per_gpu=32)
+SEEDS = [make_spec(batch_size_per_gpu=64, seed=seed) for seed in range(4)]
+COMMITTED = Environment(torch="2.9", git_commit="c" * 40)
+LOSSES = "## Q4: loss and accuracy"
 
 
-def test_an_implied_oom_is_no_record_of_the_hardware() -> None:
-    implied = Failure(kind="implied_oom", message="implied by another")
-    found = [
-        make_record(environment=Environment(torch="2.9", git_commit="c" * 40)),
-        make_record(make_spec(batch_size_per_gpu=64), status="oom", failure=implied),
-    ]
-    assert "From 1 record: " in report(*found)
-    assert "not stated by" not in report(*found)
+def on(gpu: str, spec: Spec) -> Record:
+    environment = Environment(gpus=(Gpu(name=gpu),), torch="2.9", git_commit="c" * 40, git_dirty=True)
+    return make_record(spec, environment=environment, measurement=make_measurement(spec))
+
+
+@pytest.mark.parametrize(
+    ("found", "others", "words", "never"),
+    [
+        pytest.param(
+            [
+                make_record(
+                    make_spec(batch_size_per_gpu=65_536, input="synthetic", epochs=1, max_steps=3),
+                    status="oom",
+                    reason="out of GPU memory",
+                )
+            ],
+            {},
+            [
+                "- single 1 GPU, 65,536 per GPU, probe of 3 steps: OOM (out of GPU memory)",
+                "From 1 record: training resnet18",
+            ],
+            [],
+            id="the probe that ran out of memory, and where it did",
+        ),
+        pytest.param(
+            [
+                make_record(environment=COMMITTED),
+                make_record(FAILED, status="oom", failure=Failure(kind="implied_oom", message="implied by another")),
+            ],
+            {},
+            ["From 1 record: "],
+            ["not stated by"],
+            id="an implied OOM is no record of the hardware",
+        ),
+        pytest.param(
+            [make_record(make_spec(strategy="ddp", num_gpus=num_gpus)) for num_gpus in (1, 2)],
+            {},
+            ["## Q2: weak scaling"],
+            ["strong scaling, global batch fixed"],
+            id="no strong scaling without such points",
+        ),
+        pytest.param(
+            [make_record(), make_record(FAILED, status="failed", reason="rank 0 was ended by SIGKILL")],
+            {"missing": [ABSENT]},
+            [
+                "3 points expected: 1 ok, 0 OOM, 1 failed, 1 missing, 0 rejected.",
+                f"- single 1 GPU, 64 per GPU: failed, rank 0 was ended by SIGKILL ({FAILED.run_id()})",
+                f"- single 1 GPU, 32 per GPU: missing, no record ({ABSENT.run_id()})",
+            ],
+            [],
+            id="every gap by name with its reason",
+        ),
+        pytest.param(
+            [make_record(), make_record(SEEDS[3], status="failed", reason="rank 0 failed")],
+            {"missing": SEEDS[:3]},
+            [
+                "- single 1 GPU, 64 per GPU: missing, no record (3 runs)",
+                f"- single 1 GPU, 64 per GPU: failed, rank 0 failed ({SEEDS[3].run_id()})",
+            ],
+            [],
+            id="seeds of a point that lack a result for one reason are one line",
+        ),
+        pytest.param([make_record()], {}, [], ["not used", "interval ["], id="nothing of what no record has"),
+        pytest.param(
+            [make_record(), make_record(attempt=1)],
+            {},
+            ["0 rejected. Record files that are not used: 1 superseded."],
+            [],
+            id="files that are not used are counted",
+        ),
+        pytest.param(
+            [make_record()],
+            {"bad": [RejectedFile(Path("notes.json"), None, "is not a record")]},
+            ["- records/notes.json was not read: is not a record."],
+            [],
+            id="a file that was not read is named",
+        ),
+        pytest.param(
+            [on("NVIDIA A40", ABSENT), on("NVIDIA H200", FAILED)],
+            {},
+            [
+                "From 2 records: training resnet18 on cifar10; GPU NVIDIA A40, NVIDIA H200 (mixed)",
+                f"torch 2.9; commit {'c' * 20}, with uncommitted changes.",
+            ],
+            [],
+            id="where the figures come from, and a mixture",
+        ),
+        pytest.param([make_record(loss=1.0, accuracy=0.5)], {}, [], [LOSSES], id="no losses of points timed alone"),
+        pytest.param([make_record(loss=1.0, test_accuracy=0.5)], {}, [LOSSES], [], id="losses of an evaluated point"),
+        pytest.param([make_record(diverged_at_update=3)], {}, [LOSSES], [], id="a loss that diverged"),
+    ],
+)
+def test_the_report_says(found: list[Record], others: dict[str, Any], words: list[str], never: list[str]) -> None:
+    assert_said_once(report(*found, **others), *words, never=never)
 
 
 def test_points_out_of_memory_are_told_apart() -> None:
@@ -170,17 +274,12 @@ def test_points_out_of_memory_are_told_apart() -> None:
     ]
 
 
-def test_a_loss_that_diverged_is_printed_as_such() -> None:
-    rows = table_of(report(make_record(make_spec(), diverged_at_update=17)), "Q4")
-    assert [row["loss"] for row in rows] == ["diverged at update 17"] * 2
-
-
 def test_what_does_not_vary_is_said_once_below_and_is_no_column() -> None:
     text = report(*(make_record(make_spec(batch_size_per_gpu=size, num_workers=size)) for size in (32, 64)))
     assert "All rows: single 1 GPU, tf32, dataloader" in text
-    rows = table_of(text, "Q1")
-    assert [list(row)[:2] for row in rows] == [["images per GPU", "num_workers"]] * 2
-    assert [row["num_workers"] for row in rows] == ["32 loader workers", "64 loader workers"]
+    first, second = table_of(text, "Q1")
+    assert [*first][:2] == ["images per GPU", "num_workers"]
+    assert [first["num_workers"], second["num_workers"]] == ["32 loader workers", "64 loader workers"]
 
 
 def test_axes_beyond_three_share_a_column() -> None:
@@ -193,86 +292,41 @@ def test_axes_beyond_three_share_a_column() -> None:
         for size in (32, 64)
         for name in precisions
     ]
-    row, *_ = table_of(report(*found), "Q2")
-    assert list(row)[:4] == ["strategy", "GPUs", "images per GPU", "configuration"]
-    assert row["configuration"] in ("32 loader workers, tf32", "32 loader workers, bf16")
+    rows = table_of(report(*found), "Q2")
+    assert [*rows[0]][:4] == ["strategy", "GPUs", "images per GPU", "configuration"]
+    assert {row["configuration"] for row in rows[:2]} == {"32 loader workers, tf32", "32 loader workers, bf16"}
 
 
 def test_the_repeats_are_counted_where_there_are_any() -> None:
-    single, pooled = report(make_record(make_spec())), report(*(make_record(make_spec(repeat=i)) for i in range(3)))
-    assert "n" not in table_of(single, "Q1")[0]
-    assert table_of(pooled, "Q1")[0]["n"] == "3"
+    found = [make_record(make_spec(repeat=number)) for number in range(3)]
+    counts = [table_of(report(*found[:number]), "Q1")[0].get("n") for number in (1, 3)]
+    assert counts == [None, "3"]
 
 
-def windowed(spec: Spec, *times_s: float) -> Record:
-    fields = {"windows": len(times_s), "epochs": len(times_s) + 1}
-    return make_record(msgspec.structs.replace(spec, **fields), (90.0, *times_s))
-
-
-def test_an_interval_is_a_column_only_where_a_row_has_one() -> None:
-    assert "interval [" not in report(make_record(make_spec()))
-    text = report(windowed(make_spec(), 9.9, 10, 10.7, 10, 10, 10), make_record(make_spec(batch_size_per_gpu=64)))
-    without, known = table_of(text, "Q1")
-    assert (known["epoch time [s]"], known["interval [± %]"]) == ("10.000", "4.0")  # half of 0.8
-    assert without["interval [± %]"] == ""
+def test_an_interval_is_a_column_where_a_row_has_one() -> None:
+    found = windowed((9.9, 10, 10.7, 10, 10, 10), 128), make_record(make_spec(batch_size_per_gpu=64))
+    rows = cells(table_of(report(*found), "Q1"), "epoch time [s]", "interval [± %]")
+    assert rows == [("1.000", ""), ("10.000", "4.0")]  # half of 0.8
 
 
 def test_weak_and_strong_scaling_are_two_tables_that_name_what_is_fixed() -> None:
     sizes = [(1, 512, 8.0), (1, 128, 9.0), (2, 256, 5.0), (4, 128, 2.0), (2, 64, 6.0)]
-    found = [
-        make_record(make_spec(strategy="ddp", num_gpus=num_gpus, batch_size_per_gpu=size), (9, time_s))
-        for num_gpus, size, time_s in sizes
-    ]
-    text = report(*found)
-    assert len(table_of(text, "Q2: weak scaling")) == 5
-    strong = table_of(text, "Q2: strong scaling, global batch fixed")
-    assert [(row["images a step"], row["GPUs"]) for row in strong] == [
-        ("128", "1"),
-        ("128", "2"),
-        ("512", "1"),
-        ("512", "2"),
-        ("512", "4"),
-    ]
-    assert [row["speed-up"] for row in strong] == ["1.000", "1.500", "1.000", "1.600", "4.000"]
-    assert [row["Karp-Flatt"] for row in strong] == ["", "0.333", "", "0.250", "0.000"]
-    assert "Karp-Flatt" not in table_of(text, "Q2: weak scaling")[0]
-
-
-def test_there_is_no_table_of_strong_scaling_without_such_points() -> None:
-    found = [make_record(make_spec(strategy="ddp", num_gpus=num_gpus)) for num_gpus in (1, 2)]
-    assert "weak scaling" in report(*found)
-    assert "strong scaling, global batch fixed" not in report(*found)
-
-
-def test_every_gap_is_listed_by_name_with_its_reason() -> None:
-    failed, absent = make_spec(batch_size_per_gpu=64), make_spec(batch_size_per_gpu=32)
     text = report(
-        make_record(), make_record(failed, status="failed", reason="rank 0 was ended by SIGKILL"), missing=[absent]
+        *(
+            make_record(make_spec(strategy="ddp", num_gpus=num_gpus, batch_size_per_gpu=size), (9, time_s))
+            for num_gpus, size, time_s in sizes
+        )
     )
-    assert "3 points expected: 1 ok, 0 OOM, 1 failed, 1 missing, 0 rejected." in text
-    text = " ".join(text.split())
-    assert f"- single 1 GPU, 64 per GPU: failed, rank 0 was ended by SIGKILL ({failed.run_id()})" in text
-    assert f"- single 1 GPU, 32 per GPU: missing, no record ({absent.run_id()})" in text
-
-
-def test_seeds_of_a_point_that_lack_a_result_for_one_reason_are_one_line() -> None:
-    absent = [make_spec(batch_size_per_gpu=64, seed=seed) for seed in range(3)]
-    failed = make_record(make_spec(batch_size_per_gpu=64, seed=3), status="failed", reason="rank 0 failed")
-    lines = report(make_record(), failed, missing=absent).splitlines()
-    assert "- single 1 GPU, 64 per GPU: missing, no record (3 runs)" in lines
-    assert f"- single 1 GPU, 64 per GPU: failed, rank 0 failed ({failed.run_id})" in " ".join(lines)
-
-
-@pytest.mark.parametrize(
-    ("fields", "is_shown"),
-    [
-        ({"loss": 1.0, "accuracy": 0.5}, False),
-        ({"loss": 1.0, "test_accuracy": 0.5}, True),
-        ({"diverged_at_update": 3}, True),
-    ],
-)
-def test_points_that_were_timed_alone_have_no_table_of_losses(fields: dict[str, Any], is_shown: bool) -> None:
-    assert ("## Q4: loss and accuracy" in report(make_record(**fields))) is is_shown
+    assert len(table_of(text, "Q2: weak scaling")) == 5
+    assert "Karp-Flatt" not in table_of(text, "Q2: weak scaling")[0]
+    strong = table_of(text, "Q2: strong scaling, global batch fixed")
+    assert cells(strong, "images a step", "GPUs", "speed-up", "Karp-Flatt") == [
+        ("128", "1", "1.000", ""),
+        ("128", "2", "1.500", "0.333"),
+        ("512", "1", "1.000", ""),
+        ("512", "2", "1.600", "0.250"),
+        ("512", "4", "4.000", "0.000"),
+    ]
 
 
 NOTHING_FAILED = Claim("Q1", "no_oom", {"fits": 1024}, command="submit --grid memory")
@@ -286,17 +340,6 @@ def test_an_answer_is_a_paragraph_for_each_gpu_model_its_text_is_escaped_and_its
         "**Q1.** Not answered here: nothing \\<b\\>. Next: `submit --grid q1`\n\n**Q2.** On A: Nothing"
     )
     assert said.endswith("\n\n- On B: Nothing up to 1,024 ran out of memory.")
-
-
-def test_files_that_are_not_used_are_counted_where_there_are_any() -> None:
-    assert "not used" not in report(make_record())
-    superseded = report(make_record(), make_record(attempt=1))
-    assert "0 rejected. Record files that are not used: 1 superseded." in " ".join(superseded.split())
-
-
-def test_a_file_that_was_not_read_is_named() -> None:
-    text = report(make_record(), bad=[RejectedFile(Path("notes.json"), None, "is not a record")])
-    assert "- records/notes.json was not read: is not a record." in text
 
 
 @pytest.mark.parametrize(
@@ -326,17 +369,6 @@ def test_a_figure_is_printed_by_its_unit(table: str, key: str, value: Any, print
     assert format_cell(column, row, decimals_of(column, [row])) == printed
 
 
-def test_where_the_figures_come_from_is_said_once_and_so_is_a_mixture() -> None:
-    def on(gpu: str, size: int) -> Record:
-        environment = Environment(gpus=(Gpu(name=gpu),), torch="2.9", git_commit="c" * 40, git_dirty=True)
-        measurement = make_measurement(make_spec(batch_size_per_gpu=size))
-        return make_record(make_spec(batch_size_per_gpu=size), environment=environment, measurement=measurement)
-
-    words = " ".join(report(on("NVIDIA A40", 32), on("NVIDIA H200", 64)).split())
-    assert words.count("From 2 records: training resnet18 on cifar10; GPU NVIDIA A40, NVIDIA H200 (mixed)") == 1
-    assert f"torch 2.9; commit {'c' * 20}, with uncommitted changes." in words
-
-
 def test_the_report_says_how_many_points_have_a_narrow_interval() -> None:
     rows = [Row({}, {"scaling": "weak", "noise_floor": floor}) for floor in (0.02, 0.0201, None)]
     strong = Row({}, {"scaling": "strong", "noise_floor": 0.001})
@@ -356,9 +388,9 @@ def stated_of(*environments: Environment) -> dict[str, str]:
 
 
 def test_records_that_state_no_commit_are_counted_and_not_taken_for_the_others() -> None:
-    stated, silent = Environment(torch="2.9", git_commit="c" * 40), Environment(torch="2.9")
-    assert stated_of(stated, silent, silent)["commit"] == f"{'c' * 20} (not stated by 2 of 3 records)"
-    assert stated_of(stated)["commit"] == "c" * 20
+    silent = Environment(torch="2.9")
+    assert stated_of(COMMITTED, silent, silent)["commit"] == f"{'c' * 20} (not stated by 2 of 3 records)"
+    assert stated_of(COMMITTED)["commit"] == "c" * 20
     assert (stated_of(silent)["torch"], stated_of(silent)["commit"]) == ("2.9", "not stated")
 
 
@@ -370,8 +402,7 @@ def test_the_digest_of_the_source_stands_in_for_a_commit_that_git_could_not_give
         ([stated], "c" * 20, "a" * 12),
         ([stated, no_git], f"{'c' * 20}, edited after it was imported", f"{'a' * 12}, {'b' * 12} (mixed)"),
     ):
-        found = stated_of(*places)
-        assert (found["commit"], found["source"]) == (commit, source)
+        assert_row(stated_of(*places), commit=commit, source=source)
 
 
 def test_a_thousand_points_have_a_separator() -> None:

@@ -34,9 +34,7 @@ def full_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
 def test_a_page_in_both_themes_and_widths(tmp_path: Path, full_page: Path, width: int, is_dark: bool) -> None:
     found = look_at(full_page, tmp_path / "profile", width, is_dark)
-    assert found["console"] == []
-    assert found["asked"] == ["/report.html"]
-    assert found["foreign"] == 0
+    assert (found["console"], found["asked"], found["foreign"]) == ([], ["/report.html"], 0)
     assert found["page_width"] <= width
     assert found["background"] == GROUNDS[is_dark]
     assert len(found["alternatives"]) == len(found["pictures"]) >= 10  # the browser could draw each
@@ -96,9 +94,7 @@ def test_the_print_would_tell(tmp_path: Path) -> None:
 
 def test_a_hostile_name_shows_as_text(tmp_path: Path) -> None:
     found = look_at(write_page(tmp_path / "x", *hostile_records(), name=EVIL), tmp_path / "profile")
-    assert found["console"] == []
-    assert found["asked"] == ["/report.html"]
-    assert found["foreign"] == 0
+    assert (found["console"], found["asked"], found["foreign"]) == ([], ["/report.html"], 0)
     assert EVIL.replace("\u202e", " ") in found["text"]
 
 
@@ -139,8 +135,6 @@ def test_the_browser_would_tell(tmp_path: Path) -> None:
         + "wide " * 200
     )
     found = look_at(page, tmp_path / "profile", PHONE)
-    assert len(found["console"]) == 1
-    assert "http://example.invalid/x.png" in found["asked"]
-    assert found["foreign"] == 2
+    assert (len(found["console"]), "http://example.invalid/x.png" in found["asked"], found["foreign"]) == (1, True, 2)
     assert found["page_width"] > PHONE
     assert found["followed"] == {"#x": 0, "x.csv": 0}
