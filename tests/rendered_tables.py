@@ -55,9 +55,10 @@ def row_of(rows: Iterable[Row], **wanted: Any) -> Row:
     return row
 
 
-def assert_row(row: Row | Mapping[str, Any], **expected: Any) -> None:
-    """Fail unless the row has these figures, numbers to six digits."""
+def assert_row(row: Row | Mapping[str, Any], *in_note: str, **expected: Any) -> None:
+    """Fail unless the row has these figures, numbers to six digits, and these words in its note."""
     assert {key: row[key] for key in expected} == pytest.approx(expected)
+    assert [word for word in in_note if word not in (row["note"] or "")] == []
 
 
 def assert_said_once(text: str, *words: str, never: Sequence[str] = ()) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from factories import ROOT, make_measurement, make_record, make_spec
-from rendered_tables import build
+from rendered_tables import assert_row, build
 from timed_records import H200, timed
 
 from pipeline.analysis.advice import EFFORT_AXES, LOW_MFU, NOTHING_FOUND, RULES
@@ -49,8 +49,7 @@ def test_the_table_in_the_docs_is_that_of_the_rules() -> None:
 
 def test_a_point_that_waits_for_data_is_told_so() -> None:
     (row,) = weak(waiting(4))
-    assert (row["limit"], row["limit_share"]) == ("waiting for data", pytest.approx(0.5))
-    assert row["next_step"] == "input=gpu or more loader workers"
+    assert_row(row, limit="waiting for data", limit_share=0.5, next_step="input=gpu or more loader workers")
 
 
 def test_a_change_that_was_measured_is_named_only_if_it_is_faster() -> None:
@@ -247,8 +246,11 @@ def test_the_cost_of_a_wrapper_is_a_limit_and_a_strategy_is_not_advised_to_itsel
     found = {(row["strategy"], row["reshard"]): row for row in rows}
     assert [found["fsdp", reshard]["limit"] for reshard in ("blocks", "always", "never")] == ["the wrapper"] * 3
     blocks = found["fsdp", "blocks"]
-    assert blocks["next_step"] == "reshard=never (1.2x) or strategy=ddp (1.57x) or a larger batch"
-    assert blocks["limit_share"] == pytest.approx(blocks["wrapper_time_s"] / blocks["step_time_s"])
+    assert_row(
+        blocks,
+        next_step="reshard=never (1.2x) or strategy=ddp (1.57x) or a larger batch",
+        limit_share=blocks["wrapper_time_s"] / blocks["step_time_s"],
+    )
     assert found["fsdp", "never"]["next_step"] == "strategy=ddp (1.3x) or a larger batch"
     assert found["ddp", "blocks"]["limit"] is None
 

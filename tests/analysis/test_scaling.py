@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 from factories import assert_says, high, low, make_record, make_spec
+from rendered_tables import assert_row
 
 from pipeline.analysis.scaling import Scaling, check_invariant
 from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER
@@ -92,8 +93,7 @@ def test_a_superlinear_speedup_is_said_of_weak_scaling_too(time_s: float, said: 
 
 def test_a_superlinear_speedup_has_a_negative_serial_fraction_and_a_note() -> None:
     *_, row = rows_of("strong", timed(9, 256), timed(4, 128, 2))
-    assert row["serial_fraction_karp_flatt"] == pytest.approx((4 / 9 - 1 / 2) * 2)
-    assert_says(row["note"], "efficiency above 1", "noise", "baseline")
+    assert_row(row, "efficiency above 1", "noise", "baseline", serial_fraction_karp_flatt=(4 / 9 - 1 / 2) * 2)
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,7 @@ def test_a_baseline_without_a_time_stands_in_the_strong_rows_and_the_others_say_
     found = [] if status == "missing" else [make_record(one, status=status)]
     first, second = sorted(rows_of("strong", *found, timed(5, 128, 2), missing=[one]), key=lambda row: row["num_gpus"])
     assert (first["status"], first["speedup"]) == (status, None)
-    assert (second["speedup"], second["serial_fraction_karp_flatt"]) == (None, None)
-    assert second["note"] == f"no baseline: single on 1 GPU is {status}"
+    assert_row(second, speedup=None, serial_fraction_karp_flatt=None, note=f"no baseline: single on 1 GPU is {status}")
 
 
 def test_a_baseline_that_breaks_the_invariant_is_refused() -> None:
@@ -187,8 +186,9 @@ def test_an_interval_that_is_not_between_runs_alone_is_said() -> None:
         windowed([time_s] * 6, 128, 2, repeat=number) for number, time_s in enumerate((4.0, 4.1, 4.2, 4.3, 4.4, 4.5))
     ]
     *_, row = rows_of("weak", windowed((8.0, 8.1, 8.2, 8.3, 8.4, 8.5), 128), *runs)
-    assert (row["interval_over"], row["n"]) == ("repeats", 6)
-    assert_says(row["note"], "baseline: n = 1, so the interval of the speed-up is not between runs alone")
+    assert_row(
+        row, "baseline: n = 1, so the interval of the speed-up is not between runs alone", interval_over="repeats", n=6
+    )
 
 
 def test_a_point_with_an_interval_and_a_baseline_without_has_no_interval_of_the_speedup() -> None:

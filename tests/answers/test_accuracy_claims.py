@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from factories import make_record, make_spec
 from int8_records import record_of
-from rendered_tables import build, claims_of, published_claims
+from rendered_tables import assert_row, build, claims_of, published_claims
 from study_records import studied
 
 from pipeline.answers.claims import Claim
@@ -23,11 +23,9 @@ def q4(*found: Record, target_accuracy: float | None = None) -> Claim:
 def test_six_seeds_tell_a_remedy_from_noise_or_say_that_they_do_not() -> None:
     plain = [*studied(128, 0.9, 0.001), *studied(2048, 0.8, 0.001)]
     told = q4(*plain, *studied(2048, 0.88, 0.001, "linear_scaling")).values
-    assert (told["batch"], told["small_batch"], told["where"]) == (2048, 128, ", n = 6")
-    assert told["cost"] == pytest.approx(-10)
+    assert_row(told, batch=2048, small_batch=128, where=", n = 6", cost=-10)
     assert (told["accuracy"], told["accuracy"].low, told["accuracy"].high) == pytest.approx((0.8025, 0.8, 0.805))
-    assert (told["remedies"], told["mended"]) == ("linear_scaling at rate 1.6", pytest.approx(0.8825))
-    assert told["mended_unclear"] == ""
+    assert_row(told, remedies="linear_scaling at rate 1.6", mended=0.8825, mended_unclear="")
     assert "intervals overlap" in q4(*plain, *studied(2048, 0.801, 0.001, "linear_scaling")).values["mended_unclear"]
 
 

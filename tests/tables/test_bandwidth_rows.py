@@ -71,8 +71,7 @@ def test_a_size_without_memory_is_an_oom_without_figures() -> None:
     fits, large = build(make_communication_record(point(), measured(sweep=sweep)))["sweep"]
     assert_row(fits, status="ok", note=None)
     absent = dict.fromkeys(("time_s", "algbw_gb_s", "busbw_gb_s"))
-    assert_row(large, num_bytes=2**40, status="oom", num_windows=0, **absent)
-    assert_says(large["note"], "no memory", "rank")
+    assert_row(large, "no memory", "rank", num_bytes=2**40, status="oom", num_windows=0, **absent)
 
 
 def swept(time_us: int = 30, execution: Execution = "eager", precision: str = "tf32", **place: Any) -> Record:

@@ -161,8 +161,7 @@ def test_what_a_strategy_saves_is_stated_only_where_it_is_more_than_twice_its_st
     if is_clear:
         assert (zero1["saved_gib"], zero1["note"]) == (pytest.approx(1, abs=2 * error + 1e-6), None)
     else:
-        assert zero1["saved_gib"] is None
-        assert_says(zero1["note"], "peaks", "line", "saved", f"{error:.2g}")
+        assert_row(zero1, "peaks", "line", "saved", f"{error:.2g}", saved_gib=None)
 
 
 def error_of_intercept(sizes: Sequence[int], peaks: Sequence[float]) -> float:

@@ -21,11 +21,6 @@ from pipeline.experiment.spec import Spec
 OWN: dict[str, Any] = {"model": "/home/ada/gpt.py:Gpt", "dataset": None}
 
 
-def with_measurement(record: Record, **fields: Any) -> Record:
-    assert record.measurement is not None
-    return msgspec.structs.replace(record, measurement=msgspec.structs.replace(record.measurement, **fields))
-
-
 def timed(unit: str = "tokens", items: int = 512, **fields: Any) -> Record:
     """A timed point of 1 s an epoch of 50,000 samples."""
     record = make_record(make_spec(**{**OWN, "input": "synthetic", **fields}))

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from factories import make_record, make_spec
+from rendered_tables import assert_row
 
 from pipeline.analysis.formulas import GIB, state_bytes
 from pipeline.analysis.pooling import pool_outcomes
@@ -51,8 +52,7 @@ def rows_of(*records: Record) -> dict[str, Row]:
 
 def test_the_line_gives_the_memory_of_a_sample_and_without_samples() -> None:
     row = rows_of(search("ddp", 5 * P, 2 * P))["ddp"]
-    assert (row["sample_memory_gib"], row["state_gib"]) == (pytest.approx(1 / 64), pytest.approx(10))
-    assert (row["state_formula_gib"], row["saved_gib"]) == (pytest.approx(10), None)
+    assert_row(row, sample_memory_gib=1 / 64, state_gib=10, state_formula_gib=10, saved_gib=None)
 
 
 def test_what_is_saved_is_against_ddp_by_measurement_and_by_formula() -> None:
