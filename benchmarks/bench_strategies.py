@@ -26,7 +26,6 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing.spawn import start_processes
 
 from pipeline.analysis.formulas import state_bytes
-from pipeline.communication import silent_collectives
 from pipeline.communication.step_variants import StepContext, build_variant
 from pipeline.experiment.measurement import Measurement
 from pipeline.experiment.spec import Spec
@@ -35,7 +34,9 @@ from pipeline.system.host import gpu_names, num_visible_gpus
 from pipeline.training.device_memory import set_memory_limit
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, ignore_mark
-from pipeline.training.strategies import describe_sharding, optimizer_bytes, place_model, wrap_for_strategy
+from pipeline.training.strategies import torch_strategy
+from pipeline.training.strategies.fsdp import keep_buffers
+from pipeline.training.strategies.strategy import optimizer_bytes
 from pipeline.workloads.find import build_workload
 
 SIZES = {"layers": 8, "width": 512, "heads": 8, "length": 128, "vocabulary": 8192}  # 29 million parameters
@@ -66,9 +67,10 @@ def train(spec: Spec, rank: Rank, is_kept: bool = False) -> tuple[Found, int]:
     """Train a few updates on the same tokens. Return what was found, and the peak of the last two in bytes."""
     workload = build_workload(spec)
     torch.manual_seed(0)
-    model = wrap_for_strategy(place_model(workload.build_model(), workload, spec, rank), workload, spec, rank)
+    strategy = torch_strategy(spec.strategy)
+    model = strategy.wrap(strategy.place(workload.build_model(), workload, spec, rank), workload, spec, rank)
     if is_kept:
-        silent_collectives.keep_buffers(model, [], is_silent=False)
+        keep_buffers(model, [], is_silent=False)
     step = EagerStep(model, workload, spec, rank)
     torch.manual_seed(1 + rank.rank)
     batch = workload.synthetic_batch(spec.batch_size_per_gpu, rank.device)
@@ -83,7 +85,7 @@ def train(spec: Spec, rank: Rank, is_kept: bool = False) -> tuple[Found, int]:
         epochs=(),
         num_parameters=num_parameters,
         gradient_bytes=4 * num_parameters,
-        sharding=describe_sharding(workload, model, spec),
+        sharding=strategy.describe_sharding(workload, model),
         optimizer_bytes=most_of_all_ranks(optimizer_bytes(step.optimizer), rank),
     )
     return {"losses": losses, "measurement": measurement}, peak_bytes
@@ -142,7 +144,7 @@ def count_calls(fields: Found, rank: Rank) -> Found:
     counted: dict[str, int] = {}
     for call in silent.calls:
         counted[call.operation] = counted.get(call.operation, 0) + call.num_bytes
-    sharding = describe_sharding(workload, silent.model, spec)
+    sharding = torch_strategy(spec.strategy).describe_sharding(workload, silent.model)
     gradient_bytes = sum(parameter.nbytes for parameter in silent.model.parameters())
     formula = {"all_reduce": gradient_bytes} | ({"broadcast": gradient_bytes} if spec.strategy == "zero1" else {})
     if sharding:

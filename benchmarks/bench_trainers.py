@@ -25,7 +25,7 @@ from pipeline.experiment.spec import Spec
 from pipeline.training import process_group
 from pipeline.training.loop import build_batches, set_precision
 from pipeline.training.process_group import Rank
-from pipeline.training.strategies import place_model
+from pipeline.training.strategies import torch_strategy
 from pipeline.workloads.cifar_models import build_model
 from pipeline.workloads.find import Sources, build_workload
 
@@ -103,7 +103,7 @@ def accelerated(spec: Spec, rank: Rank, data: Path) -> Contender:
     accelerator = Accelerator(mixed_precision="bf16" if spec.precision == "bf16" else "no")
     batches = Batches(spec, rank, data)
     torch.manual_seed(spec.seed)
-    bare = place_model(build_model("resnet18", 10), build_workload(spec), spec, rank)
+    bare = torch_strategy(spec.strategy).place(build_model("resnet18", 10), build_workload(spec), spec, rank)
     model, optimizer = accelerator.prepare(bare, build_sgd(bare, spec))
 
     def run(number: int) -> Window:
@@ -132,7 +132,7 @@ def lightning(spec: Spec, rank: Rank, data: Path) -> Contender:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     batches = Batches(spec, rank, data)
     torch.manual_seed(spec.seed)
-    bare = place_model(build_model("resnet18", 10), build_workload(spec), spec, rank)
+    bare = torch_strategy(spec.strategy).place(build_model("resnet18", 10), build_workload(spec), spec, rank)
 
     class Module(lightning.LightningModule):  # type: ignore[misc]
         """The model with the clock of an epoch."""

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 
 from factories import ROOT
 
+from pipeline.plan.strategies import STRATEGIES
+
+STRATEGY_FILES = ("plan/strategies.py", "training/strategies/")
 DOCUMENTED = {"_asdict", "_replace", "_exit", "_getframe"}  # by Python
 
 
@@ -40,3 +43,17 @@ def test_the_private_names_of_torch_are_those_that_are_in_use() -> None:
         parts = {part for text in quoted for part in text.split(".") if part.startswith("_")}
         listed |= set(itertools.product(parts, files))
     assert used == listed
+
+
+def test_no_module_asks_for_the_name_of_a_strategy() -> None:
+    """Each asks for its facts, in plan/strategies.py, or for what it does with torch, in training/strategies."""
+    names = set(STRATEGIES) - {"single"}
+    compared = {
+        f"{place}:{node.lineno}"
+        for path in (ROOT / "pipeline").rglob("*.py")
+        if not (place := str(path.relative_to(ROOT / "pipeline"))).startswith(STRATEGY_FILES)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Compare | ast.MatchValue)
+        and any(isinstance(part, ast.Constant) and part.value in names for part in ast.walk(node))
+    }
+    assert compared == set()

@@ -12,7 +12,6 @@ from pipeline.analysis.exposed_communication import NO_OP, is_communication_prec
 from pipeline.analysis.pooling import group_pairs
 from pipeline.communication import dataparallel_split, interleaved_timing, profiling, step_variants
 from pipeline.communication.collective_sweep import sweep_collectives
-from pipeline.communication.silent_collectives import CollectiveCall
 from pipeline.communication.step_variants import StepContext, StepVariant
 from pipeline.experiment.measurement import Communication, Measurement, Profile, StepSeries, VariantName
 from pipeline.experiment.spec import Spec
@@ -21,6 +20,7 @@ from pipeline.training.loop import build_measurement, refuse_changed_flags, set_
 from pipeline.training.process_group import Rank
 from pipeline.training.step import StepFunction
 from pipeline.training.step_setup import choose_execution, execution_stream
+from pipeline.training.strategies.strategy import CollectiveCall
 from pipeline.workloads.find import Sources
 
 NUM_COUNTED_STEPS = 3
@@ -47,8 +47,8 @@ def measure_communication(
         with refuse_changed_flags():
             communication = msgspec.structs.replace(time_step_variants(variants, spec, rank, only), notes=notes)
             own_collectives = step_variants.list_own_collectives(variants["plain"], rank)
-            if spec.strategy == "dp":
-                communication = add_step_parts(communication, variants["dp"], context)
+            if spec.facts.uses_threads:
+                communication = add_step_parts(communication, variants[spec.strategy], context)
             elif not only:
                 whole = whole_step([communication])
                 silent = variants[NO_OP[whole]]

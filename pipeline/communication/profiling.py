@@ -10,13 +10,13 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from pipeline.analysis.pooling import group_pairs
 from pipeline.communication import trace
-from pipeline.communication.silent_collectives import CollectiveCall
 from pipeline.communication.trace import ProfileFailed, RankTrace, TracedCollective
 from pipeline.experiment.measurement import Collective, Profile, Transfer, TransferKind
 from pipeline.system import files
 from pipeline.training import process_group
 from pipeline.training.process_group import Rank
 from pipeline.training.step import StepFunction
+from pipeline.training.strategies.strategy import CollectiveCall
 
 NUM_PROFILED_STEPS = {"cuda": 10, "cpu": 6}  # an interval needs six
 PROFILER_WARM_UP_STEPS = 2

@@ -11,11 +11,10 @@ import torch
 import torch.distributed as dist
 
 from pipeline.analysis.exposed_communication import collectives_of_kinds
-from pipeline.communication import interleaved_timing, profiling, selftest_checks, silent_collectives
+from pipeline.communication import interleaved_timing, profiling, selftest_checks
 from pipeline.communication.collective_sweep import NUM_WINDOWS, capture_stream, time_collective
 from pipeline.communication.dataparallel_split import total_bytes
 from pipeline.communication.selftest_checks import ALL_REDUCE_WINDOWS, Findings, count_windows
-from pipeline.communication.silent_collectives import CollectiveCall
 from pipeline.communication.step_variants import (
     StepContext,
     StepVariant,
@@ -31,6 +30,8 @@ from pipeline.training.loop import build_batches, build_model, run_epoch, set_pr
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, StepFunction
 from pipeline.training.step_timer import StepTimer, UnmarkedTimer
+from pipeline.training.strategies import torch_strategy
+from pipeline.training.strategies.strategy import CollectiveCall, nothing
 
 INJECTED_BYTES = {"cuda": 256 * 2**20, "cpu": 32 * 2**20}
 LARGE_BUCKET_MB = 100.0
@@ -61,7 +62,7 @@ def measure_strategy(spec: Spec, rank: Rank) -> Findings:
     set_precision(spec)
     context = build_step_context(spec, rank)
     variants = build_variants(context, (spec.strategy, "no_op", "no_op_again"))
-    lengths: list[LengthNs] = []
+    strategy, lengths = torch_strategy(spec.strategy), list[LengthNs]()
     pauses = {
         "stopped": partial(process_group.synchronize, rank),
         "delayed": partial(note_pause, rank, lengths),
@@ -70,10 +71,10 @@ def measure_strategy(spec: Spec, rank: Rank) -> Findings:
     for name, pause in pauses.items():
         is_silent = name == "delayed_no_op"
         variant = variants[name] = build_variant(context, "no_op" if is_silent else spec.strategy)
-        silent_collectives.delay(variant.model, variant.optimizer, spec, pause, is_silent)
-    if spec.strategy == "fsdp":
-        variants["kept"] = build_variant(context, "fsdp")
-        silent_collectives.keep_buffers(variants["kept"].model, [], is_silent=False)
+        strategy.delay(variant.model, variant.optimizer, pause, is_silent)
+    if strategy.keeps_buffers:
+        kept = variants["kept"] = build_variant(context, spec.strategy)
+        strategy.delay(kept.model, kept.optimizer, nothing, is_silent=False)
     findings = time_selftest_variants(variants, context, selftest_checks.STRATEGY_ROUND_SHARES)
     delays_ns = []
     for _ in range(NUM_DELAYED_STEPS):

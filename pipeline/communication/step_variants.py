@@ -10,34 +10,23 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pipeline.communication.silent_collectives import CollectiveCall, SilentGroup, silence
+from pipeline.communication.silent_group import SilentGroup
 from pipeline.data.batch import Batch, first_samples
 from pipeline.experiment.spec import Spec
 from pipeline.plan.axes import AXIS_DEFAULTS, CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, STRATEGY_AXES, Execution
 from pipeline.training.check_workload import check_workload
 from pipeline.training.cuda_graph import (
     graph_capturer,
-    num_capture_warm_up_steps,
     prepare_capture,
     warm_up_and_capture,
 )
 from pipeline.training.loop import build_batches, build_model, refuse_changed_flags, set_precision
 from pipeline.training.process_group import CollectiveWatch, Rank
 from pipeline.training.step import EagerStep, StepFunction, ignore_mark
-from pipeline.training.strategies import SyncContext, place_model, wrap_for_strategy
+from pipeline.training.strategies import torch_strategy
+from pipeline.training.strategies.strategy import CollectiveCall, SyncContext
 from pipeline.workloads.find import NO_SOURCES, Sources
 from pipeline.workloads.workload import Workload, WorkloadError, model_of
-
-# By strategy, in the order in which variants are built and warmed up. As in training, DDP over all ranks comes first.
-# `ddp_one` comes last, because it uses a second NCCL communicator. A DDP that is warmed up after `ddp_one` has shorter
-# gaps between its kernels, by 0.6 ms in a step of 27.5 ms on two H100s (512 per GPU, TF32).
-VARIANTS = {
-    "ddp": ("ddp", "ddp_again", "no_op_hook", "no_collectives", "no_sync", "plain", "ddp_one"),
-    "dp": ("plain", "dp", "dp_again"),
-    "fsdp": ("fsdp", "fsdp_again", "no_op", "plain"),
-    "zero1": ("zero1", "zero1_again", "no_op", "plain"),
-}
-
 
 built_models: WeakSet[nn.Module] = WeakSet()  # of the variants that there are
 
@@ -83,15 +72,15 @@ def choose_variants(spec: Spec, execution: Execution) -> tuple[tuple[str, ...], 
         missing["no_collectives"] = "no step without collectives: the hook that compresses needs a real group"
     if spec.static_graph:
         missing["no_sync"] = "no step without DDP's hooks: no_sync fails with static_graph"
-    names = VARIANTS[spec.strategy]
+    names = spec.facts.variants
     return tuple(name for name in names if name not in missing), tuple(missing.values())
 
 
 def build_variants(
     context: StepContext, names: Iterable[str], execution: Execution = "eager"
 ) -> dict[str, StepVariant]:
-    """Build the variants in the order of VARIANTS, whatever the order of `names`."""
-    order = VARIANTS[context.spec.strategy]
+    """Build the variants in the order of the strategy, whatever the order of `names`."""
+    order = context.spec.facts.variants
     in_order = sorted(names, key=lambda name: (order.index(name.removesuffix("_again")), name))
     return {name: build_variant(context, name, execution=execution) for name in in_order}
 
@@ -107,7 +96,7 @@ def build_variant(
     `plain`: the bare module. `ddp_one`: DDP on this rank alone. `ddp`: DDP over all ranks. `no_op_hook`: DDP that runs
     hooks and bucket copies, but no reduction and no division by N; it broadcasts buffers. `no_collectives`: DDP over a
     group whose collectives do nothing. `no_sync`: DDP in its no_sync context, without reduction. `dp`: DataParallel.
-    `fsdp`, `zero1`: these strategies over all ranks. `no_op`: the same without their collectives (silent_collectives).
+    `fsdp`, `zero1`: these strategies over all ranks. `no_op`: the same without their collectives.
     The suffix `_again` repeats a variant: the difference between the two is noise.
 
     `after_backward` runs between backward and optimizer. `execution` is eager or graph. All ranks must call this
@@ -115,7 +104,7 @@ def build_variant(
     """
     assert execution not in COMPILED_EXECUTIONS, "the variants of a model would share their compiled code"
     base_name = name.removesuffix("_again")
-    assert base_name == "plain" or base_name in VARIANTS.get(context.spec.strategy, ()), "it needs another strategy"
+    assert base_name == "plain" or base_name in context.spec.facts.variants, "it needs another strategy"
     spec = single_spec(context.spec) if base_name == "plain" else context.spec
     torch.manual_seed(spec.seed)
     built = model_of(context.workload)
@@ -126,17 +115,17 @@ def build_variant(
         )
     built_models.add(built)
     set_precision(spec)  # over flags that the user's code sets
-    bare = place_model(built, context.workload, spec, context.rank)
+    strategy = torch_strategy(spec.strategy)
+    bare = strategy.place(built, context.workload, spec, context.rank)
     model, sync_context = wrap_variant(base_name, bare, context._replace(spec=spec))
     train_step = EagerStep(
         model, context.workload, spec, context.rank, sync_context=sync_context, after_backward=after_backward
     )
     calls: list[CollectiveCall] = []
     if base_name in ("no_op_hook", "no_op"):
-        silence(model, train_step.optimizer, spec, calls)
+        strategy.silence(model, train_step.optimizer, spec, calls)
     train_step.begin_epoch()
-    is_global = base_name == "dp"  # DataParallel takes the global batch
-    batch = context.batch if is_global else first_samples(context.batch, spec.batch_size_per_gpu)
+    batch = context.batch if spec.facts.uses_threads else first_samples(context.batch, spec.batch_size_per_gpu)
 
     def eager() -> None:
         for passes_left in reversed(range(spec.grad_accumulation)):
@@ -145,7 +134,7 @@ def build_variant(
     step: StepFunction = eager
     if execution in CAPTURED_EXECUTIONS:
         with prepare_capture(train_step):
-            step = warm_up_and_capture(eager, num_capture_warm_up_steps(spec), graph_capturer())
+            step = warm_up_and_capture(eager, strategy.capture_warm_up_steps, graph_capturer())
     return StepVariant(model, train_step.optimizer, step, eager, calls)
 
 
@@ -177,7 +166,7 @@ def wrap_variant(base_name: str, bare: nn.Module, context: StepContext) -> tuple
     group = {"ddp_one": context.single_rank_group, "no_collectives": SilentGroup(context.rank)}.get(base_name)
     is_silent = base_name in ("no_op_hook", "no_op")  # it gets a hook of its own
     spec = msgspec.structs.replace(context.spec, gradient_compression="none") if is_silent else context.spec
-    model = wrap_for_strategy(bare, context.workload, spec, context.rank, group)
+    model = torch_strategy(spec.strategy).wrap(bare, context.workload, spec, context.rank, group)
     if base_name == "no_sync" and isinstance(model, DistributedDataParallel):
         without_reduction = model.no_sync
         return model, lambda is_last: without_reduction()

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pipeline.communication.silent_collectives import CollectiveCall
 from pipeline.experiment.measurement import TransferKind
+from pipeline.training.strategies.strategy import CollectiveCall
 
 SpanUs = tuple[float, float]  # start and end
 

@@ -26,6 +26,7 @@ from pipeline.system.errors import log_line, pluralize, shorten_list
 from pipeline.training import device_memory, process_group
 from pipeline.training.process_group import Rank
 from pipeline.training.step import AUTOCAST_TYPES, ModelCall
+from pipeline.training.strategies import torch_strategy
 from pipeline.workloads.workload import Workload, WorkloadError, as_number, describe, learning_rate_of, optimizer_of
 
 NUM_CHECKED_SAMPLES = 2  # not 1, since BatchNorm needs more than one value a channel
@@ -147,7 +148,7 @@ def check_declarations(workload: Workload, spec: Spec) -> None:
         raise WorkloadError("evaluate() returns a figure without a name; set merit, as in merit = 'test loss'")
     if workload.find_unused_parameters and spec.static_graph:
         raise WorkloadError("static_graph=true does not work with find_unused_parameters; leave one out")
-    if spec.strategy == "ddp" and spec.is_captured and workload.find_unused_parameters:
+    if torch_strategy(spec.strategy).waits_for_all_gradients and spec.is_captured and workload.find_unused_parameters:
         raise WorkloadError("find_unused_parameters does not work in a CUDA graph; use execution: eager or compile")
 
 
@@ -334,7 +335,7 @@ def check_gradients(workload: Workload, model: nn.Module, spec: Spec, rank: Rank
         return
     more = f" and {len(unused) - MAX_NAMED_PARAMETERS} more" if len(unused) > MAX_NAMED_PARAMETERS else ""
     named = f"{', '.join(unused[:MAX_NAMED_PARAMETERS])}{more}"
-    if spec.strategy in ("ddp", "zero1") and not workload.find_unused_parameters:
+    if torch_strategy(spec.strategy).waits_for_all_gradients and not workload.find_unused_parameters:
         cure = "freeze them, or set find_unused_parameters = True in the workload"
         raise WorkloadError(f"the loss gives no gradient to {named}, for which DDP would wait; {cure}")
     if rank.rank == 0:

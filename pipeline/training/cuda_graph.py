@@ -15,19 +15,12 @@ from pipeline.experiment.spec import Spec
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, MarkPart, StepFunction, ignore_mark
 from pipeline.training.step_timer import WHOLE_STEP
+from pipeline.training.strategies import torch_strategy
 from pipeline.workloads.workload import WorkloadError
-
-CAPTURE_WARM_UP_STEPS = 3
-# DDP rebuilds its buckets after the first step, and synchronizes for its log in each of the first ten steps
-DDP_CAPTURE_WARM_UP_STEPS = 11
 
 CAPTURED_OPTIMIZERS = ("SGD", "Adam", "AdamW", "Adamax", "RMSprop")  # whose state begins at zero
 
 GraphCapturer = Callable[[StepFunction], StepFunction]
-
-
-def num_capture_warm_up_steps(spec: Spec) -> int:
-    return DDP_CAPTURE_WARM_UP_STEPS if spec.strategy == "ddp" else CAPTURE_WARM_UP_STEPS
 
 
 @contextlib.contextmanager
@@ -138,7 +131,7 @@ class CapturedStep:
         def work() -> None:
             loss.copy_(self._step(batch, ignore_mark))
 
-        replay = warm_up_and_capture(work, num_capture_warm_up_steps(spec), capture)
+        replay = warm_up_and_capture(work, torch_strategy(spec.strategy).capture_warm_up_steps, capture)
         return CapturedGraph(batch, loss, replay)
 
     @property

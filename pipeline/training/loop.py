@@ -41,7 +41,8 @@ from pipeline.training.process_group import CollectiveWatch, Rank
 from pipeline.training.step import TrainingStep
 from pipeline.training.step_setup import choose_execution, execution_stream, prepare_step
 from pipeline.training.step_timer import STEP_PARTS, PartTimesNs, StepTimer
-from pipeline.training.strategies import describe_sharding, optimizer_bytes, place_model
+from pipeline.training.strategies import torch_strategy
+from pipeline.training.strategies.strategy import optimizer_bytes
 from pipeline.workloads.find import NO_SOURCES, Sources, build_workload
 from pipeline.workloads.workload import (
     TEST_ACCURACY,
@@ -128,7 +129,7 @@ def build_model(
     try:
         model = model_of(workload)
         check_weights(model, spec)
-        return workload, place_model(model, workload, spec, rank)
+        return workload, torch_strategy(spec.strategy).place(model, workload, spec, rank)
     except torch.OutOfMemoryError as error:
         raise torch.OutOfMemoryError(f"{MODEL_ALONE}: {error}") from error
 
@@ -397,7 +398,7 @@ def build_measurement(
         items_per_sample=num_items(workload),
         merit=text_of(workload, "merit") or None,
         better=cast(Better, text_of(workload, "better")),
-        sharding=describe_sharding(workload, model, spec),
+        sharding=torch_strategy(spec.strategy).describe_sharding(workload, model),
         flops_per_sample=flops.per_sample,
         flops_note=flops.note,
         **fields,

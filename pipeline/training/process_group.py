@@ -142,7 +142,7 @@ def device_indices(spec: Spec, rank: Rank) -> list[int]:
     """Return the indices of the visible CUDA devices that this process uses; none on the CPU."""
     if spec.device == "cpu":
         return []
-    return list(range(spec.num_gpus)) if spec.strategy == "dp" else [rank.device.index]
+    return list(range(spec.num_gpus)) if spec.facts.uses_threads else [rank.device.index]
 
 
 class CollectiveWatch(TorchDispatchMode):

@@ -3,7 +3,9 @@
 With `grad_accumulation` an update takes several passes, each with a batch of its own; otherwise one.
 """
 
+import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -14,8 +16,9 @@ from pipeline.data.batches import memory_format
 from pipeline.experiment.spec import Spec
 from pipeline.training.process_group import Rank
 from pipeline.training.step_timer import STEP_PARTS
-from pipeline.training.strategies import SyncContext, bare_model, build_optimizer, update_sync
-from pipeline.workloads.workload import Workload, WorkloadError, learning_rate_of
+from pipeline.training.strategies import torch_strategy
+from pipeline.training.strategies.strategy import SyncContext, bare_model
+from pipeline.workloads.workload import Workload, WorkloadError, learning_rate_of, optimizer_of
 
 AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -94,7 +97,8 @@ class EagerStep:
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         self.model = model
-        self.optimizer = build_optimizer(model, workload, spec, optimizer)
+        strategy = torch_strategy(spec.strategy)
+        self.optimizer = strategy.shard_optimizer(optimizer or optimizer_of(workload, bare_model(model)))
         self.rate = learning_rate_of(workload, 0)
         self.rate_is_on_device = False
         self.num_correct = torch.zeros((), dtype=torch.float64, device=rank.device)
@@ -104,8 +108,9 @@ class EagerStep:
         is_overridden = type(workload).before_update is not Workload.before_update
         self.before_update = workload.before_update if is_overridden else None
         self.scaler = torch.GradScaler(rank.device.type) if spec.precision == "fp16" else None
-        self._sync_context = sync_context or update_sync(model, spec)
         self._num_passes = spec.grad_accumulation
+        sync_if_last = partial(strategy.sync_if_last, model)
+        self._sync_context = sync_context or (sync_if_last if self._num_passes > 1 else contextlib.nullcontext)
         self._is_first = True  # pass of an update
         self._after_backward = after_backward
         self._device = rank.device

@@ -23,13 +23,13 @@ from pipeline.training.compilation import compile_model, num_compiled_graphs
 from pipeline.training.cuda_graph import CapturedStep
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, TrainingStep, ignore_mark
-from pipeline.training.strategies import wrap_for_strategy
+from pipeline.training.strategies import torch_strategy
 from pipeline.workloads.workload import Workload
 
 EXECUTIONS_FASTEST_FIRST: tuple[Execution, ...] = ("compiled_graph", "graph", "compile", "eager")
 """The order in which `execution: auto` tries them, from `make bench-gpu` on an H200 (bf16, one GPU, B=32 to 2048)."""
 
-
+COMPILE_WARM_UP_STEPS = 3
 EXPECTED_WARNING = "The .grad attribute of a Tensor that is not a leaf"  # TorchDynamo reads .grad of outputs
 
 
@@ -93,7 +93,7 @@ def prepare_step(
 
     Raises RuntimeError if torch.compile finds nothing to compile.
     """
-    model = wrap_for_strategy(placed, workload, spec, rank)
+    model = torch_strategy(spec.strategy).wrap(placed, workload, spec, rank)
     is_captured = execution in CAPTURED_EXECUTIONS
     forward = compile_model(workload, model) if execution in COMPILED_EXECUTIONS else model
     step = EagerStep(model, workload, spec, rank, forward=forward, optimizer=optimizer)
@@ -130,7 +130,7 @@ def warm_up_compiled(step: EagerStep, example: Batch, sizes: Sequence[int], spec
     before_update, step.before_update = step.before_update, None  # a scheduler in it would go on
     step.forward = counted
     for size in sizes:
-        for _ in range(cuda_graph.CAPTURE_WARM_UP_STEPS):
+        for _ in range(COMPILE_WARM_UP_STEPS):
             step(first_samples(example, size), ignore_mark)
     step.forward, step.before_update = forward, before_update
     device_memory.reset_memory_statistics(spec, rank)  # cuDNN's trials of algorithms use more than a step

@@ -29,11 +29,11 @@ from pipeline.communication.profiling import (
     mean_transfers,
     profile_ranks,
 )
-from pipeline.communication.silent_collectives import CollectiveCall
 from pipeline.communication.step_variants import StepVariant
 from pipeline.communication.trace import ProfileFailed, RankTrace, TracedCollective
 from pipeline.training.process_group import Rank
 from pipeline.training.step import StepFunction
+from pipeline.training.strategies.strategy import CollectiveCall
 
 ALONE = Rank(0, 1, torch.device("cpu"))
 BUCKET = 4000

@@ -10,9 +10,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.communication import step_variants
-from pipeline.communication.silent_collectives import CollectiveCall, SilentGroup, silence
+from pipeline.communication.silent_group import SilentGroup
 from pipeline.communication.step_variants import (
-    VARIANTS,
     StepContext,
     build_variants,
     choose_variants,
@@ -21,7 +20,10 @@ from pipeline.communication.step_variants import (
 )
 from pipeline.experiment.spec import Spec
 from pipeline.plan.axes import Execution
+from pipeline.plan.strategies import DDP
 from pipeline.training.process_group import Rank
+from pipeline.training.strategies import torch_strategy
+from pipeline.training.strategies.strategy import CollectiveCall
 from pipeline.workloads.find import build_workload
 
 FIRST_OF_TWO = Rank(0, 2, torch.device("cpu"))
@@ -53,8 +55,8 @@ def test_ddp_over_all_ranks_is_built_first_and_ddp_on_one_last_whoever_asks(monk
     built: list[str] = []
     monkeypatch.setattr(step_variants, "build_variant", lambda context, name, execution: built.append(name))
     context = context_of(ddp_spec(), FIRST_OF_TWO)
-    build_variants(context, reversed(VARIANTS["ddp"]))
-    assert (built, built[0], built[-1]) == (list(VARIANTS["ddp"]), "ddp", "ddp_one")
+    build_variants(context, reversed(DDP.variants))
+    assert (built, built[0], built[-1]) == (list(DDP.variants), "ddp", "ddp_one")
     built.clear()
     build_variants(context, ("ddp_one", "no_collectives", "no_op_hook", "no_op_hook_again", "ddp", "ddp_again"))
     assert built == ["ddp", "ddp_again", "no_op_hook", "no_op_hook_again", "no_collectives", "ddp_one"]
@@ -78,7 +80,7 @@ def test_where_collectives_cannot_be_left_out_a_note_says_so(
 ) -> None:
     names, notes = choose_variants(ddp_spec(**fields), execution)
     assert notes == ((note,) if note else ())
-    assert [name for name in VARIANTS["ddp"] if name not in names] == (["no_collectives"] if note else [])
+    assert [name for name in DDP.variants if name not in names] == (["no_collectives"] if note else [])
 
 
 def test_ddp_over_a_silent_group_divides_its_own_gradients_by_the_number_of_ranks(one_process: None) -> None:
@@ -103,7 +105,7 @@ def test_the_step_without_reduction_gives_every_gradient_to_the_no_op_hook(
     spec = ddp_spec(device="cpu", gradient_compression=compression)
     context = context_of(spec, Rank(0, 1, torch.device("cpu")))
     model, _ = wrap_variant("no_op_hook", nn.Linear(3, 4), context)
-    silence(model, torch.optim.SGD(model.parameters()), spec, calls)
+    torch_strategy(spec.strategy).silence(model, torch.optim.SGD(model.parameters()), spec, calls)
     model(torch.ones(2, 3)).sum().backward()
     assert calls == [CollectiveCall("gradients", "all_reduce", num_bytes)]
     weight = next(model.parameters()).grad

@@ -9,7 +9,6 @@ from factories import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.communication.silent_collectives import CollectiveCall
 from pipeline.communication.trace import (
     ProfileFailed,
     RankTrace,
@@ -25,6 +24,7 @@ from pipeline.communication.trace import (
     summarize_trace,
     torch_operation_name,
 )
+from pipeline.training.strategies.strategy import CollectiveCall
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 BROADCAST = "ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

@@ -22,7 +22,7 @@ from pipeline.plan.axes import Remedy
 from pipeline.training import loop
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, ignore_mark
-from pipeline.training.strategies import wrap_for_strategy
+from pipeline.training.strategies import torch_strategy
 from pipeline.workloads import cifar_classifier
 from pipeline.workloads.cifar_models import build_model
 from pipeline.workloads.find import build_workload
@@ -42,7 +42,7 @@ def gradients_of_share(rank: int, world_size: int, folder: str) -> None:
     torch.manual_seed(0)
     place = Rank(rank, world_size, torch.device("cpu"))
     workload = build_workload(spec)
-    model = wrap_for_strategy(build_model("lenet", 10), workload, spec, place)
+    model = torch_strategy(spec.strategy).wrap(build_model("lenet", 10), workload, spec, place)
     images = torch.randn(GLOBAL_BATCH_SIZE, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     labels = torch.arange(GLOBAL_BATCH_SIZE) % 10
     mine = slice(rank * share, (rank + 1) * share)

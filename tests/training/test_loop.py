@@ -22,7 +22,7 @@ from pipeline.experiment.measurement import Epoch, Measurement, RankEpoch
 from pipeline.experiment.record import MAX_STEP_TIMES
 from pipeline.experiment.record_store import encode_record
 from pipeline.experiment.spec import Spec
-from pipeline.training import device_memory, process_group, strategies
+from pipeline.training import device_memory, process_group
 from pipeline.training.loop import (
     Evaluation,
     RankEpochSeries,
@@ -38,7 +38,7 @@ from pipeline.training.loop import (
 )
 from pipeline.training.step import EagerStep, ignore_mark
 from pipeline.training.step_timer import STEP_PARTS, PartTimesNs, StepTimer
-from pipeline.training.strategies import place_model, wrap_for_strategy
+from pipeline.training.strategies import dp, torch_strategy
 from pipeline.workloads.cifar_classifier import CifarClassifier
 from pipeline.workloads.cifar_models import build_model
 from pipeline.workloads.find import build_workload
@@ -80,7 +80,7 @@ def test_channels_last_lays_out_images_and_weights_alike() -> None:
     """Every convolution of ResNet-18 sees inputs and weights with channels last."""
     spec = make_spec(**{**SMALL, "model": "resnet18", "layout": "channels_last"})
     seen: list[bool] = []
-    model = place_model(build_model("resnet18", 10), build_workload(spec), spec, ALONE)
+    model = torch_strategy(spec.strategy).place(build_model("resnet18", 10), build_workload(spec), spec, ALONE)
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             module.register_forward_hook(lambda _, inputs, output: seen.append(is_channels_last(inputs[0])))
@@ -372,7 +372,7 @@ def alone_in_a_group() -> Iterator[None]:
 def test_ddp_is_wrapped_as_the_spec_says() -> None:
     fields = {"broadcast_buffers": False, "bucket_cap_mb": 100.0, "gradient_as_bucket_view": True}
     spec = make_spec(**{**SMALL, "strategy": "ddp", **fields})
-    model = wrap_for_strategy(build_model("lenet", 10), build_workload(spec), spec, ALONE)
+    model = torch_strategy(spec.strategy).wrap(build_model("lenet", 10), build_workload(spec), spec, ALONE)
     assert isinstance(model, nn.parallel.DistributedDataParallel)
     assert (model.broadcast_buffers, model.bucket_bytes_cap) == (False, 100 * 2**20)
     assert model.gradient_as_bucket_view
@@ -402,9 +402,9 @@ def test_the_threads_of_data_parallel_compute_in_bf16(monkeypatch: pytest.Monkey
         def forward(self) -> torch.dtype:
             return torch.get_autocast_dtype("cuda")
 
-    monkeypatch.setattr(strategies, "DataParallel", lambda module, device_ids: module)
+    monkeypatch.setattr(dp, "DataParallel", lambda module, device_ids: module)
     spec = make_spec(strategy="dp", num_gpus=2, precision="bf16")
-    replica = wrap_for_strategy(AutocastType(), build_workload(spec), spec, ALONE)._replicate_for_data_parallel()
+    replica = dp.STRATEGY.wrap(AutocastType(), build_workload(spec), spec, ALONE)._replicate_for_data_parallel()
     with ThreadPoolExecutor() as threads:
         assert threads.submit(torch.get_autocast_dtype, "cuda").result() == torch.float16
         assert threads.submit(replica).result() == torch.bfloat16

@@ -16,20 +16,15 @@ from torch.multiprocessing.spawn import spawn
 
 from pipeline.communication import step_variants
 from pipeline.communication.profiling import profile_ranks
-from pipeline.communication.silent_collectives import KeptAllGather, delay, keep_buffers
 from pipeline.communication.step_variants import StepContext, list_silent_calls
 from pipeline.experiment.spec import Spec
 from pipeline.plan.strategies import gathered_bytes
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, ignore_mark
-from pipeline.training.strategies import (
-    describe_sharding,
-    optimizer_bytes,
-    place_model,
-    shard_optimizer,
-    shard_units_of,
-    wrap_for_strategy,
-)
+from pipeline.training.strategies import torch_strategy
+from pipeline.training.strategies.fsdp import KeptAllGather, keep_buffers, shard_units_of
+from pipeline.training.strategies.strategy import optimizer_bytes
+from pipeline.training.strategies.zero1 import shard_optimizer
 from pipeline.workloads.find import build_workload
 from pipeline.workloads.gpt import Gpt
 from pipeline.workloads.workload import Workload, WorkloadError
@@ -68,7 +63,8 @@ def train_on_rank(rank: int, folder: str) -> None:
 def train(spec: Spec, rank: Rank, has_kept_buffers: bool = False) -> dict[str, Any]:
     workload = build_workload(spec)
     torch.manual_seed(0)
-    model = wrap_for_strategy(place_model(workload.build_model(), workload, spec, rank), workload, spec, rank)
+    strategy = torch_strategy(spec.strategy)
+    model = strategy.wrap(strategy.place(workload.build_model(), workload, spec, rank), workload, spec, rank)
     if has_kept_buffers:
         keep_buffers(model, [], is_silent=False)
     step = EagerStep(model, workload, spec, rank)
@@ -79,7 +75,7 @@ def train(spec: Spec, rank: Rank, has_kept_buffers: bool = False) -> dict[str, A
         parts = tokens.split(spec.batch_size_per_gpu)
         batches = [{"tokens": part[:, :-1], "next": part[:, 1:]} for part in parts]
         losses.append(sum(float(step(batch, ignore_mark, batch is batches[-1])) for batch in batches) / len(batches))
-    sharding = describe_sharding(workload, model, spec)
+    sharding = strategy.describe_sharding(workload, model)
     context = StepContext(spec, rank, workload, batches[0], None)
     names = {"fsdp": ("no_op", "plain"), "zero1": ("no_op", "plain")}.get(spec.strategy, ("no_op_hook", "plain"))
     variants = step_variants.build_variants(context, names)
@@ -199,7 +195,8 @@ def count_calls_on_rank(rank: int, folder: str) -> None:
         found[f"profile of {strategy}"] = (sorted(profiled), sorted(calls), profile.num_steps, len(profile.comm_ns))
         for is_silent in (False, True):
             variant, pauses = step_variants.build_variant(context, "no_op" if is_silent else strategy), list[int]()
-            delay(variant.model, variant.optimizer, spec, partial(pauses.append, 1), is_silent=is_silent)
+            pause = partial(pauses.append, 1)
+            torch_strategy(strategy).delay(variant.model, variant.optimizer, pause, is_silent)
             for _ in range(3):
                 pauses.clear()
                 variant.step()

@@ -1,0 +1,196 @@
+"""FSDP2 (torch.distributed.fsdp.fully_shard): a rank keeps its shard of each parameter, gradient and state."""
+
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pipeline.experiment.measurement import Sharding
+from pipeline.experiment.spec import Spec
+from pipeline.training.process_group import Rank
+from pipeline.training.strategies.strategy import CollectiveCall, TorchStrategy, nothing
+from pipeline.workloads.workload import Workload, WorkloadError, describe
+
+RESHARD_AFTER_FORWARD = {"blocks": None, "always": True, "never": False}  # None: blocks reshard, the root does not
+
+
+class FsdpStrategy(TorchStrategy):
+    keeps_buffers = True
+
+    def place(self, model: nn.Module, workload: Workload, spec: Spec, rank: Rank) -> nn.Module:
+        """Shard the units of the workload one by one, then what is left in the root. Raises WorkloadError.
+
+        One unit at a time lies on the device as a whole.
+        """
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh(rank.device.type, (rank.world_size,))
+        for unit in (*shard_units_of(workload, model), model):
+            fully_shard(unit, mesh=mesh, reshard_after_forward=RESHARD_AFTER_FORWARD[spec.reshard])
+        return model
+
+    def describe_sharding(self, workload: Workload, model: nn.Module) -> Sharding | None:
+        units = shard_units_of(workload, model)
+        in_units = [padded_bytes(unit) for unit in units]
+        return Sharding(
+            num_units=len(units),
+            units_bytes=sum(in_units),
+            largest_unit_bytes=max(in_units, default=0),
+            root_bytes=padded_bytes(model) - sum(in_units),
+        )
+
+    def sync_if_last(self, model: nn.Module, is_last: bool) -> contextlib.AbstractContextManager[Any]:
+        from torch.distributed.fsdp import FSDPModule
+
+        if isinstance(model, FSDPModule):
+            model.set_requires_gradient_sync(is_last)
+        return contextlib.nullcontext()
+
+    def silence(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, spec: Spec, calls: list[CollectiveCall]
+    ) -> None:
+        keep_buffers(model, calls, is_silent=True)
+
+    def delay(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, pause: Callable[[], object], is_silent: bool
+    ) -> None:
+        keep_buffers(model, [], is_silent, pause)
+
+
+def shard_units_of(workload: Workload, model: nn.Module) -> list[nn.Module]:
+    """Return the workload's units of FSDP. Raises WorkloadError unless they are different parts of the model."""
+    found: object = workload.shard_units(model)
+    if not isinstance(found, Iterable):
+        raise WorkloadError(f"shard_units returns {describe(found)}; return a list of parts, as list(model.blocks)")
+    units = list(found)
+    names = {module: name for name, module in model.named_modules()}
+    for unit in units:
+        if not isinstance(unit, nn.Module) or unit not in names or unit is model:
+            raise WorkloadError(f"shard_units gives {describe(unit)} that is no part of the model; leave it out")
+    listed_twice = [names[unit] for unit in units if units.count(unit) > 1]
+    if listed_twice:
+        raise WorkloadError(f"shard_units gives {listed_twice[0]} twice; give each unit once")
+    refuse_broken_tie(model, units)
+    return units
+
+
+def refuse_broken_tie(model: nn.Module, units: Sequence[nn.Module]) -> None:
+    """Raise WorkloadError for a parameter of two modules that lie in different units: each would train its own."""
+    owners: dict[nn.Parameter, tuple[nn.Module, str]] = {}
+    for module, prefix, owner in with_owners(model, "", model, set(units)):
+        for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            first, name = owners.setdefault(parameter, (owner, prefix + key))
+            if first is not owner:
+                raise WorkloadError(
+                    f"{name} and {prefix}{key} are one tensor, which shard_units puts into two units, and FSDP would "
+                    "train two; leave both modules out of shard_units, or put them into one unit"
+                )
+
+
+def with_owners(
+    module: nn.Module, prefix: str, owner: nn.Module, units: Collection[nn.Module]
+) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    """Yield each module at each of its places, with the prefix of its names and the unit that it lies in."""
+    yield module, prefix, owner
+    for name, child in module._modules.items():  # named_children() skips a module's second place
+        if child is not None:
+            yield from with_owners(child, f"{prefix}{name}.", child if child in units else owner, units)
+
+
+def padded_bytes(module: nn.Module) -> int:
+    """Return the bytes of a module's parameters, their first dimensions padded to a multiple of the ranks."""
+    num_ranks, total = dist.get_world_size(), 0
+    for parameter in module.parameters():
+        rows = max(1, len(parameter))
+        total += parameter.nbytes // rows * (rows + -rows % num_ranks)
+    return total
+
+
+def keep_buffers(
+    model: nn.Module, calls: list[CollectiveCall], is_silent: bool, before: Callable[[], object] = nothing
+) -> None:
+    """Let FSDP gather and scatter in buffers that are kept. Silent ones skip all gathers after the first of a buffer.
+
+    `before` runs before each collective that is not skipped.
+
+    The other ranks' shards stay in the buffer; this rank's shard is copied into it anew.
+    """
+    gather, inputs = KeptAllGather(calls, is_silent, before), dict[tuple[object, ...], Tensor]()
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):  # the setters do not reach the modules inside
+            module.set_custom_all_gather(gather)  # type: ignore[arg-type]  # it need not be torch's private class
+            scatter = KeptReduceScatter(calls, is_silent, before, inputs)
+            module.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]
+
+
+class KeptAllGather:
+    """An all-gather with two kept buffers for each size, as FSDPModule.set_custom_all_gather takes it.
+
+    They take turns: FSDP fills the next unit's buffer while it still copies weights out of the last one's.
+    """
+
+    def __init__(self, calls: list[CollectiveCall], is_silent: bool, before: Callable[[], object] = nothing) -> None:
+        self._calls, self._is_silent, self._before = calls, is_silent, before
+        self._kept: dict[tuple[object, ...], list[Tensor]] = {}
+        self._gathered: set[int] = set()
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        kept = self._kept.setdefault((*size, dtype), [])
+        buffer = torch.zeros(*size, dtype=dtype, device=device) if len(kept) < 2 else kept.pop(0)
+        kept.append(buffer)
+        return buffer
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work | None:
+        self._calls.append(CollectiveCall("parameters", "all_gather", output_tensor.nbytes))
+        if self._is_silent and output_tensor.data_ptr() in self._gathered:
+            return None
+        self._gathered.add(output_tensor.data_ptr())
+        self._before()
+        work: dist.Work | None = dist.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+        return work
+
+
+class KeptReduceScatter:
+    """A unit's reduce-scatter with kept buffers, for FSDPModule.set_custom_reduce_scatter. Silent outputs stay zero.
+
+    `inputs` has a buffer for each size, for all units. Outputs are the unit's own: its gradients are views of them.
+    """
+
+    def __init__(
+        self,
+        calls: list[CollectiveCall],
+        is_silent: bool,
+        before: Callable[[], object],
+        inputs: dict[tuple[object, ...], Tensor],
+    ) -> None:
+        self._calls, self._is_silent, self._before = calls, is_silent, before
+        self._inputs, self._outputs = inputs, dict[tuple[object, ...], Tensor]()
+        self._is_input = False
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        self._is_input = not self._is_input  # FSDP asks for the input, then for the output
+        kept, key = self._inputs if self._is_input else self._outputs, (*size, dtype)
+        if key not in kept:
+            kept[key] = torch.zeros(*size, dtype=dtype, device=device)
+        return kept[key]
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> dist.Work | None:
+        self._calls.append(CollectiveCall("gradients", "reduce_scatter", input_tensor.nbytes))
+        if self._is_silent:
+            return None
+        self._before()
+        work: dist.Work | None = dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
+        return work
+
+
+STRATEGY = FsdpStrategy()

@@ -1,0 +1,92 @@
+"""What a strategy does with torch: it places, wraps and updates a model, and leaves out its own collectives."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from pipeline.data.batches import memory_format
+from pipeline.experiment.measurement import Operation, Sharding, TransferKind
+from pipeline.experiment.spec import Spec
+from pipeline.training.process_group import Rank
+from pipeline.workloads.workload import Workload
+
+
+class CollectiveCall(NamedTuple):
+    """A collective that a rank calls. `num_bytes`: of a gather the output, of every other operation the input."""
+
+    kind: TransferKind
+    operation: Operation
+    num_bytes: int
+
+
+SyncContext = Callable[[bool], contextlib.AbstractContextManager[Any]]  # takes: is this the last pass of an update?
+
+
+def nothing() -> None:
+    """Do nothing."""
+
+
+class TorchStrategy:
+    """What a strategy does with torch. This class trains the bare model; each other strategy says how it differs."""
+
+    capture_warm_up_steps = 3
+    waits_for_all_gradients = False  # an update does not end if a parameter gets no gradient
+    keeps_buffers = False  # its silent step works in buffers that are kept, which its own step does not
+
+    def place(self, model: nn.Module, workload: Workload, spec: Spec, rank: Rank) -> nn.Module:
+        """Move the bare model to the rank's device, its weights in the memory layout of the spec.
+
+        Raises WorkloadError.
+        """
+        placed: nn.Module = model.to(rank.device, memory_format=memory_format(spec))  # type: ignore[call-overload]
+        return placed
+
+    def wrap(
+        self, model: nn.Module, workload: Workload, spec: Spec, rank: Rank, group: dist.ProcessGroup | None = None
+    ) -> nn.Module:
+        """Return the placed model as it trains over all ranks, or over the process group `group`."""
+        return model
+
+    def describe_sharding(self, workload: Workload, model: nn.Module) -> Sharding | None:
+        """Return the sizes of the model's units before sharding, in bytes; None if its parameters are not sharded."""
+        return None
+
+    def shard_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Return the optimizer as the strategy runs it. Raises WorkloadError if it cannot be sharded."""
+        return optimizer
+
+    def sync_if_last(self, model: nn.Module, is_last: bool) -> contextlib.AbstractContextManager[Any]:
+        """Return the context of a pass: gradients travel only in the last pass of an update."""
+        return contextlib.nullcontext()
+
+    def silence(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, spec: Spec, calls: list[CollectiveCall]
+    ) -> None:
+        """Let the collectives of the model's updates return at once; all other work stays: hooks, copies, casts.
+
+        Each collective that is left out is appended to `calls`.
+        """
+
+    def delay(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, pause: Callable[[], object], is_silent: bool
+    ) -> None:
+        """Let each collective that the strategy delays pause first; silent ones never run."""
+
+
+def bare_model(model: nn.Module) -> nn.Module:
+    """Return the model inside of DDP's or DataParallel's wrapper."""
+    return model.module if isinstance(model, DataParallel | DistributedDataParallel) else model
+
+
+def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Return the bytes of the optimizer's state on this rank: a part of the whole if the strategy shards it."""
+    from torch.distributed.tensor import DTensor
+
+    owner = getattr(optimizer, "optim", optimizer)  # of ZeroRedundancyOptimizer: the rank's own optimizer
+    tensors = [value for state in owner.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
+    return sum((one.to_local() if isinstance(one, DTensor) else one).nbytes for one in tensors)
