@@ -50,6 +50,7 @@ def check_workload(
     Raises WorkloadError if the pass does not do what the point needs.
     """
     check_declarations(workload, spec)
+    refuse_synchronized_layers(model, spec)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
         raise WorkloadError("the model has no parameter that trains; set requires_grad")
@@ -105,6 +106,16 @@ def check_weights(model: nn.Module, spec: Spec) -> None:
             cure = "give precision: bf16, or model.float()" if kind == "bfloat16" else "give model.float()"
             raise WorkloadError(
                 f"{name} is {kind}, and precision: {spec.precision} would not say so; {cure} in build_model()"
+            )
+
+
+def refuse_synchronized_layers(model: nn.Module, spec: Spec) -> None:
+    """Raise WorkloadError for a SyncBatchNorm of the user's own in processes on the CPU, which torch has for GPUs."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.SyncBatchNorm) and spec.device == "cpu" and spec.is_distributed:
+            raise WorkloadError(
+                f"{name or 'the model'} is a SyncBatchNorm, which does not work between processes on the CPU; use "
+                "BatchNorm in build_model(), and sync_batchnorm: true on GPUs"
             )
 
 

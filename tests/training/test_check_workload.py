@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ import torch
 from factories import make_spec
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
+from torch.distributed import destroy_process_group, init_process_group
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from pipeline.communication.step_variants import StepContext, build_variant
@@ -416,6 +418,19 @@ def test_a_weight_or_a_buffer_on_the_meta_device_is_refused(is_affine: bool, nam
     said = rf'^{name} is on the meta device, .* make it on the CPU in build_model\(\), without torch.device\("meta"\)$'
     with pytest.raises(WorkloadError, match=said):
         check_weights(nn.Sequential(layer, nn.Linear(3, 1)), point())
+
+
+def test_a_synchronized_layer_is_refused_between_processes_on_the_cpu(tmp_path: Path) -> None:
+    workload = changed(build_model=lambda self: nn.SyncBatchNorm.convert_sync_batchnorm(Tiny.build_model(self)))
+    check(workload)
+    init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        with pytest.raises(
+            WorkloadError, match=r"^1 is a SyncBatchNorm, .* use BatchNorm in build_model\(\), and sync_b"
+        ):
+            check(workload, strategy="ddp")
+    finally:
+        destroy_process_group()
 
 
 class Remembers(nn.Module):
