@@ -1,8 +1,9 @@
 """Executions of the step. In place of a CUDA graph, a stand-in runs the work again."""
 
 import contextlib
+import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -399,7 +400,45 @@ class Scheduled(Own):
         optimizer.param_groups[0]["lr"] *= 0.5
 
 
+class Dropping(Own):
+    """Drops the gradients of some updates, as a rule against spikes does, or of all."""
+
+    def __init__(self, kept: Sequence[int], set_to_none: bool) -> None:
+        super().__init__(SGD, lr=0.1)
+        self.kept, self.set_to_none, self.num_updates = kept, set_to_none, 0
+
+    def before_update(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        if self.num_updates not in self.kept:
+            optimizer.zero_grad(set_to_none=self.set_to_none)
+        self.num_updates += 1
+
+
 SGD = torch.optim.SGD
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize(("kept", "is_refused"), [((), True), ((0,), False), ((2,), False), (range(9), False)])
+def test_a_loop_that_drops_the_gradients_of_each_update_is_refused(
+    kept: Sequence[int], set_to_none: bool, is_refused: bool
+) -> None:
+    workload = Dropping(kept, set_to_none)
+    spec = make_spec(model="x.py:Own", dataset=None, device="cpu", precision="fp32", input="synthetic")
+    step = EagerStep(workload.build_model(), workload, spec, ALONE)
+    said = r"^before_update\(\) leaves no gradient, so updates change nothing; leave out its zero_grad\(\): each step"
+    with pytest.raises(WorkloadError, match=said) if is_refused else contextlib.nullcontext():
+        for _ in range(5):
+            step(workload.synthetic_batch(2, ALONE.device), ignore_mark)
+    assert workload.num_updates == (3 if is_refused else 5)
+
+
+def test_gradients_without_a_finite_norm_may_be_dropped() -> None:
+    """As those of the first steps in fp16, until the scale of the loss is right."""
+    workload = Dropping((), True)
+    spec = make_spec(model="x.py:Own", dataset=None, device="cpu", precision="fp32", input="synthetic")
+    step = EagerStep(workload.build_model(), workload, spec, ALONE)
+    for _ in range(5):
+        step(torch.full((2, 4), math.inf), ignore_mark)
+    assert workload.num_updates == 5
 
 
 @pytest.mark.parametrize(
