@@ -93,5 +93,10 @@ def answers_of(*found: Record, missing: Sequence[Spec] = (), terms: Terms = IN_I
     return said(claims_of(*found, missing=missing), terms)
 
 
+def published_tables(name: str) -> Tables:
+    """The tables of a published experiment."""
+    return collect_experiment(Experiment(ROOT / "published" / name)).tables
+
+
 def published_claims(name: str) -> Answers:
-    return answer_questions(collect_experiment(Experiment(ROOT / "published" / name)).tables)
+    return answer_questions(published_tables(name))

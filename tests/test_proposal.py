@@ -11,7 +11,8 @@ import msgspec
 import pytest
 from browser import CHROMIUM, needs_chromium
 from conftest import Command, assert_refused, run_unprivileged
-from factories import ROOT, make_experiment, make_record, make_spec
+from factories import ROOT, assert_says, ends, make_experiment, make_record, make_spec, with_rank_epochs
+from rendered_tables import published_tables
 from timed_records import H200, NOISY, beside, timed, windowed
 
 from pipeline.answers.proposal import Proposal, Work, propose
@@ -37,32 +38,127 @@ def test_the_page_has_the_hours_and_where_efficiency_falls(pipeline: Command, tm
     answer = pipeline("proposal", tmp_path / "x", "--samples", "1e9")
     assert (answer.returncode, answer.stderr) == (0, "")
     wall_h = 3.2 * 1e9 / NUM_SAMPLES / 3600
-    assert (
-        f"1,000,000,000 images on 4 GPUs, ddp, 128 per GPU: {wall_h:.1f} h, {4 * wall_h:.1f} GPU-hours" in answer.stdout
+    assert_says(
+        answer.stdout,
+        f"1,000,000,000 images on 4 GPUs, ddp, 128 per GPU: {wall_h:.1f} h, {4 * wall_h:.1f} GPU-hours",
+        "efficiency falls below 70 % at 4 GPUs, where it is 62.5 %; on 2 it is 90.9 %.",
     )
-    assert "efficiency falls below 70 % at 4 GPUs, where it is 62.5 %; on 2 it is 90.9 %." in answer.stdout
     assert (tmp_path / "x" / "proposal.md").read_text() == answer.stdout
     page = (tmp_path / "x" / "proposal.html").read_text()
     assert page.count("<figure") == 1  # no strong scaling was measured
-    assert "62.5 %" in page
-    assert "http" not in page.partition("</head>")[2]
+    assert ("62.5 %" in page, "http" in page.partition("</head>")[2]) == (True, False)
 
 
 def test_an_interval_of_the_time_is_one_of_the_hours_and_of_the_efficiency(tmp_path: Path) -> None:
     records = [windowed([EPOCH_S[count] * factor for factor in NOISY], 128, count) for count in EPOCH_S]
     found = proposal_of(tmp_path, *records)
-    hours = found.weak[-1]["gpu_hours"]
-    assert hours == pytest.approx(4 * 3.2 * 1e9 / NUM_SAMPLES / 3600)
-    assert (hours.low / hours, hours.high / hours) == pytest.approx((0.95, 1.05))
+    hours_s = [factor * 4 * 3.2 * 1e9 / NUM_SAMPLES / 3600 for factor in (0.95, 1, 1.05)]
+    assert ends(found.weak[-1]["gpu_hours"]) == pytest.approx(hours_s)
     assert found.weak[-1]["parallel_efficiency"].high > found.weak[-1]["parallel_efficiency"]
     assert "(67.6 to 74.7)" in found.answers[0]
     assert "within one run" in " ".join(found.assumptions)
 
 
-def test_an_efficiency_whose_interval_contains_70_per_cent_says_so(tmp_path: Path) -> None:
-    times_s = {1: 8.0, 2: 8 / 2 / 0.69}
-    records = [windowed([times_s[count] * factor for factor in NOISY], 128, count) for count in times_s]
-    assert "its interval contains 70 %" in proposal_of(tmp_path, *records).answers[1]
+A40 = Environment(gpus=(Gpu(name="NVIDIA A40"),))
+ON_A40 = [msgspec.structs.replace(record, environment=A40) for record in scaling(seed=1)]
+LENET_FASTER = [timed(0.1, 128, model="lenet"), timed(0.05, 128, 2, model="lenet")]
+
+
+@pytest.mark.parametrize(
+    ("found", "num_gpus", "hours", "efficiency", "assumed"),
+    [
+        pytest.param(
+            [
+                windowed([time_s * factor for factor in NOISY], 128, num)
+                for num, time_s in ((1, 8.0), (2, 8 / 2 / 0.69))
+            ],
+            *(None, "", "its interval contains 70 %", ""),
+            id="an interval of the efficiency that contains 70 %",
+        ),
+        pytest.param(scaling(), 2, "images on 2 GPUs", "", "", id="fewer GPUs than were measured"),
+        pytest.param(scaling(), 1, "images on 1 GPU,", "", "", id="one GPU"),
+        pytest.param(
+            scaling((2, 4)),
+            *(None, "GPU-hours", "no point on several GPUs has one on one GPU to compare with", ""),
+            id="no baseline: hours and no efficiency",
+        ),
+        pytest.param(
+            scaling((1,)), None, "", "since no point on several GPUs was timed", "", id="one point: nothing beyond"
+        ),
+        pytest.param(
+            [
+                with_rank_epochs(record, lambda rank: {"data_time_ns": (rank.epoch_time_ns or 0) // 2})
+                for record in scaling()
+            ],
+            *(None, "", "unfit for an answer"),
+            "Its hours and scaling are limited by data loading: a GPU waits for data",
+            id="every point waits for its loader",
+        ),
+        pytest.param(
+            [*scaling(), *ON_A40],
+            *(None, H200.gpus[0].name, ""),
+            "Other GPU models were measured too and are left out: NVIDIA A40.",
+            id="of two GPU models one is the subject",
+        ),
+        pytest.param(
+            [*scaling(), *LENET_FASTER],
+            *(None, "", ""),
+            "Other models were measured too and are left out: lenet.",
+            id="of two models the first is the subject even if the other is faster",
+        ),
+        pytest.param(
+            scaling(),
+            *(None, "", ""),
+            "There are no intervals: they need 6 timed epochs, or repeats. Energy was not measured.",
+            id="no energy and no intervals",
+        ),
+        pytest.param(
+            [*scaling(), timed(1.0, 512, 4, input="synthetic")],
+            *(None, "ddp, 128 per GPU", "", ""),
+            id="synthetic batches are left out",
+        ),
+        pytest.param(
+            [*scaling(), *beside(timed(1.0, 256, 4), timed(1.0, 512, 4))],
+            *(None, "ddp, 128 per GPU", ""),
+            "other points ran on its node at the same time",
+            id="shared nodes are left out and named",
+        ),
+    ],
+)
+def test_what_a_proposal_says(
+    tmp_path: Path, found: list[Record], num_gpus: int | None, hours: str, efficiency: str, assumed: str
+) -> None:
+    proposed = proposal_of(tmp_path, *found, num_gpus=num_gpus)
+    for words, said in zip(
+        (hours, efficiency, assumed), (*proposed.answers, " ".join(proposed.assumptions)), strict=True
+    ):
+        assert words in said
+
+
+@pytest.mark.parametrize(
+    ("counts", "others", "key", "values"),
+    [
+        ((1, 2, 4), LENET_FASTER, "model", ["resnet18"] * 3),
+        ((1, 2, 4), ON_A40, "gpu", [H200.gpus[0].name] * 3),
+        ((2, 4), [], "parallel_efficiency", [None] * 2),
+    ],
+    ids=["of two models the first", "of two GPU models the first", "no baseline"],
+)
+def test_the_rows_of_weak_scaling(
+    tmp_path: Path, counts: tuple[int, ...], others: list[Record], key: str, values: list[Any]
+) -> None:
+    assert [row[key] for row in proposal_of(tmp_path, *scaling(counts), *others).weak] == values
+
+
+def test_of_one_gpu_nothing_follows_for_several(tmp_path: Path) -> None:
+    assert proposal_of(tmp_path, *scaling((1,))).strong == []
+    with pytest.raises(CommandError, match="needs points on several GPUs"):
+        proposal_of(tmp_path, num_gpus=2)
+
+
+def test_ingested_times_are_said() -> None:
+    stated = propose(published_tables("a40-ddp"), Work(10**9, None), list)
+    assert "Times were stated elsewhere, and not measured here." in stated.assumptions
 
 
 @pytest.mark.parametrize(
@@ -80,20 +176,21 @@ def test_work_that_follows_from_nothing_measured_is_refused(
     pipeline: Command, tmp_path: Path, arguments: tuple[str, ...], code: int, words: tuple[str, ...]
 ) -> None:
     make_experiment(tmp_path / "x", *scaling())
-    answer = pipeline("proposal", tmp_path / "x", *arguments)
-    assert (answer.returncode, answer.stdout) == (code, "")
-    assert [word for word in words if word not in answer.stderr] == []
+    assert_refused(pipeline("proposal", tmp_path / "x", *arguments), code, *words)
     assert not (tmp_path / "x" / "proposal.md").exists()
 
 
 def test_no_folder_no_experiment_and_several_are_refused(pipeline: Command, tmp_path: Path) -> None:
-    asked = ("--samples", "1e9")
-    assert_refused(pipeline("proposal", tmp_path / "absent", *asked), 2, "cannot read")
-    assert_refused(pipeline("proposal", tmp_path, *asked), 3, "no experiment under")
-    make_experiment(tmp_path / "untimed", make_record(status="oom", reason="full"))
-    assert_refused(pipeline("proposal", tmp_path / "untimed", *asked), 3, "no epoch with a known number of samples")
-    make_experiment(tmp_path / "x", *scaling())
-    assert_refused(pipeline("proposal", tmp_path, *asked), 2, "several experiments", "untimed, x")
+    make_experiment(tmp_path / "all" / "untimed", make_record(status="oom", reason="full"))
+    make_experiment(tmp_path / "all" / "x", *scaling())
+    (tmp_path / "empty").mkdir()
+    for folder, code, words in (
+        ("absent", 2, ("cannot read",)),
+        ("empty", 3, ("no experiment under",)),
+        ("all/untimed", 3, ("no epoch with a known number of samples",)),
+        ("all", 2, ("several experiments", "untimed, x")),
+    ):
+        assert_refused(pipeline("proposal", tmp_path / folder, "--samples", "1e9"), code, *words)
 
 
 def test_a_folder_of_others_gets_no_file_and_the_page_is_printed(tmp_path: Path) -> None:
@@ -103,63 +200,6 @@ def test_a_folder_of_others_gets_no_file_and_the_page_is_printed(tmp_path: Path)
     answer = run_unprivileged("proposal", folder, "--samples", "1e9")
     assert (answer.returncode, "only printed" in answer.stderr) == (0, True), answer.stderr
     assert answer.stdout.startswith("# Compute proposal: x")
-
-
-def test_a_measured_number_of_gpus_below_the_most_can_be_asked_for(tmp_path: Path) -> None:
-    assert "images on 2 GPUs" in proposal_of(tmp_path, *scaling(), num_gpus=2).answers[0]
-    assert "images on 1 GPU," in proposal_of(tmp_path, *scaling(), num_gpus=1).answers[0]
-
-
-def test_without_a_baseline_there_are_hours_and_no_efficiency(tmp_path: Path) -> None:
-    found = proposal_of(tmp_path, *scaling((2, 4)))
-    assert "GPU-hours" in found.answers[0]
-    assert "no point on several GPUs has one on one GPU to compare with" in found.answers[1]
-    assert [row["parallel_efficiency"] for row in found.weak] == [None, None]
-
-
-def test_of_one_point_there_are_hours_and_nothing_beyond(tmp_path: Path) -> None:
-    found = proposal_of(tmp_path, *scaling((1,)))
-    assert ("since no point on several GPUs was timed" in found.answers[1], found.strong) == (True, [])
-    with pytest.raises(CommandError, match="needs points on several GPUs"):
-        proposal_of(tmp_path, num_gpus=2)
-
-
-def test_if_every_point_waits_for_its_loader_the_assumptions_say_so(tmp_path: Path) -> None:
-    records = [timed(EPOCH_S[count], 128, count) for count in EPOCH_S]
-    waiting = []
-    for record in records:
-        assert record.measurement is not None
-        epochs = []
-        for epoch in record.measurement.epochs:
-            ranks = [msgspec.structs.replace(rank, data_time_ns=(rank.epoch_time_ns or 0) // 2) for rank in epoch.ranks]
-            epochs.append(msgspec.structs.replace(epoch, ranks=tuple(ranks)))
-        measurement = msgspec.structs.replace(record.measurement, epochs=tuple(epochs))
-        waiting.append(msgspec.structs.replace(record, measurement=measurement))
-    found = proposal_of(tmp_path, *waiting)
-    assert "Its hours and scaling are limited by data loading: a GPU waits for data" in " ".join(found.assumptions)
-    assert "unfit for an answer" in found.answers[1]
-
-
-def test_of_two_gpu_models_one_is_the_subject_and_the_other_is_named(tmp_path: Path) -> None:
-    other = Environment(gpus=(Gpu(name="NVIDIA A40"),))
-    slow = [msgspec.structs.replace(record, environment=other) for record in scaling(seed=1)]
-    found = proposal_of(tmp_path, *scaling(), *slow)
-    assert {row["gpu"] for row in found.weak} == {H200.gpus[0].name}
-    assert "Other GPU models were measured too and are left out: NVIDIA A40." in found.assumptions
-
-
-def test_of_two_models_the_first_is_the_subject_even_if_the_other_is_faster(tmp_path: Path) -> None:
-    found = proposal_of(tmp_path, *scaling(), timed(0.1, 128, model="lenet"), timed(0.05, 128, 2, model="lenet"))
-    assert {row["model"] for row in found.weak} == {"resnet18"}
-    assert "Other models were measured too and are left out: lenet." in found.assumptions
-
-
-def test_ingested_times_and_missing_energy_are_said(tmp_path: Path) -> None:
-    found = proposal_of(tmp_path, *scaling())
-    assert "Energy was not measured." in found.assumptions
-    assert "There are no intervals: they need 6 timed epochs, or repeats." in found.assumptions
-    stated = propose(collect_experiment(Experiment(ROOT / "published" / "a40-ddp")).tables, Work(10**9, None), list)
-    assert "Times were stated elsewhere, and not measured here." in stated.assumptions
 
 
 def test_beyond_the_measured_the_two_models_have_columns_and_no_interval() -> None:
@@ -190,20 +230,12 @@ def test_on_the_cpu_the_hours_are_of_processes(pipeline: Command, tmp_path: Path
 
 def test_the_published_proposal_is_of_the_cheapest_configuration_with_one_gpu_beside() -> None:
     """It was of 32 images per GPU, 125 GPU-hours, since the faster ones wait for their loader."""
-    tables = collect_experiment(Experiment(ROOT / "published" / "h200x4" / "scaling")).tables
-    found = propose(tables, Work(10**9, None), list)
-    assert "on 4 GPUs, ddp, 512 per GPU: 10.5 h, 41.9 GPU-hours; 38.4 GPU-hours on 1 GPU" in found.answers[0]
-    assert all("unfit for an answer" in said for said in found.answers[1:])
-    on_one = propose(tables, Work(10**9, 1), list)
-    assert "on 1 GPU, 8,192 per GPU" in on_one.answers[0]  # of one GPU all ran side by side, so all count
-
-
-def test_synthetic_batches_and_shared_nodes_are_left_out_and_named(tmp_path: Path) -> None:
-    found = proposal_of(tmp_path / "synthetic", *scaling(), timed(1.0, 512, 4, input="synthetic"))
-    assert "ddp, 128 per GPU" in found.answers[0]
-    shared = proposal_of(tmp_path / "shared", *scaling(), *beside(timed(1.0, 256, 4), timed(1.0, 512, 4)))
-    assert "ddp, 128 per GPU" in shared.answers[0]
-    assert "other points ran on its node at the same time" in " ".join(shared.assumptions)
+    tables = published_tables("h200x4/scaling")
+    first, *others = propose(tables, Work(10**9, None), list).answers
+    assert "on 4 GPUs, ddp, 512 per GPU: 10.5 h, 41.9 GPU-hours; 38.4 GPU-hours on 1 GPU" in first
+    assert all("unfit for an answer" in said for said in others)
+    # of one GPU all ran side by side, so all count
+    assert "on 1 GPU, 8,192 per GPU" in propose(tables, Work(10**9, 1), list).answers[0]
 
 
 @pytest.mark.browser

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from factories import ROOT, make_measurement, make_record, make_spec
-from rendered_tables import assert_row, build
+from rendered_tables import assert_row, build, cells, published_tables
 from timed_records import H200, timed
 
 from pipeline.analysis.advice import EFFORT_AXES, LOW_MFU, NOTHING_FOUND, RULES
@@ -41,51 +41,98 @@ def test_the_table_in_the_docs_is_that_of_the_rules() -> None:
     rows = [re.split(r" *\| *", line.strip("| ")) for line in page.splitlines() if line.startswith("| ")][2:]
     assert len(rows) == len(RULES)
     for (limit, share, measured_by, step), rule in zip(rows, RULES, strict=True):
-        assert (limit, measured_by) == (rule.limit, rule.measured_by)
-        assert share == (f"{100 * rule.threshold:g} %" if rule.threshold else "")
+        threshold = f"{100 * rule.threshold:g} %" if rule.threshold else ""
+        assert (limit, share, measured_by) == (rule.limit, threshold, rule.measured_by)
         changes = " or ".join(change.words for change in rule.changes)
         assert step == (changes or rule.otherwise.replace("{late_rank}", "exclude its node, or look at its GPU"))
 
 
-def test_a_point_that_waits_for_data_is_told_so() -> None:
-    (row,) = weak(waiting(4))
-    assert_row(row, limit="waiting for data", limit_share=0.5, next_step="input=gpu or more loader workers")
+def on(gpu: str, record: Record) -> Record:
+    return msgspec.structs.replace(record, environment=Environment(gpus=(Gpu(name=gpu),)))
 
 
-def test_a_change_that_was_measured_is_named_only_if_it_is_faster() -> None:
-    faster = weak(waiting(4), resident(2, 128))[0]
-    slower = weak(waiting(4), resident(5, 128))[0]
-    neither = weak(waiting(4), resident(5, 128), waiting(4.5, num_workers=4))[0]
-    assert faster["next_step"] == "input=gpu (2x) or more loader workers"
-    assert slower["next_step"] == "more loader workers"
-    assert neither["next_step"] == NOTHING_FOUND
+def stated(record: Record) -> Record:
+    return msgspec.structs.replace(record, measured=False)
 
 
-def test_a_step_that_does_not_grow_with_its_batch_is_launched_too_slowly() -> None:
-    rows = weak(resident(8, 32), resident(4, 64), resident(3.9, 128))
-    assert [row["limit"] for row in rows] == ["launches", None, None]
-    assert rows[0]["next_step"] == "execution=graph or a larger batch (2.05x)"
-    captured = weak(*(resident(time_s, batch, execution="graph") for time_s, batch in ((8, 32), (4, 64))))
-    assert captured[0]["limit"] == "a small batch"
+OUT_OF_MEMORY = make_record(make_spec(batch_size_per_gpu=128, input="gpu", execution="graph"), status="oom")
 
 
-def test_a_larger_batch_that_runs_out_of_memory_is_not_advised() -> None:
-    large = make_record(make_spec(batch_size_per_gpu=128, input="gpu", execution="graph"), status="oom")
-    lost = msgspec.structs.replace(large, environment=H200)
-    assert weak(resident(8, 32, execution="graph"), lost)[0]["next_step"] == NOTHING_FOUND
-
-
-def test_what_several_gpus_cost_is_to_be_measured_if_nothing_else_says_it() -> None:
-    rows = weak(resident(4, 128), resident(3, 128, 2))
-    assert (rows[1]["limit"], rows[1]["next_step"]) == ("several GPUs", "measure=communication")
-    assert weak(resident(4, 128), resident(2.1, 128, 2))[1]["next_step"] == NOTHING_FOUND
-
-
-def test_points_without_a_time_two_models_and_timings_from_elsewhere() -> None:
-    assert weak(make_record(make_spec(), status="failed"))[0]["next_step"] is None
-    other = msgspec.structs.replace(resident(1, 128), environment=Environment(gpus=(Gpu(name="NVIDIA H100"),)))
-    assert weak(waiting(4), other)[0]["next_step"] == "input=gpu or more loader workers"  # another model tells nothing
-    assert weak(msgspec.structs.replace(waiting(4), measured=False))[0]["next_step"] is None
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        pytest.param(
+            [waiting(4)], [("waiting for data", "input=gpu or more loader workers")], id="a point that waits for data"
+        ),
+        pytest.param(
+            [waiting(4), resident(2, 128)],
+            [("waiting for data", "input=gpu (2x) or more loader workers"), (None, NOTHING_FOUND)],
+            id="a change that was measured to be faster",
+        ),
+        pytest.param(
+            [waiting(4), resident(5, 128)],
+            [("waiting for data", "more loader workers"), (None, NOTHING_FOUND)],
+            id="a change that was measured to be slower",
+        ),
+        pytest.param(
+            [waiting(4), resident(5, 128), waiting(4.5, num_workers=4)],
+            [(None, NOTHING_FOUND), (None, NOTHING_FOUND), ("waiting for data", "more loader workers")],
+            id="no change that was measured to be faster",
+        ),
+        pytest.param(
+            [resident(8, 32, execution="graph"), on("NVIDIA H200", OUT_OF_MEMORY)],
+            [(None, NOTHING_FOUND), (None, None)],
+            id="a larger batch that runs out of memory",
+        ),
+        pytest.param([make_record(status="failed")], [(None, None)], id="a point without a time"),
+        pytest.param(
+            [waiting(4), on("NVIDIA H100", resident(1, 128))],
+            [("waiting for data", "input=gpu or more loader workers"), (None, NOTHING_FOUND)],
+            id="another model tells nothing",
+        ),
+        pytest.param([stated(waiting(4))], [(None, None)], id="a time from elsewhere"),
+        pytest.param(
+            [stated(waiting(4, strategy="dp", num_gpus=2))],
+            [("DataParallel", "strategy=ddp")],
+            id="a time of DataParallel from elsewhere",
+        ),
+        pytest.param(
+            [waiting(4, strategy="dp", num_gpus=2), resident(4, 128)],
+            [("DataParallel", "strategy=ddp"), (None, NOTHING_FOUND)],
+            id="DataParallel, also where it waits for data",
+        ),
+        pytest.param(
+            [resident(4, 128), resident(3, 128, 2)],
+            [(None, NOTHING_FOUND), ("several GPUs", "measure=communication")],
+            id="what several GPUs cost is to be measured if nothing else says it",
+        ),
+        pytest.param(
+            [resident(4, 128), resident(2.1, 128, 2)],
+            [(None, NOTHING_FOUND), (None, NOTHING_FOUND)],
+            id="several GPUs that cost little",
+        ),
+        pytest.param(
+            [
+                on("Unknown GPU", resident(2, 128)),
+                on("Unknown GPU", resident(1.5, 128, execution="compile")),
+            ],
+            [("low MFU", "execution=compile (1.33x) or execution=compiled_graph"), (None, NOTHING_FOUND)],
+            id="without a known peak a measured pair says that compiling helps",
+        ),
+        pytest.param(
+            [resident(8, 32), resident(4, 64), resident(3.9, 128)],
+            [("launches", "execution=graph or a larger batch (2.05x)"), *[(None, NOTHING_FOUND)] * 2],
+            id="a step that does not grow with its batch is launched too slowly",
+        ),
+        pytest.param(
+            [resident(8, 32, execution="graph"), resident(4, 64, execution="graph")],
+            [("a small batch", "a larger batch (2x)"), (None, NOTHING_FOUND)],
+            id="a captured step that does not grow with its batch",
+        ),
+    ],
+)
+def test_what_limits_a_point_and_its_next_step(found: list[Record], expected: list[tuple[str | None, ...]]) -> None:
+    assert cells(weak(*found), "limit", "next_step") == expected
 
 
 def windowed_at(clock_mhz: float | None, gpu: str = "NVIDIA H200", highest_mhz: float | None = None) -> Record:
@@ -98,19 +145,17 @@ def windowed_at(clock_mhz: float | None, gpu: str = "NVIDIA H200", highest_mhz: 
         highest_sm_clock_mhz=highest_mhz,
         throttle_reasons=("sw_power_cap",),
     )
-    record = msgspec.structs.replace(resident(4, 128), environment=Environment(gpus=(Gpu(name=gpu),)))
-    return msgspec.structs.replace(record, telemetry=Telemetry(interval_s=0.1, gpus=(window,)))
+    return msgspec.structs.replace(on(gpu, resident(4, 128)), telemetry=Telemetry(interval_s=0.1, gpus=(window,)))
 
 
 def test_power_is_a_limit_only_where_the_clock_is_lower_by_more_than_3_per_cent() -> None:
-    (row,) = weak(windowed_at(1782))
-    assert (row["limit"], row["limit_share"]) == ("power", pytest.approx(0.1))
-    assert limit_words(row) == "power, clock 10 % below its maximum"
-    (unknown,) = weak(windowed_at(1782, "Unknown GPU", 1980))
-    assert limit_words(unknown) == limit_words(row)
+    for record in (windowed_at(1782), windowed_at(1782, "Unknown GPU", 1980)):
+        (row,) = weak(record)
+        assert_row(row, limit="power", limit_share=0.1)
+        assert limit_words(row) == "power, clock 10 % below its maximum"
     for clock_mhz, gpu in ((1980, "NVIDIA H200"), (1925, "NVIDIA H200"), (None, "NVIDIA H200"), (1000, "Unknown GPU")):
         (row,) = weak(windowed_at(clock_mhz, gpu))
-        assert (row["limit"], row["next_step"], "throttled" in row["note"]) == (None, NOTHING_FOUND, True)
+        assert_row(row, "throttled", limit=None, next_step=NOTHING_FOUND)
 
 
 def test_a_share_of_one_gpu_is_at_most_that_on_several() -> None:
@@ -123,55 +168,34 @@ def test_a_share_of_one_gpu_is_at_most_that_on_several() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "found"),
+    ("name", "execution", "steps"),
     [
-        ("h100/models", {"eager": ["compile (1.41x)", "compile (1.21x)", "compiled_graph (1.77x)"]}),
-        ("h100x2/captured", {"graph": ["compiled_graph"] * 4}),
+        ("h100/models", "eager", ["compile (1.41x)", "compile (1.21x)", "compiled_graph (1.77x)"]),
+        ("h100x2/captured", "graph", ["compiled_graph"] * 4),
     ],
 )
-def test_a_step_of_low_mfu_is_advised_to_be_compiled(name: str, found: dict[str, list[str]]) -> None:
-    rows = collect_experiment(Experiment(ROOT / "published" / name)).tables["Q2"]
+def test_a_step_of_low_mfu_is_advised_to_be_compiled(name: str, execution: str, steps: list[str]) -> None:
+    rows = published_tables(name)["Q2"]
     low = [row for row in rows if row["limit"] == "low MFU" and row["scaling"] == "weak"]
-    ((execution, steps),) = found.items()
-    assert {row["execution"] for row in low} == {execution}
-    assert all(f"execution={step}" in row["next_step"] for row, step in zip(low, steps, strict=True))
-    assert all(row["mfu"] < LOW_MFU for row in low)
-
-
-def test_without_a_known_peak_a_measured_pair_says_that_compiling_helps() -> None:
-    other = Environment(gpus=(Gpu(name="Unknown GPU"),))
-    pair = [resident(2, 128), resident(1.5, 128, execution="compile")]
-    eager, compiled = weak(*(msgspec.structs.replace(record, environment=other) for record in pair))
-    assert (eager["limit"], eager["next_step"]) == (
-        "low MFU",
-        "execution=compile (1.33x) or execution=compiled_graph",
-    )
-    assert compiled["next_step"] == NOTHING_FOUND
+    for row, step in zip(low, steps, strict=True):
+        assert (row["execution"], f"execution={step}" in row["next_step"]) == (execution, True)
+        assert row["mfu"] < LOW_MFU
 
 
 @pytest.mark.parametrize(("name", "share", "gains"), [("h200x2", 0.53, (1.47, 2.11)), ("h200x4", 0.64, (1.68, 2.78))])
 def test_the_cost_of_syncbatchnorm_has_its_name(name: str, share: float, gains: tuple[float, float]) -> None:
     """It was "launches, 81 %" and "85 %", though the collectives of batch statistics take a third and half."""
-    tables = collect_experiment(Experiment(ROOT / "published" / name / "batchnorm")).tables
+    tables = published_tables(f"{name}/batchnorm")
     for table, gain in zip(("Q2", "communication"), gains, strict=True):
         (row,) = [row for row in tables[table] if row["sync_batchnorm"]]
-        assert (row["limit"], row["next_step"]) == ("SyncBatchNorm", f"sync_batchnorm=false ({gain}x)")
-        others = [row for row in tables[table] if not row["sync_batchnorm"]]
-        assert all(row["limit"] != "SyncBatchNorm" for row in others)
+        assert row["next_step"] == f"sync_batchnorm=false ({gain}x)"
+        assert [one for one in tables[table] if one["limit"] == "SyncBatchNorm"] == [row]
     assert row["limit_share"] == pytest.approx(share, abs=0.01)
 
 
-def test_dataparallel_is_advised_to_use_ddp_also_where_it_waits_for_data() -> None:
-    found = [waiting(4, strategy="dp", num_gpus=2), resident(4, 128)]
-    (row, _) = weak(*found)
-    assert (row["limit"], row["next_step"]) == ("DataParallel", "strategy=ddp")
-    (row,) = weak(msgspec.structs.replace(found[0], measured=False))
-    assert row["next_step"] == "strategy=ddp"
-    rows = collect_experiment(Experiment(ROOT / "published" / "v100-dp")).tables["Q2"]
-    assert {(row["num_gpus"] > 1, row["next_step"]) for row in rows if row["scaling"] == "weak"} == {
-        (False, None),
-        (True, "strategy=ddp"),
-    }
+def test_the_published_points_of_dataparallel_are_advised_to_use_ddp() -> None:
+    rows = [row for row in published_tables("v100-dp")["Q2"] if row["scaling"] == "weak"]
+    assert {(row["num_gpus"] > 1, row["next_step"]) for row in rows} == {(False, None), (True, "strategy=ddp")}
 
 
 PAIRS = [  # advised here, measured there: (experiment, table), (the other side), what the advice names
@@ -188,9 +212,11 @@ PAIRS = [  # advised here, measured there: (experiment, table), (the other side)
 
 
 def published(name: str, table: str) -> dict[tuple[Any, ...], Row]:
-    rows = collect_experiment(Experiment(ROOT / "published" / name)).tables[table]
-    of_points = [row for row in rows if row.figures.get("scaling") != "strong"]
-    return {(row["strategy"], row["num_gpus"], row["batch_size_per_gpu"]): row for row in of_points}
+    return {
+        (row["strategy"], row["num_gpus"], row["batch_size_per_gpu"]): row
+        for row in published_tables(name)[table]
+        if row.figures.get("scaling") != "strong"
+    }
 
 
 @pytest.mark.parametrize(("advised", "other", "words"), PAIRS)
@@ -242,8 +268,8 @@ def test_no_measured_pair_of_any_published_experiment_contradicts_the_advice() -
 
 def test_the_cost_of_a_wrapper_is_a_limit_and_a_strategy_is_not_advised_to_itself() -> None:
     """FSDP of a GPT: 29 of 89 ms beside communication, and without resharding 16 of 74."""
-    rows = collect_experiment(Experiment(ROOT / "published/h100x2/strategies")).tables["communication"]
-    found = {(row["strategy"], row["reshard"]): row for row in rows}
+    tables = published_tables("h100x2/strategies")
+    found = {(row["strategy"], row["reshard"]): row for row in tables["communication"]}
     assert [found["fsdp", reshard]["limit"] for reshard in ("blocks", "always", "never")] == ["the wrapper"] * 3
     blocks = found["fsdp", "blocks"]
     assert_row(
@@ -251,8 +277,8 @@ def test_the_cost_of_a_wrapper_is_a_limit_and_a_strategy_is_not_advised_to_itsel
         next_step="reshard=never (1.2x) or strategy=ddp (1.57x) or a larger batch",
         limit_share=blocks["wrapper_time_s"] / blocks["step_time_s"],
     )
-    assert found["fsdp", "never"]["next_step"] == "strategy=ddp (1.3x) or a larger batch"
-    assert found["ddp", "blocks"]["limit"] is None
+    without = (found["fsdp", "never"]["next_step"], found["ddp", "blocks"]["limit"])
+    assert without == ("strategy=ddp (1.3x) or a larger batch", None)
 
 
 def own_axes(row: Row) -> Any:
@@ -263,8 +289,7 @@ def test_no_gain_is_claimed_below_1_in_any_published_experiment() -> None:
     for manifest in sorted((ROOT / "published").glob("**/manifest.json")):
         tables = collect_experiment(Experiment(manifest.parent)).tables
         steps = [row["next_step"] or "" for row in (*tables["Q2"], *tables["communication"])]
-        gains = [float(gain) for step in steps for gain in re.findall(r"\(([\d.e+]+)x\)", step)]
-        assert all(gain > 1 for gain in gains), manifest
+        assert all(float(gain) > 1 for step in steps for gain in re.findall(r"\(([\d.e+]+)x\)", step)), manifest
 
 
 def test_communication_is_less_where_the_batch_is_larger() -> None:

@@ -31,6 +31,7 @@ from page_records import (
     timed_record,
 )
 from rendered_plots import bar_panel, line_panel, plots_of
+from rendered_tables import published_tables
 from timed_records import H200, beside, on_gpus, timed
 
 from pipeline.experiment.folder import Experiment
@@ -295,7 +296,7 @@ def test_int8_shows_the_change_by_stage_in_points_and_what_three_sigma_covers() 
 
 
 def test_histograms_name_the_layer_without_relu_and_every_stage_stands_in_the_order_of_the_pipeline() -> None:
-    tables = collect_experiment(Experiment(ROOT / "published" / "two-cores" / "quantize")).tables
+    tables = published_tables("two-cores/quantize")
     change, weights, before, after = build_plots(PlotSource(tables, []))
     assert [len(plot.panels) for plot in (change, weights, before, after)] == [4, 5, 5, 4]
     assert [panel.title.split(":")[0] for panel in before.panels][3:] == ["fc2", "fc3 (no ReLU)"]
