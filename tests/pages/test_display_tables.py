@@ -4,11 +4,10 @@ import itertools
 import re
 from typing import Any
 
-import msgspec
 import pytest
-from factories import ROOT, make_record, make_spec
+from factories import ROOT, assert_says, make_record, make_spec
 from page_records import every_question
-from rendered_tables import build, report, table_of
+from rendered_tables import assert_row, assert_said_once, build, cells, report, table_of
 
 from pipeline.analysis.notes import make_note
 from pipeline.experiment.folder import find_experiments
@@ -34,8 +33,7 @@ def assert_fits(text: str, width: int = MAX_WIDTH) -> None:
     lines = [line for line in text.splitlines() if not re.fullmatch(r"`ddpscale [^`]*`", line)]  # to copy: never broken
     assert max(map(len, lines)) <= width
     for columns in tables_in(text):
-        assert len(columns) <= MAX_COLUMNS
-        assert len(set(columns)) == len(columns)
+        assert len(set(columns)) == len(columns) <= MAX_COLUMNS
 
 
 @pytest.mark.parametrize("name", sorted(find_experiments(ROOT / "published")))
@@ -56,10 +54,9 @@ def published_report(name: str) -> str:
 
 
 def test_an_axis_of_one_strategy_is_named_in_its_rows_alone() -> None:
-    cells = table_of(published_report("h100x2/strategies"), "Q3.1: communication of one step, measured")
-    named = [(row["strategy"], row["reshard"]) for row in cells]
-    assert (named[0], named[-1]) == (("ddp", ""), ("zero1", ""))
-    assert named[1:-1] == [("fsdp", f"reshard {reshard}") for reshard in ("blocks", "always", "never")]
+    rows = table_of(published_report("h100x2/strategies"), "Q3.1: communication of one step, measured")
+    sharded = [("fsdp", f"reshard {reshard}") for reshard in ("blocks", "always", "never")]
+    assert cells(rows, "strategy", "reshard") == [("ddp", ""), *sharded, ("zero1", "")]
 
 
 def test_next_steps_are_of_the_points_where_one_was_found() -> None:
@@ -72,35 +69,32 @@ def test_next_steps_are_of_the_points_where_one_was_found() -> None:
 
 def test_tables_of_remedies_keep_accuracy_and_time_and_drop_the_strategy_that_gpus_tell() -> None:
     text = published_report("h200x2/q4")
-    cells = table_of(text, "Q4: final accuracy")
-    assert [cells[2][key] for key in ("GPUs", "accuracy [%]", "time [s]")] == ["2", "65.1", "13.98"]
-    assert "test accuracy [%]" in table_of(text, "Q4: loss")[0]
-    assert "strategy" not in cells[0]
+    rows = table_of(text, "Q4: final accuracy")
+    assert_row(rows[2], **{"GPUs": "2", "accuracy [%]": "65.1", "time [s]": "13.98"})
+    assert ("strategy" in rows[0], "test accuracy [%]" in table_of(text, "Q4: loss")[0]) == (False, True)
     assert text.count("Strategies: single 1 GPU, ddp 2 GPUs.") == 2
     assert "## Q3" not in text  # without a baseline a table of Q3 has no figure of its own
 
 
 def test_rows_of_several_models_name_the_model_and_the_legend_what_its_points_share() -> None:
     text = published_report("h100/models")
-    cells = [row["configuration"] for row in table_of(text, "Q1: epoch time")]
-    assert (cells[0], cells[-1]) == ("gpt, eager", "resnet18, compiled_graph")
-    legend = " ".join(text.split()).partition("Each model: ")[2]
-    assert legend.startswith(
-        "gpt, heads=12 layers=12 length=1024 vocabulary=50304 width=768, num_samples 240, contiguous"
-    )
+    first, *_, last = table_of(text, "Q1: epoch time")
+    assert (first["configuration"], last["configuration"]) == ("gpt, eager", "resnet18, compiled_graph")
+    legend = "gpt, heads=12 layers=12 length=1024 vocabulary=50304 width=768, num_samples 240, contiguous"
+    assert_says(" ".join(text.split()), f"Each model: {legend}")
 
 
 def test_notes_on_exposed_communication_stand_only_where_it_is_shown() -> None:
-    text = " ".join(published_report("h200x4/communication-captured").split())
-    assert (
-        text.count("two methods differ: trace 37 to 78 us exposed, step times 72 to 193; the trace is too short") == 1
+    text = published_report("h200x4/communication-captured")
+    assert_said_once(
+        text, "two methods differ: trace 37 to 78 us exposed, step times 72 to 193; the trace is too short"
     )
-    assert "n = 1 an interval covers one run only" in text
+    assert "n = 1 an interval covers one run only" in " ".join(text.split())
 
 
 def test_the_name_of_an_ingested_experiment_says_so() -> None:
-    assert published_report("a40-ddp").startswith("# a40-ddp (ingested)\n")
-    assert published_report("h200x2/q4").startswith("# h200x2/q4\n")
+    for name, title in (("a40-ddp", "# a40-ddp (ingested)"), ("h200x2/q4", "# h200x2/q4")):
+        assert published_report(name).startswith(f"{title}\n")
 
 
 def result_of(spec: Spec) -> Record:
@@ -119,9 +113,8 @@ def test_the_report_of_a_shipped_grid_fits(name: str) -> None:
 
 
 def test_a_report_of_every_question_fits_a_narrow_terminal_as_far_as_one_figure_does() -> None:
-    found = every_question()
-    assert len(tables_in(report(*found))) >= 8
-    narrow = report(*found, options=DisplayOptions(60))
+    assert len(tables_in(report(*every_question()))) >= 8
+    narrow = report(*every_question(), options=DisplayOptions(60))
     assert max(len(line) for line in narrow.splitlines() if line.startswith("|")) <= 100
     assert "Not shown for lack of room: " in narrow
 
@@ -133,14 +126,10 @@ def test_all_columns_are_there_if_asked_for() -> None:
 
 def test_every_unit_stands_in_the_heading_and_in_no_cell() -> None:
     text = report(*every_question())
-    for heading in re.findall(r"\n## (Q\d.*)", text):
-        for row in table_of(text, heading):
-            for column, cell in row.items():
-                if "[" in column:
-                    assert re.fullmatch(r"([-\d.,]+|)( \([-\d.,]+ to [-\d.,]+\))?|OOM|not stated|never", cell), (
-                        column,
-                        cell,
-                    )
+    rows = [row for heading in re.findall(r"\n## (Q\d.*)", text) for row in table_of(text, heading)]
+    found = {cell for row in rows for column, cell in row.items() if "[" in column}
+    bare = re.compile(r"([-\d.,]+|)( \([-\d.,]+ to [-\d.,]+\))?|OOM|not stated|never")
+    assert {cell for cell in found if not bare.fullmatch(cell)} == set() != found
 
 
 def test_a_long_configuration_names_what_differs_from_the_usual_one() -> None:
@@ -157,53 +146,94 @@ def test_a_long_configuration_names_what_differs_from_the_usual_one() -> None:
     assert {"| usual ", "| no remedies, no nesterov "} <= {f"| {cell.strip()} " for cell in text.split("|")}
 
 
-def test_a_kind_of_scaling_without_a_speed_up_is_left_out_where_the_other_has_them() -> None:
-    """Two GPUs with 64 images each have a baseline of 128 images in all, and none of 64 per GPU."""
-    two = make_record(make_spec(strategy="ddp", num_gpus=2, batch_size_per_gpu=64), (9, 5))
-    both = report(make_record(make_spec(batch_size_per_gpu=128), (9, 8)), two)
-    assert "## Q2: strong scaling" in both
-    assert "## Q2: weak scaling" not in both
-    assert "## Q2: weak scaling" in report(two)  # without a baseline the times stand there
+BOTH_PROCESSES = [make_spec(device="cpu", strategy="ddp", num_gpus=num, batch_size_per_gpu=8) for num in (1, 2)]
+OF_64_EACH = make_record(make_spec(strategy="ddp", num_gpus=2, batch_size_per_gpu=64), (9, 5))
+REASONS = ("rank 0: exit code 1", "rank 3: exit code 137")
+WITH_REMEDIES = "Runs with remedies are in the tables of Q4 only."
+
+
+@pytest.mark.parametrize(
+    ("found", "words", "never"),
+    [
+        pytest.param(
+            [make_record(make_spec(batch_size_per_gpu=128), (9, 8)), OF_64_EACH],
+            ["## Q2: strong scaling"],
+            ["## Q2: weak scaling"],
+            id="without a speed-up a kind of scaling is left out where the other has them",
+        ),
+        pytest.param([OF_64_EACH], ["## Q2: weak scaling"], [], id="without a baseline the times stand there"),
+        pytest.param(
+            [make_record(spec) for spec in BOTH_PROCESSES],
+            ["against one process with the per-process batch fixed"],
+            ["GPU"],
+            id="the tables of the CPU name no GPU",
+        ),
+        pytest.param(
+            [make_record(), make_record(make_spec(remedies=("warmup",)), loss=1.0)],
+            [WITH_REMEDIES],
+            [],
+            id="where runs with remedies stand",
+        ),
+        pytest.param([make_record()], [], ["Runs with remedies"], id="no runs with remedies"),
+    ],
+)
+def test_what_the_tables_are_about(found: list[Record], words: list[str], never: list[str]) -> None:
+    assert_said_once(report(*found), *words, never=never)
 
 
 def test_all_remedies_have_one_name_and_the_table_says_which_they_are() -> None:
-    learnt: dict[str, Any] = {"loss": 1.0, "test_accuracy": 0.5}
     specs = [make_spec(evaluate=True), make_spec(batch_size_per_gpu=512, evaluate=True, remedies=REMEDIES)]
-    text = report(*(make_record(spec, **learnt) for spec in specs))
-    assert [row["remedies"] for row in table_of(text, "Q4: final accuracy")] == ["no remedies", "all remedies"]
+    text = report(*(make_record(spec, loss=1.0, test_accuracy=0.5) for spec in specs))
+    assert cells(table_of(text, "Q4: final accuracy"), "remedies") == [("no remedies",), ("all remedies",)]
     assert "All remedies: linear_scaling, warmup, zero_gamma, no_bias_decay." in " ".join(text.split())
 
 
+@pytest.mark.parametrize(
+    ("found", "footnotes", "numbers"),
+    [
+        pytest.param(
+            [
+                make_record(make_spec(batch_size_per_gpu=size, max_steps=steps, epochs=1, input="synthetic"), [1.0])
+                for size, steps in ((32, 3), (64, 5))
+            ],
+            ["1. probe of 3 to 5 steps: it fits, and has no epoch time"],
+            ["1", "1", ""],
+            id="that differ in numbers only are one",
+        ),
+        pytest.param(
+            [
+                make_record(make_spec(batch_size_per_gpu=size), status="failed", reason=reason)
+                for size, reason in zip((32, 64), REASONS, strict=True)
+            ],
+            [f"1. {REASONS[0]}", f"2. {REASONS[1]}"],
+            ["1", "2", ""],
+            id="that differ in names or versions are several",
+        ),
+    ],
+)
+def test_footnotes(found: list[Record], footnotes: list[str], numbers: list[str]) -> None:
+    text = report(*found, make_record(make_spec(batch_size_per_gpu=128)))
+    assert_says(text, *footnotes)
+    assert [row["note"] for row in table_of(text, "Q1")] == numbers
+
+
 def test_rows_stand_by_batch_size_whatever_the_order_of_the_grid() -> None:
-    found = [make_record(make_spec(batch_size_per_gpu=size), (9, 8)) for size in (512, 32, 128)]
-    found += [
-        make_record(make_spec(strategy="ddp", num_gpus=2, batch_size_per_gpu=size), (9, 5)) for size in (512, 32, 128)
+    found = [
+        make_record(make_spec(strategy=strategy, num_gpus=num_gpus, batch_size_per_gpu=size), (9, 8))
+        for strategy, num_gpus in (("single", 1), ("ddp", 2))
+        for size in (512, 32, 128)
     ]
     for heading in ("Q1", "Q3"):
         assert [row["images per GPU"] for row in table_of(report(*found), heading)] == ["32", "128", "512"]
     assert [row["batch_size_per_gpu"] for row in build(*found)["Q3"]] == [512, 32, 128]
 
 
-def test_the_tables_of_the_cpu_name_no_gpu() -> None:
-    specs = [make_spec(device="cpu", strategy="ddp", num_gpus=num, batch_size_per_gpu=8) for num in (1, 2)]
-    text = report(*(make_record(spec) for spec in specs))
-    assert "against one process with the per-process batch fixed" in text
-    assert "GPU" not in text
-
-
-def test_where_runs_with_remedies_stand_is_said() -> None:
-    mended = make_record(make_spec(remedies=("warmup",)), loss=1.0)
-    assert "Runs with remedies are in the tables of Q4 only." in " ".join(report(make_record(), mended).split())
-    assert "Runs with remedies" not in report(make_record())
-
-
 def test_a_pivot_has_a_row_for_each_number_of_gpus_and_a_column_for_each_batch_size() -> None:
     text = report(*every_question())
     times = table_of(text, "Q2: epoch time [s] by GPUs and images per GPU")
-    assert [(row["strategy"], row["GPUs"]) for row in times] == [("single", "1"), ("ddp", "2"), ("ddp", "4")]
-    assert [times[0][size] for size in ("32", "128", "512")] == ["12.000", "5.000", "4.000"]
-    speedups = table_of(text, "Q2: speed-up by")
-    assert [row["512"] for row in speedups] == ["1.818", "3.636"]  # 2/1.1, 4/1.1
+    assert cells(times, "strategy", "GPUs") == [("single", "1"), ("ddp", "2"), ("ddp", "4")]
+    assert_row(times[0], **{"32": "12.000", "128": "5.000", "512": "4.000"})
+    assert [row["512"] for row in table_of(text, "Q2: speed-up by")] == ["1.818", "3.636"]  # 2/1.1, 4/1.1
     assert [row["512"] for row in table_of(text, "Q2: efficiency [%] by")] == ["90.9", "90.9"]
     assert "T(2)/T(4)" not in text
 
@@ -219,33 +249,8 @@ def test_an_ingested_report_is_also_shown_in_its_own_terms() -> None:
     ]
     assert "T(2)/T(4)" not in report(*(record for record in found if record.spec.num_gpus < 4))
     text = report(*found)
-    (row,) = table_of(text, "Q2: T(2)/T(4) by")
-    assert (row["32"], row["64"]) == ("1.800", "1.667")  # 4.5/2.5, 5/3
-    scaled = table_of(text, "Q2: N x T(1)/T(N) by")
-    assert [row["64"] for row in scaled] == ["3.600", "12.000"]  # 2 x 9/5, 4 x 9/3
-
-
-def test_notes_that_differ_in_numbers_only_are_one_footnote() -> None:
-    found = [
-        make_record(make_spec(batch_size_per_gpu=size, max_steps=steps, epochs=1, input="synthetic"), [1.0])
-        for size, steps in ((32, 3), (64, 5))
-    ]
-    found.append(make_record(make_spec(batch_size_per_gpu=128)))
-    text = report(*found)
-    assert "1. probe of 3 to 5 steps: it fits, and has no epoch time" in text
-    assert [row["note"] for row in table_of(text, "Q1")] == ["1", "1", ""]
-
-
-def test_notes_that_differ_in_names_or_versions_are_footnotes_of_their_own() -> None:
-    reasons = ("rank 0: exit code 1", "rank 3: exit code 137")
-    found = [
-        make_record(make_spec(batch_size_per_gpu=32 * 2**number), status="failed", reason=reason)
-        for number, reason in enumerate(reasons)
-    ]
-    text = report(*found, make_record(make_spec(batch_size_per_gpu=1024)))
-    assert [row["note"] for row in table_of(text, "Q1")] == ["1", "2", ""]
-    for number, reason in enumerate(reasons, 1):
-        assert f"{number}. {reason}" in text
+    assert cells(table_of(text, "Q2: T(2)/T(4) by"), "32", "64") == [("1.800", "1.667")]  # 4.5/2.5, 5/3
+    assert cells(table_of(text, "Q2: N x T(1)/T(N) by"), "64") == [("3.600",), ("12.000",)]  # 2 x 9/5, 4 x 9/3
 
 
 @pytest.mark.parametrize(
@@ -260,14 +265,12 @@ def test_merged_notes_state_the_range_of_their_quantities(drifts: list[float], m
     notes = [make_note("drifted", what="epoch_time_s", drift=drift) for drift in drifts]
     notes = [make_note("of_baseline", note=note) for note in notes] if of_baseline else notes
     found = number_notes([Row({}, {}, 1, (note,)) for note in notes] + [Row({}, {})])
-    (text,) = found.texts
-    assert text.startswith(f"baseline: {merged}" if of_baseline else merged)
-    assert found.numbers == [(1,)] * len(drifts) + [()]
+    assert found.texts[0].startswith(f"baseline: {merged}" if of_baseline else merged)
+    assert (len(found.texts), found.numbers) == (1, [(1,)] * len(drifts) + [()])
 
 
 def test_points_past_the_largest_number_of_rows_are_cut_off_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert display_tables.MAX_ROWS == 10_000
     monkeypatch.setattr(display_tables, "MAX_ROWS", 1_000)
-    spec = make_spec()
-    found = [make_record(msgspec.structs.replace(spec, batch_size_per_gpu=size)) for size in range(1, 1_003)]
+    found = [make_record(make_spec(batch_size_per_gpu=size)) for size in range(1, 1_003)]
     assert "1,000 of 1,002 rows are shown." in report(*found)
