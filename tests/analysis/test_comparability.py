@@ -4,7 +4,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from factories import make_experiment, make_measurement, make_record, make_spec, sentences
+from factories import make_experiment, make_record, make_spec, sentences, with_measurement
+from rendered_tables import assert_said_once, build
 
 from pipeline.analysis.comparability import (
     COMPARED_FACTS,
@@ -48,16 +49,15 @@ def on(
     **facts: Any,
 ) -> Record:
     spec = make_spec(repeat=repeat, **(point or {}))
-    measurement = msgspec.structs.replace(make_measurement(spec), precision_used=precision_used)
-    return make_record(spec, measurement=measurement, environment=Environment(**facts), measured=measured)
+    record = make_record(spec, environment=Environment(**facts), measured=measured)
+    return with_measurement(record, precision_used=precision_used)
 
 
 @pytest.mark.parametrize(("name", "one", "other"), DIFFERENCES, ids=[name for name, _, _ in DIFFERENCES])
 def test_records_that_differ_in_one_fact_are_marked_by_its_name_alone(
     name: str, one: dict[str, Any], other: dict[str, Any]
 ) -> None:
-    (unlike,) = mixed([on(**one), on(1, **other)])
-    (note,) = unlike_baseline([on(**one)], [on(1, **other)])
+    unlike, note = (*mixed([on(**one), on(1, **other)]), *unlike_baseline([on(**one)], [on(1, **other)]))
     assert unlike.startswith(f"mixed {name}: ")
     assert note.startswith(f"baseline with another {name} (")
 
@@ -70,30 +70,12 @@ def test_every_fact_is_tried() -> None:
     } == COMPARED_FACTS.keys()
 
 
-def test_records_whose_step_was_executed_otherwise_are_marked() -> None:
-    """As `execution: auto` may on two machines, of which one cannot compile."""
-    one, other = (executed("graph"), executed("compiled_graph", 1))
-    assert mixed([one, other]) == ["mixed execution: compiled_graph, graph"]
-    assert unlike_baseline([one], [other]) == ["baseline with another execution (compiled_graph against graph)"]
-    assert mixed([one, on(1)]) == []  # a record of before says nothing of it
-
-
 def executed(execution: Execution, repeat: int = 0) -> Record:
-    record = on(repeat)
-    assert record.measurement is not None
-    measurement = msgspec.structs.replace(record.measurement, execution_used=execution)
-    return msgspec.structs.replace(record, measurement=measurement)
+    return with_measurement(on(repeat), execution_used=execution)
 
 
 def threaded(num_threads: int, device: Device = "cpu") -> Record:
-    spec = make_spec(device=device, repeat=num_threads)
-    return make_record(spec, measurement=msgspec.structs.replace(make_measurement(spec), num_threads=num_threads))
-
-
-def test_points_on_the_cpu_with_other_numbers_of_threads_are_marked() -> None:
-    assert mixed([threaded(1), threaded(2)]) == ["mixed number of threads: 1, 2"]
-    assert unlike_baseline([threaded(1)], [threaded(2)]) == ["baseline with another number of threads (2 against 1)"]
-    assert mixed([threaded(1, "cuda"), threaded(2, "cuda")]) == []
+    return with_measurement(make_record(make_spec(device=device, repeat=num_threads)), num_threads=num_threads)
 
 
 ONE_GPU: dict[str, Any] = {"strategy": "ddp", "num_gpus": 1}
@@ -105,15 +87,99 @@ def under(repeat: int = 0, point: Mapping[str, Any] = TWO_GPUS, **variables: Any
     return on(repeat, torch="2.11.0", point=point, variables=variables)
 
 
-def test_records_measured_under_unlike_variables_of_a_library_are_marked() -> None:
-    sockets, fast = under(NCCL_P2P_DISABLE="1"), under(1)
-    assert mixed([sockets, fast]) == ["mixed NCCL_P2P_DISABLE: 1, not set"]
-    assert unlike_baseline([sockets], [fast]) == ["baseline with another NCCL_P2P_DISABLE (not set against 1)"]
-    one_gpu = [under(point=ONE_GPU, NCCL_P2P_DISABLE="0")]
-    assert unlike_baseline([sockets], one_gpu) == []  # NCCL sends nothing there
-    tuned, again = (under(number, TORCHINDUCTOR_MAX_AUTOTUNE="1") for number in (0, 1))
-    assert mixed([tuned, again]) == []
-    assert mixed([tuned, on(1)]) == [], "a record that says nothing of its environment marks nothing"
+def booted(*boot_ids: str, nodes: tuple[str, ...] = ("node1",), repeat: int = 0) -> Record:
+    return on(repeat, nodes=nodes, boot_ids=boot_ids)
+
+
+SOCKETS, TUNED = under(NCCL_P2P_DISABLE="1"), under(TORCHINDUCTOR_MAX_AUTOTUNE="1")
+TWO_NODES = booted("x", "z", nodes=("node1", "node2"))
+REBOOTED = "baseline from another boot of its node"
+
+
+@pytest.mark.parametrize(
+    ("found", "baseline", "marks", "notes"),
+    [
+        pytest.param(
+            [executed("graph")],
+            [executed("compiled_graph", 1)],
+            ["mixed execution: compiled_graph, graph"],
+            ["baseline with another execution (compiled_graph against graph)"],
+            id="executed otherwise, as `execution: auto` may where a machine cannot compile",
+        ),
+        pytest.param([executed("graph")], [on(1)], [], [], id="a record of before says nothing of its execution"),
+        pytest.param(
+            [threaded(1)],
+            [threaded(2)],
+            ["mixed number of threads: 1, 2"],
+            ["baseline with another number of threads (2 against 1)"],
+            id="another number of threads on the CPU",
+        ),
+        pytest.param([threaded(1, "cuda")], [threaded(2, "cuda")], [], [], id="another number of threads on a GPU"),
+        pytest.param(
+            [SOCKETS],
+            [under(1)],
+            ["mixed NCCL_P2P_DISABLE: 1, not set"],
+            ["baseline with another NCCL_P2P_DISABLE (not set against 1)"],
+            id="a variable that one of them had not",
+        ),
+        pytest.param([TUNED], [under(1, TORCHINDUCTOR_MAX_AUTOTUNE="1")], [], [], id="the same variables"),
+        pytest.param([TUNED], [on(1)], [], [], id="a record that says nothing of its environment"),
+        pytest.param(
+            [on(torch="2.11.0", precision_used="tf32")],
+            [on(1, torch="2.11.0", precision_used="fp32")],
+            ["mixed precision: fp32, tf32"],
+            ["baseline with another precision (fp32 against tf32)"],
+            id="another precision, the baseline's first",
+        ),
+        pytest.param(
+            [on(git_commit="a" * 40)],
+            [on(1, git_commit="b" * 40)],
+            [f"mixed commit: {'a' * 12}, {'b' * 12}"],
+            [f"baseline with another commit ({'b' * 12} against {'a' * 12})"],
+            id="another commit, the baseline's first",
+        ),
+        pytest.param(
+            [on(nodes=("b",))],
+            [on(1, nodes=("a",))],
+            [],
+            ["baseline from another node (a against b)"],
+            id="another node: repeats may run anywhere",
+        ),
+        pytest.param([on(nodes=("a", "b"))], [on(1, nodes=("a",))], [], [], id="one of its nodes"),
+        pytest.param(
+            [on(nodes=("a",))],
+            [on(nodes=("a",)), on(1, nodes=("b",))],
+            [],
+            ["baseline from another node (a, b against a)"],
+            id="its node and another",
+        ),
+        pytest.param([booted("x")], [booted("y", repeat=1)], [], [REBOOTED], id="another boot"),
+        pytest.param([booted("x")], [booted("x"), booted("y", repeat=1)], [], [REBOOTED], id="its boot and another"),
+        pytest.param([TWO_NODES], [booted("y")], [], [REBOOTED], id="another boot of one of its nodes"),
+        pytest.param([TWO_NODES], [booted("z")], [], [], id="the boot of one of its nodes"),
+        pytest.param(
+            [booted("x")],
+            [booted("y", nodes=("node2",))],
+            [],
+            ["baseline from another node (node2 against node1)"],
+            id="another boot of another node",
+        ),
+        pytest.param([booted("x")], [booted()], [], [], id="a baseline that states no boot"),
+        pytest.param([booted()], [booted("x")], [], [], id="no boot against one"),
+        pytest.param([on(gpus=H200 * 4)], [on(1, gpus=H200)], [], [], id="more GPUs of one model"),
+        pytest.param(
+            [on(torch="a", measured=False)], [on(1, torch="b", measured=False)], [], [], id="measured elsewhere"
+        ),
+    ],
+)
+def test_what_marks_records_together_and_against_a_baseline(
+    found: list[Record], baseline: list[Record], marks: list[str], notes: list[str]
+) -> None:
+    assert (mixed([*found, *baseline]), unlike_baseline(found, baseline)) == (marks, notes)
+
+
+def test_a_variable_of_nccl_marks_no_baseline_on_one_gpu() -> None:
+    assert unlike_baseline([SOCKETS], [under(point=ONE_GPU, NCCL_P2P_DISABLE="0")]) == []
 
 
 @pytest.mark.parametrize(
@@ -151,41 +217,6 @@ def test_variables_are_compared_only_where_they_can_change_a_time(
         assert marks == ([f"mixed {name}: 1, not set"] if point in points else []), point
 
 
-def test_the_values_are_named_the_baselines_first() -> None:
-    assert mixed([on(torch="2.11.0"), on(1, torch="2.10.0")]) == ["mixed torch: 2.10.0, 2.11.0"]
-    assert unlike_baseline([on(precision_used="tf32")], [on(precision_used="fp32")]) == [
-        "baseline with another precision (fp32 against tf32)"
-    ]
-    assert unlike_baseline([on(git_commit="a" * 40)], [on(git_commit="b" * 40)]) == [
-        f"baseline with another commit ({'b' * 12} against {'a' * 12})"
-    ]
-
-
-def test_a_baseline_from_another_node_is_marked_and_one_of_its_nodes_is_not() -> None:
-    assert unlike_baseline([on(nodes=("b",))], [on(nodes=("a",))]) == ["baseline from another node (a against b)"]
-    assert unlike_baseline([on(nodes=("a", "b"))], [on(nodes=("a",))]) == []
-    assert unlike_baseline([on(nodes=("a",))], [on(nodes=("a",)), on(1, nodes=("b",))]) == [
-        "baseline from another node (a, b against a)"
-    ]
-    assert mixed([on(nodes=("a",)), on(1, nodes=("b",))]) == []  # repeats may run anywhere
-
-
-def test_a_baseline_from_another_boot_of_a_node_of_that_name_is_marked() -> None:
-    def booted(*boot_ids: str, nodes: tuple[str, ...] = ("node1",), repeat: int = 0) -> Record:
-        return on(repeat, nodes=nodes, boot_ids=boot_ids)
-
-    another = ["baseline from another boot of its node"]
-    assert unlike_baseline([booted("x")], [booted("y")]) == another
-    assert unlike_baseline([booted("x")], [booted("x"), booted("y", repeat=1)]) == another
-    assert unlike_baseline([booted("x", "z", nodes=("node1", "node2"))], [booted("y")]) == another
-    assert unlike_baseline([booted("x", "z", nodes=("node1", "node2"))], [booted("z")]) == []
-    assert unlike_baseline([booted("x")], [booted("y", nodes=("node2",))]) == [
-        "baseline from another node (node2 against node1)"
-    ]
-    assert unlike_baseline([booted("x")], [booted()]) == unlike_baseline([booted()], [booted("x")]) == []
-    assert mixed([booted("x"), booted("y", repeat=1)]) == []  # repeats may run anywhere
-
-
 ALIKE = {"torch": "2.11.0", "nodes": ("a",), "boot_ids": ("x",), "gpus": H200, "git_commit": "c" * 40}
 
 
@@ -194,15 +225,6 @@ def test_what_is_alike_or_not_stated_is_not_marked(facts: dict[str, Any]) -> Non
     for records in ([on(**facts), on(1, **facts)], [on(**facts), on(1)]):
         assert (mixed(records), unlike_baseline(records[:1], records[1:])) == ([], [])
         assert unlike_baseline(records[1:], records[:1]) == []
-
-
-def test_the_gpus_of_one_model_are_alike_however_many() -> None:
-    assert unlike_baseline([on(gpus=H200 * 4)], [on(gpus=H200)]) == []
-
-
-def test_timings_measured_elsewhere_are_not_marked() -> None:
-    stated = [on(torch="a", measured=False), on(1, torch="b", measured=False)]
-    assert (mixed(stated), unlike_baseline(stated[:1], stated[1:])) == ([], [])
 
 
 def test_a_note_stays_short() -> None:
@@ -215,12 +237,11 @@ def test_tables_know_the_variables_that_records_were_measured_under(tmp_path: Pa
         under(point={}, CUDA_LAUNCH_BLOCKING="1", NCCL_DEBUG="INFO", NCCL_ALGO="Ring"),
         under(1, point={}, CUDA_LAUNCH_BLOCKING="0"),
     ]
-    tables = collect_experiment(make_experiment(tmp_path / "x", *found)).tables
-    assert "mixed CUDA_LAUNCH_BLOCKING: 0, 1" in tables["Q1"][0]["note"]
-    assert "NCCL_DEBUG" not in tables["Q1"][0]["note"]
+    (row,) = collect_experiment(make_experiment(tmp_path / "x", *found)).tables["Q1"]
+    assert_said_once(row["note"], "mixed CUDA_LAUNCH_BLOCKING: 0, 1", never=["NCCL_DEBUG"])
 
 
-def test_two_types_of_gpu_in_one_experiment_are_named_wherever_they_meet(tmp_path: Path) -> None:
+def test_two_types_of_gpu_in_one_experiment_are_named_wherever_they_meet() -> None:
     one, other = Environment(gpus=(Gpu(name="NVIDIA A40"),)), Environment(gpus=(Gpu(name="Tesla V100-SXM2-16GB"),) * 2)
     found = [
         make_record(environment=one),
@@ -229,8 +250,7 @@ def test_two_types_of_gpu_in_one_experiment_are_named_wherever_they_meet(tmp_pat
         make_record(make_spec(batch_size_per_gpu=64), environment=one),
         make_record(make_spec(batch_size_per_gpu=64, strategy="ddp", num_gpus=2), environment=other),
     ]
-    tables = collect_experiment(make_experiment(tmp_path / "x", *found)).tables
-    rows = [row for row in tables["Q2"] if row["scaling"] == "weak"]
+    rows = [row for row in build(*found)["Q2"] if row["scaling"] == "weak"]
     assert [(row["num_gpus"], row["batch_size_per_gpu"], (row["gpu"] or "")[-4:], row["note"]) for row in rows] == [
         (1, 128, " A40", None),
         (1, 128, "16GB", None),

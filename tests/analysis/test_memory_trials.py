@@ -19,24 +19,28 @@ Device = Callable[[int], int | None]
 """The peak of a trial at a batch size, in bytes; None where it does not fit."""
 
 
-def search(device: Device, first: int = 128, usable_bytes: int = USABLE_BYTES) -> tuple[MemorySearch | None, list[int]]:
-    """What the search finds on the device, and the batch sizes it tried. Every trial is checked to be a new one."""
+def run_trials(device: Device, first: int = 128) -> list[MemoryTrial]:
+    """The trials of the search on the device, each checked to be a new one."""
     trials: list[MemoryTrial] = []
     while (size := next_batch_size(trials, first)) is not None:
         assert size >= 1
         assert size not in [trial.batch_size_per_gpu for trial in trials], "no trial is run twice"
         assert len(trials) < MAX_TRIALS
         peak = device(size)
-        trials.append(
-            MemoryTrial(
-                batch_size_per_gpu=size,
-                fits=peak is not None,
-                time_ns=1,
-                peak_allocated_bytes=peak,
-                usable_bytes=None if peak is None else usable_bytes,
-            )
-        )
-    return search_result(trials), [trial.batch_size_per_gpu for trial in trials]
+        memory: dict[str, Any] = {} if peak is None else {"peak_allocated_bytes": peak, "usable_bytes": USABLE_BYTES}
+        trials.append(MemoryTrial(batch_size_per_gpu=size, fits=peak is not None, time_ns=1, **memory))
+    return trials
+
+
+def search(device: Device, first: int = 128) -> MemorySearch:
+    """What the search finds on the device, which has a boundary."""
+    found = search_result(run_trials(device, first))
+    assert found is not None
+    return found
+
+
+def tried(found: MemorySearch) -> list[int]:
+    return [trial.batch_size_per_gpu for trial in found.trials]
 
 
 def limited(peak: Callable[[int], float], limit_bytes: float = USABLE_BYTES) -> Device:
@@ -48,12 +52,13 @@ def count_ooms(found: MemorySearch) -> int:
     return sum(not trial.fits for trial in found.trials)
 
 
-def assert_bracketed(found: MemorySearch, device: Device) -> None:
-    """The answer fits, the next one does not, and they are at most 1 % apart."""
+def assert_bracketed(found: MemorySearch, device: Device, max_trials: int, max_ooms: int = MAX_TRIALS) -> None:
+    """The answer fits, the next one does not, they are at most 1 % apart, and that took so many trials at most."""
     assert found.smallest_failing is not None
-    assert device(found.largest_fitting) is not None
-    assert device(found.smallest_failing) is None
+    assert (device(found.largest_fitting) is None, device(found.smallest_failing)) == (False, None)
     assert found.smallest_failing - found.largest_fitting <= max(1, found.largest_fitting / 100)
+    assert len(found.trials) <= max_trials, tried(found)
+    assert count_ooms(found) <= max_ooms, tried(found)
 
 
 def resnet18(size: int) -> float:
@@ -62,13 +67,13 @@ def resnet18(size: int) -> float:
 
 
 def test_resnet18_on_an_h200_takes_four_trials_and_one_oom() -> None:
-    found, tried = search(limited(resnet18))
-    assert found is not None
+    found = search(limited(resnet18))
     boundary = int((USABLE_BYTES - 0.175 * 2**30) / (4.575 * MIB))  # 31,073
     assert found.predicted == pytest.approx(boundary, rel=1e-4)
     assert found.largest_fitting <= boundary < (found.smallest_failing or 0)
-    assert (len(tried), count_ooms(found), tried[0]) == (4, 1, 128)
-    assert resnet18(tried[1]) < 0.55 * USABLE_BYTES, "the second run is a small one too"
+    first, second, *others = tried(found)
+    assert (first, len(others), count_ooms(found)) == (128, 2, 1)
+    assert resnet18(second) < 0.55 * USABLE_BYTES, "the second run is a small one too"
 
 
 boundaries = st.integers(20, 1_000_000)
@@ -81,12 +86,9 @@ def test_a_linear_peak_takes_at_most_six_trials_and_two_ooms(boundary: int, fixe
     first = max(1, int(boundary * part))
     per_sample = (1 - fixed) * USABLE_BYTES / (boundary + 0.5)
     device = limited(lambda size: fixed * USABLE_BYTES + per_sample * size)
-    found, tried = search(device, first)
-    assert found is not None
-    assert_bracketed(found, device)
+    found = search(device, first)
+    assert_bracketed(found, device, max_trials=6, max_ooms=2)
     assert found.largest_fitting <= boundary < (found.smallest_failing or 0)
-    assert len(tried) <= 6, tried
-    assert count_ooms(found) <= 2, tried
     assert found.predicted in (None, pytest.approx(boundary, rel=0.05, abs=1))
     assert found.predicted is not None or part > 0.5, "a search that starts at the boundary needs no prediction"
 
@@ -102,11 +104,8 @@ def test_the_allocators_rounding_costs_at_most_one_trial_more(boundary: int, fix
         return math.ceil((exact + workspace) / (2 * MIB)) * 2 * MIB
 
     device = limited(peak)
-    found, tried = search(device, max(1, boundary // 200))
-    assert found is not None
-    assert_bracketed(found, device)
-    assert len(tried) <= 7, tried
-    assert count_ooms(found) <= 2, tried
+    found = search(device, max(1, boundary // 200))
+    assert_bracketed(found, device, max_trials=7, max_ooms=2)
     assert found.predicted == pytest.approx(boundary, rel=0.05)
 
 
@@ -121,11 +120,7 @@ def test_a_step_or_a_kink_at_2_to_the_31_elements_is_found_past(boundary: int, s
         beyond = max(0, size - 32_768)
         return per_sample * (size - beyond) + (per_sample * kink * beyond + step * USABLE_BYTES) * (beyond > 0)
 
-    device = limited(peak)
-    found, tried = search(device)
-    assert found is not None
-    assert_bracketed(found, device)
-    assert len(tried) <= 16, tried
+    assert_bracketed(search(limited(peak)), limited(peak), max_trials=16)
 
 
 @settings(max_examples=examples(500))
@@ -133,20 +128,16 @@ def test_a_step_or_a_kink_at_2_to_the_31_elements_is_found_past(boundary: int, s
 def test_fragmentation_that_no_peak_shows_is_found_by_steps(boundary: int, lost: float, first: int) -> None:
     """Memory ends while the peak says that a part of it is left."""
     device = limited(lambda size: size / boundary * USABLE_BYTES, USABLE_BYTES * (1 - lost))
-    found, tried = search(device, first)
-    if found is None:
-        assert device(1) is None
-        return
-    assert_bracketed(found, device)
-    assert len(tried) <= 20, tried
+    if device(1) is None:
+        assert search_result(run_trials(device, first)) is None
+    else:
+        assert_bracketed(search(device, first), device, max_trials=20)
 
 
 @pytest.mark.parametrize("lost", [0.01, 0.02, 0.03])
 def test_a_little_fragmentation_costs_two_trials_more(lost: float) -> None:
-    found, tried = search(limited(resnet18, USABLE_BYTES * (1 - lost)))
-    assert found is not None
-    assert len(tried) <= 6, tried
-    assert count_ooms(found) <= 3
+    device = limited(resnet18, USABLE_BYTES * (1 - lost))
+    assert_bracketed(search(device), device, max_trials=6, max_ooms=3)
 
 
 @settings(max_examples=examples(300))
@@ -169,32 +160,25 @@ def test_whatever_the_trials_say_it_ends(first: int, answers: list[tuple[bool, i
 
 
 def test_where_not_one_sample_fits_there_is_no_boundary() -> None:
-    found, tried = search(lambda size: None, first=100)
-    assert found is None
-    assert tried == [100, 25, 6, 1]
+    trials = run_trials(lambda size: None, first=100)
+    assert [trial.batch_size_per_gpu for trial in trials] == [100, 25, 6, 1]
+    assert search_result(trials) is None
 
 
 def test_a_first_trial_past_the_boundary_goes_down_by_four() -> None:
-    device = limited(resnet18)
-    found, tried = search(device, first=131_072)
-    assert found is not None
-    assert tried[:2] == [131_072, 32_768]
-    assert_bracketed(found, device)
-    assert len(tried) <= 8, tried
+    found = search(limited(resnet18), first=131_072)
+    assert tried(found)[:2] == [131_072, 32_768]
+    assert_bracketed(found, limited(resnet18), max_trials=8)
 
 
 def test_where_nothing_fails_the_search_still_ends() -> None:
-    found, tried = search(lambda size: 1)
-    assert found is not None
-    assert found.smallest_failing is None
-    assert len(tried) <= MAX_TRIALS
+    assert search(lambda size: 1).smallest_failing is None
 
 
 def test_a_small_boundary_is_found_to_the_sample() -> None:
     for boundary in range(1, 40):
         device = limited(lambda size, boundary=boundary: size / boundary * USABLE_BYTES)  # type: ignore[misc]
-        found, _ = search(device, first=4)
-        assert found is not None
+        found = search(device, first=4)
         assert (found.largest_fitting, found.smallest_failing) == (boundary, boundary + 1)
 
 
