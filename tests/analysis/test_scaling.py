@@ -2,49 +2,42 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from factories import assert_says, high, low, make_record, make_spec
-from rendered_tables import assert_row
+from factories import assert_says, ends, high, low, make_record, make_spec
+from rendered_tables import assert_row, build, cells, row_of
+from timed_records import on_gpus
 
 from pipeline.analysis.scaling import Scaling, check_invariant
 from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER
-from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Record
 from pipeline.experiment.spec import Spec
-from pipeline.tables.build_tables import build_tables
 from pipeline.tables.columns import Row
 
 WINDOWS: dict[str, Any] = {"windows": 6, "epochs": 7}
 
 
-def q2(*found: Record, missing: Sequence[Spec] = ()) -> list[Row]:
-    expected = dict.fromkeys([*(record.spec for record in found), *missing])
-    return build_tables(resolve_outcomes(list(expected), found, []).outcomes)["Q2"]
-
-
 def rows_of(scaling: Scaling, *found: Record, missing: Sequence[Spec] = ()) -> list[Row]:
-    return [row for row in q2(*found, missing=missing) if row["scaling"] == scaling]
+    return [row for row in build(*found, missing=missing)["Q2"] if row["scaling"] == scaling]
 
 
 def timed(
     time_s: float, batch_size_per_gpu: int, num_gpus: int = 1, *, facts: dict[str, Any] | None = None, **fields: Any
 ) -> Record:
     """A record whose epochs took that long: `single` on one GPU, else DDP."""
-    strategy = "single" if num_gpus == 1 else "ddp"
-    spec = {"strategy": strategy, "num_gpus": num_gpus, "batch_size_per_gpu": batch_size_per_gpu, **fields}
-    point = make_spec(**spec)
+    point = on_gpus(num_gpus, batch_size_per_gpu, **fields)
     return make_record(point, [time_s] * point.epochs, environment=Environment(**facts or {}))
 
 
 def windowed(times_s: Sequence[float], batch_size_per_gpu: int, num_gpus: int = 1, **fields: Any) -> Record:
-    return make_record(timed(1, batch_size_per_gpu, num_gpus, **WINDOWS, **fields).spec, (90.0, *times_s))
+    return make_record(on_gpus(num_gpus, batch_size_per_gpu, **WINDOWS, **fields), (90.0, *times_s))
 
 
+SCALINGS: tuple[Scaling, Scaling] = ("weak", "strong")
 LADDER = (timed(12, 128), timed(10, 256), timed(8, 512), timed(6, 256, 2), timed(4, 128, 4), timed(7, 64, 2))
 
 
 def test_a_strong_row_has_its_baselines_global_batch_and_a_weak_row_its_per_gpu_batch() -> None:
     weak, strong = rows_of("weak", *LADDER), rows_of("strong", *LADDER)
-    assert [(row["num_gpus"], row["batch_size_per_gpu"], row["baseline_batch_size_per_gpu"]) for row in weak] == [
+    assert cells(weak, "num_gpus", "batch_size_per_gpu", "baseline_batch_size_per_gpu") == [
         (1, 128, 128),
         (1, 256, 256),
         (1, 512, 512),
@@ -52,7 +45,7 @@ def test_a_strong_row_has_its_baselines_global_batch_and_a_weak_row_its_per_gpu_
         (4, 128, 128),
         (2, 64, None),  # no point at 64 on one GPU
     ]
-    assert [(row["num_gpus"], row["global_batch_size"], row["baseline_batch_size_per_gpu"]) for row in strong] == [
+    assert cells(strong, "num_gpus", "global_batch_size", "baseline_batch_size_per_gpu") == [
         (1, 128, 128),
         (1, 512, 512),
         (2, 512, 512),
@@ -62,15 +55,16 @@ def test_a_strong_row_has_its_baselines_global_batch_and_a_weak_row_its_per_gpu_
 
 
 def test_each_scaling_is_compared_with_its_own_time() -> None:
-    weak = {(row["num_gpus"], row["batch_size_per_gpu"]): row["speedup"] for row in rows_of("weak", *LADDER)}
-    strong = {(row["num_gpus"], row["batch_size_per_gpu"]): row["speedup"] for row in rows_of("strong", *LADDER)}
-    assert (weak[4, 128], strong[4, 128]) == (3.0, 2.0)  # 12/4 of batch 128, 8/4 of batch 512
-    assert weak[2, 256] == 10 / 6
-    assert strong == {(1, 128): 1, (1, 512): 1, (2, 256): 8 / 6, (4, 128): 2.0, (2, 64): 12 / 7}
+    weak, strong = (
+        {(row["num_gpus"], row["batch_size_per_gpu"]): row["speedup"] for row in rows_of(scaling, *LADDER)}
+        for scaling in SCALINGS
+    )
+    assert (weak[4, 128], weak[2, 256]) == (12 / 4, 10 / 6)
+    assert strong == {(1, 128): 1, (1, 512): 1, (2, 256): 8 / 6, (4, 128): 8 / 4, (2, 64): 12 / 7}
 
 
 def test_the_weak_rows_come_first_and_all_rows_have_the_same_fields() -> None:
-    rows = q2(*LADDER)
+    rows = build(*LADDER)["Q2"]
     assert [row["scaling"] for row in rows] == ["weak"] * 6 + ["strong"] * 5
     assert len({tuple(row.figures) for row in rows}) == 1
 
@@ -80,9 +74,9 @@ def test_the_serial_fraction_by_hand_and_under_strong_scaling_alone() -> None:
     assert [row["serial_fraction_karp_flatt"] for row in weak] == [None] * 6
     assert [row["note"] for row in weak[:5]] == [None] * 5
     fractions = {(row["num_gpus"], row["batch_size_per_gpu"]): row["serial_fraction_karp_flatt"] for row in strong}
-    assert fractions[4, 128] == pytest.approx((1 / 2 - 1 / 4) / (1 - 1 / 4))  # 1/3
-    assert fractions[2, 256] == pytest.approx((6 / 8 - 1 / 2) / (1 - 1 / 2))  # 1/2
-    assert fractions[1, 128] is fractions[1, 512] is None
+    assert (fractions[1, 128], fractions[1, 512]) == (None, None)
+    by_hand = ((1 / 2 - 1 / 4) / (1 - 1 / 4), (6 / 8 - 1 / 2) / (1 - 1 / 2))  # 1/3, 1/2
+    assert (fractions[4, 128], fractions[2, 256]) == pytest.approx(by_hand)
 
 
 @pytest.mark.parametrize(("time_s", "said"), [(4.4, True), (4.5, False)])
@@ -113,10 +107,7 @@ def test_the_baseline_of_strong_scaling_may_differ_as_that_of_weak_scaling_may()
 
 def test_the_same_strategy_on_one_gpu_comes_before_single() -> None:
     rows = rows_of("strong", timed(9, 256), timed(6, 256, strategy="ddp"), timed(3, 128, 2))
-    assert [(row["strategy"], row["speedup"], row["baseline"]) for row in rows] == [
-        ("ddp", 1.0, "ddp"),
-        ("ddp", 2.0, "ddp"),
-    ]
+    assert cells(rows, "strategy", "speedup", "baseline") == [("ddp", 1.0, "ddp"), ("ddp", 2.0, "ddp")]
 
 
 @pytest.mark.parametrize(
@@ -144,25 +135,26 @@ def test_a_baseline_without_a_time_stands_in_the_strong_rows_and_the_others_say_
 
 
 def test_a_baseline_that_breaks_the_invariant_is_refused() -> None:
-    point = make_spec(strategy="ddp", num_gpus=4, batch_size_per_gpu=128)
-    check_invariant(point, make_spec(batch_size_per_gpu=128), "weak")
-    check_invariant(point, make_spec(batch_size_per_gpu=512), "strong")
-    with pytest.raises(ValueError, match="weak scaling holds batch_size_per_gpu fixed: 128 against a baseline of 512"):
-        check_invariant(point, make_spec(batch_size_per_gpu=512), "weak")
-    with pytest.raises(ValueError, match="strong scaling holds global_batch_size fixed: 512 against a baseline of 128"):
-        check_invariant(point, make_spec(batch_size_per_gpu=128), "strong")
-    with pytest.raises(ValueError, match="runs on 1 GPU, got 2"):
-        check_invariant(point, make_spec(strategy="ddp", num_gpus=2, batch_size_per_gpu=256), "strong")
+    check_invariant(on_gpus(4, 128), on_gpus(1, 128), "weak")
+    check_invariant(on_gpus(4, 128), on_gpus(1, 512), "strong")
+    refused: list[tuple[Spec, Scaling, str]] = [
+        (on_gpus(1, 512), "weak", "weak scaling holds batch_size_per_gpu fixed: 128 against a baseline of 512"),
+        (on_gpus(1, 128), "strong", "strong scaling holds global_batch_size fixed: 512 against a baseline of 128"),
+        (on_gpus(2, 256), "strong", "runs on 1 GPU, got 2"),
+    ]
+    for baseline, scaling, said in refused:
+        with pytest.raises(ValueError, match=said):
+            check_invariant(on_gpus(4, 128), baseline, scaling)
 
 
 def test_the_intervals_are_carried_into_speedup_and_efficiency() -> None:
     one = windowed((10, 8, 11, 9, 12, 10), 128)
     first, second = rows_of("weak", one, windowed((5.0, 4.0, 5.5, 4.5, 6.0, 5.0), 128, 2))
-    assert (low(first["epoch_time_s"]), high(first["epoch_time_s"]), first["noise_floor"]) == (8, 12, 0.2)
-    assert (first["interval_over"], first["num_windows"]) == ("windows", 6)
-    assert (first["speedup"], low(first["speedup"]), high(first["speedup"])) == (1, None, None)  # its own baseline
-    assert (second["speedup"], low(second["speedup"]), high(second["speedup"])) == (2.0, 8 / 6, 12 / 4)
-    assert (low(second["parallel_efficiency"]), high(second["parallel_efficiency"])) == (8 / 6 / 2, 12 / 4 / 2)
+    assert_row(first, noise_floor=0.2, interval_over="windows", num_windows=6)
+    assert (low(first["epoch_time_s"]), high(first["epoch_time_s"])) == (8, 12)
+    assert ends(first["speedup"]) == (None, 1, None)  # its own baseline
+    assert ends(second["speedup"]) == (8 / 6, 2, 12 / 4)
+    assert ends(second["parallel_efficiency"]) == (8 / 6 / 2, 1, 12 / 4 / 2)
     assert second["note"] is None
 
 
@@ -197,17 +189,16 @@ def test_a_point_with_an_interval_and_a_baseline_without_has_no_interval_of_the_
 
 
 def test_rows_without_windows_or_repeats_carry_nulls_and_no_note() -> None:
-    for row in q2(timed(8, 256), timed(4, 256, 2), timed(4, 128, 2))[:2]:
-        assert [row[field] for field in ("noise_floor", "interval_over", "note")] == [None] * 3
-        assert row["num_windows"] == 1
+    rows = rows_of("weak", timed(8, 256), timed(4, 256, 2), timed(4, 128, 2))[:2]
+    assert cells(rows, "noise_floor", "interval_over", "note", "num_windows") == [(None, None, None, 1)] * 2
 
 
 def test_a_baseline_from_another_node_or_version_is_marked_in_every_table_that_uses_it() -> None:
     here, there = {"nodes": ("b",), "torch": "2.11.0"}, {"nodes": ("a",), "torch": "2.10.0"}
     found = [timed(8, 128, facts=there), timed(5, 128, 2, facts=here)]
     note = "baseline with another torch (2.10.0 against 2.11.0); baseline from another node (a against b)"
-    tables = build_tables(resolve_outcomes([record.spec for record in found], found, []).outcomes)
-    assert ([row["note"] for row in tables["Q2"]], [row["note"] for row in tables["Q3"]]) == ([None, note], [note])
+    tables = build(*found)
+    assert [cells(tables[name], "note") for name in ("Q2", "Q3")] == [[(None,), (note,)], [(note,)]]
 
 
 def test_repeats_that_are_not_alike_are_marked_in_their_row() -> None:
@@ -217,15 +208,11 @@ def test_repeats_that_are_not_alike_are_marked_in_their_row() -> None:
 
 
 def test_a_baseline_that_drifted_is_named_where_a_speed_up_rests_on_it() -> None:
-    drifting, steady = [4.0] * 6 + [5.0] * 6, [2.5] * 12
-    (row,) = [row for row in rows_of("weak", *drifted(drifting, steady)) if row["num_gpus"] == 2]
-    assert "baseline: epoch_time_s drifted by +25.0 %" in row["note"]
-    (row,) = [row for row in rows_of("weak", *drifted([4.5] * 12, steady)) if row["num_gpus"] == 2]
-    assert "drifted" not in (row["note"] or "")
-
-
-def drifted(one_gpu_s: Sequence[float], two_gpus_s: Sequence[float]) -> list[Record]:
-    """A baseline of so many windows, and DDP on two GPUs."""
-    lengths: dict[str, Any] = {"windows": len(one_gpu_s), "epochs": len(one_gpu_s) + 1}
-    specs = [timed(1, 128, num_gpus, **lengths).spec for num_gpus in (1, 2)]
-    return [make_record(spec, (90.0, *times_s)) for spec, times_s in zip(specs, (one_gpu_s, two_gpus_s), strict=True)]
+    drifting, level, steady = [4.0] * 6 + [5.0] * 6, [4.5] * 12, [2.5] * 12
+    for times_s, words in ((drifting, ["baseline: epoch_time_s drifted by +25.0 %"]), (level, [])):
+        found = [
+            make_record(on_gpus(num_gpus, 128, windows=12, epochs=13), (90.0, *windows_s))
+            for num_gpus, windows_s in ((1, times_s), (2, steady))
+        ]
+        notes = (row_of(build(*found)["Q2"], num_gpus=2)["note"] or "").split("; ")
+        assert [note.partition(" from")[0] for note in notes if "drifted" in note] == words
