@@ -11,7 +11,7 @@ import msgspec
 from pipeline.experiment.spec import Spec
 from pipeline.plan.axes import AXES, DECLARED, REMEDIES
 from pipeline.plan.model_name import is_image_model, short_model_name
-from pipeline.plan.strategies import StrategyName
+from pipeline.plan.strategies import STRATEGIES
 
 MERIT = "figure of merit"
 IMAGES = "images"  # the unit of this project's own models; texts speak of it, and in_terms puts in another
@@ -98,7 +98,7 @@ def describe_point(row: Mapping[str, Any], axes: Sequence[str], beside: Models =
     The name of a model tells it from the models `beside`.
     """
     strategy = row.get("strategy")
-    axes = [axis for axis in axes if strategy is None or strategy_of(axis) in (None, strategy)]
+    axes = [axis for axis in axes if strategy is None or has_axis(strategy, axis)]
     # an own model has its own data set, and synthetic batches need none
     has_dataset = is_image_model(row.get("model")) and (row.get("dataset") or row.get("input") != "synthetic")
     parts = {axis: describe_axis(axis, row[axis]) for axis in axes if axis != "dataset" or has_dataset}
@@ -112,9 +112,9 @@ def describe_point(row: Mapping[str, Any], axes: Sequence[str], beside: Models =
     return in_terms(text, Terms("processes")) if row.get("device") == "cpu" else text
 
 
-def strategy_of(axis: str) -> StrategyName | None:
-    """Return the only strategy that has the axis."""
-    return DECLARED[axis].strategy if axis in DECLARED else None
+def has_axis(strategy: str, axis: str) -> bool:
+    """Return whether the axis, or another name of a point, is one of that strategy."""
+    return axis not in DECLARED or strategy in (DECLARED[axis].strategies or STRATEGIES)
 
 
 def point_labels(points: Sequence[Spec]) -> dict[str, str]:

@@ -294,7 +294,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "DDP counts on the same graph in each step.",
             "static_graph=true strategy=ddp num_gpus=2",
             OF_STRATEGY,
-            strategy="ddp",
+            strategies=("ddp",),
         ),
     ] = False
     gradient_compression: Annotated[
@@ -303,7 +303,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "Number format of gradients in DDP's all-reduces: `none` changes nothing, `bf16` halves what they send.",
             "gradient_compression=bf16 strategy=ddp num_gpus=2",
             OF_STRATEGY,
-            strategy="ddp",
+            strategies=("ddp",),
             changes_learning=True,
             words="{} gradients",
             values={"none": ""},
@@ -315,7 +315,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "What FSDP frees after the forward pass: `blocks`, `always` or `never`; docs/strategies.md.",
             "reshard=blocks,always,never strategy=fsdp num_gpus=2",
             OF_STRATEGY,
-            strategy="fsdp",
+            strategies=("fsdp",),
             values={"blocks": ""},
         ),
     ] = "blocks"
@@ -447,11 +447,12 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def _check_strategy(self) -> None:
         for axis in STRATEGY_AXES:
-            strategy = DECLARED[axis].strategy
-            if self.strategy != strategy and getattr(self, axis) != AXIS_DEFAULTS[axis]:
+            strategies = DECLARED[axis].strategies
+            if self.strategy not in strategies and getattr(self, axis) != AXIS_DEFAULTS[axis]:
+                named = " or ".join(map(repr, strategies))
                 raise ValueError(
-                    f"{axis}={getattr(self, axis)!r} is an axis of strategy={strategy!r}, got {self.strategy!r}; leave "
-                    "it out."
+                    f"{axis}={getattr(self, axis)!r} is an axis of strategy={named}, got {self.strategy!r}; "
+                    "leave it out."
                 )
         if self.static_graph and self.grad_accumulation > 1:
             raise ValueError(
@@ -663,9 +664,11 @@ FLOAT_AXES = tuple(name for name, axis_type in AXIS_TYPES.items() if float in le
 IMAGE_AXES = tuple(name for name, axis in DECLARED.items() if axis.of_images)
 """Axes of image models alone."""
 STRATEGY_AXES = tuple(
-    name for strategy in reversed(STRATEGIES) for name, axis in DECLARED.items() if axis.strategy == strategy
+    dict.fromkeys(
+        name for strategy in reversed(STRATEGIES) for name, axis in DECLARED.items() if strategy in axis.strategies
+    )
 )
-"""Axes of one strategy alone."""
+"""Axes that only some strategies have."""
 
 
 def axes_that(use: MayDiffer) -> tuple[str, ...]:

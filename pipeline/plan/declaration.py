@@ -47,8 +47,8 @@ class Axis:
     """The declaration of an axis, beside its type and default.
 
     `example` are words after --set that give the axis another value. `may_differ` are the uses in which points that
-    differ in the axis are alike. `strategy` is the only one that has the axis. `of_images` marks an axis of image
-    models alone, `changes_learning` one of a choice that may change what is learnt, beside the time.
+    differ in the axis are alike. `strategies` are those that have the axis, if not all do. `of_images` marks an axis of
+    image models alone, `changes_learning` one of a choice that may change what is learnt, beside the time.
 
     `words` are those for a value, where {} stands for it, and `values` those for single values; "" is the usual case,
     which needs no words.
@@ -57,7 +57,7 @@ class Axis:
     meaning: str
     example: str
     may_differ: MayDiffer = NOWHERE
-    strategy: StrategyName | None = None
+    strategies: tuple[StrategyName, ...] = ()
     of_images: bool = False
     changes_learning: bool = False
     words: str = ""

@@ -181,10 +181,10 @@ def test_fields_that_contradict_each_other_are_refused_in_one_sentence(fields: d
 
 
 @pytest.mark.parametrize("axis", STRATEGY_AXES)
-def test_an_axis_of_one_strategy_is_refused_with_every_other(axis: str) -> None:
-    of_strategy = with_other_value(make_spec(strategy=DECLARED[axis].strategy, num_gpus=2), axis)
-    for strategy in set(STRATEGIES) - {of_strategy.strategy}:
-        with pytest.raises(ValueError, match=f"^{axis}=.* is an axis of strategy='{of_strategy.strategy}', got"):
+def test_an_axis_of_some_strategies_is_refused_with_every_other(axis: str) -> None:
+    of_strategy = with_other_value(make_spec(strategy=DECLARED[axis].strategies[0], num_gpus=2), axis)
+    for strategy in set(STRATEGIES).difference(DECLARED[axis].strategies):
+        with pytest.raises(ValueError, match=f"^{axis}=.* is an axis of strategy='{of_strategy.strategy}'.*, got"):
             msgspec.structs.replace(of_strategy, strategy=strategy, num_gpus=1 if strategy == "single" else 2)
 
 
