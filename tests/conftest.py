@@ -99,8 +99,7 @@ def run_command(
     name: str, *arguments: str | Path, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """The command from the repository's root, with no Slurm unless `env` brings one. Fails if it reports a defect."""
-    plain = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "PIPELINE"))}
-    answer = run_module(f"pipeline.{name}", [*map(str, arguments)], plain if env is None else env)
+    answer = run_module(f"pipeline.{name}", [*map(str, arguments)], plain_environment() if env is None else env)
     assert DEFECT not in answer.stderr, answer.stderr
     return answer
 
@@ -143,8 +142,7 @@ def run_unprivileged(name: str, *arguments: str | Path, group: int | None = None
     held = [str(shutil.which("setpriv")), "--bounding-set", "-all"] if os.geteuid() == 0 else []
     if group is not None:
         held += ["--regid", str(group), "--clear-groups"]
-    command = [*held, sys.executable, "-m", f"pipeline.{name}", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, env=without_slurm(ROOT), capture_output=True, text=True, timeout=600)
+    return run_program(*held, sys.executable, "-m", f"pipeline.{name}", *arguments, env=without_slurm(ROOT))
 
 
 @pytest.fixture
@@ -216,6 +214,12 @@ def on_slurm(cluster: Cluster) -> Iterator[Mapping[str, str]]:
     cluster.wait_idle(timeout_s=60)
 
 
+def run_program(*words: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program, in the repository's root and for ten minutes at most unless the options say otherwise."""
+    defaults: dict[str, Any] = {"cwd": ROOT, "timeout": 600}
+    return subprocess.run([*map(str, words)], capture_output=True, text=True, **defaults | options)
+
+
 def succeeded(answer: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
     """Return what a command did. Fails with what it said on stderr unless its exit code is 0."""
     assert answer.returncode == 0, answer.stderr
@@ -231,10 +235,15 @@ def assert_refused(answer: subprocess.CompletedProcess[str], code: int, *words: 
     assert all(word in last for word in words), last
 
 
+def plain_environment(*others: str, **changes: str) -> dict[str, str]:
+    """This environment with the changes, without variables of Slurm, of the pipeline and those that begin otherwise."""
+    dropped = ("SLURM", "PIPELINE", *others)
+    return {name: value for name, value in os.environ.items() if not name.startswith(dropped)} | changes
+
+
 def without_slurm(folder: Path, **more: str) -> dict[str, str]:
     """An environment whose PATH has no Slurm."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "PIPELINE"))}
-    return kept | {"PATH": str(folder)} | more
+    return plain_environment() | {"PATH": str(folder)} | more
 
 
 def without_make(env: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -13,7 +13,7 @@ from pipeline.analysis.intervals import ends_of
 from pipeline.analysis.notes import Note
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.grid import expand_grid
-from pipeline.experiment.manifest import Manifest, Submission, add_points
+from pipeline.experiment.manifest import Manifest, SlurmArray, Submission, add_points
 from pipeline.experiment.measurement import (
     Collective,
     Communication,
@@ -139,6 +139,11 @@ def measurement_of(record: Record) -> Measurement:
     return record.measurement
 
 
+def failure_of(record: Record) -> Failure:
+    assert record.failure is not None, record.status
+    return record.failure
+
+
 def with_measurement(record: Record, **fields: Any) -> Record:
     """The record with these fields of its measurement."""
     return msgspec.structs.replace(record, measurement=msgspec.structs.replace(measurement_of(record), **fields))
@@ -203,6 +208,14 @@ def make_communication_record(spec: Spec, found: Communication, **fields: Any) -
     return make_record(spec, measurement=measurement, **fields)
 
 
+def slurm_submission(*elements: Sequence[Spec], job_id: str | None = "7", is_array: bool = True) -> Submission:
+    """A submission of one array of these elements, to which Slurm gave that id."""
+    run_ids = [[spec.run_id() for spec in element] for element in elements]
+    return Submission(
+        SUBMISSION, "slurm", "2025-06-01T00:00:00Z", [SlurmArray(ARRAY, run_ids, job_id, is_array=is_array)]
+    )
+
+
 def make_experiment(
     folder: Path, *found: Record, missing: Sequence[Spec] = (), submissions: Sequence[Submission] = ()
 ) -> Experiment:
@@ -224,10 +237,16 @@ def manifest_of(experiment: Experiment) -> Manifest:
     return manifest
 
 
+def records_of(experiment: Experiment) -> list[Record]:
+    """Return the records of the experiment, in which no file is rejected."""
+    found, rejected = load_folder(experiment.records_folder)
+    assert rejected == []
+    return list(found)
+
+
 def only_record(experiment: Experiment) -> Record:
     """Return the only record of the experiment, in which no file is rejected."""
-    ((record,), rejected) = load_folder(experiment.records_folder)
-    assert rejected == []
+    (record,) = records_of(experiment)
     return record
 
 

@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import os
 import stat
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -17,17 +16,27 @@ from conftest import (
     assert_refused,
     everything_in,
     needs_root,
+    plain_environment,
     run_command,
+    run_program,
     run_unprivileged,
     succeeded,
     wait_for,
 )
-from factories import ARRAY, LENET, SUBMISSION, make_experiment, make_record, make_spec
+from factories import (
+    ARRAY,
+    LENET,
+    SUBMISSION,
+    make_experiment,
+    make_record,
+    make_spec,
+    measurement_of,
+    only_record,
+    slurm_submission,
+)
 from own_models import SMALLEST, write_model
 
 from pipeline.experiment.folder import find_experiments
-from pipeline.experiment.manifest import SlurmArray, Submission
-from pipeline.experiment.record_store import load_folder
 from pipeline.runner.launch_options import LaunchOptions, launch_command
 from pipeline.runner.rank_files import PointTask, RankFiles
 from pipeline.system import files
@@ -62,13 +71,9 @@ def test_nothing_can_be_written_by_others_and_folders_are_closed_to_strangers(
     tmp_path: Path, umask: int, mode_of_parent: int, folder_modes: set[int], file_modes: set[int]
 ) -> None:
     tmp_path.chmod(mode_of_parent)
-    commands = (submit(tmp_path, tmp_path / "deep" / "outputs"), ("collect", str(tmp_path)))
-    env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "PIPELINE"))}
-    for name, *arguments in commands:
-        command = [sys.executable, "-m", f"pipeline.{name}", *arguments]
-        done = succeeded(
-            subprocess.run(command, cwd=ROOT, env=env, umask=umask, capture_output=True, text=True, timeout=300)
-        )
+    for name, *arguments in (submit(tmp_path, tmp_path / "deep" / "outputs"), ("collect", str(tmp_path))):
+        command = (sys.executable, "-m", f"pipeline.{name}", *arguments)
+        done = succeeded(run_program(*command, env=plain_environment(), umask=umask))
         assert "anyone may write" not in done.stderr
     made = [path for path in (tmp_path / "deep").rglob("*") if not path.is_symlink()] + [tmp_path / "deep"]
     modes = {path.relative_to(tmp_path): stat.S_IMODE(path.stat().st_mode) for path in made}
@@ -77,9 +82,8 @@ def test_nothing_can_be_written_by_others_and_folders_are_closed_to_strangers(
     assert {name: oct(mode) for name, mode in folders.items() if mode not in folder_modes} == {}
     assert {name: oct(mode) for name, mode in files.items() if mode not in file_modes} == {}
     shared = {name.name for name, mode in folders.items() if mode == 0o2770}
-    everything = {"deep", "outputs", "tiny", "records", "logs"}
     assert modes[Path("deep/outputs/tiny/logs/scratch")] & 0o777 == 0o700, "it holds what a rank is told to run"
-    assert shared == (everything if 0o2770 in folder_modes else set())
+    assert shared == ({"deep", "outputs", "tiny", "records", "logs"} if 0o2770 in folder_modes else set())
     assert {".json", ".md", ".csv", ".npz", ".log"} <= {name.suffix for name in files}
 
 
@@ -90,11 +94,9 @@ def test_a_folder_that_anyone_may_write_is_named_and_an_error_under_strict(
 ) -> None:
     make_experiment(tmp_path / "outputs" / "x", make_record())
     (tmp_path / place).chmod(0o777)
-    lenient = pipeline(command, tmp_path / "outputs")
-    strict = pipeline(command, tmp_path / "outputs", "--strict")
-    assert (lenient.returncode, strict.returncode) == (0, 1), strict.stderr
-    for answer in (lenient, strict):
-        assert answer.stderr.count("anyone may write") == 1
+    for more, code in (((), 0), (("--strict",), 1)):
+        answer = pipeline(command, tmp_path / "outputs", *more)
+        assert (answer.returncode, answer.stderr.count("anyone may write")) == (code, 1), answer.stderr
         assert f"{(tmp_path / place).resolve()}: anyone may write" in answer.stderr
     (tmp_path / place).chmod(0o1777)
     assert pipeline(command, tmp_path / "outputs", "--strict").returncode == 0, "with its sticky bit it is like /tmp"
@@ -175,10 +177,8 @@ def test_a_submission_into_a_folder_where_anyone_may_change_what_jobs_execute_is
 def test_the_manifest_of_another_user_is_read_and_not_submitted_to_cancelled_or_changed(
     pipeline: Command, tmp_path: Path
 ) -> None:
-    experiment = make_experiment(tmp_path / "outputs" / "tiny", make_record())
-    with experiment.edit_manifest() as manifest:
-        array = SlurmArray(ARRAY, [[make_record().run_id]], job_id="7")
-        manifest.submissions.append(Submission(SUBMISSION, "slurm", "2025-06-01T00:00:00Z", [array]))
+    found, submissions = make_record(), [slurm_submission([make_spec()])]
+    experiment = make_experiment(tmp_path / "outputs" / "tiny", found, submissions=submissions)
     os.chown(experiment.manifest_path, 65534, -1)
     before = experiment.manifest_path.read_bytes()
     refused = (str(experiment.manifest_path), "belongs to another user (65534)")
@@ -197,10 +197,8 @@ def test_the_manifest_of_another_user_is_read_and_not_submitted_to_cancelled_or_
 def test_a_member_of_the_group_gets_the_status_without_the_logs(tmp_path: Path) -> None:
     """Folders are 0750, and log folders 0700."""
     missing = make_spec(repeat=1)
-    experiment = make_experiment(tmp_path / "x", make_record(), missing=[missing])
-    with experiment.edit_manifest() as manifest:
-        array = SlurmArray(ARRAY, [[missing.run_id()]], job_id="7", is_array=False)
-        manifest.submissions.append(Submission(SUBMISSION, "slurm", "2025-06-01T00:00:00Z", [array]))
+    submissions = [slurm_submission([missing], is_array=False)]
+    experiment = make_experiment(tmp_path / "x", make_record(), missing=[missing], submissions=submissions)
     log = experiment.log_folder(SUBMISSION) / ARRAY / "7_0_log.err"
     log.parent.mkdir(parents=True)
     log.write_text("epoch 1")
@@ -253,15 +251,13 @@ def test_a_member_of_the_group_who_swaps_the_scratch_folder_decides_nothing(tmp_
     attacker = multiprocessing.get_context("fork").Process(target=swap_folders, args=(logs,))
     attacker.start()
     command = launch_command(experiment.manifest_path, [spec.run_id()], LaunchOptions(tmp_path))
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "PIPELINE_LAUNCH_ID": "known"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    done = run_program(*command, env={**os.environ, "PYTHONPATH": str(ROOT), "PIPELINE_LAUNCH_ID": "known"})
     attacker.join()
     assert attacker.exitcode == 0, "the folders were swapped"
     assert not (tmp_path / "mal" / "ran").exists()
-    ((record,), rejected) = load_folder(experiment.records_folder)
-    assert (rejected, record.status) == ([], "ok"), done.stderr
-    assert record.measurement is not None
-    assert record.measurement.num_parameters == 62_006, "those of LeNet"
+    record = only_record(experiment)
+    assert record.status == "ok", done.stderr
+    assert measurement_of(record).num_parameters == 62_006, "those of LeNet"
     assert os.listdir(experiment.logs / "old") == [], "its own folder, wherever it lies"
 
 
@@ -302,10 +298,9 @@ def test_a_linked_folder_of_an_experiment_is_refused_by_name_and_nothing_is_writ
     path.symlink_to(target)
     (tmp_path / "grid.yaml").write_text(GRID)
     before = everything_in(tmp_path)
-    for command in (submit(tmp_path, outputs), submit(tmp_path, outputs, "--dry-run")):
+    launch = ("launch", "--manifest", str(outputs / "tiny" / "manifest.json"), "--run-id", make_record().run_id)
+    for command in (submit(tmp_path, outputs), submit(tmp_path, outputs, "--dry-run"), launch):
         assert_refused(pipeline(*command), 2, str(path), "is a link")
-    launch = ("launch", "--manifest", outputs / "tiny" / "manifest.json", "--run-id", make_record().run_id)
-    assert_refused(pipeline(*launch), 2, str(path), "is a link")
     assert everything_in(tmp_path) == before
 
 

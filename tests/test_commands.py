@@ -7,16 +7,28 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from conftest import CPU_SIZE, SMALL_GRID, Command, assert_refused, everything_in, run_command, succeeded, without_slurm
+from conftest import (
+    CPU_SIZE,
+    SMALL_GRID,
+    Command,
+    assert_refused,
+    everything_in,
+    plain_environment,
+    run_command,
+    run_program,
+    succeeded,
+    without_slurm,
+)
 from factories import (
-    ARRAY,
     PLANNED,
     ROOT,
-    SUBMISSION,
     assert_says,
     make_experiment,
     make_record,
+    only_record,
     planned_points,
+    records_of,
+    slurm_submission,
     write_grid,
 )
 from forked_command import run_module
@@ -24,8 +36,7 @@ from slurm_queue import DEAD, NO_CONFIGURATION, fake_slurm
 
 from pipeline import __version__
 from pipeline.__main__ import COMMANDS
-from pipeline.experiment import record_store
-from pipeline.experiment.manifest import SlurmArray, start_submission
+from pipeline.experiment.folder import Experiment
 
 Answer = subprocess.CompletedProcess[str]
 
@@ -64,15 +75,7 @@ def run_with_closed(closed: Sequence[int], *words: str | Path) -> subprocess.Com
         for number in closed:
             os.close(number)
 
-    return subprocess.run(
-        [sys.executable, "-m", *map(str, words)],
-        cwd=ROOT,
-        env=without_slurm(ROOT),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        preexec_fn=close,
-    )
+    return run_program(sys.executable, "-m", *words, env=without_slurm(ROOT), preexec_fn=close)
 
 
 @pytest.mark.fault("F50")
@@ -93,9 +96,9 @@ def test_a_closed_stream_changes_neither_the_exit_code_nor_what_the_others_get(
         run_module(str(words[0]), [*map(str, words[1:])], without_slurm(ROOT)),
         run_with_closed(closed, *words),
     )
-    assert answer.returncode == usual.returncode == (2 if name == "a mistake" else 0)
-    assert answer.stdout == ("" if 1 in closed else usual.stdout)
-    assert answer.stderr == ("" if 2 in closed else usual.stderr)
+    assert usual.returncode == (2 if name == "a mistake" else 0)
+    left = (usual.returncode, "" if 1 in closed else usual.stdout, "" if 2 in closed else usual.stderr)
+    assert (answer.returncode, answer.stdout, answer.stderr) == left
 
 
 @pytest.mark.training
@@ -114,7 +117,7 @@ def test_a_point_is_measured_also_if_nobody_reads_what_its_processes_say(tmp_pat
         command = [sys.executable, "-m", *map(str, words), *two_ranks]
         assert subprocess.run(command, cwd=ROOT, stdout=write_end, stderr=write_end, timeout=300).returncode == 0
         os.close(write_end)
-    assert [record.status for record in record_store.load_folder(tmp_path / "tiny" / "records")[0]] == ["ok"]
+    assert only_record(Experiment(tmp_path / "tiny")).status == "ok"
 
 
 @pytest.mark.parametrize("ping", [None, NO_CONFIGURATION, DEAD], ids=["no Slurm", "no configuration", "dead"])
@@ -133,11 +136,8 @@ def test_a_dry_run_works_anywhere_and_writes_nothing(
 
 def test_a_dry_run_works_where_earlier_jobs_cannot_be_asked_for(pipeline: Command, tmp_path: Path) -> None:
     points = planned_points()
-    experiment = make_experiment(tmp_path / "out" / "planned", make_record(points[0]), missing=points)
-    submission = start_submission(SUBMISSION, "slurm")
-    submission.arrays.append(SlurmArray(ARRAY, [[spec.run_id()] for spec in points], job_id="7"))
-    with experiment.edit_manifest() as manifest:
-        manifest.submissions.append(submission)
+    submissions = [slurm_submission(*([spec] for spec in points))]
+    make_experiment(tmp_path / "out/planned", make_record(points[0]), missing=points, submissions=submissions)
     arguments = ("submit", "--grid", write_grid(tmp_path, PLANNED), "--outputs", tmp_path / "out")
     assert_refused(pipeline(*arguments, env=without_slurm(tmp_path)), 4, points[1].run_id())
     assert pipeline(*arguments, "--dry-run", env=without_slurm(tmp_path)).returncode == 0
@@ -186,12 +186,10 @@ def submit_tiny(folder: Path) -> tuple[str, ...]:
 @pytest.mark.training
 def test_a_grid_runs_to_its_end_on_this_machine(tiny: tuple[Path, Answer]) -> None:
     folder, answer = tiny
-    assert answer.returncode == 0, answer.stderr
-    assert answer.stdout == f"folder {folder / 'out' / 'tiny'}\n"
+    assert succeeded(answer).stdout == f"folder {folder / 'out' / 'tiny'}\n"
     assert "Traceback" not in answer.stderr
-    found, rejected = record_store.load_folder(folder / "out" / "tiny" / "records")
+    found = records_of(Experiment(folder / "out" / "tiny"))
     assert {(record.spec.batch_size_per_gpu, record.status) for record in found} == {(8, "ok"), (65_536, "oom")}
-    assert rejected == []
 
 
 @pytest.mark.training
@@ -229,7 +227,7 @@ def test_status_says_one_state_a_point(pipeline: Command, tiny: tuple[Path, Answ
 def test_rerun_oom_is_a_second_attempt_and_keeps_the_first(pipeline: Command, tiny: tuple[Path, Answer]) -> None:
     folder, _ = tiny
     succeeded(pipeline(*submit_tiny(folder), "--rerun", "oom"))
-    found, _ = record_store.load_folder(folder / "out" / "tiny" / "records")
+    found = records_of(Experiment(folder / "out" / "tiny"))
     attempts = [(record.spec.batch_size_per_gpu, record.attempt, record.status) for record in found]
     assert sorted(attempts) == [(8, 0, "ok"), (65_536, 0, "oom"), (65_536, 1, "oom")]
 
@@ -251,10 +249,7 @@ finally:
 
 def imports_of(folder: Path, name: str, *lines: str) -> set[str]:
     """The top-level packages that a command imports in all, run with each line of arguments."""
-    command = [sys.executable, "-c", SEE_IMPORTS, name, *lines]
-    answer = subprocess.run(
-        command, cwd=ROOT, env=without_slurm(folder), capture_output=True, text=True, timeout=60, check=True
-    )
+    answer = succeeded(run_program(sys.executable, "-c", SEE_IMPORTS, name, *lines, env=without_slurm(folder)))
     return set(answer.stderr.splitlines()[-1].split()[1:])
 
 
@@ -278,13 +273,13 @@ def test_a_command_for_a_laptop_or_a_login_node_imports_neither_torch_nor_submit
 
 @pytest.mark.parametrize("command", ["__main__", *COMMANDS])
 def test_help_and_version_answer_at_once(tmp_path: Path, command: str) -> None:
-    late = {"torch", "submitit", "pandas", "numpy", "tabulate"}
-    assert not imports_of(tmp_path, command, "--help", "--version") & late
+    imported = imports_of(tmp_path, command, "--help", "--version")
+    assert imported.isdisjoint({"torch", "submitit", "pandas", "numpy", "tabulate"})
 
 
 def test_the_package_lists_every_command_with_the_line_that_its_help_begins_with(pipeline: Command) -> None:
     assert {path.stem for path in (ROOT / "pipeline").glob("*.py")} == {*COMMANDS, "__init__", "__main__"}
-    answer = subprocess.run([sys.executable, "-m", "pipeline"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    answer = run_program(sys.executable, "-m", "pipeline")
     assert (answer.returncode, answer.stderr) == (0, "")
     listed = dict(line.split(maxsplit=3)[2:] for line in answer.stdout.splitlines() if line.startswith("python -m"))
     assert list(listed) == [f"pipeline.{name}" for name in COMMANDS]
@@ -295,11 +290,9 @@ def test_the_package_lists_every_command_with_the_line_that_its_help_begins_with
 
 @pytest.mark.parametrize("name", ["", "submit"])
 def test_a_command_prints_the_version_and_the_commit(name: str) -> None:
-    git = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()[:12]
-    command = [sys.executable, "-m", f"pipeline.{name}" if name else "pipeline", "--version"]
-    env = {key: value for key, value in os.environ.items() if key != "PIPELINE_COMMIT"}
-    answer = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    commit = run_program("git", "rev-parse", "HEAD").stdout.strip()[:12]
+    module = f"pipeline.{name}" if name else "pipeline"
+    answer = run_program(sys.executable, "-m", module, "--version", env=plain_environment())
     assert (answer.returncode, answer.stderr) == (0, "")
     assert answer.stdout.strip().removesuffix(")").removesuffix(", changed") == (
         f"ddp-scaling-pipeline {__version__} (commit {commit}" if commit else f"ddp-scaling-pipeline {__version__}"
@@ -308,10 +301,12 @@ def test_a_command_prints_the_version_and_the_commit(name: str) -> None:
 
 def test_options_of_slurm_that_change_nothing_here_are_named(pipeline: Command, tmp_path: Path) -> None:
     submit = ("submit", "--grid", SMALL_GRID, "--outputs", tmp_path, "--cluster", "local", "--dry-run")
-    said = pipeline(*submit, "--set", "device=cpu", "--exclusive", "--partition", "gpu").stderr
-    assert "Notice: these options have no effect without Slurm: --partition, --exclusive." in said
-    typed = pipeline(*submit, "--set", "device=cpu", "--gpu-type", "a40", "--gres", "--mem", "0").stderr
-    assert "Notice: these options have no effect without Slurm: --gpu-type, --gres, --mem." in typed
+    for given, named in {
+        ("--exclusive", "--partition", "gpu"): "--partition, --exclusive",
+        ("--gpu-type", "a40", "--gres", "--mem", "0"): "--gpu-type, --gres, --mem",
+    }.items():
+        said = pipeline(*submit, "--set", "device=cpu", *given).stderr
+        assert f"Notice: these options have no effect without Slurm: {named}." in said
     assert "have no effect" not in pipeline(*submit, "--set", "device=cpu").stderr
 
 

@@ -21,8 +21,8 @@ import msgspec
 import pytest
 import yaml
 from cluster import Cluster
-from conftest import ROOT, run_command, succeeded, without_make
-from factories import write_script
+from conftest import ROOT, plain_environment, run_command, run_program, succeeded, without_make
+from factories import assert_says, write_script
 
 from pipeline import stage
 from pipeline.completion import parser_of
@@ -64,8 +64,7 @@ def copy_project(to: Path, *others: str) -> Path:
 
 
 def without_slurm(**changes: str) -> dict[str, str]:
-    plain = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "PIPELINE", "PYTHONPATH"))}
-    return plain | changes
+    return plain_environment("PYTHONPATH", **changes)
 
 
 def test_the_prose_is_short_and_has_one_plot_and_one_screenshot() -> None:
@@ -109,11 +108,10 @@ def test_the_lines_that_install_run(tmp_path: Path) -> None:
     assert stage_line == "ddpscale stage"  # the next test runs it
     script = "\n".join(["set -e", *lines, "cd / && python -c 'import pipeline; print(pipeline.__file__)'"])
     env = without_slurm(PIP_NO_DEPS="1")  # gigabytes of dependencies, else
-    done = subprocess.run(["bash", "-c", script], cwd=checkout, env=env, capture_output=True, text=True, timeout=300)
+    done = run_program("bash", "-c", script, cwd=checkout, env=env)
     if done.returncode and any(phrase in done.stderr for phrase in ("No matching distribution", "Connection")):
         pytest.skip("the build backend cannot be fetched")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == str(checkout / "pipeline" / "__init__.py")
+    assert succeeded(done).stdout.splitlines()[-1] == str(checkout / "pipeline" / "__init__.py")
 
 
 def test_the_line_that_stages_finds_what_is_staged(
@@ -141,10 +139,7 @@ def test_the_laptop_route_ends_with_a_report(tmp_path: Path) -> None:
     write_script(checkout / ".venv/bin/python", size, f'exec {shlex.quote(sys.executable)} "$@"')
     time.sleep(0.01)
     (checkout / ".venv/.installed-constraints.txt").touch()  # newer than what it is made of
-    env = without_make(without_slurm())
-    done = succeeded(
-        subprocess.run(["bash", "-c", line], cwd=checkout, env=env, capture_output=True, text=True, timeout=400)
-    )
+    done = succeeded(run_program("bash", "-c", line, cwd=checkout, env=without_make(without_slurm())))
     assert "Q1" in done.stdout
     smoke = checkout / "outputs/smoke"
     assert (smoke / "report.html").exists()
@@ -241,7 +236,7 @@ def test_every_block_has_a_kind_and_so_a_test() -> None:
 
 @functools.cache
 def help_of(*words: str) -> str:
-    return subprocess.run([sys.executable, *words, "--help"], capture_output=True, text=True, check=True).stdout
+    return succeeded(run_program(sys.executable, *words, "--help")).stdout
 
 
 def check_command(words: list[str]) -> None:
@@ -285,10 +280,11 @@ def test_the_commands_of_a_page_are_taken_as_they_stand(
         check_command(words)
 
 
-def test_the_grid_of_the_readme_has_15_configurations(tmp_path: Path) -> None:
-    write_shown(tmp_path, "README.md")
+@pytest.mark.parametrize(("page", "count"), [("README.md", 3 + 2 * 2 * 3), ("docs/grids.md", 1 * 2 * 3 + 2 * 2 * 3)])
+def test_the_grid_of_a_page_has_so_many_configurations(tmp_path: Path, page: str, count: int) -> None:
+    write_shown(tmp_path, page)
     answer = run_command("submit", "--grid", tmp_path / "grid.yaml", "--dry-run", "--json")
-    assert len(json.loads(answer.stdout)["points"]) == 15  # 3 + 2 x 2 x 3
+    assert len(json.loads(answer.stdout)["points"]) == count
 
 
 def test_the_blocks_that_build_a_container_name_files_that_exist() -> None:
@@ -325,7 +321,7 @@ assert model.module.fc.weight.grad is not None
 def test_the_training_script_that_the_docs_show_trains() -> None:
     """On a CPU, with four images."""
     (block,) = shown("script")
-    succeeded(subprocess.run([sys.executable, "-c", NO_GPUS], input=block, capture_output=True, text=True, timeout=200))
+    succeeded(run_program(sys.executable, "-c", NO_GPUS, input=block))
 
 
 def tiny(spec: Spec) -> Spec:
@@ -348,8 +344,8 @@ def tiny(spec: Spec) -> Spec:
 def as_block(spec: Spec) -> dict[str, list[Any]]:
     """The block of a grid that has this point alone."""
     axes = {axis: [value] for axis, value in non_default_fields(spec).items() if axis != "options"}
-    options = (option.partition("=") for option in spec.options)
-    return {**axes, "dataset": [spec.dataset], **{f"model.{key}": [value] for key, _, value in options}}
+    options = dict(option.split("=", 1) for option in spec.options)
+    return {**axes, "dataset": [spec.dataset], **{f"model.{key}": [value] for key, value in options.items()}}
 
 
 @pytest.mark.training
@@ -365,33 +361,21 @@ def test_every_configuration_of_the_grids_that_the_pages_show_runs(
         for path in folder.glob("*.py"):
             path.write_text(path.read_text().replace("1024", "64").replace("1025", "65"))
         monkeypatch.chdir(folder)
-        grids: list[tuple[str, tuple[str, ...]]] = [("grid.yaml", ())] if shown("grid", page) else []
         classes = [
             f"{path.name}:{name}"
             for path in folder.glob("*.py")
             for name in re.findall(r"^class (\w+)", path.read_text(), re.M)
         ]
         assert len(classes) == len(shown("workload", page))
-        grids += [("own-model", (f"model={model}", f"input={kind}")) for model in classes for kind in ("synthetic",)]
-        grids += [
-            ("own-model", (f"model={model}", "input=dataloader", "measure=epochs", "windows=1")) for model in classes
-        ]
-        for grid, changes in grids:
+        inputs = (("input=synthetic",), ("input=dataloader", "measure=epochs", "windows=1"))
+        own = [("own-model", (f"model={model}", *changes)) for changes in inputs for model in classes]
+        for grid, changes in [("grid.yaml", ()), *own] if shown("grid", page) else own:
             expanded = expand_grid(grid, changes, has_gpus=True).points
             assert not find_lacking(expanded, folder)
             points |= dict.fromkeys(map(tiny, expanded))
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump({"name": "shown", "points": [*map(as_block, points)]}))
     words = "-m pipeline.submit --grid grid.yaml --cluster local --points-per-element 99 --wait"
-    succeeded(
-        subprocess.run(
-            [sys.executable, *words.split()],
-            cwd=tmp_path,
-            env=without_slurm(PYTHONPATH=str(ROOT)),
-            capture_output=True,
-            text=True,
-            timeout=550,
-        )
-    )
+    succeeded(run_program(sys.executable, *words.split(), cwd=tmp_path, env=without_slurm(PYTHONPATH=str(ROOT))))
     found, _ = record_store.load_folder(tmp_path / "outputs/shown/records")
     assert {(record.spec, record.status) for record in found} == {(spec, "ok") for spec in points}
 
@@ -403,14 +387,11 @@ def test_the_route_on_a_node_ends_with_tables(tmp_path: Path) -> None:
     command = write_script(tmp_path / "bin/ddpscale", f'exec {words} "$@"')
     env = without_slurm(PATH=f"{command.parent}:{os.environ['PATH']}")
     plan, submit, collect = shell_lines("<!-- run: node -->")
-    said = []
-    for line in (f"{plan} {CUT_NODE}", f"{submit} {CUT_NODE} --cluster local", collect):
-        done = succeeded(
-            subprocess.run(["bash", "-c", line], cwd=checkout, env=env, capture_output=True, text=True, timeout=400)
-        )
-        said.append(done.stdout)
-    assert "1 point" in said[0]
-    assert "1 point expected: 1 ok" in said[2]
+    planned, _, said = (
+        succeeded(run_program("bash", "-c", line, cwd=checkout, env=env)).stdout
+        for line in (f"{plan} {CUT_NODE}", f"{submit} {CUT_NODE} --cluster local", collect)
+    )
+    assert ("1 point" in planned, "1 point expected: 1 ok" in said) == (True, True)
     assert (checkout / "outputs/scaling/report.html").exists()
 
 
@@ -432,12 +413,12 @@ def test_the_route_on_a_cluster_runs_as_written_but_for_its_size(
     for line in (cut_sbatch, f"{submit} {CUT} --wait"):  # the job runs while the driver waits for its arrays
         succeeded(cluster.run("bash", "-c", f"{command}\n{line}", cwd=checkout, env=env, timeout_s=400, check=False))
     cluster.wait_idle(timeout_s=200)
-    said = cluster.run("bash", "-c", f"{command}\n{status}", cwd=checkout, env=on_slurm)
-    assert "scaling: 2 points: 2 ok" in said.stdout
-    shown = cluster.run("bash", "-c", f"{command}\n{collect}", cwd=checkout, env=on_slurm)
-    assert "| Q5 " in shown.stdout
-    assert "outputs/scaling/report.html  2 points" in shown.stdout
-    assert "outputs/q4/report.html  10 points, 8 without a result" in shown.stdout
+    said, shown = (
+        cluster.run("bash", "-c", f"{command}\n{line}", cwd=checkout, env=on_slurm).stdout for line in (status, collect)
+    )
+    assert_says(said, "scaling: 2 points: 2 ok")
+    of_q4 = "outputs/q4/report.html  10 points, 8 without a result"
+    assert_says(shown, "| Q5 ", "outputs/scaling/report.html  2 points", of_q4)
     assert (checkout / "outputs" / "scaling" / "report.md").exists()
     assert noted.read_text() == "exec --nv pipeline.sif python\n" * 2
 
@@ -448,16 +429,8 @@ def test_the_prologue_for_module_systems_runs_in_a_job(tmp_path: Path) -> None:
     module = 'module() { echo "module $*"; [ "$1" != purge ]; }'  # there may be nothing to purge
     setup = setup_lines("one", Prologue(prologue, prologue.read_bytes()))
     script = "\n".join([module, "SLURM_JOB_ID=1", *setup, 'echo "$NCCL_SOCKET_IFNAME"'])
-    done = subprocess.run(["bash", "-c", script], env=without_slurm(), capture_output=True, text=True)
+    done = run_program("bash", "-c", script, env=without_slurm())
     assert (done.returncode, done.stdout) == (0, "module purge\nmodule load python/3.12\nib0\n"), done.stderr
-
-
-def test_the_grid_that_the_docs_show_expands(tmp_path: Path) -> None:
-    block = re.search(r"```yaml\n(.*?)```", PAGES["grids.md"], re.DOTALL)
-    assert block is not None
-    (tmp_path / "grid.yaml").write_text(block[1])
-    answer = run_command("submit", "--grid", tmp_path / "grid.yaml", "--dry-run", "--json")
-    assert len(json.loads(answer.stdout)["points"]) == 18  # 1 x 2 x 3 + 2 x 2 x 3
 
 
 def test_every_shipped_grid_is_listed() -> None:
