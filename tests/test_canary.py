@@ -152,8 +152,7 @@ def test_paths_with_quotes_spaces_and_substitutions_work_on_slurm(
     submitted = ("submit", "--grid", write_grid(tmp_path, MIXED), *places, "--wait", "--set", *changes)
     succeeded(pipeline(*submitted, env=on_slurm))
     folder = tmp_path / WORKS / "out" / "mixed"
-    assert len(list(folder.glob("records/*.json"))) == 1
-    assert len(list(folder.glob("logs/*/*/*_0_log.err"))) == 1
+    assert (len(list(folder.glob("records/*.json"))), len(list(folder.glob("logs/*/*/*_0_log.err")))) == (1, 1)
     assert not list(tmp_path.rglob("canary"))
 
 

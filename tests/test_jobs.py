@@ -43,12 +43,10 @@ def test_a_job_asks_for_the_largest_shape_of_its_grid_and_has_an_element_a_point
     points, asked = expand_grid(name).points, load_grid_file(name).resources
     num_gpus = max(spec.num_gpus for spec in points)
     options = options_of(name)
-    assert options["array"] == f"0-{len(points) - 1}"
-    assert (options["nodes"], options["ntasks-per-node"]) == ("1", "1")
+    assert (options["array"], options["nodes"], options["ntasks-per-node"]) == (f"0-{len(points) - 1}", "1", "1")
     assert options.get("gpus-per-node") == (None if name == "quantize" else str(num_gpus))  # which needs no GPU
     assert options["cpus-per-task"] == str(asked.cpus_per_gpu * num_gpus)
-    assert options["mem"] == f"{asked.mem_per_gpu_gib * num_gpus:.0f}G"
-    assert options["time"] == asked.time
+    assert (options["mem"], options["time"]) == (f"{asked.mem_per_gpu_gib * num_gpus:.0f}G", asked.time)
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -63,8 +61,7 @@ def test_a_job_whose_smaller_points_hold_more_gpus_than_they_use_says_so(name: s
 
 def test_some_job_is_wasteful_and_some_is_not() -> None:
     shapes = {name: {spec.gpus_per_node for spec in expand_grid(name).points} for name in JOBS}
-    assert shapes["q4"] == {1, 4}
-    assert shapes["q1"] == {1}
+    assert (shapes["q4"], shapes["q1"]) == ({1, 4}, {1})
 
 
 @pytest.mark.parametrize(
@@ -99,8 +96,7 @@ def test_an_element_that_holds_more_gpus_than_it_uses_says_so(
 @pytest.mark.parametrize("name", JOBS)
 def test_a_job_is_not_requeued_appends_to_its_log_and_ends_with_its_first_dead_rank(name: str) -> None:
     options = options_of(name)
-    assert options["no-requeue"] == ""
-    assert options["open-mode"] == "append"
+    assert (options["no-requeue"], options["open-mode"]) == ("", "append")
     assert "signal" not in options  # only submitit asks for one
     assert "--kill-on-bad-exit=1" in text_of(name)
 

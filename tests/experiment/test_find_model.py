@@ -63,8 +63,7 @@ def test_set_and_the_grid_give_an_option_the_same_text(tmp_path: Path) -> None:
     (of_set,) = expand_grid(str(tmp_path / "grid.yaml"), ["model.width=1e3"]).points
     assert of_grid == of_set
     two = expand_grid(str(tmp_path / "grid.yaml"), ["model.width=4,8"]).points
-    assert [spec.options for spec in two] == [("width=4",), ("width=8",)]
-    assert len({spec.run_id() for spec in two}) == 2
+    assert ([spec.options for spec in two], len({spec.run_id() for spec in two})) == ([("width=4",), ("width=8",)], 2)
 
 
 def test_a_module_is_found_beside_the_grid(tmp_path: Path) -> None:

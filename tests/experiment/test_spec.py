@@ -281,8 +281,7 @@ def test_a_trial_is_a_probe_of_three_full_steps_that_differs_in_nothing_else() -
     [({"learning_rate": 1}, {"learning_rate": 1.0}), ({"momentum": 0.0}, {"momentum": -0.0})],
 )
 def test_equal_points_have_equal_run_ids(one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert make_spec(**one) == make_spec(**other)
-    assert make_spec(**one).run_id() == make_spec(**other).run_id()
+    assert (make_spec(**one), make_spec(**one).run_id()) == (make_spec(**other), make_spec(**other).run_id())
 
 
 @settings(max_examples=examples(50), deadline=None)

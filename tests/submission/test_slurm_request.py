@@ -185,8 +185,7 @@ def test_cpus_and_memory_are_cut_to_one_node_that_has_the_gpus_and_said() -> Non
     request = build_request(FOUR_GPUS, Resources(cpus_per_gpu=4, mem_per_gpu_gib=16), NOWHERE, nodes, None)
     assert (request.options["cpus-per-task"], request.options["mem"]) == ("12", "24000M")  # of 16 and 65,536
     # 12/16 x 24000/65536 is more than 8/16 x 32000/65536; 12 CPUs and 32000 MiB is a node that nobody has
-    assert request.options["gpus-per-node"] == "4"
-    assert len(request.notices) == 2
+    assert (request.options["gpus-per-node"], len(request.notices)) == ("4", 2)
     assert "12 CPUs" in request.notices[0]
     assert "instead of 16" in request.notices[0]
     assert "24000 MiB" in request.notices[1]

@@ -144,8 +144,7 @@ def test_the_source_of_a_point_is_what_was_imported_whatever_becomes_of_the_file
     before = user_code.describe_source("tiny_g")
     path.write_text("edited\n")
     (tmp_path / "sizes_g.py").unlink()
-    assert user_code.describe_source("tiny_g") == before
-    assert user_code.file_sha256(path) == digest
+    assert (user_code.describe_source("tiny_g"), user_code.file_sha256(path)) == (before, digest)
 
 
 def test_a_model_that_this_version_lacks_is_named() -> None:
