@@ -93,8 +93,7 @@ def write_experiment(folder: Path, specs: Sequence[Spec]) -> None:
 
 def configurations(num_points: int) -> list[Spec]:
     """Distinct configurations: ten batch sizes by many learning rates."""
-    places = range(num_points)
-    return [make_spec(batch_size_per_gpu=1 + i % 10, learning_rate=0.1 + i // 10 / 10_000) for i in places]
+    return [make_spec(batch_size_per_gpu=1 + i % 10, learning_rate=0.1 + i // 10 / 10_000) for i in range(num_points)]
 
 
 def dry_run(num_points: int) -> list[str]:

@@ -220,8 +220,7 @@ def main() -> None:
         return
     counts = Counter(pair_verdict(a, b) for a, b in recorded_pairs())
     print(f"{counts.total()} pairs of {EXPERIMENT}: {', '.join(f'{n} {word}' for word, n in counts.most_common())}.")
-    num_repeats = range(NUM_REPEATS, 101)
-    worst = max(itertools.product(num_repeats, repeat=2), key=lambda pair: exact_false_share(*pair))
+    worst = max(itertools.product(range(NUM_REPEATS, 101), repeat=2), key=lambda pair: exact_false_share(*pair))
     print(f"\nFalse verdicts if all repeats are alike: {exact_false_share(6, 6):.2%} at six repeats on each side.")
     print(f"At 6 to 100 repeats at most {exact_false_share(*worst):.2%}, at {worst[0]} and {worst[1]}.")
     headers = ["effect of a repeat", *(f"spread {spread}" for spread in SPREADS)]

@@ -21,7 +21,6 @@ from bench_gpu import describe, point
 from pipeline.experiment.record import Environment
 from pipeline.experiment.spec import Spec
 from pipeline.training import process_group, provenance
-from pipeline.training.process_group import Rank
 
 TARGETS_S = {32: 0.50, 128: 0.225, 512: 0.14, 2048: 0.12}  # four H200s, bf16, an epoch of 50,000 images
 
@@ -34,12 +33,11 @@ class Bench(msgspec.Struct):
     rows: list[Row]
 
 
-def measure(spec: Spec, rank: Rank, data: Path, num_windows: int) -> list[Row]:
+def measure(spec: Spec, rank: process_group.Rank, data: Path, num_windows: int) -> list[Row]:
     """One batch size per GPU: DDP over all ranks, and each of them alone, by turns. Called by all ranks."""
-    alone = point(batch_size_per_gpu=spec.batch_size_per_gpu)
     contenders = [
         ours("ddp", spec, rank, data),
-        ours("single", alone, Rank(0, 1, rank.device), data),
+        ours("single", point(batch_size_per_gpu=spec.batch_size_per_gpu), process_group.Rank(0, 1, rank.device), data),
     ]
     return by_turns(f"ddp at {spec.batch_size_per_gpu}", contenders, num_windows)
 

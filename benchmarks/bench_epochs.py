@@ -13,7 +13,6 @@ from pipeline.experiment.spec import Spec
 from pipeline.plan.axes import CAPTURED_EXECUTIONS
 from pipeline.training import process_group
 from pipeline.training.loop import build_batches, run_epoch, set_precision
-from pipeline.training.process_group import Rank
 from pipeline.training.step_setup import choose_execution, prepare_step
 from pipeline.workloads.find import Sources, build_workload
 
@@ -51,7 +50,7 @@ class Row(msgspec.Struct):
         return statistics.median(self.windows_s)
 
 
-def ours(name: str, spec: Spec, rank: Rank, data: Path | None) -> Contender:
+def ours(name: str, spec: Spec, rank: process_group.Rank, data: Path | None) -> Contender:
     """The tool's own training loop, as a point of that spec runs it, on a stream of its own where that is captured."""
     set_precision(spec)
     execution = choose_execution(spec, rank)

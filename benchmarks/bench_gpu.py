@@ -177,10 +177,9 @@ def profile_step(runner: Runner, batch_size: int) -> None:
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
         contender.run(2)
     num_steps = len(batch_sizes(spec))
-    events = sorted(seen.key_averages(), key=lambda event: -event.self_device_time_total)
     kernels = [
         Kernel(event.key[:120], event.self_device_time_total / num_steps, event.count / num_steps)
-        for event in events
+        for event in sorted(seen.key_averages(), key=lambda event: -event.self_device_time_total)
         if event.self_device_time_total
     ]
     total_us, count = sum(kernel.time_us for kernel in kernels), sum(kernel.calls for kernel in kernels)
@@ -252,8 +251,7 @@ def main() -> None:
         return
     if not torch.cuda.is_available():
         sys.exit("This benchmark needs a GPU, and torch sees none here.")
-    rank = Rank(0, 1, torch.device("cuda", 0))
-    runner = Runner(rank, arguments.data, arguments.windows, arguments.json)
+    runner = Runner(Rank(0, 1, torch.device("cuda", 0)), arguments.data, arguments.windows, arguments.json)
     measure(runner, arguments.sections.split(","), [int(size) for size in arguments.batch_sizes.split(",")])
     for problem in runner.bench.problems:
         print(f"not measured: {problem}")

@@ -54,7 +54,6 @@ def reading_row(reading: LinkReading) -> dict[str, Any]:
     """Return the known rate of a link beside its readings."""
     payload, num_ranks = payload_bytes_per_s(reading.rate_bits_per_s), reading.spec.num_gpus
     busbw, row = largest_busbw_bytes_per_s(reading), tables_of([reading])["communication"][0]
-    known_s = all_reduce_s(num_ranks, reading.rate_bits_per_s)
     return {
         "Gbit/s": reading.rate_bits_per_s / 1e9,
         "ranks": num_ranks,
@@ -64,7 +63,7 @@ def reading_row(reading: LinkReading) -> dict[str, Any]:
         "error %": 100 * (busbw / payload - 1),
         "sent / size": reading.sent_share,
         "dropped": reading.num_dropped_packets,
-        "bytes over rate ms": known_s * 1e3,
+        "bytes over rate ms": all_reduce_s(num_ranks, reading.rate_bits_per_s) * 1e3,
         "exposed ms": milliseconds(row["exposed_comm_time_s"]),
         "low": milliseconds(ends_of(row["exposed_comm_time_s"])[0]),
         "high": milliseconds(ends_of(row["exposed_comm_time_s"])[1]),

@@ -53,8 +53,7 @@ def ours() -> Search:
         experiment.create()
         with experiment.edit_manifest() as manifest:
             add_points(manifest, [SPEC])
-        command = launch_command(experiment.manifest_path, [SPEC.run_id()], LaunchOptions(Path(folder)))
-        time_s = run(command)
+        time_s = run(launch_command(experiment.manifest_path, [SPEC.run_id()], LaunchOptions(Path(folder))))
         ((record,), _) = load_folder(experiment.records_folder)
     found = record.measurement.memory_search if record.measurement else None
     if found is None:

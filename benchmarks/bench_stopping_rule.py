@@ -97,8 +97,7 @@ RULES = (
 
 def simulate_times(noise: float, autocorrelation: float = 0.0, drift: float = 0.0, num_runs: int = NUM_RUNS) -> Values:
     """Return relative times [run, window]: normal noise around 1, AR(1), and a linear drift whose middle is at 1."""
-    generator = np.random.default_rng(7)
-    times = generator.standard_normal((num_runs, MAX_WINDOWS))
+    times = np.random.default_rng(7).standard_normal((num_runs, MAX_WINDOWS))
     for window in range(1, MAX_WINDOWS):
         fresh = math.sqrt(1 - autocorrelation**2) * times[:, window]
         times[:, window] = autocorrelation * times[:, window - 1] + fresh

@@ -186,8 +186,7 @@ def run_rank(rank: int, folder: str, part: str) -> None:
     torch.set_num_threads(1)
     backend = "nccl" if num_gpus > 1 else "gloo"
     device_id = device if num_gpus > 1 else None
-    store = f"file://{folder}/store"
-    dist.init_process_group(backend, init_method=store, rank=rank, world_size=2, device_id=device_id)
+    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=2, device_id=device_id)
     found = PARTS[part](Rank(rank, 2, device))
     if rank == 0:
         Path(folder, "found.json").write_text(json.dumps(found))

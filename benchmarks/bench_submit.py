@@ -32,8 +32,7 @@ def report_submit(folder: Path) -> None:
     if missing := missing_parts():
         print(f"submit to Slurm of {NUM_POINTS} points: skipped. {missing}", flush=True)
         return
-    repeats = str(list(range(NUM_POINTS // NUM_SHAPES // 10)))
-    (folder / "grid.yaml").write_text(GRID.replace("REPEATS", repeats))
+    (folder / "grid.yaml").write_text(GRID.replace("REPEATS", str(list(range(NUM_POINTS // NUM_SHAPES // 10)))))
     (folder / "job.sh").write_text(JOB)
     with throwaway_cluster(folder / "cluster", max_array_size=MAX_ARRAY_SIZE) as cluster:
         pairs = [

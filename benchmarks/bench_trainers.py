@@ -24,13 +24,12 @@ from pipeline.data.images import Images, load_images
 from pipeline.experiment.spec import Spec
 from pipeline.training import process_group
 from pipeline.training.loop import build_batches, set_precision
-from pipeline.training.process_group import Rank
 from pipeline.training.strategies import torch_strategy
 from pipeline.workloads.cifar_models import build_model
 from pipeline.workloads.find import Sources, build_workload
 
 
-def by_hand(spec: Spec, rank: Rank, data: Path) -> Contender:
+def by_hand(spec: Spec, rank: process_group.Rank, data: Path) -> Contender:
     """Return the usual loop over a DataLoader with the usual transforms. Only the model and decoded images are ours."""
     set_precision(spec)
     transform = transforms.Compose(
@@ -83,7 +82,7 @@ class InMemory(torch.utils.data.Dataset[tuple[Tensor, int]]):
 class Batches:
     """The batches of one epoch of this project, as an iterable that trainers take."""
 
-    def __init__(self, spec: Spec, rank: Rank, data: Path) -> None:
+    def __init__(self, spec: Spec, rank: process_group.Rank, data: Path) -> None:
         self._batches: TrainingBatches = build_batches(build_workload(spec, Sources(data)), spec, rank)
         self._num_steps = spec.steps_per_epoch
         self.epoch = 1
@@ -95,7 +94,7 @@ class Batches:
         return self._num_steps
 
 
-def accelerated(spec: Spec, rank: Rank, data: Path) -> Contender:
+def accelerated(spec: Spec, rank: process_group.Rank, data: Path) -> Contender:
     """Return the loop of accelerate's documentation over batches of this project. Raises ImportError."""
     from accelerate import Accelerator
 
@@ -124,7 +123,7 @@ def accelerated(spec: Spec, rank: Rank, data: Path) -> Contender:
     return Contender("accelerate", spec, run)
 
 
-def lightning(spec: Spec, rank: Rank, data: Path) -> Contender:
+def lightning(spec: Spec, rank: process_group.Rank, data: Path) -> Contender:
     """Return Lightning's Trainer without extras (barebones) over batches of this project. Raises ImportError."""
     import lightning
 
@@ -187,14 +186,13 @@ def build_sgd(model: nn.Module, spec: Spec) -> torch.optim.SGD:
     )
 
 
-def start(rank: Rank) -> float:
+def start(rank: process_group.Rank) -> float:
     """Wait for the device. Return the time in seconds."""
     process_group.synchronize(rank)
     return time.perf_counter()
 
 
-def end(started_s: float, losses: list[Tensor], rank: Rank) -> Window:
+def end(started_s: float, losses: list[Tensor], rank: process_group.Rank) -> Window:
     """Wait for the device. Return the window that ends now."""
     process_group.synchronize(rank)
-    time_s = time.perf_counter() - started_s
-    return Window(time_s, statistics.fmean(torch.stack(losses).float().tolist()))
+    return Window(time.perf_counter() - started_s, statistics.fmean(torch.stack(losses).float().tolist()))

@@ -63,18 +63,16 @@ def summarize(turns: list[Turn]) -> list[list[str]]:
         ratios = [of_ours / of_plain for of_plain, of_ours in zip(plain, ours, strict=False)]
         ends = f"{min(ratios):.4f} to {max(ratios):.4f}"
         memory = [statistics.median(turn["peak_bytes"] or 0 for turn in by_side[side]) / 2**30 for side in SIDES]
-        change = f"{100 * (memory[1] / memory[0] - 1):+.2f} %" if memory[0] else "-"
-        times = [f"{statistics.median(side_s):.4f}" for side_s in (plain, ours)]
         rows.append(
             [
                 name,
                 execution,
-                *times,
+                *[f"{statistics.median(side_s):.4f}" for side_s in (plain, ours)],
                 f"{statistics.median(ratios):.4f}",
                 ends,
                 str(len(ratios)),
                 f"{memory[0]:.2f}",
-                change,
+                f"{100 * (memory[1] / memory[0] - 1):+.2f} %" if memory[0] else "-",
             ]
         )
     return rows

@@ -252,8 +252,7 @@ def known_links() -> dict[str, list[Row]]:
 def answers_of_run(experiment: str) -> str:
     """Return the answers that `make run` prints of an experiment."""
     found = collect_experiment(Experiment(PUBLISHED / experiment))
-    answers = answers_of(found.tables, found.collected.terms)
-    return "\n".join(answer_lines(answers, TERMINAL_WIDTH, is_brief=True))
+    return "\n".join(answer_lines(answers_of(found.tables, found.collected.terms), TERMINAL_WIDTH, is_brief=True))
 
 
 def read_selftest(machine: str) -> SavedSelftest:

@@ -80,8 +80,7 @@ def see_mutation(copy: Path, mutation: Mutation) -> str:
 
 def main(words: Sequence[str]) -> int:
     """Try the mutations and print a line for each. Return the exit code."""
-    mutations = load_mutations()
-    chosen = [one for one in mutations if not words or any(word in one.name + one.file for word in words)]
+    chosen = [one for one in load_mutations() if not words or any(word in one.name + one.file for word in words)]
     if not chosen:
         print(f"no mutation has {' or '.join(words)} in its name or file; python {sys.argv[0]} tries all.")
         return 1

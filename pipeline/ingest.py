@@ -501,10 +501,9 @@ def build_epochs(rows: list[CsvRow], point: spec.Spec, stated_samples: int | Non
     for row in rows:
         epoch_ns, compute_ns = nanoseconds(row.epoch_time_s), nanoseconds(row.compute_time_s)
         waited_ns = None if epoch_ns is None or compute_ns is None else epoch_ns - compute_ns
-        rank = RankEpoch(0, epoch_ns, compute_ns, data_time_ns=waited_ns)
         yield Epoch(
             epoch=row.epoch,
-            ranks=(rank,),
+            ranks=(RankEpoch(0, epoch_ns, compute_ns, data_time_ns=waited_ns),),
             num_updates=None if stated_samples is None else row.epoch * point.full_steps_per_epoch,
             num_samples=stated_samples,
             loss=row.loss,

@@ -57,8 +57,7 @@ def main() -> int:
     name, experiment = find_one(arguments.folder)
     num_gpus = arguments.gpus if arguments.gpus and arguments.gpus > 1 else None
     found = collect_experiment(experiment, predict_to=num_gpus)
-    own = found.tables["prediction"]
-    find_predictions = functools.partial(sibling_predictions, experiment, own, num_gpus)
+    find_predictions = functools.partial(sibling_predictions, experiment, found.tables["prediction"], num_gpus)
     proposal = propose(found.tables, Work(arguments.samples, arguments.gpus), find_predictions)
     report = render_markdown(name, proposal, found.collected)
     errors.print_text(report, end="")

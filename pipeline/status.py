@@ -136,8 +136,7 @@ def point_as_json(progress: PointProgress) -> dict[str, Any]:
 def render_all(found: Mapping[str, Experiment], progress: PointsByExperiment, *, shows_all: bool) -> str:
     """Return the text of all experiments, no wider than the terminal, if there is one."""
     width = shutil.get_terminal_size((WIDTH_WITHOUT_TERMINAL, 0)).columns
-    parts = (render_experiment(found[name], points, shows_all, width) for name, points in progress.items())
-    return "\n\n".join(parts)
+    return "\n\n".join(render_experiment(found[name], points, shows_all, width) for name, points in progress.items())
 
 
 def render_experiment(experiment: Experiment, points: Sequence[PointProgress], shows_all: bool, width: int) -> str:

@@ -91,8 +91,7 @@ def add_cluster_arguments(slurm: argparse._ArgumentGroup) -> None:
     slurm.add_argument("--no-gres", action="store_true", help=unknown)
     memory = "0: all memory of a node; default: the cluster's default (without the option: the grid's)"
     slurm.add_argument("--mem", choices=("0", "default"), help=memory)
-    limit = "the time limit of a point, as [[days-]hours:]minutes:seconds"
-    slurm.add_argument("--time", help=limit)
+    slurm.add_argument("--time", help="the time limit of a point, as [[days-]hours:]minutes:seconds")
     slurm.add_argument("--prologue", type=Path, metavar="FILE", help="your own shell file; each job sources it first")
     parallel = "elements of an array that may run together"
     slurm.add_argument("--max-parallel", type=positive_integer, metavar="N", help=parallel)

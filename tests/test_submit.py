@@ -11,13 +11,12 @@ from pipeline.experiment.grid import Grid
 from pipeline.experiment.resources import Resources
 from pipeline.experiment.spec import Spec
 from pipeline.submission import local, plan, read_progress
-from pipeline.submission.plan import SubmitContext, command
 from pipeline.submit import report_end, submit_or_run
 
 
 def test_the_next_command_names_a_folder_of_any_name() -> None:
     folder = Path("it's $(touch canary); here")
-    assert shlex.split(command("status", folder)) == ["python", "-m", "pipeline.status", str(folder)]
+    assert shlex.split(plan.command("status", folder)) == ["python", "-m", "pipeline.status", str(folder)]
 
 
 @pytest.mark.parametrize(("num_recorded", "code"), [(1, 1), (2, 0)])
@@ -33,7 +32,7 @@ def test_waiting_is_1_while_an_expected_point_has_no_result(
     experiment = make_experiment(tmp_path / "x", *map(make_record, points[:num_recorded]), missing=points)
     monkeypatch.setattr(read_progress, "wait_until_finished", lambda _: None)
     options = Namespace(only=[], wait=True, is_pilot=False)
-    context = SubmitContext(options, experiment, Grid("x", tuple(points), Resources()), plan.Cluster("slurm"))
+    context = plan.SubmitContext(options, experiment, Grid("x", tuple(points), Resources()), plan.Cluster("slurm"))
     assert report_end(context, []) == code
     assert ("1 of 2 points have no result" in capsys.readouterr().err) is (code == 1)
 
@@ -51,7 +50,7 @@ def test_the_planned_points_are_read_as_often_for_many_points_as_for_one(
 
     for num_points in (1, 20):
         points = [make_spec(repeat=number, input="synthetic") for number in range(num_points)]
-        context = SubmitContext(
+        context = plan.SubmitContext(
             Namespace(data=tmp_path, points_per_element=1, only=[], rerun=None, keep_trace=False),
             Experiment(tmp_path / f"of{num_points}"),
             Grid("x", tuple(points), Resources()),

@@ -235,8 +235,7 @@ def advise(own: Evidence, found: Found) -> Advice | None:
     """
     if own.time_s is None:
         return None
-    derived = derived_shares(own, found)
-    shares = {**derived, **own.shares}
+    shares = {**derived_shares(own, found), **own.shares}
     rules = [rule for rule in RULES if rule.limit in shares and shares[rule.limit] >= rule.threshold]
     if not any(record.measured for record in own.point.ok_records):
         rules = [rule for rule in rules if rule is DATAPARALLEL]

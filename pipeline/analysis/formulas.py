@@ -66,8 +66,7 @@ def state_bytes(found: Measurement, spec: Spec) -> float | None:
     """
     if found.gradient_bytes is None or found.optimizer_bytes is None:
         return None
-    strategy = STRATEGIES[spec.strategy]
-    return strategy.state_bytes(found.gradient_bytes, found.optimizer_bytes, found.sharding, spec)
+    return STRATEGIES[spec.strategy].state_bytes(found.gradient_bytes, found.optimizer_bytes, found.sharding, spec)
 
 
 def bandwidth_gb_s(num_bytes: float, time_s: float) -> float:

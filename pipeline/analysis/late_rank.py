@@ -81,8 +81,7 @@ def last_rank(record: Record) -> tuple[int, float] | None:
 
 def ahead_of_others_ns(times_ns: Sequence[int], rank: int) -> float:
     """Return how much shorter the time of a rank is than that of the mean other rank."""
-    others = [*times_ns[:rank], *times_ns[rank + 1 :]]
-    return statistics.fmean(others) - times_ns[rank]
+    return statistics.fmean([*times_ns[:rank], *times_ns[rank + 1 :]]) - times_ns[rank]
 
 
 def step_times_ns(profile: Profile) -> list[list[int]]:

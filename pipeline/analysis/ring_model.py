@@ -61,8 +61,7 @@ def fit_link(samples: Sequence[SweepSample]) -> LinkFit | None:
     if latency_s <= 0 or seconds_per_byte <= 0:
         return None
     link = Link(latency_s, 1 / seconds_per_byte)
-    errors = (abs(all_reduce_time_s(link, n, size) / time_s - 1) for n, size, time_s in samples)
-    return LinkFit(link, max(errors))
+    return LinkFit(link, max(abs(all_reduce_time_s(link, n, size) / time_s - 1) for n, size, time_s in samples))
 
 
 def fit_large_messages(samples: Sequence[SweepSample], least_bytes: float) -> LinkFit | None:

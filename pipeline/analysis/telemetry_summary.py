@@ -209,8 +209,7 @@ def energy_of(samples: Sequence[GpuSample], window: TimeSpan) -> tuple[float | N
     powers = clip_to_span([(s.unix_ns, s.power_mw) for s in samples if s.power_mw is not None], window)
     if not powers:
         return None, None
-    pairs = itertools.pairwise(powers)
-    joules = sum((end[0] - start[0]) / 1e9 * (start[1] + end[1]) / 2e3 for start, end in pairs)
+    joules = sum((end[0] - start[0]) / 1e9 * (start[1] + end[1]) / 2e3 for start, end in itertools.pairwise(powers))
     return round(joules, 3), "power"
 
 

@@ -62,8 +62,7 @@ class Answer(NamedTuple):
     @property
     def headline(self) -> str:
         """The first sentence of the answer."""
-        claims = self.claims[:1]
-        return " ".join(self._replace(claims=[claim._replace(is_short=True) for claim in claims]).paragraphs)
+        return " ".join(self._replace(claims=[claim._replace(is_short=True) for claim in self.claims[:1]]).paragraphs)
 
     def headlines(self) -> list[Headline]:
         """Return each claim that answers the question in a few words."""

@@ -58,11 +58,10 @@ class Choice(NamedTuple):
     def simplicity(self) -> tuple[int, ...]:
         """The sort key of what is simpler: fewer GPUs, then the strategy, then who issues the step."""
         row = self.row
-        execution = row.axes.get("execution") or "eager"
         return (
             row["num_gpus"],
             STRATEGIES[row["strategy"]].simplicity,
-            EXECUTIONS_SIMPLEST_FIRST.index(execution),
+            EXECUTIONS_SIMPLEST_FIRST.index(row.axes.get("execution") or "eager"),
         )
 
 
@@ -71,8 +70,7 @@ def use_claims(tables: Tables) -> list[Claim]:
     timed = [row for row in tables["Q2"] if row["scaling"] == "weak" and row["epoch_time_s"]]
     real = [row for row in timed if row["input"] != "synthetic"]  # no one trains on one batch
     workloads = list(group_pairs((workload_key(row), row) for row in real or timed).values())
-    largest = sorted(workloads, key=len, reverse=True)[:MAX_WORKLOADS]
-    fastest = [fastest_claims(rows, real or timed) for rows in largest]
+    fastest = [fastest_claims(rows, real or timed) for rows in sorted(workloads, key=len, reverse=True)[:MAX_WORKLOADS]]
     if len(fastest) > 1:
         return [own[0]._replace(is_short=True) for own in fastest]
     (own,) = fastest or [[]]
@@ -190,8 +188,7 @@ def interval_words(choice: Choice) -> str:
 def own_badges(row: Row) -> tuple[str, ...]:
     """Return what weakens the time of a row, without its baseline; the number of runs stands in the sentence."""
     own = [note for note in row.notes if note.kind not in BASELINE_NOTES and note.values.get("what") != "baseline"]
-    found = badges_of(msgspec.structs.replace(row, notes=tuple(own)))
-    return tuple(badge for badge in found if badge != "one run")
+    return tuple(badge for badge in badges_of(msgspec.structs.replace(row, notes=tuple(own))) if badge != "one run")
 
 
 def throughput_words(choice: Choice) -> str:

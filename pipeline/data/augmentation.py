@@ -50,5 +50,4 @@ class Normalization:
 
     def __call__(self, pixels: Tensor, dtype: torch.dtype, memory_format: torch.memory_format) -> Tensor:
         """Normalise pixels [n, side, side, 3] uint8 in fp32. Return images [n, 3, side, side] of `dtype`."""
-        images = (pixels * self.scale).sub_(self.shift)
-        return images.permute(0, 3, 1, 2).to(dtype, memory_format=memory_format)
+        return (pixels * self.scale).sub_(self.shift).permute(0, 3, 1, 2).to(dtype, memory_format=memory_format)

@@ -38,8 +38,7 @@ class AugmentedImages(Dataset[tuple[Tensor, int]]):
         return len(self._images.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image = Image.fromarray(self._images.pixels[index])
-        return self._transform(image), int(self._images.labels[index])
+        return self._transform(Image.fromarray(self._images.pixels[index])), int(self._images.labels[index])
 
 
 class DeviceAugmentedBatches:

@@ -20,8 +20,7 @@ def find_implying_oom(
     """
     key = alike_key(spec, OOM_MAY_DIFFER)
     run_ids = {other.run_id() for other in points if alike_key(other, OOM_MAY_DIFFER) == key}
-    attempts = record_store.load_attempts_by_point(folder, run_ids)
-    chosen = [record_store.choose_attempt(found) for found in attempts]
+    chosen = [record_store.choose_attempt(found) for found in record_store.load_attempts_by_point(folder, run_ids)]
     fitted = max((record.spec.batch_size_per_gpu for record in chosen if record.status == "ok"), default=0)
     ooms = [
         record

@@ -69,8 +69,7 @@ class CollectedOutcomes(NamedTuple):
     def terms(self) -> Terms:
         """The words for what the points run on (processes if all are of the CPU), for items, and for what is tested."""
         on_cpu = {outcome.spec.device for outcome in self.outcomes} == {"cpu"}
-        by_model = units_by_model(self.outcomes)
-        units = set(by_model.values())
+        units = set(units_by_model(self.outcomes).values())
         measured = (record.measurement for record in self.records if record.measurement)
         merits = {part.merit for part in measured if part.merit not in (None, TEST_ACCURACY)}
         return Terms(

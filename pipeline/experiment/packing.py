@@ -75,8 +75,7 @@ def may_share_processes(spec: Spec) -> bool:
 def process_layout(spec: Spec) -> tuple[object, ...]:
     """Return what processes depend on, to compare points. The order of points depends on the order of these values."""
     first = ("device", "strategy", "num_gpus", "num_nodes", "model")
-    others = alike_key(spec, (*first, *PROCESS_MAY_DIFFER))
-    return (*(getattr(spec, axis) for axis in first), spec.reads_data, *others)
+    return (*(getattr(spec, axis) for axis in first), spec.reads_data, *alike_key(spec, (*first, *PROCESS_MAY_DIFFER)))
 
 
 class EarlierPoint(NamedTuple):

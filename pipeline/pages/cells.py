@@ -249,8 +249,7 @@ def is_quantity(value: Any) -> bool:
 
 def merge_notes(notes: Sequence[Note]) -> Note:
     """Return one note of several that differ in quantities only, with the range of each."""
-    values = {name: merge_values([note.values[name] for note in notes]) for name in notes[0].values}
-    return Note(notes[0].kind, values)
+    return Note(notes[0].kind, {name: merge_values([note.values[name] for note in notes]) for name in notes[0].values})
 
 
 def merge_values(values: Sequence[Any]) -> Any:

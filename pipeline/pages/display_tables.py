@@ -184,8 +184,7 @@ def two_over_four(rows: Sequence[Row]) -> list[tuple[Row, float | None]]:
     """Return T(2)/T(4) of the rows on four GPUs; None without a row on two."""
 
     def key(row: Row) -> str:
-        axes = {axis: value for axis, value in row.axes.items() if axis not in EFFORT_AXES}
-        return repr(axes | {"num_gpus": 2})
+        return repr({axis: value for axis, value in row.axes.items() if axis not in EFFORT_AXES} | {"num_gpus": 2})
 
     on_two = {key(row): row["epoch_time_s"] for row in rows if row["num_gpus"] == 2}
     on_four = [(row, on_two.get(key(row)), row["epoch_time_s"]) for row in rows if row["num_gpus"] == 4]

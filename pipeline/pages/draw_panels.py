@@ -183,8 +183,7 @@ def draw(
             figure.legend(handles=chosen, loc="outside lower left", ncols=key_columns)
         picture = io.StringIO()
         said = {"Title": title, "Description": " ".join(panel.describe() for panel in panels)} if title else {}
-        metadata = {"Date": None, "Creator": None} | said
-        figure.savefig(picture, format="svg", metadata=metadata, transparent=not title)
+        figure.savefig(picture, format="svg", metadata={"Date": None, "Creator": None} | said, transparent=not title)
     return replace_control_characters(picture.getvalue(), by=" ")  # XML has no place for some
 
 
@@ -231,8 +230,7 @@ def label_ends(axes: Axes, panel: LinePanel) -> None:
     bottom, top = axes.get_ylim()
     last, right = -math.inf, axes.get_xlim()[1]
     for series in sorted(filter(lambda line: line.is_line, panel.series), key=lambda line: line.points[-1].y):
-        y = series.points[-1].y
-        last = max((y - bottom) / (top - bottom), last + END_LABEL_SPACING)
+        last = max((series.points[-1].y - bottom) / (top - bottom), last + END_LABEL_SPACING)
         x = right if panel.oom_from is not None else series.points[-1].x
         colour = PLACEHOLDERS[f"--{plot_data.role_of(series.style)}"]
         words: dict[str, Any] = {"color": colour, "va": "center", "fontsize": FONT_SIZE - 1, "annotation_clip": False}

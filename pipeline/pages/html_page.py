@@ -113,8 +113,7 @@ class Pages:
             count = pluralize(len(self.entries), "experiment")
             latest = sorted(zip(self.times, self.entries, strict=True), key=lambda pair: pair[0], reverse=True)
             said = {"title": "Experiments", "count": count, "entries": [entry for _, entry in latest]}
-            page = render_template("index.html.j2", said)
-            files.update_file(self.root / INDEX_NAME, page.encode())
+            files.update_file(self.root / INDEX_NAME, render_template("index.html.j2", said).encode())
 
 
 def digest_inputs(name: str, found: CollectedExperiment, logs: Mapping[str, Path]) -> str:

@@ -100,8 +100,7 @@ def list_gaps(outcomes: Sequence[PointOutcome], width: int) -> list[str]:
         which = group[0].spec.run_id() if len(group) == 1 else f"{len(group):,} runs"
         gaps.append(wrap(f"{labels[run_id]}: {status}, {escape_markdown(reason)} ({which})", "- ", width))
     if len(gaps) > MAX_GAPS:
-        more = f"- and {len(gaps) - MAX_GAPS:,} more; `ddpscale status` of this folder lists them"
-        gaps[MAX_GAPS:] = [more]
+        gaps[MAX_GAPS:] = [f"- and {len(gaps) - MAX_GAPS:,} more; `ddpscale status` of this folder lists them"]
     return gaps
 
 

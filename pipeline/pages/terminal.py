@@ -50,10 +50,9 @@ def summarize(name: str, found: CollectedExperiment, answers: Sequence[Answer], 
 
 def describe_oom(rows: Rows) -> str:
     """Return the batch sizes that ran out of memory, by number of GPUs."""
-    sizes = group_pairs((row["num_gpus"], row["batch_size_per_gpu"]) for row in rows)
     return "; ".join(
         f"{shorten_list([f'{size:,}' for size in sorted(set(own))], MAX_LISTED)} per GPU on {pluralize(count, 'GPU')}"
-        for count, own in sorted(sizes.items())
+        for count, own in sorted(group_pairs((row["num_gpus"], row["batch_size_per_gpu"]) for row in rows).items())
     )
 
 
@@ -99,8 +98,7 @@ def answer_lines(answers: Sequence[Answer], width: int, is_brief: bool = False) 
     """Return the answers behind their questions; what is not asked is one line."""
     lines = []
     for answer in answers:
-        paragraphs = [answer.asked.headline] if is_brief else answer.asked.paragraphs
-        for part in filter(None, paragraphs):
+        for part in filter(None, [answer.asked.headline] if is_brief else answer.asked.paragraphs):
             lines += wrap(escape_markdown(part), f"{answer.question}  ", width).splitlines()
     topics = [NOT_ASKED[answer.question] for answer in answers if not answer.asked.claims]
     not_asked = wrap(f"Not part of this experiment: {'; '.join(topics)}.", width=width).splitlines()
@@ -109,8 +107,7 @@ def answer_lines(answers: Sequence[Answer], width: int, is_brief: bool = False) 
 
 def main_tables(found: CollectedExperiment, width: int) -> list[DisplayTable]:
     """Return the first table of each question, with a word for each note."""
-    options = DisplayOptions(width)
-    tables = group_pairs(display_tables(found.tables, found.collected, options))
+    tables = group_pairs(display_tables(found.tables, found.collected, DisplayOptions(width)))
     return [own[0] for question, own in tables.items() if question]
 
 
@@ -119,8 +116,7 @@ def table_lines(table: DisplayTable, max_rows: int, width: int) -> list[str]:
     columns = [column._replace(cells=column.cells[:max_rows]) for column in table.columns]
     if columns[-1].heading == "note":
         *columns, notes = columns
-        words = [note_words(cell, table.badges) for cell in notes.cells]
-        columns.append(DisplayColumn("note", words, "text"))
+        columns.append(DisplayColumn("note", [note_words(cell, table.badges) for cell in notes.cells], "text"))
     if width < MAX_WIDTH:
         columns = [column._replace(heading=column.heading.removeprefix("images ")) for column in columns]
     while len(columns) > 3 and sum(column.width + 3 for column in columns) + 1 > width:

@@ -87,11 +87,10 @@ def add_point_arguments(points: argparse._ActionsContainer, folders: argparse._A
 
 
 def add_data_argument(parser: argparse._ActionsContainer) -> None:
-    default = Path(os.environ.get("PIPELINE_DATA") or "data")
     parser.add_argument(
         "--data",
         type=Path,
-        default=default,
+        default=Path(os.environ.get("PIPELINE_DATA") or "data"),
         help="the data folder (default: the environment variable PIPELINE_DATA, else data)",
     )
 

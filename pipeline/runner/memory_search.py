@@ -131,8 +131,7 @@ def search_record(spec: Spec, finished: list[FinishedTrial], launch_id: str) -> 
     """Return the record of a complete search: the measurement of the largest batch that fits, with all trials."""
     found = memory_trials.search_result([part.trial for part in finished])
     if found is None:
-        smallest = min(finished, key=lambda part: part.trial.batch_size_per_gpu)
-        return failed_search_record(spec, smallest, launch_id)
+        return failed_search_record(spec, min(finished, key=lambda part: part.trial.batch_size_per_gpu), launch_id)
     results = {part.trial.batch_size_per_gpu: part.result for part in finished if part.result}
     largest = results[found.largest_fitting]
     measurement = msgspec.structs.replace(largest.measurement, epochs=(), memory_search=found)

@@ -78,8 +78,7 @@ def run_rank(first: RankFiles, store: Path | None) -> None:
 
 def check_gpus_and_decode(point: PointTask) -> None:
     """Check that this rank's GPUs can compute in the point's precision, and decode its image folder."""
-    rank = process_group.find_rank(point.spec)
-    gpu_checks.check_gpu_supported(point.spec, device_indices(point.spec, rank))
+    gpu_checks.check_gpu_supported(point.spec, device_indices(point.spec, process_group.find_rank(point.spec)))
     if point.spec.dataset == "imagefolder":
         from pipeline.data.images import decode_ahead  # here: it imports torchvision, which other models do not need
 

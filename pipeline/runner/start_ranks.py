@@ -213,8 +213,7 @@ def supervise(run: Callable[[], None], first: RankFiles) -> int:
     host.adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches rank and launcher, who say what becomes of the point
     lock, (receiver, sender) = os.memfd_create("rank"), os.pipe()
-    context = multiprocessing.get_context("fork")
-    rank = context.Process(target=run_as_child, args=(run, os.getpid(), lock, sender))
+    rank = multiprocessing.get_context("fork").Process(target=run_as_child, args=(run, os.getpid(), lock, sender))
     rank.start()
     os.close(sender)
     os.read(receiver, 1)  # it holds its lock now, or has ended
@@ -235,8 +234,7 @@ def supervise(run: Callable[[], None], first: RankFiles) -> int:
     if is_finished or (rank.exitcode and not must_end):
         return rank.exitcode or 0  # its error is in its file, unless a signal ended it
     how = "became another program (exec)" if must_end else "exited with 0"
-    message = f"{how} before its point had ended; remove os._exit, exec or exit() from the code that it runs"
-    write_exit(message, first)
+    write_exit(f"{how} before its point had ended; remove os._exit, exec or exit() from the code that it runs", first)
     return 1
 
 

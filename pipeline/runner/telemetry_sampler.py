@@ -228,17 +228,14 @@ def main() -> None:
     parser.add_argument("--node", type=int, default=0, help="the node's rank, from 0")
     parser.add_argument("--interval-s", type=float, default=SAMPLING_INTERVAL_S, help="seconds between samples")
     parser.add_argument("--handle", type=int, help="an open descriptor of the folder, which is used in its place")
-    parent = "the launcher, with which this process ends"
-    parser.add_argument("--parent", type=int, default=os.getppid(), help=parent)
+    parser.add_argument("--parent", type=int, default=os.getppid(), help="the launcher, with which this process ends")
     arguments = parser.parse_args()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # sample_until_sigterm waits for it between two lines
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher too, which then stops this process
     host.die_with_parent(arguments.parent)
     os.nice(NICENESS)
-    folder = arguments.folder if arguments.handle is None else files.path_of(arguments.handle)
-    rank_files = RankFiles(folder)
-    part = rank_files.samples(arguments.node).with_suffix(".part")
-    with part.open("wb", buffering=0) as file:
+    rank_files = RankFiles(arguments.folder if arguments.handle is None else files.path_of(arguments.handle))
+    with rank_files.samples(arguments.node).with_suffix(".part").open("wb", buffering=0) as file:
         gpus = NvmlGpus(rank_files.read_point().spec)
         write_line(file, SamplerHeader(arguments.interval_s, tuple(gpus.uuids), gpus.highest_sm_clocks_mhz()))
         if gpus.note:

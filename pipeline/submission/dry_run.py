@@ -20,7 +20,6 @@ def print_plan(context: SubmitContext, selection: PointSelection, refusal: Comma
     options, experiment, cluster = context.options, context.experiment, context.cluster
     estimates = plan.estimate_hours(context, selection.todo)
     ranges = plan.predict_ranges(context, selection.todo)
-    time = gpu_hours_estimate.describe_ranges(selection.todo, ranges, one_by_one=cluster.kind == "local")
     described = {
         "folder": str(experiment.folder),
         "place": cluster.kind,
@@ -29,7 +28,7 @@ def print_plan(context: SubmitContext, selection: PointSelection, refusal: Comma
         "code": describe_code(context, selection),
         "cost": [estimate.as_row() for estimate in estimates],
         "ranges_s": {run_id: found[:2] for run_id, found in ranges.items()},
-        "time": time,
+        "time": gpu_hours_estimate.describe_ranges(selection.todo, ranges, one_by_one=cluster.kind == "local"),
         "arrays": [*describe_arrays(context, selection)],
         "commands": describe_commands(context, selection) if refusal is None else [],
     }

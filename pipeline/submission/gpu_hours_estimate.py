@@ -173,8 +173,7 @@ def split_duration(record: Record, experiment: str) -> Iterator[EarlierAttempt]:
         trained_s = sum(epoch.time_ns for epoch in epochs) / 1e9
         sample_s = trained_s / (len(epochs) * samples_per_epoch(record.spec)) if epochs else 0.0
         name = f"{experiment}/{record.run_id}.{record.attempt}"
-        other_s = max(0.0, span.end - span.start - trained_s)
-        yield EarlierAttempt(name, record.spec, gpus.pop(), sample_s, other_s)
+        yield EarlierAttempt(name, record.spec, gpus.pop(), sample_s, max(0.0, span.end - span.start - trained_s))
 
 
 def match_gpu_name(names: Collection[str], requested_gpu: str) -> str | None:
@@ -230,8 +229,7 @@ def predict_durations_s(points: Sequence[Spec], earlier: Iterable[EarlierAttempt
 
 def pilot_key(spec: Spec) -> tuple[object, ...]:
     """Return what the points of one shape share: the smallest of them is the pilot of the others."""
-    place = (spec.device, spec.num_nodes, spec.num_gpus, spec.strategy)
-    return (*place, spec.measure, spec.is_probe, spec.model)
+    return (spec.device, spec.num_nodes, spec.num_gpus, spec.strategy, spec.measure, spec.is_probe, spec.model)
 
 
 def pilot_points(points: Iterable[Spec]) -> list[Spec]:

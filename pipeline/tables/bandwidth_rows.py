@@ -107,8 +107,7 @@ def sweep_rows(points: Iterable[PooledPoint]) -> dict[SweepKey, list[Row]]:
         ((sweep_key(record)._replace(operation=size.operation), size.num_bytes), (record, size))
         for record, size in timed
     )
-    rows = ((key[0], sweep_row(*key, found)) for key, found in sorted(sweeps.items()))
-    return group_pairs(rows)
+    return group_pairs((key[0], sweep_row(*key, found)) for key, found in sorted(sweeps.items()))
 
 
 def sweep_key(record: Record) -> SweepKey:

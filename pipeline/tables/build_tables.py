@@ -93,10 +93,9 @@ def flatten_row(row: Row, table: Table) -> dict[str, Any]:
     flat = dict(row.axes)
     for column in table.columns:
         value = row.figures[column.key]
-        values = (value, *ends_of(value))
         flat |= {
             key: float(part) if isinstance(part, float) else part
-            for key, part in zip(column.keys, values, strict=False)
+            for key, part in zip(column.keys, (value, *ends_of(value)), strict=False)
         }
     return flat | {"n": row.n, "note": row["note"]}
 

@@ -42,8 +42,7 @@ def time_to_target_rows(points: Sequence[PooledPoint], targets: Targets = FROM_B
 
 def main_study(rows: Sequence[Row]) -> tuple[list[Row], Row | None]:
     """Return the rows of the most complete study, of several the first, and its baseline if it has one."""
-    studies = group_pairs((study_key(row), row) for row in rows)
-    study = max(studies.values(), key=completeness, default=[])
+    study = max(group_pairs((study_key(row), row) for row in rows).values(), key=completeness, default=[])
     return study, next((row for row in study if row["is_baseline"]), None)
 
 

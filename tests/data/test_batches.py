@@ -20,7 +20,6 @@ from image_steps import ALONE, batches_of
 from pipeline.data import image_batches
 from pipeline.data.batch import Batch, copy_batch
 from pipeline.data.batches import batch_sizes, build_sampler, send_errors_of_queues
-from pipeline.data.image_batches import AugmentedImages, DeviceAugmentedBatches
 from pipeline.data.images import IMAGE_SIZE_PX, Images, synthetic_images
 from pipeline.experiment.spec import Spec
 from pipeline.training.process_group import Rank
@@ -213,7 +212,7 @@ def test_every_crop_on_the_device_is_one_that_the_dataloader_could_have_made() -
     image = synthetic_images(1, "train", 0).pixels
     images = Images(image.repeat(4000, axis=0), np.zeros(4000, dtype=np.int64), 10)
     crops = crops_of(image[0])
-    batches = DeviceAugmentedBatches(spec, ALONE.shard, images)
+    batches = image_batches.DeviceAugmentedBatches(spec, ALONE.shard, images)
     seen = [crops[part.tobytes()] for batch, _ in batches.epoch(1) for part in pixels_of(batch)]
     counts = np.zeros((9, 9, 2), dtype=int)
     for top, left, flipped in seen:
@@ -227,7 +226,7 @@ def test_an_image_and_its_label_stay_together_on_the_device() -> None:
     spec = make_spec(dataset="synthetic", input="gpu", num_samples=50, batch_size_per_gpu=8)
     images = synthetic_images(50, "train", 0)
     owners = {crop: index for index in range(50) for crop in crops_of(images.pixels[index])}
-    for batch, labels in DeviceAugmentedBatches(spec, ALONE.shard, images).epoch(1):
+    for batch, labels in image_batches.DeviceAugmentedBatches(spec, ALONE.shard, images).epoch(1):
         assert images.labels[[owners[part.tobytes()] for part in pixels_of(batch)]].tolist() == labels.tolist()
 
 
@@ -243,7 +242,9 @@ def test_augmentation_differs_by_epoch_rank_and_seed_and_repeats_itself() -> Non
             dataset="synthetic",
         )
         images = Images(synthetic_images(1, "train", 0).pixels.repeat(64, axis=0), np.zeros(64, dtype=np.int64), 10)
-        return next(DeviceAugmentedBatches(spec, Rank(rank, 2, torch.device("cpu")).shard, images).epoch(epoch))[0]
+        return next(
+            image_batches.DeviceAugmentedBatches(spec, Rank(rank, 2, torch.device("cpu")).shard, images).epoch(epoch)
+        )[0]
 
     assert torch.equal(first_image(), first_image())
     for other in (first_image(seed=1), first_image(rank=1), first_image(epoch=2)):
@@ -287,7 +288,7 @@ def test_images_that_only_others_may_write_can_lie_on_the_device(image_folder: P
 def test_an_augmented_image_is_normalised_by_channel() -> None:
     """A mid-grey image: (0.5 - 0.4914) / 0.2023 = 0.0425 in the middle, which no crop changes."""
     pixels = np.full((1, IMAGE_SIZE_PX, IMAGE_SIZE_PX, 3), 0.5 * 255, dtype=np.float64).round().astype(np.uint8)
-    image, label = AugmentedImages(Images(pixels, np.array([7]), 10))[0]
+    image, label = image_batches.AugmentedImages(Images(pixels, np.array([7]), 10))[0]
     middle = image[:, IMAGE_SIZE_PX // 2, IMAGE_SIZE_PX // 2]
     expected = [
         (128 / 255 - mean) / std

@@ -19,7 +19,6 @@ from pipeline.data.images import (
     shuffled_subset,
     synthetic_images,
 )
-from pipeline.data.staging import DataNotStaged
 
 
 def test_synthetic_images_tell_their_class() -> None:
@@ -53,7 +52,9 @@ def test_the_first_samples_are_of_every_class_alike_and_always_the_same() -> Non
 
 
 def test_more_samples_than_there_are_is_refused_with_the_numbers() -> None:
-    with pytest.raises(DataNotStaged, match=r"root has 50 training images and the point needs 51; complete the folder"):
+    with pytest.raises(
+        staging.DataNotStaged, match=r"root has 50 training images and the point needs 51; complete the folder"
+    ):
         shuffled_subset(synthetic_images(50, "train", 0), 51, Path("root"))
 
 
@@ -133,7 +134,7 @@ def test_an_image_that_cannot_be_decoded_is_named(image_folder: Path, content: b
     path = image_folder / "train" / "cat" / "0.png"
     whole = path.read_bytes()
     path.write_bytes(content if isinstance(content, bytes) else whole[: len(whole) // 2])
-    with pytest.raises(DataNotStaged, match=rf"{path} cannot be decoded \(.*\); replace or remove it"):
+    with pytest.raises(staging.DataNotStaged, match=rf"{path} cannot be decoded \(.*\); replace or remove it"):
         cached_folder_images(image_folder, "train")
     path.write_bytes(whole)
     assert len(cached_folder_images(image_folder, "train").pixels) == 5
@@ -143,7 +144,9 @@ def test_an_image_that_cannot_be_decoded_is_named(image_folder: Path, content: b
 def test_an_image_of_more_than_8_bits_is_refused_and_not_cut_off(image_folder: Path, mode: str) -> None:
     path = image_folder / "train" / "cat" / "0.tiff"
     Image.new(mode, (IMAGE_SIZE_PX, IMAGE_SIZE_PX), 40_000).save(path)
-    with pytest.raises(DataNotStaged, match=rf"{path} cannot be decoded \(more than 8 bits a channel, mode {mode}.*\)"):
+    with pytest.raises(
+        staging.DataNotStaged, match=rf"{path} cannot be decoded \(more than 8 bits a channel, mode {mode}.*\)"
+    ):
         cached_folder_images(image_folder, "train")
 
 
@@ -163,7 +166,7 @@ def test_a_class_without_an_image_is_named_with_its_split(image_folder: Path) ->
     for path in (image_folder / "train" / "cat").iterdir():
         path.rename(path.with_suffix(".txt"))
     with pytest.raises(
-        DataNotStaged, match=rf"{image_folder / 'train'}: .*cat.*; complete the folder, or remove the class"
+        staging.DataNotStaged, match=rf"{image_folder / 'train'}: .*cat.*; complete the folder, or remove the class"
     ):
         cached_folder_images(image_folder, "train")
 
@@ -188,7 +191,7 @@ def test_the_cache_is_private(image_folder: Path) -> None:
 @pytest.mark.parametrize("dataset", ["cifar10", "imagefolder"])
 def test_data_that_is_not_staged_is_refused_and_never_downloaded(tmp_path: Path, dataset: str) -> None:
     for folder in (None, tmp_path / "absent", tmp_path):
-        with pytest.raises(DataNotStaged):
+        with pytest.raises(staging.DataNotStaged):
             load_images(make_spec(dataset=dataset), "train", folder)
     assert list(tmp_path.iterdir()) == []
 
@@ -200,5 +203,7 @@ def test_a_damaged_cifar10_is_named_with_the_cure(tmp_path: Path) -> None:
         (batches / name).write_text("damaged")
     for path in (tmp_path, batches, *batches.iterdir()):
         path.chmod(0o755)
-    with pytest.raises(DataNotStaged, match=r"batches\.meta is not the file of CIFAR-10 .*; remove it, and fetch"):
+    with pytest.raises(
+        staging.DataNotStaged, match=r"batches\.meta is not the file of CIFAR-10 .*; remove it, and fetch"
+    ):
         load_images(make_spec(), "train", tmp_path)

@@ -4,12 +4,11 @@ import pytest
 from factories import make_spec, with_other_value
 
 from pipeline.experiment import axis_groups
-from pipeline.experiment.axis_groups import POOLED_AXES, AxisGroup, alike_key, without_repeat
 from pipeline.experiment.packing import process_layout
 from pipeline.experiment.spec import Spec
 from pipeline.plan.axes import AXES
 
-GROUPS: dict[str, AxisGroup] = {
+GROUPS: dict[str, axis_groups.AxisGroup] = {
     name: group for name, group in vars(axis_groups).items() if name.endswith(("_MAY_DIFFER", "POOLED_AXES"))
 }
 POINT: dict[str, Any] = {"strategy": "ddp", "num_gpus": 4, "batch_size_per_gpu": 64, "epochs": 3, "input": "synthetic"}
@@ -20,7 +19,7 @@ def test_points_are_alike_if_they_differ_in_axes_of_the_group_and_in_no_other(ax
     spec, other = make_spec(**POINT), with_other_value(make_spec(**POINT), axis)
     assert getattr(spec, axis) != getattr(other, axis)
     for name, group in GROUPS.items():
-        assert (alike_key(spec, group) == alike_key(other, group)) == (axis in group), name
+        assert (axis_groups.alike_key(spec, group) == axis_groups.alike_key(other, group)) == (axis in group), name
 
 
 @pytest.mark.parametrize("axis", sorted(set(AXES) - set(axis_groups.PROCESS_MAY_DIFFER)))
@@ -36,11 +35,13 @@ def test_a_new_axis_keeps_points_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     axis_groups._axes_outside.cache_clear()
     one, two = LaterSpec(**POINT), LaterSpec(**POINT, later_axis=2)
     try:
-        assert all(alike_key(one, group) != alike_key(two, group) for group in GROUPS.values())
+        assert all(axis_groups.alike_key(one, group) != axis_groups.alike_key(two, group) for group in GROUPS.values())
         assert process_layout(one) != process_layout(two)
     finally:
         axis_groups._axes_outside.cache_clear()
 
 
 def test_repeats_of_a_point_are_one_point() -> None:
-    assert {without_repeat(with_other_value(make_spec(**POINT), axis)) for axis in POOLED_AXES} == {make_spec(**POINT)}
+    assert {
+        axis_groups.without_repeat(with_other_value(make_spec(**POINT), axis)) for axis in axis_groups.POOLED_AXES
+    } == {make_spec(**POINT)}

@@ -10,7 +10,6 @@ from pipeline.experiment.folder import Experiment
 from pipeline.experiment.implied_oom import find_implying_oom, implied_oom_record
 from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Failure, Gpu, Record
-from pipeline.experiment.record_store import publish_record
 from pipeline.pages.markdown import render_experiment
 from pipeline.runner.launch_options import LaunchOptions, Rerun, launch_command
 from pipeline.system import host
@@ -39,7 +38,7 @@ def beside_a_neighbour(size: int, **fields: Any) -> Record:
 def implying(tmp_path: Path, *found: Record, gpus: frozenset[str] = frozenset({"NVIDIA H200"}), **fields: Any) -> Any:
     """The batch size whose OOM implies that of 4096 (None: it runs), where those records are."""
     for record in found:
-        publish_record(record, tmp_path)
+        record_store.publish_record(record, tmp_path)
     spec = make_spec(**{"batch_size_per_gpu": 4096, **fields})
     points = {*(record.spec for record in found), *(make_spec(batch_size_per_gpu=size) for size in SIZES), spec}
     cause = find_implying_oom(spec, points, tmp_path, gpus)
@@ -122,7 +121,7 @@ def test_on_the_cpu_only_a_stated_limit_is_the_same_everywhere(
 def test_an_implied_oom_is_a_record_and_the_tables_name_what_implies_it(tmp_path: Path) -> None:
     cause = oom(2048)
     record = implied_oom_record(make_spec(batch_size_per_gpu=4096), cause, "launch")
-    assert record_store.load_record(publish_record(record, tmp_path)) == record
+    assert record_store.load_record(record_store.publish_record(record, tmp_path)) == record
     assert (record.status, record.failure and record.failure.kind) == ("oom", "implied_oom")
     assert (record.started_at, record.environment) == (None, Environment())  # it ran nowhere
     collected = resolve_outcomes([cause.spec, record.spec], [cause, record], [])
@@ -136,7 +135,7 @@ def test_an_implied_oom_is_a_record_and_the_tables_name_what_implies_it(tmp_path
 
 def test_a_point_beside_a_neighbour_is_no_oom_in_the_tables_and_its_reason_names_the_neighbour(tmp_path: Path) -> None:
     record = beside_a_neighbour(8192)
-    assert record_store.load_record(publish_record(record, tmp_path)) == record
+    assert record_store.load_record(record_store.publish_record(record, tmp_path)) == record
     collected = resolve_outcomes([record.spec], [record], [])
     tables = build_tables(collected.outcomes)
     assert (tables["oom"], collected.coverage.oom, collected.coverage.failed) == ([], 0, 1)
@@ -172,7 +171,7 @@ def test_launch_records_what_is_implied_without_running_it_unless_it_is_asked_to
     with experiment.edit_manifest() as manifest:
         manifest.points = [small, large]
     failure = Failure(kind="host_oom", message="rank 0: out")
-    publish_record(make_record(small, status="oom", failure=failure), experiment.records_folder)
+    record_store.publish_record(make_record(small, status="oom", failure=failure), experiment.records_folder)
     launch = ("launch", "--manifest", experiment.manifest_path, "--run-id", large.run_id())
     answer = pipeline(*launch)
     assert (answer.returncode, f"oom: implied by {small.run_id()}" in answer.stderr) == (1, True)
@@ -183,8 +182,8 @@ def test_launch_records_what_is_implied_without_running_it_unless_it_is_asked_to
 
 
 def test_a_record_that_cannot_be_read_implies_nothing_and_stops_no_point(tmp_path: Path) -> None:
-    publish_record(oom(2048), tmp_path)
-    cut = publish_record(oom(1024), tmp_path)
+    record_store.publish_record(oom(2048), tmp_path)
+    cut = record_store.publish_record(oom(1024), tmp_path)
     cut.write_bytes(cut.read_bytes()[:100])
     spec = make_spec(batch_size_per_gpu=4096)
     cause = find_implying_oom(spec, [make_spec(batch_size_per_gpu=size) for size in SIZES], tmp_path, {"NVIDIA H200"})

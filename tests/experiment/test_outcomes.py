@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from pipeline.experiment import record_store
 from pipeline.experiment.outcomes import CollectedOutcomes, resolve_outcomes
 from pipeline.experiment.record import Record, Status
-from pipeline.experiment.record_store import RejectedFile, load_folder, publish_record
 from pipeline.experiment.spec import Spec
 
 POINTS = [make_spec(batch_size_per_gpu=2**power) for power in range(4)]
@@ -24,12 +23,12 @@ def make_attempts(spec: Spec, statuses: Sequence[Status]) -> list[Record]:
     return [make_record(spec, status=status, attempt=attempt) for attempt, status in enumerate(statuses)]
 
 
-def spoilt(spec: Spec) -> RejectedFile:
-    return RejectedFile(Path(f"{spec.run_id()}.7.json"), spec.run_id(), "is truncated")
+def spoilt(spec: Spec) -> record_store.RejectedFile:
+    return record_store.RejectedFile(Path(f"{spec.run_id()}.7.json"), spec.run_id(), "is truncated")
 
 
 def resolve_folder(expected: Sequence[Spec], folder: Path) -> CollectedOutcomes:
-    found, rejected = load_folder(folder)
+    found, rejected = record_store.load_folder(folder)
     return resolve_outcomes(expected, found, rejected)
 
 
@@ -87,11 +86,13 @@ def test_an_oom_is_a_result_and_the_rest_are_gaps() -> None:
 
 @pytest.mark.fault("F22")
 def test_files_count_as_duplicate_superseded_or_foreign_and_lose_nothing(tmp_path: Path) -> None:
-    first = publish_record(make_record(POINTS[0], status="failed"), tmp_path)
-    publish_record(make_record(POINTS[0], launch_id="again"), tmp_path)  # attempt 1: the first is superseded
+    first = record_store.publish_record(make_record(POINTS[0], status="failed"), tmp_path)
+    record_store.publish_record(
+        make_record(POINTS[0], launch_id="again"), tmp_path
+    )  # attempt 1: the first is superseded
     (tmp_path / "backup.json").write_bytes(first.read_bytes())  # a copy: duplicate
     (tmp_path / "notes.json").write_text("{}")  # junk: foreign
-    publish_record(make_record(STRANGER), tmp_path)  # of another experiment: foreign
+    record_store.publish_record(make_record(STRANGER), tmp_path)  # of another experiment: foreign
     (tmp_path / f"{POINTS[1].run_id()}.0.json").write_text('{"schema')  # its only record is invalid
     outcomes, coverage, notes = resolve_folder(POINTS, tmp_path)
     assert [outcome.status for outcome in outcomes] == ["ok", "rejected", "missing", "missing"]
@@ -102,7 +103,7 @@ def test_files_count_as_duplicate_superseded_or_foreign_and_lose_nothing(tmp_pat
 
 
 def test_a_copy_of_nothing_that_is_there_is_the_point_rejected(tmp_path: Path) -> None:
-    path = publish_record(make_record(POINTS[0]), tmp_path)
+    path = record_store.publish_record(make_record(POINTS[0]), tmp_path)
     path.rename(tmp_path / f"{POINTS[0].run_id()}.3.json")  # says attempt 3, holds attempt 0
     (outcome,), coverage, _ = resolve_folder(POINTS[:1], tmp_path)
     assert outcome.status == "rejected"
@@ -111,7 +112,7 @@ def test_a_copy_of_nothing_that_is_there_is_the_point_rejected(tmp_path: Path) -
 
 
 def test_a_spoilt_attempt_beside_a_sound_one_is_named_and_changes_no_state(tmp_path: Path) -> None:
-    publish_record(make_record(POINTS[0]), tmp_path)
+    record_store.publish_record(make_record(POINTS[0]), tmp_path)
     (tmp_path / f"{POINTS[0].run_id()}.1.json").write_text("")
     (outcome,), coverage, notes = resolve_folder(POINTS[:1], tmp_path)
     assert (outcome.status, coverage.ok, coverage.rejected) == ("ok", 1, 0)
@@ -127,7 +128,10 @@ def test_a_failure_keeps_its_reason_and_a_missing_point_says_that_it_has_no_reco
 
 
 def test_each_attempt_number_is_taken_once_so_that_ties_cannot_happen(tmp_path: Path) -> None:
-    paths = [publish_record(make_record(POINTS[0], status=status, launch_id=status), tmp_path) for status in BEST_FIRST]
+    paths = [
+        record_store.publish_record(make_record(POINTS[0], status=status, launch_id=status), tmp_path)
+        for status in BEST_FIRST
+    ]
     assert [record_store.load_record(path).attempt for path in paths] == [0, 1, 2]
     assert resolve_folder(POINTS[:1], tmp_path).coverage.superseded == 2
 
@@ -147,7 +151,7 @@ def test_each_attempt_number_is_taken_once_so_that_ties_cannot_happen(tmp_path: 
         ),
     ],
 )
-def test_a_sound_file_is_not_to_be_thrown_away(file: RejectedFile, cure: str) -> None:
+def test_a_sound_file_is_not_to_be_thrown_away(file: record_store.RejectedFile, cure: str) -> None:
     (outcome,) = resolve_outcomes(POINTS[:1], [], [file]).outcomes
     assert outcome.reason == f"its only record was not read: {cure}"
     assert outcome.may_hold_result == ("remove it" not in cure)

@@ -31,12 +31,10 @@ from pipeline.experiment.packing import (
     process_layout,
 )
 from pipeline.experiment.record import Environment, Record
-from pipeline.experiment.record_store import load_folder
 from pipeline.experiment.spec import Spec
 from pipeline.runner import launch_session
 from pipeline.runner.failed_record import RankExit
 from pipeline.runner.launch_options import LaunchOptions, launch_command
-from pipeline.runner.launch_session import RANK_FILES_POLL_S, LaunchSession
 from pipeline.runner.rank_files import PointResult, PointTask, RankError
 from pipeline.training.device_memory import reset_memory_statistics
 from pipeline.training.process_group import Rank
@@ -135,7 +133,7 @@ def run(folder: Path, points: Sequence[Spec]) -> tuple[int, dict[str, Record]]:
     command = launch_command(experiment.manifest_path, [spec.run_id() for spec in points], options)
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "PIPELINE_CACHE": str(folder / "cache")}
     ended = subprocess.run(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    found, rejected = load_folder(experiment.records_folder)
+    found, rejected = record_store.load_folder(experiment.records_folder)
     assert rejected == [], ended.stderr
     return ended.returncode, {record.run_id: record for record in found}
 
@@ -191,19 +189,19 @@ def test_a_point_that_fails_takes_none_with_it_and_the_rest_runs_in_new_processe
 SIZES = {size: make_spec(batch_size_per_gpu=size) for size in (32, 64, 128)}
 
 
-def make_launch(folder: Path, *measured: Measurement) -> LaunchSession:
+def make_launch(folder: Path, *measured: Measurement) -> launch_session.LaunchSession:
     """A launch of these sizes, at least two of them, whose ranks have left those measurements."""
     points = list(SIZES.values())[: max(2, len(measured))]
     experiment = Experiment(folder)  # without a manifest
     experiment.create()
-    launch = LaunchSession(experiment, "launch", points)
+    launch = launch_session.LaunchSession(experiment, "launch", points)
     for spec, rank_files, measurement in zip(points, launch.rank_files_by_point, measured, strict=False):
         rank_files.write_point(PointTask(spec, None))
         rank_files.write_result(PointResult(measurement, Environment()))
     return launch
 
 
-def publish(launch: LaunchSession) -> None:
+def publish(launch: launch_session.LaunchSession) -> None:
     with launch.publish_while_running():
         pass
     launch.publish_finished({})
@@ -213,7 +211,7 @@ def test_an_ok_point_stays_ok_where_the_next_one_fails_before_anybody_looked(tmp
     """The next point begins and fails, and the ranks have ended, all between two looks at its folder."""
     launch = make_launch(tmp_path / "x", make_measurement(SIZES[32]))
     with launch.publish_while_running():
-        time.sleep(RANK_FILES_POLL_S / 4)  # it has looked, and waits
+        time.sleep(launch_session.RANK_FILES_POLL_S / 4)  # it has looked, and waits
         launch.rank_files_by_point[1].write_error(RankError("exception", "no data", 0, "node", 1))
     launch.publish_finished({0: RankExit(1, 0.0)})
     first, second = (record for record in launch.published if record is not None)
@@ -230,7 +228,7 @@ def test_a_result_that_no_record_holds_costs_its_point_alone(tmp_path: Path) -> 
     of_no_schema = msgspec.structs.replace(wrong, epochs=epochs)
     of_no_spec = msgspec.structs.replace(wrong, epochs=wrong.epochs[:1])
     publish(make_launch(tmp_path / "x", of_no_schema, of_no_spec, make_measurement(SIZES[128])))
-    found, _ = load_folder(tmp_path / "x" / "records")
+    found, _ = record_store.load_folder(tmp_path / "x" / "records")
     by_size = {record.spec.batch_size_per_gpu: record for record in found}
     assert [by_size[size].status for size in SIZES] == ["failed", "failed", "ok"]
     assert "measurement.epochs[0].accuracy" in by_size[32].reason
@@ -255,7 +253,7 @@ def test_a_write_error_is_tried_again_and_costs_at_most_its_own_point(
     launch = make_launch(tmp_path / "x", *map(make_measurement, list(SIZES.values())[:2]))
     publish(launch)
     assert [record.status for record in launch.published if record is not None] == statuses
-    assert len(load_folder(tmp_path / "x" / "records")[0]) == statuses.count("ok")
+    assert len(record_store.load_folder(tmp_path / "x" / "records")[0]) == statuses.count("ok")
     if "failed" in statuses:
         assert launch.rank_files_by_point[0].read_result() is not None  # a person may still want it
 

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.runner import array_element
-from pipeline.runner.array_element import encode_commands, main, read_command
 from pipeline.system.errors import CommandError
 
 COMMANDS = [["/bin/echo", "first"], ["/bin/echo", "second", "\udcff"]]  # a path need not be UTF-8
-RAW = encode_commands(COMMANDS)
+RAW = array_element.encode_commands(COMMANDS)
 SHA256 = hashlib.sha256(RAW).hexdigest()
 
 
@@ -32,15 +31,15 @@ def test_an_element_runs_the_command_of_its_index_and_ignores_what_submitit_adds
     monkeypatch.setattr(os, "execv", lambda path, command: became.append((path, command)))
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(index))
     monkeypatch.setattr(sys, "argv", ["", SHA256, str(file), "-u", "-m", "submitit.core._submit", str(file.parent)])
-    main()
+    array_element.main()
     assert became == [("/bin/echo", COMMANDS[index])]
 
 
 def test_the_only_element_is_a_job_without_an_array(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_ARRAY_TASK_ID", raising=False)
-    raw = encode_commands(COMMANDS[:1])
+    raw = array_element.encode_commands(COMMANDS[:1])
     file.write_bytes(raw)
-    assert read_command(file, hashlib.sha256(raw).hexdigest()) == COMMANDS[0]
+    assert array_element.read_command(file, hashlib.sha256(raw).hexdigest()) == COMMANDS[0]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +61,7 @@ def test_an_index_that_is_none_of_the_array_is_refused_in_a_sentence(
     else:
         monkeypatch.setenv("SLURM_ARRAY_TASK_ID", index)
     with pytest.raises(CommandError, match=said):
-        read_command(file, SHA256)
+        array_element.read_command(file, SHA256)
 
 
 @pytest.mark.fault("F43")
@@ -70,7 +69,7 @@ def test_an_index_that_is_none_of_the_array_is_refused_in_a_sentence(
 def test_a_file_that_was_changed_is_refused_by_its_digest(file: Path, raw: bytes) -> None:
     file.write_bytes(raw)
     with pytest.raises(CommandError, match=r"elements\.json was changed after submit wrote it; .* submit again"):
-        read_command(file, SHA256)
+        array_element.read_command(file, SHA256)
 
 
 @pytest.mark.fault("F43")
@@ -88,7 +87,7 @@ def test_what_is_no_file_of_a_usual_size_is_refused_at_once(
         file.write_bytes(RAW)
     said = {"link": "is a link", "fifo": "is not a regular file", "huge": "bytes, more than"}[kind]
     with pytest.raises(CommandError, match=said):
-        read_command(file, SHA256)
+        array_element.read_command(file, SHA256)
 
 
 def test_an_element_waits_for_a_file_that_the_file_system_shows_late(
@@ -104,9 +103,9 @@ def test_an_element_waits_for_a_file_that_the_file_system_shows_late(
 
     monkeypatch.setattr(time, "sleep", show_after_three_looks)
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
-    assert read_command(file, SHA256) == COMMANDS[0]
+    assert array_element.read_command(file, SHA256) == COMMANDS[0]
     assert len(waits) == 3
     file.unlink()
     monkeypatch.setattr(array_element, "VISIBLE_LIMIT_S", 0)
     with pytest.raises(CommandError, match="cannot be read: No such file or directory"):
-        read_command(file, SHA256)
+        array_element.read_command(file, SHA256)

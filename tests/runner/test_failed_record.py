@@ -8,7 +8,6 @@ from factories import assert_says, make_measurement, make_spec
 from pipeline.experiment.record import Environment, FailureKind
 from pipeline.experiment.record_store import publish_record
 from pipeline.runner import failed_record
-from pipeline.runner.failed_record import RankExit, find_root_cause
 from pipeline.runner.launch_session import build_record
 from pipeline.runner.rank_files import PointResult, RankError, RankFiles
 
@@ -61,7 +60,9 @@ def test_the_cause_is_the_first_failure_that_is_no_consequence(
 ) -> None:
     for number, (kind_of_error, time_ns) in errors.items():
         write_error(rank_files, number, kind_of_error, time_ns)
-    cause = find_root_cause(rank_files, {number: RankExit(*ended) for number, ended in exits.items()})
+    cause = failed_record.find_root_cause(
+        rank_files, {number: failed_record.RankExit(*ended) for number, ended in exits.items()}
+    )
     assert (cause.kind, cause.rank, cause.exit_code) == (kind, rank, exit_code)
     assert cause.message.startswith(said)
     assert ("raise mem_per_gpu_gib" in cause.message) == (exit_code == KILL)
@@ -72,7 +73,10 @@ def test_the_memory_of_other_processes_is_kept_with_the_failure(rank_files: Rank
     rank_files.write_error(RankError("gpu_shared", "another process held 2.0 GiB of GPU 1\nOOM", 1, "n", 1, (0, 2**31)))
     rank_files.write_error(RankError("collective", "connection reset by peer", 0, "n", 0))
     record = failed_record.failure_record(
-        make_spec(), rank_files, "launch", find_root_cause(rank_files, {0: RankExit(1, 0), 1: RankExit(1, 1)})
+        make_spec(),
+        rank_files,
+        "launch",
+        failed_record.find_root_cause(rank_files, {0: failed_record.RankExit(1, 0), 1: failed_record.RankExit(1, 1)}),
     )
     assert (record.status, record.reason) == ("failed", "rank 1: another process held 2.0 GiB of GPU 1")
     assert record.failure is not None
@@ -80,7 +84,7 @@ def test_the_memory_of_other_processes_is_kept_with_the_failure(rank_files: Rank
 
 
 def test_ranks_that_leave_neither_result_nor_error_failed(rank_files: RankFiles) -> None:
-    assert_says(find_root_cause(rank_files, {}).message, "every rank exited 0", "result")
+    assert_says(failed_record.find_root_cause(rank_files, {}).message, "every rank exited 0", "result")
     record = build_record(make_spec(), rank_files, "launch", {})
     assert record is not None
     assert record.status == "failed"
@@ -99,14 +103,18 @@ def test_an_out_of_memory_is_a_result_and_other_errors_are_failures(
     rank_files: RankFiles, tmp_path: Path, kind: str, status: str, reason: str
 ) -> None:
     write_error(rank_files, 0, kind, message="boom\nand the rest")
-    record = failed_record.failure_record(make_spec(), rank_files, "launch", find_root_cause(rank_files, {}))
+    record = failed_record.failure_record(
+        make_spec(), rank_files, "launch", failed_record.find_root_cause(rank_files, {})
+    )
     assert (record.status, record.reason) == (status, reason)
     assert publish_record(record, tmp_path).is_file()
 
 
 def test_a_model_that_does_not_fit_without_a_batch_is_named(rank_files: RankFiles) -> None:
     write_error(rank_files, 0, "cuda_oom", message="the model alone does not fit: CUDA out of memory. Tried ...")
-    record = failed_record.failure_record(make_spec(), rank_files, "launch", find_root_cause(rank_files, {}))
+    record = failed_record.failure_record(
+        make_spec(), rank_files, "launch", failed_record.find_root_cause(rank_files, {})
+    )
     assert record.reason == "out of GPU memory: the model alone does not fit"
 
 
@@ -114,7 +122,10 @@ def test_the_environment_is_recorded_for_success_and_for_failure(rank_files: Ran
     spec, where = make_spec(), Environment(nodes=("node1",))
     rank_files.write_environment(where)
     assert (
-        failed_record.failure_record(spec, rank_files, "launch", find_root_cause(rank_files, {})).environment == where
+        failed_record.failure_record(
+            spec, rank_files, "launch", failed_record.find_root_cause(rank_files, {})
+        ).environment
+        == where
     )
     measurement = make_measurement(spec)
     rank_files.write_result(PointResult(measurement, where))
@@ -127,7 +138,7 @@ def test_the_environment_is_recorded_for_success_and_for_failure(rank_files: Ran
 def test_no_secret_of_an_exception_comes_into_a_record(rank_files: RankFiles) -> None:
     said = "ConnectionError: https://me:hunter2@example.org/data?token=hunter2 refused\nAuthorization: Bearer hunter2"
     write_error(rank_files, 0, "exception", message=said)
-    record = build_record(make_spec(), rank_files, "launch", {0: RankExit(1, 1.0)})
+    record = build_record(make_spec(), rank_files, "launch", {0: failed_record.RankExit(1, 1.0)})
     assert record is not None
     assert record.failure is not None
     assert "hunter2" not in record.reason + record.failure.message
@@ -158,7 +169,7 @@ def test_a_result_that_cannot_be_read_is_a_failed_record_that_names_the_field(
 
 def test_an_error_that_cannot_be_read_is_that_of_its_rank(rank_files: RankFiles) -> None:
     rank_files.folder.joinpath("rank3.error.json").write_bytes(b"{")
-    cause = find_root_cause(rank_files, {3: RankExit(1, 1.0)})
+    cause = failed_record.find_root_cause(rank_files, {3: failed_record.RankExit(1, 1.0)})
     assert (cause.rank, cause.kind) == (3, "exception")
     assert_says(cause.message, "its error cannot be read")
 

@@ -19,7 +19,6 @@ from pipeline.experiment.measurement import Measurement
 from pipeline.experiment.record import Environment, Gpu
 from pipeline.runner import rank_process
 from pipeline.runner.rank_files import PointTask, RankError, RankFiles
-from pipeline.runner.rank_process import did_gpu_allocator_refuse, record_rank_errors, run_point
 from pipeline.system import host
 from pipeline.training import provenance
 from pipeline.training.gpu_checks import CONTEXT_BYTES, GpuProblem
@@ -31,7 +30,7 @@ from pipeline.workloads import user_code
 def test_torchs_allocator_tells_if_it_refused_memory(monkeypatch: pytest.MonkeyPatch, num_ooms: int) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda index: {"num_ooms": num_ooms} if index else {})
-    assert did_gpu_allocator_refuse() is (num_ooms > 0)
+    assert rank_process.did_gpu_allocator_refuse() is (num_ooms > 0)
 
 
 def test_the_boot_id_is_none_if_the_kernel_has_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -56,7 +55,7 @@ def rank_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RankFiles:
 def report_of(rank_files: RankFiles, error: Exception, monkeypatch: pytest.MonkeyPatch) -> RankError:
     """Return the error file that a rank writes when this error ends it."""
     monkeypatch.setattr(os, "_exit", sys.exit)
-    with pytest.raises(SystemExit), record_rank_errors(rank_files):
+    with pytest.raises(SystemExit), rank_process.record_rank_errors(rank_files):
         raise error
     (found,) = rank_files.read_errors()
     return found
@@ -186,7 +185,7 @@ def test_a_point_that_needs_free_gpus_does_not_begin_beside_another_process(
     point = PointTask(make_spec(), None, needs_free_gpus=needs_free_gpus)
     problem = pytest.raises(GpuProblem, match=r"another process holds 2\.0 GiB of GPU 1")
     with problem if needs_free_gpus else contextlib.nullcontext():
-        run_point(point, Rank(0, 1, torch.device("cpu")), rank_files, 0)
+        rank_process.run_point(point, Rank(0, 1, torch.device("cpu")), rank_files, 0)
     assert begun == ([] if needs_free_gpus else [point])
 
 

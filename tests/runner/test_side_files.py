@@ -18,7 +18,6 @@ from pipeline.experiment.record_store import load_attempts, publish_record
 from pipeline.runner import side_files
 from pipeline.runner.launch_session import LaunchSession, find_unpublished, recover_results
 from pipeline.runner.rank_files import PointResult, PointTask, RankError, RankFiles
-from pipeline.runner.side_files import recover_side_files
 
 
 def make_published(folder: Path, *records: Record) -> Experiment:
@@ -78,7 +77,7 @@ def test_the_side_files_of_a_killed_launcher_are_moved_beside_their_record(
     assert side_files_of(experiment) == {}
     capsys.readouterr()
 
-    recover_side_files(experiment)
+    side_files.recover_side_files(experiment)
     run_id = record.run_id
     assert side_files_of(experiment) == {
         f"records/{run_id}.0.steps.npz": b"steps",
@@ -87,7 +86,7 @@ def test_the_side_files_of_a_killed_launcher_are_moved_beside_their_record(
     }
     said = f"{run_id}: its launcher was killed; steps.npz, weights.npz, traces moved beside the record.\n"
     assert capsys.readouterr().err == said
-    recover_side_files(experiment)
+    side_files.recover_side_files(experiment)
     assert capsys.readouterr().err == ""
 
 
@@ -97,7 +96,7 @@ def test_side_files_without_an_ok_record_of_their_launch_stay(tmp_path: Path, st
     """The launch still runs, or it failed: its files say why."""
     experiment = make_published(tmp_path / "x", make_record(status=status, launch_id=launch_id))
     rank_files = write_side_files(experiment, make_record(launch_id="busy"))
-    recover_side_files(experiment)
+    side_files.recover_side_files(experiment)
     assert side_files_of(experiment) == {}
     assert all(path.exists() for path in rank_files.side_files())
 
@@ -107,7 +106,7 @@ def test_each_attempt_gets_its_own_files(tmp_path: Path) -> None:
     experiment = make_published(tmp_path / "x", first, second)
     for record in (second, first):
         write_side_files(experiment, record).series.write_text(record.launch_id)
-    recover_side_files(experiment)
+    side_files.recover_side_files(experiment)
     found = side_files_of(experiment)
     assert [found[f"records/{first.run_id}.{attempt}.steps.npz"] for attempt in (0, 1)] == [b"a", b"b"]
 
@@ -137,7 +136,7 @@ def test_a_link_is_not_followed(tmp_path: Path, killed: Killed) -> None:
     experiment, _, rank_files = killed
     experiment.scratch_folder.rename(tmp_path / "elsewhere")
     experiment.scratch_folder.symlink_to(tmp_path / "elsewhere")
-    recover_side_files(experiment)
+    side_files.recover_side_files(experiment)
     assert side_files_of(experiment) == {}
     assert rank_files.series.exists()
 
@@ -232,7 +231,7 @@ def test_what_a_rank_wrote_under_a_umask_of_0_is_closed_to_others_as_it_is_moved
     (trace,) = rank_files.traces.iterdir()
     for path in (*rank_files.side_files(), trace):
         path.chmod(0o777 if path.is_dir() else 0o666)
-    recover_side_files(experiment)
+    side_files.recover_side_files(experiment)
     moved = [*experiment.records_folder.glob("*.npz"), *experiment.traces.rglob("*")]
     assert {oct(stat.S_IMODE(path.stat().st_mode)) for path in moved} == {"0o644", "0o755"}
 
@@ -244,7 +243,7 @@ def test_a_linked_side_file_is_not_moved(tmp_path: Path, killed: Killed) -> None
     for path in rank_files.side_files():
         path.rename(path.with_name(f"old-{path.name}"))
         path.symlink_to(tmp_path / "elsewhere")
-    recover_side_files(experiment)
+    side_files.recover_side_files(experiment)
     target = experiment.records_folder / f"{record.run_id}.0.json"
     assert side_files.move_side_files(experiment, rank_files, target) == []
     assert side_files_of(experiment) == {}

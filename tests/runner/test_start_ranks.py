@@ -24,7 +24,6 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 from pipeline.runner import start_ranks
 from pipeline.runner.rank_files import PointTask, RankFiles
 from pipeline.runner.rank_process import set_num_threads
-from pipeline.runner.start_ranks import become_rank, default_omp_threads, environment_variables
 from pipeline.system import files, host, source_digest
 from pipeline.system.errors import CommandError
 
@@ -47,7 +46,7 @@ def test_a_rank_starts_loader_workers_with_the_default_start_method(
         seen.append((folder, store, multiprocessing.get_start_method(allow_none=True)))
 
     monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(main=main))
-    become_rank(tmp_path, tmp_path / "store", {}, [])
+    start_ranks.become_rank(tmp_path, tmp_path / "store", {}, [])
     assert seen == [(tmp_path, tmp_path / "store", None)]
 
 
@@ -64,7 +63,7 @@ def test_a_rank_sees_the_variables_of_its_own_launch_only(
     forked = {"NCCL_P2P_DISABLE": "1", "KEPT": "0", "CHANGED": "0", "RANK": "3"}
     monkeypatch.setattr(os, "environ", forked)
     monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(main=lambda folder, store: None))
-    become_rank(tmp_path, None, *changes)
+    start_ranks.become_rank(tmp_path, None, *changes)
     assert forked == {**launcher, "RANK": "3"}
 
 
@@ -254,12 +253,12 @@ def test_threads_are_the_same_for_each_layout_of_processes_and_not_left_behind(m
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     seen = []
     for fields in ({"device": "cpu"}, {"device": "cpu", "strategy": "ddp", "num_gpus": 4}, {"device": "cuda"}):
-        with environment_variables(default_omp_threads(make_spec(**fields), 2)):
+        with start_ranks.environment_variables(start_ranks.default_omp_threads(make_spec(**fields), 2)):
             seen.append(os.environ["OMP_NUM_THREADS"])
     assert seen == ["2", "2", "1"]  # a CPU point of one process had all cores before, and was compared with this one
     assert "OMP_NUM_THREADS" not in os.environ
     monkeypatch.setenv("OMP_NUM_THREADS", "3")  # set by the user
-    assert default_omp_threads(make_spec(device="cpu"), 2) == {}
-    with environment_variables({"OMP_NUM_THREADS": "4", "NEW": "1"}):
+    assert start_ranks.default_omp_threads(make_spec(device="cpu"), 2) == {}
+    with start_ranks.environment_variables({"OMP_NUM_THREADS": "4", "NEW": "1"}):
         assert (os.environ["OMP_NUM_THREADS"], os.environ["NEW"]) == ("4", "1")
     assert (os.environ["OMP_NUM_THREADS"], "NEW" in os.environ) == ("3", False)

@@ -16,7 +16,6 @@ from slurm_queue import records_in
 from pipeline.analysis.telemetry_summary import NodeSamples, read_node_samples
 from pipeline.runner import telemetry_sampler
 from pipeline.runner.rank_files import PointTask, RankFiles
-from pipeline.runner.telemetry_sampler import read_all_nodes, sample_in_background, visible_gpu_indices
 
 UUIDS = [f"{letter * 8}-0000-0000-0000-000000000000" for letter in "abcd"]
 # four GPUs; the last is old: no energy counter, and throttle reasons under the old name
@@ -143,25 +142,25 @@ def test_the_sampler_has_low_priority_and_ends_with_its_parent(tmp_path: Path) -
 def test_sampling_spans_the_body_and_leaves_a_complete_file(tmp_path: Path) -> None:
     rank_files = write_point(tmp_path, device="cpu")
     rank_files.samples(0).write_text('["note", "of an earlier launch"]')
-    with sample_in_background(rank_files, 0):
+    with telemetry_sampler.sample_in_background(rank_files, 0):
         wait_for_rounds(rank_files)
         assert not rank_files.samples(0).exists()
     assert processes_of(tmp_path) == []
-    (node,) = read_all_nodes(rank_files, 1)
+    (node,) = telemetry_sampler.read_all_nodes(rank_files, 1)
     assert (node.interval_s, node.notes) == (telemetry_sampler.SAMPLING_INTERVAL_S, [])
     assert len(node.rounds) >= 2  # one from inside the body, and the last one
 
 
 def test_a_sampler_that_is_killed_leaves_its_samples_and_a_note(tmp_path: Path) -> None:
     rank_files = write_point(tmp_path, device="cpu")
-    with sample_in_background(rank_files, 0):
+    with telemetry_sampler.sample_in_background(rank_files, 0):
         part = wait_for_rounds(rank_files)
         (sampler,) = processes_of(tmp_path)
         os.kill(sampler, signal.SIGKILL)
         wait_for(lambda: processes_of(tmp_path) == [])
         with part.open("ab") as file:
             file.write(b'["tick", 17')  # incomplete
-    (node,) = read_all_nodes(rank_files, 1)
+    (node,) = telemetry_sampler.read_all_nodes(rank_files, 1)
     assert (node.notes, node.rounds != []) == (["the sampler ended early (signal 9)"], True)
 
 
@@ -172,18 +171,18 @@ def test_a_sampler_that_does_not_start_does_not_disturb_the_body(
     rank_files = write_point(tmp_path, device="cpu")
     monkeypatch.setattr(sys, "executable", python)
     done = []
-    with sample_in_background(rank_files, 0):
+    with telemetry_sampler.sample_in_background(rank_files, 0):
         if python == "/bin/false":
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)  # it has ended by itself
         done.append(True)
-    (node,) = read_all_nodes(rank_files, 1)
+    (node,) = telemetry_sampler.read_all_nodes(rank_files, 1)
     assert (done, node.rounds, len(node.notes)) == ([True], [], 1)
     assert node.notes[0].startswith("the sampler ")
 
 
 def test_what_the_body_raises_is_raised_and_the_sampler_ended(tmp_path: Path) -> None:
     rank_files = write_point(tmp_path, device="cpu")
-    with pytest.raises(RuntimeError, match="the ranks"), sample_in_background(rank_files, 0):
+    with pytest.raises(RuntimeError, match="the ranks"), telemetry_sampler.sample_in_background(rank_files, 0):
         raise RuntimeError("the ranks did not meet")
     assert processes_of(tmp_path) == []
 
@@ -192,7 +191,7 @@ def test_a_node_without_a_file_has_a_note(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(telemetry_sampler, "OTHER_NODES_WAIT_S", 0)
     rank_files = write_point(tmp_path, device="cpu")
     rank_files.samples(0).write_text('["header", 0.1, []]\n["tick", 5, [1, 2], []]\n')
-    first, second = read_all_nodes(rank_files, 2)
+    first, second = telemetry_sampler.read_all_nodes(rank_files, 2)
     assert (len(first.rounds), first.notes) == (1, [])
     assert (second.rounds, second.notes) == ([], ["its samples cannot be read: No such file or directory"])
 
@@ -214,7 +213,7 @@ def test_a_node_without_a_file_has_a_note(tmp_path: Path, monkeypatch: pytest.Mo
     ],
 )
 def test_the_mask_selects_gpus_by_index_or_uuid(mask: str | None, indices: list[int]) -> None:
-    assert visible_gpu_indices(UUIDS, mask) == indices
+    assert telemetry_sampler.visible_gpu_indices(UUIDS, mask) == indices
 
 
 def launch_on_cpu(pipeline: Command, tmp_path: Path, num_samples: int, **env: str) -> dict[str, Any]:

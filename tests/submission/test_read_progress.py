@@ -14,7 +14,6 @@ from pipeline.experiment.manifest import Manifest, SlurmArray, Submission
 from pipeline.submission import slurm_queries
 from pipeline.submission.local import open_log
 from pipeline.submission.read_progress import find_logs, read_log_tail, read_progress
-from pipeline.submission.slurm_queries import JobKey, JobState
 
 TIME = "2025-06-01T00:00:00Z"
 SECRET = "CUDA out of memory"  # a log with these words changes the reason of a point
@@ -35,13 +34,13 @@ def of_slurm(job_id: str = "7") -> Submission:
 @pytest.mark.fault("F09")
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_a_job_whose_id_slurm_has_given_again_is_that_of_the_later_array(
-    tmp_path: Path, jobs: dict[JobKey, JobState], is_packed: bool
+    tmp_path: Path, jobs: dict[slurm_queries.JobKey, slurm_queries.JobState], is_packed: bool
 ) -> None:
     """Slurm's ids begin anew where its state is wiped. The point of the earlier array 7 has no job any more."""
     later = [make_spec(repeat=1).run_id(), make_spec(repeat=2).run_id()]
     again = SlurmArray("x-0b0b0b0b-0", [later] if is_packed else [[run_id] for run_id in later], "7")
     found = submit(tmp_path / "x", of_slurm(), Submission("0b" * 16, "slurm", TIME, [again]), num_points=3)
-    jobs.update({("7", index): JobState("RUNNING", 0, None, "None", again.job_name) for index in (0, 1)})
+    jobs.update({("7", index): slurm_queries.JobState("RUNNING", 0, None, "None", again.job_name) for index in (0, 1)})
     words = [point.state.word for point in read_progress(*found)]
     assert words == ["missing", "running", "pending" if is_packed else "running"]
 
@@ -49,13 +48,16 @@ def test_a_job_whose_id_slurm_has_given_again_is_that_of_the_later_array(
 @pytest.mark.fault("F09")
 @pytest.mark.parametrize("is_of_others", [False, True])
 def test_before_an_array_is_lost_slurm_is_asked_for_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: dict[JobKey, JobState], is_of_others: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    jobs: dict[slurm_queries.JobKey, slurm_queries.JobState],
+    is_of_others: bool,
 ) -> None:
     """The manifest has a number of the site's banner. It may be the id of somebody's job."""
     experiment, manifest = submit(tmp_path / "x", of_slurm("3"))
-    jobs["4711", 0] = JobState("RUNNING", 0, None, "None", ARRAY, os.getuid())
+    jobs["4711", 0] = slurm_queries.JobState("RUNNING", 0, None, "None", ARRAY, os.getuid())
     if is_of_others:
-        jobs["3", 0] = JobState("RUNNING", 0, None, "None", "another")
+        jobs["3", 0] = slurm_queries.JobState("RUNNING", 0, None, "None", "another")
     names: list[set[str]] = []
 
     def find_jobs_named(asked: set[str], owners: object) -> dict[str, str]:
@@ -113,9 +115,9 @@ def link_to_a_neighbour(log: Path) -> None:
     "make", [os.mkfifo, lambda log: log.symlink_to("/dev/zero"), link_outside, link_to_a_neighbour, os.mkdir]
 )
 def test_what_is_no_regular_file_is_no_log(
-    tmp_path: Path, jobs: dict[JobKey, JobState], make: Callable[[Path], None]
+    tmp_path: Path, jobs: dict[slurm_queries.JobKey, slurm_queries.JobState], make: Callable[[Path], None]
 ) -> None:
-    jobs["7", 0] = JobState("FAILED", 2, None, "None")
+    jobs["7", 0] = slurm_queries.JobState("FAILED", 2, None, "None")
     experiment, manifest = submit(tmp_path / "x", of_slurm())
     log = experiment.log_folder(SUBMISSION) / ARRAY / "7_0_0_log.err"
     log.parent.mkdir(parents=True)

@@ -18,20 +18,13 @@ from pipeline.runner.launch_options import LaunchOptions
 from pipeline.submission import slurm_queries, slurm_submit
 from pipeline.submission.plan import PlannedArray
 from pipeline.submission.slurm_request import SlurmOptions, build_request
-from pipeline.submission.slurm_submit import (
-    SubmissionUnconfirmed,
-    recover_job_ids,
-    submit_arrays,
-    withdraw_array,
-    write_submission,
-)
 from pipeline.system.errors import EXIT_SCHEDULER, CommandError
 
 SHAPE = ResourceShape("cpu", 1, 1)
 REQUEST = build_request(SHAPE, Resources(), SlurmOptions(), None, None)
 POINTS = [make_spec(device="cpu", repeat=number) for number in range(3)]
 REFUSED = CommandError("sbatch refused it.", EXIT_SCHEDULER)
-UNCONFIRMED = SubmissionUnconfirmed("Slurm does not say.", EXIT_SCHEDULER)
+UNCONFIRMED = slurm_submit.SubmissionUnconfirmed("Slurm does not say.", EXIT_SCHEDULER)
 
 
 @pytest.fixture
@@ -72,7 +65,7 @@ def test_the_manifest_keeps_the_arrays_that_slurm_has_or_may_have(
     monkeypatch.setattr(slurm_submit, "submit_array", answers("7", second))
     planned = [PlannedArray(SHAPE, REQUEST, [[spec]]) for spec in POINTS]
     with pytest.raises(CommandError, match=r"has taken 1 of 3 elements: sbatch|does not say"):
-        submit_arrays(experiment, planned, None, LaunchOptions(Path("data")))
+        slurm_submit.submit_arrays(experiment, planned, None, LaunchOptions(Path("data")))
     found = {array.elements[0][0]: array.job_id for array in arrays_of(experiment)}
     assert found == {POINTS[number].run_id(): job_id for number, job_id in kept.items()}
 
@@ -80,7 +73,7 @@ def test_the_manifest_keeps_the_arrays_that_slurm_has_or_may_have(
 def test_a_submission_is_written_beside_the_others_and_in_place_of_itself(experiment: Experiment) -> None:
     for name, job_id in (("a", "1"), ("b", None), ("b", "2")):
         array = SlurmArray(f"x-{name * 8}-0", [["a-point"]], job_id)
-        write_submission(experiment, Submission(name * 32, "slurm", "2025-06-01T00:00:00Z", [array]))
+        slurm_submit.write_submission(experiment, Submission(name * 32, "slurm", "2025-06-01T00:00:00Z", [array]))
     assert {array.job_name: array.job_id for array in arrays_of(experiment)} == {
         "x-aaaaaaaa-0": "1",
         "x-bbbbbbbb-0": "2",
@@ -93,7 +86,7 @@ def submit_one(experiment: Experiment, monkeypatch: pytest.MonkeyPatch, sbatch: 
     squeue = f"for word; do case $word in x-*-0) name=$word ;; esac; done\n{squeue or 'exit 0'}"
     write_commands(folder, {"sbatch": sbatch, "squeue": squeue, "srun": "exit 1"})
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    submit_arrays(
+    slurm_submit.submit_arrays(
         experiment, [PlannedArray(SHAPE, REQUEST, [[spec] for spec in POINTS[:2]])], None, LaunchOptions(Path("data"))
     )
     (array,) = arrays_of(experiment)
@@ -174,7 +167,7 @@ def test_what_slurm_has_not_started_is_withdrawn_and_what_it_has_keeps_its_comma
         (tmp_path / "x").mkdir()
     for name in files or ():
         (tmp_path / "x" / name).write_text("[]")
-    assert withdraw_array(tmp_path / "x") == job_id
+    assert slurm_submit.withdraw_array(tmp_path / "x") == job_id
     assert everything_in(tmp_path) == kept
 
 
@@ -192,7 +185,7 @@ def test_commands_are_out_of_reach_before_submit_looks_for_an_element_that_has_b
         return glob(folder, pattern)
 
     monkeypatch.setattr(Path, "glob", look)
-    assert withdraw_array(tmp_path / "x") is None
+    assert slurm_submit.withdraw_array(tmp_path / "x") is None
     assert in_reach == [False]
 
 
@@ -205,14 +198,14 @@ def test_an_array_without_a_job_id_gets_that_of_its_name_or_is_withdrawn(
     submission.arrays += [
         SlurmArray(submission.array_name("x", number), [[POINTS[number].run_id()]]) for number in range(3)
     ]
-    write_submission(experiment, submission)
+    slurm_submit.write_submission(experiment, submission)
     folders = [experiment.log_folder(submission.id) / array.job_name for array in submission.arrays]
     for folder in folders:
         folder.mkdir(parents=True)
         (folder / "elements.json").write_text("[]")
     (folders[2] / "9_0_log.err").touch()
     monkeypatch.setattr(slurm_queries, "find_jobs_named", lambda names, users: {submission.arrays[0].job_name: "7"})
-    recover_job_ids(experiment)
+    slurm_submit.recover_job_ids(experiment)
     kept = [(array.elements[0][0], array.job_id) for array in arrays_of(experiment)]
     assert kept == [(POINTS[0].run_id(), "7"), (POINTS[2].run_id(), "9")]
     assert [folder.exists() for folder in folders] == [True, False, True]

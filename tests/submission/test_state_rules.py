@@ -15,14 +15,6 @@ from pipeline.experiment.record_store import publish_record
 from pipeline.experiment.spec import Spec
 from pipeline.submission import read_progress as reading
 from pipeline.submission import slurm_queries, state_rules
-from pipeline.submission.read_progress import (
-    PointJob,
-    PointProgress,
-    choose_job,
-    poll_until_finished,
-    read_log_tail,
-    read_progress,
-)
 from pipeline.submission.slurm_queries import JobKey, JobState
 from pipeline.submission.state_rules import (
     HELD_JOB_STATES,
@@ -192,8 +184,8 @@ def test_the_job_that_speaks_is_one_under_way_else_the_latest_known(
     known: dict[JobKey, JobState], picked: JobKey | None
 ) -> None:
     keys: list[JobKey] = [("1", 0), ("2", None)]
-    jobs = [PointJob(key, start_submission(SUBMISSION, "slurm"), known.get(key), "current") for key in keys]
-    chosen = choose_job(jobs)
+    jobs = [reading.PointJob(key, start_submission(SUBMISSION, "slurm"), known.get(key), "current") for key in keys]
+    chosen = reading.choose_job(jobs)
     assert (chosen and chosen.key) == picked
 
 
@@ -215,11 +207,11 @@ def array(tmp_path: Path) -> Experiment:
     return submitted(tmp_path / "x", POINTS[:1], POINTS[1:2], missing=POINTS[2:3])
 
 
-def progress_of(experiment: Experiment) -> list[PointProgress]:
-    return read_progress(experiment, manifest_of(experiment))
+def progress_of(experiment: Experiment) -> list[reading.PointProgress]:
+    return reading.read_progress(experiment, manifest_of(experiment))
 
 
-def words(parts: list[PointProgress]) -> list[str]:
+def words(parts: list[reading.PointProgress]) -> list[str]:
     return [part.state.word for part in parts]
 
 
@@ -311,14 +303,14 @@ def test_slurm_is_asked_ever_more_rarely_also_while_points_keep_ending(
     monkeypatch.setattr(time, "sleep", waits.append)
     specs = [make_spec(repeat=repeat) for repeat in range(8)]
 
-    def read(*_: object) -> list[PointProgress]:
+    def read(*_: object) -> list[reading.PointProgress]:
         """One point more has ended each time."""
         ends = [number < len(waits) for number in range(8)]
         found = zip(specs, [PointState("ok" if has_ended else "running", "") for has_ended in ends], ends, strict=True)
-        return [PointProgress(NO_RECORD._replace(spec=a), b, not c, None, None) for a, b, c in found]
+        return [reading.PointProgress(NO_RECORD._replace(spec=a), b, not c, None, None) for a, b, c in found]
 
     monkeypatch.setattr(reading, "read_progress", read)
-    watched = list(poll_until_finished({"x": make_experiment(tmp_path / "x", missing=specs)}))
+    watched = list(reading.poll_until_finished({"x": make_experiment(tmp_path / "x", missing=specs)}))
     assert waits == [2, 4, 8, 16, 30, 30, 30, 30]
     assert set(words(watched[-1]["x"])) == {"ok"}
 
@@ -327,8 +319,8 @@ def test_the_logs_of_all_nodes_are_read_and_any_bytes_will_do(tmp_path: Path) ->
     log = tmp_path / "7_0_0_log.err"
     log.write_bytes(b"\xff the end")
     (tmp_path / "7_0_1_log.err").write_text("of the other node")
-    assert read_log_tail(log) == "\ufffd the end\nof the other node"
-    assert read_log_tail(None) == read_log_tail(tmp_path / "absent") == ""
+    assert reading.read_log_tail(log) == "\ufffd the end\nof the other node"
+    assert reading.read_log_tail(None) == reading.read_log_tail(tmp_path / "absent") == ""
 
 
 # whenever this test runs, its end is less than a minute ago
@@ -429,4 +421,4 @@ def test_an_oom_in_the_log_is_that_of_the_point_that_left_it(tmp_path: Path, job
     parts = progress_of(experiment)
     assert words(parts) == ["oom", "failed", "missing", "missing"]
     assert parts[1].state.reason == "exited 1 without a record; see its log"
-    assert read_log_tail(log, since=second) == "\na mushroom grew\n"
+    assert reading.read_log_tail(log, since=second) == "\na mushroom grew\n"

@@ -19,7 +19,6 @@ from pipeline.experiment.folder import Experiment
 from pipeline.experiment.record import Environment, FailureKind, Record
 from pipeline.experiment.record_store import load_folder
 from pipeline.experiment.spec import Spec
-from pipeline.launch import run_element, run_in_same_processes
 from pipeline.runner import launch_session, telemetry_sampler
 from pipeline.runner.failed_record import RankExit
 from pipeline.runner.launch_options import LaunchOptions, launch_command
@@ -223,7 +222,7 @@ def run(experiment: Experiment, monkeypatch: pytest.MonkeyPatch, clock: FakeCloc
         points = [make_spec(batch_size_per_gpu=size) for size in how]
         ranks = Ranks(experiment, how, clock, point_time_s)
         monkeypatch.setattr(launching, "run_node_ranks", ranks)
-        code = run_element(points, experiment, LaunchOptions(Path("data"), point_limit_s=LIMIT_S))
+        code = launching.run_element(points, experiment, LaunchOptions(Path("data"), point_limit_s=LIMIT_S))
         found, rejected = load_folder(experiment.records_folder)
         assert rejected == []
         assert [record.attempt for record in found] == [0] * len(points), "each point is published once"
@@ -286,7 +285,7 @@ def test_a_point_that_begins_while_the_one_before_it_is_ended_is_launched_anew(
         return {}
 
     monkeypatch.setattr(launching, "run_node_ranks", run_node_ranks)
-    (record,) = run_in_same_processes(points, experiment, LaunchOptions(Path("data"), point_limit_s=LIMIT_S))
+    (record,) = launching.run_in_same_processes(points, experiment, LaunchOptions(Path("data"), point_limit_s=LIMIT_S))
     assert record is not None
     assert (record.run_id, record.status) == (first.run_id(), "ok")
     assert os.listdir(experiment.scratch_folder) == []  # the second will be launched, the first is ok
@@ -307,7 +306,7 @@ def test_the_limit_covers_a_whole_search_for_the_memory_boundary(
 
     monkeypatch.setattr(launching, "run_node_ranks", run_node_ranks)
     spec = make_spec(input="synthetic", measure="memory", batch_size_per_gpu=1024)
-    (record,) = run_in_same_processes([spec], experiment, LaunchOptions(Path("data"), point_limit_s=LIMIT_S))
+    (record,) = launching.run_in_same_processes([spec], experiment, LaunchOptions(Path("data"), point_limit_s=LIMIT_S))
     assert num_trials == 3
     assert record is not None
     assert record.failure is not None

@@ -9,7 +9,6 @@ import pytest
 from factories import make_experiment
 
 from pipeline.data import staging
-from pipeline.data.staging import CIFAR10_FILES, CIFAR10_FOLDER, stage_cifar10
 from pipeline.experiment.folder import Experiment
 
 HOUR_S = 3600
@@ -61,11 +60,11 @@ def test_a_link_is_removed_and_what_it_points_to_is_not(tmp_path: Path) -> None:
 def test_folders_of_dead_downloads_are_removed_after_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where CIFAR-10 is complete by now."""
     monkeypatch.setattr(staging, "check_cifar10_files", lambda _: None)
-    (tmp_path / CIFAR10_FOLDER).mkdir()
-    for name in CIFAR10_FILES:
-        (tmp_path / CIFAR10_FOLDER / name).touch()
+    (tmp_path / staging.CIFAR10_FOLDER).mkdir()
+    for name in staging.CIFAR10_FILES:
+        (tmp_path / staging.CIFAR10_FOLDER / name).touch()
     for name, age_h in {".staging-dead": 25, ".staging-living": 23}.items():
         write_folder(tmp_path / name)
         make_old(tmp_path / name, age_h)
-    assert stage_cifar10(tmp_path) is False
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".staging-living", CIFAR10_FOLDER]
+    assert staging.stage_cifar10(tmp_path) is False
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".staging-living", staging.CIFAR10_FOLDER]
