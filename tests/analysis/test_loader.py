@@ -1,9 +1,8 @@
 from typing import Any
 
-import msgspec
 import pytest
-from factories import make_measurement, make_record, make_spec
-from rendered_tables import build, report, table_of
+from factories import make_record, make_spec, with_rank_epochs
+from rendered_tables import assert_row, build, cells, report, row_of, table_of
 
 from pipeline.analysis.loader import MAX_DATA_SHARE
 from pipeline.answers.timing_claims import usable_rows
@@ -15,20 +14,17 @@ from pipeline.tables.columns import Row
 def waiting(*data_s: float, time_s: float = 1.0, **fields: Any) -> Record:
     """A record of epochs of that time, in which the ranks wait so long for their own batches."""
     spec = make_spec(strategy="ddp" if len(data_s) > 1 else "single", num_gpus=len(data_s), **fields)
-    measurement = make_measurement(spec, (2 * time_s, time_s))
-    epochs = []
-    for epoch in measurement.epochs:
-        ranks = []
-        for rank, own_s in zip(epoch.ranks, data_s, strict=True):
-            data_ns, time_ns = round(own_s * 1e9), round(time_s * 1e9)
-            ranks.append(msgspec.structs.replace(rank, data_time_ns=data_ns, compute_time_ns=time_ns - data_ns))
-        epochs.append(msgspec.structs.replace(epoch, ranks=tuple(ranks)))
-    return make_record(spec, measurement=msgspec.structs.replace(measurement, epochs=tuple(epochs)))
+    return with_rank_epochs(
+        make_record(spec, (2 * time_s, time_s)),
+        lambda rank: {
+            "data_time_ns": round(data_s[rank.rank] * 1e9),
+            "compute_time_ns": round((time_s - data_s[rank.rank]) * 1e9),
+        },
+    )
 
 
 def row_on(num_gpus: int, *found: Record) -> Row:
-    (row,) = [row for row in build(*found)["Q2"] if row["num_gpus"] == num_gpus and row["scaling"] == "weak"]
-    return row
+    return row_of(build(*found)["Q2"], num_gpus=num_gpus)
 
 
 @pytest.mark.parametrize(
@@ -57,31 +53,22 @@ def test_a_row_that_waits_for_the_loader_is_marked(share: float, num_workers: in
 def test_the_wait_for_the_batch_of_another_rank_is_split_from_the_compute_time() -> None:
     """The first rank is the slowest by the clock and has its batches; the second keeps it waiting."""
     row = row_on(2, waiting(0.05), waiting(0.05, 0.45))
-    assert (row["data_time_s"], row["data_share"]) == (0.05, pytest.approx(0.45))
-    assert row["batch_wait_s"] == pytest.approx(0.4)
-    assert row["is_loader_bound"] is True
-    assert row["note"] == "loader-bound: the GPU that waits longest waits for data in 45 % of the epoch"
-    assert row_on(2, waiting(0.05), waiting(0.05, 0.05))["batch_wait_s"] == 0
-    assert row_on(1, waiting(0.05))["batch_wait_s"] is None
+    note = "loader-bound: the GPU that waits longest waits for data in 45 % of the epoch"
+    assert_row(row, data_time_s=0.05, data_share=0.45, batch_wait_s=0.4, is_loader_bound=True, note=note)
+    rows = [row_on(num_gpus, waiting(0.05), waiting(0.05, 0.05)) for num_gpus in (1, 2)]
+    assert cells(rows, "batch_wait_s") == [(None,), (0,)]
 
 
 def test_without_a_loader_no_row_is_loader_bound_and_without_parts_it_is_not_known() -> None:
-    (row,) = build(waiting(0.4, input="gpu"))["Q1"]  # the device's own augmentation
-    assert (row["data_share"], row["is_loader_bound"], row["note"]) == (0.4, False, None)
-    (row,) = build(without_parts(make_spec(execution="graph")))["Q1"]
-    assert (row["data_share"], row["is_loader_bound"]) == (None, None)
+    own = build(waiting(0.4, input="gpu"))["Q1"]  # the device's own augmentation
+    assert cells(own, "data_share", "is_loader_bound", "note") == [(0.4, False, None)]
+    unknown = build(without_parts(make_spec(execution="graph")))["Q1"]
+    assert cells(unknown, "data_share", "is_loader_bound") == [(None, None)]
 
 
 def without_parts(spec: Spec, time_s: float = 1.0) -> Record:
     """A record of epochs of that time whose parts are not known."""
-    measurement = make_measurement(spec, (2 * time_s, time_s))
-    epochs = [
-        msgspec.structs.replace(
-            epoch, ranks=tuple(msgspec.structs.replace(rank, data_time_ns=None) for rank in epoch.ranks)
-        )
-        for epoch in measurement.epochs
-    ]
-    return make_record(spec, measurement=msgspec.structs.replace(measurement, epochs=tuple(epochs)))
+    return with_rank_epochs(make_record(spec, (2 * time_s, time_s)), lambda _: {"data_time_ns": None})
 
 
 def test_the_answer_of_q2_leaves_out_rows_of_which_nobody_knows_whether_they_are_loader_bound() -> None:
@@ -104,14 +91,14 @@ def test_the_answer_of_q2_leaves_out_rows_that_are_loader_bound_or_have_such_a_b
     slow_baseline = [waiting(0.4, batch_size_per_gpu=512), waiting(0.05, 0.05, time_s=0.6, batch_size_per_gpu=512)]
     rows = [row for row in build(*free, *slow_point, *slow_baseline)["Q2"] if row["scaling"] == "weak"]
     assert [(row["num_gpus"], row["batch_size_per_gpu"]) for row in usable_rows(rows)] == [(2, 32)]
-    notes = {row["batch_size_per_gpu"]: row["note"] for row in rows if row["num_gpus"] == 2}
-    assert notes[64] == "loader-bound: the GPU that waits longest waits for data in 50 % of the epoch"
-    assert notes[512] == "baseline: loader-bound: the GPU that waits longest waits for data in 40 % of the epoch"
+    assert {row["batch_size_per_gpu"]: row["note"] for row in rows if row["num_gpus"] == 2} == {
+        32: None,
+        64: "loader-bound: the GPU that waits longest waits for data in 50 % of the epoch",
+        512: "baseline: loader-bound: the GPU that waits longest waits for data in 40 % of the epoch",
+    }
 
 
 def test_the_report_shows_the_workers_and_the_share_in_q1_and_q2() -> None:
     text = report(waiting(0.05), waiting(0.25, 0.05))
-    (one,) = table_of(text, "Q1")
-    assert (one["workers"], one["waiting [%]"]) == ("2", "5.0")
-    *_, two = table_of(text, "Q2: weak")
-    assert (two["workers"], two["waiting [%]"]) == ("4", "25.0")
+    assert cells(table_of(text, "Q1"), "workers", "waiting [%]") == [("2", "5.0")]
+    assert cells(table_of(text, "Q2: weak")[-1:], "workers", "waiting [%]") == [("4", "25.0")]

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from communication_records import measured, point
 from factories import make_communication_record, make_record, make_spec
-from rendered_tables import build
+from rendered_tables import build, cells, row_of
 
 from pipeline.analysis.attempts import attempt_key, count_neighbours
 from pipeline.experiment.record import Environment, Gpu, Record
@@ -75,11 +75,11 @@ def test_rows_of_neighbours_and_rows_that_compare_with_them_say_so_and_keep_thei
     alone, two = ran(OTHERS[128], "00:00", "01:00"), ran(TWO_GPUS, "05:00", "06:00")
     beside = ran(OTHERS[32], "00:30", "01:30")
     quiet, noted = (build(alone, two, *more) for more in ((), (beside,)))
-    assert [row["note"] for row in (*quiet["Q1"], *quiet["Q2"])] == [None, None, None]
-    assert [row["note"] for row in noted["Q1"]] == [BESIDE_ONE, BESIDE_ONE]
-    of_two = [row["note"] for row in (*noted["Q2"], *noted["Q3"]) if row["num_gpus"] == 2]
-    assert of_two == [f"baseline: {BESIDE_ONE}"] * 2
-    assert [row["speedup"] for row in noted["Q2"] if row["num_gpus"] == 2] == [quiet["Q2"][1]["speedup"]]
+    assert cells([*quiet["Q1"], *quiet["Q2"]], "note") == [(None,)] * 3
+    assert cells(noted["Q1"], "note") == [(BESIDE_ONE,)] * 2
+    noted_two, quiet_two = (row_of(tables["Q2"], num_gpus=2) for tables in (noted, quiet))
+    assert (noted_two["note"], noted_two["speedup"]) == (f"baseline: {BESIDE_ONE}", quiet_two["speedup"])
+    assert cells(noted["Q3"], "note") == [(f"baseline: {BESIDE_ONE}",)]
 
 
 def test_measured_communication_beside_another_point_is_said_in_q3() -> None:
@@ -99,18 +99,30 @@ def test_a_superseded_attempt_is_a_neighbour_too() -> None:
     assert {row["batch_size_per_gpu"]: row["note"] for row in tables["Q1"]} == {32: None, 64: BESIDE_ONE}
 
 
-def test_a_baseline_on_another_gpu_is_marked_as_far_as_uuids_are_known() -> None:
-    def on(spec: Spec, *uuids: str | None, name: str = "NVIDIA H200") -> Record:
-        return ran(spec, "00:00", "01:00", launch_id="one", gpus=tuple(Gpu(name=name, uuid=uuid) for uuid in uuids))
+def on(spec: Spec, *uuids: str | None, name: str = "NVIDIA H200") -> Record:
+    return ran(spec, "00:00", "01:00", launch_id="one", gpus=tuple(Gpu(name=name, uuid=uuid) for uuid in uuids))
 
-    def note(one: Record, two: Record) -> str | None:
-        (row,) = [row for row in build(one, two)["Q2"] if row["num_gpus"] == 2]
-        text: str | None = row["note"]
-        return text
 
-    assert note(on(OTHERS[128], "x"), on(TWO_GPUS, "y", "z")) == "baseline ran on another GPU of the same model"
-    other_model = note(on(OTHERS[128], "x", name="NVIDIA A40"), on(TWO_GPUS, "y", "z"))
-    assert other_model == "no baseline: the experiment has no point on 1 GPU with these axes"
-    assert note(on(OTHERS[128], "y"), on(TWO_GPUS, "y", "z")) is None
-    assert note(on(OTHERS[128], None), on(TWO_GPUS, "y", "z")) is None
-    assert note(on(OTHERS[128], "x"), on(TWO_GPUS, None, None)) is None
+@pytest.mark.parametrize(
+    ("one", "two", "note"),
+    [
+        (
+            on(OTHERS[128], "x"),
+            on(TWO_GPUS, "y", "z"),
+            "baseline ran on another GPU of the same model",
+        ),
+        (
+            on(OTHERS[128], "x", name="NVIDIA A40"),
+            on(TWO_GPUS, "y", "z"),
+            "no baseline: the experiment has no point on 1 GPU with these axes",
+        ),
+        (on(OTHERS[128], "y"), on(TWO_GPUS, "y", "z"), None),
+        (on(OTHERS[128], None), on(TWO_GPUS, "y", "z"), None),
+        (on(OTHERS[128], "x"), on(TWO_GPUS, None, None), None),
+    ],
+    ids=["another GPU", "another model", "one of the two", "the baseline's is not known", "the point's are not known"],
+)
+def test_a_baseline_on_another_gpu_is_marked_as_far_as_uuids_are_known(
+    one: Record, two: Record, note: str | None
+) -> None:
+    assert row_of(build(one, two)["Q2"], num_gpus=2)["note"] == note
