@@ -61,7 +61,7 @@ def test_records_that_differ_in_repeat_or_seed_pool_to_their_median(
 )
 def test_records_that_differ_in_any_other_axis_do_not_pool(other: dict[str, Any]) -> None:
     rows = build(timed(make_spec(), 1), timed(make_spec(**other), 3))["Q1"]
-    assert [(row["epoch_time_s"], row["n"]) for row in rows] == [(1, 1), (3, 1)]
+    assert cells(rows, "epoch_time_s", "n") == [(1, 1), (3, 1)]
     assert [row[axis] for row in rows for axis in other] == [getattr(make_spec(), *other), *other.values()]
 
 
@@ -74,10 +74,10 @@ def test_a_repeat_that_failed_lowers_n_and_is_said() -> None:
 
 def test_the_spread_between_runs_is_that_of_their_medians_and_one_run_has_none() -> None:
     found = [timed(make_spec(repeat=number), time_s) for number, time_s in enumerate((4.0, 5.5, 4.5))]
-    assert [build(*found)["Q1"][0]["run_spread_s"], build(*found)["Q2"][0]["run_spread_s"]] == [1.5, 1.5]
+    tables = build(*found)
+    assert cells([*tables["Q1"], *tables["Q2"], *build(found[0])["Q1"]], "run_spread_s") == [(1.5,), (1.5,), (None,)]
     (row,) = build(found[0], found[2], missing=[make_spec(repeat=1)])["Q1"]  # one repeat is missing
-    assert (row["run_spread_s"], row["n"], "1 of 3 repeats: missing" in row["note"]) == (0.5, 2, True)
-    assert build(found[0])["Q1"][0]["run_spread_s"] is None
+    assert_row(row, "1 of 3 repeats: missing", run_spread_s=0.5, n=2)
 
 
 DP, DP4 = make_spec(strategy="dp"), make_spec(strategy="dp", num_gpus=4)
@@ -130,10 +130,9 @@ def test_a_point_on_one_gpu_that_differs_in_another_axis_is_no_baseline(fields: 
 def test_a_baseline_that_was_not_measured_gives_null_and_says_its_state(status: Any) -> None:
     found = [] if status == "missing" else [make_record(make_spec(), status=status)]
     tables = build(*found, timed(ddp(2), 4), missing=[make_spec()])
-    q2, (q3,) = row_of(tables["Q2"], num_gpus=2), tables["Q3"]
-    assert_row(q2, speedup=None, parallel_efficiency=None, epoch_time_s=4)
-    assert_row(q3, compute_time_subtraction_s=None, comm_time_subtraction_s=None)
-    assert all(f"no baseline: single on 1 GPU is {status}" in row["note"] for row in (q2, q3))
+    note = f"no baseline: single on 1 GPU is {status}"
+    assert_row(row_of(tables["Q2"], num_gpus=2), note, speedup=None, parallel_efficiency=None, epoch_time_s=4)
+    assert_row(tables["Q3"][0], note, compute_time_subtraction_s=None, comm_time_subtraction_s=None)
 
 
 @pytest.mark.parametrize(
@@ -186,10 +185,10 @@ def test_what_a_captured_step_cannot_tell_is_null_with_the_reason(execution: Any
     found = with_measurement(make_record(make_spec(execution=execution)), execution_used=used, compile_time_s=12.34)
     if "graph" in used:
         found = with_rank_epochs(found, lambda _: {"compute_time_ns": None, "data_time_ns": None})
-    (row,) = build(found)["Q1"]
     parts_s = (None, None) if "graph" in used else (0.9375, 0.0625)
     note = "; ".join([*said, "compiling or capturing took 12.3 s, before the clock started"])
-    assert_row(row, epoch_time_s=1.0, compute_time_s=parts_s[0], data_time_s=parts_s[1], note=note)
+    keys = ("epoch_time_s", "compute_time_s", "data_time_s", "note")
+    assert cells(build(found)["Q1"], *keys) == [(1.0, *parts_s, note)]
 
 
 def test_peak_memory_is_that_of_the_fullest_gpu() -> None:
@@ -273,9 +272,10 @@ def test_q3_by_hand(
     num_gpus: int, time_s: float, compute_s: float, comm_s: float, num_steps: int, num_bytes: int
 ) -> None:
     (row,) = build(timed(make_spec(), 10), timed(ddp(num_gpus), time_s))["Q3"]
-    assert (row["steps_per_epoch"], row["ring_bytes_per_epoch"]) == (num_steps, num_bytes)
     assert_row(
         row,
+        steps_per_epoch=num_steps,
+        ring_bytes_per_epoch=num_bytes,
         compute_time_subtraction_s=compute_s,
         comm_time_subtraction_s=comm_s,
         bandwidth_subtraction_gb_s=num_bytes / comm_s / 1e9,
@@ -306,8 +306,8 @@ def test_a_point_without_a_measurement_is_a_row_of_every_table_it_belongs_to(sta
     points = [make_spec(), ddp(2)]
     found = [] if status == "missing" else [make_record(spec, status=status) for spec in points]
     tables = build(*found, missing=points)
-    rows = [*tables["Q1"], *tables["Q2"], *tables["Q3"]]
-    assert cells(rows, "status", "epoch_time_s", "n") == [(status, None, 0)] * 4
+    for name, num_rows in (("Q1", 1), ("Q2", 2), ("Q3", 1)):
+        assert cells(tables[name], "status", "epoch_time_s", "n") == [(status, None, 0)] * num_rows
     assert [row["num_gpus"] for row in tables["oom"]] == ([1, 2] if status == "oom" else [])
 
 
@@ -414,9 +414,8 @@ def sampled(spec: Spec, energies_j: Sequence[float | None], **fields: Any) -> Re
 
 def test_the_energy_is_that_of_all_gpus_over_the_timed_epoch() -> None:
     tables = build(sampled(make_spec(), [400.0]), sampled(ddp(2), [300.0, 350.0]))
-    (one,), two = tables["Q1"], row_of(tables["Q2"], num_gpus=2)
-    assert_row(one, energy_j=400, energy_per_sample_j=0.008, host_cpu_share=0.25, note=None)  # / 50,000
-    assert_row(two, energy_j=650, energy_per_sample_j=0.013, note=None)
+    assert_row(tables["Q1"][0], energy_j=400, energy_per_sample_j=0.008, host_cpu_share=0.25, note=None)  # / 50,000
+    assert_row(row_of(tables["Q2"], num_gpus=2), energy_j=650, energy_per_sample_j=0.013, note=None)
 
 
 def test_energies_pool_to_their_median_and_only_of_records_that_have_one() -> None:
@@ -453,12 +452,11 @@ def test_the_clock_is_the_slowest_gpus() -> None:
 def test_throttling_in_the_timed_epoch_is_said_in_the_row() -> None:
     capped = sampled(make_spec(), [1.0], throttle_reasons=("sw_power_cap",))
     hot = sampled(make_spec(repeat=1), [1.0], throttle_reasons=("hw_thermal_slowdown", "sw_power_cap"))
-    tables = build(capped, hot)
-    for rows in (tables["Q1"], tables["Q2"]):
-        assert "throttled: hw_thermal_slowdown, sw_power_cap" in rows[0]["note"].split("; ")
-    scaled = build(capped, make_record(ddp(2), (9, 1)))
-    assert row_of(scaled["Q2"], num_gpus=2)["note"] == "baseline: throttled: sw_power_cap"
-    assert "baseline: throttled: sw_power_cap" in scaled["Q3"][0]["note"].split("; ")
+    tables, scaled = build(capped, hot), build(capped, make_record(ddp(2), (9, 1)))
+    own, of_baseline = "throttled: hw_thermal_slowdown, sw_power_cap", "baseline: throttled: sw_power_cap"
+    for row, note in ((tables["Q1"][0], own), (tables["Q2"][0], own), (scaled["Q3"][0], of_baseline)):
+        assert note in row["note"].split("; ")
+    assert row_of(scaled["Q2"], num_gpus=2)["note"] == of_baseline
     calm = with_windows(capped, lambda window: {} if window.epoch == 1 else {"throttle_reasons": ()})
     assert build(calm)["Q1"][0]["note"] is None, "it was throttled while it warmed up"
 

@@ -5,18 +5,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from conftest import Command
-from factories import assert_says, make_experiment, make_record, make_spec, with_measurement
-from rendered_tables import build, report, table_of
+from factories import assert_says, make_experiment, make_record, make_spec, resolved, with_epochs, with_measurement
+from rendered_tables import assert_row, build, cells, report, table_of
 from study_records import trained
 
 from pipeline.answers.questions import answers_of
-from pipeline.experiment.measurement import Better, Measurement
-from pipeline.experiment.outcomes import CollectedOutcomes, resolve_outcomes
+from pipeline.experiment.measurement import Better
 from pipeline.experiment.record import Record
-from pipeline.experiment.spec import Spec
 
 OWN: dict[str, Any] = {"model": "/home/ada/gpt.py:Gpt", "dataset": None}
 
@@ -29,43 +26,36 @@ def timed(unit: str = "tokens", items: int = 512, **fields: Any) -> Record:
 
 def losses(values: Sequence[float], merit: str = "test loss", better: Better = "lower", **fields: Any) -> Record:
     """A training with this figure of merit after each epoch of 1 s."""
-    record = trained([0.5] * len(values), **{**OWN, **fields})
-    assert isinstance(record.measurement, Measurement)
-    epochs = tuple(
-        msgspec.structs.replace(epoch, test_accuracy=None, merit=value)
-        for epoch, value in zip(record.measurement.epochs, values, strict=True)
+    record = with_epochs(
+        trained([0.5] * len(values), **{**OWN, **fields}),
+        lambda epoch: {"test_accuracy": None, "merit": values[epoch.epoch - 1]},
     )
-    return with_measurement(record, epochs=epochs, merit=merit, better=better, unit="tokens")
-
-
-def collected(*found: Record, missing: Sequence[Spec] = ()) -> CollectedOutcomes:
-    return resolve_outcomes([*(record.spec for record in found), *missing], found, [])
+    return with_measurement(record, merit=merit, better=better, unit="tokens")
 
 
 def answers(*found: Record) -> dict[str, list[str]]:
-    said = answers_of(build(*found), collected(*found).terms)
+    said = answers_of(build(*found), resolved(*found).terms)
     return {answer.question: [*answer.paragraphs, answer.command] for answer in said}
 
 
 def test_throughput_counts_items_and_keeps_samples() -> None:
     (row,) = build(timed())["Q1"]
-    assert (row["throughput_samples_per_s"], row["throughput_items_per_s"]) == (50_000, 50_000 * 512)
-    assert (row["unit"], row["learning_rate"] if "learning_rate" in row.figures else None) == ("tokens", None)
-    (cells,) = table_of(report(timed()), "Q1")
-    assert (cells["tokens/s"], "images/s" in cells) == ("25,600,000", False)
+    assert_row(row, throughput_samples_per_s=50_000, throughput_items_per_s=50_000 * 512, unit="tokens")
+    assert row.figures.get("learning_rate") is None
+    (shown,) = table_of(report(timed()), "Q1")
+    assert (shown["tokens/s"], "images/s" in shown) == ("25,600,000", False)
 
 
 def test_a_model_without_a_record_counts_samples() -> None:
-    assert collected(missing=[make_spec(**OWN, input="synthetic")]).terms.unit == "samples"
-    assert collected(missing=[make_spec()]).terms.unit == "images"
+    for fields, unit in (({**OWN, "input": "synthetic"}, "samples"), ({}, "images")):
+        assert resolved(missing=[make_spec(**fields)]).terms.unit == unit
 
 
 def test_two_units_are_answered_apart_and_share_a_table_that_names_them() -> None:
     of_images = make_record(make_spec(input="synthetic", batch_size_per_gpu=64))
     said, text = answers(timed(), of_images)["Q1"], report(timed(), of_images)
-    assert [part.partition(":")[0] for part in said[:-1]] == ["In tokens", "In images"]
-    assert "25,600,000 tokens/s" in said[0]
-    assert "50,000 images/s" in said[1]
+    for part, unit, rate in zip(said[:-1], ("tokens", "images"), ("25,600,000", "50,000"), strict=True):
+        assert (part.partition(":")[0], f"{rate} {unit}/s" in part) == (f"In {unit}", True)
     assert {row["items/s"] for row in table_of(text, "Q1")} == {"25,600,000", "50,000"}
     assert "tokens" in text.split("## Q1", 1)[1]
 
@@ -73,26 +63,17 @@ def test_two_units_are_answered_apart_and_share_a_table_that_names_them() -> Non
 def test_of_a_lower_merit_the_target_lies_above_the_baseline_and_is_reached_from_above() -> None:
     small = losses([4.0, 2.5, 2.03, 2.0], batch_size_per_gpu=128)
     large = losses([5.0, 3.0, 2.1, 2.05], batch_size_per_gpu=1024)
-    rows = {row["global_batch_size"]: row for row in build(small, large)["time_to_target"]}
-    assert rows[128]["target_merit"] == pytest.approx(2.04)
-    assert [(row["epochs_to_target"], row["reached"]) for row in rows.values()] == [
-        (3, "1 of 1"),
-        (None, "never reached"),
-    ]
-    assert [row["final_merit"] for row in rows.values()] == [2.0, 2.05]
-    assert {(row["final_test_accuracy"], row["target_accuracy"], row["learning_rate"]) for row in rows.values()} == {
-        (None, None, None)
-    }
+    rows = build(small, large)["time_to_target"]
+    reached = [(128, 3, "1 of 1", 2.0), (1024, None, "never reached", 2.05)]
+    assert cells(rows, "global_batch_size", "epochs_to_target", "reached", "final_merit") == reached
+    assert rows[0]["target_merit"] == pytest.approx(2.04)
+    assert cells(rows, "final_test_accuracy", "target_accuracy", "learning_rate") == [(None, None, None)] * 2
     text = report(small, large)
-    cells = table_of(text, "Q4: final test loss")
-    assert [row["test loss"] for row in cells] == ["2.000", "2.050"]
-    assert [row["test loss"] for row in table_of(text, "Q4: loss and test loss by epoch")] == [
-        "4.000",
-        "2.000",
-        "5.000",
-        "2.050",
-    ]
-    assert "learning" not in "".join(cells[0])
+    final = table_of(text, "Q4: final test loss")
+    assert cells(final, "test loss") == [("2.000",), ("2.050",)]
+    assert "learning" not in "".join(final[0])
+    by_epoch = [row["test loss"] for row in table_of(text, "Q4: loss and test loss by epoch")]
+    assert by_epoch == ["4.000", "2.000", "5.000", "2.050"]
 
 
 def test_of_a_higher_merit_that_is_below_zero_the_target_is_worse() -> None:
@@ -104,12 +85,11 @@ def test_of_a_higher_merit_that_is_below_zero_the_target_is_worse() -> None:
 def test_the_answer_of_q4_names_the_merit_and_no_remedy() -> None:
     seeds = [losses([4.0, 2.0 + seed / 100], batch_size_per_gpu=128, seed=seed) for seed in range(6)]
     seeds += [losses([4.0, 3.0 + seed / 100], batch_size_per_gpu=1024, seed=seed) for seed in range(6)]
-    said, command = answers(*seeds)["Q4"]
-    assert said == (
+    assert answers(*seeds)["Q4"] == [
         "After 2 epochs the test loss is 3.03 (3.00 to 3.05) at 1,024 samples a step and 2.03 (2.00 to 2.05) at 128, "
-        "n = 6. Soonest at 2.066 is 128 samples a step: 2.0 s (2.0 to 2.0 s) of training."
-    )
-    assert command == ""
+        "n = 6. Soonest at 2.066 is 128 samples a step: 2.0 s (2.0 to 2.0 s) of training.",
+        "",
+    ]
 
 
 def test_an_accuracy_of_an_own_model_is_answered_in_per_cent() -> None:
@@ -120,14 +100,13 @@ def test_an_accuracy_of_an_own_model_is_answered_in_per_cent() -> None:
 
 
 def test_an_accuracy_without_a_test_loss_is_no_loss_that_diverged() -> None:
-    record = trained([0.5, 0.9], **OWN)
-    assert record.measurement is not None
-    epochs = tuple(msgspec.structs.replace(epoch, test_loss=None) for epoch in record.measurement.epochs)
-    text = report(with_measurement(record, epochs=epochs, unit="tokens"))
-    assert "not finite" not in text
-    assert "augmented" not in text
-    of_images = report(with_measurement(trained([0.5, 0.9]), epochs=epochs))
-    assert_says(of_images, "the test loss is not finite", "of augmented images")
+    words = ("the test loss is not finite", "of augmented images")
+    own, of_images = (
+        report(with_measurement(with_epochs(record, lambda _: {"test_loss": None}), unit=unit))
+        for record, unit in ((trained([0.5, 0.9], **OWN), "tokens"), (trained([0.5, 0.9]), "images"))
+    )
+    assert_says(of_images, *words)
+    assert [word for word in ("not finite", "augmented") if word in own] == []
 
 
 def test_a_command_names_the_options_of_the_model_and_quotes_what_a_shell_would_split() -> None:
@@ -142,8 +121,9 @@ def test_a_page_has_the_words_of_the_model_in_titles_too(pipeline: Command, tmp_
     make_experiment(tmp_path / "x", *found)
     assert pipeline("collect", tmp_path).returncode == 0
     text = re.sub(r"data:[^\"]+|<style.*?</style>", "", (tmp_path / "x" / "report.html").read_text(), flags=re.DOTALL)
-    for words in ("Tokens/s against samples a step", "Test loss after 4 epochs", "The axis of the test loss does not"):
-        assert words in text
+    assert_says(
+        text, "Tokens/s against samples a step", "Test loss after 4 epochs", "The axis of the test loss does not"
+    )
     assert re.findall(r"[^.]*(?:\bimage|accurac|remed|figure of merit)[^.]*", text, re.IGNORECASE) == []
 
 
@@ -178,12 +158,10 @@ def test_models_that_this_checkout_lacks_are_shown_as_text_beside_other_experime
 
 
 def test_what_was_not_measured_of_an_own_model_is_measured_by_the_grid_for_such() -> None:
-    found = answers(timed())
     model = "--set model=/home/ada/gpt.py:Gpt"
-    memory = f"ddpscale submit --grid memory {model} strategy=single num_gpus=1"
     submit = f"ddpscale submit --grid own-model {model}"
-    assert {question: said[-1] for question, said in found.items()} == {
-        "Q1": memory,
+    assert {question: said[-1] for question, said in answers(timed()).items()} == {
+        "Q1": f"ddpscale submit --grid memory {model} strategy=single num_gpus=1",
         "Q2": submit,
         "Q3": submit,
         "Q4": "",
