@@ -18,7 +18,6 @@ BUCKETS = (26_000_000, 9_000_000)
 
 
 def point(strategy: str = "ddp", num_gpus: int = 2, **fields: Any) -> Spec:
-    """A communication point."""
     given = {"measure": "communication", "input": "synthetic", "windows": 6, **fields}
     return make_spec(strategy=strategy, num_gpus=num_gpus, **given)
 

@@ -287,12 +287,10 @@ def run_python(code: str, *arguments: object) -> subprocess.Popen[str]:
 
 
 def low(figure: float | None) -> Any:
-    """The lower end of a figure's interval."""
     return ends_of(figure)[0]
 
 
 def high(figure: float | None) -> Any:
-    """The upper end of a figure's interval."""
     return ends_of(figure)[1]
 
 

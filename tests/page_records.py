@@ -83,7 +83,6 @@ def every_question() -> list[Record]:
 
 
 def hostile_records() -> list[Record]:
-    """Records with a script in every text."""
     place = Environment(gpus=(Gpu(name=EVIL),), torch=EVIL, git_commit=EVIL, cpu=EVIL, source=EVIL)
     return [
         make_record(environment=place),

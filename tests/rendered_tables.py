@@ -94,7 +94,6 @@ def answers_of(*found: Record, missing: Sequence[Spec] = (), terms: Terms = IN_I
 
 
 def published_tables(name: str) -> Tables:
-    """The tables of a published experiment."""
     return collect_experiment(Experiment(ROOT / "published" / name)).tables
 
 

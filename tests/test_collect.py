@@ -127,7 +127,6 @@ def test_without_strict_gaps_are_0_and_the_answer_is_the_same(pipeline: Command,
 
 
 def rows_in(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 

@@ -67,7 +67,6 @@ def test_without_a_loader_no_row_is_loader_bound_and_without_parts_it_is_not_kno
 
 
 def without_parts(spec: Spec, time_s: float = 1.0) -> Record:
-    """A record of epochs of that time whose parts are not known."""
     return with_rank_epochs(make_record(spec, (2 * time_s, time_s)), lambda _: {"data_time_ns": None})
 
 

@@ -42,12 +42,10 @@ def swept(busbw_gb_s: float, gpu: str = "NVIDIA H200") -> Record:
 
 
 def q1(*found: Record) -> tuple[Claim, ...]:
-    """The claims about speed and memory."""
     return tuple(claims_of(*found)["Q1"])
 
 
 def of_two(*found: Record) -> Row:
-    """The row of weak scaling on two GPUs."""
     return row_of(build(*found)["Q2"], num_gpus=2)
 
 

@@ -166,7 +166,6 @@ def test_the_index_says_what_was_ingested(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def full_page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The page of records that answer every question."""
     return write_page(tmp_path_factory.mktemp("page") / "x", *every_question()).read_text()
 
 

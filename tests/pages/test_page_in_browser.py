@@ -5,10 +5,11 @@ import re
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from browser import look_at, needs_chromium, needs_pdftotext, print_page
-from factories import make_record, make_spec
+from factories import assert_says, make_record, make_spec
 from int8_records import RECORDS
 from page_records import EVIL, collected_in, every_question, hostile_records, write_index, write_page
 
@@ -26,16 +27,20 @@ MIN_SCALE = 0.9  # of a plot, whose smallest letters have 10 px
 
 @pytest.fixture(scope="module")
 def full_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of records that answer every question."""
     return write_page(tmp_path_factory.mktemp("page") / "x", *every_question())
+
+
+def assert_stands_alone(found: dict[str, Any], name: str = "report.html", width: int = DESKTOP) -> None:
+    """Fail unless the page was shown without a complaint, asked for nothing else, and fits."""
+    assert (found["console"], found["asked"], found["foreign"]) == ([], [f"/{name}"], 0)
+    assert found["page_width"] <= width
 
 
 @pytest.mark.parametrize("width", [PHONE, DESKTOP])
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
 def test_a_page_in_both_themes_and_widths(tmp_path: Path, full_page: Path, width: int, is_dark: bool) -> None:
     found = look_at(full_page, tmp_path / "profile", width, is_dark)
-    assert (found["console"], found["asked"], found["foreign"]) == ([], ["/report.html"], 0)
-    assert found["page_width"] <= width
+    assert_stands_alone(found, width=width)
     assert found["background"] == GROUNDS[is_dark]
     assert len(found["alternatives"]) == len(found["pictures"]) >= 10  # the browser could draw each
     assert all(THEMES[is_dark]["--fg"] in picture for picture in found["pictures"])
@@ -46,8 +51,7 @@ def test_a_page_in_both_themes_and_widths(tmp_path: Path, full_page: Path, width
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
 def test_the_page_of_int8_on_a_phone(tmp_path: Path, is_dark: bool) -> None:
     found = look_at(write_page(tmp_path / "x", *RECORDS), tmp_path / "profile", PHONE, is_dark)
-    assert (found["console"], found["asked"]) == ([], ["/report.html"])
-    assert found["page_width"] <= PHONE
+    assert_stands_alone(found, width=PHONE)
     assert all(THEMES[is_dark]["--fg"] in picture for picture in found["pictures"])
     assert min(found["scales"]) >= MIN_SCALE
     assert len(found["alternatives"]) == len(found["pictures"]) == 2
@@ -94,7 +98,7 @@ def test_the_print_would_tell(tmp_path: Path) -> None:
 
 def test_a_hostile_name_shows_as_text(tmp_path: Path) -> None:
     found = look_at(write_page(tmp_path / "x", *hostile_records(), name=EVIL), tmp_path / "profile")
-    assert (found["console"], found["asked"], found["foreign"]) == ([], ["/report.html"], 0)
+    assert_stands_alone(found)
     assert EVIL.replace("\u202e", " ") in found["text"]
 
 
@@ -105,14 +109,11 @@ def test_two_thousand_points_stay_usable(tmp_path: Path) -> None:
     found_records = collected_in(tmp_path / "x", *map(make_record, specs))
     started_s = time.monotonic()
     Pages(tmp_path, False).write("x", found_records, {})
-    written_s = time.monotonic() - started_s
+    written_s = time.monotonic()
     page = tmp_path / "x" / "report.html"
     assert page.stat().st_size < 4_000_000
-    started_s = time.monotonic()
     found = look_at(page, tmp_path / "profile", PHONE)
-    shown_s = time.monotonic() - started_s
-    assert written_s < 20
-    assert shown_s < 20
+    assert max(written_s - started_s, time.monotonic() - written_s) < 20
     assert found["num_rows"] >= 4000
     assert found["height"] < 10_000  # long tables are folded up
     assert found["page_width"] <= PHONE
@@ -122,9 +123,8 @@ def test_the_index_fits_a_phone_and_names_every_experiment(tmp_path: Path) -> No
     names = ("one", "two" * 40)
     write_index(tmp_path, **dict.fromkeys(names, make_record()))
     found = look_at(tmp_path / "index.html", tmp_path / "profile", PHONE)
-    assert (found["console"], found["asked"]) == ([], ["/index.html"])
-    assert found["page_width"] <= PHONE
-    assert all(name in found["text"] for name in names)
+    assert_stands_alone(found, "index.html", PHONE)
+    assert_says(found["text"], *names)
 
 
 def test_the_browser_would_tell(tmp_path: Path) -> None:

@@ -245,7 +245,6 @@ def test_measured_points_do_not_change_the_tables_of_epochs() -> None:
 
 
 def with_own(record: Record, *names: str) -> Record:
-    """The record of a model that calls these collectives itself."""
     return with_measurement(record, own_collectives=names)
 
 

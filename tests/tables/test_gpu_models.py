@@ -174,7 +174,6 @@ def test_the_time_of_a_curve_is_of_the_model_of_most_of_its_runs() -> None:
 
 
 def lines_of(plot: Plot) -> dict[str, tuple[float, ...]]:
-    """The figures of each line, by label."""
     return {line.label: tuple(point.y for point in line.points) for line in line_panel(plot).series}
 
 

@@ -36,9 +36,8 @@ def plots(*found: Record, peak_tflops: float | None = None) -> dict[str, Plot]:
 
 def test_a_rate_is_flops_times_samples_over_time_and_mfu_its_share_of_the_data_sheets_peak() -> None:
     (row,) = build(counted(timed(2.0, 128)))["Q1"]
-    peak = {"peak_tflops": 494, "peak_source": "data sheet"}
-    assert_row(row, flops_per_sample=FLOPS, tflops_per_gpu=50, mfu=50 / 494, **peak)
-    assert "MFU is of 494 TFLOP/s in tf32 (data sheet)" in str(row["note"])
+    rate = {"flops_per_sample": FLOPS, "tflops_per_gpu": 50, "mfu": 50 / 494}
+    assert_row(row, "MFU is of 494 TFLOP/s in tf32 (data sheet)", **rate, peak_tflops=494, peak_source="data sheet")
 
 
 def test_the_ends_of_the_rate_come_from_those_of_the_time() -> None:
@@ -76,8 +75,7 @@ def test_an_unknown_gpu_and_a_cpu_have_no_mfu_unless_their_peak_is_stated(gpu: s
     assert_row(unknown, tflops_per_gpu=50, mfu=None, peak_source=None)
     said = f"no MFU: no peak of {gpu} in tf32 is known; collect --peak-tflops states one"
     assert (said in str(unknown["note"])) is bool(gpu)
-    assert_row(stated, mfu=0.25, peak_tflops=200, peak_source="stated")
-    assert "MFU is of 200 TFLOP/s in tf32 (stated)" in str(stated["note"])
+    assert_row(stated, "MFU is of 200 TFLOP/s in tf32 (stated)", mfu=0.25, peak_tflops=200, peak_source="stated")
 
 
 @pytest.mark.parametrize(

@@ -113,11 +113,11 @@ def test_processes_on_cpus_are_not_predicted() -> None:
 
 def test_larger_numbers_take_longer_and_are_less_efficient() -> None:
     rows = predictions(swept(4, 1100), predict_to=1024)
-    times_s = [row["predicted_step_time_s"] for row in rows]
-    efficiencies = [row["predicted_parallel_efficiency"] for row in rows]
-    assert (times_s, efficiencies) == (sorted({*times_s}), sorted({*efficiencies}, reverse=True))
-    assert efficiencies[0] < 900 / 1100
-    assert [row["num_nodes"] for row in rows] == [None] * 5
+    times_s, efficiencies, nodes = zip(
+        *cells(rows, "predicted_step_time_s", "predicted_parallel_efficiency", "num_nodes"), strict=True
+    )
+    assert ([*times_s], [*efficiencies]) == (sorted({*times_s}), sorted({*efficiencies}, reverse=True))
+    assert (efficiencies[0] < 900 / 1100, nodes) == (True, (None,) * 5)
     # 8 GPUs: 2 x 14 x 5 us + 14/8 x 116.667 us; 4: 2 x 6 x 5 us + 6/4 x 116.667 us
     assert times_s[0] == pytest.approx((1100 + 80 + 0.25 * 350 / 3) * US, rel=1e-4)
 
@@ -171,8 +171,8 @@ def test_a_sweep_that_no_link_explains_leaves_rows_without_figures_and_a_reason(
 
 def test_points_that_were_not_measured_or_not_profiled_predict_nothing() -> None:
     unprofiled = make_communication({"plain": [1.0], "no_op_hook": [1.0], "ddp": [1.0]})
-    assert predictions(make_communication_record(point(num_gpus=4), unprofiled)) == []
-    assert predictions(make_record(point(num_gpus=4), status="oom")) == []
+    found = [make_communication_record(point(num_gpus=4), unprofiled), make_record(point(num_gpus=4), status="oom")]
+    assert [predictions(record) for record in found] == [[], []]
 
 
 def test_the_prediction_for_people() -> None:

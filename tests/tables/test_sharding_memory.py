@@ -4,16 +4,13 @@ from typing import Any
 
 import pytest
 from factories import make_record, make_spec
-from rendered_tables import assert_row
+from rendered_tables import assert_row, build
 
 from pipeline.analysis.formulas import GIB, state_bytes
-from pipeline.analysis.pooling import pool_outcomes
 from pipeline.experiment.measurement import Measurement, MemorySearch, MemoryTrial, Sharding
-from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Record
 from pipeline.plan.strategies import gathered_bytes
 from pipeline.tables.columns import Row
-from pipeline.tables.memory_rows import memory_rows
 
 P, SAMPLE = 2 * GIB, GIB // 64
 SHARDS = Sharding(num_units=4, units_bytes=3 * P // 4, largest_unit_bytes=P // 4, root_bytes=P // 4)
@@ -21,8 +18,7 @@ SHARDS = Sharding(num_units=4, units_bytes=3 * P // 4, largest_unit_bytes=P // 4
 
 def search(strategy: str, state: float, optimizer: int, sharding: Sharding | None = None) -> Record:
     """A search whose trials lie on a line."""
-    fields: dict[str, Any] = {"strategy": strategy, "num_gpus": 2, "measure": "memory", "input": "synthetic"}
-    spec = make_spec(**fields, batch_size_per_gpu=8)
+    spec = make_spec(strategy=strategy, num_gpus=2, measure="memory", input="synthetic", batch_size_per_gpu=8)
     trials = tuple(
         MemoryTrial(
             batch_size_per_gpu=size,
@@ -46,8 +42,7 @@ def search(strategy: str, state: float, optimizer: int, sharding: Sharding | Non
 
 
 def rows_of(*records: Record) -> dict[str, Row]:
-    points = pool_outcomes(resolve_outcomes([record.spec for record in records], list(records), []).outcomes)
-    return {row["strategy"]: row for row in memory_rows(points)}
+    return {row["strategy"]: row for row in build(*records)["memory"]}
 
 
 def test_the_line_gives_the_memory_of_a_sample_and_without_samples() -> None:
@@ -57,9 +52,8 @@ def test_the_line_gives_the_memory_of_a_sample_and_without_samples() -> None:
 
 def test_what_is_saved_is_against_ddp_by_measurement_and_by_formula() -> None:
     rows = rows_of(search("ddp", 5 * P, 2 * P), search("zero1", 4.2 * P, P), search("fsdp", 3.1 * P, P, SHARDS))
-    assert rows["zero1"]["saved_gib"] == pytest.approx(0.8 * 2)
-    assert (rows["zero1"]["saved_formula_gib"], rows["fsdp"]["saved_gib"]) == (pytest.approx(2), pytest.approx(1.9 * 2))
-    assert rows["fsdp"]["saved_formula_gib"] == pytest.approx(2 * (5 - (1 + 1 + 0.25 + 0.75)))
+    assert_row(rows["zero1"], saved_gib=0.8 * 2, saved_formula_gib=2)
+    assert_row(rows["fsdp"], saved_gib=1.9 * 2, saved_formula_gib=2 * (5 - (1 + 1 + 0.25 + 0.75)))
 
 
 def test_without_a_search_of_ddp_nothing_is_said_to_be_saved() -> None:
