@@ -8,13 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import Command
-from factories import ARRAY, ROOT, SUBMISSION, make_experiment, make_spec, write_grid, write_script
+from factories import ARRAY, ROOT, assert_says, make_experiment, make_spec, slurm_submission, write_grid, write_script
 from slurm_queue import Env
 from test_package import SOURCES
 
 from pipeline.data.images import IMAGE_SIZE_PX, MAX_CACHE_BYTES, MAX_UNUSED_DAYS
 from pipeline.experiment.grid import MAX_POINTS
-from pipeline.experiment.manifest import SlurmArray, start_submission
 from pipeline.experiment.resources import Resources
 from pipeline.runner.start_ranks import FIRST_PORT, NUM_PORTS
 from pipeline.submission import read_progress
@@ -47,11 +46,7 @@ def test_a_follower_asks_slurm_less_and_less_often(tmp_path: Path, monkeypatch: 
         write_script(tmp_path / "bin" / name, f"echo {name} >> {log}", answer)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     monkeypatch.delenv("SLURM_CONF", raising=False)
-    experiment = make_experiment(tmp_path / "x", missing=[point])
-    submission = start_submission(SUBMISSION, "slurm")
-    submission.arrays.append(SlurmArray(ARRAY, [[point.run_id()]], job_id="7"))
-    with experiment.edit_manifest() as manifest:
-        manifest.submissions.append(submission)
+    experiment = make_experiment(tmp_path / "x", missing=[point], submissions=[slurm_submission([point])])
 
     by_minute: list[Counter[str]] = []
     slept_s = 0.0
@@ -67,10 +62,9 @@ def test_a_follower_asks_slurm_less_and_less_often(tmp_path: Path, monkeypatch: 
         if len(by_minute) == 3:
             break
     first, *later = by_minute
-    assert later == [{"scontrol": 2, "squeue": 2, "sacct": 2}] * 2
-    assert first == {"scontrol": 5, "squeue": 5, "sacct": 5}
-    assert "| 3 calls for each experiment |" in PAGE
-    assert f"{sum(first.values())} calls in the first minute and {sum(later[0].values())} in each later one" in PAGE
+    assert [first, *later] == [dict.fromkeys(("scontrol", "squeue", "sacct"), count) for count in (5, 2, 2)]
+    said = f"{sum(first.values())} calls in the first minute and {sum(later[0].values())} in each later one"
+    assert_says(PAGE, "| 3 calls for each experiment |", said)
 
 
 @pytest.mark.slurm
@@ -83,34 +77,39 @@ def test_the_files_and_calls_of_two_points(pipeline: Command, on_slurm: Env, tmp
     assert pipeline(*submit, env=counted).returncode == 0
     assert pipeline(*submit, "--wait", env=on_slurm).returncode == 0
     assert calls_in(log) == {"scontrol": 2, "sinfo": 1, "sbatch": 1}
-    assert "2 scontrol, 1 sinfo, 1 sbatch for a grid of one shape" in PAGE
-
     experiment = tmp_path / "out" / "two"
     assert len(list(experiment.glob("records/*"))) == 2 * 2
-    assert "| 2 for each attempt at a point |" in PAGE
     in_logs = [path.name for path in experiment.glob("logs/*/*/*")]
     of_elements = [name for name in in_logs if re.match(r"[0-9]+_[01]_", name)]
     assert (len(of_elements), len(in_logs) - len(of_elements)) == (2 * 3, 4)
-    assert "| 3 for each array element" in PAGE
-    assert "| 4 for each array |" in PAGE
     assert len([path for path in experiment.iterdir() if path.is_file()]) == 3
     assert list(experiment.glob("logs/scratch/*")) == []
     modes = {oct(path.stat().st_mode & 0o777) for path in experiment.glob("logs/*") if path.name != "scratch"}
     assert (oct(experiment.stat().st_mode & 0o777), modes) == ("0o750", {"0o700"})
-    assert "an experiment is 0750, those of its logs 0700" in PAGE
+    assert_says(
+        PAGE,
+        "2 scontrol, 1 sinfo, 1 sbatch for a grid of one shape",
+        "| 2 for each attempt at a point |",
+        "| 3 for each array element",
+        "| 4 for each array |",
+        "an experiment is 0750, those of its logs 0700",
+    )
 
 
 def test_the_limits_of_the_page_are_those_of_the_code() -> None:
     default = Resources()
-    assert f"at most {MAX_RUNNING_ELEMENTS} elements" in PAGE
-    assert f"{default.time_min()} minutes a point" in PAGE
-    assert f"{default.cpus_per_gpu} CPUs and {default.mem_per_gpu_gib} GiB for each GPU" in PAGE
-    assert f"at most {MAX_POINTS:,} points" in PAGE
-    assert f"unused for {MAX_UNUSED_DAYS} days, and of the rest what is beyond {MAX_CACHE_BYTES // 2**30} GiB" in PAGE
-    assert f"{IMAGE_SIZE_PX**2 * 3 // 1024} KiB an image" in PAGE
-    assert f"from {FIRST_PORT} to {FIRST_PORT + NUM_PORTS - 1}" in PAGE
-    assert f"no progress for {COLLECTIVE_TIMEOUT_S} s" in PAGE
-    assert f"umask {UMASK:03o}" in PAGE
+    assert_says(
+        PAGE,
+        f"at most {MAX_RUNNING_ELEMENTS} elements",
+        f"{default.time_min()} minutes a point",
+        f"{default.cpus_per_gpu} CPUs and {default.mem_per_gpu_gib} GiB for each GPU",
+        f"at most {MAX_POINTS:,} points",
+        f"unused for {MAX_UNUSED_DAYS} days, and of the rest what is beyond {MAX_CACHE_BYTES // 2**30} GiB",
+        f"{IMAGE_SIZE_PX**2 * 3 // 1024} KiB an image",
+        f"from {FIRST_PORT} to {FIRST_PORT + NUM_PORTS - 1}",
+        f"no progress for {COLLECTIVE_TIMEOUT_S} s",
+        f"umask {UMASK:03o}",
+    )
 
 
 def test_the_image_is_built_from_what_a_wheel_needs_as_the_docs_say() -> None:
@@ -119,7 +118,5 @@ def test_the_image_is_built_from_what_a_wheel_needs_as_the_docs_say() -> None:
     copied = [line.split()[1:-1] for line in text.splitlines() if line.startswith("COPY ")]
     names = {re.sub(r"\$\{(\w+)\}", lambda match: args[match[1]], name) for line in copied for name in line}
     assert names == {*SOURCES}
-    shown = (ROOT / "docs" / "cluster.md").read_text()
-    commands = re.findall(r"^#   (podman .*)$", text, re.MULTILINE)
-    assert len(commands) == 2
-    assert [command for command in commands if command not in shown] == []
+    build, run = re.findall(r"^#   (podman .*)$", text, re.MULTILINE)
+    assert_says((ROOT / "docs" / "cluster.md").read_text(), build, run)

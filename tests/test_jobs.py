@@ -3,13 +3,12 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Command, assert_refused, without_slurm
-from factories import ROOT, make_spec
+from conftest import Command, assert_refused, run_program, succeeded, without_slurm
+from factories import ROOT, assert_says, make_spec
 
 from pipeline.experiment.grid import expand_grid, load_grid_file
 from pipeline.jobfile import render_job
@@ -39,29 +38,27 @@ def test_a_job_file_is_what_its_grid_renders(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_a_job_asks_for_the_largest_shape_of_its_grid_and_has_an_element_a_point(name: str) -> None:
+def test_a_job_asks_for_the_largest_shape_of_its_grid_has_an_element_a_point_and_is_not_requeued(name: str) -> None:
     points, asked = expand_grid(name).points, load_grid_file(name).resources
     num_gpus = max(spec.num_gpus for spec in points)
     options = options_of(name)
-    assert (options["array"], options["nodes"], options["ntasks-per-node"]) == (f"0-{len(points) - 1}", "1", "1")
-    assert options.get("gpus-per-node") == (None if name == "quantize" else str(num_gpus))  # which needs no GPU
-    assert options["cpus-per-task"] == str(asked.cpus_per_gpu * num_gpus)
-    assert (options["mem"], options["time"]) == (f"{asked.mem_per_gpu_gib * num_gpus:.0f}G", asked.time)
+    assert options.pop("gpus-per-node", None) == (None if name == "quantize" else str(num_gpus))  # which needs no GPU
+    own = {"job-name", "output"}
+    assert {option: value for option, value in options.items() if option not in own} == {
+        **{"array": f"0-{len(points) - 1}", "nodes": "1", "ntasks-per-node": "1"},
+        **{"cpus-per-task": str(asked.cpus_per_gpu * num_gpus), "mem": f"{asked.mem_per_gpu_gib * num_gpus:.0f}G"},
+        **{"time": asked.time, "no-requeue": "", "open-mode": "append"},  # and no `signal`: only submitit asks for one
+    }
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_a_job_whose_smaller_points_hold_more_gpus_than_they_use_says_so(name: str) -> None:
     num_gpus = [spec.gpus_per_node for spec in expand_grid(name).points]
+    assert {"q4": {1, 4}, "q1": {1}}.get(name, {*num_gpus}) == {*num_gpus}, "some job is wasteful and some is not"
     held = f"holds {max(num_gpus)} GPUs a node for every point, also for those that use {min(num_gpus)}"
     cure = f"ddpscale submit --grid {name}` asks for one array a shape"
     comment = " ".join(line.removeprefix("# ") for line in text_of(name).splitlines() if line.startswith("# "))
-    is_wasteful = min(num_gpus) < max(num_gpus)
-    assert (held in comment, cure in comment) == (is_wasteful, is_wasteful)
-
-
-def test_some_job_is_wasteful_and_some_is_not() -> None:
-    shapes = {name: {spec.gpus_per_node for spec in expand_grid(name).points} for name in JOBS}
-    assert (shapes["q4"], shapes["q1"]) == ({1, 4}, {1})
+    assert [words in comment for words in (held, cure)] == [min(num_gpus) < max(num_gpus)] * 2
 
 
 @pytest.mark.parametrize(
@@ -94,35 +91,30 @@ def test_an_element_that_holds_more_gpus_than_it_uses_says_so(
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_a_job_is_not_requeued_appends_to_its_log_and_ends_with_its_first_dead_rank(name: str) -> None:
-    options = options_of(name)
-    assert (options["no-requeue"], options["open-mode"]) == ("", "append")
-    assert "signal" not in options  # only submitit asks for one
-    assert "--kill-on-bad-exit=1" in text_of(name)
-
-
-@pytest.mark.parametrize("name", JOBS)
-def test_a_job_hands_its_cpus_to_srun_and_every_argument_to_launch_quoted(name: str) -> None:
-    text = text_of(name)
-    assert "set -euo pipefail" in text
-    assert '--cpus-per-task="${SLURM_CPUS_PER_TASK:-1}"' in text
-    assert f'-m pipeline.launch \\\n    --grid {name} --index "$SLURM_ARRAY_TASK_ID" "$@"\n' in text
-    assert "${PIPELINE_PYTHON:-.venv/bin/python}" in text
+def test_a_job_ends_with_its_first_dead_rank_and_hands_its_cpus_to_srun_and_every_argument_to_launch_quoted(
+    name: str,
+) -> None:
+    assert_says(
+        text_of(name),
+        "set -euo pipefail",
+        '--cpus-per-task="${SLURM_CPUS_PER_TASK:-1}"',
+        "--kill-on-bad-exit=1",
+        "${PIPELINE_PYTHON:-.venv/bin/python}",
+        f'-m pipeline.launch \\\n    --grid {name} --index "$SLURM_ARRAY_TASK_ID" "$@"\n',
+    )
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_shellcheck_finds_nothing_in_a_job(name: str) -> None:
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed")
-    answer = subprocess.run(["shellcheck", ROOT / "jobs" / f"{name}.sbatch"], capture_output=True, text=True)
+    answer = run_program("shellcheck", ROOT / "jobs" / f"{name}.sbatch")
     assert answer.returncode == 0, answer.stdout
 
 
 def test_the_command_prints_the_job_file_and_refuses_a_grid_that_is_not_shipped(pipeline: Command) -> None:
     assert pipeline("jobfile", "q4").stdout == text_of("q4")
-    answer = pipeline("jobfile", "q9")
-    assert (answer.returncode, answer.stdout) == (2, "")
-    assert "unknown grid 'q9'" in answer.stderr
+    assert_refused(pipeline("jobfile", "q9"), 2, "unknown grid 'q9'")
 
 
 def grid_of_job(text: str) -> str:
@@ -136,9 +128,8 @@ def test_the_job_of_a_grid_elsewhere_names_its_path(pipeline: Command, tmp_path:
     path = tmp_path / name
     path.write_text((ROOT / "templates/grids/q4.yaml").read_text().replace("name: q4", "name: mine"))
     text = pipeline("jobfile", path).stdout
-    assert "#SBATCH --job-name=mine\n" in text
-    assert grid_of_job(text) == str(path)
-    assert "canary" not in subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=True).stderr
+    assert ("#SBATCH --job-name=mine\n" in text, grid_of_job(text)) == (True, str(path))
+    assert "canary" not in succeeded(run_program("bash", "-n", input=text)).stderr
     assert len(load_grid_file(grid_of_job(text)).points) == len(load_grid_file("q4").points)
 
 

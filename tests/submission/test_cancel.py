@@ -44,13 +44,9 @@ def job(array: int, element: int, state: str, *, name: str = ARRAY, uid: int | N
 
 def slurm(folder: Path, *jobs: str, scancel: str = "") -> Mapping[str, str]:
     """A PATH with a Slurm that has these jobs and notes the arguments of every scancel."""
-    lines = {
-        "scontrol": f"[ $1 != write ] || exec /bin/cat {folder}/script; echo 'Slurmctld(primary) at here is UP'",
-        "squeue": f"/bin/cat {folder}/jobs",
-        "scancel": f"echo $* >> {folder}/cancelled; {scancel}",
-        "sbatch": "",
-    }
-    write_commands(folder, lines)
+    up = "echo 'Slurmctld(primary) at here is UP'"
+    lines = {"scontrol": f"[ $1 != write ] || exec /bin/cat {folder}/script; {up}", "squeue": f"/bin/cat {folder}/jobs"}
+    write_commands(folder, {**lines, "scancel": f"echo $* >> {folder}/cancelled; {scancel}", "sbatch": ""})
     (folder / "jobs").write_text("".join(jobs))
     (folder / "script").write_text("#!/bin/bash\nsrun .venv/bin/python -u -m pipeline.launch --grid q1\n")
     return without_slurm(folder)
@@ -58,8 +54,8 @@ def slurm(folder: Path, *jobs: str, scancel: str = "") -> Mapping[str, str]:
 
 def of_sbatch(folder: Path, name: str, *, is_array: bool = True) -> Experiment:
     """The point A in job 7, which has this name and was started by a plain sbatch."""
-    arrays = [SlurmArray(name, [[A]], "7", is_array=is_array)]
-    submission = Submission("sbatch-7", "sbatch", "2025-06-01T00:00:00Z", arrays)
+    array = SlurmArray(name, [[A]], "7", is_array=is_array)
+    submission = Submission("sbatch-7", "sbatch", "2025-06-01T00:00:00Z", [array])
     return make_experiment(folder, missing=SPECS[:1], submissions=[submission])
 
 
@@ -83,6 +79,7 @@ def experiment(tmp_path: Path) -> Experiment:
     return make_experiment(tmp_path / "out" / "x", missing=SPECS, submissions=[submission])
 
 
+NOTHING = "Nothing is queued or running in Slurm.\n"
 PLAIN_8 = f"8|N/A|PENDING|0:0|N/A|Priority|{os.getuid()}|x-5ab0ab1e-1\n"
 
 
@@ -103,7 +100,7 @@ def test_everything_is_cancelled_by_array_and_each_job_has_a_line(
 def test_jobs_that_have_ended_are_left_alone(pipeline: Command, experiment: Experiment, tmp_path: Path) -> None:
     env = slurm(tmp_path / "bin", job(7, 0, "COMPLETED"), job(7, 1, "COMPLETING"), job(8, 0, "CANCELLED"))
     answer = pipeline("cancel", experiment.folder, env=env)
-    assert (answer.returncode, answer.stdout) == (0, "Nothing is queued or running in Slurm.\n")
+    assert (answer.returncode, answer.stdout) == (0, NOTHING)
     assert cancelled(tmp_path / "bin") == []
 
 
@@ -191,21 +188,16 @@ def test_a_reader_sees_the_jobs_of_the_manifests_owner(
     assert [point.state.word for point in read_progress(experiment, manifest_of(experiment))][:2] == ["running", "lost"]
 
 
-def test_only_cancels_the_job_of_its_point(pipeline: Command, experiment: Experiment, tmp_path: Path) -> None:
+def test_only_cancels_the_job_of_its_point_and_one_of_several_points_if_all_are_named(
+    pipeline: Command, experiment: Experiment, tmp_path: Path
+) -> None:
     env = slurm(tmp_path / "bin", job(7, 0, "RUNNING"), job(7, 1, "PENDING"), PLAIN_8)
+    assert_refused(pipeline("cancel", experiment.folder, "--only", C, env=env), 2, "job 8", f"--only {D}")
     answer = pipeline("cancel", experiment.folder, "--only", B, env=env)
     assert (answer.returncode, answer.stdout) == (0, f"cancelled x job 7_1 (pending): {B}\n")
     assert cancelled(tmp_path / "bin") == ["7_1"]
-
-
-def test_a_job_of_several_points_is_cancelled_only_if_all_are_named(
-    pipeline: Command, experiment: Experiment, tmp_path: Path
-) -> None:
-    env = slurm(tmp_path / "bin", PLAIN_8)
-    assert_refused(pipeline("cancel", experiment.folder, "--only", C, env=env), 2, "job 8", f"--only {D}")
-    assert cancelled(tmp_path / "bin") == []
     answer = pipeline("cancel", experiment.folder, "--only", C, "--only", D, env=env)
-    assert (answer.returncode, cancelled(tmp_path / "bin")) == (0, ["8"])
+    assert (answer.returncode, cancelled(tmp_path / "bin")) == (0, ["7_1", "8"])
 
 
 def test_a_point_that_its_job_has_measured_need_not_be_named(
@@ -249,8 +241,9 @@ def test_a_driver_on_another_machine_is_named(pipeline: Command, tmp_path: Path)
 def test_an_experiment_that_is_locked_or_invalid_does_not_save_the_others(
     pipeline: Command, experiment: Experiment, tmp_path: Path
 ) -> None:
-    locked = make_experiment(tmp_path / "out" / "a-locked", missing=SPECS[:1])
-    invalid = make_experiment(tmp_path / "out" / "b-invalid")
+    locked, invalid = (
+        make_experiment(tmp_path / "out" / name, missing=SPECS[:1]) for name in ("a-locked", "b-invalid")
+    )
     invalid.manifest_path.write_text("{")
     env = slurm(tmp_path / "bin", PLAIN_8)
     with locked.submission_lock():
@@ -263,7 +256,7 @@ def test_an_experiment_that_is_locked_or_invalid_does_not_save_the_others(
 
 def test_an_experiment_that_was_never_in_slurm_needs_none(pipeline: Command, tmp_path: Path) -> None:
     answer = pipeline("cancel", make_experiment(tmp_path / "x", make_record()).folder, env=without_slurm(tmp_path))
-    assert (answer.returncode, answer.stdout) == (0, "Nothing is queued or running in Slurm.\n")
+    assert (answer.returncode, answer.stdout) == (0, NOTHING)
 
 
 @pytest.mark.fault("F44")
@@ -280,7 +273,7 @@ def test_on_slurm_a_job_that_is_not_the_experiments_lives(
     submission = Submission(SUBMISSION, backend, "2025-06-01T00:00:00Z", arrays)
     made = make_experiment(tmp_path / "x", missing=SPECS[:2], submissions=[submission])
     answer = pipeline("cancel", made.folder, env=on_slurm)
-    assert (answer.returncode, answer.stdout) == (0, "Nothing is queued or running in Slurm.\n")
+    assert (answer.returncode, answer.stdout) == (0, NOTHING)
     for number, said in {thesis: "thesis of user 0", of_nobody: f"{name} of user 65534"}.items():
         assert f"Job {number} is not cancelled: Slurm says that it is {said}" in answer.stderr
     assert sorted(queued(cluster)) == sorted([of_nobody, thesis])
@@ -308,6 +301,5 @@ def test_a_real_slurm_cancels_one_point_then_the_others_and_then_has_nothing_lef
     assert after.pop(waiting) in ("cancelled", "lost")  # Slurm forgets an element that is cancelled alone and waits
     assert list(after.values()) == ["cancelled", "cancelled"]
     nothing = pipeline("cancel", tmp_path, env=env)
-    assert (nothing.returncode, nothing.stdout) == (0, "Nothing is queued or running in Slurm.\n")
-    again = pipeline(*submit, "--dry-run", env=on_slurm)
-    assert "3 points to run" in again.stdout + again.stderr
+    assert (nothing.returncode, nothing.stdout) == (0, NOTHING)
+    assert "3 points to run" in pipeline(*submit, "--dry-run", env=on_slurm).stdout

@@ -1,6 +1,5 @@
 """Points on this machine: nothing is left running when the driver goes, and a rank that dies costs its point alone."""
 
-import json
 import os
 import re
 import signal
@@ -12,12 +11,20 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Command, processes_of, succeeded, wait_for, workers_of
-from factories import LENET, make_experiment, make_record, make_spec
+from conftest import ROOT, Command, processes_of, run_program, succeeded, wait_for, workers_of
+from factories import (
+    LENET,
+    failure_of,
+    make_experiment,
+    make_record,
+    make_spec,
+    measurement_of,
+    only_record,
+    records_of,
+)
 from own_models import with_change, write_model
 
 from pipeline.experiment.folder import Experiment
-from pipeline.experiment.record_store import load_folder, publish_record
 from pipeline.runner.launch_options import LaunchOptions, launch_command
 from pipeline.submission.local import latest_status_line, say_lost
 from pipeline.system import host
@@ -58,14 +65,11 @@ def test_a_rank_that_is_killed_costs_its_point_alone(tmp_path: Path) -> None:
     wait_for(lambda: both_ranks_train(tmp_path))
     os.kill(workers_of(tmp_path)[0], signal.SIGKILL)
     _, said = driver.communicate(timeout=120)
-    assert driver.returncode == 1, said
     assert "1 of 2 points have no result; see python -m pipeline.status" in said
-    first, second = (json.loads(path.read_text()) for path in sorted(tmp_path.glob("two/records/*.json")))
-    ends = {record["spec"]["num_samples"]: record for record in (first, second)}
-    assert (ends[1_000_000]["status"], ends[1_000_000]["failure"]["kind"]) == ("failed", "signal")
-    assert "SIGKILL" in ends[1_000_000]["reason"]
-    assert ends[64]["status"] == "ok"
-    assert workers_of(tmp_path) == []
+    ends = {record.spec.num_samples: record for record in records_of(Experiment(tmp_path / "two"))}
+    assert {size: record.status for size, record in ends.items()} == {1_000_000: "failed", 64: "ok"}
+    assert (failure_of(ends[1_000_000]).kind, "SIGKILL" in ends[1_000_000].reason) == ("signal", True)
+    assert (driver.returncode, workers_of(tmp_path)) == (1, [])
 
 
 @pytest.mark.parametrize("is_in_background", [False, True])
@@ -80,11 +84,9 @@ def test_cancel_ends_the_driver_and_its_ranks_and_status_says_so_with_the_comman
     assert answer.stdout == f"ended two process {driver.pid} on this machine\n"
     assert workers_of(tmp_path) == []
     text = pipeline("status", tmp_path / "two").stdout
-    said_of_it = " ".join(text.split())  # a long path is on a line of its own
-    assert f"interrupted: submit (process {driver.pid} on " in said_of_it
-    assert re.search(r"ended before its record \[\S*\.log\]", said_of_it)
-    grid = tmp_path / "grid.yaml"
-    command = f"python -m pipeline.submit --grid {grid} --cluster local --outputs {tmp_path}"
+    interrupted = rf"interrupted: submit \(process {driver.pid} on .*ended before its record \[\S*\.log\]"
+    assert re.search(interrupted, " ".join(text.split()))  # a long path is on a line of its own
+    command = f"python -m pipeline.submit --grid {tmp_path / 'grid.yaml'} --cluster local --outputs {tmp_path}"
     *_, todo, last = text.splitlines()
     assert (todo.partition(" (")[0], last) == ("To run the points without a record", f"  {command}")
 
@@ -98,18 +100,13 @@ def test_a_point_past_its_limit_is_ended_with_its_ranks_and_the_points_around_it
     options = LaunchOptions(tmp_path, point_limit_s=40)
     command = launch_command(experiment.manifest_path, [spec.run_id() for spec in points], options)
     started_s = time.monotonic()
-    env = {**os.environ, "TEST_FOLDER": str(tmp_path)}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    done = run_program(*command, env={**os.environ, "TEST_FOLDER": str(tmp_path)})
     assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
     assert time.monotonic() - started_s < 2 * 40 + 60
     assert workers_of(tmp_path) == []
-    found, rejected = load_folder(experiment.records_folder)
-    assert (len(found), rejected) == (3, [])
-    first, second, third = (next(part for part in found if part.spec == spec) for spec in points)
+    first, second, third = sorted(records_of(experiment), key=lambda record: points.index(record.spec))
     assert [record.status for record in (first, second, third)] == ["ok", "failed", "ok"]
-    assert second.failure is not None
-    assert second.failure.kind == "timeout"
-    assert "limit of 40 s" in second.reason
+    assert (failure_of(second).kind, "limit of 40 s" in second.reason) == ("timeout", True)
     assert second.environment.nodes == first.environment.nodes
     assert second.environment.boot_ids == first.environment.boot_ids == (host.boot_id(),)  # of two ranks, one boot
     assert first.launch_id == second.launch_id != third.launch_id
@@ -122,19 +119,20 @@ def test_a_driver_that_is_killed_leaves_no_rank_behind_and_can_be_run_again(pipe
     driver.kill()
     driver.communicate()
     wait_for(lambda: not workers_of(tmp_path), timeout_s=10)
-    assert not list(tmp_path.glob("two/records/*.json"))
     again = pipeline("submit", "--grid", tmp_path / "grid.yaml", "--outputs", tmp_path, "--dry-run")
     assert "2 points to run" in again.stdout
 
 
 def test_a_point_without_a_record_is_said_with_the_error_that_its_log_ends_with(tmp_path: Path) -> None:
     log = tmp_path / "x.log"
-    log.write_text("x: starting\nerror: needs the package 'torch'; install it.\n")
-    assert say_lost(log) == f"no record; see {log} (error: needs the package 'torch'; install it.)"
-    log.write_text("x: starting\n")
-    assert say_lost(log) == f"no record; see {log}"
-    log.write_text("x: starting\nx: /scratch/x.json: No space left on device; its record is written again in 1 s.\n")
-    assert say_lost(log) == f"no record; the disk is full: free space on it, and submit again; see {log}"
+    full = "x: /scratch/x.json: No space left on device; its record is written again in 1 s.\n"
+    for text, said in {
+        "": f"see {log}",
+        "error: needs the package 'torch'; install it.\n": f"see {log} (error: needs the package 'torch'; install it.)",
+        full: f"the disk is full: free space on it, and submit again; see {log}",
+    }.items():
+        log.write_text(f"x: starting\n{text}")
+        assert say_lost(log) == f"no record; {said}"
 
 
 @pytest.mark.fault("F27")
@@ -148,11 +146,10 @@ def test_a_launcher_that_is_killed_leaves_no_rank_behind(tmp_path: Path) -> None
     wait_for(lambda: not {str(pid) for pid in ranks} & set(os.listdir("/proc")), timeout_s=60)
     _, said = driver.communicate(timeout=120)
     (log,) = re.findall(r"no record; see (.*\.log) after", said)
-    assert Path(log).is_file()
-    assert driver.returncode == 1, said
+    assert (Path(log).is_file(), driver.returncode) == (True, 1), said
     assert "1 of 2 points have no result; see python -m pipeline.status" in said
-    (record,) = [json.loads(path.read_text()) for path in tmp_path.glob("two/records/*.json")]  # of the second point
-    assert (record["status"], record["spec"]["num_samples"]) == ("ok", 64)
+    record = only_record(Experiment(tmp_path / "two"))  # of the second point
+    assert (record.status, record.spec.num_samples) == ("ok", 64)
 
 
 STUBBORN = "import signal\nimport time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + with_change(
@@ -191,12 +188,9 @@ def test_nothing_is_left_in_tmpdir_also_where_its_path_is_too_long_for_a_socket(
     submit = ("submit", "--grid", tmp_path / "grid.yaml", "--outputs", tmp_path, "--cluster", "local")
     small = ("--set", "num_samples=64", "batch_size_per_gpu=8")
     with tempfile.TemporaryDirectory(prefix="x" * 100 if long else "x") as folder:
-        answer = pipeline(*submit, *small, env={**os.environ, "TMPDIR": folder})
-        left = [name for name in os.listdir(folder) if not name.startswith("torchinductor_")]  # a cache of torch's
-    assert left == []
-    assert answer.returncode == 0, answer.stderr
-    (record,) = [json.loads(path.read_text()) for path in tmp_path.glob("two/records/*.json")]
-    assert record["status"] == "ok"
+        succeeded(pipeline(*submit, *small, env={**os.environ, "TMPDIR": folder}))
+        assert {name for name in os.listdir(folder) if not name.startswith("torchinductor_")} == set()  # torch's cache
+    assert only_record(Experiment(tmp_path / "two")).status == "ok"
     (log,) = tmp_path.glob("two/logs/*/*.log")
     assert ("imports torch again" in log.read_text()) == long
 
@@ -208,33 +202,20 @@ def test_slurms_variables_of_a_surrounding_job_do_not_reach_a_local_point(pipeli
     succeeded(
         pipeline(*submit, "--set", "num_samples=64", "batch_size_per_gpu=8", "strategy=single", "num_gpus=1", env=env)
     )
-    (record,) = [json.loads(path.read_text()) for path in tmp_path.glob("two/records/*.json")]
-    assert (record["status"], record["launch_id"].startswith("here-")) == ("ok", True)
+    record = only_record(Experiment(tmp_path / "two"))
+    assert (record.status, record.launch_id.startswith("here-")) == ("ok", True)
 
 
 def test_a_result_that_is_too_large_to_publish_is_a_failed_point_and_no_silence(tmp_path: Path) -> None:
-    experiment = Experiment(tmp_path / "x")
-    experiment.create()
-    spec = make_spec(
-        device="cpu",
-        model="lenet",
-        dataset="synthetic",
-        input="synthetic",
-        num_samples=4,
-        batch_size_per_gpu=4,
-        epochs=40,
-    )
-    with experiment.edit_manifest() as manifest:
-        manifest.points = [spec]
+    spec = make_spec(**LENET | {"input": "synthetic", "num_samples": 4, "batch_size_per_gpu": 4, "epochs": 40})
+    experiment = make_experiment(tmp_path / "x", missing=[spec])
     code = (
         "import sys; from pipeline import launch; from pipeline.experiment import record_store;"
         "record_store.MAX_RECORD_BYTES = 5000; sys.exit(launch.main())"
     )
-    arguments = ["--manifest", str(experiment.manifest_path), "--run-id", spec.run_id()]
-    done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True)
+    done = run_program(sys.executable, "-c", code, "--manifest", experiment.manifest_path, "--run-id", spec.run_id())
     assert done.returncode == 1, done.stderr
-    (text,) = [path.read_text() for path in experiment.records_folder.glob("*.json")]
-    assert "could not be published" in json.loads(text)["reason"]
+    assert "could not be published" in only_record(experiment).reason
 
 
 def test_an_element_of_several_points_shares_processes_here_too_and_each_is_said_as_it_ends(
@@ -245,24 +226,14 @@ def test_an_element_of_several_points_shares_processes_here_too_and_each_is_said
     )
     grid = ("submit", "--grid", tmp_path / "grid.yaml", "--cluster", "local", "--outputs", tmp_path)
     said = pipeline(*grid, "--points-per-element", "2").stderr
-    first, second = (json.loads(path.read_text()) for path in sorted(tmp_path.glob("two/records/*.json")))
-    assert first["launch_id"] == second["launch_id"]
-    assert {record["measurement"].get("num_points_before", 0) for record in (first, second)} == {0, 1}
-    assert [line.split(": ")[1].split(" ")[0].rstrip(",") for line in said.splitlines() if line.startswith("[")] == [
-        "running",
-        "ok",
-        "running",
-        "ok",
-    ]
-    logs = sorted(tmp_path.glob("two/logs/*/*.log"))
-    assert len({path.read_text() for path in logs}) == 1
-    assert {path.stem for path in logs} == {record["run_id"] for record in (first, second)}
+    first, second = records_of(Experiment(tmp_path / "two"))
+    assert first.launch_id == second.launch_id
+    assert {measurement_of(record).num_points_before for record in (first, second)} == {0, 1}
+    assert re.findall(r"^\[.*?: (\w+)", said, re.MULTILINE) == ["running", "ok"] * 2
+    logs = {path.stem: path.read_text() for path in tmp_path.glob("two/logs/*/*.log")}
+    assert ({*logs}, len({*logs.values()})) == ({first.run_id, second.run_id}, 1)
 
 
 def test_an_earlier_record_is_not_taken_for_the_ending_of_a_point_that_left_none(tmp_path: Path) -> None:
-    experiment = Experiment(tmp_path / "x")
-    experiment.create()
-    spec = make_spec()
-    publish_record(make_record(spec), experiment.records_folder)
-    assert latest_status_line(experiment, spec, num_before=0) == "ok"
-    assert latest_status_line(experiment, spec, num_before=1) is None
+    experiment = make_experiment(tmp_path / "x", make_record())
+    assert [latest_status_line(experiment, make_spec(), num_before=count) for count in (0, 1)] == ["ok", None]

@@ -6,14 +6,16 @@ import pickle
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cluster import Cluster
 from conftest import CPU_SIZE, ROOT, Command, processes_with, succeeded, wait_for
-from factories import write_grid
+from factories import measurement_of, only_record, records_of, write_grid
 from own_models import with_change, write_model
-from slurm_queue import MIXED, Env, queued, records_in, states
+from slurm_queue import MIXED, Canary, Env, array_of, queued, records_in, states
 
+from pipeline.experiment.folder import Experiment
 from pipeline.runner.array_element import FILE_NAME, encode_commands
 
 LONG = """
@@ -33,12 +35,18 @@ resources: {cpus_per_gpu: 1, mem_per_gpu_gib: 3, time: "00:10:00"}
 """
 
 
+def report_of(pipeline: Command, folder: Path) -> dict[str, Any]:
+    """The tables of the only experiment in the folder."""
+    (report,) = json.loads(pipeline("collect", folder, "--format", "json").stdout)["experiments"].values()
+    assert isinstance(report, dict)
+    return report
+
+
 def test_a_mixed_grid_runs_in_one_array_a_shape_and_is_never_submitted_twice(
     pipeline: Command, on_slurm: Env, tmp_path: Path
 ) -> None:
-    grid = write_grid(tmp_path, MIXED)
     out = tmp_path / "out put"  # a space, as people have them
-    submit = ("submit", "--grid", grid, "--outputs", out)
+    submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", out)
     assert [line.split(": ")[1] for line in succeeded(pipeline(*submit, env=on_slurm)).stdout.splitlines()[:-1]] == [
         "1 element, 1 node x 1 CPU process",
         "1 element, 1 node x 2 CPU processes",
@@ -48,21 +56,19 @@ def test_a_mixed_grid_runs_in_one_array_a_shape_and_is_never_submitted_twice(
     assert "0 points to run, 3 queued or running" in again.stderr
     assert {part["state"] for part in states(pipeline, out, on_slurm).values()} == {"ok"}
 
-    report = json.loads(pipeline("collect", out, "--format", "json").stdout)["experiments"]["mixed"]
+    report = report_of(pipeline, out)
     assert report["coverage"]["ok"] == 3
     assert [(row["num_nodes"], row["num_gpus"]) for row in report["Q2"]] == [(1, 1), (1, 2), (2, 2)]
     assert all(row["speedup"] > 0 for row in report["Q2"])
-    (two_nodes,) = (record for record in records_in(out) if record["spec"].get("num_nodes") == 2)
-    assert two_nodes["environment"]["slurm"]["SLURM_JOB_ID"]
-    assert two_nodes["environment"]["nodes"] == ["node1", "node2"]
-    assert len(two_nodes["measurement"]["epochs"][1]["ranks"]) == 2
+    (two_nodes,) = (record for record in records_of(Experiment(out / "mixed")) if record.spec.num_nodes == 2)
+    assert two_nodes.environment.slurm["SLURM_JOB_ID"]
+    assert (two_nodes.environment.nodes, len(measurement_of(two_nodes).epochs[1].ranks)) == (("node1", "node2"), 2)
 
     next(out.glob("mixed/records/ddp-1proc*.json")).unlink()
     resumed = pipeline(*submit, "--wait", env=on_slurm)
     assert "1 point to run, 2 recorded as ok" in resumed.stderr
-    assert len([line for line in resumed.stdout.splitlines() if line.startswith("array")]) == 1
-    done = pipeline(*submit, env=on_slurm)
-    assert (done.returncode, done.stdout.count("array")) == (0, 0)
+    assert array_of(resumed)
+    assert "array" not in succeeded(pipeline(*submit, env=on_slurm)).stdout
     assert len(json.loads((out / "mixed" / "manifest.json").read_text())["submissions"]) == 2
 
 
@@ -70,8 +76,8 @@ def test_an_element_of_several_points_that_is_cancelled_loses_the_running_one_an
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
     changes = ("num_gpus=1", "num_nodes=1", "batch_size_per_gpu=8", "num_samples=64,67,2000000")
-    grid = write_grid(tmp_path, LONG)
-    submit = ("submit", "--grid", grid, "--outputs", tmp_path, "--points-per-element", "3", "--set", *changes)
+    grid = ("--grid", write_grid(tmp_path, LONG))
+    submit = ("submit", *grid, "--outputs", tmp_path, "--points-per-element", "3", "--set", *changes)
     plan = json.loads(pipeline(*submit, "--dry-run", "--json", env=on_slurm).stdout)
     ((order,),) = (array["elements"] for array in plan["arrays"])
     num_samples = {point["run_id"]: point["num_samples"] for point in plan["points"]}
@@ -97,15 +103,12 @@ def test_communication_is_measured_over_two_nodes(pipeline: Command, on_slurm: E
     grid = write_grid(tmp_path, COMMUNICATION)
     succeeded(pipeline("submit", "--grid", grid, "--outputs", tmp_path, "--keep-trace", "--wait", env=on_slurm))
     (record,) = records_in(tmp_path)
-    assert record["status"] == "ok", record["reason"]
-    assert record["environment"]["nodes"] == ["node1", "node2"]
+    assert (record["status"], record["environment"]["nodes"]) == ("ok", ["node1", "node2"]), record["reason"]
     found = record["measurement"]["communication"]
     assert all(len(ranks) == 2 for series in found["series"] for ranks in series["window_times_ns"])
     assert [transfer["bytes_per_step"] for transfer in found["transfers"]] == [record["measurement"]["gradient_bytes"]]
     assert len(list(tmp_path.glob("comm/traces/*/rank*.pt.trace.json.gz"))) == 2
-    (row,) = json.loads(pipeline("collect", tmp_path, "--format", "json").stdout)["experiments"]["comm"][
-        "communication"
-    ]
+    (row,) = report_of(pipeline, tmp_path)["communication"]
     assert (row["num_nodes"], row["num_windows"]) == (2, 6)
     assert row["exposed_comm_time_low_s"] <= row["exposed_comm_time_s"] <= row["exposed_comm_time_high_s"]
 
@@ -125,12 +128,11 @@ def test_a_model_of_a_users_own_trains_over_two_nodes(pipeline: Command, on_slur
     (tmp_path / "repository" / "models" / "sizes.py").touch()
     grid = write_grid(tmp_path / "repository", OWN)
     succeeded(pipeline("submit", "--grid", grid, "--outputs", tmp_path, "--wait", env=on_slurm))
-    (record,) = records_in(tmp_path)
-    assert record["status"] == "ok", record["reason"]
-    assert record["environment"]["nodes"] == ["node1", "node2"]
-    assert (record["environment"]["model_changed"], record["measurement"]["num_parameters"]) == (False, 7)
-    assert (record["measurement"]["unit"], record["measurement"]["items_per_sample"]) == ("atoms", 3)
-    (row,) = json.loads(pipeline("collect", tmp_path, "--format", "json").stdout)["experiments"]["own"]["Q2"]
+    record = only_record(Experiment(tmp_path / "own"))
+    assert (record.environment.nodes, record.environment.model_changed) == (("node1", "node2"), False), record.reason
+    found = measurement_of(record)
+    assert (found.num_parameters, found.unit, found.items_per_sample) == (7, "atoms", 3)
+    (row,) = report_of(pipeline, tmp_path)["Q2"]
     assert row["throughput_items_per_s"] == pytest.approx(3 * row["throughput_samples_per_s"])
 
 
@@ -143,8 +145,8 @@ def workers_on(cluster: Cluster, node_rank: int) -> list[int]:
 def test_a_rank_that_dies_on_the_second_node_ends_the_job_and_is_named(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
-    grid = write_grid(tmp_path, LONG)
-    assert pipeline("submit", "--grid", grid, "--outputs", tmp_path, env=on_slurm).returncode == 0
+    submit = ("submit", "--grid", write_grid(tmp_path, LONG), "--outputs", tmp_path)
+    succeeded(pipeline(*submit, env=on_slurm))
     wait_for(lambda: list(tmp_path.glob("long/logs/scratch/*/environment.json")))  # both ranks have met
     time.sleep(1)
     os.kill(workers_on(cluster, 1)[0], signal.SIGKILL)
@@ -155,8 +157,7 @@ def test_a_rank_that_dies_on_the_second_node_ends_the_job_and_is_named(
     assert (record["status"], record["failure"]["kind"], record["failure"]["rank"]) == ("failed", "signal", 1)
     assert "SIGKILL" in record["reason"]
     assert workers_on(cluster, 0) + workers_on(cluster, 1) == []
-    resumed = pipeline("submit", "--grid", grid, "--outputs", tmp_path, env=on_slurm)
-    assert "0 points to run, 1 recorded as failed" in resumed.stderr
+    assert "0 points to run, 1 recorded as failed" in pipeline(*submit, env=on_slurm).stderr
 
 
 def test_plain_sbatch_runs_q4_and_collect_finds_it(
@@ -173,27 +174,17 @@ def test_plain_sbatch_runs_q4_and_collect_finds_it(
     cluster.wait_idle(timeout_s=120)
     logs = {path.name: path.read_text() for path in tmp_path.glob("*.log")}
     assert "grid q4 has 5 points; element 15 has nothing to do." in logs["15.log"]
-    report = json.loads(pipeline("collect", tmp_path, "--format", "json").stdout)["experiments"]["q4"]
+    report = report_of(pipeline, tmp_path)
     assert (report["coverage"]["expected"], report["coverage"]["ok"]) == (5, 2), logs
     assert [row["remedies"] for row in report["Q4"] if row["epoch"] == 5] == [[], ["linear_scaling"]]
     assert all(0 <= row["test_accuracy"] <= 1 for row in report["Q4"] if row["epoch"])
-    record = json.loads(next(tmp_path.glob("q4/records/*.json")).read_text())
-    assert record["environment"]["slurm"]["SLURM_ARRAY_JOB_ID"] == array_id
-    assert record["launch_id"].startswith(f"{array_id}-")  # so `status` tells that this job began the point
+    record, _ = records_of(Experiment(tmp_path / "q4"))
+    # so `status` tells that this job began the point
+    assert (record.environment.slurm["SLURM_ARRAY_JOB_ID"], record.launch_id.split("-")[0]) == (array_id, array_id)
 
     cluster.run("sbatch", *request, "--array=0-2", "jobs/q4.sbatch", *arguments, cwd=ROOT, env=on_slurm)
     cluster.wait_idle(timeout_s=120)  # a second sbatch fills the gaps and leaves the rest alone
     assert len(list(tmp_path.glob("q4/records/*.json"))) == 3
-
-
-class Canary:
-    """An object whose pickle, once loaded, makes a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.system, (f"touch {self.path}",)
 
 
 @pytest.mark.fault("F43")

@@ -100,19 +100,18 @@ def test_a_point_whose_disk_was_full_was_not_interrupted(
     assert (part.state.word, part.state.reason[: len(said)]) == ("missing", said)
 
 
-def link_outside(log: Path) -> None:
-    (log.parents[4] / "secret").write_text(SECRET)
-    log.symlink_to(log.parents[4] / "secret")
+def link_to(target: str) -> Callable[[Path], None]:
+    def link(log: Path) -> None:
+        (log.parent / target).write_text(SECRET)
+        log.symlink_to(target)
 
-
-def link_to_a_neighbour(log: Path) -> None:
-    log.with_name("secret").write_text(SECRET)
-    log.symlink_to("secret")
+    return link
 
 
 @pytest.mark.fault("F46")
 @pytest.mark.parametrize(
-    "make", [os.mkfifo, lambda log: log.symlink_to("/dev/zero"), link_outside, link_to_a_neighbour, os.mkdir]
+    "make",
+    [os.mkfifo, os.mkdir, lambda log: log.symlink_to("/dev/zero"), link_to("../../../../secret"), link_to("secret")],
 )
 def test_what_is_no_regular_file_is_no_log(
     tmp_path: Path, jobs: dict[slurm_queries.JobKey, slurm_queries.JobState], make: Callable[[Path], None]

@@ -15,7 +15,7 @@ import pytest
 from cluster import Cluster
 from conftest import Command, cluster_or_skip, succeeded, wait_for, workers_of
 from factories import write_grid, write_script
-from slurm_queue import Env, array_of, queued, records_in, states, with_sbatch
+from slurm_queue import Canary, Env, array_of, queued, records_in, states, with_sbatch
 
 GRID = """
 name: faults
@@ -75,8 +75,7 @@ def test_a_job_past_its_limit_is_a_timeout_and_a_short_one_beside_it_is_not_ende
     (long,) = (part["job"] for part in states(pipeline, tmp_path, on_slurm).values() if part["state"] == "running")
     cluster.run("scontrol", "update", f"JobId={long}", "EndTime=now+1")
     answer = pipeline(*submit, "--wait", env=on_slurm)
-    assert answer.returncode == 1, answer.stderr
-    assert "0 points to run" in answer.stderr
+    assert (answer.returncode, "0 points to run" in answer.stderr) == (1, True), answer.stderr
     assert sorted(part["state"] for part in states(pipeline, tmp_path, on_slurm).values()) == ["ok", "timeout"]
     tables = json.loads(pipeline("collect", tmp_path, "--format", "json").stdout)["experiments"]["faults"]
     timed = {row["epoch_time_s"] is not None for row in tables["Q2"]}
@@ -89,7 +88,7 @@ def test_files_that_lie_under_the_next_job_id_are_nobodys(
 ) -> None:
     """Job ids may start again. A result pickle that is loaded would leave a file."""
     next_id = int(cluster.run("sbatch", "--partition=down", "--output=/dev/null", "--wrap=true").stdout.split()[-1]) + 1
-    evil = pickle.dumps(LeavesFile(str(tmp_path / "canary")))
+    evil = pickle.dumps(Canary(tmp_path / "canary"))
     for folder in (tmp_path / "faults" / name for name in (".", "logs", "logs/old/old-0", "records")):
         folder.mkdir(parents=True, exist_ok=True)
         for name in (f"{next_id}_0_result.pkl", f"{next_id}_result.pkl", f"{next_id}_submitted.pkl"):
@@ -101,16 +100,6 @@ def test_files_that_lie_under_the_next_job_id_are_nobodys(
     coverage = json.loads(pipeline("collect", tmp_path, "--format", "json").stdout)["experiments"]["faults"]["coverage"]
     assert (coverage["ok"], coverage["expected"], coverage["foreign"]) == (1, 1, 1)
     assert not list(tmp_path.rglob("canary"))
-
-
-class LeavesFile:
-    """An object whose unpickling makes a file."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def __reduce__(self) -> tuple[object, tuple[str, ...]]:
-        return os.mknod, (self._path,)
 
 
 @pytest.mark.fault("F10")
@@ -161,8 +150,7 @@ def test_each_point_of_an_array_ends_as_it_did_and_only_those_without_a_result_a
     cases = [f"{index}) {FAULTS.get(size_of[run_id], 'true')};;" for index, (run_id,) in enumerate(array["elements"])]
     prologue = write_script(tmp_path / "prologue.sh", "case $SLURM_ARRAY_TASK_ID in", *cases, "esac")
     answer = pipeline(*submit, "--prologue", prologue, "--wait", env=on_slurm)
-    assert answer.returncode == 1, answer.stderr
-    assert "3 of 6 points have no result" in answer.stderr
+    assert (answer.returncode, "3 of 6 points have no result" in answer.stderr) == (1, True), answer.stderr
     found = {size_of[run_id]: part for run_id, part in states(pipeline, tmp_path, on_slurm).items()}
     assert {size: part["state"] for size, part in found.items()} == {
         **{1: "ok", 2: "failed", 3: "failed", 4: "lost", 5: "ok", 65536: "oom"}
@@ -225,8 +213,7 @@ def test_points_of_two_ranks_that_start_at_once_on_a_node_all_find_a_port(
         with contextlib.suppress(OSError):  # somebody else holds it
             stack.enter_context(socket.create_server(("", 29500)))
         half = GRID.replace("mem_per_gpu_gib: 3", "mem_per_gpu_gib: 1.5")  # so that all fit at once
-        answer = pipeline(*submit_of(tmp_path, "--wait", *changes, grid=half), env=on_slurm)
-    assert answer.returncode == 0, answer.stderr
+        succeeded(pipeline(*submit_of(tmp_path, "--wait", *changes, grid=half), env=on_slurm))
     found = records_in(tmp_path)
     assert [record["status"] for record in found] == ["ok"] * 4
     starts, ends = ([str(record[name]) for record in found] for name in ("started_at", "ended_at"))
@@ -287,8 +274,7 @@ def test_an_interrupt_between_two_arrays_keeps_the_first_and_the_next_driver_sub
     count = f"echo called >> {tmp_path}/calls; test $(wc -l < {tmp_path}/calls) -lt 2"
     env = with_sbatch(tmp_path, on_slurm, f'{count} && exec {{real}} "$@"; kill -INT $PPID; exec sleep 60')
     interrupted = pipeline(*submit, env=env)
-    assert interrupted.returncode == 128 + signal.SIGINT, interrupted.stderr
-    assert "Traceback" not in interrupted.stderr
+    assert (interrupted.returncode, "Traceback" in interrupted.stderr) == (128 + signal.SIGINT, False)
     assert len(re.findall(r"^array \d+:", succeeded(pipeline(*submit, env=on_slurm)).stdout, re.MULTILINE)) == 2
     assert [record["status"] for record in records_in(tmp_path)] == ["ok"] * 3
 
@@ -302,5 +288,4 @@ def test_a_point_that_takes_more_memory_than_its_job_has_is_out_of_host_memory(
     answer = pipeline(*submit_of(tmp_path, "--wait", *MINUTES, grid=small), env=on_slurm)
     assert answer.returncode == 1, answer.stderr
     (part,) = states(pipeline, tmp_path, on_slurm).values()
-    assert part["state"] == "host_oom"
-    assert "raise mem_per_gpu_gib" in part["reason"]
+    assert (part["state"], "raise mem_per_gpu_gib" in part["reason"]) == ("host_oom", True)
