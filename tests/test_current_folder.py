@@ -7,12 +7,12 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, succeeded
-from factories import make_experiment, make_record, write_grid
+from conftest import ROOT, plain_environment, run_program, succeeded
+from factories import make_experiment, make_record, only_record, write_grid
 from slurm_queue import Env
 
 from pipeline.__main__ import COMMANDS
-from pipeline.experiment.record_store import load_folder
+from pipeline.experiment.folder import Experiment
 
 TINY = """
 name: tiny
@@ -54,10 +54,8 @@ def importers(folder: Path) -> list[str]:
 
 def run_in(folder: Path, *words: str | Path, env: Env | None = None) -> subprocess.CompletedProcess[str]:
     """Run Python with these words in the folder. PYTHONPATH has this checkout."""
-    plain = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "PIPELINE"))}
-    env = {**(plain if env is None else env), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, *map(str, words)]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+    env = {**(plain_environment() if env is None else env), "PYTHONPATH": str(ROOT)}
+    return run_program(sys.executable, *words, cwd=folder, env=env)
 
 
 @pytest.mark.fault("F49")
@@ -90,7 +88,7 @@ def test_the_processes_of_a_point_import_nothing_from_the_current_folder(
         shadow_package(folder)
         answer = run_in(folder, "-P", "-m", "pipeline.submit", *grid, "--cluster", "local")
     assert (answer.returncode, importers(folder)) == (0, []), answer.stderr
-    assert [record.status for record in load_folder(tmp_path / "tiny" / "records")[0]] == ["ok"]
+    assert only_record(Experiment(tmp_path / "tiny")).status == "ok"
 
 
 @pytest.mark.fault("F49")
@@ -109,8 +107,6 @@ def test_a_checkout_that_is_not_installed_works_in_its_root(tmp_path: Path) -> N
     """Without the module site no installed package of this project is found."""
     words = ("--grid", write_grid(tmp_path, TINY), "--outputs", tmp_path, "--index", "0")
     env = {**os.environ, "PYTHONPATH": sysconfig.get_path("purelib")}
-    command = [sys.executable, "-S", "-m", "pipeline.launch", *map(str, words)]
-    answer = succeeded(subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300))
+    answer = succeeded(run_program(sys.executable, "-S", "-m", "pipeline.launch", *words, env=env))
     assert "No module named" not in answer.stderr
-    (record,) = load_folder(tmp_path / "tiny" / "records")[0]
-    assert record.telemetry is not None
+    assert only_record(Experiment(tmp_path / "tiny")).telemetry is not None

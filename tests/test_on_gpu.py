@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import run_command
+from conftest import plain_environment, run_command
+from factories import assert_says, failure_of, measurement_of, records_of
 
 from pipeline.analysis.formulas import GIB
-from pipeline.experiment import record_store
+from pipeline.experiment.folder import Experiment
 from pipeline.experiment.record import Record
 
 pytestmark = [pytest.mark.gpu, pytest.mark.training]
@@ -49,17 +50,14 @@ def neighbour(leaves_bytes: int) -> Iterator[int]:
 
 def on_first_gpu() -> dict[str, str]:
     """Return an environment that shows the first visible GPU alone, and no Slurm."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "PIPELINE"))}
-    return kept | {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]}
+    return plain_environment(CUDA_VISIBLE_DEVICES=os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0])
 
 
 def submit(folder: Path, grid: str | Path, *arguments: str) -> list[Record]:
     """Run a grid on this machine. Return its records by batch size."""
     run_command("submit", "--grid", grid, "--outputs", folder, "--cluster", "local", *arguments, env=on_first_gpu())
     (experiment,) = folder.iterdir()
-    found, rejected = record_store.load_folder(experiment / "records")
-    assert not rejected
-    return sorted(found, key=lambda record: record.spec.batch_size_per_gpu)
+    return sorted(records_of(Experiment(experiment)), key=lambda record: record.spec.batch_size_per_gpu)
 
 
 def probe(folder: Path, *sizes: int) -> list[Record]:
@@ -76,10 +74,8 @@ def collect(folder: Path) -> dict[str, Any]:
 
 def assert_names_the_neighbour(record: Record, held_bytes: int) -> None:
     """Assert that another process made the point fail, and that its memory is named within 2 GiB."""
-    assert record.failure is not None
-    assert (record.status, record.failure.kind) == ("failed", "gpu_shared"), record.failure.message
-    assert "another process h" in record.reason
-    assert "of GPU 0; run again on a free GPU" in record.reason
+    assert (record.status, failure_of(record).kind) == ("failed", "gpu_shared"), failure_of(record).message
+    assert_says(record.reason, "another process h", "of GPU 0; run again on a free GPU")
     assert abs(float(record.reason.partition(" GiB of GPU 0")[0].split()[-1]) - held_bytes / GIB) < 2
 
 
@@ -93,12 +89,8 @@ def test_a_point_beside_a_neighbour_fails_and_implies_no_oom(tmp_path: Path) -> 
     for record in [*found, search]:  # the larger one ran too
         assert_names_the_neighbour(record, held_bytes)
     for record in found:
-        assert record.failure is not None
-        (after_bytes,) = record.failure.memory_of_others_bytes
-        at_start_bytes = record.environment.gpus[0].memory_of_others_bytes
-        assert at_start_bytes is not None
-        assert after_bytes is not None
-        assert abs(at_start_bytes - after_bytes) < GIB
+        (after_bytes,) = failure_of(record).memory_of_others_bytes
+        assert after_bytes == pytest.approx(record.environment.gpus[0].memory_of_others_bytes, abs=GIB)
     assert search.reason.startswith("at batch_size_per_gpu 512: rank 0: another process holds")  # the first trial
     tables = collect(tmp_path / "beside")
     assert (tables["oom"], tables["coverage"]["oom"], tables["coverage"]["failed"]) == ([], 0, 2)
@@ -115,8 +107,7 @@ def test_a_batch_that_is_too_large_for_a_free_gpu_is_an_oom(tmp_path: Path) -> N
     """A batch of 65,536 needs 295 GiB."""
     (record,) = probe(tmp_path / "alone", 65536)
     assert (record.status, record.reason) == ("oom", "out of GPU memory")
-    assert record.failure is not None
-    (others_bytes,) = record.failure.memory_of_others_bytes
+    (others_bytes,) = failure_of(record).memory_of_others_bytes
     assert others_bytes is not None
     assert others_bytes <= GIB
     assert [row["batch_size_per_gpu"] for row in collect(tmp_path / "alone")["oom"]] == [65536]
@@ -145,10 +136,10 @@ def test_a_captured_step_follows_a_rate_that_changes_at_every_update(tmp_path: P
     """Both groups of the optimizer read it from the device: the losses are those of the eager step."""
     grid = tmp_path / "captured.yaml"
     grid.write_text(CAPTURED)
-    losses = {}
-    for record in submit(tmp_path / "out", grid):
-        assert record.measurement is not None, record.reason
-        losses[record.spec.execution, record.spec.schedule] = [epoch.loss for epoch in record.measurement.epochs]
+    losses = {
+        (record.spec.execution, record.spec.schedule): [epoch.loss for epoch in measurement_of(record).epochs]
+        for record in submit(tmp_path / "out", grid)
+    }
     assert losses["graph", "cosine"] == pytest.approx(losses["eager", "cosine"], rel=1e-2)
     assert losses["graph", "cosine"] != pytest.approx(losses["graph", "constant"], rel=1e-2)
 
@@ -203,13 +194,11 @@ def test_an_own_model_learns_the_same_in_every_execution_and_precision(tmp_path:
     (tmp_path / "own.yaml").write_text(OWN_GRID)
     losses = {}
     for record in submit(tmp_path / "out", tmp_path / "own.yaml"):
-        assert record.measurement is not None, record.reason
-        assert record.measurement.unit == "rows"
-        losses[record.spec.execution, record.spec.precision] = [epoch.loss for epoch in record.measurement.epochs]
+        measured = measurement_of(record)
+        assert measured.unit == "rows"
+        losses[record.spec.execution, record.spec.precision] = [epoch.loss or 0.0 for epoch in measured.epochs]
     eager = losses.pop(("eager", "fp32"))
-    assert eager[-1] is not None
-    assert eager[0] is not None
-    assert eager[-1] < 0.95 * eager[0], "it learns"
+    assert 0 < eager[-1] < 0.95 * eager[0], "it learns"
     assert len(losses) == 7
     for (execution, precision), found in losses.items():
         assert found == pytest.approx(eager, rel=1e-3 if precision == "fp32" else 3e-2), (execution, precision)

@@ -10,8 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import succeeded, without_make
-from factories import ROOT, write_script
+from conftest import plain_environment, run_program, succeeded, without_make
+from factories import ROOT, assert_says, records_of, write_script
+
+from pipeline.experiment.folder import Experiment
 
 SOURCES = (
     *("pipeline", "ddpscale.py", "templates", "setup.cfg", "pyproject.toml", "LICENSE", "README.md"),
@@ -49,10 +51,8 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_outside(unpacked: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A command of the wheel's code, from a folder that is no checkout."""
-    env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "PIPELINE"))}
-    env |= {"PYTHONPATH": str(unpacked), "PYTHONSAFEPATH": "1", "PATH": str(folder)}
-    command = [sys.executable, "-m", *arguments]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=60)
+    env = plain_environment(PYTHONPATH=str(unpacked), PYTHONSAFEPATH="1", PATH=str(folder))
+    return run_program(sys.executable, "-m", *arguments, cwd=folder, env=env)
 
 
 @pytest.mark.wheel
@@ -60,15 +60,15 @@ def test_a_wheel_holds_the_grids_the_templates_and_every_module(unpacked: Path) 
     wanted = {path.relative_to(ROOT / "pipeline") for path in (ROOT / "pipeline").rglob("*.py")}
     wanted |= {Path("templates", path.relative_to(ROOT / "templates")) for path in (ROOT / "templates").rglob("*.*")}
     assert len(wanted) > 90
+    wanted.add(Path("py.typed"))
     assert {str(name) for name in wanted if not (unpacked / "pipeline" / name).is_file()} == set()
-    assert (unpacked / "pipeline" / "py.typed").is_file()
     assert not list(unpacked.glob("tests*"))
 
 
 @pytest.mark.wheel
 def test_a_wheel_works_outside_the_checkout(unpacked: Path, tmp_path: Path) -> None:
-    where = succeeded(run_outside(unpacked, tmp_path, "pipeline.submit", "--grid", "scaling", "--dry-run", "--json"))
-    plan = json.loads(where.stdout)
+    dry_run = ("pipeline.submit", "--grid", "scaling", "--dry-run", "--json")
+    plan = json.loads(succeeded(run_outside(unpacked, tmp_path, *dry_run)).stdout)
     assert len(plan["points"]) == 58  # twice 5 on one GPU, 2 strategies x 2 sizes x 5, 4 for strong scaling
     assert all(f"PYTHONPATH={unpacked}" in array["sbatch"] for array in plan["arrays"])
     assert list(tmp_path.iterdir()) == []
@@ -79,12 +79,10 @@ def test_the_installed_command_runs_where_another_package_is_called_pipeline(unp
     (tmp_path / "pipeline").mkdir()
     (tmp_path / "pipeline" / "__init__.py").touch()
     env = os.environ | {"PYTHONPATH": f"{tmp_path}:{unpacked}"}
-    command = [sys.executable, str(unpacked / "ddpscale.py")]
-    called = functools.partial(subprocess.run, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
-    answer = called([*command, "submit", "--grid", "own-model", "--dry-run"])
-    assert (answer.returncode, "13 points to run" in answer.stdout) == (0, True), answer.stderr
-    assert called([*command, "collcet"]).stderr == "error: unknown command 'collcet'; did you mean 'collect'?\n"
-    assert called([*command, "status", "--help"]).stdout.startswith("usage: ddpscale status")
+    called = functools.partial(run_program, sys.executable, unpacked / "ddpscale.py", cwd=tmp_path, env=env)
+    assert "13 points to run" in succeeded(called("submit", "--grid", "own-model", "--dry-run")).stdout
+    assert called("collcet").stderr == "error: unknown command 'collcet'; did you mean 'collect'?\n"
+    assert called("status", "--help").stdout.startswith("usage: ddpscale status")
 
 
 @pytest.mark.wheel
@@ -95,19 +93,16 @@ def test_a_repository_of_its_own_measures_its_training_with_the_installed_comman
     """The example of docs/workloads.md as its users have it, with a smaller model and shorter epochs."""
     repository = tmp_path / "sums"
     shutil.copytree(ROOT / "docs/examples/gpt", repository, ignore=shutil.ignore_patterns("__pycache__", "outputs"))
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "PIPELINE"))}
-    env = kept | {"PYTHONPATH": str(unpacked), "TEST_FOLDER": str(tmp_path)}
-    command = [sys.executable, str(unpacked / "ddpscale.py")]
-    run = functools.partial(subprocess.run, cwd=repository, env=env, capture_output=True, text=True, timeout=600)
+    env = plain_environment(PYTHONPATH=str(unpacked), TEST_FOLDER=str(tmp_path))
+    run = functools.partial(run_program, sys.executable, unpacked / "ddpscale.py", cwd=repository, env=env)
     sizes = ("--set", "batch_size_per_gpu=32", "num_samples=512", "model.layers=1")
-    done = succeeded(run([*command, "submit", "--grid", "grid.yaml", "--cluster", "local", *sizes]))
+    done = succeeded(run("submit", "--grid", "grid.yaml", "--cluster", "local", *sizes))
     assert done.stderr.endswith("Next: ddpscale collect outputs/arithmetic\n")
-    succeeded(run([*command, "collect", "outputs/arithmetic"]))
+    succeeded(run("collect", "outputs/arithmetic"))
 
-    records = [json.loads(path.read_text()) for path in repository.glob("outputs/arithmetic/records/*.json")]
-    environments = [record["environment"] for record in records]
-    assert [part["model_changed"] for part in environments] == [False] * 4
-    assert [part.get("commit") for part in environments] == [None] * 4, "the code is the wheel's, which is no checkout"
+    environments = [record.environment for record in records_of(Experiment(repository / "outputs/arithmetic"))]
+    # no commit: the code is the wheel's, which is no checkout
+    assert [(part.model_changed, part.git_commit) for part in environments] == [(False, None)] * 4
     tables = json.loads((repository / "outputs/arithmetic/tables.json").read_text())
     assert (tables["coverage"]["expected"], tables["coverage"]["ok"]) == (4, 4)
     (parallel,) = (row for row in tables["Q2"] if row["num_gpus"] == 2)
@@ -121,10 +116,8 @@ def test_a_repository_of_its_own_measures_its_training_with_the_installed_comman
     assert max(row["test_accuracy"] or 0 for row in tables["Q4"]) > 0.1, "a guess is right in one of 13 characters"
 
     report = (repository / "outputs/arithmetic/report.md").read_text()
-    assert "tokens/s" in report
-    assert "sums/workload.py:Arithmetic" in report
-    assert "## Q2: weak scaling, speed-up against one process with the per-process batch fixed" in report
-    assert "**Q3.** On 2 processes " in report
+    q2 = "## Q2: weak scaling, speed-up against one process with the per-process batch fixed"
+    assert_says(report, "tokens/s", "sums/workload.py:Arithmetic", q2, "**Q3.** On 2 processes ")
     assert not re.search(r"\bimages?\b|\bGPUs?\b", report)
 
 
@@ -142,9 +135,8 @@ def test_make_runs_benchmarks_that_import_helpers_of_the_tests(tmp_path: Path, t
     time.sleep(0.01)
     for stamp in (".installed-constraints.txt", ".installed-constraints.txt-test"):  # newer than what they are made of
         (tmp_path / stamp).touch()
-    command = ["make", "--silent", target, f"VENV={tmp_path}"]
     env = {**without_make(), "PYTHONPATH": "the/users"}
-    ran = subprocess.check_output(command, cwd=ROOT, env=env, text=True, timeout=100).splitlines()
+    ran = succeeded(run_program("make", "--silent", target, f"VENV={tmp_path}", env=env)).stdout.splitlines()
     assert [line for line in ran if not line.endswith(" tests:the/users")] == []
     scripts = [word for line in ran for word in line.split() if word.endswith(".py")]
     assert len(scripts) == len(ran) == 3
@@ -176,13 +168,9 @@ def test_make_installs_by_the_constraints_that_it_is_given(
         monkeypatch.setenv(name, value)
     write_script(tmp_path / "bin/python", 'echo "$*"')
 
-    def make_run(*variables: str) -> list[str]:
-        command = ["make", "--silent", "run", f"VENV={tmp_path}", *variables]
-        return subprocess.check_output(command, cwd=ROOT, env=without_make(), text=True, timeout=100).splitlines()
-
-    installs = "-m pip install --quiet --constraint {} --editable .".format
-    volta = "CONSTRAINTS=constraints-volta.txt"
-    assert make_run()[0] == installs("constraints.txt")
-    assert make_run(volta)[0] == installs("constraints-volta.txt")
-    assert make_run(volta)[0].startswith("-m pipeline.submit")
-    assert make_run()[0] == installs("constraints.txt")
+    for more, constraints in (((), ".txt"), (("CONSTRAINTS=constraints-volta.txt",), "-volta.txt")) * 2:
+        make = ("make", "--silent", "run", f"VENV={tmp_path}", *more)
+        installed, *_ = succeeded(run_program(*make, env=without_make())).stdout.splitlines()
+        assert installed == f"-m pip install --quiet --constraint constraints{constraints} --editable ."
+        again, *_ = succeeded(run_program(*make, env=without_make())).stdout.splitlines()
+        assert again.startswith("-m pipeline.submit")

@@ -1,11 +1,12 @@
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
 import pytest
-from factories import assert_says, make_measurement, make_spec
+from factories import assert_says, failure_of, make_measurement, make_spec
 
-from pipeline.experiment.record import Environment, FailureKind
+from pipeline.experiment.record import Environment, FailureKind, Record
 from pipeline.experiment.record_store import publish_record
 from pipeline.runner import failed_record
 from pipeline.runner.launch_session import build_record
@@ -19,6 +20,21 @@ def rank_files(tmp_path: Path) -> RankFiles:
 
 def write_error(rank_files: RankFiles, rank: int, kind: str, time_ns: int = 0, message: str = "boom") -> None:
     rank_files.write_error(RankError(cast(FailureKind, kind), message, rank, "node1", time_ns))
+
+
+Exits = Mapping[int, failed_record.RankExit]
+NONE: Exits = {}
+
+
+def failure_of_ranks(rank_files: RankFiles, exits: Exits = NONE) -> Record:
+    cause = failed_record.find_root_cause(rank_files, exits)
+    return failed_record.failure_record(make_spec(), rank_files, "launch", cause)
+
+
+def built(rank_files: RankFiles, exits: Exits = NONE) -> Record:
+    record = build_record(make_spec(), rank_files, "launch", exits)
+    assert record is not None
+    return record
 
 
 ABRT, KILL, SEGV, TERM = (-number for number in (signal.SIGABRT, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM))
@@ -72,22 +88,15 @@ def test_the_cause_is_the_first_failure_that_is_no_consequence(
 def test_the_memory_of_other_processes_is_kept_with_the_failure(rank_files: RankFiles) -> None:
     rank_files.write_error(RankError("gpu_shared", "another process held 2.0 GiB of GPU 1\nOOM", 1, "n", 1, (0, 2**31)))
     rank_files.write_error(RankError("collective", "connection reset by peer", 0, "n", 0))
-    record = failed_record.failure_record(
-        make_spec(),
-        rank_files,
-        "launch",
-        failed_record.find_root_cause(rank_files, {0: failed_record.RankExit(1, 0), 1: failed_record.RankExit(1, 1)}),
-    )
+    record = failure_of_ranks(rank_files, {0: failed_record.RankExit(1, 0), 1: failed_record.RankExit(1, 1)})
     assert (record.status, record.reason) == ("failed", "rank 1: another process held 2.0 GiB of GPU 1")
-    assert record.failure is not None
-    assert (record.failure.kind, record.failure.memory_of_others_bytes) == ("gpu_shared", (0, 2**31))
+    failure = failure_of(record)
+    assert (failure.kind, failure.memory_of_others_bytes) == ("gpu_shared", (0, 2**31))
 
 
 def test_ranks_that_leave_neither_result_nor_error_failed(rank_files: RankFiles) -> None:
     assert_says(failed_record.find_root_cause(rank_files, {}).message, "every rank exited 0", "result")
-    record = build_record(make_spec(), rank_files, "launch", {})
-    assert record is not None
-    assert record.status == "failed"
+    assert built(rank_files).status == "failed"
 
 
 @pytest.mark.parametrize(
@@ -103,34 +112,22 @@ def test_an_out_of_memory_is_a_result_and_other_errors_are_failures(
     rank_files: RankFiles, tmp_path: Path, kind: str, status: str, reason: str
 ) -> None:
     write_error(rank_files, 0, kind, message="boom\nand the rest")
-    record = failed_record.failure_record(
-        make_spec(), rank_files, "launch", failed_record.find_root_cause(rank_files, {})
-    )
+    record = failure_of_ranks(rank_files)
     assert (record.status, record.reason) == (status, reason)
     assert publish_record(record, tmp_path).is_file()
 
 
 def test_a_model_that_does_not_fit_without_a_batch_is_named(rank_files: RankFiles) -> None:
     write_error(rank_files, 0, "cuda_oom", message="the model alone does not fit: CUDA out of memory. Tried ...")
-    record = failed_record.failure_record(
-        make_spec(), rank_files, "launch", failed_record.find_root_cause(rank_files, {})
-    )
-    assert record.reason == "out of GPU memory: the model alone does not fit"
+    assert failure_of_ranks(rank_files).reason == "out of GPU memory: the model alone does not fit"
 
 
 def test_the_environment_is_recorded_for_success_and_for_failure(rank_files: RankFiles) -> None:
-    spec, where = make_spec(), Environment(nodes=("node1",))
+    measurement, where = make_measurement(make_spec()), Environment(nodes=("node1",))
     rank_files.write_environment(where)
-    assert (
-        failed_record.failure_record(
-            spec, rank_files, "launch", failed_record.find_root_cause(rank_files, {})
-        ).environment
-        == where
-    )
-    measurement = make_measurement(spec)
+    assert failure_of_ranks(rank_files).environment == where
     rank_files.write_result(PointResult(measurement, where))
-    record = build_record(spec, rank_files, "launch", {})
-    assert record is not None
+    record = built(rank_files)
     assert (record.measurement, record.environment) == (measurement, where)
 
 
@@ -138,10 +135,8 @@ def test_the_environment_is_recorded_for_success_and_for_failure(rank_files: Ran
 def test_no_secret_of_an_exception_comes_into_a_record(rank_files: RankFiles) -> None:
     said = "ConnectionError: https://me:hunter2@example.org/data?token=hunter2 refused\nAuthorization: Bearer hunter2"
     write_error(rank_files, 0, "exception", message=said)
-    record = build_record(make_spec(), rank_files, "launch", {0: failed_record.RankExit(1, 1.0)})
-    assert record is not None
-    assert record.failure is not None
-    assert "hunter2" not in record.reason + record.failure.message
+    record = built(rank_files, {0: failed_record.RankExit(1, 1.0)})
+    assert "hunter2" not in record.reason + failure_of(record).message
     assert record.reason == "rank 0: ConnectionError: https://<redacted>@example.org/data?token=<redacted> refused"
 
 
@@ -160,8 +155,7 @@ def test_a_result_that_cannot_be_read_is_a_failed_record_that_names_the_field(
 ) -> None:
     rank_files.folder.joinpath("result.json").write_bytes(raw)
     rank_files.folder.joinpath("environment.json").write_bytes(b"[]")
-    record = build_record(make_spec(), rank_files, "launch", {})
-    assert record is not None
+    record = built(rank_files)
     assert record.status == "failed"
     assert_says(record.reason, "the result could not be published", said, "see what the model's class returns")
     publish_record(record, rank_files.folder)

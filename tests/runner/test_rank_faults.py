@@ -1,16 +1,14 @@
 """A rank that fails in any way ends its point, which leaves one record and no process."""
 
 import os
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, processes_of, succeeded
-from factories import LENET, make_experiment, make_spec
+from conftest import ROOT, processes_of, run_program, succeeded
+from factories import LENET, failure_of, make_experiment, make_spec, only_record
 
 from pipeline.experiment.folder import Experiment
-from pipeline.experiment.record_store import load_folder
 from pipeline.runner.launch_options import LaunchOptions, launch_command
 
 LIMIT_S = 20
@@ -68,15 +66,12 @@ def test_a_rank_that_fails_ends_its_point_with_one_record(
 ) -> None:
     experiment, command, env = start_launch(tmp_path, fault, num_gpus=2)
     command += ["--point-limit-s", str(LIMIT_S if kind == "timeout" else 300)]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    done = run_program(*command, env=env)
     took_s = time.time() - float((tmp_path / "failed_at").read_text())
-    assert done.returncode == 1, done.stderr
-    assert took_s < 15 + (LIMIT_S if kind == "timeout" else 0)
+    assert (done.returncode, took_s < 15 + (LIMIT_S if kind == "timeout" else 0)) == (1, True), done.stderr
     assert processes_of(tmp_path) == []
-    (record,), rejected = load_folder(experiment.records_folder)
-    assert rejected == []
-    assert record.failure is not None
-    assert (record.status, record.failure.kind, said in record.reason) == (status, kind, True), record.reason
+    record = only_record(experiment)
+    assert (record.status, failure_of(record).kind, said in record.reason) == (status, kind, True), record.reason
 
 
 @pytest.mark.training
@@ -95,13 +90,11 @@ def test_a_rank_that_leaves_without_a_result_fails_its_point_within_seconds(
     tmp_path: Path, fault: str, said: str, num_gpus: int
 ) -> None:
     experiment, command, env = start_launch(tmp_path, fault, num_gpus=num_gpus)
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100)
+    done = run_program(*command, env=env)
     took_s = time.time() - float((tmp_path / "failed_at").read_text())
     assert (done.returncode, took_s < 20) == (1, True), done.stderr
-    (record,), rejected = load_folder(experiment.records_folder)
-    assert rejected == []
-    assert record.failure is not None
-    assert (record.status, record.failure.kind, record.failure.rank) == ("failed", "exit", num_gpus - 1)
+    record = only_record(experiment)
+    assert (record.status, failure_of(record).kind, failure_of(record).rank) == ("failed", "exit", num_gpus - 1)
     assert record.reason.startswith(f"rank {num_gpus - 1}: {said} before its point had ended; remove os._exit")
     assert processes_of(tmp_path) == []
 
@@ -111,7 +104,6 @@ def test_a_rank_that_leaves_without_a_result_fails_its_point_within_seconds(
 def test_what_a_rank_has_started_ends_with_its_point(tmp_path: Path) -> None:
     """A child in a session of its own, whose parent has ended; the point is ok."""
     experiment, command, env = start_launch(tmp_path, "os.system('setsid sleep 600 > /dev/null 2>&1 &')", num_gpus=1)
-    succeeded(subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100))
+    succeeded(run_program(*command, env=env))
     assert processes_of(tmp_path) == []
-    (record,), _ = load_folder(experiment.records_folder)
-    assert record.status == "ok"
+    assert only_record(experiment).status == "ok"

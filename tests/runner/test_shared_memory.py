@@ -1,7 +1,6 @@
 """A point whose loader finds shared memory full fails at once, and the reason says what was full."""
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -10,11 +9,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import ROOT, wait_for, workers_of
+from factories import assert_says, only_record
 
+from pipeline.experiment.folder import Experiment
 from pipeline.runner.failed_record import describe_exception, is_shared_memory_error
 from pipeline.system import host
 
@@ -46,12 +46,11 @@ def running_point(folder: Path, epochs: int, mount: str = "true") -> Iterator[su
         driver.wait()
 
 
-def record_of(folder: Path, driver: subprocess.Popen[str]) -> dict[str, Any]:
+def reason_of_failure(folder: Path, driver: subprocess.Popen[str]) -> str:
     stderr = driver.communicate(timeout=300)[1]
-    assert driver.returncode == 1, stderr
-    (path,) = folder.glob("loading/records/*.json")
-    record: dict[str, Any] = json.loads(path.read_text())
-    return record
+    record = only_record(Experiment(folder / "loading"))
+    assert (driver.returncode, record.status) == (1, "failed"), stderr
+    return record.reason
 
 
 @pytest.mark.fault("F19")
@@ -62,10 +61,8 @@ def record_of(folder: Path, driver: subprocess.Popen[str]) -> dict[str, Any]:
 def test_shared_memory_that_is_too_small_is_named_with_its_size(tmp_path: Path, size_kib: int, filled_kib: int) -> None:
     mount = f"mount -t tmpfs -o size={size_kib}k tmpfs /dev/shm && head -c {filled_kib}k /dev/zero > /dev/shm/other"
     with running_point(tmp_path, 1, mount) as driver:
-        record = record_of(tmp_path, driver)
-    assert record["status"] == "failed"
-    assert f"shared memory is /dev/shm of {size_kib:,} KiB, " in record["reason"]
-    assert "enlarge it" in record["reason"]
+        reason = reason_of_failure(tmp_path, driver)
+    assert_says(reason, f"shared memory is /dev/shm of {size_kib:,} KiB, ", "enlarge it")
 
 
 @pytest.mark.fault("F19")
@@ -75,9 +72,8 @@ def test_a_process_that_dies_of_sigbus_names_shared_memory(tmp_path: Path, victi
     with running_point(tmp_path, 1000) as driver:
         worker, rank = wait_for(lambda: find_loader_worker(tmp_path), 200)
         os.kill(worker if victim == "worker" else rank, signal.SIGBUS)
-        record = record_of(tmp_path, driver)
-    assert record["status"] == "failed"
-    assert f"shared memory is /dev/shm of {os.statvfs('/dev/shm').f_blocks * 4096 // 1024:,} KiB, " in record["reason"]
+        reason = reason_of_failure(tmp_path, driver)
+    assert f"shared memory is /dev/shm of {os.statvfs('/dev/shm').f_blocks * 4096 // 1024:,} KiB, " in reason
 
 
 @pytest.mark.training
@@ -87,10 +83,9 @@ def test_a_loader_worker_that_is_killed_ends_its_point_and_is_named(tmp_path: Pa
         worker, _ = wait_for(lambda: find_loader_worker(tmp_path), 200)
         os.kill(worker, signal.SIGKILL)
         killed_s = time.monotonic()
-        record = record_of(tmp_path, driver)
+        reason = reason_of_failure(tmp_path, driver)
     assert time.monotonic() - killed_s < 15
-    assert record["status"] == "failed"
-    assert re.search(rf"DataLoader worker \(pid(\(s\))? {worker}\)", record["reason"]), record["reason"]
+    assert re.search(rf"DataLoader worker \(pid(\(s\))? {worker}\)", reason), reason
     assert workers_of(tmp_path) == []
 
 

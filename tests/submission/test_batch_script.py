@@ -67,10 +67,8 @@ def test_a_prologue_whose_own_lines_succeed_lets_the_job_go_on(tmp_path: Path, t
     after = 'echo "went on $-" $(set -o | grep pipefail) ${prologue_depth-}; trap -p ERR'
     done = run_lines(tmp_path, *prologue_lines(Prologue(path, text.encode())), after)
     assert (done.returncode, done.stderr.decode()) == (0, "")
-    said = done.stdout.decode().split()
-    assert said[:2] == ["went", "on"]
-    assert {"e", "u"} < set(said[2])
-    assert said[3:] == ["pipefail", "on"]
+    went, on, flags, *options = done.stdout.decode().split()
+    assert (went, on, {"e", "u"} < set(flags), options) == ("went", "on", True, ["pipefail", "on"])
 
 
 @pytest.mark.parametrize(
@@ -95,8 +93,7 @@ def test_a_line_of_the_prologue_itself_that_fails_ends_the_job_and_is_named(
     path = tmp_path / "prologue.sh"
     path.write_text(text)
     done = run_lines(tmp_path, *prologue_lines(Prologue(path, text.encode())), "touch canary")
-    assert done.returncode == 1
-    assert f"the prologue failed: {line}" in done.stderr.decode()
+    assert (done.returncode, f"the prologue failed: {line}" in done.stderr.decode()) == (1, True)
     assert not (tmp_path / "canary").exists()
 
 
@@ -108,8 +105,7 @@ def test_nothing_of_a_prologue_that_was_changed_after_submit_runs(
     lines = prologue_lines(prologue)
     prologue.path.write_bytes(prologue.text + added if added != b"\0" else b"\0touch canary\n" + prologue.text)
     done = run_lines(tmp_path, *lines, "touch canary")
-    assert done.returncode == 1
-    assert b"prologue.sh was changed after submit read it; submit again" in done.stderr
+    assert (done.returncode, b"prologue.sh was changed after submit read it; submit again" in done.stderr) == (1, True)
     prologue.path.unlink()
     assert run_lines(tmp_path, *lines, "touch canary").returncode != 0
     assert not (tmp_path / "canary").exists()
@@ -127,8 +123,7 @@ def test_an_element_has_its_own_link_to_the_commands_unless_submit_has_withdrawn
     assert os.path.samefile(tmp_path / name, commands)
     (tmp_path / name).unlink()
     commands.unlink()
-    assert run_lines(tmp_path, line, "touch canary").returncode != 0
-    assert sorted(os.listdir(tmp_path)) == []
+    assert (run_lines(tmp_path, line, "touch canary").returncode != 0, os.listdir(tmp_path)) == (True, [])
 
 
 @pytest.mark.fault("F43")

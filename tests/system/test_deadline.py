@@ -12,12 +12,11 @@ from typing import Protocol
 
 import pytest
 from conftest import wait_for
-from factories import assert_says, make_measurement, make_spec
+from factories import assert_says, failure_of, make_measurement, make_spec, records_of
 
 from pipeline import launch as launching
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.record import Environment, FailureKind, Record
-from pipeline.experiment.record_store import load_folder
 from pipeline.experiment.spec import Spec
 from pipeline.runner import launch_session, telemetry_sampler
 from pipeline.runner.failed_record import RankExit
@@ -65,16 +64,14 @@ def test_what_takes_longer_is_ended_by_the_alarm_of_the_operating_system() -> No
     deadline = Deadline(0.05)
     with pytest.raises(DeadlineExpired), deadline:
         time.sleep(600)
-    assert deadline.is_expired
-    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    assert (deadline.is_expired, signal.getitimer(signal.ITIMER_REAL)) == (True, (0, 0))
 
 
 def test_what_takes_longer_is_ended_and_what_comes_after_is_left_alone(clock: FakeClock) -> None:
     deadline = Deadline(LIMIT_S)
     with pytest.raises(DeadlineExpired), deadline:
         clock.sleep(60)
-    assert clock.now_s == LIMIT_S
-    assert deadline.is_expired
+    assert (clock.now_s, deadline.is_expired) == (LIMIT_S, True)
     clock.sleep(2 * LIMIT_S)
 
 
@@ -83,8 +80,7 @@ def test_what_ends_in_time_is_not_ended_later(clock: FakeClock) -> None:
     deadline = Deadline(LIMIT_S)
     with deadline:
         assert not deadline.is_expired
-    assert clock.alarm_s is None
-    assert signal.getsignal(signal.SIGALRM) == handler
+    assert (clock.alarm_s, signal.getsignal(signal.SIGALRM)) == (None, handler)
     clock.sleep(2 * LIMIT_S)
 
 
@@ -223,8 +219,7 @@ def run(experiment: Experiment, monkeypatch: pytest.MonkeyPatch, clock: FakeCloc
         ranks = Ranks(experiment, how, clock, point_time_s)
         monkeypatch.setattr(launching, "run_node_ranks", ranks)
         code = launching.run_element(points, experiment, LaunchOptions(Path("data"), point_limit_s=LIMIT_S))
-        found, rejected = load_folder(experiment.records_folder)
-        assert rejected == []
+        found = records_of(experiment)
         assert [record.attempt for record in found] == [0] * len(points), "each point is published once"
         by_id = {record.run_id: record for record in found}
         return code, [by_id[spec.run_id()] for spec in points], ranks.launched
@@ -236,25 +231,20 @@ def test_a_point_that_hangs_fails_by_name_and_those_behind_it_are_launched_anew(
     experiment: Experiment, run: RunPoints
 ) -> None:
     code, records, launched = run({8: "ok", 16: "hang", 32: "ok"})
-    assert (code, launched) == (1, [8, 32])
-    assert [record.status for record in records] == ["ok", "failed", "ok"]
+    assert (code, launched, [record.status for record in records]) == (1, [8, 32], ["ok", "failed", "ok"])
     assert os.listdir(experiment.scratch_folder) == [f"{records[1].run_id}.launch"]  # what the others left is removed
-    failure = records[1].failure
-    assert failure is not None
-    assert failure.kind == "timeout"
+    assert failure_of(records[1]).kind == "timeout"
     assert_says(records[1].reason, "limit of 10 s", "raise --time")
 
 
 def test_each_point_of_shared_processes_has_the_whole_limit(run: RunPoints) -> None:
     code, records, launched = run(dict.fromkeys((8, 16, 32, 64), "ok"), point_time_s=0.6 * LIMIT_S)
-    assert (code, launched) == (0, [8])
-    assert [record.status for record in records] == ["ok"] * 4
+    assert (code, launched, [record.status for record in records]) == (0, [8], ["ok"] * 4)
 
 
 def test_a_result_counts_also_where_its_ranks_do_not_end(run: RunPoints) -> None:
     code, records, launched = run({8: "hang with a result", 16: "ok"})
-    assert (code, launched) == (0, [8, 16])
-    assert [record.status for record in records] == ["ok", "ok"]
+    assert (code, launched, [record.status for record in records]) == (0, [8, 16], ["ok", "ok"])
 
 
 @pytest.mark.parametrize(
@@ -265,8 +255,7 @@ def test_an_error_that_a_rank_left_about_itself_is_the_cause_and_a_consequence_i
     run: RunPoints, how: str, status: str, kind: str
 ) -> None:
     _, (record, after), _ = run({8: how, 16: "ok"})
-    assert record.failure is not None
-    assert (record.status, record.failure.kind, after.status) == (status, kind, "ok")
+    assert (record.status, failure_of(record).kind, after.status) == (status, kind, "ok")
 
 
 def test_a_point_that_begins_while_the_one_before_it_is_ended_is_launched_anew(
@@ -309,5 +298,4 @@ def test_the_limit_covers_a_whole_search_for_the_memory_boundary(
     (record,) = launching.run_in_same_processes([spec], experiment, LaunchOptions(Path("data"), point_limit_s=LIMIT_S))
     assert num_trials == 3
     assert record is not None
-    assert record.failure is not None
-    assert (record.status, record.failure.kind) == ("failed", "timeout")
+    assert (record.status, failure_of(record).kind) == ("failed", "timeout")

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, wait_for
+from conftest import ROOT, plain_environment, run_program, succeeded, wait_for
 
 from pipeline.experiment.record import Environment
 from pipeline.runner.launch_session import mark_source_changed
@@ -36,8 +35,7 @@ def tree(tmp_path: Path) -> Path:
 
 def git(tree: Path, *arguments: str) -> str:
     who = ("-c", "user.name=me", "-c", "user.email=me@example.org", "-c", "commit.gpgsign=false")
-    command = ["git", "-C", str(tree), *who, *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+    return succeeded(run_program("git", "-C", tree, *who, *arguments)).stdout.strip()
 
 
 def commit(tree: Path) -> str:
@@ -59,10 +57,9 @@ def digest_of(tree: Path) -> str:
 
 
 def run(tree: Path, name: str, *arguments: str) -> subprocess.Popen[str]:
-    plain = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "PIPELINE", "PYTHONPATH"))}
-    plain["OMP_NUM_THREADS"] = "1"
     command = [sys.executable, "-m", f"pipeline.{name}", *arguments]
-    return subprocess.Popen(command, cwd=tree, env=plain, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    env = plain_environment("PYTHONPATH", OMP_NUM_THREADS="1")
+    return subprocess.Popen(command, cwd=tree, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def submit(tree: Path, *more: str) -> subprocess.Popen[str]:
@@ -99,11 +96,9 @@ def test_points_after_an_edit_name_the_code_that_was_imported_before_it(
     assert driver.returncode == 0, said
     found = environments(tree)
     assert sorted(found) == [0, 1], "one process ran both"
-    for environment in found.values():
-        assert environment.get("git_commit") == head
-        assert environment.get("git_dirty") is (False if has_git else None)
-        assert environment["source_digest"] == before
-        assert environment["source_changed"] is True
+    expected = {"git_commit": head, "git_dirty": False if has_git else None}
+    expected |= {"source_digest": before, "source_changed": True}
+    assert [{key: environment.get(key) for key in expected} for environment in found.values()] == [expected] * 2
 
 
 @pytest.mark.fault("F26")
@@ -121,11 +116,9 @@ def test_a_submission_runs_the_code_of_its_start_and_rows_of_several_sources_are
     _, said = driver.communicate(timeout=200)
     assert driver.returncode == 0, said
     found = [json.loads(path.read_text()) for path in tree.glob("out/two/records/*.json")]
-    seen = {record["spec"]["batch_size_per_gpu"]: record["environment"] for record in found}
-    assert (seen[32]["source_digest"], seen[64]["source_digest"]) == (first, second)
-    assert (seen[32]["source_changed"], seen[64]["source_changed"]) == (False, False)
-    assert (seen[32]["git_commit"], seen[64]["git_commit"]) == (first_head, first_head)
-    assert (seen[32]["git_dirty"], seen[64]["git_dirty"]) == (False, True)
+    keys = ("source_digest", "source_changed", "git_commit", "git_dirty")
+    seen = {record["spec"]["batch_size_per_gpu"]: [record["environment"][key] for key in keys] for record in found}
+    assert seen == {32: [first, False, first_head, False], 64: [second, False, first_head, True]}
     shown, said = run(tree, "collect", "out", "--format", "json").communicate(timeout=60)
     notes = {row["batch_size_per_gpu"]: row["note"] for row in json.loads(shown)["experiments"]["two"]["Q1"]}
     assert f"source {second[:12]}, other points of this experiment {first[:12]}" in notes[64]
@@ -150,10 +143,13 @@ def test_a_digest_tells_names_and_bytes_apart(tmp_path: Path) -> None:
 def test_a_process_that_imported_another_source_than_its_ranks_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The launch began before an edit and its ranks after it."""
     now = source_digest.digest_source()
-    assert mark_source_changed(Environment(source_digest=now)).source_changed is False
-    assert mark_source_changed(Environment(source_digest=now, source_changed=True)).source_changed is True
-    assert mark_source_changed(Environment(source_digest="another")).source_changed is True
-    assert mark_source_changed(Environment()).source_changed is None, "no rank came to say what it imported"
+    said = [
+        Environment(source_digest=now),
+        Environment(source_digest=now, source_changed=True),
+        Environment(source_digest="another"),
+        Environment(),  # no rank came to say what it imported
+    ]
+    assert [mark_source_changed(environment).source_changed for environment in said] == [False, True, True, None]
     monkeypatch.setattr(source_digest, "DIGEST_AT_START", "another")
     assert mark_source_changed(Environment(source_digest=now)).source_changed is True
 
