@@ -42,7 +42,7 @@ LARGE_BATCH = (
 TEMPLATES: dict[str, tuple[str, ...]] = {
     "not_answered": ("Not answered here: {why}.",),
     "not_asked": ("Not answered here: {why}.",),
-    "no_result": ("Not answered yet: {what} have no result; run the same submit command again{with_failed}.",),
+    "no_result": ("Not answered yet: {what} have no result; {cure}.",),
     # Q1
     "fastest_batch": (
         "One GPU {place} at {batch:,} images a step: {throughput}, epoch {epoch_time:digits} s{where}.",
@@ -360,9 +360,11 @@ def not_answered(question: str, why: str, grid: str, *, is_asked: bool = False) 
 
 
 def no_result(question: str, what: str, rows: Iterable[Row]) -> Claim:
-    """Return the claim of a question whose points have no result."""
-    failed = any(row.status == "failed" for row in rows)
-    return Claim(question, "no_result", {"what": what, "with_failed": " with --rerun failed" if failed else ""})
+    """Return the claim of a question whose points have no result. What failed is to be mended before it runs again."""
+    cure = "run the same submit command again"
+    if any(row.status == "failed" for row in rows):
+        cure = f"read in the failed rows why, mend that, and {cure} with --rerun failed"
+    return Claim(question, "no_result", {"what": what, "cure": cure})
 
 
 UNFIT_FIGURES: dict[str, tuple[str, ...]] = {

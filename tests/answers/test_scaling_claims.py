@@ -300,14 +300,21 @@ def test_an_answer_says_what_weakens_it(name: str, badges: set[str]) -> None:
 
 
 def test_points_without_a_result_are_to_be_submitted_again() -> None:
-    for found, missing, rerun in (
-        ([], [ONE, TWO], ""),
-        ([make_record(ONE, status="failed"), make_record(TWO, status="failed")], [], " with --rerun failed"),
+    """Where they failed, the sentence begins with the reason: without another cause they would fail again."""
+    again = "run the same submit command again"
+    for found, missing, cure in (
+        ([], [ONE, TWO], again),
+        (
+            [make_record(ONE, status="failed"), make_record(TWO, status="failed")],
+            [],
+            f"read in the failed rows why, mend that, and {again} with --rerun failed",
+        ),
     ):
         answers = claims_of(*found, missing=missing)
         for question in ("Q1", "Q2"):
             claim, told = answers[question][-1], Answer(question, answers[question], Terms()).told
-            assert (claim.kind, claim.values["with_failed"], bool(told)) == ("no_result", rerun, False)
+            assert (claim.kind, bool(told)) == ("no_result", False)
+            assert claim.sentences()[0].endswith(f" have no result; {cure}.")
 
 
 def test_a_failed_point_hides_no_other_answer() -> None:
