@@ -603,6 +603,31 @@ def test_a_narrow_terminal_gets_narrow_lines(width: int, tmp_path: Path) -> None
     assert "epoch time [s]" in texts[0]
 
 
+@pytest.mark.parametrize(
+    ("width", "said"),
+    [(72, "rank 0: KeyError..."), (85, r"rank 0: KeyError: blocks\[3\] is..."), (120, "rank 0: KeyError...")],
+)
+def test_a_failed_row_on_the_terminal_begins_to_say_why(width: int, said: str, tmp_path: Path) -> None:
+    """Its note is as long as there is room for, with the escapes of Markdown."""
+    reason = "rank 0: KeyError: blocks[3] is no key of the state, and neither is any like it"
+    failed = make_record(make_spec(strategy="ddp", num_gpus=2), status="failed", reason=reason)
+    found = collected_in(tmp_path / "x", make_record(), failed)
+    answers = answers_of(found.tables, found.collected.terms)
+    for render in (terminal.render_experiment, terminal.render_brief):
+        lines = render("x", found, answers, None, width).splitlines()
+        (row,) = [line for line in lines if line.startswith("| ddp") and " failed |" in line]
+        assert len(row) <= width
+        assert row.rstrip("| ").endswith(f"| {said}")
+
+
+def test_a_reason_that_all_failed_rows_share_is_below_the_brief_table(tmp_path: Path) -> None:
+    failed = [make_record(make_spec(batch_size_per_gpu=size), status="failed", reason="no [disk]") for size in (8, 16)]
+    found = collected_in(tmp_path / "x", *failed)
+    text = terminal.render_brief("x", found, answers_of(found.tables, found.collected.terms), None, 120)
+    (said,) = [line for line in text.splitlines() if line.startswith("All rows: ")]
+    assert said.endswith(r"; no \[disk\].")
+
+
 def test_one_table_alone_in_each_format(pipeline: Command, tmp_path: Path) -> None:
     experiment = make_experiment(tmp_path / "x", make_record(), make_record(make_spec(batch_size_per_gpu=64)))
     text, shape, table = (

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.analysis.pooling import group_pairs
+from pipeline.answers.claims import NO_RESULT
 from pipeline.answers.questions import IN_ORDER, NOT_ASKED, Answer, Headline
-from pipeline.pages.cells import DisplayColumn, DisplayTable
+from pipeline.pages.cells import STATUS_WORDS, DisplayColumn, DisplayTable
 from pipeline.pages.display_tables import MAX_WIDTH, DisplayOptions, display_tables
 from pipeline.pages.markdown import escape_markdown, name_source, render_coverage, render_table, wrap
 from pipeline.pages.provenance import conditions_of, describe_setting
@@ -20,6 +21,8 @@ from pipeline.tables.columns import Rows
 MAX_ROWS = 16  # of a table
 MAX_LISTED = 10  # files that were left out, and batch sizes
 BRIEF_LINES = 20
+MIN_REASON = 24  # characters of why a point has no result
+LOST = {STATUS_WORDS[status] for status in NO_RESULT}
 RULES = 3  # lines of a table beside its rows: heading, rule and an empty one
 
 
@@ -114,23 +117,36 @@ def main_tables(found: CollectedExperiment, width: int) -> list[DisplayTable]:
 def table_lines(table: DisplayTable, max_rows: int, width: int) -> list[str]:
     """Return the lines of a table that is no wider than `width`, as far as its first columns allow."""
     columns = [column._replace(cells=column.cells[:max_rows]) for column in table.columns]
+    numbers, is_lost = columns[-1].cells, [not LOST.isdisjoint(row) for row in table.rows]
     if columns[-1].heading == "note":
-        *columns, notes = columns
-        columns.append(DisplayColumn("note", [note_words(cell, table.badges) for cell in notes.cells], "text"))
+        columns[-1] = note_column(numbers, is_lost, table, MIN_REASON)
     if width < MAX_WIDTH:
         columns = [column._replace(heading=column.heading.removeprefix("images ")) for column in columns]
     while len(columns) > 3 and sum(column.width + 3 for column in columns) + 1 > width:
         columns.pop(-2 if columns[-1].heading == "note" and len(columns) > 5 else -1)
+    if columns[-1].heading == "note":
+        room = width - 4 - sum(column.width + 3 for column in columns[:-1])
+        columns[-1] = note_column(numbers, is_lost, table, max(room, MIN_REASON))
     shown = DisplayTable("", columns)
     more = len(table.rows) - max_rows
     rest = [f"{pluralize(more, 'more row')} in report.md."] if more > 0 else []
+    if all(is_lost):  # for one reason, perhaps
+        rest += ["", *wrap(escape_markdown(f"All rows: {table.common}."), width=width).splitlines()]
     return [*render_table(shown).splitlines()[2:], *rest]
 
 
-def note_words(numbers: str, badges: Sequence[str]) -> str:
-    """Return the word of a row's first note, and how many more it has."""
-    first, *others = numbers.split(", ")
-    return f"{badges[int(first) - 1]}{f' +{len(others)}' if others else ''}" if first else ""
+def note_column(numbers: Sequence[str], is_lost: Sequence[bool], table: DisplayTable, room: int) -> DisplayColumn:
+    """Return the column of the notes with these numbers: each the word of the first one, and how many more.
+
+    That of a point without a result begins to say why: as much as has room.
+    """
+    cells = []
+    for (first, *others), lost in zip((cell.split(", ") for cell in numbers), is_lost):  # noqa: B905  # a part
+        more = f" +{len(others)}" if others else ""
+        word, text = (texts[int(first) - 1] if first else "" for texts in (table.badges, table.footnotes))
+        num_escapes = len(escape_markdown(text[:room])) - len(text[:room])
+        cells.append((cut(text, max(room - len(more) - num_escapes, 10)) if lost else word) + more)
+    return DisplayColumn("note", cells, "text")
 
 
 def closing_lines(found: CollectedExperiment, answers: Sequence[Answer], page: Path | None) -> list[str]:
