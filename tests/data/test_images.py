@@ -43,9 +43,8 @@ def test_the_first_samples_are_of_every_class_alike_and_always_the_same() -> Non
     pixels = np.zeros((1000, 1, 1, 3), dtype=np.uint8) + labels[:, None, None, None].astype(np.uint8)
     images = Images(pixels, labels, 10)
     some = shuffled_subset(images, 200, Path("root"))
-    counts = np.bincount(some.labels, minlength=10)
-    assert counts.sum() == 200
-    assert counts.min() >= 8  # 20 expected of each, standard deviation 4: three of them
+    assert len(some.labels) == 200
+    assert np.bincount(some.labels, minlength=10).min() >= 8  # 20 expected, standard deviation 4: three of them
     assert np.array_equal(some.pixels[:, 0, 0, 0], some.labels)
     assert np.array_equal(some.labels, shuffled_subset(images, 200, Path("root")).labels)
     assert shuffled_subset(images, 1000, Path("root")) is images
@@ -101,8 +100,7 @@ def test_caches_that_nobody_uses_are_removed_before_a_new_one_is_written(
     (image_folder / "test" / "cat" / "0.png").touch()  # another fingerprint, so it is decoded again
     os.utime(image_folder / "test" / "cat" / "0.png", (0, 0))
     cached_folder_images(image_folder, "test")
-    assert not train.exists()
-    assert not (folder / "train-new.npy").exists()
+    assert {path.name for path in (train, folder / "train-new.npy") if path.exists()} == set()
     assert len(list(folder.glob("test-*.npy"))) == 2, "of today, so kept also beyond the limit"
     assert mapped[0].max() == 255
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Command, needs_root, succeeded
-from factories import PLANNED, make_experiment, make_record, planned_points, write_grid
+from factories import PLANNED, make_experiment, make_record, measurement_of, planned_points, write_grid
 
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.record import Record, Status
@@ -62,6 +62,14 @@ def publish_and_die(experiment: Experiment, record: Record) -> None:
     LaunchSession(experiment, record.launch_id, [record.spec]).publish(record)
 
 
+def run_killed(launch: Callable[[Experiment, Record], None], experiment: Experiment, record: Record) -> None:
+    """Run this as a process that ends by SIGKILL."""
+    launcher = multiprocessing.get_context("fork").Process(target=launch, args=(experiment, record))
+    launcher.start()
+    launcher.join()
+    assert launcher.exitcode == -signal.SIGKILL
+
+
 @pytest.mark.fault("F51")
 def test_the_side_files_of_a_killed_launcher_are_moved_beside_their_record(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -69,10 +77,7 @@ def test_the_side_files_of_a_killed_launcher_are_moved_beside_their_record(
     record = make_record(launch_id="killed")
     experiment = make_experiment(tmp_path / "x", missing=[record.spec])
     write_side_files(experiment, record)
-    launcher = multiprocessing.get_context("fork").Process(target=publish_and_die, args=(experiment, record))
-    launcher.start()
-    launcher.join()
-    assert launcher.exitcode == -signal.SIGKILL
+    run_killed(publish_and_die, experiment, record)
     assert [found.status for found in load_attempts(experiment.records_folder, record.run_id)] == ["ok"]
     assert side_files_of(experiment) == {}
     capsys.readouterr()
@@ -147,8 +152,7 @@ def die_with_a_result(experiment: Experiment, record: Record) -> None:
     (rank_files,) = launch.rank_files_by_point
     rank_files.write_point(PointTask(record.spec, None))
     rank_files.series.write_bytes(b"steps")
-    assert record.measurement is not None
-    rank_files.write_result(PointResult(record.measurement, record.environment))
+    rank_files.write_result(PointResult(measurement_of(record), record.environment))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -159,9 +163,7 @@ def make_unpublished(tmp_path: Path) -> tuple[Experiment, Record]:
     with experiment.edit_manifest() as manifest:
         manifest.points.insert(0, first)
     record = make_record(first, launch_id="killed")
-    launcher = multiprocessing.get_context("fork").Process(target=die_with_a_result, args=(experiment, record))
-    launcher.start()
-    launcher.join()
+    run_killed(die_with_a_result, experiment, record)
     return experiment, record
 
 
@@ -181,18 +183,13 @@ def test_the_next_submit_publishes_the_result_of_a_killed_launcher(pipeline: Com
     assert find_unpublished(experiment) == []
 
 
-def link(folder: Path) -> None:
-    folder.rename(folder.parents[2] / "elsewhere")
-    folder.symlink_to(folder.parents[2] / "elsewhere")
-
-
 CHANGES: dict[str, Callable[[Path], object]] = {
     "open scratch": lambda folder: folder.parent.chmod(0o750),
     "open launch": lambda folder: folder.chmod(0o770),
     "lives on": lambda folder: RankFiles(folder).hold_lock(),  # until this process ends
     "lost lock": lambda folder: (folder / "launcher.lock").unlink(),
     "given away": lambda folder: os.chown(folder, 65534, -1),
-    "a link": link,
+    "a link": lambda folder: folder.symlink_to(folder.rename(folder.parents[2] / "elsewhere")),
 }
 
 
