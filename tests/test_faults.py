@@ -3,11 +3,9 @@
 from pathlib import Path
 
 import pytest
-from factories import ARRAY, SUBMISSION, make_experiment, make_record, make_spec
+from factories import make_experiment, make_record, make_spec, slurm_submission
 from fault_counts import PointCounts, count_points
 from fault_matrix import ROOT, ROW, UNTESTED, find_tests, render_page
-
-from pipeline.experiment.manifest import SlurmArray, start_submission
 
 PAGE = (ROOT / "docs/faults.md").read_text()
 ROWS = {row["fault"]: row for row in ROW.finditer(PAGE)}
@@ -36,7 +34,6 @@ def test_a_test_shows_a_fault_that_the_page_has() -> None:
 def test_points_that_were_lost_or_doubled_are_counted(tmp_path: Path) -> None:
     """Of five points the first has two ok records, the second one, the third an OOM, the fourth a result alone."""
     first, second, third, fourth, fifth = points = [make_spec(repeat=number) for number in range(5)]
-    stranger = make_spec(repeat=9)
     found = [make_record(first), make_record(first), make_record(second), make_record(third, status="oom")]
     experiment = make_experiment(tmp_path / "x", *found, missing=[fourth, fifth])
     assert count_points(tmp_path) == PointCounts(expected=5, with_result=3, lost=0, doubled=1)
@@ -44,8 +41,6 @@ def test_points_that_were_lost_or_doubled_are_counted(tmp_path: Path) -> None:
         folder = experiment.launch_folder((second if launch_id == "2" else fourth).run_id(), launch_id)
         folder.mkdir(parents=True)
         (folder / "result.json").touch()
-    submission = start_submission(SUBMISSION, "slurm")
-    submission.arrays.append(SlurmArray(ARRAY, [[spec.run_id()] for spec in (*points, stranger)], job_id="7"))
     with experiment.edit_manifest() as manifest:
-        manifest.submissions.append(submission)
+        manifest.submissions.append(slurm_submission(*([spec] for spec in (*points, make_spec(repeat=9)))))
     assert count_points(tmp_path) == PointCounts(expected=5, with_result=3, lost=2, doubled=1)

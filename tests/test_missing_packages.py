@@ -73,8 +73,7 @@ def test_a_command_whose_package_is_missing_says_what_to_install(
     before = everything_in(tmp_path / "experiment")
     answer = pipeline(command, *arguments, env=env)
     assert_refused(answer, 2, package if (command, package) == ("collect", "numpy") else said_of(package), INSTALL)
-    assert not (tmp_path / "out").exists()
-    assert everything_in(tmp_path / "experiment") == before
+    assert ((tmp_path / "out").exists(), everything_in(tmp_path / "experiment")) == (False, before)
 
 
 def said_of(package: str) -> str:
@@ -98,12 +97,10 @@ def test_without_the_packages_of_the_page_collect_writes_the_tables_and_says_wha
     (said,) = succeeded(
         pipeline("collect", tmp_path / "outputs", env=hiding(tmp_path, package, without_slurm(tmp_path)))
     ).stderr.splitlines()  # once, for both experiments
-    assert said_of(package) in said
-    assert said.endswith(INSTALL)
+    assert (said_of(package) in said, said.endswith(INSTALL)) == (True, True)
     assert experiment.report.exists()
     page = experiment.folder / "report.html"
-    assert page.exists() == has_page
-    assert not (experiment.folder / "plots").exists()
+    assert (page.exists(), (experiment.folder / "plots").exists()) == (has_page, False)
     assert not has_page or "There are no plots" in page.read_text()
 
 

@@ -1,8 +1,8 @@
 """docs/schema: the files are current, and the published records and their tables are valid."""
 
-import copy
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,7 @@ def test_the_files_are_those_of_today(name: str) -> None:
 
 def test_the_schema_has_no_pattern_that_python_alone_reads() -> None:
     for name in schema_files():
-        text = (SCHEMAS / name).read_text()
-        assert r"\\A" not in text
-        assert r"\\Z" not in text
+        assert re.findall(r"\\\\[AZ]", (SCHEMAS / name).read_text()) == []
 
 
 def sampled_records() -> list[Path]:
@@ -60,25 +58,20 @@ def test_the_tables_of_published_experiments_are_valid() -> None:
         tables.validate(json.loads(indented_json(collect_experiment(experiment).content)))
 
 
-def break_type(record: dict[str, Any]) -> None:
-    record["attempt"] = "first"
-
-
-def break_axis(record: dict[str, Any]) -> None:
-    record["spec"]["strategy"] = "fsdp2"
-
-
-def drop_status(record: dict[str, Any]) -> None:
-    del record["status"]
-
-
-@pytest.mark.parametrize("damage", [break_type, break_axis, drop_status])
-def test_a_damaged_record_is_not_valid(damage: Callable[[dict[str, Any]], None]) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda record: record.update(attempt="first"),
+        lambda record: record["spec"].update(strategy="fsdp2"),
+        lambda record: record.pop("status"),
+    ],
+    ids=["a type", "an axis", "no status"],
+)
+def test_a_damaged_record_is_not_valid(damage: Callable[[dict[str, Any]], object]) -> None:
     record = json.loads(RECORDS[0].read_bytes())
-    damaged = copy.deepcopy(record)
-    damage(damaged)
     assert validator("record.json").is_valid(record)
-    assert not validator("record.json").is_valid(damaged)
+    damage(record)
+    assert not validator("record.json").is_valid(record)
 
 
 def test_a_figure_that_no_column_declares_is_not_valid() -> None:

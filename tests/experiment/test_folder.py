@@ -3,7 +3,6 @@ import fcntl
 import json
 import os
 import re
-import signal
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 from conftest import needs_root
-from factories import ARRAY, SUBMISSION, make_experiment, make_spec, manifest_of, run_python
+from factories import ARRAY, SUBMISSION, make_experiment, make_spec, manifest_of, run_python, slurm_submission
 
 from pipeline.experiment.folder import Experiment, find_experiments
 from pipeline.experiment.grid import MAX_POINTS
@@ -90,9 +89,7 @@ def test_folders_are_made_closed_to_strangers_and_making_them_again_is_fine(expe
 
 
 def test_a_manifest_is_read_back_as_it_was(experiment: Experiment) -> None:
-    spec = make_spec()
-    submission = start_submission(SUBMISSION, "slurm")
-    submission.arrays.append(SlurmArray(ARRAY, [[spec.run_id()]], job_id="7"))
+    spec, submission = make_spec(), slurm_submission([make_spec()])
     make_experiment(experiment.folder, missing=[spec], submissions=[submission])
     assert experiment.read_manifest() == Manifest(1, "scaling", [spec], [submission])
     assert names(experiment.folder) == [".manifest.lock", "logs", "manifest.json", "records"]
@@ -336,13 +333,10 @@ with Experiment(Path(sys.argv[1])).submission_lock():
 
 
 def test_a_driver_that_was_killed_holds_no_lock(experiment: Experiment) -> None:
-    process = run_python(HOLD, experiment.folder)
-    assert process.stdout is not None
-    with process.stdout:
-        assert process.stdout.readline() == "held\n"
-        assert experiment.is_being_submitted()
-        process.send_signal(signal.SIGKILL)
-        process.wait(timeout=10)
+    with run_python(HOLD, experiment.folder) as process:
+        assert process.stdout is not None
+        assert (process.stdout.readline(), experiment.is_being_submitted()) == ("held\n", True)
+        process.kill()
     assert not experiment.is_being_submitted()
 
 
@@ -369,8 +363,7 @@ def test_a_file_system_without_locks_is_not_called_one_that_cannot_be_written(
 def test_asking_who_submits_changes_nothing_and_a_folder_that_cannot_be_locked_is_not_being_submitted(
     experiment: Experiment, tmp_path: Path
 ) -> None:
-    assert not Experiment(tmp_path / "absent").is_being_submitted()
-    assert not (tmp_path / "absent").exists()
+    assert (Experiment(tmp_path / "absent").is_being_submitted(), (tmp_path / "absent").exists()) == (False, False)
     (experiment.folder / ".submit.lock").mkdir()
     assert not experiment.is_being_submitted()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Command, without_slurm
-from factories import ROOT, make_experiment, make_record, make_spec
+from factories import ROOT, assert_says, make_experiment, make_record, make_spec, planned_points
 
 from pipeline.analysis.attempts import attempt_span
 from pipeline.analysis.pooling import group_pairs
@@ -109,9 +109,7 @@ def test_the_ranges_hold_for_the_published_experiments() -> None:
             num_grids += 1
             assert PILOT_RANGE[0] <= actual_s / predicted_s <= PILOT_RANGE[1], name
     assert (num_grids, num_points) == (20, 56)
-    page = (ROOT / "docs/cluster.md").read_text()
-    assert "of each of 20 published grids" in page
-    assert "as were 56 of 56" in page
+    assert_says((ROOT / "docs/cluster.md").read_text(), "of each of 20 published grids", "as were 56 of 56")
 
 
 def test_equal_points_of_the_published_records_take_half_to_twice_as_long() -> None:
@@ -136,11 +134,8 @@ points:
     assert (
         "time of 3 points unknown: run the smallest of each shape with --pilot" in pipeline(*arguments, env=env).stdout
     )
-    pilot = pipeline(*arguments, "--pilot", env=env).stdout
-    assert pilot.startswith("1 point to run")
-    assert "single-1proc-b8" in pilot
-    fields = {"device": "cpu", "model": "lenet", "dataset": "synthetic", "input": "synthetic", "precision": "fp32"}
-    spec = make_spec(**fields, num_samples=64, batch_size_per_gpu=8)
+    assert_says(pipeline(*arguments, "--pilot", env=env).stdout, "1 point to run", "single-1proc-b8")
+    spec, _ = planned_points()
     started, ended = "2025-06-01T12:00:00Z", "2025-06-01T12:00:20Z"
     make_experiment(tmp_path / "piloted", make_record(spec, (1.0, 1.0), started_at=started, ended_at=ended))
     assert "time: 6 s to 1 min 20 s, one point after another (2 by the pilot)" in pipeline(*arguments, env=env).stdout

@@ -1,5 +1,6 @@
 """Every answer of Slurm gives a value or one sentence: usual and damaged answers, and those of each version."""
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -90,10 +91,7 @@ def test_any_answer_gives_a_value_or_one_sentence(answer: bytes) -> None:
     if isinstance(jobs, dict):
         assert jobs or not answer.decode(errors="replace").strip()  # words that are no job are not read as "no job"
         for (job_id, index), job in jobs.items():
-            assert job_id in ("7", "8")
-            assert index is None or index >= 0
-            assert isinstance(job, JobState)
-            assert job.state
+            assert (job_id in ("7", "8"), index is None or index >= 0, bool(job.state)) == (True, True, True)
             decide_state_by_job(job, "", NOW)
     size = told["array size"]
     assert isinstance(size, CommandError) or (isinstance(size, int) and size >= 1)
@@ -171,8 +169,7 @@ def test_what_is_not_understood_is_one_sentence_and_never_nothing(question: str,
     assert isinstance(refusal, CommandError)
     assert refusal.code == EXIT_SCHEDULER
     command = {"jobs": "squeue", "found": "squeue", "array size": "scontrol"}.get(question, "sinfo")
-    assert str(refusal).startswith(f"{command} printed '")
-    assert "does not understand" in str(refusal)
+    assert re.match(f"{command} printed '.*does not understand", str(refusal))
     assert len(str(refusal)) < 250
 
 

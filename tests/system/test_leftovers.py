@@ -15,8 +15,7 @@ HOUR_S = 3600
 
 
 def make_old(path: Path, age_h: float) -> None:
-    changed_s = time.time() - age_h * HOUR_S
-    os.utime(path, (changed_s, changed_s), follow_symlinks=False)
+    os.utime(path, (time.time() - age_h * HOUR_S,) * 2, follow_symlinks=False)
 
 
 def write_file(path: Path) -> None:
@@ -39,9 +38,8 @@ def test_temporary_files_of_writers_are_removed_after_a_day(
         write(folder / name)
         make_old(folder / name, age_h)
     Experiment(tmp_path / "x").create()
-    left = {path.name for path in folder.iterdir()}
-    assert {".publishing-living", ".claim-a.0.json", "mine"} <= left
-    assert ".publishing-dead" not in left
+    living = {".publishing-living", ".claim-a.0.json", "mine"}
+    assert {path.name for path in folder.iterdir()} & {*living, ".publishing-dead"} == living
 
 
 @pytest.mark.fault("F52")
@@ -52,8 +50,7 @@ def test_a_link_is_removed_and_what_it_points_to_is_not(tmp_path: Path) -> None:
     link.symlink_to(tmp_path / "elsewhere")
     make_old(link, 25)
     experiment.create()
-    assert not link.is_symlink()
-    assert (tmp_path / "elsewhere" / "first").exists()
+    assert (link.is_symlink(), (tmp_path / "elsewhere" / "first").exists()) == (False, True)
 
 
 @pytest.mark.fault("F52")
