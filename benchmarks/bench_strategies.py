@@ -85,7 +85,7 @@ def train(spec: Spec, rank: Rank, is_kept: bool = False) -> tuple[Found, int]:
         epochs=(),
         num_parameters=num_parameters,
         gradient_bytes=4 * num_parameters,
-        sharding=strategy.describe_sharding(workload, model),
+        sharding=strategy.describe_sharding(workload, model, spec),
         optimizer_bytes=most_of_all_ranks(optimizer_bytes(step.optimizer), rank),
     )
     return {"losses": losses, "measurement": measurement}, peak_bytes
@@ -144,7 +144,7 @@ def count_calls(fields: Found, rank: Rank) -> Found:
     counted: dict[str, int] = {}
     for call in silent.calls:
         counted[call.operation] = counted.get(call.operation, 0) + call.num_bytes
-    sharding = torch_strategy(spec.strategy).describe_sharding(workload, silent.model)
+    sharding = torch_strategy(spec.strategy).describe_sharding(workload, silent.model, spec)
     gradient_bytes = sum(parameter.nbytes for parameter in silent.model.parameters())
     formula = {"all_reduce": gradient_bytes} | ({"broadcast": gradient_bytes} if spec.strategy == "zero1" else {})
     if sharding:

@@ -475,7 +475,7 @@ def test_a_comma_is_what_the_other_numbers_of_the_file_say() -> None:
             ["dp,1,32,2,0,,,,ok"],
             "line 2: epoch_time_s='0' must be seconds above 0; leave the cell empty if it was not measured.",
         ),
-        (["foo,1,32,2,24,,,,ok"], "line 2: strategy='foo' must be single, dp, ddp, fsdp or zero1."),
+        (["foo,1,32,2,24,,,,ok"], "line 2: strategy='foo' must be single, dp, ddp, fsdp"),
         (["dp,two,32,2,24,,,,ok"], "line 2: num_gpus='two' must be a whole number"),
         (["dp,1,32,2,24,,,,fine"], "line 2: status='fine' must be ok or oom."),
         (["dp,1,32,0,24,,,,ok"], "line 2: epoch='0' must be a whole number from 1 on; add 1 to all epochs"),

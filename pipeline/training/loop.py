@@ -398,7 +398,7 @@ def build_measurement(
         items_per_sample=num_items(workload),
         merit=text_of(workload, "merit") or None,
         better=cast(Better, text_of(workload, "better")),
-        sharding=torch_strategy(spec.strategy).describe_sharding(workload, model),
+        sharding=torch_strategy(spec.strategy).describe_sharding(workload, model, spec),
         flops_per_sample=flops.per_sample,
         flops_note=flops.note,
         **fields,

@@ -148,7 +148,7 @@ SHARDED: dict[str, Any] = {"strategy": "fsdp", "num_gpus": 2, "device": "cpu"}
         ({**SHARDED, "evaluate": True}, "no rank has the whole model; leave it out"),
         ({**SHARDED, "precision": "fp16"}, "precision='fp16' is not tried with strategy='fsdp'; use 'bf16'"),
         ({**SHARDED, "sync_batchnorm": True}, "sync_batchnorm=true shares statistics over the GPUs of DDP"),
-        ({**DDP, "reshard": "never"}, "reshard='never' is an axis of strategy='fsdp', got 'ddp'; leave it out"),
+        ({**DDP, "reshard": "never"}, "reshard='never' is an axis of strategy='fsdp'...got 'ddp'; leave it out"),
         (
             {**DDP, "num_samples": 1024, "static_graph": True, "grad_accumulation": 2},
             "static_graph=true does not work with grad_accumulation",

@@ -75,11 +75,10 @@ def train(spec: Spec, rank: Rank, has_kept_buffers: bool = False) -> dict[str, A
         parts = tokens.split(spec.batch_size_per_gpu)
         batches = [{"tokens": part[:, :-1], "next": part[:, 1:]} for part in parts]
         losses.append(sum(float(step(batch, ignore_mark, batch is batches[-1])) for batch in batches) / len(batches))
-    sharding = strategy.describe_sharding(workload, model)
+    sharding = strategy.describe_sharding(workload, model, spec)
     context = StepContext(spec, rank, workload, batches[0], None)
-    names = {"fsdp": ("no_op", "plain"), "zero1": ("no_op", "plain")}.get(spec.strategy, ("no_op_hook", "plain"))
-    variants = step_variants.build_variants(context, names)
-    silent = variants[names[0]]
+    variants = step_variants.build_variants(context, (str(spec.facts.no_op), "plain"))
+    silent = variants[str(spec.facts.no_op)]
     for _ in range(3):  # the first gather of each buffer is real
         silent.calls.clear()
         silent.step()

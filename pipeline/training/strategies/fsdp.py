@@ -33,7 +33,7 @@ class FsdpStrategy(TorchStrategy):
             fully_shard(unit, mesh=mesh, reshard_after_forward=RESHARD_AFTER_FORWARD[spec.reshard])
         return model
 
-    def describe_sharding(self, workload: Workload, model: nn.Module) -> Sharding | None:
+    def describe_sharding(self, workload: Workload, model: nn.Module, spec: Spec) -> Sharding | None:
         units = shard_units_of(workload, model)
         in_units = [padded_bytes(unit) for unit in units]
         return Sharding(

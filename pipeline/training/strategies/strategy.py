@@ -52,7 +52,7 @@ class TorchStrategy:
         """Return the placed model as it trains over all ranks, or over the process group `group`."""
         return model
 
-    def describe_sharding(self, workload: Workload, model: nn.Module) -> Sharding | None:
+    def describe_sharding(self, workload: Workload, model: nn.Module, spec: Spec) -> Sharding | None:
         """Return the sizes of the model's units before sharding, in bytes; None if its parameters are not sharded."""
         return None
 
