@@ -26,6 +26,7 @@ from factories import (
 )
 from int8_records import RECORDS
 from page_records import collected_in, every_question
+from timed_records import on_gpus
 from timed_records import timed as timed_epoch
 
 from pipeline.answers.questions import answers_of
@@ -87,9 +88,8 @@ def test_records_without_a_manifest_are_tables_to_collect_and_nothing_to_status(
 
 
 def test_records_without_a_manifest_stand_by_gpus_and_batch_and_not_by_name(pipeline: Command, tmp_path: Path) -> None:
-    ddp = [make_spec(strategy="ddp", num_gpus=2, batch_size_per_gpu=size) for size in (8, 16, 128)]
-    alone = [make_spec(batch_size_per_gpu=size) for size in (64, 512)]
-    make_experiment(tmp_path / "x", *map(make_record, [*ddp, *alone])).manifest_path.unlink()
+    sizes = ((2, 8), (2, 16), (2, 128), (1, 64), (1, 512))
+    make_experiment(tmp_path / "x", *(make_record(on_gpus(*size)) for size in sizes)).manifest_path.unlink()
     tables = collected(pipeline, tmp_path)["x"]
     assert {name: [row["batch_size_per_gpu"] for row in tables[name]] for name in ("Q1", "Q3")} == {
         "Q1": [64, 512],
@@ -161,11 +161,8 @@ def test_collect_writes_a_page_beside_the_records_and_an_index_over_several(pipe
         manifest.submissions.append(start_submission(SUBMISSION, "local"))
     answer = pipeline("collect", tmp_path)
     assert (answer.returncode, answer.stderr) == (0, "")
-    run_id = found[0].run_id
-    assert_says(
-        (first.folder / "report.html").read_text(),
-        *(f">records/{run_id}.0.json<", f">logs/{SUBMISSION}/{run_id}.log<"),
-    )
+    files = (f"records/{found[0].run_id}.0.json", f"logs/{SUBMISSION}/{found[0].run_id}.log")
+    assert_says((first.folder / "report.html").read_text(), *(f">{file}<" for file in files))
     assert "<svg " in (second.folder / "plots" / "q1.svg").read_text()
     assert_says((tmp_path / "index.html").read_text(), 'href="a/x/report.html"', 'href="a/y/report.html"')
 
@@ -185,8 +182,7 @@ def test_an_experiment_by_itself_has_no_index_and_no_stale_table_and_is_written_
     experiment = make_experiment(tmp_path / "x", make_record(loss=1.5), missing=[make_spec(batch_size_per_gpu=2)])
     (experiment.folder / "oom.csv").write_text("stale")
     pipeline("collect", tmp_path)
-    assert not (tmp_path / "index.html").exists()
-    assert not (experiment.folder / "oom.csv").exists()
+    assert not any(path.exists() for path in (tmp_path / "index.html", experiment.folder / "oom.csv"))
     assert "index.html" not in (experiment.folder / "report.html").read_text()
     before = everything_in(tmp_path)
     pipeline("collect", tmp_path)
@@ -281,8 +277,8 @@ def searched() -> Record:
 
 
 def make_never_submitted(folder: Path) -> None:
-    submission = {"id": "s1", "backend": "local", "submitted_at": "never"}
     manifest = make_experiment(folder, make_record()).manifest_path
+    submission = {"id": "s1", "backend": "local", "submitted_at": "never"}
     change_json(manifest, lambda shape: shape.update(submissions=[submission]))
 
 
@@ -360,8 +356,8 @@ def test_a_figure_that_fails_is_named_with_its_place_and_is_2(capsys: pytest.Cap
     with go_on_after_defect("a/x", codes):
         next(iter(sys.argv[:0]))
     assert codes == [0, 2]
-    words = (f"error: a/x: {DEFECT} (StopIteration in test_collect.py, line ", "report it with the records")
-    assert_says(capsys.readouterr().err, *words)
+    place = f"error: a/x: {DEFECT} (StopIteration in test_collect.py, line "
+    assert_says(capsys.readouterr().err, place, "report it with the records")
     with pytest.raises(ModuleNotFoundError), go_on_after_defect("a/x", codes):
         raise ModuleNotFoundError("pandas")
 
@@ -406,8 +402,8 @@ def test_a_reason_that_a_spreadsheet_would_run_as_a_formula_is_text_in_the_csv_f
     folder = make_experiment(tmp_path / "x", make_record(status="oom", reason=reason), diverged).folder
     assert run_command("collect", tmp_path / "x").returncode == 0
     (row,) = rows_in(folder / "oom.csv")
-    shown = reason.replace("\r\n", "\n").replace("\r", "\n")  # else what follows one is a row of its own
-    shown = shown.replace("\xa0", "\N{REPLACEMENT CHARACTER}")
+    lines = reason.replace("\r\n", "\n").replace("\r", "\n")  # else what follows one is a row of its own
+    shown = lines.replace("\xa0", "\N{REPLACEMENT CHARACTER}")
     assert row["reason"] == (shown if reason.startswith("x") else f"'{shown}")
     assert json.loads((folder / "tables.json").read_text())["oom"][0]["reason"] == reason
     assert {row["loss"] for row in rows_in(folder / "q4.csv")} == {"-0.5"}, "a number is no text"
@@ -495,12 +491,16 @@ def test_no_text_of_others_controls_the_terminal(pipeline: Command, tmp_path: Pa
 def test_no_text_of_others_controls_a_reader_of_the_files(pipeline: Command, tmp_path: Path) -> None:
     folder = hostile_experiment(tmp_path)
     assert pipeline("collect", folder).returncode == 0
-    written = [path for path in folder.rglob("*") if path.suffix in (".md", ".html", ".csv", ".svg")]
-    written += folder.rglob("tables.json")
+    kinds = (".md", ".html", ".csv", ".svg")
+    written = [path for path in folder.rglob("*") if path.suffix in kinds or path.name == "tables.json"]
     assert {path.suffix for path in written} == {".md", ".html", ".csv", ".svg", ".json"}
     assert {path.name for path in written if unprintable(path.read_text())} == set()
-    tables = [csv.reader(path.read_text().splitlines(keepends=True)) for path in folder.rglob("*.csv")]
-    cells = [cell for rows in tables for row in rows for cell in row]
+    cells = [
+        cell
+        for path in folder.rglob("*.csv")
+        for row in csv.reader(path.read_text().splitlines(keepends=True))
+        for cell in row
+    ]
     assert any("red" in cell for cell in cells)
     assert [cell for cell in cells if cell.lstrip().startswith(("=", "+", "-", "@")) and not NUMBER.match(cell)] == []
     (shape,) = [json.loads(path.read_text()) for path in folder.glob("x*/tables.json")]
@@ -532,8 +532,7 @@ def test_several_experiments_have_a_table_for_each_question_and_a_line_each(pipe
     lines = pipeline("collect", tmp_path).stdout.splitlines()
     table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
     assert [row[0] for row in table if row[1] == "answer"] == ["Q5", "Q1"]
-    first = next(index for index, row in enumerate(table) if row[0] == "Q1")
-    assert table[first + 2 :] == [
+    assert table[-2:] == [
         ["x", "50,000 images/s at 32", "", "tf32, dataloader, one run"],
         ["y", "50,000 images/s at 64", "", "tf32, dataloader, one run"],
     ]
@@ -591,16 +590,12 @@ def test_the_published_experiments_are_at_most_four_and_a_half_lines_each(pipeli
 def test_a_narrow_terminal_gets_narrow_lines(width: int, tmp_path: Path) -> None:
     found = collected_in(tmp_path / "x", *every_question())
     answers = answers_of(found.tables, found.collected.terms)
-    summary = terminal.summarize("x", found, answers, Path("x"))
-    texts = [
-        terminal.render_experiment("x", found, answers, None, width),
-        terminal.render_brief("x", found, answers, None, width),
-        terminal.render_overview([summary], None, width),
-    ]
-    lines = [line for text in texts for line in text.splitlines() if not line.startswith(("Tables: ", "Page: "))]
-    assert max(map(len, lines)) <= width
-    assert len(texts[1].splitlines()) <= 20
-    assert "epoch time [s]" in texts[0]
+    whole = terminal.render_experiment("x", found, answers, None, width)
+    brief = terminal.render_brief("x", found, answers, None, width)
+    overview = terminal.render_overview([terminal.summarize("x", found, answers, Path("x"))], None, width)
+    lines = "\n".join((whole, brief, overview)).splitlines()
+    assert max(len(line) for line in lines if not line.startswith(("Tables: ", "Page: "))) <= width
+    assert (len(brief.splitlines()) <= 20, "epoch time [s]" in whole) == (True, True)
 
 
 @pytest.mark.parametrize(
@@ -648,9 +643,9 @@ def test_a_csv_of_several_experiments_names_each(pipeline: Command, tmp_path: Pa
 
 def test_a_table_that_no_experiment_has_is_printed_without_rows(pipeline: Command, tmp_path: Path) -> None:
     make_experiment(tmp_path / "x", make_record())
-    answers = [pipeline("collect", tmp_path, "--only", "int8", "--format", form) for form in ("csv", "json")]
-    assert [(answer.returncode, answer.stderr) for answer in answers] == [(0, ""), (0, "")]
-    assert (answers[0].stdout, json.loads(answers[1].stdout)["experiments"]) == ("", {"x": {"int8": []}})
+    rows, shape = (pipeline("collect", tmp_path, "--only", "int8", "--format", form) for form in ("csv", "json"))
+    assert (rows.returncode, rows.stderr, rows.stdout) == (0, "", "")
+    assert json.loads(shape.stdout)["experiments"] == {"x": {"int8": []}}
 
 
 def test_a_csv_of_no_named_table_is_refused(pipeline: Command, tmp_path: Path) -> None:

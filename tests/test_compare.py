@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from conftest import Command, assert_refused
 from factories import (
@@ -76,9 +75,9 @@ def test_each_verdict_and_its_ratio(pipeline: Command, tmp_path: Path) -> None:
         *(("no interval", True), ("differs within one run", True), ("inside the noise of one run", True)),
     ]
     first = points[0]
-    assert (first["axes"]["batch_size_per_gpu"], first["time"], first["a"]["time_s"]) == (32, "epoch_time_s", 1.025)
+    assert (first["axes"]["batch_size_per_gpu"], first["a"]["time_s"]) == (32, 1.025)
     interval = {"ratio_low": 1.2 / 1.05, "ratio_high": 1.2 * 1.05}  # six values: minimum and maximum
-    assert_row(first, ratio=1.2, coverage=0.9375, **interval)
+    assert_row(first, time="epoch_time_s", ratio=1.2, coverage=0.9375, **interval)
     assert (points[3]["b"]["status"], points[4]["ratio"], points[4]["ratio_low"]) == ("oom", 3.0, None)
 
 
@@ -141,10 +140,12 @@ def test_a_limit_needs_six_repeats_on_both_sides_and_names_the_point_that_has_fe
         make_experiment(tmp_path / side, *many, *repeated(128))
     limit = ("--fail-above", "50%")  # B is not slower than that
     answer = pipeline("compare", tmp_path / "a", tmp_path / "b", *limit)
-    named = 'could not check 1 point without a verdict ("a and b: single 1 GPU, 32 per GPU")'
-    said = (named in answer.stderr, "--repeats 6" in answer.stderr)
-    told = "1 point without a verdict was not checked." in answer.stdout
-    assert (answer.returncode, *said, told) == (code, *[bool(code)] * 3)
+    words = (
+        'could not check 1 point without a verdict ("a and b: single 1 GPU, 32 per GPU")',
+        *("--repeats 6", "1 point without a verdict was not checked."),
+    )
+    told = [said in answer.stdout + answer.stderr for said in words]
+    assert (answer.returncode, told) == (code, [bool(code)] * 3)
     found = json.loads(printed(pipeline, tmp_path, *limit, "--allow-unchecked", "--json"))
     assert (found["fail_above"], found["allow_unchecked"]) == (0.5, True)
     assert [point["verdict"] for point in found["experiments"]["a and b"]["points"]] == [
@@ -230,10 +231,11 @@ def test_unequal_seeds_are_said(pipeline: Command, tmp_path: Path) -> None:
 def test_a_label_has_the_length_of_a_point_only_where_that_tells_points_apart(
     pipeline: Command, tmp_path: Path
 ) -> None:
-    long = make_spec(batch_size_per_gpu=64, windows=9, epochs=10)
-    twice = make_record(msgspec.structs.replace(long, batch_size_per_gpu=32), range(1, 11))
+    long, twice = (
+        make_record(make_spec(batch_size_per_gpu=size, windows=9, epochs=10), range(1, 11)) for size in (64, 32)
+    )
     for side in "ab":
-        make_experiment(tmp_path / side / "few", timed(32), make_record(long, range(1, 11)))
+        make_experiment(tmp_path / side / "few", timed(32), long)
         make_experiment(tmp_path / side / "all", timed(32), twice)
     lines = printed(pipeline, tmp_path).splitlines()
     rows = [line.split("|") for line in lines if line.startswith("|") and "noise of one run" in line]
@@ -254,9 +256,8 @@ def test_times_that_drift_are_named(pipeline: Command, tmp_path: Path) -> None:
 
 def test_what_is_no_comparison_is_refused(pipeline: Command, tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
-    make_experiment(b, timed(64))
-    for folder in (a, tmp_path / "several" / "x", tmp_path / "several" / "y"):
-        make_experiment(folder, timed(32))
+    for name, size in (("a", 32), ("b", 64), ("several/x", 32), ("several/y", 32)):
+        make_experiment(tmp_path / name, timed(size))
     (tmp_path / "empty").mkdir()
     refused: list[tuple[tuple[Path | str, ...], int, tuple[str, ...]]] = [
         ((a, b), 3, ("share no timed point",)),

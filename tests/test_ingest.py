@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 from conftest import assert_refused, everything_in, run_command
 from factories import RESNET18_GRADIENT_BYTES, ROOT, assert_says, make_experiment, make_record, measurement_of
-from rendered_tables import assert_row, cells, row_of
+from rendered_tables import assert_row, assert_said_once, cells, row_of
 
 from pipeline import ingest
 from pipeline.experiment import record_store
@@ -107,8 +107,8 @@ def test_a40_learning_by_epoch_as_it_was_published(a40: Ingested) -> None:
 
 
 def test_a40_out_of_memory_is_a_cell_and_not_a_gap(a40: Ingested) -> None:
-    rows = [a40.row(table, num_gpus=1, batch_size_per_gpu=8192) for table in ("Q1", "Q2")]
-    assert cells(rows, "status", "epoch_time_s") == [("oom", None)] * 2
+    for table in ("Q1", "Q2"):
+        assert_row(a40.row(table, num_gpus=1, batch_size_per_gpu=8192), status="oom", epoch_time_s=None)
     assert cells(a40.shape["oom"], "strategy", "num_gpus", "batch_size_per_gpu") == [("ddp", 1, 8192)]
     assert_row(a40.shape["coverage"], expected=12, ok=11, oom=1)
     assert "OOM" in a40.report
@@ -158,20 +158,18 @@ def test_what_holds_the_wait_for_data_gives_no_bandwidth(v100: Ingested) -> None
 
 def test_times_in_whole_seconds_say_what_rounding_makes_of_them(tmp_path: Path) -> None:
     whole = ("dp,1,32,2,121,,,,ok", "dp,2,32,2,9,,,,ok")
-    found = collect(ingest_text(tmp_path, *whole))["Q2"]
-    assert [re.findall("rounding alone is (.*) %", row["note"]) for row in found] == [["0.4"], ["5.6"]]
-    found = collect(ingest_text(tmp_path, *whole, "dp,4,32,2,9.1,,,,ok"))["Q2"]  # then 9 s is 9.0 s
-    assert [row for row in found if "rounding" in row["note"]] == []
+    for more, rounding in (((), [["0.4"], ["5.6"]]), (("dp,4,32,2,9.1,,,,ok",), [[], [], []])):  # then 9 s is 9.0 s
+        rows = collect(ingest_text(tmp_path, *whole, *more))["Q2"]
+        assert [re.findall("rounding alone is (.*) %", row["note"]) for row in rows] == rounding
 
 
 def test_the_training_time_of_stated_epochs_is_their_sum_and_what_is_not_stated_has_a_note(
     a40: Ingested, v100: Ingested
 ) -> None:
     """One A40 at 32 takes 23.846 s, then 23.550 s. Of the V100s' only loss epoch 5 is known, without a time."""
-    times_s = [row["training_time_s"] for row in a40.shape["Q4"]]
-    assert times_s[:2] == pytest.approx([23.846, 47.396])
-    assert None not in times_s
-    assert {row["note"] for row in a40.shape["Q4"]} == {"not stated: learning_rate"}
+    times_s, notes = zip(*cells(a40.shape["Q4"], "training_time_s", "note"), strict=True)
+    assert times_s[:2] == pytest.approx((23.846, 47.396))
+    assert (None in times_s, {*notes}) == (False, {"not stated: learning_rate"})
     assert cells(v100.shape["Q4"], "training_time_s", "note") == [(None, "not stated: training_time_s, learning_rate")]
 
 
@@ -296,9 +294,11 @@ def test_what_neither_the_file_nor_an_option_states_is_no_figure(tmp_path: Path)
     assert_says(alone["note"], "not stated: ", "throughput_items_per_s")
     assert_says(by_subtraction["note"], "not stated: ", "steps_per_epoch, ring_bytes_per_epoch")
     assert_says(first["note"], "not stated: training_time_s, learning_rate, num_updates")
-    printed = run_command("collect", folder).stdout
-    assert_says(printed, "One batch size was timed: 10 images a step give images/s not stated, epoch 4.00 s")
-    assert not any(word in printed for word in ("12,500 images/s", "GB/s", "| updates"))
+    assert_said_once(
+        run_command("collect", folder).stdout,
+        "One batch size was timed: 10 images a step give images/s not stated, epoch 4.00 s",
+        never=("12,500 images/s", "GB/s", "| updates"),
+    )
     found = measurement_of(records_in(folder)[0])
     (epoch,) = found.epochs
     assert (found.num_parameters, found.gradient_bytes, epoch.num_samples, epoch.num_updates) == (None,) * 4
@@ -506,16 +506,15 @@ def test_a_name_that_is_understood_is_said(capfd: pytest.CaptureFixture[str], tm
 
 def test_a_strategy_is_one_that_a_grid_may_name() -> None:
     """The list was written a second time and lacked fsdp and zero1."""
-    for strategy in STRATEGIES:
-        assert (strategy in ingest.WANTED["strategy"], ingest.read_strategy(strategy.upper())) == (True, strategy)
-    assert set(ingest.STRATEGY_NAMES.values()) == {*STRATEGIES}
+    assert_says(ingest.WANTED["strategy"], *STRATEGIES)
+    assert [ingest.read_strategy(strategy.upper()) for strategy in STRATEGIES] == [*STRATEGIES]
+    assert {*ingest.STRATEGY_NAMES.values()} == {*STRATEGIES}
 
 
 def test_the_help_lists_every_column() -> None:
     answer = run_command("ingest", "--help")
     assert answer.returncode == 0
-    for column in ingest.CSV_COLUMNS:
-        assert column in answer.stdout.partition("columns of the file")[2]
+    assert_says(answer.stdout.partition("columns of the file")[2], *ingest.CSV_COLUMNS)
 
 
 BAD_FILES = {
