@@ -144,8 +144,7 @@ def test_a_limit_needs_six_repeats_on_both_sides_and_names_the_point_that_has_fe
         'could not check 1 point without a verdict ("a and b: single 1 GPU, 32 per GPU")',
         *("--repeats 6", "1 point without a verdict was not checked."),
     )
-    told = [said in answer.stdout + answer.stderr for said in words]
-    assert (answer.returncode, told) == (code, [bool(code)] * 3)
+    assert (answer.returncode, [said in answer.stdout + answer.stderr for said in words]) == (code, [bool(code)] * 3)
     found = json.loads(printed(pipeline, tmp_path, *limit, "--allow-unchecked", "--json"))
     assert (found["fail_above"], found["allow_unchecked"]) == (0.5, True)
     assert [point["verdict"] for point in found["experiments"]["a and b"]["points"]] == [

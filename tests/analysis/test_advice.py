@@ -175,8 +175,7 @@ def test_a_share_of_one_gpu_is_at_most_that_on_several() -> None:
     ],
 )
 def test_a_step_of_low_mfu_is_advised_to_be_compiled(name: str, execution: str, steps: list[str]) -> None:
-    rows = published_tables(name)["Q2"]
-    low = [row for row in rows if row["limit"] == "low MFU" and row["scaling"] == "weak"]
+    low = [row for row in published_tables(name)["Q2"] if row["limit"] == "low MFU" and row["scaling"] == "weak"]
     for row, step in zip(low, steps, strict=True):
         assert (row["execution"], f"execution={step}" in row["next_step"]) == (execution, True)
         assert row["mfu"] < LOW_MFU
@@ -268,8 +267,7 @@ def test_no_measured_pair_of_any_published_experiment_contradicts_the_advice() -
 
 def test_the_cost_of_a_wrapper_is_a_limit_and_a_strategy_is_not_advised_to_itself() -> None:
     """FSDP of a GPT: 29 of 89 ms beside communication, and without resharding 16 of 74."""
-    tables = published_tables("h100x2/strategies")
-    found = {(row["strategy"], row["reshard"]): row for row in tables["communication"]}
+    found = {(row["strategy"], row["reshard"]): row for row in published_tables("h100x2/strategies")["communication"]}
     assert [found["fsdp", reshard]["limit"] for reshard in ("blocks", "always", "never")] == ["the wrapper"] * 3
     blocks = found["fsdp", "blocks"]
     assert_row(

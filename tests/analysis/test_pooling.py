@@ -157,8 +157,7 @@ def test_an_interval_is_widened_to_reach_the_median_of_unequal_repeats() -> None
 )
 def test_parts_that_do_not_add_up_to_their_epoch_are_said(epoch_time_s: float, note: str | None) -> None:
     # the second window, 1.5 s of computing and 0.5 s of data, is given another time
-    found = pool(with_time(windowed(3.0, 2.0), 3, epoch_time_s)).parts_notes
-    assert sentences(found) == ([note] if note else [])
+    assert sentences(pool(with_time(windowed(3.0, 2.0), 3, epoch_time_s)).parts_notes) == ([note] if note else [])
 
 
 def test_parts_that_miss_a_short_epoch_by_less_than_a_millisecond_are_no_finding() -> None:

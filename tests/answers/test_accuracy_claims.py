@@ -25,8 +25,11 @@ def q4(*found: Record, target_accuracy: float | None = None) -> Claim:
 def test_six_seeds_tell_a_remedy_from_noise_or_say_that_they_do_not() -> None:
     plain = [*studied(128, 0.9, 0.001), *studied(2048, 0.8, 0.001)]
     told = q4(*plain, *studied(2048, 0.88, 0.001, "linear_scaling")).values
-    assert_row(told, batch=2048, small_batch=128, where=", n = 6", cost=-10)
-    assert_row(told, remedies="linear_scaling at rate 1.6", mended=0.8825, mended_unclear="")
+    assert_row(
+        told,
+        **{"batch": 2048, "small_batch": 128, "where": ", n = 6", "cost": -10},
+        **{"remedies": "linear_scaling at rate 1.6", "mended": 0.8825, "mended_unclear": ""},
+    )
     assert ends(told["accuracy"]) == pytest.approx((0.8, 0.8025, 0.805))
     assert "intervals overlap" in q4(*plain, *studied(2048, 0.801, 0.001, "linear_scaling")).values["mended_unclear"]
 

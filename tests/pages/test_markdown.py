@@ -299,8 +299,7 @@ def test_axes_beyond_three_share_a_column() -> None:
 
 def test_the_repeats_are_counted_where_there_are_any() -> None:
     found = [make_record(make_spec(repeat=number)) for number in range(3)]
-    counts = [table_of(report(*found[:number]), "Q1")[0].get("n") for number in (1, 3)]
-    assert counts == [None, "3"]
+    assert [table_of(report(*found[:number]), "Q1")[0].get("n") for number in (1, 3)] == [None, "3"]
 
 
 def test_an_interval_is_a_column_where_a_row_has_one() -> None:

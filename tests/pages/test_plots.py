@@ -293,8 +293,7 @@ def test_int8_shows_the_change_by_stage_in_points_and_what_three_sigma_covers() 
 
 
 def test_histograms_name_the_layer_without_relu_and_every_stage_stands_in_the_order_of_the_pipeline() -> None:
-    tables = published_tables("two-cores/quantize")
-    change, weights, before, after = build_plots(PlotSource(tables, []))
+    change, weights, before, after = build_plots(PlotSource(published_tables("two-cores/quantize"), []))
     assert [len(plot.panels) for plot in (change, weights, before, after)] == [4, 5, 5, 4]
     assert [panel.title.split(":")[0] for panel in before.panels][3:] == ["fc2", "fc3 (no ReLU)"]
     panels = [line_panel(change, index) for index in range(4)]

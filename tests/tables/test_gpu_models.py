@@ -122,8 +122,7 @@ def test_a_faster_model_is_no_speed_up(gpu: str, is_answered: bool) -> None:
 def test_seeds_on_another_model_count_in_accuracy_and_epochs_and_not_in_time() -> None:
     first, row = study(*seeds(H100, 1.0, 0), *seeds(H200, 0.5, 1, 2))
     learnt = {"n": 3, "num_timed": 1, "final_test_accuracy": 0.91, "epochs_to_target": 3}
-    mixed = f"mixed GPU: {H100}, {H200}"
-    assert_row(row, mixed, **learnt, time_to_target_s=3.0, throughput_efficiency=2.0, gpu=H100)
+    assert_row(row, f"mixed GPU: {H100}, {H200}", **learnt, time_to_target_s=3.0, throughput_efficiency=2.0, gpu=H100)
     assert low(row["time_to_target_s"]) is None
     assert_row(first, num_timed=3, note=None, gpu=H100)
 
