@@ -1,4 +1,5 @@
 import pytest
+from communication_records import point
 from factories import (
     assert_says,
     ends,
@@ -6,7 +7,6 @@ from factories import (
     make_communication,
     make_communication_record,
     make_record,
-    make_spec,
 )
 
 from pipeline.analysis.exposed_communication import (
@@ -90,10 +90,9 @@ def test_what_is_noise_reaches_to_the_far_end_of_the_interval(again_us: tuple[fl
 
 
 def test_only_records_that_measured_communication_have_it() -> None:
-    spec = make_spec(strategy="ddp", num_gpus=2, measure="communication", input="synthetic")
     found = make_communication({"ddp": [1.0]})
-    others = [make_record(make_spec()), make_record(make_spec(), status="oom")]
-    assert communications_of([*others, make_communication_record(spec, found)]) == [found]
+    records = [make_record(), make_record(status="oom"), make_communication_record(point(), found)]
+    assert communications_of(records) == [found]
 
 
 @pytest.mark.parametrize(

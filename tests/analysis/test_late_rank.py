@@ -95,14 +95,11 @@ def test_a_rank_that_only_the_profiler_slows_is_not_named() -> None:
 
 def test_ranks_that_take_turns_and_records_that_disagree_name_none() -> None:
     turns = [(100, 500, 500, 500), (500, 100, 500, 500), (500, 500, 100, 500), (500, 500, 500, 100)]
-    assert find_late_rank([communicating(turns)]) is None
     other = communicating([(100, 500, 500, 500)] * 4, (1300, 1000, 1000, 1000))
-    assert find_late_rank([communicating(LATE), other]) is None
-    assert find_late_rank([]) is None
+    for found in ([communicating(turns)], [communicating(LATE), other], []):
+        assert find_late_rank(found) is None
 
 
 def test_a_short_wait_is_a_figure_and_no_advice() -> None:
     (row,) = build(communicating(LATE, (1000, 1000, 1000, 1020)))["communication"]
-    assert row["late_rank"] == 3
-    assert row["limit"] != "a late rank"
-    assert not row.has_note("late_rank")
+    assert (row["late_rank"], row["limit"] == "a late rank", row.has_note("late_rank")) == (3, False, False)

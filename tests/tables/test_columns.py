@@ -2,6 +2,7 @@ import re
 
 import pytest
 from factories import ROOT, sentences
+from rendered_tables import assert_row
 from words_page import render_words
 
 from pipeline.analysis.notes import make_note, text_note
@@ -33,10 +34,8 @@ def test_a_key_has_one_unit_and_one_meaning() -> None:
 def test_a_figure_that_no_column_declares_is_refused_and_one_that_is_not_given_is_none() -> None:
     with pytest.raises(KeyError, match="table Q1 has no column epoch_tiem_s"):
         Q1.complete({"epoch_tiem_s": 1.0})
-    row = Row({"strategy": "single"}, Q1.complete({"epoch_time_s": 1.0}))
-    assert row["peak_memory_gib"] is None
-    flat = flatten_row(row, Q1)
-    assert (flat["strategy"], flat["epoch_time_s"], flat["epoch_time_low_s"], flat["n"]) == ("single", 1.0, None, 0)
+    flat = flatten_row(Row({"strategy": "single"}, Q1.complete({"epoch_time_s": 1.0})), Q1)
+    assert_row(flat, strategy="single", epoch_time_s=1.0, epoch_time_low_s=None, peak_memory_gib=None, n=0)
 
 
 @pytest.mark.parametrize("column", COLUMNS.values(), ids=lambda column: str(column.key))
@@ -91,8 +90,7 @@ def test_a_note_of_another_point_and_lists_are_written_out() -> None:
         "baseline: the speed-up is above 2, which lies inside its interval: the noise is larger than the gap",
         "not stated: a, b",
     ]
-    (said,) = sentences([text_note("braces {stay} as they are")])
-    assert said == "braces {stay} as they are"
+    assert sentences([text_note("braces {stay} as they are")]) == ["braces {stay} as they are"]
 
 
 def test_a_report_names_a_figure_as_its_heading_does_and_json_by_its_key() -> None:
