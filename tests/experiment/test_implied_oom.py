@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 from conftest import Command, succeeded
-from factories import make_record, make_spec
+from factories import assert_says, make_record, make_spec
 
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment
@@ -139,9 +139,8 @@ def test_a_point_beside_a_neighbour_is_no_oom_in_the_tables_and_its_reason_names
     collected = resolve_outcomes([record.spec], [record], [])
     tables = build_tables(collected.outcomes)
     assert (tables["oom"], collected.coverage.oom, collected.coverage.failed) == ([], 0, 1)
-    text = render_experiment("x", tables, collected)
-    assert "another process held 118.5 GiB of GPU 0; run again on a free GPU" in text
-    assert "0 OOM, 1 failed" in text
+    reason = "another process held 118.5 GiB of GPU 0; run again on a free GPU"
+    assert_says(render_experiment("x", tables, collected), reason, "0 OOM, 1 failed")
 
 
 def test_the_names_of_gpus_are_read_from_the_kernel_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

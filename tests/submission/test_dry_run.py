@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 from conftest import Command, without_slurm
-from factories import PLANNED, ROOT, write_grid
+from factories import PLANNED, ROOT, assert_says, write_grid
 from own_models import SMALLEST, write_model
 
 from pipeline.experiment.grid import expand_grid
@@ -15,15 +15,9 @@ from pipeline.experiment.packing import pack_elements
 def test_a_dry_run_shows_the_batch_script_of_every_array(pipeline: Command, tmp_path: Path) -> None:
     arguments = ("--grid", "scaling", "--dry-run", "--cluster", "slurm", "--partition", "a100", "--max-parallel", "3")
     text = pipeline("submit", *arguments, "--time", "01:00:00", env=without_slurm(tmp_path)).stdout
-    for line in (
-        "--partition=a100",
-        "--array=0-9%3",
-        "--array=0-19%3",
-        "--time=60",
-        "--no-requeue",
-        "--gpus-per-node=4",
-    ):
-        assert f"#SBATCH {line}\n" in text
+    arrays = ("array=0-9%3", "array=0-19%3")
+    options = ("partition=a100", *arrays, "time=60", "no-requeue", "gpus-per-node=4")
+    assert_says(text, *(f"#SBATCH --{option}\n" for option in options))
     assert text.count("#!/bin/bash") == text.count("--kill-on-bad-exit=1") == 3
 
 

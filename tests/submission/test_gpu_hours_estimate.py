@@ -102,8 +102,7 @@ def test_each_point_is_compared_once_however_many_experiments_there_are(
 
 def test_a_quantized_point_takes_what_another_seed_took(tmp_path: Path) -> None:
     fields: dict[str, Any] = {"device": "cpu", "model": "lenet", "precision": "fp32", "input": "gpu", "evaluate": True}
-    point = make_spec(**fields, measure="quantize")
-    others = [make_spec(**fields, measure="quantize", seed=seed) for seed in (1, 2)]
+    point, *others = (make_spec(**fields, measure="quantize", seed=seed) for seed in range(3))
     assert counts(estimate(tmp_path, others, took_half_an_hour(point))) == (2, 2, 1.0, 0.0)
 
 
@@ -380,5 +379,4 @@ def test_a_submission_that_may_take_more_is_2_and_nothing_is_written(pipeline: C
     env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
     arguments = ("--grid", write_grid(tmp_path, GRID), "--outputs", tmp_path / "out", "--max-gpu-hours", "0.5")
     assert_refused(pipeline("submit", *arguments, env=env), 2, "may take 1 GPU-hours, more than --max-gpu-hours 0.5")
-    assert not (tmp_path / "out").exists()
-    assert not (folder / "called").exists()
+    assert [path.exists() for path in (tmp_path / "out", folder / "called")] == [False, False]

@@ -128,8 +128,7 @@ def test_an_array_that_sbatch_neither_confirms_nor_slurm_knows_is_refused(
 ) -> None:
     with pytest.raises(CommandError, match=r"of 2 elements: sbatch refused x-.*: it printed 'See job 6', which names"):
         submit_one(experiment, monkeypatch, "echo See job 6")
-    assert not list(experiment.folder.glob("logs/*/*/elements.json"))
-    assert arrays_of(experiment) == []
+    assert (list(experiment.folder.glob("logs/*/*/elements.json")), arrays_of(experiment)) == ([], [])
 
 
 LIMIT = """echo 'sbatch: error: {}' >&2
