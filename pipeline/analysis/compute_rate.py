@@ -67,6 +67,13 @@ def precision_of(point: PooledPoint) -> str:
     return str(*used) if len(used) == 1 else ""
 
 
+def shown_precision(point: PooledPoint) -> str | None:
+    """Return the precision that computed, else the one that was asked for; where there is no TF32 that is fp32."""
+    has_tf32 = point.spec.device == "cuda" and "tf32" in (look_up(PEAKS, point.gpu) or ("tf32",))
+    asked = "fp32" if point.spec.precision == "tf32" and not has_tf32 else point.spec.precision
+    return precision_of(point) or asked
+
+
 def compute_rate_figures(point: PooledPoint, stated_tflops: float | None = None) -> dict[str, Any]:
     """Return the columns of FLOPs, with the interval that follows from the epoch time's; None where they are not known.
 

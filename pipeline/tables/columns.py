@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from pipeline.analysis.compute_rate import shown_precision
 from pipeline.analysis.notes import Note, make_note
 from pipeline.analysis.pooling import PooledPoint
 from pipeline.experiment.spec import Spec
@@ -193,6 +194,7 @@ def make_row(table: Table, point: PooledPoint, notes: Sequence[Note] = (), **fig
 
 
 def axes_of(point: PooledPoint) -> dict[str, Any]:
-    """Return the axes of a point as rows have them, with the GPU model."""
-    axes = {axis: getattr(point.spec, axis) for axis in point.axes} | {"gpu": point.gpu or None, "unit": point.unit}
+    """Return the axes of a point as rows have them: with the GPU model, and with the precision that computed."""
+    axes = {axis: getattr(point.spec, axis) for axis in point.axes} | {"precision": shown_precision(point)}
+    axes |= {"gpu": point.gpu or None, "unit": point.unit}
     return {axis: list(value) if isinstance(value, tuple) else value for axis, value in axes.items()}

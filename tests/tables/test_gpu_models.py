@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 from communication_records import LARGE, measured, point, steady
-from factories import assert_says, low, make_communication_record, make_record, make_spec, resolved
+from factories import assert_says, low, make_communication_record, make_record, make_spec, resolved, with_measurement
 from page_records import timed_record
 from rendered_plots import bar_panel, line_panel, plots_of
 from rendered_tables import answers_of, assert_row, build, cells, report, row_of, table_of
@@ -45,6 +45,41 @@ def study(*found: Record) -> tuple[Row, Row]:
     """The row of the baseline, of three seeds, and the row of 512."""
     first, second = build(*baseline(), *found)["time_to_target"]
     return first, second
+
+
+V100 = "Tesla V100-SXM2-32GB"
+IN_FP32, IN_TF32 = ({"precision_used": used} for used in ("fp32", "tf32"))
+
+
+@pytest.mark.parametrize(
+    ("found", "precision"),
+    [
+        (with_measurement(make_record(make_spec(device="cpu")), **IN_FP32), "fp32"),
+        (make_record(make_spec(device="cpu"), status="failed"), "fp32"),
+        (make_record(make_spec(device="cpu", precision="bf16"), status="failed"), "bf16"),
+        (with_measurement(timed(V100, 2.0), **IN_FP32), "fp32"),
+        (on(V100, make_record(status="oom")), "fp32"),
+        (on(H100, make_record(status="oom")), "tf32"),
+        (make_record(status="failed"), "tf32"),
+    ],
+)
+def test_a_row_has_the_precision_that_computed_or_would_have(found: Record, precision: str) -> None:
+    """All points ask for tf32, but the one in bf16."""
+    (row,) = build(found)["Q1"]
+    assert row["precision"] == precision
+
+
+def test_runs_of_one_point_in_two_precisions_are_a_row_of_the_one_that_was_asked_for() -> None:
+    repeats = [with_measurement(timed(H100, 2.0, repeat=n), **used) for n, used in enumerate((IN_FP32, IN_TF32))]
+    (row,) = build(*repeats)["Q1"]
+    assert_row(row, precision="tf32", n=2)
+
+
+def test_two_points_that_computed_alike_are_two_rows() -> None:
+    asked = [timed(V100, 2.0, precision=precision) for precision in ("fp32", "tf32")]
+    found = [with_measurement(record, **IN_FP32) for record in asked]
+    assert cells(build(*found)["Q1"], "precision", "n") == [("fp32", 1), ("fp32", 1)]
+    assert len(table_of(report(*found), "Q1")) == 2
 
 
 TWO: dict[str, Any] = {"strategy": "ddp", "num_gpus": 2}
