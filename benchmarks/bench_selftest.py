@@ -27,7 +27,7 @@ from drawn_selftests import (
     read_recorded,
 )
 
-from pipeline.analysis.stopping_rule import DIFFERENCE_TOLERANCE_FRACTION, DIFFERENCE_TOLERANCE_S
+from pipeline.analysis.stopping_rule import DIFFERENCE_TOLERANCE_FRACTION, DIFFERENCE_TOLERANCE_S, LEAD_IN_STEPS
 from pipeline.communication.selftest_checks import (
     ALL_REDUCE_WINDOWS,
     CHECKS,
@@ -223,7 +223,6 @@ def entry_points_as_published(times: int, num_draws: int) -> tuple[float, float]
 
 def estimate_time_s(recorded: Runs) -> list[tuple[str, str, float]]:
     """Return the parts of a self-test on two GPUs: process, part and seconds, from the recorded times of windows."""
-    from pipeline.communication.interleaved_timing import LEAD_IN_STEPS  # imports torch
 
     def rounds_s(name: str, shares: Mapping[str, float]) -> float:
         findings = recorded[name]

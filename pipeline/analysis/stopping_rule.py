@@ -12,6 +12,9 @@ from collections.abc import Sequence
 
 from pipeline.analysis.intervals import median_interval
 
+WINDOW_S = 0.25  # timed steps of the slowest series fill it, with at least and at most so many of them
+MIN_STEPS, MAX_STEPS = 5, 500
+LEAD_IN_STEPS = 2  # of each window, not timed
 MAX_TIME_HALF_WIDTH = 0.02  # of the median; more precision is not worth the time of more windows
 DIFFERENCE_TOLERANCE_FRACTION, DIFFERENCE_TOLERANCE_S = 0.15, 20e-6
 

@@ -11,15 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
+from pipeline.analysis.stopping_rule import LEAD_IN_STEPS, MAX_STEPS, MIN_STEPS, WINDOW_S
 from pipeline.experiment.measurement import WindowTimesNs
 from pipeline.training import process_group
 from pipeline.training.process_group import Rank
 from pipeline.training.step import StepFunction
 
 WARM_UP_STEPS_PER_VARIANT = 6  # DDP rebuilds its buckets after the first step; the allocator needs a few to settle
-MIN_STEPS, MAX_STEPS = 5, 500
-TARGET_WINDOW_S = 0.25
-LEAD_IN_STEPS = 2
 
 
 def time_window(work: StepFunction, num_calls: int, rank: Rank) -> int:
@@ -68,10 +66,10 @@ def time_on_device(work: StepFunction, num_calls: int, rank: Rank) -> int:
 
 
 def warm_up_and_size_windows(steps: Mapping[str, StepFunction], rank: Rank) -> int:
-    """Run every step a few times. Return how many of the slowest fill a window of TARGET_WINDOW_S."""
+    """Run every step a few times. Return how many of the slowest fill a window of WINDOW_S."""
     slowest_ns = max(time_steps(step, MIN_STEPS, rank, WARM_UP_STEPS_PER_VARIANT) for step in steps.values())
     longest_ns = max(process_group.all_gather(slowest_ns, int))
-    num_steps = math.ceil(TARGET_WINDOW_S / (longest_ns / 1e9 / MIN_STEPS))
+    num_steps = math.ceil(WINDOW_S / (longest_ns / 1e9 / MIN_STEPS))
     return min(MAX_STEPS, max(MIN_STEPS, num_steps))
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.analysis.exposed_communication import collectives_of_kinds
+from pipeline.analysis.stopping_rule import WINDOW_S
 from pipeline.communication import interleaved_timing, profiling, selftest_checks
 from pipeline.communication.collective_sweep import NUM_WINDOWS, capture_stream, time_collective
 from pipeline.communication.dataparallel_split import total_bytes
@@ -184,7 +185,7 @@ def add_clock_cost(findings: Findings, batch: str, spec: Spec, rank: Rank) -> Fi
 
     run(MIN_CLOCK_STEPS, StepTimer)
     wall_ns = max(process_group.all_gather(run(MIN_CLOCK_STEPS, UnmarkedTimer), int))
-    num_steps = math.ceil(interleaved_timing.TARGET_WINDOW_S / (wall_ns / MIN_CLOCK_STEPS / 1e9))
+    num_steps = math.ceil(WINDOW_S / (wall_ns / MIN_CLOCK_STEPS / 1e9))
     num_steps = 1 if batch == "small" else max(MIN_CLOCK_STEPS, min(MAX_CLOCK_STEPS, num_steps))
     parts_share.clear()
     timers = {"marked": partial(run, num_steps, StepTimer), "unmarked": partial(run, num_steps, UnmarkedTimer)}

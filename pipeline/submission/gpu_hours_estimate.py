@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from pipeline.analysis.attempts import attempt_span, hours_columns
 from pipeline.analysis.intervals import min_values
+from pipeline.analysis.stopping_rule import LEAD_IN_STEPS, MIN_STEPS, WINDOW_S
 from pipeline.experiment import axis_groups, record_store
 from pipeline.experiment.folder import Experiment, find_experiments
 from pipeline.experiment.point_label import format_figure
@@ -32,7 +33,6 @@ PILOT_RANGE = (
     0.15,
     2.0,
 )  # times what the pilot says: chosen so that the rest of each of 20 published grids lies inside
-WINDOW_S, MIN_STEPS, LEAD_IN_STEPS = 0.25, 5, 2  # of each window of a series (pipeline.communication)
 LONG_STEP_S = 0.15  # where no record tells the step: FSDP of a GPT with 124 million parameters took 0.105 on two H100s
 START_UP_S = (8.0, 100.0)  # of such a point: processes, warm-up, sweep, profile; with a GPT on two H100s up to 99 s
 

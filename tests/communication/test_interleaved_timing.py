@@ -6,10 +6,8 @@ from functools import partial
 import pytest
 import torch
 
+from pipeline.analysis.stopping_rule import LEAD_IN_STEPS, MAX_STEPS, MIN_STEPS
 from pipeline.communication.interleaved_timing import (
-    LEAD_IN_STEPS,
-    MAX_STEPS,
-    MIN_STEPS,
     WARM_UP_STEPS_PER_VARIANT,
     time_on_host,
     time_rounds,

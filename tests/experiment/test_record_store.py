@@ -14,6 +14,7 @@ from factories import (
     make_spec,
 )
 
+from pipeline.experiment.record import SCHEMA_VERSION
 from pipeline.experiment.record_store import (
     MAX_RECORD_BYTES,
     InvalidRecord,
@@ -24,6 +25,8 @@ from pipeline.experiment.record_store import (
     publish_record,
 )
 from pipeline.system import files
+
+VERSION = f'"schema_version": {SCHEMA_VERSION}'
 
 
 @pytest.mark.fault("F21")
@@ -55,11 +58,11 @@ def test_a_record_with_a_flipped_bit_is_invalid_or_still_a_record_of_its_point(
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('"schema_version": 15', '"schema_version": 0', "Invalid enum value 0 - at `$.schema_version`"),
+        (VERSION, '"schema_version": 0', "Invalid enum value 0 - at `$.schema_version`"),
         (
-            '"schema_version": 15',
-            '"schema_version": 16',
-            "has schema 16 of a later pipeline; this one reads schemas up to 15",
+            VERSION,
+            f'"schema_version": {SCHEMA_VERSION + 1}',
+            f"has schema {SCHEMA_VERSION + 1} of a later pipeline; this one reads schemas up to {SCHEMA_VERSION}",
         ),
         ('"num_parameters": 11173962', '"num_parameters": null', "a measured point has num_parameters and"),
         ('"num_updates": 391', '"num_updates": null', "epoch 1 cannot end after None updates"),
