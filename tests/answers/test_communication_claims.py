@@ -1,5 +1,7 @@
 """The claims of Q3: what is measured, what subtraction says, and what is noise."""
 
+import re
+
 import pytest
 from communication_records import measured, point
 from factories import ends, make_communication_record, make_measurement, make_record, make_spec, with_measurement
@@ -78,16 +80,16 @@ def test_ddp_faster_than_without_all_reduces_is_not_called_noise() -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "words"),
     [
-        ("h100x2/strategies", "exposed", {"collectives": "all-gathers and reduce-scatters", "where": "fsdp"}),
+        ("h100x2/strategies", "exposed", {"collectives": "all-gathers and reduce-scatters", "where": ".*fsdp.*"}),
         ("h100x2/captured", "exposed", {"collectives": "all-reduces of gradients"}),
-        ("h200x2/batchnorm", "exposed_unclear", {"unclear": "up to 27.7 % of the step"}),
+        ("h200x2/batchnorm", "exposed_unclear", {"unclear": r".*up to 27\.7 % of the step.*"}),
     ],
 )
 def test_the_collectives_of_a_claim_are_those_of_its_strategy(name: str, kind: str, words: dict[str, str]) -> None:
     (claim,) = published_claims(name)["Q3"]
     assert claim.kind == kind
     for value, said in words.items():
-        assert said in claim.values[value]
+        assert re.fullmatch(said, claim.values[value])
 
 
 def test_points_below_their_noise_are_counted_beside_the_only_share() -> None:

@@ -129,7 +129,7 @@ def test_columns_without_any_text_are_left_out_and_notes_have_their_own(
     tmp_path: Path, found: list[Record], headings: list[str], absent: list[str]
 ) -> None:
     text = write_page(tmp_path / "x", *found).read_text()
-    shown = {*re.findall(r'<th scope="col">(\w+)</th>', text)}
+    shown = {*re.findall(r"<th\b[^>]*>(\w+)</th>", text)}
     assert (shown.issuperset(headings), shown.isdisjoint(absent)) == (True, True), shown
 
 
