@@ -87,6 +87,16 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+@pytest.fixture
+def alone_in_a_group() -> Iterator[None]:
+    """Have a process group of this process, since DDP needs a default group."""
+    from torch import distributed
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    yield
+    distributed.destroy_process_group()
+
+
 class Command(Protocol):
     """Run `python -m pipeline.<name>` and return what it did."""
 

@@ -163,8 +163,7 @@ def measure_rank(folder: Path) -> None:
     measurement = measure_communication(task.spec, rank, NO_SOURCES, None)
     transfers = (first_transfer, transfer_bytes_per_s(rank, after))
     if rank.rank == 0:
-        reading = LinkReading(task.spec, 0.0, transfers, share, measurement)
-        (folder / READING).write_bytes(msgspec.json.encode(reading))
+        (folder / READING).write_bytes(msgspec.json.encode(LinkReading(task.spec, 0.0, transfers, share, measurement)))
     process_group.leave_process_group()
 
 

@@ -1,10 +1,12 @@
 """The plots of made-up records."""
 
+from typing import Any
+
 from page_records import plot_source
 
 from pipeline.experiment.record import Record
 from pipeline.pages.html_page import build_plots
-from pipeline.pages.plot_data import BarPanel, LinePanel, Plot
+from pipeline.pages.plot_data import BarPanel, LinePanel, Plot, Series
 
 
 def plots_of(*found: Record) -> dict[str, Plot]:
@@ -15,6 +17,18 @@ def line_panel(plot: Plot, index: int = 0) -> LinePanel:
     panel = plot.panels[index]
     assert isinstance(panel, LinePanel)
     return panel
+
+
+def ys(line: Series) -> list[Any]:
+    return [point.y for point in line.points]
+
+
+def xs(line: Series) -> list[float]:
+    return [point.x for point in line.points]
+
+
+def labels(panel: LinePanel) -> list[str]:
+    return [line.label for line in panel.series]
 
 
 def bar_panel(plot: Plot) -> BarPanel:

@@ -154,8 +154,7 @@ def address_of(host: int) -> str:
 
 def remove_leftovers() -> None:
     """Remove the namespaces of processes that were killed before they could."""
-    pids = {int(path.name.split("-")[1]) for path in NAMESPACES.glob(f"{PREFIX}-*-*")}
-    for pid in pids:
+    for pid in {int(path.name.split("-")[1]) for path in NAMESPACES.glob(f"{PREFIX}-*-*")}:
         if not Path(f"/proc/{pid}").exists():
             remove_namespaces(pid)
 

@@ -61,8 +61,7 @@ def queued(cluster: Cluster) -> list[str]:
 
 def with_sbatch(folder: Path, env: Env, script: str) -> Env:
     """The environment with an sbatch of our own, whose script may call the {real} one."""
-    real = shutil.which("sbatch")
-    shim = write_script(folder / "bin" / "sbatch", script.format(real=real))
+    shim = write_script(folder / "bin" / "sbatch", script.format(real=shutil.which("sbatch")))
     return {**env, "PATH": f"{shim.parent}:{env['PATH']}"}
 
 

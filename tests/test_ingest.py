@@ -118,8 +118,10 @@ def test_a_baseline_stated_as_oom_leaves_its_row_without_one(tmp_path: Path) -> 
     tables = collect(ingest_text(tmp_path, "ddp,1,8192,,,,,,oom", "ddp,2,8192,2,10,,,,ok", "ddp,4,8192,2,5,,,,ok"))
     for row in (*tables["Q2"][1:], *tables["Q3"]):
         assert "no baseline: ddp on 1 GPU is oom" in row["note"]
-    assert cells(tables["Q2"], "speedup") == [(None,)] * 3
-    assert cells(tables["Q3"], "comm_time_subtraction_s") == [(None,)] * 2
+    assert (cells(tables["Q2"], "speedup"), cells(tables["Q3"], "comm_time_subtraction_s")) == (
+        [(None,)] * 3,
+        [(None,)] * 2,
+    )
 
 
 def test_an_epoch_without_a_time_is_learning_alone(v100: Ingested) -> None:
@@ -261,11 +263,10 @@ def test_what_an_option_corrects_is_a_new_attempt(tmp_path: Path) -> None:
     gpu = ["--gpu", "NVIDIA A40"]
     for options in ([], gpu, [*gpu, "--num-parameters", "1000"]):
         folder = ingest_text(tmp_path, GOOD, options=options)
-    stated = [
+    assert [
         (record.attempt, [gpu.name for gpu in record.environment.gpus], measurement_of(record).num_parameters)
         for record in records_in(folder)
-    ]
-    assert stated == [(0, [], None), (1, ["NVIDIA A40"], None), (2, ["NVIDIA A40"], 1000)]
+    ] == [(0, [], None), (1, ["NVIDIA A40"], None), (2, ["NVIDIA A40"], 1000)]
 
 
 def test_a_report_does_not_mix_with_points_that_were_measured_here(tmp_path: Path) -> None:
@@ -332,8 +333,11 @@ def test_a_record_of_an_earlier_version_gives_way_to_one_that_invents_nothing(tm
     path.write_text(json.dumps(shape))
     assert round(collect(folder)["Q1"][0]["throughput_samples_per_s"]) == 2005  # 50,000 / 24.94: what it states
     found = collect_experiment(Experiment(ingest_text(tmp_path, GOOD)))
-    assert (found.collected.coverage.expected, found.collected.coverage.superseded) == (1, 1)
-    assert found.tables["Q1"][0]["throughput_samples_per_s"] is None
+    assert (
+        found.collected.coverage.expected,
+        found.collected.coverage.superseded,
+        found.tables["Q1"][0]["throughput_samples_per_s"],
+    ) == (1, 1, None)
 
 
 def test_a_file_needs_four_columns_alone(tmp_path: Path) -> None:
@@ -507,8 +511,10 @@ def test_a_name_that_is_understood_is_said(capfd: pytest.CaptureFixture[str], tm
 def test_a_strategy_is_one_that_a_grid_may_name() -> None:
     """The list was written a second time and lacked fsdp and zero1."""
     assert_says(ingest.WANTED["strategy"], *STRATEGIES)
-    assert [ingest.read_strategy(strategy.upper()) for strategy in STRATEGIES] == [*STRATEGIES]
-    assert {*ingest.STRATEGY_NAMES.values()} == {*STRATEGIES}
+    assert ([ingest.read_strategy(strategy.upper()) for strategy in STRATEGIES], {*ingest.STRATEGY_NAMES.values()}) == (
+        [*STRATEGIES],
+        {*STRATEGIES},
+    )
 
 
 def test_the_help_lists_every_column() -> None:

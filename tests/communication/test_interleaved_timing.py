@@ -146,6 +146,5 @@ def test_on_a_device_events_around_the_timed_steps_give_their_time(monkeypatch: 
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the current stream")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: log.append("wait"))
-    gpu = Rank(0, 1, torch.device("cuda", 0))
-    assert time_steps(lambda: log.append("step"), 3, gpu) == 6_000_000
+    assert time_steps(lambda: log.append("step"), 3, Rank(0, 1, torch.device("cuda", 0))) == 6_000_000
     assert log == ["wait", "step", "step", "event", "step", "step", "step", "event", "wait"]

@@ -76,8 +76,7 @@ def test_the_step_of_four_lies_within_what_two_predict(readings: Readings, rate:
 
 
 def test_the_gradients_travel_at_once(readings: Readings) -> None:
-    profile = tables_of([readings[2, SLOW]])["bandwidth"]
-    assert [bucket["num_bytes"] for bucket in profile] == [gradient_bytes()]
+    assert [bucket["num_bytes"] for bucket in tables_of([readings[2, SLOW]])["bandwidth"]] == [gradient_bytes()]
 
 
 def test_the_page_has_the_tables_of_the_readings(readings: Readings, capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,18 +79,13 @@ def step_of(buffers_us: float, gradients_us: float) -> list[tuple[str, int, floa
 
 
 def test_collectives_are_matched_by_their_place_in_the_step_over_all_ranks() -> None:
-    early = rank_trace(
-        [("broadcast", 80, 1.0), ("all_reduce", BUCKET, 9.0)], [("broadcast", 80, 2.0), ("all_reduce", BUCKET, 8.0)]
-    )
-    late = rank_trace(
-        [("broadcast", 80, 3.0), ("all_reduce", BUCKET, 5.0)], [("broadcast", 80, 4.0), ("all_reduce", BUCKET, 6.0)]
-    )
+    early, late = rank_trace(step_of(1, 9), step_of(2, 8)), rank_trace(step_of(3, 5), step_of(4, 6))
     profile, note = combine_traces([early, late], 2)
-    assert note is None
-    assert [part.kind for part in profile.collectives] == ["buffers", "gradients"]
-    assert profile.collectives[0].durations_ns == ((1000, 3000), (2000, 4000))
-    assert profile.collectives[1].durations_ns == ((9000, 5000), (8000, 6000))
-    assert (profile.comm_ns, profile.compute_ns, profile.overlap_ns) == ((300, 300), (900, 900), (100, 100))
+    assert [(part.kind, part.durations_ns) for part in profile.collectives] == [
+        ("buffers", ((1000, 3000), (2000, 4000))),
+        ("gradients", ((9000, 5000), (8000, 6000))),
+    ]
+    assert (profile.comm_ns, profile.compute_ns, profile.overlap_ns, note) == ((300, 300), (900, 900), (100, 100), None)
     transfers = mean_transfers([(part.kind, part.num_bytes) for part in profile.collectives], 1)
     assert {part.kind: (part.calls_per_step, part.bytes_per_step) for part in transfers} == {
         "buffers": (1, 80),
@@ -103,13 +98,14 @@ def test_collectives_that_overlap_are_matched_by_operation_whatever_their_order_
     first = [("all_gather", 8, 1.0), ("reduce_scatter", 8, 2.0), ("all_gather", 8, 3.0)]
     second = [("all_gather", 8, 4.0), ("all_gather", 8, 6.0), ("reduce_scatter", 8, 5.0)]
     profile, note = combine_traces([rank_trace(first), rank_trace(second)], 1)
-    assert note is None
-    seen = [(one.operation, one.durations_ns) for one in profile.collectives]
-    assert seen == [
-        ("all_gather", ((1000, 4000),)),
-        ("reduce_scatter", ((2000, 5000),)),
-        ("all_gather", ((3000, 6000),)),
-    ]
+    assert (note, [(one.operation, one.durations_ns) for one in profile.collectives]) == (
+        None,
+        [
+            ("all_gather", ((1000, 4000),)),
+            ("reduce_scatter", ((2000, 5000),)),
+            ("all_gather", ((3000, 6000),)),
+        ],
+    )
     _, lost = combine_traces([rank_trace(first), rank_trace(second[:2])], 1)
     assert lost == (
         "the ranks' profiled collectives (2 all_gather, 1 reduce_scatter or 2 all_gather) do not divide into 1 steps: "
@@ -149,8 +145,7 @@ def test_a_point_without_a_profile_says_why(error: Exception, monkeypatch: pytes
 
     monkeypatch.setattr(profiling, "profile_steps", fail)
     profile, notes = profile_collectives(DDP, QUIET, CALLS, ALONE, None)
-    assert profile is None
-    assert notes == (f"rank 0: no profile: {error}",)
+    assert (profile, notes) == (None, (f"rank 0: no profile: {error}",))
 
 
 TRACES = {
@@ -179,9 +174,13 @@ def test_a_captured_step_is_profiled_as_it_runs_with_the_sizes_seen_outside_its_
         (quiet_inside, None, ()),
     ]
     assert found is not None
-    assert [part.durations_ns[0] for part in found.collectives] == [(2000,), (5000,)]
-    assert (found.compute_ns, found.no_op_compute_ns, found.no_op_again_compute_ns) == ((903,), (702,), (704,))
-    assert notes == ()
+    assert (
+        [part.durations_ns[0] for part in found.collectives],
+        found.compute_ns,
+        found.no_op_compute_ns,
+        found.no_op_again_compute_ns,
+        notes,
+    ) == ([(2000,), (5000,)], (903,), (702,), (704,), ())
 
 
 @pytest.mark.parametrize("trace", [ProfileFailed("the collectives inside the graph are others"), rank_trace()])
@@ -196,9 +195,12 @@ def test_a_captured_step_that_cannot_be_profiled_has_the_profile_of_the_step_out
     monkeypatch.setattr(profiling, "profile_steps", profile)
     found, (note, why) = profile_collectives(CAPTURED, QUIET, CALLS, ALONE, None)
     assert found is not None
-    assert [part.durations_ns[0] for part in found.collectives] == [(3000,), (9000,)]
-    assert (found.compute_ns, found.no_op_compute_ns) == ((1200,), ())  # which are of the step inside
-    assert note == NOT_TRACED
+    assert ([part.durations_ns[0] for part in found.collectives], found.compute_ns, found.no_op_compute_ns, note) == (
+        [(3000,), (9000,)],
+        (1200,),
+        (),  # which are of the step inside
+        NOT_TRACED,
+    )
     assert "inside the graph are others" in why or "saw no collective" in why
 
 
@@ -217,8 +219,11 @@ def test_what_is_computed_without_collectives_is_left_out_where_it_cannot_be_see
     monkeypatch.setattr(profiling, "profile_steps", profile)
     found, notes = profile_collectives(DDP, QUIET, CALLS, ALONE, None)
     assert found is not None
-    assert (len(found.collectives), found.no_op_compute_ns) == (2, ())
-    assert notes == (("without collectives, rank 0: no profile: no CUPTI any more",) if compute_ns else ())
+    assert (len(found.collectives), found.no_op_compute_ns, notes) == (
+        2,
+        (),
+        ("without collectives, rank 0: no profile: no CUPTI any more",) if compute_ns else (),
+    )
 
 
 def test_a_captured_step_whose_eager_form_shows_no_collective_says_of_what_the_rest_is(
@@ -256,9 +261,11 @@ def test_a_rank_whose_profiler_fails_runs_every_step_since_the_others_wait_for_i
     monkeypatch.setattr(torch.profiler.profile, function, fail)
     steps: list[int] = []
     found, notes = profile_ranks(lambda: steps.append(1), ALONE, [])
-    assert found is None
-    assert notes == ("rank 0: no profile: no CUPTI here",)
-    assert len(steps) == PROFILER_WARM_UP_STEPS + NUM_PROFILED_STEPS["cpu"]
+    assert (found, notes, len(steps)) == (
+        None,
+        ("rank 0: no profile: no CUPTI here",),
+        PROFILER_WARM_UP_STEPS + NUM_PROFILED_STEPS["cpu"],
+    )
 
 
 LONELY_RANK = """
@@ -344,9 +351,10 @@ def test_a_windows_calls_are_issued_one_by_one_or_captured_once_and_replayed(
         work()
         return lambda: replays.append(1)
 
-    timed = time_collective(BUCKET, ALONE, record if is_captured else None)
-    assert len(timed) == NUM_WINDOWS
+    assert len(time_collective(BUCKET, ALONE, record if is_captured else None)) == NUM_WINDOWS
     num_calls = CALLS_PER_WINDOW["cpu"] * (SMALL_FACTOR if BUCKET <= SMALL_BYTES else 1)
     # issued: the window that warms up and the timed ones; captured: once to warm up and once to record
-    assert calls == [BUCKET] * num_calls * (2 if is_captured else 1 + NUM_WINDOWS)
-    assert len(replays) == (1 + NUM_WINDOWS if is_captured else 0)
+    assert (calls, len(replays)) == (
+        [BUCKET] * num_calls * (2 if is_captured else 1 + NUM_WINDOWS),
+        1 + NUM_WINDOWS if is_captured else 0,
+    )

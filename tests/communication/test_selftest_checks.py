@@ -1,3 +1,4 @@
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -5,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 from communication_records import five_times, point
-from factories import make_communication, make_communication_record
+from factories import make_communication, make_communication_record, measurement_of
 
 from pipeline.communication.selftest_checks import (
     CheckResult,
@@ -83,10 +84,15 @@ def judged(name: str, known: Findings, other: Findings | None = None) -> CheckRe
     return judge_check(name, {"known_answers": known, **others})
 
 
+def assert_judged(result: CheckResult, verdict: CheckVerdict, **figures: float) -> None:
+    assert result.verdict == verdict
+    assert {name: result.figures[name] for name in figures} == pytest.approx(figures, rel=1e-9)
+
+
 def judge_steady(center: float, spread: float, limit: float) -> CheckVerdict:
     """Judge six values around a centre against an upper limit."""
-    measured = median_of([center - spread, *[center] * 4, center + spread])
-    return judge(measured.low, measured.high, Limits(high=limit))
+    _, low, high = median_of([center - spread, *[center] * 4, center + spread])
+    return judge(low, high, Limits(high=limit))
 
 
 @pytest.mark.parametrize(
@@ -141,8 +147,7 @@ def test_a_step_takes_as_long_as_its_slowest_rank_and_drift_falls_out() -> None:
     found = make_findings()
     assert step_us(found, "no_op_hook") == [1000, 1100, 1200, 1300, 1400, 1500]
     assert difference_us(found, "ddp", "no_op_hook") == pytest.approx([100] * 6)
-    assert exposed_us(found).value == pytest.approx(100)
-    assert exposed_us(found, "one_bucket").value == pytest.approx(300)
+    assert [exposed_us(found, name).value for name in ("ddp", "one_bucket")] == pytest.approx([100, 300])
 
 
 @pytest.mark.parametrize(
@@ -150,9 +155,7 @@ def test_a_step_takes_as_long_as_its_slowest_rank_and_drift_falls_out() -> None:
 )
 def test_two_no_op_series_differ_by_20_us_at_most(difference_us: float, verdict: CheckVerdict) -> None:
     result = judged("two no-op series", make_findings({"no_op_hook_again": -difference_us}))
-    assert result.verdict == verdict
-    assert result.figures["difference_us"] == pytest.approx(difference_us)
-    assert result.figures["step_us"] == 1250  # the median of the drift
+    assert_judged(result, verdict, difference_us=difference_us, step_us=1250)  # the median of the drift
     assert result.sentence == (
         f"two interleaved series of the no-op hook differ by {difference_us:.1f} ({difference_us:.1f} to "
         f"{difference_us:.1f}) us a step, limit 20.0"
@@ -161,20 +164,18 @@ def test_two_no_op_series_differ_by_20_us_at_most(difference_us: float, verdict:
 
 def test_two_no_op_series_are_undecided_if_some_rounds_differ_by_more() -> None:
     result = judged("two no-op series", make_findings({"no_op_hook_again": [0, 0, 0, 0, 0, 21]}))
-    assert result.verdict == "undecided"
-    assert result.figures["difference_us_low"] == pytest.approx(-21)
+    assert_judged(result, "undecided", difference_us_low=-21)
 
 
 def test_noise_of_another_series_does_not_make_the_no_op_series_pass() -> None:
     """The step without the hook scatters by 500 us from round to round, and the two no-op series differ by 30 us."""
     noisy = (100, 600, 100, 600, 100, 600)
     result = judged("two no-op series", make_findings({"no_op_hook_again": 30.0, "ddp": noisy, "ddp_again": 100.0}))
-    assert (result.verdict, result.figures["limit_us"]) == ("fail", 20)
+    assert_judged(result, "fail", limit_us=20)
 
 
 def test_a_median_needs_six_values_for_its_interval() -> None:
-    measured = median_of([1, 2, 3, -4, 0, 0])
-    assert measured == MeasuredValue(0.5, -4, 3)
+    assert median_of([1, 2, 3, -4, 0, 0]) == MeasuredValue(0.5, -4, 3)
     with pytest.raises(ValueError, match="an interval needs six values, got 5"):
         median_of([1, 2, 3, 4, 5])
 
@@ -192,9 +193,7 @@ def test_a_median_needs_six_values_for_its_interval() -> None:
 )
 def test_one_bucket_exposes_a_fifth_more(usual_us: float, large_us: list[float], verdict: CheckVerdict) -> None:
     result = judged("bucket cap of 100 MB", make_findings({"ddp": usual_us, "one_bucket": large_us}))
-    assert result.verdict == verdict
-    assert result.figures["exposed_us"] == pytest.approx(usual_us)
-    assert result.figures["above_limit_us_low"] == pytest.approx(min(large_us) - 1.2 * usual_us)
+    assert_judged(result, verdict, exposed_us=usual_us, above_limit_us_low=min(large_us) - 1.2 * usual_us)
 
 
 def test_the_sentence_of_one_bucket_has_both_limits() -> None:
@@ -207,8 +206,7 @@ def test_the_sentence_of_one_bucket_has_both_limits() -> None:
 @pytest.mark.parametrize(("num_bytes", "verdict"), [(25 * 2**20, "not applicable"), (25 * 2**20 + 4, "pass")])
 def test_gradients_that_fill_one_bucket_anyway_answer_nothing(num_bytes: int, verdict: CheckVerdict) -> None:
     result = judged("bucket cap of 100 MB", make_findings(gradient_bytes=num_bytes))
-    assert result.verdict == verdict
-    assert (result.figures == {}) == (verdict == "not applicable")
+    assert (result.verdict, result.figures == {}) == (verdict, verdict == "not applicable")
 
 
 @pytest.mark.parametrize(
@@ -226,9 +224,8 @@ def test_over_sockets_ten_times_as_much_is_exposed_and_the_bandwidth_collapses(
     exposed: list[float], swept_ns: list[int], verdict: CheckVerdict
 ) -> None:
     result = judged("sockets", make_findings(), make_findings({"ddp": exposed}, swept_ns=swept_ns))
-    assert result.verdict == verdict
-    assert result.figures["busbw_gb_s"] == pytest.approx(44_695_848 / 178_000)  # 251.1, of the median; 2(1)/2 = 1
-    assert result.figures["exposed_sockets_us_high"] == pytest.approx(max(exposed))
+    busbw_gb_s = 44_695_848 / 178_000  # 251.1, of the median; 2(1)/2 = 1
+    assert_judged(result, verdict, busbw_gb_s=busbw_gb_s, exposed_sockets_us_high=max(exposed))
 
 
 def test_the_sentence_of_the_sockets_has_both_figures_and_both_limits() -> None:
@@ -265,9 +262,7 @@ def test_bus_bandwidth_has_the_rings_factor() -> None:
 )
 def test_an_injected_all_reduce_costs_what_it_takes_alone(added_us: list[float], verdict: CheckVerdict) -> None:
     result = judged("injected all-reduce", make_findings({"extra": [100 + added for added in added_us]}))
-    assert result.verdict == verdict
-    assert result.figures["isolated_us"] == 1000
-    assert result.figures["injected_us_low"] == pytest.approx(min(added_us))
+    assert_judged(result, verdict, isolated_us=1000, injected_us_low=min(added_us))
 
 
 def test_the_sentence_of_the_injected_all_reduce() -> None:
@@ -286,8 +281,7 @@ STEADY = {name: [added - drift for drift in DRIFT_US] for name, added in ADDED_U
 def test_the_same_point_twice_differs_by_one_per_cent_at_most(again_us: float, verdict: CheckVerdict) -> None:
     again = make_findings(STEADY | {"ddp": [again_us - drift for drift in DRIFT_US]})
     result = judged("the same point twice", make_findings(STEADY), again)
-    assert result.verdict == verdict
-    assert result.figures["ratio"] == pytest.approx((1000 + again_us) / 1100)
+    assert_judged(result, verdict, ratio=(1000 + again_us) / 1100)
     assert judged("the same point twice", make_findings(), make_findings()).verdict == "undecided", (
         "both drift by 500 us"
     )
@@ -307,17 +301,15 @@ def test_the_sentence_of_the_same_point_twice() -> None:
         ([100] * 6, [79] * 6, 20, 21, "fail"),
         ([1000] * 6, [1170] * 6, 175.5, -170, "pass"),  # 15 % of the larger
         ([1000] * 6, [840] * 6, 150, 160, "fail"),
-        ([88, 100, 100, 100, 100, 112], [84.1, 100, 100, 100, 100, 115.9], 20, -19.92, "pass"),  # sqrt(12^2 + 15.9^2)
-        ([88, 100, 100, 100, 100, 112], [83.9, 100, 100, 100, 100, 116.1], 20, -20.08, "undecided"),
+        ([88, 100, 100, 100, 100, 112], [84.1, 100, 100, 100, 100, 115.9], 20, -math.hypot(12, 15.9), "pass"),
+        ([88, 100, 100, 100, 100, 112], [83.9, 100, 100, 100, 100, 116.1], 20, -math.hypot(12, 16.1), "undecided"),
     ],
 )
 def test_two_entry_points_agree_within_15_per_cent_or_20_us(
     here_us: list[float], there_us: list[float], limit_us: float, low_us: float, verdict: CheckVerdict
 ) -> None:
     result = judged("two entry points", make_findings({"ddp": here_us}), make_findings({"ddp": there_us}))
-    assert result.verdict == verdict
-    assert result.figures["limit_us"] == pytest.approx(limit_us)
-    assert result.figures["difference_us_low"] == pytest.approx(low_us, abs=0.005)
+    assert_judged(result, verdict, limit_us=limit_us, difference_us_low=low_us)
 
 
 def test_a_difference_of_two_medians_adds_the_squares_of_the_sides_that_reach_there() -> None:
@@ -334,8 +326,7 @@ def test_the_sentence_of_two_entry_points_names_the_time_of_all_collectives() ->
 
 
 def test_a_point_that_measured_communication_gives_findings() -> None:
-    measurement = make_communication_record(point(), make_communication(five_times())).measurement
-    assert measurement is not None
+    measurement = measurement_of(make_communication_record(point(), make_communication(five_times())))
     found = findings_of_point(point(), measurement)
     assert exposed_us(found).value == pytest.approx(40)
     assert (found.num_ranks, found.gradient_bytes) == (2, measurement.gradient_bytes)
@@ -366,9 +357,7 @@ def test_a_sleeping_rank_is_waiting_and_no_slower_link(
         wait_by_step_ns=[[20_000.0] * 6, [wait_us * 1e3 for wait_us in waits_us]],
         shortest_by_step_ns=[[200_000.0] * 6, [time_us * 1e3 for time_us in shortest_us]],
     )
-    result = judged("a rank asleep", found)
-    assert result.verdict == verdict
-    assert result.figures["expected_wait_us"] == 20_000 * (num_ranks - 1) / num_ranks
+    assert_judged(judged("a rank asleep", found), verdict, expected_wait_us=20_000 * (num_ranks - 1) / num_ranks)
 
 
 def test_the_sentence_of_the_sleeping_rank() -> None:
@@ -397,8 +386,7 @@ def test_without_a_profile_the_sleeping_rank_is_undecided_with_the_reason() -> N
 )  # 178 / 1.05 = 169.5238, 178 / 0.95 = 187.3684
 def test_the_sweep_takes_as_long_as_a_bare_loop_within_5_per_cent(bare_ns: list[int], verdict: CheckVerdict) -> None:
     result = judged("sweep against a bare loop", make_findings(bare_ns=bare_ns))
-    assert result.verdict == verdict
-    assert result.figures["ratio_high"] == pytest.approx(178_000 / min(bare_ns))
+    assert_judged(result, verdict, ratio_high=178_000 / min(bare_ns))
 
 
 def test_the_sentence_of_the_bare_loop() -> None:
@@ -420,8 +408,7 @@ def test_the_sentence_of_the_bare_loop() -> None:
 )
 def test_the_parts_sum_to_the_wall_clock_in_every_window(shares: list[float], verdict: CheckVerdict) -> None:
     result = judged("parts against the wall clock", make_findings(parts_share=shares))
-    assert result.verdict == verdict
-    assert (result.figures["ratio_low"], result.figures["ratio_high"]) == (min(shares), max(shares))
+    assert_judged(result, verdict, ratio_low=min(shares), ratio_high=max(shares))
 
 
 def test_the_sentence_of_the_parts() -> None:
@@ -447,13 +434,14 @@ def test_the_marks_cost_1_per_cent_of_a_large_step_and_3_of_a_small_one(
     clocks, unmarked = [2 * clocked, 99_999, *[clocked] * 9], [20_000, *[10_000] * 10]
     found = make_findings(clock_windows={name: clocks}, unmarked_windows={name: unmarked})
     result = judged(f"cost of the clock, {name} batch", found)
-    assert (result.verdict, result.check) == (verdict, f"cost of the clock, {name} batch")
-    assert result.figures["cost"] == pytest.approx(clocked / 10_000 - 1)
-    batch, limit = {"large": (512, "1 %"), "small": (32, "3 %")}[name]
     cost = clocked / 10_000 - 1
-    assert (result.figures["cost_low"], result.figures["cost_high"]) == pytest.approx((cost, cost))
+    assert_judged(result, verdict, cost=cost, cost_low=cost, cost_high=cost)
+    batch, limit = {"large": (512, "1 %"), "small": (32, "3 %")}[name]
     share = f"{100 * cost:+.2f} %"
-    assert result.sentence == f"at {batch} per GPU the marks cost {share} ({share} to {share}) of a step, limit {limit}"
+    assert (result.check, result.sentence) == (
+        f"cost of the clock, {name} batch",
+        f"at {batch} per GPU the marks cost {share} ({share} to {share}) of a step, limit {limit}",
+    )
 
 
 @pytest.mark.parametrize(
@@ -492,15 +480,16 @@ def test_findings_survive_their_file_and_each_failure_is_its_own() -> None:
 def test_a_difference_pairs_the_rounds_that_timed_both_variants() -> None:
     """`extra` ends after six rounds; a later round of DDP has no partner and does not count."""
     found = make_findings()
-    longer = [*found.windows["ddp"], [1, 99_000_000]]
-    found = msgspec.structs.replace(found, windows={**found.windows, "ddp": longer})
+    found = msgspec.structs.replace(found, windows={**found.windows, "ddp": [*found.windows["ddp"], [1, 99_000_000]]})
     assert difference_us(found, "extra", "ddp") == pytest.approx([1000] * 6)
     assert judged("bucket cap of 100 MB", found).figures["above_limit_us"] == pytest.approx(300 - 1.2 * 100)
 
 
 def test_every_variant_has_its_share_of_the_rounds_and_six_at_least() -> None:
-    assert count_windows({"ddp": 0.45, "extra": 0.1}, 300) == {"ddp": 135, "extra": 30}
-    assert count_windows({"ddp": 0.45, "extra": 0.1}, 20) == {"ddp": 9, "extra": 6}
+    assert (count_windows({"ddp": 0.45, "extra": 0.1}, 300), count_windows({"ddp": 0.45, "extra": 0.1}, 20)) == (
+        {"ddp": 135, "extra": 30},
+        {"ddp": 9, "extra": 6},
+    )
 
 
 @pytest.mark.parametrize(
@@ -511,5 +500,7 @@ def test_pairs_go_on_until_the_clocks_cost_is_known_within_half_of_its_limit(
     name: str, last_ns: int, settled: bool
 ) -> None:
     marked_ns, unmarked_ns = [1_000] * 5 + [last_ns], [1_000] * 6
-    assert is_clock_cost_precise_enough(name, marked_ns, unmarked_ns) is settled
-    assert not is_clock_cost_precise_enough(name, marked_ns[1:], unmarked_ns[1:])
+    assert (
+        is_clock_cost_precise_enough(name, marked_ns, unmarked_ns),
+        is_clock_cost_precise_enough(name, marked_ns[1:], unmarked_ns[1:]),
+    ) == (settled, False)

@@ -1,5 +1,3 @@
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -64,8 +62,12 @@ def test_single_steps_of_the_small_batch_are_marked_by_turns(epochs: Epochs) -> 
     in_turn = [[clock for _, clock in pairs[start : start + 2]] for start in range(0, len(pairs), 2)]
     assert all(set(pair) == {StepTimer, UnmarkedTimer} for pair in in_turn)
     assert len({pair[0] for pair in in_turn}) == 2, "either may come first"
-    assert (marked_ns[0], unmarked_ns[0], found.parts_share) == (20_400_000, 20_000_000, [1.0] * 18)
-    assert found.clock_batches == {"small": clock_point().batch_size_per_gpu}
+    assert (marked_ns[0], unmarked_ns[0], found.parts_share, found.clock_batches) == (
+        20_400_000,
+        20_000_000,
+        [1.0] * 18,
+        {"small": clock_point().batch_size_per_gpu},
+    )
 
 
 def test_windows_of_the_large_batch_have_many_steps_and_end_once_the_cost_is_known(epochs: Epochs) -> None:
@@ -90,16 +92,6 @@ def test_the_parts_are_those_of_the_batch_that_comes_first(epochs: Epochs) -> No
     assert (list(both.clock_windows), both.parts_share) == (["large", "small"], large.parts_share)
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Train on one thread, as a rank does: two would wait for each other while other tests run."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("one_thread")
 def test_single_steps_train_on_this_machine() -> None:
     found = timed("small")
     marked_ns, unmarked_ns = found.clock_windows["small"], found.unmarked_windows["small"]

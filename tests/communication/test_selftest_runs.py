@@ -35,7 +35,7 @@ def test_a_late_rank_counts_once_however_many_collectives_wait_for_it() -> None:
             make_collective(2000, (54, 5, 5), (55, 5, 6)),
         ),
     )
-    assert wait_by_step_ns(profile) == [pytest.approx(100_000 / 3), pytest.approx(101_000 / 3)]
+    assert wait_by_step_ns(profile) == pytest.approx([100_000 / 3, 101_000 / 3])
     assert shortest_by_step_ns(profile) == [15_000, 15_000]
 
 
@@ -47,8 +47,7 @@ def test_a_pause_comes_before_each_step_and_its_length_is_measured() -> None:
     for _ in range(3):
         step()
     assert (log, len(lengths)) == (["step"] * 3, 3)
-    assert [length() for length in lengths] == [2e6] * 3
-    assert median_ns(lengths) == 2e6
+    assert ([length() for length in lengths], median_ns(lengths)) == ([2e6] * 3, 2e6)
     assert calibrated_pause(ALONE)(0.0)() == 0
 
 
@@ -78,8 +77,7 @@ def test_a_pause_of_a_device_keeps_its_stream_busy_for_the_time_that_events_show
     pause = calibrated_pause(Rank(0, 2, torch.device("cuda", 0)))
     before_ms = now_ms
     length_ns = pause(0.02)
-    assert now_ms - before_ms == pytest.approx(20)
-    assert length_ns() == pytest.approx(20e6)
+    assert (now_ms - before_ms, length_ns()) == pytest.approx((20, 20e6))
 
 
 def test_the_bare_loop_warms_up_for_five_windows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,8 +95,7 @@ def test_the_bare_loop_warms_up_for_five_windows(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_estimate_of_a_self_test_on_two_gpus_is_below_seven_minutes_and_that_of_the_docs() -> None:
-    parts = estimate_time_s(read_recorded())
-    total_s = sum(time_s for *_, time_s in parts)
+    total_s = sum(time_s for *_, time_s in estimate_time_s(read_recorded()))
     assert total_s < 7 * 60
     said = f"From its recorded windows a self-test takes about {total_s / 60:.0f} minutes"
     assert missing_in((ROOT / "docs/trust.md").read_text(), [said]) == []

@@ -1,5 +1,3 @@
-import socket
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,17 +33,6 @@ def ddp_spec(**fields: object) -> Spec:
     return Spec(**{**given, **fields})  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def one_process() -> Iterator[None]:
-    """A process group of this process, since DDP needs a default group."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 def context_of(spec: Spec, rank: Rank) -> StepContext:
     """What variants share, without a batch and another group."""
     return StepContext(spec, rank, build_workload(spec), (torch.zeros(0), torch.zeros(0)), None)
@@ -79,11 +66,14 @@ def test_where_collectives_cannot_be_left_out_a_note_says_so(
     fields: dict[str, object], execution: Execution, note: str | None
 ) -> None:
     names, notes = choose_variants(ddp_spec(**fields), execution)
-    assert notes == ((note,) if note else ())
-    assert [name for name in DDP.variants if name not in names] == (["no_collectives"] if note else [])
+    assert (notes, [name for name in DDP.variants if name not in names]) == (
+        (note,) if note else (),
+        ["no_collectives"] if note else [],
+    )
 
 
-def test_ddp_over_a_silent_group_divides_its_own_gradients_by_the_number_of_ranks(one_process: None) -> None:
+@pytest.mark.usefixtures("alone_in_a_group")
+def test_ddp_over_a_silent_group_divides_its_own_gradients_by_the_number_of_ranks() -> None:
     bare = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     inputs = torch.randn(8, 3)
     bare(inputs).square().sum().backward()
@@ -96,15 +86,13 @@ def test_ddp_over_a_silent_group_divides_its_own_gradients_by_the_number_of_rank
         torch.testing.assert_close(found, [gradient / 2 for gradient in alone])
 
 
+@pytest.mark.usefixtures("alone_in_a_group")
 @pytest.mark.parametrize(("compression", "num_bytes"), [("none", 64), ("bf16", 32)])
-def test_the_step_without_reduction_gives_every_gradient_to_the_no_op_hook(
-    one_process: None, compression: str, num_bytes: int
-) -> None:
+def test_the_step_without_reduction_gives_every_gradient_to_the_no_op_hook(compression: str, num_bytes: int) -> None:
     """A layer of 3 x 4 weights and 4 biases: one bucket of 16 gradients."""
     calls: list[CollectiveCall] = []
     spec = ddp_spec(device="cpu", gradient_compression=compression)
-    context = context_of(spec, Rank(0, 1, torch.device("cpu")))
-    model, _ = wrap_variant("no_op_hook", nn.Linear(3, 4), context)
+    model, _ = wrap_variant("no_op_hook", nn.Linear(3, 4), context_of(spec, Rank(0, 1, torch.device("cpu"))))
     torch_strategy(spec.strategy).silence(model, torch.optim.SGD(model.parameters()), spec, calls)
     model(torch.ones(2, 3)).sum().backward()
     assert calls == [CollectiveCall("gradients", "all_reduce", num_bytes)]
@@ -113,9 +101,12 @@ def test_the_step_without_reduction_gives_every_gradient_to_the_no_op_hook(
     torch.testing.assert_close(weight, torch.full((4, 3), 2.0))
 
 
+@pytest.mark.usefixtures("alone_in_a_group")
 @pytest.mark.fault("F63")
-def test_the_collectives_of_the_users_code_are_those_of_the_bare_step(one_process: None) -> None:
+def test_the_collectives_of_the_users_code_are_those_of_the_bare_step() -> None:
     """As in before_update(): a metric, or the norm of gradients."""
     step: Any = SimpleNamespace(eager=lambda: dist.all_reduce(torch.ones(1)))
-    assert list_own_collectives(step, FIRST_OF_TWO) == ("all_reduce",)
-    assert list_own_collectives(step, FIRST_OF_TWO._replace(world_size=1)) == ()
+    assert (
+        list_own_collectives(step, FIRST_OF_TWO),
+        list_own_collectives(step, FIRST_OF_TWO._replace(world_size=1)),
+    ) == (("all_reduce",), ())

@@ -5,19 +5,11 @@ from typing import Any
 
 import pytest
 from factories import make_record, make_spec
-from page_records import (
-    REMEDIES,
-    remedy_records,
-)
-from rendered_plots import line_panel, plots_of
+from page_records import REMEDIES, remedy_records
+from rendered_plots import labels, line_panel, plots_of, xs, ys
 from study_records import learnt, trained
 
-from pipeline.pages.plot_data import (
-    MAX_SERIES,
-    REFERENCE,
-    LinePanel,
-    Point,
-)
+from pipeline.pages.plot_data import MAX_SERIES, REFERENCE, Point
 from pipeline.plan.axes import REMEDIES as REMEDIES_OF_SPEC
 
 
@@ -28,12 +20,11 @@ def test_q4_compares_remedies_with_the_small_batch_by_epoch_update_and_second() 
     ]
     by_second = line_panel(found["q4"])
     by_epoch, by_update = (line_panel(found["q4-steps"], index) for index in (0, 1))
-    assert len(by_epoch.series) == len(REMEDIES) + 1
+    assert (len(by_epoch.series), labels(by_second)) == (len(REMEDIES) + 1, labels(by_epoch))
     assert (by_epoch.series[-1].label, by_epoch.series[-1].style) == ("64 images, no remedies", REFERENCE)
     assert by_epoch.series[0].points[-1].y == pytest.approx(55)
-    assert [point.x for point in by_update.series[0].points] == [13, 26, 39, 52]  # 50,000 / 4096, rounded up
-    assert [point.x for point in by_second.series[0].points] == [3, 5, 7, 9]
-    assert [line.label for line in by_second.series] == [line.label for line in by_epoch.series]
+    assert xs(by_update.series[0]) == [13, 26, 39, 52]  # 50,000 / 4096, rounded up
+    assert xs(by_second.series[0]) == [3, 5, 7, 9]
 
 
 def test_q4_shows_final_accuracy_and_time_to_target_by_batch_size() -> None:
@@ -44,21 +35,21 @@ def test_q4_shows_final_accuracy_and_time_to_target_by_batch_size() -> None:
     plot = plots_of(*found)["q4-batch-size"]
     assert plot.title == "Accuracy after 4 epochs and time to the target, by batch size"
     accuracy, time = line_panel(plot), line_panel(plot, 1)
-    assert [line.label for line in accuracy.series] == ["no remedies", "warmup"]
-    small, large = accuracy.series[0].points
-    assert small == pytest.approx(Point(64, 82.5, 80, 85))
-    assert large == pytest.approx(Point(4096, 50))
-    assert time.title == "Training time to 80.5 % [s]"
-    assert [point.x for point in time.series[0].points] == [64]  # the large batch never reaches it
+    assert (labels(accuracy), time.title) == (["no remedies", "warmup"], "Training time to 80.5 % [s]")
+    assert [*accuracy.series[0].points] == [
+        pytest.approx(Point(64, 82.5, 80, 85)),
+        pytest.approx(Point(4096, 50)),
+    ]
+    assert xs(time.series[0]) == [64]  # the large batch never reaches it
     assert time.series[1].points == (Point(4096, 8),)  # in its last epoch
 
 
 def test_q4_by_batch_size_is_of_one_study_and_tells_rates_apart() -> None:
     found = [learnt(64, 0.8), learnt(4096, 0.5), learnt(4096, 0.6, learning_rate=0.4)]
     found += [learnt(size, 0.3, precision="bf16") for size in (64, 4096)]
-    (panel,) = plots_of(*found)["q4-batch-size"].panels
-    assert isinstance(panel, LinePanel)
-    assert {line.label: [point.y for point in line.points] for line in panel.series} == {
+    plot = plots_of(*found)["q4-batch-size"]
+    assert len(plot.panels) == 1
+    assert {line.label: ys(line) for line in line_panel(plot).series} == {
         "learning rate 0.1": pytest.approx([80, 50]),
         "learning rate 0.4": pytest.approx([60]),
     }
@@ -79,8 +70,7 @@ def test_q4_without_a_baseline_that_was_measured_has_no_times() -> None:
 
 
 def test_twelve_sets_of_remedies_have_eight_lines_of_different_styles() -> None:
-    names = REMEDIES_OF_SPEC
-    every = [one for count in range(4) for one in itertools.combinations(names, count)][:12]
+    every = [one for count in range(4) for one in itertools.combinations(REMEDIES_OF_SPEC, count)][:12]
     plot = plots_of(learnt(64, 0.8), *(learnt(4096, 0.5, remedies=one) for one in every))["q4-batch-size"]
     styles = [line.style for line in line_panel(plot).series]
     assert len(set(styles)) == len(styles) == MAX_SERIES
@@ -108,9 +98,10 @@ def test_q4_tells_runs_of_different_lengths_apart_and_compares_with_the_baseline
     found += [learnt(4096, 0.5, remedies=("warmup",), epochs=epochs) for epochs in (4, 8)]
     drawn = plots_of(*found)
     for name, label, count in (("q4", "warmup", 4), ("q4-longer", "warmup, 8 epochs", 8)):
-        large = line_panel(drawn[name])
-        assert [line.label for line in large.series] == [label, "64 images, no remedies"]
-        assert [len(line.points) for line in large.series] == [count, 4]
+        assert {line.label: len(line.points) for line in line_panel(drawn[name]).series} == {
+            label: count,
+            "64 images, no remedies": 4,
+        }
     assert REFERENCE not in [line.style for line in line_panel(drawn["q4-64"]).series]
 
 

@@ -5,7 +5,6 @@ import itertools
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
@@ -30,7 +29,7 @@ from page_records import (
     scaling_records,
     timed_record,
 )
-from rendered_plots import bar_panel, line_panel, plots_of
+from rendered_plots import bar_panel, labels, line_panel, plots_of, xs, ys
 from rendered_tables import published_tables
 from timed_records import H200, beside, on_gpus, timed
 
@@ -63,18 +62,6 @@ MIN_CONTRAST = 3  # of a graphical object against its ground: WCAG 2.2, 1.4.11
 MIN_TEXT_CONTRAST = 4.5  # 1.4.3
 
 
-def ys(line: Series) -> list[Any]:
-    return [point.y for point in line.points]
-
-
-def xs(line: Series) -> list[float]:
-    return [point.x for point in line.points]
-
-
-def labels(panel: LinePanel) -> list[str]:
-    return [line.label for line in panel.series]
-
-
 def test_q1_shows_time_throughput_and_where_memory_ends() -> None:
     plot = plots_of(*batch_records())["q1"]
     times = line_panel(plot)
@@ -90,8 +77,7 @@ def test_models_of_images_and_of_tokens_have_a_panel_of_throughput_each() -> Non
 
 
 def test_a_peak_at_one_batch_size_is_a_dash_where_a_line_would_have_no_length() -> None:
-    peak = Series("peak", (Point(16, 4.0),), REFERENCE)
-    lines = (Series("measured", (Point(16, 1.0),)), peak)
+    lines = (Series("measured", (Point(16, 1.0),)), Series("peak", (Point(16, 4.0),), REFERENCE))
     (drawn,) = render_plot(Plot("q1", "Q1", "One GPU", (LinePanel("Tokens a second", "samples", lines),))).panels
     assert re.search(rf"d=\"M 6 0 \s*L -6 -0 \s*\" style=\"stroke: {LIGHT['--muted']}\"", svg_of(drawn.light)), (
         "a dash of 12 points"
@@ -144,9 +130,11 @@ def test_a_loader_bound_point_is_grey_and_the_key_says_so() -> None:
             for spec, share in specs.items()
         )
     )["q1"]
-    assert [point.flaw for point in line_panel(plot).series[0].points] == ["", LOADER_BOUND]
+    assert ([point.flaw for point in line_panel(plot).series[0].points], plot.key()) == (
+        ["", LOADER_BOUND],
+        [("○", "muted", GREY_LABELS[LOADER_BOUND])],
+    )
     assert "1 at 32, 1 at 128 (loader-bound)." in line_panel(plot).describe()
-    assert plot.key() == [("○", "muted", GREY_LABELS[LOADER_BOUND])]
     hollow = f"fill: {DARK['--bg']}; stroke: {DARK['--muted']}"  # the marker
     assert_says(svg_of(render_plot(plot).panels[0].dark), hollow, ">loader-bound</text>")
 
@@ -218,8 +206,9 @@ def test_q3_splits_a_step_by_part_and_takes_exposed_communication_out_of_backwar
     """15/16 of T are computing: copy 0.1, forward 0.3, backward 0.5, optimizer 0.1 of that. DDP's step takes 1.1 ms."""
     double = timed_record(on_gpus(2, 128), 0.24)
     panel = bar_panel(plots_of(timed_record(make_spec(), 4), double, *communication_records())["q3"])
-    assert panel.bars == ("single 1 GPU", "ddp 2 GPUs")
-    assert panel.totals_ms == pytest.approx([4000 / 391, 240 / 196])
+    assert dict(zip(panel.bars, panel.totals_ms, strict=True)) == pytest.approx(
+        {"single 1 GPU": 4000 / 391, "ddp 2 GPUs": 240 / 196}
+    )
     on_one, on_two = ({part: values[bar] for part, values in panel.parts.items()} for bar in (0, 1))
     expected = {"waiting for data": 0.0625, "computing, launches": 0.84375, "optimizer": 0.09375}
     assert {part: share for part, share in on_one.items() if share} == pytest.approx(expected)
@@ -287,15 +276,19 @@ def test_int8_shows_the_change_by_stage_in_points_and_what_three_sigma_covers() 
     assert "three sigma: -0.15 at + biases (all)." in panel.describe()
     assert "6 seeds with its interval" in found["int8"].note
     (weights,) = found["int8-weights"].panels
-    assert weights == HistogramPanel("conv1: 4 values", -1.0, 1.0, (1, 2, 1), (-1.25, 1.75))
-    assert weights.describe() == "conv1: 4 values, from -1 to 1, most often near 0. Three sigma: -1.25 to 1.75."
+    assert (weights, weights.describe()) == (
+        HistogramPanel("conv1: 4 values", -1.0, 1.0, (1, 2, 1), (-1.25, 1.75)),
+        "conv1: 4 values, from -1 to 1, most often near 0. Three sigma: -1.25 to 1.75.",
+    )
     assert not {"int8-before-relu", "int8-after-relu"} & found.keys()
 
 
 def test_histograms_name_the_layer_without_relu_and_every_stage_stands_in_the_order_of_the_pipeline() -> None:
     change, weights, before, after = build_plots(PlotSource(published_tables("two-cores/quantize"), []))
-    assert [len(plot.panels) for plot in (change, weights, before, after)] == [4, 5, 5, 4]
-    assert [panel.title.split(":")[0] for panel in before.panels][3:] == ["fc2", "fc3 (no ReLU)"]
+    assert (
+        [len(plot.panels) for plot in (change, weights, before, after)],
+        [panel.title.split(":")[0] for panel in before.panels][3:],
+    ) == ([4, 5, 5, 4], ["fc2", "fc3 (no ReLU)"])
     panels = [line_panel(change, index) for index in range(4)]
     stages = [[[round(x) for x in xs(line)] for line in panel.series[1:]] for panel in panels]
     assert stages == [[[0, 1, 2]] * num_rules for num_rules in (3, 3, 2, 2)]  # three sigma hides how small others are

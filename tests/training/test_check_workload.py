@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,7 +11,6 @@ import torch
 from factories import make_spec
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
-from torch.distributed import destroy_process_group, init_process_group
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from pipeline.communication.step_variants import StepContext, build_variant
@@ -349,8 +347,7 @@ def test_a_number_of_numpy_or_torch_is_a_number(kind: Callable[[float], Any]) ->
         unit=np.str_("tokens"),
         merit="test score",
     )
-    model = check(workload, evaluate=True)
-    found = evaluate(workload, model, ALONE)
+    found = evaluate(workload, check(workload, evaluate=True), ALONE)
     rate, items, unit = learning_rate_of(workload, 3), num_items(workload), text_of(workload, "unit")
     assert msgspec.json.encode((found, rate, items, unit)) == b'[[0.5,2.0],0.25,16,"tokens"]'
 
@@ -358,8 +355,7 @@ def test_a_number_of_numpy_or_torch_is_a_number(kind: Callable[[float], Any]) ->
 @pytest.mark.parametrize("kind", [torch.bool, torch.uint8, torch.int32, torch.float32, torch.float64])
 def test_correct_predictions_of_every_exact_type_are_counted(kind: torch.dtype) -> None:
     workload = counting(lambda right: right.sum().to(kind))
-    model = check(workload)
-    step = EagerStep(model, workload, point(), ALONE)
+    step = EagerStep(check(workload), workload, point(), ALONE)
     step.begin_epoch()
     for _ in range(3):
         step(workload.synthetic_batch(2, ALONE.device), ignore_mark)
@@ -420,17 +416,12 @@ def test_a_weight_or_a_buffer_on_the_meta_device_is_refused(is_affine: bool, nam
         check_weights(nn.Sequential(layer, nn.Linear(3, 1)), point())
 
 
-def test_a_synchronized_layer_is_refused_between_processes_on_the_cpu(tmp_path: Path) -> None:
+def test_a_synchronized_layer_is_refused_between_processes_on_the_cpu(request: pytest.FixtureRequest) -> None:
     workload = changed(build_model=lambda self: nn.SyncBatchNorm.convert_sync_batchnorm(Tiny.build_model(self)))
     check(workload)
-    init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        with pytest.raises(
-            WorkloadError, match=r"^1 is a SyncBatchNorm, .* use BatchNorm in build_model\(\), and sync_b"
-        ):
-            check(workload, strategy="ddp")
-    finally:
-        destroy_process_group()
+    request.getfixturevalue("alone_in_a_group")
+    with pytest.raises(WorkloadError, match=r"^1 is a SyncBatchNorm, .* use BatchNorm in build_model\(\), and sync_b"):
+        check(workload, strategy="ddp")
 
 
 class Remembers(nn.Module):
@@ -525,8 +516,7 @@ def test_the_optimizer_is_made_once_for_each_model_between_build_model_and_loss(
     optimizer = check_workload(workload, model, spec, ALONE)
     step = prepare_step("eager", model, workload, spec, ALONE, optimizer).step
     step(workload.synthetic_batch(4, ALONE.device), ignore_mark)
-    assert step.optimizer is optimizer
-    assert workload.owner is model
+    assert (step.optimizer, workload.owner) == (optimizer, model)
     assert count_flops(workload, 4, ALONE).note is None
     assert workload.calls == ["build_model", "optimizer", "loss", "loss", "build_model", "optimizer", "loss"]
 
@@ -553,10 +543,8 @@ def test_the_pass_gets_what_a_step_gets() -> None:
     )
     check(workload, input="dataloader", layout="channels_last")
     ((images, marks),) = seen
-    assert type(seen[0]) is list
-    assert images[:, 0, 0, 0].tolist() == [0, 1]
+    assert (type(seen[0]), images[:, 0, 0, 0].tolist(), marks.tolist()) == (list, [0, 1], [0.5, 0.5])
     assert images.is_contiguous(memory_format=torch.channels_last)
-    assert marks.tolist() == [0.5, 0.5]
 
 
 def test_a_synthetic_batch_has_the_rows_of_every_step() -> None:

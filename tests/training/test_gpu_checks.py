@@ -169,8 +169,7 @@ def test_where_the_driver_does_not_know_this_process_its_own_use_is_estimated(
     """79 GiB less 4 of torch, less 1 of a context, less 1 of NCCL if there are several GPUs."""
     pretend_gpu(monkeypatch, used_gib=79, reserved_gib=4)
     pretend_driver(monkeypatch, processes)
-    spec = make_spec(strategy="ddp", num_gpus=num_gpus)
-    assert memory_of_others_bytes(spec, 0) == expected_gib * GIB
+    assert memory_of_others_bytes(make_spec(strategy="ddp", num_gpus=num_gpus), 0) == expected_gib * GIB
 
 
 def test_without_the_drivers_library_it_is_estimated_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,8 +72,7 @@ def integer_scores(network: QuantizedNetwork, images: Array) -> Array:
 
 def test_lenet_is_the_cnn_of_the_courses() -> None:
     layers = read_layers(build_model("lenet", 10))
-    shapes = {layer.name: tuple(layer.module.weight.shape) for layer in layers}
-    assert shapes == {
+    assert {layer.name: tuple(layer.module.weight.shape) for layer in layers} == {
         "conv1": (6, 3, 5, 5),
         "conv2": (16, 6, 5, 5),
         "fc1": (120, 400),
@@ -93,8 +92,7 @@ def test_the_simulated_network_is_integer_arithmetic_value_by_value(
 ) -> None:
     network, images = quantized_lenet(rule, granularity), images_of(50, 2)
     scores = network(images)
-    assert scores.dtype == torch.int8
-    assert {layer.sum_dtype for layer in network.layers} == {torch.float32}
+    assert (scores.dtype, {layer.sum_dtype for layer in network.layers}) == (torch.int8, {torch.float32})
     np.testing.assert_array_equal(scores.numpy(), integer_scores(network, images.numpy()))
     assert len(scores.unique()) > 100
 
@@ -131,8 +129,10 @@ def test_biases_in_fp32_and_int32_differ_by_rounding_alone() -> None:
     images = images_of(50, 2)
     exact = quantized_lenet("largest_magnitude", "per_channel", int32_biases=False)
     rounded = quantized_lenet("largest_magnitude", "per_channel")
-    assert {layer.biases.dtype for layer in exact.layers} == {torch.float32}
-    assert {layer.biases.dtype for layer in rounded.layers} == {torch.int32}
+    assert ({layer.biases.dtype for layer in exact.layers}, {layer.biases.dtype for layer in rounded.layers}) == (
+        {torch.float32},
+        {torch.int32},
+    )
     assert int((exact(images).int() - rounded(images).int()).abs().max()) <= 2
 
 

@@ -68,8 +68,7 @@ def test_equal_global_batches_give_equal_gradients_on_one_and_two_processes(tmp_
 def train(spec: Spec) -> Epoch:
     """Return the last epoch."""
     torch.set_num_threads(1)
-    measurement = loop.train_point(spec, ALONE).measurement
-    return measurement.epochs[-1]
+    return loop.train_point(spec, ALONE).measurement.epochs[-1]
 
 
 @pytest.mark.training
@@ -87,8 +86,7 @@ def test_shuffled_labels_are_not_learnt_with_any_remedy(
         images = load_images(spec, split, root)
         if split == "test":
             return images
-        labels = np.random.default_rng(0).permutation(images.labels)
-        return Images(images.pixels, labels, images.num_classes)
+        return Images(images.pixels, np.random.default_rng(0).permutation(images.labels), images.num_classes)
 
     monkeypatch.setattr(cifar_classifier, "load_images", shuffled)
     last = train(spec)

@@ -29,23 +29,20 @@ NAMES = [
 def test_an_inverted_scale_saturates_from_1_over_max_on() -> None:
     """Images to 2 and outputs to 4: 4/127 becomes 1/(127 x 4), so that 127 stands for 1/4."""
     images, outputs = inverted([torch.tensor([2 / 127]), torch.tensor([4 / 127])])
-    assert float(images * 127) == pytest.approx(2)
-    assert float(outputs * 127) == pytest.approx(1 / 4)
+    assert (float(images * 127), float(outputs * 127)) == pytest.approx((2, 1 / 4))
 
 
 def test_clamped_outputs_saturate_at_half_of_their_largest_magnitude() -> None:
     """Images to 2 and outputs to 4: 255 stands for 4, so 127 for 1.99."""
     images, outputs = clamped([torch.tensor([2 / 127]), torch.tensor([4 / 127])])
-    assert float(images * 127) == pytest.approx(2)
-    assert float(outputs * 127) == pytest.approx(4 * 127 / 255)
+    assert (float(images * 127), float(outputs * 127)) == pytest.approx((2, 4 * 127 / 255))
 
 
 def test_no_layer_or_the_last_one_has_a_bias() -> None:
-    biased = [
+    assert [
         [layer.module.bias is not None for layer in read_layers(build_network(10, has_bias))]
         for has_bias in (False, True)
-    ]
-    assert biased == [[False] * 5, [False] * 4 + [True]]
+    ] == [[False] * 5, [False] * 4 + [True]]
 
 
 def test_a_bias_is_next_to_nothing_if_unscaled_and_follows_the_scales_or_not_if_inverted() -> None:

@@ -88,8 +88,7 @@ def test_rounding_is_half_to_even() -> None:
 def test_biases_are_int32_at_the_scale_of_the_sums() -> None:
     """Input scale 0.5, weight scales 0.25 and 0.125: a bias of 1 is 8 and 16 steps."""
     found = quantize_biases(torch.tensor([1.0, -1.0]), torch.tensor([0.5]) * torch.tensor([0.25, 0.125]), "fc1")
-    assert found.dtype == torch.int32
-    assert found.tolist() == [8, -16]
+    assert (found.dtype, found.tolist()) == (torch.int32, [8, -16])
 
 
 def test_biases_round_half_to_even() -> None:

@@ -1,6 +1,5 @@
 import itertools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -43,15 +42,6 @@ SMALL: dict[str, Any] = {
 SCALES = list(itertools.product(get_args(ScaleRule), get_args(ScaleGranularity)))
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Use one thread, since cores are shared."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-
-
 def quantized(model: nn.Module, num_images: int = 40) -> Quantization:
     images = synthetic_images(num_images, "train", 0)
     normalized = normalize_images(images.pixels)
@@ -64,17 +54,23 @@ def test_a_point_publishes_the_weights_that_it_quantizes(tmp_path: Path) -> None
     measurement, series, _ = quantize_point(spec, ALONE, NO_SOURCES, tmp_path / "weights.npz")
     found = measurement.quantization
     assert found is not None
-    assert (len(measurement.epochs), len(series)) == (2, 2)
+    assert (len(measurement.epochs), len(series), found.num_calibration_samples, found.num_test_samples) == (
+        2,
+        2,
+        32,
+        64,
+    )
     assert found.weights_sha256 == file_sha256(tmp_path / "weights.npz")
-    assert (found.num_calibration_samples, found.num_test_samples) == (32, 64)
-    stages = [(result.stage, result.scale_rule, result.granularity) for result in found.results]
-    assert stages == [
+    assert [(result.stage, result.scale_rule, result.granularity) for result in found.results] == [
         ("fp32", None, None),
         *((stage, *scale) for scale in SCALES for stage in ("weights", "activations", "biases")),
     ]
     fp32 = found.results[0]
-    assert fp32.num_correct == round((measurement.epochs[-1].test_accuracy or 0) * 64)
-    assert (fp32.num_agreeing, fp32.num_ties) == (64, 0)
+    assert (fp32.num_correct, fp32.num_agreeing, fp32.num_ties) == (
+        round((measurement.epochs[-1].test_accuracy or 0) * 64),
+        64,
+        0,
+    )
     assert all(result.num_agreeing is not None and result.num_agreeing > 48 for result in found.results)
     record = make_record(spec, measurement=measurement)
     path = tmp_path / f"{record.run_id}.0.json"
@@ -84,8 +80,7 @@ def test_a_point_publishes_the_weights_that_it_quantizes(tmp_path: Path) -> None
 
 def test_the_stages_take_as_many_bytes_as_counted_by_hand() -> None:
     """LeNet has 61,770 weights and 236 biases; 5 layers, or 236 channels, have a weight scale, 6 tensors another."""
-    counted = {(r.stage, r.granularity): r.num_bytes for r in quantized(build_model("lenet", 10)).results}
-    assert counted == {
+    assert {(r.stage, r.granularity): r.num_bytes for r in quantized(build_model("lenet", 10)).results} == {
         ("fp32", None): 4 * (61_770 + 236),
         ("weights", "per_tensor"): 61_770 + 4 * (236 + 5),
         ("activations", "per_tensor"): 61_770 + 4 * (236 + 5 + 6),
@@ -107,8 +102,7 @@ def test_the_ranges_of_every_network_are_recorded() -> None:
             assert 1 <= layer.max_weight <= 128
             assert layer.max_weight * 128 <= layer.max_accumulator < 2**24
             assert layer.max_bias < 2**31
-    largest = found.scales[0].layers[0]
-    assert largest.max_weight == 127
+    assert found.scales[0].layers[0].max_weight == 127
 
 
 def zero(model: nn.Module, *names: str) -> nn.Module:
@@ -118,8 +112,7 @@ def zero(model: nn.Module, *names: str) -> nn.Module:
 
 
 def test_a_layer_of_zeros_is_a_sentence_in_every_stage_and_fp32_stays() -> None:
-    found = quantized(zero(build_model("lenet", 10), "3.weight"))
-    fp32, *others = found.results
+    fp32, *others = quantized(zero(build_model("lenet", 10), "3.weight")).results
     assert fp32.num_correct is not None
     assert {other.problem for other in others} == {
         "the weights of conv2: all values are 0, so that there is no scale; train again with a lower learning rate."
@@ -132,8 +125,12 @@ def test_a_model_that_diverged_has_a_sentence_and_a_record() -> None:
     nn.init.constant_(model.get_parameter("7.weight"), float("nan"))
     found = quantized(model)
     fp32 = found.results[0]
-    assert fp32.problem == "the scores: not all values are finite; train again with a lower learning rate."
-    assert (fp32.num_correct, fp32.num_ties, fp32.num_bytes) == (None, None, None)
+    assert (fp32.problem, fp32.num_correct, fp32.num_ties, fp32.num_bytes) == (
+        "the scores: not all values are finite; train again with a lower learning rate.",
+        None,
+        None,
+        None,
+    )
     assert {other.problem for other in found.results[1:]} == {
         "the weights of fc1: not all values are finite; train again with a lower learning rate."
     }
@@ -149,8 +146,7 @@ def test_equal_scores_are_counted_as_ties() -> None:
     model = zero(build_model("lenet", 10), "11.weight", "11.bias")
     with torch.no_grad():
         model.get_parameter("11.weight")[3] = -1e-3
-    found = quantized(model)
-    assert [(result.problem, result.num_ties) for result in found.results] == [(None, 40)] * 19
+    assert [(result.problem, result.num_ties) for result in quantized(model).results] == [(None, 40)] * 19
 
 
 def test_a_machine_whose_sums_are_not_exact_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,9 +177,8 @@ def test_calibration_images_are_training_images_chosen_by_the_seed() -> None:
 
 def test_a_histogram_counts_every_value_once() -> None:
     found = draw_histogram("conv1", "weights", torch.tensor([0.0, 1.0, 1.0, 64.0]))
-    assert (found.low, found.high, len(found.counts)) == (0.0, 64.0, 64)
-    assert (found.counts[0], found.counts[1], found.counts[63], sum(found.counts)) == (1, 2, 1, 4)
-    assert (found.mean, round(found.sigma, 6)) == (16.5, round(float(np.std([0, 1, 1, 64])), 6))
+    assert (found.low, found.high, found.counts) == (0.0, 64.0, (1, 2, *[0] * 61, 1))
+    assert (found.mean, found.sigma) == pytest.approx((16.5, float(np.std([0, 1, 1, 64]))))
     constant = draw_histogram("conv1", "weights", torch.full((5,), 2.0))
     assert (constant.low, constant.high, constant.counts, constant.sigma) == (2.0, 2.0, (5,), 0.0)
 

@@ -68,12 +68,10 @@ def train(spec: Spec, rank: Rank, has_kept_buffers: bool = False) -> dict[str, A
     if has_kept_buffers:
         keep_buffers(model, [], is_silent=False)
     step = EagerStep(model, workload, spec, rank)
-    generator = torch.Generator().manual_seed(1 + rank.rank)
-    tokens = torch.randint(63, (GPT["batch_size_per_gpu"], 17), generator=generator)
+    tokens = torch.randint(63, (GPT["batch_size_per_gpu"], 17), generator=torch.Generator().manual_seed(1 + rank.rank))
     losses = []
     for _ in range(NUM_UPDATES):
-        parts = tokens.split(spec.batch_size_per_gpu)
-        batches = [{"tokens": part[:, :-1], "next": part[:, 1:]} for part in parts]
+        batches = [{"tokens": part[:, :-1], "next": part[:, 1:]} for part in tokens.split(spec.batch_size_per_gpu)]
         losses.append(sum(float(step(batch, ignore_mark, batch is batches[-1])) for batch in batches) / len(batches))
     sharding = strategy.describe_sharding(workload, model, spec)
     context = StepContext(spec, rank, workload, batches[0], None)
@@ -82,12 +80,11 @@ def train(spec: Spec, rank: Rank, has_kept_buffers: bool = False) -> dict[str, A
     for _ in range(3):  # the first gather of each buffer is real
         silent.calls.clear()
         silent.step()
-    is_finite = all(bool(parameter.isfinite().all()) for parameter in silent.model.parameters())
     return {
         "losses": losses,
         "optimizer_bytes": optimizer_bytes(step.optimizer),
         "calls": [(call.kind, call.operation, call.num_bytes) for call in silent.calls],
-        "is_finite": is_finite,
+        "is_finite": all(bool(parameter.isfinite().all()) for parameter in silent.model.parameters()),
         "gradient_bytes": sum(parameter.nbytes for parameter in variants["plain"].model.parameters()),
         "gathered_by_formula": gathered_bytes(0, sharding, spec) if sharding else None,
         "scattered_by_formula": sharding.units_bytes + sharding.root_bytes if sharding else None,
@@ -194,8 +191,7 @@ def count_calls_on_rank(rank: int, folder: str) -> None:
         found[f"profile of {strategy}"] = (sorted(profiled), sorted(calls), profile.num_steps, len(profile.comm_ns))
         for is_silent in (False, True):
             variant, pauses = step_variants.build_variant(context, "no_op" if is_silent else strategy), list[int]()
-            pause = partial(pauses.append, 1)
-            torch_strategy(strategy).delay(variant.model, variant.optimizer, pause, is_silent)
+            torch_strategy(strategy).delay(variant.model, variant.optimizer, partial(pauses.append, 1), is_silent)
             for _ in range(3):
                 pauses.clear()
                 variant.step()
@@ -356,8 +352,7 @@ def test_a_model_that_ddp_cannot_hold_within_the_limit_fits_with_fsdp(pipeline: 
     (tmp_path / "fits.yaml").write_text(FITS)
     where = ("--cluster", "local", "--outputs", str(tmp_path))
     assert pipeline("submit", "--grid", tmp_path / "fits.yaml", *where).returncode == 0
-    collected = pipeline("collect", tmp_path, "--format", "json")
-    points = json.loads(collected.stdout)["experiments"]["fits"]["Q2"]
+    points = json.loads(pipeline("collect", tmp_path, "--format", "json").stdout)["experiments"]["fits"]["Q2"]
     assert {(row["strategy"], row["status"]) for row in points if row["scaling"] == "weak"} == {
         ("ddp", "oom"),
         ("fsdp", "ok"),
