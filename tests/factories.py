@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -60,6 +60,15 @@ base: {device: cpu, model: lenet, dataset: synthetic, input: synthetic, precisio
 points:
   - {strategy: [single], num_gpus: [1], batch_size_per_gpu: [8, 16]}
 """
+
+
+def raising(error: BaseException) -> Callable[..., NoReturn]:
+    """A function that raises this error, whatever it is given."""
+
+    def fail(*_: Any, **__: Any) -> NoReturn:
+        raise error
+
+    return fail
 
 
 def make_spec(**fields: Any) -> Spec:

@@ -125,18 +125,24 @@ def shaped_network(num_hosts: int) -> Iterator[ShapedNetwork]:
     network = ShapedNetwork(num_hosts)
     try:
         bridge = namespace_of("bridge")
-        execute(f"ip netns add {bridge}")
-        execute(f"ip -n {bridge} link add {BRIDGE} type bridge")
-        execute(f"ip -n {bridge} link set {BRIDGE} up")
+        commands = [
+            f"ip netns add {bridge}",
+            f"ip -n {bridge} link add {BRIDGE} type bridge",
+            f"ip -n {bridge} link set {BRIDGE} up",
+        ]
         for host in range(num_hosts):
             name, port = namespace_of(host), f"port{host}"
-            execute(f"ip netns add {name}")
-            execute(f"ip -n {name} link add {INTERFACE} type veth peer name {port} netns {bridge}")
-            execute(f"ip -n {name} address add {address_of(host)}/24 dev {INTERFACE}")
-            execute(f"ip -n {name} link set lo up")
-            execute(f"ip -n {name} link set {INTERFACE} up")
-            execute(f"ip -n {bridge} link set {port} master {BRIDGE}")
-            execute(f"ip -n {bridge} link set {port} up")
+            commands += [
+                f"ip netns add {name}",
+                f"ip -n {name} link add {INTERFACE} type veth peer name {port} netns {bridge}",
+                f"ip -n {name} address add {address_of(host)}/24 dev {INTERFACE}",
+                f"ip -n {name} link set lo up",
+                f"ip -n {name} link set {INTERFACE} up",
+                f"ip -n {bridge} link set {port} master {BRIDGE}",
+                f"ip -n {bridge} link set {port} up",
+            ]
+        for command in commands:
+            execute(command)
         yield network
     finally:
         remove_namespaces(os.getpid())

@@ -89,13 +89,14 @@ def test_speedups_as_worked_by_hand(
 
 def test_communication_by_subtraction_as_worked_by_hand(a40: Ingested, v100: Ingested) -> None:
     row = a40.row("Q3", num_gpus=2, batch_size_per_gpu=32)
-    assert row["ring_bytes_per_epoch"] == 782 * RESNET18_GRADIENT_BYTES == 34_952_153_136
-    assert {key: row[key] for key in row if "subtraction_" in key and row[key]} == {
+    names = ("steps_per_epoch", "ring_bytes_per_epoch")
+    assert {key: row[key] for key in row if key in names or ("subtraction_" in key and row[key])} == {
+        "steps_per_epoch": 782,  # ceil(25,000 / 32)
+        "ring_bytes_per_epoch": 782 * RESNET18_GRADIENT_BYTES,  # 34,952,153,136
         "compute_time_subtraction_s": pytest.approx(11.775),  # 23.550 / 2
         "comm_time_subtraction_s": pytest.approx(4.389),  # 16.164 - 11.775
         "bandwidth_subtraction_gb_s": pytest.approx(34.952153136 / 4.389),  # 7.96
     }
-    assert row["steps_per_epoch"] == 782  # ceil(25,000 / 32)
     row = v100.row("Q3", num_gpus=2, batch_size_per_gpu=32)
     assert_row(row, "a ring is assumed", comm_time_subtraction_s=21.01)  # 33.48 - 12.47
 
@@ -333,11 +334,8 @@ def test_a_record_of_an_earlier_version_gives_way_to_one_that_invents_nothing(tm
     path.write_text(json.dumps(shape))
     assert round(collect(folder)["Q1"][0]["throughput_samples_per_s"]) == 2005  # 50,000 / 24.94: what it states
     found = collect_experiment(Experiment(ingest_text(tmp_path, GOOD)))
-    assert (
-        found.collected.coverage.expected,
-        found.collected.coverage.superseded,
-        found.tables["Q1"][0]["throughput_samples_per_s"],
-    ) == (1, 1, None)
+    assert (found.collected.coverage.expected, found.collected.coverage.superseded) == (1, 1)
+    assert found.tables["Q1"][0]["throughput_samples_per_s"] is None
 
 
 def test_a_file_needs_four_columns_alone(tmp_path: Path) -> None:
@@ -511,10 +509,8 @@ def test_a_name_that_is_understood_is_said(capfd: pytest.CaptureFixture[str], tm
 def test_a_strategy_is_one_that_a_grid_may_name() -> None:
     """The list was written a second time and lacked fsdp and zero1."""
     assert_says(ingest.WANTED["strategy"], *STRATEGIES)
-    assert ([ingest.read_strategy(strategy.upper()) for strategy in STRATEGIES], {*ingest.STRATEGY_NAMES.values()}) == (
-        [*STRATEGIES],
-        {*STRATEGIES},
-    )
+    assert [ingest.read_strategy(strategy.upper()) for strategy in STRATEGIES] == [*STRATEGIES]
+    assert {*ingest.STRATEGY_NAMES.values()} == {*STRATEGIES}
 
 
 def test_the_help_lists_every_column() -> None:

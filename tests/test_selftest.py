@@ -3,12 +3,11 @@
 import json
 from datetime import datetime
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 import torch
 from conftest import ROOT, Command, assert_refused
-from factories import make_spec
+from factories import make_spec, raising
 
 from pipeline import selftest
 from pipeline.communication.selftest_checks import Findings
@@ -84,10 +83,7 @@ PUBLISHED = [
 
 
 def test_ranks_that_cannot_be_started_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> NoReturn:
-        raise RuntimeError("the ranks did not meet")
-
-    monkeypatch.setattr(selftest, "run_node_ranks", refuse)
+    monkeypatch.setattr(selftest, "run_node_ranks", raising(RuntimeError("the ranks did not meet")))
     spec = make_spec(strategy="ddp", num_gpus=2, device="cpu", input="synthetic", measure="communication")
     with pytest.raises(CommandError, match=r"^exposure failed: the ranks did not meet$"):
         selftest.run_selftest_task(spec, "exposure")

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from factories import make_spec
+from image_steps import ALONE
 from torch import Tensor
 from torch.nn.parallel import comm
 
@@ -16,7 +17,6 @@ from pipeline.communication.dataparallel_split import (
     time_step_parts,
 )
 from pipeline.communication.step_variants import StepContext
-from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep
 from pipeline.workloads.find import build_workload
 
@@ -34,12 +34,16 @@ def test_every_transfer_of_a_step_is_counted_by_kind_and_still_made() -> None:
     answers: list[Any] = []
 
     def step() -> None:
-        answers.append(comm.scatter(images, devices, None, 0, None))
-        answers.append(comm.broadcast_coalesced(weights, devices))
-        answers.append(comm.broadcast_coalesced(buffers, devices))
-        answers.append(comm.gather([outputs] * 4, 0, 0))
-        answers.append(comm.scatter(torch.zeros(8, 10), devices, None, 0, None))
-        answers.append(comm.reduce_add_coalesced([weights] * 4, 0))
+        answers.extend(
+            [
+                comm.scatter(images, devices, None, 0, None),
+                comm.broadcast_coalesced(weights, devices),
+                comm.broadcast_coalesced(buffers, devices),
+                comm.gather([outputs] * 4, 0, 0),
+                comm.scatter(torch.zeros(8, 10), devices, None, 0, None),
+                comm.reduce_add_coalesced([weights] * 4, 0),
+            ]
+        )
 
     counted = {part.kind: (part.calls_per_step, part.bytes_per_step) for part in count_data_parallel_transfers(step, 2)}
     assert counted == {
@@ -71,8 +75,7 @@ def test_the_split_trains_with_the_optimizer_of_the_step(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(dataparallel_split, "run_step_in_parts", run_step)
     monkeypatch.setattr(dataparallel_split, "time_when_idle_ns", lambda _: 0)
-    rank = Rank(0, 1, torch.device("cpu"))
-    context = StepContext(spec, rank, build_workload(spec), None, None)
+    context = StepContext(spec, ALONE, build_workload(spec), None, None)
     time_step_parts(model, context)  # type: ignore[arg-type]
     assert seen[0]["weight_decay"] == spec.weight_decay > 0
-    assert seen[0] == EagerStep(model, context.workload, spec, rank).optimizer.defaults
+    assert seen[0] == EagerStep(model, context.workload, spec, ALONE).optimizer.defaults

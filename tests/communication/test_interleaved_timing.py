@@ -1,10 +1,11 @@
-import itertools
 import time
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 
 import pytest
 import torch
+from image_steps import ALONE
 
 from pipeline.analysis.stopping_rule import LEAD_IN_STEPS, MAX_STEPS, MIN_STEPS
 from pipeline.communication.interleaved_timing import (
@@ -18,8 +19,6 @@ from pipeline.communication.interleaved_timing import (
 from pipeline.experiment.measurement import WindowTimesNs
 from pipeline.training import process_group
 from pipeline.training.process_group import Rank
-
-ALONE = Rank(0, 1, torch.device("cpu"))
 
 
 def logging_rounds(log: list[str], names: str, num_rounds: int, num_steps: int) -> Iterator[WindowTimesNs]:
@@ -44,18 +43,18 @@ def test_every_round_has_one_window_of_each_step_in_an_order_that_changes() -> N
 
 
 def test_every_rank_and_every_run_has_the_same_order() -> None:
-    first: list[str] = []
-    second: list[str] = []
-    list(logging_rounds(first, "abc", 5, 1))
-    list(logging_rounds(second, "abc", 5, 1))
-    assert first == second
+    logs: list[list[str]] = [[], []]
+    for log in logs:
+        list(logging_rounds(log, "abc", 5, 1))
+    assert logs[0] == logs[1]
 
 
 def test_rounds_end_where_the_caller_stops() -> None:
     log: list[str] = []
-    rounds = itertools.islice(logging_rounds(log, "ab", 8, 1), 3)
-    counts = [(len(windows["a"]), len(windows["b"])) for windows in rounds]
-    assert counts == [(1, 1), (2, 2), (3, 3)], "whole rounds, and the caller sees each of them"
+    counts = [
+        {name: len(times) for name, times in rounds.items()} for rounds in islice(logging_rounds(log, "ab", 8, 1), 3)
+    ]
+    assert counts == [{"a": n, "b": n} for n in (1, 2, 3)], "whole rounds, and the caller sees each of them"
     assert len(log) == 2 * 3 * (LEAD_IN_STEPS + 1)
 
 

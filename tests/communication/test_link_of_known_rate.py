@@ -4,6 +4,7 @@ The readings are the published ones (`make bench` takes them anew): a rate that 
 the machine does. Here a short reading shows only that they can be taken, and what a rank sends.
 """
 
+import math
 import os
 from pathlib import Path
 
@@ -57,10 +58,9 @@ def test_the_sweep_reads_the_shaped_rate(readings: Readings, num_ranks: int, rat
 @pytest.mark.parametrize("num_ranks", NUM_RANKS)
 def test_exposed_communication_grows_as_bytes_over_rate(readings: Readings, num_ranks: int) -> None:
     slow, fast = (
-        tables_of([readings[num_ranks, rate]])["communication"][0]["exposed_comm_time_s"] for rate in (SLOW, FAST)
+        tables_of([readings[num_ranks, rate]])["communication"][0]["exposed_comm_time_s"] or math.nan
+        for rate in (SLOW, FAST)
     )
-    assert slow is not None
-    assert fast is not None
     known_slow, known_fast = (all_reduce_s(num_ranks, rate) for rate in (SLOW, FAST))
     assert slow - fast == pytest.approx(known_slow - known_fast, rel=0.05)
 
@@ -69,10 +69,10 @@ def test_exposed_communication_grows_as_bytes_over_rate(readings: Readings, num_
 def test_the_step_of_four_lies_within_what_two_predict(readings: Readings, rate: float) -> None:
     row = prediction_of([readings[num_ranks, rate] for num_ranks in NUM_RANKS])
     assert (row["from_num_gpus"], row.axes["num_gpus"]) == (2, 4)
-    assert row["all_hidden_step_time_s"] is not None, row.notes
-    assert row["predicted_step_time_s"] is not None
-    assert row["measured_step_time_s"] is not None
-    assert 0.9 * row["all_hidden_step_time_s"] <= row["measured_step_time_s"] <= 1.1 * row["predicted_step_time_s"]
+    hidden_s, measured_s, predicted_s = (
+        row[f"{name}_step_time_s"] or math.nan for name in ("all_hidden", "measured", "predicted")
+    )
+    assert 0.9 * hidden_s <= measured_s <= 1.1 * predicted_s, row.notes
 
 
 def test_the_gradients_travel_at_once(readings: Readings) -> None:
@@ -105,8 +105,7 @@ def test_a_short_reading_has_every_figure(tmp_path: Path) -> None:
     with shaped_network(2) as network:
         reading = measure_over_link(network, FAST, communication_point(2, windows=3), tmp_path, 300, is_short=True)
     assert reading.sent_share == pytest.approx(1, rel=0.05)  # headers included, and what is sent again
-    assert min(reading.transfer_bytes_per_s) > 0
-    assert largest_busbw_bytes_per_s(reading) > 0
+    assert min(*reading.transfer_bytes_per_s, largest_busbw_bytes_per_s(reading)) > 0
     assert tables_of([reading])["communication"][0]["exposed_comm_time_s"] is not None
 
 

@@ -6,11 +6,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 import torch
-from factories import assert_says
+from factories import assert_says, raising
+from image_steps import ALONE
 from torch import nn
 
 from pipeline.communication import collective_sweep, profiling
@@ -35,7 +36,6 @@ from pipeline.training.process_group import Rank
 from pipeline.training.step import StepFunction
 from pipeline.training.strategies.strategy import CollectiveCall
 
-ALONE = Rank(0, 1, torch.device("cpu"))
 BUCKET = 4000
 CALLS = [CollectiveCall("gradients", "all_reduce", BUCKET)]
 
@@ -98,16 +98,13 @@ def test_collectives_that_overlap_are_matched_by_operation_whatever_their_order_
     first = [("all_gather", 8, 1.0), ("reduce_scatter", 8, 2.0), ("all_gather", 8, 3.0)]
     second = [("all_gather", 8, 4.0), ("all_gather", 8, 6.0), ("reduce_scatter", 8, 5.0)]
     profile, note = combine_traces([rank_trace(first), rank_trace(second)], 1)
-    assert (note, [(one.operation, one.durations_ns) for one in profile.collectives]) == (
-        None,
-        [
-            ("all_gather", ((1000, 4000),)),
-            ("reduce_scatter", ((2000, 5000),)),
-            ("all_gather", ((3000, 6000),)),
-        ],
-    )
-    _, lost = combine_traces([rank_trace(first), rank_trace(second[:2])], 1)
-    assert lost == (
+    assert note is None
+    assert [(one.operation, one.durations_ns) for one in profile.collectives] == [
+        ("all_gather", ((1000, 4000),)),
+        ("reduce_scatter", ((2000, 5000),)),
+        ("all_gather", ((3000, 6000),)),
+    ]
+    assert combine_traces([rank_trace(first), rank_trace(second[:2])], 1)[1] == (
         "the ranks' profiled collectives (2 all_gather, 1 reduce_scatter or 2 all_gather) do not divide into 1 steps: "
         "no figures"
     )
@@ -140,12 +137,8 @@ def test_what_cannot_be_matched_is_said_and_gives_no_figures(traces: list[RankTr
     "error", [ProfileFailed("the trace of a rank is larger than 10 bytes"), ProfileFailed("no CUPTI here")]
 )
 def test_a_point_without_a_profile_says_why(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> RankTrace:
-        raise error
-
-    monkeypatch.setattr(profiling, "profile_steps", fail)
-    profile, notes = profile_collectives(DDP, QUIET, CALLS, ALONE, None)
-    assert (profile, notes) == (None, (f"rank 0: no profile: {error}",))
+    monkeypatch.setattr(profiling, "profile_steps", raising(error))
+    assert profile_collectives(DDP, QUIET, CALLS, ALONE, None) == (None, (f"rank 0: no profile: {error}",))
 
 
 TRACES = {
@@ -174,13 +167,8 @@ def test_a_captured_step_is_profiled_as_it_runs_with_the_sizes_seen_outside_its_
         (quiet_inside, None, ()),
     ]
     assert found is not None
-    assert (
-        [part.durations_ns[0] for part in found.collectives],
-        found.compute_ns,
-        found.no_op_compute_ns,
-        found.no_op_again_compute_ns,
-        notes,
-    ) == ([(2000,), (5000,)], (903,), (702,), (704,), ())
+    assert ([part.durations_ns[0] for part in found.collectives], notes) == ([(2000,), (5000,)], ())
+    assert (found.compute_ns, found.no_op_compute_ns, found.no_op_again_compute_ns) == ((903,), (702,), (704,))
 
 
 @pytest.mark.parametrize("trace", [ProfileFailed("the collectives inside the graph are others"), rank_trace()])
@@ -230,42 +218,29 @@ def test_a_captured_step_whose_eager_form_shows_no_collective_says_of_what_the_r
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(profiling, "profile_steps", lambda *_: rank_trace())
-    found, notes = profile_collectives(CAPTURED, QUIET, CALLS, ALONE, None)
+    found, (not_traced, no_collective) = profile_collectives(CAPTURED, QUIET, CALLS, ALONE, None)
     assert found is not None
-    assert found.compute_ns == (900,)
-    not_traced, no_collective = notes
-    assert not_traced == NOT_TRACED
+    assert (found.compute_ns, not_traced) == ((900,), NOT_TRACED)
     assert_says(no_collective, "no collective", "CUPTI")
 
 
 def test_a_disk_that_fills_while_a_trace_is_kept_leaves_no_part_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fill(handle: int) -> NoReturn:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", fill)
+    monkeypatch.setattr(os, "fsync", raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     found, problems = profile_ranks(lambda: None, ALONE, [], tmp_path / "traces")
-    assert found is None
+    assert (found, list((tmp_path / "traces").iterdir())) == (None, [])
     assert_says(problems[0], "rank 0: no profile: ", "No space left on device", "rank0.pt.trace.json.gz")
-    assert list((tmp_path / "traces").iterdir()) == []
 
 
 @pytest.mark.parametrize("function", ["start", "step", "export_chrome_trace"])
 def test_a_rank_whose_profiler_fails_runs_every_step_since_the_others_wait_for_its_collectives(
     function: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError("no CUPTI here")
-
-    monkeypatch.setattr(torch.profiler.profile, function, fail)
+    monkeypatch.setattr(torch.profiler.profile, function, raising(RuntimeError("no CUPTI here")))
     steps: list[int] = []
-    found, notes = profile_ranks(lambda: steps.append(1), ALONE, [])
-    assert (found, notes, len(steps)) == (
-        None,
-        ("rank 0: no profile: no CUPTI here",),
-        PROFILER_WARM_UP_STEPS + NUM_PROFILED_STEPS["cpu"],
-    )
+    assert profile_ranks(lambda: steps.append(1), ALONE, []) == (None, ("rank 0: no profile: no CUPTI here",))
+    assert len(steps) == PROFILER_WARM_UP_STEPS + NUM_PROFILED_STEPS["cpu"]
 
 
 LONELY_RANK = """
@@ -295,10 +270,7 @@ def test_a_step_that_fails_in_the_profile_ends_its_rank_and_the_others_at_once(t
 
 
 def test_running_out_of_memory_in_the_profile_is_the_points_ending(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> RankTrace:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(profiling, "profile_steps", fail)
+    monkeypatch.setattr(profiling, "profile_steps", raising(torch.OutOfMemoryError("CUDA out of memory")))
     with pytest.raises(torch.OutOfMemoryError):
         profile_collectives(DDP, QUIET, CALLS, ALONE, None)
 
@@ -323,18 +295,13 @@ def test_on_a_gpu_a_sweep_is_captured_on_a_stream_of_its_own(monkeypatch: pytest
 
 
 def test_a_sweep_size_without_memory_has_no_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> torch.Tensor:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
-
-    monkeypatch.setattr(torch, "zeros", fail)
+    error = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+    monkeypatch.setattr(torch, "zeros", raising(error))
     assert time_collective(BUCKET, ALONE) == ()
 
 
 def test_another_error_of_the_sweep_is_not_taken_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> torch.Tensor:
-        raise RuntimeError("device lost")
-
-    monkeypatch.setattr(torch, "zeros", fail)
+    monkeypatch.setattr(torch, "zeros", raising(RuntimeError("device lost")))
     with pytest.raises(RuntimeError, match="device lost"):
         time_collective(BUCKET, ALONE)
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
-import torch
 from factories import make_spec
+from image_steps import ALONE
 
 from pipeline.communication import selftest_checks, selftest_runs
 from pipeline.communication.selftest_checks import Findings
@@ -12,7 +12,6 @@ from pipeline.training.loop import RankEpochSeries
 from pipeline.training.process_group import Rank
 from pipeline.training.step_timer import StepTimer, UnmarkedTimer
 
-ALONE = Rank(0, 1, torch.device("cpu"))
 STEP_NS, MARKS_NS = 20_000_000, 400_000
 Epochs = list[tuple[int | None, type[StepTimer]]]
 
@@ -55,19 +54,16 @@ def timed(batch: str) -> Findings:
 
 def test_single_steps_of_the_small_batch_are_marked_by_turns(epochs: Epochs) -> None:
     found = timed("small")
-    pairs = epochs[2:]
-    marked_ns, unmarked_ns = found.clock_windows["small"], found.unmarked_windows["small"]
-    assert len(marked_ns) == len(unmarked_ns) == 18, "three pairs for each of six rounds"
-    assert {num_steps for num_steps, _ in pairs} == {1}
-    in_turn = [[clock for _, clock in pairs[start : start + 2]] for start in range(0, len(pairs), 2)]
-    assert all(set(pair) == {StepTimer, UnmarkedTimer} for pair in in_turn)
-    assert len({pair[0] for pair in in_turn}) == 2, "either may come first"
-    assert (marked_ns[0], unmarked_ns[0], found.parts_share, found.clock_batches) == (
-        20_400_000,
-        20_000_000,
+    assert (found.clock_windows, found.unmarked_windows, found.parts_share) == (
+        {"small": [20_400_000] * 18},  # three pairs for each of six rounds
+        {"small": [20_000_000] * 18},
         [1.0] * 18,
-        {"small": clock_point().batch_size_per_gpu},
     )
+    assert found.clock_batches == {"small": clock_point().batch_size_per_gpu}
+    assert set(zip(epochs[2::2], epochs[3::2], strict=True)) == {
+        ((1, StepTimer), (1, UnmarkedTimer)),
+        ((1, UnmarkedTimer), (1, StepTimer)),  # either may come first
+    }
 
 
 def test_windows_of_the_large_batch_have_many_steps_and_end_once_the_cost_is_known(epochs: Epochs) -> None:

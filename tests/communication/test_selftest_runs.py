@@ -8,6 +8,7 @@ from bench_selftest import estimate_time_s
 from conftest import ROOT
 from drawn_selftests import read_recorded
 from factories import make_collective
+from image_steps import ALONE
 from published_pages import missing_in
 
 from pipeline.communication.selftest_runs import (
@@ -21,8 +22,6 @@ from pipeline.communication.selftest_runs import (
 )
 from pipeline.experiment.measurement import Profile
 from pipeline.training.process_group import Rank
-
-ALONE = Rank(0, 1, torch.device("cpu"))
 
 
 def test_a_late_rank_counts_once_however_many_collectives_wait_for_it() -> None:
@@ -75,8 +74,7 @@ def test_a_pause_of_a_device_keeps_its_stream_busy_for_the_time_that_events_show
     monkeypatch.setattr(torch.cuda, "_sleep", spin)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     pause = calibrated_pause(Rank(0, 2, torch.device("cuda", 0)))
-    before_ms = now_ms
-    length_ns = pause(0.02)
+    before_ms, length_ns = now_ms, pause(0.02)
     assert (now_ms - before_ms, length_ns()) == pytest.approx((20, 20e6))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import filelock
 import numpy as np
 import pytest
-from factories import COLOURS, make_spec
+from factories import COLOURS, make_spec, raising
 from PIL import Image
 
 from pipeline.data import images, staging
@@ -117,11 +117,8 @@ def test_a_cache_that_another_process_is_decoding_is_not_removed(image_folder: P
 def test_a_decoding_that_was_cut_short_is_not_taken_for_the_cache(
     image_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(Image, "open", fail)
+        patch.setattr(Image, "open", raising(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             cached_folder_images(image_folder, "train")
     assert cached_folder_images(image_folder, "train").pixels[0].max() == 255
@@ -151,10 +148,7 @@ def test_an_image_of_more_than_8_bits_is_refused_and_not_cut_off(image_folder: P
 def test_a_cache_that_the_disk_has_no_room_for_is_named_and_leaves_nothing(
     image_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", raising(OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(OSError, match=r"No space left on device: '.*/train-[0-9a-f]{16}\.npy'"):
         cached_folder_images(image_folder, "train")
     assert [path.suffix for path in private_cache_folder().iterdir()] == [".lock"]

@@ -11,11 +11,10 @@ import threading
 from collections.abc import Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import NoReturn
 
 import filelock
 import pytest
-from factories import run_python
+from factories import raising, run_python
 
 from pipeline import stage as stage_command
 from pipeline.data import staging
@@ -215,10 +214,7 @@ def test_a_complete_folder_needs_no_permission_to_write(
 ) -> None:
     assert stage(tmp_path, server)
 
-    def refuse(path: Path) -> NoReturn:
-        raise OSError(errno.EROFS, "Read-only file system", str(path))
-
-    monkeypatch.setattr(filelock, "FileLock", refuse)
+    monkeypatch.setattr(filelock, "FileLock", raising(OSError(errno.EROFS, "Read-only file system", str(tmp_path))))
     assert not stage(tmp_path, server)
     (tmp_path / CIFAR10_FOLDER / "test_batch").unlink()
     with pytest.raises(DataNotStaged, match="Read-only file system"):

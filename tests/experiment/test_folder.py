@@ -6,12 +6,12 @@ import re
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 import pytest
 from conftest import needs_root
-from factories import ARRAY, SUBMISSION, make_experiment, make_spec, manifest_of, run_python, slurm_submission
+from factories import ARRAY, SUBMISSION, make_experiment, make_spec, manifest_of, raising, run_python, slurm_submission
 
 from pipeline.experiment.folder import Experiment, find_experiments
 from pipeline.experiment.grid import MAX_POINTS
@@ -115,15 +115,12 @@ def test_an_edit_that_fails_or_cannot_be_written_leaves_the_manifest_and_no_scra
 ) -> None:
     before = experiment.manifest_path.read_bytes(), names(experiment.folder)
 
-    def fail(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
     def edit() -> None:
         with experiment.edit_manifest() as manifest:
             add_points(manifest, [make_spec()])
             if step == "the edit":
                 raise RuntimeError("No space left on device")
-            monkeypatch.setattr(os, step, fail)
+            monkeypatch.setattr(os, step, raising(OSError(28, "No space left on device")))
 
     with pytest.raises(RuntimeError if step == "the edit" else CommandError, match="No space left on device"):
         edit()
@@ -351,10 +348,7 @@ def test_an_error_of_the_one_who_holds_the_lock_is_not_called_a_folder_that_cann
 def test_a_file_system_without_locks_is_not_called_one_that_cannot_be_written(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    def refuse(handle: int, operation: int) -> NoReturn:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", raising(OSError(code, os.strerror(code))))
     said = rf"the file system of .*\.submit\.lock has no locks \({os.strerror(code)}\); choose another folder"
     with pytest.raises(CommandError, match=said), experiment.submission_lock():
         pass

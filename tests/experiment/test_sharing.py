@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import torch
 from conftest import run_program
-from factories import ROOT, make_experiment, make_measurement, make_spec, measurement_of, records_of
+from factories import ROOT, make_experiment, make_measurement, make_spec, measurement_of, raising, records_of
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -249,11 +249,7 @@ def test_a_write_error_is_tried_again_and_costs_at_most_its_own_point(
 
 
 def test_a_process_whose_peak_memory_cannot_be_reset_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> int:
-        raise PermissionError("read-only /proc")
-
-    spec = make_spec(device="cpu")
-    rank = Rank(0, 1, torch.device("cpu"))
+    spec, rank = make_spec(device="cpu"), Rank(0, 1, torch.device("cpu"))
     assert reset_memory_statistics(spec, rank)
-    monkeypatch.setattr(Path, "write_text", refuse)
+    monkeypatch.setattr(Path, "write_text", raising(PermissionError("read-only /proc")))
     assert not reset_memory_statistics(spec, rank)

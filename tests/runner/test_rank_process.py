@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT
-from factories import assert_says, make_spec
+from factories import assert_says, make_spec, raising
 
 from pipeline.analysis.formulas import GIB
 from pipeline.experiment.measurement import Measurement
@@ -66,15 +66,13 @@ def test_a_worker_that_ends_while_an_error_is_written_does_not_replace_it(
 ) -> None:
     """torch's loader sets a handler of SIGCHLD that raises, once for each worker that ends."""
 
-    def raise_as_torch_does(*_: object) -> None:
-        raise RuntimeError("DataLoader worker (pid 2) is killed by signal: Killed.")
-
     def describe(_: BaseException, text: str) -> str:
         os.kill(os.getpid(), signal.SIGCHLD)
         return text
 
     monkeypatch.setattr(user_code, "describe_user_error", describe)
-    before = signal.signal(signal.SIGCHLD, raise_as_torch_does)
+    as_torch_does = raising(RuntimeError("DataLoader worker (pid 2) is killed by signal: Killed."))
+    before = signal.signal(signal.SIGCHLD, as_torch_does)
     try:
         assert report_of(rank_files, ValueError("the first"), monkeypatch).message == "ValueError: the first"
     finally:
@@ -155,12 +153,10 @@ def test_an_error_is_written_with_its_kind_and_with_what_others_held_of_a_full_g
     kind: str,
     said: str,
 ) -> None:
-    def fail(index: int) -> None:
-        raise RuntimeError("CUDA error: unspecified launch failure")
-
     pretend_full_gpu(monkeypatch, others_gib=others_gib or 0)
     if others_gib is None:
-        monkeypatch.setattr(torch.cuda, "mem_get_info", fail)
+        error_of_cuda = RuntimeError("CUDA error: unspecified launch failure")
+        monkeypatch.setattr(torch.cuda, "mem_get_info", raising(error_of_cuda))
     rank_files.write_point(PointTask(make_spec(device=device, precision="fp32"), None))
     found = report_of(rank_files, error, monkeypatch)
     assert (found.kind, found.message[: len(said)]) == (kind, said)

@@ -13,12 +13,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NoReturn
 
 import pytest
 import torch
 from conftest import ROOT, processes_of, wait_for
-from factories import assert_says, make_spec
+from factories import assert_says, make_spec, raising
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from pipeline.runner import start_ranks
@@ -175,11 +174,8 @@ def test_a_rank_that_cannot_be_forked_is_named_with_the_limit(
 ) -> None:
     """The record had said "rank 0 exited with 1"."""
 
-    def refuse(*_: object) -> NoReturn:
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-
     monkeypatch.setenv("RANK", "0")
-    monkeypatch.setattr(start_ranks, "supervise", refuse)
+    monkeypatch.setattr(start_ranks, "supervise", raising(BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))))
     rank_files = RankFiles(tmp_path / "private" / "x")
     rank_files.write_point(PointTask(make_spec(), None))
     with files.open_private_folder(tmp_path / "private") as handle, pytest.raises(BlockingIOError):
@@ -193,11 +189,9 @@ def test_a_rank_that_cannot_be_forked_is_named_with_the_limit(
 def test_ranks_without_room_for_their_store_cannot_be_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of an error the launcher makes a failed record."""
 
-    def refuse(**_: object) -> NoReturn:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/pipeline-ranks-x")
-
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/pipeline-ranks-x")
     monkeypatch.setattr(start_ranks, "start_fork_server", lambda spec: "spawn")
-    monkeypatch.setattr(tempfile, "TemporaryDirectory", refuse)
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", raising(error))
     spec = make_spec(device="cpu", strategy="ddp", num_gpus=2)
     with pytest.raises(RuntimeError, match="No space left on device: '/tmp/pipeline-ranks-x'"):
         start_ranks.run_node_ranks(spec, RankFiles(tmp_path), "launch")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
-from factories import make_experiment, make_spec
+from factories import assert_says, failure_of, make_experiment, make_spec, measurement_of
 from own_models import SMALLEST, with_change, write_model
 
 from pipeline.experiment.find_model import source_digests
@@ -65,15 +65,14 @@ def test_two_files_of_one_name_are_two_models_and_one_that_was_edited_is_noted(t
     write_model(tmp_path / "second", with_change("width: int = 4", "width: int = 7"))
     found = launch(experiment, first, second)
     assert [(record.status, record.reason) for record in found.values()] == [("ok", ""), ("ok", "")]
-    measured = [found[spec].measurement for spec in (first, second)]
-    assert [part.num_parameters if part else None for part in measured] == [5, 8]
+    assert [measurement_of(found[spec]).num_parameters for spec in (first, second)] == [5, 8]
     environments = [found[spec].environment for spec in (first, second)]
     assert [part.model_changed for part in environments] == [False, True]
     assert environments[0].model_digest != environments[1].model_digest
-    rows = collect_experiment(experiment).tables["Q1"]
-    notes = {row.axes["model"]: [note.kind for note in row.notes] for row in rows}
-    assert "model_edited" not in notes[str(first.model)]
-    assert "model_edited" in notes[str(second.model)]
+    assert {
+        row.axes["model"]: "model_edited" in [note.kind for note in row.notes]
+        for row in collect_experiment(experiment).tables["Q1"]
+    } == {str(first.model): False, str(second.model): True}
 
 
 @pytest.mark.training
@@ -85,8 +84,6 @@ def test_a_data_set_that_raises_at_a_sample_fails_its_point_with_the_users_line(
     line = path.read_text().splitlines().index('            raise ValueError("sample 17 is torn")') + 1
     spec = own_point(path, input="dataloader", num_workers=num_workers)
     record = launch(make_experiment(tmp_path / "x", missing=[spec]), spec)[spec]
-    assert record.status == "failed"
-    assert record.failure is not None
-    assert (record.failure.kind, record.failure.rank) == ("exception", 0)
-    assert "ValueError: sample 17 is torn" in record.reason.splitlines()[0]
-    assert f"(at tiny.py:{line} in __getitem__)" in record.reason.splitlines()[0]
+    failure = failure_of(record)
+    assert (record.status, failure.kind, failure.rank) == ("failed", "exception", 0)
+    assert_says(record.reason.splitlines()[0], "ValueError: sample 17 is torn", f"(at tiny.py:{line} in __getitem__)")

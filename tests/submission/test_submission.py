@@ -10,12 +10,12 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 from cluster import Cluster
 from conftest import CPU_SIZE, SMALL_GRID, Command, assert_refused, succeeded, wait_for
-from factories import SUBMISSION, assert_says, make_experiment, make_spec, write_grid, write_script
+from factories import SUBMISSION, assert_says, make_experiment, make_spec, raising, write_grid, write_script
 from slurm_queue import MIXED, Env, queued, states, with_sbatch
 
 from pipeline.experiment.folder import Experiment
@@ -248,10 +248,7 @@ def test_what_a_manifest_names_outside_the_logs_is_not_deleted(
 def test_an_interrupted_wait_says_that_the_jobs_run_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupt(_: Experiment) -> NoReturn:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(read_progress, "wait_until_finished", interrupt)
+    monkeypatch.setattr(read_progress, "wait_until_finished", raising(KeyboardInterrupt()))
     unused: Any = None
     context = SubmitContext(Namespace(wait=True), Experiment(tmp_path / "x"), unused, plan.Cluster("slurm"))
     assert report_end(context, []) == 128 + signal.SIGINT

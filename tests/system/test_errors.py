@@ -108,8 +108,7 @@ PLAIN = [
 @pytest.mark.parametrize("text", WITH_SECRETS)
 def test_the_secret_of_a_text_is_redacted(text: str) -> None:
     redacted = redact_credentials(text)
-    assert "hunter2" not in redacted
-    assert "<redacted>" in redacted
+    assert ("hunter2" in redacted, "<redacted>" in redacted) == (False, True)
 
 
 @pytest.mark.fault("F58")

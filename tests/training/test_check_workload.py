@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from factories import make_spec
+from factories import make_spec, raising
+from image_steps import ALONE
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
@@ -19,12 +20,10 @@ from pipeline.training import process_group
 from pipeline.training.check_workload import check_weights, check_workload, num_items, text_of
 from pipeline.training.flop_count import count_flops
 from pipeline.training.loop import build_batches, check_evaluation, count_correct, evaluate
-from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, ignore_mark
 from pipeline.training.step_setup import prepare_step
 from pipeline.workloads.workload import TEST_ACCURACY, Workload, WorkloadError, learning_rate_of, model_of
 
-ALONE = Rank(0, 1, torch.device("cpu"))
 Batch = Any
 
 
@@ -347,9 +346,13 @@ def test_a_number_of_numpy_or_torch_is_a_number(kind: Callable[[float], Any]) ->
         unit=np.str_("tokens"),
         merit="test score",
     )
-    found = evaluate(workload, check(workload, evaluate=True), ALONE)
-    rate, items, unit = learning_rate_of(workload, 3), num_items(workload), text_of(workload, "unit")
-    assert msgspec.json.encode((found, rate, items, unit)) == b'[[0.5,2.0],0.25,16,"tokens"]'
+    found = (
+        evaluate(workload, check(workload, evaluate=True), ALONE),
+        learning_rate_of(workload, 3),
+        num_items(workload),
+        text_of(workload, "unit"),
+    )
+    assert msgspec.json.encode(found) == b'[[0.5,2.0],0.25,16,"tokens"]'
 
 
 @pytest.mark.parametrize("kind", [torch.bool, torch.uint8, torch.int32, torch.float32, torch.float64])
@@ -470,10 +473,8 @@ def test_samples_with_lists_of_numbers_are_refused_with_a_cure() -> None:
 
 
 def test_a_full_shared_memory_is_no_fault_of_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fill(samples: list[Any]) -> Batch:
-        raise RuntimeError("unable to write to file </torch_1>: No space left on device (28)")
-
-    monkeypatch.setattr(torch.utils.data, "default_collate", fill)
+    error = RuntimeError("unable to write to file </torch_1>: No space left on device (28)")
+    monkeypatch.setattr(torch.utils.data, "default_collate", raising(error))
     with pytest.raises(RuntimeError, match="unable to write to file"):
         Tiny().collate([])
 
@@ -557,52 +558,38 @@ def test_a_synthetic_batch_has_the_rows_of_every_step() -> None:
         build_batches(workload, point(batch_size_per_gpu=16), ALONE)
 
 
-def other_rows(samples: list[Any]) -> Batch:
-    """A collate that leaves out a sample of the batch that has number 6."""
-    return default_collate([sample for sample in samples if sample["y"] != 6])
-
-
-def longer(samples: list[Any]) -> Batch:
-    """A collate that pads to the longest sample, as of text."""
-    batch = default_collate(samples)
-    return batch if not (batch["y"] == 6).any() else batch | {"x": nn.functional.pad(batch["x"], (0, 2))}
-
-
-def later_keys(samples: list[Any]) -> Batch:
-    batch = default_collate(samples)
-    return batch if not (batch["y"] == 6).any() else {"x": batch["x"], "z": batch["y"]}
-
-
 @pytest.mark.fault("F62")
 @pytest.mark.parametrize(
-    ("collate", "said"),
+    ("change", "said"),
     [
         (
-            other_rows,
+            lambda batch: {name: part[batch["y"][:, 0] != 6] for name, part in batch.items()},
             r"batch \d of epoch 1 has 3 rows of float32 \[4\] as batch\['x'\], and not 4 rows of float32 \[4\]; pad",
         ),
         (
-            longer,
+            lambda batch: batch | {"x": nn.functional.pad(batch["x"], (0, 2))},  # to the longest sample, as of text
             r"has 4 rows of float32 \[6\] as batch\['x'\], and not 4 rows of float32 \[4\]; pad or cut all samples",
         ),
         (
-            later_keys,
+            lambda batch: {"x": batch["x"], "z": batch["y"]},
             r"has \{'x': float32 \[4\], 'z': float32 \[1\]\}, and not 4 rows of \{'x': float32 \[4\], 'y': float",
         ),
-        (default_collate, None),
+        (lambda batch: batch, None),
     ],
 )
 def test_every_batch_of_the_data_set_has_the_rows_and_shapes_that_are_counted(
-    collate: Callable[[list[Any]], Batch], said: str | None
+    change: Callable[[Batch], Batch], said: str | None
 ) -> None:
+    def collate(self: Workload, samples: list[Any]) -> Batch:
+        """Change the batch that has number 6."""
+        batch = default_collate(samples)
+        return change(batch) if (batch["y"] == 6).any() else batch
+
     rows = [{"x": torch.ones(4), "y": torch.tensor([float(index)])} for index in range(14)]
-    workload = changed(dataset=lambda self: rows, collate=lambda self, samples: collate(samples))
+    workload = changed(dataset=lambda self: rows, collate=collate)
     batches = build_batches(workload, point(input="dataloader", num_samples=14, num_workers=0), ALONE)
-    if said is None:
+    with pytest.raises(WorkloadError, match=said) if said else nullcontext():
         assert [len(batch["x"]) for batch in batches.epoch(1)] == [4, 4, 4, 2]
-        return
-    with pytest.raises(WorkloadError, match=said):
-        list(batches.epoch(1))
 
 
 @pytest.mark.fault("F63")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from factories import assert_says, make_spec
+from factories import assert_says, make_spec, raising
 
 from pipeline.analysis.formulas import GIB
 from pipeline.training.gpu_checks import (
@@ -90,10 +90,9 @@ def test_bf16_is_refused_where_it_would_be_emulated(
 
 
 def test_a_rank_is_refused_before_it_touches_a_gpu_that_cannot_run_the_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    names, capabilities = ["NVIDIA A40", "Tesla V100"], [A40, V100]
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: TORCH_2_11)
-    monkeypatch.setattr(torch.cuda, "get_device_name", names.__getitem__)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", capabilities.__getitem__)
+    monkeypatch.setattr(torch.cuda, "get_device_name", ["NVIDIA A40", "Tesla V100"].__getitem__)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", [A40, V100].__getitem__)
     check_gpu_supported(make_spec(), [0])
     check_gpu_supported(make_spec(device="cpu", precision="bf16"), [])
     with pytest.raises(GpuProblem, match=r"no kernels for sm_70 \(Tesla V100\)") as refused:
@@ -132,9 +131,8 @@ class MadeUpNvmlError(Exception):
 
 def pretend_gpu(monkeypatch: pytest.MonkeyPatch, *, used_gib: float, reserved_gib: float) -> None:
     """Simulate an 80 GiB card: all processes hold `used_gib`, torch in this one `reserved_gib`."""
-    total_bytes = 80 * GIB
-    facts = SimpleNamespace(uuid=UUID, total_memory=total_bytes)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (total_bytes - int(used_gib * GIB), total_bytes))
+    facts = SimpleNamespace(uuid=UUID, total_memory=80 * GIB)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (80 * GIB - int(used_gib * GIB), 80 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: int(reserved_gib * GIB))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: facts)
 
@@ -184,9 +182,6 @@ def test_without_the_drivers_library_it_is_estimated_too(monkeypatch: pytest.Mon
 def test_a_gpu_without_room_for_a_context_is_all_others(
     monkeypatch: pytest.MonkeyPatch, text: str, expected: int | None
 ) -> None:
-    def fail(index: int) -> None:
-        raise RuntimeError(text)
-
     pretend_gpu(monkeypatch, used_gib=0, reserved_gib=0)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", fail)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", raising(RuntimeError(text)))
     assert memory_of_others_bytes(make_spec(), 0) == expected

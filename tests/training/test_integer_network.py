@@ -71,19 +71,20 @@ def integer_scores(network: QuantizedNetwork, images: Array) -> Array:
 
 
 def test_lenet_is_the_cnn_of_the_courses() -> None:
-    layers = read_layers(build_model("lenet", 10))
-    assert {layer.name: tuple(layer.module.weight.shape) for layer in layers} == {
-        "conv1": (6, 3, 5, 5),
-        "conv2": (16, 6, 5, 5),
-        "fc1": (120, 400),
-        "fc2": (84, 120),
-        "fc3": (10, 84),
+    assert {
+        layer.name: (
+            tuple(layer.module.weight.shape),
+            layer.has_relu,
+            [type(part).__name__ for part in layer.reshaping],
+        )
+        for layer in read_layers(build_model("lenet", 10))
+    } == {
+        "conv1": ((6, 3, 5, 5), True, ["MaxPool2d"]),
+        "conv2": ((16, 6, 5, 5), True, ["MaxPool2d", "Flatten"]),
+        "fc1": ((120, 400), True, []),
+        "fc2": ((84, 120), True, []),
+        "fc3": ((10, 84), False, []),
     }
-    assert [layer.has_relu for layer in layers] == [True, True, True, True, False]
-    assert [[type(part).__name__ for part in layer.reshaping] for layer in layers[:2]] == [
-        ["MaxPool2d"],
-        ["MaxPool2d", "Flatten"],
-    ]
 
 
 @pytest.mark.parametrize(("rule", "granularity"), SCALES)
@@ -114,8 +115,7 @@ def test_onnxruntime_gives_the_same_outputs_for_the_same_scales(granularity: Sca
         (compute_weight_scales(layers, "largest_magnitude", granularity), weight_scales),
         (calibrate(layers, calibration, "largest_magnitude"), activation_scales),
     ):
-        for mine, other in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(mine, other, rtol=1e-5, atol=0)
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=0)
     network = build_quantized_network(layers, weight_scales, activation_scales, int32_biases=True)
     for quantized, index in zip(network.layers, indices, strict=True):
         np.testing.assert_array_equal(quantized.weights.numpy(), reference.tensors[f"weight{index}_quantized"])
@@ -129,10 +129,10 @@ def test_biases_in_fp32_and_int32_differ_by_rounding_alone() -> None:
     images = images_of(50, 2)
     exact = quantized_lenet("largest_magnitude", "per_channel", int32_biases=False)
     rounded = quantized_lenet("largest_magnitude", "per_channel")
-    assert ({layer.biases.dtype for layer in exact.layers}, {layer.biases.dtype for layer in rounded.layers}) == (
+    assert [{layer.biases.dtype for layer in network.layers} for network in (exact, rounded)] == [
         {torch.float32},
         {torch.int32},
-    )
+    ]
     assert int((exact(images).int() - rounded(images).int()).abs().max()) <= 2
 
 

@@ -43,8 +43,9 @@ def test_values_arrive_as_they_were_sent() -> None:
 
 @pytest.mark.usefixtures("alone_in_a_group")
 def test_an_epoch_that_diverged_arrives_with_its_part_times() -> None:
-    parts_ns = np.arange(6).reshape(3, 2)
-    sent = RankEpochSeries(RankEpoch(rank=0, num_samples=5), parts_ns, [0.5, math.nan, math.inf], [2, 2, 1], 4)
+    sent = RankEpochSeries(
+        RankEpoch(rank=0, num_samples=5), np.arange(6).reshape(3, 2), [0.5, math.nan, math.inf], [2, 2, 1], 4
+    )
     (found,) = process_group.all_gather(sent, RankEpochSeries)
     assert (found.times, found.sizes, found.num_correct) == (sent.times, [2, 2, 1], 4)
     assert found.parts_ns.dtype == np.int64

@@ -50,18 +50,13 @@ def test_a_bias_is_next_to_nothing_if_unscaled_and_follows_the_scales_or_not_if_
     images, _ = normalize(synthetic_images(8, "train", 0))
     with torch.no_grad():
         networks = networks_of(build_network(10, has_bias=True), images)
-    biases = {}
-    for name in ("right", "unscaled bias", "inverted", "inverted, right bias", "printed bias scale"):
-        network = networks[f"bias: {name}"]
-        assert isinstance(network, QuantizedNetwork)
-        biases[name] = network.layers[-1].biases
+    lasts = {name: network.layers[-1] for name, network in networks.items() if isinstance(network, QuantizedNetwork)}
+    biases = {name.removeprefix("bias: "): last.biases for name, last in lasts.items()}
     assert int(biases["right"].abs().max()) > 100
     assert biases["unscaled bias"].abs().max() == 0  # all biases lie below 0.5
     assert torch.equal(biases["inverted, right bias"], biases["right"])
     assert not torch.equal(biases["inverted"], biases["right"])
-    right = networks["bias: right"]
-    assert isinstance(right, QuantizedNetwork)
-    last = right.layers[-1]
+    last = lasts["bias: right"]
     factors = float(last.input_scale * last.weight_scales)  # 1 / (weight factor x input factor x product)
     printed = (last.layer.biases.double() * 2147483647 * factors).round()
     assert torch.allclose(biases["printed bias scale"].double(), printed, rtol=1e-6)

@@ -92,8 +92,8 @@ def test_biases_are_int32_at_the_scale_of_the_sums() -> None:
 
 
 def test_biases_round_half_to_even() -> None:
-    found = quantize_biases(torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5]), torch.tensor([1.0]), "fc1")
-    assert found.tolist() == [0, 2, 2, 0, -2]
+    halves = torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5])
+    assert quantize_biases(halves, torch.tensor([1.0]), "fc1").tolist() == [0, 2, 2, 0, -2]
 
 
 @pytest.mark.parametrize("bias", [1e6, -1e6, math.nan])

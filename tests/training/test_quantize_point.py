@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 from conftest import Command
-from factories import LENET, make_record, make_spec
+from factories import LENET, make_record, make_spec, measurement_of
+from image_steps import ALONE
 from torch import Tensor, nn
 
 from pipeline.data.images import Images, synthetic_images
 from pipeline.experiment.measurement import Quantization, ScaleGranularity, ScaleRule
 from pipeline.experiment.record_store import encode_record, load_record
 from pipeline.training.integer_network import build_quantized_network, calibrate, compute_weight_scales, read_layers
-from pipeline.training.process_group import Rank
 from pipeline.training.quantize_point import (
     LabelledImages,
     check_exactness,
@@ -29,7 +29,6 @@ from pipeline.training.weight_files import file_sha256, load_weights
 from pipeline.workloads.cifar_models import build_model
 from pipeline.workloads.find import NO_SOURCES
 
-ALONE = Rank(0, 1, torch.device("cpu"))
 SMALL: dict[str, Any] = {
     **LENET,
     "input": "gpu",
@@ -54,13 +53,11 @@ def test_a_point_publishes_the_weights_that_it_quantizes(tmp_path: Path) -> None
     measurement, series, _ = quantize_point(spec, ALONE, NO_SOURCES, tmp_path / "weights.npz")
     found = measurement.quantization
     assert found is not None
-    assert (len(measurement.epochs), len(series), found.num_calibration_samples, found.num_test_samples) == (
-        2,
-        2,
-        32,
-        64,
+    assert len(measurement.epochs) == len(series) == 2
+    assert (found.num_calibration_samples, found.num_test_samples, found.weights_sha256) == (
+        *(32, 64),
+        file_sha256(tmp_path / "weights.npz"),
     )
-    assert found.weights_sha256 == file_sha256(tmp_path / "weights.npz")
     assert [(result.stage, result.scale_rule, result.granularity) for result in found.results] == [
         ("fp32", None, None),
         *((stage, *scale) for scale in SCALES for stage in ("weights", "activations", "biases")),
@@ -114,31 +111,28 @@ def zero(model: nn.Module, *names: str) -> nn.Module:
 def test_a_layer_of_zeros_is_a_sentence_in_every_stage_and_fp32_stays() -> None:
     fp32, *others = quantized(zero(build_model("lenet", 10), "3.weight")).results
     assert fp32.num_correct is not None
-    assert {other.problem for other in others} == {
-        "the weights of conv2: all values are 0, so that there is no scale; train again with a lower learning rate."
-    }
-    assert {(other.num_correct, other.num_bytes) for other in others} == {(None, None)}
+    said = "the weights of conv2: all values are 0, so that there is no scale; train again with a lower learning rate."
+    assert {(other.problem, other.num_correct, other.num_bytes) for other in others} == {(said, None, None)}
 
 
 def test_a_model_that_diverged_has_a_sentence_and_a_record() -> None:
     model = build_model("lenet", 10)
     nn.init.constant_(model.get_parameter("7.weight"), float("nan"))
     found = quantized(model)
-    fp32 = found.results[0]
+    fp32, *others = found.results
     assert (fp32.problem, fp32.num_correct, fp32.num_ties, fp32.num_bytes) == (
         "the scores: not all values are finite; train again with a lower learning rate.",
         None,
         None,
         None,
     )
-    assert {other.problem for other in found.results[1:]} == {
+    assert {other.problem for other in others} == {
         "the weights of fc1: not all values are finite; train again with a lower learning rate."
     }
     assert {histogram.layer for histogram in found.histograms} == {"conv1", "conv2", "fc2", "fc3"}
     spec = make_spec(**SMALL)
-    measured = make_record(spec).measurement
-    assert measured is not None
-    encode_record(make_record(spec, measurement=msgspec.structs.replace(measured, quantization=found)))
+    measured = msgspec.structs.replace(measurement_of(make_record(spec)), quantization=found)
+    encode_record(make_record(spec, measurement=measured))
 
 
 def test_equal_scores_are_counted_as_ties() -> None:
@@ -207,11 +201,10 @@ def test_a_submitted_point_leaves_its_weights_beside_its_record(pipeline: Comman
     paths = sorted((tmp_path / "quantize" / "records").glob("*.json"))
     assert len(paths) == 2
     for path in paths:
-        found = load_record(path).measurement
+        found = measurement_of(load_record(path)).quantization
         assert found is not None
-        assert found.quantization is not None
-        load_weights(build_model("lenet", 10), path.with_suffix(".weights.npz"), found.quantization.weights_sha256)
-    shown = json.loads(pipeline("collect", tmp_path / "quantize", "--format", "json").stdout)
-    rows = shown["experiments"]["quantize"]["int8"]
+        load_weights(build_model("lenet", 10), path.with_suffix(".weights.npz"), found.weights_sha256)
+    collected = pipeline("collect", tmp_path / "quantize", "--format", "json")
+    rows = json.loads(collected.stdout)["experiments"]["quantize"]["int8"]
     assert (len(rows), {row["n"] for row in rows}) == (19, {2})
     assert all("an interval needs 6 seeds, got 2" in row["note"] for row in rows)

@@ -234,8 +234,7 @@ def test_what_trains_before_the_clock_leaves_no_trace(fused: bool) -> None:
 
     (plain, plain_state, plain_correct), (warmed, warmed_state, warmed_correct) = first_steps(False), first_steps(True)
     assert warmed == pytest.approx(plain, rel=1e-6)
-    for one, other in zip(plain_state, warmed_state, strict=True):
-        assert torch.allclose(one, other, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(plain_state, warmed_state, rtol=1e-5, atol=1e-7)
     assert plain_correct == warmed_correct
 
 
@@ -408,14 +407,18 @@ class Dropping(Own):
 SGD = torch.optim.SGD
 
 
+def step_of_own(workload: Workload, precision: str = "fp32") -> EagerStep:
+    spec = make_spec(model="x.py:Own", dataset=None, device="cpu", precision=precision, input="synthetic")
+    return EagerStep(workload.build_model(), workload, spec, ALONE)
+
+
 @pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize(("kept", "is_refused"), [((), True), ((0,), False), ((2,), False), (range(9), False)])
 def test_a_loop_that_drops_the_gradients_of_each_update_is_refused(
     kept: Sequence[int], set_to_none: bool, is_refused: bool
 ) -> None:
     workload = Dropping(kept, set_to_none)
-    spec = make_spec(model="x.py:Own", dataset=None, device="cpu", precision="fp32", input="synthetic")
-    step = EagerStep(workload.build_model(), workload, spec, ALONE)
+    step = step_of_own(workload)
     said = r"^before_update\(\) leaves no gradient, so updates change nothing; leave out its zero_grad\(\): each step"
     with pytest.raises(WorkloadError, match=said) if is_refused else contextlib.nullcontext():
         for _ in range(5):
@@ -426,8 +429,7 @@ def test_a_loop_that_drops_the_gradients_of_each_update_is_refused(
 def test_gradients_without_a_finite_norm_may_be_dropped() -> None:
     """As those of the first steps in fp16, until the scale of the loss is right."""
     workload = Dropping((), True)
-    spec = make_spec(model="x.py:Own", dataset=None, device="cpu", precision="fp32", input="synthetic")
-    step = EagerStep(workload.build_model(), workload, spec, ALONE)
+    step = step_of_own(workload)
     for _ in range(5):
         step(torch.full((2, 4), math.inf), ignore_mark)
     assert workload.num_updates == 5
@@ -447,8 +449,7 @@ def test_gradients_without_a_finite_norm_may_be_dropped() -> None:
 def test_a_graph_is_captured_only_of_an_optimizer_that_it_can_replay(
     workload: Workload, precision: str, said: str
 ) -> None:
-    spec = make_spec(model="x.py:Own", dataset=None, device="cpu", precision=precision, input="synthetic")
-    step = EagerStep(workload.build_model(), workload, spec, ALONE)
+    step = step_of_own(workload, precision)
     refused = pytest.raises(WorkloadError, match=said) if said else contextlib.nullcontext()
     with refused, cuda_graph.prepare_capture(step):
         step(workload.synthetic_batch(2, ALONE.device), ignore_mark)

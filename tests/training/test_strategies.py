@@ -1,6 +1,8 @@
 """The strategies on two CPU processes: equal training, counted bytes, steps without collectives, and refusals."""
 
 import json
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -144,13 +146,13 @@ def test_counted_bytes_are_those_of_the_formulas(trained: dict[str, dict[str, An
         sent: dict[str, int] = {}
         for kind, operation, num_bytes in found["calls"]:
             sent[f"{kind} {operation}"] = sent.get(f"{kind} {operation}", 0) + num_bytes
-        if found["gathered_by_formula"] is None:
+        gathered, scattered = found["gathered_by_formula"], found["scattered_by_formula"]
+        if gathered is None:
             expected = {"gradients all_reduce": found["gradient_bytes"]}
             expected |= {"parameters broadcast": found["gradient_bytes"]} if name == "zero1" else {}
         else:
-            expected = {"parameters all_gather": found["gathered_by_formula"]}
-            expected["gradients reduce_scatter"] = found["scattered_by_formula"]
-            assert found["scattered_by_formula"] > found["gradient_bytes"], "63 rows are padded to 64"
+            expected = {"parameters all_gather": gathered, "gradients reduce_scatter": scattered}
+            assert scattered > found["gradient_bytes"], "63 rows are padded to 64"
         assert sent == expected, name
 
 
@@ -210,9 +212,8 @@ def test_the_step_without_collectives_calls_none_of_those_of_the_real_one(tmp_pa
     profiles = {name: found.pop(name) for name in list(found) if name.startswith("profile")}
     assert found == CALLS | {f"no_op {name.split()[1]}": 0 for name in CALLS}
     assert len(profiles) == 2
-    for profiled, called, num_steps, num_ranks in profiles.values():
-        assert profiled == called, "the trace has the calls of a step, by kind, operation and bytes"
-        assert (num_steps, num_ranks) == (6, 2)
+    for profiled, called, *counts in profiles.values():  # the trace has the calls of a step, by kind, operation, bytes
+        assert (profiled, counts) == (called, [6, 2])
     assert pauses == {
         "pauses of fsdp": 5 + 3,
         "pauses of fsdp, silent": 0,
@@ -224,52 +225,30 @@ def test_the_step_without_collectives_calls_none_of_those_of_the_real_one(tmp_pa
 # Refusals.
 
 
-class Shared(Gpt):
-    """The decoder with other units."""
-
-    kind: str = "none"
-
-    def shard_units(self, model: nn.Module) -> list[nn.Module]:
-        (block,) = super().shard_units(model)
-        units: dict[str, list[nn.Module]] = {"twice": [block, block], "foreign": [nn.Linear(1, 1)], "root": [model]}
-        return units.get(self.kind, [])
-
-
 @pytest.mark.parametrize(
-    ("kind", "sentence"),
+    ("units_of", "sentence"),
     [
-        ("twice", "shard_units gives blocks.0 twice; give each unit once"),
-        ("foreign", "shard_units gives a Linear that is no part of the model; leave it out"),
-        ("root", "shard_units gives a Decoder that is no part of the model; leave it out"),
+        (lambda model: [*model.blocks, *model.blocks], "shard_units gives blocks.0 twice; give each unit once"),
+        (lambda model: [nn.Linear(1, 1)], "shard_units gives a Linear that is no part of the model; leave it out"),
+        (lambda model: [model], "shard_units gives a Decoder that is no part of the model; leave it out"),
+        (lambda model: None, r"shard_units returns None; return a list of parts, as list\(model.blocks\)"),
+        (lambda model: nn.Linear(1, 1), "shard_units returns a Linear; return a list of parts"),
+        (lambda model: ["blocks.0"], "shard_units gives a str that is no part of the model"),
+        (lambda model: [[nn.Linear(1, 1)]], "shard_units gives a list that is no part of the model"),
     ],
 )
-def test_units_that_cannot_be_sharded_are_refused(kind: str, sentence: str) -> None:
-    workload = Shared(layers=1, width=8, heads=1)
-    workload.kind = kind
-    with pytest.raises(WorkloadError, match=sentence):
-        shard_units_of(workload, workload.build_model())
-
-
-@pytest.mark.parametrize(
-    ("units", "sentence"),
-    [
-        (None, r"shard_units returns None; return a list of parts, as list\(model.blocks\)"),
-        (nn.Linear(1, 1), "shard_units returns a Linear; return a list of parts"),
-        (["blocks.0"], "shard_units gives a str that is no part of the model"),
-        ([[nn.Linear(1, 1)]], "shard_units gives a list that is no part of the model"),
-    ],
-)
-def test_units_that_are_no_list_of_modules_are_refused(
-    units: Any, sentence: str, monkeypatch: pytest.MonkeyPatch
+def test_units_that_cannot_be_sharded_are_refused(
+    units_of: Callable[[Any], Any], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workload = Shared(layers=1, width=8, heads=1)
-    monkeypatch.setattr(Shared, "shard_units", lambda self, model: units)
+    monkeypatch.setattr(Gpt, "shard_units", lambda self, model: units_of(model))
+    workload = Gpt(layers=1, width=8, heads=1)
     with pytest.raises(WorkloadError, match=sentence):
         shard_units_of(workload, workload.build_model())
 
 
-def test_without_units_the_root_alone_is_sharded() -> None:
-    workload = Shared(layers=1, width=8, heads=1)
+def test_without_units_the_root_alone_is_sharded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gpt, "shard_units", lambda self, model: [])
+    workload = Gpt(layers=1, width=8, heads=1)
     assert shard_units_of(workload, workload.build_model()) == []
 
 
@@ -281,23 +260,21 @@ class Halved(torch.optim.SGD):
 
 
 def test_an_optimizer_that_cannot_be_built_anew_is_refused() -> None:
-    parameters = [nn.Parameter(torch.ones(2))]
     with pytest.raises(WorkloadError, match=r"ZeRO-1 cannot build Halved .*; use an optimizer of torch\.optim"):
-        shard_optimizer(Halved(parameters, double_rate=1.0))
+        shard_optimizer(Halved([nn.Parameter(torch.ones(2))], double_rate=1.0))
 
 
 @pytest.mark.fault("F61")
 @pytest.mark.parametrize("attached", ["hook", "scheduler", "key"])
 def test_what_is_attached_to_an_optimizer_is_not_dropped_silently(attached: str) -> None:
     optimizer = torch.optim.AdamW([nn.Parameter(torch.ones(2))])
-    shard_or_refuse = pytest.raises(WorkloadError, match=r"anew without what was attached .*; do that in before_update")
     if attached == "hook":
         optimizer.register_step_post_hook(lambda *_: None)
     elif attached == "scheduler":
         torch.optim.lr_scheduler.StepLR(optimizer, 1)
     else:
         optimizer.param_groups[0]["scale"] = 2.0
-    with shard_or_refuse:
+    with pytest.raises(WorkloadError, match=r"anew without what was attached .*; do that in before_update"):
         shard_optimizer(optimizer)
 
 
@@ -330,11 +307,9 @@ class Tied(Workload):
 def test_a_tie_of_modules_in_two_units_is_refused(units: tuple[str, ...], is_broken: bool) -> None:
     workload = Tied()
     workload.units = units
-    if not is_broken:
+    said = r"0\.embed\.weight and 0\.head\.weight are one tensor, .*; leave both"
+    with pytest.raises(WorkloadError, match=said) if is_broken else nullcontext():
         assert len(shard_units_of(workload, workload.build_model())) == len(units)
-        return
-    with pytest.raises(WorkloadError, match=r"0\.embed\.weight and 0\.head\.weight are one tensor, .*; leave both"):
-        shard_units_of(workload, workload.build_model())
 
 
 FITS = """
