@@ -29,7 +29,7 @@ from pipeline.experiment.record import SCHEMA_VERSION, Failure, FailureKind, Rec
 from pipeline.experiment.record_store import RejectedFile, load_folder, publish_record
 from pipeline.experiment.spec import Spec
 from pipeline.plan.axes import DECLARED
-from pipeline.tables.note_texts import render_note
+from pipeline.tables.note_words import render_note
 
 ROOT = Path(__file__).resolve().parent.parent
 RESNET18_PARAMETERS = 11_173_962  # the CIFAR ResNet-18 with ten classes

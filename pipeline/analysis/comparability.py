@@ -8,8 +8,21 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
-from pipeline.analysis.notes import Note, make_note
+from pipeline.analysis.notes import Note, NoteKind, make_note
 from pipeline.experiment.record import Record
+
+MIXED_FACTS = NoteKind("mixed_facts", "{facts:mixed}")
+OTHER_SOURCE = NoteKind("other_source", "source {ours:short}, other points of this experiment {majority}")
+SOURCE_EDITED = NoteKind("source_edited", "source edited after it was imported")
+MODEL_EDITED = NoteKind("model_edited", "the file of the model was edited after it was submitted")
+OTHER_FACT = NoteKind(
+    "other_fact", "{what} with another {fact} ({theirs:short} against {ours:short})", badge="other {fact}"
+)
+OTHER_NODE = NoteKind(
+    "other_node", "{what} from another node ({theirs:short} against {ours:short})", badge="other node"
+)
+OTHER_BOOT = NoteKind("other_boot", "{what} from another boot of its node", badge="other boot")
+OTHER_GPU = NoteKind("other_gpu", "{what} ran on another GPU of the same model", badge="other GPU")
 
 Fact = Callable[[Record], str | None]
 
@@ -41,7 +54,7 @@ def mixed_environment_notes(records: Sequence[Record], but: Collection[str] = ()
     measured = [record for record in records if record.measured]
     found = {name: fact_values(fact, measured) for name, fact in compared_facts(records).items() if name not in but}
     mixed = {name: values for name, values in found.items() if len(values) > 1}
-    return [make_note("mixed_facts", facts=mixed)] if mixed else []
+    return [make_note(MIXED_FACTS, facts=mixed)] if mixed else []
 
 
 def environment_difference_notes(what: str, others: Sequence[Record], records: Sequence[Record]) -> list[Note]:
@@ -56,23 +69,23 @@ def environment_difference_notes(what: str, others: Sequence[Record], records: S
         sides = (records, others) if name == "GPU" else (measured, other_measured)
         ours, theirs = (fact_values(fact, side) for side in sides)
         if ours and theirs and ours != theirs:
-            notes.append(make_note("other_fact", what=what, fact=name, theirs=theirs, ours=ours))
+            notes.append(make_note(OTHER_FACT, what=what, fact=name, theirs=theirs, ours=ours))
     our_nodes, their_nodes = places_of(measured, "nodes"), places_of(other_measured, "nodes")
     our_boots, their_boots = places_of(measured, "boot_ids"), places_of(other_measured, "boot_ids")
     our_gpus, their_gpus = gpu_uuids_of(measured), gpu_uuids_of(other_measured)
     if our_nodes and not their_nodes <= our_nodes:
-        notes.append(make_note("other_node", what=what, theirs=sorted(their_nodes), ours=sorted(our_nodes)))
+        notes.append(make_note(OTHER_NODE, what=what, theirs=sorted(their_nodes), ours=sorted(our_nodes)))
     elif our_boots and not their_boots <= our_boots:
-        notes.append(make_note("other_boot", what=what))
+        notes.append(make_note(OTHER_BOOT, what=what))
     elif our_gpus and not their_gpus <= our_gpus and all(note.values["fact"] != "GPU" for note in notes):
-        notes.append(make_note("other_gpu", what=what))
+        notes.append(make_note(OTHER_GPU, what=what))
     return notes
 
 
 def other_source_notes(records: Sequence[Record], majority: str) -> list[Note]:
     """Return a note if no record here has the source of most records of the experiment."""
     ours = fact_values(COMPARED_FACTS["source"], records)
-    return [make_note("other_source", ours=ours, majority=majority)] if ours and majority not in ours else []
+    return [make_note(OTHER_SOURCE, ours=ours, majority=majority)] if ours and majority not in ours else []
 
 
 def majority_source(records: Sequence[Record]) -> str:
@@ -87,8 +100,8 @@ def most_common(counts: Counter[str]) -> str:
 
 def source_edited_notes(records: Sequence[Record]) -> list[Note]:
     """Return a note if the source changed during a run, and one if the user's model did after it was submitted."""
-    notes = [make_note("source_edited")] if any(record.environment.source_changed for record in records) else []
-    return notes + [make_note("model_edited")] * any(record.environment.model_changed for record in records)
+    notes = [make_note(SOURCE_EDITED)] if any(record.environment.source_changed for record in records) else []
+    return notes + [make_note(MODEL_EDITED)] * any(record.environment.model_changed for record in records)
 
 
 def gpu_model(record: Record) -> str:

@@ -9,8 +9,11 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from pipeline.analysis import formulas
 from pipeline.analysis.intervals import Estimate
-from pipeline.analysis.notes import Note, make_note, text_note
+from pipeline.analysis.notes import Note, NoteKind, make_note, text_note
 from pipeline.analysis.pooling import PooledPoint
+
+MFU_PEAK = NoteKind("mfu_peak", "MFU is of {peak} TFLOP/s in {precision} ({source})")
+NO_PEAK = NoteKind("no_peak", "no MFU: no peak of {gpu} in {precision} is known; collect --peak-tflops states one")
 
 Fact = TypeVar("Fact")
 
@@ -103,7 +106,7 @@ def compute_rate_notes(point: PooledPoint, stated_tflops: float | None = None) -
     figures, precision = compute_rate_figures(point, stated_tflops), precision_of(point)
     if figures.get("mfu") is not None:
         peak, source = figures["peak_tflops"], figures["peak_source"]
-        notes.append(make_note("mfu_peak", peak=f"{peak:g}", precision=precision, source=source))
+        notes.append(make_note(MFU_PEAK, peak=f"{peak:g}", precision=precision, source=source))
     elif figures.get("tflops_per_gpu") is not None and point.gpu:
-        notes.append(make_note("no_peak", gpu=point.gpu, precision=precision))
+        notes.append(make_note(NO_PEAK, gpu=point.gpu, precision=precision))
     return notes

@@ -5,10 +5,15 @@ from collections.abc import Iterable, Sequence
 
 from pipeline.analysis import formulas
 from pipeline.analysis.compute_rate import MAX_CLOCKS_MHZ, look_up
-from pipeline.analysis.notes import Note, make_note
+from pipeline.analysis.notes import Note, NoteKind, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs, timed_epochs
 from pipeline.experiment.measurement import GpuWindow
 from pipeline.experiment.record import Record
+
+THROTTLED = NoteKind("throttled", "throttled: {reasons:figures}", word="throttled")
+NO_ENERGY = NoteKind(
+    "no_energy", "no energy: {samples} samples of a GPU in the window are too few, or a GPU was not sampled"
+)
 
 POWER_LIMITS = {"sw_power_cap", "hw_power_brake"}  # reasons for lowered clocks
 MIN_CLOCK_LOSS = 0.03
@@ -31,7 +36,7 @@ def energy_notes(point: PooledPoint) -> list[Note]:
     windows = [window for record in point.ok_records for window in timed_windows(record)]
     notes = clock_notes(point)
     if windows and point.median(energy_j_of) is None:
-        notes.append(make_note("no_energy", samples=min(window.num_telemetry_samples for window in windows)))
+        notes.append(make_note(NO_ENERGY, samples=min(window.num_telemetry_samples for window in windows)))
     return notes
 
 
@@ -45,7 +50,7 @@ def throttled_notes(windows: Sequence[GpuWindow], gpu: str) -> list[Note]:
     reasons = sorted({reason for window in windows for reason in window.throttle_reasons or ()})
     loss = clock_loss(windows, gpu)
     known = {} if loss is None else {"below": loss}
-    return [make_note("throttled", reasons=reasons, **known)] if reasons else []
+    return [make_note(THROTTLED, reasons=reasons, **known)] if reasons else []
 
 
 def clock_loss(windows: Iterable[GpuWindow], gpu: str) -> float | None:

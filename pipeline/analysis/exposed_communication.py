@@ -12,11 +12,65 @@ from typing import NamedTuple
 from pipeline.analysis import intervals
 from pipeline.analysis.formulas import median_of_known
 from pipeline.analysis.intervals import Estimate, median_time
-from pipeline.analysis.notes import Note, make_note, text_note
+from pipeline.analysis.notes import Note, NoteKind, make_note, text_note
 from pipeline.analysis.stopping_rule import difference_tolerance_s, is_difference_precise_enough, is_time_precise_enough
 from pipeline.experiment.measurement import Collective, Communication, Profile, TransferKind, VariantName
 from pipeline.experiment.record import Record
 from pipeline.plan.strategies import STRATEGIES
+
+TRACE_DIFFERS = "two methods differ: trace {traced_us:.0f} us exposed, step times {exposed_us:.0f}; the trace is "
+TRACE_IS_NOISY = NoteKind(
+    "trace_is_noisy",
+    TRACE_DIFFERS + "noisy: in two profiles without communication kernels differ by {noise_us:.0f} us",
+)
+TRACE_COUNTS_SLOWED_KERNELS = NoteKind(
+    "trace_counts_slowed_kernels",
+    TRACE_DIFFERS + "too long: a slower kernel does not always make the step longer",
+)
+TRACE_SLOWS_HOST = NoteKind(
+    "trace_slows_host",
+    TRACE_DIFFERS + "too long: the profiler slows the host, and ranks that start apart wait inside the collectives",
+)
+TRACE_OMITS_HOST = NoteKind(
+    "trace_omits_host",
+    TRACE_DIFFERS + "too short: the device computes {busy:.0%} of the step, and the host's time to launch collectives "
+    "is exposed too",
+)
+TRACE_OMITS_SLOWED_KERNELS = NoteKind(
+    "trace_omits_slowed_kernels",
+    TRACE_DIFFERS + "too short: kernels may run slower beside a collective, which it cannot show",
+)
+TRACE_OMITS_GAPS = NoteKind(
+    "trace_omits_gaps",
+    TRACE_DIFFERS + "too short: gaps between kernels may be longer, which it does not count",
+)
+EXPOSURE_IS_NOISE = NoteKind(
+    "exposure_is_noise", "exposed communication is not larger than the noise: no hidden share is stated"
+)
+MEASURED_EXPOSURE_IS_NOISE = NoteKind(
+    "measured_exposure_is_noise", "measured exposed communication is not larger than its noise of {noise_s:.3g} s"
+)
+EXPOSURE_MAY_BE_ZERO = NoteKind(
+    "exposure_may_be_zero", "0 lies inside the interval of exposed communication", badge="may be 0"
+)
+EXPOSURE_NEGATIVE = NoteKind(
+    "exposure_negative", "DDP was faster than DDP with the no-op hook; the records do not say why"
+)
+EXPOSURE_DRIFTED = NoteKind(
+    "exposure_drifted",
+    "exposed communication went from {before_us:.0f} to {after_us:.0f} us during the measurement",
+    badge="drifted",
+)
+LAUNCH_EXPOSED = NoteKind(
+    "launch_exposed", "more time is exposed than the transfer takes: the rest may be the host's time for launches"
+)
+NO_BUCKET_PROFILED = NoteKind("no_bucket_profiled", "the profile shows none of the collectives that the strategy calls")
+OF_MEASURED_EXPOSURE = (
+    *(TRACE_IS_NOISY, TRACE_COUNTS_SLOWED_KERNELS, TRACE_SLOWS_HOST),
+    *(TRACE_OMITS_HOST, TRACE_OMITS_SLOWED_KERNELS, TRACE_OMITS_GAPS),
+    *(EXPOSURE_IS_NOISE, EXPOSURE_MAY_BE_ZERO, EXPOSURE_NEGATIVE, EXPOSURE_DRIFTED),
+    *(LAUNCH_EXPOSED, NO_BUCKET_PROFILED),
+)
 
 NO_OP: dict[VariantName, VariantName] = {one.name: one.no_op for one in STRATEGIES.values() if one.no_op is not None}
 """The step of each strategy, and the same step whose collectives return at once."""
@@ -155,7 +209,7 @@ def drifted_exposure_notes(found: Sequence[Communication]) -> list[Note]:
     if not changed:
         return []
     before_s, after_s = changed[0]
-    return [make_note("exposure_drifted", before_us=before_s * 1e6, after_us=after_s * 1e6)]
+    return [make_note(EXPOSURE_DRIFTED, before_us=before_s * 1e6, after_us=after_s * 1e6)]
 
 
 def is_within_noise(exposed: Estimate, aa_difference_s: float | None) -> bool:
@@ -195,13 +249,13 @@ def explain_trace_disagreement(exposed_s: float, traced: TracedExposure, busy: f
         return None
     times_us = {"traced_us": traced.exposed_s * 1e6, "exposed_us": exposed_s * 1e6}
     if traced.noise_s is not None and traced.noise_s > difference_tolerance_s(exposed_s):
-        return make_note("trace_is_noisy", **times_us, noise_us=traced.noise_s * 1e6)
+        return make_note(TRACE_IS_NOISY, **times_us, noise_us=traced.noise_s * 1e6)
     if traced.slowed_s is not None and traced.exposed_s - traced.slowed_s <= exposed_s < traced.exposed_s:
-        return make_note("trace_counts_slowed_kernels", **times_us)
+        return make_note(TRACE_COUNTS_SLOWED_KERNELS, **times_us)
     if traced.exposed_s > exposed_s:
-        return make_note("trace_slows_host", **times_us)
+        return make_note(TRACE_SLOWS_HOST, **times_us)
     if busy is not None and busy < MIN_BUSY_FRACTION:
-        return make_note("trace_omits_host", **times_us, busy=busy)
+        return make_note(TRACE_OMITS_HOST, **times_us, busy=busy)
     if traced.slowed_s is None:
-        return make_note("trace_omits_slowed_kernels", **times_us)
-    return make_note("trace_omits_gaps", **times_us)
+        return make_note(TRACE_OMITS_SLOWED_KERNELS, **times_us)
+    return make_note(TRACE_OMITS_GAPS, **times_us)

@@ -13,7 +13,25 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from pipeline.analysis.notes import Note, make_note
+from pipeline.analysis.notes import Note, NoteKind, make_note
+
+WINDOWS_POOLED = NoteKind(
+    "windows_pooled",
+    "range within the windows of {repeats} repeats together: too narrow if repeats differ more than their windows",
+)
+OF_DRIFT = "from the first half of a run to the second: its interval assumes steady times, so allow for the drift too"
+DRIFTED = NoteKind(
+    "drifted",
+    "{what:figures} drifted by {drift:+.1%} " + OF_DRIFT,
+    badge="drifted {drift:+.1%}",
+    word="drifted",
+)
+DRIFTED_IN_REPEATS = NoteKind(
+    "drifted_in_repeats",
+    "{what:figures} drifted in {count} of {repeats} repeats, at most by {drift:+.1%} " + OF_DRIFT,
+    badge="drifted {drift:+.1%}",
+    word="drifted",
+)
 
 CONFIDENCE = 0.975  # nominal: it holds if the number of values was fixed before the run
 MIN_COVERAGE = 0.95  # fewer than six values cannot reach it, and get no interval
@@ -169,8 +187,8 @@ def drift_notes(what: str, by_repeat: Sequence[Sequence[float]]) -> list[Note]:
         return []
     values = {"what": what, "drift": max(drifts, key=abs)}
     if len(by_repeat) > 1:
-        return [make_note("drifted_in_repeats", **values, count=len(drifts), repeats=len(by_repeat))]
-    return [make_note("drifted", **values)]
+        return [make_note(DRIFTED_IN_REPEATS, **values, count=len(drifts), repeats=len(by_repeat))]
+    return [make_note(DRIFTED, **values)]
 
 
 def interval_by_repeat(by_repeat: Sequence[Sequence[float]]) -> tuple[Interval | None, IntervalBasis | None]:
@@ -204,7 +222,7 @@ def median_time(by_repeat: Sequence[Sequence[float]]) -> Estimate | None:
 def pooled_notes(by_repeat: Sequence[Sequence[float]], basis: IntervalBasis | None) -> list[Note]:
     """Return a note if an interval is over windows of several processes, whose times may differ."""
     if basis == "windows" and len(by_repeat) > 1:
-        return [make_note("windows_pooled", repeats=len(by_repeat))]
+        return [make_note(WINDOWS_POOLED, repeats=len(by_repeat))]
     return []
 
 

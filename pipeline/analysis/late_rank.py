@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 from pipeline.analysis.energy import all_windows
 from pipeline.analysis.exposed_communication import collectives_of_kinds
 from pipeline.analysis.formulas import GIB, median_of_known
-from pipeline.analysis.notes import Note, make_note
+from pipeline.analysis.notes import Note, NoteKind, make_note
 from pipeline.experiment.measurement import GpuWindow, Profile
 from pipeline.experiment.record import Record
+
+LATE_RANK = NoteKind("late_rank", "the other ranks wait {wait_us:,.0f} us of a step for rank {rank} ({where}): {known}")
 
 MIN_LATE_SHARE = 0.05  # of the step: a shorter wait is not named
 MIN_LAST_SHARE = 0.75  # of the profiled steps in which one rank is last; chance gives 1/N
@@ -44,7 +46,7 @@ class LateRank(NamedTuple):
         where = " on ".join(filter(None, (self.gpu, self.node)))
         known = "; ".join(self.facts) or "clock, memory and temperature as the others, or not known"
         values: dict[str, Any] = {"rank": self.rank, "where": where or "GPU not stated", "wait_us": 1e6 * self.wait_s}
-        return make_note("late_rank", **values, known=known)
+        return make_note(LATE_RANK, **values, known=known)
 
 
 def find_late_rank(records: Sequence[Record]) -> LateRank | None:

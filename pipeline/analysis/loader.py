@@ -6,11 +6,19 @@ functions are pure functions of records. Times are in seconds.
 """
 
 from pipeline.analysis.formulas import median_of_known
-from pipeline.analysis.notes import Note, make_note
+from pipeline.analysis.notes import Note, NoteKind, make_note
 from pipeline.analysis.pooling import PooledPoint, median_window_s, timed_epochs
 from pipeline.experiment.measurement import Epoch
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
+
+LOADER_BOUND = NoteKind(
+    "loader_bound",
+    "loader-bound: the GPU that waits longest waits for data in {share:.0%} of the epoch",
+    badge="waits for data {share:.0%}",
+    word="loader-bound",
+    forbids=("speedup", "comm_time_subtraction_s"),
+)
 
 MAX_DATA_SHARE = 0.1  # of an epoch; above it the point measures the loader
 
@@ -63,4 +71,4 @@ def is_loader_bound(point: PooledPoint) -> bool | None:
 
 def loader_notes(point: PooledPoint) -> list[Note]:
     """Return a note if the point is loader-bound."""
-    return [make_note("loader_bound", share=longest_data_share(point))] if is_loader_bound(point) else []
+    return [make_note(LOADER_BOUND, share=longest_data_share(point))] if is_loader_bound(point) else []

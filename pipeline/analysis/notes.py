@@ -1,20 +1,38 @@
-"""Notes: facts that a reader needs to judge a row, as a kind and its values. The report writes their sentences."""
+"""Notes: facts that a reader needs to judge a row. Each kind is declared in the module that finds its cause."""
 
 from typing import Any, NamedTuple
 
 
-class Note(NamedTuple):
-    """A fact about a row. `pipeline.tables.note_texts` has a sentence for every kind."""
+class NoteKind(NamedTuple):
+    """What a note of this kind says: templates of its values, as `tables.note_words` renders them.
 
-    kind: str
+    `words` is its sentence. `badge` stands beside an answer about the row, `word` in a table; without it the badge
+    does, or the name. No answer uses the figures that the note `forbids`.
+    """
+
+    name: str
+    words: str
+    badge: str = ""
+    word: str = ""
+    forbids: tuple[str, ...] = ()
+
+
+class Note(NamedTuple):
+    """A fact about a row."""
+
+    kind: NoteKind
     values: dict[str, Any]
 
 
-def make_note(kind: str, **values: Any) -> Note:
+TEXT = NoteKind("text", "{text}")
+OF_BASELINE = NoteKind("of_baseline", "baseline: {note}")
+
+
+def make_note(kind: NoteKind, **values: Any) -> Note:
     """Return a note of that kind."""
     return Note(kind, values)
 
 
 def text_note(text: str) -> Note:
     """Return a note whose sentence comes from a record."""
-    return Note("text", {"text": text})
+    return Note(TEXT, {"text": text})

@@ -10,13 +10,41 @@ from pipeline.analysis import comparability, formulas, intervals
 from pipeline.analysis.attempts import AttemptKey, attempt_key, count_neighbours
 from pipeline.analysis.comparability import gpu_model, most_common
 from pipeline.analysis.intervals import Estimate
-from pipeline.analysis.notes import Note, make_note, text_note
+from pipeline.analysis.notes import Note, NoteKind, make_note, text_note
 from pipeline.experiment.axis_groups import POOLED_AXES, alike_key, without_repeat
 from pipeline.experiment.measurement import Epoch, RankEpoch
 from pipeline.experiment.outcomes import PointOutcome, units_by_model
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import FIRST_TIMED_EPOCH, Spec
 from pipeline.plan.axes import AXIS_DEFAULTS
+
+REPEATS_NOT_OK = NoteKind("repeats_not_ok", "{count} of {repeats} repeats: {statuses:list}")
+SHARED_NODE = NoteKind(
+    "shared_node",
+    "other points of this experiment on its node meanwhile: {others}",
+    badge="shared node",
+    forbids=("speedup", "comm_time_subtraction_s"),
+)
+OTHER_SHARED_NODE = NoteKind(
+    "other_shared_node", "{what}: other points of this experiment on its node meanwhile: {others}", badge="shared node"
+)
+PROBE_FITS = NoteKind("probe_fits", "probe of {steps} steps: it fits, and has no epoch time")
+EPOCHS_CUT = NoteKind("epochs_cut", "epochs end after {steps} of {full} steps: no epoch time")
+WHOLE_SECONDS = NoteKind("whole_seconds", "stated in whole seconds: rounding alone is {share:.1%}")
+ONLY_WARM_UP = NoteKind("only_warm_up", "epoch 1 warms up and epoch 2 was not run: no epoch time")
+TIMED_EPOCH_NOT_STATED = NoteKind("timed_epoch_not_stated", "the file does not state epoch 2")
+PARTS_DEVIATE = NoteKind("parts_deviate", "the parts of an epoch add up to {share:,.1%} of its time")
+TOO_FEW_VALUES = NoteKind("too_few_values", "an interval needs {needed} windows or repeats, got {found}")
+ALLOCATOR_RETRY = NoteKind("allocator_retry", "memory was full once: the allocator freed its cache and tried again")
+ALLOCATOR_RETRIES = NoteKind(
+    "allocator_retries", "memory was full {count} times: the allocator freed its cache and tried again"
+)
+OWN_COLLECTIVES = NoteKind(
+    "own_collectives",
+    "the model or its loss calls collectives itself ({names:list}), in every timed step, the "
+    "reference too: no exposed communication, no cost of the wrapper and no advice are told from it",
+    badge="own collectives",
+)
 
 MAX_PARTS_DEVIATION = 0.01  # of an epoch's time: the sum of its parts may differ from it by this share
 MIN_PARTS_DEVIATION_NS = 1_000_000  # a smaller difference is never reported
@@ -76,7 +104,7 @@ class PooledPoint:
     @property
     def own_collectives_notes(self) -> list[Note]:
         """A note if the user's code calls collectives in a step."""
-        return [make_note("own_collectives", names=self.own_collectives)] if self.own_collectives else []
+        return [make_note(OWN_COLLECTIVES, names=self.own_collectives)] if self.own_collectives else []
 
     @cached_property
     def records_by_environment(self) -> list[Record]:
@@ -88,7 +116,7 @@ class PooledPoint:
         notes = comparability.environment_difference_notes(
             what, other.records_by_environment, self.records_by_environment
         )
-        return notes + [make_note("other_shared_node", what=what, **note.values) for note in other.shared_node_notes]
+        return notes + [make_note(OTHER_SHARED_NODE, what=what, **note.values) for note in other.shared_node_notes]
 
     @cached_property
     def num_neighbours(self) -> int:
@@ -98,7 +126,7 @@ class PooledPoint:
     @property
     def shared_node_notes(self) -> list[Note]:
         """A note if other points ran on a node of this one at the same time."""
-        return [make_note("shared_node", others=self.num_neighbours)] if self.num_neighbours else []
+        return [make_note(SHARED_NODE, others=self.num_neighbours)] if self.num_neighbours else []
 
     def median(self, value_of: Callable[[Record], float | None]) -> float | None:
         """Return the median of a value over the ok records that have it; None if none has it."""
@@ -119,7 +147,7 @@ class PooledPoint:
         """A note if the epoch time's interval is over windows of several processes, or a note on why there is none."""
         time, num_windows = self.epoch_time, sum(map(len, self.epoch_times_s))
         if time is not None and not time.interval and (self.spec.windows > 1 or len(self.outcomes) > 1):
-            return [make_note("too_few_values", needed=intervals.min_values(), found=num_windows)]
+            return [make_note(TOO_FEW_VALUES, needed=intervals.min_values(), found=num_windows)]
         return intervals.pooled_notes(self.epoch_times_s, time.basis) if time is not None else []
 
     @cached_property
@@ -138,7 +166,7 @@ class PooledPoint:
         elif len(self.ok_records) < len(self.outcomes):
             others = [outcome.status for outcome in self.outcomes if outcome.status != "ok"]
             counts = {"count": len(others), "repeats": len(self.outcomes)}
-            notes.append(make_note("repeats_not_ok", **counts, statuses=sorted(set(others))))
+            notes.append(make_note(REPEATS_NOT_OK, **counts, statuses=sorted(set(others))))
         if self.status == "ok" and self.spec.measure == "epochs" and self.epoch_time is None:
             notes.append(explain_no_epoch_time(self.spec))
         return [
@@ -157,13 +185,13 @@ class PooledPoint:
         worst = max(ratios, key=lambda ratio: abs(ratio - 1), default=1)
         if abs(worst - 1) <= MAX_PARTS_DEVIATION:
             return []
-        return [make_note("parts_deviate", share=worst)]
+        return [make_note(PARTS_DEVIATE, share=worst)]
 
     @cached_property
     def rounding_notes(self) -> list[Note]:
         """A note if others state all epoch times in whole seconds: half a second of the time is their rounding."""
         times_s = [time_s for repeat in self.epoch_times_s for time_s in repeat]
-        return [make_note("whole_seconds", share=0.5 / min(times_s))] if self.is_rounded and times_s else []
+        return [make_note(WHOLE_SECONDS, share=0.5 / min(times_s))] if self.is_rounded and times_s else []
 
     @cached_property
     def allocator_retry_notes(self) -> list[Note]:
@@ -172,7 +200,7 @@ class PooledPoint:
         retries = max((part.num_alloc_retries or 0 for part in memory), default=0)
         if not retries:
             return []
-        return [make_note("allocator_retry" if retries == 1 else "allocator_retries", count=retries)]
+        return [make_note(ALLOCATOR_RETRY if retries == 1 else ALLOCATOR_RETRIES, count=retries)]
 
 
 def pool_outcomes(outcomes: Sequence[PointOutcome], *, by_gpu: bool = True) -> list[PooledPoint]:
@@ -256,12 +284,12 @@ def median_window_s(field: str) -> Callable[[Record], float | None]:
 
 def explain_no_epoch_time(spec: Spec) -> Note:
     if spec.is_probe:
-        return make_note("probe_fits", steps=spec.steps_per_epoch)
+        return make_note(PROBE_FITS, steps=spec.steps_per_epoch)
     if not spec.is_whole_epoch:
-        return make_note("epochs_cut", steps=spec.steps_per_epoch, full=spec.full_steps_per_epoch)
+        return make_note(EPOCHS_CUT, steps=spec.steps_per_epoch, full=spec.full_steps_per_epoch)
     if spec.epochs < FIRST_TIMED_EPOCH:
-        return make_note("only_warm_up")
-    return make_note("timed_epoch_not_stated")
+        return make_note(ONLY_WARM_UP)
+    return make_note(TIMED_EPOCH_NOT_STATED)
 
 
 def record_peak_memory_gib(record: Record) -> float | None:

@@ -7,11 +7,35 @@ from pipeline.analysis import formulas, intervals
 from pipeline.analysis.energy import clock_notes
 from pipeline.analysis.intervals import Estimate, ends_of, estimate
 from pipeline.analysis.loader import loader_notes
-from pipeline.analysis.notes import Note, make_note
-from pipeline.analysis.pooling import PooledPoint, group_pairs
+from pipeline.analysis.notes import OF_BASELINE, Note, NoteKind, make_note
+from pipeline.analysis.pooling import OTHER_SHARED_NODE, PooledPoint, group_pairs
 from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER, alike_key
 from pipeline.experiment.spec import Spec
 from pipeline.plan.strategies import STRATEGIES
+
+NO_BASELINE = NoteKind("no_baseline", "no baseline: the experiment has no point on 1 GPU with these axes")
+BASELINE_UNTIMED = NoteKind("baseline_untimed", "no baseline: {strategy} on 1 GPU is {status}")
+NO_DIFFERENCE = NoteKind(
+    "no_difference", "no difference from the baseline: 1 lies inside the interval", badge="no difference shown"
+)
+BASELINE_RUNS = NoteKind(
+    "baseline_runs",
+    "baseline: n = {n}, so the interval of the speed-up is not between runs alone",
+    badge="baseline of {n}",
+    word="n of the baseline",
+)
+SUPERLINEAR = NoteKind(
+    "superlinear",
+    "efficiency above 1: noise, a slow baseline, or a difference other than the number of GPUs",
+    forbids=("speedup",),
+)
+SUPERLINEAR_IS_NOISE = NoteKind(
+    "superlinear_is_noise",
+    "the speed-up is above {num_gpus}, which lies inside its interval: the noise is larger than the gap",
+)
+SERIAL_FRACTION_ABOVE_1 = NoteKind(
+    "serial_fraction_above_1", "Karp-Flatt above 1: slower than one GPU, so the loss is overhead, not a serial part"
+)
 
 Scaling = Literal["weak", "strong"]
 BaselineIndex = dict[tuple[Any, ...], list[PooledPoint]]
@@ -55,7 +79,7 @@ def one_gpu_baseline(point: PooledPoint, index: BaselineIndex, scaling: Scaling)
         other for other in alike if other.spec.strategy == own or not STRATEGIES[other.spec.strategy].is_parallel
     ]
     if not candidates:
-        return Baseline(None, None, (make_note("no_baseline"),))
+        return Baseline(None, None, (make_note(NO_BASELINE),))
 
     def preference(other: PooledPoint) -> tuple[bool, int, bool, bool]:
         spec = other.spec
@@ -71,10 +95,10 @@ def one_gpu_baseline(point: PooledPoint, index: BaselineIndex, scaling: Scaling)
     time_s = best.epoch_time
     if time_s is None:
         status = "not timed" if best.status == "ok" else best.status
-        return Baseline(best, None, (make_note("baseline_untimed", strategy=best.spec.strategy, status=status),))
-    differences = [note for note in point.difference_notes("baseline", best) if note.kind != "other_shared_node"]
+        return Baseline(best, None, (make_note(BASELINE_UNTIMED, strategy=best.spec.strategy, status=status),))
+    differences = [note for note in point.difference_notes("baseline", best) if note.kind != OTHER_SHARED_NODE]
     slowed = (*best.shared_node_notes, *loader_notes(best), *clock_notes(best))
-    return Baseline(best, time_s, (*differences, *(make_note("of_baseline", note=note) for note in slowed)))
+    return Baseline(best, time_s, (*differences, *(make_note(OF_BASELINE, note=note) for note in slowed)))
 
 
 def pair_with_baselines(points: Sequence[PooledPoint], scaling: Scaling) -> list[tuple[PooledPoint, Baseline]]:
@@ -122,14 +146,14 @@ def scaling_notes(
     notes, num_gpus = [*baseline.notes], point.spec.num_gpus
     low, high = ends_of(gain)
     if low is not None and high is not None and baseline.point:
-        notes += [make_note("of_baseline", note=note) for note in baseline.point.epoch_time_drift_notes]
+        notes += [make_note(OF_BASELINE, note=note) for note in baseline.point.epoch_time_drift_notes]
         if len({time.basis for time in (baseline.time_s, point.epoch_time) if time is not None}) > 1:
-            notes.append(make_note("baseline_runs", n=len(baseline.point.ok_records)))
+            notes.append(make_note(BASELINE_RUNS, n=len(baseline.point.ok_records)))
         if low <= 1 <= high:
-            notes.append(make_note("no_difference"))
+            notes.append(make_note(NO_DIFFERENCE))
     if gain is not None and gain > num_gpus:
         is_noise = low is not None and low <= num_gpus
-        notes.append(make_note("superlinear_is_noise", num_gpus=num_gpus) if is_noise else make_note("superlinear"))
+        notes.append(make_note(SUPERLINEAR_IS_NOISE, num_gpus=num_gpus) if is_noise else make_note(SUPERLINEAR))
     if serial_fraction is not None and serial_fraction > 1:
-        notes.append(make_note("serial_fraction_above_1"))
+        notes.append(make_note(SERIAL_FRACTION_ABOVE_1))
     return notes

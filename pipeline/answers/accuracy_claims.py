@@ -11,6 +11,7 @@ from pipeline.plan.model_name import is_image_model
 from pipeline.system.errors import pluralize
 from pipeline.tables.columns import Row
 from pipeline.tables.definitions import NEVER_REACHED
+from pipeline.tables.epoch_rows import DIVERGED
 from pipeline.tables.time_to_target_rows import final_of, main_study
 
 MIN_RUNS, MIN_EPOCHS = 3, 10  # below these an accuracy cannot tell a remedy from noise
@@ -25,7 +26,7 @@ def large_batch_claims(all_rows: Sequence[Row]) -> list[Claim]:
     if small is None:
         return [not_answered("Q4", "no test accuracy of a small and of a large batch was measured", "q4-study")]
     batch = f"{small['global_batch_size']:,} images a step without remedies, the runs to compare with,"
-    if small.has_note("diverged"):
+    if small.has_note(DIVERGED):
         return [Claim("Q4", "not_answered", {"why": f"{batch} diverged"})]
     if final_of(small) is None:
         return [no_result("Q4", batch, [small])]

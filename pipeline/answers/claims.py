@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from pipeline.analysis.comparison import verdict_on
-from pipeline.analysis.energy import POWER_LIMITS, is_power_limited
+from pipeline.analysis.energy import POWER_LIMITS, THROTTLED, is_power_limited
 from pipeline.analysis.intervals import Estimate, ends_of, min_values
-from pipeline.analysis.notes import Note
+from pipeline.analysis.notes import OF_BASELINE, Note
 from pipeline.experiment.point_label import EFFORT_AXES, describe_point, format_number, models_of, varying_axes
 from pipeline.plan.axes import AXIS_DEFAULTS
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.tables.columns import Row, kind_of
-from pipeline.tables.note_texts import NoteFormatter
+from pipeline.tables.note_words import NoteFormatter
 
 SUBMIT = "ddpscale submit"
 NO_RESULT = ("failed", "missing", "rejected")  # the status of a point to run again
@@ -149,26 +149,6 @@ HEADLINES = {
 }
 """Kind of claim -> its headline in an overview, the value whose interval stands beside it, and the form of its ends."""
 
-BADGES = {
-    "loader_bound": "waits for data {share:.0%}",
-    "shared_node": "shared node",
-    "other_shared_node": "shared node",
-    "drifted": "drifted {drift:+.1%}",
-    "drifted_in_repeats": "drifted {drift:+.1%}",
-    "exposure_drifted": "drifted",
-    "diverged": "diverged",
-    "other_node": "other node",
-    "other_boot": "other boot",
-    "other_gpu": "other GPU",
-    "other_fact": "other {fact}",
-    "baseline_runs": "baseline of {n}",
-    "no_difference": "no difference shown",
-    "exposure_may_be_zero": "may be 0",
-    "own_collectives": "own collectives",
-    "reached_by_some": "{reached} seeds reach it",
-}
-"""Kind of note -> the badge of a claim about the row."""
-
 
 SeparateAxis = Literal["gpu", "unit", "model"]
 """An axis by whose values times, memory and throughput are kept apart."""
@@ -265,14 +245,14 @@ def badges_of(row: Row, *more: str) -> tuple[str, ...]:
 
 def badge_of(note: Note) -> str:
     """Return the badge of a note; "" if it has none."""
-    if note.kind == "of_baseline":
+    if note.kind == OF_BASELINE:
         inner = badge_of(note.values["note"])
         return f"baseline {inner}" if inner else ""
-    if note.kind == "throttled":
+    if note.kind == THROTTLED:
         if set(note.values["reasons"]) <= POWER_LIMITS:
             return f"power-limited, {clock_words(note.values['below'])}" if is_power_limited(note) else ""
         return "clocks lowered"
-    return NoteFormatter({}).vformat(BADGES.get(note.kind, ""), (), note.values)
+    return NoteFormatter({}).vformat(note.kind.badge, (), note.values)
 
 
 def clock_words(loss: float) -> str:
@@ -367,16 +347,6 @@ def no_result(question: str, what: str, rows: Iterable[Row]) -> Claim:
     return Claim(question, "no_result", {"what": what, "cure": cure})
 
 
-UNFIT_FIGURES: dict[str, tuple[str, ...]] = {
-    "loader_bound": ("speedup", "comm_time_subtraction_s"),
-    "shared_node": ("speedup", "comm_time_subtraction_s"),
-    "superlinear": ("speedup",),
-    "bandwidth_above_link": ("comm_time_subtraction_s",),
-    "subtraction_is_noise": ("comm_time_subtraction_s",),
-}
-"""Kind of note -> the figures of the row that no answer may use. A note about the row's baseline counts too."""
-
-
 def is_fit_for_answer(row: Row, figure: str) -> bool:
     """True if the row has this figure and no note of the row makes it unfit."""
-    return row[figure] is not None and not any(figure in UNFIT_FIGURES.get(kind_of(note), ()) for note in row.notes)
+    return row[figure] is not None and not any(figure in kind_of(note).forbids for note in row.notes)

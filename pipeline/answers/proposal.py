@@ -7,6 +7,8 @@ from typing import NamedTuple
 import msgspec
 
 from pipeline.analysis.intervals import NOMINAL, ends_of, min_values
+from pipeline.analysis.loader import LOADER_BOUND
+from pipeline.analysis.pooling import SHARED_NODE
 from pipeline.answers.claims import (
     SUBMIT,
     ClaimFormatter,
@@ -21,7 +23,7 @@ from pipeline.experiment.point_label import EFFORT_AXES, varying_axes
 from pipeline.plan.axes import AXIS_DEFAULTS
 from pipeline.system.errors import EXIT_NOTHING_FOUND, CommandError, pluralize
 from pipeline.tables.build_tables import Tables
-from pipeline.tables.columns import Row
+from pipeline.tables.columns import FIGURES_NOT_STATED, Row
 from pipeline.tables.definitions import PROPOSAL
 
 MIN_EFFICIENCY = 0.7  # what a call for proposals usually asks for
@@ -101,7 +103,7 @@ def valid_rows(rows: Sequence[Row], work: Work) -> list[Row]:
 
 def has_neighbours(row: Row) -> bool:
     """True if other points ran on the node of the row itself; its baseline does not matter."""
-    return any(note.kind == "shared_node" for note in row.notes)
+    return any(note.kind == SHARED_NODE for note in row.notes)
 
 
 def series_of(chosen: Row, rows: Sequence[Row], batch: int, work: Work, batch_axis: str = BATCH) -> list[Row]:
@@ -229,7 +231,7 @@ def assume_choice(label: str, chosen: Row, candidates: Sequence[Row], rows: Sequ
         ratio = best["throughput_samples_per_s"] / rate
         why = "other points ran on its node at the same time" if has_neighbours(best) else "its batches are synthetic"
         said.append(f"{describe_own(best, rows)} is {ratio:.2f} times as fast and left out: {why}.")
-    if chosen["is_loader_bound"] or chosen.has_note("loader_bound"):
+    if chosen["is_loader_bound"] or chosen.has_note(LOADER_BOUND):
         what = "hours and scaling are" if chosen["is_loader_bound"] else "scaling is"
         said.append(f"Its {what} limited by data loading: {WAITS}.")
     return said
@@ -265,7 +267,7 @@ def assume_figures(tables: Tables, rows: Sequence[Row], beyond: Sequence[Row]) -
     for what, axis in (("GPU models", "gpu"), ("models", "model")):
         if others := {row.axes.get(axis) for row in tables["Q2"]} - {rows[0].axes.get(axis), None}:
             said.append(f"Other {what} were measured too and are left out: {', '.join(sorted(map(str, others)))}.")
-    if any(row.has_note("not_stated") for row in rows):
+    if any(row.has_note(FIGURES_NOT_STATED) for row in rows):
         said.append("Times were stated elsewhere, and not measured here.")
     return said
 

@@ -7,7 +7,9 @@ from typing import NamedTuple
 import msgspec
 
 from pipeline.analysis.intervals import Estimate, ends_of, estimate, median_interval
+from pipeline.analysis.notes import OF_BASELINE
 from pipeline.analysis.pooling import group_pairs
+from pipeline.analysis.scaling import BASELINE_RUNS, NO_DIFFERENCE
 from pipeline.answers.claims import (
     Claim,
     ClaimFormatter,
@@ -40,7 +42,7 @@ EXECUTIONS_SIMPLEST_FIRST = ("eager", "compile", "graph", "compiled_graph", "aut
 MAX_WORKLOADS = 3  # that are answered; of more those with the most configurations
 LEARNING_AXES = [name for name, axis in DECLARED.items() if axis.changes_learning]
 """Axes of a choice that may change what is learnt, which a comparison of times does not say."""
-BASELINE_NOTES = ("of_baseline", "no_difference", "baseline_runs")
+BASELINE_NOTES = (OF_BASELINE, NO_DIFFERENCE, BASELINE_RUNS)
 
 
 class Choice(NamedTuple):

@@ -5,22 +5,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.analysis.advice import POWER
+from pipeline.analysis.exposed_communication import EXPOSURE_IS_NOISE, EXPOSURE_NEGATIVE
 from pipeline.analysis.intervals import ends_of
-from pipeline.analysis.loader import MAX_DATA_SHARE
+from pipeline.analysis.loader import LOADER_BOUND, MAX_DATA_SHARE
+from pipeline.analysis.pooling import OWN_COLLECTIVES, SHARED_NODE
+from pipeline.analysis.scaling import NO_DIFFERENCE, SUPERLINEAR
 from pipeline.answers import claims
-from pipeline.answers.claims import BADGES, NO_RESULT, Claim, ClaimFormatter, badges_of, where_of
+from pipeline.answers.claims import NO_RESULT, Claim, ClaimFormatter, badges_of, where_of
 from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER, TRAINED_MAY_DIFFER
 from pipeline.experiment.point_label import varying_axes
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.system.errors import pluralize
 from pipeline.tables.build_tables import Tables
 from pipeline.tables.columns import Row
+from pipeline.tables.communication_rows import STEP_DIFFERS
 
 WAITS = f"a GPU waits for data in more than {100 * MAX_DATA_SHARE:.0f} % of the epoch, there or on the baseline"
 SHARED = "other points ran on the node of a point or of its baseline at the same time"
 ABOVE_N = "the efficiency is above 1, which noise or a slow baseline can cause"
 WITHOUT_LOADER, ALONE = "--set input=gpu", "--exclusive"
-NO_DIFFERENCE = BADGES["no_difference"]
 WAIT_NOT_STATED = "the wait for data is not stated"
 OWN = "the model or its loss calls collectives itself, in every measured step"
 
@@ -128,8 +131,8 @@ def speedup_claims(tables: Tables) -> list[Claim]:
     badges = badges_of(best, *unknown)
     if best["speedup"] > most:
         return [Claim("Q2", "speedup_in_part", values, badges)]
-    if best.has_note("no_difference"):
-        return [Claim("Q2", "no_speedup", values, tuple(badge for badge in badges if badge != NO_DIFFERENCE))]
+    if best.has_note(NO_DIFFERENCE):
+        return [Claim("Q2", "no_speedup", values, tuple(badge for badge in badges if badge != NO_DIFFERENCE.badge))]
     return [Claim("Q2", "speedup", values, badges)]
 
 
@@ -137,7 +140,7 @@ def against_best(row: Row, rows: Sequence[Row]) -> str:
     """Return the speed-up over one GPU at its best batch size; "" if that is the baseline's, or is not known."""
     may_differ = (*BASELINE_MAY_DIFFER, "batch_size_per_gpu", "num_samples")
     alone = [one for one in rows if one["num_gpus"] == 1 and one["epoch_time_s"] and one["strategy"] == row["baseline"]]
-    fit = [one for one in alone if not one.has_note("loader_bound", "shared_node")]
+    fit = [one for one in alone if not one.has_note(LOADER_BOUND, SHARED_NODE)]
     alike = [one for one in fit if not varying_axes([one.axes, row.axes], may_differ)]
     best = min(alike, key=claims.sample_time, default=None)
     if best is None or best["batch_size_per_gpu"] == row["baseline_batch_size_per_gpu"]:
@@ -212,11 +215,11 @@ def lost_scaling(rows: Sequence[Row]) -> list[Row]:
 
 
 def reason_left_out(row: Row) -> str:
-    if row.figures.get("is_loader_bound") or row.has_note("loader_bound"):
+    if row.figures.get("is_loader_bound") or row.has_note(LOADER_BOUND):
         return WAITS
-    if row.has_note("shared_node"):
+    if row.has_note(SHARED_NODE):
         return SHARED
-    return ABOVE_N if row.has_note("superlinear") else WAIT_NOT_STATED
+    return ABOVE_N if row.has_note(SUPERLINEAR) else WAIT_NOT_STATED
 
 
 def communication_claims(tables: Tables) -> list[Claim]:
@@ -231,7 +234,7 @@ def communication_claims(tables: Tables) -> list[Claim]:
         compared = compare_subtraction([row for row in subtracted if row["num_gpus"] == most], subtracted, on_most)
         claim = measured_claim(on_most, measured, compared)
         return [claim if known else claim._replace(command=claims.grid_command("q3"))]
-    own = any(row.has_note("own_collectives") for row in (*rows, *tables["Q3"]))
+    own = any(row.has_note(OWN_COLLECTIVES) for row in (*rows, *tables["Q3"]))
     if subtracted:
         most_by = max(subtracted, key=lambda row: float(row["comm_share_subtraction"]))
         where = where_of(most_by, subtracted, also="num_gpus")
@@ -250,8 +253,8 @@ def communication_claims(tables: Tables) -> list[Claim]:
 
 def measured_claim(rows: Sequence[Row], measured: Sequence[Row], compared: dict[str, Any]) -> Claim:
     """Return the largest and the smallest share of communication in these rows, and how many rows show none."""
-    noisy, negative = ([row for row in rows if row.has_note(f"exposure_{kind}")] for kind in ("is_noise", "negative"))
-    told = [row for row in rows if not row.has_note("exposure_is_noise", "exposure_negative")]
+    noisy, negative = ([row for row in rows if row.has_note(kind)] for kind in (EXPOSURE_IS_NOISE, EXPOSURE_NEGATIVE))
+    told = [row for row in rows if not row.has_note(EXPOSURE_IS_NOISE, EXPOSURE_NEGATIVE)]
     parts = []
 
     def show(some: Sequence[Row]) -> str:
@@ -294,7 +297,7 @@ def compare_subtraction(rows: Sequence[Row], subtracted: Sequence[Row], measured
     {} without such a row. Epoch and communication were measured apart, so the noise of one may make a share above 1;
     where their steps differ by more than noise, nothing is compared.
     """
-    both = [row for row in rows if row["exposed_comm_time_s"] is not None and not row.has_note("step_differs")]
+    both = [row for row in rows if row["exposed_comm_time_s"] is not None and not row.has_note(STEP_DIFFERS)]
     possible = [row for row in both if row["exposed_comm_time_s"] <= row["epoch_time_s"]]
     if not possible:
         return {}

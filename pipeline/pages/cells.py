@@ -6,31 +6,23 @@ quantities only are one footnote, which states their range.
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from pipeline.analysis.intervals import ends_of
-from pipeline.analysis.notes import Note
+from pipeline.analysis.notes import OF_BASELINE, TEXT, Note, NoteKind
 from pipeline.analysis.pooling import group_pairs
 from pipeline.answers.claims import badge_of
 from pipeline.experiment import point_label
 from pipeline.experiment.point_label import Terms, axes_fixed_by_model, describe_point, format_number, models_of
 from pipeline.plan.axes import REMEDIES
-from pipeline.tables.columns import AXIS_HEADINGS, NOT_STATED, Column, Row
+from pipeline.tables.columns import AXIS_HEADINGS, FIGURES_NOT_STATED, NOT_STATED, Column, Row
 from pipeline.tables.definitions import FIGURE_NAMES
-from pipeline.tables.note_texts import Range, render_note
+from pipeline.tables.note_words import Range, render_note
 
 STATUS_WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}
 MAX_LABEL = 44  # characters of a configuration in a cell
 WORDS = FIGURE_NAMES | {"sw_power_cap": "GPU at its power limit"}  # what notes name
-FIXED_WORDS = {
-    "loader_bound": "loader-bound",
-    "drifted": "drifted",
-    "throttled": "throttled",
-    "drifted_in_repeats": "drifted",
-    "reached_by_some": "not every seed",
-    "baseline_runs": "n of the baseline",
-}
 MAX_WORD = 20  # characters of a short text that is its own badge
 USUAL = "usual"  # the configuration whose every value is the most frequent one
 
@@ -184,7 +176,9 @@ def format_cell(column: Column, row: Row, decimals: int | None) -> str:
     """
     value = row[column.key]
     if value is None:
-        is_unstated = any(note.kind == "not_stated" and column.key in note.values["figures"] for note in row.notes)
+        is_unstated = any(
+            note.kind == FIGURES_NOT_STATED and column.key in note.values["figures"] for note in row.notes
+        )
         return NOT_STATED if is_unstated else column.absent(row) if column.absent else ""
     if isinstance(value, str | list | bool):
         return column.words.get(str(value)) or format_value(value)
@@ -204,9 +198,10 @@ def format_cell(column: Column, row: Row, decimals: int | None) -> str:
     return f"{text} ({' to '.join(ends)})" if ends and not (row.n == 1 and low == high) else text
 
 
-def number_notes(rows: Sequence[Row], hidden: tuple[str, ...] = ()) -> Footnotes:
-    """Return the footnotes of the rows, without the kinds of notes that begin with one of `hidden`."""
-    of_rows = [{note_key(note): note for note in row.notes if not note.kind.startswith(hidden)} for row in rows]
+def number_notes(rows: Sequence[Row], hidden: Container[NoteKind] | None = ()) -> Footnotes:
+    """Return the footnotes of the rows, without the kinds of notes that are hidden; None hides all."""
+    shown = [[note for note in row.notes if hidden is not None and note.kind not in hidden] for row in rows]
+    of_rows = [{note_key(note): note for note in notes} for notes in shown]
     groups = group_pairs(pair for notes in of_rows for pair in notes.items())
     texts = {key: render_note(merge_notes(notes), WORDS) for key, notes in groups.items()}
     shared = [texts.pop(key) for key, notes in groups.items() if len(notes) == len(rows) > 1]
@@ -217,13 +212,11 @@ def number_notes(rows: Sequence[Row], hidden: tuple[str, ...] = ()) -> Footnotes
 
 def word_of(note: Note) -> str:
     """Return the badge of a note in a table."""
-    if note.kind == "of_baseline":
+    if note.kind == OF_BASELINE:
         return f"baseline {word_of(note.values['note'])}"
-    if note.kind == "text":
+    if note.kind == TEXT:
         return text if len(text := str(note.values["text"])) <= MAX_WORD else "note"
-    if note.kind in FIXED_WORDS:
-        return FIXED_WORDS[note.kind]
-    return badge_of(note) or note.kind.replace("_", " ")
+    return note.kind.word or badge_of(note) or note.kind.name.replace("_", " ")
 
 
 def note_column(numbers: Sequence[Sequence[int]]) -> DisplayColumn:

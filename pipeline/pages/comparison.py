@@ -17,7 +17,7 @@ from pipeline.pages.cells import STATUS_WORDS, DisplayColumn, DisplayTable, name
 from pipeline.pages.markdown import escape_markdown, render_table
 from pipeline.system.errors import pluralize
 from pipeline.tables.columns import NOT_STATED
-from pipeline.tables.note_texts import render_notes
+from pipeline.tables.note_words import render_notes
 
 ABSENT = "-"
 SUMMARY_FACTS = ("GPU", "torch", "driver")

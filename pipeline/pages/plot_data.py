@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from pipeline.analysis import loader, pooling, scaling
 from pipeline.analysis.intervals import ends_of
 from pipeline.analysis.pooling import group_pairs
 from pipeline.experiment.outcomes import PointOutcome
@@ -254,8 +255,8 @@ def make_series(
 def make_point(x: float, row: Row, column: Column) -> Point:
     """Return a row's value of the column, in the unit that people read."""
     low, high = (None if end is None else column.factor * end for end in ends_of(row[column.key]))
-    of_speedup = [(ABOVE_N, "superlinear"), (SHARED_NODE, "shared_node")] if column.key == "speedup" else []
-    flaws = [flaw for flaw, kind in [(LOADER_BOUND, "loader_bound"), *of_speedup] if row.has_note(kind)]
+    of_speedup = [(ABOVE_N, scaling.SUPERLINEAR), (SHARED_NODE, pooling.SHARED_NODE)] if column.key == "speedup" else []
+    flaws = [flaw for flaw, kind in [(LOADER_BOUND, loader.LOADER_BOUND), *of_speedup] if row.has_note(kind)]
     return Point(x, column.factor * row[column.key], low, high, next(iter(flaws), ""))
 
 

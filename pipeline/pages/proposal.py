@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pipeline.analysis.compute_rate import MFU_PEAK, NO_PEAK
 from pipeline.answers.proposal import Proposal
 from pipeline.experiment.outcomes import CollectedOutcomes
 from pipeline.experiment.point_label import Terms, in_terms
@@ -18,7 +19,7 @@ from pipeline.tables.definitions import PROPOSAL
 if TYPE_CHECKING:
     from pipeline.pages.draw_panels import RenderedPlot
 
-HIDDEN_NOTES = ("mfu_peak", "no_peak")
+HIDDEN_NOTES = (MFU_PEAK, NO_PEAK)
 MAX_WIDTH = 140  # characters of a row in Markdown: every column with its interval fits
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from pipeline.analysis import comparability, formulas
 from pipeline.analysis.exposed_communication import collectives_of_kinds, communications_of
-from pipeline.analysis.notes import make_note
+from pipeline.analysis.notes import NoteKind, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.experiment.measurement import Collective, Communication, Operation, Profile, SweptCollective
 from pipeline.experiment.record import Record
@@ -14,6 +14,16 @@ from pipeline.experiment.spec import Spec
 from pipeline.plan.axes import CAPTURED_EXECUTIONS
 from pipeline.tables.columns import Row, make_row
 from pipeline.tables.definitions import BANDWIDTH, SWEEP
+
+SIZE_NOT_SWEPT = NoteKind("size_not_swept", "no isolated all-reduce of this size was timed")
+NO_PAUSE_IN_TRAINING = NoteKind(
+    "no_pause_in_training", "time on the fastest rank; isolated all-reduces follow a pause, this one does not"
+)
+SWEEP_WAITED_FOR_HOST = NoteKind(
+    "sweep_waited_for_host", "the isolated all-reduces waited for the host: the link's limit lies higher"
+)
+SWEEPS_DIFFER = NoteKind("sweeps_differ", "isolated all-reduces of some repeats were captured, of others not")
+NO_BUFFER_MEMORY = NoteKind("no_buffer_memory", "a rank had no memory for the buffer")
 
 OF_STEPS = ("precision", "execution")  # facts that do not affect isolated all-reduces
 
@@ -82,12 +92,12 @@ def bandwidth_row(point: PooledPoint, bucket: int, seen: Sequence[Collective], i
     achieved = formulas.busbw_gb_s(num_bytes, duration_s, num_ranks) if duration_s else None
     peak = formulas.busbw_gb_s(num_bytes, isolated_s, num_ranks) if isolated_s else None
     share = achieved / peak if achieved and peak else None
-    notes = [] if peak else [make_note("size_not_swept")]
+    notes = [] if peak else [make_note(SIZE_NOT_SWEPT)]
     if share is not None and share > 1:
         is_captured = sweep_key(point.ok_records[0]).execution in CAPTURED_EXECUTIONS
-        notes.append(make_note("no_pause_in_training" if is_captured else "sweep_waited_for_host"))
+        notes.append(make_note(NO_PAUSE_IN_TRAINING if is_captured else SWEEP_WAITED_FOR_HOST))
     if len({sweep_key(record).execution for record in point.ok_records}) > 1:
-        notes.append(make_note("sweeps_differ"))
+        notes.append(make_note(SWEEPS_DIFFER))
     bandwidths = {"busbw_gb_s": achieved, "peak_busbw_gb_s": peak, "link_share": share}
     return make_row(BANDWIDTH, point, notes, bucket=bucket, num_bytes=num_bytes, comm_time_s=duration_s, **bandwidths)
 
@@ -124,7 +134,7 @@ def sweep_row(place: SweepKey, num_bytes: int, found: Sequence[tuple[Record, Swe
     """Return the row of one size; `n` counts the jobs that timed it. It has no figures if the buffer did not fit."""
     timed = [record for record, part in found if part.times_ns]
     times_ns = [time_ns for _, part in found for time_ns in part.times_ns]
-    notes = comparability.mixed_environment_notes(timed, but=OF_STEPS) if timed else [make_note("no_buffer_memory")]
+    notes = comparability.mixed_environment_notes(timed, but=OF_STEPS) if timed else [make_note(NO_BUFFER_MEMORY)]
     figures: dict[str, Any] = {"num_bytes": num_bytes, "status": "ok" if timed else "oom", "num_windows": len(times_ns)}
     if time_s := statistics.median(times_ns or [0]) / 1e9:
         figures |= {"time_s": time_s, "algbw_gb_s": formulas.bandwidth_gb_s(num_bytes, time_s)}

@@ -3,18 +3,20 @@
 `definitions` declares every table of them. JSON, CSV, docs/words.md, Markdown, HTML and plots read these declarations.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from pipeline.analysis.compute_rate import shown_precision
-from pipeline.analysis.notes import Note, make_note
+from pipeline.analysis.notes import OF_BASELINE, Note, NoteKind, make_note
 from pipeline.analysis.pooling import PooledPoint
 from pipeline.experiment.spec import Spec
 from pipeline.plan.strategies import STRATEGIES
-from pipeline.tables.note_texts import render_notes
+from pipeline.tables.note_words import render_notes
+
+FIGURES_NOT_STATED = NoteKind("not_stated", "not stated: {figures:figures}")
 
 NOT_STATED = "not stated"
 UNITS = {
@@ -63,7 +65,7 @@ class Row(msgspec.Struct, frozen=True):
         """The status of the point; a row of no single point is ok."""
         return str(self.figures.get("status", "ok"))
 
-    def has_note(self, *kinds: str) -> bool:
+    def has_note(self, *kinds: NoteKind) -> bool:
         """True if a note of the row, or one about its baseline, is of one of these kinds."""
         return any(kind_of(note) in kinds for note in self.notes)
 
@@ -151,7 +153,7 @@ class View(NamedTuple):
     choose: Callable[[Rows], Rows] = sort_rows
     keys: tuple[str, ...] = ()
     hidden_axes: tuple[str, ...] = ()
-    hidden_notes: tuple[str, ...] = ()  # how the kinds of notes begin that say nothing here
+    hidden_notes: Container[NoteKind] | None = ()  # those that say nothing here; None: all
     shows_n: bool = False  # even if it is 1
     is_folded: bool = False
     hides_zeros: bool = False  # leaves out a column that is 0 everywhere
@@ -175,9 +177,9 @@ class Table:
         return next(column for column in self.columns if column.key == key)
 
 
-def kind_of(note: Note) -> str:
+def kind_of(note: Note) -> NoteKind:
     """Return the kind of a note; for a note about the baseline that of the note inside."""
-    return kind_of(note.values["note"]) if note.kind == "of_baseline" else note.kind
+    return kind_of(note.values["note"]) if note.kind == OF_BASELINE else note.kind
 
 
 def make_row(table: Table, point: PooledPoint, notes: Sequence[Note] = (), **figures: Any) -> Row:
@@ -185,7 +187,7 @@ def make_row(table: Table, point: PooledPoint, notes: Sequence[Note] = (), **fig
     notes = [*point.notes, *notes]
     absent = [key for key in STATED_FIGURES if key in figures and figures[key] is None]
     if absent and point.ok_records and not any(record.measured for record in point.ok_records):
-        notes.append(make_note("not_stated", figures=absent))
+        notes.append(make_note(FIGURES_NOT_STATED, figures=absent))
     axes = axes_of(point)
     axes |= {axis: figures[axis] for axis in axes if figures.get(axis)}  # of the learning rate its peak
     n = figures.pop("n", len(point.ok_records))

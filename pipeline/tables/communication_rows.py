@@ -10,11 +10,20 @@ from typing import Any, get_args
 from pipeline.analysis import exposed_communication as exposure
 from pipeline.analysis import formulas, intervals
 from pipeline.analysis.advice import Advice
-from pipeline.analysis.exposed_communication import TracedExposure, communications_of, is_within_noise
+from pipeline.analysis.exposed_communication import (
+    EXPOSURE_IS_NOISE,
+    EXPOSURE_MAY_BE_ZERO,
+    EXPOSURE_NEGATIVE,
+    LAUNCH_EXPOSED,
+    NO_BUCKET_PROFILED,
+    TracedExposure,
+    communications_of,
+    is_within_noise,
+)
 from pipeline.analysis.intervals import Estimate
 from pipeline.analysis.late_rank import MIN_LATE_SHARE, find_late_rank
 from pipeline.analysis.loader import longest_data_share
-from pipeline.analysis.notes import Note, make_note
+from pipeline.analysis.notes import Note, NoteKind, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.experiment.axis_groups import TRAINED_MAY_DIFFER, Key, alike_key
 from pipeline.experiment.measurement import Communication, Measurement, TransferKind, VariantName
@@ -23,6 +32,13 @@ from pipeline.experiment.spec import Spec
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.tables.columns import Row, make_row
 from pipeline.tables.definitions import COMMUNICATION, SPLIT, TRANSFERS
+
+TOO_FEW_WINDOWS = NoteKind("too_few_windows", "an interval needs {needed} windows, got {found}")
+STEP_DIFFERS = NoteKind(
+    "step_differs",
+    "the step that measured communication takes {measured_ms:.3g} ms, that of the epochs "
+    "{epochs_ms:.3g} ms without the wait for data: no share and no advice are told from it",
+)
 
 COMPARED_STEPS: tuple[VariantName, ...] = ("plain", "ddp_one", "no_sync")  # beside the step of the strategy
 KINDS: tuple[TransferKind, ...] = get_args(TransferKind)
@@ -127,20 +143,20 @@ def exposed_notes(
     found = communications_of(point.ok_records)
     notes = [*point.own_collectives_notes, *exposure.job_notes(found)]
     if exposure.profiled_transfer_s(found, exposure.CALLED) == 0:
-        notes.append(make_note("no_bucket_profiled"))
+        notes.append(make_note(NO_BUCKET_PROFILED))
     if exposed is None or step is None:
         return notes
     if exposed.interval is None:
-        notes.append(make_note("too_few_windows", needed=intervals.min_values(), found=num_rounds(found)))
+        notes.append(make_note(TOO_FEW_WINDOWS, needed=intervals.min_values(), found=num_rounds(found)))
     notes += time_notes(found, exposure.whole_step(found), step) + exposure.drifted_exposure_notes(found)
     if is_within_noise(exposed, floor_s):
-        notes.append(make_note("exposure_is_noise"))
+        notes.append(make_note(EXPOSURE_IS_NOISE))
     elif exposed < 0:
-        notes.append(make_note("exposure_negative"))
+        notes.append(make_note(EXPOSURE_NEGATIVE))
     elif exposed.interval and exposed.interval.contains(0):
-        notes.append(make_note("exposure_may_be_zero"))
+        notes.append(make_note(EXPOSURE_MAY_BE_ZERO))
     if launch_s is not None:
-        notes.append(make_note("launch_exposed"))
+        notes.append(make_note(LAUNCH_EXPOSED))
     # a captured step does not wait for the host
     busy = None if point.spec.is_captured else exposure.busy_share(found, step)
     disagreement = exposure.explain_trace_disagreement(exposed, traced, busy)
@@ -248,4 +264,4 @@ def untold_notes(point: PooledPoint, measured: PointsByTraining) -> list[Note]:
     most_s = steps_s / (point.spec.num_samples / point.spec.global_batch_size)  # if a smaller last batch costs less
     if step_s is None or (1 - MAX_STEP_DEVIATION) * epochs_s <= step_s <= (1 + MAX_STEP_DEVIATION) * most_s:
         return []
-    return [make_note("step_differs", measured_ms=float(step_s) * 1e3, epochs_ms=float(epochs_s) * 1e3)]
+    return [make_note(STEP_DIFFERS, measured_ms=float(step_s) * 1e3, epochs_ms=float(epochs_s) * 1e3)]

@@ -4,12 +4,15 @@ from collections.abc import Sequence
 from typing import get_args
 
 from pipeline.analysis.attempts import attempt_span, hours_columns, timed_hours
-from pipeline.analysis.notes import make_note
+from pipeline.analysis.notes import NoteKind, make_note
 from pipeline.experiment.outcomes import PointOutcome
 from pipeline.experiment.record import Record
 from pipeline.plan.axes import Device
 from pipeline.tables.columns import Row
 from pipeline.tables.definitions import COST
+
+TIMES_UNKNOWN = NoteKind("times_unknown", "{count} without their times")
+IMPLIED = NoteKind("implied", "{count} more not run: a smaller batch ran out of memory")
 
 ENDINGS = ("ok_timed", "ok_other", "oom", "failed", "superseded")
 
@@ -37,8 +40,8 @@ def cost_rows(outcomes: Sequence[PointOutcome]) -> list[Row]:
             num_unknown, num_implied = sum(attempt_span(record) is None for record in ran), len(found) - len(ran)
             known_h = None if num_unknown and num_unknown == len(ran) else hours[ending]
             share = known_h / total_h if known_h is not None and total_h else None
-            notes = [make_note("times_unknown", count=num_unknown)] if num_unknown else []
-            notes += [make_note("implied", count=num_implied)] if num_implied else []
+            notes = [make_note(TIMES_UNKNOWN, count=num_unknown)] if num_unknown else []
+            notes += [make_note(IMPLIED, count=num_implied)] if num_implied else []
             figures = {"ending": ending, **hours_columns(device, known_h), "allocated_share": share}
             rows.append(Row({"device": device}, COST.complete(figures), len(ran), tuple(notes)))
     return rows

@@ -3,14 +3,17 @@
 from collections.abc import Callable
 
 from pipeline.analysis.advice import NOTHING_FOUND
+from pipeline.analysis.exposed_communication import MEASURED_EXPOSURE_IS_NOISE, OF_MEASURED_EXPOSURE
 from pipeline.analysis.intervals import CONFIDENCE, NOMINAL, OF_FEWEST_VALUES, min_values
+from pipeline.analysis.late_rank import LATE_RANK
 from pipeline.analysis.loader import MAX_DATA_SHARE
-from pipeline.analysis.pooling import group_pairs
+from pipeline.analysis.memory_trials import SAVING_UNCLEAR
+from pipeline.analysis.pooling import REPEATS_NOT_OK, group_pairs
 from pipeline.analysis.scaling import Scaling
 from pipeline.plan.axes import NUM_TRIAL_STEPS
 from pipeline.plan.model_name import is_image_model
 from pipeline.plan.strategies import STRATEGIES
-from pipeline.tables.columns import Column, Row, Rows, Table, View, sort_rows
+from pipeline.tables.columns import FIGURES_NOT_STATED, Column, Row, Rows, Table, View, sort_rows
 
 NEVER_REACHED = "never reached"
 STAGE_WORDS = {"activations": "+ activations", "biases": "+ biases (all)"}
@@ -52,7 +55,7 @@ def first_and_last_epochs(rows: Rows) -> Rows:
 def is_about_learning(row: Row) -> bool:
     """True if the row has a test, remedies or a loss that diverged, or if it was stated elsewhere, without a rate."""
     tested = any(row[key] is not None for key in ("test_accuracy", "merit", "test_loss"))
-    return tested or bool(row["remedies"]) or row["diverged_at_update"] is not None or row.has_note("not_stated")
+    return tested or bool(row["remedies"]) or row["diverged_at_update"] is not None or row.has_note(FIGURES_NOT_STATED)
 
 
 def epochs_of(*, with_merit: bool) -> Callable[[Rows], Rows]:
@@ -77,7 +80,7 @@ def has_merit(row: Row) -> bool:
 
 def exposure_noise(row: Row) -> str:
     """Return the noise that hides a measured time below 0, which is no time; "" without such noise."""
-    noises_s = (note.values["noise_s"] for note in row.notes if note.kind == "measured_exposure_is_noise")
+    noises_s = (note.values["noise_s"] for note in row.notes if note.kind == MEASURED_EXPOSURE_IS_NOISE)
     return next((f"<{noise_s:.3g}" for noise_s in noises_s), "")
 
 
@@ -327,7 +330,7 @@ Q2 = Table(
         scaled("strong", "global_batch_size"),
         hidden_axes=("batch_size_per_gpu",),
     ),
-    View("Next step of each point", ADVICE, has_next_step, NEXT_STEP_KEYS, hidden_notes=("",)),
+    View("Next step of each point", ADVICE, has_next_step, NEXT_STEP_KEYS, hidden_notes=None),
 )
 
 MEMORY_BOUNDARY = Table(
@@ -376,7 +379,7 @@ MEMORY_BOUNDARY = Table(
         "The memory boundary",
         f"Images per GPU, within 1 %: {NUM_TRIAL_STEPS} full steps of synthetic images, each trial in new processes.",
         hidden_axes=("batch_size_per_gpu",),
-        hidden_notes=("saving_unclear",),
+        hidden_notes=(SAVING_UNCLEAR,),
         keys=(
             *("largest_batch_size_per_gpu", "smallest_failing_batch_size_per_gpu", "peak_memory_gib"),
             *("reserved_memory_gib", "head_room_gib"),
@@ -496,10 +499,10 @@ COMMUNICATION = Table(
             *("plain_step_time_s", "ddp_one_step_time_s", "no_sync_step_time_s", "no_op_hook_step_time_s"),
             "step_time_s",
         ),
-        hidden_notes=("trace_", "exposure_", "launch_exposed", "no_bucket_profiled", "late_rank"),
+        hidden_notes=(*OF_MEASURED_EXPOSURE, LATE_RANK),
         is_folded=True,
     ),
-    View("Next step of each measured step", ADVICE, has_next_step, NEXT_STEP_KEYS, hidden_notes=("",)),
+    View("Next step of each measured step", ADVICE, has_next_step, NEXT_STEP_KEYS, hidden_notes=None),
 )
 
 Q3 = Table(
@@ -779,7 +782,7 @@ TIME_TO_TARGET = Table(
         "epochs asked for.",
         lambda rows: [row for row in rows if not has_merit(row) and is_image_model(row.axes.get("model"))],
         hidden_axes=("batch_size_per_gpu", "epochs", "reference_batch_size"),
-        hidden_notes=("repeats_not_ok",),
+        hidden_notes=(REPEATS_NOT_OK,),
         shows_n=True,
     ),
     View(
@@ -788,7 +791,7 @@ TIME_TO_TARGET = Table(
         "--target-accuracy sets it, is 2 points below what the smallest batch reaches.",
         lambda rows: [row for row in rows if not has_merit(row) and not is_image_model(row.axes.get("model"))],
         hidden_axes=("batch_size_per_gpu", "epochs"),
-        hidden_notes=("repeats_not_ok",),
+        hidden_notes=(REPEATS_NOT_OK,),
         shows_n=True,
     ),
     View(
@@ -801,7 +804,7 @@ TIME_TO_TARGET = Table(
             *("gpu_time_to_target_s", "target_merit", "updates_to_target", "target_efficiency"),
         ),
         hidden_axes=("batch_size_per_gpu", "epochs"),
-        hidden_notes=("repeats_not_ok",),
+        hidden_notes=(REPEATS_NOT_OK,),
         shows_n=True,
     ),
 )

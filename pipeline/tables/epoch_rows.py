@@ -8,10 +8,16 @@ from pipeline.analysis.advice import Advice
 from pipeline.analysis.comparability import gpu_model
 from pipeline.analysis.compute_rate import compute_rate_figures, compute_rate_notes
 from pipeline.analysis.energy import clock_notes, energy_figures, energy_notes, host_cpu_share_of
-from pipeline.analysis.exposed_communication import communications_of, exposed_time, is_within_noise
+from pipeline.analysis.exposed_communication import (
+    EXPOSURE_NEGATIVE,
+    MEASURED_EXPOSURE_IS_NOISE,
+    communications_of,
+    exposed_time,
+    is_within_noise,
+)
 from pipeline.analysis.intervals import Estimate, ends_of
-from pipeline.analysis.notes import Note, make_note
-from pipeline.analysis.pooling import PooledPoint, group_pairs, median_window_s, record_peak_memory_gib
+from pipeline.analysis.notes import Note, NoteKind, make_note
+from pipeline.analysis.pooling import OWN_COLLECTIVES, PooledPoint, group_pairs, median_window_s, record_peak_memory_gib
 from pipeline.analysis.scaling import Baseline, Scaling, scaling_figures
 from pipeline.analysis.time_to_target import states_every_time, training_times_s
 from pipeline.experiment.learning_rate import peak_learning_rate
@@ -24,6 +30,26 @@ from pipeline.tables.bandwidth_rows import MeasuredLinks, link_key
 from pipeline.tables.columns import Row, make_row
 from pipeline.tables.communication_rows import PointsByTraining, match_measured, timed_figures, untold_notes
 from pipeline.tables.definitions import OOM, Q1, Q2, Q3, Q4
+
+EXECUTION_CHOSEN = NoteKind("execution_chosen", "execution=auto used {execution}")
+EXECUTION_CAPTURED = NoteKind(
+    "execution_captured", "execution={execution}: one graph is the whole step, so its parts have no times"
+)
+COMPILE_TIME = NoteKind("compile_time", "compiling or capturing took {time_s:.1f} s, before the clock started")
+DIVERGED = NoteKind("diverged", "{count} of {repeats} diverged", badge="diverged")
+TEST_LOSS_NOT_FINITE = NoteKind("test_loss_not_finite", "the test loss is not finite in {count} of {repeats}")
+SUBTRACTION_IS_NOISE = NoteKind(
+    "subtraction_is_noise",
+    "0 lies inside the interval of T(N) - T(1)/N: subtraction shows no communication",
+    forbids=("comm_time_subtraction_s",),
+)
+SUBTRACTION_FAILS = NoteKind("subtraction_fails", "T(N) <= T(1)/N: subtraction cannot show the communication")
+BANDWIDTH_ABOVE_LINK = NoteKind(
+    "bandwidth_above_link",
+    "bandwidth above the {link_gb_s:.0f} GB/s of the measured link: comm by subtraction is too short",
+    forbids=("comm_time_subtraction_s",),
+)
+RING_ASSUMED = NoteKind("ring_assumed", "a ring is assumed, which DataParallel does not use")
 
 
 def time_figures(point: PooledPoint, peak_tflops: float | None) -> dict[str, Any]:
@@ -57,12 +83,12 @@ def time_notes(point: PooledPoint) -> list[Note]:
     used = {record.measurement.execution_used for record in point.ok_records if record.measurement} - {None}
     for execution in sorted(str(name) for name in used):
         if point.spec.execution == "auto":
-            notes.append(make_note("execution_chosen", execution=execution))
+            notes.append(make_note(EXECUTION_CHOSEN, execution=execution))
         if execution in CAPTURED_EXECUTIONS:
-            notes.append(make_note("execution_captured", execution=execution))
+            notes.append(make_note(EXECUTION_CAPTURED, execution=execution))
     compile_time_s = point.median(lambda record: record.measurement.compile_time_s if record.measurement else None)
     if compile_time_s is not None:
-        notes.append(make_note("compile_time", time_s=compile_time_s))
+        notes.append(make_note(COMPILE_TIME, time_s=compile_time_s))
     return notes + point.rounding_notes
 
 
@@ -100,7 +126,7 @@ def q3_row(point: PooledPoint, baseline: Baseline, measured: PointsByTraining, l
     figures, subtraction_notes = subtraction_figures(point, baseline)
     is_of_loader = any(loader.is_loader_bound(part) for part in (point, baseline.point) if part)
     exposed, exposed_notes = exposed_per_epoch(point, measured)
-    has_own = any(note.kind == "own_collectives" for note in exposed_notes)
+    has_own = any(note.kind == OWN_COLLECTIVES for note in exposed_notes)
     # else it holds more than the ring: the wait for data, or collectives of the user's own
     comm_s = None if is_of_loader or has_own else figures["comm_time_subtraction_s"]
     rings, ring_notes = ring_figures(point, comm_s, links)
@@ -120,12 +146,12 @@ def subtraction_figures(point: PooledPoint, baseline: Baseline) -> tuple[dict[st
         compute_s = formulas.compute_time_subtraction_s(baseline.time_s, num_gpus)
         value_s = formulas.comm_time_subtraction_s(baseline.time_s, time_s, num_gpus)
         if value_s is None:
-            notes.append(make_note("subtraction_fails"))
+            notes.append(make_note(SUBTRACTION_FAILS))
         else:
             comm_s = Estimate(value_s, *subtraction_ends_s(point, baseline))
             if comm_s.low is not None and comm_s.low <= 0:
                 comm_s.noise = comm_s.high
-                notes.append(make_note("subtraction_is_noise"))
+                notes.append(make_note(SUBTRACTION_IS_NOISE))
     return {
         "compute_time_subtraction_s": compute_s,
         "comm_time_subtraction_s": comm_s,
@@ -152,10 +178,10 @@ def ring_figures(point: PooledPoint, comm_s: float | None, links: MeasuredLinks)
     if comm_s is None:
         return figures, []
     bandwidth = figures["bandwidth_subtraction_gb_s"] = formulas.bandwidth_gb_s(num_bytes, comm_s)
-    notes = [make_note("ring_assumed")] if strategy.uses_threads else []
+    notes = [make_note(RING_ASSUMED)] if strategy.uses_threads else []
     link_gb_s = links.get(link_key(point.ok_records[0]))
     if link_gb_s is not None and bandwidth > link_gb_s:
-        notes.append(make_note("bandwidth_above_link", link_gb_s=link_gb_s))
+        notes.append(make_note(BANDWIDTH_ABOVE_LINK, link_gb_s=link_gb_s))
     return figures, notes
 
 
@@ -175,17 +201,17 @@ def exposed_per_epoch(point: PooledPoint, measured: PointsByTraining) -> tuple[E
     """
     match, untold = match_measured(point, measured), untold_notes(point, measured)
     exposed, floor_s = exposed_time(communications_of(match.ok_records)) if match else (None, None)
-    has_own = any(note.kind == "own_collectives" for note in untold)
+    has_own = any(note.kind == OWN_COLLECTIVES for note in untold)
     if match is None or exposed is None or not point.spec.is_whole_epoch or has_own:
         return None, untold
     num_steps, notes = point.spec.full_steps_per_epoch, untold
     time_s = exposed.times(num_steps) if exposed >= 0 else None
     if floor_s is not None and is_within_noise(exposed, floor_s):
-        notes.append(make_note("measured_exposure_is_noise", noise_s=floor_s * num_steps))
+        notes.append(make_note(MEASURED_EXPOSURE_IS_NOISE, noise_s=floor_s * num_steps))
         if time_s is not None:
             time_s.noise = floor_s * num_steps
     elif exposed < 0:
-        notes.append(make_note("exposure_negative"))
+        notes.append(make_note(EXPOSURE_NEGATIVE))
     return time_s, [*notes, *point.difference_notes("measured communication", match)]
 
 
@@ -221,9 +247,9 @@ def q4_row(point: PooledPoint, epochs: Sequence[Epoch], times_s: Sequence[float]
     untold = sum(has_loss and epoch.test_accuracy is not None and epoch.test_loss is None for epoch in epochs)
     notes = []
     if diverged:
-        notes.append(make_note("diverged", count=len(diverged), repeats=len(epochs)))
+        notes.append(make_note(DIVERGED, count=len(diverged), repeats=len(epochs)))
     if untold:
-        notes.append(make_note("test_loss_not_finite", count=untold, repeats=len(epochs)))
+        notes.append(make_note(TEST_LOSS_NOT_FINITE, count=untold, repeats=len(epochs)))
     learnt = ("loss", "accuracy", "test_loss", "test_accuracy", "merit")
     return make_row(
         Q4,

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 import msgspec
 
 from pipeline.analysis.intervals import estimate, median_interval, min_values
-from pipeline.analysis.notes import make_note, text_note
+from pipeline.analysis.notes import NoteKind, make_note, text_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.experiment.measurement import Quantization, StageResult
 from pipeline.tables.columns import Row, make_row
 from pipeline.tables.definitions import INT8, INT8_HISTOGRAMS
+
+TOO_FEW_SEEDS = NoteKind("too_few_seeds", "an interval needs {needed} seeds, got {found}")
 
 NUM_SIGMAS = 3
 
@@ -39,7 +41,7 @@ def int8_row(point: PooledPoint, found: Sequence[TestedNetwork]) -> Row:
     problems = dict.fromkeys(other.problem for _, other in found)
     notes = [text_note(problem) for problem in problems if problem]
     if 0 < len(tested) < min_values():
-        notes.append(make_note("too_few_seeds", needed=min_values(), found=len(tested)))
+        notes.append(make_note(TOO_FEW_SEEDS, needed=min_values(), found=len(tested)))
     changes = shares.get("accuracy_change")
     return make_row(
         INT8,

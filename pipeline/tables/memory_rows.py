@@ -8,8 +8,8 @@ from typing import NamedTuple
 import msgspec
 
 from pipeline.analysis.formulas import GIB, state_bytes
-from pipeline.analysis.memory_trials import bracket_tolerance, memory_points
-from pipeline.analysis.notes import Note, make_note
+from pipeline.analysis.memory_trials import SAVING_UNCLEAR, bracket_tolerance, memory_points
+from pipeline.analysis.notes import Note, NoteKind, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.experiment.axis_groups import POOLED_AXES, alike_key
 from pipeline.experiment.measurement import MemorySearch
@@ -17,6 +17,13 @@ from pipeline.plan.axes import STRATEGY_AXES
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.tables.columns import Row, make_row
 from pipeline.tables.definitions import MEMORY_BOUNDARY
+
+NOTHING_FAILED = NoteKind("nothing_failed", "nothing failed in {trials} trials")
+NOT_NARROWED = NoteKind("not_narrowed", "not narrowed to 1 % in {trials} trials")
+TRIAL_FAILED = NoteKind("trial_failed", "failed at {batch_size}: {reason}")
+CONVOLUTIONS_SPLIT = NoteKind(
+    "convolutions_split", "from {batch_size} on activations have more than 2^31 elements, and convolutions are split"
+)
 
 SAVED_MAY_DIFFER = ("strategy", "batch_size_per_gpu", *STRATEGY_AXES, *POOLED_AXES)
 MAX_ELEMENTS = 2**31  # of an activation; a convolution over more elements is split
@@ -47,7 +54,7 @@ def with_saving(row: Row, whole: Row) -> Row:
     error = math.hypot(row["state_error_gib"] or 0, whole["state_error_gib"] or 0)
     is_clear = saved is None or abs(saved) >= 2 * error
     figures = {**row.figures, "saved_gib": saved if is_clear else None, "saved_formula_gib": by_formula}
-    notes = row.notes if is_clear else (*row.notes, make_note("saving_unclear", error_gib=error))
+    notes = row.notes if is_clear else (*row.notes, make_note(SAVING_UNCLEAR, error_gib=error))
     return msgspec.structs.replace(row, figures=figures, notes=notes)
 
 
@@ -124,16 +131,14 @@ def memory_notes(point: PooledPoint, searches: Sequence[MemorySearch]) -> list[N
     for search in searches:
         num_trials, largest = len(search.trials), search.largest_fitting
         if search.smallest_failing is None:
-            notes.append(make_note("nothing_failed", trials=num_trials))
+            notes.append(make_note(NOTHING_FAILED, trials=num_trials))
         elif search.smallest_failing - largest > bracket_tolerance(largest):
-            notes.append(make_note("not_narrowed", trials=num_trials))
+            notes.append(make_note(NOT_NARROWED, trials=num_trials))
         failed = [trial for trial in search.trials if trial.reason]
-        notes += [
-            make_note("trial_failed", batch_size=trial.batch_size_per_gpu, reason=trial.reason) for trial in failed
-        ]
+        notes += [make_note(TRIAL_FAILED, batch_size=trial.batch_size_per_gpu, reason=trial.reason) for trial in failed]
     elements = LARGEST_ACTIVATION.get(str(point.spec.model))
     if elements and point.spec.device == "cuda":
         first_split = MAX_ELEMENTS // elements
         if any(search.largest_fitting >= first_split for search in searches):
-            notes.append(make_note("convolutions_split", batch_size=first_split))
+            notes.append(make_note(CONVOLUTIONS_SPLIT, batch_size=first_split))
     return notes

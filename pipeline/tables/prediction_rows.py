@@ -7,7 +7,7 @@ import msgspec
 
 from pipeline.analysis import ring_model
 from pipeline.analysis.exposed_communication import communications_of, median_step_time, whole_step
-from pipeline.analysis.notes import Note, make_note
+from pipeline.analysis.notes import Note, NoteKind, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.analysis.ring_model import Link, LinkFit, MeasuredStep, SweepSample
 from pipeline.experiment.axis_groups import PREDICTION_MAY_DIFFER, alike_key
@@ -16,6 +16,12 @@ from pipeline.plan.axes import CAPTURED_EXECUTIONS
 from pipeline.tables.bandwidth_rows import SweepKey, sweep_key, sweep_rows
 from pipeline.tables.columns import Row, make_row
 from pipeline.tables.definitions import PREDICTION
+
+LATENCY_OF_HOST = NoteKind(
+    "latency_of_host", "the host issued the sweep's calls one by one: the latency is the host's, not the link's"
+)
+LINK_GIVEN = NoteKind("link_given", "the link is given, not measured")
+NO_LINK_FITS = NoteKind("no_link_fits", "no latency and bandwidth above 0 explain the sweep on {num_gpus}")
 
 PREDICTED_NUM_GPUS = (8, 16, 64, 256, 1024)  # as far as they are asked for, beside twice the measured number
 ON_ONE_GPU: tuple[VariantName, ...] = ("plain", "ddp_one")
@@ -124,9 +130,9 @@ def predicted_notes(
     base: PredictionBase, fit: LinkFit | None, link: Link | None, measured: PredictionBase | None
 ) -> list[Note]:
     """Return the notes on a prediction, and on facts in which the measured step differs from the prediction's base."""
-    notes = [make_note("link_given")] if link else []
+    notes = [make_note(LINK_GIVEN)] if link else []
     if fit is None:
-        notes.append(make_note("no_link_fits", num_gpus=base.point.spec.num_gpus))
+        notes.append(make_note(NO_LINK_FITS, num_gpus=base.point.spec.num_gpus))
     elif fit.is_host_bound and not link:
-        notes.append(make_note("latency_of_host"))
+        notes.append(make_note(LATENCY_OF_HOST))
     return notes + (base.point.difference_notes("measured step", measured.point) if measured else [])

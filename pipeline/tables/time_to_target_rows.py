@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from pipeline.analysis import time_to_target
 from pipeline.analysis.energy import all_windows, throttled_notes
 from pipeline.analysis.intervals import Estimate
-from pipeline.analysis.notes import Note, make_note
+from pipeline.analysis.notes import Note, NoteKind, make_note
 from pipeline.analysis.pooling import PooledPoint, group_pairs
 from pipeline.analysis.time_to_target import Merit
 from pipeline.experiment.axis_groups import POOLED_AXES, TARGET_MAY_DIFFER, alike_key
@@ -18,6 +18,18 @@ from pipeline.plan.axes import AXES
 from pipeline.plan.model_name import is_image_model
 from pipeline.tables.columns import Row, make_row
 from pipeline.tables.definitions import NEVER_REACHED, TIME_TO_TARGET
+from pipeline.tables.epoch_rows import DIVERGED
+
+SEEDS_MISSING = NoteKind("seeds_missing", "no result of seed {seeds:list}")
+REACHED_BY_SOME = NoteKind(
+    "reached_by_some", "{reached} seeds reached the target", badge="{reached} seeds reach it", word="not every seed"
+)
+EQUAL_GLOBAL_BATCH = NoteKind(
+    "equal_global_batch",
+    "over the seeds, the ranges of the training loss of this row and of 1 GPU with the same global "
+    "batch overlap in {count} of {epochs} epochs",
+)
+NO_TARGET = NoteKind("no_target", "no target: the baseline has no final test accuracy, or it diverged")
 
 SOONEST_BY = {"time_to_target_s": "seconds", "gpu_time_to_target_s": "GPU-seconds"}
 
@@ -115,10 +127,10 @@ def target_row(
     final_key, target_key = merit_keys(merit)
     figures: dict[str, Any] = {final_key: final, target_key: target}
     num_diverged = sum(map(time_to_target.is_diverged, records))
-    notes = [make_note("diverged", count=num_diverged, repeats=len(records))] if num_diverged else []
+    notes = [make_note(DIVERGED, count=num_diverged, repeats=len(records))] if num_diverged else []
     notes += [*missing_notes(point), *equal_batch_notes(point, one), *throttled_notes(all_windows(timed), point.gpu)]
     if target is None:
-        notes.append(make_note("no_target"))
+        notes.append(make_note(NO_TARGET))
     else:
         reaching, reaching_notes = reaching_figures(records, merit, target, timed, point.spec.num_gpus)
         figures |= reaching
@@ -167,7 +179,7 @@ def reaching_figures(
         "gpu_time_to_target_s": None if time_s is None else time_s * num_gpus,
         "reached": reached,
     }
-    return figures, [make_note("reached_by_some", reached=reached)] if 0 < num_reached < len(records) else []
+    return figures, [make_note(REACHED_BY_SOME, reached=reached)] if 0 < num_reached < len(records) else []
 
 
 def estimate_spread(values: Sequence[float]) -> Estimate | None:
@@ -198,7 +210,7 @@ def missing_notes(point: PooledPoint) -> list[Note]:
     """Return a note that names the seeds without a result, if the point has several."""
     absent = group_pairs((outcome.status, str(outcome.spec.seed)) for outcome in point.outcomes)
     seeds = [f"{', '.join(absent[status])} ({status})" for status in absent if status != "ok"]
-    return [make_note("seeds_missing", seeds=seeds)] if seeds and len(point.outcomes) > 1 else []
+    return [make_note(SEEDS_MISSING, seeds=seeds)] if seeds and len(point.outcomes) > 1 else []
 
 
 def equal_batch_key(point: PooledPoint) -> tuple[Any, ...]:
@@ -217,4 +229,4 @@ def equal_batch_notes(point: PooledPoint, one: PooledPoint | None) -> list[Note]
     ours, theirs = time_to_target.loss_ranges(point), time_to_target.loss_ranges(one)
     pairs = list(zip(ours, theirs, strict=False))
     meeting = sum(low <= other_high and other_low <= high for (low, high), (other_low, other_high) in pairs)
-    return [make_note("equal_global_batch", count=meeting, epochs=len(pairs))] if pairs else []
+    return [make_note(EQUAL_GLOBAL_BATCH, count=meeting, epochs=len(pairs))] if pairs else []

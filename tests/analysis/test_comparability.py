@@ -17,7 +17,7 @@ from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.plan.axes import Device, Execution
 from pipeline.tables.collect_experiment import collect_experiment
-from pipeline.tables.note_texts import MAX_VALUE_CHARS, shorten_values
+from pipeline.tables.note_words import MAX_VALUE_CHARS, shorten_values
 
 H200 = (Gpu(name="NVIDIA H200"),)
 DIFFERENCES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [

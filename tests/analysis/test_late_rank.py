@@ -15,7 +15,7 @@ from factories import (
 )
 from rendered_tables import build
 
-from pipeline.analysis.late_rank import find_late_rank
+from pipeline.analysis.late_rank import LATE_RANK, find_late_rank
 from pipeline.experiment.measurement import GpuWindow, Profile, StepSeries, Telemetry, VariantName
 from pipeline.experiment.record import Environment, Gpu, Record
 
@@ -102,4 +102,4 @@ def test_ranks_that_take_turns_and_records_that_disagree_name_none() -> None:
 
 def test_a_short_wait_is_a_figure_and_no_advice() -> None:
     (row,) = build(communicating(LATE, (1000, 1000, 1000, 1020)))["communication"]
-    assert (row["late_rank"], row["limit"] == "a late rank", row.has_note("late_rank")) == (3, False, False)
+    assert (row["late_rank"], row["limit"] == "a late rank", row.has_note(LATE_RANK)) == (3, False, False)

@@ -7,9 +7,10 @@ from factories import ROOT, make_record, make_spec
 from page_records import batch_records, scaling_records
 from rendered_tables import answers_of, assert_said_once
 
+from pipeline.analysis.energy import THROTTLED
 from pipeline.analysis.intervals import Estimate
-from pipeline.analysis.notes import make_note
-from pipeline.analysis.pooling import group_pairs
+from pipeline.analysis.notes import OF_BASELINE, make_note
+from pipeline.analysis.pooling import SHARED_NODE, group_pairs
 from pipeline.answers.claims import TEMPLATES, Claim, ClaimFormatter, badge_of, badges_of
 from pipeline.answers.questions import answer_questions
 from pipeline.experiment.folder import Experiment
@@ -62,8 +63,8 @@ CAPPED = "power-limited, clock 5 % below its maximum"
 
 
 def test_badges_stand_once_in_the_first_sentence_and_those_of_the_baseline_last() -> None:
-    capped = make_note("throttled", reasons=["sw_power_cap"], below=0.0512)
-    notes = (make_note("of_baseline", note=capped), capped, make_note("shared_node", others=2), capped)
+    capped = make_note(THROTTLED, reasons=["sw_power_cap"], below=0.0512)
+    notes = (make_note(OF_BASELINE, note=capped), capped, make_note(SHARED_NODE, others=2), capped)
     badges = badges_of(Row({}, {}, 1, notes))
     assert badges == ("one run", CAPPED, "shared node", f"baseline {CAPPED}")
     said = [f"Nothing up to 512 ran out of memory (one run, {CAPPED})."]
@@ -84,7 +85,7 @@ def test_lowered_clocks_are_called_the_power_limit_only_where_that_is_the_reason
     reasons: list[str], below: float | None, badge: str
 ) -> None:
     known = {} if below is None else {"below": below}
-    assert badge_of(make_note("throttled", reasons=reasons, **known)) == badge
+    assert badge_of(make_note(THROTTLED, reasons=reasons, **known)) == badge
 
 
 def test_an_interval_within_several_runs_is_a_badge() -> None:

@@ -19,8 +19,11 @@ from page_records import batch_records, every_question
 from rendered_tables import assert_row, build, claims_of, published_claims, row_of
 from timed_records import NOISY, beside, timed, windowed
 
-from pipeline.analysis.notes import make_note
-from pipeline.answers.claims import BADGES, UNFIT_FIGURES, Claim, badges_of, is_fit_for_answer
+from pipeline.analysis.loader import LOADER_BOUND
+from pipeline.analysis.notes import OF_BASELINE, NoteKind, make_note
+from pipeline.analysis.pooling import SHARED_NODE
+from pipeline.analysis.scaling import SUPERLINEAR
+from pipeline.answers.claims import Claim, badges_of, is_fit_for_answer
 from pipeline.answers.questions import Answer
 from pipeline.answers.timing_claims import ABOVE_N, SHARED, WAITS, usable_rows
 from pipeline.experiment.grid import shipped_grids
@@ -29,7 +32,7 @@ from pipeline.experiment.point_label import Terms
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.tables.collect_experiment import collect_experiment
 from pipeline.tables.columns import Row
-from pipeline.tables.note_texts import NOTE_TEXTS
+from pipeline.tables.epoch_rows import BANDWIDTH_ABOVE_LINK, SUBTRACTION_IS_NOISE
 
 ONE, TWO = make_spec(), make_spec(strategy="ddp", num_gpus=2)
 
@@ -69,7 +72,10 @@ def waiting(spec: Any, time_s: float) -> Record:
 )
 def test_an_efficiency_above_1_is_printed_and_not_used(two_gpus_s: float, fraction: float, kinds: set[str]) -> None:
     row = row_of(build(timed(8, 256), timed(two_gpus_s, 128, 2))["Q2"], scaling="strong", num_gpus=2)
-    assert (row["serial_fraction_karp_flatt"], {note.kind for note in row.notes}) == (pytest.approx(fraction), kinds)
+    assert (row["serial_fraction_karp_flatt"], {note.kind.name for note in row.notes}) == (
+        pytest.approx(fraction),
+        kinds,
+    )
     is_possible = "superlinear" not in kinds
     assert (is_fit_for_answer(row, "speedup"), usable_rows([row])) == (is_possible, [row] if is_possible else [])
 
@@ -115,12 +121,12 @@ def test_a_bandwidth_by_subtraction_above_the_measured_link_is_printed_and_not_u
     row = subtracted(swept(link_gb_s))
     assert row["bandwidth_subtraction_gb_s"] == pytest.approx(8.76, rel=1e-3)
     fit = [is_fit_for_answer(row, figure) for figure in ("comm_time_subtraction_s", "epoch_time_s")]
-    assert (row.has_note("bandwidth_above_link"), fit) == (not is_possible, [is_possible, True])
+    assert (row.has_note(BANDWIDTH_ABOVE_LINK), fit) == (not is_possible, [is_possible, True])
 
 
 def test_without_a_sweep_on_such_gpus_there_is_no_check() -> None:
     for more in ((), (swept(8.0, gpu="NVIDIA A40"),)):
-        assert not subtracted(*more).has_note("bandwidth_above_link")
+        assert not subtracted(*more).has_note(BANDWIDTH_ABOVE_LINK)
 
 
 def test_the_link_may_be_that_of_a_sibling_and_its_own_comes_first(tmp_path: Path) -> None:
@@ -131,21 +137,20 @@ def test_the_link_may_be_that_of_a_sibling_and_its_own_comes_first(tmp_path: Pat
     both = make_experiment(tmp_path / "q3", timed(10, 128), timed(6, 128, 2), swept(9.0))
     (sibling.folder / "manifest.json").write_text("broken")
     for experiment in (own, both):  # the broken one is left out; q3, with 9 GB/s, is a sibling too
-        assert not collect_experiment(experiment).tables["Q3"][0].has_note("bandwidth_above_link")
+        assert not collect_experiment(experiment).tables["Q3"][0].has_note(BANDWIDTH_ABOVE_LINK)
 
 
-@pytest.mark.parametrize("kind", UNFIT_FIGURES)
-def test_a_note_that_forbids_a_figure_counts_for_a_baseline_too(kind: str) -> None:
-    assert kind in NOTE_TEXTS
+@pytest.mark.parametrize(
+    "kind",
+    [LOADER_BOUND, SHARED_NODE, SUPERLINEAR, BANDWIDTH_ABOVE_LINK, SUBTRACTION_IS_NOISE],
+    ids=lambda kind: kind.name,
+)
+def test_a_note_that_forbids_a_figure_counts_for_a_baseline_too(kind: NoteKind) -> None:
     figures: dict[str, Any] = dict.fromkeys(("speedup", "comm_time_subtraction_s"), 1.0)
-    for figure in UNFIT_FIGURES[kind]:
+    assert kind.forbids
+    for figure in kind.forbids:
         assert is_fit_for_answer(Row({}, figures), figure)
-        assert not is_fit_for_answer(Row({}, figures, 1, (make_note("of_baseline", note=make_note(kind)),)), figure)
-
-
-@pytest.mark.parametrize("kind", BADGES)
-def test_every_note_that_has_a_badge_exists(kind: str) -> None:
-    assert kind in NOTE_TEXTS
+        assert not is_fit_for_answer(Row({}, figures, 1, (make_note(OF_BASELINE, note=make_note(kind)),)), figure)
 
 
 def test_every_question_is_answered_from_its_rows() -> None:

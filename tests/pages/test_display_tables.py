@@ -9,7 +9,8 @@ from factories import ROOT, assert_says, make_record, make_spec
 from page_records import every_question
 from rendered_tables import assert_row, assert_said_once, build, cells, report, table_of
 
-from pipeline.analysis.notes import make_note
+from pipeline.analysis.intervals import DRIFTED
+from pipeline.analysis.notes import OF_BASELINE, make_note
 from pipeline.experiment.folder import find_experiments
 from pipeline.experiment.grid import expand_grid, shipped_grids
 from pipeline.experiment.record import Record
@@ -262,8 +263,8 @@ def test_an_ingested_report_is_also_shown_in_its_own_terms() -> None:
 )
 @pytest.mark.parametrize("of_baseline", [False, True])
 def test_merged_notes_state_the_range_of_their_quantities(drifts: list[float], merged: str, of_baseline: bool) -> None:
-    notes = [make_note("drifted", what="epoch_time_s", drift=drift) for drift in drifts]
-    notes = [make_note("of_baseline", note=note) for note in notes] if of_baseline else notes
+    notes = [make_note(DRIFTED, what="epoch_time_s", drift=drift) for drift in drifts]
+    notes = [make_note(OF_BASELINE, note=note) for note in notes] if of_baseline else notes
     found = number_notes([Row({}, {}, 1, (note,)) for note in notes] + [Row({}, {})])
     assert found.texts[0].startswith(f"baseline: {merged}" if of_baseline else merged)
     assert (len(found.texts), found.numbers) == (1, [(1,)] * len(drifts) + [()])

@@ -22,7 +22,11 @@ from page_records import (
 )
 from rendered_tables import assert_said_once
 
-from pipeline.analysis.notes import make_note
+from pipeline.analysis.energy import THROTTLED
+from pipeline.analysis.intervals import DRIFTED
+from pipeline.analysis.notes import OF_BASELINE, make_note
+from pipeline.analysis.pooling import SHARED_NODE
+from pipeline.analysis.scaling import NO_BASELINE
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.pages import html_page
 from pipeline.pages.html_page import QUESTIONS, Pages, describe_cost
@@ -265,8 +269,8 @@ def test_the_same_records_give_the_same_page(tmp_path: Path, full_page: str) -> 
 
 def test_a_note_is_a_badge_with_a_word_and_its_text_on_hover_and_below(tmp_path: Path) -> None:
     """Five notes of one row: three words, and the others in one."""
-    notes = [make_note("drifted", what="epoch_time_s", drift=0.1), make_note("throttled", reasons=["sw_power_cap"])]
-    notes += [make_note("shared_node", others=2), make_note("of_baseline", note=notes[1]), make_note("no_baseline")]
+    notes = [make_note(DRIFTED, what="epoch_time_s", drift=0.1), make_note(THROTTLED, reasons=["sw_power_cap"])]
+    notes += [make_note(SHARED_NODE, others=2), make_note(OF_BASELINE, note=notes[1]), make_note(NO_BASELINE)]
     found = collected_in(tmp_path / "x", *batch_records())
     first, *others = found.tables["Q1"]
     found.tables["Q1"][:] = [msgspec.structs.replace(first, notes=tuple(notes)), *others]

@@ -70,7 +70,7 @@ def test_two_files_of_one_name_are_two_models_and_one_that_was_edited_is_noted(t
     assert [part.model_changed for part in environments] == [False, True]
     assert environments[0].model_digest != environments[1].model_digest
     assert {
-        row.axes["model"]: "model_edited" in [note.kind for note in row.notes]
+        row.axes["model"]: "model_edited" in [note.kind.name for note in row.notes]
         for row in collect_experiment(experiment).tables["Q1"]
     } == {str(first.model): False, str(second.model): True}
 

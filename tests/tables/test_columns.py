@@ -5,14 +5,14 @@ from factories import ROOT, sentences
 from rendered_tables import assert_row
 from words_page import render_words
 
-from pipeline.analysis.notes import make_note, text_note
+from pipeline.analysis.notes import OF_BASELINE, make_note, text_note
+from pipeline.analysis.scaling import SUPERLINEAR_IS_NOISE
 from pipeline.pages.cells import format_cell
-from pipeline.tables import note_texts
 from pipeline.tables.build_tables import flatten_row
-from pipeline.tables.columns import FACTORS, Column, Row, Table
+from pipeline.tables.columns import FACTORS, FIGURES_NOT_STATED, Column, Row, Table
 from pipeline.tables.definitions import FIGURE_NAMES, Q1, TABLES
+from pipeline.tables.note_words import render_note
 
-KINDS_MADE = re.compile(r'make_note\(\s*"(\w+)"(?: if [^"]+ else "(\w+)")?|(?:True|False): "(\w+)"')
 COLUMNS = {(table.name, column.key): column for table in TABLES.values() for column in table.columns}
 
 
@@ -77,16 +77,18 @@ def test_the_page_of_words_is_that_of_the_columns() -> None:
     assert all(f"| `{key}` |" in page for _, key in COLUMNS)
 
 
-def test_every_kind_of_note_that_is_made_has_a_sentence_and_none_is_left_over() -> None:
-    sources = [*(ROOT / "pipeline" / "analysis").glob("*.py"), *(ROOT / "pipeline" / "tables").glob("*_rows.py")]
-    sources.append(ROOT / "pipeline" / "tables" / "columns.py")
-    made = {kind for path in sources for found in KINDS_MADE.findall(path.read_text()) for kind in found if kind}
-    assert made | {"text"} == note_texts.NOTE_TEXTS.keys()
+def test_every_kind_of_note_is_made_and_has_the_name_of_its_constant() -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "pipeline").rglob("*.py"))
+    declared = re.findall(r'^(\w+) = NoteKind\(\s*"(\w+)"', sources, re.MULTILINE)
+    assert len(declared) > 60
+    for constant, name in declared:
+        assert constant.endswith(name.upper())
+        assert len(re.findall(rf"\b{constant}\b(?! = NoteKind)", sources)) > 0, constant
 
 
 def test_a_note_of_another_point_and_lists_are_written_out() -> None:
-    noise = make_note("superlinear_is_noise", num_gpus=2)
-    assert sentences([make_note("of_baseline", note=noise), make_note("not_stated", figures=["a", "b"])]) == [
+    noise = make_note(SUPERLINEAR_IS_NOISE, num_gpus=2)
+    assert sentences([make_note(OF_BASELINE, note=noise), make_note(FIGURES_NOT_STATED, figures=["a", "b"])]) == [
         "baseline: the speed-up is above 2, which lies inside its interval: the noise is larger than the gap",
         "not stated: a, b",
     ]
@@ -94,13 +96,13 @@ def test_a_note_of_another_point_and_lists_are_written_out() -> None:
 
 
 def test_a_report_names_a_figure_as_its_heading_does_and_json_by_its_key() -> None:
-    note = make_note("of_baseline", note=make_note("not_stated", figures=["training_time_s", "epoch_time_s"]))
-    assert note_texts.render_note(note, FIGURE_NAMES) == "baseline: not stated: training time, epoch time"
-    assert note_texts.render_note(note) == "baseline: not stated: training_time_s, epoch_time_s"
+    note = make_note(OF_BASELINE, note=make_note(FIGURES_NOT_STATED, figures=["training_time_s", "epoch_time_s"]))
+    assert render_note(note, FIGURE_NAMES) == "baseline: not stated: training time, epoch time"
+    assert render_note(note) == "baseline: not stated: training_time_s, epoch_time_s"
 
 
 def test_a_cell_is_not_stated_by_the_kind_of_its_note_and_not_by_its_words() -> None:
     column, figures = Q1.column("epoch_time_s"), {"epoch_time_s": None}
-    stated = Row({}, figures, notes=(make_note("not_stated", figures=["epoch_time_s"]),))
+    stated = Row({}, figures, notes=(make_note(FIGURES_NOT_STATED, figures=["epoch_time_s"]),))
     quoted = Row({}, figures, notes=(text_note("not stated: epoch_time_s"),))
     assert [format_cell(column, row, 0) for row in (stated, quoted)] == ["not stated", ""]
