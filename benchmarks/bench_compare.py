@@ -22,13 +22,13 @@ import numpy as np
 import tabulate
 from numpy.typing import NDArray
 
-from pipeline.analysis.comparison import Verdict, compare_outcomes, verdict_on
-from pipeline.analysis.intervals import CONFIDENCE, innermost_rank, median_time, time_ratio_interval
-from pipeline.analysis.pooling import pool_outcomes
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.outcomes import PointOutcome, collect_outcomes
 from pipeline.experiment.record import Record
 from pipeline.experiment.record_store import load_record
+from pipeline.figures.comparison import Verdict, compare_outcomes, verdict_on
+from pipeline.figures.intervals import CONFIDENCE, innermost_rank, median_time, time_ratio_interval
+from pipeline.figures.pooling import pool_outcomes
 
 Values = NDArray[np.float64]
 

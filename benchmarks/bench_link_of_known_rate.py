@@ -30,7 +30,7 @@ from link_rank import (
 )
 from shaped_network import missing_parts, payload_bytes_per_s, shaped_network
 
-from pipeline.analysis.intervals import ends_of
+from pipeline.figures.intervals import ends_of
 
 NUM_RANKS = (2, 4)
 RATES = (0.5e9, 2e9)

@@ -18,15 +18,15 @@ from typing import Any, NamedTuple
 import msgspec
 import tabulate
 
-from pipeline.analysis.exposed_communication import communications_of, exposed_time
-from pipeline.analysis.pooling import pool_outcomes
-from pipeline.analysis.ring_model import LinkFit, all_reduces_time_s, predict_step_s
 from pipeline.experiment.axis_groups import PREDICTION_MAY_DIFFER, alike_key
 from pipeline.experiment.folder import find_experiments
 from pipeline.experiment.outcomes import collect_outcomes
 from pipeline.experiment.point_label import describe_point
-from pipeline.tables.bandwidth_rows import sweep_rows
-from pipeline.tables.prediction_rows import PredictionBase, fit_buckets, prediction_base
+from pipeline.figures.exposed_communication import communications_of, exposed_time
+from pipeline.figures.pooling import pool_outcomes
+from pipeline.figures.ring_model import LinkFit, all_reduces_time_s, predict_step_s
+from pipeline.report.bandwidth_rows import sweep_rows
+from pipeline.report.prediction_rows import PredictionBase, fit_buckets, prediction_base
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "published"
 NAMED_AXES = ("batch_size_per_gpu", "precision", "execution", "broadcast_buffers", "sync_batchnorm")

@@ -27,7 +27,6 @@ from drawn_selftests import (
     read_recorded,
 )
 
-from pipeline.analysis.stopping_rule import DIFFERENCE_TOLERANCE_FRACTION, DIFFERENCE_TOLERANCE_S, LEAD_IN_STEPS
 from pipeline.communication.selftest_checks import (
     ALL_REDUCE_WINDOWS,
     CHECKS,
@@ -46,6 +45,7 @@ from pipeline.communication.selftest_checks import (
     judge_check,
     step_us,
 )
+from pipeline.figures.stopping_rule import DIFFERENCE_TOLERANCE_FRACTION, DIFFERENCE_TOLERANCE_S, LEAD_IN_STEPS
 
 NUM_DRAWS = 2000
 

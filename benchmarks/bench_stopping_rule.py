@@ -14,7 +14,7 @@ import numpy as np
 import tabulate
 from numpy.typing import NDArray
 
-from pipeline.analysis.intervals import (
+from pipeline.figures.intervals import (
     CONFIDENCE,
     DRIFT_DEVIATIONS,
     innermost_rank,
@@ -22,7 +22,7 @@ from pipeline.analysis.intervals import (
     min_values,
     time_ratio_interval,
 )
-from pipeline.analysis.stopping_rule import MAX_TIME_HALF_WIDTH
+from pipeline.figures.stopping_rule import MAX_TIME_HALF_WIDTH
 
 Values = NDArray[np.float64]
 

@@ -25,10 +25,10 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.spawn import start_processes
 
-from pipeline.analysis.formulas import state_bytes
 from pipeline.communication.step_variants import StepContext, build_variant
 from pipeline.experiment.measurement import Measurement
 from pipeline.experiment.spec import Spec
+from pipeline.figures.formulas import state_bytes
 from pipeline.plan.strategies import gathered_bytes
 from pipeline.system.host import gpu_names, num_visible_gpus
 from pipeline.training.device_memory import set_memory_limit

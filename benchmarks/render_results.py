@@ -24,18 +24,18 @@ import jinja2
 import msgspec
 from bench_prediction import PairErrors, published_pairs
 
-from pipeline.analysis.ring_model import SweepSample, fit_link
-from pipeline.analysis.stopping_rule import MAX_TIME_HALF_WIDTH
-from pipeline.answers.questions import answers_of
 from pipeline.communication.selftest_checks import SavedSelftest, difference_us, judge_checks
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.grid import expand_grid
 from pipeline.experiment.point_label import format_number
-from pipeline.pages.display_tables import MAX_WIDTH as TERMINAL_WIDTH
-from pipeline.pages.terminal import answer_lines
+from pipeline.figures.ring_model import SweepSample, fit_link
+from pipeline.figures.stopping_rule import MAX_TIME_HALF_WIDTH
 from pipeline.plan.axes import REMEDIES
-from pipeline.tables.collect_experiment import collect_experiment
-from pipeline.tables.time_to_target_rows import Targets
+from pipeline.report.collect_experiment import collect_experiment
+from pipeline.report.display_tables import MAX_WIDTH as TERMINAL_WIDTH
+from pipeline.report.questions import answers_of
+from pipeline.report.terminal import answer_lines
+from pipeline.report.time_to_target_rows import Targets
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = ROOT / "published"

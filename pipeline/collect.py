@@ -27,23 +27,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from pipeline.analysis.ring_model import Link
-from pipeline.answers.questions import answers_of
 from pipeline.experiment.folder import Experiment, find_experiments, warn_of_open_folders
-from pipeline.pages import terminal
-from pipeline.pages.display_tables import MAX_WIDTH, DisplayOptions
-from pipeline.pages.html_page import Pages
-from pipeline.pages.markdown import render_experiment
-from pipeline.pages.terminal import Summary, summarize
+from pipeline.figures.ring_model import Link
+from pipeline.report import terminal
+from pipeline.report.bandwidth_rows import MeasuredLinks
+from pipeline.report.collect_experiment import CollectedExperiment, collect_experiment
+from pipeline.report.definitions import TABLES
+from pipeline.report.display_tables import MAX_WIDTH, DisplayOptions
+from pipeline.report.html_page import Pages
+from pipeline.report.markdown import render_experiment
+from pipeline.report.questions import answers_of
+from pipeline.report.table_files import indented_json, one_csv, write_tables
+from pipeline.report.terminal import Summary, summarize
+from pipeline.report.time_to_target_rows import Targets
 from pipeline.submission.read_progress import find_logs
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser
 from pipeline.system.errors import CommandError, log_line
-from pipeline.tables.bandwidth_rows import MeasuredLinks
-from pipeline.tables.collect_experiment import CollectedExperiment, collect_experiment
-from pipeline.tables.definitions import TABLES
-from pipeline.tables.table_files import indented_json, one_csv, write_tables
-from pipeline.tables.time_to_target_rows import Targets
 
 DEFECT = "a defect of the pipeline stopped its tables or plots"
 MAX_ERROR_CHARS = 200  # of such an error's own text

@@ -16,10 +16,10 @@ import json
 import re
 from pathlib import Path
 
-from pipeline.analysis.comparison import Comparison, compare_outcomes, is_failing
 from pipeline.experiment.folder import Experiment, find_experiments
 from pipeline.experiment.outcomes import PointOutcome, collect_outcomes
-from pipeline.pages.comparison import comparison_as_json, name_unchecked, render_comparison, summarize
+from pipeline.figures.comparison import Comparison, compare_outcomes, is_failing
+from pipeline.report.comparison import comparison_as_json, name_unchecked, render_comparison, summarize
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser
 from pipeline.system.errors import CommandError, log_line, pluralize, shorten_list

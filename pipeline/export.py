@@ -26,15 +26,15 @@ from typing import Any
 
 import msgspec
 
-from pipeline.analysis.intervals import ends_of
-from pipeline.analysis.pooling import group_pairs
 from pipeline.experiment.folder import Experiment, find_experiments
+from pipeline.figures.intervals import ends_of
+from pipeline.figures.pooling import group_pairs
+from pipeline.report.collect_experiment import collect_experiment
+from pipeline.report.point_figures import PointFigures, figures_by_point
+from pipeline.report.table_files import indented_json
 from pipeline.system import errors, files
 from pipeline.system.command_line import build_parser
 from pipeline.system.errors import CommandError, log_line, pluralize
-from pipeline.tables.collect_experiment import collect_experiment
-from pipeline.tables.point_figures import PointFigures, figures_by_point
-from pipeline.tables.table_files import indented_json
 
 SMALLER_IS_BETTER = (
     *("epoch_time_s", "step_time_s", "exposed_comm_time_s", "peak_memory_gib", "energy_per_item_j"),

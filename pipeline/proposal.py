@@ -13,13 +13,13 @@ import functools
 import math
 from pathlib import Path
 
-from pipeline.answers.proposal import Work, propose
 from pipeline.experiment.folder import Experiment, find_experiments
-from pipeline.pages.proposal import render_html, render_markdown
+from pipeline.report.collect_experiment import collect_experiment, sibling_predictions
+from pipeline.report.proposal import Work, propose
+from pipeline.report.proposal_page import render_html, render_markdown
 from pipeline.system import errors, files
 from pipeline.system.command_line import build_parser
 from pipeline.system.errors import CommandError, shorten_list
-from pipeline.tables.collect_experiment import collect_experiment, sibling_predictions
 
 MAX_SAMPLES = 1e18
 MAX_NAMED = 3

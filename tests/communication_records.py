@@ -5,9 +5,9 @@ from typing import Any
 
 from factories import make_collective, make_communication, make_spec
 
-from pipeline.analysis.ring_model import Link
 from pipeline.experiment.measurement import Communication, Profile, SweptCollective, VariantName
 from pipeline.experiment.spec import Spec
+from pipeline.figures.ring_model import Link
 
 US = 1e-6
 DRIFT_US = (200, 400, 0, 500, 100, 300)  # from round to round, far larger than any difference: it must fall out

@@ -9,8 +9,6 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from pipeline.analysis.intervals import ends_of
-from pipeline.analysis.notes import Note
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.grid import expand_grid
 from pipeline.experiment.manifest import Manifest, SlurmArray, Submission, add_points
@@ -28,8 +26,10 @@ from pipeline.experiment.outcomes import CollectedOutcomes, resolve_outcomes
 from pipeline.experiment.record import SCHEMA_VERSION, Failure, FailureKind, Record, Status
 from pipeline.experiment.record_store import RejectedFile, load_folder, publish_record
 from pipeline.experiment.spec import Spec
+from pipeline.figures.intervals import ends_of
+from pipeline.figures.notes import Note
 from pipeline.plan.axes import DECLARED
-from pipeline.tables.note_words import render_note
+from pipeline.report.note_words import render_note
 
 ROOT = Path(__file__).resolve().parent.parent
 RESNET18_PARAMETERS = 11_173_962  # the CIFAR ResNet-18 with ten classes

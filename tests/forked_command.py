@@ -20,11 +20,11 @@ LATE = (
     "tabulate",
     "jinja2",
     "submitit",
-    "pipeline.tables.collect_experiment",
-    "pipeline.pages.comparison",
-    "pipeline.pages.draw_panels",
-    "pipeline.pages.html_page",
-    "pipeline.tables.table_files",
+    "pipeline.report.collect_experiment",
+    "pipeline.report.comparison",
+    "pipeline.report.draw_panels",
+    "pipeline.report.html_page",
+    "pipeline.report.table_files",
     "pipeline.submission.read_progress",
 )
 HIDE = """

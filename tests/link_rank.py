@@ -21,16 +21,16 @@ from factories import make_record, make_spec
 from shaped_network import INTERFACE, PORT, ShapedNetwork, address_of, payload_bytes_per_s
 from torch import nn
 
-from pipeline.analysis.formulas import GB, ring_bytes_per_step
-from pipeline.analysis.pooling import pool_outcomes
 from pipeline.communication import collective_sweep, interleaved_timing, profiling
 from pipeline.communication.measure_point import measure_communication
 from pipeline.experiment.measurement import Measurement
 from pipeline.experiment.outcomes import PointOutcome, resolve_outcomes
 from pipeline.experiment.spec import Spec
-from pipeline.tables.build_tables import Tables, build_tables
-from pipeline.tables.columns import Row
-from pipeline.tables.prediction_rows import prediction_rows
+from pipeline.figures.formulas import GB, ring_bytes_per_step
+from pipeline.figures.pooling import pool_outcomes
+from pipeline.report.build_tables import Tables, build_tables
+from pipeline.report.columns import Row
+from pipeline.report.prediction_rows import prediction_rows
 from pipeline.training import process_group
 from pipeline.training.process_group import Rank
 from pipeline.workloads import cifar_models

@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 from factories import ROOT, resolved
 
-from pipeline.answers.claims import Claim
-from pipeline.answers.questions import Answer, answer_questions
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.point_label import Terms
 from pipeline.experiment.record import Record
 from pipeline.experiment.record_store import RejectedFile
 from pipeline.experiment.spec import Spec
-from pipeline.pages.display_tables import DisplayOptions
-from pipeline.pages.markdown import render_experiment
-from pipeline.tables.build_tables import Tables, build_tables
-from pipeline.tables.collect_experiment import collect_experiment
-from pipeline.tables.columns import Row
+from pipeline.report.build_tables import Tables, build_tables
+from pipeline.report.claims import Claim
+from pipeline.report.collect_experiment import collect_experiment
+from pipeline.report.columns import Row
+from pipeline.report.display_tables import DisplayOptions
+from pipeline.report.markdown import render_experiment
+from pipeline.report.questions import Answer, answer_questions
 
 Answers = dict[str, list[Claim]]
 

@@ -29,15 +29,15 @@ from page_records import collected_in, every_question
 from timed_records import on_gpus
 from timed_records import timed as timed_epoch
 
-from pipeline.answers.questions import answers_of
 from pipeline.collect import DEFECT, address_of_words, display_options, go_on_after_defect
 from pipeline.experiment.folder import Experiment, find_experiments
 from pipeline.experiment.manifest import start_submission
 from pipeline.experiment.measurement import MemorySearch, MemoryTrial, Telemetry
 from pipeline.experiment.record import Environment, Failure, Gpu, Record
-from pipeline.pages import terminal
-from pipeline.pages.display_tables import MAX_WIDTH
-from pipeline.tables.table_files import inert_cell
+from pipeline.report import terminal
+from pipeline.report.display_tables import MAX_WIDTH
+from pipeline.report.questions import answers_of
+from pipeline.report.table_files import inert_cell
 
 Make = Callable[[Path], object]
 FOLDERS: dict[str, tuple[Make, int]] = {

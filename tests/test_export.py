@@ -13,8 +13,8 @@ from factories import ROOT, make_experiment, make_record, make_spec
 from timed_records import timed, windowed
 
 from pipeline.experiment.folder import Experiment, find_experiments
-from pipeline.tables.collect_experiment import collect_experiment
-from pipeline.tables.point_figures import figures_by_point
+from pipeline.report.collect_experiment import collect_experiment
+from pipeline.report.point_figures import figures_by_point
 
 TIMES_S = (1.0, 1.1, 0.9, 1.05, 0.95, 1.02)
 

@@ -16,9 +16,9 @@ from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.record import Record
 from pipeline.plan.strategies import STRATEGIES
+from pipeline.report.build_tables import Tables
+from pipeline.report.collect_experiment import collect_experiment
 from pipeline.system.errors import CommandError
-from pipeline.tables.build_tables import Tables
-from pipeline.tables.collect_experiment import collect_experiment
 
 HEADER = "strategy,num_gpus,batch_size_per_gpu,epoch,epoch_time_s,compute_time_s,loss,accuracy,status"
 GOOD = "dp,1,32,2,24.94,23.76,,,ok"

@@ -13,9 +13,9 @@ import pytest
 from conftest import plain_environment, run_command
 from factories import assert_says, failure_of, measurement_of, records_of
 
-from pipeline.analysis.formulas import GIB
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.record import Record
+from pipeline.figures.formulas import GIB
 
 pytestmark = [pytest.mark.gpu, pytest.mark.training]
 

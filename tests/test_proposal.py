@@ -15,11 +15,11 @@ from factories import ROOT, assert_says, ends, make_experiment, make_record, mak
 from rendered_tables import published_tables
 from timed_records import H200, NOISY, beside, timed, windowed
 
-from pipeline.answers.proposal import Proposal, Work, propose
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.record import Environment, Gpu, Record
+from pipeline.report.collect_experiment import collect_experiment, sibling_predictions
+from pipeline.report.proposal import Proposal, Work, propose
 from pipeline.system.errors import CommandError
-from pipeline.tables.collect_experiment import collect_experiment, sibling_predictions
 
 EPOCH_S = {1: 8.0, 2: 4.4, 4: 3.2}  # efficiency 100, 91 and 62.5 %
 NUM_SAMPLES = 50_000  # of an epoch

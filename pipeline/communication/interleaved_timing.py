@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from pipeline.analysis.stopping_rule import LEAD_IN_STEPS, MAX_STEPS, MIN_STEPS, WINDOW_S
 from pipeline.experiment.measurement import WindowTimesNs
+from pipeline.figures.stopping_rule import LEAD_IN_STEPS, MAX_STEPS, MIN_STEPS, WINDOW_S
 from pipeline.training import process_group
 from pipeline.training.process_group import Rank
 from pipeline.training.step import StepFunction

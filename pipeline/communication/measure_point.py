@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 from torch.nn.parallel import DataParallel
 
-from pipeline.analysis.exposed_communication import NO_OP, is_communication_precise_enough, whole_step
-from pipeline.analysis.pooling import group_pairs
 from pipeline.communication import dataparallel_split, interleaved_timing, profiling, step_variants
 from pipeline.communication.collective_sweep import sweep_collectives
 from pipeline.communication.step_variants import StepContext, StepVariant
 from pipeline.experiment.measurement import Communication, Measurement, Profile, StepSeries, VariantName
 from pipeline.experiment.spec import Spec
+from pipeline.figures.exposed_communication import NO_OP, is_communication_precise_enough, whole_step
+from pipeline.figures.pooling import group_pairs
 from pipeline.training import device_memory
 from pipeline.training.loop import build_measurement, refuse_changed_flags, set_precision
 from pipeline.training.process_group import Rank

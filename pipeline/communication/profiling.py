@@ -8,10 +8,10 @@ from pathlib import Path
 
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from pipeline.analysis.pooling import group_pairs
 from pipeline.communication import trace
 from pipeline.communication.trace import ProfileFailed, RankTrace, TracedCollective
 from pipeline.experiment.measurement import Collective, Profile, Transfer, TransferKind
+from pipeline.figures.pooling import group_pairs
 from pipeline.system import files
 from pipeline.training import process_group
 from pipeline.training.process_group import Rank

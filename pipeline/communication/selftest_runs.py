@@ -10,8 +10,6 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from pipeline.analysis.exposed_communication import collectives_of_kinds
-from pipeline.analysis.stopping_rule import WINDOW_S
 from pipeline.communication import interleaved_timing, profiling, selftest_checks
 from pipeline.communication.collective_sweep import NUM_WINDOWS, capture_stream, time_collective
 from pipeline.communication.dataparallel_split import total_bytes
@@ -26,6 +24,8 @@ from pipeline.communication.step_variants import (
 )
 from pipeline.experiment.measurement import Profile
 from pipeline.experiment.spec import Spec
+from pipeline.figures.exposed_communication import collectives_of_kinds
+from pipeline.figures.stopping_rule import WINDOW_S
 from pipeline.training import process_group
 from pipeline.training.loop import build_batches, build_model, run_epoch, set_precision
 from pipeline.training.process_group import Rank

@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from pipeline.analysis import telemetry_summary
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.record import MAX_MESSAGE_CHARS, Environment, Failure, Record
 from pipeline.experiment.spec import Spec
+from pipeline.figures import telemetry_summary
 from pipeline.plan.axes import NUM_WARM_UP_EPOCHS
 from pipeline.runner import failed_record, side_files, telemetry_sampler
 from pipeline.runner.failed_record import RankExit

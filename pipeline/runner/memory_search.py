@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from pipeline.analysis import memory_trials
-from pipeline.analysis.formulas import GIB
 from pipeline.experiment import record_store
 from pipeline.experiment.measurement import DeviceMemory, MemoryTrial, bracket_of
 from pipeline.experiment.record import MAX_MESSAGE_CHARS, Failure, Record
 from pipeline.experiment.spec import Spec
+from pipeline.figures import memory_trials
+from pipeline.figures.formulas import GIB
 from pipeline.runner import failed_record
 from pipeline.runner.classify_failure import OOM_REASONS
 from pipeline.runner.failed_record import RankExit

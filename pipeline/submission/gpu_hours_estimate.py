@@ -10,14 +10,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from pipeline.analysis.attempts import attempt_span, hours_columns
-from pipeline.analysis.intervals import min_values
-from pipeline.analysis.stopping_rule import LEAD_IN_STEPS, MIN_STEPS, WINDOW_S
 from pipeline.experiment import axis_groups, record_store
 from pipeline.experiment.folder import Experiment, find_experiments
 from pipeline.experiment.point_label import format_figure
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
+from pipeline.figures.attempts import attempt_span, hours_columns
+from pipeline.figures.intervals import min_values
+from pipeline.figures.stopping_rule import LEAD_IN_STEPS, MIN_STEPS, WINDOW_S
 from pipeline.plan.axes import Device
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.system.errors import CommandError, format_duration, pluralize, replace_control_characters, shorten_list

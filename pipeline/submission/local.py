@@ -16,13 +16,13 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pipeline.analysis.pooling import group_pairs
 from pipeline.experiment import record_store
 from pipeline.experiment.find_model import source_digests
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.manifest import start_submission
 from pipeline.experiment.point_label import point_labels
 from pipeline.experiment.spec import Spec
+from pipeline.figures.pooling import group_pairs
 from pipeline.runner.launch_options import LaunchOptions, launch_command, python_variables
 from pipeline.submission.gpu_hours_estimate import (
     EarlierAttempt,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from pipeline.analysis.formulas import GIB
 from pipeline.experiment.measurement import DeviceMemory
 from pipeline.experiment.spec import Spec
+from pipeline.figures.formulas import GIB
 from pipeline.training.process_group import Rank, device_indices
 
 

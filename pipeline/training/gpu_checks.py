@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from pipeline.analysis.formulas import GIB
 from pipeline.experiment.record import FailureKind
 from pipeline.experiment.spec import Spec
+from pipeline.figures.formulas import GIB
 from pipeline.plan.axes import AXES
 
 MIN_OTHER_PROCESS_BYTES = GIB  # less is a display, a monitor, or the error of the estimate

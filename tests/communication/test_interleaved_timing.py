@@ -7,7 +7,6 @@ import pytest
 import torch
 from image_steps import ALONE
 
-from pipeline.analysis.stopping_rule import LEAD_IN_STEPS, MAX_STEPS, MIN_STEPS
 from pipeline.communication.interleaved_timing import (
     WARM_UP_STEPS_PER_VARIANT,
     time_on_host,
@@ -17,6 +16,7 @@ from pipeline.communication.interleaved_timing import (
     warm_up_and_size_windows,
 )
 from pipeline.experiment.measurement import WindowTimesNs
+from pipeline.figures.stopping_rule import LEAD_IN_STEPS, MAX_STEPS, MIN_STEPS
 from pipeline.training import process_group
 from pipeline.training.process_group import Rank
 

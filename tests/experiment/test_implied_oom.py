@@ -10,10 +10,10 @@ from pipeline.experiment.folder import Experiment
 from pipeline.experiment.implied_oom import find_implying_oom, implied_oom_record
 from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Failure, Gpu, Record
-from pipeline.pages.markdown import render_experiment
+from pipeline.report.build_tables import build_tables
+from pipeline.report.markdown import render_experiment
 from pipeline.runner.launch_options import LaunchOptions, Rerun, launch_command
 from pipeline.system import host
-from pipeline.tables.build_tables import build_tables
 
 H200 = Environment(gpus=(Gpu(name="NVIDIA H200"),))
 SIZES = (1024, 2048, 4096, 8192)

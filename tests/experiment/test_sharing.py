@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from pipeline.analysis.formulas import GIB
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.measurement import DeviceMemory, Measurement
@@ -32,6 +31,7 @@ from pipeline.experiment.packing import (
 )
 from pipeline.experiment.record import Environment, Record
 from pipeline.experiment.spec import Spec
+from pipeline.figures.formulas import GIB
 from pipeline.runner import launch_session
 from pipeline.runner.failed_record import RankExit
 from pipeline.runner.launch_options import LaunchOptions, launch_command

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis_profiles import examples
 
-from pipeline.analysis.intervals import min_values
 from pipeline.experiment.spec import MIN_WINDOWS_FOR_INTERVAL, Spec, canonical_json, non_default_fields
+from pipeline.figures.intervals import min_values
 from pipeline.plan.axes import AXES, DECLARED, IMAGE_AXES, STRATEGY_AXES
 from pipeline.plan.strategies import STRATEGIES
 

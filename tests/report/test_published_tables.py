@@ -20,8 +20,8 @@ from conftest import ROOT, run_command
 
 from pipeline.collect import address_of_words
 from pipeline.experiment.folder import Experiment
-from pipeline.pages.markdown import render_experiment
-from pipeline.tables.collect_experiment import collect_experiment
+from pipeline.report.collect_experiment import collect_experiment
+from pipeline.report.markdown import render_experiment
 
 PUBLISHED = ROOT / "published"
 MEASURED = sorted(str(path.parent.relative_to(PUBLISHED)) for path in PUBLISHED.glob("*/*/report.md"))

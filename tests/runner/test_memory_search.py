@@ -10,12 +10,12 @@ import pytest
 from conftest import run_command, succeeded
 from factories import make_measurement, make_spec, measurement_of, only_record, write_grid
 
-from pipeline.analysis.formulas import GIB
 from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.measurement import DeviceMemory, MemorySearch
 from pipeline.experiment.record import Environment, FailureKind, Record
 from pipeline.experiment.spec import Spec
+from pipeline.figures.formulas import GIB
 from pipeline.runner.failed_record import RankExit
 from pipeline.runner.memory_search import MAX_OTHER_FAILURES, fitting_trial, search_memory
 from pipeline.runner.rank_files import PointResult, PointTask, RankError, RankFiles

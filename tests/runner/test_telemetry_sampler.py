@@ -13,7 +13,7 @@ from conftest import CPU_SIZE, ROOT, SMALL_GRID, Command, processes_of, succeede
 from factories import make_spec
 from slurm_queue import records_in
 
-from pipeline.analysis.telemetry_summary import NodeSamples, read_node_samples
+from pipeline.figures.telemetry_summary import NodeSamples, read_node_samples
 from pipeline.runner import telemetry_sampler
 from pipeline.runner.rank_files import PointTask, RankFiles
 

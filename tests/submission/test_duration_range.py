@@ -8,12 +8,12 @@ import pytest
 from conftest import Command, without_slurm
 from factories import ROOT, assert_says, make_experiment, make_record, make_spec, planned_points
 
-from pipeline.analysis.attempts import attempt_span
-from pipeline.analysis.pooling import group_pairs
 from pipeline.experiment.axis_groups import without_repeat
 from pipeline.experiment.folder import find_experiments
 from pipeline.experiment.packing import pack_elements
 from pipeline.experiment.record_store import load_folder
+from pipeline.figures.attempts import attempt_span
+from pipeline.figures.pooling import group_pairs
 from pipeline.submission.gpu_hours_estimate import (
     ALIKE_RANGE,
     PILOT_RANGE,

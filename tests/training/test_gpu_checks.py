@@ -9,7 +9,7 @@ import pytest
 import torch
 from factories import assert_says, make_spec, raising
 
-from pipeline.analysis.formulas import GIB
+from pipeline.figures.formulas import GIB
 from pipeline.training.gpu_checks import (
     GpuProblem,
     bf16_problem,

@@ -13,14 +13,14 @@ from factories import LENET, make_measurement, make_record, make_spec
 from image_steps import ALONE, batches_of, step_of
 from torch import nn
 
-from pipeline.analysis.formulas import GIB
-from pipeline.analysis.pooling import timed_epochs
 from pipeline.data import augmentation
 from pipeline.data.images import Images
 from pipeline.experiment.measurement import Epoch, Measurement, RankEpoch
 from pipeline.experiment.record import MAX_STEP_TIMES
 from pipeline.experiment.record_store import encode_record
 from pipeline.experiment.spec import Spec
+from pipeline.figures.formulas import GIB
+from pipeline.figures.pooling import timed_epochs
 from pipeline.training import device_memory, process_group
 from pipeline.training.loop import (
     Evaluation,
@@ -222,7 +222,7 @@ def test_a_point_that_asks_for_more_than_windows_runs_every_epoch(fields: dict[s
 
 
 def test_a_settled_point_leaves_out_the_epochs_that_remain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.analysis.stopping_rule.MAX_TIME_HALF_WIDTH", 100.0)  # a busy machine settles too
+    monkeypatch.setattr("pipeline.figures.stopping_rule.MAX_TIME_HALF_WIDTH", 100.0)  # a busy machine settles too
     fields = {"windows": 9, "epochs": 10, "num_samples": 64, "input": "synthetic"}
     measurement, series = train(**fields)
     # 1 + 6, never fewer
@@ -233,7 +233,7 @@ def test_a_settled_point_leaves_out_the_epochs_that_remain(monkeypatch: pytest.M
 
 
 def test_a_point_that_never_settles_runs_all_of_its_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.analysis.stopping_rule.MAX_TIME_HALF_WIDTH", 0.0)
+    monkeypatch.setattr("pipeline.figures.stopping_rule.MAX_TIME_HALF_WIDTH", 0.0)
     measurement, _ = train(windows=8, epochs=9, num_samples=64, input="synthetic")
     assert len(measurement.epochs) == 9
 

@@ -1,0 +1,115 @@
+"""The rank for which the others wait in all-reduces, and what is known of it.
+
+The time of a step cannot tell it: an all-reduce makes all ranks look alike. The rank that arrives last has the shortest
+all-reduces, since it waits for nobody. Pure functions of records; times in seconds.
+"""
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from pipeline.experiment.measurement import GpuWindow, Profile
+from pipeline.experiment.record import Record
+from pipeline.figures.energy import all_windows
+from pipeline.figures.exposed_communication import collectives_of_kinds
+from pipeline.figures.formulas import GIB, median_of_known
+from pipeline.figures.notes import Note, NoteKind, make_note
+
+LATE_RANK = NoteKind("late_rank", "the other ranks wait {wait_us:,.0f} us of a step for rank {rank} ({where}): {known}")
+
+MIN_LATE_SHARE = 0.05  # of the step: a shorter wait is not named
+MIN_LAST_SHARE = 0.75  # of the profiled steps in which one rank is last; chance gives 1/N
+MIN_CLOCK_DIFFERENCE = 0.02
+MIN_TEMPERATURE_DIFFERENCE_C = 10
+
+
+class LateRank(NamedTuple):
+    """A rank, the seconds of a step that the mean other rank waits for it, where it runs, and what is known of it."""
+
+    rank: int
+    wait_s: float
+    gpu: str
+    node: str
+    num_nodes: int
+    facts: tuple[str, ...] = ()
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it: leave out its node if there are others, else look at its GPU."""
+        if self.num_nodes > 1 and self.node:
+            return f"exclude {self.node}"
+        return f"look at GPU {self.rank}"
+
+    def note(self) -> Note:
+        """Return the note that names it."""
+        where = " on ".join(filter(None, (self.gpu, self.node)))
+        known = "; ".join(self.facts) or "clock, memory and temperature as the others, or not known"
+        values: dict[str, Any] = {"rank": self.rank, "where": where or "GPU not stated", "wait_us": 1e6 * self.wait_s}
+        return make_note(LATE_RANK, **values, known=known)
+
+
+def find_late_rank(records: Sequence[Record]) -> LateRank | None:
+    """Return the rank that is last in most profiled steps; None if none is, or if the records name different ones."""
+    found = [(record, late) for record in records if (late := last_rank(record)) is not None]
+    if not found or len(found) < len(records) or len({rank for _, (rank, _) in found}) > 1:
+        return None
+    record, (rank, _) = found[0]
+    gpus, nodes = record.environment.gpus, record.environment.nodes
+    gpu = gpus[rank] if rank < len(gpus) else None
+    node = (gpu.node if gpu else None) or (nodes[0] if len(nodes) == 1 else "")
+    wait_s = statistics.median(seconds for _, (_, seconds) in found)
+    return LateRank(rank, wait_s, f"GPU {rank}" if gpu else "", node, len(nodes), tuple(facts_of(record, rank)))
+
+
+def last_rank(record: Record) -> tuple[int, float] | None:
+    """Return the rank that is last in most profiled steps, and the seconds of a step that the others wait for it.
+
+    The profiler slows hosts, and not all alike. So the rank must also be slower in the timed bare step, which has no
+    communication, and the shorter of the two times counts.
+    """
+    part = record.measurement.communication if record.measurement else None
+    steps = step_times_ns(part.profile) if part and part.profile else []
+    if part is None or not steps or len(steps[0]) < 2:
+        return None
+    rank, count = Counter(times.index(min(times)) for times in steps).most_common(1)[0]
+    bare = [ranks for one in part.series if one.variant == "plain" for ranks in one.window_times_ns]
+    if count < MIN_LAST_SHARE * len(steps) or not bare:
+        return None
+    wait_ns = statistics.median(ahead_of_others_ns(times, rank) for times in steps)
+    slower_ns = -statistics.median(ahead_of_others_ns(times, rank) for times in bare) / part.steps_per_window
+    return (rank, min(wait_ns, slower_ns) / 1e9) if slower_ns > 0 else None
+
+
+def ahead_of_others_ns(times_ns: Sequence[int], rank: int) -> float:
+    """Return how much shorter the time of a rank is than that of the mean other rank."""
+    return statistics.fmean([*times_ns[:rank], *times_ns[rank + 1 :]]) - times_ns[rank]
+
+
+def step_times_ns(profile: Profile) -> list[list[int]]:
+    """Return the time of gradient reductions of each rank, by step."""
+    found = [collective.durations_ns for collective in collectives_of_kinds(profile, ["gradients"])]
+    return [list(map(sum, zip(*step, strict=True))) for step in zip(*found, strict=True)]
+
+
+def facts_of(record: Record, rank: int) -> Iterable[str]:
+    """Yield what tells a rank's GPU from the others: clock and why it is low, temperature, other processes."""
+    windows = all_windows([record])
+    clock, others_clock = compare(windows, rank, "median_sm_clock_mhz")
+    if clock and others_clock and clock < (1 - MIN_CLOCK_DIFFERENCE) * others_clock:
+        reasons = sorted({reason for one in windows if one.gpu == rank for reason in one.throttle_reasons or ()})
+        why = f" ({', '.join(reasons)})" if reasons else ""
+        yield f"clock {clock:,.0f} MHz, others {others_clock:,.0f}{why}"
+    warm, others_warm = compare(windows, rank, "max_temperature_c")
+    if warm and others_warm and warm - others_warm >= MIN_TEMPERATURE_DIFFERENCE_C:
+        yield f"{warm:.0f} °C, others {others_warm:.0f}"
+    gpus = record.environment.gpus
+    if rank < len(gpus) and (held := gpus[rank].memory_of_others_bytes):
+        yield f"other processes hold {held / GIB:.1f} GiB of its memory"
+
+
+def compare(windows: Sequence[GpuWindow], rank: int, field: str) -> tuple[float | None, float | None]:
+    """Return the median of a value of a rank's GPU, and of the other GPUs; None if it is not known."""
+    pairs = [(getattr(window, field), window.gpu == rank) for window in windows]
+    own, others = (median_of_known(value for value, is_own in pairs if is_own is side) for side in (True, False))
+    return own, others

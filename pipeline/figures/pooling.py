@@ -1,0 +1,310 @@
+"""Pooled points: the outcomes that one table row shows, their epoch time and its interval."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+from pipeline.experiment.axis_groups import POOLED_AXES, alike_key, without_repeat
+from pipeline.experiment.measurement import Epoch, RankEpoch
+from pipeline.experiment.outcomes import PointOutcome, units_by_model
+from pipeline.experiment.record import Record
+from pipeline.experiment.spec import FIRST_TIMED_EPOCH, Spec
+from pipeline.figures import comparability, formulas, intervals
+from pipeline.figures.attempts import AttemptKey, attempt_key, count_neighbours
+from pipeline.figures.comparability import gpu_model, most_common
+from pipeline.figures.intervals import Estimate
+from pipeline.figures.notes import Note, NoteKind, make_note, text_note
+from pipeline.plan.axes import AXIS_DEFAULTS
+
+REPEATS_NOT_OK = NoteKind("repeats_not_ok", "{count} of {repeats} repeats: {statuses:list}")
+SHARED_NODE = NoteKind(
+    "shared_node",
+    "other points of this experiment on its node meanwhile: {others}",
+    badge="shared node",
+    forbids=("speedup", "comm_time_subtraction_s"),
+)
+OTHER_SHARED_NODE = NoteKind(
+    "other_shared_node", "{what}: other points of this experiment on its node meanwhile: {others}", badge="shared node"
+)
+PROBE_FITS = NoteKind("probe_fits", "probe of {steps} steps: it fits, and has no epoch time")
+EPOCHS_CUT = NoteKind("epochs_cut", "epochs end after {steps} of {full} steps: no epoch time")
+WHOLE_SECONDS = NoteKind("whole_seconds", "stated in whole seconds: rounding alone is {share:.1%}")
+ONLY_WARM_UP = NoteKind("only_warm_up", "epoch 1 warms up and epoch 2 was not run: no epoch time")
+TIMED_EPOCH_NOT_STATED = NoteKind("timed_epoch_not_stated", "the file does not state epoch 2")
+PARTS_DEVIATE = NoteKind("parts_deviate", "the parts of an epoch add up to {share:,.1%} of its time")
+TOO_FEW_VALUES = NoteKind("too_few_values", "an interval needs {needed} windows or repeats, got {found}")
+ALLOCATOR_RETRY = NoteKind("allocator_retry", "memory was full once: the allocator freed its cache and tried again")
+ALLOCATOR_RETRIES = NoteKind(
+    "allocator_retries", "memory was full {count} times: the allocator freed its cache and tried again"
+)
+OWN_COLLECTIVES = NoteKind(
+    "own_collectives",
+    "the model or its loss calls collectives itself ({names:list}), in every timed step, the "
+    "reference too: no exposed communication, no cost of the wrapper and no advice are told from it",
+    badge="own collectives",
+)
+
+MAX_PARTS_DEVIATION = 0.01  # of an epoch's time: the sum of its parts may differ from it by this share
+MIN_PARTS_DEVIATION_NS = 1_000_000  # a smaller difference is never reported
+ALWAYS_SHOWN = ("strategy", "num_nodes", "num_gpus", "batch_size_per_gpu", "precision", "input")
+STATUS_ORDER = ("ok", "oom", "failed", "rejected", "missing")
+
+SomeKey = TypeVar("SomeKey")
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, eq=False)
+class PooledPoint:
+    """The outcomes that differ only in repeat and seed. Figures are cached, since several tables show a point.
+
+    Times and memory are of one GPU model: a point that ran on two is two pooled points. Accuracies pool all models.
+    """
+
+    spec: Spec  # with repeat and seed at 0
+    outcomes: list[PointOutcome]
+    axes: Sequence[str]  # that its rows show
+    gpu: str  # the model; "" on a CPU, or if no record states it
+    unit: str  # of the items that its samples consist of
+    majority_source: str  # of the ok records of the experiment
+    neighbours: Mapping[AttemptKey, int]  # their number, for each attempt of the experiment that had some
+    is_rounded: bool  # others state all epoch times of the experiment in whole seconds
+
+    @cached_property
+    def status(self) -> str:
+        """`ok` if any outcome is, else the first of oom, failed, rejected, missing that occurs."""
+        present = {outcome.status for outcome in self.outcomes}
+        return next(status for status in STATUS_ORDER if status in present)
+
+    @cached_property
+    def ok_records(self) -> list[Record]:
+        """The records of the ok outcomes."""
+        return [outcome.record for outcome in self.outcomes if outcome.record and outcome.status == "ok"]
+
+    @cached_property
+    def num_samples(self) -> int | None:
+        """The samples of an epoch; None if timings from elsewhere do not state them, and the spec has the default."""
+        stated = [record.measurement for record in self.ok_records if record.measurement and not record.measured]
+        is_unknown = any(epoch.num_samples is None for measurement in stated for epoch in measurement.epochs)
+        return None if is_unknown else self.spec.num_samples
+
+    @cached_property
+    def items_per_sample(self) -> int | None:
+        """The items of a sample, as the first ok record states them."""
+        measured = [record.measurement for record in self.ok_records if record.measurement]
+        return measured[0].items_per_sample if measured else None
+
+    @cached_property
+    def own_collectives(self) -> list[str]:
+        """The collectives that the user's code calls in every timed step, so that no difference shows them."""
+        measured = [record.measurement for record in self.ok_records if record.measurement]
+        return sorted({name for measurement in measured for name in measurement.own_collectives})
+
+    @property
+    def own_collectives_notes(self) -> list[Note]:
+        """A note if the user's code calls collectives in a step."""
+        return [make_note(OWN_COLLECTIVES, names=self.own_collectives)] if self.own_collectives else []
+
+    @cached_property
+    def records_by_environment(self) -> list[Record]:
+        """One ok record of each environment, precision and execution: enough to compare environments."""
+        return list({comparability.environment_key(record): record for record in self.ok_records}.values())
+
+    def difference_notes(self, what: str, other: "PooledPoint") -> list[Note]:
+        """Return a note for every fact in which the environment of another point, called `what`, differs."""
+        notes = comparability.environment_difference_notes(
+            what, other.records_by_environment, self.records_by_environment
+        )
+        return notes + [make_note(OTHER_SHARED_NODE, what=what, **note.values) for note in other.shared_node_notes]
+
+    @cached_property
+    def num_neighbours(self) -> int:
+        """Return the largest number, over the ok records, of other points that ran on their node at the same time."""
+        return max((self.neighbours.get(attempt_key(record), 0) for record in self.ok_records), default=0)
+
+    @property
+    def shared_node_notes(self) -> list[Note]:
+        """A note if other points ran on a node of this one at the same time."""
+        return [make_note(SHARED_NODE, others=self.num_neighbours)] if self.num_neighbours else []
+
+    def median(self, value_of: Callable[[Record], float | None]) -> float | None:
+        """Return the median of a value over the ok records that have it; None if none has it."""
+        return formulas.median_of_known(map(value_of, self.ok_records))
+
+    @cached_property
+    def epoch_times_s(self) -> list[list[float]]:
+        """The times of the timed epochs, for each repeat that has any."""
+        return [values for record in self.ok_records if (values := window_values_s(record, "epoch_time_ns"))]
+
+    @cached_property
+    def epoch_time(self) -> Estimate | None:
+        """The point's epoch time: the median of the repeats' medians; None if no repeat has one."""
+        return intervals.median_time(self.epoch_times_s)
+
+    @cached_property
+    def interval_notes(self) -> list[Note]:
+        """A note if the epoch time's interval is over windows of several processes, or a note on why there is none."""
+        time, num_windows = self.epoch_time, sum(map(len, self.epoch_times_s))
+        if time is not None and not time.interval and (self.spec.windows > 1 or len(self.outcomes) > 1):
+            return [make_note(TOO_FEW_VALUES, needed=intervals.min_values(), found=num_windows)]
+        return intervals.pooled_notes(self.epoch_times_s, time.basis) if time is not None else []
+
+    @cached_property
+    def epoch_time_drift_notes(self) -> list[Note]:
+        """A note if the epoch time drifted in windows that an interval is based on."""
+        if self.epoch_time is None or self.epoch_time.basis != "windows":
+            return []
+        return intervals.drift_notes("epoch_time_s", self.epoch_times_s)
+
+    @cached_property
+    def notes(self) -> list[Note]:
+        """Notes on missing figures, on missing repeats, and on environments that are mixed."""
+        notes: list[Note] = []
+        if self.status != "ok":
+            notes += map(text_note, sorted({outcome.reason for outcome in self.outcomes if outcome.reason}))
+        elif len(self.ok_records) < len(self.outcomes):
+            others = [outcome.status for outcome in self.outcomes if outcome.status != "ok"]
+            counts = {"count": len(others), "repeats": len(self.outcomes)}
+            notes.append(make_note(REPEATS_NOT_OK, **counts, statuses=sorted(set(others))))
+        if self.status == "ok" and self.spec.measure == "epochs" and self.epoch_time is None:
+            notes.append(explain_no_epoch_time(self.spec))
+        return [
+            *notes,
+            *self.shared_node_notes,
+            *comparability.other_source_notes(self.records_by_environment, self.majority_source),
+            *comparability.mixed_environment_notes(self.records_by_environment),
+            *comparability.source_edited_notes(self.records_by_environment),
+        ]
+
+    @cached_property
+    def parts_notes(self) -> list[Note]:
+        """A note if computation and data loading of a timed epoch do not add up to its time."""
+        slowest = [epoch.slowest_rank for record in self.ok_records for epoch in timed_epochs(record)]
+        ratios = [parts_ratio(rank) for rank in slowest if rank]
+        worst = max(ratios, key=lambda ratio: abs(ratio - 1), default=1)
+        if abs(worst - 1) <= MAX_PARTS_DEVIATION:
+            return []
+        return [make_note(PARTS_DEVIATE, share=worst)]
+
+    @cached_property
+    def rounding_notes(self) -> list[Note]:
+        """A note if others state all epoch times in whole seconds: half a second of the time is their rounding."""
+        times_s = [time_s for repeat in self.epoch_times_s for time_s in repeat]
+        return [make_note(WHOLE_SECONDS, share=0.5 / min(times_s))] if self.is_rounded and times_s else []
+
+    @cached_property
+    def allocator_retry_notes(self) -> list[Note]:
+        """A note if memory was so full that the allocator freed its cache and tried again, which costs time."""
+        memory = [part for record in self.ok_records if record.measurement for part in record.measurement.memory]
+        retries = max((part.num_alloc_retries or 0 for part in memory), default=0)
+        if not retries:
+            return []
+        return [make_note(ALLOCATOR_RETRY if retries == 1 else ALLOCATOR_RETRIES, count=retries)]
+
+
+def pool_outcomes(outcomes: Sequence[PointOutcome], *, by_gpu: bool = True) -> list[PooledPoint]:
+    """Pool the outcomes that differ only in repeat and seed, in the order in which they first occur.
+
+    With `by_gpu` the outcomes of a point on two GPU models are two pools. Times and memory need it, accuracies do not.
+    """
+    ok_records = [outcome.record for outcome in outcomes if outcome.record and outcome.status == "ok"]
+    models = Counter(filter(None, map(gpu_of_result, outcomes)))
+    only_model = most_common(models) if len(models) == 1 else ""
+    source = comparability.majority_source(ok_records)
+    pools = group_pairs((alike_key(outcome.spec, POOLED_AXES), outcome) for outcome in outcomes).values()
+    axes, units = axes_to_show([pool[0].spec for pool in pools]), units_by_model(outcomes)
+    attempts = [record for outcome in outcomes for record in (outcome.record, *outcome.superseded) if record]
+    common = (source, count_neighbours(attempts), is_in_whole_seconds(ok_records))
+    return [
+        PooledPoint(without_repeat(spec := pool[0].spec), part, axes, gpu or only_model, units[spec.model], *common)
+        for pool in pools
+        for gpu, part in split_by_gpu(pool, by_gpu).items()
+    ]
+
+
+def is_in_whole_seconds(records: Iterable[Record]) -> bool:
+    """True if others measured the records and state all epoch times in whole seconds."""
+    stated = (record for record in records if not record.measured)
+    times_s = [time_s for record in stated for time_s in window_values_s(record, "epoch_time_ns")]
+    return bool(times_s) and all(time_s.is_integer() for time_s in times_s)
+
+
+def gpu_of_result(outcome: PointOutcome) -> str:
+    """Return the GPU model on which a point is ok or ran out of memory; "" if it is neither, or states none."""
+    return gpu_model(outcome.record) if outcome.record and outcome.status in ("ok", "oom") else ""
+
+
+def split_by_gpu(pool: Sequence[PointOutcome], by_gpu: bool) -> dict[str, list[PointOutcome]]:
+    """Return the outcomes of a point by GPU model, the most common first; all by that model without `by_gpu`.
+
+    An outcome without a result, or without a model, stands with the most common one.
+    """
+    models = Counter(filter(None, map(gpu_of_result, pool)))
+    first = most_common(models)
+    groups: dict[str, list[PointOutcome]] = {model: [] for model, _ in models.most_common()} if by_gpu else {}
+    for part in pool:
+        groups.setdefault((gpu_of_result(part) or first) if by_gpu else first, []).append(part)
+    return groups
+
+
+def axes_to_show(specs: Sequence[Spec]) -> list[str]:
+    """Return the axes of every row: those always shown, then the others in which a point differs from the default."""
+    unusual = [axis for axis, default in AXIS_DEFAULTS.items() if any(getattr(spec, axis) != default for spec in specs)]
+    return [*ALWAYS_SHOWN, *(axis for axis in unusual if axis not in (*ALWAYS_SHOWN, *POOLED_AXES))]
+
+
+def group_pairs(pairs: Iterable[tuple[SomeKey, Value]]) -> dict[SomeKey, list[Value]]:
+    """Return the values of every key, keys in the order in which they first occur."""
+    groups: dict[SomeKey, list[Value]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
+
+
+def timed_epochs(record: Record) -> list[Epoch]:
+    """Return the record's timed epochs (`Spec.timed_epochs`); fewer if the point stopped early."""
+    if record.measurement is None:
+        return []
+    numbers = record.spec.timed_epochs
+    return [epoch for epoch in record.measurement.epochs if epoch.epoch in numbers]
+
+
+def window_values_s(record: Record, field: str) -> list[float]:
+    """Return a value for each timed epoch: the slowest rank's time in `field`, converted from ns to seconds."""
+    slowest = [epoch.slowest_rank for epoch in timed_epochs(record)]
+    values = [getattr(rank, field) for rank in slowest if rank]
+    return [value / 1e9 for value in values if value is not None]
+
+
+def median_window_s(field: str) -> Callable[[Record], float | None]:
+    """Return a function that returns the median of `window_values_s` of a record."""
+    return lambda record: formulas.median_of_known(window_values_s(record, field))
+
+
+def explain_no_epoch_time(spec: Spec) -> Note:
+    if spec.is_probe:
+        return make_note(PROBE_FITS, steps=spec.steps_per_epoch)
+    if not spec.is_whole_epoch:
+        return make_note(EPOCHS_CUT, steps=spec.steps_per_epoch, full=spec.full_steps_per_epoch)
+    if spec.epochs < FIRST_TIMED_EPOCH:
+        return make_note(ONLY_WARM_UP)
+    return make_note(TIMED_EPOCH_NOT_STATED)
+
+
+def record_peak_memory_gib(record: Record) -> float | None:
+    """Return the peak memory of the fullest device, in GiB."""
+    memory = record.measurement.memory if record.measurement else ()
+    return max(part.peak_allocated_bytes for part in memory) / formulas.GIB if memory else None
+
+
+def parts_ratio(rank: RankEpoch) -> float:
+    """Return (compute time + data time) / epoch time.
+
+    It is 1 if one of the three times is not stated, or if the sum differs from the epoch time by 1 ms or less.
+    """
+    time_ns, compute_ns, data_ns = rank.epoch_time_ns, rank.compute_time_ns, rank.data_time_ns
+    if not time_ns or compute_ns is None or data_ns is None:
+        return 1.0
+    parts_ns = compute_ns + data_ns
+    return parts_ns / time_ns if abs(parts_ns - time_ns) > MIN_PARTS_DEVIATION_NS else 1.0

@@ -1,0 +1,142 @@
+"""The rows of bandwidth: the buckets of gradients in training, and isolated all-reduces, the limit of the link."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from pipeline.experiment.measurement import Collective, Communication, Operation, Profile, SweptCollective
+from pipeline.experiment.record import Record
+from pipeline.experiment.spec import Spec
+from pipeline.figures import comparability, formulas
+from pipeline.figures.exposed_communication import collectives_of_kinds, communications_of
+from pipeline.figures.notes import NoteKind, make_note
+from pipeline.figures.pooling import PooledPoint, group_pairs
+from pipeline.plan.axes import CAPTURED_EXECUTIONS
+from pipeline.report.columns import Row, make_row
+from pipeline.report.definitions import BANDWIDTH, SWEEP
+
+SIZE_NOT_SWEPT = NoteKind("size_not_swept", "no isolated all-reduce of this size was timed")
+NO_PAUSE_IN_TRAINING = NoteKind(
+    "no_pause_in_training", "time on the fastest rank; isolated all-reduces follow a pause, this one does not"
+)
+SWEEP_WAITED_FOR_HOST = NoteKind(
+    "sweep_waited_for_host", "the isolated all-reduces waited for the host: the link's limit lies higher"
+)
+SWEEPS_DIFFER = NoteKind("sweeps_differ", "isolated all-reduces of some repeats were captured, of others not")
+NO_BUFFER_MEMORY = NoteKind("no_buffer_memory", "a rank had no memory for the buffer")
+
+OF_STEPS = ("precision", "execution")  # facts that do not affect isolated all-reduces
+
+
+class SweepKey(NamedTuple):
+    """The place of a sweep, the execution of its calls, the GPU models, and the operation.
+
+    Sweeps are pooled where all are equal.
+    """
+
+    device: str
+    num_nodes: int
+    num_gpus: int
+    execution: str
+    gpu: str
+    operation: Operation = "all_reduce"
+
+
+LinkKey = tuple[str, int, str]
+MeasuredLinks = dict[LinkKey, float]  # the largest bus bandwidth of any isolated all-reduce, in GB/s
+
+
+def link_key(record: Record) -> LinkKey:
+    """Return the kind of place whose links are alike: device, number of nodes, and models of the GPUs."""
+    return record.spec.device, record.spec.num_nodes, comparability.gpu_model(record)
+
+
+def is_swept(spec: Spec) -> bool:
+    """True if the point times isolated collectives."""
+    return spec.measure == "communication" and spec.is_distributed
+
+
+def measured_links(records: Iterable[Record]) -> MeasuredLinks:
+    """Return the largest bus bandwidth of any isolated collective on each kind of place."""
+    links: MeasuredLinks = {}
+    for record in records:
+        for size in (size for part in communications_of([record]) for size in part.sweep if size.times_ns):
+            time_s = statistics.median(size.times_ns) / 1e9
+            busbw = formulas.busbw_gb_s(size.num_bytes, time_s, record.spec.num_gpus, size.operation)
+            links[link_key(record)] = max(busbw, links.get(link_key(record), 0.0))
+    return links
+
+
+def bandwidth_rows(point: PooledPoint) -> list[Row]:
+    """Return a row of Q3.2 for each bucket, beside the isolated all-reduce of the same size."""
+    found = communications_of(point.ok_records)
+    profiles = [part.profile for part in found if part.profile]
+    numbered = (pair for profile in profiles for pair in enumerate(buckets_of(profile), 1))
+    # repeats need not have the same buckets
+    buckets = group_pairs(((number, collective.num_bytes), collective) for number, collective in numbered)
+    return [
+        bandwidth_row(point, number, seen, isolated_all_reduce_time_s(found, num_bytes))
+        for (number, num_bytes), seen in sorted(buckets.items())
+    ]
+
+
+def buckets_of(profile: Profile) -> list[Collective]:
+    """Return the buckets of gradients that DDP reduces, in order; FSDP has none."""
+    return [one for one in collectives_of_kinds(profile, ["gradients"]) if one.operation == "all_reduce"]
+
+
+def bandwidth_row(point: PooledPoint, bucket: int, seen: Sequence[Collective], isolated_s: float | None) -> Row:
+    """Return the row of one bucket. Its time is the median over steps of the shortest time over ranks."""
+    duration_s = statistics.median(min(ranks) for part in seen for ranks in part.durations_ns) / 1e9
+    num_bytes, num_ranks = seen[0].num_bytes, point.spec.world_size
+    achieved = formulas.busbw_gb_s(num_bytes, duration_s, num_ranks) if duration_s else None
+    peak = formulas.busbw_gb_s(num_bytes, isolated_s, num_ranks) if isolated_s else None
+    share = achieved / peak if achieved and peak else None
+    notes = [] if peak else [make_note(SIZE_NOT_SWEPT)]
+    if share is not None and share > 1:
+        is_captured = sweep_key(point.ok_records[0]).execution in CAPTURED_EXECUTIONS
+        notes.append(make_note(NO_PAUSE_IN_TRAINING if is_captured else SWEEP_WAITED_FOR_HOST))
+    if len({sweep_key(record).execution for record in point.ok_records}) > 1:
+        notes.append(make_note(SWEEPS_DIFFER))
+    bandwidths = {"busbw_gb_s": achieved, "peak_busbw_gb_s": peak, "link_share": share}
+    return make_row(BANDWIDTH, point, notes, bucket=bucket, num_bytes=num_bytes, comm_time_s=duration_s, **bandwidths)
+
+
+def isolated_all_reduce_time_s(found: Sequence[Communication], num_bytes: int) -> float | None:
+    """Return the median time of isolated all-reduces of that size in the same jobs; None where none was timed."""
+    swept = [size for part in found for size in part.sweep if size.operation == "all_reduce"]
+    sizes = [size for size in swept if size.num_bytes == num_bytes]
+    return formulas.median_of_known(time_ns / 1e9 for size in sizes for time_ns in size.times_ns)
+
+
+def sweep_rows(points: Iterable[PooledPoint]) -> dict[SweepKey, list[Row]]:
+    """Return a row for each size, by place, over all points that swept there."""
+    records = [record for point in points for record in point.ok_records]
+    timed = [(record, size) for record in records for part in communications_of([record]) for size in part.sweep]
+    sweeps = group_pairs(
+        ((sweep_key(record)._replace(operation=size.operation), size.num_bytes), (record, size))
+        for record, size in timed
+    )
+    return group_pairs((key[0], sweep_row(*key, found)) for key, found in sorted(sweeps.items()))
+
+
+def sweep_key(record: Record) -> SweepKey:
+    """Return the place of a record's sweep and the execution of its calls."""
+    spec, found = record.spec, record.measurement
+    captured = found.communication.sweep_captured if found and found.communication else None
+    execution = "graph" if captured else "eager"
+    if captured is None:  # earlier records do not state it: the calls were run as the steps were
+        execution = (found.execution_used if found else None) or spec.execution
+    return SweepKey(spec.device, spec.num_nodes, spec.num_gpus, execution, comparability.gpu_model(record))
+
+
+def sweep_row(place: SweepKey, num_bytes: int, found: Sequence[tuple[Record, SweptCollective]]) -> Row:
+    """Return the row of one size; `n` counts the jobs that timed it. It has no figures if the buffer did not fit."""
+    timed = [record for record, part in found if part.times_ns]
+    times_ns = [time_ns for _, part in found for time_ns in part.times_ns]
+    notes = comparability.mixed_environment_notes(timed, but=OF_STEPS) if timed else [make_note(NO_BUFFER_MEMORY)]
+    figures: dict[str, Any] = {"num_bytes": num_bytes, "status": "ok" if timed else "oom", "num_windows": len(times_ns)}
+    if time_s := statistics.median(times_ns or [0]) / 1e9:
+        figures |= {"time_s": time_s, "algbw_gb_s": formulas.bandwidth_gb_s(num_bytes, time_s)}
+        figures["busbw_gb_s"] = formulas.busbw_gb_s(num_bytes, time_s, place.num_gpus, place.operation)
+    return Row(place._asdict() | {"gpu": place.gpu or None}, SWEEP.complete(figures), len(timed), tuple(notes))

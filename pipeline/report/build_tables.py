@@ -1,0 +1,111 @@
+"""The tables of one experiment: the rows of every table in `definitions`, by its name."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pipeline.experiment.outcomes import PointOutcome
+from pipeline.figures.intervals import ends_of
+from pipeline.figures.pooling import pool_outcomes
+from pipeline.figures.ring_model import Link
+from pipeline.figures.scaling import pair_with_baselines, strong_pairs
+from pipeline.plan.strategies import STRATEGIES
+from pipeline.report.advice_rows import advise_all
+from pipeline.report.bandwidth_rows import MeasuredLinks, bandwidth_rows, measured_links, sweep_rows
+from pipeline.report.columns import Row, Table
+from pipeline.report.communication_rows import exposed_row, group_by_training, split_row, transfer_row
+from pipeline.report.cost_rows import cost_rows
+from pipeline.report.definitions import TABLES
+from pipeline.report.epoch_rows import oom_row, q1_row, q2_row, q3_row, q4_rows
+from pipeline.report.int8_rows import int8_histogram_rows, int8_rows
+from pipeline.report.memory_rows import memory_rows
+from pipeline.report.prediction_rows import prediction_rows
+from pipeline.report.time_to_target_rows import FROM_BASELINE, Targets, time_to_target_rows
+
+INT8_TABLES = ("int8", "int8_histograms")
+TABLES_OF_GPUS = ("Q1", "Q2", "communication", "split", "memory")
+
+Tables = dict[str, list[Row]]
+"""The rows of every table. Q2 holds all rows of weak scaling, then those of strong scaling."""
+
+
+def build_tables(
+    outcomes: Sequence[PointOutcome],
+    link: Link | None = None,
+    sibling_links: MeasuredLinks | None = None,
+    targets: Targets = FROM_BASELINE,
+    predict_to: int | None = None,
+    peak_tflops: float | None = None,
+) -> Tables:
+    """Return the tables of an experiment, rows in the order of the grid.
+
+    Predictions are for `link` and up to `predict_to` GPUs, times to target for `targets`, and MFU is of `peak_tflops`
+    if it is stated.
+    `sibling_links` are those that other experiments measured; the own ones come first.
+    """
+    pooled, over_gpus = pool_outcomes(outcomes), pool_outcomes(outcomes, by_gpu=False)
+    trained = [point for point in over_gpus if point.spec.measure == "epochs"]
+    points = [point for point in pooled if point.spec.measure == "epochs"]
+    measured = [point for point in pooled if point.spec.measure == "communication"]
+    distributed = [point for point in measured if point.spec.is_distributed]
+    reducing = [point for point in distributed if STRATEGIES[point.spec.strategy].has_all_reduces_alone]
+    plain = [point for point in points if not point.spec.remedies]
+    quantized = [point for point in over_gpus if point.spec.measure == "quantize"]
+    weak = pair_with_baselines(plain, "weak")
+    links = (sibling_links or {}) | measured_links(record for point in distributed for record in point.ok_records)
+    advices = advise_all(plain, distributed, peak_tflops)
+    trained_alike, measured_alike = group_by_training(points), group_by_training(measured)
+    found: dict[str, Iterable[Row]] = {
+        "Q1": (q1_row(point, peak_tflops) for point in plain if point.spec.num_gpus == 1),
+        "Q2": (
+            *(
+                q2_row(point, baseline, "weak", peak_tflops, advices.get(id(point)), measured_alike)
+                for point, baseline in weak
+            ),
+            *(q2_row(point, baseline, "strong", peak_tflops) for point, baseline in strong_pairs(plain)),
+        ),
+        "Q3": (q3_row(point, baseline, measured_alike, links) for point, baseline in weak if point.spec.num_gpus > 1),
+        "Q4": (row for point in trained for row in q4_rows(point)),
+        "oom": (oom_row(point) for point in pooled if any(outcome.status == "oom" for outcome in point.outcomes)),
+        "communication": (exposed_row(point, advices.get(id(point))) for point in distributed),
+        "bandwidth": (row for point in reducing for row in bandwidth_rows(point)),
+        "sweep": (row for rows in sweep_rows(distributed).values() for row in rows),
+        "transfers": (transfer_row(point, trained_alike) for point in measured),
+        "split": (split_row(point) for point in measured if STRATEGIES[point.spec.strategy].uses_threads),
+        # processes share the CPUs of a machine, so more of them compute more slowly: the model says nothing of that
+        "prediction": prediction_rows([point for point in reducing if point.spec.device == "cuda"], link, predict_to),
+        "memory": memory_rows([point for point in pooled if point.spec.measure == "memory"]),
+        "cost": cost_rows(outcomes),
+        "time_to_target": time_to_target_rows(trained, targets),
+        "int8": (row for point in quantized for row in int8_rows(point)),
+        "int8_histograms": (row for point in quantized for row in int8_histogram_rows(point)),
+    }
+    return {name: list(found[name]) for name in TABLES}
+
+
+def flatten(tables: Tables) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of JSON and CSV, by table. The tables of int8 are left out where no point quantizes."""
+    names = [name for name in TABLES if tables[name] or name not in INT8_TABLES]
+    return {name: [flatten_row(row, TABLES[name]) for row in tables[name]] for name in names}
+
+
+def flatten_row(row: Row, table: Table) -> dict[str, Any]:
+    """Return a row of JSON and CSV: axes, figures with the ends of their intervals, n, note."""
+    flat = dict(row.axes)
+    for column in table.columns:
+        value = row.figures[column.key]
+        flat |= {
+            key: float(part) if isinstance(part, float) else part
+            for key, part in zip(column.keys, (value, *ends_of(value)), strict=False)
+        }
+    return flat | {"n": row.n, "note": row["note"]}
+
+
+def values_of(tables: Tables, axis: str) -> list[str]:
+    """Return what the points have on an axis, such as their GPU models, in the order of their rows."""
+    found = (row.axes.get(axis) for name in TABLES_OF_GPUS for row in tables[name])
+    return [value for value in dict.fromkeys(found) if value]
+
+
+def part_of(tables: Tables, axis: str, value: str) -> Tables:
+    """Return the tables without the rows of other values of an axis; rows that state none stay."""
+    return {name: [row for row in rows if row.axes.get(axis) in (value, None)] for name, rows in tables.items()}

@@ -1,0 +1,352 @@
+"""Claims: what an experiment answers, as values with their conditions and badges, and the words for each kind."""
+
+import math
+import string
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple
+
+from pipeline.experiment.point_label import EFFORT_AXES, describe_point, format_number, models_of, varying_axes
+from pipeline.figures.comparison import verdict_on
+from pipeline.figures.energy import POWER_LIMITS, THROTTLED, is_power_limited
+from pipeline.figures.intervals import Estimate, ends_of, min_values
+from pipeline.figures.notes import OF_BASELINE, Note
+from pipeline.plan.axes import AXIS_DEFAULTS
+from pipeline.plan.strategies import STRATEGIES
+from pipeline.report.columns import Row, kind_of
+from pipeline.report.note_words import NoteFormatter
+
+SUBMIT = "ddpscale submit"
+NO_RESULT = ("failed", "missing", "rejected")  # the status of a point to run again
+MAX_NAMED_TIES = 3
+MAX_NOISE = 0.2
+"""With fewer runs than a verdict needs, times that differ by less than this share are not told apart: twice the largest
+difference between runs of one point of a published experiment (published/h100x2/dp-bf16: 0.105).
+"""
+
+NEXT_STEP = "That point is limited by {limit}; next step: {next_step}"
+LEFT_OUT = "Of {timed} rows with a speed-up {left_out} cannot be used: {why}{beyond}."
+LARGER = "Larger{elsewhere}: {larger}{cure}"
+EXPOSED = (
+    "On {num_gpus} GPUs {collectives} that computation does not hide take {exposed_us:,.0f} us of a step of "
+    "{step_ms:,.2f} ms: {share:.1%}{where}."
+)
+COMPARED = (
+    "Subtraction says {subtracted:.0%} of the epoch where {measured:.1%} of the step is measured{subtracted_where}."
+)
+LARGE_BATCH = (
+    "After {epochs} epochs {batch:,} images a step reach {accuracy:.1%} test accuracy, {small_batch:,} reach "
+    "{small_accuracy:.1%}: {cost:+.1f} points{where}{unclear}.",
+    "With {remedies} it is {mended:.1%}, the best of {num_sets} with a result{mended_unclear}.",
+)
+
+TEMPLATES: dict[str, tuple[str, ...]] = {
+    "not_answered": ("Not answered here: {why}.",),
+    "not_asked": ("Not answered here: {why}.",),
+    "no_result": ("Not answered yet: {what} have no result; {cure}.",),
+    # Q1
+    "fastest_batch": (
+        "One GPU {place} at {batch:,} images a step: {throughput}, epoch {epoch_time:digits} s{where}.",
+        "Ties: {rivals}.",
+    ),
+    "only_batch": (
+        "One batch size was timed: {batch:,} images a step give {throughput}, epoch {epoch_time:digits} s{where}.",
+    ),
+    "memory_boundary": ("{fits:,} images fit{each}, {fails:,} do not{where}.",),
+    "memory_all_fit": ("{fits:,} images fit{each}{where}.",),
+    "first_oom": ("{fails:,} runs out of memory{where}, {fits:,} fits.",),
+    "smallest_oom": ("{fails:,}, the smallest size tried, runs out of memory{where}.",),
+    "no_oom": ("Nothing up to {fits:,} ran out of memory.",),
+    # Q2
+    "speedup": (
+        "{num_gpus} GPUs with {strategy} are {speedup:digits} times as fast as one{against_best}: "
+        "efficiency {efficiency:.0%}, {scaling} scaling{where}.",
+        LEFT_OUT,
+        "{closing}.",
+    ),
+    "no_speedup": (
+        "No speed-up shown ({low:.2f} to {high:.2f}): {num_gpus} GPUs with {strategy} against one, {scaling} "
+        "scaling{where}.",
+        LEFT_OUT,
+        "{closing}.",
+    ),
+    "speedup_in_part": (
+        "{num_gpus} GPUs with {strategy} are {low:.2f} to {num_gpus} times as fast as one: the rest of the interval, "
+        "up to {high:.2f}, cannot be; {scaling} scaling{where}.",
+        LEFT_OUT,
+        "{closing}.",
+    ),
+    # Q3
+    "exposed": (
+        EXPOSED,
+        "Of {count} points it is the largest share{rivals}, the smallest is {smallest:.1%}; {unclear}.",
+        COMPARED,
+    ),
+    "exposed_alone": (EXPOSED, "{unclear}.", COMPARED),
+    "exposed_unclear": (
+        "On {num_gpus} GPUs no communication is shown that computation does not hide: {unclear}.",
+        COMPARED,
+    ),
+    "subtracted": (
+        "By subtraction, not measured: up to {share:.0%} of the epoch{where}.",
+        "It counts every cost that does not shrink with N.",
+        "No difference of steps can show it: {unmeasured}.",
+    ),
+    # Q4
+    "large_batch": (*LARGE_BATCH, "Soonest at {target:.2%} {soonest}."),
+    "too_few_runs": (*LARGE_BATCH, "{few} cannot show whether a remedy helps."),
+    "own_accuracy": (
+        "After {epochs} epochs {batch:,} images a step reach {final:.1%} test accuracy, {small_batch:,} reach "
+        "{small_final:.1%}{where}{unclear}.",
+        "Soonest at {target:.2%} {soonest}.",
+    ),
+    "own_merit": (
+        "After {epochs} epochs the figure of merit is {final:digits} at {batch:,} images a step and "
+        "{small_final:digits} at {small_batch:,}{where}{unclear}.",
+        "Soonest at {target:.4g} {soonest}.",
+    ),
+    # Q5
+    "use": (
+        "Use {what}: {throughput}, an epoch of {epoch_time:digits} s, {place} of {choice}.",
+        "{beside}.",
+    ),
+    "only_choice": (
+        "One configuration was timed, {what}, so there is no choice: {throughput}, an epoch of {epoch_time:digits} s, "
+        "{choice}.",
+    ),
+    "use_next": ("The configuration to use is limited by {limit}; next step: {next_step}.",),
+    "cheapest": (
+        "Cheapest at {target} is {what}: {gpu_seconds:digits} GPU-seconds of training, n = {n}, of {choice}.",
+    ),
+    "never_reached": ("No run reaches {target}, so none is the cheapest.",),
+    # int8
+    "int8": (
+        "With the whole network in int8{which} test accuracy changes by {change:+.2f} points, from {fp32:.1%} in fp32, "
+        "{seeds}.",
+        "The network takes {num_bytes:,} of {num_bytes_fp32:,} bytes.",
+    ),
+}
+"""Sentences by kind of claim, at most three. A sentence is left out if one of its values is None."""
+
+HEADLINES = {
+    "use": ("{what}: {throughput}", "epoch_time", "{:.3f} s"),
+    "only_choice": ("{what}: {throughput}", "epoch_time", "{:.3f} s"),
+    "fastest_batch": ("{throughput} at {batch:,}", "epoch_time", "{:.3f} s"),
+    "only_batch": ("{throughput} at {batch:,}", "epoch_time", "{:.3f} s"),
+    "memory_boundary": ("{fits:,} images fit", "", ""),
+    "memory_all_fit": ("{fits:,} images fit", "", ""),
+    "speedup": ("{speedup:.2f} times on {num_gpus} GPUs{larger}", "speedup", "{:.2f}"),
+    "no_speedup": ("no speed-up shown on {num_gpus} GPUs{larger}", "speedup", "{:.2f}"),
+    "speedup_in_part": ("{low:.2f} to {num_gpus} times on {num_gpus} GPUs{larger}", "speedup", "{:.2f}"),
+    "exposed": ("{share:.1%} of the step on {num_gpus} GPUs", "share", "{:.1%}"),
+    "exposed_alone": ("{share:.1%} of the step on {num_gpus} GPUs", "share", "{:.1%}"),
+    "exposed_unclear": ("none shown on {num_gpus} GPUs", "", ""),
+    "subtracted": ("up to {share:.0%} of the epoch, by subtraction", "", ""),
+    "large_batch": ("{batch:,}: {accuracy:.1%}; {small_batch:,}: {small_accuracy:.1%}", "accuracy", "{:.1%}"),
+    "too_few_runs": ("{batch:,}: {accuracy:.1%}; {small_batch:,}: {small_accuracy:.1%}", "accuracy", "{:.1%}"),
+    "own_accuracy": ("{batch:,}: {final:.1%}; {small_batch:,}: {small_final:.1%}", "final", "{:.1%}"),
+    "own_merit": ("{batch:,}: {final:digits}; {small_batch:,}: {small_final:digits}", "final", "{:.4g}"),
+    "int8": ("{change:+.2f} points of test accuracy", "change", "{:+.2f}"),
+}
+"""Kind of claim -> its headline in an overview, the value whose interval stands beside it, and the form of its ends."""
+
+
+SeparateAxis = Literal["gpu", "unit", "model"]
+"""An axis by whose values times, memory and throughput are kept apart."""
+
+
+class Claim(NamedTuple):
+    """One answer: its question, the kind that chooses its words, and its values.
+
+    `badges` are what a reader must know beside it. `command` measures what is missing. `gpu`, `unit` (of what a
+    sample consists) and `model` say what it is about, each if the experiment has several. A short one is its first
+    sentence.
+    """
+
+    question: str
+    kind: str
+    values: dict[str, Any]
+    badges: tuple[str, ...] = ()
+    command: str = ""
+    gpu: str = ""
+    unit: str = ""
+    model: str = ""
+    is_short: bool = False
+
+    @property
+    def is_answer(self) -> bool:
+        """True unless it only says why there is no answer."""
+        return self.kind not in ("not_answered", "not_asked", "no_result")
+
+    @property
+    def about(self) -> tuple[str, str, str]:
+        """The GPU model, unit and model that it is about; "" where the experiment has one."""
+        return self.gpu, self.unit, self.model
+
+    def narrow(self, axis: SeparateAxis, value: str) -> "Claim":
+        """Return the claim as one about a single value of an axis, without the command of the whole question."""
+        return self._replace(command="", **{axis: value})  # type: ignore[arg-type]  # all three are texts
+
+    def sentences(self) -> list[str]:
+        """Return its sentences, with the badges in the first."""
+        formatter = ClaimFormatter({})
+        found = [formatter.vformat(text, (), self.values) for text in TEMPLATES[self.kind] if self.knows(text)]
+        badges = f" ({', '.join(self.badges)})" if self.badges else ""
+        said = [f"{found[0].removesuffix('.')}{badges}.", *found[1:]] if found else []
+        return said[:1] if self.is_short else said
+
+    def headline(self) -> tuple[str, str]:
+        """Return the claim in a few words, and its interval; "" where it has none."""
+        text, key, form = HEADLINES[self.kind]
+        plain = {name: float(value) if isinstance(value, float) else value for name, value in self.values.items()}
+        formatter = ClaimFormatter({})
+        low, high = ends_of(self.values[key]) if key else (None, None)
+        ends = [formatter.vformat(form, (end,), {}) for end in (low, high) if low is not None and high is not None]
+        unit = next((unit for unit in (" s", " %") if form and ends and ends[0].endswith(unit)), "")
+        ends[:1] = [end.removesuffix(unit) for end in ends[:1]]
+        return formatter.vformat(text, (), plain), " to ".join(ends)
+
+    def knows(self, sentence: str) -> bool:
+        """True if every value of a sentence is known."""
+        names = (name for _, name, _, _ in string.Formatter().parse(sentence) if name)
+        return all(self.values.get(name) is not None for name in names)
+
+
+class ClaimFormatter(NoteFormatter):
+    """Formats the values of claims: a figure with its interval, `digits` with the decimals that its interval needs."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        """Return one value as text."""
+        low, high = ends_of(value) if isinstance(value, float) else (None, None)
+        spec = f",.{num_decimals(value, low, high)}f" if format_spec == "digits" else format_spec
+        if low is None or high is None:
+            return super().format_field(float(value) if isinstance(value, float) else value, spec)
+        text, first, last = (format_number(part, spec).replace("%", " %") for part in (value, low, high))
+        return f"{text} ({first.removesuffix(' %')} to {last})"
+
+
+def num_decimals(value: float, low: float | None, high: float | None) -> int:
+    """Return the decimals for three digits of a figure, and up to three more that tell its ends apart."""
+    least = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 2
+    if low is None or high is None:
+        return least
+    specs = {more: f".{more}f" for more in range(least, least + 4)}
+    apart = (more for more, spec in specs.items() if format_number(low, spec) != format_number(high, spec))
+    return next(apart, least)
+
+
+def badges_of(row: Row, *more: str) -> tuple[str, ...]:
+    """Return what weakens the figures of a row, each once, those of its baseline last."""
+    runs = ["one run"] if row.n == 1 else []
+    if row.n > 1 and row.figures.get("interval_over") == "windows":
+        runs.append("range within the runs")
+    found = sorted(filter(None, map(badge_of, row.notes)), key=lambda badge: badge.startswith("baseline"))
+    return tuple(dict.fromkeys([*runs, *found, *more]))
+
+
+def badge_of(note: Note) -> str:
+    """Return the badge of a note; "" if it has none."""
+    if note.kind == OF_BASELINE:
+        inner = badge_of(note.values["note"])
+        return f"baseline {inner}" if inner else ""
+    if note.kind == THROTTLED:
+        if set(note.values["reasons"]) <= POWER_LIMITS:
+            return f"power-limited, {clock_words(note.values['below'])}" if is_power_limited(note) else ""
+        return "clocks lowered"
+    return NoteFormatter({}).vformat(note.kind.badge, (), note.values)
+
+
+def clock_words(loss: float) -> str:
+    return f"clock {100 * loss:.0f} % below its maximum"
+
+
+def describe_own(row: Row, rows: Sequence[Row], but: str = "", also: str = "") -> str:
+    """Return the row's strategy and batch size, the axes in which the rows differ, and the axis `also`, without `but`.
+
+    The bare model on one GPU goes without saying.
+    """
+    without = {"num_gpus", *EFFORT_AXES} - {"num_nodes"}
+    varying = varying_axes([other.axes for other in rows], without=[*without])
+    named = {"strategy", "batch_size_per_gpu", *varying, also} - {but}
+    if not STRATEGIES[row["strategy"]].is_parallel:
+        named.discard("strategy")
+    models = models_of(other.axes for other in rows)
+    return describe_point(row.axes, [axis for axis in row.axes if axis in named], models)
+
+
+def where_of(row: Row, rows: Sequence[Row], but: str = "", also: str = "") -> str:
+    """Return the conditions of a figure, each after a comma: its row (see describe_own) and n."""
+    conditions = [describe_own(row, rows, but, also), f"n = {row.n}" if row.n > 1 else ""]
+    return "".join(f", {condition}" for condition in conditions if condition)
+
+
+def sample_time(row: Row) -> Estimate:
+    """Return the epoch time of a row for each sample, in seconds."""
+    time_s: Estimate = row["epoch_time_s"]
+    return time_s.over(row.axes.get("num_samples") or AXIS_DEFAULTS["num_samples"])
+
+
+def is_shown_slower(row: Row, other: Row) -> bool:
+    """True if `compare` would call the other row slower than this one: six runs of both, and intervals apart."""
+    return verdict_on(sample_time(row), sample_time(other)) == "slower"
+
+
+def has_verdict(row: Row, other: Row) -> bool:
+    """True if both rows have the six runs that a verdict needs."""
+    return min(len(one["epoch_time_s"].run_medians) for one in (row, other)) >= min_values()
+
+
+def not_told_apart(row: Row, rows: Iterable[Row]) -> list[Row]:
+    """Return the rows that are not told apart from this one, the shortest time first.
+
+    With six runs of both that is what `compare` does not call slower. With fewer no test exists: a row is left out if
+    it is slower by more than MAX_NOISE and its interval, if there is one, lies apart.
+    """
+    found, own_s = [], sample_time(row)
+    for other in rows:
+        time_s = sample_time(other)
+        low, high = time_s.low or time_s, own_s.high or own_s
+        is_near = has_verdict(row, other) or low <= high or time_s < (1 + MAX_NOISE) * own_s
+        if other is not row and is_near and not is_shown_slower(row, other):
+            found.append(other)
+    return sorted(found, key=sample_time)
+
+
+def name_ties(row: Row, ties: Sequence[Row], name: Callable[[Row], str]) -> str:
+    """Return the first ties with how much longer their time is, how many more there are, and what tells them apart."""
+    shown = ties[:MAX_NAMED_TIES]
+    named = [f"{name(tie)} ({sample_time(tie) / sample_time(row) - 1:+.1%})".replace("%", " %") for tie in shown]
+    more = [f"{len(ties) - MAX_NAMED_TIES} more"] if len(ties) > MAX_NAMED_TIES else []
+    cure = (
+        ""
+        if all(has_verdict(row, tie) for tie in ties)
+        else f"; {min_values()} runs of each (--repeats) can tell them apart"
+    )
+    return " and ".join([", ".join(named), *more]) + cure
+
+
+def differing_axes(row: Row, other: Row) -> list[str]:
+    """Return the axes in which two rows of one GPU differ, but for the batch size and how long they run."""
+    return varying_axes([row.axes, other.axes], without=("batch_size_per_gpu", *EFFORT_AXES))
+
+
+def grid_command(grid: str) -> str:
+    """Return the command that measures a grid."""
+    return f"{SUBMIT} --grid {grid}"
+
+
+def not_answered(question: str, why: str, grid: str, *, is_asked: bool = False) -> Claim:
+    """Return the claim of a question without an answer: why, and the grid that gives one."""
+    return Claim(question, "not_answered" if is_asked else "not_asked", {"why": why}, command=grid_command(grid))
+
+
+def no_result(question: str, what: str, rows: Iterable[Row]) -> Claim:
+    """Return the claim of a question whose points have no result. What failed is to be mended before it runs again."""
+    cure = "run the same submit command again"
+    if any(row.status == "failed" for row in rows):
+        cure = f"read in the failed rows why, mend that, and {cure} with --rerun failed"
+    return Claim(question, "no_result", {"what": what, "cure": cure})
+
+
+def is_fit_for_answer(row: Row, figure: str) -> bool:
+    """True if the row has this figure and no note of the row makes it unfit."""
+    return row[figure] is not None and not any(figure in kind_of(note).forbids for note in row.notes)

@@ -1,0 +1,929 @@
+"""Every table: its columns, and how people see it. JSON and CSV have all columns in this order, reports what fits."""
+
+from collections.abc import Callable
+
+from pipeline.figures.advice import NOTHING_FOUND
+from pipeline.figures.exposed_communication import MEASURED_EXPOSURE_IS_NOISE, OF_MEASURED_EXPOSURE
+from pipeline.figures.intervals import CONFIDENCE, NOMINAL, OF_FEWEST_VALUES, min_values
+from pipeline.figures.late_rank import LATE_RANK
+from pipeline.figures.loader import MAX_DATA_SHARE
+from pipeline.figures.memory_trials import SAVING_UNCLEAR
+from pipeline.figures.pooling import REPEATS_NOT_OK, group_pairs
+from pipeline.figures.scaling import Scaling
+from pipeline.plan.axes import NUM_TRIAL_STEPS
+from pipeline.plan.model_name import is_image_model
+from pipeline.plan.strategies import STRATEGIES
+from pipeline.report.columns import FIGURES_NOT_STATED, Column, Row, Rows, Table, View, sort_rows
+
+NEVER_REACHED = "never reached"
+STAGE_WORDS = {"activations": "+ activations", "biases": "+ biases (all)"}
+ENDING_WORDS = {
+    "ok_timed": "ok: timed",
+    "ok_other": "ok: start-up and other",
+    "oom": "out of memory",
+    "superseded": "replaced by a later attempt",
+}
+
+
+def scaled(scaling: Scaling, batch: str) -> Callable[[Rows], Rows]:
+    """Return the choice of the rows of one kind of scaling, in order.
+
+    None if all are baselines, or if every row on several GPUs has a speed-up of the other kind only.
+    """
+
+    def choose(rows: Rows) -> Rows:
+        chosen = [row for row in rows if row["scaling"] == scaling]
+        several = [row for row in chosen if row["num_gpus"] > 1]
+        compared = {repr(row.axes) for row in rows if row["scaling"] != scaling and row["speedup"] is not None}
+        is_told = all(row["speedup"] is None and repr(row.axes) in compared for row in several)
+        return [] if is_told else sort_rows(chosen, batch)
+
+    return choose
+
+
+def first_and_last_epochs(rows: Rows) -> Rows:
+    """Return the rows of each point's first and last epoch, in order; none if the points were timed alone.
+
+    Without a test, a remedy or a loss that diverged, a loss of the first epochs answers nothing.
+    """
+    if not any(map(is_about_learning, rows)):
+        return []
+    by_point = group_pairs((repr((row.axes, row["remedies"])), row) for row in sort_rows(rows))
+    return [row for own in by_point.values() for row in own[:1] + own[1:][-1:]]
+
+
+def is_about_learning(row: Row) -> bool:
+    """True if the row has a test, remedies or a loss that diverged, or if it was stated elsewhere, without a rate."""
+    tested = any(row[key] is not None for key in ("test_accuracy", "merit", "test_loss"))
+    return tested or bool(row["remedies"]) or row["diverged_at_update"] is not None or row.has_note(FIGURES_NOT_STATED)
+
+
+def epochs_of(*, with_merit: bool) -> Callable[[Rows], Rows]:
+    """Return the choice of epochs of the models that have another merit than the test accuracy, or that have none."""
+
+    def choose(rows: Rows) -> Rows:
+        models = {row.axes.get("model") for row in rows if row["merit"] is not None}
+        return first_and_last_epochs([row for row in rows if (row.axes.get("model") in models) == with_merit])
+
+    return choose
+
+
+def is_input_known(row: Row) -> bool:
+    """True for what was measured here; an ingested table does not state its images."""
+    return row.axes.get("input", "") is not None
+
+
+def has_merit(row: Row) -> bool:
+    """True if a row is about another figure of merit than the test accuracy."""
+    return row["final_merit"] is not None or row["target_merit"] is not None
+
+
+def exposure_noise(row: Row) -> str:
+    """Return the noise that hides a measured time below 0, which is no time; "" without such noise."""
+    noises_s = (note.values["noise_s"] for note in row.notes if note.kind == MEASURED_EXPOSURE_IS_NOISE)
+    return next((f"<{noise_s:.3g}" for noise_s in noises_s), "")
+
+
+def why_no_time(row: Row) -> str:
+    """Return why a row has no time to the target: never reached, or its GPUs are of another model."""
+    if row["reached"] == NEVER_REACHED:
+        return "never"
+    return "other GPU" if row["reached"] and row["num_timed"] == 0 else ""
+
+
+GLOBAL_BATCH = Column("global_batch_size", "images a step", "Samples per step over all GPUs.", is_set=True)
+STATUS = Column("status", "", "The status of the point: ok, oom, failed, rejected or missing.")
+PLACE = (GLOBAL_BATCH._replace(heading=""), STATUS)
+REMEDIES = Column("remedies", "", "Remedies for training with large batches.")
+
+EPOCH_TIME = Column("epoch_time_s", "epoch time [s]", "Time of one epoch with data loading, on the slowest rank.")
+SPEEDUP = Column(
+    "speedup",
+    "speed-up",
+    "T(1)/T(N) for the same samples; its interval holds the true ratio with at least "
+    f"{100 * (2 * CONFIDENCE - 1):g} %, that of {min_values()} values with {100 * (2 * OF_FEWEST_VALUES - 1):g} %.",
+    interval="shown",
+)
+EFFICIENCY = Column("parallel_efficiency", "efficiency [%]", "speedup/N.", interval="kept")
+WAITING = Column(
+    "data_share",
+    "waiting [%]",
+    "(data_time_s + batch_wait_s)/epoch_time_s: in this share of the epoch the GPU that waits longest has no data "
+    "(input: gpu: prepares it).",
+)
+INTERVAL = Column(
+    "noise_floor",
+    "interval [± %]",
+    "Half the width of the interval, below six runs of the range within them, over the median.",
+)
+THROUGHPUT = Column(
+    "throughput_items_per_s", "images/s", "Items (images, tokens, ...: see unit) trained on per second.", decimals=1
+)
+SAMPLE_THROUGHPUT = Column("throughput_samples_per_s", "", "Training samples per second.")
+COMPUTE_RATE = Column(
+    "tflops_per_gpu",
+    "TFLOP/s per GPU",
+    "flops_per_sample x throughput_samples_per_s / GPUs: forward and backward pass, without recomputation.",
+    interval="kept",
+)
+MFU = Column("mfu", "MFU [%]", "tflops_per_gpu/peak_tflops: model FLOPs utilization.", interval="kept")
+NEXT_STEP = (
+    Column(
+        "next_step",
+        "next step",
+        "What to change first, by the rules of docs/advice.md; no measured pair contradicts it.",
+    ),
+    Column("limit", "limit", "The largest part of its time that a rule names."),
+    Column(
+        "limit_share",
+        "of its time [%]",
+        "Share of the limit; empty where the rule has none; of power how far its clock is below the highest.",
+        remark="< is at most: measured on one GPU.",
+    ),
+    Column(
+        "limit_share_is",
+        "",
+        "`at most` where the share was measured on one GPU: on several it is at most this.",
+    ),
+)
+"""Shown in a view of their own."""
+NEXT_STEP_KEYS = tuple(column.key for column in NEXT_STEP if column.heading)
+
+
+def has_next_step(rows: Rows) -> Rows:
+    """Return the rows of which a next step was found in order, each point once."""
+    found = (row for row in rows if row["next_step"] not in (None, NOTHING_FOUND))
+    return sort_rows([row for row in found if row.figures.get("scaling") != "strong"])
+
+
+ADVICE = (
+    "By the rules of docs/advice.md, which found none for points that are not listed; (2x): measured here to be twice "
+    "as fast. A larger batch changes the training: what it learns is a question of its own (Q4)."
+)
+FLOPS = (
+    Column("flops_per_sample", "", "FLOPs of the forward and backward pass of one sample, counted."),
+    Column("peak_tflops", "", "Dense peak of one GPU in the precision that computed."),
+    Column("peak_source", "", "Source of peak_tflops: data sheet, or stated (--peak-tflops)."),
+)
+WORKERS = Column("num_workers_total", "workers", "Loader workers of all ranks together.")
+RUN_SPREAD = Column(
+    "run_spread_s", "between runs [s]", "Largest less smallest median of the n runs, each in new processes."
+)
+COMPUTE = Column(
+    "compute_time_s",
+    "computing [s]",
+    "Epoch time without data loading; under DDP it holds the wait for the slowest rank's batch.",
+)
+MEMORY = Column("peak_memory_gib", "memory [GiB]", "Fullest GPU, or largest process on the CPU.")
+ENERGY = Column("energy_per_item_j", "energy [mJ/image]", "Energy per item trained on.")
+SAMPLE_ENERGY = Column("energy_per_sample_j", "", "Energy per training sample.")
+INTERVAL_OVER = Column(
+    "interval_over",
+    "",
+    f"What the median's interval from low to high (order statistics, {NOMINAL}, for {min_values()} values "
+    f"{100 * OF_FEWEST_VALUES:.1f} %) is computed from: windows tell how well it is known within one run, repeats "
+    "between runs (new processes).",
+)
+NUM_WINDOWS = Column("num_windows", "", "Number of windows; each time is the median over them.")
+TIMING = (
+    Column("data_time_s", "", "Part of the epoch time that is data loading."),
+    INTERVAL_OVER,
+    NUM_WINDOWS,
+    Column(
+        "batch_wait_s",
+        "",
+        "Lower bound of the part of compute_time_s in which a rank waits for another rank's batch: the longest data "
+        "time of a rank less data_time_s.",
+    ),
+    Column(
+        "is_loader_bound",
+        "",
+        f"True if a GPU waits for the loader in more than {100 * MAX_DATA_SHARE:g} % of the epoch (data_share).",
+    ),
+    Column("energy_j", "", "Energy of all GPUs used, without the host."),
+    Column("sm_clock_mhz", "", "Clock of the slowest GPU."),
+)
+BASELINE = Column("baseline", "", "Strategy of the one-GPU point that the row is compared with.")
+STEP_TIME = Column("step_time_s", "step [ms]", "One training step, on the slowest rank.")
+PLAIN_STEP_TIME = Column(
+    "plain_step_time_s", "one GPU [ms]", "Model without DDP on one GPU, with one GPU's share of the batch."
+)
+EXPOSED = Column(
+    "exposed_comm_time_s",
+    "exposed communication [us]",
+    "DDP minus no-op hook, gradients alone (both sides broadcast buffers); the interval is given by low and high.",
+    interval="shown",
+)
+COMM_TIME = Column(
+    "comm_time_s", "collectives [us]", "Shortest time over ranks of each collective of the strategy, summed (profiled)."
+)
+NUM_BYTES = Column("num_bytes", "size [MB]", "Bytes of one all-reduce (S).", is_set=True)
+BUS_BANDWIDTH = Column("busbw_gb_s", "bus bandwidth [GB/s]", "S/t x 2(N-1)/N (nccl-tests).")
+EPOCH = Column("epoch", "epoch", "The epoch, counted from 1.", is_set=True)
+LEARNING_RATE = Column("learning_rate", "rate", "Largest learning rate of the run, after scaling.", is_set=True)
+MERIT = Column("merit", "figure of merit", "What evaluate() of an own model returns.")
+TEST_ACCURACY = Column("test_accuracy", "test accuracy [%]", "Accuracy over the test set.", decimals=2)
+PREDICTION_ERROR = Column("prediction_error", "error [%]", "Predicted value divided by the measured value, minus 1.")
+STAGE = Column(
+    "stage",
+    "stage",
+    "Stage: fp32, then int8 weights, then int8 activations too, then int32 biases too.",
+    is_set=True,
+    words=STAGE_WORDS,
+)
+SCALE_RULE = Column(
+    "scale_rule",
+    "scale",
+    "Magnitude that becomes 127: the largest, |mean| + 3 sigma, or the 99.9th percentile.",
+    is_set=True,
+)
+GRANULARITY = Column(
+    "granularity", "one scale per", "Scales of the weights: one per tensor, or one per output channel.", is_set=True
+)
+
+
+def transfer(kind: str, what: str, heading: str) -> tuple[Column, Column]:
+    """Return the bytes and the calls per step of one kind of transfer."""
+    return (
+        Column(f"{kind}_bytes_per_step", heading, f"Bytes per step of {what}."),
+        Column(f"{kind}_calls_per_step", "", f"Calls per step that send {what}."),
+    )
+
+
+def split_part(part: str, meaning: str) -> Column:
+    return Column(f"{part}_time_s", f"{part.replace('_', ' ')} [ms]", meaning)
+
+
+GRADIENTS, GRADIENT_CALLS = transfer("gradients", "gradients", "gradients [MB]")
+
+Q1 = Table(
+    "Q1",
+    "Q1",
+    (
+        *PLACE,
+        EPOCH_TIME._replace(interval="kept"),
+        COMPUTE,
+        WAITING,
+        THROUGHPUT,
+        COMPUTE_RATE,
+        MFU,
+        MEMORY,
+        INTERVAL,
+        WORKERS,
+        RUN_SPREAD,
+        ENERGY,
+        SAMPLE_THROUGHPUT,
+        SAMPLE_ENERGY,
+        *FLOPS,
+        *TIMING,
+        Column("host_cpu_share", "", "Busy share of the CPUs of the busiest node, cut to 0 to 1."),
+    ),
+    View(
+        "Q1: epoch time against batch size, one GPU",
+        "Times are medians over the timed epochs; waiting is the share of the epoch in which the GPU has no data.",
+    ),
+)
+
+Q2 = Table(
+    "Q2",
+    "Q2",
+    (
+        GLOBAL_BATCH,
+        STATUS,
+        Column("scaling", "", "The batch that stays fixed as GPUs are added: weak (per GPU) or strong (global)."),
+        EPOCH_TIME._replace(interval="kept"),
+        SPEEDUP,
+        EFFICIENCY,
+        Column("serial_fraction_karp_flatt", "Karp-Flatt", "(1/S - 1/N)/(1 - 1/N) for N > 1."),
+        WAITING._replace(remark="Waiting is the share of the epoch in which the GPU that waits longest has no data."),
+        INTERVAL,
+        THROUGHPUT,
+        COMPUTE_RATE,
+        MFU,
+        WORKERS._replace(remark="Under DDP N GPUs have N times the loader workers of one."),
+        RUN_SPREAD,
+        *(column._replace(heading="") for column in (COMPUTE, MEMORY, ENERGY)),
+        SAMPLE_THROUGHPUT,
+        SAMPLE_ENERGY,
+        *FLOPS,
+        *TIMING,
+        BASELINE,
+        Column("baseline_batch_size_per_gpu", "", "Batch size per GPU of the baseline point."),
+        *NEXT_STEP,
+    ),
+    View(
+        "Q2: weak scaling, speed-up against one GPU with the per-GPU batch fixed",
+        "Weak scaling: every GPU keeps its batch size, so N GPUs train on N times as many images a step. Speed-up "
+        "is T(1)/T(N): the time of an epoch on one GPU over that on N GPUs, with the same images in both. "
+        "Efficiency is speed-up/N.",
+        scaled("weak", "batch_size_per_gpu"),
+        keys=(
+            *("epoch_time_s", "speedup", "parallel_efficiency", "data_share", "noise_floor"),
+            *("throughput_items_per_s", "tflops_per_gpu", "mfu", "num_workers_total", "run_spread_s"),
+        ),
+    ),
+    View(
+        "Q2: strong scaling, global batch fixed",
+        "Strong scaling: the images a step stay the same, so each of N GPUs gets 1/N of them. Speed-up is against "
+        "one GPU with all of them. Karp-Flatt estimates the serial share of the work; below 0 or above 1 it is no "
+        "share.",
+        scaled("strong", "global_batch_size"),
+        hidden_axes=("batch_size_per_gpu",),
+    ),
+    View("Next step of each point", ADVICE, has_next_step, NEXT_STEP_KEYS, hidden_notes=None),
+)
+
+MEMORY_BOUNDARY = Table(
+    "memory",
+    "Q1",
+    (
+        *PLACE,
+        Column("largest_batch_size_per_gpu", "largest that fits", "Largest batch size per GPU that fits."),
+        Column(
+            "smallest_failing_batch_size_per_gpu",
+            "smallest that fails",
+            "Smallest batch size per GPU that failed, for any reason.",
+        ),
+        MEMORY._replace(heading="peak [GiB]"),
+        Column(
+            "reserved_memory_gib",
+            "reserved [GiB]",
+            "Fullest GPU: the most that torch's allocator held; beyond the peak it is fragments and cache.",
+        ),
+        Column("head_room_gib", "head room [GiB]", "Fullest GPU: usable memory minus peak."),
+        Column("predicted_batch_size_per_gpu", "first prediction", "First prediction, from a line through two trials."),
+        Column("num_trials", "trials", "Trials of the search."),
+        Column("search_time_s", "search [s]", "Time of all trials, including process start."),
+        PREDICTION_ERROR._replace(heading=""),
+        Column("num_ooms", "", "Trials that ran out of memory; the note lists other failures."),
+        Column(
+            "state_gib",
+            "without samples [GiB]",
+            "Peak without samples: where the line through the trials begins.",
+        ),
+        Column("state_error_gib", "", "The standard error of state_gib."),
+        Column("sample_memory_gib", "a sample [MiB]", "What a sample adds: the slope of that line."),
+        Column(
+            "state_formula_gib",
+            "by formula [GiB]",
+            "Weights, gradients and the optimizer's state.",
+        ),
+        Column(
+            "saved_gib",
+            "saved [GiB]",
+            "state_gib of DDP minus state_gib; not stated below twice its standard error.",
+        ),
+        Column("saved_formula_gib", "saved, by formula [GiB]", "The same by the formulas."),
+    ),
+    View(
+        "The memory boundary",
+        f"Images per GPU, within 1 %: {NUM_TRIAL_STEPS} full steps of synthetic images, each trial in new processes.",
+        hidden_axes=("batch_size_per_gpu",),
+        hidden_notes=(SAVING_UNCLEAR,),
+        keys=(
+            *("largest_batch_size_per_gpu", "smallest_failing_batch_size_per_gpu", "peak_memory_gib"),
+            *("reserved_memory_gib", "head_room_gib"),
+            *("predicted_batch_size_per_gpu", "num_trials", "search_time_s"),
+        ),
+    ),
+    View(
+        "What sharding saves",
+        "A line through the trials that fit: memory without samples, and what a sample adds. Saved: against DDP.",
+        lambda rows: sort_rows(rows) if any(STRATEGIES[row["strategy"]].saves_against for row in rows) else [],
+        keys=(
+            "largest_batch_size_per_gpu",
+            "sample_memory_gib",
+            "state_gib",
+            "state_formula_gib",
+            "saved_gib",
+            "saved_formula_gib",
+        ),
+        hidden_axes=("batch_size_per_gpu",),
+    ),
+)
+
+COMMUNICATION = Table(
+    "communication",
+    "Q3",
+    (
+        *PLACE,
+        STEP_TIME._replace(interval="kept"),
+        EXPOSED,
+        Column("exposed_comm_share", "of step [%]", "exposed_comm_time_s/step_time_s.", interval="kept"),
+        Column(
+            "hidden_share",
+            "hidden [%]",
+            "1 - exposed/comm; not stated where exposed is not larger than the noise. Its interval is computed from "
+            "that of exposed_comm_time_s; both ends are cut to 0 to 1.",
+            interval="kept",
+            remark="Hidden is a share of the collectives' time.",
+        ),
+        Column(
+            "collective_launch_time_s",
+            "launch [us]",
+            "exposed - comm where the whole interval of exposed lies above comm.",
+        ),
+        Column(
+            "noise_floor_time_s",
+            "noise [us]",
+            "Larger absolute end of the interval of the step minus an equal one.",
+            remark="Exposed time below the noise says nothing.",
+        ),
+        COMM_TIME,
+        Column(
+            "ddp_overhead_time_s",
+            "DDP's overhead [us]",
+            "No-op hook minus no_sync, which broadcasts no buffers.",
+            interval="kept",
+        ),
+        PLAIN_STEP_TIME,
+        Column("ddp_one_step_time_s", "DDP on one [ms]", "DDP on one GPU."),
+        Column("no_sync_step_time_s", "no_sync [ms]", "DDP on N GPUs without any reduction (no_sync)."),
+        Column(
+            "no_op_hook_step_time_s",
+            "reference [ms]",
+            "The step whose collectives return at once. DDP: with a no-op hook, so hooks and bucket copies alone.",
+        ),
+        Column(
+            "wrapper_time_s",
+            "",
+            "The step whose collectives return at once, minus the bare module's: hooks, copies, shards, less what a "
+            "sharded optimizer saves.",
+            interval="kept",
+        ),
+        Column(
+            "collectives_time_s",
+            "",
+            "DDP minus DDP whose collectives return at once: the time that all collectives add to the step, with the "
+            "broadcast of buffers and the wait for the slowest rank.",
+            interval="kept",
+        ),
+        Column(
+            "traced_exposed_comm_time_s",
+            "",
+            "From the profile, on the rank with the smallest sum: time of collectives outside kernels, also in gaps "
+            "between them, plus slowed_compute_time_s where it is known; notes say where the trace is too long or too "
+            "short.",
+        ),
+        Column("slowed_compute_time_s", "", "Kernel time of the step minus that without collectives (profiled twice)."),
+        Column("buffer_comm_time_s", "", "Time of the collectives for buffers and batch-norm statistics."),
+        Column(
+            "straggler_wait_time_s",
+            "",
+            "Mean time of the ranks in a collective minus the shortest, summed: one late rank may count in each.",
+        ),
+        INTERVAL._replace(heading=""),
+        INTERVAL_OVER,
+        NUM_WINDOWS,
+        RUN_SPREAD._replace(heading=""),
+        Column("exposed_comm_time_run_spread_s", "", "run_spread_s of exposed_comm_time_s."),
+        Column("late_rank", "", "Rank for which the others wait in most profiled steps."),
+        Column("late_rank_wait_time_s", "", "Time of a step that the mean other rank waits for it."),
+        *NEXT_STEP,
+    ),
+    View(
+        "Q3.1: communication of one step, measured",
+        "Exposed communication is not hidden behind computation: the step less the same step without communication.",
+        keys=(
+            *("step_time_s", "exposed_comm_time_s", "exposed_comm_share", "hidden_share"),
+            *("collective_launch_time_s", "noise_floor_time_s", "comm_time_s", "ddp_overhead_time_s"),
+        ),
+    ),
+    View(
+        "Q3.1: five step times",
+        "One training step on synthetic images, on the slowest rank; windows of each in turn on the same GPUs. "
+        "`step` is that of the strategy, `reference` the same whose collectives return at once (DDP: those of "
+        "gradients, by a no-op hook). The table above has medians of differences between neighbouring windows, not "
+        "differences of these medians.",
+        keys=(
+            *("plain_step_time_s", "ddp_one_step_time_s", "no_sync_step_time_s", "no_op_hook_step_time_s"),
+            "step_time_s",
+        ),
+        hidden_notes=(*OF_MEASURED_EXPOSURE, LATE_RANK),
+        is_folded=True,
+    ),
+    View("Next step of each measured step", ADVICE, has_next_step, NEXT_STEP_KEYS, hidden_notes=None),
+)
+
+Q3 = Table(
+    "Q3",
+    "Q3",
+    (
+        *PLACE,
+        EPOCH_TIME,
+        Column("compute_time_subtraction_s", "T(1)/N [s]", "T(1)/N."),
+        Column("comm_time_subtraction_s", "T(N) - T(1)/N [s]", "T(N) - T(1)/N.", interval="shown"),
+        Column("comm_share_subtraction", "of the epoch [%]", "comm_time_subtraction_s/epoch_time_s."),
+        EXPOSED._replace(heading="exposed, measured [s]", interval="kept", absent=exposure_noise),
+        Column("bandwidth_subtraction_gb_s", "bandwidth [GB/s]", "ring_bytes_per_epoch over comm_time_subtraction_s."),
+        Column("steps_per_epoch", "", "Steps of one epoch."),
+        Column("ring_bytes_per_epoch", "", "steps x 2(N-1)/N x gradient bytes."),
+        BASELINE,
+    ),
+    View(
+        "Q3: computation against communication, estimated by subtraction",
+        "Subtraction counts every cost that does not shrink with N as communication, waiting for data included.",
+        lambda rows: sort_rows(rows) if any(row["compute_time_subtraction_s"] is not None for row in rows) else [],
+    ),
+)
+
+BANDWIDTH = Table(
+    "bandwidth",
+    "Q3",
+    (
+        *PLACE,
+        Column("bucket", "bucket", "Number of the bucket, in the order of the collectives.", is_set=True),
+        NUM_BYTES,
+        COMM_TIME._replace(heading="time [us]"),
+        BUS_BANDWIDTH,
+        Column(
+            "peak_busbw_gb_s", "isolated [GB/s]", "busbw_gb_s of an isolated all-reduce of that size in the same job."
+        ),
+        Column("link_share", "of isolated [%]", "busbw_gb_s over peak_busbw_gb_s."),
+    ),
+    View(
+        "Q3.2: bandwidth of the gradients' buckets, and how much of the link that is",
+        "Bus bandwidth is size/time x 2(N-1)/N, as in nccl-tests; isolated: an all-reduce of that size by itself.",
+        is_folded=True,
+    ),
+)
+
+SWEEP = Table(
+    "sweep",
+    "Q3",
+    (
+        STATUS,
+        NUM_BYTES,
+        Column("time_s", "time [us]", "Time of one call, on the slowest rank."),
+        Column("algbw_gb_s", "algorithm bandwidth [GB/s]", "S/t."),
+        BUS_BANDWIDTH,
+        NUM_WINDOWS,
+    ),
+    View(
+        "Q3.2: the link's own limit, isolated collectives",
+        "Times of a call on the slowest rank; n counts sweeps.",
+        shows_n=True,
+        is_folded=True,
+    ),
+)
+
+TRANSFERS = Table(
+    "transfers",
+    "Q3",
+    (
+        *PLACE,
+        GRADIENTS,
+        GRADIENT_CALLS._replace(heading="calls", decimals=0),
+        Column(
+            "gradients_bytes_formula", "by formula [MB]", "Bytes of the model's gradients (x N-1 under DataParallel)."
+        ),
+        *transfer("buffers", "buffers", "buffers [MB]"),
+        *transfer("batchnorm_statistics", "the statistics of synchronized batch norm", "batch norm [MB]"),
+        *transfer("parameters", "parameters", "parameters [MB]"),
+        Column(
+            "parameters_bytes_formula",
+            "parameters by formula [MB]",
+            "Bytes that FSDP gathers (each unit, and again if the forward pass frees it) or ZeRO-1 broadcasts.",
+        ),
+        *transfer("inputs", "inputs", "inputs [MB]"),
+        *transfer("outputs", "outputs", "outputs [MB]"),
+        STEP_TIME._replace(heading=""),
+        EPOCH_TIME._replace(heading=""),
+        TEST_ACCURACY._replace(heading=""),
+    ),
+    View(
+        "Q3: what travels in a step, counted",
+        "What one rank gives to collectives (under DataParallel: what leaves a GPU), counted by instruments. A "
+        "ring sends 2(N-1)/N of it.",
+        is_folded=True,
+        hides_zeros=True,
+    ),
+)
+
+SPLIT = Table(
+    "split",
+    "Q3",
+    (
+        *PLACE,
+        STEP_TIME._replace(interval="kept"),
+        split_part("scatter", "Time to distribute the inputs to the GPUs."),
+        split_part("replicate", "Time to copy the module to every GPU."),
+        split_part("parallel_forward", "Time of the forward pass on all GPUs."),
+        split_part("gather", "Time to collect the outputs."),
+        split_part("backward", "Backward pass and reduction onto the first GPU."),
+        split_part("optimizer", "Time to update the weights."),
+        Column("parts_time_s", "sum of parts [ms]", "Sum of the parts."),
+        PLAIN_STEP_TIME,
+        INTERVAL._replace(heading=""),
+        INTERVAL_OVER,
+        RUN_SPREAD._replace(heading=""),
+    ),
+    View(
+        "Q3: DataParallel's step, part by part",
+        "Every device is synchronized after each part, so their sum differs from the step.",
+        is_folded=True,
+    ),
+)
+
+PREDICTION = Table(
+    "prediction",
+    "Q3",
+    (
+        *PLACE,
+        Column("from_num_gpus", "from", "Number of GPUs whose measurements the prediction uses.", is_set=True),
+        Column(
+            "predicted_step_time_s",
+            "none hidden [ms]",
+            "Step time if compute hides none of the extra all-reduce time; no upper bound.",
+            decimals=1,
+        ),
+        PREDICTION_ERROR,
+        Column("no_change_step_time_s", "no change [ms]", "Step time as measured on from_num_gpus: nothing is added."),
+        Column("no_change_error", "its error [%]", "no_change_step_time_s divided by measured_step_time_s, minus 1."),
+        Column("measured_step_time_s", "measured [ms]", "Step time that was measured on that number of GPUs."),
+        Column(
+            "predicted_parallel_efficiency",
+            "none hidden efficiency [%]",
+            "Time on one GPU alone over predicted_step_time_s.",
+            decimals=0,
+        ),
+        Column(
+            "all_hidden_step_time_s",
+            "all hidden [ms]",
+            "Step time if compute hides the extra all-reduce time; no lower bound.",
+            decimals=1,
+        ),
+        Column(
+            "all_hidden_parallel_efficiency",
+            "all hidden efficiency [%]",
+            "Time on one GPU alone over all_hidden_step_time_s.",
+            decimals=0,
+        ),
+        Column("latency_us", "", "Latency of one hop, for messages of the size of the buckets."),
+        Column("link_gb_s", "", "Bandwidth of one link."),
+        Column("fit_worst_error", "", "Largest relative error of the fit, over the sizes that it is fitted to."),
+    ),
+    View(
+        "Prediction: weak scaling on more GPUs",
+        "Extrapolated from steps and all-reduces on as many GPUs as stand under `from`. Only rows with a measured "
+        "step were tested; nothing beyond. The model is one ring over equal links, t = 2(N-1) latency + 2(N-1)/N "
+        "S/bandwidth, fitted to the all-reduces of DDP alone. None hidden: the step grows by all that all-reduces take "
+        "longer. No change: the step takes as long as on those. All hidden: likewise, while all-reduces take no "
+        "longer than the step. None of them is a bound. Each error is that of the column before it. Efficiency is "
+        "against one GPU.",
+        lambda rows: sorted(rows, key=lambda row: int(row["batch_size_per_gpu"])),
+        is_folded=True,
+    ),
+)
+
+Q4 = Table(
+    "Q4",
+    "Q4",
+    (
+        *PLACE,
+        REMEDIES,
+        EPOCH,
+        Column("loss", "loss", "Mean loss of the training samples, measured during training.", decimals=4),
+        TEST_ACCURACY,
+        Column(
+            "accuracy",
+            "training accuracy [%]",
+            "Accuracy on the training samples, measured during training.",
+            decimals=2,
+        ),
+        MERIT,
+        Column("num_updates", "updates", "Updates of the weights since the start."),
+        Column("test_loss", "test loss", "Loss over the test set.", decimals=4),
+        LEARNING_RATE._replace(heading=""),
+        Column("training_time_s", "", "Sum of epoch_time_s since the start, without evaluation."),
+        Column("diverged_at_update", "", "First update whose loss was not finite."),
+    ),
+    View(
+        "Q4: loss and accuracy by epoch",
+        "The table shows the first and the last epoch of each point. Loss and training accuracy are of augmented "
+        "images, during the epoch.",
+        lambda rows: [row for row in epochs_of(with_merit=False)(rows) if is_input_known(row)],
+        hidden_axes=("gpu",),
+    ),
+    View(
+        "Q4: stated loss and accuracy by epoch",
+        "The table shows the first and the last epoch of each point. The source does not state of which images loss "
+        "and accuracy are.",
+        lambda rows: [row for row in epochs_of(with_merit=False)(rows) if not is_input_known(row)],
+        hidden_axes=("gpu",),
+    ),
+    View(
+        f"Q4: loss and {MERIT.heading} by epoch",
+        "The table shows the first and the last epoch of each point. Loss is of training samples, during the epoch.",
+        epochs_of(with_merit=True),
+        hidden_axes=("gpu",),
+    ),
+)
+
+TO_TARGET = "Time is that of training up to the target; never: no seed reached it; other GPU: see its note."
+RATE = "The rate is the highest learning rate of the run."
+OVER_SEEDS = (
+    f"Medians over n seeds. In brackets: of six seeds or more the interval of the median ({NOMINAL}), of two to five "
+    "seeds the lowest and the highest."
+)
+TIME_TO_TARGET = Table(
+    "time_to_target",
+    "Q4",
+    (
+        STATUS,
+        REMEDIES,
+        GLOBAL_BATCH,
+        Column("epochs", "epochs", "Number of epochs asked for.", is_set=True),
+        Column(
+            "final_test_accuracy",
+            "accuracy [%]",
+            "Test accuracy after the last epoch.",
+            decimals=1,
+            interval="shown",
+        ),
+        Column(
+            "final_merit",
+            MERIT.heading,
+            "An own model's figure of merit after the last epoch.",
+            interval="shown",
+        ),
+        Column(
+            "time_to_target_s",
+            "time [s]",
+            "Training time up to the end of that epoch, without evaluation.",
+            interval="kept",
+            absent=why_no_time,
+        ),
+        LEARNING_RATE,
+        Column(
+            "epochs_to_target",
+            "epochs to target",
+            "First epoch whose test accuracy, or merit, is the target or better.",
+            decimals=2,
+            interval="kept",
+        ),
+        Column("reached", "reached", "Number of seeds that reached the target, or never reached."),
+        Column("soonest", "soonest in", "The row reaches the target first, counted in these."),
+        Column("gpu_time_to_target_s", "GPU-time [s]", "time_to_target_s x GPUs."),
+        Column("target_accuracy", "target [%]", "Test accuracy to reach.", decimals=2, is_set=True),
+        Column("target_merit", "target", "Figure of merit to reach.", decimals=4, is_set=True),
+        Column("updates_to_target", "updates", "Updates up to the end of that epoch.", interval="kept"),
+        Column("target_efficiency", "efficiency [%]", "throughput_efficiency x statistical_efficiency."),
+        Column("throughput_efficiency", "", "Samples per second and GPU over the baseline's."),
+        Column("statistical_efficiency", "", "Baseline's epochs_to_target over the row's."),
+        Column("num_timed", "", "Number of seeds that the time is of: those on the GPU model of the baseline."),
+        Column("is_baseline", "", "The target and the efficiencies of a study come from this row."),
+    ),
+    View(
+        "Q4: final accuracy and time to target",
+        f"Accuracy is of the test images after the last epoch. {TO_TARGET} {RATE} {OVER_SEEDS} The target, unless "
+        "--target-accuracy sets it, is 2 points below the final accuracy of the baseline: the smallest batch without "
+        "remedies. Under a cosine schedule accuracy rises most at the end of a run, so the time also depends on the "
+        "epochs asked for.",
+        lambda rows: [row for row in rows if not has_merit(row) and is_image_model(row.axes.get("model"))],
+        hidden_axes=("batch_size_per_gpu", "epochs", "reference_batch_size"),
+        hidden_notes=(REPEATS_NOT_OK,),
+        shows_n=True,
+    ),
+    View(
+        "Q4: final accuracy of your model and time to target",
+        f"Accuracy is what evaluate() returns after the last epoch. {TO_TARGET} {OVER_SEEDS} The target, unless "
+        "--target-accuracy sets it, is 2 points below what the smallest batch reaches.",
+        lambda rows: [row for row in rows if not has_merit(row) and not is_image_model(row.axes.get("model"))],
+        hidden_axes=("batch_size_per_gpu", "epochs"),
+        hidden_notes=(REPEATS_NOT_OK,),
+        shows_n=True,
+    ),
+    View(
+        f"Q4: final {MERIT.heading} and time to target",
+        f"{TO_TARGET} {OVER_SEEDS} The target, unless --target-merit sets it, is 2 % worse than what the smallest "
+        "batch reaches.",
+        lambda rows: [row for row in rows if has_merit(row)],
+        keys=(
+            *(GLOBAL_BATCH.key, "epochs", "final_merit", "time_to_target_s", "epochs_to_target", "reached", "soonest"),
+            *("gpu_time_to_target_s", "target_merit", "updates_to_target", "target_efficiency"),
+        ),
+        hidden_axes=("batch_size_per_gpu", "epochs"),
+        hidden_notes=(REPEATS_NOT_OK,),
+        shows_n=True,
+    ),
+)
+
+INT8 = Table(
+    "int8",
+    "int8",
+    (
+        *PLACE,
+        STAGE,
+        SCALE_RULE,
+        GRANULARITY,
+        TEST_ACCURACY._replace(interval="shown"),
+        Column(
+            "accuracy_change",
+            "change [points]",
+            "Accuracy minus fp32 of the same seed, median over seeds.",
+            interval="shown",
+        ),
+        Column("agreement", "same class as fp32 [%]", "Share of test images that get the same class as in fp32."),
+        Column("tie_share", "ties [%]", "Share of test images whose highest score several classes have."),
+        Column("network_bytes", "size [MB]", "Bytes of weights, biases and scales."),
+        Column("mean_accuracy_change", "", "Mean over seeds of accuracy minus fp32."),
+    ),
+    View(
+        "int8: test accuracy after quantization",
+        f"Medians over n seeds with their interval ({NOMINAL}, for {min_values()} seeds "
+        f"{100 * OF_FEWEST_VALUES:.1f} %). Each stage includes those before it: weights in int8, activations in "
+        "int8 with scales from training images, biases in int32.",
+        keys=("stage", "scale_rule", "granularity", "test_accuracy", "accuracy_change"),
+        shows_n=True,
+    ),
+    View(
+        "int8: agreement with fp32, and size",
+        "Ties are test images whose highest score several classes share. The size counts weights, biases and scales.",
+        keys=("stage", "scale_rule", "granularity", "agreement", "tie_share", "network_bytes"),
+        shows_n=True,
+    ),
+)
+
+INT8_HISTOGRAMS = Table(
+    "int8_histograms",
+    "",
+    (
+        *PLACE,
+        Column("seed", "", "Seed of the run."),
+        Column("layer", "", "Layer of the network."),
+        Column("tensor", "", "Values that the histogram counts: weights, or fp32 outputs before or after ReLU."),
+        Column("low", "", "Smallest value, where the first bin begins."),
+        Column("high", "", "Largest value, where the last bin ends."),
+        Column("mean", "", "Mean of the values."),
+        Column("sigma", "", "Standard deviation of the values."),
+        Column("three_sigma_low", "", "Mean minus three sigma."),
+        Column("three_sigma_high", "", "Mean plus three sigma."),
+        Column("counts", "", "Number of values in each bin of equal width."),
+    ),
+)
+
+OOM = Table(
+    "oom",
+    "",
+    (
+        *PLACE,
+        Column("reason", "", "Why the point ran out of memory."),
+        Column("max_steps", "", "Steps after which an epoch is cut off."),
+    ),
+)
+
+COST = Table(
+    "cost",
+    "",
+    (
+        Column(
+            "ending",
+            "ending",
+            "How the attempts ended; ok attempts are split into timed windows (ok_timed) and the rest.",
+            words=ENDING_WORDS,
+        ),
+        Column("gpu_hours", "GPU-hours [h]", "Hours from launch to record, times the GPUs allocated."),
+        Column("process_hours", "process-hours [h]", "Hours from launch to record, times the processes."),
+        Column("allocated_share", "of all [%]", "Share of all hours allocated on the device."),
+    ),
+    View(
+        "Cost: what the attempts took, by how they ended",
+        "Hours from each launch to its record, times the GPUs allocated; n counts attempts. The attempts that "
+        "ended ok have two rows: their timed windows on the GPUs used (every epoch of a point that evaluates), and "
+        "all else: start-up, warm-up, evaluation, unused GPUs.",
+        lambda rows: [row for row in rows if row.n or row.notes],
+        shows_n=True,
+    ),
+)
+
+ORDER = (Q1, MEMORY_BOUNDARY, Q2, COMMUNICATION, Q3, BANDWIDTH, SWEEP, TRANSFERS, SPLIT, PREDICTION, Q4)
+PROPOSAL = Table(
+    "proposal",
+    "",
+    (
+        *PLACE,
+        EFFICIENCY._replace(interval="shown"),
+        SPEEDUP,
+        Column("gpu_hours", "GPU-hours [h]", "GPUs x wall_hours.", interval="shown"),
+        Column("energy_kwh", "energy [kWh]", "Energy of all GPUs, without the host."),
+        Column("wall_hours", "time [h]", "Time of the samples, at the time of an epoch for those of one."),
+        Column(
+            "no_change_gpu_hours", "no change [h]", "GPU-hours if a step takes as long as on the most measured GPUs."
+        ),
+        Column("none_hidden_gpu_hours", "none hidden [h]", "The same, with the longer all-reduces of the ring model."),
+    ),
+    View("Weak scaling: every GPU keeps its batch"),
+    View("Strong scaling: the images a step stay the same", hidden_axes=("batch_size_per_gpu",)),
+    View(
+        "Beyond what was measured: GPU-hours of two models, without an interval",
+        keys=("gpu_hours", "no_change_gpu_hours", "none_hidden_gpu_hours"),
+    ),
+)
+"""The tables of `proposal`, which are on its own page alone."""
+
+TABLES = {table.name: table for table in (*ORDER, TIME_TO_TARGET, INT8, INT8_HISTOGRAMS, OOM, COST)}
+"""Every table by name, in the order of the report."""
+
+FIGURE_NAMES = {column.key: column.name for table in reversed(TABLES.values()) for column in table.columns}
+"""The figures that notes name, in words. JSON and CSV have the key."""

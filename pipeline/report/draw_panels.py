@@ -1,0 +1,346 @@
+"""Draws plots as SVG: a picture of each panel for the page, in a light and a dark theme, and the whole plot as a file.
+
+Only this module imports matplotlib, so import it only where a plot is made. A picture is drawn once: every role has a
+placeholder colour, and `paint` puts in those of a theme.
+"""
+
+import base64
+import io
+import logging
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells of its font cache on stderr
+
+import matplotlib  # noqa: E402 - after its logger is quiet
+import numpy as np  # noqa: E402
+from matplotlib.axes import Axes  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
+from matplotlib.ticker import FixedLocator, LogLocator, PercentFormatter  # noqa: E402
+
+from pipeline.experiment.point_label import format_figure  # noqa: E402
+from pipeline.report import plot_data  # noqa: E402
+from pipeline.report.plot_data import BarPanel, HistogramPanel, LinePanel, Panel, Plot, Series  # noqa: E402
+from pipeline.system.errors import replace_control_characters  # noqa: E402
+
+WIDTH, HEIGHT = 360, 250  # of a panel of lines, in px; it is as wide as a phone
+WIDE, WIDE_HEIGHT = 554, 300  # of one of at most two panels in a row of the page
+HISTOGRAM_HEIGHT = 170
+BAR_HEIGHT, BAR_MARGINS = 34, 64  # a bar with its label above it; title and axis
+MIN_COUNT = 0.7  # where the axis of a histogram begins, so that a count of 1 is seen
+KEY_HEIGHT = 18  # of a row of the key
+FONT_SIZE = 11
+MAX_TICKS = 6
+MAX_WHOLE = 65  # a linear axis that ends below it has ticks at measured values
+END_LABEL_SPACING = 0.075  # of the height of the axes
+MAX_MARKERS = 40  # of a line; with more they touch
+PANELS_IN_A_ROW = 3  # of a file; four stand in two rows of two
+
+SERIES_COLOURS = ("#4883e9", "#994702", "#1b9f89", "#5e2464", "#a68217", "#741d11", "#4e4fb0", "#5f626f")
+"""For a light ground; the page's style sheet has the colours of both grounds too, for keys and states.
+
+Searched for the largest smallest distance between two of them, for normal sight, protanopia and deuteranopia.
+"""
+
+SERIES_COLOURS_ON_DARK = ("#78a6fe", "#cf5805", "#b1e8bc", "#b1658c", "#e5c540", "#fe7467", "#816ada", "#acb9c3")
+ROLES = ("--fg", "--muted", "--line", "--shade", "--bg", *(f"--s{index}" for index in range(len(SERIES_COLOURS))))
+LIGHT = dict(zip(ROLES, ("#1a1f24", "#59636e", "#d5dade", "#f3e3df", "#ffffff", *SERIES_COLOURS), strict=True))
+DARK = dict(zip(ROLES, ("#e8ebee", "#a3adb8", "#363d45", "#43292a", "#14181c", *SERIES_COLOURS_ON_DARK), strict=True))
+PLACEHOLDERS = {role: f"#{index:06x}" for index, role in enumerate(ROLES, start=1)}  # SVG leaves out #000000
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
+HATCHES = ("", "\\\\\\\\", "||||", "////", "----", "xxxx", "++++", "....")  # as plot_data.PART_MARKS
+DASHED = (0, (3, 3))
+BOLD_CHAR_PX = 7
+MIN_ROOM_BELOW = 0.15  # of the height of the axes, for a word below a point
+HOLLOW: dict[str, Any] = {"markersize": 6, "markeredgewidth": 1.4, "markerfacecolor": PLACEHOLDERS["--bg"]}
+
+SETTINGS: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "plots",
+    "font.size": FONT_SIZE,
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so a layout does not depend on the machine
+    "text.parse_math": False,
+    "text.color": PLACEHOLDERS["--muted"],
+    "axes.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": PLACEHOLDERS["--muted"],
+    "axes.titlelocation": "left",
+    "axes.titlesize": FONT_SIZE + 1,
+    "axes.titleweight": "bold",
+    "axes.titlecolor": PLACEHOLDERS["--fg"],
+    "axes.titlepad": 10,
+    "axes.labelcolor": PLACEHOLDERS["--muted"],
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "axes.ymargin": 0.08,
+    "grid.color": PLACEHOLDERS["--line"],
+    "xtick.color": PLACEHOLDERS["--muted"],
+    "ytick.color": PLACEHOLDERS["--muted"],
+    "xtick.labelsize": FONT_SIZE - 1,
+    "ytick.labelsize": FONT_SIZE - 1,
+    "ytick.major.size": 0,
+    "hatch.linewidth": 0.7,
+    "figure.dpi": 72,
+    "figure.constrained_layout.use": True,
+    "figure.constrained_layout.h_pad": 0.1,  # inches of 72 px
+    "figure.constrained_layout.w_pad": 0.1,
+    "figure.facecolor": PLACEHOLDERS["--bg"],
+    "legend.frameon": False,
+    "legend.handlelength": 3,
+    "legend.labelcolor": PLACEHOLDERS["--fg"],
+}
+
+
+class Picture(NamedTuple):
+    """A panel on the page: the addresses of its two themes, the text for those who do not see it, and its size.
+
+    A wide one has a narrow one for phones.
+    """
+
+    light: str
+    dark: str
+    text: str
+    width: int
+    height: int
+    narrow: "Picture | None" = None
+
+
+class RenderedPlot(NamedTuple):
+    """A plot: its panels for the page, and the whole as a file."""
+
+    plot: Plot
+    panels: list[Picture]
+    file: bytes
+
+
+def render_plot(plot: Plot) -> RenderedPlot:
+    """Return the plot as pictures for the page and as a file."""
+    per_row = 2 if len(plot.panels) == 4 else PANELS_IN_A_ROW
+    file = draw(plot.panels, plot.key(), per_row, plot.title, WIDE if len(plot.panels) == 1 else WIDTH)
+    pictures = [render_panel(panel) for panel in plot.panels]
+    if len(plot.panels) in (1, 2, 4) and not isinstance(plot.panels[0], HistogramPanel):
+        wide = (render_panel(panel, WIDE) for panel in plot.panels)
+        pictures = [picture._replace(narrow=narrow) for picture, narrow in zip(wide, pictures, strict=True)]
+    return RenderedPlot(plot, pictures, paint(file, LIGHT).encode())
+
+
+def render_panel(panel: Panel, width: int = WIDTH) -> Picture:
+    """Return the picture of one panel. Its addresses hold the picture itself, so that a page is one file."""
+    drawn = draw([panel], width=width)
+    encoded = (base64.b64encode(paint(drawn, theme).encode()).decode() for theme in (LIGHT, DARK))
+    light, dark = (f"data:image/svg+xml;base64,{picture}" for picture in encoded)
+    return Picture(light, dark, f"{panel.title}. {panel.describe()}", width, height_of(panel, width))
+
+
+def paint(drawn: str, theme: Mapping[str, str]) -> str:
+    """Return an SVG with the colours of a theme in place of the placeholders."""
+    for role, placeholder in PLACEHOLDERS.items():
+        drawn = drawn.replace(placeholder, theme[role])
+    return drawn
+
+
+def height_of(panel: Panel, width: int = WIDTH) -> int:
+    """Return the height of a panel in px."""
+    if isinstance(panel, BarPanel):
+        return BAR_MARGINS + BAR_HEIGHT * len(panel.bars)
+    return (HEIGHT if width == WIDTH else WIDE_HEIGHT) if isinstance(panel, LinePanel) else HISTOGRAM_HEIGHT
+
+
+def draw(
+    panels: Sequence[Panel],
+    key: Sequence[plot_data.KeyEntry] = (),
+    per_row: int = 1,
+    title: str = "",
+    width: int = WIDTH,
+) -> str:
+    """Return the panels, in rows, as SVG in placeholder colours. A title brings a ground, a key and a description."""
+    columns = min(per_row, len(panels))
+    rows = [panels[start : start + columns] for start in range(0, len(panels), columns)]
+    heights = [max(height_of(panel, width) for panel in row) for row in rows]
+    key_columns = max(1, int(columns * width // (44 + 6.5 * max((len(entry.label) for entry in key), default=0))))
+    key_height = KEY_HEIGHT * math.ceil(len(key) / key_columns)
+    with matplotlib.rc_context(SETTINGS), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the reader's fonts draw the text
+        figure = Figure(figsize=(columns * width / 72, (sum(heights) + key_height) / 72))
+        grid = figure.add_gridspec(len(heights), columns, height_ratios=heights)
+        for index, panel in enumerate(panels):
+            axes = figure.add_subplot(grid[divmod(index, columns)])
+            axes.set_title(panel.title)
+            if isinstance(panel, LinePanel):
+                draw_lines(axes, panel, width)
+            elif isinstance(panel, HistogramPanel):
+                draw_histogram(axes, panel)
+            else:
+                draw_bars(axes, panel, num_rows=(heights[index // columns] - BAR_MARGINS) / BAR_HEIGHT, width=width)
+        if key:
+            pairs = (pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True))
+            handles = {label: handle for handle, label in pairs}
+            chosen = [handles[entry.label] for entry in key if entry.label in handles]
+            figure.legend(handles=chosen, loc="outside lower left", ncols=key_columns)
+        picture = io.StringIO()
+        said = {"Title": title, "Description": " ".join(panel.describe() for panel in panels)} if title else {}
+        figure.savefig(picture, format="svg", metadata={"Date": None, "Creator": None} | said, transparent=not title)
+    return replace_control_characters(picture.getvalue(), by=" ")  # XML has no place for some
+
+
+def draw_lines(axes: Axes, panel: LinePanel, width: int) -> None:
+    """Draw the series, then what stands beside them: where memory ends, the ideal, and words for lines and points."""
+    if panel.x_scale != "linear" and not panel.x_names:
+        axes.set_xscale("log", base=2 if panel.x_scale == "log2" else 10)
+    for series in panel.series:
+        draw_series(axes, series)
+    axes.set_xlabel(panel.axis_label)
+    set_x_ticks(axes, panel)
+    if panel.oom_from is not None:
+        shade_from(axes, panel.oom_from, last=axes.dataLim.xmax)
+    if panel.ideal:
+        ends = axes.get_xlim()
+        ideal = [panel.ideal(x) for x in ends]
+        axes.plot(ends, ideal, color=PLACEHOLDERS["--muted"], linewidth=1, linestyle=DASHED, zorder=1, scalex=False)
+        side = 0 if ideal[0] == ideal[1] else 1  # a flat one is named where fewer points lie
+        where: dict[str, Any] = {"textcoords": "offset points", "ha": ("left", "right")[side]}
+        axes.annotate("ideal", (ends[side], ideal[side]), ((2, -2)[side], 3), **where)
+    axes.update_datalim([(axes.dataLim.xmin, y) for y in panel.y_covers])
+    axes.autoscale_view(scalex=False)
+    if axes.dataLim.ymin == 0:
+        axes.set_ylim(bottom=0)
+    axes.locator_params(axis="y", nbins=5)
+    axes.yaxis.set_major_formatter("{x:,.10g}")
+    flawed = {
+        point.flaw: (point, after)
+        for series in panel.series
+        for point, after in reversed([*zip(series.points, (*series.points[1:], series.points[-1]), strict=True)])
+        if point.flaw
+    }
+    bottom, top = axes.get_ylim()
+    for flaw, (point, after) in flawed.items():  # a word beside the first, on the side that its line leaves free
+        is_below = after.y > point.y > bottom + MIN_ROOM_BELOW * (top - bottom)
+        where = {"textcoords": "offset points", "xytext": (5, -14 if is_below else 7), "fontsize": FONT_SIZE - 1}
+        axes.annotate(flaw, (point.x, point.y), zorder=2, **where)
+    if panel.has_end_labels(width):
+        label_ends(axes, panel)
+
+
+def label_ends(axes: Axes, panel: LinePanel) -> None:
+    """Write the name of each line beside its last point; names that would touch move apart."""
+    bottom, top = axes.get_ylim()
+    last, right = -math.inf, axes.get_xlim()[1]
+    for series in sorted(filter(lambda line: line.is_line, panel.series), key=lambda line: line.points[-1].y):
+        last = max((series.points[-1].y - bottom) / (top - bottom), last + END_LABEL_SPACING)
+        x = right if panel.oom_from is not None else series.points[-1].x
+        colour = PLACEHOLDERS[f"--{plot_data.role_of(series.style)}"]
+        words: dict[str, Any] = {"color": colour, "va": "center", "fontsize": FONT_SIZE - 1, "annotation_clip": False}
+        axes.annotate(series.label, (x, last), (7, 0), ("data", "axes fraction"), "offset points", **words)
+
+
+def set_x_ticks(axes: Axes, panel: LinePanel) -> None:
+    """Set the ticks of the x axis: names, the measured values if they fit, else round values."""
+    if panel.x_names:
+        axes.set_xlim(-0.5, len(panel.x_names) - 0.5)
+        axes.set_xticks(range(len(panel.x_names)), panel.x_names)
+        return
+    places = sorted({point.x for series in panel.series for point in series.points} | {panel.oom_from or 1} - {1})
+    if panel.x_scale in ("log10", "bytes"):
+        axes.xaxis.set_major_locator(LogLocator(numticks=MAX_TICKS))
+    elif panel.x_scale == "log2" or (len(places) <= MAX_TICKS and set(places) <= {*range(MAX_WHOLE)}):
+        axes.xaxis.set_major_locator(FixedLocator(places, MAX_TICKS))
+    else:
+        axes.locator_params(axis="x", nbins=MAX_TICKS)
+    axes.minorticks_off()
+    axes.xaxis.set_major_formatter(lambda value, _: plot_data.format_x(value, panel.x_scale))
+
+
+def draw_series(axes: Axes, series: Series) -> None:
+    """Draw one series with its intervals. Many points have no markers; buckets are hollow, unusable points grey too."""
+    colour = PLACEHOLDERS[f"--{plot_data.role_of(series.style)}"]
+    looks: dict[str, Any] = {"linestyle": "-" if series.style < len(MARKERS) / 2 else (0, (5, 2))}
+    if series.style == plot_data.REFERENCE:
+        looks = {"linestyle": (0, (2, 2)), "marker": "" if len(series.points) > 1 else "_", "markersize": 12}
+    elif not series.is_line:
+        looks = {"linestyle": "none", "marker": "D", "markersize": 7, "markerfacecolor": "none"}
+    elif len(series.points) <= MAX_MARKERS:
+        looks |= {"marker": MARKERS[series.style], "markersize": 5}
+    x, y, *_ = zip(*series.points, strict=True)
+    axes.plot(x, y, color=colour, linewidth=1.8, label=series.label, zorder=3, **looks)
+    for point in series.points:
+        if point.flaw:
+            grey: dict[str, Any] = {"color": PLACEHOLDERS["--muted"], **HOLLOW}
+            axes.plot(point.x, point.y, MARKERS[series.style], zorder=4, **grey)
+            axes.plot([], [], MARKERS[0], label=plot_data.GREY_LABELS[point.flaw], **grey)
+        if point.low is not None and point.high is not None:
+            axes.vlines(point.x, point.low, point.high, color=colour, linewidth=1, zorder=2)
+
+
+def shade_from(axes: Axes, start: float, last: float) -> None:
+    """Shade where nothing fits in memory; the region begins between the last point and the first that fails."""
+    border, right = math.sqrt(start * last), 2.5 * start  # room for the words
+    axes.axvspan(border, right, color=PLACEHOLDERS["--shade"], linewidth=0, zorder=0)
+    middle = math.sqrt(border * right)
+    axes.annotate("out of\nmemory", (middle, 0.5), xycoords=("data", "axes fraction"), ha="center", va="center")
+    axes.set_xlim(right=right)
+
+
+def draw_histogram(axes: Axes, panel: HistogramPanel) -> None:
+    """Draw the counts on a logarithmic axis, dashed lines at three sigma and a solid one at the largest magnitude."""
+    margin = (abs(panel.low) / 2 or 0.5) if panel.low == panel.high else 0  # one bin for a constant
+    edges = np.linspace(panel.low - margin, panel.high + margin, len(panel.counts) + 1)
+    heights = np.maximum(panel.counts, MIN_COUNT)
+    axes.set_yscale("log")
+    axes.stairs(heights, edges, baseline=MIN_COUNT, fill=True, color=PLACEHOLDERS["--s0"], linewidth=0)
+    lines: list[tuple[float, str, str, Any]] = [(end, "3 sigma", "--s1", DASHED) for end in panel.three_sigma]
+    lines.append((panel.largest, f"largest {format_figure(panel.largest)}", "--fg", "-"))
+    for x, _, role, dashes in lines:
+        axes.axvline(x, color=PLACEHOLDERS[role], linewidth=1.2, linestyle=dashes)
+    middle = sum(axes.get_xlim()) / 2
+    for (x, text, role, _), height in zip(lines[-2:], (1, 0.8), strict=True):
+        axes.annotate(
+            *(text, (x, height), (3 if x < middle else -3, 0), ("data", "axes fraction"), "offset points"),
+            ha="left" if x < middle else "right",
+            va="top",
+            color=PLACEHOLDERS[role],
+            fontsize=FONT_SIZE - 1,
+            bbox={"facecolor": PLACEHOLDERS["--bg"], "edgecolor": "none", "pad": 1},
+        )
+    axes.set_ylim(MIN_COUNT, MIN_COUNT * (max(heights) / MIN_COUNT) ** 1.35)  # room for the words
+    axes.yaxis.set_major_locator(LogLocator(numticks=4))
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.minorticks_off()
+    axes.locator_params(axis="x", nbins=MAX_TICKS)
+
+
+def draw_bars(axes: Axes, panel: BarPanel, num_rows: float, width: int) -> None:
+    """Draw bars that are split by part, each with its name and its whole time above it, and room for `num_rows`.
+
+    A part that has room for its name has it inside. Hatches tell parts apart in a print without colours.
+    """
+    left = np.zeros(len(panel.bars))
+    inside: dict[str, Any] = {"fontsize": FONT_SIZE - 1, "fontweight": "bold"}
+    for part, shares in panel.parts.items():
+        colour = PLACEHOLDERS[f"--{plot_data.role_of(panel.styles[part])}"]
+        looks: dict[str, Any] = {"height": 0.42, "edgecolor": PLACEHOLDERS["--bg"], "linewidth": 0.8}
+        looks["hatch"] = HATCHES[panel.styles[part]]
+        names = [name for name in (part, panel.short.get(part)) if name]
+        starts = np.where(np.asarray(shares) < 0, 0, left)
+        axes.barh(range(len(panel.bars)), shares, left=starts, color=colour, label=part, **looks)
+        for row, share in enumerate(shares):
+            texts = (f"{name} {100 * share:.0f} %" for name in names)
+            if text := next((text for text in texts if BOLD_CHAR_PX * len(text) < share * (width - 40)), ""):
+                middle = (starts[row] + share / 2, row)
+                ground = {"facecolor": colour, "edgecolor": "none", "pad": 0.5}
+                axes.annotate(text, middle, ha="center", va="center", color=PLACEHOLDERS["--bg"], bbox=ground, **inside)
+        left += np.maximum(shares, 0)
+    above: dict[str, Any] = {"xytext": (0, 3), "va": "bottom", "textcoords": "offset points", "fontsize": FONT_SIZE - 1}
+    for row, (bar, total) in enumerate(zip(panel.bars, panel.totals_ms, strict=True)):
+        axes.annotate(bar, (0, row - 0.19), color=PLACEHOLDERS["--fg"], **above)
+        axes.annotate(f"{format_figure(total)} ms", (1, row - 0.19), ha="right", **above)
+    lowest = min((share for shares in panel.parts.values() for share in shares), default=0)
+    axes.set(
+        xlim=(min(lowest, 0), max(1, *left)), ylim=(num_rows - 0.6, -0.8), yticks=[], xticks=[0, 0.25, 0.5, 0.75, 1]
+    )
+    axes.xaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
+    axes.grid(visible=False)
+    axes.spines["left"].set_visible(False)

@@ -1,0 +1,278 @@
+"""The rows of Q1 to Q4, and of points that ran out of memory."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline.experiment.learning_rate import peak_learning_rate
+from pipeline.experiment.measurement import Epoch
+from pipeline.experiment.record import Record
+from pipeline.figures import formulas, loader
+from pipeline.figures.advice import Advice
+from pipeline.figures.comparability import gpu_model
+from pipeline.figures.compute_rate import compute_rate_figures, compute_rate_notes
+from pipeline.figures.energy import clock_notes, energy_figures, energy_notes, host_cpu_share_of
+from pipeline.figures.exposed_communication import (
+    EXPOSURE_NEGATIVE,
+    MEASURED_EXPOSURE_IS_NOISE,
+    communications_of,
+    exposed_time,
+    is_within_noise,
+)
+from pipeline.figures.intervals import Estimate, ends_of
+from pipeline.figures.notes import Note, NoteKind, make_note
+from pipeline.figures.pooling import OWN_COLLECTIVES, PooledPoint, group_pairs, median_window_s, record_peak_memory_gib
+from pipeline.figures.scaling import Baseline, Scaling, scaling_figures
+from pipeline.figures.time_to_target import states_every_time, training_times_s
+from pipeline.plan.axes import CAPTURED_EXECUTIONS
+from pipeline.plan.model_name import is_image_model
+from pipeline.plan.strategies import STRATEGIES
+from pipeline.report.bandwidth_rows import MeasuredLinks, link_key
+from pipeline.report.columns import Row, make_row
+from pipeline.report.communication_rows import PointsByTraining, match_measured, timed_figures, untold_notes
+from pipeline.report.definitions import OOM, Q1, Q2, Q3, Q4
+
+EXECUTION_CHOSEN = NoteKind("execution_chosen", "execution=auto used {execution}")
+EXECUTION_CAPTURED = NoteKind(
+    "execution_captured", "execution={execution}: one graph is the whole step, so its parts have no times"
+)
+COMPILE_TIME = NoteKind("compile_time", "compiling or capturing took {time_s:.1f} s, before the clock started")
+DIVERGED = NoteKind("diverged", "{count} of {repeats} diverged", badge="diverged")
+TEST_LOSS_NOT_FINITE = NoteKind("test_loss_not_finite", "the test loss is not finite in {count} of {repeats}")
+SUBTRACTION_IS_NOISE = NoteKind(
+    "subtraction_is_noise",
+    "0 lies inside the interval of T(N) - T(1)/N: subtraction shows no communication",
+    forbids=("comm_time_subtraction_s",),
+)
+SUBTRACTION_FAILS = NoteKind("subtraction_fails", "T(N) <= T(1)/N: subtraction cannot show the communication")
+BANDWIDTH_ABOVE_LINK = NoteKind(
+    "bandwidth_above_link",
+    "bandwidth above the {link_gb_s:.0f} GB/s of the measured link: comm by subtraction is too short",
+    forbids=("comm_time_subtraction_s",),
+)
+RING_ASSUMED = NoteKind("ring_assumed", "a ring is assumed, which DataParallel does not use")
+
+
+def time_figures(point: PooledPoint, peak_tflops: float | None) -> dict[str, Any]:
+    """Return the figures of Q1 and Q2 over a point's timed windows, their energy and their FLOPs."""
+    epoch_time_s = point.epoch_time
+    data_time_s = point.median(median_window_s("data_time_ns"))
+    throughput = items_per_s = None
+    if epoch_time_s is not None and point.num_samples is not None:
+        throughput = formulas.throughput_samples_per_s(point.num_samples, epoch_time_s)
+        items_per_s = throughput * (point.items_per_sample or 1)
+    return {
+        **timed_figures("epoch_time_s", epoch_time_s),
+        **energy_figures(point),
+        **compute_rate_figures(point, peak_tflops),
+        "compute_time_s": point.median(median_window_s("compute_time_ns")),
+        "data_time_s": data_time_s,
+        "throughput_samples_per_s": throughput,
+        "throughput_items_per_s": items_per_s,
+        "peak_memory_gib": point.median(record_peak_memory_gib),
+        "num_windows": sum(map(len, point.epoch_times_s)),
+        "num_workers_total": loader.total_workers(point.spec),
+        "data_share": loader.longest_data_share(point),
+        "batch_wait_s": point.median(loader.median_batch_wait_s),
+        "is_loader_bound": loader.is_loader_bound(point),
+    }
+
+
+def time_notes(point: PooledPoint) -> list[Note]:
+    """Return the notes on these figures, last those on a step that was compiled or captured."""
+    notes = [*loader.loader_notes(point), *point.interval_notes, *point.epoch_time_drift_notes, *point.parts_notes]
+    used = {record.measurement.execution_used for record in point.ok_records if record.measurement} - {None}
+    for execution in sorted(str(name) for name in used):
+        if point.spec.execution == "auto":
+            notes.append(make_note(EXECUTION_CHOSEN, execution=execution))
+        if execution in CAPTURED_EXECUTIONS:
+            notes.append(make_note(EXECUTION_CAPTURED, execution=execution))
+    compile_time_s = point.median(lambda record: record.measurement.compile_time_s if record.measurement else None)
+    if compile_time_s is not None:
+        notes.append(make_note(COMPILE_TIME, time_s=compile_time_s))
+    return notes + point.rounding_notes
+
+
+def q1_row(point: PooledPoint, peak_tflops: float | None = None) -> Row:
+    """Return a row of Q1: epoch time against batch size, on one GPU. `peak_tflops` is its peak, if it is stated."""
+    notes = [*time_notes(point), *energy_notes(point), *point.allocator_retry_notes]
+    notes += compute_rate_notes(point, peak_tflops)
+    return make_row(
+        Q1, point, notes, **time_figures(point, peak_tflops), host_cpu_share=point.median(host_cpu_share_of)
+    )
+
+
+def q2_row(
+    point: PooledPoint,
+    baseline: Baseline,
+    scaling: Scaling,
+    peak_tflops: float | None = None,
+    advice: Advice | None = None,
+    measured: PointsByTraining | None = None,
+) -> Row:
+    """Return a row of Q2: speed-up against one GPU with the same batch per GPU (weak) or global batch (strong)."""
+    gains = scaling_figures(point, baseline, scaling)
+    notes = [*time_notes(point), *gains.pop("notes"), *energy_notes(point)]
+    notes += [*compute_rate_notes(point, peak_tflops), *untold_notes(point, measured or {})]
+    gains |= advice._asdict() if advice else {}
+    return make_row(Q2, point, notes, **time_figures(point, peak_tflops), **gains)
+
+
+def q3_row(point: PooledPoint, baseline: Baseline, measured: PointsByTraining, links: MeasuredLinks) -> Row:
+    """Return a row of Q3: computation against communication by subtraction, over the whole epoch.
+
+    Exposed communication comes from the matching point of `measured`: that of one step, times the steps. `links` tells
+    if the bandwidth exceeds the link's own.
+    """
+    figures, subtraction_notes = subtraction_figures(point, baseline)
+    is_of_loader = any(loader.is_loader_bound(part) for part in (point, baseline.point) if part)
+    exposed, exposed_notes = exposed_per_epoch(point, measured)
+    has_own = any(note.kind == OWN_COLLECTIVES for note in exposed_notes)
+    # else it holds more than the ring: the wait for data, or collectives of the user's own
+    comm_s = None if is_of_loader or has_own else figures["comm_time_subtraction_s"]
+    rings, ring_notes = ring_figures(point, comm_s, links)
+    notes = [*loader.loader_notes(point), *baseline.notes, *clock_notes(point)]
+    notes += [*subtraction_notes, *ring_notes, *exposed_notes]
+    strategy = baseline.point.spec.strategy if baseline.point else None
+    figures |= {"epoch_time_s": point.epoch_time, "exposed_comm_time_s": exposed, "baseline": strategy}
+    return make_row(Q3, point, notes, **figures, **rings)
+
+
+def subtraction_figures(point: PooledPoint, baseline: Baseline) -> tuple[dict[str, Any], list[Note]]:
+    """Return the figures of Q3 that follow from T(N) - T(1)/N, and the notes on them."""
+    time_s, num_gpus = point.epoch_time, point.spec.num_gpus
+    compute_s = comm_s = None
+    notes: list[Note] = []
+    if baseline.time_s is not None and time_s is not None:
+        compute_s = formulas.compute_time_subtraction_s(baseline.time_s, num_gpus)
+        value_s = formulas.comm_time_subtraction_s(baseline.time_s, time_s, num_gpus)
+        if value_s is None:
+            notes.append(make_note(SUBTRACTION_FAILS))
+        else:
+            comm_s = Estimate(value_s, *subtraction_ends_s(point, baseline))
+            if comm_s.low is not None and comm_s.low <= 0:
+                comm_s.noise = comm_s.high
+                notes.append(make_note(SUBTRACTION_IS_NOISE))
+    return {
+        "compute_time_subtraction_s": compute_s,
+        "comm_time_subtraction_s": comm_s,
+        "comm_share_subtraction": comm_s.over(time_s) if comm_s is not None and time_s else None,
+    }, notes
+
+
+def ring_figures(point: PooledPoint, comm_s: float | None, links: MeasuredLinks) -> tuple[dict[str, Any], list[Note]]:
+    """Return the steps of an epoch, the bytes that a GPU sends in their ring all-reduces, and the bandwidth of that.
+
+    Notes say that a ring is only assumed, and that no link is so fast.
+    """
+    figures: dict[str, Any] = {"steps_per_epoch": None, "ring_bytes_per_epoch": None}
+    if not point.spec.is_whole_epoch or point.num_samples is None:
+        return figures, []
+    figures["steps_per_epoch"] = point.spec.full_steps_per_epoch
+    measurement = point.ok_records[0].measurement if point.ok_records else None
+    strategy = STRATEGIES[point.spec.strategy]
+    if measurement is None or measurement.gradient_bytes is None or not strategy.moves_gradients_alone:
+        return figures, []
+    num_sent = measurement.gradient_bytes // (2 if point.spec.gradient_compression == "bf16" else 1)
+    step_bytes = formulas.ring_bytes_per_step(num_sent, point.spec.num_gpus)
+    num_bytes = figures["ring_bytes_per_epoch"] = round(point.spec.full_steps_per_epoch * step_bytes)
+    if comm_s is None:
+        return figures, []
+    bandwidth = figures["bandwidth_subtraction_gb_s"] = formulas.bandwidth_gb_s(num_bytes, comm_s)
+    notes = [make_note(RING_ASSUMED)] if strategy.uses_threads else []
+    link_gb_s = links.get(link_key(point.ok_records[0]))
+    if link_gb_s is not None and bandwidth > link_gb_s:
+        notes.append(make_note(BANDWIDTH_ABOVE_LINK, link_gb_s=link_gb_s))
+    return figures, notes
+
+
+def subtraction_ends_s(point: PooledPoint, baseline: Baseline) -> tuple[float, ...]:
+    """Return the ends of the interval of T(N) - T(1)/N, from those of both times; none if one has no interval."""
+    (low, high), (one_low, one_high) = ends_of(point.epoch_time), ends_of(baseline.time_s)
+    if low is None or high is None or one_low is None or one_high is None:
+        return ()
+    return low - one_high / point.spec.num_gpus, high - one_low / point.spec.num_gpus
+
+
+def exposed_per_epoch(point: PooledPoint, measured: PointsByTraining) -> tuple[Estimate | None, list[Note]]:
+    """Return the measured exposed communication of an epoch's steps, and notes on it; None if no point matches.
+
+    None too where the user's code calls collectives. A point on another GPU model does not match. If several points of
+    `measured` match, the one with the most rounds counts. A negative difference is no time, so it is None.
+    """
+    match, untold = match_measured(point, measured), untold_notes(point, measured)
+    exposed, floor_s = exposed_time(communications_of(match.ok_records)) if match else (None, None)
+    has_own = any(note.kind == OWN_COLLECTIVES for note in untold)
+    if match is None or exposed is None or not point.spec.is_whole_epoch or has_own:
+        return None, untold
+    num_steps, notes = point.spec.full_steps_per_epoch, untold
+    time_s = exposed.times(num_steps) if exposed >= 0 else None
+    if floor_s is not None and is_within_noise(exposed, floor_s):
+        notes.append(make_note(MEASURED_EXPOSURE_IS_NOISE, noise_s=floor_s * num_steps))
+        if time_s is not None:
+            time_s.noise = floor_s * num_steps
+    elif exposed < 0:
+        notes.append(make_note(EXPOSURE_NEGATIVE))
+    return time_s, [*notes, *point.difference_notes("measured communication", match)]
+
+
+def q4_rows(point: PooledPoint) -> list[Row]:
+    """Return a row for every epoch with a loss. A point that has remedies but no loss has one row without figures.
+
+    Losses and accuracies pool all GPU models. Training times are those on the model of most records.
+    """
+    stated = [record for record in point.ok_records if states_every_time(record)]
+    timed = [record for record in stated if gpu_model(record) in ("", point.gpu)]
+    times_s = {id(record): training_times_s(record) for record in timed}
+    found = [(record, epoch) for record in point.ok_records for epoch in learnt_epochs(record)]
+    repeats = group_pairs((epoch.epoch, epoch) for _, epoch in found)
+    ends_s = group_pairs((e.epoch, times_s[id(r)][e.epoch - 1]) for r, e in found if id(r) in times_s)
+    rows = [q4_row(point, repeats[number], ends_s.get(number, ())) for number in sorted(repeats)]
+    if not rows and point.spec.remedies:
+        rows.append(make_row(Q4, point, remedies=list(point.spec.remedies)))
+    return rows
+
+
+def learnt_epochs(record: Record) -> list[Epoch]:
+    epochs = record.measurement.epochs if record.measurement and not record.spec.is_probe else ()
+    return [epoch for epoch in epochs if epoch.loss is not None or epoch.diverged_at_update is not None]
+
+
+def q4_row(point: PooledPoint, epochs: Sequence[Epoch], times_s: Sequence[float]) -> Row:
+    """Return the medians over the repeats of one epoch. A loss that diverged is None, with its update.
+
+    `times_s` are the training seconds up to its end, of the repeats on the model `point.gpu` that state them.
+    """
+    diverged = [epoch.diverged_at_update for epoch in epochs if epoch.diverged_at_update is not None]
+    has_loss = is_image_model(point.spec.model)  # evaluate() of another model need not return one
+    untold = sum(has_loss and epoch.test_accuracy is not None and epoch.test_loss is None for epoch in epochs)
+    notes = []
+    if diverged:
+        notes.append(make_note(DIVERGED, count=len(diverged), repeats=len(epochs)))
+    if untold:
+        notes.append(make_note(TEST_LOSS_NOT_FINITE, count=untold, repeats=len(epochs)))
+    learnt = ("loss", "accuracy", "test_loss", "test_accuracy", "merit")
+    return make_row(
+        Q4,
+        point,
+        n=len(epochs),
+        remedies=list(point.spec.remedies),
+        epoch=epochs[0].epoch,
+        num_updates=epochs[0].num_updates,
+        training_time_s=formulas.median_of_known(times_s),
+        learning_rate=peak_learning_rate(point.spec) if has_known_rate(point) else None,
+        **{key: formulas.median_of_known(getattr(epoch, key) for epoch in epochs) for key in learnt},
+        diverged_at_update=min(diverged, default=None),
+        notes=notes,
+    )
+
+
+def has_known_rate(point: PooledPoint) -> bool:
+    """True if the learning rate follows from the point: of image models, unless others measured them."""
+    return is_image_model(point.spec.model) and any(record.measured for record in point.ok_records)
+
+
+def oom_row(point: PooledPoint) -> Row:
+    """Return the row of a point that ran out of memory."""
+    records = [outcome.record for outcome in point.outcomes if outcome.record and outcome.status == "oom"]
+    reason = "; ".join(sorted({record.reason for record in records}))
+    return make_row(OOM, point, status="oom", n=len(records), reason=reason, max_steps=point.spec.max_steps)

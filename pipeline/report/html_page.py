@@ -1,0 +1,264 @@
+"""report.html of an experiment, the index over all experiments, and the plots as files.
+
+A page is one file: no script, no remote asset, and a content policy that allows its own style sheet alone. Its links
+lead to places on it, or hold a file. The packages of pages and plots may be missing: tables need none.
+"""
+
+import base64
+import errno
+import functools
+import hashlib
+import importlib
+import itertools
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources as package_files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from pipeline.experiment.outcomes import CollectedOutcomes
+from pipeline.experiment.point_label import Terms, describe_training, format_figure, in_terms
+from pipeline.figures.pooling import group_pairs
+from pipeline.report.accuracy_plots import accuracy_plots, final_accuracy_plots, int8_plots
+from pipeline.report.cells import name_texts
+from pipeline.report.collect_experiment import CollectedExperiment
+from pipeline.report.columns import Row
+from pipeline.report.definitions import ENDING_WORDS
+from pipeline.report.display_tables import DisplayOptions, display_tables
+from pipeline.report.plot_data import Plot, PlotSource
+from pipeline.report.point_fates import address_of, list_fates, point_links, shown_outcomes
+from pipeline.report.provenance import conditions_of, describe_setting, list_provenance
+from pipeline.report.questions import NOT_ASKED, answers_of
+from pipeline.report.table_files import csv_text
+from pipeline.report.timing_plots import bandwidth_plots, batch_size_plots, speedup_plots, step_plots
+from pipeline.system import files
+from pipeline.system.errors import import_error_as_command_error, log_line, pluralize, replace_control_characters
+from pipeline.system.source_digest import DIGEST_AT_START
+
+if TYPE_CHECKING:
+    from pipeline.report.draw_panels import RenderedPlot
+
+REPORT_NAME = "report.html"
+INDEX_NAME = "index.html"
+PLOTS_FOLDER = "plots"
+QUESTIONS = {
+    "Q5": "What should I use?",
+    "Q1": "Which batch size keeps one GPU busy, and where does its memory end?",
+    "Q2": "How does training scale over GPUs?",
+    "Q3": "Where does the time go, and how much of it is communication?",
+    "Q4": "What does a large batch cost in accuracy, and which remedy mends it?",
+    "int8": "What does quantization to int8 cost in accuracy, and which values do its scales cover?",
+}
+OWN_Q4 = "What does a large batch cost?"  # of a user's own model
+MAX_TABLE_CHARS = 150  # of a row of a table, which scrolls if the page is narrower
+MAX_LINK_BYTES = 1_000_000  # of a CSV file that the page holds
+MAX_PAGE_BYTES = 100_000_000  # of a page that an earlier run wrote
+PLOT_FILES = ("q[1-4]*.svg", "int8*.svg")  # the plots in a folder that earlier runs wrote
+
+
+class Pages:
+    """Writes report.html of each experiment, and the index at the end. Says once what package is missing."""
+
+    def __init__(self, root: Path, has_index: bool) -> None:
+        self.root, self.has_index = root, has_index
+        self.entries: list[dict[str, Any]] = []
+        self.written: dict[str, Path] = {}  # by the name of the experiment
+        self.times: list[str] = []  # of the last record of each
+        self.missing: set[str] = set()
+
+    def write(self, name: str, found: CollectedExperiment, logs: Mapping[str, Path]) -> None:
+        """Write the page and the plots of one experiment, unless they are those of equal inputs. Raises OSError.
+
+        `logs` are by run id. Plots take nine tenths of the time of `collect`.
+        """
+        if not self.can_import("jinja2", "no report.html"):
+            return
+        folder, collected = found.experiment.folder, found.collected
+        plots = build_plots(PlotSource(found.tables, collected.outcomes, collected.terms))
+        said = describe_experiment(name, found) | {"inputs_digest": digest_inputs(name, found, logs)}
+        if not is_current(folder, plots, said["inputs_digest"]):
+            has_plots = not plots or self.can_import("pipeline.report.draw_panels", "no plots in report.html")
+            sections = build_sections(found, write_plots(folder / PLOTS_FOLDER, plots) if has_plots else [])
+            fates = list_fates(shown_outcomes(collected.outcomes), folder, logs)
+            page = render_template("report.html.j2", said, sections=sections, has_plots=has_plots, fates=fates)
+            files.replace_file_atomically(folder / REPORT_NAME, page.encode())
+        self.written[name] = folder / REPORT_NAME
+        self.times.append(max((record.started_at or "" for record in collected.records), default=""))
+        self.entries.append(said | {"href": address_of(folder / REPORT_NAME, self.root)})
+
+    def can_import(self, module: str, what: str) -> bool:
+        """True if a module can be imported; else log once what there is not, and what to install."""
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            refusal = import_error_as_command_error(error)
+            if refusal is None:
+                raise
+            if what not in self.missing:
+                log_line(f"{what}: it {refusal}")
+            self.missing.add(what)
+            return False
+        return True
+
+    @property
+    def front(self) -> Path | None:
+        """The page to open first: the index, or the page of the only experiment; None if no page was written."""
+        return self.root / (INDEX_NAME if self.has_index else REPORT_NAME) if self.entries else None
+
+    def write_index(self) -> None:
+        """Write the index if several experiments were found. Raises OSError."""
+        if self.has_index and self.entries:
+            count = pluralize(len(self.entries), "experiment")
+            latest = sorted(zip(self.times, self.entries, strict=True), key=lambda pair: pair[0], reverse=True)
+            said = {"title": "Experiments", "count": count, "entries": [entry for _, entry in latest]}
+            files.update_file(self.root / INDEX_NAME, render_template("index.html.j2", said).encode())
+
+
+def digest_inputs(name: str, found: CollectedExperiment, logs: Mapping[str, Path]) -> str:
+    """Return the SHA-256 of what a page is made of: code, templates, tables, outcomes with their records, logs."""
+    folder = package_files.files("pipeline") / "templates"
+    templates = {entry.name: entry.read_text() for entry in folder.iterdir() if entry.is_file()}
+    outcomes = [(part.status, part.reason, part.record, part.superseded) for part in found.collected.outcomes]
+    paths = {run_id: os.fsencode(path) for run_id, path in logs.items()}
+    inputs = (name, DIGEST_AT_START, templates, found.content, outcomes, found.collected.notes, paths)
+    return hashlib.sha256(msgspec.json.encode(inputs)).hexdigest()
+
+
+def is_current(folder: Path, plots: Iterable[Plot], inputs_digest: str) -> bool:
+    """True if the page, which is written after its plots, was made of these inputs, and every plot is there."""
+    try:
+        page = files.read_bounded(folder / REPORT_NAME, MAX_PAGE_BYTES)
+    except files.UnreadableFile:
+        return False
+    drawn = all((folder / PLOTS_FOLDER / f"{plot.name}.svg").is_file() for plot in plots)
+    return drawn and f'content="{inputs_digest}"'.encode() in page
+
+
+def build_plots(source: PlotSource) -> list[Plot]:
+    """Return every plot for which there are values, in the order of the questions. Those of a new kind belong here."""
+    timed = (batch_size_plots, speedup_plots, step_plots, bandwidth_plots)
+    builders = (*timed, accuracy_plots, final_accuracy_plots, int8_plots)
+    return [name_texts(plot, source.terms) for build in builders for plot in build(source)]
+
+
+def write_plots(folder: Path, plots: Sequence[Plot]) -> "list[RenderedPlot]":
+    """Write the plots, remove those of an earlier run, and return them. Raises OSError, also if the folder is a link.
+
+    Without plots matplotlib is not imported.
+    """
+    drawn = []
+    if folder.is_symlink():
+        raise OSError(errno.ELOOP, f"{folder.name} is a link", str(folder))
+    if plots:
+        from pipeline.report.draw_panels import render_plot
+
+        files.make_folder(folder)
+        drawn = [render_plot(plot) for plot in plots]
+    for rendered in drawn:
+        files.replace_file_atomically(folder / f"{rendered.plot.name}.svg", rendered.file)
+    for path in itertools.chain.from_iterable(map(folder.glob, PLOT_FILES)):
+        if path.stem not in {plot.name for plot in plots}:
+            path.unlink()
+    return drawn
+
+
+def build_sections(found: CollectedExperiment, drawn: "Sequence[RenderedPlot]") -> list[dict[str, Any]]:
+    """Return each question that has plots or tables, with them."""
+    options = DisplayOptions(MAX_TABLE_CHARS, link_of=point_links(shown_outcomes(found.collected.outcomes)))
+    tables = group_pairs(display_tables(found.tables, found.collected, options))
+    figures = group_pairs((rendered.plot.question, rendered) for rendered in drawn)
+    return [
+        {
+            "question": question,
+            "text": question_text(question, found.collected.terms),
+            "figures": figures.get(question, []),
+            "tables": tables.get(question, []),
+            "files": data_links(found, [table.source for table in tables.get(question, [])]),
+        }
+        for question in QUESTIONS
+        if question in tables or question in figures
+    ]
+
+
+def question_text(question: str, terms: Terms) -> str:
+    """Return a question in words."""
+    return OWN_Q4 if terms.own_model and question == "Q4" else in_terms(QUESTIONS[question], terms)
+
+
+def data_links(found: CollectedExperiment, names: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the name of each table's CSV file and a link that holds it; no link to more than MAX_LINK_BYTES."""
+    texts = {f"{name.lower()}.csv": csv_text(found.content[name]).encode() for name in dict.fromkeys(names)}
+    links = {name: data_link("text/csv", text) for name, text in texts.items() if len(text) <= MAX_LINK_BYTES}
+    return [(name, links.get(name, "")) for name in texts]
+
+
+def data_link(kind: str, content: bytes) -> str:
+    """Return an address that holds the content itself."""
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def describe_experiment(name: str, found: CollectedExperiment) -> dict[str, Any]:
+    """Return what report.html says of an experiment beside its plots, tables and points. The index has a part of it."""
+    collected = found.collected
+    answers = answers_of(found.tables, collected.terms)
+    words = functools.partial(in_terms, terms=collected.terms)
+    return {
+        "title": name,
+        "is_ingested": any(not record.measured for record in collected.records),
+        "counts": describe_counts(collected),
+        "training": describe_training([outcome.spec for outcome in collected.outcomes]),
+        "setting": describe_setting(collected.records),
+        "conditions": conditions_of(outcome.spec for outcome in collected.outcomes),
+        "answers": [
+            (answer, question_text(answer.question, collected.terms)) for answer in answers if answer.asked.claims
+        ],
+        "not_asked": [words(NOT_ASKED[answer.question]) for answer in answers if not answer.asked.claims],
+        "left_out": collected.notes,
+        "provenance": list_provenance(collected.records),
+        "cost": describe_cost(found.tables["cost"]),
+    }
+
+
+def describe_counts(collected: CollectedOutcomes) -> str:
+    """Return the number of points in each state that occurs."""
+    coverage = collected.coverage
+    counts = {"ok": coverage.ok, "out of memory": coverage.oom, "failed": coverage.failed}
+    counts |= {"missing": coverage.missing, "rejected": coverage.rejected}
+    stated = ", ".join(f"{number:,} {word}" for word, number in counts.items() if number)
+    return f"{pluralize(coverage.expected, 'point')}: {stated}" if coverage.expected else "no points"
+
+
+def describe_cost(rows: Iterable[Row]) -> list[str]:
+    """Return the hours of the attempts by how they ended; what took no time is left out."""
+    found = []
+    for row in rows:
+        if hours := row["gpu_hours"] or row["process_hours"]:
+            unit = "GPU hours" if row["gpu_hours"] else "process hours"
+            found.append(f"{format_figure(hours)} {unit} ({ENDING_WORDS.get(row['ending'], row['ending'])})")
+    return found
+
+
+def render_template(name: str, said: Mapping[str, Any], **values: Any) -> str:
+    """Return a page from its template: all text is escaped, and the content policy allows the style sheet by digest."""
+    import jinja2
+
+    folder = package_files.files("pipeline") / "templates"
+    style = (folder / "report.css").read_text()
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(lambda template: (folder / template).read_text()),
+        undefined=jinja2.StrictUndefined,
+        autoescape=True,
+        finalize=printable,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"data_link": data_link, "pluralize": pluralize}
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    return environment.get_template(name).render(said, style=style, style_digest=digest, **values)
+
+
+def printable(value: Any) -> Any:
+    """Return text without control and direction characters: a name could hide what stands beside it."""
+    return replace_control_characters(value, by=" ") if type(value) is str else value

@@ -1,0 +1,167 @@
+"""Reports in Markdown: the answers, the state of the points and where they ran, then every table."""
+
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from pipeline.experiment import point_label
+from pipeline.experiment.outcomes import CollectedOutcomes, PointOutcome
+from pipeline.experiment.point_label import EFFORT_AXES, NAMING_AXES, describe_point, varying_axes
+from pipeline.figures.pooling import group_pairs
+from pipeline.figures.stopping_rule import MAX_TIME_HALF_WIDTH
+from pipeline.report.build_tables import Tables
+from pipeline.report.cells import DisplayTable
+from pipeline.report.columns import Row
+from pipeline.report.display_tables import MAX_WIDTH, DisplayOptions, display_tables
+from pipeline.report.provenance import describe_provenance
+from pipeline.report.questions import Answer, answers_of
+from pipeline.system.errors import pluralize, replace_control_characters
+
+UNSAFE_CHARACTERS = re.compile(r"[|<>`\[\]\\]")
+BLOCK_START = re.compile(r"(#{1,6}(?=\s|$)|[-+*](?=\s|$)|>|=+\s*$|-+\s*$|~{3}|[-*_][-*_\s]+$)")
+UNBROKEN = re.compile(r"(?<!\\)`[^`]*`|\bn = \d|\d %| (?=\+ )")  # a command, n, per cent, a sum: on one line
+NUMBERED = re.compile(r"(\d{1,9})(?=[.)](?:\s|$))")
+MAX_GAPS = 10  # points without a result that are listed
+
+
+def render_experiment(
+    name: str,
+    tables: Tables,
+    collected: CollectedOutcomes,
+    options: DisplayOptions | None = None,
+    words: str = "",
+) -> str:
+    """Return the report of one experiment; if `options` name one table, that alone.
+
+    `words` is the address of the page with the meanings of the columns.
+    """
+    options = options or DisplayOptions()
+    shown = [render_table(table) for _, table in display_tables(tables, collected, options)]
+    title = f"# {escape_markdown(name_source(name, collected))}"
+    if options.only:
+        return "\n\n".join([title, *(shown or [f"No rows of {options.only}."])]) + "\n"
+    parts = [title, render_answers(answers_of(tables, collected.terms))]
+    parts += [render_coverage(collected), *render_precision(tables)]
+    parts.append(wrap(escape_markdown(describe_provenance(collected.records))))
+    parts += [f"What each column means: [docs/words.md]({words})."] if words and shown else []
+    parts += shown
+    if tables["oom"] and not options.is_full:
+        parts.append(point_label.in_terms(render_oom(tables["oom"]), collected.terms))
+    if collected.notes:
+        parts.append("Files left out:\n\n" + "\n".join(wrap(escape_markdown(note), "- ") for note in collected.notes))
+    return "\n\n".join(parts) + "\n"
+
+
+def name_source(name: str, collected: CollectedOutcomes) -> str:
+    """Return the name of an experiment, marked if its figures were stated elsewhere and none was measured here."""
+    is_stated = collected.records and not any(record.measured for record in collected.records)
+    return f"{name} (ingested)" if is_stated else name
+
+
+def render_answers(answers: Iterable[Answer]) -> str:
+    """Return the answer to each question, and the command that measures what is missing."""
+    paragraphs = []
+    for answer in answers:
+        first, *others = map(escape_markdown, answer.paragraphs)
+        first += f" Next: `{answer.command}`" if answer.command else ""
+        paragraphs += [wrap(f"**{answer.question}.** {first}"), *(wrap(part, "- ") for part in others)]
+    return "\n\n".join(paragraphs)
+
+
+def render_coverage(collected: CollectedOutcomes, width: int = MAX_WIDTH) -> str:
+    """Return the number of points in each status, and a line for each point without a result."""
+    coverage = collected.coverage
+    line = (
+        f"{pluralize(coverage.expected, 'point')} expected: {coverage.ok:,} ok, {coverage.oom:,} OOM, "
+        f"{coverage.failed:,} failed, {coverage.missing:,} missing, {coverage.rejected:,} rejected."
+    )
+    counts = {word: getattr(coverage, word) for word in ("superseded", "duplicate", "foreign")}
+    if unused := [f"{number:,} {word}" for word, number in counts.items() if number]:
+        line += f" Record files that are not used: {', '.join(unused)}."
+    gaps = list_gaps(collected.outcomes, width)
+    return "\n\n".join([wrap(line, width=width), *(["\n".join(gaps)] if gaps else [])])
+
+
+def list_gaps(outcomes: Sequence[PointOutcome], width: int) -> list[str]:
+    """Return a line for each point without a result: its name, why, and the run id for `--only`.
+
+    Repeats and seeds of a point that lack a result for the same reason are one line.
+    """
+    lost = [outcome for outcome in outcomes if outcome.status not in ("ok", "oom")]
+    if not lost:
+        return []
+    points = {outcome.spec: msgspec.structs.replace(outcome.spec, repeat=0, seed=0) for outcome in outcomes}
+    labels = point_label.point_labels(list(dict.fromkeys(points.values())))
+    alike = group_pairs(((points[outcome.spec].run_id(), outcome.status, outcome.reason), outcome) for outcome in lost)
+    gaps = []
+    for (run_id, status, reason), group in alike.items():
+        which = group[0].spec.run_id() if len(group) == 1 else f"{len(group):,} runs"
+        gaps.append(wrap(f"{labels[run_id]}: {status}, {escape_markdown(reason)} ({which})", "- ", width))
+    if len(gaps) > MAX_GAPS:
+        gaps[MAX_GAPS:] = [f"- and {len(gaps) - MAX_GAPS:,} more; `ddpscale status` of this folder lists them"]
+    return gaps
+
+
+def render_precision(tables: Tables) -> list[str]:
+    """Return a line that counts the points whose time has a narrow interval; no line if no point has an interval."""
+    weak = [row for row in tables["Q2"] if row["scaling"] == "weak"]
+    timed: dict[str, Sequence[Row]] = {"epoch": weak, "step": [*tables["communication"], *tables["split"]]}
+    said = []
+    for time, rows in timed.items():
+        known = [row["noise_floor"] for row in rows if row["noise_floor"] is not None]
+        narrow = sum(floor <= MAX_TIME_HALF_WIDTH for floor in known)
+        said += [f"{narrow} of {len(known)} {time} times"] if known else []
+    if not said:
+        return []
+    known_within = f"known within ± {100 * MAX_TIME_HALF_WIDTH:.0f} % of the median"
+    counts = f"Of the rows with an interval {' and '.join(said)} are {known_within}."
+    return [wrap(f"{counts} At n = 1 an interval covers one run only.")]
+
+
+def render_table(table: DisplayTable) -> str:
+    """Return one table with its heading, the table itself, its remarks and its footnotes."""
+    import tabulate  # not at the top: --help of collect and compare answers without it
+
+    notes = [wrap(escape_markdown(note), f"{number}. ") for number, note in enumerate(table.footnotes, 1)]
+    lines = [[column.heading for column in table.columns], *(map(escape_markdown, cells) for cells in table.rows)]
+    alignment = ["right" if column.kind == "number" else "left" for column in table.columns]
+    drawn = tabulate.tabulate(lines, tablefmt="pipe", disable_numparse=True, colalign=alignment)
+    rule, heading, *body = drawn.splitlines()  # tabulate gives what it knows as a heading two characters too many
+    common = f"All rows: {escape_markdown(table.common)}." if table.common else ""
+    remarks = wrap(" ".join(filter(None, (common, table.legend))))
+    parts = (f"## {table.heading}", "\n".join([heading, rule, *body]), remarks, "\n".join(notes))
+    return "\n\n".join(filter(None, parts))
+
+
+def wrap(text: str, bullet: str = "", width: int = MAX_WIDTH) -> str:
+    """Return text on lines of at most `width` characters, under a bullet if given. No line starts a new block."""
+    whole = UNBROKEN.sub(lambda match: match[0].replace(" ", "\0"), text)
+    room = width - len(bullet) - 1  # an escape takes one
+    lines = textwrap.wrap(whole.strip(), room, break_long_words=False, break_on_hyphens=False)
+    return bullet + f"\n{' ' * len(bullet)}".join(escape_start(line).replace("\0", " ") for line in lines)
+
+
+def escape_start(line: str) -> str:
+    """Return a line of a paragraph that Markdown cannot take for the start of a heading, a list or another block."""
+    if BLOCK_START.match(line):
+        return f"\\{line}"
+    numbered = NUMBERED.match(line)
+    return f"{numbered[1]}\\{line[numbered.end() :]}" if numbered else line
+
+
+def render_oom(rows: Sequence[Row]) -> str:
+    axes = [*NAMING_AXES, *varying_axes([row.axes for row in rows], (*NAMING_AXES, *EFFORT_AXES))]
+    lines = []
+    for row in rows:
+        probe = f", probe of {row['max_steps']} steps" if row["max_steps"] else ""
+        where = describe_point(row.axes, [axis for axis in row.axes if axis in axes])
+        lines.append(wrap(f"{where}{probe}: OOM ({escape_markdown(row['reason'])})", "- "))
+    return "\n\n".join(["## Out of memory", "\n".join(lines)])
+
+
+def escape_markdown(text: str) -> str:
+    """Return text that cannot break out of a Markdown cell or become HTML, a link or a terminal escape."""
+    printable = re.sub(r"[\n\t]", " ", replace_control_characters(text, by=" "))
+    return re.sub(r"([\\|<>`*_\[\]])", r"\\\1", printable) if UNSAFE_CHARACTERS.search(printable) else printable

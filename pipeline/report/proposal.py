@@ -1,0 +1,281 @@
+"""A compute proposal from the tables of an experiment: how one configuration scales, and what the asked work takes."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER, TRAINED_MAY_DIFFER
+from pipeline.experiment.point_label import EFFORT_AXES, varying_axes
+from pipeline.figures.intervals import NOMINAL, ends_of, min_values
+from pipeline.figures.loader import LOADER_BOUND
+from pipeline.figures.pooling import SHARED_NODE
+from pipeline.plan.axes import AXIS_DEFAULTS
+from pipeline.report.build_tables import Tables
+from pipeline.report.claims import (
+    SUBMIT,
+    ClaimFormatter,
+    badges_of,
+    describe_own,
+    is_fit_for_answer,
+    not_told_apart,
+)
+from pipeline.report.columns import FIGURES_NOT_STATED, Row
+from pipeline.report.definitions import PROPOSAL
+from pipeline.report.timing_claims import WAITS, reason_left_out
+from pipeline.system.errors import EXIT_NOTHING_FOUND, CommandError, pluralize
+
+MIN_EFFICIENCY = 0.7  # what a call for proposals usually asks for
+SERIES_MAY_DIFFER = ("num_gpus", *EFFORT_AXES)
+BATCH = "batch_size_per_gpu"
+
+
+class Proposal(NamedTuple):
+    """The sentences of a proposal, and its rows. `plotted` are rows of Q2 of the same strategy at any batch size."""
+
+    row: Row
+    answers: list[str]
+    assumptions: list[str]
+    weak: list[Row]
+    strong: list[Row]
+    beyond: list[Row]
+    plotted: list[Row]
+
+
+class Work(NamedTuple):
+    """The asked work: its samples, and the number of GPUs (None: the most that were measured)."""
+
+    num_samples: int
+    num_gpus: int | None
+
+
+def propose(tables: Tables, work: Work, find_predictions: Callable[[], Sequence[Row]]) -> Proposal:
+    """Return the proposal for the cheapest configuration. Raises CommandError if there are no figures for the work.
+
+    `find_predictions` gives the rows of the table `prediction` for a number of GPUs beyond the measured ones.
+    """
+    timed = [row for row in tables["Q2"] if row["throughput_samples_per_s"]]
+    timed = [row for row in timed if row.axes.get("model") == timed[0].axes.get("model")]
+    rows = [row for row in timed if row["scaling"] == "weak"]
+    if not rows:
+        problem = "no epoch with a known number of samples was timed here"
+        raise CommandError(
+            f"{problem}; measure some with {SUBMIT} --grid scaling, or give ingest --num-samples.", EXIT_NOTHING_FOUND
+        )
+    candidates = valid_rows(rows, work)
+    chosen = max(candidates, key=lambda row: float(row["throughput_samples_per_s"]))
+    weak = series_of(chosen, rows, chosen[BATCH], work)
+    batches = (chosen["global_batch_size"], *sorted({row["global_batch_size"] for row in timed}, reverse=True))
+    strong_rows = [row for row in timed if row["scaling"] == "strong"]
+    found = (series_of(chosen, strong_rows, batch, work, "global_batch_size") for batch in batches)
+    strong = next((series for series in found if len(series) > 1), [])
+    most = max(weak, key=num_gpus_of)
+    num_gpus = checked_num_gpus(work.num_gpus, sorted(map(num_gpus_of, weak)))
+    asked = next((row for row in weak if row["num_gpus"] == num_gpus), None)
+    beyond = []
+    if asked is None:
+        beyond = [msgspec.structs.replace(most, notes=()), modelled_row(most, num_gpus, work, find_predictions())]
+    label = describe_own(chosen, rows) or "one configuration"
+    one = weak[0] if weak[0]["num_gpus"] == 1 else None
+    said = [
+        say_work(work, num_gpus, describe_own(asked or most, rows), asked, beyond, one),
+        say_efficiency("Weak", weak),
+    ]
+    said += [say_efficiency("Strong", strong)] if strong else []
+    assumptions = [*assume_choice(label, chosen, candidates, rows), *assume_figures(tables, [*weak, *strong], beyond)]
+    plotted = [row for row in timed if not differs(row, chosen, (*SERIES_MAY_DIFFER, BATCH))]
+    return Proposal(chosen, said, assumptions, weak, strong, beyond, plotted)
+
+
+def valid_rows(rows: Sequence[Row], work: Work) -> list[Row]:
+    """Return the rows from which to choose, on the asked number of GPUs, or the most if that was not measured.
+
+    The hours of a row hold for real data, and without other points on its node; without such rows all count. On one
+    number of GPUs the fastest takes the fewest GPU-hours.
+    """
+    real = [row for row in rows if row["input"] != "synthetic"] or list(rows)
+    counts = set(map(num_gpus_of, real))
+    at = work.num_gpus if work.num_gpus in counts else max(counts)
+    found = [row for row in real if row["num_gpus"] == at]
+    return [row for row in found if not has_neighbours(row)] or found
+
+
+def has_neighbours(row: Row) -> bool:
+    """True if other points ran on the node of the row itself; its baseline does not matter."""
+    return any(note.kind == SHARED_NODE for note in row.notes)
+
+
+def series_of(chosen: Row, rows: Sequence[Row], batch: int, work: Work, batch_axis: str = BATCH) -> list[Row]:
+    """Return the rows of the proposal by number of GPUs: those like `chosen` at a batch size, and their baseline."""
+    own = [row for row in rows if row[batch_axis] == batch and not differs(row, chosen, (*SERIES_MAY_DIFFER, BATCH))]
+    with_baseline = [row for row in own if row["num_gpus"] > 1 and row["baseline"]]
+    for row in with_baseline[:1]:
+        place = {"num_gpus": 1, "strategy": row["baseline"], BATCH: row["baseline_batch_size_per_gpu"]}
+        alike = (one for one in rows if all(one[axis] == value for axis, value in place.items()))
+        own += [one for one in alike if one not in own and not differs(one, row, (*BASELINE_MAY_DIFFER, BATCH))][:1]
+    one_each = {row["num_gpus"]: row for row in own}
+    return [proposal_row(one_each[count], work.num_samples) for count in sorted(one_each)]
+
+
+def differs(row: Row, other: Row, may_differ: Sequence[str]) -> bool:
+    """True if two rows, of one experiment or two, differ in an axis outside `may_differ`."""
+    defaults = {axis: list(value) if isinstance(value, tuple) else value for axis, value in AXIS_DEFAULTS.items()}
+    return bool(varying_axes([defaults | row.axes, defaults | other.axes], may_differ))
+
+
+def num_gpus_of(row: Row) -> int:
+    return int(row["num_gpus"])
+
+
+def proposal_row(row: Row, num_samples: int) -> Row:
+    """Return the row of Q2 with what the samples take: hours, GPU-hours and energy."""
+    per_sample_s = row["epoch_time_s"].over(row["throughput_samples_per_s"] * row["epoch_time_s"])
+    wall_h, sample_j = per_sample_s.times(num_samples / 3600), row["energy_per_sample_j"]
+    figures = {
+        **{column.key: row[column.key] for column in PROPOSAL.columns if column.key in row.figures},
+        "wall_hours": wall_h,
+        "gpu_hours": wall_h.times(row["num_gpus"]),
+        "energy_kwh": None if sample_j is None else sample_j * num_samples / 3.6e6,
+    }
+    return Row(row.axes, PROPOSAL.complete(figures), row.n, row.notes)
+
+
+def checked_num_gpus(asked: int | None, measured: Sequence[int]) -> int:
+    """Return the number of GPUs of the work: measured, or up to twice the most that were. Raises CommandError."""
+    most, listed = measured[-1], ", ".join(map(str, measured))
+    if asked is None or asked in measured:
+        return asked or most
+    if asked < most:
+        raise CommandError(
+            f"no point on {pluralize(asked, 'GPU')} was timed; choose one of {listed}, or up to {2 * most}."
+        )
+    if most == 1:
+        problem = f"a model of {asked} GPUs needs points on several GPUs, and none was timed"
+        raise CommandError(f"{problem}; measure some with {SUBMIT} --grid scaling.")
+    if asked > 2 * most:
+        problem = f"{asked} GPUs are more than twice the {most} that were measured, where no model was tested"
+        raise CommandError(f"{problem}; measure {math.ceil(asked / 2)}, or ask for at most {2 * most}.")
+    return asked
+
+
+def modelled_row(most: Row, num_gpus: int, work: Work, predictions: Sequence[Row]) -> Row:
+    """Return the GPU-hours that the models give from the most measured GPUs; the scaled one only with a prediction."""
+    may_differ = (*TRAINED_MAY_DIFFER, "num_gpus", "num_nodes", "unit")
+    alike = (row for row in predictions if row["num_gpus"] == num_gpus and not differs(row, most, may_differ))
+    from_most = [row for row in alike if row["from_num_gpus"] == most["num_gpus"] and row["predicted_step_time_s"]]
+    no_change_h, scaled_h = float(most["gpu_hours"]), None
+    if from_most:
+        more_s = from_most[0]["predicted_step_time_s"] - from_most[0]["no_change_step_time_s"]
+        scaled_h = no_change_h + more_s * work.num_samples / most[BATCH] / 3600
+    figures = {"no_change_gpu_hours": no_change_h, "none_hidden_gpu_hours": scaled_h}
+    axes = {**most.axes, "num_gpus": num_gpus, "num_nodes": None}
+    return msgspec.structs.replace(most, axes=axes, figures=PROPOSAL.complete(figures), n=0, notes=())
+
+
+def say_work(work: Work, num_gpus: int, label: str, asked: Row | None, beyond: Sequence[Row], one: Row | None) -> str:
+    """Return what the work takes, and what it takes on one GPU."""
+    start = f"{work.num_samples:,} images on {pluralize(num_gpus, 'GPU')}{f', {label}' * bool(label)}: "
+    if asked is None:
+        has_scaled = beyond[-1]["none_hidden_gpu_hours"] is not None
+        scaled = ", {none_hidden_gpu_hours:digits} if none is hidden" * has_scaled
+        text = "no change: {no_change_gpu_hours:digits} GPU-hours" + scaled + " (models, not measured)."
+        return start + fill(text, beyond[-1])
+    energy = "" if asked["energy_kwh"] is None else ", {energy_kwh:digits} kWh"
+    badges = ", ".join(badges_of(asked))
+    text = fill("{wall_hours:digits} h, {gpu_hours:digits} GPU-hours" + energy, asked)
+    if one and one["num_gpus"] != num_gpus:
+        text += fill("; {gpu_hours:digits} GPU-hours on 1 GPU", one)
+    return f"{start}{text}{f' ({badges})' * bool(badges)}."
+
+
+def say_efficiency(kind: str, rows: Sequence[Row]) -> str:
+    """Return the efficiency at the most GPUs, or where it falls below the limit."""
+    known = [row for row in rows if row["num_gpus"] > 1 and row["parallel_efficiency"] is not None]
+    if rows[-1]["num_gpus"] == 1:
+        return f"{kind} scaling: no efficiency, since no point on several GPUs was timed."
+    if not known:
+        return f"{kind} scaling: no efficiency, since no point on several GPUs has one on one GPU to compare with."
+    least = f"{100 * MIN_EFFICIENCY:.0f} %"
+    below = [index for index, row in enumerate(known) if row["parallel_efficiency"] < MIN_EFFICIENCY]
+    row = known[below[0]] if below else known[-1]
+    falls = f"falls below {least} at" if below else f"is at least {least} up to"
+    text = f"{kind} scaling: efficiency {falls} {row['num_gpus']} GPUs, where it is "
+    text += fill("{parallel_efficiency:.1%}", row).replace("%", " %").replace("  ", " ")
+    if below and below[0]:
+        before = known[below[0] - 1]
+        text += f"; on {before['num_gpus']} it is {100 * before['parallel_efficiency']:.1f} %"
+    low, high = ends_of(row["parallel_efficiency"])
+    unclear = f"; its interval contains {least}" if low and high and low <= MIN_EFFICIENCY <= high else ""
+    why = "" if is_fit_for_answer(row, "speedup") else f"; unfit for an answer: {reason_left_out(row)}"
+    return f"{text}{unclear}{why}."
+
+
+def fill(text: str, row: Row) -> str:
+    return ClaimFormatter({}).vformat(text, (), row.figures)
+
+
+def assume_choice(label: str, chosen: Row, candidates: Sequence[Row], rows: Sequence[Row]) -> list[str]:
+    """Return which configuration the proposal is about, and which faster ones it leaves out."""
+    num_gpus, rate = chosen["num_gpus"], chosen["throughput_samples_per_s"]
+    number = len(not_told_apart(chosen, candidates))
+    ties = f", not told apart from {pluralize(number, 'other')}" if number else ""
+    of_many = (
+        f", with the fewest GPU-hours of {len(candidates)} on {pluralize(num_gpus, 'GPU')}{ties}; "
+        "the best of many looks better than it is"
+    )
+    said = [f"The configuration is {label}{of_many * (len(candidates) > 1)}."]
+    faster = [row for row in rows if row["num_gpus"] == num_gpus and row["throughput_samples_per_s"] > rate]
+    if faster:
+        best = max(faster, key=lambda row: float(row["throughput_samples_per_s"]))
+        ratio = best["throughput_samples_per_s"] / rate
+        why = "other points ran on its node at the same time" if has_neighbours(best) else "its batches are synthetic"
+        said.append(f"{describe_own(best, rows)} is {ratio:.2f} times as fast and left out: {why}.")
+    if chosen["is_loader_bound"] or chosen.has_note(LOADER_BOUND):
+        what = "hours and scaling are" if chosen["is_loader_bound"] else "scaling is"
+        said.append(f"Its {what} limited by data loading: {WAITS}.")
+    return said
+
+
+def assume_figures(tables: Tables, rows: Sequence[Row], beyond: Sequence[Row]) -> list[str]:
+    """Return what the figures of the proposal rest on, and what they leave out."""
+    said = [
+        "Hours are the time of a timed epoch for the asked number of images: the work grows with the images, and "
+        "model, data, hardware and software stay as they are here. Start-up, the first epoch, evaluation, "
+        f"checkpoints, failed jobs and the queue are not in them{share_of_other(tables)}."
+    ]
+    bases = {row["interval_over"] for row in tables["Q2"] if row["interval_over"]}
+    within = "within one run, without the changes from run to run or node to node"
+    over = "between runs" if bases == {"repeats"} else within
+    has_ends = any(None not in ends_of(row["gpu_hours"]) for row in rows)
+    known = f"Intervals ({NOMINAL}) tell how well a time is known {over}."
+    said.append(known if has_ends else f"There are no intervals: they need {min_values()} timed epochs, or repeats.")
+    has_energy = any(row["energy_kwh"] is not None for row in rows)
+    said.append(
+        "Energy is that of the GPUs: without host, network and cooling." if has_energy else "Energy was not measured."
+    )
+    said.append("With weak scaling N GPUs take N times the images a step, so the accuracy may differ.")
+    if beyond:
+        said.append(
+            f"Beyond {beyond[0]['num_gpus']} GPUs nothing was measured. No change: a step takes as long as there. None "
+            "hidden: it takes longer by what the all-reduces of one ring over equal links take longer. Neither is a "
+            "bound, and more than one node has another link."
+        )
+        if beyond[-1]["none_hidden_gpu_hours"] is None:
+            cure = "measure it with ddpscale submit --grid communication"
+            said.append(f"No point like this one tells its communication on as many GPUs: {cure}.")
+    for what, axis in (("GPU models", "gpu"), ("models", "model")):
+        if others := {row.axes.get(axis) for row in tables["Q2"]} - {rows[0].axes.get(axis), None}:
+            said.append(f"Other {what} were measured too and are left out: {', '.join(sorted(map(str, others)))}.")
+    if any(row.has_note(FIGURES_NOT_STATED) for row in rows):
+        said.append("Times were stated elsewhere, and not measured here.")
+    return said
+
+
+def share_of_other(tables: Tables) -> str:
+    """Return the share that all else than timed windows took here, in words; "" if it is not known."""
+    hours = {row["ending"]: row["gpu_hours"] or row["process_hours"] for row in tables["cost"]}
+    timed, other = hours.get("ok_timed"), hours.get("ok_other")
+    if not timed or not other:
+        return ""
+    return f" (of the short runs here they were {100 * other / (timed + other):.0f} %)"

@@ -1,0 +1,134 @@
+"""The answers of an experiment: the claims of every question."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, get_args
+
+from pipeline.experiment.point_label import Terms, in_terms
+from pipeline.figures.pooling import group_pairs
+from pipeline.report.accuracy_claims import int8_claims, large_batch_claims
+from pipeline.report.build_tables import Tables, part_of, values_of
+from pipeline.report.claims import HEADLINES, SUBMIT, Claim, SeparateAxis
+from pipeline.report.recommendation import use_claims
+from pipeline.report.timing_claims import batch_size_claims, communication_claims, speedup_claims
+
+BY: tuple[SeparateAxis, ...] = get_args(SeparateAxis)
+
+NOT_ASKED = {
+    "Q1": "the batch size that keeps one GPU busy",
+    "Q2": "scaling over GPUs",
+    "Q3": "communication",
+    "Q4": "the accuracy of large batches",
+}
+"""What an experiment that does not ask a question leaves out."""
+
+IN_ORDER = ("Q5", *NOT_ASKED, "int8")
+"""The questions as a reader meets them: first what to use."""
+
+
+class Headline(NamedTuple):
+    """A claim in a few words: its figure, the ends of its interval, and what weakens it."""
+
+    question: str
+    text: str
+    interval: str
+    badges: tuple[str, ...]
+
+
+class Answer(NamedTuple):
+    """The answer to a question: its claims, and the word for what the points ran on."""
+
+    question: str
+    claims: Sequence[Claim]
+    terms: Terms
+
+    @property
+    def paragraphs(self) -> list[str]:
+        """The answer in words, with a paragraph for each GPU model, unit and model that the claims are about."""
+        paragraphs = []
+        for (gpu, unit, model), claims in group_pairs((claim.about, claim) for claim in self.claims).items():
+            said = " ".join(sentence for claim in claims for sentence in claim.sentences())
+            about = ", ".join(filter(None, (gpu and f"On {gpu}", unit and f"{'i' if gpu else 'I'}n {unit}", model)))
+            terms = self.terms._replace(
+                unit=unit or self.terms.unit, processors="GPUs" if gpu else self.terms.processors
+            )
+            paragraphs.append(f"{about}: {in_terms(said, terms)}" if about else in_terms(said, terms))
+        return paragraphs
+
+    @property
+    def told(self) -> str:
+        """The sentences of the claims that answer; "" if all only say why there is no answer."""
+        return " ".join(self._replace(claims=[claim for claim in self.claims if claim.is_answer]).paragraphs)
+
+    @property
+    def headline(self) -> str:
+        """The first sentence of the answer."""
+        return " ".join(self._replace(claims=[claim._replace(is_short=True) for claim in self.claims[:1]]).paragraphs)
+
+    def headlines(self) -> list[Headline]:
+        """Return each claim that answers the question in a few words."""
+        found = []
+        for claim in self.claims:
+            if claim.is_answer and claim.kind in HEADLINES:
+                text, interval = claim.headline()
+                said = in_terms(", ".join(filter(None, (text, *claim.about))), self.terms)
+                found.append(Headline(self.question, said, interval, claim.badges))
+        return found
+
+    @property
+    def asked(self) -> "Answer":
+        """The answer without the claims about what the experiment does not measure."""
+        return self._replace(claims=[claim for claim in self.claims if claim.kind != "not_asked"])
+
+    @property
+    def command(self) -> str:
+        """The command that measures what is missing; "" if nothing is, or if no shipped grid does so."""
+        command = next((claim.command for claim in self.claims if claim.command), "")
+        if command and self.terms.own_model:
+            return own_model_command(self.question, command, self.terms.own_model)
+        return command
+
+
+def own_model_command(question: str, command: str, model: str) -> str:
+    """Return the command that measures the same of a user's model; "" for Q4, which needs a test of the user's.
+
+    `model` has the words after --set.
+    """
+    if question == "Q4":
+        return ""
+    if "--grid memory" in command:
+        return f"{SUBMIT} --grid memory --set {model} strategy=single num_gpus=1"
+    return f"{SUBMIT} --grid own-model --set {model}"
+
+
+def answers_of(tables: Tables, terms: Terms) -> list[Answer]:
+    return [Answer(question, claims, terms) for question, claims in answer_questions(tables).items()]
+
+
+def answer_questions(tables: Tables) -> dict[str, list[Claim]]:
+    """Return the claims of each question. If the rows hold no answer, a claim has the command that measures one.
+
+    Q5, what to use, comes first, and is left out where no epoch was timed. An experiment that quantizes has one
+    question, what int8 costs.
+    """
+    if tables["int8"]:
+        return {"int8": int8_claims(tables["int8"])}
+    use = claims_of_each(tables, BY, use_claims)
+    return ({"Q5": use} if use else {}) | {
+        "Q1": claims_of_each(tables, BY, batch_size_claims),
+        "Q2": claims_of_each(tables, BY, speedup_claims),
+        "Q3": claims_of_each(tables, BY, communication_claims),
+        "Q4": large_batch_claims(tables["time_to_target"]),
+    }
+
+
+def claims_of_each(tables: Tables, axes: Sequence[SeparateAxis], claim: Callable[[Tables], list[Claim]]) -> list[Claim]:
+    """Return the claims about times or memory, for each value of these axes apart if there are several."""
+    if not axes:
+        return claim(tables)
+    axis, *others = axes
+    values = values_of(tables, axis)
+    if len(values) < 2:
+        return claims_of_each(tables, others, claim)
+    claims = {value: claims_of_each(part_of(tables, axis, value), others, claim) for value in values}
+    told = [part.narrow(axis, value) for value in values for part in claims[value] if part.is_answer]
+    return told or claims[values[0]]

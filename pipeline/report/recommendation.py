@@ -1,0 +1,234 @@
+"""Q5, what to use: the configuration with the shortest time or the simplest of a tie, and the cheapest at a target."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from pipeline.experiment.axis_groups import CHOICE_MAY_DIFFER
+from pipeline.experiment.point_label import (
+    EFFORT_AXES,
+    IMAGES,
+    NAMING_AXES,
+    describe_axis,
+    describe_point,
+    models_of,
+    varying_axes,
+)
+from pipeline.figures.intervals import Estimate, ends_of, estimate, median_interval
+from pipeline.figures.notes import OF_BASELINE
+from pipeline.figures.pooling import group_pairs
+from pipeline.figures.scaling import BASELINE_RUNS, NO_DIFFERENCE
+from pipeline.plan.axes import AXES, DECLARED
+from pipeline.plan.strategies import STRATEGIES
+from pipeline.report.build_tables import Tables
+from pipeline.report.claims import (
+    Claim,
+    ClaimFormatter,
+    badges_of,
+    describe_own,
+    is_shown_slower,
+    name_ties,
+    not_told_apart,
+)
+from pipeline.report.columns import Row
+from pipeline.report.definitions import NEVER_REACHED
+from pipeline.report.time_to_target_rows import format_target, main_study
+from pipeline.report.timing_claims import limit_words
+from pipeline.system.errors import pluralize
+
+EXECUTIONS_SIMPLEST_FIRST = ("eager", "compile", "graph", "compiled_graph", "auto")
+MAX_WORKLOADS = 3  # that are answered; of more those with the most configurations
+LEARNING_AXES = [name for name, axis in DECLARED.items() if axis.changes_learning]
+"""Axes of a choice that may change what is learnt, which a comparison of times does not say."""
+BASELINE_NOTES = (OF_BASELINE, NO_DIFFERENCE, BASELINE_RUNS)
+
+
+class Choice(NamedTuple):
+    """A configuration with the time of a sample by which it is chosen, and the epoch time that is stated of it.
+
+    With repeats the first comes from one half of them and the second from the other: the shortest time of many is
+    partly luck.
+    """
+
+    row: Row
+    chosen_by_s: float
+    stated: Estimate
+
+    @property
+    def simplicity(self) -> tuple[int, ...]:
+        """The sort key of what is simpler: fewer GPUs, then the strategy, then who issues the step."""
+        row = self.row
+        return (
+            row["num_gpus"],
+            STRATEGIES[row["strategy"]].simplicity,
+            EXECUTIONS_SIMPLEST_FIRST.index(row.axes.get("execution") or "eager"),
+        )
+
+
+def use_claims(tables: Tables) -> list[Claim]:
+    """Return the claims of Q5: none where no epoch was timed."""
+    timed = [row for row in tables["Q2"] if row["scaling"] == "weak" and row["epoch_time_s"]]
+    real = [row for row in timed if row["input"] != "synthetic"]  # no one trains on one batch
+    workloads = list(group_pairs((workload_key(row), row) for row in real or timed).values())
+    fastest = [fastest_claims(rows, real or timed) for rows in sorted(workloads, key=len, reverse=True)[:MAX_WORKLOADS]]
+    if len(fastest) > 1:
+        return [own[0]._replace(is_short=True) for own in fastest]
+    (own,) = fastest or [[]]
+    return [*own[:1], *(cheapest_claims(tables) or own[1:])]
+
+
+def workload_key(row: Row) -> tuple[str, ...]:
+    """Return what is trained: the axes that are no choice."""
+    return tuple(repr(row.axes[axis]) for axis in AXES if axis in row.axes and axis not in CHOICE_MAY_DIFFER)
+
+
+def make_choices(rows: Sequence[Row]) -> list[Choice]:
+    """Return the configurations, chosen by every other repeat if there are several and each has two or more."""
+    runs = [row["epoch_time_s"].run_medians for row in rows]
+    is_halved = len(rows) > 1 and min(map(len, runs)) > 1
+    choices = []
+    for row, times_s in zip(rows, runs, strict=True):
+        stated = row["epoch_time_s"]
+        if is_halved:
+            stated = estimate(statistics.median(times_s[1::2]), median_interval(times_s[1::2])) or stated
+        chosen_by_s = statistics.median(times_s[::2]) if is_halved else stated
+        choices.append(Choice(row, chosen_by_s / (row.axes.get("num_samples") or 1), stated))
+    return choices
+
+
+def rivals_of(best: Choice, choices: Iterable[Choice]) -> list[Choice]:
+    """Return the other configurations whose interval meets that of the one with the shortest time."""
+    _, end_s = sample_ends(best)
+    lows = ((other, sample_ends(other)[0]) for other in choices if other is not best)
+    return [other for other, low_s in lows if end_s is not None and low_s is not None and low_s <= end_s]
+
+
+def sample_ends(choice: Choice) -> tuple[float | None, float | None]:
+    """Return the ends of the time of a sample, over all repeats."""
+    samples = choice.row.axes.get("num_samples") or 1
+    low, high = ends_of(choice.row["epoch_time_s"])
+    return (None if low is None else low / samples), (None if high is None else high / samples)
+
+
+def choose(choices: Sequence[Choice]) -> Choice:
+    """Return the configuration with the shortest time, or the simplest whose interval meets its own.
+
+    One that another is shown to be faster than is not used, even if its interval meets that of the shortest time.
+    """
+    best = min(choices, key=lambda choice: choice.chosen_by_s)
+    tied = sorted([best, *rivals_of(best, choices)], key=lambda choice: (choice.simplicity, choice.chosen_by_s))
+    usable = (choice for choice in tied if not any(is_shown_slower(other.row, choice.row) for other in tied))
+    return next(usable, best)
+
+
+def fastest_claims(rows: Sequence[Row], all_rows: Sequence[Row]) -> list[Claim]:
+    """Return which configuration of one workload to use, those for other numbers of GPUs, and what limits it."""
+    choices = make_choices(rows)
+    used = choose(choices)
+    by_count = group_pairs((choice.row["num_gpus"], choice) for choice in choices)
+    others = [choose(by_count[count]) for count in sorted(by_count) if count != used.row["num_gpus"]]
+    row = used.row
+    ties = not_told_apart(row, rows)
+    is_learnt_alike = all(len({repr(other.axes.get(axis)) for other in rows}) == 1 for axis in LEARNING_AXES)
+    values = {
+        "what": name_of(row, all_rows),
+        "throughput": throughput_words(used),
+        "epoch_time": used.stated,
+        "place": place_words(row, rows, ties),
+        "choice": choice_words(rows) + interval_words(used),
+        "beside": beside_words(name_ties(row, ties, lambda tie: describe_own(tie, all_rows, also="num_gpus")), others),
+    }
+    learnt = "accuracy" if (row.axes.get("unit") or IMAGES) == IMAGES else "learning"
+    badges = (*own_badges(row), *(() if is_learnt_alike else (f"{learnt} not compared",)))
+    if len(choices) == 1:
+        only = {**values, "choice": ("one run" if row.n == 1 else f"n = {row.n}") + interval_words(used)}
+        return [Claim("Q5", "only_choice", only, badges)]
+    known = {"limit": limit_words(row), "next_step": row["next_step"]}
+    return [Claim("Q5", "use", values, badges), Claim("Q5", "use_next", known)]
+
+
+def name_of(row: Row, rows: Sequence[Row]) -> str:
+    """Return strategy, GPUs, batch and precision in words, then the other axes in which the rows differ."""
+    gpus = describe_axis("num_gpus", row["num_gpus"])
+    strategy = STRATEGIES[row["strategy"]]
+    where = f"{strategy.words} on {gpus}" if strategy.is_parallel else gpus
+    precision = f" in {row.axes['precision']}" if row.axes.get("precision") else ""
+    others = varying_axes([other.axes for other in rows], (*NAMING_AXES, *EFFORT_AXES, "precision"))
+    said = describe_point(row.axes, others, models_of(other.axes for other in rows)) if others else ""
+    alone = "a pass" if (row.axes.get("grad_accumulation") or 1) > 1 else "a step"
+    batch = f"{row['batch_size_per_gpu']:,} images {alone if row['num_gpus'] == 1 else 'per GPU'}"
+    return ", ".join(filter(None, (f"{where} with {batch}{precision}", said)))
+
+
+def place_words(row: Row, rows: Sequence[Row], ties: Sequence[Row]) -> str:
+    """Return how the configuration compares: "the fastest" only if `compare` would call each of the others slower."""
+    if ties:
+        return f"not told apart from {pluralize(len(ties), 'other')}"
+    is_shown = all(is_shown_slower(row, other) for other in rows if other is not row)
+    return "the fastest" if is_shown else "the shortest time"
+
+
+def beside_words(ties: str, others: Sequence[Choice]) -> str | None:
+    """Return the ties, and the configuration to use on other numbers of GPUs; None if there are neither."""
+    text = "; ".join([*([f"ties: {ties}"] if ties else []), *map(describe_other, others)])
+    return text[:1].upper() + text[1:] or None
+
+
+def describe_other(choice: Choice) -> str:
+    """Return the configuration of a number of GPUs with its epoch time."""
+    row, time = choice.row, ClaimFormatter({}).format_field(choice.stated, "digits")
+    return f"on {describe_axis('num_gpus', row['num_gpus'])}: {describe_own(row, [row])}, an epoch of {time} s"
+
+
+def interval_words(choice: Choice) -> str:
+    """Return that the stated time has no interval, where that is so."""
+    return ", no interval" if None in ends_of(choice.stated) else ""
+
+
+def own_badges(row: Row) -> tuple[str, ...]:
+    """Return what weakens the time of a row, without its baseline; the number of runs stands in the sentence."""
+    own = [note for note in row.notes if note.kind not in BASELINE_NOTES and note.values.get("what") != "baseline"]
+    return tuple(badge for badge in badges_of(msgspec.structs.replace(row, notes=tuple(own))) if badge != "one run")
+
+
+def throughput_words(choice: Choice) -> str:
+    """Return the images/s of what is stated; of the whole row if that has none."""
+    rate = choice.row["throughput_items_per_s"]
+    return (
+        "images/s not stated" if rate is None else f"{rate * choice.row['epoch_time_s'] / choice.stated:,.0f} images/s"
+    )
+
+
+def choice_words(rows: Sequence[Row]) -> str:
+    """Return how many configurations there were to choose from, and how many runs of each."""
+    fewest, most = min(row.n for row in rows), max(row.n for row in rows)
+    number = pluralize(len(rows), "configuration")
+    if most == 1:
+        return f"{number}, one run each"
+    runs = f"n = {fewest}" if fewest == most else f"n = {fewest} to {most}"
+    if fewest == 1:
+        return f"{number}, {runs}, chosen and stated by the same runs"
+    stated = "run" if most < 4 else "runs"
+    return f"{number}, {runs}, chosen by every other run, the figure is that of the other {stated}"
+
+
+def cheapest_claims(tables: Tables) -> list[Claim]:
+    """Return what reaches the target of the main study in the fewest GPU-seconds; nothing without a study."""
+    rows, _ = main_study(tables["time_to_target"])
+    if rows and all(row["reached"] == NEVER_REACHED for row in rows):
+        return [Claim("Q5", "never_reached", {"target": format_target(rows[0])})]
+    row = next((row for row in rows if "GPU-seconds" in (row["soonest"] or "")), None)
+    if row is None:
+        return []
+    remedies = describe_axis("remedies", row["remedies"]) if row["remedies"] else ""
+    batch, epochs = f"{row['global_batch_size']:,} images a step", pluralize(row["epochs"], "epoch")
+    values = {
+        "target": format_target(row),
+        "what": ", ".join(filter(None, (batch, describe_axis("num_gpus", row["num_gpus"]), remedies, epochs))),
+        "gpu_seconds": row["time_to_target_s"].times(row["num_gpus"]),
+        "n": row.n,
+        "choice": pluralize(len(rows), "configuration"),
+    }
+    return [Claim("Q5", "cheapest", values, tuple(badge for badge in badges_of(row) if "reach" in badge))]

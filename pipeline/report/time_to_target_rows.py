@@ -1,0 +1,232 @@
+"""The rows of Q4's time to target: what each global batch and set of remedies needs to reach an accuracy or merit."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from pipeline.experiment.axis_groups import POOLED_AXES, TARGET_MAY_DIFFER, alike_key
+from pipeline.experiment.learning_rate import peak_learning_rate
+from pipeline.experiment.point_label import format_number
+from pipeline.experiment.record import Record
+from pipeline.figures import time_to_target
+from pipeline.figures.energy import all_windows, throttled_notes
+from pipeline.figures.intervals import Estimate
+from pipeline.figures.notes import Note, NoteKind, make_note
+from pipeline.figures.pooling import PooledPoint, group_pairs
+from pipeline.figures.time_to_target import Merit
+from pipeline.plan.axes import AXES
+from pipeline.plan.model_name import is_image_model
+from pipeline.report.columns import Row, make_row
+from pipeline.report.definitions import NEVER_REACHED, TIME_TO_TARGET
+from pipeline.report.epoch_rows import DIVERGED
+
+SEEDS_MISSING = NoteKind("seeds_missing", "no result of seed {seeds:list}")
+REACHED_BY_SOME = NoteKind(
+    "reached_by_some", "{reached} seeds reached the target", badge="{reached} seeds reach it", word="not every seed"
+)
+EQUAL_GLOBAL_BATCH = NoteKind(
+    "equal_global_batch",
+    "over the seeds, the ranges of the training loss of this row and of 1 GPU with the same global "
+    "batch overlap in {count} of {epochs} epochs",
+)
+NO_TARGET = NoteKind("no_target", "no target: the baseline has no final test accuracy, or it diverged")
+
+SOONEST_BY = {"time_to_target_s": "seconds", "gpu_time_to_target_s": "GPU-seconds"}
+
+
+class Targets(NamedTuple):
+    """The targets of studies by accuracy, and by another merit; None: it follows from the baseline of each."""
+
+    accuracy: float | None = None
+    merit: float | None = None
+
+
+FROM_BASELINE = Targets()
+
+
+def time_to_target_rows(points: Sequence[PooledPoint], targets: Targets = FROM_BASELINE) -> list[Row]:
+    """Return a row for each evaluated point of every study: alike trainings with more than one global batch size."""
+    evaluated = [point for point in points if point.spec.evaluate and point.spec.is_whole_epoch]
+    studies = group_pairs((alike_key(point.spec, TARGET_MAY_DIFFER), point) for point in evaluated).values()
+    compared = [study for study in studies if len({point.spec.global_batch_size for point in study}) > 1]
+    return [row for study in compared for row in study_rows(study, targets)]
+
+
+def main_study(rows: Sequence[Row]) -> tuple[list[Row], Row | None]:
+    """Return the rows of the most complete study, of several the first, and its baseline if it has one."""
+    study = max(group_pairs((study_key(row), row) for row in rows).values(), key=completeness, default=[])
+    return study, next((row for row in study if row["is_baseline"]), None)
+
+
+def study_key(row: Row) -> tuple[str, ...]:
+    """Return the values of the axes that are equal in a study."""
+    return tuple(repr(row.axes[axis]) for axis in AXES if axis in row.axes and axis not in TARGET_MAY_DIFFER)
+
+
+def completeness(study: Sequence[Row]) -> int:
+    """Return from 0 to 3 how much of a comparison has a result.
+
+    1 for the baseline, and then 1 each for a larger batch without remedies and for one with them.
+    """
+    known = [row for row in study if final_of(row) is not None]
+    baseline = next((row for row in known if row["is_baseline"]), None)
+    if baseline is None:
+        return 0
+    larger = [bool(row["remedies"]) for row in known if row["global_batch_size"] > baseline["global_batch_size"]]
+    return 1 + len(set(larger))
+
+
+def final_of(row: Row) -> Any:
+    """Return the accuracy of a row, or another merit, after the last epoch, with its ends; None without a result."""
+    return row["final_merit"] if row["final_test_accuracy"] is None else row["final_test_accuracy"]
+
+
+def format_target(row: Row) -> str:
+    """Return the target of a row: an accuracy in per cent, with one decimal or two."""
+    if row["target_accuracy"] is None:
+        return format_number(row["target_merit"], ".4g")
+    return format_number(row["target_accuracy"], ".2%").removesuffix("%").removesuffix("0") + " %"
+
+
+def study_rows(study: Sequence[PooledPoint], targets: Targets) -> list[Row]:
+    """Return the rows of one study by global batch, with the soonest marked."""
+    baseline, merit = time_to_target.study_baseline(study), time_to_target.merit_of(study)
+    gpu = (baseline or study[0]).gpu  # times on other models do not compare
+    target = targets.accuracy if merit.is_accuracy else targets.merit
+    if target is None:
+        target = time_to_target.default_target(baseline, merit)
+    alone = {equal_batch_key(point): point for point in reversed(study) if point.spec.num_gpus == 1}
+    ordered = sorted(study, key=study_order)
+    rows = [target_row(point, baseline, merit, target, gpu, alone.get(equal_batch_key(point))) for point in ordered]
+    for key, word in SOONEST_BY.items():
+        if known := [row for row in rows if row[key] is not None]:
+            soonest = min(known, key=lambda row: float(row[key]))
+            soonest.figures["soonest"] = " and ".join(filter(None, (soonest["soonest"], word)))
+    return rows
+
+
+def study_order(point: PooledPoint) -> tuple[float, ...]:
+    spec = point.spec
+    return spec.global_batch_size, spec.num_gpus, spec.epochs, len(spec.remedies), peak_learning_rate(spec)
+
+
+def target_row(
+    point: PooledPoint,
+    baseline: PooledPoint | None,
+    merit: Merit,
+    target: float | None,
+    gpu: str,
+    one: PooledPoint | None,
+) -> Row:
+    """Return the row of a point: its final merit, and what it needs to reach the target.
+
+    Times are those on the model `gpu`. `one` is the same training on one GPU, with an equal global batch.
+    """
+    records, timed = time_to_target.evaluated_records(point), time_to_target.timed_records(point, gpu)
+    final = estimate_spread([time_to_target.final_merit(record) for record in records])
+    final_key, target_key = merit_keys(merit)
+    figures: dict[str, Any] = {final_key: final, target_key: target}
+    num_diverged = sum(map(time_to_target.is_diverged, records))
+    notes = [make_note(DIVERGED, count=num_diverged, repeats=len(records))] if num_diverged else []
+    notes += [*missing_notes(point), *equal_batch_notes(point, one), *throttled_notes(all_windows(timed), point.gpu)]
+    if target is None:
+        notes.append(make_note(NO_TARGET))
+    else:
+        reaching, reaching_notes = reaching_figures(records, merit, target, timed, point.spec.num_gpus)
+        figures |= reaching
+        notes += reaching_notes
+        if baseline:
+            figures |= efficiencies(point, baseline, merit, target, gpu, figures["epochs_to_target"])
+    row = make_row(
+        TIME_TO_TARGET,
+        point,
+        n=len(records),
+        num_timed=len(timed),
+        remedies=list(point.spec.remedies),
+        epochs=point.spec.epochs,
+        is_baseline=point is baseline,
+        learning_rate=peak_learning_rate(point.spec) if is_image_model(point.spec.model) else None,
+        notes=notes,
+        **figures,
+    )
+    row.axes["gpu"] = gpu or None
+    return row
+
+
+def merit_keys(merit: Merit) -> tuple[str, str]:
+    """Return the keys of the final value and of the target."""
+    return ("final_test_accuracy", "target_accuracy") if merit.is_accuracy else ("final_merit", "target_merit")
+
+
+def reaching_figures(
+    records: Sequence[Record], merit: Merit, target: float, timed: Sequence[Record], num_gpus: int
+) -> tuple[dict[str, Any], list[Note]]:
+    """Return what a point needs to reach the target: epochs and updates of all its runs, seconds of the timed ones.
+
+    A note says so if some seeds miss the target. Without a result nothing is said of who reached it.
+    """
+    progress = [time_to_target.cost_to_target(record, target, merit) for record in records]
+    epochs, time_s = estimate_spread([part.epochs for part in progress]), None
+    if epochs is not None:  # else the times of a few would tell of what most do not reach
+        time_s = estimate_spread([time_to_target.cost_to_target(run, target, merit).time_s for run in timed])
+    num_reached, reached = sum(math.isfinite(part.epochs) for part in progress), None
+    if records:
+        reached = f"{num_reached} of {len(records)}" if num_reached else NEVER_REACHED
+    figures = {
+        "epochs_to_target": epochs,
+        "updates_to_target": estimate_spread([part.updates for part in progress]),
+        "time_to_target_s": time_s,
+        "gpu_time_to_target_s": None if time_s is None else time_s * num_gpus,
+        "reached": reached,
+    }
+    return figures, [make_note(REACHED_BY_SOME, reached=reached)] if 0 < num_reached < len(records) else []
+
+
+def estimate_spread(values: Sequence[float]) -> Estimate | None:
+    """Return the median of the seeds with its ends; None if it was not reached, and no ends of a single seed."""
+    found = time_to_target.spread(values)
+    if found is None or not math.isfinite(found[0]):
+        return None
+    ends = (end if math.isfinite(end) and len(values) > 1 else None for end in found[1:])
+    return Estimate(found[0], *ends)
+
+
+def efficiencies(
+    point: PooledPoint, baseline: PooledPoint, merit: Merit, target: float, gpu: str, epochs_to_target: float | None
+) -> dict[str, float | None]:
+    """Return throughput efficiency, statistical efficiency and their product, against the baseline."""
+    ours, theirs = (time_to_target.throughput_per_gpu(part, gpu) for part in (point, baseline))
+    throughput = ours / theirs if ours and theirs else None
+    records = time_to_target.evaluated_records(baseline)
+    needed = time_to_target.spread([time_to_target.cost_to_target(record, target, merit).epochs for record in records])
+    statistical = None
+    if epochs_to_target is not None and needed and math.isfinite(needed.median):
+        statistical = needed.median / epochs_to_target
+    product = throughput * statistical if throughput is not None and statistical is not None else None
+    return {"throughput_efficiency": throughput, "statistical_efficiency": statistical, "target_efficiency": product}
+
+
+def missing_notes(point: PooledPoint) -> list[Note]:
+    """Return a note that names the seeds without a result, if the point has several."""
+    absent = group_pairs((outcome.status, str(outcome.spec.seed)) for outcome in point.outcomes)
+    seeds = [f"{', '.join(absent[status])} ({status})" for status in absent if status != "ok"]
+    return [make_note(SEEDS_MISSING, seeds=seeds)] if seeds and len(point.outcomes) > 1 else []
+
+
+def equal_batch_key(point: PooledPoint) -> tuple[Any, ...]:
+    """Return what a point and the same training on one GPU have in common: the global batch and all else."""
+    may_differ = ("strategy", "num_nodes", "num_gpus", "batch_size_per_gpu", *POOLED_AXES)
+    return point.spec.global_batch_size, alike_key(point.spec, may_differ)
+
+
+def equal_batch_notes(point: PooledPoint, one: PooledPoint | None) -> list[Note]:
+    """Return a note that compares the loss curve of several GPUs with that of one GPU and the same global batch.
+
+    At each epoch the ranges over the seeds meet or do not. None with fewer than two seeds of either.
+    """
+    if point.spec.num_gpus == 1 or one is None:
+        return []
+    ours, theirs = time_to_target.loss_ranges(point), time_to_target.loss_ranges(one)
+    pairs = list(zip(ours, theirs, strict=False))
+    meeting = sum(low <= other_high and other_low <= high for (low, high), (other_low, other_high) in pairs)
+    return [make_note(EQUAL_GLOBAL_BATCH, count=meeting, epochs=len(pairs))] if pairs else []

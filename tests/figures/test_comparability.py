@@ -1,0 +1,267 @@
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from factories import make_experiment, make_record, make_spec, sentences, with_measurement
+from rendered_tables import assert_said_once, build
+
+from pipeline.experiment.outcomes import resolve_outcomes
+from pipeline.experiment.record import Environment, Gpu, Record
+from pipeline.figures.comparability import (
+    COMPARED_FACTS,
+    environment_difference_notes,
+    mixed_environment_notes,
+)
+from pipeline.figures.pooling import pool_outcomes
+from pipeline.plan.axes import Device, Execution
+from pipeline.report.collect_experiment import collect_experiment
+from pipeline.report.note_words import MAX_VALUE_CHARS, shorten_values
+
+H200 = (Gpu(name="NVIDIA H200"),)
+DIFFERENCES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("commit", {"git_commit": "a" * 40}, {"git_commit": "b" * 40}),
+    ("source", {"source_digest": "a" * 64}, {"source_digest": "b" * 64}),
+    ("model source", {"model_digest": "a" * 64}, {"model_digest": "b" * 64}),
+    ("torch", {"torch": "2.10.0"}, {"torch": "2.11.0"}),
+    ("NCCL", {"nccl": "2.27.0"}, {"nccl": "2.28.9"}),
+    ("driver", {"driver": "570.1"}, {"driver": "580.1"}),
+    ("GPU", {"gpus": (Gpu(name="NVIDIA A40"),)}, {"gpus": H200}),
+    ("data folder", {"data": "/data/cifar"}, {"data": "/data/other"}),
+]
+
+
+def unlike_baseline(records: Sequence[Record], baseline: Sequence[Record]) -> list[str]:
+    return sentences(environment_difference_notes("baseline", baseline, records))
+
+
+def mixed(records: Sequence[Record]) -> list[str]:
+    return sentences(mixed_environment_notes(records))
+
+
+def on(
+    repeat: int = 0,
+    *,
+    measured: bool = True,
+    precision_used: str | None = None,
+    point: Mapping[str, Any] | None = None,
+    **facts: Any,
+) -> Record:
+    spec = make_spec(repeat=repeat, **(point or {}))
+    record = make_record(spec, environment=Environment(**facts), measured=measured)
+    return with_measurement(record, precision_used=precision_used)
+
+
+@pytest.mark.parametrize(("name", "one", "other"), DIFFERENCES, ids=[name for name, _, _ in DIFFERENCES])
+def test_records_that_differ_in_one_fact_are_marked_by_its_name_alone(
+    name: str, one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    unlike, note = (*mixed([on(**one), on(1, **other)]), *unlike_baseline([on(**one)], [on(1, **other)]))
+    assert unlike.startswith(f"mixed {name}: ")
+    assert note.startswith(f"baseline with another {name} (")
+
+
+def test_every_fact_is_tried() -> None:
+    assert {name for name, _, _ in DIFFERENCES} | {
+        "precision",
+        "execution",
+        "number of threads",
+    } == COMPARED_FACTS.keys()
+
+
+def executed(execution: Execution, repeat: int = 0) -> Record:
+    return with_measurement(on(repeat), execution_used=execution)
+
+
+def threaded(num_threads: int, device: Device = "cpu") -> Record:
+    return with_measurement(make_record(make_spec(device=device, repeat=num_threads)), num_threads=num_threads)
+
+
+ONE_GPU: dict[str, Any] = {"strategy": "ddp", "num_gpus": 1}
+TWO_GPUS: dict[str, Any] = {"strategy": "ddp", "num_gpus": 2, "execution": "compile"}
+CPUS: dict[str, Any] = {"strategy": "ddp", "num_gpus": 2, "device": "cpu"}
+
+
+def under(repeat: int = 0, point: Mapping[str, Any] = TWO_GPUS, **variables: Any) -> Record:
+    return on(repeat, torch="2.11.0", point=point, variables=variables)
+
+
+def booted(*boot_ids: str, nodes: tuple[str, ...] = ("node1",), repeat: int = 0) -> Record:
+    return on(repeat, nodes=nodes, boot_ids=boot_ids)
+
+
+SOCKETS, TUNED = under(NCCL_P2P_DISABLE="1"), under(TORCHINDUCTOR_MAX_AUTOTUNE="1")
+TWO_NODES = booted("x", "z", nodes=("node1", "node2"))
+REBOOTED = "baseline from another boot of its node"
+
+
+@pytest.mark.parametrize(
+    ("found", "baseline", "marks", "notes"),
+    [
+        pytest.param(
+            [executed("graph")],
+            [executed("compiled_graph", 1)],
+            ["mixed execution: compiled_graph, graph"],
+            ["baseline with another execution (compiled_graph against graph)"],
+            id="executed otherwise, as `execution: auto` may where a machine cannot compile",
+        ),
+        pytest.param([executed("graph")], [on(1)], [], [], id="a record of before says nothing of its execution"),
+        pytest.param(
+            [threaded(1)],
+            [threaded(2)],
+            ["mixed number of threads: 1, 2"],
+            ["baseline with another number of threads (2 against 1)"],
+            id="another number of threads on the CPU",
+        ),
+        pytest.param([threaded(1, "cuda")], [threaded(2, "cuda")], [], [], id="another number of threads on a GPU"),
+        pytest.param(
+            [SOCKETS],
+            [under(1)],
+            ["mixed NCCL_P2P_DISABLE: 1, not set"],
+            ["baseline with another NCCL_P2P_DISABLE (not set against 1)"],
+            id="a variable that one of them had not",
+        ),
+        pytest.param([TUNED], [under(1, TORCHINDUCTOR_MAX_AUTOTUNE="1")], [], [], id="the same variables"),
+        pytest.param([TUNED], [on(1)], [], [], id="a record that says nothing of its environment"),
+        pytest.param(
+            [on(torch="2.11.0", precision_used="tf32")],
+            [on(1, torch="2.11.0", precision_used="fp32")],
+            ["mixed precision: fp32, tf32"],
+            ["baseline with another precision (fp32 against tf32)"],
+            id="another precision, the baseline's first",
+        ),
+        pytest.param(
+            [on(git_commit="a" * 40)],
+            [on(1, git_commit="b" * 40)],
+            [f"mixed commit: {'a' * 12}, {'b' * 12}"],
+            [f"baseline with another commit ({'b' * 12} against {'a' * 12})"],
+            id="another commit, the baseline's first",
+        ),
+        pytest.param(
+            [on(nodes=("b",))],
+            [on(1, nodes=("a",))],
+            [],
+            ["baseline from another node (a against b)"],
+            id="another node: repeats may run anywhere",
+        ),
+        pytest.param([on(nodes=("a", "b"))], [on(1, nodes=("a",))], [], [], id="one of its nodes"),
+        pytest.param(
+            [on(nodes=("a",))],
+            [on(nodes=("a",)), on(1, nodes=("b",))],
+            [],
+            ["baseline from another node (a, b against a)"],
+            id="its node and another",
+        ),
+        pytest.param([booted("x")], [booted("y", repeat=1)], [], [REBOOTED], id="another boot"),
+        pytest.param([booted("x")], [booted("x"), booted("y", repeat=1)], [], [REBOOTED], id="its boot and another"),
+        pytest.param([TWO_NODES], [booted("y")], [], [REBOOTED], id="another boot of one of its nodes"),
+        pytest.param([TWO_NODES], [booted("z")], [], [], id="the boot of one of its nodes"),
+        pytest.param(
+            [booted("x")],
+            [booted("y", nodes=("node2",))],
+            [],
+            ["baseline from another node (node2 against node1)"],
+            id="another boot of another node",
+        ),
+        pytest.param([booted("x")], [booted()], [], [], id="a baseline that states no boot"),
+        pytest.param([booted()], [booted("x")], [], [], id="no boot against one"),
+        pytest.param([on(gpus=H200 * 4)], [on(1, gpus=H200)], [], [], id="more GPUs of one model"),
+        pytest.param(
+            [on(torch="a", measured=False)], [on(1, torch="b", measured=False)], [], [], id="measured elsewhere"
+        ),
+    ],
+)
+def test_what_marks_records_together_and_against_a_baseline(
+    found: list[Record], baseline: list[Record], marks: list[str], notes: list[str]
+) -> None:
+    assert (mixed([*found, *baseline]), unlike_baseline(found, baseline)) == (marks, notes)
+
+
+def test_a_variable_of_nccl_marks_no_baseline_on_one_gpu() -> None:
+    assert unlike_baseline([SOCKETS], [under(point=ONE_GPU, NCCL_P2P_DISABLE="0")]) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("NCCL_VERSION", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "CUDA_VISIBLE_DEVICES"),
+        *("TORCH_CUDA_ARCH_LIST", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "CUDA_MODULE_LOADING", "OMP_NUM_THREADS", "HOME"),
+    ],
+)
+def test_variables_that_change_no_time_mark_nothing(name: str) -> None:
+    variables: dict[str, Any] = {name: "1"}
+    assert mixed([under(**variables), under(1)]) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "points"),
+    [
+        ("NCCL_ALGO", [TWO_GPUS]),
+        ("UCX_TLS", [TWO_GPUS, CPUS]),
+        ("TORCH_NCCL_BLOCKING_WAIT", [TWO_GPUS]),
+        ("CUDA_LAUNCH_BLOCKING", [TWO_GPUS, ONE_GPU]),
+        ("NVIDIA_TF32_OVERRIDE", [TWO_GPUS, ONE_GPU]),
+        ("PYTORCH_CUDA_ALLOC_CONF", [TWO_GPUS, ONE_GPU]),
+        ("TORCHINDUCTOR_MAX_AUTOTUNE", [TWO_GPUS]),
+        ("KMP_AFFINITY", [TWO_GPUS, ONE_GPU, CPUS]),
+        ("LD_PRELOAD", [TWO_GPUS, ONE_GPU, CPUS]),
+    ],
+)
+def test_variables_are_compared_only_where_they_can_change_a_time(
+    name: str, points: Sequence[Mapping[str, Any]]
+) -> None:
+    variables: dict[str, Any] = {name: "1"}
+    for point in (TWO_GPUS, ONE_GPU, CPUS):
+        marks = mixed([under(point=point, **variables), under(1, point=point)])
+        assert marks == ([f"mixed {name}: 1, not set"] if point in points else []), point
+
+
+ALIKE = {"torch": "2.11.0", "nodes": ("a",), "boot_ids": ("x",), "gpus": H200, "git_commit": "c" * 40}
+
+
+@pytest.mark.parametrize("facts", [{}, ALIKE])
+def test_what_is_alike_or_not_stated_is_not_marked(facts: dict[str, Any]) -> None:
+    for records in ([on(**facts), on(1, **facts)], [on(**facts), on(1)]):
+        assert (mixed(records), unlike_baseline(records[:1], records[1:])) == ([], [])
+        assert unlike_baseline(records[1:], records[:1]) == []
+
+
+def test_a_note_stays_short() -> None:
+    assert shorten_values({str(number) for number in range(9)}) == "0, 1, 2 and 6 more"
+    assert shorten_values({"x" * 400}) == "x" * MAX_VALUE_CHARS
+
+
+def test_tables_know_the_variables_that_records_were_measured_under(tmp_path: Path) -> None:
+    found = [
+        under(point={}, CUDA_LAUNCH_BLOCKING="1", NCCL_DEBUG="INFO", NCCL_ALGO="Ring"),
+        under(1, point={}, CUDA_LAUNCH_BLOCKING="0"),
+    ]
+    (row,) = collect_experiment(make_experiment(tmp_path / "x", *found)).tables["Q1"]
+    assert_said_once(row["note"], "mixed CUDA_LAUNCH_BLOCKING: 0, 1", never=["NCCL_DEBUG"])
+
+
+def test_two_types_of_gpu_in_one_experiment_are_named_wherever_they_meet() -> None:
+    one, other = Environment(gpus=(Gpu(name="NVIDIA A40"),)), Environment(gpus=(Gpu(name="Tesla V100-SXM2-16GB"),) * 2)
+    found = [
+        make_record(environment=one),
+        make_record(make_spec(repeat=1), environment=other),
+        make_record(make_spec(strategy="ddp", num_gpus=2), environment=other),
+        make_record(make_spec(batch_size_per_gpu=64), environment=one),
+        make_record(make_spec(batch_size_per_gpu=64, strategy="ddp", num_gpus=2), environment=other),
+    ]
+    rows = [row for row in build(*found)["Q2"] if row["scaling"] == "weak"]
+    assert [(row["num_gpus"], row["batch_size_per_gpu"], (row["gpu"] or "")[-4:], row["note"]) for row in rows] == [
+        (1, 128, " A40", None),
+        (1, 128, "16GB", None),
+        (2, 128, "16GB", None),
+        (1, 64, " A40", None),
+        (2, 64, "16GB", "no baseline: the experiment has no point on 1 GPU with these axes"),
+    ]
+
+
+def test_repeats_on_one_machine_that_were_executed_unlike_are_told_apart() -> None:
+    found = [executed("graph"), executed("compiled_graph", 1)]
+    shared = [msgspec.structs.replace(record, environment=found[0].environment) for record in found]
+    (point,) = pool_outcomes(resolve_outcomes([record.spec for record in shared], shared, []).outcomes)
+    assert sentences(point.notes) == ["mixed execution: compiled_graph, graph"]

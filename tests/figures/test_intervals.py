@@ -1,0 +1,191 @@
+import math
+import random
+import statistics
+from collections.abc import Iterator, Sequence
+from itertools import permutations
+
+import pytest
+from factories import assert_says, sentences
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.figures import intervals
+from pipeline.figures.intervals import (
+    CONFIDENCE,
+    MIN_COVERAGE,
+    Interval,
+    coverage_of_ranks,
+    drift_notes,
+    drifted_halves,
+    innermost_rank,
+    median_interval,
+    min_values,
+    ratio_interval,
+)
+
+TIMES = st.floats(min_value=1e-3, max_value=1e3)
+SAMPLES = st.lists(TIMES, min_size=6, max_size=60)
+
+
+def test_six_values_are_needed() -> None:
+    assert min_values() == 6
+    assert coverage_of_ranks(1, 5) < MIN_COVERAGE <= coverage_of_ranks(1, 6)
+    assert [median_interval([1.0] * n) is None for n in (5, 6)] == [True, False]
+
+
+def test_six_values_give_minimum_and_maximum_at_96_9_per_cent() -> None:
+    assert median_interval([3, 1, 2, 6, 5, 4]) == Interval(1, 6, 0.96875)  # 1 - 2/2^6
+    assert coverage_of_ranks(1, 6) == 1 - 2 / 64
+
+
+@pytest.mark.parametrize(
+    ("n", "rank", "coverage"),
+    [  # one less than the largest rank whose binomial tail stays below 1.25 %
+        (7, 1, 1 - 2 / 128),
+        (9, 1, 1 - 2 / 512),
+        (10, 2, 1 - 2 * (1 + 10) / 1024),
+        (12, 2, 1 - 2 * (1 + 12) / 4096),
+        (20, 5, 0.9882),
+        (30, 9, 0.9839),
+    ],
+)
+def test_more_values_give_inner_ranks(n: int, rank: int, coverage: float) -> None:
+    interval = median_interval(range(1, n + 1))
+    assert interval is not None
+    assert (interval.low, interval.high) == (rank, n + 1 - rank)
+    assert interval.coverage == pytest.approx(coverage, abs=5e-5)
+
+
+@pytest.mark.parametrize("n", [100, 1000, 2000])
+def test_many_values_take_the_ranks_of_the_normal_approximation(n: int) -> None:
+    """n/2 - 2.24 sqrt(n)/2; exact whole numbers, so that 2^n is no overflow."""
+    interval = median_interval(range(1, n + 1))
+    assert interval is not None
+    assert interval.low == pytest.approx(n / 2 - 2.2414 * math.sqrt(n) / 2, abs=1.5)
+    assert 0.975 <= interval.coverage < 0.985
+
+
+@pytest.mark.parametrize("n", [*range(1, 40), 99, 100, 333, 500])
+def test_coverage_and_rank_are_those_of_the_sums_of_binomial_coefficients(n: int) -> None:
+    """Equal to the last digit: tables show the coverage."""
+    outcomes = [math.comb(n, below) for below in range(n)]
+    exact = [1 - 2 * sum(outcomes[:rank]) / 2**n for rank in range(1, n + 1)]
+    assert [coverage_of_ranks(rank, n) for rank in range(1, n + 1)] == exact
+    for confidence in (0.8, CONFIDENCE, 0.99):
+        assert innermost_rank(n, confidence) == max(1, sum(coverage >= confidence for coverage in exact))
+
+
+def test_many_values_take_one_step_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """100,000 runs of one point took over 8 minutes: a sum of 49,646 binomial coefficients, each computed anew."""
+    steps: list[float] = []
+
+    def counted(n: int) -> Iterator[float]:
+        for coverage in original(n):
+            steps.append(coverage)
+            yield coverage
+
+    original = intervals.coverages
+    monkeypatch.setattr(intervals, "coverages", counted)
+    monkeypatch.setattr("math.comb", None)
+    interval = median_interval(range(1, 10_001))
+    assert interval is not None
+    assert interval.low == 4888
+    assert len(steps) == 4889 + 4888  # to the first rank that covers too little; to the coverage of the last that does
+
+
+@given(SAMPLES)
+def test_it_holds_the_median_with_the_nominal_confidence_and_is_the_narrowest(values: list[float]) -> None:
+    interval = median_interval(values)
+    assert interval is not None
+    assert (CONFIDENCE if len(values) > 6 else MIN_COVERAGE) <= interval.coverage < 1
+    assert min(values) <= interval.low <= statistics.median(values) <= interval.high <= max(values)
+    rank = next(rank for rank in range(1, len(values)) if coverage_of_ranks(rank + 1, len(values)) < CONFIDENCE)
+    assert (interval.low, interval.high) == (sorted(values)[rank - 1], sorted(values)[-rank])
+
+
+@given(st.integers(min_value=6, max_value=200))
+def test_more_confidence_is_never_narrower(n: int) -> None:
+    assert innermost_rank(n, 0.99) <= innermost_rank(n, CONFIDENCE) <= innermost_rank(n, 0.8)
+
+
+def test_the_coverage_is_kept_by_skewed_values() -> None:
+    """Of samples of ten exponential values 1 - 2 x 11/1024 = 97.9 % hold the true median, ln 2."""
+    rng = random.Random(0)
+    intervals = [median_interval([rng.expovariate(1) for _ in range(10)]) for _ in range(2000)]
+    share = sum(interval is not None and interval.contains(math.log(2)) for interval in intervals) / 2000
+    assert share == pytest.approx(1 - 2 * (1 + 10) / 1024, abs=0.015)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_value_that_is_not_finite_is_refused(value: float) -> None:
+    with pytest.raises(ValueError, match="finite"):
+        median_interval([1.0] * 9 + [value])
+
+
+def test_a_ratio_spans_the_worst_of_both_and_is_less_sure_than_either() -> None:
+    ratio = ratio_interval(Interval(8, 12, 0.96875), Interval(4, 5, 0.96875))
+    assert ratio == Interval(8 / 5, 12 / 4, 0.9375)  # 2 x 0.96875 - 1
+    assert (ratio.contains(1.6), ratio.contains(1.59)) == (True, False)
+
+
+@given(SAMPLES, SAMPLES)
+def test_the_ratio_of_the_medians_lies_inside_and_swapping_inverts_it(above: list[float], below: list[float]) -> None:
+    first, second = median_interval(above), median_interval(below)
+    assert first is not None
+    assert second is not None
+    ratio, inverse = ratio_interval(first, second), ratio_interval(second, first)
+    assert ratio.low <= statistics.median(above) / statistics.median(below) <= ratio.high
+    assert (inverse.low, inverse.high) == pytest.approx((1 / ratio.high, 1 / ratio.low))
+    assert ratio.coverage < min(first.coverage, second.coverage)
+
+
+def test_a_ratio_of_an_interval_that_reaches_0_is_refused() -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        ratio_interval(Interval(1, 2, 0.95), Interval(0, 1, 0.95))
+
+
+SIX = (1.0, 1.01, 1.02, 1.03, 1.04, 1.05)
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        (SIX, (1.01, 1.04)),  # six values that only rise: 2 of 720 orders
+        ([1.01, 1.0, *SIX[2:]], (1.01, 1.04)),  # one pair of fifteen falls: 10 more orders
+        ([1.02, 1.0, 1.01, *SIX[3:]], None),  # two pairs fall
+        (SIX[::-1], (1.04, 1.01)),
+        (SIX[:5], None),  # too few to tell
+        ([1.0] * 12, None),
+        ([*[1.0] * 6, *[1.2] * 6], (1.0, 1.2)),  # a step
+        ([1.0, 1.2] * 6, None),
+    ],
+)
+def test_values_that_mostly_rise_or_fall_drift_from_six_on(
+    values: Sequence[float], found: tuple[float, float] | None
+) -> None:
+    assert drifted_halves(values) == (None if found is None else pytest.approx(found))
+
+
+@pytest.mark.parametrize("n", [6, 7, 8])
+def test_steady_values_are_said_to_drift_in_at_most_2_1_per_cent_of_all_orders(n: int) -> None:
+    orders = list(permutations(range(n)))
+    assert 0.01 < sum(drifted_halves(order) is not None for order in orders) / len(orders) <= 0.021
+
+
+def test_the_largest_drift_of_several_repeats_is_named_with_their_number() -> None:
+    steady = [1.02, 1.05, 1.0, 1.04, 1.01, 1.03]
+    slower, faster = [*SIX, *[1.2] * 6], [*SIX[::-1], *[0.5] * 6]
+    assert sentences(drift_notes("step_time_s", [steady])) == []
+    (alone,) = sentences(drift_notes("step_time_s", [slower]))
+    assert alone == (
+        "step_time_s drifted by +17.1 % from the first half of a run to the second: its interval assumes steady times, "
+        "so allow for the drift too"
+    )
+    assert "repeat" not in alone
+    (largest,) = sentences(drift_notes("step_time_s", [slower, steady, faster]))
+    assert_says(largest, "step_time_s drifted in 2 of 3 repeats", "-51.2 %")
+
+
+def test_a_drift_below_a_thousandth_is_no_finding_however_sure() -> None:
+    assert sentences(drift_notes("step_time_s", [[*[1.0] * 6, *[1.0009] * 6]])) == []
+    assert sentences(drift_notes("step_time_s", [[*[1.0] * 6, *[1.0011] * 6]])) != []

@@ -1,0 +1,218 @@
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from factories import assert_says, ends, high, low, make_record, make_spec
+from rendered_tables import assert_row, build, cells, row_of
+from timed_records import on_gpus
+
+from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER
+from pipeline.experiment.record import Environment, Record
+from pipeline.experiment.spec import Spec
+from pipeline.figures.scaling import Scaling, check_invariant
+from pipeline.report.columns import Row
+
+WINDOWS: dict[str, Any] = {"windows": 6, "epochs": 7}
+
+
+def rows_of(scaling: Scaling, *found: Record, missing: Sequence[Spec] = ()) -> list[Row]:
+    return [row for row in build(*found, missing=missing)["Q2"] if row["scaling"] == scaling]
+
+
+def timed(
+    time_s: float, batch_size_per_gpu: int, num_gpus: int = 1, *, facts: dict[str, Any] | None = None, **fields: Any
+) -> Record:
+    """A record whose epochs took that long: `single` on one GPU, else DDP."""
+    point = on_gpus(num_gpus, batch_size_per_gpu, **fields)
+    return make_record(point, [time_s] * point.epochs, environment=Environment(**facts or {}))
+
+
+def windowed(times_s: Sequence[float], batch_size_per_gpu: int, num_gpus: int = 1, **fields: Any) -> Record:
+    return make_record(on_gpus(num_gpus, batch_size_per_gpu, **WINDOWS, **fields), (90.0, *times_s))
+
+
+SCALINGS: tuple[Scaling, Scaling] = ("weak", "strong")
+LADDER = (timed(12, 128), timed(10, 256), timed(8, 512), timed(6, 256, 2), timed(4, 128, 4), timed(7, 64, 2))
+
+
+def test_a_strong_row_has_its_baselines_global_batch_and_a_weak_row_its_per_gpu_batch() -> None:
+    weak, strong = rows_of("weak", *LADDER), rows_of("strong", *LADDER)
+    assert cells(weak, "num_gpus", "batch_size_per_gpu", "baseline_batch_size_per_gpu") == [
+        (1, 128, 128),
+        (1, 256, 256),
+        (1, 512, 512),
+        (2, 256, 256),
+        (4, 128, 128),
+        (2, 64, None),  # no point at 64 on one GPU
+    ]
+    assert cells(strong, "num_gpus", "global_batch_size", "baseline_batch_size_per_gpu") == [
+        (1, 128, 128),
+        (1, 512, 512),
+        (2, 512, 512),
+        (4, 512, 512),
+        (2, 128, 128),  # 256 on one GPU is nobody's baseline and stands in no row
+    ]
+
+
+def test_each_scaling_is_compared_with_its_own_time() -> None:
+    weak, strong = (
+        {(row["num_gpus"], row["batch_size_per_gpu"]): row["speedup"] for row in rows_of(scaling, *LADDER)}
+        for scaling in SCALINGS
+    )
+    assert (weak[4, 128], weak[2, 256]) == (12 / 4, 10 / 6)
+    assert strong == {(1, 128): 1, (1, 512): 1, (2, 256): 8 / 6, (4, 128): 8 / 4, (2, 64): 12 / 7}
+
+
+def test_the_weak_rows_come_first_and_all_rows_have_the_same_fields() -> None:
+    rows = build(*LADDER)["Q2"]
+    assert [row["scaling"] for row in rows] == ["weak"] * 6 + ["strong"] * 5
+    assert len({tuple(row.figures) for row in rows}) == 1
+
+
+def test_the_serial_fraction_by_hand_and_under_strong_scaling_alone() -> None:
+    weak, strong = rows_of("weak", *LADDER), rows_of("strong", *LADDER)
+    assert [row["serial_fraction_karp_flatt"] for row in weak] == [None] * 6
+    assert [row["note"] for row in weak[:5]] == [None] * 5
+    fractions = {(row["num_gpus"], row["batch_size_per_gpu"]): row["serial_fraction_karp_flatt"] for row in strong}
+    assert (fractions[1, 128], fractions[1, 512]) == (None, None)
+    by_hand = ((1 / 2 - 1 / 4) / (1 - 1 / 4), (6 / 8 - 1 / 2) / (1 - 1 / 2))  # 1/3, 1/2
+    assert (fractions[4, 128], fractions[2, 256]) == pytest.approx(by_hand)
+
+
+@pytest.mark.parametrize(("time_s", "said"), [(4.4, True), (4.5, False)])
+def test_a_superlinear_speedup_is_said_of_weak_scaling_too(time_s: float, said: bool) -> None:
+    *_, row = rows_of("weak", timed(9, 128), timed(time_s, 128, 2))
+    assert ("efficiency above 1" in (row["note"] or "")) is said
+
+
+def test_a_superlinear_speedup_has_a_negative_serial_fraction_and_a_note() -> None:
+    *_, row = rows_of("strong", timed(9, 256), timed(4, 128, 2))
+    assert_row(row, "efficiency above 1", "noise", "baseline", serial_fraction_karp_flatt=(4 / 9 - 1 / 2) * 2)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"precision": "bf16"}, {"input": "synthetic"}, {"num_workers": 0}, {"evaluate": True}, {"learning_rate": 0.2}],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_one_gpu_that_differs_in_another_axis_is_no_baseline_of_strong_scaling(fields: dict[str, Any]) -> None:
+    assert rows_of("strong", timed(9, 256, **fields), timed(5, 128, 2)) == []
+
+
+def test_the_baseline_of_strong_scaling_may_differ_as_that_of_weak_scaling_may() -> None:
+    *_, row = rows_of("strong", *(timed(9, 256, seed=3), timed(3, 64, 4, num_nodes=2, epochs=4, windows=3, repeat=1)))
+    assert (row["speedup"], row["baseline"]) == (3.0, "single")
+    assert {"epochs", "windows", "num_nodes", "repeat", "seed"} <= set(BASELINE_MAY_DIFFER)
+
+
+def test_the_same_strategy_on_one_gpu_comes_before_single() -> None:
+    rows = rows_of("strong", timed(9, 256), timed(6, 256, strategy="ddp"), timed(3, 128, 2))
+    assert cells(rows, "strategy", "speedup", "baseline") == [("ddp", 1.0, "ddp"), ("ddp", 2.0, "ddp")]
+
+
+@pytest.mark.parametrize(
+    "other", [{"epochs": 4, "windows": 2}, {"epochs": 3, "windows": 1}], ids=["other epochs", "other windows"]
+)
+def test_a_baseline_with_as_many_epochs_and_windows_comes_before_another(other: dict[str, Any]) -> None:
+    alike: dict[str, Any] = {"epochs": 3, "windows": 2}
+    *_, row = rows_of("weak", timed(8, 128, **other), timed(10, 128, **alike), timed(5, 128, 2, **alike))
+    assert row["speedup"] == 10 / 5
+
+
+def test_a_probe_and_a_cut_epoch_are_in_no_strong_row() -> None:
+    probe: dict[str, Any] = {"input": "synthetic", "max_steps": 3}
+    assert rows_of("strong", timed(9, 256, **probe), timed(5, 128, 2, **probe)) == []
+    assert rows_of("strong", timed(9, 256, max_steps=5), timed(5, 128, 2, max_steps=5)) == []
+
+
+@pytest.mark.parametrize("status", ["oom", "failed", "missing"])
+def test_a_baseline_without_a_time_stands_in_the_strong_rows_and_the_others_say_so(status: Any) -> None:
+    one = make_spec(batch_size_per_gpu=256)
+    found = [] if status == "missing" else [make_record(one, status=status)]
+    first, second = sorted(rows_of("strong", *found, timed(5, 128, 2), missing=[one]), key=lambda row: row["num_gpus"])
+    assert (first["status"], first["speedup"]) == (status, None)
+    assert_row(second, speedup=None, serial_fraction_karp_flatt=None, note=f"no baseline: single on 1 GPU is {status}")
+
+
+def test_a_baseline_that_breaks_the_invariant_is_refused() -> None:
+    check_invariant(on_gpus(4, 128), on_gpus(1, 128), "weak")
+    check_invariant(on_gpus(4, 128), on_gpus(1, 512), "strong")
+    refused: list[tuple[Spec, Scaling, str]] = [
+        (on_gpus(1, 512), "weak", "weak scaling holds batch_size_per_gpu fixed: 128 against a baseline of 512"),
+        (on_gpus(1, 128), "strong", "strong scaling holds global_batch_size fixed: 512 against a baseline of 128"),
+        (on_gpus(2, 256), "strong", "runs on 1 GPU, got 2"),
+    ]
+    for baseline, scaling, said in refused:
+        with pytest.raises(ValueError, match=said):
+            check_invariant(on_gpus(4, 128), baseline, scaling)
+
+
+def test_the_intervals_are_carried_into_speedup_and_efficiency() -> None:
+    one = windowed((10, 8, 11, 9, 12, 10), 128)
+    first, second = rows_of("weak", one, windowed((5.0, 4.0, 5.5, 4.5, 6.0, 5.0), 128, 2))
+    assert_row(first, noise_floor=0.2, interval_over="windows", num_windows=6)
+    assert (low(first["epoch_time_s"]), high(first["epoch_time_s"])) == (8, 12)
+    assert ends(first["speedup"]) == (None, 1, None)  # its own baseline
+    assert ends(second["speedup"]) == (8 / 6, 2, 12 / 4)
+    assert ends(second["parallel_efficiency"]) == (8 / 6 / 2, 1, 12 / 4 / 2)
+    assert second["note"] is None
+
+
+def test_a_difference_inside_the_noise_is_said() -> None:
+    *_, row = rows_of("weak", windowed((10, 8, 11, 9, 12, 10), 128), windowed((9, 7, 10, 8, 11, 9), 128, 2))
+    assert low(row["speedup"]) < 1 < row["speedup"] < high(row["speedup"])
+    assert_says(row["note"], "no difference from the baseline", "interval")
+
+
+@pytest.mark.parametrize(("two_gpus_s", "is_said"), [(4.995, False), (4.7, True)])
+def test_an_efficiency_above_1_is_said_only_if_its_whole_interval_is_above(two_gpus_s: float, is_said: bool) -> None:
+    ten_percent = (0.99, 1.0, 1.01, 1.0, 0.99, 1.01)
+    one, two = (windowed([share * time_s for share in ten_percent], 128, n) for n, time_s in ((1, 10), (2, two_gpus_s)))
+    *_, row = rows_of("weak", one, two)
+    assert row["speedup"] > 2
+    assert ("efficiency above 1" in (row["note"] or "")) is is_said
+
+
+def test_an_interval_that_is_not_between_runs_alone_is_said() -> None:
+    runs = [
+        windowed([time_s] * 6, 128, 2, repeat=number) for number, time_s in enumerate((4.0, 4.1, 4.2, 4.3, 4.4, 4.5))
+    ]
+    *_, row = rows_of("weak", windowed((8.0, 8.1, 8.2, 8.3, 8.4, 8.5), 128), *runs)
+    assert_row(
+        row, "baseline: n = 1, so the interval of the speed-up is not between runs alone", interval_over="repeats", n=6
+    )
+
+
+def test_a_point_with_an_interval_and_a_baseline_without_has_no_interval_of_the_speedup() -> None:
+    *_, row = rows_of("weak", timed(8, 128), windowed((4.0, 4.0, 4.0, 4.0, 4.0, 4.0), 128, 2))
+    assert (low(row["epoch_time_s"]), row["speedup"], low(row["speedup"])) == (4.0, 2.0, None)
+
+
+def test_rows_without_windows_or_repeats_carry_nulls_and_no_note() -> None:
+    rows = rows_of("weak", timed(8, 256), timed(4, 256, 2), timed(4, 128, 2))[:2]
+    assert cells(rows, "noise_floor", "interval_over", "note", "num_windows") == [(None, None, None, 1)] * 2
+
+
+def test_a_baseline_from_another_node_or_version_is_marked_in_every_table_that_uses_it() -> None:
+    here, there = {"nodes": ("b",), "torch": "2.11.0"}, {"nodes": ("a",), "torch": "2.10.0"}
+    found = [timed(8, 128, facts=there), timed(5, 128, 2, facts=here)]
+    note = "baseline with another torch (2.10.0 against 2.11.0); baseline from another node (a against b)"
+    tables = build(*found)
+    assert [cells(tables[name], "note") for name in ("Q2", "Q3")] == [[(None,), (note,)], [(note,)]]
+
+
+def test_repeats_that_are_not_alike_are_marked_in_their_row() -> None:
+    found = [timed(8, 128, repeat=number, facts={"torch": torch}) for number, torch in enumerate(("2.11", "2.10"))]
+    (row,) = rows_of("weak", *found)
+    assert row["note"].startswith("mixed torch: 2.10, 2.11; an interval needs")
+
+
+def test_a_baseline_that_drifted_is_named_where_a_speed_up_rests_on_it() -> None:
+    drifting, level, steady = [4.0] * 6 + [5.0] * 6, [4.5] * 12, [2.5] * 12
+    for times_s, words in ((drifting, ["baseline: epoch_time_s drifted by +25.0 %"]), (level, [])):
+        found = [
+            make_record(on_gpus(num_gpus, 128, windows=12, epochs=13), (90.0, *windows_s))
+            for num_gpus, windows_s in ((1, times_s), (2, steady))
+        ]
+        notes = (row_of(build(*found)["Q2"], num_gpus=2)["note"] or "").split("; ")
+        assert [note.partition(" from")[0] for note in notes if "drifted" in note] == words

@@ -1,0 +1,108 @@
+"""The words of claims: their figures, badges and sentences."""
+
+import string
+
+import pytest
+from factories import ROOT, make_record, make_spec
+from page_records import batch_records, scaling_records
+from rendered_tables import answers_of, assert_said_once
+
+from pipeline.experiment.folder import Experiment
+from pipeline.experiment.point_label import Terms
+from pipeline.figures.energy import THROTTLED
+from pipeline.figures.intervals import Estimate
+from pipeline.figures.notes import OF_BASELINE, make_note
+from pipeline.figures.pooling import SHARED_NODE, group_pairs
+from pipeline.report.claims import TEMPLATES, Claim, ClaimFormatter, badge_of, badges_of
+from pipeline.report.collect_experiment import collect_experiment
+from pipeline.report.columns import Row
+from pipeline.report.questions import answer_questions
+
+
+@pytest.mark.parametrize(
+    ("figure", "spec", "shown"),
+    [
+        (Estimate(2.133, 2.13291, 2.13334), "digits", "2.1330 (2.1329 to 2.1333)"),
+        (Estimate(2.133, 2.0, 2.3), "digits", "2.13 (2.00 to 2.30)"),
+        (Estimate(2.133), "digits", "2.13"),
+        (1234.5, "digits", "1,235"),
+        (2.7, "digits", "2.70"),
+        (0.0123, "digits", "0.0123"),
+        (Estimate(0.0336, 0.0331, 0.0349), ".1%", "3.4 % (3.3 to 3.5 %)"),
+        (0.5295, ".1%", "53.0 %"),
+        (8192, ",", "8,192"),
+    ],
+)
+def test_a_figure_has_its_interval_and_the_decimals_that_tell_its_ends_apart(
+    figure: float, spec: str, shown: str
+) -> None:
+    assert ClaimFormatter({}).format_field(figure, spec) == shown
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_an_answer_has_at_most_three_sentences(kind: str) -> None:
+    assert 1 <= len(TEMPLATES[kind]) <= 3
+
+
+def test_no_published_answer_has_more_than_three_sentences() -> None:
+    for manifest in sorted((ROOT / "published").glob("**/manifest.json")):
+        for question, claims in answer_questions(collect_experiment(Experiment(manifest.parent)).tables).items():
+            for own in group_pairs((claim.about, claim) for claim in claims).values():
+                assert sum(len(claim.sentences()) for claim in own) <= 3, (manifest, question)
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_a_sentence_whose_values_are_not_known_is_left_out(kind: str) -> None:
+    claim = Claim("Q1", kind, {})
+    for sentence in TEMPLATES[kind]:
+        has_values = any(name for _, name, _, _ in string.Formatter().parse(sentence))
+        assert claim.knows(sentence) is not has_values
+
+
+CAPPED = "power-limited, clock 5 % below its maximum"
+
+
+def test_badges_stand_once_in_the_first_sentence_and_those_of_the_baseline_last() -> None:
+    capped = make_note(THROTTLED, reasons=["sw_power_cap"], below=0.0512)
+    notes = (make_note(OF_BASELINE, note=capped), capped, make_note(SHARED_NODE, others=2), capped)
+    badges = badges_of(Row({}, {}, 1, notes))
+    assert badges == ("one run", CAPPED, "shared node", f"baseline {CAPPED}")
+    said = [f"Nothing up to 512 ran out of memory (one run, {CAPPED})."]
+    assert Claim("Q1", "no_oom", {"fits": 512}, badges[:2]).sentences() == said
+
+
+@pytest.mark.parametrize(
+    ("reasons", "below", "badge"),
+    [
+        (["sw_power_cap"], 0.0512, CAPPED),
+        (["sw_power_cap"], 0.03, ""),  # the clock says that it costs next to nothing
+        (["sw_power_cap"], None, ""),
+        (["sw_power_cap", "sw_thermal_slowdown"], 0.0512, "clocks lowered"),
+        (["hw_thermal_slowdown"], 0.0, "clocks lowered"),
+    ],
+)
+def test_lowered_clocks_are_called_the_power_limit_only_where_that_is_the_reason_and_costs_time(
+    reasons: list[str], below: float | None, badge: str
+) -> None:
+    known = {} if below is None else {"below": below}
+    assert badge_of(make_note(THROTTLED, reasons=reasons, **known)) == badge
+
+
+def test_an_interval_within_several_runs_is_a_badge() -> None:
+    assert badges_of(Row({}, {"interval_over": "windows"}, 3)) == ("range within the runs",)
+    assert badges_of(Row({}, {"interval_over": "repeats"}, 6)) == ()
+
+
+def test_a_process_on_the_cpu_is_called_no_gpu() -> None:
+    answers = answers_of(*batch_records(), *scaling_records(), terms=Terms("processes"))
+    words = ("One process has the shortest epoch", "4 processes with DDP")
+    assert_said_once(" ".join(answers.values()), *words, never=["GPU"])
+
+
+def test_the_words_of_a_whole_answer() -> None:
+    sizes = (make_record(make_spec(batch_size_per_gpu=64), (9, 4)), make_record(make_spec(), (9, 2)))
+    lost = make_record(make_spec(batch_size_per_gpu=256), status="oom", reason="")
+    assert answers_of(*sizes, lost)["Q1"] == (
+        "One GPU has the shortest epoch at 128 images a step: 25,000 images/s, epoch 2.00 s (one run). 256 runs "
+        "out of memory, 128 fits."
+    )

@@ -1,0 +1,289 @@
+"""report.html and the index as text: what stands on them, where they link to, and that no text becomes markup."""
+
+import base64
+import hashlib
+import html.parser
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from factories import assert_says, make_experiment, make_record, make_spec
+from int8_records import RECORDS
+from page_records import (
+    EVIL,
+    batch_records,
+    collected_in,
+    communication_records,
+    every_question,
+    hostile_records,
+    write_index,
+    write_page,
+)
+from rendered_tables import assert_said_once
+
+from pipeline.experiment.record import Environment, Gpu, Record
+from pipeline.figures.energy import THROTTLED
+from pipeline.figures.intervals import DRIFTED
+from pipeline.figures.notes import OF_BASELINE, make_note
+from pipeline.figures.pooling import SHARED_NODE
+from pipeline.figures.scaling import NO_BASELINE
+from pipeline.report import html_page
+from pipeline.report.columns import Row
+from pipeline.report.definitions import ENDING_WORDS
+from pipeline.report.html_page import QUESTIONS, Pages, describe_cost
+from pipeline.report.point_fates import point_links
+from pipeline.report.provenance import describe_setting
+from pipeline.report.table_files import csv_text
+
+VOID = {"meta", "link", "br", "wbr", "img", "source"}
+
+
+class Page(html.parser.HTMLParser):
+    """A page: its elements, links, ids and text. Raises AssertionError if an element is not closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    @property
+    def tags(self) -> set[str]:
+        return {tag for tag, _ in self.elements}
+
+    def all(self, attribute: str) -> list[str]:
+        return [value for _, attributes in self.elements if (value := attributes.get(attribute))]
+
+
+def test_every_link_leads_to_a_place_on_the_page_or_holds_a_file(tmp_path: Path) -> None:
+    experiment = make_experiment(tmp_path / "x", *every_question())
+    log = experiment.logs / "a b#" / "1_0_log.err"
+    log.parent.mkdir()
+    log.write_text("")
+    pages = Pages(tmp_path, True)
+    run_id = make_spec(batch_size_per_gpu=2048).run_id()
+    found = collected_in(experiment.folder, *every_question())
+    pages.write("x", found, {run_id: log})
+    pages.write_index()
+    assert Page((tmp_path / "index.html").read_text()).all("href") == ["x/report.html"]
+    page = Page((experiment.folder / "report.html").read_text())
+    links = {attributes["href"]: attributes.get("download") for tag, attributes in page.elements if tag == "a"}
+    held = {name: base64.b64decode(address.split(",")[1]) for address, name in links.items() if name and address}
+    assert {address for address, name in links.items() if not name} <= {f"#{id}" for id in page.all("id")}
+    assert held["q2.csv"].decode() == csv_text(found.content["Q2"])
+    assert held["q2.svg"] == (experiment.folder / "plots" / "q2.svg").read_bytes()
+    assert f"records/{run_id}.0.jsonlogs/a b#/1_0_log.err" in page.text  # two cells
+
+
+def test_a_large_table_is_named_and_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(html_page, "MAX_LINK_BYTES", 100)
+    page = Page(write_page(tmp_path / "x", *batch_records()).read_text())
+    assert "q1.csv (in the experiment's folder)" in page.text
+    assert "q1.csv" not in page.all("download")
+
+
+def test_a_cell_links_to_its_own_point(tmp_path: Path) -> None:
+    text = write_page(tmp_path / "x", *batch_records()).read_text()
+    for size, time in ((32, "12.000"), (128, "5.000"), (512, "4.000"), (2048, "OOM")):
+        run_id = make_spec(batch_size_per_gpu=size).run_id()
+        assert re.search(rf'<a href="#{run_id}">{time}</a>', text)
+
+
+def test_a_pooled_cell_links_to_its_first_point_and_every_record_is_named(tmp_path: Path) -> None:
+    first, second = (make_record(make_spec(repeat=number)) for number in range(2))
+    page = Page(write_page(tmp_path / "x", first, second).read_text())
+    assert f"#{first.run_id}" in page.all("href")
+    assert_says(page.text, f"records/{first.run_id}.0.json", f"records/{second.run_id}.0.json")
+
+
+def test_a_row_with_remedies_links_to_its_point_where_the_learning_rate_varies(tmp_path: Path) -> None:
+    """64 of 32 images of reference: the peak is twice the rate, which is the rate of another point."""
+    common = {"batch_size_per_gpu": 64, "reference_batch_size": 32, "epochs": 2, "evaluate": True}
+    scaled = make_spec(learning_rate=0.1, remedies=("linear_scaling",), **common)
+    found = [make_record(spec, loss=1.0) for spec in (scaled, make_spec(learning_rate=0.2, **common))]
+    source = collected_in(tmp_path / "x", *found)
+    link_of = point_links(source.collected.outcomes)
+    linked = {(tuple(row["remedies"]), row["learning_rate"]): link_of(row) for row in source.tables["Q4"]}
+    assert linked == {(("linear_scaling",), 0.2): f"#{found[0].run_id}", ((), 0.2): f"#{found[1].run_id}"}
+
+
+@pytest.mark.parametrize(
+    ("found", "headings", "absent"),
+    [([make_record()], [], ["reason", "log"]), (batch_records(), ["reason", "note"], ["log"])],
+    ids=["a point without a note", "notes and a reason"],
+)
+def test_columns_without_any_text_are_left_out_and_notes_have_their_own(
+    tmp_path: Path, found: list[Record], headings: list[str], absent: list[str]
+) -> None:
+    text = write_page(tmp_path / "x", *found).read_text()
+    shown = {*re.findall(r"<th\b[^>]*>(\w+)</th>", text)}
+    assert (shown.issuperset(headings), shown.isdisjoint(absent)) == (True, True), shown
+
+
+def test_the_cost_is_in_words() -> None:
+    rows = [
+        Row({}, {"ending": "ok_other", "gpu_hours": None, "process_hours": 1.64}),
+        Row({}, {"ending": "oom", "gpu_hours": 0.0, "process_hours": None}),
+    ]
+    assert describe_cost(rows) == [f"1.64 process hours ({ENDING_WORDS['ok_other']})"]
+
+
+def test_the_index_has_what_is_answered(tmp_path: Path) -> None:
+    said = Page(write_index(tmp_path, x=make_record())).text
+    assert_said_once(said, "128 images a step give 50,000 images/s", never=("Not answered", "Next:"))
+
+
+def test_the_index_has_the_latest_first_with_its_conditions(tmp_path: Path) -> None:
+    times = {"old": "2026-11-21T10:00:00Z", "new": "2026-11-22T10:00:00Z", "bare": None}
+    spec = make_spec(precision="bf16", input="gpu", execution="graph")
+    text = write_index(
+        tmp_path, **{name: msgspec.structs.replace(make_record(spec), started_at=time) for name, time in times.items()}
+    )
+    assert re.findall(r"(\w+)</a>", text) == ["new", "old", "bare"]
+    assert "bf16; graph; images on the device; resnet18 on cifar10" in text
+
+
+def test_the_index_says_what_was_ingested(tmp_path: Path) -> None:
+    stated = msgspec.structs.replace(make_record(), measured=False)
+    assert re.findall(r"<h3>.*</h3>", write_index(tmp_path, a=make_record(), b=stated)) == [
+        '<h3><a href="a/report.html">a</a></h3>',
+        '<h3><a href="b/report.html">b</a> (ingested)</h3>',
+    ]
+
+
+@pytest.fixture(scope="module")
+def full_page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_page(tmp_path_factory.mktemp("page") / "x", *every_question()).read_text()
+
+
+def test_the_content_policy_allows_the_style_sheet_and_nothing_else(full_page: str) -> None:
+    page = Page(full_page)
+    (style,) = re.findall(r"<style>(.*?)</style>", full_page, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert [value for value in page.all("content") if "default-src" in value] == [
+        f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    ]
+    assert (page.all("style"), {"script", "svg", "link", "iframe"} & page.tags) == ([], set())
+    pictures = [*page.all("src"), *page.all("srcset")]
+    assert all(address.startswith("data:image/svg+xml;base64,") for address in pictures)
+    assert not re.search(r"https?://", full_page)
+
+
+def test_a_hostile_text_stays_text(tmp_path: Path) -> None:
+    """The reasons of all points, the name and the environment hold a script, an image and a change of direction."""
+    plain = Page(write_page(tmp_path / "x", *hostile_records()).read_text())
+    page = Page(write_page(tmp_path / "y", *hostile_records(), name=EVIL).read_text())
+    assert (page.tags, "\u202e" in page.text) == (plain.tags, False)
+    assert page.text.count(EVIL.replace("\u202e", " ")) >= 8
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        pytest.param([], "no points", id="no records"),
+        pytest.param([make_record(status="oom", reason="full")], "1 point: 1 out of memory", id="only OOM"),
+        pytest.param([make_record()], "1 point: 1 ok", id="one point"),
+    ],
+)
+def test_little_to_show_is_still_a_page(tmp_path: Path, found: list[Record], words: str) -> None:
+    page = Page(write_page(tmp_path / "x", *found).read_text())
+    assert (words in page.text, "img" in page.tags) == (True, False)
+
+
+def test_an_experiment_that_quantizes_has_one_question(tmp_path: Path) -> None:
+    page = Page(write_page(tmp_path / "x", *RECORDS).read_text())
+    assert [name for name in page.all("id") if name in QUESTIONS] == ["int8"]
+    assert ("fp32" in page.text, "int8-weights.svg" in page.all("download")) == (True, True)
+    assert sorted(path.name for path in (tmp_path / "x" / "plots").iterdir()) == ["int8-weights.svg", "int8.svg"]
+
+
+def test_what_an_experiment_does_not_ask_is_one_line_and_no_command(tmp_path: Path) -> None:
+    assert_said_once(
+        Page(write_page(tmp_path / "x", make_record()).read_text()).text,
+        "Which batch size keeps one GPU busy, and where does its memory end? Q1 One batch size was timed",
+        "Not part of this experiment: scaling over GPUs; communication; the accuracy of large batches.",
+        never=("ddpscale submit", "Not answered", "Next:"),
+    )
+
+
+def test_the_line_on_top_says_what_was_measured_where_when_and_how_often(tmp_path: Path) -> None:
+    place = Environment(gpus=(Gpu(name="NVIDIA H200"),), nodes=("n17",), git_commit="58b8ca2" + 33 * "0")
+    specs = [*(make_spec(repeat=number) for number in range(6)), make_spec(strategy="ddp", num_gpus=4)]
+    found = [
+        msgspec.structs.replace(make_record(spec, environment=place), started_at="2026-11-21T23:59:00Z")
+        for spec in specs
+    ]
+    expected = ["ResNet-18 on 1 to 4 NVIDIA H200", "node n17", "21 November 2026", "commit 58b8ca2"]
+    assert describe_setting(found) == [*expected, "1 to 6 runs each"]
+    assert describe_setting(found[:6])[-1] == "6 runs each"
+    assert ", ".join(describe_setting(found)) in write_page(tmp_path / "x", *found).read_text()
+    on_cpu = make_record(make_spec(device="cpu", model="lenet", dataset="synthetic", input="synthetic"))
+    assert describe_setting([on_cpu]) == ["LeNet on 1 CPU process", "one run each"]
+    assert describe_setting([make_record(status="failed")]) == []
+
+
+def test_every_point_stands_in_one_state_with_its_reason(tmp_path: Path) -> None:
+    text = write_page(tmp_path / "x", *batch_records(), missing=[make_spec(batch_size_per_gpu=8192)]).read_text()
+    assert re.findall(r'<span class="state (\w+)">', text) == ["ok", "ok", "ok", "oom", "missing"]
+    assert_says(text, "out of GPU memory", "bad.json")
+
+
+def test_plots_of_an_earlier_run_do_not_stay(tmp_path: Path) -> None:
+    kept = tmp_path / "x" / "plots" / "mine.svg"
+    kept.parent.mkdir(parents=True)
+    for name in ("mine.svg", "q4-8192.svg", "int8-weights.svg"):
+        (kept.parent / name).write_text("earlier")
+    write_page(tmp_path / "x", *batch_records())
+    assert sorted(path.name for path in kept.parent.iterdir()) == ["mine.svg", "q1.svg"]
+
+
+def test_a_folder_of_plots_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "plots").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="link"):
+        write_page(tmp_path / "x", *batch_records())
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_the_same_records_give_the_same_page(tmp_path: Path, full_page: str) -> None:
+    assert write_page(tmp_path / "x", *every_question()).read_text() == full_page
+
+
+def test_a_note_is_a_badge_with_a_word_and_its_text_on_hover_and_below(tmp_path: Path) -> None:
+    """Five notes of one row: three words, and the others in one."""
+    notes = [make_note(DRIFTED, what="epoch_time_s", drift=0.1), make_note(THROTTLED, reasons=["sw_power_cap"])]
+    notes += [make_note(SHARED_NODE, others=2), make_note(OF_BASELINE, note=notes[1]), make_note(NO_BASELINE)]
+    found = collected_in(tmp_path / "x", *batch_records())
+    first, *others = found.tables["Q1"]
+    found.tables["Q1"][:] = [msgspec.structs.replace(first, notes=tuple(notes)), *others]
+    Pages(tmp_path, False).write("x", found, {})
+    text = (tmp_path / "x" / "report.html").read_text()
+    badges = re.findall(r'<abbr class="badge" title="([^"]*)">([^<]*)</abbr>', text)
+    (_, throttled, _, more, _), words = zip(*badges, strict=True)
+    assert words == ("drifted", "throttled", "shared node", "2 more", "out of GPU memory")
+    assert throttled == "throttled: GPU at its power limit"
+    assert more.startswith("baseline: throttled: GPU at its power limit; no baseline: the experiment")
+    assert "<li><b>baseline throttled</b>: baseline: throttled: GPU at its power limit</li>" in text
+
+
+def test_one_row_is_one_row(tmp_path: Path) -> None:
+    text = write_page(tmp_path / "x", *communication_records()).read_text()
+    assert_said_once(text, "five step times: 1 row<", never=["1 rows"])

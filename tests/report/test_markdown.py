@@ -1,0 +1,409 @@
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import make_measurement, make_record, make_spec
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from rendered_tables import assert_row, assert_said_once, cells, report, table_of
+from timed_records import windowed
+
+from pipeline.experiment.outcomes import CollectedOutcomes, Coverage
+from pipeline.experiment.point_label import Terms
+from pipeline.experiment.record import Environment, Failure, Gpu, Record
+from pipeline.experiment.record_store import RejectedFile
+from pipeline.experiment.spec import Spec
+from pipeline.figures.intervals import Estimate
+from pipeline.plan.axes import Precision
+from pipeline.report.build_tables import Tables
+from pipeline.report.cells import decimals_of, format_cell
+from pipeline.report.claims import Claim
+from pipeline.report.columns import Row
+from pipeline.report.definitions import TABLES
+from pipeline.report.display_tables import MAX_WIDTH
+from pipeline.report.markdown import (
+    escape_markdown,
+    render_answers,
+    render_coverage,
+    render_precision,
+    wrap,
+)
+from pipeline.report.provenance import list_provenance
+from pipeline.report.questions import Answer
+
+EVIL = (
+    "<script>alert(1)</script>",
+    "a | b || c",
+    "</td></tr></table>",
+    "`rm -rf`",
+    "```\ncode\n```",
+    "line\nbreak\r\n\r\n# heading",
+    "[click](javascript:alert(1))",
+    "![x](http://evil.example/x.png)",
+    "<http://evil.example>",
+    "\x1b[31mred\x1b[0m \x07 \x9b2J",
+    "trailing \\",
+    "\\| <b>",
+    "\u202egnp.exe \u2028 \u2029",
+    "[x]: http://evil.example",
+)
+PLAIN_TAGS = {"h1", "h2", "p", "ul", "ol", "li", "table", "thead", "tbody", "tr", "th", "td", "strong", "em"}
+
+
+def report_with(text: str) -> str:
+    """A report with the text in every place that a record, a file or a folder can bring in."""
+    environment = Environment(gpus=(Gpu(name=text),), torch=text, git_commit=text, cpu=text, source=text)
+    reason = text.replace("\n", " ")
+    found = [
+        make_record(make_spec(), environment=environment),
+        make_record(make_spec(repeat=1), status="failed", reason=reason),
+        make_record(make_spec(batch_size_per_gpu=64), status="oom", reason=text),
+        make_record(make_spec(batch_size_per_gpu=32), status="failed", reason=text),
+    ]
+    return report(*found, bad=[RejectedFile(Path(text.replace("/", "-") or "-"), None, text)], name=text)
+
+
+def as_html(text: str) -> str:
+    markdown_it = pytest.importorskip("markdown_it")
+    html: str = markdown_it.MarkdownIt("commonmark", {"html": True}).enable("table").render(text)
+    return re.sub(r"<code>(ddpscale [\w. -]*)</code>", r"\1", html)  # the answers' own commands
+
+
+@settings(deadline=None)  # a first call imports the renderer
+@given(st.text(alphabet="ab|<>`\\[]()!*_#~&;:-=\"' \n\r\t\x1b\x00/", max_size=40))
+@example("<img src=x>")
+@example("\\\\|")
+def test_no_text_breaks_out_of_its_place(text: str) -> None:
+    rendered = report_with(text)
+    html = as_html(rendered)
+    assert {tag.lower() for tag in re.findall(r"</?([A-Za-z][A-Za-z0-9]*)", html)} <= PLAIN_TAGS
+    assert html.count("<h1>") == 1
+    assert [row["epoch time [s]"] for row in table_of(rendered, "Q1")] == ["failed", "OOM", "1.000"]
+
+
+@pytest.mark.parametrize("text", EVIL)
+def test_a_hostile_text_is_shown_as_text(text: str) -> None:
+    rendered = report_with(text)
+    assert all(char.isprintable() or char == "\n" for char in rendered)
+    assert not re.search(r"<(script|a|img|b|code|pre)\b", as_html(rendered))
+    assert len(table_of(rendered, "Q1")) == 3
+    blocks = [re.sub(r"\n +", " ", text).count("\n\n") for text in (rendered, report_with("harmless"))]
+    assert blocks[0] == blocks[1]  # no text adds a paragraph
+
+
+@pytest.mark.parametrize("sign", "\\|<>`[]")
+def test_a_sign_of_markdown_or_html_is_escaped_also_where_it_is_the_only_one(sign: str) -> None:
+    assert escape_markdown(f"a {sign} b") == f"a \\{sign} b"
+
+
+@pytest.mark.parametrize("text", ["plain words", "T(N) = 1/2, 100 % of 3 GB", "snake_case and 2*3"])
+def test_a_harmless_text_is_left_as_it_is(text: str) -> None:
+    assert escape_markdown(text) == text
+
+
+@pytest.mark.parametrize("start", ["# heading", "- item", "1. item", "---", "***", "> quote", "=====", "~~~", "+ item"])
+def test_no_line_of_a_long_text_starts_a_block(start: str) -> None:
+    room = MAX_WIDTH - len("- ") - 1
+    before = ("word " * room)[:room] + " "  # a whole line, so that the next one begins with `start`
+    wrapped = wrap(f"{before}{start}", "- ")
+    assert len(wrapped.splitlines()) == 2
+    assert max(map(len, wrapped.splitlines())) <= MAX_WIDTH
+    html = as_html(wrapped)
+    assert set(re.findall(r"<([a-z0-9]+)", html)) == {"ul", "li"}
+    assert " ".join(re.sub(r"<[^>]*>", "", html).split()) == f"{before}{start}".replace(">", "&gt;")
+
+
+def test_a_command_is_not_broken_over_lines() -> None:
+    assert wrap("x " * 55 + "`ddpscale submit --grid q1`.").splitlines()[1] == "`ddpscale submit --grid q1`."
+
+
+@pytest.mark.parametrize(
+    ("found", "heading", "expected"),
+    [
+        pytest.param(
+            [make_record(make_spec(), (9, 8)), make_record(make_spec(strategy="ddp", num_gpus=2), (9, 5))],
+            "Q2",
+            {"speed-up": "1.600", "efficiency [%]": "80.0"},  # 8/5, 1.6/2
+            id="a fraction in percent",
+        ),
+        pytest.param(
+            [make_record(make_spec(remedies=("zero_gamma",)), loss=2.0, accuracy=0.50944)],
+            "Q4",
+            {"training accuracy [%]": "50.94"},
+            id="an accuracy in percent",
+        ),
+        pytest.param(
+            [
+                make_record(make_spec(strategy="dp", num_gpus=num), (9, time_s))
+                for num, time_s in ((1, 24.94), (2, 33.48))
+            ],
+            "Q2",
+            {"speed-up": "0.745", "efficiency [%]": "37.2"},  # 24.94/33.48 = 0.7449
+            id="a slow-down as such",
+        ),
+        pytest.param(
+            [make_record(diverged_at_update=17)], "Q4", {"loss": "diverged at update 17"}, id="a loss that diverged"
+        ),
+    ],
+)
+def test_the_last_row_of_a_table_for_people(found: list[Record], heading: str, expected: dict[str, str]) -> None:
+    *_, row = table_of(report(*found), heading)
+    assert_row(row, **expected)
+
+
+@pytest.mark.parametrize(
+    ("status", "word"), [("oom", "OOM"), ("failed", "failed"), ("missing", "missing"), ("rejected", "rejected")]
+)
+def test_a_point_without_a_time_says_its_state_in_the_cell_of_the_time(status: Any, word: str) -> None:
+    spec = make_spec(batch_size_per_gpu=64)
+    found = [make_record(make_spec())] + ([make_record(spec, status=status)] if status in ("oom", "failed") else [])
+    bad = [RejectedFile(Path(f"{spec.run_id()}.0.json"), spec.run_id(), "is truncated")] if status == "rejected" else []
+    row = table_of(report(*found, missing=[spec], bad=bad), "Q1")[0]
+    assert (row["images per GPU"], row["epoch time [s]"]) == ("64", word)
+
+
+FAILED, ABSENT = make_spec(batch_size_per_gpu=64), make_spec(batch_size_per_gpu=32)
+SEEDS = [make_spec(batch_size_per_gpu=64, seed=seed) for seed in range(4)]
+COMMITTED = Environment(torch="2.9", git_commit="c" * 40)
+LOSSES = "## Q4: loss and accuracy"
+
+
+def on(gpu: str, spec: Spec) -> Record:
+    environment = Environment(gpus=(Gpu(name=gpu),), torch="2.9", git_commit="c" * 40, git_dirty=True)
+    return make_record(spec, environment=environment, measurement=make_measurement(spec))
+
+
+@pytest.mark.parametrize(
+    ("found", "others", "words", "never"),
+    [
+        pytest.param(
+            [
+                make_record(
+                    make_spec(batch_size_per_gpu=65_536, input="synthetic", epochs=1, max_steps=3),
+                    status="oom",
+                    reason="out of GPU memory",
+                )
+            ],
+            {},
+            [
+                "- single 1 GPU, 65,536 per GPU, probe of 3 steps: OOM (out of GPU memory)",
+                "From 1 record: training resnet18",
+            ],
+            [],
+            id="the probe that ran out of memory, and where it did",
+        ),
+        pytest.param(
+            [
+                make_record(environment=COMMITTED),
+                make_record(FAILED, status="oom", failure=Failure(kind="implied_oom", message="implied by another")),
+            ],
+            {},
+            ["From 1 record: "],
+            ["not stated by"],
+            id="an implied OOM is no record of the hardware",
+        ),
+        pytest.param(
+            [make_record(make_spec(strategy="ddp", num_gpus=num_gpus)) for num_gpus in (1, 2)],
+            {},
+            ["## Q2: weak scaling"],
+            ["strong scaling, global batch fixed"],
+            id="no strong scaling without such points",
+        ),
+        pytest.param(
+            [make_record(), make_record(FAILED, status="failed", reason="rank 0 was ended by SIGKILL")],
+            {"missing": [ABSENT]},
+            [
+                "3 points expected: 1 ok, 0 OOM, 1 failed, 1 missing, 0 rejected.",
+                f"- single 1 GPU, 64 per GPU: failed, rank 0 was ended by SIGKILL ({FAILED.run_id()})",
+                f"- single 1 GPU, 32 per GPU: missing, no record ({ABSENT.run_id()})",
+            ],
+            [],
+            id="every gap by name with its reason",
+        ),
+        pytest.param(
+            [make_record(), make_record(SEEDS[3], status="failed", reason="rank 0 failed")],
+            {"missing": SEEDS[:3]},
+            [
+                "- single 1 GPU, 64 per GPU: missing, no record (3 runs)",
+                f"- single 1 GPU, 64 per GPU: failed, rank 0 failed ({SEEDS[3].run_id()})",
+            ],
+            [],
+            id="seeds of a point that lack a result for one reason are one line",
+        ),
+        pytest.param([make_record()], {}, [], ["not used", "interval ["], id="nothing of what no record has"),
+        pytest.param(
+            [make_record(), make_record(attempt=1)],
+            {},
+            ["0 rejected. Record files that are not used: 1 superseded."],
+            [],
+            id="files that are not used are counted",
+        ),
+        pytest.param(
+            [make_record()],
+            {"bad": [RejectedFile(Path("notes.json"), None, "is not a record")]},
+            ["- records/notes.json was not read: is not a record."],
+            [],
+            id="a file that was not read is named",
+        ),
+        pytest.param(
+            [on("NVIDIA A40", ABSENT), on("NVIDIA H200", FAILED)],
+            {},
+            [
+                "From 2 records: training resnet18 on cifar10; GPU NVIDIA A40, NVIDIA H200 (mixed)",
+                f"torch 2.9; commit {'c' * 20}, with uncommitted changes.",
+            ],
+            [],
+            id="where the figures come from, and a mixture",
+        ),
+        pytest.param([make_record(loss=1.0, accuracy=0.5)], {}, [], [LOSSES], id="no losses of points timed alone"),
+        pytest.param([make_record(loss=1.0, test_accuracy=0.5)], {}, [LOSSES], [], id="losses of an evaluated point"),
+        pytest.param([make_record(diverged_at_update=3)], {}, [LOSSES], [], id="a loss that diverged"),
+    ],
+)
+def test_the_report_says(found: list[Record], others: dict[str, Any], words: list[str], never: list[str]) -> None:
+    assert_said_once(report(*found, **others), *words, never=never)
+
+
+def test_points_out_of_memory_are_told_apart() -> None:
+    found = [make_record(make_spec(precision=name), status="oom", reason="full") for name in ("fp32", "bf16")]
+    listed = report(*found).split("## Out of memory")[1]
+    assert [line for line in listed.splitlines() if line] == [
+        "- single 1 GPU, 128 per GPU, fp32: OOM (full)",
+        "- single 1 GPU, 128 per GPU, bf16: OOM (full)",
+    ]
+
+
+def test_what_does_not_vary_is_said_once_below_and_is_no_column() -> None:
+    text = report(*(make_record(make_spec(batch_size_per_gpu=size, num_workers=size)) for size in (32, 64)))
+    assert "All rows: single 1 GPU, tf32, dataloader" in text
+    first, second = table_of(text, "Q1")
+    assert [*first][:2] == ["images per GPU", "num_workers"]
+    assert [first["num_workers"], second["num_workers"]] == ["32 loader workers", "64 loader workers"]
+
+
+def test_axes_beyond_three_share_a_column() -> None:
+    precisions: list[Precision] = ["tf32", "bf16"]
+    found = [
+        make_record(
+            make_spec(strategy=strategy, num_gpus=num, batch_size_per_gpu=size, precision=name, num_workers=size)
+        )
+        for strategy, num in (("single", 1), ("ddp", 2))
+        for size in (32, 64)
+        for name in precisions
+    ]
+    rows = table_of(report(*found), "Q2")
+    assert [*rows[0]][:4] == ["strategy", "GPUs", "images per GPU", "configuration"]
+    assert {row["configuration"] for row in rows[:2]} == {"32 loader workers, tf32", "32 loader workers, bf16"}
+
+
+def test_the_repeats_are_counted_where_there_are_any() -> None:
+    found = [make_record(make_spec(repeat=number)) for number in range(3)]
+    assert [table_of(report(*found[:number]), "Q1")[0].get("n") for number in (1, 3)] == [None, "3"]
+
+
+def test_an_interval_is_a_column_where_a_row_has_one() -> None:
+    found = windowed((9.9, 10, 10.7, 10, 10, 10), 128), make_record(make_spec(batch_size_per_gpu=64))
+    rows = cells(table_of(report(*found), "Q1"), "epoch time [s]", "interval [± %]")
+    assert rows == [("1.000", ""), ("10.000", "4.0")]  # half of 0.8
+
+
+def test_weak_and_strong_scaling_are_two_tables_that_name_what_is_fixed() -> None:
+    sizes = [(1, 512, 8.0), (1, 128, 9.0), (2, 256, 5.0), (4, 128, 2.0), (2, 64, 6.0)]
+    text = report(
+        *(
+            make_record(make_spec(strategy="ddp", num_gpus=num_gpus, batch_size_per_gpu=size), (9, time_s))
+            for num_gpus, size, time_s in sizes
+        )
+    )
+    assert len(table_of(text, "Q2: weak scaling")) == 5
+    assert "Karp-Flatt" not in table_of(text, "Q2: weak scaling")[0]
+    strong = table_of(text, "Q2: strong scaling, global batch fixed")
+    assert cells(strong, "images a step", "GPUs", "speed-up", "Karp-Flatt") == [
+        ("128", "1", "1.000", ""),
+        ("128", "2", "1.500", "0.333"),
+        ("512", "1", "1.000", ""),
+        ("512", "2", "1.600", "0.250"),
+        ("512", "4", "4.000", "0.000"),
+    ]
+
+
+NOTHING_FAILED = Claim("Q1", "no_oom", {"fits": 1024}, command="submit --grid memory")
+NOT_ANSWERED = Claim("Q1", "not_answered", {"why": "nothing <b>"}, command="submit --grid q1")
+
+
+def test_an_answer_is_a_paragraph_for_each_gpu_model_its_text_is_escaped_and_its_command_is_code() -> None:
+    models = [NOTHING_FAILED._replace(gpu="A"), NOTHING_FAILED._replace(gpu="B")]
+    said = render_answers([Answer("Q1", [NOT_ANSWERED], Terms()), Answer("Q2", models, Terms())])
+    assert said.startswith(
+        "**Q1.** Not answered here: nothing \\<b\\>. Next: `submit --grid q1`\n\n**Q2.** On A: Nothing"
+    )
+    assert said.endswith("\n\n- On B: Nothing up to 1,024 ran out of memory.")
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "value", "printed"),
+    [
+        ("Q1", "epoch_time_s", 23.55, "23.55"),
+        ("Q1", "epoch_time_s", 1234.5678, "1,235"),
+        ("Q1", "epoch_time_s", 3.97312, "3.973"),
+        ("Q1", "throughput_samples_per_s", 12_345.6, "12,346"),
+        ("Q2", "parallel_efficiency", 0.64975, "65.0"),
+        ("Q2", "speedup", Estimate(1.5, 1.25, 1.75), "1.500 (1.250 to 1.750)"),
+        ("Q4", "test_accuracy", 1.0, "100.0"),
+        ("Q1", "peak_memory_gib", 9.5, "9.50"),
+        ("communication", "exposed_comm_time_s", 0.000506, "506.0"),
+        ("communication", "exposed_comm_share", Estimate(0.001, 0.0, 0.002, noise=0.0035), "<0.35"),
+        ("bandwidth", "num_bytes", 44_695_848, "44.70"),
+        ("Q4", "num_updates", 39_100, "39,100"),
+        ("Q4", "loss", 5.5247489931772184e22, "5.52e+22"),
+        ("prediction", "prediction_error", -0.0667, "-6.7"),
+        ("time_to_target", "learning_rate", 6.4, "6.4"),
+        ("int8", "stage", "activations", "+ activations"),
+        ("Q1", "noise_floor", 0.0004, "<0.1"),
+    ],
+)
+def test_a_figure_is_printed_by_its_unit(table: str, key: str, value: Any, printed: str) -> None:
+    column, row = TABLES[table].column(key), Row({}, {key: value}, 2)
+    assert format_cell(column, row, decimals_of(column, [row])) == printed
+
+
+def test_the_report_says_how_many_points_have_a_narrow_interval() -> None:
+    rows = [Row({}, {"scaling": "weak", "noise_floor": floor}) for floor in (0.02, 0.0201, None)]
+    strong = Row({}, {"scaling": "strong", "noise_floor": 0.001})
+    measured = [Row({}, {"noise_floor": 0.001})]
+    tables: Tables = {"Q2": [*rows, strong], "communication": measured, "split": []}
+    (said,) = render_precision(tables)
+    times = "1 of 2 epoch times and 1 of 1 step times"
+    assert said.startswith(f"Of the rows with an interval {times} are known within ± 2 % of the median.")
+    assert render_precision({"Q2": rows[2:], "communication": [], "split": []}) == []
+
+
+def stated_of(*environments: Environment) -> dict[str, str]:
+    """What records of these environments state."""
+    specs = [make_spec(batch_size_per_gpu=2**number) for number in range(len(environments))]
+    found = [make_record(spec, environment=place) for spec, place in zip(specs, environments, strict=True)]
+    return list_provenance(found)
+
+
+def test_records_that_state_no_commit_are_counted_and_not_taken_for_the_others() -> None:
+    silent = Environment(torch="2.9")
+    assert stated_of(COMMITTED, silent, silent)["commit"] == f"{'c' * 20} (not stated by 2 of 3 records)"
+    assert stated_of(COMMITTED)["commit"] == "c" * 20
+    assert (stated_of(silent)["torch"], stated_of(silent)["commit"]) == ("2.9", "not stated")
+
+
+def test_the_digest_of_the_source_stands_in_for_a_commit_that_git_could_not_give() -> None:
+    stated = Environment(torch="2.9", git_commit="c" * 40, source_digest="a" * 64, source_changed=False)
+    no_git = Environment(torch="2.9", source_digest="b" * 64, source_changed=True)
+    for places, commit, source in (
+        ([no_git], "edited after it was imported", "b" * 12),
+        ([stated], "c" * 20, "a" * 12),
+        ([stated, no_git], f"{'c' * 20}, edited after it was imported", f"{'a' * 12}, {'b' * 12} (mixed)"),
+    ):
+        assert_row(stated_of(*places), commit=commit, source=source)
+
+
+def test_a_thousand_points_have_a_separator() -> None:
+    text = render_coverage(CollectedOutcomes([], Coverage(10_000, 9_999, 0, 0, 1, 0, 0, 0, 0), []))
+    assert text.startswith("10,000 points expected: 9,999 ok, 0 OOM, 0 failed, 1 missing")

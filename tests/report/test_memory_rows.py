@@ -1,0 +1,172 @@
+"""The table of the memory boundary, and the mark of an allocator that had to try again."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+from factories import assert_says, make_record, make_spec, with_measurement
+from rendered_tables import assert_row, build, cells, report
+
+from pipeline.experiment.measurement import DeviceMemory, MemorySearch, MemoryTrial
+from pipeline.experiment.record import Record
+from pipeline.experiment.spec import Spec
+from pipeline.figures.formulas import GIB
+from pipeline.report.columns import Row
+
+
+def searched(**fields: Any) -> Spec:
+    return make_spec(**{"input": "synthetic", "measure": "memory", "batch_size_per_gpu": 512, **fields})
+
+
+def fits(batch_size: int, peak_gib: float) -> MemoryTrial:
+    return MemoryTrial(
+        batch_size_per_gpu=batch_size,
+        fits=True,
+        time_ns=8_000_000_000,
+        peak_allocated_bytes=int(peak_gib * GIB),
+        peak_reserved_bytes=int((peak_gib + 2) * GIB),
+        usable_bytes=139 * GIB,
+    )
+
+
+def fails(batch_size: int) -> MemoryTrial:
+    return MemoryTrial(batch_size_per_gpu=batch_size, fits=False, time_ns=10_000_000_000)
+
+
+SEARCH = MemorySearch(
+    trials=(fits(512, 2.5), fits(14_000, 63), fits(30_000, 135), fails(30_300)),
+    predicted=30_150,
+    largest_fitting=30_000,
+    smallest_failing=30_300,
+)
+
+
+def record_of(spec: Spec, found: MemorySearch = SEARCH, retries: int = 0) -> Record:
+    memory = (DeviceMemory(rank=0, device="cuda:0", peak_allocated_bytes=135 * GIB, num_alloc_retries=retries),)
+    return with_measurement(make_record(spec), epochs=(), memory=memory, memory_search=found)
+
+
+def memory_row(found: MemorySearch = SEARCH, retries: int = 0, **fields: Any) -> Row:
+    (row,) = build(record_of(searched(**fields), found, retries))["memory"]
+    return row
+
+
+def changed(*trials: MemoryTrial, of_first: int = 4, **fields: Any) -> MemorySearch:
+    """The search with these trials after its first ones."""
+    return msgspec.structs.replace(SEARCH, trials=(*SEARCH.trials[:of_first], *trials), **fields)
+
+
+def test_a_trial_that_failed_otherwise_is_no_oom_and_is_named() -> None:
+    odd = msgspec.structs.replace(fails(30_200), reason="rank 0: launch failure")
+    row = memory_row(changed(odd, smallest_failing=30_200))
+    trials = {"num_trials": 5, "num_ooms": 1, "smallest_failing_batch_size_per_gpu": 30_200}
+    assert_row(row, **trials, note="failed at 30200: rank 0: launch failure")
+
+
+def test_the_boundary_as_worked_by_hand() -> None:
+    """30,000 of 139 GiB at 135: 4 left; predicted 150 too many, 0.5 %; three trials of 8 s and one of 10."""
+    tables = build(record_of(searched()))
+    (row,) = tables["memory"]
+    assert_row(
+        row,
+        largest_batch_size_per_gpu=30_000,
+        smallest_failing_batch_size_per_gpu=30_300,
+        predicted_batch_size_per_gpu=30_150,
+        prediction_error=0.005,
+        **{"peak_memory_gib": 135, "reserved_memory_gib": 137, "head_room_gib": 4},
+        **{"num_trials": 4, "num_ooms": 1, "search_time_s": 34, "status": "ok", "note": None},
+    )
+    assert not any(tables[name] for name in ("Q1", "Q2", "Q3", "Q4", "oom"))
+
+
+def test_every_search_has_a_row_whatever_became_of_it() -> None:
+    lost = [make_record(searched(seed=0, precision=p), status=s) for p, s in (("bf16", "oom"), ("fp32", "failed"))]  # type: ignore[arg-type]
+    rows = build(record_of(searched()), *lost)["memory"]
+    expected = [("ok", 30_000, 4), ("oom", None, None), ("failed", None, None)]
+    assert cells(rows, "status", "largest_batch_size_per_gpu", "num_trials") == expected
+
+
+@pytest.mark.parametrize(("retries", "note"), [(0, None), (1, "once"), (3, "3 times")])
+def test_an_allocator_that_had_to_try_again_is_marked_here_and_in_q1(retries: int, note: str | None) -> None:
+    memory = (DeviceMemory(rank=0, device="cuda:0", peak_allocated_bytes=GIB, num_alloc_retries=retries),)
+    (timed,) = build(with_measurement(make_record(), memory=memory))["Q1"]
+    expected = note and f"memory was full {note}: the allocator freed its cache and tried again"
+    assert [row["note"] for row in (timed, memory_row(retries=retries))] == [expected] * 2
+
+
+# conv1 of ResNet-18 makes 64 x 32 x 32 = 65,536 numbers an image, and 2^31 / 65,536 = 32,768
+BEYOND = MemorySearch(
+    trials=(fits(32_768, 130), fails(32_900)), predicted=None, largest_fitting=32_768, smallest_failing=32_900
+)
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        pytest.param(changed(of_first=3, smallest_failing=None), ("nothing failed", "3 trials"), id="open above"),
+        pytest.param(
+            changed(fails(31_000), of_first=3, smallest_failing=31_000),
+            ("not narrowed", "1 %", "4 trials"),
+            id="not narrowed",
+        ),
+        pytest.param(BEYOND, ("from 32768", "2^31 elements", "convolutions"), id="a kink past 2^31 elements"),
+    ],
+)
+def test_a_boundary_that_is_not_what_it_seems_says_so(found: MemorySearch, words: tuple[str, ...]) -> None:
+    assert_says(memory_row(found)["note"], *words)
+
+
+def test_a_model_of_smaller_activations_has_no_kink() -> None:
+    assert memory_row(BEYOND, model="lenet")["note"] is None
+
+
+def test_repeats_pool_to_their_median() -> None:
+    other = changed(fits(30_200, 136), largest_fitting=30_200, predicted=None)
+    (row,) = build(record_of(searched()), record_of(searched(repeat=1), other))["memory"]
+    # 30,200 fitted once, and is not said to fit; one has a prediction
+    assert_row(row, largest_batch_size_per_gpu=30_000, n=2, predicted_batch_size_per_gpu=30_150)
+
+
+def test_the_report_shows_the_boundary_and_hides_where_the_search_began() -> None:
+    lost = make_record(searched(precision="fp32"), status="oom", reason="out of GPU memory at batch_size_per_gpu 1")
+    found = [record_of(searched()), record_of(searched(precision="bf16")), lost]
+    assert cells(build(*found)["memory"], "batch_size_per_gpu") == [(512,)] * 3, "the axes of a row are the point's"
+    table = report(*found).split("## The memory boundary")[1].split("##")[0]
+    header, _, *rows = [re.sub(" +", " ", line) for line in table.splitlines() if line.startswith("|")]
+    assert header.startswith("| precision | largest that fits | smallest that fails | peak [GiB] | reserved [GiB] |")
+    assert rows[0] == "| tf32 | 30,000 | 30,300 | 135.0 | 137.0 | 4.00 | 4 | |"
+    assert rows[2].startswith("| fp32 | OOM | |")
+    assert " batch_size_per_gpu 512" not in table
+
+
+@pytest.mark.parametrize(("scatter_gib", "is_clear"), [(0.0, True), (0.01, True), (2.0, False)])
+def test_what_a_strategy_saves_is_stated_only_where_it_is_more_than_twice_its_standard_error(
+    scatter_gib: float, is_clear: bool
+) -> None:
+    """Trials on a line of 0.5 GiB a sample; DDP's begins at 4 GiB, ZeRO-1's at 3. Scatter moves every second trial."""
+    sizes = range(16, 22)
+
+    def search(strategy: str, state_gib: float, scatter_gib: float) -> Record:
+        trials = [fits(size, state_gib + 0.5 * size + scatter_gib * (size % 2)) for size in sizes]
+        found = MemorySearch(trials=(*trials, fails(22)), predicted=21, largest_fitting=21, smallest_failing=22)
+        return record_of(searched(strategy=strategy, num_gpus=2, batch_size_per_gpu=16), found)
+
+    ddp, zero1 = build(search("ddp", 4, 0), search("zero1", 3, scatter_gib))["memory"]
+    assert (ddp["state_gib"], ddp["state_error_gib"]) == (pytest.approx(4), pytest.approx(0, abs=1e-6))
+    error = zero1["state_error_gib"]
+    assert error == pytest.approx(error_of_intercept(sizes, [scatter_gib * (size % 2) for size in sizes]))
+    if is_clear:
+        assert (zero1["saved_gib"], zero1["note"]) == (pytest.approx(1, abs=2 * error + 1e-6), None)
+    else:
+        assert_row(zero1, "peaks", "line", "saved", f"{error:.2g}", saved_gib=None)
+
+
+def error_of_intercept(sizes: Sequence[int], peaks: Sequence[float]) -> float:
+    """The standard error of an intercept, by the covariance matrix of a least-squares fit."""
+    matrix = numpy.vander(numpy.array(sizes, float), 2)
+    found = numpy.linalg.lstsq(matrix, numpy.array(peaks), rcond=None)[0]
+    variance = ((matrix @ found - peaks) ** 2).sum() / (len(sizes) - 2)
+    return float(numpy.sqrt(variance * numpy.linalg.inv(matrix.T @ matrix)[1, 1]))

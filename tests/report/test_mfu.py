@@ -1,0 +1,127 @@
+"""TFLOP/s of a GPU and MFU in tables and plots, worked by hand from FLOPs, samples and times."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from conftest import Command
+from factories import ends, make_experiment, make_record, make_spec, resolved, with_measurement
+from rendered_plots import line_panel
+from rendered_tables import assert_row, build, cells, report, row_of, table_of
+from timed_records import NOISY, timed, windowed
+
+from pipeline.collect import parse_peak
+from pipeline.experiment.record import Environment, Gpu, Record
+from pipeline.report.build_tables import build_tables
+from pipeline.report.html_page import build_plots
+from pipeline.report.plot_data import REFERENCE, Plot, PlotSource
+
+FLOPS = 2_000_000_000  # of a sample: 50,000 samples in 1 s are 100 TFLOP/s
+NAMES = {"TFLOP/s per GPU", "MFU [%]"}
+
+
+def counted(record: Record, **fields: Any) -> Record:
+    """The record with a count of its FLOPs."""
+    return with_measurement(record, **{"flops_per_sample": FLOPS, "precision_used": "tf32", **fields})
+
+
+def plots(*found: Record, peak_tflops: float | None = None) -> dict[str, Plot]:
+    outcomes = resolved(*found).outcomes
+    shown = build_plots(PlotSource(build_tables(outcomes, peak_tflops=peak_tflops), outcomes))
+    return {plot.name: plot for plot in shown}
+
+
+def test_a_rate_is_flops_times_samples_over_time_and_mfu_its_share_of_the_data_sheets_peak() -> None:
+    (row,) = build(counted(timed(2.0, 128)))["Q1"]
+    rate = {"flops_per_sample": FLOPS, "tflops_per_gpu": 50, "mfu": 50 / 494}
+    assert_row(row, "MFU is of 494 TFLOP/s in tf32 (data sheet)", **rate, peak_tflops=494, peak_source="data sheet")
+
+
+def test_the_ends_of_the_rate_come_from_those_of_the_time() -> None:
+    (row,) = build(counted(windowed(NOISY, 128)))["Q1"]
+    assert ends(row["tflops_per_gpu"])[::2] == pytest.approx((100 / 1.05, 100 / 0.95))
+    assert ends(row["mfu"], 1 / 494)[::2] == pytest.approx((100 / 1.05, 100 / 0.95))
+
+
+def test_on_several_gpus_the_rate_is_that_of_one() -> None:
+    rows = build(counted(timed(2.0, 128)), counted(timed(1.25, 128, num_gpus=2)))["Q2"]
+    assert_row(row_of(rows, num_gpus=2), tflops_per_gpu=40, mfu=40 / 494)
+
+
+def test_the_report_shows_the_rate_and_says_what_mfu_is_of() -> None:
+    text = report(counted(timed(2.0, 128)), counted(timed(1.0, 256)))
+    assert cells(table_of(text, "Q1"), "TFLOP/s per GPU", "MFU [%]") == [("50.00", "10.1"), ("100.00", "20.2")]
+    assert "MFU is of 494 TFLOP/s in tf32 (data sheet)" in text
+
+
+def test_a_record_without_a_count_has_empty_cells_and_no_columns() -> None:
+    raw = json.loads(msgspec.json.encode(timed(2.0, 128))) | {"schema_version": 13}
+    for name in ("flops_per_sample", "flops_note"):
+        del raw["measurement"][name]
+    record = msgspec.json.decode(json.dumps(raw).encode(), type=Record)
+    keys = ("flops_per_sample", "tflops_per_gpu", "mfu", "peak_tflops", "peak_source", "note")
+    assert cells(build(record, peak_tflops=100.0)["Q1"], *keys) == [(None,) * 6]
+    assert [NAMES & {*table_of(report(one), "Q1")[0]} for one in (record, counted(record))] == [set(), NAMES]
+
+
+@pytest.mark.parametrize("gpu", ["NVIDIA GeForce RTX 4090", ""])
+def test_an_unknown_gpu_and_a_cpu_have_no_mfu_unless_their_peak_is_stated(gpu: str) -> None:
+    environment = Environment(gpus=(Gpu(name=gpu),)) if gpu else Environment()
+    record = counted(make_record(make_spec(), (9.0, 2.0), environment=environment))
+    (unknown,), (stated,) = build(record)["Q1"], build(record, peak_tflops=200.0)["Q1"]
+    assert_row(unknown, tflops_per_gpu=50, mfu=None, peak_source=None)
+    said = f"no MFU: no peak of {gpu} in tf32 is known; collect --peak-tflops states one"
+    assert (said in str(unknown["note"])) is bool(gpu)
+    assert_row(stated, "MFU is of 200 TFLOP/s in tf32 (stated)", mfu=0.25, peak_tflops=200, peak_source="stated")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"flops_note": "FLOPs without mylib::op"}, "FLOPs without mylib::op"),
+        ({"flops_per_sample": None, "flops_note": "FLOPs not counted: no"}, "FLOPs not counted: no"),
+    ],
+)
+def test_what_the_count_lacks_is_a_note(fields: dict[str, Any], said: str) -> None:
+    (row,) = build(counted(timed(2.0, 128), **fields))["Q1"]
+    assert (said in str(row["note"]), row["mfu"] is None) == (True, "flops_per_sample" in fields)
+
+
+def peaks_of(*found: Record, **options: Any) -> dict[str, list[tuple[float, Any]]]:
+    """The reference lines of the throughput plot, by label."""
+    lines = [line for line in line_panel(plots(*found, **options)["q1"], 1).series if line.style == REFERENCE]
+    return {line.label: [(point.x, pytest.approx(point.y)) for point in line.points] for line in lines}
+
+
+def test_the_peak_is_a_line_in_the_unit_of_the_throughput_plot() -> None:
+    found = [counted(timed(2.0, 128)), counted(timed(1.0, 256))]
+    rate = 494e12 / FLOPS
+    assert peaks_of(*found) == {"peak (data sheet)": [(128, rate), (256, rate)]}
+    tokens = [counted(record, unit="tokens", items_per_sample=512) for record in found]
+    assert peaks_of(*tokens) == {"peak (data sheet)": [(128, 512 * rate), (256, 512 * rate)]}
+    assert peaks_of(*found, peak_tflops=200.0) == {"peak (stated)": [(128, 100_000), (256, 100_000)]}
+    assert peaks_of(timed(2.0, 128), timed(1.0, 256)) == {}
+    assert [entry.label for entry in plots(*found)["q1"].key()] == ["measured", "peak (data sheet)"]
+
+
+def test_two_precisions_have_two_peaks_with_their_names() -> None:
+    found = [counted(timed(2.0, size, precision="bf16"), precision_used="bf16") for size in (128, 256)]
+    found += [counted(timed(2.0, size)) for size in (128, 256)]
+    assert peaks_of(*found).keys() == {"peak of bf16 (data sheet)", "peak of tf32 (data sheet)"}
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "989e12", "many", ""])
+def test_a_peak_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="above 0 and below 1,000,000"):
+        parse_peak(text)
+
+
+def test_collect_takes_the_peak_that_is_stated(pipeline: Command, tmp_path: Path) -> None:
+    make_experiment(tmp_path / "x", counted(timed(2.0, 128)))
+    command = ("collect", tmp_path / "x", "--no-write", "--only", "Q1", "--format", "json")
+    for options, expected in (((), 50 / 494), (("--peak-tflops", "200"), 0.25)):
+        (found,) = json.loads(pipeline(*command, *options).stdout)["experiments"].values()
+        assert [row["mfu"] for row in found["Q1"]] == [pytest.approx(expected)]

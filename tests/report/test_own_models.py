@@ -1,0 +1,169 @@
+"""Tables and answers of a user's own model: its unit, and its figure of merit."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Command
+from factories import assert_says, make_experiment, make_record, make_spec, resolved, with_epochs, with_measurement
+from rendered_tables import assert_row, build, cells, report, table_of
+from study_records import trained
+
+from pipeline.experiment.measurement import Better
+from pipeline.experiment.record import Record
+from pipeline.report.questions import answers_of
+
+OWN: dict[str, Any] = {"model": "/home/ada/gpt.py:Gpt", "dataset": None}
+
+
+def timed(unit: str = "tokens", items: int = 512, **fields: Any) -> Record:
+    """A timed point of 1 s an epoch of 50,000 samples."""
+    record = make_record(make_spec(**{**OWN, "input": "synthetic", **fields}))
+    return with_measurement(record, unit=unit, items_per_sample=items)
+
+
+def losses(values: Sequence[float], merit: str = "test loss", better: Better = "lower", **fields: Any) -> Record:
+    """A training with this figure of merit after each epoch of 1 s."""
+    record = with_epochs(
+        trained([0.5] * len(values), **{**OWN, **fields}),
+        lambda epoch: {"test_accuracy": None, "merit": values[epoch.epoch - 1]},
+    )
+    return with_measurement(record, merit=merit, better=better, unit="tokens")
+
+
+def answers(*found: Record) -> dict[str, list[str]]:
+    said = answers_of(build(*found), resolved(*found).terms)
+    return {answer.question: [*answer.paragraphs, answer.command] for answer in said}
+
+
+def test_throughput_counts_items_and_keeps_samples() -> None:
+    (row,) = build(timed())["Q1"]
+    assert_row(row, throughput_samples_per_s=50_000, throughput_items_per_s=50_000 * 512, unit="tokens")
+    assert row.figures.get("learning_rate") is None
+    (shown,) = table_of(report(timed()), "Q1")
+    assert (shown["tokens/s"], "images/s" in shown) == ("25,600,000", False)
+
+
+def test_a_model_without_a_record_counts_samples() -> None:
+    for fields, unit in (({**OWN, "input": "synthetic"}, "samples"), ({}, "images")):
+        assert resolved(missing=[make_spec(**fields)]).terms.unit == unit
+
+
+def test_two_units_are_answered_apart_and_share_a_table_that_names_them() -> None:
+    of_images = make_record(make_spec(input="synthetic", batch_size_per_gpu=64))
+    said, text = answers(timed(), of_images)["Q1"], report(timed(), of_images)
+    for part, unit, rate in zip(said[:-1], ("tokens", "images"), ("25,600,000", "50,000"), strict=True):
+        assert (part.partition(":")[0], f"{rate} {unit}/s" in part) == (f"In {unit}", True)
+    assert {row["items/s"] for row in table_of(text, "Q1")} == {"25,600,000", "50,000"}
+    assert "tokens" in text.split("## Q1", 1)[1]
+
+
+def test_of_a_lower_merit_the_target_lies_above_the_baseline_and_is_reached_from_above() -> None:
+    small = losses([4.0, 2.5, 2.03, 2.0], batch_size_per_gpu=128)
+    large = losses([5.0, 3.0, 2.1, 2.05], batch_size_per_gpu=1024)
+    rows = build(small, large)["time_to_target"]
+    reached = [(128, 3, "1 of 1", 2.0), (1024, None, "never reached", 2.05)]
+    assert cells(rows, "global_batch_size", "epochs_to_target", "reached", "final_merit") == reached
+    assert rows[0]["target_merit"] == pytest.approx(2.04)
+    assert cells(rows, "final_test_accuracy", "target_accuracy", "learning_rate") == [(None, None, None)] * 2
+    text = report(small, large)
+    final = table_of(text, "Q4: final test loss")
+    assert cells(final, "test loss") == [("2.000",), ("2.050",)]
+    assert "learning" not in "".join(final[0])
+    by_epoch = [row["test loss"] for row in table_of(text, "Q4: loss and test loss by epoch")]
+    assert by_epoch == ["4.000", "2.000", "5.000", "2.050"]
+
+
+def test_of_a_higher_merit_that_is_below_zero_the_target_is_worse() -> None:
+    small = losses([-4.0, -2.0], "log likelihood", "higher", batch_size_per_gpu=128)
+    rows = build(small, losses([-4.0, -2.03], "log likelihood", "higher", batch_size_per_gpu=1024))["time_to_target"]
+    assert [(row["target_merit"], row["epochs_to_target"]) for row in rows] == [(pytest.approx(-2.04), 2)] * 2
+
+
+def test_the_answer_of_q4_names_the_merit_and_no_remedy() -> None:
+    seeds = [losses([4.0, 2.0 + seed / 100], batch_size_per_gpu=128, seed=seed) for seed in range(6)]
+    seeds += [losses([4.0, 3.0 + seed / 100], batch_size_per_gpu=1024, seed=seed) for seed in range(6)]
+    assert answers(*seeds)["Q4"] == [
+        "After 2 epochs the test loss is 3.03 (3.00 to 3.05) at 1,024 samples a step and 2.03 (2.00 to 2.05) at 128, "
+        "n = 6. Soonest at 2.066 is 128 samples a step: 2.0 s (2.0 to 2.0 s) of training.",
+        "",
+    ]
+
+
+def test_an_accuracy_of_an_own_model_is_answered_in_per_cent() -> None:
+    found = [trained([0.5, final], **OWN, batch_size_per_gpu=size) for size, final in {128: 0.9, 1024: 0.7}.items()]
+    small, large = (with_measurement(record, unit="tokens") for record in found)
+    said = answers(small, large)["Q4"][0]
+    assert said.startswith("After 2 epochs 1,024 samples a step reach 70.0 % test accuracy, 128 reach 90.0 %, n = 1")
+
+
+def test_an_accuracy_without_a_test_loss_is_no_loss_that_diverged() -> None:
+    words = ("the test loss is not finite", "of augmented images")
+    own, of_images = (
+        report(with_measurement(with_epochs(record, lambda _: {"test_loss": None}), unit=unit))
+        for record, unit in ((trained([0.5, 0.9], **OWN), "tokens"), (trained([0.5, 0.9]), "images"))
+    )
+    assert_says(of_images, *words)
+    assert [word for word in ("not finite", "augmented") if word in own] == []
+
+
+def test_a_command_names_the_options_of_the_model_and_quotes_what_a_shell_would_split() -> None:
+    command = answers(timed(model="/home/ada l/gpt.py:Gpt", options=("layers=2",)))["Q2"][-1]
+    assert command == "ddpscale submit --grid own-model --set 'model=/home/ada l/gpt.py:Gpt' model.layers=2"
+
+
+def test_a_page_has_the_words_of_the_model_in_titles_too(pipeline: Command, tmp_path: Path) -> None:
+    """The text of the page with what its plots show in words."""
+    found = [timed(batch_size_per_gpu=size) for size in (64, 128)]
+    found += [losses([4.0, 3.0, 2.5, 2.0 + size / 1000], batch_size_per_gpu=size) for size in (128, 1024)]
+    make_experiment(tmp_path / "x", *found)
+    assert pipeline("collect", tmp_path).returncode == 0
+    text = re.sub(r"data:[^\"]+|<style.*?</style>", "", (tmp_path / "x" / "report.html").read_text(), flags=re.DOTALL)
+    assert_says(
+        text, "Tokens/s against samples a step", "Test loss after 4 epochs", "The axis of the test loss does not"
+    )
+    assert re.findall(r"[^.]*(?:\bimage|accurac|remed|figure of merit)[^.]*", text, re.IGNORECASE) == []
+
+
+def test_two_files_of_one_name_and_folder_are_told_apart(pipeline: Command, tmp_path: Path) -> None:
+    paths = ("/home/ada/lab/train.py:Net", "/home/bob/lab/train.py:Net", "/home/bob/sums/train.py:Net")
+    found = [timed(model=path) for path in paths]
+    assert [row["model"] for row in table_of(report(*found), "Q1")] == [
+        *("ada/lab/train.py:Net", "bob/lab/train.py:Net", "sums/train.py:Net")
+    ]
+    assert "ada/lab/train.py:Net" in answers(*found)["Q1"][0]
+    make_experiment(tmp_path / "x", *found)
+    assert "bob/lab/train.py:Net" in pipeline("status", tmp_path, "--all").stdout
+    collected = pipeline("collect", tmp_path)
+    assert collected.returncode == 0, collected.stderr
+    assert "bob/lab/train.py:Net" in (tmp_path / "x" / "report.html").read_text()
+
+
+def test_models_that_this_checkout_lacks_are_shown_as_text_beside_other_experiments(
+    pipeline: Command, tmp_path: Path
+) -> None:
+    later = make_record(make_spec(model="resnet34", dataset="imagefolder", remedies=("warmup",)))
+    gone = make_spec(model="/home/ada/gone.py:Gone", dataset=None, input="synthetic")
+    make_experiment(tmp_path / "old", later, missing=[gone])
+    make_experiment(tmp_path / "other", make_record(make_spec()))
+    collected = pipeline("collect", tmp_path)
+    assert (collected.returncode, collected.stderr) == (0, "")
+    report_text = (tmp_path / "old" / "report.md").read_text()
+    assert_says(report_text, "training resnet34 on its data set", "ada/gone.py:Gone, synthetic: missing, no record")
+    assert (tmp_path / "other" / "report.md").exists()
+    shown = pipeline("status", tmp_path, "--all")
+    assert (shown.returncode, "resnet34" in shown.stdout, "ada/gone.py:Gone" in shown.stdout) == (0, True, True)
+
+
+def test_what_was_not_measured_of_an_own_model_is_measured_by_the_grid_for_such() -> None:
+    model = "--set model=/home/ada/gpt.py:Gpt"
+    submit = f"ddpscale submit --grid own-model {model}"
+    assert {question: said[-1] for question, said in answers(timed()).items()} == {
+        "Q1": f"ddpscale submit --grid memory {model} strategy=single num_gpus=1",
+        "Q2": submit,
+        "Q3": submit,
+        "Q4": "",
+        "Q5": "",
+    }

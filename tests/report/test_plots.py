@@ -1,0 +1,425 @@
+"""What plots show, worked by hand, and their SVG: deterministic, in two themes, readable by everyone."""
+
+import base64
+import itertools
+import math
+import re
+from collections.abc import Sequence
+from xml.etree import ElementTree
+from xml.sax.saxutils import escape
+
+import msgspec
+import pytest
+from communication_records import measured, point
+from factories import (
+    ROOT,
+    assert_says,
+    make_communication_record,
+    make_measurement,
+    make_record,
+    make_spec,
+    with_measurement,
+)
+from int8_records import RECORDS
+from page_records import (
+    batch_records,
+    communication_records,
+    every_question,
+    plot_source,
+    scaling_records,
+    timed_record,
+)
+from rendered_plots import bar_panel, labels, line_panel, plots_of, xs, ys
+from rendered_tables import published_tables
+from timed_records import H200, beside, on_gpus, timed
+
+from pipeline.experiment.folder import Experiment
+from pipeline.experiment.point_label import Terms
+from pipeline.experiment.record import Record
+from pipeline.report.collect_experiment import collect_experiment
+from pipeline.report.draw_panels import DARK, HATCHES, LIGHT, MARKERS, PLACEHOLDERS, render_plot
+from pipeline.report.html_page import build_plots
+from pipeline.report.plot_data import (
+    ABOVE_N,
+    GREY_LABELS,
+    LOADER_BOUND,
+    MARKS,
+    MAX_SERIES,
+    PART_MARKS,
+    REFERENCE,
+    SHARED_NODE,
+    BarPanel,
+    HistogramPanel,
+    LinePanel,
+    Plot,
+    PlotSource,
+    Point,
+    Series,
+)
+from pipeline.report.timing_plots import STYLES
+
+MIN_CONTRAST = 3  # of a graphical object against its ground: WCAG 2.2, 1.4.11
+MIN_TEXT_CONTRAST = 4.5  # 1.4.3
+
+
+def test_q1_shows_time_throughput_and_where_memory_ends() -> None:
+    plot = plots_of(*batch_records())["q1"]
+    times = line_panel(plot)
+    assert (times.series[0].points, times.oom_from) == ((Point(32, 12), Point(128, 5), Point(512, 4)), 2048)
+    assert ys(line_panel(plot, 1).series[0]) == pytest.approx([50_000 / 12, 10_000, 12_500])
+    assert "12 at 32, 4 at 512. Out of memory from 2,048 on." in times.describe()
+
+
+def test_models_of_images_and_of_tokens_have_a_panel_of_throughput_each() -> None:
+    found = collect_experiment(Experiment(ROOT / "published/h100/models"))
+    q1, *_ = build_plots(PlotSource(found.tables, found.collected.outcomes, found.collected.terms))
+    assert {panel.title for panel in q1.panels} > {"Tokens a second", "Samples a second"}
+
+
+def test_a_peak_at_one_batch_size_is_a_dash_where_a_line_would_have_no_length() -> None:
+    lines = (Series("measured", (Point(16, 1.0),)), Series("peak", (Point(16, 4.0),), REFERENCE))
+    (drawn,) = render_plot(Plot("q1", "Q1", "One GPU", (LinePanel("Tokens a second", "samples", lines),))).panels
+    assert re.search(rf"d=\"M 6 0 \s*L -6 -0 \s*\" style=\"stroke: {LIGHT['--muted']}\"", svg_of(drawn.light)), (
+        "a dash of 12 points"
+    )
+
+
+@pytest.mark.parametrize(
+    ("counts", "names", "at", "speedups", "ideal"),
+    [
+        ((2, 4), ["32 per GPU", "128 per GPU", "512 per GPU"], [1, 2, 4], [1, 2 / 1.1, 4 / 1.1], [1, 2, 4]),
+        ((2,), ["ddp"], [32, 128, 512], [2 / 1.1] * 3, [2, 2, 2]),
+    ],
+    ids=["a line from one GPU for each batch size", "with one number of GPUs against the batch size"],
+)
+def test_q2_shows_speed_ups(
+    counts: tuple[int, ...], names: list[str], at: list[float], speedups: list[float], ideal: list[float]
+) -> None:
+    panel = line_panel(plots_of(*batch_records(), *scaling_records(counts))["q2"])
+    assert panel.ideal is not None
+    assert (labels(panel), xs(panel.series[0]), [panel.ideal(x) for x in at]) == (names, at, ideal)
+    assert ys(panel.series[0]) == pytest.approx(speedups)
+
+
+def test_a_point_on_two_nodes_is_a_line_of_its_own() -> None:
+    four = [
+        timed_record(make_spec(strategy="ddp", num_gpus=4, batch_size_per_gpu=128, num_nodes=nodes), 5 / speedup)
+        for nodes, speedup in ((1, 3.6), (2, 2.1))
+    ]
+    ends = {line.label: line.points[-1].y for line in line_panel(plots_of(*batch_records(), *four)["q2"]).series}
+    assert ends == pytest.approx({"ddp, 1 node": 3.6, "ddp, 2 nodes": 2.1})
+
+
+def test_the_series_that_a_plot_of_speed_ups_has_no_room_for_are_counted() -> None:
+    found = [
+        timed_record(on_gpus(count, 32 * 2**number, input=images), 8 / count)
+        for number in range(5)
+        for images in ("dataloader", "synthetic")
+        for count in (1, 2, 4)
+    ]
+    plot = plots_of(*found)["q2"]
+    assert (len(line_panel(plot).series), plot.note) == (MAX_SERIES, "8 of 10 series are shown.")
+
+
+def test_a_loader_bound_point_is_grey_and_the_key_says_so() -> None:
+    """At 128 images a step 30 % of the epoch is waiting for data, at 32 it is 6 %, which is not too much."""
+    specs = {make_spec(batch_size_per_gpu=size): share for size, share in ((32, 0.9375), (128, 0.7))}
+    plot = plots_of(
+        *(
+            make_record(spec, measurement=make_measurement(spec, (2.0, 1.0), compute_share=share))
+            for spec, share in specs.items()
+        )
+    )["q1"]
+    assert ([point.flaw for point in line_panel(plot).series[0].points], plot.key()) == (
+        ["", LOADER_BOUND],
+        [("○", "muted", GREY_LABELS[LOADER_BOUND])],
+    )
+    assert "1 at 32, 1 at 128 (loader-bound)." in line_panel(plot).describe()
+    hollow = f"fill: {DARK['--bg']}; stroke: {DARK['--muted']}"  # the marker
+    assert_says(svg_of(render_plot(plot).panels[0].dark), hollow, ">loader-bound</text>")
+
+
+SHARED = [*beside(timed(4, 32), timed(4, 64)), timed(2.5, 32, 2), timed(2.5, 64, 2)]
+TOO_FAST = [timed(4, 32), timed(4, 64), timed(1.5, 32, 2), timed(1.5, 64, 2)]
+
+
+@pytest.mark.parametrize(
+    ("found", "flaw"),
+    [
+        pytest.param(SHARED, SHARED_NODE, id="against a baseline beside other points"),
+        pytest.param(TOO_FAST, ABOVE_N, id="above N"),
+    ],
+)
+def test_a_speed_up_that_cannot_be_trusted_is_grey_and_the_time_itself_is_not(found: list[Record], flaw: str) -> None:
+    plots = plots_of(*found)
+    assert [{point.flaw for point in line_panel(plots[name]).series[0].points} for name in ("q1", "q2")] == [
+        {""},
+        {flaw},
+    ]
+    assert GREY_LABELS[flaw] in [entry.label for entry in plots["q2"].key()]
+
+
+def test_lines_are_labelled_at_their_ends_in_a_grey_print_too() -> None:
+    plot = plots_of(*batch_records(), *scaling_records())["q2"]
+    (picture,) = render_plot(plot).panels
+    assert picture.narrow is not None
+    for svg in (svg_of(picture.light), svg_of(picture.narrow.light)):
+        assert [svg.count(f">{line.label}</text>") for line in line_panel(plot).series] == [1, 1, 1]
+
+
+def test_a_part_of_a_bar_with_room_has_its_name_inside_and_a_logarithmic_axis_says_so() -> None:
+    found = plots_of(*every_question())
+    assert re.search(r">computing, launches 8\d %</text>", svg_of(render_plot(found["q3"]).panels[-1].light))
+    assert ">images a step, logarithmic</text>" in svg_of(render_plot(found["q1"]).panels[0].light)
+    assert line_panel(found["q2"]).axis_label == "GPUs"
+
+
+def test_parts_of_a_bar_are_hatched_for_a_print_without_colours_and_the_key_has_their_order() -> None:
+    assert len(HATCHES) == len(PART_MARKS) == len({*HATCHES}) == len({*PART_MARKS}) == MAX_SERIES
+    plot = plots_of(*every_question())["q3"]
+    key = {entry.label: entry.mark for entry in plot.key()}
+    assert [*key] == [part for part in STYLES if part in key]
+    assert len({*key.values()}) == len(key) == len(plot.key()) >= 3
+    assert "<pattern" in svg_of(render_plot(plot).panels[-1].light)
+
+
+def test_bars_stand_by_strategy_gpus_and_batch_size_and_many_have_a_panel_for_each_strategy() -> None:
+    sizes, ways = (512, 64, 128, 32), (("ddp", 2), ("single", 1), ("dp", 2))
+    found = [make_spec(strategy=way, num_gpus=n, batch_size_per_gpu=size) for way, n in ways for size in sizes]
+    panels = plots_of(*(timed_record(spec, 4) for spec in found))["q3"].panels
+    assert [panel.bars for panel in panels if isinstance(panel, BarPanel)] == [
+        tuple(f"{way}, {size} per GPU" for size in (32, 64, 128, 512))
+        for way in ("single 1 GPU", "dp 2 GPUs", "ddp 2 GPUs")
+    ]
+
+
+def test_on_the_cpu_plots_name_processes() -> None:
+    specs = [on_gpus(count, size, device="cpu") for count in (1, 2) for size in (32, 64)]
+    source = plot_source(*map(make_record, specs))._replace(terms=Terms("processes"))
+    texts = [render_plot(plot).file.decode() + plot.title + plot.note for plot in build_plots(source)]
+    assert len(texts) >= 2
+    assert not [text for text in texts if "GPU" in text]
+    assert "Speed-up of ddp on 2 processes" in "".join(texts)
+
+
+def test_q3_splits_a_step_by_part_and_takes_exposed_communication_out_of_backward() -> None:
+    """15/16 of T are computing: copy 0.1, forward 0.3, backward 0.5, optimizer 0.1 of that. DDP's step takes 1.1 ms."""
+    double = timed_record(on_gpus(2, 128), 0.24)
+    panel = bar_panel(plots_of(timed_record(make_spec(), 4), double, *communication_records())["q3"])
+    assert dict(zip(panel.bars, panel.totals_ms, strict=True)) == pytest.approx(
+        {"single 1 GPU": 4000 / 391, "ddp 2 GPUs": 240 / 196}
+    )
+    on_one, on_two = ({part: values[bar] for part, values in panel.parts.items()} for bar in (0, 1))
+    expected = {"waiting for data": 0.0625, "computing, launches": 0.84375, "optimizer": 0.09375}
+    assert {part: share for part, share in on_one.items() if share} == pytest.approx(expected)
+    exposed = 40e-6 * 196 / 0.24  # 40 us a step, of an epoch of 196 steps
+    inside = on_two["the rest of computing"] + on_two.get("launches", 0)
+    assert (on_two["exposed communication"], inside) == pytest.approx((exposed, 0.84375 - exposed))
+    assert (sum(on_one.values()), sum(on_two.values())) == pytest.approx((1, 1))
+
+
+def test_communication_that_was_not_measured_is_one_part_with_computing() -> None:
+    panel = bar_panel(plots_of(*batch_records(), *scaling_records())["q3"])
+    assert "exposed communication" not in panel.parts
+    on_one = [bar.startswith("single") for bar in panel.bars]
+    assert [share == 0 for share in panel.parts["computing, launches, communication"]] == on_one
+
+
+def test_parts_are_not_fitted_to_the_step_and_what_is_counted_twice_stands_below_0() -> None:
+    """Of a step of 20.7 ms 20 ms are exposed, by a measurement whose step is longer than that without the wait."""
+    slow = make_communication_record(point(), measured(*[20_000] * 6))
+    plot = plots_of(timed_record(make_spec(), 4), timed_record(on_gpus(2, 128), 4.056), slow)["q3"]
+    parts = {part: values[1] for part, values in bar_panel(plot).parts.items()}
+    assert (parts["exposed communication"], sum(parts.values())) == pytest.approx((0.02 * 196 / 4.056, 1))
+    assert parts["unexplained"] < -0.1
+    assert "unexplained -1" in render_plot(plot).panels[-1].text
+
+
+def test_computing_at_the_peak_needs_flops_and_a_peak() -> None:
+    plain = [timed_record(make_spec(), 4), timed_record(on_gpus(2, 128), 4)]
+    counted = [
+        msgspec.structs.replace(
+            with_measurement(record, flops_per_sample=10**9, precision_used="tf32"), environment=H200
+        )
+        for record in plain
+    ]
+    parts = bar_panel(plots_of(*counted)["q3"]).parts
+    assert parts["computing at the peak"][0] == pytest.approx(50_000 * 1e9 / 494e12 / 4)
+    assert "computing at the peak" not in bar_panel(plots_of(*plain)["q3"]).parts
+
+
+def test_bandwidth_shows_the_sweep_and_the_buckets() -> None:
+    sweep, buckets = line_panel(plots_of(*communication_records())["q3-bandwidth"]).series
+    assert (sweep.is_line, buckets.is_line, xs(buckets)) == (True, False, [8_000_000, 26_000_000])
+    assert sweep.points[0][:2] == pytest.approx((10_000, 10_000 / 20_100))  # 10 kB in 20.1 us; 2(N-1)/N is 1
+
+
+def test_each_kind_of_collective_is_a_line_of_its_own() -> None:
+    found = collect_experiment(Experiment(ROOT / "published" / "h100x2" / "strategies"))
+    panel = line_panel({plot.name: plot for plot in build_plots(PlotSource(found.tables, []))}["q3-bandwidth"])
+    assert [label.partition(",")[0] for label in labels(panel)] == [
+        "isolated all-gather",
+        "isolated all-reduce",
+        "DDP's buckets",
+        "isolated broadcast",
+        "isolated reduce-scatter",
+    ]
+    assert all(len({*xs(line)}) == len(line.points) for line in panel.series if line.is_line)
+
+
+def test_int8_shows_the_change_by_stage_in_points_and_what_three_sigma_covers() -> None:
+    """-5, -4, -2, -1, 1, 3 of 1,000 images; weights -1 to 1, of mean 0.25 and sigma 0.5."""
+    found = plots_of(*RECORDS)
+    panel = line_panel(found["int8"])
+    assert (panel.title, labels(panel)) == ("One scale per channel: change [points]", ["fp32", "three sigma"])
+    assert [*panel.series[1].points] == [pytest.approx(Point(2, -0.15, -0.5, 0.3))]
+    assert_says(panel.describe(), "three sigma: -0.15 at + biases (all).")
+    assert_says(found["int8"].note, "6 seeds with its interval")
+    weights = HistogramPanel("conv1: 4 values", -1.0, 1.0, (1, 2, 1), (-1.25, 1.75))
+    assert found["int8-weights"].panels == (weights,)
+    assert weights.describe() == "conv1: 4 values, from -1 to 1, most often near 0. Three sigma: -1.25 to 1.75."
+    assert not {"int8-before-relu", "int8-after-relu"} & found.keys()
+
+
+def test_histograms_name_the_layer_without_relu_and_every_stage_stands_in_the_order_of_the_pipeline() -> None:
+    change, weights, before, after = build_plots(PlotSource(published_tables("two-cores/quantize"), []))
+    assert [len(plot.panels) for plot in (change, weights, before, after)] == [4, 5, 5, 4]
+    assert [panel.title.split(":")[0] for panel in before.panels][3:] == ["fc2", "fc3 (no ReLU)"]
+    panels = [line_panel(change, index) for index in range(4)]
+    stages = [[[round(x) for x in xs(line)] for line in panel.series[1:]] for panel in panels]
+    assert stages == [[[0, 1, 2]] * num_rules for num_rules in (3, 3, 2, 2)]  # three sigma hides how small others are
+    covered = [sorted(panel.y_covers) for panel in panels]
+    assert covered[0] == covered[1] != covered[2] == covered[3]
+    assert all(isinstance(panel, HistogramPanel) and len(panel.three_sigma) == 1 for panel in after.panels)
+
+
+def test_a_constant_tensor_is_one_bar() -> None:
+    panel = HistogramPanel("fc1: 4 values", 0.0, 0.0, (4,), (0.0, 0.0))
+    (drawn,) = render_plot(Plot("int8-weights", "int8", "Weights", (panel,))).panels
+    assert "from 0 to 0" in drawn.text
+    assert "largest 0" in svg_of(drawn.light)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        pytest.param([], id="no records"),
+        pytest.param([make_record(status="oom")], id="only OOM"),
+        pytest.param([make_record()], id="one point"),
+        pytest.param([make_record(loss=1.0)], id="two epochs do not answer Q4"),
+    ],
+)
+def test_what_is_no_curve_has_no_plot(found: list[Record]) -> None:
+    assert plots_of(*found) == {}
+
+
+def test_of_many_series_some_are_drawn_and_the_plot_says_how_many() -> None:
+    found = [
+        make_record(make_spec(batch_size_per_gpu=size, learning_rate=rate))
+        for rate in range(1, 13)
+        for size in (32, 64)
+    ]
+    plot = plots_of(*found)["q1"]
+    names = labels(line_panel(plot))
+    assert (len(names), names[-1], plot.note) == (MAX_SERIES, "learning rate 12", "8 of 12 series are shown.")
+
+
+def svg_of(address: str) -> str:
+    """The picture inside a data address."""
+    return base64.b64decode(address.removeprefix("data:image/svg+xml;base64,"), validate=True).decode()
+
+
+def test_a_picture_is_deterministic_self_contained_and_described() -> None:
+    wanted = [*build_plots(plot_source(*every_question())), *build_plots(plot_source(*RECORDS))]
+    once, again = ([render_plot(plot) for plot in wanted] for _ in range(2))
+    assert once == again
+    assert {"q1", "q2", "q3", "q3-bandwidth", "q4", "int8", "int8-weights"} <= {plot.name for plot in wanted}
+    for rendered in once:
+        file = rendered.file.decode()
+        for svg in (file, *(svg_of(panel.dark) for panel in rendered.panels)):
+            ElementTree.fromstring(svg)
+            assert not re.search(r"<script|(?:src|href)=\"(?!#)|url\((?!#)", svg)
+        assert all(re.search(r"\d", panel.text) for panel in rendered.panels)
+        assert_says(file, *(escape(entry.label) for entry in rendered.plot.key()))
+
+
+def test_each_theme_has_its_own_colours_and_no_placeholder_is_left() -> None:
+    rendered = render_plot(plots_of(*batch_records())["q1"])
+    light, dark = svg_of(rendered.panels[0].light), svg_of(rendered.panels[0].dark)
+    for svg, theme in ((light, LIGHT), (dark, DARK), (rendered.file.decode(), LIGHT)):
+        assert {theme["--s0"], theme["--fg"]} <= set(re.findall(r"#[0-9a-f]{6}\b", svg)) <= set(theme.values())
+    assert not set(PLACEHOLDERS.values()) & {*LIGHT.values(), *DARK.values()}
+
+
+def test_a_file_has_the_key_of_its_plot() -> None:
+    plot = plots_of(*batch_records(), *scaling_records())["q2"]
+    names = [entry.label for entry in plot.key()]
+    assert names == ["32 per GPU", "128 per GPU", "512 per GPU"]
+    assert_says(render_plot(plot).file.decode(), *names)
+
+
+def themes() -> list[dict[str, str]]:
+    """The variables of the light, the dark and the printed page."""
+    style = (ROOT / "templates" / "report.css").read_text()
+    blocks = [block for block in re.findall(r":root \{(.*?)\}", style, re.DOTALL) if "--bg" in block]
+    return [dict(re.findall(r"(--\w+): (#[0-9a-f]{6})", block)) for block in blocks]
+
+
+def test_the_style_sheet_has_every_colour_in_every_theme() -> None:
+    light, dark, printed = themes()
+    assert (LIGHT.items() <= light.items(), DARK.items() <= dark.items()) == (True, True)
+    assert light.keys() == dark.keys() == printed.keys()
+
+
+def dot(one: Sequence[float], other: Sequence[float]) -> float:
+    return sum(a * b for a, b in zip(one, other, strict=True))
+
+
+def linear(colour: str) -> tuple[float, ...]:
+    values = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    return tuple(value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in values)
+
+
+def contrast(*colours: str) -> float:
+    """The contrast ratio of two colours, of WCAG 2.2."""
+    dark, light = sorted(dot((0.2126, 0.7152, 0.0722), linear(colour)) for colour in colours)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("theme", themes(), ids=["light", "dark", "print"])
+def test_colours_stand_out_from_the_ground(theme: dict[str, str]) -> None:
+    pairs = [*itertools.product(("--fg", "--muted", "--link"), ("--bg", "--panel")), ("--muted", "--shade")]
+    assert min(contrast(theme[text], theme[ground]) for text, ground in pairs) >= MIN_TEXT_CONTRAST
+    assert min(contrast(theme[f"--s{index}"], theme["--bg"]) for index in range(MAX_SERIES)) >= MIN_CONTRAST
+
+
+# linear RGB as a dichromat sees it: Machado, Oliveira, Fernandes 2009, severity 1
+PROTANOPIA = ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998))
+DEUTERANOPIA = ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881))
+
+
+def oklab(rgb: tuple[float, ...]) -> tuple[float, ...]:
+    """Linear RGB in the Oklab space, where distance is difference as seen (Ottosson 2020)."""
+    red, green, blue = (max(value, 0) for value in rgb)
+    long = (0.4122214708 * red + 0.5363325363 * green + 0.0514459929 * blue) ** (1 / 3)
+    medium = (0.2119034982 * red + 0.6806995451 * green + 0.1073969566 * blue) ** (1 / 3)
+    short = (0.0883024619 * red + 0.2817188376 * green + 0.6299787005 * blue) ** (1 / 3)
+    return (
+        0.2104542553 * long + 0.7936177850 * medium - 0.0040720468 * short,
+        1.9779984951 * long - 2.4285922050 * medium + 0.4505937099 * short,
+        0.0259040371 * long + 0.7827717662 * medium - 0.8086757660 * short,
+    )
+
+
+NORMAL = ((1, 0, 0), (0, 1, 0), (0, 0, 1))
+
+
+@pytest.mark.parametrize("theme", themes()[:2], ids=["light", "dark"])
+@pytest.mark.parametrize("sight", [NORMAL, PROTANOPIA, DEUTERANOPIA], ids=["normal", "protanopia", "deuteranopia"])
+def test_series_differ_for_the_colour_blind_and_by_marker_too(
+    theme: dict[str, str], sight: tuple[tuple[float, ...], ...]
+) -> None:
+    colours = [linear(theme[f"--s{index}"]) for index in range(MAX_SERIES)]
+    seen = [oklab(tuple(dot(row, rgb) for row in sight)) for rgb in colours]
+    assert min(math.dist(one, other) for one, other in itertools.combinations(seen, 2)) > 0.1  # 0.02 is noticeable
+    assert len(set(MARKERS)) == len(set(MARKS)) == MAX_SERIES

@@ -1,0 +1,349 @@
+"""The claims of Q1 and Q2: which row they are about, what weakens them, and what is no answer."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from communication_records import LARGE, measured, point
+from factories import (
+    assert_says,
+    ends,
+    make_communication_record,
+    make_experiment,
+    make_measurement,
+    make_record,
+    make_spec,
+)
+from page_records import batch_records, every_question
+from rendered_tables import assert_row, build, claims_of, published_claims, row_of
+from timed_records import NOISY, beside, timed, windowed
+
+from pipeline.experiment.grid import shipped_grids
+from pipeline.experiment.measurement import SweptCollective
+from pipeline.experiment.point_label import Terms
+from pipeline.experiment.record import Environment, Gpu, Record
+from pipeline.figures.loader import LOADER_BOUND
+from pipeline.figures.notes import OF_BASELINE, NoteKind, make_note
+from pipeline.figures.pooling import SHARED_NODE
+from pipeline.figures.scaling import SUPERLINEAR
+from pipeline.report.claims import Claim, badges_of, is_fit_for_answer
+from pipeline.report.collect_experiment import collect_experiment
+from pipeline.report.columns import Row
+from pipeline.report.epoch_rows import BANDWIDTH_ABOVE_LINK, SUBTRACTION_IS_NOISE
+from pipeline.report.questions import Answer
+from pipeline.report.timing_claims import ABOVE_N, SHARED, WAITS, usable_rows
+
+ONE, TWO = make_spec(), make_spec(strategy="ddp", num_gpus=2)
+
+
+def swept(busbw_gb_s: float, gpu: str = "NVIDIA H200") -> Record:
+    """A communication point on two GPUs whose one isolated all-reduce had that bus bandwidth."""
+    sweep = (SweptCollective(num_bytes=LARGE, times_ns=(round(LARGE / busbw_gb_s),)),)
+    record = make_communication_record(point("ddp", 2, batch_size_per_gpu=32), measured(sweep=sweep))
+    return msgspec.structs.replace(record, environment=Environment(gpus=(Gpu(name=gpu),) * 2))
+
+
+def q1(*found: Record) -> tuple[Claim, ...]:
+    return tuple(claims_of(*found)["Q1"])
+
+
+def of_two(*found: Record) -> Row:
+    return row_of(build(*found)["Q2"], num_gpus=2)
+
+
+def q2(*found: Record) -> Claim:
+    (claim,) = claims_of(*found)["Q2"]
+    return claim
+
+
+def waiting(spec: Any, time_s: float) -> Record:
+    """A record of a GPU that waits for data half of its epoch."""
+    return make_record(spec, measurement=make_measurement(spec, (9, time_s), compute_share=0.5))
+
+
+@pytest.mark.parametrize(
+    ("two_gpus_s", "fraction", "kinds"),
+    [
+        (10.0, 1.5, {"serial_fraction_above_1"}),  # 8/10: a slow-down is a result
+        (5.0, 0.25, set()),
+        (3.2, -0.2, {"superlinear"}),
+    ],
+)
+def test_an_efficiency_above_1_is_printed_and_not_used(two_gpus_s: float, fraction: float, kinds: set[str]) -> None:
+    row = row_of(build(timed(8, 256), timed(two_gpus_s, 128, 2))["Q2"], scaling="strong", num_gpus=2)
+    assert (row["serial_fraction_karp_flatt"], {note.kind.name for note in row.notes}) == (
+        pytest.approx(fraction),
+        kinds,
+    )
+    is_possible = "superlinear" not in kinds
+    assert (is_fit_for_answer(row, "speedup"), usable_rows([row])) == (is_possible, [row] if is_possible else [])
+
+
+def test_a_baseline_that_ran_beside_other_points_gives_no_headline() -> None:
+    """Neighbours slow a baseline down, so that the speed-up is too large: 2.70 in place of 2.19 (h200x4/scaling)."""
+    alone, shared = (timed(8, 128), timed(3, 128, 4)), (*beside(timed(10, 128), timed(9, 512)), timed(3, 128, 4))
+    assert q2(*alone).values["speedup"] == pytest.approx(8 / 3)
+    claim = q2(*shared)
+    assert_says(claim.values["why"], SHARED, "the largest: 3.33")
+    assert claim.command == "ddpscale submit --grid scaling --exclusive"
+    for one in (claim, *claims_of(*shared)["Q3"], published_claims("h200x4/scaling")["Q2"][0]):
+        assert one.kind == "not_answered"
+    assert "baseline shared node" in badges_of(row_of(build(*shared)["Q2"], num_gpus=4))
+
+
+def test_the_speed_up_over_the_best_single_gpu_stands_beside() -> None:
+    assert "at its best" not in q2(timed(8, 512), timed(10, 128), timed(2.5, 512, 4)).sentences()[0]
+    for claim, own, best in (
+        (q2(timed(10, 512), timed(8, 128), timed(2.5, 512, 4)), "4.00", "3.20"),
+        (published_claims("a40-ddp")["Q2"][0], "3.82", "3.55"),
+        (published_claims("v100-dp")["Q2"][0], "3.65", "3.50"),
+    ):
+        said = f"{own} times as fast as one, and {best} times as fast as one at its best batch of "
+        assert_says(claim.sentences()[0], said)
+
+
+def test_a_figure_that_is_not_there_is_not_fit() -> None:
+    row = of_two(timed(4, 128, 2))
+    assert (row["speedup"], is_fit_for_answer(row, "speedup")) == (None, False)
+
+
+def subtracted(*more: Record) -> Row:
+    """The row of DDP on two GPUs whose communication by subtraction is 1 s of 8.76 GB: 8.76 GB/s."""
+    (row,) = build(timed(10, 128), timed(6, 128, 2), *more)["Q3"]
+    return row
+
+
+@pytest.mark.parametrize(("link_gb_s", "is_possible"), [(8.0, False), (9.0, True)])
+def test_a_bandwidth_by_subtraction_above_the_measured_link_is_printed_and_not_used(
+    link_gb_s: float, is_possible: bool
+) -> None:
+    row = subtracted(swept(link_gb_s))
+    assert row["bandwidth_subtraction_gb_s"] == pytest.approx(8.76, rel=1e-3)
+    fit = [is_fit_for_answer(row, figure) for figure in ("comm_time_subtraction_s", "epoch_time_s")]
+    assert (row.has_note(BANDWIDTH_ABOVE_LINK), fit) == (not is_possible, [is_possible, True])
+
+
+def test_without_a_sweep_on_such_gpus_there_is_no_check() -> None:
+    for more in ((), (swept(8.0, gpu="NVIDIA A40"),)):
+        assert not subtracted(*more).has_note(BANDWIDTH_ABOVE_LINK)
+
+
+def test_the_link_may_be_that_of_a_sibling_and_its_own_comes_first(tmp_path: Path) -> None:
+    own = make_experiment(tmp_path / "scaling", timed(10, 128), timed(6, 128, 2))
+    sibling = make_experiment(tmp_path / "communication", swept(8.0))
+    make_experiment(tmp_path / "others" / "communication", swept(7.0))  # no sibling: another folder
+    assert "bandwidth above the 8 GB/s of the measured link" in collect_experiment(own).tables["Q3"][0]["note"]
+    both = make_experiment(tmp_path / "q3", timed(10, 128), timed(6, 128, 2), swept(9.0))
+    (sibling.folder / "manifest.json").write_text("broken")
+    for experiment in (own, both):  # the broken one is left out; q3, with 9 GB/s, is a sibling too
+        assert not collect_experiment(experiment).tables["Q3"][0].has_note(BANDWIDTH_ABOVE_LINK)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [LOADER_BOUND, SHARED_NODE, SUPERLINEAR, BANDWIDTH_ABOVE_LINK, SUBTRACTION_IS_NOISE],
+    ids=lambda kind: kind.name,
+)
+def test_a_note_that_forbids_a_figure_counts_for_a_baseline_too(kind: NoteKind) -> None:
+    figures: dict[str, Any] = dict.fromkeys(("speedup", "comm_time_subtraction_s"), 1.0)
+    assert kind.forbids
+    for figure in kind.forbids:
+        assert is_fit_for_answer(Row({}, figures), figure)
+        assert not is_fit_for_answer(Row({}, figures, 1, (make_note(OF_BASELINE, note=make_note(kind)),)), figure)
+
+
+def test_every_question_is_answered_from_its_rows() -> None:
+    answers = claims_of(*every_question())
+    speed, memory = answers["Q1"]
+    (scaling,), (exposed,), (accuracy,) = (answers[question] for question in ("Q2", "Q3", "Q4"))
+    expected = (
+        (speed, "fastest_batch", {"batch": 64, "throughput": "25,000 images/s"}),
+        (memory, "first_oom", {"fails": 2048}),
+        (scaling, "speedup", {"num_gpus": 4, "speedup": 4 / 1.1}),
+        (exposed, exposed.kind, {"exposed_us": 40}),
+        (accuracy, "too_few_runs", {"cost": -5}),
+    )
+    for claim, kind, values in expected:
+        assert_row({"kind": claim.kind, **claim.values}, kind=kind, **values)
+    assert "subtracted" not in exposed.values  # the step of 1.14 ms is not that of the epochs, of 22
+    assert Answer("Q4", answers["Q4"], Terms()).command.endswith("--grid q4-study")
+    assert all("one run" in claims[0].badges for question, claims in answers.items() if question != "Q5")
+
+
+@pytest.mark.parametrize(
+    ("found", "grids"),
+    [
+        pytest.param([], ["q1", "scaling", "communication", "q4-study"], id="no records"),
+        pytest.param([make_record(status="oom", reason="")], ["q1", "scaling", "communication", "q4-study"], id="OOM"),
+        pytest.param([make_record()], ["memory", "scaling", "communication", "q4-study"], id="one point"),
+        pytest.param(batch_records(), ["", "scaling", "communication", "q4-study"], id="one GPU count"),
+    ],
+)
+def test_what_the_rows_cannot_answer_names_the_grid_that_would(found: list[Record], grids: list[str]) -> None:
+    measured = (claims for question, claims in claims_of(*found).items() if question != "Q5")
+    for claims, grid in zip(measured, grids, strict=True):
+        assert Answer("Q1", claims, Terms()).command == (f"ddpscale submit --grid {grid}" if grid else "")
+        assert not grid or grid in shipped_grids()
+
+
+def test_a_row_that_measures_the_loader_answers_nothing_about_gpus() -> None:
+    found = [waiting(ONE, 1), waiting(TWO, 1)]
+    assert "waits for data 50 %" in q1(*found)[0].badges
+    claim = q2(*found)
+    assert (claim.kind, WAITS in claim.values["why"]) == ("not_answered", True)
+    assert claim.command == "ddpscale submit --grid scaling --set input=gpu"
+
+
+def limited_by_the_loader(*more: Record) -> Claim:
+    """At 128 per GPU two GPUs are 1.25 times as fast; at 512, and in strong scaling at 256, they wait for data."""
+    sizes = ((ONE, 512, 5.0), (TWO, 512, 3.0), (TWO, 256, 2.4))
+    waits = (waiting(msgspec.structs.replace(spec, batch_size_per_gpu=size), time_s) for spec, size, time_s in sizes)
+    return q2(make_record(ONE, (9, 10.0)), make_record(TWO, (9, 8.0)), *waits, *more)
+
+
+def test_a_larger_speed_up_that_is_not_used_is_named_with_its_batch_and_scaling() -> None:
+    claim = limited_by_the_loader()
+    first, left_out, larger = claim.sentences()
+    assert "1.25 times as fast as one: efficiency 63 %, weak scaling, 128 per GPU" in first
+    assert left_out.startswith("Of 3 rows with a speed-up 2 cannot be used")
+    assert larger == (
+        "Larger at other batch sizes: 1.67 with ddp 2 GPUs, 512 per GPU, weak scaling (not used) and 2.08 with ddp 2 "
+        "GPUs, 256 per GPU, strong scaling (not used); --set input=gpu measures without the loader."
+    )
+    assert claim.headline()[0] == "1.25 times on 2 GPUs; larger elsewhere: 1.67, 2.08"
+
+
+def test_a_speed_up_with_the_loader_stands_beside_that_of_the_same_batch_without_it() -> None:
+    _, _, larger = limited_by_the_loader(timed(2.5, 512, input="gpu"), timed(2.1, 512, 2, input="gpu")).sentences()
+    assert "1.67 with ddp 2 GPUs, 512 per GPU, dataloader, weak scaling (not used; 1.19 without the loader)" in larger
+    assert "--set" not in larger
+
+
+NO_BASELINE = "no point on several GPUs has a timed one on one GPU to compare with"
+
+
+@pytest.mark.parametrize(
+    ("found", "kind", "why", "options"),
+    [
+        pytest.param([timed(4, 128, 2), timed(3, 512, 2)], "not_answered", NO_BASELINE, "", id="no baseline"),
+        pytest.param([timed(8, 128), timed(3.2, 128, 2)], "not_answered", ABOVE_N, " --repeats 3", id="above N"),
+        pytest.param([timed(4, 128)], "not_asked", "", "", id="one GPU"),
+    ],
+)
+def test_what_is_no_speed_up_says_what_is_wrong_and_what_to_do(
+    found: list[Record], kind: str, why: str, options: str
+) -> None:
+    claim = q2(*found)
+    assert (claim.kind, claim.command) == (kind, f"ddpscale submit --grid scaling{options}")
+    assert why in claim.values.get("why", "")
+
+
+@pytest.mark.parametrize(
+    ("slowest", "kind", "words"),
+    [
+        (10 / 1.99, "speedup_in_part", "1.99 to 2 times as fast as one"),
+        (10 / 2.01, "not_answered", "the largest: 2.46 (2.01 to 2.91)"),
+    ],
+)
+def test_of_a_speed_up_above_n_the_answer_gives_the_part_that_can_be(slowest: float, kind: str, words: str) -> None:
+    """One GPU takes 10 s in each window, two take 10/2.46 s at the median: 2.46 times as fast, 2.91 at most."""
+    found = [windowed([10.0] * 6, 128), windowed([10 / 2.91, *[10 / 2.46] * 4, slowest], 128, 2)]
+    claim = q2(*found)
+    assert (claim.kind, words in " ".join(claim.sentences())) == (kind, True)
+    assert of_two(*found)["speedup"] == pytest.approx(2.46), "the table has what was measured"
+
+
+def test_of_two_speed_ups_above_n_the_better_known_is_the_answer() -> None:
+    """2.2 (1.95 to 2.3) and 2.6 (1.5 to 2.9): no more than 2 can be true of both."""
+    wide = [(128, 2.3, 2.2, 1.95), (512, 2.9, 2.6, 1.5)]
+    found = [windowed([10.0] * 6, size) for size, *_ in wide]
+    found += [windowed([10 / most, *[10 / middle] * 4, 10 / least], size, 2) for size, most, middle, least in wide]
+    claim = q2(*found)
+    assert (claim.values["low"], "128 per GPU" in claim.values["where"]) == (pytest.approx(1.95), True)
+
+
+def test_the_best_row_is_told_beside_the_rows_left_out() -> None:
+    found = [timed(8, 128), timed(8, 256), timed(8, 512), timed(5, 128, 2), timed(4.5, 256, 2), timed(3.2, 512, 2)]
+    expected = {"speedup": 8 / 4.5, "scaling": "weak", "left_out": 1, "timed": 5, "why": ABOVE_N}
+    assert_row(q2(*found).values, **expected)
+
+
+def test_batch_sizes_without_a_result_are_a_badge() -> None:
+    lost = make_record(make_spec(batch_size_per_gpu=256), status="failed", reason="")
+    for more in ([], [lost]):
+        assert ("points without a result" in q1(timed(8, 128), timed(7, 512), *more)[0].badges) is bool(more)
+
+
+def test_a_batch_size_that_is_not_shown_to_be_slower_is_named() -> None:
+    sizes = ((128, 1.5), (512, 1.0), (2048, 1.01))
+    speed, _ = q1(*(windowed([factor * share for share in NOISY], size) for size, factor in sizes))
+    assert_row(speed.values, batch=512, rivals="2,048 (+1.0 %); 6 runs of each (--repeats) can tell them apart")
+
+
+def test_only_alike_batch_sizes_are_as_fast() -> None:
+    large, small = windowed(NOISY, 2048), windowed([share / 2 for share in NOISY], 512, num_samples=12_500)
+    assert q1(large, small)[0].values["rivals"] is None
+
+
+def test_a_speed_up_that_may_be_none_is_said() -> None:
+    claim = q2(windowed(NOISY, 128), windowed([0.98 * share for share in NOISY], 128, 2))
+    assert (claim.values["speedup"], "no difference shown" in claim.badges) == (pytest.approx(1 / 0.98), False)
+    assert claim.sentences()[0].startswith("No speed-up shown (0.92 to 1.13): 2 GPUs with DDP against one")
+
+
+@pytest.mark.parametrize(
+    ("name", "badges"),
+    [
+        ("h200x2/scaling", {"one run"}),
+        ("h200x2/graph", {"one run", "drifted +0.1 %"}),
+        ("h200x2/intervals", {"one run", "other GPU"}),
+    ],
+)
+def test_an_answer_says_what_weakens_it(name: str, badges: set[str]) -> None:
+    assert [{*claim.badges} for claim in published_claims(name)["Q2"]] == [badges]
+
+
+def test_points_without_a_result_are_to_be_submitted_again() -> None:
+    """Where they failed, the sentence begins with the reason: without another cause they would fail again."""
+    again = "run the same submit command again"
+    for found, missing, cure in (
+        ([], [ONE, TWO], again),
+        (
+            [make_record(ONE, status="failed"), make_record(TWO, status="failed")],
+            [],
+            f"read in the failed rows why, mend that, and {again} with --rerun failed",
+        ),
+    ):
+        answers = claims_of(*found, missing=missing)
+        for question in ("Q1", "Q2"):
+            claim, told = answers[question][-1], Answer(question, answers[question], Terms()).told
+            assert (claim.kind, bool(told)) == ("no_result", False)
+            assert claim.sentences()[0].endswith(f" have no result; {cure}.")
+
+
+def test_a_failed_point_hides_no_other_answer() -> None:
+    failed = make_record(ONE, status="failed")
+    memory, speed = q1(make_record(make_spec(batch_size_per_gpu=512), status="oom"), failed)
+    assert (memory.kind, memory.values["fails"], speed.kind) == ("smallest_oom", 512, "no_result")
+    assert q2(timed(2, 512), failed).command.endswith("--grid scaling")
+
+
+def test_the_batch_that_fits_is_alike_the_one_that_does_not() -> None:
+    _, memory = q1(
+        make_record(make_spec(batch_size_per_gpu=2048, precision="fp32"), status="oom"),
+        make_record(make_spec(batch_size_per_gpu=1024, precision="bf16")),
+        make_record(make_spec(batch_size_per_gpu=512, precision="fp32")),
+    )
+    assert memory.values == {"fails": 2048, "fits": 512, "where": " (fp32)"}
+
+
+def test_a_search_on_several_gpus_alone_is_an_answer() -> None:
+    memory, speed = published_claims("h100x2/strategies-memory")["Q1"]
+    assert memory.sentences() == ["77 images fit on each of 2 GPUs, 78 do not, fsdp (one run)."]  # pages put their unit
+    assert speed.kind == "not_asked"
+
+
+def test_the_interval_of_a_claim_is_that_of_its_row() -> None:
+    low, middle, high = ends(published_claims("h200x2/graph")["Q2"][0].values["speedup"])
+    assert low < middle < high
