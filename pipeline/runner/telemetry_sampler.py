@@ -73,15 +73,16 @@ def start_sampler(command: Sequence[str], folder: Path) -> subprocess.Popen[byte
 def stop_sampler(process: subprocess.Popen[bytes]) -> str | None:
     """Stop the sampler. Return a note if it has ended already or does not stop, else None."""
     exit_code = process.poll()
-    if exit_code is not None:
-        return f"the sampler ended early ({'signal' if exit_code < 0 else 'exit code'} {abs(exit_code)})"
-    process.terminate()
-    try:
-        process.wait(STOP_GRACE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()  # no wait: a process inside a stuck driver may never end
-        return f"the sampler did not stop within {STOP_GRACE_S} s"
-    return None
+    if exit_code is None:
+        process.terminate()
+        try:
+            exit_code = process.wait(STOP_GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()  # no wait: a process inside a stuck driver may never end
+            return f"the sampler did not stop within {STOP_GRACE_S} s"
+        if exit_code in (0, -signal.SIGTERM):  # else it was ending for another reason when it was asked to stop
+            return None
+    return f"the sampler ended early ({'signal' if exit_code < 0 else 'exit code'} {abs(exit_code)})"
 
 
 def finish_samples_file(path: Path, note: str | None) -> None:

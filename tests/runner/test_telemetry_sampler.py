@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from conftest import CPU_SIZE, ROOT, SMALL_GRID, Command, processes_of, succeeded, wait_for
@@ -149,6 +150,13 @@ def test_sampling_spans_the_body_and_leaves_a_complete_file(tmp_path: Path) -> N
     (node,) = telemetry_sampler.read_all_nodes(rank_files, 1)
     assert (node.interval_s, node.notes) == (telemetry_sampler.SAMPLING_INTERVAL_S, [])
     assert len(node.rounds) >= 2  # one from inside the body, and the last one
+
+
+def test_a_sampler_that_is_still_ending_when_it_is_stopped_ended_early() -> None:
+    with subprocess.Popen(["sleep", "100"]) as process:
+        process.kill()
+        with mock.patch.object(process, "poll", return_value=None):
+            assert telemetry_sampler.stop_sampler(process) == "the sampler ended early (signal 9)"
 
 
 def test_a_sampler_that_is_killed_leaves_its_samples_and_a_note(tmp_path: Path) -> None:
