@@ -1,4 +1,4 @@
-"""How many examples hypothesis draws: all in `make test-slow`, a fifth in `make check` and in a plain pytest.
+"""The profiles of hypothesis: `make test-slow` draws all examples, `make check` and a plain pytest a fifth.
 
 A machine that draws them slowly is no fault of a test.
 """

@@ -45,7 +45,7 @@ def states(pipeline: Command, folder: Path, env: Env) -> dict[str, dict[str, Any
 
 
 def records_in(folder: Path) -> list[dict[str, Any]]:
-    """What is in the records of the experiments in the folder, by the names of their files."""
+    """The contents of all records of the experiments in the folder, in the order of their file names."""
     return [json.loads(path.read_text()) for path in sorted(folder.glob("*/records/*.json"))]
 
 

@@ -4,10 +4,10 @@ from typing import Any, NamedTuple
 
 
 class NoteKind(NamedTuple):
-    """What a note of this kind says: templates of its values, as `tables.note_words` renders them.
+    """A kind of note: its name, and templates that `report.note_words` fills with the values of a note.
 
-    `words` is its sentence. `badge` stands beside an answer about the row, `word` in a table; without it the badge
-    does, or the name. No answer uses the figures that the note `forbids`.
+    `words` is the sentence. `badge` stands beside an answer about the row. `word` stands in a table; if it is empty,
+    the badge does, or else the name. No answer uses the figures that the note `forbids`.
     """
 
     name: str

@@ -625,7 +625,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def facts(self) -> Strategy:
-        """What is known of the strategy."""
+        """The declaration of the point's strategy."""
         return STRATEGIES[self.strategy]
 
     @property

@@ -1,4 +1,4 @@
-"""What the declaration of an axis says. `axes` has the declarations."""
+"""The parts of an axis declaration. The declarations themselves are in `axes`."""
 
 import enum
 from collections.abc import Mapping

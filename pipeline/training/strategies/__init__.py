@@ -1,4 +1,4 @@
-"""What each strategy does with a model: one file a strategy. What is known of it without torch: plan/strategies.py."""
+"""The strategies in torch, one file each. Their facts without torch are in plan/strategies.py."""
 
 import importlib
 
@@ -6,6 +6,6 @@ from pipeline.training.strategies.strategy import TorchStrategy
 
 
 def torch_strategy(name: str) -> TorchStrategy:
-    """Return what the strategy of that name does with torch: `STRATEGY` of its file."""
+    """Return the strategy of that name, `STRATEGY` of its file."""
     strategy: TorchStrategy = importlib.import_module(f"{__name__}.{name}").STRATEGY
     return strategy
