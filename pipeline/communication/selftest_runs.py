@@ -64,18 +64,17 @@ def measure_strategy(spec: Spec, rank: Rank) -> Findings:
     context = build_step_context(spec, rank)
     variants = build_variants(context, (spec.strategy, "no_op", "no_op_again"))
     strategy, lengths = torch_strategy(spec.strategy), list[LengthNs]()
-    pauses = {
+    pauses: dict[str, Callable[[], object]] = {
         "stopped": partial(process_group.synchronize, rank),
         "delayed": partial(note_pause, rank, lengths),
         "delayed_no_op": partial(note_pause, rank, []),
     }
+    if strategy.keeps_buffers:
+        pauses["kept"] = nothing  # a step that differs from its own in the buffers alone
     for name, pause in pauses.items():
         is_silent = name == "delayed_no_op"
         variant = variants[name] = build_variant(context, "no_op" if is_silent else spec.strategy)
         strategy.delay(variant.model, variant.optimizer, pause, is_silent)
-    if strategy.keeps_buffers:
-        kept = variants["kept"] = build_variant(context, spec.strategy)
-        strategy.delay(kept.model, kept.optimizer, nothing, is_silent=False)
     findings = time_selftest_variants(variants, context, selftest_checks.STRATEGY_ROUND_SHARES)
     delays_ns = []
     for _ in range(NUM_DELAYED_STEPS):

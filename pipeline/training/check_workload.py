@@ -111,8 +111,10 @@ def check_weights(model: nn.Module, spec: Spec) -> None:
 
 def refuse_synchronized_layers(model: nn.Module, spec: Spec) -> None:
     """Raise WorkloadError for a SyncBatchNorm of the user's own in processes on the CPU, which torch has for GPUs."""
+    if spec.device != "cpu" or not spec.is_distributed:
+        return
     for name, module in model.named_modules():
-        if isinstance(module, nn.SyncBatchNorm) and spec.device == "cpu" and spec.is_distributed:
+        if isinstance(module, nn.SyncBatchNorm):
             raise WorkloadError(
                 f"{name or 'the model'} is a SyncBatchNorm, which does not work between processes on the CPU; use "
                 "BatchNorm in build_model(), and sync_batchnorm: true on GPUs"

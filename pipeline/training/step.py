@@ -18,7 +18,7 @@ from pipeline.experiment.spec import Spec
 from pipeline.training.process_group import Rank
 from pipeline.training.step_timer import STEP_PARTS
 from pipeline.training.strategies import torch_strategy
-from pipeline.training.strategies.strategy import SyncContext, bare_model
+from pipeline.training.strategies.strategy import SyncContext, bare_model, local_part
 from pipeline.workloads.workload import Workload, WorkloadError, learning_rate_of, optimizer_of
 
 NUM_CHECKED_UPDATES = 3  # not 1: a rule may skip updates; no more than there are before a capture, which cannot wait
@@ -79,8 +79,7 @@ class ModelCall:
 def gradient_norm(optimizer: torch.optim.Optimizer) -> float:
     """Return the sum of the norms of the gradients of an optimizer on this rank, 0 without any. It waits for them."""
     found = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
-    own = [one.to_local() if hasattr(one, "to_local") else one for one in found if one is not None]  # of FSDP
-    return sum(float(one.norm()) for one in own)
+    return sum(float(local_part(gradient).norm()) for gradient in found if gradient is not None)
 
 
 class EagerStep:
@@ -121,8 +120,7 @@ class EagerStep:
         sync_if_last = partial(strategy.sync_if_last, model)
         self._sync_context = sync_context or (sync_if_last if self._num_passes > 1 else contextlib.nullcontext)
         self._is_first = True  # pass of an update
-        self._num_unchecked = NUM_CHECKED_UPDATES
-        self._num_dropped = 0
+        self._num_to_check = NUM_CHECKED_UPDATES
         self._after_backward = after_backward
         self._device = rank.device
         self._memory_format = memory_format(spec)
@@ -175,20 +173,25 @@ class EagerStep:
             mark("optimizer")
         return loss.detach()
 
+    def _call_before_update(self, before_update: Callable[[nn.Module, torch.optim.Optimizer], object]) -> None:
+        """Call the user's before_update(). Raises WorkloadError if it drops the gradients of all first updates."""
+        is_checked = self._num_to_check > 0 and 0 < gradient_norm(self.optimizer) < math.inf
+        before_update(bare_model(self.model), self.optimizer)
+        if not is_checked or gradient_norm(self.optimizer) != 0:
+            self._num_to_check = 0
+            return
+        self._num_to_check -= 1
+        if self._num_to_check == 0:
+            raise WorkloadError(
+                "before_update() leaves no gradient, so updates change nothing; leave out its zero_grad(): each step "
+                "begins with one"
+            )
+
     def _update(self) -> None:
         if self.before_update is not None:
             if self.scaler is not None:
                 self.scaler.unscale_(self.optimizer)
-            had_gradient = self._num_unchecked > 0 and 0 < gradient_norm(self.optimizer) < math.inf
-            self.before_update(bare_model(self.model), self.optimizer)
-            if self._num_unchecked > 0:
-                self._num_unchecked -= 1
-                self._num_dropped += had_gradient and gradient_norm(self.optimizer) == 0
-            if self._num_dropped == NUM_CHECKED_UPDATES:
-                raise WorkloadError(
-                    "before_update() leaves no gradient, so updates change nothing; leave out its zero_grad(): each "
-                    "step begins with one"
-                )
+            self._call_before_update(self.before_update)
         if self.scaler is None:
             self.optimizer.step()
         else:

@@ -26,7 +26,7 @@ from pipeline.training.step import EagerStep, ignore_mark
 from pipeline.training.strategies import torch_strategy
 from pipeline.training.strategies.fsdp import KeptAllGather, keep_buffers, shard_units_of
 from pipeline.training.strategies.strategy import optimizer_bytes
-from pipeline.training.strategies.zero1 import shard_optimizer
+from pipeline.training.strategies.zero1 import STRATEGY as ZERO1
 from pipeline.workloads.find import build_workload
 from pipeline.workloads.gpt import Gpt
 from pipeline.workloads.workload import Workload, WorkloadError
@@ -261,7 +261,7 @@ class Halved(torch.optim.SGD):
 
 def test_an_optimizer_that_cannot_be_built_anew_is_refused() -> None:
     with pytest.raises(WorkloadError, match=r"ZeRO-1 cannot build Halved .*; use an optimizer of torch\.optim"):
-        shard_optimizer(Halved([nn.Parameter(torch.ones(2))], double_rate=1.0))
+        ZERO1.shard_optimizer(Halved([nn.Parameter(torch.ones(2))], double_rate=1.0))
 
 
 @pytest.mark.fault("F61")
@@ -275,7 +275,7 @@ def test_what_is_attached_to_an_optimizer_is_not_dropped_silently(attached: str)
     else:
         optimizer.param_groups[0]["scale"] = 2.0
     with pytest.raises(WorkloadError, match=r"anew without what was attached .*; do that in before_update"):
-        shard_optimizer(optimizer)
+        ZERO1.shard_optimizer(optimizer)
 
 
 class Tied(Workload):

@@ -1,4 +1,4 @@
-"""What a strategy does with torch: it places, wraps and updates a model, and leaves out its own collectives."""
+"""The base class of strategies in torch: they place and wrap a model, and can leave out their own collectives."""
 
 import contextlib
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def nothing() -> None:
 
 
 class TorchStrategy:
-    """What a strategy does with torch. This class trains the bare model; each other strategy says how it differs."""
+    """A strategy in torch. This class trains the bare model; a subclass overrides what its strategy does otherwise."""
 
     capture_warm_up_steps = 3
     waits_for_all_gradients = False  # an update does not end if a parameter gets no gradient
@@ -85,8 +85,13 @@ def bare_model(model: nn.Module) -> nn.Module:
 
 def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Return the bytes of the optimizer's state on this rank: a part of the whole if the strategy shards it."""
+    owner = getattr(optimizer, "optim", optimizer)  # of ZeroRedundancyOptimizer: the rank's own optimizer
+    values = [value for state in owner.state.values() for value in state.values()]
+    return sum(local_part(value).nbytes for value in values if isinstance(value, torch.Tensor))
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the part of a tensor that lies on this rank: its shard under FSDP, else the tensor itself."""
     from torch.distributed.tensor import DTensor
 
-    owner = getattr(optimizer, "optim", optimizer)  # of ZeroRedundancyOptimizer: the rank's own optimizer
-    tensors = [value for state in owner.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
-    return sum((one.to_local() if isinstance(one, DTensor) else one).nbytes for one in tensors)
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -15,7 +15,32 @@ from pipeline.workloads.workload import WorkloadError
 
 class Zero1Strategy(DdpStrategy):
     def shard_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        return shard_optimizer(optimizer)
+        """Return a ZeroRedundancyOptimizer of the same kind and settings, which broadcasts after each rank's update.
+
+        Raises WorkloadError if the optimizer cannot be built anew from its settings.
+        """
+        kind = type(optimizer)
+        known = inspect.signature(kind).parameters
+        settings = {name: value for name, value in optimizer.defaults.items() if name in known}
+        kept = {"params", *known}
+        groups = [{key: group[key] for key in group if key in kept} for group in optimizer.param_groups]
+        cure = "use an optimizer of torch.optim, such as AdamW, or strategy: ddp"
+        try:
+            rebuilt = kind([dict(group) for group in groups], **settings)
+        except Exception as error:  # whatever its constructor raises
+            raise WorkloadError(
+                f"ZeRO-1 cannot build {kind.__name__} for a part of the parameters ({error}); {cure}"
+            ) from error
+        if rebuilt.defaults != optimizer.defaults or optimizer.state:
+            raise WorkloadError(f"ZeRO-1 cannot build {kind.__name__} anew from its settings; {cure}")
+        if dropped := what_is_attached(optimizer, rebuilt):
+            raise WorkloadError(
+                f"ZeRO-1 builds {kind.__name__} anew without what was attached to it ({', '.join(dropped)}); do that "
+                "in before_update() or learning_rate(), or use strategy: ddp"
+            )
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        return ZeroRedundancyOptimizer(groups, optimizer_class=kind, parameters_as_bucket_view=True, **settings)
 
     def silence(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, spec: Spec, calls: list[CollectiveCall]
@@ -37,36 +62,6 @@ class Zero1Strategy(DdpStrategy):
             return handles
 
         cast(Any, optimizer)._broadcast_params_from_rank = late
-
-
-def shard_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return a ZeroRedundancyOptimizer of the same kind and settings. Its broadcasts follow the update of each rank.
-
-    Raises WorkloadError if the optimizer cannot be built anew from its settings.
-    """
-    kind = type(optimizer)
-    known = inspect.signature(kind).parameters
-    settings = {name: value for name, value in optimizer.defaults.items() if name in known}
-    groups = [
-        {key: value for key, value in group.items() if key in {"params", *known}} for group in optimizer.param_groups
-    ]
-    cure = "use an optimizer of torch.optim, such as AdamW, or strategy: ddp"
-    try:
-        rebuilt = kind([dict(group) for group in groups], **settings)
-    except Exception as error:  # whatever its constructor raises
-        raise WorkloadError(
-            f"ZeRO-1 cannot build {kind.__name__} for a part of the parameters ({error}); {cure}"
-        ) from error
-    if rebuilt.defaults != optimizer.defaults or optimizer.state:
-        raise WorkloadError(f"ZeRO-1 cannot build {kind.__name__} anew from its settings; {cure}")
-    if dropped := what_is_attached(optimizer, rebuilt):
-        raise WorkloadError(
-            f"ZeRO-1 builds {kind.__name__} anew without what was attached to it ({', '.join(dropped)}); do that in "
-            "before_update() or learning_rate(), or use strategy: ddp"
-        )
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    return ZeroRedundancyOptimizer(groups, optimizer_class=kind, parameters_as_bucket_view=True, **settings)
 
 
 def what_is_attached(optimizer: torch.optim.Optimizer, rebuilt: torch.optim.Optimizer) -> list[str]:
