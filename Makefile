@@ -69,7 +69,6 @@ bench bench-gpu campaign: export PYTHONPATH := tests$(if $(PYTHONPATH),:$(PYTHON
 
 bench: $(INSTALLED)-test
 	python benchmarks/bench_commands.py
-	python benchmarks/bench_cpu.py
 	python benchmarks/bench_link_of_known_rate.py
 
 # on a node with a GPU, whose image folder PIPELINE_DATA names; with lightning and accelerate where they are installed

@@ -1,10 +1,10 @@
-"""The search for the largest batch that fits beside accelerate's and Lightning's: wall time of whole processes.
+"""The search for the largest batch that fits beside accelerate's: wall time of whole processes.
 
     PYTHONPATH=tests python benchmarks/bench_memory.py --json memory.json     on a GPU; part of `make bench-gpu`
     PYTHONPATH=tests python benchmarks/bench_memory.py --print memory.json
 
 The same model, precision, optimizer and synthetic images for all; three steps a trial. accelerate begins at 65,536 and
-takes a tenth off at each out-of-memory; Lightning doubles from 2 and then halves the gap ("binsearch").
+takes a tenth off at each out-of-memory.
 """
 
 import argparse
@@ -20,8 +20,7 @@ import msgspec
 import tabulate
 import torch
 from factories import ROOT, make_spec
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch import nn
 
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.manifest import add_points
@@ -119,46 +118,7 @@ def search_with_accelerate(spec: Spec) -> tuple[int, str]:
     return found, f"{len(tried)} trials, {len(tried) - 1} OOM"
 
 
-def search_with_lightning(spec: Spec) -> tuple[int, str]:
-    """Lightning's batch size scaler in its binary search."""
-    import lightning
-    from lightning.pytorch.tuner import Tuner
-
-    tried: list[int] = []
-
-    class Module(lightning.LightningModule):  # type: ignore[misc]
-        """The model, whose loader follows its batch size."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.batch_size = 2
-            self.model = build_model("resnet18", 10)
-
-        def train_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
-            tried.append(self.batch_size)
-            count = self.batch_size * NUM_TRIAL_STEPS
-            images = torch.randn(self.batch_size, 3, 32, 32).repeat(NUM_TRIAL_STEPS, 1, 1, 1)
-            return DataLoader(TensorDataset(images, torch.zeros(count, dtype=torch.int64)), self.batch_size)
-
-        def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
-            images, labels = batch
-            return nn.functional.cross_entropy(self.model(images), labels)
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), 0.1, momentum=0.9, weight_decay=5e-4)
-
-    set_precision(spec)
-    trainer = lightning.Trainer(
-        accelerator="gpu", devices=1, logger=False, enable_checkpointing=False, enable_progress_bar=False
-    )
-    found = Tuner(trainer).scale_batch_size(Module(), mode="binsearch", steps_per_trial=NUM_TRIAL_STEPS)
-    return int(found or 0), f"loaders made: {len(tried)}"
-
-
-SIDES: dict[str, Callable[[Spec], tuple[int, str]]] = {
-    "accelerate": search_with_accelerate,
-    "lightning": search_with_lightning,
-}
+SIDES: dict[str, Callable[[Spec], tuple[int, str]]] = {"accelerate": search_with_accelerate}
 
 
 def as_table(searches: list[Search]) -> str:

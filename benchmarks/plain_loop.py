@@ -25,7 +25,7 @@ HERE = Path(__file__).resolve()
 NUM_WINDOWS = 5
 STEPS = {"cuda": 15, "cpu": 3}  # of a window; before the first one as many warm up, in which the model is compiled
 RESNET50 = {"cuda": (256, 224), "cpu": (4, 64)}  # images a step, and their size
-GPT2 = {"cuda": (16, 1024, {}), "cpu": (2, 64, {"n_layer": 2, "n_embd": 128, "n_head": 4})}  # sequences, tokens, sizes
+GPT2 = {"cuda": (16, 1024, {}), "cpu": (2, 64, {"layers": 2, "width": 128, "heads": 4})}  # sequences, tokens, sizes
 
 
 class Resnet50(Workload):
@@ -80,54 +80,39 @@ class Gpt2(Workload):
         return torch.optim.AdamW(model.parameters(), lr=3e-4)
 
 
-def plain_resnet50(device: torch.device, execution: str) -> tuple[Callable[[], Tensor], int]:
-    """Return the step of ResNet-50's plain loop, and its batch size."""
-    import torchvision
-
-    size, image_size_px = RESNET50[device.type]
-    model = torchvision.models.resnet50().to(device, memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-5)
-    forward = torch.compile(model) if execution == "compile" else model
-    images = torch.randn(size, 3, image_size_px, image_size_px, device=device).to(memory_format=torch.channels_last)
-    labels = torch.randint(1000, (size,), device=device)
-
-    def step() -> Tensor:
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = nn.functional.cross_entropy(forward(images), labels)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step, size
+WORKLOADS: dict[str, type[Resnet50] | type[Gpt2]] = {"resnet50": Resnet50, "gpt2": Gpt2}
 
 
-def plain_gpt2(device: torch.device, execution: str) -> tuple[Callable[[], Tensor], int]:
-    """Return the step of GPT-2's plain loop, and its batch size."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
+def sizes_of(name: str, device: torch.device) -> tuple[int, dict[str, int]]:
+    """Return the batch size, and what the workload is made with."""
+    if name == "resnet50":
+        size, image_size_px = RESNET50[device.type]
+        return size, {"image_size_px": image_size_px}
     size, length, sizes = GPT2[device.type]
-    model = GPT2LMHeadModel(GPT2Config(n_positions=length, **sizes)).to(device)
-    model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-    forward = torch.compile(model) if execution == "compile" else model
-    tokens = torch.randint(50257, (size, length), device=device)
-
-    def step() -> Tensor:
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss: Tensor = forward(input_ids=tokens, labels=tokens).loss
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step, size
+    return size, {"length": length, **sizes}
 
 
 def run_plain(name: str, execution: str, device: torch.device) -> dict[str, Any]:
-    """Time windows of the plain loop, after one that warms up."""
+    """Time windows of the loop that a person writes, after one that warms up."""
     torch.manual_seed(0)
-    step, size = {"resnet50": plain_resnet50, "gpt2": plain_gpt2}[name](device, execution)
+    size, sizes = sizes_of(name, device)
+    workload = WORKLOADS[name](**sizes)
+    model = workload.build_model().to(device)
+    batch: Any = workload.synthetic_batch(size, device)
+    if name == "resnet50":
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        batch = (batch[0].to(memory_format=torch.channels_last), batch[1])
+    optimizer = workload.optimizer(model)
+    forward = torch.compile(model) if execution == "compile" else model
+
+    def step() -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            loss: Tensor = workload.loss(forward, batch)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
     windows_s = []
     for window in range(NUM_WINDOWS + 1):
         synchronize(device)
@@ -144,21 +129,15 @@ def run_plain(name: str, execution: str, device: torch.device) -> dict[str, Any]
 
 def run_workload(name: str, execution: str, device: torch.device) -> dict[str, Any]:
     """Train a point with the same step, and return the same figures from its measurement."""
-    if name == "resnet50":
-        size, image_size_px = RESNET50[device.type]
-        model, options = "Resnet50", [f"image_size_px={image_size_px}"]
-    else:
-        size, length, sizes = GPT2[device.type]
-        words = {"n_layer": "layers", "n_embd": "width", "n_head": "heads"}
-        model, options = "Gpt2", [f"length={length}", *(f"{words[key]}={value}" for key, value in sizes.items())]
+    size, sizes = sizes_of(name, device)
     spec = Spec(
         strategy="single",
         num_gpus=1,
         batch_size_per_gpu=size,
         num_samples=size * STEPS[device.type],
         device=device.type,  # type: ignore[arg-type]
-        model=f"{HERE}:{model}",
-        options=tuple(options),
+        model=f"{HERE}:{WORKLOADS[name].__name__}",
+        options=tuple(f"{key}={value}" for key, value in sizes.items()),
         dataset=None,
         input="synthetic",
         precision="bf16" if device.type == "cuda" else "fp32",

@@ -120,17 +120,7 @@ def test_the_cost_of_packing_in_cluster_md_is_the_published_one() -> None:
 
 
 def test_the_tools_own_speed_in_cluster_md_is_the_published_one() -> None:
-    dry_run, submit, collect = (
-        next(
-            line for line in (ROOT / "published/two-cores/bench.txt").read_text().splitlines() if line.startswith(start)
-        )
-        for start in ("submit --dry-run of 1000", "submit to Slurm of 1000", "collect of 100000")
-    )
-    (time_s,) = re.findall(r"points +(\S+ s)", dry_run)
-    ((submit_s, faster),) = re.findall(r"points +(\S+ s in \d+ sbatch);.* (\d+ times faster)", submit)
-    ((collect_s, peak, ratio),) = re.findall(r"records +(\S+ s),.* peak (\S+ GiB);.* (\S+ times)", collect)
-    said = [
-        f"dry run of 1,000 points takes {time_s}, submitting them to Slurm {submit_s} ({faster} than",
-        f"{collect_s} and {peak}, {ratio} a bare read and decode",
-    ]
-    assert [part for part in said if part not in cluster_page()] == []
+    text = (ROOT / "published/two-cores/bench.txt").read_text()
+    dry_run, collect = (re.findall(rf"{what} +(\S+ s)", text)[0] for what in ("1000 points", "1000 records"))
+    said = f"dry run of 1,000 points takes {dry_run}, and `collect` of 1,000 records {collect}."
+    assert said in cluster_page()
