@@ -1,4 +1,4 @@
-"""Small builders shared by tests: points, records and folders with as little said as the law needs."""
+"""Small builders shared by tests: points, records, folders and models with as little said as the law needs."""
 
 import subprocess
 import sys
@@ -16,19 +16,25 @@ from pipeline.experiment.measurement import (
     Collective,
     Communication,
     Epoch,
+    Histogram,
     Measurement,
+    Profile,
+    Quantization,
     RankEpoch,
+    StageResult,
     StepSeries,
+    SweptCollective,
     TransferKind,
     VariantName,
 )
 from pipeline.experiment.outcomes import CollectedOutcomes, resolve_outcomes
-from pipeline.experiment.record import SCHEMA_VERSION, Failure, FailureKind, Record, Status
+from pipeline.experiment.record import SCHEMA_VERSION, Environment, Failure, FailureKind, Gpu, Record, Status
 from pipeline.experiment.record_store import RejectedFile, load_folder, publish_record
 from pipeline.experiment.spec import Spec
 from pipeline.figures.intervals import ends_of
 from pipeline.figures.notes import Note
-from pipeline.plan.axes import DECLARED
+from pipeline.figures.ring_model import Link
+from pipeline.plan.axes import DECLARED, Remedy
 from pipeline.report.note_words import render_note
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -306,3 +312,217 @@ def high(figure: float | None) -> Any:
 def ends(figure: float | None, unit: float = 1) -> tuple[Any, ...]:
     """A figure between the ends of its interval, in that unit."""
     return tuple(value if value is None else value / unit for value in (low(figure), figure, high(figure)))
+
+
+# Records of timed epochs on one or several H200s.
+
+H200 = Environment(gpus=(Gpu(name="NVIDIA H200"),))
+NOISY = (0.95, 0.97, 0.99, 1.01, 1.03, 1.05)
+
+
+def on_gpus(num_gpus: int, batch_size_per_gpu: int, **fields: Any) -> Spec:
+    """A point on one GPU, or of DDP on several."""
+    axes = {"strategy": "single" if num_gpus == 1 else "ddp", "num_gpus": num_gpus, **fields}
+    return make_spec(batch_size_per_gpu=batch_size_per_gpu, **axes)
+
+
+def timed(time_s: float, batch_size_per_gpu: int, num_gpus: int = 1, **fields: Any) -> Record:
+    return make_record(on_gpus(num_gpus, batch_size_per_gpu, **fields), (9.0, time_s), environment=H200)
+
+
+def windowed(times_s: Sequence[float], batch_size_per_gpu: int, num_gpus: int = 1, **fields: Any) -> Record:
+    """A record of six timed epochs."""
+    spec = on_gpus(num_gpus, batch_size_per_gpu, windows=6, epochs=7, **fields)
+    return make_record(spec, (9.0, *times_s), environment=H200)
+
+
+def beside(*found: Record) -> list[Record]:
+    """The records as of points that ran side by side on one node."""
+    place = {"started_at": "2026-11-21T14:00:00Z", "ended_at": "2026-11-21T14:01:00Z"}
+    node = {"nodes": ("a",)}
+    return [
+        msgspec.structs.replace(
+            one, launch_id=one.run_id, environment=msgspec.structs.replace(one.environment, **node), **place
+        )
+        for one in found
+    ]
+
+
+# Evaluated trainings whose accuracies were made up.
+
+
+def trained(accuracies: Sequence[float], epoch_time_s: float = 1.0, **fields: Any) -> Record:
+    """A record of an evaluated run with these test accuracies by epoch."""
+    spec = make_spec(**{"evaluate": True, "epochs": len(accuracies), **fields})
+    record = make_record(spec, [epoch_time_s] * spec.epochs, loss=1.0)
+    return with_epochs(record, lambda epoch: {"test_accuracy": accuracies[epoch.epoch - 1]})
+
+
+def learnt(size: int, accuracy: float, epochs: int = 4, epoch_time_s: float = 2.0, **fields: Any) -> Record:
+    """A run whose test accuracy rises evenly to `accuracy`."""
+    rising = [accuracy * epoch / epochs for epoch in range(1, epochs + 1)]
+    return trained(rising, epoch_time_s, **{"batch_size_per_gpu": size, **fields})
+
+
+def studied(
+    size: int,
+    accuracy: float,
+    spread: float,
+    *remedies: Remedy,
+    epochs: int = 30,
+    epoch_time_s: float = 1.0,
+    **fields: Any,
+) -> list[Record]:
+    """Six seeds whose test accuracy rises evenly to `accuracy` + `spread` x seed."""
+    return [
+        learnt(size, accuracy + spread * seed, epochs, epoch_time_s, seed=seed, remedies=remedies, **fields)
+        for seed in range(6)
+    ]
+
+
+# Communication points, what was measured of them, and an NVLink.
+
+US = 1e-6
+DRIFT_US = (200, 400, 0, 500, 100, 300)  # from round to round, far larger than any difference: it must fall out
+LARGE, SMALL = 26_000_000, 8_000_000  # of two buckets, in bytes
+SIZES = (8_192, 131_072, 2_097_152, 44_695_848, 268_435_456)
+NVLINK = Link(latency_s=5 * US, bandwidth_bytes_per_s=300e9)
+BUCKETS = (26_000_000, 9_000_000)
+
+
+def comm_point(strategy: str = "ddp", num_gpus: int = 2, **fields: Any) -> Spec:
+    given = {"measure": "communication", "input": "synthetic", "windows": 6, **fields}
+    return make_spec(strategy=strategy, num_gpus=num_gpus, **given)
+
+
+def profile(traced_us: int = 40) -> Profile:
+    """Two steps on two ranks: gradients take 100 us on the link, 10 of the mean rank's are waiting."""
+    return Profile(
+        num_steps=2,
+        collectives=(
+            make_collective(80, (7, 7), (7, 7), kind="buffers", operation="broadcast"),
+            make_collective(LARGE, (80, 90), (100, 80)),
+            make_collective(SMALL, (20, 30), (20, 30)),
+        ),
+        comm_ns=(200_000, 240_000),
+        compute_ns=(1_800_000, 1_800_000),
+        overlap_ns=(200_000 - 2_000 * traced_us, 0),
+    )
+
+
+def five_times(
+    exposed_us: Sequence[float] = (38, 39, 40, 40, 41, 42), again_us: Sequence[float] = ()
+) -> dict[VariantName, Sequence[float]]:
+    """Window times by variant; `exposed_us` is what the collectives add round by round, `again_us` A/A differences."""
+    rounds = range(len(exposed_us))
+    no_op_us = [900.0 + DRIFT_US[number] for number in rounds]
+    ddp_us = [no_op_us[number] + exposed_us[number] for number in rounds]
+    noise_us = again_us or (3, -1, 0, 0, 1, -2)
+    times: dict[VariantName, Sequence[float]] = {
+        "plain": [800.0] * len(rounds),
+        "ddp_one": [820.0] * len(rounds),
+        "no_sync": [time_us - 50 for time_us in no_op_us],
+        "no_op_hook": no_op_us,
+        "no_collectives": [time_us - 30 for time_us in no_op_us],
+        "ddp": ddp_us,
+        "ddp_again": [ddp_us[number] + noise_us[number] for number in rounds],
+    }
+    return times
+
+
+def measured(*exposed_us: float, again_us: Sequence[float] = (), **fields: Any) -> Communication:
+    times = five_times(exposed_us, again_us) if exposed_us else five_times(again_us=again_us)
+    sweep = (SweptCollective(num_bytes=LARGE, times_ns=(70_000, 64_000, 60_000), is_bucket=True),)
+    given = {"profile": profile(round(exposed_us[0]) if exposed_us else 40), "sweep": sweep, **fields}
+    return make_communication(times, **given)
+
+
+def steady(*exposed_us: float) -> Communication:
+    """Rounds of a step of 5 ms that does not drift, of which the collectives take so much."""
+    ddp_us = [5000 + value for value in exposed_us]
+    times: dict[VariantName, Sequence[float]] = {
+        "no_op_hook": [5000.0] * len(ddp_us),
+        "ddp": ddp_us,
+        "ddp_again": ddp_us,
+    }
+    return make_communication(times)
+
+
+# Records of a network of one layer in int8, six seeds, with figures worked by hand.
+
+NUM_TEST = 1000
+FP32_CORRECT = (600, 610, 620, 630, 640, 650)
+CHANGES = (-1, -2, 3, -4, -5, 1)
+
+
+def int8_point(seed: int) -> Spec:
+    fields: dict[str, Any] = {"device": "cpu", "model": "lenet", "precision": "fp32", "input": "gpu"}
+    return make_spec(**fields, batch_size_per_gpu=64, evaluate=True, measure="quantize", seed=seed)
+
+
+def int8_result(correct: int | None, problem: str | None = None) -> StageResult:
+    scale: dict[str, Any] = {"stage": "biases", "scale_rule": "three_sigma", "granularity": "per_channel"}
+    if correct is None:
+        return StageResult(**scale, problem=problem)
+    return StageResult(**scale, num_correct=correct, num_agreeing=correct + 300, num_ties=20, num_bytes=63_682)
+
+
+def int8_record(seed: int, result: StageResult) -> Record:
+    fp32 = StageResult(
+        stage="fp32", num_correct=FP32_CORRECT[seed], num_agreeing=NUM_TEST, num_ties=0, num_bytes=248_024
+    )
+    drawn = Histogram(
+        layer="conv1", tensor="weights", low=-1.0 - seed, high=1.0, counts=(1, 2, 1), mean=0.25, sigma=0.5
+    )
+    found = Quantization(
+        weights_sha256="0" * 64,
+        num_calibration_samples=400,
+        num_test_samples=NUM_TEST,
+        results=(fp32, result),
+        histograms=(drawn,),
+    )
+    spec = int8_point(seed)
+    return with_measurement(make_record(spec), quantization=found)
+
+
+INT8_RECORDS = [int8_record(seed, int8_result(FP32_CORRECT[seed] + change)) for seed, change in enumerate(CHANGES)]
+
+
+# Models of a user's own, written into files: the smallest that works, and what is wrong with others.
+
+SMALLEST = """
+import torch
+from torch import nn
+
+from pipeline.workloads import Workload
+
+
+class Tiny(Workload):
+    unit = "atoms"
+
+    def __init__(self, width: int = 4, bias: bool = True):
+        self.width, self.bias, self.items_per_sample = width, bias, 3
+
+    def build_model(self):
+        return nn.Linear(self.width, 1, bias=self.bias)
+
+    def synthetic_batch(self, size, device):
+        return {"x": torch.randn(size, self.width, device=device), "y": torch.zeros(size, 1, device=device)}
+
+    def loss(self, model, batch):
+        return nn.functional.mse_loss(model(batch["x"]), batch["y"])
+"""
+
+
+def write_model(folder: Path, text: str = SMALLEST, name: str = "tiny.py") -> Path:
+    """Write a file with a user's model, and its folder."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def with_change(old: str, new: str) -> str:
+    """Return the smallest model with a change."""
+    assert old in SMALLEST, old
+    return SMALLEST.replace(old, new)

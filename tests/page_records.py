@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from communication_records import BUCKETS, measured, point
 from factories import (
+    BUCKETS,
+    comm_point,
     make_communication_record,
     make_measurement,
     make_record,
     make_spec,
+    measured,
     resolved,
     with_epochs,
     with_rank_epochs,
@@ -62,7 +64,7 @@ def communication_records() -> list[Record]:
         SweptCollective(num_bytes=size, times_ns=(20_000 + size // 100,) * 6, is_bucket=size in BUCKETS)
         for size in (10_000, 1_000_000, *BUCKETS, 200_000_000)
     )
-    return [make_communication_record(point(), measured(38, 39, 40, 40, 41, 42, sweep=sweep))]
+    return [make_communication_record(comm_point(), measured(38, 39, 40, 40, 41, 42, sweep=sweep))]
 
 
 def remedy_records() -> list[Record]:

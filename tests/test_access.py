@@ -26,6 +26,7 @@ from conftest import (
 from factories import (
     ARRAY,
     LENET,
+    SMALLEST,
     SUBMISSION,
     make_experiment,
     make_record,
@@ -33,8 +34,8 @@ from factories import (
     measurement_of,
     only_record,
     slurm_submission,
+    write_model,
 )
-from own_models import SMALLEST, write_model
 
 from pipeline.experiment.folder import find_experiments
 from pipeline.runner.launch_options import LaunchOptions, launch_command

@@ -16,18 +16,20 @@ import msgspec
 import pytest
 from conftest import ROOT, Command, assert_refused, everything_in, run_command, run_unprivileged, without_slurm
 from factories import (
+    INT8_RECORDS,
     SUBMISSION,
     assert_says,
     make_experiment,
     make_record,
     make_spec,
     measurement_of,
+    on_gpus,
     with_measurement,
 )
-from int8_records import RECORDS
+from factories import (
+    timed as timed_epoch,
+)
 from page_records import collected_in, every_question
-from timed_records import on_gpus
-from timed_records import timed as timed_epoch
 
 from pipeline.collect import DEFECT, address_of_words, display_options, go_on_after_defect
 from pipeline.experiment.folder import Experiment, find_experiments
@@ -293,7 +295,7 @@ def make_deep(folder: Path) -> None:
 
 REJECTED = {
     "control character": make_rejected(
-        RECORDS[0], lambda shape: shape["measurement"]["quantization"]["histograms"][0].update(layer="conv\x0b1")
+        INT8_RECORDS[0], lambda shape: shape["measurement"]["quantization"]["histograms"][0].update(layer="conv\x0b1")
     ),
     "impossible search": make_rejected(
         searched(), lambda shape: shape["measurement"]["memory_search"].update(largest_fitting=63)
@@ -432,10 +434,12 @@ HOSTILE = Environment(
 
 def hostile_experiment(folder: Path) -> Path:
     """An experiment with hostile text in every field that the schema leaves open, and in its own name."""
-    quantization = measurement_of(RECORDS[0]).quantization
+    quantization = measurement_of(INT8_RECORDS[0]).quantization
     assert quantization is not None
     histograms = (msgspec.structs.replace(quantization.histograms[0], layer=HOSTILE_NAME),)
-    quantized = with_measurement(RECORDS[0], quantization=msgspec.structs.replace(quantization, histograms=histograms))
+    quantized = with_measurement(
+        INT8_RECORDS[0], quantization=msgspec.structs.replace(quantization, histograms=histograms)
+    )
     failure = Failure("exception", HOSTILE_TEXT, node=HOSTILE_NAME)
     other = msgspec.structs.replace(HOSTILE, gpus=(Gpu(name=f"b{HOSTILE_NAME}"),))
     experiment = make_experiment(

@@ -9,8 +9,14 @@ from typing import Any
 
 import pytest
 from conftest import Command, assert_refused, everything_in, without_slurm
-from factories import ROOT, make_experiment, make_record, make_spec
-from timed_records import timed, windowed
+from factories import (
+    ROOT,
+    make_experiment,
+    make_record,
+    make_spec,
+    timed,
+    windowed,
+)
 
 from pipeline.experiment.folder import Experiment, find_experiments
 from pipeline.report.collect_experiment import collect_experiment

@@ -11,9 +11,21 @@ import msgspec
 import pytest
 from browser import CHROMIUM, needs_chromium
 from conftest import Command, assert_refused, run_unprivileged
-from factories import ROOT, assert_says, ends, make_experiment, make_record, make_spec, with_rank_epochs
+from factories import (
+    H200,
+    NOISY,
+    ROOT,
+    assert_says,
+    beside,
+    ends,
+    make_experiment,
+    make_record,
+    make_spec,
+    timed,
+    windowed,
+    with_rank_epochs,
+)
 from rendered_tables import published_tables
-from timed_records import H200, NOISY, beside, timed, windowed
 
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.record import Environment, Gpu, Record

@@ -19,8 +19,16 @@ from conftest import (
     succeeded,
     without_slurm,
 )
-from factories import PLANNED, assert_says, make_experiment, make_record, make_spec, planned_points, write_grid
-from own_models import write_model
+from factories import (
+    PLANNED,
+    assert_says,
+    make_experiment,
+    make_record,
+    make_spec,
+    planned_points,
+    write_grid,
+    write_model,
+)
 from slurm_queue import DEAD, NO_CONFIGURATION, fake_slurm, write_commands
 
 from pipeline.__main__ import COMMANDS

@@ -5,8 +5,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from communication_records import five_times, point
-from factories import make_communication, make_communication_record, measurement_of
+from factories import (
+    comm_point,
+    five_times,
+    make_communication,
+    make_communication_record,
+    measurement_of,
+)
 
 from pipeline.communication.selftest_checks import (
     CheckResult,
@@ -326,12 +331,12 @@ def test_the_sentence_of_two_entry_points_names_the_time_of_all_collectives() ->
 
 
 def test_a_point_that_measured_communication_gives_findings() -> None:
-    measurement = measurement_of(make_communication_record(point(), make_communication(five_times())))
-    found = findings_of_point(point(), measurement)
+    measurement = measurement_of(make_communication_record(comm_point(), make_communication(five_times())))
+    found = findings_of_point(comm_point(), measurement)
     assert exposed_us(found).value == pytest.approx(40)
     assert (found.num_ranks, found.gradient_bytes) == (2, measurement.gradient_bytes)
     with pytest.raises(ValueError, match="did not measure communication"):
-        findings_of_point(point(), msgspec.structs.replace(measurement, communication=None))
+        findings_of_point(comm_point(), msgspec.structs.replace(measurement, communication=None))
 
 
 @pytest.mark.parametrize(

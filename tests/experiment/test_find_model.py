@@ -10,8 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 from conftest import needs_root
-from factories import make_spec
-from own_models import SMALLEST, with_change, write_model
+from factories import (
+    SMALLEST,
+    make_spec,
+    with_change,
+    write_model,
+)
 
 from pipeline.experiment.find_model import check_models, find_code, find_lacking, source_digests, torchvision_models
 from pipeline.experiment.grid import expand_grid

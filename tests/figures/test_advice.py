@@ -7,9 +7,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from factories import ROOT, make_measurement, make_record, make_spec
+from factories import (
+    H200,
+    ROOT,
+    make_measurement,
+    make_record,
+    make_spec,
+    timed,
+)
 from rendered_tables import assert_row, build, cells, published_tables
-from timed_records import H200, timed
 
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.measurement import GpuWindow, Telemetry

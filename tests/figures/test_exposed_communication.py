@@ -1,7 +1,7 @@
 import pytest
-from communication_records import point
 from factories import (
     assert_says,
+    comm_point,
     ends,
     make_collective,
     make_communication,
@@ -94,7 +94,7 @@ def test_what_is_noise_reaches_to_the_far_end_of_the_interval(again_us: tuple[fl
 
 def test_only_records_that_measured_communication_have_it() -> None:
     found = make_communication({"ddp": [1.0]})
-    records = [make_record(), make_record(status="oom"), make_communication_record(point(), found)]
+    records = [make_record(), make_record(status="oom"), make_communication_record(comm_point(), found)]
     assert communications_of(records) == [found]
 
 

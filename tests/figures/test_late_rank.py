@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from communication_records import LARGE, point
 from factories import (
+    LARGE,
+    comm_point,
     make_collective,
     make_communication,
     make_communication_record,
@@ -40,7 +41,7 @@ def communicating(
     }
     found = make_communication(series, num_ranks=4, profile=profile)
     windows = tuple(tuple(round(10_000 * time_us) for time_us in bare_us) for _ in range(6))
-    spec = point(num_gpus=4, num_nodes=2)
+    spec = comm_point(num_gpus=4, num_nodes=2)
     record = make_communication_record(spec, found, environment=environment, telemetry=telemetry)
     bare = StepSeries(variant="plain", window_times_ns=windows)
     part = msgspec.structs.replace(found, series=(*measurement_of(record).communication.series, bare))  # type: ignore[union-attr]

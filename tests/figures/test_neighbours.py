@@ -2,8 +2,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from communication_records import measured, point
-from factories import make_communication_record, make_record, make_spec
+from factories import (
+    comm_point,
+    make_communication_record,
+    make_record,
+    make_spec,
+    measured,
+)
 from rendered_tables import build, cells, row_of
 
 from pipeline.experiment.record import Environment, Gpu, Record
@@ -83,7 +88,7 @@ def test_rows_of_neighbours_and_rows_that_compare_with_them_say_so_and_keep_thei
 
 
 def test_measured_communication_beside_another_point_is_said_in_q3() -> None:
-    record = make_communication_record(point("ddp", 2), measured(), launch_id="c")
+    record = make_communication_record(comm_point("ddp", 2), measured(), launch_id="c")
     found = [ran(OTHERS[128], "00:00", "01:00"), ran(TWO_GPUS, "05:00", "06:00")]
     tables = build(*found, between(record, "10:00", "11:00"), ran(OTHERS[32], "10:30", "11:30"))
     assert f"measured communication: {BESIDE_ONE}" in tables["Q3"][0]["note"]

@@ -1,7 +1,12 @@
 from collections.abc import Sequence
 
 import pytest
-from communication_records import BUCKETS, NVLINK, SIZES, US
+from factories import (
+    BUCKETS,
+    NVLINK,
+    SIZES,
+    US,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 

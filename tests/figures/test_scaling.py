@@ -2,9 +2,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from factories import assert_says, ends, high, low, make_record, make_spec
+from factories import (
+    assert_says,
+    ends,
+    high,
+    low,
+    make_record,
+    make_spec,
+    on_gpus,
+)
 from rendered_tables import assert_row, build, cells, row_of
-from timed_records import on_gpus
 
 from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER
 from pipeline.experiment.record import Environment, Record

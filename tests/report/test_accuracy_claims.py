@@ -3,10 +3,14 @@
 from typing import Any
 
 import pytest
-from factories import ends, make_record, make_spec
-from int8_records import record_of
+from factories import (
+    ends,
+    int8_record,
+    make_record,
+    make_spec,
+    studied,
+)
 from rendered_tables import assert_row, build, claims_of, published_claims
-from study_records import studied
 
 from pipeline.experiment.measurement import StageResult
 from pipeline.experiment.record import Record
@@ -127,7 +131,7 @@ def test_an_experiment_that_quantizes_answers_what_int8_costs() -> None:
 def test_a_network_that_cannot_be_quantized_says_why_and_its_other_stages_keep_their_figures() -> None:
     why = "the outputs of fc1: all values are 0, so that there is no scale; train the model longer."
     failed = StageResult(stage="biases", scale_rule="largest_magnitude", granularity="per_tensor", problem=why)
-    tables = build(record_of(0, failed))
+    tables = build(int8_record(0, failed))
     (claim,) = answer_questions(tables)["int8"]
     assert claim.values["why"] == f"no network was quantized in full ({why.rstrip('.')})"
     assert tables["int8"][0]["test_accuracy"] == 0.6
@@ -135,5 +139,5 @@ def test_a_network_that_cannot_be_quantized_says_why_and_its_other_stages_keep_t
 
 def test_the_answer_about_one_seed_is_in_the_singular_and_without_an_interval() -> None:
     tested = StageResult("biases", "largest_magnitude", "per_tensor", 598, 950, 0, 62_758)
-    (claim,) = answer_questions(build(record_of(0, tested)))["int8"]
+    (claim,) = answer_questions(build(int8_record(0, tested)))["int8"]
     assert claim.sentences()[0].endswith("changes by -0.20 points, from 60.0 % in fp32, n = 1 seed.")

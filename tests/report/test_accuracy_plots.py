@@ -4,10 +4,14 @@ import itertools
 from typing import Any
 
 import pytest
-from factories import make_record, make_spec
+from factories import (
+    learnt,
+    make_record,
+    make_spec,
+    trained,
+)
 from page_records import REMEDIES, remedy_records
 from rendered_plots import labels, line_panel, plots_of, xs, ys
-from study_records import learnt, trained
 
 from pipeline.plan.axes import REMEDIES as REMEDIES_OF_SPEC
 from pipeline.report.plot_data import MAX_SERIES, REFERENCE, Point

@@ -2,8 +2,18 @@ from typing import Any
 
 import msgspec
 import pytest
-from communication_records import LARGE, SMALL, US, measured, point, profile
-from factories import assert_says, make_collective, make_communication_record, with_measurement
+from factories import (
+    LARGE,
+    SMALL,
+    US,
+    assert_says,
+    comm_point,
+    make_collective,
+    make_communication_record,
+    measured,
+    profile,
+    with_measurement,
+)
 from rendered_tables import assert_row, build, cells
 
 from pipeline.experiment.measurement import Profile, SweptCollective
@@ -24,7 +34,7 @@ PAUSE = "time on the fastest rank; isolated all-reduces follow a pause, this one
 @pytest.mark.parametrize(("num_gpus", "factor"), [(2, 1), (4, 1.5)])  # the ring's is 2(N-1)/N
 def test_a_buckets_bandwidth_beside_that_of_the_same_size_alone(num_gpus: int, factor: float) -> None:
     slower = with_second((80, 90), (90, 99))  # shortest 80 and 90: 85 us in training, 64 alone
-    (row,) = build(make_communication_record(point(num_gpus=num_gpus), measured(profile=slower)))["bandwidth"]
+    (row,) = build(make_communication_record(comm_point(num_gpus=num_gpus), measured(profile=slower)))["bandwidth"]
     bandwidths = {"busbw_gb_s": factor * 26e6 / 85e-6 / 1e9, "peak_busbw_gb_s": factor * 26e6 / 64e-6 / 1e9}
     assert_row(row, bucket=1, num_bytes=LARGE, comm_time_s=85 * US, link_share=64 / 85, note=None, **bandwidths)
 
@@ -35,12 +45,12 @@ def test_a_bucket_that_is_faster_in_training_than_alone_says_what_held_the_sweep
 ) -> None:
     faster = with_second((50, 90), (60, 99))  # shortest 50 and 60 us in training, 64 alone
     found = measured(profile=faster, sweep_captured=captured)
-    (row,) = build(make_communication_record(point(num_gpus=2), found))["bandwidth"]
+    (row,) = build(make_communication_record(comm_point(num_gpus=2), found))["bandwidth"]
     assert_row(row, link_share=64 / 55, note=why)
 
 
 def test_a_bucket_that_the_sweep_does_not_know_has_no_share_and_says_so() -> None:
-    first, second = build(make_communication_record(point(), measured()))["bandwidth"]
+    first, second = build(make_communication_record(comm_point(), measured()))["bandwidth"]
     assert_row(first, num_bytes=LARGE, note=None)
     absent = {"peak_busbw_gb_s": None, "link_share": None}
     assert_row(second, bucket=2, num_bytes=SMALL, comm_time_s=20 * US, busbw_gb_s=400, **absent)  # 8 MB in 20 us
@@ -50,7 +60,9 @@ def test_a_bucket_that_the_sweep_does_not_know_has_no_share_and_says_so() -> Non
 def test_repeats_with_other_buckets_are_not_mixed() -> None:
     whole = msgspec.structs.replace(profile(), collectives=(make_collective(LARGE + SMALL, (95, 95), (95, 95)),))
     repeats = [measured(), measured(profile=whole)]
-    rows = build(*(make_communication_record(point(repeat=n), found) for n, found in enumerate(repeats)))["bandwidth"]
+    rows = build(*(make_communication_record(comm_point(repeat=n), found) for n, found in enumerate(repeats)))[
+        "bandwidth"
+    ]
     sizes_us = ((1, LARGE, 80), (1, LARGE + SMALL, 95), (2, SMALL, 20))
     assert cells(rows, "bucket", "num_bytes", "comm_time_s") == [
         (bucket, size, pytest.approx(time_us * US)) for bucket, size, time_us in sizes_us
@@ -59,7 +71,11 @@ def test_repeats_with_other_buckets_are_not_mixed() -> None:
 
 def test_the_sweep_pools_all_points_on_as_many_gpus() -> None:
     other = measured(sweep=(SweptCollective(num_bytes=LARGE, times_ns=(66_000,)),))
-    places = ((point(), measured()), (point(batch_size_per_gpu=32), other), (point(num_gpus=4), other))
+    places = (
+        (comm_point(), measured()),
+        (comm_point(batch_size_per_gpu=32), other),
+        (comm_point(num_gpus=4), other),
+    )
     two, four = build(*(make_communication_record(spec, found) for spec, found in places))["sweep"]
     # 65 us of 60, 64, 66 and 70; 26 MB in them, factor 2(1)/2
     assert_row(two, num_gpus=2, num_windows=4, n=2, time_s=65 * US, algbw_gb_s=400, busbw_gb_s=400)
@@ -68,7 +84,7 @@ def test_the_sweep_pools_all_points_on_as_many_gpus() -> None:
 
 def test_a_size_without_memory_is_an_oom_without_figures() -> None:
     sweep = (SweptCollective(num_bytes=LARGE, times_ns=(65_000,)), SweptCollective(num_bytes=2**40))
-    fits, large = build(make_communication_record(point(), measured(sweep=sweep)))["sweep"]
+    fits, large = build(make_communication_record(comm_point(), measured(sweep=sweep)))["sweep"]
     assert_row(fits, status="ok", note=None)
     absent = dict.fromkeys(("time_s", "algbw_gb_s", "busbw_gb_s"))
     assert_row(large, "no memory", "rank", num_bytes=2**40, status="oom", num_windows=0, **absent)
@@ -76,7 +92,9 @@ def test_a_size_without_memory_is_an_oom_without_figures() -> None:
 
 def swept(time_us: int = 30, execution: Execution = "eager", precision: str = "tf32", **place: Any) -> Record:
     sweep = (SweptCollective(num_bytes=LARGE, times_ns=(time_us * 1000,)),)
-    record = make_communication_record(point(execution=execution, precision=precision, **place), measured(sweep=sweep))
+    record = make_communication_record(
+        comm_point(execution=execution, precision=precision, **place), measured(sweep=sweep)
+    )
     return with_measurement(record, execution_used=execution, precision_used=precision)
 
 
@@ -89,7 +107,7 @@ def test_a_sweep_of_captured_calls_is_a_row_of_its_own_and_one_beside_another_pr
 
 
 def test_a_sweep_beside_eager_steps_says_itself_whether_it_was_captured_and_repeats_of_both_kinds_say_so() -> None:
-    found = [make_communication_record(point(repeat=n), measured(sweep_captured=bool(n))) for n in (0, 1)]
+    found = [make_communication_record(comm_point(repeat=n), measured(sweep_captured=bool(n))) for n in (0, 1)]
     assert [cells(build(*part)["sweep"], "execution") for part in (found[:1], found[1:], found)] == [
         [("eager",)],
         [("graph",)],

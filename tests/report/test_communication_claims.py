@@ -3,10 +3,20 @@
 import re
 
 import pytest
-from communication_records import measured, point
-from factories import ends, make_communication_record, make_measurement, make_record, make_spec, with_measurement
+from factories import (
+    NOISY,
+    comm_point,
+    ends,
+    make_communication_record,
+    make_measurement,
+    make_record,
+    make_spec,
+    measured,
+    timed,
+    windowed,
+    with_measurement,
+)
 from rendered_tables import build, claims_of, published_claims
-from timed_records import NOISY, timed, windowed
 
 from pipeline.experiment.record import Record
 from pipeline.report.claims import Claim, is_fit_for_answer
@@ -27,7 +37,10 @@ def q3(*found: Record) -> Claim:
 def test_a_measured_share_is_never_above_1(exposed_us: tuple[float, ...], share: float | None) -> None:
     """An epoch of DDP takes 8.5 s. Communication was measured apart, with 391 steps an epoch."""
     epochs = [timed(10.2, 64), make_record(make_spec(strategy="ddp", num_gpus=2, batch_size_per_gpu=64), (9, 8.5))]
-    claim = q3(*epochs, make_communication_record(point(batch_size_per_gpu=64), measured(*exposed_us)))
+    claim = q3(
+        *epochs,
+        make_communication_record(comm_point(batch_size_per_gpu=64), measured(*exposed_us)),
+    )
     assert claim.values.get("measured") == (share if share is None else pytest.approx(share))
     assert claim.values.get("subtracted") == (share if share is None else pytest.approx(0.4))
     assert any(sentence.startswith("Subtraction says") for sentence in claim.sentences()) is (share is not None)
@@ -37,7 +50,7 @@ def test_a_measured_share_is_never_above_1(exposed_us: tuple[float, ...], share:
 @pytest.mark.parametrize("in_step", [True, False], ids=["step", "epochs"])
 @pytest.mark.parametrize("one_gpu_s", [12, 20], ids=["subtracted", "nothing to subtract"])
 def test_collectives_of_the_users_own_are_said_and_not_to_be_measured_again(one_gpu_s: float, in_step: bool) -> None:
-    step = make_communication_record(point(), measured()) if in_step else timed(10, 128, 2)
+    step = make_communication_record(comm_point(), measured()) if in_step else timed(10, 128, 2)
     records = [timed(one_gpu_s, 128), *([timed(10, 128, 2)] if in_step else [])]
     claim = q3(*records, with_measurement(step, own_collectives=("all_gather",)))
     assert (claim.kind, claim.command) == ("subtracted" if one_gpu_s == 12 else "not_answered", "")
@@ -67,12 +80,12 @@ def test_the_row_of_a_subtraction_is_named_with_its_gpus() -> None:
 
 
 def test_exposed_communication_that_may_be_none_is_said() -> None:
-    claim = q3(make_communication_record(point(), measured(-30, 10, 30, 40, 60, 90)))
+    claim = q3(make_communication_record(comm_point(), measured(-30, 10, 30, 40, 60, 90)))
     assert (claim.values["exposed_us"], "may be 0" in claim.badges) == (pytest.approx(35), True)
 
 
 def test_ddp_faster_than_without_all_reduces_is_not_called_noise() -> None:
-    claim = q3(make_communication_record(point(), measured(-61, -61, -61, -61, -61, -61)))
+    claim = q3(make_communication_record(comm_point(), measured(-61, -61, -61, -61, -61, -61)))
     assert (claim.kind, "noise" in claim.values["unclear"]) == ("exposed_unclear", False)
     assert claim.values["unclear"].startswith("the one point shows a step faster than without its collectives")
 
@@ -108,8 +121,8 @@ def test_a_largest_share_names_how_many_it_is_not_told_apart_from(smaller_us: in
     """Shares of which one interval meets the other have no order."""
     largest, smaller = (tuple(us + 100 * step for step in range(-5, 6, 2)) for us in (10_000, smaller_us))
     claim = q3(
-        make_communication_record(point(batch_size_per_gpu=64), measured(*largest)),
-        make_communication_record(point(batch_size_per_gpu=128), measured(*smaller)),
+        make_communication_record(comm_point(batch_size_per_gpu=64), measured(*largest)),
+        make_communication_record(comm_point(batch_size_per_gpu=128), measured(*smaller)),
     )
     assert claim.values["rivals"] == rivals
     assert f"it is the largest share{rivals}, the smallest" in " ".join(claim.sentences())

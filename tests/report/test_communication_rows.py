@@ -3,10 +3,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from communication_records import LARGE, US, five_times, measured, point, profile, steady
 from factories import (
+    LARGE,
+    US,
     assert_says,
+    comm_point,
     ends,
+    five_times,
     high,
     low,
     make_collective,
@@ -14,6 +17,9 @@ from factories import (
     make_communication_record,
     make_record,
     make_spec,
+    measured,
+    profile,
+    steady,
     with_measurement,
 )
 from rendered_tables import assert_row, build, cells
@@ -35,7 +41,7 @@ ONE_GPU, TWO_GPUS = make_spec(), make_spec(strategy="ddp", num_gpus=2)
 
 
 def exposed_row(found: Communication, **spec: Any) -> Row:
-    (row,) = build(make_communication_record(point(**spec), found))["communication"]
+    (row,) = build(make_communication_record(comm_point(**spec), found))["communication"]
     return row
 
 
@@ -68,7 +74,7 @@ def test_the_figures_of_a_step_by_hand() -> None:
 
 def test_the_spread_between_runs_of_a_step_and_of_its_exposed_communication() -> None:
     records = [
-        make_communication_record(point(repeat=number), steady(*[exposed_us] * 6))
+        make_communication_record(comm_point(repeat=number), steady(*[exposed_us] * 6))
         for number, exposed_us in enumerate((63, 148))
     ]
     for found, spread_s in ((records, 85 * US), (records[:1], None)):
@@ -151,7 +157,8 @@ def test_fewer_than_six_windows_give_no_interval_and_say_so() -> None:
 
 def test_repeats_pool_their_rounds() -> None:
     found = [
-        make_communication_record(point(repeat=number), measured(38 + number, 42 - number, 40)) for number in (0, 1)
+        make_communication_record(comm_point(repeat=number), measured(38 + number, 42 - number, 40))
+        for number in (0, 1)
     ]
     (row,) = build(*found)["communication"]
     assert_row(row, n=2, num_windows=6)
@@ -168,7 +175,7 @@ def test_a_trace_that_disagrees_is_said_with_a_reason() -> None:
 def test_without_a_profile_the_reason_stands_in_every_row_that_lacks_it() -> None:
     limit = "the limit in pipeline.communication.profiling; raise it"
     note = f"rank 0: no profile: the trace of a rank is larger than 400 bytes, {limit}"
-    tables = build(make_communication_record(point(), measured(profile=None, notes=(note,))))
+    tables = build(make_communication_record(comm_point(), measured(profile=None, notes=(note,))))
     (row,), (ledger,) = tables["communication"], tables["transfers"]
     lacking = ("comm_time_s", "hidden_share", "collective_launch_time_s", "straggler_wait_time_s", "buffer_comm_time_s")
     assert_row(row, exposed_comm_time_s=40 * US, note=note, **dict.fromkeys(lacking))
@@ -191,7 +198,7 @@ def test_a_profile_without_gradients_gives_no_communication_time_rather_than_zer
 def test_a_point_without_a_result_has_rows_with_nulls_its_state_and_a_reason(
     strategy: str, tables: tuple[str, ...], status: Any
 ) -> None:
-    spec = point(strategy)
+    spec = comm_point(strategy)
     found = [] if status == "missing" else [make_record(spec, status=status, reason="it ended badly")]
     built = build(*found, missing=[spec])
     note = "no record" if status == "missing" else "it ended badly"
@@ -203,9 +210,9 @@ def test_a_point_without_a_result_has_rows_with_nulls_its_state_and_a_reason(
 
 
 def test_communication_points_are_in_no_table_of_epochs() -> None:
-    found = [make_communication_record(point(num_gpus=n), measured()) for n in (2, 4)]
+    found = [make_communication_record(comm_point(num_gpus=n), measured()) for n in (2, 4)]
     dp = make_communication({"plain": [700.0] * 6, "dp": [31_000.0] * 6})
-    tables = build(*found, make_communication_record(point("dp"), dp), missing=[point(num_gpus=8)])
+    tables = build(*found, make_communication_record(comm_point("dp"), dp), missing=[comm_point(num_gpus=8)])
     assert not any(tables[name] for name in ("Q1", "Q2", "Q3", "Q4", "oom"))
     assert {name: cells(tables[name], "strategy", "num_gpus") for name in ("communication", "transfers", "split")} == {
         "communication": [("ddp", 2), ("ddp", 4), ("ddp", 8)],
@@ -221,13 +228,13 @@ def test_the_parts_of_dataparallel_by_hand() -> None:
         SplitPart(part="backward", times_ns=(9_000_000, 11_000_000)),
     )
     found = make_communication({"plain": [700.0] * 6, "dp": [31_000.0] * 6, "dp_again": [31_000.0] * 6}, split=parts)
-    (row,) = build(make_communication_record(point("dp"), found))["split"]
+    (row,) = build(make_communication_record(comm_point("dp"), found))["split"]
     parts_s = {"scatter_time_s": 0.002, "replicate_time_s": 0.02, "backward_time_s": 0.01, "gather_time_s": None}
     assert_row(row, plain_step_time_s=700 * US, step_time_s=0.031, parts_time_s=0.032, **parts_s)
 
 
 def test_a_record_of_communication_survives_its_file() -> None:
-    record = make_communication_record(point(), measured())
+    record = make_communication_record(comm_point(), measured())
     assert msgspec.json.decode(encode_record(record), type=Record) == record
 
 
@@ -239,7 +246,7 @@ def test_measured_points_do_not_change_the_tables_of_epochs() -> None:
             for name in ("Q1", "Q2", "Q4")
             for row in flatten(build(*epochs, *more))[name]
         ]
-        for more in ((), [make_communication_record(point(), measured())])
+        for more in ((), [make_communication_record(comm_point(), measured())])
     )
     assert [before.items() <= row.items() for before, row in zip(plain, both, strict=True)] == [True] * len(plain)
 
@@ -253,7 +260,7 @@ def with_own(record: Record, *names: str) -> Record:
 def test_a_collective_of_the_users_own_leaves_no_figure_of_communication_and_no_advice(in_epochs: bool) -> None:
     """The wrapper takes 100 us of a step of 1,190 and communication 40: both are limits."""
     single, double = make_record(ONE_GPU, (9, 0.2)), make_record(TWO_GPUS, (9, 0.245))
-    step = make_communication_record(point(), measured(profile=profile()))
+    step = make_communication_record(comm_point(), measured(profile=profile()))
     told = build(single, double, step)
     assert told["communication"][0]["limit"] == told["Q2"][1]["limit"] == "the wrapper"
     assert None not in cells(told["Q3"], "exposed_comm_time_s", "bandwidth_subtraction_gb_s")[0]
@@ -275,7 +282,7 @@ def test_a_collective_of_the_users_own_leaves_no_figure_of_communication_and_no_
 def test_a_collective_that_the_epochs_alone_record_leaves_them_no_share_either() -> None:
     single, double = make_record(ONE_GPU, (9, 0.2)), make_record(TWO_GPUS, (9, 0.245))
     assert build(single, double)["Q2"][1]["limit"] == "several GPUs"
-    for step in ([], [make_communication_record(point(), measured())]):
+    for step in ([], [make_communication_record(comm_point(), measured())]):
         found = build(single, with_own(double, "all_gather"), *step)
         assert (found["Q3"][0]["exposed_comm_time_s"], found["Q2"][1]["next_step"]) == (None, NOTHING_FOUND)
         assert_says(found["Q3"][0]["note"], "calls collectives itself (all_gather)")
@@ -284,7 +291,7 @@ def test_a_collective_that_the_epochs_alone_record_leaves_them_no_share_either()
 @pytest.mark.fault("F64")
 def test_a_step_unlike_that_of_the_epochs_gives_them_no_share_and_no_advice() -> None:
     """Epochs take 4 s of 196 steps, 19.1 ms each without the wait for data; the measured step takes 1.19 ms."""
-    step = make_communication_record(point(), measured())
+    step = make_communication_record(comm_point(), measured())
     found = build(make_record(ONE_GPU, (9, 6)), make_record(TWO_GPUS, (9, 4)), step)
     assert found["communication"][0]["limit"] == "the wrapper"  # a share of its own step
     assert_row(found["Q2"][1], next_step=NOTHING_FOUND, limit_share=None)
@@ -306,14 +313,17 @@ def test_a_share_holds_for_a_step_that_differs_by_at_most_a_tenth(steps: float, 
     size: dict[str, Any] = {} if steps == 196 else {"num_samples": 640}
     specs = [msgspec.structs.replace(spec, **size) for spec in (ONE_GPU, TWO_GPUS)]
     epochs = [make_record(spec, (9, time_s)) for spec, time_s in zip(specs, (1, epoch_s), strict=True)]
-    row = build(*epochs, make_communication_record(point(**size), measured()))["Q2"][1]
+    row = build(*epochs, make_communication_record(comm_point(**size), measured()))["Q2"][1]
     assert (row["limit"] == "the wrapper", "no share and no advice" not in (row["note"] or "")) == (is_told, is_told)
 
 
 def in_repeats(exposed_us: Sequence[float]) -> list[Record]:
     """A repeat for each value, which its rounds hold within a microsecond."""
     return [
-        make_communication_record(point(repeat=number), measured(*[value - 1, value, value, value, value, value + 1]))
+        make_communication_record(
+            comm_point(repeat=number),
+            measured(*[value - 1, value, value, value, value, value + 1]),
+        )
         for number, value in enumerate(exposed_us)
     ]
 
@@ -352,5 +362,5 @@ def test_exposed_communication_that_changes_while_measured_is_said(later_us: flo
 
 def test_a_dataparallel_step_that_drifts_is_said() -> None:
     times: dict[VariantName, Sequence[float]] = {"plain": [700.0] * 12, "dp": [1000.0] * 6 + [1500.0] * 6}
-    (row,) = build(make_communication_record(point("dp"), make_communication(times)))["split"]
+    (row,) = build(make_communication_record(comm_point("dp"), make_communication(times)))["split"]
     assert row["note"].startswith("step_time_s drifted by +50.0 %")

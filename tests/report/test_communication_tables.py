@@ -3,23 +3,28 @@
 from collections.abc import Sequence
 
 import pytest
-from communication_records import measured, point
 from factories import (
+    NOISY,
     RESNET18_GRADIENT_BYTES,
+    comm_point,
     make_communication,
     make_communication_record,
     make_record,
     make_spec,
+    measured,
+    windowed,
 )
 from rendered_tables import build, cells, report, table_of
-from timed_records import NOISY, windowed
 
 from pipeline.experiment.measurement import SplitPart, SweptCollective, Transfer, VariantName
 
 
 def test_the_measured_tables_for_people() -> None:
     transfers = (Transfer(kind="gradients", calls_per_step=3, bytes_per_step=float(RESNET18_GRADIENT_BYTES)),)
-    text = report(make_communication_record(point(), measured(transfers=transfers)), missing=[point(num_gpus=4)])
+    text = report(
+        make_communication_record(comm_point(), measured(transfers=transfers)),
+        missing=[comm_point(num_gpus=4)],
+    )
     five = cells(table_of(text, "Q3.1: five step times"), "one GPU [ms]", "step [ms]", "note")
     assert five == [("0.800", "1.190", ""), ("missing", "", "1")]
     rows = table_of(text, "Q3.1: communication of one step, measured")
@@ -36,7 +41,7 @@ def test_the_measured_tables_for_people() -> None:
 
 def test_a_sweep_names_its_collectives() -> None:
     sweep = tuple(SweptCollective(num_bytes=8, times_ns=(4,), operation=name) for name in ("all_reduce", "all_gather"))
-    text = report(make_communication_record(point("fsdp"), measured(sweep=sweep)))
+    text = report(make_communication_record(comm_point("fsdp"), measured(sweep=sweep)))
     rows = table_of(text, "Q3.2: the link's own limit, isolated collectives")
     assert cells(rows, "operation") == [("all-gather",), ("all-reduce",)]
 
@@ -44,7 +49,7 @@ def test_a_sweep_names_its_collectives() -> None:
 def test_a_point_is_beside_its_communication_whatever_the_length_of_its_epoch() -> None:
     specs = (make_spec(num_samples=480), make_spec(strategy="ddp", num_gpus=2, num_samples=480))
     epochs = [make_record(spec, (9, time_s)) for spec, time_s in zip(specs, (8, 5), strict=True)]
-    (row,) = build(*epochs, make_communication_record(point(), measured(40)))["Q3"]
+    (row,) = build(*epochs, make_communication_record(comm_point(), measured(40)))["Q3"]
     assert row["exposed_comm_time_s"] == pytest.approx(2 * 40e-6), "480 images are two steps of 2 x 128"
 
 
@@ -62,7 +67,7 @@ def test_measured_communication_below_its_noise_is_printed_as_less_than_that(
 ) -> None:
     """The noise of a step is 3 us. A negative time is none: JSON has null, and the table of a step its difference."""
     epochs = [make_record(make_spec(), (9, 8)), make_record(make_spec(strategy="ddp", num_gpus=2), (9, 5))]
-    record = make_communication_record(point(), measured(*[exposed_us] * 6))
+    record = make_communication_record(comm_point(), measured(*[exposed_us] * 6))
     (row,) = build(*epochs, record)["Q3"]
     assert row["exposed_comm_time_s"] == (None if seconds is None else pytest.approx(seconds))
     text = report(*epochs, record)
@@ -83,7 +88,10 @@ def test_a_subtraction_whose_interval_holds_0_is_printed_as_less_than_its_upper_
 
 
 def test_a_table_in_which_no_point_has_a_result_still_says_every_state() -> None:
-    text = report(make_record(point(), status="oom", reason="out of GPU memory"), missing=[point("dp")])
+    text = report(
+        make_record(comm_point(), status="oom", reason="out of GPU memory"),
+        missing=[comm_point("dp")],
+    )
     for heading, column, states in (
         ("Q3.1: five step times", "one GPU [ms]", ["OOM"]),
         ("Q3.1: communication of one step", "step [ms]", ["OOM"]),
@@ -95,8 +103,8 @@ def test_a_table_in_which_no_point_has_a_result_still_says_every_state() -> None
 
 def test_what_the_host_costs_is_a_column_where_a_row_has_it() -> None:
     found = [
-        make_communication_record(point(batch_size_per_gpu=32), measured(*[130] * 6)),
-        make_communication_record(point(), measured()),
+        make_communication_record(comm_point(batch_size_per_gpu=32), measured(*[130] * 6)),
+        make_communication_record(comm_point(), measured()),
     ]
     rows = table_of(report(*found), "Q3.1: communication of one step, measured")
     assert cells(rows, "hidden [%]", "launch [us]") == [("", "30.0"), ("60.0", "")]
@@ -110,7 +118,9 @@ def test_a_dataparallel_table_for_people() -> None:
         Transfer(kind="outputs", calls_per_step=2, bytes_per_step=7.5),
     )
     times: dict[VariantName, Sequence[float]] = {"plain": [700.0] * 6, "dp": [31_000.0] * 6}
-    text = report(make_communication_record(point("dp"), make_communication(times, split=parts, transfers=transfers)))
+    text = report(
+        make_communication_record(comm_point("dp"), make_communication(times, split=parts, transfers=transfers))
+    )
     (row,) = table_of(text, "Q3: DataParallel's step")
     assert (row["step [ms]"], row["scatter [ms]"], row["sum of parts [ms]"]) == ("31.00", "150.0", "300.0")
     assert "gather [ms]" not in row

@@ -5,12 +5,24 @@ from typing import Any
 
 import msgspec
 import pytest
-from communication_records import LARGE, measured, point, steady
-from factories import assert_says, low, make_communication_record, make_record, make_spec, resolved, with_measurement
+from factories import (
+    LARGE,
+    assert_says,
+    comm_point,
+    low,
+    make_communication_record,
+    make_record,
+    make_spec,
+    measured,
+    resolved,
+    steady,
+    studied,
+    trained,
+    with_measurement,
+)
 from page_records import timed_record
 from rendered_plots import bar_panel, line_panel, plots_of
 from rendered_tables import answers_of, assert_row, build, cells, report, row_of, table_of
-from study_records import studied, trained
 
 from pipeline.experiment.measurement import GpuWindow, SweptCollective, Telemetry
 from pipeline.experiment.record import Environment, Gpu, Record
@@ -231,7 +243,7 @@ def communicating(gpu: str, batch_size_per_gpu: int = 128, sweep_ns: int = 0) ->
     """DDP on two GPUs of which 300 us of 5,300 are exposed, or only an isolated all-reduce of that time."""
     sweep = (SweptCollective(num_bytes=LARGE, times_ns=(sweep_ns,)),)
     found = measured(sweep=sweep) if sweep_ns else steady(300, 301, 302, 303, 304, 305)
-    return on(gpu, make_communication_record(point(batch_size_per_gpu=batch_size_per_gpu), found))
+    return on(gpu, make_communication_record(comm_point(batch_size_per_gpu=batch_size_per_gpu), found))
 
 
 def test_exposed_communication_of_another_model_is_not_set_beside_subtraction() -> None:
@@ -252,15 +264,18 @@ def test_a_sweep_is_of_one_model_and_so_is_the_link_of_a_prediction() -> None:
 
 
 def test_buckets_of_one_model_are_not_set_beside_the_link_of_another() -> None:
-    swept = on(H100, make_communication_record(point(batch_size_per_gpu=64), measured(profile=None)))
-    whole = on(H200, make_communication_record(point(batch_size_per_gpu=256), measured()))
+    swept = on(
+        H100,
+        make_communication_record(comm_point(batch_size_per_gpu=64), measured(profile=None)),
+    )
+    whole = on(H200, make_communication_record(comm_point(batch_size_per_gpu=256), measured()))
     isolated = [f"isolated all-reduce, 2 GPUs, {gpu}" for gpu in (H100, H200)]
     assert [*lines_of(plots_of(swept, whole)["q3-bandwidth"])] == [*isolated, f"DDP's buckets, 2 GPUs, {H200}"]
 
 
 def test_a_repeat_that_states_no_gpu_is_no_other_kind_of_sweep() -> None:
-    unknown = make_communication_record(point(repeat=1), measured())
-    rows = build(on(H100, make_communication_record(point(), measured())), unknown)["bandwidth"]
+    unknown = make_communication_record(comm_point(repeat=1), measured())
+    rows = build(on(H100, make_communication_record(comm_point(), measured())), unknown)["bandwidth"]
     assert ["captured" in (row["note"] or "") for row in rows] == [False, False]
 
 

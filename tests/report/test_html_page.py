@@ -8,8 +8,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from factories import assert_says, make_experiment, make_record, make_spec
-from int8_records import RECORDS
+from factories import (
+    INT8_RECORDS,
+    assert_says,
+    make_experiment,
+    make_record,
+    make_spec,
+)
 from page_records import (
     EVIL,
     batch_records,
@@ -208,7 +213,7 @@ def test_little_to_show_is_still_a_page(tmp_path: Path, found: list[Record], wor
 
 
 def test_an_experiment_that_quantizes_has_one_question(tmp_path: Path) -> None:
-    page = Page(write_page(tmp_path / "x", *RECORDS).read_text())
+    page = Page(write_page(tmp_path / "x", *INT8_RECORDS).read_text())
     assert [name for name in page.all("id") if name in QUESTIONS] == ["int8"]
     assert ("fp32" in page.text, "int8-weights.svg" in page.all("download")) == (True, True)
     assert sorted(path.name for path in (tmp_path / "x" / "plots").iterdir()) == ["int8-weights.svg", "int8.svg"]

@@ -3,8 +3,16 @@
 from typing import Any
 
 import pytest
-from factories import ends, high, low, make_record
-from int8_records import RECORDS, int8_result, point, record_of
+from factories import (
+    INT8_RECORDS,
+    ends,
+    high,
+    int8_point,
+    int8_record,
+    int8_result,
+    low,
+    make_record,
+)
 from rendered_tables import assert_row, build, cells, report, table_of
 
 from pipeline.experiment.record import Record
@@ -13,12 +21,12 @@ from pipeline.report.build_tables import Tables, flatten
 
 def tables_of(*found: Record) -> Tables:
     """The tables of six seeds, of which some have a record."""
-    return build(*found, missing=[point(seed) for seed in range(6)])
+    return build(*found, missing=[int8_point(seed) for seed in range(6)])
 
 
 def test_accuracy_is_the_median_over_seeds_with_the_interval_of_six_and_the_change_that_of_each_seed() -> None:
     """-5, -4, -2, -1, 1, 3 of 1,000: the median is -1.5; the medians of accuracy differ by 0.5."""
-    fp32, biases = tables_of(*RECORDS)["int8"]
+    fp32, biases = tables_of(*INT8_RECORDS)["int8"]
     absent = dict.fromkeys(("scale_rule", "granularity", "accuracy_change", "agreement"))
     assert_row(fp32, stage="fp32", n=6, network_bytes=248_024, **absent)
     assert ends(fp32["test_accuracy"]) == (0.6, 0.625, 0.65)
@@ -39,14 +47,14 @@ FIVE = {"n": 5, "test_accuracy": 0.623}
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        pytest.param(RECORDS[:5], FIVE | {"note": MISSING}, id="a missing seed"),
+        pytest.param(INT8_RECORDS[:5], FIVE | {"note": MISSING}, id="a missing seed"),
         pytest.param(
-            [*RECORDS[:5], record_of(5, int8_result(None, WHY))],
+            [*INT8_RECORDS[:5], int8_record(5, int8_result(None, WHY))],
             FIVE | {"note": f"{WHY}; an interval needs 6 seeds, got 5"},
             id="a network that cannot be quantized",
         ),
         pytest.param(
-            [record_of(0, int8_result(None, WHY))],
+            [int8_record(0, int8_result(None, WHY))],
             {"n": 0, "test_accuracy": None, "network_bytes": None},
             id="none that can be quantized",
         ),
@@ -61,13 +69,13 @@ def test_a_seed_without_a_network_leaves_no_interval_and_is_named(
 
 
 def test_a_point_without_a_record_keeps_its_row() -> None:
-    missing = [point(seed) for seed in range(6)]
+    missing = [int8_point(seed) for seed in range(6)]
     assert cells(tables_of()["int8"], "status", "stage", "n") == [("missing", None, 0)]
     assert " missing |" in report(missing=missing)
 
 
 def test_histograms_are_those_of_the_first_seed_with_the_lines_at_three_sigma() -> None:
-    (row,) = tables_of(*reversed(RECORDS))["int8_histograms"]
+    (row,) = tables_of(*reversed(INT8_RECORDS))["int8_histograms"]
     assert row["counts"] == [1, 2, 1]
     lines = {"low": -1.0, "high": 1.0, "three_sigma_low": -1.25, "three_sigma_high": 1.75}
     assert_row(row, seed=0, layer="conv1", tensor="weights", **lines)
@@ -75,11 +83,11 @@ def test_histograms_are_those_of_the_first_seed_with_the_lines_at_three_sigma() 
 
 def test_json_has_the_tables_of_int8_only_where_a_point_quantizes() -> None:
     names = {"int8", "int8_histograms"}
-    assert [names & flatten(build(*found)).keys() for found in (RECORDS, [make_record()])] == [names, set()]
+    assert [names & flatten(build(*found)).keys() for found in (INT8_RECORDS, [make_record()])] == [names, set()]
 
 
 def test_the_report_shows_points_and_bytes() -> None:
-    text = report(*RECORDS)
+    text = report(*INT8_RECORDS)
     shown = [
         [*table_of(text, heading)[1].values()]
         for heading in ("int8: test accuracy after quantization", "int8: agreement with fp32, and size")

@@ -3,11 +3,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import make_measurement, make_record, make_spec
+from factories import (
+    make_measurement,
+    make_record,
+    make_spec,
+    windowed,
+)
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rendered_tables import assert_row, assert_said_once, cells, report, table_of
-from timed_records import windowed
 
 from pipeline.experiment.outcomes import CollectedOutcomes, Coverage
 from pipeline.experiment.point_label import Terms

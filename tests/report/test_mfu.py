@@ -8,10 +8,19 @@ from typing import Any
 import msgspec
 import pytest
 from conftest import Command
-from factories import ends, make_experiment, make_record, make_spec, resolved, with_measurement
+from factories import (
+    NOISY,
+    ends,
+    make_experiment,
+    make_record,
+    make_spec,
+    resolved,
+    timed,
+    windowed,
+    with_measurement,
+)
 from rendered_plots import line_panel
 from rendered_tables import assert_row, build, cells, report, row_of, table_of
-from timed_records import NOISY, timed, windowed
 
 from pipeline.collect import parse_peak
 from pipeline.experiment.record import Environment, Gpu, Record

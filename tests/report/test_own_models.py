@@ -7,9 +7,17 @@ from typing import Any
 
 import pytest
 from conftest import Command
-from factories import assert_says, make_experiment, make_record, make_spec, resolved, with_epochs, with_measurement
+from factories import (
+    assert_says,
+    make_experiment,
+    make_record,
+    make_spec,
+    resolved,
+    trained,
+    with_epochs,
+    with_measurement,
+)
 from rendered_tables import assert_row, build, cells, report, table_of
-from study_records import trained
 
 from pipeline.experiment.measurement import Better
 from pipeline.experiment.record import Record

@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 from browser import look_at, needs_chromium, needs_pdftotext, print_page
-from factories import assert_says, make_record, make_spec
-from int8_records import RECORDS
+from factories import (
+    INT8_RECORDS,
+    assert_says,
+    make_record,
+    make_spec,
+)
 from page_records import EVIL, collected_in, every_question, hostile_records, write_index, write_page
 
 from pipeline.report.draw_panels import DARK, LIGHT
@@ -50,7 +54,7 @@ def test_a_page_in_both_themes_and_widths(tmp_path: Path, full_page: Path, width
 
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
 def test_the_page_of_int8_on_a_phone(tmp_path: Path, is_dark: bool) -> None:
-    found = look_at(write_page(tmp_path / "x", *RECORDS), tmp_path / "profile", PHONE, is_dark)
+    found = look_at(write_page(tmp_path / "x", *INT8_RECORDS), tmp_path / "profile", PHONE, is_dark)
     assert_stands_alone(found, width=PHONE)
     assert all(THEMES[is_dark]["--fg"] in picture for picture in found["pictures"])
     assert min(found["scales"]) >= MIN_SCALE

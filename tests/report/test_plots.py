@@ -10,17 +10,22 @@ from xml.sax.saxutils import escape
 
 import msgspec
 import pytest
-from communication_records import measured, point
 from factories import (
+    H200,
+    INT8_RECORDS,
     ROOT,
     assert_says,
+    beside,
+    comm_point,
     make_communication_record,
     make_measurement,
     make_record,
     make_spec,
+    measured,
+    on_gpus,
+    timed,
     with_measurement,
 )
-from int8_records import RECORDS
 from page_records import (
     batch_records,
     communication_records,
@@ -31,7 +36,6 @@ from page_records import (
 )
 from rendered_plots import bar_panel, labels, line_panel, plots_of, xs, ys
 from rendered_tables import published_tables
-from timed_records import H200, beside, on_gpus, timed
 
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.point_label import Terms
@@ -227,7 +231,7 @@ def test_communication_that_was_not_measured_is_one_part_with_computing() -> Non
 
 def test_parts_are_not_fitted_to_the_step_and_what_is_counted_twice_stands_below_0() -> None:
     """Of a step of 20.7 ms 20 ms are exposed, by a measurement whose step is longer than that without the wait."""
-    slow = make_communication_record(point(), measured(*[20_000] * 6))
+    slow = make_communication_record(comm_point(), measured(*[20_000] * 6))
     plot = plots_of(timed_record(make_spec(), 4), timed_record(on_gpus(2, 128), 4.056), slow)["q3"]
     parts = {part: values[1] for part, values in bar_panel(plot).parts.items()}
     assert (parts["exposed communication"], sum(parts.values())) == pytest.approx((0.02 * 196 / 4.056, 1))
@@ -269,7 +273,7 @@ def test_each_kind_of_collective_is_a_line_of_its_own() -> None:
 
 def test_int8_shows_the_change_by_stage_in_points_and_what_three_sigma_covers() -> None:
     """-5, -4, -2, -1, 1, 3 of 1,000 images; weights -1 to 1, of mean 0.25 and sigma 0.5."""
-    found = plots_of(*RECORDS)
+    found = plots_of(*INT8_RECORDS)
     panel = line_panel(found["int8"])
     assert (panel.title, labels(panel)) == ("One scale per channel: change [points]", ["fp32", "three sigma"])
     assert [*panel.series[1].points] == [pytest.approx(Point(2, -0.15, -0.5, 0.3))]
@@ -330,7 +334,7 @@ def svg_of(address: str) -> str:
 
 
 def test_a_picture_is_deterministic_self_contained_and_described() -> None:
-    wanted = [*build_plots(plot_source(*every_question())), *build_plots(plot_source(*RECORDS))]
+    wanted = [*build_plots(plot_source(*every_question())), *build_plots(plot_source(*INT8_RECORDS))]
     once, again = ([render_plot(plot) for plot in wanted] for _ in range(2))
     assert once == again
     assert {"q1", "q2", "q3", "q3-bandwidth", "q4", "int8", "int8-weights"} <= {plot.name for plot in wanted}

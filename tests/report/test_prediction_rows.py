@@ -7,9 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from communication_records import BUCKETS, NVLINK, SIZES, US, point
 from conftest import Command, assert_refused
 from factories import (
+    BUCKETS,
+    NVLINK,
+    SIZES,
+    US,
+    comm_point,
     make_collective,
     make_communication,
     make_communication_record,
@@ -51,7 +55,7 @@ def swept(num_gpus: int, step_us: float, link: Link = NVLINK, captured: bool = T
             for size in SIZES
         ),
     )
-    return make_communication_record(point(num_gpus=num_gpus, **fields), found)
+    return make_communication_record(comm_point(num_gpus=num_gpus, **fields), found)
 
 
 def predictions(*found: Record, **options: Any) -> Sequence[Row]:
@@ -171,7 +175,10 @@ def test_a_sweep_that_no_link_explains_leaves_rows_without_figures_and_a_reason(
 
 def test_points_that_were_not_measured_or_not_profiled_predict_nothing() -> None:
     unprofiled = make_communication({"plain": [1.0], "no_op_hook": [1.0], "ddp": [1.0]})
-    found = [make_communication_record(point(num_gpus=4), unprofiled), make_record(point(num_gpus=4), status="oom")]
+    found = [
+        make_communication_record(comm_point(num_gpus=4), unprofiled),
+        make_record(comm_point(num_gpus=4), status="oom"),
+    ]
     assert [predictions(record) for record in found] == [[], []]
 
 

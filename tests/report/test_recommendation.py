@@ -6,10 +6,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from factories import assert_says, make_record, make_spec
+from factories import (
+    H200,
+    NOISY,
+    assert_says,
+    make_record,
+    make_spec,
+    studied,
+    timed,
+    windowed,
+)
 from rendered_tables import answers_of, assert_said_once, build, claims_of, published_claims, report
-from study_records import studied
-from timed_records import H200, NOISY, timed, windowed
 
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.figures.intervals import median_time

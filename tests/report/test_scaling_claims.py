@@ -5,19 +5,24 @@ from typing import Any
 
 import msgspec
 import pytest
-from communication_records import LARGE, measured, point
 from factories import (
+    LARGE,
+    NOISY,
     assert_says,
+    beside,
+    comm_point,
     ends,
     make_communication_record,
     make_experiment,
     make_measurement,
     make_record,
     make_spec,
+    measured,
+    timed,
+    windowed,
 )
 from page_records import batch_records, every_question
 from rendered_tables import assert_row, build, claims_of, published_claims, row_of
-from timed_records import NOISY, beside, timed, windowed
 
 from pipeline.experiment.grid import shipped_grids
 from pipeline.experiment.measurement import SweptCollective
@@ -40,7 +45,7 @@ ONE, TWO = make_spec(), make_spec(strategy="ddp", num_gpus=2)
 def swept(busbw_gb_s: float, gpu: str = "NVIDIA H200") -> Record:
     """A communication point on two GPUs whose one isolated all-reduce had that bus bandwidth."""
     sweep = (SweptCollective(num_bytes=LARGE, times_ns=(round(LARGE / busbw_gb_s),)),)
-    record = make_communication_record(point("ddp", 2, batch_size_per_gpu=32), measured(sweep=sweep))
+    record = make_communication_record(comm_point("ddp", 2, batch_size_per_gpu=32), measured(sweep=sweep))
     return msgspec.structs.replace(record, environment=Environment(gpus=(Gpu(name=gpu),) * 2))
 
 

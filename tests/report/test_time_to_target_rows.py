@@ -5,9 +5,13 @@ from typing import Any
 
 import pytest
 from conftest import assert_refused, run_command
-from factories import ends, resolved, with_epochs
+from factories import (
+    ends,
+    resolved,
+    trained,
+    with_epochs,
+)
 from rendered_tables import assert_row, build, cells, report, table_of
-from study_records import trained
 
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec

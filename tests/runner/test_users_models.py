@@ -6,8 +6,16 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
-from factories import assert_says, failure_of, make_experiment, make_spec, measurement_of
-from own_models import SMALLEST, with_change, write_model
+from factories import (
+    SMALLEST,
+    assert_says,
+    failure_of,
+    make_experiment,
+    make_spec,
+    measurement_of,
+    with_change,
+    write_model,
+)
 
 from pipeline.experiment.find_model import source_digests
 from pipeline.experiment.folder import Experiment

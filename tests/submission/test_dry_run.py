@@ -5,8 +5,14 @@ import shlex
 from pathlib import Path
 
 from conftest import Command, without_slurm
-from factories import PLANNED, ROOT, assert_says, write_grid
-from own_models import SMALLEST, write_model
+from factories import (
+    PLANNED,
+    ROOT,
+    SMALLEST,
+    assert_says,
+    write_grid,
+    write_model,
+)
 
 from pipeline.experiment.grid import expand_grid
 from pipeline.experiment.packing import pack_elements

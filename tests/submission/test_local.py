@@ -21,8 +21,9 @@ from factories import (
     measurement_of,
     only_record,
     records_of,
+    with_change,
+    write_model,
 )
-from own_models import with_change, write_model
 
 from pipeline.experiment.folder import Experiment
 from pipeline.runner.launch_options import LaunchOptions, launch_command

@@ -11,8 +11,14 @@ from typing import Any
 import pytest
 from cluster import Cluster
 from conftest import CPU_SIZE, ROOT, Command, processes_with, succeeded, wait_for
-from factories import measurement_of, only_record, records_of, write_grid
-from own_models import with_change, write_model
+from factories import (
+    measurement_of,
+    only_record,
+    records_of,
+    with_change,
+    write_grid,
+    write_model,
+)
 from slurm_queue import MIXED, Canary, Env, array_of, queued, records_in, states
 
 from pipeline.experiment.folder import Experiment

@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 from conftest import needs_root
-from factories import make_spec
-from own_models import SMALLEST, with_change, write_model
+from factories import (
+    SMALLEST,
+    make_spec,
+    with_change,
+    write_model,
+)
 
 from pipeline.workloads import user_code
 from pipeline.workloads.find import Sources, build_workload

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import run_program, succeeded
-from own_models import write_model
+from factories import write_model
 
 import pipeline
 from pipeline.workloads import user_code
