@@ -1,9 +1,5 @@
-"""A throwaway Slurm cluster on one machine: its own daemons, ports and MUNGE, all gone at the end.
+"""A throwaway Slurm cluster on one machine: its own daemons, ports and MUNGE, all gone at the end."""
 
-As a command: `python tests/cluster.py [--nodes 1] [--real-gpus] -- COMMAND ARGS...`
-"""
-
-import argparse
 import os
 import random
 import shutil
@@ -11,7 +7,6 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -38,6 +33,8 @@ FOREIGN = (
     "SACCT",
     "SCONTROL",
 )  # may belong to another cluster
+GPU_TYPES = {"node1": "a40", "node2": "v100"}
+GPUS_PER_NODE = 4  # made up
 RANDOM = random.SystemRandom()  # tests that seed `random` must not repeat ports and job ids
 
 SLURM_CONF = """\
@@ -56,7 +53,7 @@ MailProg=/bin/true
 
 # No cgroups, no accounting.
 ProctrackType=proctrack/linuxproc
-TaskPlugin={task_plugin}
+TaskPlugin=task/none
 AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/none
 JobAcctGatherType=jobacct_gather/linux
@@ -65,7 +62,7 @@ JobAcctGatherParams=OverMemoryKill
 
 # Files named after the job ids of an earlier cluster must not match, and faults must show within seconds.
 FirstJobId={first_job_id}
-MaxArraySize={max_array_size}
+MaxArraySize=20
 MinJobAge=300
 KillWait=5
 SlurmdTimeout=20
@@ -136,10 +133,6 @@ class Cluster:
         """Start slurmctld on the state that an earlier one left; RuntimeError if not up within 30 s."""
         self._start("slurmctld", "slurmctld", "-D")
         self._await(lambda: self.run("scontrol", "ping", check=False).returncode == 0)
-
-    def stop_controller(self) -> None:
-        """SIGKILL slurmctld; jobs run on."""
-        self._kill("slurmctld")
 
     def end_controller(self) -> None:
         """SIGTERM slurmctld and wait until it has saved its state; jobs run on."""
@@ -238,29 +231,10 @@ def missing_parts() -> str | None:
 
 
 @contextmanager
-def throwaway_cluster(
-    root: Path,
-    *,
-    num_nodes: int = 2,
-    gpus_per_node: int = 4,
-    cpus_per_node: int = 8,
-    memory_mib_per_node: int = 8000,
-    max_array_size: int = 20,
-    real_gpus: bool = False,
-    gpu_types: Mapping[str, str] | None = None,
-    task_plugin: str = "task/none",
-) -> Iterator[Cluster]:
-    """A cluster of node1, node2, ... that ends with the block; RuntimeError if not up within 30 s.
-
-    `gpu_types` gives the GPUs of a node a type: {"node1": "a40"}. The `task_plugin` task/affinity binds tasks to CPUs.
-    With `real_gpus` node1 gets all NVIDIA GPUs of this machine and the other nodes none.
-    """
-    if missing := missing_parts():
-        raise RuntimeError(missing)
+def throwaway_cluster(root: Path) -> Iterator[Cluster]:
+    """A cluster of node1 and node2 that ends with the block; RuntimeError if not up within 30 s."""
     root = root.resolve()
-    root.mkdir(parents=True, exist_ok=True)
-    nodes = [f"node{number}" for number in range(1, num_nodes + 1)]
-    _make_resolvable(nodes)
+    _make_resolvable([*GPU_TYPES])
     env = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     # The path of a Unix socket holds 107 bytes and `root` may be deep.
     runtime = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
@@ -271,18 +245,12 @@ def throwaway_cluster(
         key = runtime / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(os.urandom(128))
-        if real_gpus:
-            gpus = {"node1": _real_gpus()}
-        else:
-            gpus = {node: _fake_gpus(runtime / f"{node}-gpus", gpus_per_node) for node in nodes}
         host = socket.gethostname().split(".")[0]
-        controller_port, *ports = _free_ports(1 + num_nodes)
-        types = gpu_types or {}
-        typed = {node: f"gpu:{types[node]}" if node in types else "gpu" for node in nodes}
+        controller_port, *ports = _free_ports(1 + len(GPU_TYPES))
         node_lines = [
-            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus_per_node} "
-            f"RealMemory={memory_mib_per_node}" + (f" Gres={typed[node]}:{len(gpus[node])}" if gpus.get(node) else "")
-            for node, port in zip(nodes, ports, strict=True)
+            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=8 RealMemory=12000 "
+            f"Gres=gpu:{gpu_type}:{GPUS_PER_NODE}"
+            for (node, gpu_type), port in zip(GPU_TYPES.items(), ports, strict=True)
         ]
         slurm_conf = SLURM_CONF.format(
             root=root,
@@ -290,16 +258,17 @@ def throwaway_cluster(
             host=host,
             controller_port=controller_port,
             first_job_id=RANDOM.randrange(10_000, 60_000_000),
-            max_array_size=max_array_size,
-            task_plugin=task_plugin,
             nodes="\n".join(node_lines),
         )
-        named = {node: typed[node].replace("gpu:", "gpu Type=") for node in gpus}
-        gres_lines = [f"NodeName={node} Name={named[node]} File={file}\n" for node in gpus for file in gpus[node]]
+        gres_lines = [
+            f"NodeName={node} Name=gpu Type={gpu_type} File={file}\n"
+            for node, gpu_type in GPU_TYPES.items()
+            for file in _fake_gpus(runtime / f"{node}-gpus")
+        ]
         (root / "slurm.conf").write_text(slurm_conf)
         (root / "gres.conf").write_text("".join(gres_lines))
         (root / "cgroup.conf").write_text(CGROUP_CONF)
-        cluster._bring_up(nodes)
+        cluster._bring_up([*GPU_TYPES])
         yield cluster
     finally:
         cluster._take_down()
@@ -347,48 +316,10 @@ def _free_ports(count: int) -> list[int]:
     return free[:count]
 
 
-def _fake_gpus(folder: Path, count: int) -> list[Path]:
+def _fake_gpus(folder: Path) -> list[Path]:
     """Copies of /dev/null: Slurm counts GPUs by their device files, and a node without them is invalid."""
     folder.mkdir()
-    files = [folder / str(index) for index in range(count)]
+    files = [folder / str(index) for index in range(GPUS_PER_NODE)]
     for file in files:
         os.mknod(file, stat.S_IFCHR | 0o666, os.makedev(1, 3))
     return files
-
-
-def _real_gpus() -> list[Path]:
-    files = sorted(Path("/dev").glob("nvidia[0-9]*"), key=lambda file: int(file.name.removeprefix("nvidia")))
-    if not files:
-        raise RuntimeError("No /dev/nvidia[0-9]* on this machine: leave real GPUs out.")
-    return files
-
-
-def main() -> int:
-    """Run a command on a new cluster and return its exit code, 128 + the number for a signal."""
-    parser = argparse.ArgumentParser(description="Run a command on a throwaway Slurm cluster.")
-    parser.add_argument("--nodes", type=int, help="default: 2, or 1 with --real-gpus")
-    parser.add_argument("--real-gpus", action="store_true", help="all NVIDIA GPUs of this machine, on node1")
-    parser.add_argument("--cpus", type=int, default=8, help="of a node (default: %(default)s)")
-    parser.add_argument("--memory-mib", type=int, default=8000, help="of a node (default: %(default)s)")
-    parser.add_argument("--max-array-size", type=int, default=20, help="default: %(default)s")
-    parser.add_argument("command", nargs="+", help="after `--`")
-    options = parser.parse_args()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
-    with (
-        tempfile.TemporaryDirectory(prefix="cluster-") as root,
-        throwaway_cluster(
-            Path(root),
-            num_nodes=options.nodes or (1 if options.real_gpus else 2),
-            cpus_per_node=options.cpus,
-            memory_mib_per_node=options.memory_mib,
-            max_array_size=options.max_array_size,
-            real_gpus=options.real_gpus,
-        ) as cluster,
-    ):
-        code = subprocess.call(options.command, env=cluster.env)
-    return code if code >= 0 else 128 - code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

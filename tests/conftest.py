@@ -10,21 +10,24 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import hypothesis_profiles  # noqa: F401  # it loads one
 import pytest
 from cluster import Cluster, missing_parts, throwaway_cluster
 from factories import COLOURS
-from fault_counts import PointCounts, count_points
 from forked_command import run_module
 from PIL import Image
 
 from pipeline.collect import DEFECT
+from pipeline.experiment.folder import Experiment
+from pipeline.experiment.record_store import load_folder
 from pipeline.submission import slurm_queries
 from pipeline.submission.slurm_queries import JobKey, JobState
+from pipeline.system.errors import CommandError
 
 gc.disable()  # until all is imported, else the garbage collector looks at it again and again
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's threads wait for each other: not by using up a core
@@ -51,7 +54,7 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     for item in items:
-        if {"cluster", "two_types", "binding"} & set(getattr(item, "fixturenames", ())):
+        if "cluster" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slurm)
         if item.get_closest_marker("gpu") and not has_gpu():
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
@@ -202,17 +205,12 @@ def image_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def cluster_or_skip(folder: Path, **options: Any) -> contextlib.AbstractContextManager[Cluster]:
-    """A throwaway cluster; skips the test if the machine has not what it takes."""
-    if missing := missing_parts():
-        pytest.skip(missing)
-    return throwaway_cluster(folder, **options)
-
-
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two nodes of four (made-up) GPUs, for the whole session."""
-    with cluster_or_skip(tmp_path_factory.mktemp("cluster"), memory_mib_per_node=12_000) as running:
+    """Two nodes of four (made-up) GPUs, for the whole session; skips the tests if the machine has not what it takes."""
+    if missing := missing_parts():
+        pytest.skip(missing)
+    with throwaway_cluster(tmp_path_factory.mktemp("cluster")) as running:
         yield running
 
 
@@ -265,3 +263,53 @@ def without_make(env: Mapping[str, str] = os.environ) -> dict[str, str]:
 def everything_in(folder: Path) -> dict[str, bytes | None]:
     """The bytes of every file below the folder, None for folders, by relative path."""
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+class PointCounts(NamedTuple):
+    """Points of experiments: expected by their manifests, with a result (ok or OOM), lost, and doubled.
+
+    A point is lost if its ranks wrote a result and its launch has no record, or if an array or a record names it and
+    the manifest does not. It is doubled if two of its records are ok.
+    """
+
+    expected: int = 0
+    with_result: int = 0
+    lost: int = 0
+    doubled: int = 0
+
+    def plus(self, other: "PointCounts") -> "PointCounts":
+        """Return the sums of both."""
+        return PointCounts(*(own + more for own, more in zip(self, other, strict=True)))
+
+
+def count_points(folder: Path) -> PointCounts:
+    """Return the sums over the experiments below the folder whose manifests can be read."""
+    counts = PointCounts()
+    for path, _, files in os.walk(folder):  # passes over what is too deep
+        if "manifest.json" in files:
+            counts = counts.plus(count_experiment(Experiment(Path(path))))
+    return counts
+
+
+def count_experiment(experiment: Experiment) -> PointCounts:
+    """Return the counts of one experiment, zeros if its manifest cannot be read."""
+    try:
+        manifest = experiment.read_manifest()
+        found, _ = load_folder(experiment.records_folder)
+    except (CommandError, OSError):
+        return PointCounts()
+    if manifest is None:
+        return PointCounts()
+    expected = {spec.run_id() for spec in manifest.points}
+    arrays = [array for submission in manifest.submissions for array in submission.arrays]
+    named = {run_id for array in arrays for element in array.elements for run_id in element}
+    named |= {record.run_id for record in found}
+    written = {path.parent.name for path in experiment.scratch_folder.glob("*/result.json")}
+    recorded = {f"{record.run_id}.{record.launch_id}" for record in found}
+    num_ok = Counter(record.run_id for record in found if record.status == "ok")
+    return PointCounts(
+        expected=len(expected),
+        with_result=len({record.run_id for record in found if record.status in ("ok", "oom")} & expected),
+        lost=len({name.partition(".")[0] for name in written - recorded} | (named - expected)),
+        doubled=sum(count > 1 for count in num_ok.values()),
+    )

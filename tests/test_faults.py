@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from conftest import PointCounts, count_points
 from factories import make_experiment, make_record, make_spec, slurm_submission
-from fault_counts import PointCounts, count_points
 from fault_matrix import ROOT, ROW, UNTESTED, find_tests, render_page
 
 PAGE = (ROOT / "docs/faults.md").read_text()

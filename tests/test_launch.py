@@ -1,13 +1,17 @@
+import os
 import signal
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from factories import make_experiment, make_record, make_spec
 
 from pipeline.experiment.record import Status
 from pipeline.launch import main, needs_run
 from pipeline.system.errors import CommandError
+from pipeline.training.process_group import Rank
+from pipeline.training.provenance import describe_environment
 
 
 @pytest.mark.parametrize(
@@ -41,3 +45,9 @@ def test_the_signal_that_slurm_sends_before_the_time_limit_is_ignored(
         assert signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGUSR2, before)
+
+
+@pytest.mark.fault("F14")
+def test_a_record_says_how_many_cpus_its_job_could_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5})
+    assert describe_environment(make_spec(device="cpu"), Rank(0, 1, torch.device("cpu"))).num_cpus == 2

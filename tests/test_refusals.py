@@ -29,7 +29,7 @@ from factories import (
     write_grid,
     write_model,
 )
-from slurm_queue import DEAD, NO_CONFIGURATION, fake_slurm, write_commands
+from slurm_queue import NO_CONFIGURATION, fake_slurm, write_commands
 
 from pipeline.__main__ import COMMANDS
 from pipeline.data.staging import CIFAR10_FILES, CIFAR10_FOLDER
@@ -277,18 +277,6 @@ def test_stage_refuses_a_file_other_files_under_the_names_and_a_folder_that_othe
     assert_refused(pipeline("stage", "--data", tmp_path / "data"), 2, f"{first} is not the file of CIFAR-10")
     (tmp_path / "data").chmod(0o777)
     assert_refused(pipeline("stage", "--data", tmp_path / "data"), 2, "chmod go-w")
-
-
-@pytest.mark.fault("F30")
-@pytest.mark.parametrize("cluster", ["auto", "slurm"])
-def test_a_controller_that_does_not_answer_is_4_and_nothing_runs_here(
-    pipeline: Command, tmp_path: Path, cluster: str
-) -> None:
-    env = fake_slurm(tmp_path / "bin", DEAD)
-    grid = write_grid(tmp_path, PLANNED)
-    answer = pipeline("submit", "--grid", grid, "--cluster", cluster, "--outputs", tmp_path / "out", env=env)
-    assert_refused(answer, 4, "--cluster local")
-    assert [path.exists() for path in (tmp_path / "out", tmp_path / "bin" / "sbatch.was.called")] == [False, False]
 
 
 @pytest.mark.fault("F30")

@@ -1,7 +1,6 @@
 """Variables that a shell or an outer job passes on change neither what Slurm answers nor the jobs."""
 
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -101,17 +100,6 @@ def test_the_drivers_jobs_are_the_same_whatever_the_shell_has_set(
     assert not any("set aside" in log.read_text() for log in tmp_path.glob("*/mixed/logs/*/*/*_log.*"))
     assert sorted(re.findall(r"[A-Z_]{4,}", notices[0])) == sorted(set_aside)
     assert not any("an-outer-job" in str(record["launch_id"]) for record in records_in(tmp_path / "set"))
-
-
-@pytest.mark.fault("F13")
-def test_a_driver_inside_an_allocation_submits_jobs_of_its_own(cluster: Cluster, on_slurm: Env, tmp_path: Path) -> None:
-    driver = (sys.executable, "-m", "pipeline.submit", "--grid", str(write_grid(tmp_path, MIXED)))
-    submit = (*driver, "--outputs", str(tmp_path), "--set", *TWO_POINTS, "--wait")
-    answer = succeeded(cluster.run(*SALLOC, *submit, cwd=ROOT, env=on_slurm, timeout_s=300, check=False))
-    assert [record["status"] for record in records_in(tmp_path)] == ["ok", "ok"]
-    (notice,) = [line for line in answer.stderr.splitlines() if "set aside" in line]
-    asked = {"SLURM_MEM_PER_CPU", "SLURM_GPUS", "SLURM_JOB_ID"}
-    assert {*re.findall(r"[A-Z_]{4,}", notice)} & {*asked, "SLURM_CONF"} == asked
 
 
 @pytest.mark.fault("F13")

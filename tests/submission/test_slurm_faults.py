@@ -1,21 +1,17 @@
 """Faults of jobs, nodes and the controller of a real Slurm, and of the driver beside it."""
 
-import contextlib
 import json
 import os
-import pickle
 import re
 import signal
-import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cluster import Cluster
-from conftest import Command, cluster_or_skip, succeeded, wait_for, workers_of
+from conftest import Command, succeeded, wait_for, workers_of
 from factories import write_grid, write_script
-from slurm_queue import Canary, Env, array_of, queued, records_in, states, with_sbatch
+from slurm_queue import Env, array_of, queued, records_in, states, with_sbatch
 
 GRID = """
 name: faults
@@ -80,26 +76,6 @@ def test_a_job_past_its_limit_is_a_timeout_and_a_short_one_beside_it_is_not_ende
     tables = json.loads(pipeline("collect", tmp_path, "--format", "json").stdout)["experiments"]["faults"]
     timed = {row["epoch_time_s"] is not None for row in tables["Q2"]}
     assert (tables["coverage"]["ok"], tables["coverage"]["missing"], timed) == (1, 1, {True, False})
-
-
-@pytest.mark.fault("F09")
-def test_files_that_lie_under_the_next_job_id_are_nobodys(
-    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
-) -> None:
-    """Job ids may start again. A result pickle that is loaded would leave a file."""
-    next_id = int(cluster.run("sbatch", "--partition=down", "--output=/dev/null", "--wrap=true").stdout.split()[-1]) + 1
-    evil = pickle.dumps(Canary(tmp_path / "canary"))
-    for folder in (tmp_path / "faults" / name for name in (".", "logs", "logs/old/old-0", "records")):
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in (f"{next_id}_0_result.pkl", f"{next_id}_result.pkl", f"{next_id}_submitted.pkl"):
-            (folder / name).write_bytes(evil)
-        (folder / f"{next_id}_0_log.err").write_text("torch.OutOfMemoryError: CUDA out of memory\n")
-        (folder / f"{next_id}_0.json").write_text("{}")
-    assert f"array {next_id}:" in succeeded(pipeline(*submit_of(tmp_path, "--wait"), env=on_slurm)).stdout
-    assert [part["state"] for part in states(pipeline, tmp_path, on_slurm).values()] == ["ok"]
-    coverage = json.loads(pipeline("collect", tmp_path, "--format", "json").stdout)["experiments"]["faults"]["coverage"]
-    assert (coverage["ok"], coverage["expected"], coverage["foreign"]) == (1, 1, 1)
-    assert not list(tmp_path.rglob("canary"))
 
 
 @pytest.mark.fault("F10")
@@ -184,40 +160,6 @@ def test_both_attempts_of_a_requeued_job_are_in_its_log_and_the_point_has_one_re
     (record,) = records_in(tmp_path)
     assert (record["status"], record["launch_id"].rpartition("-")[2]) == ("ok", "1")
     assert re.findall(r"attempt (\d) begins", Path(part["log"]).read_text()) == ["0", "1"]
-
-
-@pytest.fixture
-def binding(tmp_path: Path) -> Iterator[Cluster]:
-    """A cluster that binds the tasks of a job to its CPUs."""
-    with cluster_or_skip(
-        tmp_path / "binding", num_nodes=1, cpus_per_node=len(os.sched_getaffinity(0)), task_plugin="task/affinity"
-    ) as running:
-        yield running
-
-
-@pytest.mark.fault("F14")
-def test_a_record_says_how_many_cpus_its_job_could_use(pipeline: Command, binding: Cluster, tmp_path: Path) -> None:
-    if len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("a machine of one CPU has no fewer to bind to")
-    succeeded(pipeline(*submit_of(tmp_path, "--wait"), env=binding.env))
-    assert [record["environment"]["num_cpus"] for record in records_in(tmp_path)] == [1]
-
-
-@pytest.mark.fault("F15")
-def test_points_of_two_ranks_that_start_at_once_on_a_node_all_find_a_port(
-    pipeline: Command, on_slurm: Env, tmp_path: Path
-) -> None:
-    """Another process has the port that torch's launcher takes by default."""
-    changes = ("--set", "num_gpus=2", "batch_size_per_gpu=2,4,8,16")
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # somebody else holds it
-            stack.enter_context(socket.create_server(("", 29500)))
-        half = GRID.replace("mem_per_gpu_gib: 3", "mem_per_gpu_gib: 1.5")  # so that all fit at once
-        succeeded(pipeline(*submit_of(tmp_path, "--wait", *changes, grid=half), env=on_slurm))
-    found = records_in(tmp_path)
-    assert [record["status"] for record in found] == ["ok"] * 4
-    starts, ends = ([str(record[name]) for record in found] for name in ("started_at", "ended_at"))
-    assert max(starts) < min(ends), "they ran at once"
 
 
 # run by the first Python of a step: it holds the step. A controller that came back gave a job no step for two minutes

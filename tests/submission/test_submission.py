@@ -16,7 +16,7 @@ import pytest
 from cluster import Cluster
 from conftest import CPU_SIZE, SMALL_GRID, Command, assert_refused, succeeded, wait_for
 from factories import SUBMISSION, assert_says, make_experiment, make_spec, raising, write_grid, write_script
-from slurm_queue import MIXED, Env, queued, states, with_sbatch
+from slurm_queue import MIXED, Env, array_of, states, with_sbatch
 
 from pipeline.experiment.folder import Experiment
 from pipeline.runner import array_element
@@ -46,17 +46,6 @@ def test_arrays_are_cut_to_the_sites_limit_and_a_down_partition_is_named(
         sorted(part["state"] for part in states(pipeline, tmp_path, on_slurm).values()) == ["lost"] + ["pending"] * 44
     )  # without accounting, a waiting element that is cancelled is forgotten
     assert "1 point to run, 44 queued or running" in pipeline(*submit, *points, env=on_slurm).stderr
-
-
-@pytest.mark.fault("F06")
-def test_what_no_node_has_is_refused_by_name_before_anything_is_submitted(
-    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
-) -> None:
-    submit = ("submit", "--grid", "scaling", "--outputs", tmp_path, "--set", "dataset=synthetic", "strategy=ddp")
-    said = "2 of 4 points cannot run here: 2 points need 8 GPUs per node and the largest node has 4"
-    answer = pipeline(*submit, "num_gpus=1,8", "batch_size_per_gpu=32", env=on_slurm)
-    assert_refused(answer, 2, said, ", such as ddp-8gpu-b32-", "--skip-unsatisfiable")
-    assert (queued(cluster), list(tmp_path.iterdir())) == ([], [])
 
 
 # the lines of a script that are submitit's own: logs, the wckey that it would name, headings, and its executor
@@ -125,7 +114,7 @@ def test_a_controller_that_does_not_answer_ends_with_4_and_never_trains_here(
     changes = (*CPU_SIZE, "max_steps=null", "epochs=2", "batch_size_per_gpu=8")
     submit = ("submit", "--grid", SMALL_GRID, "--outputs", tmp_path, "--set", *changes)
     succeeded(pipeline(*submit, "--partition", "down", env=on_slurm))
-    cluster.stop_controller()
+    cluster.end_controller()
     try:
         for arguments in ((), ("--cluster", "slurm")):
             assert_refused(pipeline(*submit, *arguments, env=on_slurm), 4, "--cluster local")
@@ -134,26 +123,6 @@ def test_a_controller_that_does_not_answer_ends_with_4_and_never_trains_here(
         assert_refused(pipeline(*submit, "--cluster", "local", env=on_slurm), 4, "may still be running")
     finally:
         cluster.start_controller()
-
-
-@pytest.mark.fault("F07")
-@pytest.mark.parametrize(
-    ("script", "problem"),
-    [
-        ("echo 'sbatch: error: Invalid qos specification' >&2; exit 1", "Invalid qos specification"),
-        # slurmctld refuses it, and keeps a failed job of that name
-        ('exec {real} --mem=99G "$@"', "Requested node configuration is not available"),
-    ],
-)
-def test_a_refused_array_leaves_nothing_behind(
-    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path, script: str, problem: str
-) -> None:
-    submit = ("submit", "--grid", SMALL_GRID, "--outputs", tmp_path, "--account", "x", "--qos", "y")
-    env = with_sbatch(tmp_path, on_slurm, script)
-    assert_refused(pipeline(*submit, "--set", "device=cpu", env=env), 4, problem)
-    assert not list(tmp_path.glob("small/logs/*/*"))
-    manifest = json.loads((tmp_path / "small" / "manifest.json").read_text())
-    assert [array for submission in manifest["submissions"] for array in submission["arrays"]] == []
 
 
 @pytest.mark.fault("F25")
@@ -255,3 +224,47 @@ def test_an_interrupted_wait_says_that_the_jobs_run_on(
     (said,) = capsys.readouterr().err.splitlines()
     see, end = (f"python -m pipeline.{name} {tmp_path / 'x'}" for name in ("status", "cancel"))
     assert_says(said, f"interrupted; the jobs run on: see {see}", f"or end them with {end}")
+
+
+GPU_CHANGES = ("--set", "strategy=ddp", "num_gpus=2", "batch_size_per_gpu=8", "dataset=synthetic", "input=synthetic")
+SUBMIT_TO_GPUS = ("submit", "--grid", "scaling", *GPU_CHANGES)
+
+
+@pytest.mark.parametrize(
+    ("options", "lines", "asked", "memory"),
+    [
+        (("--gpu-type", "v100"), ["--gpus-per-node=v100:2"], "gres:gpu:v100:2", "12000M"),
+        (("--gpu-type", "v100", "--gres", "--mem", "0"), ["--gres=gpu:v100:2", "--mem=0"], "gres:gpu:v100:2", "0"),
+        (("--mem", "default"), ["--gpus-per-node=2"], "gres:gpu:2", "0"),  # this site gives all of a node
+    ],
+    ids=lambda value: "_".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_the_dry_run_promises_is_written_and_is_what_slurm_takes(
+    pipeline: Command,
+    cluster: Cluster,
+    on_slurm: Env,
+    tmp_path: Path,
+    options: tuple[str, ...],
+    lines: list[str],
+    asked: str,
+    memory: str,
+) -> None:
+    submit: tuple[str | Path, ...] = ("--outputs", tmp_path, "--partition", "down", *options)
+    (array,) = json.loads(pipeline(*SUBMIT_TO_GPUS, *submit, "--dry-run", "--json", env=on_slurm).stdout)["arrays"]
+    sent = succeeded(pipeline(*SUBMIT_TO_GPUS, *submit, env=on_slurm))
+    (script,) = tmp_path.glob("scaling/logs/*/*/*submission.sh")
+    asking = re.compile(r"^#SBATCH --(?:gpus|gres|mem).*", re.MULTILINE)
+    written = asking.findall(script.read_text())
+    assert written == asking.findall(array["sbatch"])
+    assert {f"#SBATCH {line}" for line in lines} <= set(written)
+    assert any("--mem" in line for line in written) is ("default" not in options)
+    job = cluster.run("scontrol", "-o", "show", "job", array_of(sent)).stdout
+    assert {f"TresPerNode={asked}", f"MinMemoryNode={memory}"} <= {*job.split()}
+
+
+def test_a_gpu_type_that_the_partition_lacks_is_refused_with_those_it_has(
+    pipeline: Command, on_slurm: Env, tmp_path: Path
+) -> None:
+    answer = pipeline(*SUBMIT_TO_GPUS, "--outputs", tmp_path, "--gpu-type", "a41", "--dry-run", env=on_slurm)
+    assert_refused(answer, 4, "--gpu-type 'a41'", "choose one of a40, v100")
+    assert not list(tmp_path.iterdir())
