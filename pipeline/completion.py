@@ -10,10 +10,9 @@ import argparse
 import importlib
 from pathlib import Path
 from typing import Any, NoReturn
-from unittest import mock
 
 from pipeline.experiment.grid import shipped_grids
-from pipeline.system import errors
+from pipeline.system import command_line, errors
 from pipeline.system.command_line import SCRIPT, CommandParser, build_parser
 
 FUNCTIONS = {
@@ -28,25 +27,27 @@ GRIDS = dict.fromkeys(FUNCTIONS, "_ddpscale_grids")
 
 
 class ParserFound(Exception):
-    """Raised in place of parsing. It has the parser of a command, complete."""
+    """Raised in place of parsing. Its only argument is the parser of a command, complete."""
 
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
-        super().__init__()
-        self.parser = parser
+
+class FoundParser(CommandParser):
+    """A parser that parses nothing."""
+
+    def parse_args(self, *_: object, **__: object) -> NoReturn:
+        raise ParserFound(self)
 
 
 def parser_of(command: str) -> argparse.ArgumentParser:
     """Return the parser of a command, which its main function builds first."""
-
-    def stop(parser: argparse.ArgumentParser) -> NoReturn:
-        raise ParserFound(parser)
-
     main = importlib.import_module(f"pipeline.{command}").main
+    command_line.parser_class = FoundParser
     try:
-        with mock.patch.object(CommandParser, "parse_args", stop):
-            main()
+        main()
     except ParserFound as found:
-        return found.parser
+        parser: argparse.ArgumentParser = found.args[0]
+        return parser
+    finally:
+        command_line.parser_class = CommandParser
     raise AssertionError(f"{command} parses no arguments")
 
 

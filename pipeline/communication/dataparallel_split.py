@@ -7,7 +7,6 @@ each. Their sum is therefore longer than the step, which overlaps some of them.
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
@@ -100,9 +99,13 @@ def count_data_parallel_transfers(step: StepFunction, num_steps: int) -> tuple[T
 
         return call
 
-    with mock.patch.dict(vars(comm), {name: counted(name) for name in TRANSFER_FUNCTIONS}):
+    originals = {name: getattr(comm, name) for name in TRANSFER_FUNCTIONS}
+    vars(comm).update({name: counted(name) for name in TRANSFER_FUNCTIONS})
+    try:
         for _ in range(num_steps):
             step()
+    finally:
+        vars(comm).update(originals)
     return mean_transfers(transfers, num_steps)
 
 

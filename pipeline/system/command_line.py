@@ -24,9 +24,12 @@ class CommandParser(argparse.ArgumentParser):
         super().error(replace_control_characters("; ".join([message, *near])))
 
 
+parser_class = CommandParser  # pipeline.completion sets another, to get the parsers of all commands
+
+
 def build_parser(name: str, docstring: str | None) -> argparse.ArgumentParser:
     """Return the parser of a command, with --version; the docstring's first line describes it."""
-    parser = CommandParser(prog=command_name(name), description=first_line(docstring))
+    parser = parser_class(prog=command_name(name), description=first_line(docstring))
     version = "print the version, and the commit in a git checkout"
     parser.add_argument("--version", action=VersionAction, nargs=0, help=version)
     return parser
