@@ -12,8 +12,8 @@ import torch
 from pipeline.experiment.spec import Spec
 from pipeline.plan.axes import CAPTURED_EXECUTIONS
 from pipeline.training import process_group
+from pipeline.training.execution import choose_execution, prepare_step
 from pipeline.training.loop import build_batches, run_epoch, set_precision
-from pipeline.training.step_setup import choose_execution, prepare_step
 from pipeline.workloads.find import Sources, build_workload
 
 NUM_WINDOWS = 6

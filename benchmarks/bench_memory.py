@@ -30,7 +30,7 @@ from pipeline.experiment.spec import Spec
 from pipeline.plan.axes import NUM_TRIAL_STEPS
 from pipeline.runner.launch_options import LaunchOptions, launch_command
 from pipeline.training.loop import set_precision
-from pipeline.workloads.cifar_models import build_model
+from pipeline.workloads.cifar_classifier import build_model
 
 FIRST_BATCH_SIZE = 65_536  # of accelerate's search
 SPEC = make_spec(input="synthetic", measure="memory", batch_size_per_gpu=512)

@@ -27,6 +27,8 @@ from torch import Tensor, nn
 from pipeline.data.images import Images, load_images
 from pipeline.experiment.spec import Spec
 from pipeline.training.integer_network import (
+    INT8_MAX,
+    INT32_MAX,
     Forward,
     QuantizedLayer,
     QuantizedNetwork,
@@ -35,11 +37,11 @@ from pipeline.training.integer_network import (
     compute_weight_scales,
     fp32_network,
     max_accumulator,
+    quantize_biases,
     read_layers,
     round_weights,
 )
-from pipeline.training.quantization import INT8_MAX, INT32_MAX, quantize_biases
-from pipeline.workloads.cifar_models import build_model
+from pipeline.workloads.cifar_classifier import build_model
 
 SEEDS = (0, 1)
 EPOCHS, BATCH_SIZE, LEARNING_RATE, MOMENTUM = 2, 4, 0.001, 0.9

@@ -31,7 +31,7 @@ from pipeline.experiment.spec import Spec
 from pipeline.figures.formulas import state_bytes
 from pipeline.plan.strategies import gathered_bytes
 from pipeline.system.host import gpu_names, num_visible_gpus
-from pipeline.training.device_memory import set_memory_limit
+from pipeline.training.devices import set_memory_limit
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, ignore_mark
 from pipeline.training.strategies import torch_strategy

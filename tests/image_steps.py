@@ -11,7 +11,7 @@ from pipeline.experiment.spec import Spec
 from pipeline.training.loop import build_batches
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep
-from pipeline.workloads.cifar_models import build_model
+from pipeline.workloads.cifar_classifier import build_model
 from pipeline.workloads.find import Sources, build_workload
 
 ALONE = Rank(0, 1, torch.device("cpu"))

@@ -21,7 +21,7 @@ from factories import make_record, make_spec
 from shaped_network import INTERFACE, PORT, ShapedNetwork, address_of, payload_bytes_per_s
 from torch import nn
 
-from pipeline.communication import collective_sweep, interleaved_timing, profiling
+from pipeline.communication import profiling, timing
 from pipeline.communication.measure_point import measure_communication
 from pipeline.experiment.measurement import Measurement
 from pipeline.experiment.outcomes import PointOutcome, resolve_outcomes
@@ -33,7 +33,7 @@ from pipeline.report.columns import Row
 from pipeline.report.prediction_rows import prediction_rows
 from pipeline.training import process_group
 from pipeline.training.process_group import Rank
-from pipeline.workloads import cifar_models
+from pipeline.workloads import cifar_classifier
 from pipeline.workloads.find import NO_SOURCES
 
 MIB = 2**20
@@ -154,7 +154,7 @@ def measure_rank(folder: Path) -> None:
     task = msgspec.json.decode((folder / TASK).read_bytes(), type=LinkTask)
     if task.is_short:
         shorten()
-    cifar_models.lenet = functools.partial(two_layers, NUM_HIDDEN_SHORT if task.is_short else NUM_HIDDEN)
+    cifar_classifier.lenet = functools.partial(two_layers, NUM_HIDDEN_SHORT if task.is_short else NUM_HIDDEN)
     share_cpus()
     rank = process_group.join_process_group(task.spec)
     before, after = NUM_TRANSFERS
@@ -175,10 +175,10 @@ def share_cpus() -> None:
 
 def shorten() -> None:
     """Let this process time fewer calls and steps; the code that times them stays the same."""
-    collective_sweep.SWEEP_BYTES["cpu"] = [8 * 2**10, 128 * 2**10, 2 * MIB, 8 * MIB]
-    collective_sweep.CALLS_PER_WINDOW["cpu"] = 1
-    interleaved_timing.WARM_UP_STEPS_PER_VARIANT = 1
-    interleaved_timing.MIN_STEPS = 1  # type: ignore[attr-defined]  # it is that of the stopping rule
+    timing.SWEEP_BYTES["cpu"] = [8 * 2**10, 128 * 2**10, 2 * MIB, 8 * MIB]
+    timing.CALLS_PER_WINDOW["cpu"] = 1
+    timing.WARM_UP_STEPS_PER_VARIANT = 1
+    timing.MIN_STEPS = 1  # type: ignore[attr-defined]  # it is that of the stopping rule
     profiling.NUM_PROFILED_STEPS["cpu"] = 1
 
 

@@ -10,9 +10,8 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from pipeline.communication import interleaved_timing, profiling, selftest_checks
-from pipeline.communication.collective_sweep import NUM_WINDOWS, capture_stream, time_collective
-from pipeline.communication.dataparallel_split import total_bytes
+from pipeline.communication import profiling, selftest_checks, timing
+from pipeline.communication.measure_point import total_bytes
 from pipeline.communication.selftest_checks import ALL_REDUCE_WINDOWS, Findings, count_windows
 from pipeline.communication.step_variants import (
     StepContext,
@@ -22,6 +21,7 @@ from pipeline.communication.step_variants import (
     build_variants,
     list_silent_calls,
 )
+from pipeline.communication.timing import NUM_WINDOWS, capture_stream, time_collective
 from pipeline.experiment.measurement import Profile
 from pipeline.experiment.spec import Spec
 from pipeline.figures.exposed_communication import collectives_of_kinds
@@ -29,8 +29,7 @@ from pipeline.figures.stopping_rule import WINDOW_S
 from pipeline.training import process_group
 from pipeline.training.loop import build_batches, build_model, run_epoch, set_precision
 from pipeline.training.process_group import Rank
-from pipeline.training.step import EagerStep, StepFunction
-from pipeline.training.step_timer import StepTimer, UnmarkedTimer
+from pipeline.training.step import EagerStep, StepFunction, StepTimer, UnmarkedTimer
 from pipeline.training.strategies import torch_strategy
 from pipeline.training.strategies.strategy import CollectiveCall, nothing
 
@@ -120,13 +119,11 @@ def time_selftest_variants(
 ) -> Findings:
     spec, rank = context.spec, context.rank
     steps = {name: variant.step for name, variant in variants.items()}
-    steps_per_window = interleaved_timing.warm_up_and_size_windows(steps, rank)
+    steps_per_window = timing.warm_up_and_size_windows(steps, rank)
     gradient_bytes = total_bytes(variants[spec.strategy].model.parameters())
-    timers = {
-        name: partial(interleaved_timing.time_steps, step, steps_per_window, rank) for name, step in steps.items()
-    }
+    timers = {name: partial(timing.time_steps, step, steps_per_window, rank) for name, step in steps.items()}
     num_windows = {name: count for name, count in count_windows(round_shares, spec.windows).items() if name in timers}
-    *_, windows = interleaved_timing.time_rounds(timers, num_windows)
+    *_, windows = timing.time_rounds(timers, num_windows)
     return Findings(
         device=rank.device.type,
         gpu=torch.cuda.get_device_name(rank.device) if rank.device.type == "cuda" else "",
@@ -189,7 +186,7 @@ def add_clock_cost(findings: Findings, batch: str, spec: Spec, rank: Rank) -> Fi
     parts_share.clear()
     timers = {"marked": partial(run, num_steps, StepTimer), "unmarked": partial(run, num_steps, UnmarkedTimer)}
     num_pairs = count_windows(selftest_checks.CLOCK_PAIR_SHARES, spec.windows)[batch]
-    for windows in interleaved_timing.time_rounds(timers, dict.fromkeys(timers, num_pairs)):
+    for windows in timing.time_rounds(timers, dict.fromkeys(timers, num_pairs)):
         marked_ns, unmarked_ns = (list(map(max, windows[name])) for name in timers)
         if batch == "large" and selftest_checks.is_clock_cost_precise_enough(batch, marked_ns, unmarked_ns):
             break

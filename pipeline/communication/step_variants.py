@@ -1,21 +1,22 @@
 """Variants of one training step. Their times differ by the cost of DDP, of its collectives, or of DataParallel."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import msgspec
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch._C._distributed_c10d import Work, _create_work_from_future  # type: ignore[attr-defined]
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from pipeline.communication.silent_group import SilentGroup
-from pipeline.data.batch import Batch, first_samples
+from pipeline.data.batches import Batch, first_samples
 from pipeline.experiment.spec import Spec
 from pipeline.plan.axes import AXIS_DEFAULTS, CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, STRATEGY_AXES, Execution
 from pipeline.training.check_workload import check_workload
-from pipeline.training.cuda_graph import (
+from pipeline.training.execution import (
     graph_capturer,
     prepare_capture,
     warm_up_and_capture,
@@ -27,6 +28,43 @@ from pipeline.training.strategies import torch_strategy
 from pipeline.training.strategies.strategy import CollectiveCall, SyncContext
 from pipeline.workloads.find import NO_SOURCES, Sources
 from pipeline.workloads.workload import Workload, WorkloadError, model_of
+
+
+class SilentGroup(dist.ProcessGroup):
+    """A group of all ranks. Each collective that DDP calls returns at once, and each rank keeps its own data.
+
+    DDP does all its other work: hooks, buckets, division by N. No rank waits for another. Gradients are not summed
+    over ranks, so that ranks end up with different gradients.
+    """
+
+    def __init__(self, rank: Rank) -> None:
+        super().__init__(rank.rank, rank.world_size)  # type: ignore[call-arg]
+        self._devices: list[int | str | torch.device] | None = [rank.device] if rank.device.type == "cuda" else None
+
+    def getBackendName(self) -> str:
+        return "silent"
+
+    def allreduce(self, tensors: list[Tensor], options: Any = None) -> Work:  # type: ignore[override]
+        return self._completed(tensors)
+
+    def broadcast(self, tensors: list[Tensor], options: Any = None) -> Work:  # type: ignore[override]
+        return self._completed(tensors)
+
+    def allgather(  # type: ignore[override]
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any = None
+    ) -> Work:
+        """Copy this rank's tensor into each rank's output, so that DDP finds the same parameter shapes on all ranks."""
+        for by_rank, tensor in zip(outputs, inputs, strict=True):
+            for output in by_rank:
+                output.copy_(tensor)
+        return self._completed(outputs)
+
+    def _completed(self, result: Any) -> Work:
+        future: Future[Any] = torch.futures.Future(devices=self._devices)
+        future.set_result(result)
+        work: Work = _create_work_from_future(future)
+        return work
+
 
 built_models: WeakSet[nn.Module] = WeakSet()  # of the variants that there are
 
@@ -100,7 +138,7 @@ def build_variant(
     The suffix `_again` repeats a variant: the difference between the two is noise.
 
     `after_backward` runs between backward and optimizer. `execution` is eager or graph. All ranks must call this
-    function inside step_setup.execution_stream(execution).
+    function inside execution.execution_stream(execution).
     """
     assert execution not in COMPILED_EXECUTIONS, "the variants of a model would share their compiled code"
     base_name = name.removesuffix("_again")

@@ -29,10 +29,10 @@ from pipeline.runner.failed_record import describe_exception
 from pipeline.runner.rank_files import PointResult, PointTask, RankError, RankFiles
 from pipeline.system import host, source_digest
 from pipeline.system.errors import redact_credentials
-from pipeline.training import device_memory, gpu_checks, process_group, provenance
+from pipeline.training import devices, process_group, provenance
 from pipeline.training.loop import train_point
 from pipeline.training.process_group import Rank, device_indices
-from pipeline.training.step_timer import PartTimesNs
+from pipeline.training.step import PartTimesNs
 from pipeline.workloads import user_code
 from pipeline.workloads.find import Sources
 from pipeline.workloads.workload import WorkloadError
@@ -44,7 +44,7 @@ LOST_PEER_GRACE_S = 1
 def save_part_times(series: list[list[PartTimesNs]], path: Path) -> None:
     """Save the time of each part of each step, in ns: an array epoch<k> of [num_ranks, num_steps, num_parts].
 
-    The parts are step_timer.STEP_PARTS. A step that is one CUDA graph has a single part, the whole step.
+    The parts are step.STEP_PARTS. A step that is one CUDA graph has a single part, the whole step.
     """
     np.savez_compressed(path, **{f"epoch{i}": np.stack(parts) for i, parts in enumerate(series, 1)})  # type: ignore[arg-type]
 
@@ -64,7 +64,7 @@ def run_rank(first: RankFiles, store: Path | None) -> None:
     for following in first.read_following():
         point, next_rank_files = following.point, first.following(following)
         with record_rank_errors(next_rank_files):
-            is_reset = process_group.all_gather(device_memory.reset_memory_statistics(point.spec, rank), bool)
+            is_reset = process_group.all_gather(devices.reset_memory_statistics(point.spec, rank), bool)
             if not has_memory_headroom(point.spec, earlier) or not all(is_reset):
                 break
             rank_files = next_rank_files
@@ -78,7 +78,7 @@ def run_rank(first: RankFiles, store: Path | None) -> None:
 
 def check_gpus_and_decode(point: PointTask) -> None:
     """Check that this rank's GPUs can compute in the point's precision, and decode its image folder."""
-    gpu_checks.check_gpu_supported(point.spec, device_indices(point.spec, process_group.find_rank(point.spec)))
+    devices.check_gpu_supported(point.spec, device_indices(point.spec, process_group.find_rank(point.spec)))
     if point.spec.dataset == "imagefolder":
         from pipeline.data.images import decode_ahead  # here: it imports torchvision, which other models do not need
 
@@ -96,7 +96,7 @@ def record_rank_errors(rank_files: RankFiles) -> Iterator[None]:
     except BaseException as raised:
         ignore_ended_workers()
         error = first_error(raised)
-        if isinstance(error, gpu_checks.GpuProblem):
+        if isinstance(error, devices.GpuProblem):
             kind, text = error.kind, str(error)
         elif isinstance(error, WorkloadError):
             kind, text = "exception", user_code.with_worker_error_first(str(error))
@@ -157,9 +157,9 @@ def add_memory_of_others(failure: RankError, spec: Spec) -> RankError:
     More than 1 GiB on one GPU counts as the cause: the kind becomes `gpu_shared`, and the message names the GPU.
     """
     indices = device_indices(spec, process_group.find_rank(spec))
-    others = {index: gpu_checks.memory_of_others_bytes(spec, index) for index in indices}
+    others = {index: devices.memory_of_others_bytes(spec, index) for index in indices}
     found = msgspec.structs.replace(failure, memory_of_others_bytes=tuple(others.values()))
-    problem = gpu_checks.other_process_problem(others, "held")
+    problem = devices.other_process_problem(others, "held")
     if problem is None:
         return found
     message = f"{problem}\n{failure.message}"[:MAX_MESSAGE_CHARS]
@@ -176,7 +176,7 @@ def run_point(point: PointTask, rank: Rank, rank_files: RankFiles, num_points_be
     if rank.rank == 0:
         rank_files.write_environment(environment)
     if point.needs_free_gpus:
-        gpu_checks.check_gpu_free({index: gpu.memory_of_others_bytes for index, gpu in enumerate(environment.gpus)})
+        devices.check_gpu_free({index: gpu.memory_of_others_bytes for index, gpu in enumerate(environment.gpus)})
     memory: Sequence[DeviceMemory] = ()
     if point.task == "measure":
         measurement = run_measurement(point, rank, rank_files)

@@ -18,12 +18,22 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset, IterableDataset
 
-from pipeline.data.batch import Batch, name_of, num_samples, pair_parts, parts_of, place_batch
-from pipeline.data.batches import TrainingBatches, batch_size_at, batch_sizes, memory_format
+from pipeline.data.batches import (
+    Batch,
+    TrainingBatches,
+    batch_size_at,
+    batch_sizes,
+    memory_format,
+    name_of,
+    num_samples,
+    pair_parts,
+    parts_of,
+    place_batch,
+)
 from pipeline.experiment.measurement import Better, short_text
 from pipeline.experiment.spec import Spec
 from pipeline.system.errors import log_line, pluralize, shorten_list
-from pipeline.training import device_memory, process_group
+from pipeline.training import devices, process_group
 from pipeline.training.process_group import Rank
 from pipeline.training.step import AUTOCAST_TYPES, ModelCall
 from pipeline.training.strategies import torch_strategy
@@ -56,9 +66,9 @@ def check_workload(
         raise WorkloadError("the model has no parameter that trains; set requires_grad")
     buffers = {name: (buffer, buffer.detach().clone()) for name, buffer in model.named_buffers()}
     count = min(NUM_CHECKED_SAMPLES, spec.batch_size_per_gpu, *batch_sizes(spec))
-    devices = [rank.device] if rank.device.type == "cuda" else []
+    gpus = [rank.device] if rank.device.type == "cuda" else []
     # not compiled here: a batch of this size never comes again
-    with torch.random.fork_rng(devices=devices), torch.compiler.set_stance("force_eager"):
+    with torch.random.fork_rng(devices=gpus), torch.compiler.set_stance("force_eager"):
         optimizer = optimizer_of(workload, model)
         batch = synthetic_batch(workload, count, rank.device)
         if spec.input == "dataloader":
@@ -78,7 +88,7 @@ def check_workload(
     del loss, batch
     for update in range(spec.epochs * spec.steps_per_epoch):
         learning_rate_of(workload, update)
-    device_memory.reset_memory_statistics(spec, rank)
+    devices.reset_memory_statistics(spec, rank)
     return optimizer
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipeline.data.batch import map_tensors
+from pipeline.data.batches import map_tensors
 from pipeline.experiment.measurement import short_text
 from pipeline.system.errors import redact_credentials, shorten_list
 from pipeline.training.process_group import COLLECTIVE_NAMESPACES, Rank

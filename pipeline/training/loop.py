@@ -25,7 +25,7 @@ from pipeline.figures.stopping_rule import is_time_precise_enough
 from pipeline.plan.axes import NUM_WARM_UP_EPOCHS, Execution
 from pipeline.plan.model_name import own_class
 from pipeline.system.errors import log_line
-from pipeline.training import device_memory, process_group
+from pipeline.training import devices, process_group
 from pipeline.training.check_workload import (
     CheckedBatches,
     check_count,
@@ -35,12 +35,11 @@ from pipeline.training.check_workload import (
     synthetic_batch,
     text_of,
 )
+from pipeline.training.devices import AMPERE
+from pipeline.training.execution import choose_execution, execution_stream, prepare_step
 from pipeline.training.flop_count import FlopCount, count_flops
-from pipeline.training.gpu_checks import AMPERE
 from pipeline.training.process_group import CollectiveWatch, Rank
-from pipeline.training.step import TrainingStep
-from pipeline.training.step_setup import choose_execution, execution_stream, prepare_step
-from pipeline.training.step_timer import STEP_PARTS, PartTimesNs, StepTimer
+from pipeline.training.step import STEP_PARTS, PartTimesNs, StepTimer, TrainingStep
 from pipeline.training.strategies import torch_strategy
 from pipeline.training.strategies.strategy import optimizer_bytes
 from pipeline.workloads.find import NO_SOURCES, Sources, build_workload
@@ -89,7 +88,7 @@ def train_point(spec: Spec, rank: Rank, sources: Sources = NO_SOURCES) -> Traine
     Training ends early when the epoch time is precise enough (may_stop_now). The measurement holds the epochs that ran.
     Raises staging.DataNotStaged, WorkloadError.
     """
-    device_memory.set_memory_limit(spec, rank)
+    devices.set_memory_limit(spec, rank)
     set_precision(spec)
     execution = choose_execution(spec, rank)
     workload, model = build_model(spec, rank, sources, execution)
@@ -322,7 +321,7 @@ def check_evaluation(workload: Workload, model: nn.Module, spec: Spec, rank: Ran
         with torch.random.fork_rng(devices=[rank.device] if rank.device.type == "cuda" else []):
             evaluate(workload, model, rank)
         model.train()
-        device_memory.reset_memory_statistics(spec, rank)
+        devices.reset_memory_statistics(spec, rank)
 
 
 def finite_or_none(value: object) -> float | None:
@@ -383,7 +382,7 @@ def build_measurement(
 ) -> Measurement:
     """Build a measurement with the memory of every rank and the size of the model. All ranks must call it."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    memory = process_group.all_gather(device_memory.read_peak_memory(spec, rank), list[DeviceMemory])
+    memory = process_group.all_gather(devices.read_peak_memory(spec, rank), list[DeviceMemory])
     is_counted = rank.rank == 0 and spec.is_whole_epoch  # after the memory is read
     flops = count_flops(workload, spec.batch_size_per_gpu, rank) if is_counted else FlopCount()
     return Measurement(

@@ -1,6 +1,8 @@
 """A point of `measure: quantize`: train in fp32, publish the weights, and test the network in every stage of int8."""
 
+import hashlib
 import itertools
+import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, get_args
@@ -8,9 +10,9 @@ from typing import NamedTuple, get_args
 import msgspec
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from pipeline.data import augmentation
+from pipeline.data import image_batches
 from pipeline.data.image_batches import CHANNEL_MEANS, CHANNEL_STDS
 from pipeline.data.images import Images, Pixels, load_images
 from pipeline.experiment.measurement import (
@@ -28,6 +30,7 @@ from pipeline.experiment.spec import Spec
 from pipeline.training.integer_network import (
     Forward,
     Layer,
+    QuantizationProblem,
     QuantizedNetwork,
     build_quantized_network,
     calibrate,
@@ -39,10 +42,54 @@ from pipeline.training.integer_network import (
 )
 from pipeline.training.loop import TrainedPoint, train_point
 from pipeline.training.process_group import Rank
-from pipeline.training.quantization import QuantizationProblem
-from pipeline.training.weight_files import load_weights, save_weights
-from pipeline.workloads.cifar_models import build_model
+from pipeline.workloads.cifar_classifier import build_model
 from pipeline.workloads.find import Sources
+
+
+class UnusableWeights(Exception):
+    """A file does not hold the weights of the model. The message says why, and what to do."""
+
+
+def save_weights(model: nn.Module, path: Path) -> str:
+    """Write the model's weights, and return the SHA-256 of the file."""
+    np.savez(path, **{name: tensor.detach().cpu().numpy() for name, tensor in model.state_dict().items()})
+    return file_sha256(path)
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def load_weights(model: nn.Module, path: Path, sha256: str | None = None) -> None:
+    """Load a weight file into the model. With `sha256` it must have that digest. Raises UnusableWeights."""
+    cure = "give the .weights.npz beside the record of this model"
+    try:
+        if sha256 is not None and (found := file_sha256(path)) != sha256:
+            raise UnusableWeights(f"{path} has the SHA-256 {found}, and its record says {sha256}; {cure}.")
+        with path.open("rb") as file:  # NumPy would not close a file that it cannot read
+            arrays = np.load(file, allow_pickle=False)
+            if not isinstance(arrays, np.lib.npyio.NpzFile):
+                raise UnusableWeights(f"{path} is one array and not a file of weights; {cure}.")
+            tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+    except (OSError, EOFError, zipfile.BadZipFile) as error:
+        raise UnusableWeights(f"{path} cannot be read as weights ({error}); {cure}.") from error
+    except (ValueError, TypeError) as error:  # pickled objects, or a type that torch does not know
+        if isinstance(error, UnusableWeights):
+            raise
+        raise UnusableWeights(f"{path} is not a file of weights; {cure}.") from error
+    expected = model.state_dict()
+    different = sorted(set(tensors) ^ set(expected))
+    if different:
+        raise UnusableWeights(f"{path}: {', '.join(different)} is in the file or in the model alone; {cure}.")
+    for name, tensor in expected.items():
+        if (tensors[name].shape, tensors[name].dtype) != (tensor.shape, tensor.dtype):
+            raise UnusableWeights(
+                f"{path}: {name} is {tensors[name].dtype} {list(tensors[name].shape)}, and the model needs "
+                f"{tensor.dtype} {list(tensor.shape)}; {cure}."
+            )
+    model.load_state_dict(tensors)
+
 
 TEST_BATCH_SIZE = 500  # of the stages; larger batches are slower on a CPU
 NUM_BINS = 64
@@ -86,7 +133,7 @@ def choose_calibration_images(images: Images, count: int, seed: int) -> Pixels:
 
 def normalize_images(pixels: Pixels) -> Tensor:
     """Return pixels [n, 32, 32, 3] uint8 as the network sees them: [n, 3, 32, 32] fp32."""
-    normalize = augmentation.Normalization(CHANNEL_MEANS, CHANNEL_STDS, torch.device("cpu"))
+    normalize = image_batches.Normalization(CHANNEL_MEANS, CHANNEL_STDS, torch.device("cpu"))
     return normalize(torch.from_numpy(np.array(pixels)), torch.float32, torch.contiguous_format)
 
 

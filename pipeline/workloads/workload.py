@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from pipeline.data.batch import Batch
+from pipeline.data.batches import Batch
 from pipeline.experiment.measurement import TEST_ACCURACY as TEST_ACCURACY
 from pipeline.experiment.measurement import Better
 

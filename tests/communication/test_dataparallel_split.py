@@ -10,8 +10,8 @@ from image_steps import ALONE
 from torch import Tensor
 from torch.nn.parallel import comm
 
-from pipeline.communication import dataparallel_split
-from pipeline.communication.dataparallel_split import (
+from pipeline.communication import measure_point
+from pipeline.communication.measure_point import (
     TRANSFER_FUNCTIONS,
     count_data_parallel_transfers,
     time_step_parts,
@@ -70,11 +70,11 @@ def test_the_split_trains_with_the_optimizer_of_the_step(monkeypatch: pytest.Mon
 
     def run_step(_: object, optimizer: torch.optim.Optimizer, __: object, mark: Callable[[str], None]) -> None:
         seen.append(optimizer.defaults)
-        for part in dataparallel_split.DATA_PARALLEL_PARTS:
+        for part in measure_point.DATA_PARALLEL_PARTS:
             mark(part)
 
-    monkeypatch.setattr(dataparallel_split, "run_step_in_parts", run_step)
-    monkeypatch.setattr(dataparallel_split, "time_when_idle_ns", lambda _: 0)
+    monkeypatch.setattr(measure_point, "run_step_in_parts", run_step)
+    monkeypatch.setattr(measure_point, "time_when_idle_ns", lambda _: 0)
     context = StepContext(spec, ALONE, build_workload(spec), None, None)
     time_step_parts(model, context)  # type: ignore[arg-type]
     assert seen[0]["weight_decay"] == spec.weight_decay > 0

@@ -7,7 +7,7 @@ import pytest
 import torch
 from image_steps import ALONE
 
-from pipeline.communication.interleaved_timing import (
+from pipeline.communication.timing import (
     WARM_UP_STEPS_PER_VARIANT,
     time_on_host,
     time_rounds,

@@ -14,24 +14,26 @@ from factories import assert_says, raising
 from image_steps import ALONE
 from torch import nn
 
-from pipeline.communication import collective_sweep, profiling
-from pipeline.communication.collective_sweep import (
+from pipeline.communication import profiling, timing
+from pipeline.communication.measure_point import NOT_TRACED, profile_collectives
+from pipeline.communication.profiling import (
+    NUM_PROFILED_STEPS,
+    PROFILER_WARM_UP_STEPS,
+    ProfileFailed,
+    RankTrace,
+    TracedCollective,
+    combine_traces,
+    mean_transfers,
+    profile_ranks,
+)
+from pipeline.communication.step_variants import StepVariant
+from pipeline.communication.timing import (
     CALLS_PER_WINDOW,
     NUM_WINDOWS,
     SMALL_BYTES,
     SMALL_FACTOR,
     time_collective,
 )
-from pipeline.communication.measure_point import NOT_TRACED, profile_collectives
-from pipeline.communication.profiling import (
-    NUM_PROFILED_STEPS,
-    PROFILER_WARM_UP_STEPS,
-    combine_traces,
-    mean_transfers,
-    profile_ranks,
-)
-from pipeline.communication.step_variants import StepVariant
-from pipeline.communication.trace import ProfileFailed, RankTrace, TracedCollective
 from pipeline.training.process_group import Rank
 from pipeline.training.step import StepFunction
 from pipeline.training.strategies.strategy import CollectiveCall
@@ -284,13 +286,13 @@ def test_on_a_gpu_a_sweep_is_captured_on_a_stream_of_its_own(monkeypatch: pytest
         yield
 
     recorder = object()
-    monkeypatch.setattr(collective_sweep, "on_new_stream", on_new_stream)
-    monkeypatch.setattr(collective_sweep, "graph_capturer", lambda: recorder)
+    monkeypatch.setattr(timing, "on_new_stream", on_new_stream)
+    monkeypatch.setattr(timing, "graph_capturer", lambda: recorder)
     gpu = Rank(1, 2, torch.device("cuda", 1))
-    with collective_sweep.capture_stream(gpu) as record:
+    with timing.capture_stream(gpu) as record:
         assert entered == [gpu]
     assert record is recorder
-    with collective_sweep.capture_stream(ALONE) as record:
+    with timing.capture_stream(ALONE) as record:
         assert record is None
 
 

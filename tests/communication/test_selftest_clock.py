@@ -10,7 +10,7 @@ from pipeline.experiment.measurement import RankEpoch
 from pipeline.experiment.spec import Spec
 from pipeline.training.loop import RankEpochSeries
 from pipeline.training.process_group import Rank
-from pipeline.training.step_timer import StepTimer, UnmarkedTimer
+from pipeline.training.step import StepTimer, UnmarkedTimer
 
 STEP_NS, MARKS_NS = 20_000_000, 400_000
 Epochs = list[tuple[int | None, type[StepTimer]]]

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.communication import step_variants
-from pipeline.communication.silent_group import SilentGroup
 from pipeline.communication.step_variants import (
+    SilentGroup,
     StepContext,
     build_variants,
     choose_variants,

@@ -9,7 +9,7 @@ from factories import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.communication.trace import (
+from pipeline.communication.profiling import (
     ProfileFailed,
     RankTrace,
     TracedCollective,

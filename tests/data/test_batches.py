@@ -18,8 +18,7 @@ from hypothesis_profiles import examples
 from image_steps import ALONE, batches_of
 
 from pipeline.data import image_batches
-from pipeline.data.batch import Batch, copy_batch
-from pipeline.data.batches import batch_sizes, build_sampler, send_errors_of_queues
+from pipeline.data.batches import Batch, batch_sizes, build_sampler, copy_batch, send_errors_of_queues
 from pipeline.data.images import IMAGE_SIZE_PX, Images, synthetic_images
 from pipeline.experiment.spec import Spec
 from pipeline.training.process_group import Rank

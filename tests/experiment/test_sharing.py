@@ -36,7 +36,7 @@ from pipeline.runner import launch_session
 from pipeline.runner.failed_record import RankExit
 from pipeline.runner.launch_options import LaunchOptions, launch_command
 from pipeline.runner.rank_files import PointResult, PointTask, RankError
-from pipeline.training.device_memory import reset_memory_statistics
+from pipeline.training.devices import reset_memory_statistics
 from pipeline.training.process_group import Rank
 
 SMALL: dict[str, Any] = {"device": "cpu", "model": "lenet", "dataset": "synthetic", "precision": "fp32"}

@@ -7,8 +7,8 @@ from factories import ROOT
 from render_results import rows
 
 from pipeline.experiment.record_store import load_record
-from pipeline.training.weight_files import load_weights
-from pipeline.workloads.cifar_models import build_model
+from pipeline.training.quantize_point import load_weights
+from pipeline.workloads.cifar_classifier import build_model
 
 
 def test_a_channel_has_too_few_weights_for_a_percentile_of_99_9() -> None:

@@ -21,7 +21,7 @@ from pipeline.runner import rank_process
 from pipeline.runner.rank_files import PointTask, RankError, RankFiles
 from pipeline.system import host
 from pipeline.training import provenance
-from pipeline.training.gpu_checks import CONTEXT_BYTES, GpuProblem
+from pipeline.training.devices import CONTEXT_BYTES, GpuProblem
 from pipeline.training.process_group import Rank
 from pipeline.workloads import user_code
 

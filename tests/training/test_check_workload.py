@@ -18,10 +18,10 @@ from pipeline.communication.step_variants import StepContext, build_variant
 from pipeline.experiment.spec import Spec
 from pipeline.training import process_group
 from pipeline.training.check_workload import check_weights, check_workload, num_items, text_of
+from pipeline.training.execution import prepare_step
 from pipeline.training.flop_count import count_flops
 from pipeline.training.loop import build_batches, check_evaluation, count_correct, evaluate
 from pipeline.training.step import EagerStep, ignore_mark
-from pipeline.training.step_setup import prepare_step
 from pipeline.workloads.workload import TEST_ACCURACY, Workload, WorkloadError, learning_rate_of, model_of
 
 Batch = Any

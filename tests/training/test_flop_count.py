@@ -13,7 +13,7 @@ from image_steps import ALONE
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from pipeline.training.compilation import num_compiled_graphs
+from pipeline.training.execution import num_compiled_graphs
 from pipeline.training.flop_count import FlopCount, count_flops
 from pipeline.training.loop import train_point
 from pipeline.workloads.find import build_workload

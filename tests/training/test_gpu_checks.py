@@ -10,7 +10,7 @@ import torch
 from factories import assert_says, make_spec, raising
 
 from pipeline.figures.formulas import GIB
-from pipeline.training.gpu_checks import (
+from pipeline.training.devices import (
     GpuProblem,
     bf16_problem,
     check_gpu_free,

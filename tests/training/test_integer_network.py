@@ -11,6 +11,7 @@ from torch import nn
 
 from pipeline.experiment.measurement import ScaleGranularity, ScaleRule
 from pipeline.training.integer_network import (
+    QuantizationProblem,
     QuantizedNetwork,
     build_quantized_network,
     calibrate,
@@ -20,8 +21,7 @@ from pipeline.training.integer_network import (
     read_layers,
     round_weights,
 )
-from pipeline.training.quantization import QuantizationProblem
-from pipeline.workloads.cifar_models import build_model
+from pipeline.workloads.cifar_classifier import build_model
 
 Array = npt.NDArray[Any]
 SCALES = list(itertools.product(get_args(ScaleRule), get_args(ScaleGranularity)))

@@ -25,7 +25,7 @@ from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, ignore_mark
 from pipeline.training.strategies import torch_strategy
 from pipeline.workloads import cifar_classifier
-from pipeline.workloads.cifar_models import build_model
+from pipeline.workloads.cifar_classifier import build_model
 from pipeline.workloads.find import build_workload
 
 GLOBAL_BATCH_SIZE = 32

@@ -13,7 +13,7 @@ from factories import LENET, make_measurement, make_record, make_spec
 from image_steps import ALONE, batches_of, step_of
 from torch import nn
 
-from pipeline.data import augmentation
+from pipeline.data import image_batches
 from pipeline.data.images import Images
 from pipeline.experiment.measurement import Epoch, Measurement, RankEpoch
 from pipeline.experiment.record import MAX_STEP_TIMES
@@ -21,7 +21,7 @@ from pipeline.experiment.record_store import encode_record
 from pipeline.experiment.spec import Spec
 from pipeline.figures.formulas import GIB
 from pipeline.figures.pooling import timed_epochs
-from pipeline.training import device_memory, process_group
+from pipeline.training import devices, process_group
 from pipeline.training.loop import (
     Evaluation,
     RankEpochSeries,
@@ -35,11 +35,9 @@ from pipeline.training.loop import (
     summarize_epoch,
     train_point,
 )
-from pipeline.training.step import EagerStep, ignore_mark
-from pipeline.training.step_timer import STEP_PARTS, PartTimesNs, StepTimer
+from pipeline.training.step import STEP_PARTS, EagerStep, PartTimesNs, StepTimer, ignore_mark
 from pipeline.training.strategies import dp, torch_strategy
-from pipeline.workloads.cifar_classifier import CifarClassifier
-from pipeline.workloads.cifar_models import build_model
+from pipeline.workloads.cifar_classifier import CifarClassifier, build_model
 from pipeline.workloads.find import build_workload
 from pipeline.workloads.workload import WorkloadError
 
@@ -99,13 +97,13 @@ def test_the_losses_of_resnet18_agree_between_layouts() -> None:
 
 def test_the_augmentation_on_the_device_lies_inside_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk of one batch: 50 ms of augmentation appear in the data part of every step, and in the epoch's time."""
-    crop_and_flip = augmentation.crop_and_flip
+    crop_and_flip = image_batches.crop_and_flip
 
     def slow(*arguments: Any) -> torch.Tensor:
         time.sleep(0.05)
         return crop_and_flip(*arguments)
 
-    monkeypatch.setattr(augmentation, "crop_and_flip", slow)
+    monkeypatch.setattr(image_batches, "crop_and_flip", slow)
     monkeypatch.setattr("pipeline.data.image_batches.AUGMENTATION_CHUNK_BYTES", 1)
     measurement, series = train(epochs=1, input="gpu")
     assert (series[0][0][:, STEP_PARTS.index("data")] >= 50_000_000).all()
@@ -331,7 +329,7 @@ def test_the_memory_limit_of_a_cpu_counts_the_batch(monkeypatch: pytest.MonkeyPa
     """It counts on top of what the process has before: a batch of 96 MiB does not raise it."""
     limits: list[int] = []
     monkeypatch.setattr("resource.setrlimit", lambda _, both: limits.append(both[0]))
-    before_bytes = device_memory.process_memory_bytes("VmData")
+    before_bytes = devices.process_memory_bytes("VmData")
     train(batch_size_per_gpu=8192, input="synthetic", max_steps=1, epochs=1, memory_limit_gib=4.0)
     (limit_bytes,) = limits
     assert limit_bytes - before_bytes == pytest.approx(4 * GIB, abs=10 * 2**20)

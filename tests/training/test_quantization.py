@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.experiment.measurement import ScaleGranularity, ScaleRule
-from pipeline.training.quantization import (
+from pipeline.training.integer_network import (
     INT8_MAX,
     INT8_MIN,
     QuantizationProblem,

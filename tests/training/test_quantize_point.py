@@ -21,12 +21,13 @@ from pipeline.training.quantize_point import (
     check_exactness,
     choose_calibration_images,
     draw_histogram,
+    file_sha256,
+    load_weights,
     normalize_images,
     quantize_layers,
     quantize_point,
 )
-from pipeline.training.weight_files import file_sha256, load_weights
-from pipeline.workloads.cifar_models import build_model
+from pipeline.workloads.cifar_classifier import build_model
 from pipeline.workloads.find import NO_SOURCES
 
 SMALL: dict[str, Any] = {

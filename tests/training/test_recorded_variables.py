@@ -4,7 +4,7 @@ import pytest
 from conftest import ROOT
 
 from pipeline.experiment.measurement import MAX_SHORT_TEXT_CHARS
-from pipeline.training.recorded_variables import recorded_variables
+from pipeline.training.provenance import recorded_variables
 
 MEASURED = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",

@@ -13,28 +13,24 @@ from image_steps import ALONE, batches_of, step_of
 from torch import Tensor, nn
 
 from pipeline.communication.step_variants import build_step_context, build_variant
-from pipeline.data.batch import Batch, num_samples, place_batch
-from pipeline.data.batches import memory_format
+from pipeline.data.batches import Batch, memory_format, num_samples, place_batch
 from pipeline.experiment.learning_rate import learning_rate_at
 from pipeline.experiment.measurement import Measurement
 from pipeline.experiment.spec import Spec
-from pipeline.training import cuda_graph, step_setup
-from pipeline.training.compilation import compile_model
-from pipeline.training.cuda_graph import (
+from pipeline.training import execution
+from pipeline.training.execution import (
     CapturedStep,
     GraphCapturer,
-)
-from pipeline.training.loop import run_epoch, train_point
-from pipeline.training.step import EagerStep, StepFunction, ignore_mark
-from pipeline.training.step_setup import (
     choose_execution,
+    compile_model,
     fastest_execution,
     has_compiler,
     prepare_step,
     restore_training_state,
 )
-from pipeline.training.step_timer import STEP_PARTS, PartTimesNs
-from pipeline.workloads.cifar_models import build_model
+from pipeline.training.loop import run_epoch, train_point
+from pipeline.training.step import STEP_PARTS, EagerStep, PartTimesNs, StepFunction, ignore_mark
+from pipeline.workloads.cifar_classifier import build_model
 from pipeline.workloads.find import build_workload
 from pipeline.workloads.image_classifier import parameter_groups
 from pipeline.workloads.workload import Workload, WorkloadError
@@ -85,7 +81,7 @@ def graphs_anywhere(monkeypatch: pytest.MonkeyPatch) -> list[StepFunction]:
         return work
 
     monkeypatch.setattr("pipeline.training.loop.choose_execution", lambda spec, rank: "graph")
-    monkeypatch.setattr(cuda_graph, "graph_capturer", lambda: record)
+    monkeypatch.setattr(execution, "graph_capturer", lambda: record)
     monkeypatch.setattr("pipeline.training.loop.execution_stream", lambda execution, rank: contextlib.nullcontext())
     return recorded
 
@@ -276,7 +272,7 @@ def traced_only(_: Workload, model: nn.Module) -> Callable[..., Tensor]:
 @pytest.mark.training
 @pytest.mark.parametrize("fields", [{}, {"layout": "channels_last"}, {"input": "dataloader"}, {"precision": "bf16"}])
 def test_nothing_compiles_inside_the_clock(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]) -> None:
-    monkeypatch.setattr(step_setup, "compile_model", traced_only)
+    monkeypatch.setattr(execution, "compile_model", traced_only)
     spec = lenet(**fields)
     workload = build_workload(spec)
     ready = prepare_step("compile", workload.build_model(), workload, spec, ALONE)
@@ -296,7 +292,7 @@ def test_what_compile_returns_can_be_called(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_model_of_which_nothing_is_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """TorchDynamo runs untraceable code eagerly: the times would be those of another execution."""
-    monkeypatch.setattr(step_setup, "compile_model", lambda _, model: model)
+    monkeypatch.setattr(execution, "compile_model", lambda _, model: model)
     with pytest.raises(RuntimeError, match="found nothing to compile in model 'lenet' under strategy 'single'"):
         prepare_step("compile", build_model("lenet", 10), build_workload(lenet()), lenet(), ALONE)
 
@@ -451,5 +447,5 @@ def test_a_graph_is_captured_only_of_an_optimizer_that_it_can_replay(
 ) -> None:
     step = step_of_own(workload, precision)
     refused = pytest.raises(WorkloadError, match=said) if said else contextlib.nullcontext()
-    with refused, cuda_graph.prepare_capture(step):
+    with refused, execution.prepare_capture(step):
         step(workload.synthetic_batch(2, ALONE.device), ignore_mark)

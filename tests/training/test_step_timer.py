@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pipeline.training import step_timer
-from pipeline.training.step_timer import STEP_PARTS, WHOLE_STEP, StepTimer, UnmarkedTimer
+from pipeline.training import step
+from pipeline.training.step import STEP_PARTS, WHOLE_STEP, StepTimer, UnmarkedTimer
 
 CPU = torch.device("cpu")
 MS = 1_000_000  # nanoseconds
@@ -106,7 +106,7 @@ def test_the_wall_clock_is_read_once_the_device_is_idle_at_the_start_and_at_the_
     clocks = SimpleNamespace(time_ns=lambda: 0, perf_counter_ns=read_clock)
     monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: done.append(f"synchronize {device}"))
-    monkeypatch.setattr(step_timer, "time", clocks)
+    monkeypatch.setattr(step, "time", clocks)
     clock = clock_type(0, torch.device("cuda:1"))
     clock.start()
     clock.stop()

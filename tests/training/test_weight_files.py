@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.training.weight_files import UnusableWeights, load_weights, save_weights
-from pipeline.workloads.cifar_models import build_model
+from pipeline.training.quantize_point import UnusableWeights, load_weights, save_weights
+from pipeline.workloads.cifar_classifier import build_model
 
 
 def make_model(seed: int, num_classes: int = 10) -> nn.Module:

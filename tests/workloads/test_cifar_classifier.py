@@ -11,8 +11,8 @@ from PIL import Image
 from torch import nn
 
 from pipeline.plan.axes import COMPILED_EXECUTIONS, Execution
+from pipeline.training.execution import has_compiler
 from pipeline.training.loop import set_precision
-from pipeline.training.step_setup import has_compiler
 from pipeline.workloads.cifar_classifier import CifarClassifier
 
 needs_compiler = pytest.mark.skipif(not has_compiler("cpu"), reason="torch.compile needs a C++ compiler")

@@ -4,7 +4,7 @@ from factories import RESNET18_GRADIENT_BYTES, RESNET18_PARAMETERS
 from torch import nn
 
 from pipeline.plan.model_name import CIFAR_MODELS
-from pipeline.workloads.cifar_models import Stem, build_model, im2col_convolution
+from pipeline.workloads.cifar_classifier import Stem, build_model, im2col_convolution
 
 
 def test_resnet18_for_cifar_has_the_published_size() -> None:
