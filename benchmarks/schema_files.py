@@ -32,7 +32,7 @@ def schema_files() -> dict[str, bytes]:
 
 def record_schema() -> dict[str, Any]:
     """Return the schema of records/*.json, from the types that read them; it has the axes of a row of tables.json."""
-    title = f"A record of one attempt at a point, schema version {SCHEMA_VERSION} and earlier"
+    title = f"A record of one attempt at a point, schema version {SCHEMA_VERSION}"
     schema = {"$schema": DIALECT, "title": title, **msgspec.json.schema(Record)}
     schema["$defs"]["AxesOfRow"] = {
         "description": "The axes of a point that a row of a table shows. One of which the row has several is null.",

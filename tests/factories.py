@@ -432,7 +432,9 @@ def five_times(
 
 def measured(*exposed_us: float, again_us: Sequence[float] = (), **fields: Any) -> Communication:
     times = five_times(exposed_us, again_us) if exposed_us else five_times(again_us=again_us)
-    sweep = (SweptCollective(num_bytes=LARGE, times_ns=(70_000, 64_000, 60_000), is_bucket=True),)
+    sweep = (
+        SweptCollective(num_bytes=LARGE, operation="all_reduce", times_ns=(70_000, 64_000, 60_000), is_bucket=True),
+    )
     given = {"profile": profile(round(exposed_us[0]) if exposed_us else 40), "sweep": sweep, **fields}
     return make_communication(times, **given)
 

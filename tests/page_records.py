@@ -61,7 +61,9 @@ def scaling_records(counts: Sequence[int] = (2, 4)) -> list[Record]:
 def communication_records() -> list[Record]:
     """One DDP step with 40 us exposed, and a sweep over message sizes."""
     sweep = tuple(
-        SweptCollective(num_bytes=size, times_ns=(20_000 + size // 100,) * 6, is_bucket=size in BUCKETS)
+        SweptCollective(
+            num_bytes=size, operation="all_reduce", times_ns=(20_000 + size // 100,) * 6, is_bucket=size in BUCKETS
+        )
         for size in (10_000, 1_000_000, *BUCKETS, 200_000_000)
     )
     return [make_communication_record(comm_point(), measured(38, 39, 40, 40, 41, 42, sweep=sweep))]

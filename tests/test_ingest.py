@@ -324,20 +324,6 @@ def test_each_option_gives_the_figures_that_need_it(
     assert tables["Q2"][1]["throughput_samples_per_s"] == throughput
 
 
-def test_a_record_of_an_earlier_version_gives_way_to_one_that_invents_nothing(tmp_path: Path) -> None:
-    """Its point keeps its run id, so that the same file again is a new attempt and not a second point."""
-    folder = ingest_text(tmp_path, GOOD)
-    (path,) = (folder / "records").iterdir()
-    shape = json.loads(path.read_text()) | {"schema_version": 11, "launch_id": "ingest-before"}
-    shape["measurement"] |= {"num_parameters": 11_173_962, "gradient_bytes": RESNET18_GRADIENT_BYTES}
-    shape["measurement"]["epochs"][0] |= {"num_updates": 3126, "num_samples": 50_000}
-    path.write_text(json.dumps(shape))
-    assert round(collect(folder)["Q1"][0]["throughput_samples_per_s"]) == 2005  # 50,000 / 24.94: what it states
-    found = collect_experiment(Experiment(ingest_text(tmp_path, GOOD)))
-    assert (found.collected.coverage.expected, found.collected.coverage.superseded) == (1, 1)
-    assert found.tables["Q1"][0]["throughput_samples_per_s"] is None
-
-
 def test_a_file_needs_four_columns_alone(tmp_path: Path) -> None:
     header = "strategy,num_gpus,batch_size_per_gpu,epoch_time_s"
     tables = collect(ingest_text(tmp_path, "ddp,1,32,10", "ddp,2,32,5", header=header))

@@ -111,7 +111,7 @@ class Experiment:
                 raise files.UnreadableFile(f"has more than {MAX_MANIFEST_VALUES} values")
             files.check_schema_version(raw, MANIFEST_VERSION)
             manifest = msgspec.json.decode(raw, type=Manifest)
-        except files.NewerSchema as error:
+        except files.OtherSchema as error:
             raise CommandError(f"{self.manifest_path} {error}.") from error
         except (files.UnreadableFile, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise CommandError(

@@ -10,8 +10,6 @@ import msgspec
 from pipeline.experiment.spec import RUN_ID_PATTERN, Spec
 from pipeline.system.host import parse_timestamp, utc_timestamp
 
-# Schema history
-#   1  first form: points, submissions, and the points of every array element
 MANIFEST_VERSION: Literal[1] = 1
 MAX_MANIFEST_BYTES = 256_000_000  # 200,000 points with every axis set take 209 MB
 MAX_MANIFEST_CONTAINERS = 2_000_000  # objects and lists, each of which takes far more memory than bytes in the file
@@ -34,7 +32,6 @@ class SlurmArray(msgspec.Struct, forbid_unknown_fields=True):
     elements: list[Annotated[list[RunId], msgspec.Meta(min_length=1)]]
     job_id: JobId | None = None  # None until Slurm has accepted the array; `job_name` finds it until then
     is_array: bool = True  # False: a plain job, of one element
-    num_lanes: int = 1  # read from manifests of earlier versions, which ran one-GPU points in parallel
 
     def job_keys(self) -> dict[str, tuple[str, int | None]]:
         """Return run id -> (job id, index in the array or None for a plain job); empty without a job id."""

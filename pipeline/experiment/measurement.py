@@ -68,7 +68,7 @@ class RankEpoch(RecordStruct, frozen=True):
 class Epoch(RecordStruct, frozen=True):
     """One epoch: every rank's times, the loss, and the accuracy (from 0 to 1).
 
-    Timings from elsewhere have None for what they do not state, updates and samples included (since schema 12).
+    Timings from elsewhere have None for what they do not state, updates and samples included.
     """
 
     epoch: PositiveInt  # counts from 1
@@ -80,10 +80,10 @@ class Epoch(RecordStruct, frozen=True):
     test_loss: float | None = None
     test_accuracy: UnitFraction | None = None
     diverged_at_update: NonNegativeInt | None = None
-    first_learning_rate: float | None = None  # of the first update; None before schema 11
-    peak_learning_rate: float | None = None  # the largest of the epoch; None before schema 11
+    first_learning_rate: float | None = None  # of the first update; None: not known
+    peak_learning_rate: float | None = None  # the largest of the epoch
     step_times_ns: tuple[Nanoseconds, ...] | None = None
-    merit: float | None = None  # over the test set; test_accuracy if that is the figure of merit (since schema 13)
+    merit: float | None = None  # over the test set; test_accuracy if that is the figure of merit
 
     @property
     def merit_or_accuracy(self) -> float | None:
@@ -108,11 +108,11 @@ class DeviceMemory(RecordStruct, frozen=True):
     rank: NonNegativeInt
     device: ShortText
     peak_allocated_bytes: NonNegativeInt
-    peak_reserved_bytes: NonNegativeInt | None = None
-    num_alloc_retries: NonNegativeInt | None = None
     # held by the process at its end or free: without other processes and CUDA itself, at most `memory_limit_gib`;
     # None on a CPU without a limit
-    usable_bytes: NonNegativeInt | None = None
+    usable_bytes: NonNegativeInt | None
+    peak_reserved_bytes: NonNegativeInt | None = None
+    num_alloc_retries: NonNegativeInt | None = None
 
 
 class StepSeries(RecordStruct, frozen=True):
@@ -137,8 +137,7 @@ class Profile(RecordStruct, frozen=True):
     `comm_ns`: gradient reductions. `compute_ns`: all work except collectives. `overlap_ns`: both at once. Time with
     several kernels at once counts once. On the CPU compute is not traced: all but `comm_ns` are 0. `no_op_compute_ns`
     and `no_op_again_compute_ns`: `compute_ns` of equally many steps without gradient reductions (no-op hook), profiled
-    before and after. They are empty if not recorded, and have older names in the JSON. `covered_ns` stands in old
-    records and is not read: reductions during compute or in a gap of up to 5 us between kernels.
+    before and after. They are empty if not recorded.
     """
 
     num_steps: PositiveInt
@@ -146,13 +145,12 @@ class Profile(RecordStruct, frozen=True):
     comm_ns: tuple[Nanoseconds, ...] = ()
     compute_ns: tuple[Nanoseconds, ...] = ()
     overlap_ns: tuple[Nanoseconds, ...] = ()
-    covered_ns: tuple[Nanoseconds, ...] = ()
-    no_op_compute_ns: tuple[Nanoseconds, ...] = msgspec.field(default=(), name="quiet_compute_ns")
-    no_op_again_compute_ns: tuple[Nanoseconds, ...] = msgspec.field(default=(), name="quiet_again_compute_ns")
+    no_op_compute_ns: tuple[Nanoseconds, ...] = ()
+    no_op_again_compute_ns: tuple[Nanoseconds, ...] = ()
 
     def __post_init__(self) -> None:
         traced = (self.comm_ns, self.compute_ns, self.overlap_ns)
-        added = (self.covered_ns, self.no_op_compute_ns, self.no_op_again_compute_ns)
+        added = (self.no_op_compute_ns, self.no_op_again_compute_ns)
         ranks = {len(total) for total in traced if any(traced)} | {len(total) for total in added if total}
         ranks |= {len(step) for collective in self.collectives for step in collective.durations_ns}
         steps = {len(collective.durations_ns) for collective in self.collectives}
@@ -164,7 +162,7 @@ class SweptCollective(RecordStruct, frozen=True):
     """An isolated collective of one size: of a gather the output, of every other operation the input."""
 
     num_bytes: PositiveInt
-    operation: Operation = "all_reduce"  # others since schema 14
+    operation: Operation
     times_ns: tuple[PositiveNanoseconds, ...] = ()  # slowest rank's time per call, by window; empty after an OOM
     is_bucket: bool = False  # a collective of the step has this operation and size
 
@@ -192,9 +190,7 @@ class Communication(RecordStruct, frozen=True):
     transfers: tuple[Transfer, ...] = ()
     profile: Profile | None = None
     sweep: tuple[SweptCollective, ...] = ()
-    # True if the calls of the sweep ran as one CUDA graph. None without a sweep, and before schema 6, where they did so
-    # only if the steps did
-    sweep_captured: bool | None = None
+    sweep_captured: bool | None = None  # True if the calls of the sweep ran as one CUDA graph; None without a sweep
     split: tuple[SplitPart, ...] = ()
     notes: tuple[Text, ...] = ()  # on parts that could not be measured, with the reason
 
@@ -220,7 +216,7 @@ class MemoryTrial(RecordStruct, frozen=True):
     peak_reserved_bytes: NonNegativeInt | None = None
     usable_bytes: NonNegativeInt | None = None
     num_alloc_retries: NonNegativeInt | None = None
-    reason: Text | None = None  # of a failure other than an OOM (since schema 9)
+    reason: Text | None = None  # of a failure other than an OOM
 
     @property
     def is_oom(self) -> bool:
@@ -341,15 +337,15 @@ class Measurement(RecordStruct, frozen=True):
     communication: Communication | None = None
     memory_search: MemorySearch | None = None
     quantization: Quantization | None = None
-    unit: ShortText = "images"  # of an item; this and the next three are new in schema 13
+    unit: ShortText = "images"  # of an item
     items_per_sample: PositiveInt = 1
-    merit: ShortText | None = None  # the name of the figure of merit; None: before schema 13, the test accuracy
+    merit: ShortText | None = None  # the name of the figure of merit; None: none, or not stated
     better: Better = "higher"  # figures of merit
-    sharding: Sharding | None = None  # of FSDP; this and the next three are new in schema 14
+    sharding: Sharding | None = None  # of FSDP
     optimizer_bytes: NonNegativeInt | None = None  # the optimizer's state on the rank that has most
     flops_per_sample: FlopsPerSample | None = None  # forward and backward pass
     flops_note: ShortText | None = None  # operations that the count lacks, or why there is none
-    own_collectives: tuple[ShortText, ...] = ()  # operations that the user's code calls in a step (since schema 15)
+    own_collectives: tuple[ShortText, ...] = ()  # operations that the user's code calls in a step
 
 
 class GpuWindow(RecordStruct, frozen=True):

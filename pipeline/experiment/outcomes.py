@@ -31,7 +31,7 @@ class PointOutcome(NamedTuple):
     record: Record | None
     reason: str
     superseded: Sequence[Record] = ()
-    # its only record is rejected but may be valid: to be renamed, made readable, or read by a later pipeline
+    # its only record is rejected but may be valid: to be renamed, made readable, or read by another version
     may_hold_result: bool = False
 
 
@@ -149,7 +149,7 @@ def resolve_point(spec: Spec, attempts: list[Record], bad: RejectedFile | None) 
         return PointOutcome(spec, record.status, record, record.reason, superseded)
     if bad is not None:
         reason = f"its only record was not read: {bad.reason}{cure_for_rejected(bad)}"
-        may_hold_result = bad.is_newer or bad.copy_of is not None or bad.reason.startswith(CANNOT_READ)
+        may_hold_result = bad.of_other_version or bad.copy_of is not None or bad.reason.startswith(CANNOT_READ)
         return PointOutcome(spec, "rejected", None, reason, may_hold_result=may_hold_result)
     return PointOutcome(spec, "missing", None, "no record")
 
@@ -161,4 +161,4 @@ def cure_for_rejected(bad: RejectedFile) -> str:
         return f"; rename it to {run_id}.{attempt}.json"
     if bad.reason.startswith(CANNOT_READ):
         return "; make it readable"
-    return "" if bad.is_newer else "; remove it and submit again"
+    return "" if bad.of_other_version else "; remove it and submit again"

@@ -11,31 +11,8 @@ from pipeline.experiment.spec import Spec
 from pipeline.plan.axes import COMPILED_EXECUTIONS, NonNegativeInt
 from pipeline.system.host import parse_timestamp
 
-# Schema history
-#   1  first form: spec, status, measurement by epoch and rank, failure, environment
-#   2  adds the start of each rank's epoch, communication and telemetry; a version 1 record has none of them
-#   3  adds the search for the memory boundary, usable device memory, the execution used and its preparation time, and
-#      the failure `implied_oom` (not run, because a smaller batch ran out of memory); an epoch's parts may be None
-#   4  adds the number of points that the same processes ran before
-#   5  adds the failure `timeout` (ended so that the later points of its array element run), and boot ids
-#   6  adds `sweep_captured`
-#   7  adds the compute time of a profiled step without gradient reductions
-#   8  adds the covered part of a profiled step's reductions, and a second profile without reductions
-#   9  adds the reason of a failed trial of a memory search, if it is not an OOM
-#  10  adds the digest of the imported source and if its files changed since, the memory that other processes held on
-#      each GPU at the start and after an OOM, the failures `gpu_shared` (OOM beside another process) and
-#      `unsupported_gpu`
-#  11  adds the variant `no_collectives`, and times windows of steps after a lead-in, with the device busy
-#      adds the learning rate at the first update of each epoch and the largest one, and the axes `schedule`, `nesterov`
-#      and `reference_batch_size`
-#      adds the result of `measure: quantize` and the number of its calibration images
-#  12  adds None ("not stated") for the parameters, the bytes of gradients, the updates and the samples of timings from
-#      elsewhere; earlier versions wrote those of ResNet-18 and CIFAR-10 where `ingest` was not told
-#  13  adds options of the model, fp16, the unit of items, the figure of merit, and the source of a user's model
-#  14  adds the strategies `fsdp` and `zero1`, passes that accumulate gradients, gathers and scatters in a sweep, the
-#      units of FSDP and the size of the optimizer's state, and the FLOPs of a sample
-#  15  adds the highest clock of each sampled GPU, and the collectives that the user's code calls in a step
-SCHEMA_VERSION: Literal[15] = 15
+SCHEMA_VERSION: Literal[1] = 1
+FORMER_VERSIONS = range(2, 16)  # numbers that were in use before 1: the next version is 16
 
 MAX_STEP_TIMES = 40_000  # over all epochs; a longer series is stored in the .steps.npz only
 MAX_RANK_EPOCHS = 1_000  # epochs x ranks; with more there is no space for step times
@@ -130,7 +107,7 @@ class Environment(RecordStruct, frozen=True):
 class Record(RecordStruct, frozen=True):
     """One attempt. Raises ValueError if status and content contradict each other."""
 
-    schema_version: Literal[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
+    schema_version: Literal[1]
     run_id: ShortText
     attempt: NonNegativeInt
     spec: Spec

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pipeline.experiment.record import SCHEMA_VERSION, Environment, Record, Status
+from pipeline.experiment.record import FORMER_VERSIONS, SCHEMA_VERSION, Environment, Record, Status
 from pipeline.experiment.spec import RUN_ID_PATTERN, Spec
 from pipeline.system import files
 from pipeline.system.errors import NO_CONTROL_CHARACTERS, redact_credentials
@@ -30,15 +30,15 @@ class RejectedFile(NamedTuple):
     run_id: str | None  # None if the point is unknown
     reason: str
     copy_of: tuple[str, int] | None = None  # run id and attempt of the valid record that it holds under a wrong name
-    is_newer: bool = False  # a later version of the pipeline wrote it
+    of_other_version: bool = False  # another version of the pipeline wrote it
 
 
 class InvalidRecord(files.UnreadableFile):
-    """The file does not hold the record that its name states. `copy_of` and `is_newer` are as in RejectedFile."""
+    """The file does not hold the record that its name states. The other arguments are as in RejectedFile."""
 
-    def __init__(self, reason: str, copy_of: tuple[str, int] | None = None, is_newer: bool = False) -> None:
+    def __init__(self, reason: str, copy_of: tuple[str, int] | None = None, of_other_version: bool = False) -> None:
         super().__init__(reason)
-        self.copy_of, self.is_newer = copy_of, is_newer
+        self.copy_of, self.of_other_version = copy_of, of_other_version
 
 
 _record_decoder = msgspec.json.Decoder(Record)
@@ -123,9 +123,9 @@ def load_record(path: Path | str) -> Record:
         raise InvalidRecord(str(error)) from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         try:
-            files.check_schema_version(raw, SCHEMA_VERSION)
-        except files.NewerSchema as newer:
-            raise InvalidRecord(str(newer), is_newer=True) from error
+            files.check_schema_version(raw, SCHEMA_VERSION, FORMER_VERSIONS)
+        except files.OtherSchema as other:
+            raise InvalidRecord(str(other), of_other_version=True) from error
         reason = str(error).replace(PATTERN_ERROR, "a name has a control character")
         raise InvalidRecord(reason or type(error).__name__) from error
     run_id, attempt = record.run_id, record.attempt
@@ -151,7 +151,7 @@ def load_folder(folder: Path, *, for_tables: bool = False) -> tuple[list[Record]
         except InvalidRecord as error:
             match = RECORD_NAME_PATTERN.fullmatch(name)
             run_id = error.copy_of[0] if error.copy_of else match[1] if match else None
-            rejected.append(RejectedFile(folder / name, run_id, str(error), error.copy_of, error.is_newer))
+            rejected.append(RejectedFile(folder / name, run_id, str(error), error.copy_of, error.of_other_version))
         else:
             if for_tables:
                 drop_fields_without_table(record, environments)

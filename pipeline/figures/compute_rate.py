@@ -33,16 +33,6 @@ PEAKS = {
 A name must match as a whole: a part of a GPU (MIG) and other variants (NVL, V100S) have other peaks.
 """
 
-MAX_CLOCKS_MHZ = {
-    r"V100-SXM2-(16|32)GB": 1530,
-    r"V100-PCIE-(16|32)GB": 1380,
-    r"A40": 1740,
-    r"A100-SXM4-[48]0GB|A100-PCIE-40GB|A100 80GB PCIe": 1410,
-    r"H100 PCIe": 1755,
-    r"H100 80GB HBM3|H200": 1980,
-}
-"""Highest clocks of the multiprocessors, by the name that the driver reports, for records that do not state them."""
-
 
 class Peak(NamedTuple):
     """The peak of one GPU in TFLOP/s, and who says so."""

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from pipeline.experiment.measurement import GpuWindow
 from pipeline.experiment.record import Record
 from pipeline.figures import formulas
-from pipeline.figures.compute_rate import MAX_CLOCKS_MHZ, look_up
 from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.figures.pooling import PooledPoint, group_pairs, timed_epochs
 
@@ -42,25 +41,23 @@ def energy_notes(point: PooledPoint) -> list[Note]:
 
 def clock_notes(point: PooledPoint) -> list[Note]:
     """Return a note if clocks were lowered during the timed epochs."""
-    return throttled_notes([window for record in point.ok_records for window in timed_windows(record)], point.gpu)
+    return throttled_notes([window for record in point.ok_records for window in timed_windows(record)])
 
 
-def throttled_notes(windows: Sequence[GpuWindow], gpu: str) -> list[Note]:
+def throttled_notes(windows: Sequence[GpuWindow]) -> list[Note]:
     """Return a note with the reasons for which clocks were lowered in these windows, if any, and by how much."""
     reasons = sorted({reason for window in windows for reason in window.throttle_reasons or ()})
-    loss = clock_loss(windows, gpu)
+    loss = clock_loss(windows)
     known = {} if loss is None else {"below": loss}
     return [make_note(THROTTLED, reasons=reasons, **known)] if reasons else []
 
 
-def clock_loss(windows: Iterable[GpuWindow], gpu: str) -> float | None:
+def clock_loss(windows: Iterable[GpuWindow]) -> float | None:
     """Return how far the clock of the slowest GPU is below its highest, as a share; None if not known."""
-    of_model = look_up(MAX_CLOCKS_MHZ, gpu)  # of records before schema 15
-    known = ((window, window.highest_sm_clock_mhz or of_model) for window in windows)
     shares = group_pairs(
-        (window.gpu, window.median_sm_clock_mhz / highest)
-        for window, highest in known
-        if highest and window.median_sm_clock_mhz is not None
+        (window.gpu, window.median_sm_clock_mhz / window.highest_sm_clock_mhz)
+        for window in windows
+        if window.highest_sm_clock_mhz and window.median_sm_clock_mhz is not None
     )
     slowest = min(map(statistics.median, shares.values()), default=None)
     return None if slowest is None else 1 - slowest

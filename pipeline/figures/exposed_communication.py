@@ -117,8 +117,8 @@ def least_exposed_rank(profile: Profile) -> TracedExposure:
     Exposed communication is the time of collectives that no compute kernel overlaps, plus the extra time of compute
     over a step without them. The step without them was profiled twice: the mean is used, and the difference is the
     noise. The result is usually larger than that of the step times, because it counts a collective in a gap between two
-    kernels even if the gap would exist without it; longer gaps can hide from it. The extra time is missing in records
-    before schema 8.
+    kernels even if the gap would exist without it; longer gaps can hide from it. The extra time is missing where
+    the step without them was not profiled.
     """
     if not any(profile.compute_ns):
         return TracedExposure()

@@ -125,8 +125,6 @@ def sweep_key(record: Record) -> SweepKey:
     spec, found = record.spec, record.measurement
     captured = found.communication.sweep_captured if found and found.communication else None
     execution = "graph" if captured else "eager"
-    if captured is None:  # earlier records do not state it: the calls were run as the steps were
-        execution = (found.execution_used if found else None) or spec.execution
     return SweepKey(spec.device, spec.num_nodes, spec.num_gpus, execution, comparability.gpu_model(record))
 
 

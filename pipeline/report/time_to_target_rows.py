@@ -128,7 +128,7 @@ def target_row(
     figures: dict[str, Any] = {final_key: final, target_key: target}
     num_diverged = sum(map(time_to_target.is_diverged, records))
     notes = [make_note(DIVERGED, count=num_diverged, repeats=len(records))] if num_diverged else []
-    notes += [*missing_notes(point), *equal_batch_notes(point, one), *throttled_notes(all_windows(timed), point.gpu)]
+    notes += [*missing_notes(point), *equal_batch_notes(point, one), *throttled_notes(all_windows(timed))]
     if target is None:
         notes.append(make_note(NO_TARGET))
     else:

@@ -10,7 +10,7 @@ import stat
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 import msgspec
@@ -372,8 +372,8 @@ def remove_leftovers(folder: Path, prefix: str) -> None:
                         os.unlink(entry.path)
 
 
-class NewerSchema(UnreadableFile):
-    """Raised if a later version of this project wrote the file."""
+class OtherSchema(UnreadableFile):
+    """Raised if another version of this project wrote the file."""
 
 
 class SchemaHeader(msgspec.Struct):
@@ -382,13 +382,16 @@ class SchemaHeader(msgspec.Struct):
     schema_version: int
 
 
-def check_schema_version(raw: bytes, newest: int) -> None:
-    """Raise NewerSchema if the JSON has a later schema version than `newest`."""
+def check_schema_version(raw: bytes, current: int, former: Container[int] = ()) -> None:
+    """Raise OtherSchema if the JSON has another schema version than `current`. `former` are larger, and older."""
     try:
         version = msgspec.json.decode(raw, type=SchemaHeader).schema_version
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return
-    if version > newest:
-        raise NewerSchema(
-            f"has schema {version} of a later pipeline; this one reads schemas up to {newest}: update the pipeline"
-        )
+    if version == current:
+        return
+    if version < current or version in former:
+        age, cure = "an earlier", "measure again in another folder, or use the release that wrote it"
+    else:
+        age, cure = "a later", "update the pipeline"
+    raise OtherSchema(f"has schema {version} of {age} pipeline; this one reads schema {current}: {cure}")

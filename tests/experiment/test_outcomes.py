@@ -136,7 +136,7 @@ def test_each_attempt_number_is_taken_once_so_that_ties_cannot_happen(tmp_path: 
     ("file", "cure"),
     [
         (spoilt(POINTS[0]), "is truncated; remove it and submit again"),
-        (spoilt(POINTS[0])._replace(is_newer=True), "is truncated"),
+        (spoilt(POINTS[0])._replace(of_other_version=True), "is truncated"),
         (
             spoilt(POINTS[0])._replace(reason="cannot be read: Permission denied"),
             "cannot be read: Permission denied; make it readable",

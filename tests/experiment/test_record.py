@@ -35,7 +35,7 @@ from pipeline.experiment.record_store import load_folder, publish_record
         ({"ddp": [[0]]}, {}, "Expected `int` >= 1"),
         ({"ddp": [[1]]}, {"comm_ns": [1], "compute_ns": [1, 2]}, "every rank in each total"),
         ({"ddp": [[1]]}, {"comm_ns": [1, 2], "compute_ns": [1, 2]}, "every rank in each total"),
-        ({"ddp": [[1]]}, {"comm_ns": [1], "compute_ns": [1], "overlap_ns": [1], "covered_ns": [1, 2]}, "every rank in"),
+        ({"ddp": [[1]]}, {"comm_ns": [1], "compute_ns": [1], "overlap_ns": [1], "no_op_compute_ns": [1, 2]}, "every"),
         ({"ddp": [[1]]}, {"collectives": [[[], []]]}, "every rank in each total"),
         ({"ddp": [[1]]}, {"collectives": [[[1, 2], [1, 2], [1, 2]]]}, "every rank in each total"),
         ({"ddp": [[1]]}, {"collectives": [[[1, 2], [1]]]}, "every rank in each total"),
@@ -79,7 +79,7 @@ def test_a_variant_has_one_series() -> None:
 NAMES: dict[str, tuple[type, Callable[[str], dict[str, Any]]]] = {
     "operation": (Collective, lambda text: {"kind": "gradients", "operation": text, "num_bytes": 4}),
     "part": (SplitPart, lambda text: {"part": text, "times_ns": [1]}),
-    "device": (DeviceMemory, lambda text: {"rank": 0, "device": text, "peak_allocated_bytes": 1}),
+    "device": (DeviceMemory, lambda text: {"rank": 0, "device": text, "peak_allocated_bytes": 1, "usable_bytes": 1}),
     "layer": (
         LayerScales,
         lambda text: {

@@ -141,7 +141,7 @@ def test_what_limits_a_point_and_its_next_step(found: list[Record], expected: li
     assert cells(weak(*found), "limit", "next_step") == expected
 
 
-def windowed_at(clock_mhz: float | None, gpu: str = "NVIDIA H200", highest_mhz: float | None = None) -> Record:
+def windowed_at(clock_mhz: float | None, highest_mhz: float | None = 1980) -> Record:
     """A point whose GPU met its power limit in the timed epoch, with the median clock there and the highest."""
     window = GpuWindow(
         epoch=2,
@@ -151,16 +151,17 @@ def windowed_at(clock_mhz: float | None, gpu: str = "NVIDIA H200", highest_mhz: 
         highest_sm_clock_mhz=highest_mhz,
         throttle_reasons=("sw_power_cap",),
     )
-    return msgspec.structs.replace(on(gpu, resident(4, 128)), telemetry=Telemetry(interval_s=0.1, gpus=(window,)))
+    return msgspec.structs.replace(
+        on("NVIDIA H200", resident(4, 128)), telemetry=Telemetry(interval_s=0.1, gpus=(window,))
+    )
 
 
 def test_power_is_a_limit_only_where_the_clock_is_lower_by_more_than_3_per_cent() -> None:
-    for record in (windowed_at(1782), windowed_at(1782, "Unknown GPU", 1980)):
-        (row,) = weak(record)
-        assert_row(row, limit="power", limit_share=0.1)
-        assert limit_words(row) == "power, clock 10 % below its maximum"
-    for clock_mhz, gpu in ((1980, "NVIDIA H200"), (1925, "NVIDIA H200"), (None, "NVIDIA H200"), (1000, "Unknown GPU")):
-        (row,) = weak(windowed_at(clock_mhz, gpu))
+    (row,) = weak(windowed_at(1782))
+    assert_row(row, limit="power", limit_share=0.1)
+    assert limit_words(row) == "power, clock 10 % below its maximum"
+    for clock_mhz, highest_mhz in ((1980, 1980), (1925, 1980), (None, 1980), (1000, None)):
+        (row,) = weak(windowed_at(clock_mhz, highest_mhz))
         assert_row(row, "throttled", limit=None, next_step=NOTHING_FOUND)
 
 

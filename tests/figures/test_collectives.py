@@ -66,8 +66,6 @@ def test_kernels_slowed_beside_a_reduction_are_exposed_and_no_gap_is_chosen() ->
     fields = {"no_op_compute_ns": (70_000, 67_000), "no_op_again_compute_ns": (72_000, 69_000)}
     found = least_exposed_rank(msgspec.structs.replace(TRACED, **fields))
     assert found == pytest.approx((8.75 * US, 1.75 * US, 0.5 * US))  # (40 - 12 + 78 - 71) / 4; the other rank 64 / 4
-    earlier = msgspec.structs.replace(TRACED, **fields, covered_ns=(20_000, 82_000))
-    assert least_exposed_rank(earlier) == found  # earlier records counted gaps of up to 5 us as covered
     for missing in fields:
         without = msgspec.structs.replace(TRACED, **fields | {missing: ()})
         assert least_exposed_rank(without) == least_exposed_rank(TRACED)

@@ -70,7 +70,7 @@ def test_repeats_with_other_buckets_are_not_mixed() -> None:
 
 
 def test_the_sweep_pools_all_points_on_as_many_gpus() -> None:
-    other = measured(sweep=(SweptCollective(num_bytes=LARGE, times_ns=(66_000,)),))
+    other = measured(sweep=(SweptCollective(num_bytes=LARGE, operation="all_reduce", times_ns=(66_000,)),))
     places = (
         (comm_point(), measured()),
         (comm_point(batch_size_per_gpu=32), other),
@@ -83,7 +83,10 @@ def test_the_sweep_pools_all_points_on_as_many_gpus() -> None:
 
 
 def test_a_size_without_memory_is_an_oom_without_figures() -> None:
-    sweep = (SweptCollective(num_bytes=LARGE, times_ns=(65_000,)), SweptCollective(num_bytes=2**40))
+    sweep = (
+        SweptCollective(num_bytes=LARGE, operation="all_reduce", times_ns=(65_000,)),
+        SweptCollective(num_bytes=2**40, operation="all_reduce"),
+    )
     fits, large = build(make_communication_record(comm_point(), measured(sweep=sweep)))["sweep"]
     assert_row(fits, status="ok", note=None)
     absent = dict.fromkeys(("time_s", "algbw_gb_s", "busbw_gb_s"))
@@ -91,9 +94,10 @@ def test_a_size_without_memory_is_an_oom_without_figures() -> None:
 
 
 def swept(time_us: int = 30, execution: Execution = "eager", precision: str = "tf32", **place: Any) -> Record:
-    sweep = (SweptCollective(num_bytes=LARGE, times_ns=(time_us * 1000,)),)
+    sweep = (SweptCollective(num_bytes=LARGE, operation="all_reduce", times_ns=(time_us * 1000,)),)
     record = make_communication_record(
-        comm_point(execution=execution, precision=precision, **place), measured(sweep=sweep)
+        comm_point(execution=execution, precision=precision, **place),
+        measured(sweep=sweep, sweep_captured=execution == "graph"),
     )
     return with_measurement(record, execution_used=execution, precision_used=precision)
 

@@ -193,7 +193,7 @@ def test_what_a_captured_step_cannot_tell_is_null_with_the_reason(execution: Any
 
 def test_peak_memory_is_that_of_the_fullest_gpu() -> None:
     memory = tuple(
-        DeviceMemory(rank=rank, device=f"cuda:{rank}", peak_allocated_bytes=gib * GIB)
+        DeviceMemory(rank=rank, device=f"cuda:{rank}", peak_allocated_bytes=gib * GIB, usable_bytes=None)
         for rank, gib in enumerate((1, 3, 2))
     )
     assert build(with_measurement(make_record(ddp(3)), memory=memory))["Q2"][0]["peak_memory_gib"] == 3.0

@@ -69,7 +69,7 @@ def test_the_figures_of_a_step_by_hand() -> None:
     assert ends(row["collectives_time_s"], US) == pytest.approx((68, 70, 72))  # 30 for the buffers
     times = five_times()
     del times["no_collectives"]
-    assert exposed_row(make_communication(times))["collectives_time_s"] is None, "as before schema 11"
+    assert exposed_row(make_communication(times))["collectives_time_s"] is None
 
 
 def test_the_spread_between_runs_of_a_step_and_of_its_exposed_communication() -> None:

@@ -241,7 +241,7 @@ def test_speed_ups_of_two_models_are_not_ranked() -> None:
 
 def communicating(gpu: str, batch_size_per_gpu: int = 128, sweep_ns: int = 0) -> Record:
     """DDP on two GPUs of which 300 us of 5,300 are exposed, or only an isolated all-reduce of that time."""
-    sweep = (SweptCollective(num_bytes=LARGE, times_ns=(sweep_ns,)),)
+    sweep = (SweptCollective(num_bytes=LARGE, operation="all_reduce", times_ns=(sweep_ns,)),)
     found = measured(sweep=sweep) if sweep_ns else steady(300, 301, 302, 303, 304, 305)
     return on(gpu, make_communication_record(comm_point(batch_size_per_gpu=batch_size_per_gpu), found))
 

@@ -45,7 +45,11 @@ SEARCH = MemorySearch(
 
 
 def record_of(spec: Spec, found: MemorySearch = SEARCH, retries: int = 0) -> Record:
-    memory = (DeviceMemory(rank=0, device="cuda:0", peak_allocated_bytes=135 * GIB, num_alloc_retries=retries),)
+    memory = (
+        DeviceMemory(
+            rank=0, device="cuda:0", peak_allocated_bytes=135 * GIB, usable_bytes=None, num_alloc_retries=retries
+        ),
+    )
     return with_measurement(make_record(spec), epochs=(), memory=memory, memory_search=found)
 
 
@@ -91,7 +95,9 @@ def test_every_search_has_a_row_whatever_became_of_it() -> None:
 
 @pytest.mark.parametrize(("retries", "note"), [(0, None), (1, "once"), (3, "3 times")])
 def test_an_allocator_that_had_to_try_again_is_marked_here_and_in_q1(retries: int, note: str | None) -> None:
-    memory = (DeviceMemory(rank=0, device="cuda:0", peak_allocated_bytes=GIB, num_alloc_retries=retries),)
+    memory = (
+        DeviceMemory(rank=0, device="cuda:0", peak_allocated_bytes=GIB, usable_bytes=None, num_alloc_retries=retries),
+    )
     (timed,) = build(with_measurement(make_record(), memory=memory))["Q1"]
     expected = note and f"memory was full {note}: the allocator freed its cache and tried again"
     assert [row["note"] for row in (timed, memory_row(retries=retries))] == [expected] * 2

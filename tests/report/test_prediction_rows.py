@@ -51,7 +51,9 @@ def swept(num_gpus: int, step_us: float, link: Link = NVLINK, captured: bool = T
         profile=Profile(num_steps=2, collectives=collectives),
         sweep_captured=captured,
         sweep=tuple(
-            SweptCollective(num_bytes=size, times_ns=(round(all_reduce_time_s(link, num_gpus, size) * 1e9),))
+            SweptCollective(
+                num_bytes=size, operation="all_reduce", times_ns=(round(all_reduce_time_s(link, num_gpus, size) * 1e9),)
+            )
             for size in SIZES
         ),
     )

@@ -44,7 +44,7 @@ ONE, TWO = make_spec(), make_spec(strategy="ddp", num_gpus=2)
 
 def swept(busbw_gb_s: float, gpu: str = "NVIDIA H200") -> Record:
     """A communication point on two GPUs whose one isolated all-reduce had that bus bandwidth."""
-    sweep = (SweptCollective(num_bytes=LARGE, times_ns=(round(LARGE / busbw_gb_s),)),)
+    sweep = (SweptCollective(num_bytes=LARGE, operation="all_reduce", times_ns=(round(LARGE / busbw_gb_s),)),)
     record = make_communication_record(comm_point("ddp", 2, batch_size_per_gpu=32), measured(sweep=sweep))
     return msgspec.structs.replace(record, environment=Environment(gpus=(Gpu(name=gpu),) * 2))
 
