@@ -6,7 +6,12 @@ again and again while the ranks measure.
 """
 
 from torch.distributed import HashStore  # type: ignore[attr-defined]
-from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo, rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous import (
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 NAME = "one_node"
@@ -25,8 +30,10 @@ class OneNodeRendezvous(StaticTCPRendezvous):
         return RendezvousInfo(HashStore(), 0, 1, no_address)
 
 
+def create(parameters: RendezvousParameters) -> OneNodeRendezvous:
+    return OneNodeRendezvous("localhost", 0, 0, 1, parameters.run_id, 0)
+
+
 def register() -> None:
-    """Make the rendezvous known to torchrun's agent by its name."""
-    rendezvous_handler_registry.register(
-        NAME, lambda parameters: OneNodeRendezvous("localhost", 0, 0, 1, parameters.run_id, 0)
-    )
+    """Make the rendezvous known to torchrun's agent by its name. A second call changes nothing."""
+    rendezvous_handler_registry.register(NAME, create)
