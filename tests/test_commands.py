@@ -14,7 +14,6 @@ from conftest import (
     assert_refused,
     everything_in,
     plain_environment,
-    run_command,
     run_program,
     succeeded,
     without_slurm,
@@ -171,64 +170,27 @@ def test_everything_measured_already_is_0_and_nothing_runs(
     assert sorted(path.name for path in tmp_path.rglob("*.json")) == before
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Answer]:
-    """The tiny grid after a real run on this machine, and what submit said."""
-    folder = tmp_path_factory.mktemp("tiny")
-    write_grid(folder, TINY)
-    return folder, run_command(*submit_tiny(folder))
-
-
-def submit_tiny(folder: Path) -> tuple[str, ...]:
-    return ("submit", "--grid", str(folder / "grid.yaml"), "--outputs", str(folder / "out"), "--cluster", "local")
-
-
 @pytest.mark.training
-def test_a_grid_runs_to_its_end_on_this_machine(tiny: tuple[Path, Answer]) -> None:
-    folder, answer = tiny
-    assert succeeded(answer).stdout == f"folder {folder / 'out' / 'tiny'}\n"
-    assert "Traceback" not in answer.stderr
-    found = records_of(Experiment(folder / "out" / "tiny"))
-    assert {(record.spec.batch_size_per_gpu, record.status) for record in found} == {(8, "ok"), (65_536, "oom")}
-
-
-@pytest.mark.training
-def test_a_probe_that_really_ran_out_of_memory_is_a_cell_and_no_gap(
-    pipeline: Command, tiny: tuple[Path, Answer]
+def test_a_grid_runs_to_its_end_on_this_machine_and_again_runs_only_what_rerun_names(
+    pipeline: Command, tmp_path: Path
 ) -> None:
-    folder, _ = tiny
-    answer = pipeline("collect", folder / "out", "--format", "json", "--strict")
-    assert (answer.returncode, answer.stderr) == (0, "")
-    tables = json.loads(answer.stdout)["experiments"]["tiny"]
+    """The probe really runs out of memory: it is a cell and no gap."""
+    out = tmp_path / "out"
+    submit = ("submit", "--grid", write_grid(tmp_path, TINY), "--outputs", out, "--cluster", "local")
+    assert succeeded(pipeline(*submit)).stdout == f"folder {out / 'tiny'}\n"
+    strict = pipeline("collect", out, "--format", "json", "--strict")
+    assert (strict.returncode, strict.stderr) == (0, "")
+    tables = json.loads(strict.stdout)["experiments"]["tiny"]
     measured, probe = tables["Q1"]
     assert measured["epoch_time_s"] > measured["compute_time_s"] > 0
     assert (probe["batch_size_per_gpu"], probe["status"], probe["epoch_time_s"]) == (65_536, "oom", None)
     assert [row["batch_size_per_gpu"] for row in tables["oom"]] == [65_536]
     assert [row["num_updates"] for row in tables["Q4"]] == [8, 16]  # 64 samples at 8: 8 steps
-
-
-@pytest.mark.training
-def test_the_same_command_again_runs_nothing_and_is_0(pipeline: Command, tiny: tuple[Path, Answer]) -> None:
-    folder, _ = tiny
-    before = sorted((folder / "out" / "tiny" / "records").iterdir())
-    assert "0 points to run" in succeeded(pipeline(*submit_tiny(folder))).stderr
-    assert sorted((folder / "out" / "tiny" / "records").iterdir()) == before
-
-
-@pytest.mark.training
-def test_status_says_one_state_a_point(pipeline: Command, tiny: tuple[Path, Answer]) -> None:
-    folder, _ = tiny
-    states = json.loads(pipeline("status", folder / "out", "--json").stdout)["experiments"]["tiny"]
-    assert [part["state"] for part in states] == ["ok", "oom"]
-    assert all(Path(part["log"]).is_file() for part in states)
-
-
-@pytest.mark.training
-def test_rerun_oom_is_a_second_attempt_and_keeps_the_first(pipeline: Command, tiny: tuple[Path, Answer]) -> None:
-    folder, _ = tiny
-    succeeded(pipeline(*submit_tiny(folder), "--rerun", "oom"))
-    found = records_of(Experiment(folder / "out" / "tiny"))
-    attempts = [(record.spec.batch_size_per_gpu, record.attempt, record.status) for record in found]
+    states = json.loads(pipeline("status", out, "--json").stdout)["experiments"]["tiny"]
+    assert [(part["state"], Path(part["log"]).is_file()) for part in states] == [("ok", True), ("oom", True)]
+    assert "0 points to run" in succeeded(pipeline(*submit)).stderr
+    succeeded(pipeline(*submit, "--rerun", "oom"))
+    attempts = [(one.spec.batch_size_per_gpu, one.attempt, one.status) for one in records_of(Experiment(out / "tiny"))]
     assert sorted(attempts) == [(8, 0, "ok"), (65_536, 0, "oom"), (65_536, 1, "oom")]
 
 

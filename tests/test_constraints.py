@@ -2,12 +2,8 @@
 
 import configparser
 import importlib.metadata
-import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from factories import ROOT
@@ -77,22 +73,3 @@ def test_the_constraints_for_volta_differ_in_torch_and_its_cuda_alone() -> None:
     differing = {package for package, _ in usual.items() ^ for_volta.items()}
     assert {package for package in differing if not OF_TORCH.fullmatch(package)} == set()
     assert (for_volta["torch"], for_volta["torchvision"]) == ("2.10.0", "0.25.0")
-
-
-@pytest.mark.wheel
-@pytest.mark.parametrize("name", FILES)
-def test_a_fresh_environment_has_what_is_pinned_and_nothing_else(name: str, tmp_path: Path) -> None:
-    """pip resolves and installs nothing."""
-    report = tmp_path / "report.json"
-    install = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]
-    install.append("--use-feature=fast-deps")  # of a wheel its metadata alone, not gigabytes
-    command = [*install, "--report", str(report), "--constraint", name, *map(str, requirements_of_setup_cfg())]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    if done.returncode and any(phrase in done.stderr for phrase in NO_NETWORK):
-        pytest.skip("the packages cannot be resolved without a network")
-    assert done.returncode == 0, done.stderr
-    entries = [entry["metadata"] for entry in json.loads(report.read_text())["install"]]
-    found = {str(canonicalize_name(entry["name"])): entry["version"] for entry in entries}
-    pins = pins_of(name)
-    assert set(found.items()) - set(pins.items()) == set()
-    assert pins.keys() - found.keys() <= OFTEN_DIFFERS

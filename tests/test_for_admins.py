@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections import Counter
+from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -38,7 +39,7 @@ def calls_in(log: Path) -> Counter[str]:
 
 
 def test_a_follower_asks_slurm_less_and_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand-ins note each call; a made-up clock runs while the follower sleeps."""
+    """How often it waits: test_slurm_is_asked_ever_more_rarely_also_while_points_keep_ending."""
     point, log = make_spec(), tmp_path / "calls"
     answers = {"scontrol": "echo 'Slurmctld(primary) at here is UP'", "sacct": "", "sbatch": ""}
     answers["squeue"] = f"echo '7|0|RUNNING|0|NONE|None|0|{ARRAY}'"
@@ -47,23 +48,14 @@ def test_a_follower_asks_slurm_less_and_less_often(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     monkeypatch.delenv("SLURM_CONF", raising=False)
     experiment = make_experiment(tmp_path / "x", missing=[point], submissions=[slurm_submission([point])])
-
-    by_minute: list[Counter[str]] = []
-    slept_s = 0.0
-
-    def sleep(seconds: float) -> None:
-        nonlocal slept_s
-        if int((slept_s + seconds) // 60) > int(slept_s // 60):
-            by_minute.append(calls_in(log) - sum(by_minute, Counter()))
-        slept_s += seconds
-
-    monkeypatch.setattr(read_progress, "time", SimpleNamespace(sleep=sleep))
+    waits_s: list[float] = []
+    monkeypatch.setattr(read_progress, "time", SimpleNamespace(sleep=waits_s.append))
     for _ in read_progress.poll_until_finished({"x": experiment}):
-        if len(by_minute) == 3:
+        if sum(waits_s) >= 120:
             break
-    first, *later = by_minute
-    assert [first, *later] == [dict.fromkeys(("scontrol", "squeue", "sacct"), count) for count in (5, 2, 2)]
-    said = f"{sum(first.values())} calls in the first minute and {sum(later[0].values())} in each later one"
+    in_minutes = Counter(int(end_s // 60) for end_s in accumulate(waits_s, initial=0))
+    assert calls_in(log) == dict.fromkeys(("scontrol", "squeue", "sacct"), len(waits_s) + 1)
+    said = f"{3 * in_minutes[0]} calls in the first minute and {3 * in_minutes[1]} in each later one"
     assert_says(PAGE, "| 3 calls for each experiment |", said)
 
 

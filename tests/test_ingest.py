@@ -4,12 +4,11 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 from conftest import assert_refused, everything_in, run_command
 from factories import RESNET18_GRADIENT_BYTES, ROOT, assert_says, make_experiment, make_record, measurement_of
-from rendered_tables import assert_row, assert_said_once, cells, row_of
+from rendered_tables import assert_row, assert_said_once, cells, published_tables, row_of
 
 from pipeline import ingest
 from pipeline.experiment import record_store
@@ -25,94 +24,55 @@ GOOD = "dp,1,32,2,24.94,23.76,,,ok"
 RESNET18_ON_CIFAR10 = ("--num-samples", "50000", "--num-parameters", "11173962")  # as both published reports state
 
 
-class Ingested(NamedTuple):
-    """A reference file after the two commands: its experiment's JSON, and its report."""
-
-    shape: dict[str, Any]
-    report: str
-
-    def row(self, table: str, **axes: object) -> dict[str, Any]:
-        wanted = {"scaling": "weak", **axes}.items()
-        found: dict[str, Any]
-        (found,) = [row for row in self.shape[table] if wanted <= {"scaling": "weak", **row}.items()]
-        return found
-
-
 REFERENCES = {"a40": ("a40-ddp", "NVIDIA A40"), "v100": ("v100-dp", "NVIDIA V100")}  # both as they were published
 
 
-@pytest.fixture(scope="module")
-def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ingested]:
-    """The published runs on A40s and on V100s, by name."""
-    outputs = tmp_path_factory.mktemp("references")
-    for name, gpu in REFERENCES.values():
-        file = ROOT / "tests" / "recorded" / f"{name}.csv"
-        answer = run_command("ingest", file, "--outputs", outputs / name, "--gpu", gpu, *RESNET18_ON_CIFAR10)
-        assert (answer.returncode, answer.stdout) == (0, ""), answer.stderr
-    answer = run_command("collect", outputs, "--format", "json")
-    assert answer.returncode == 0, answer.stderr
-    found = json.loads(answer.stdout)["experiments"]
-    assert found.keys() == {name for name, _ in REFERENCES.values()}
+def facts_of(folder: Path) -> dict[str, tuple[object, ...]]:
+    """What each record of a folder says, by run id."""
     return {
-        key: Ingested(found[name], (outputs / name / "report.md").read_text()) for key, (name, _) in REFERENCES.items()
+        one.run_id: (one.spec, one.status, one.reason, one.measured, one.measurement, one.environment.gpus)
+        for one in records_in(folder)
     }
 
 
-@pytest.fixture
-def a40(references: dict[str, Ingested]) -> Ingested:
-    return references["a40"]
+@pytest.mark.parametrize(("name", "gpu"), REFERENCES.values(), ids=REFERENCES)
+def test_a_reference_file_gives_the_records_that_are_published(tmp_path: Path, name: str, gpu: str) -> None:
+    """Their tables are golden."""
+    file = ROOT / "tests" / "recorded" / f"{name}.csv"
+    run_ingest(file, "--outputs", tmp_path / name, "--gpu", gpu, *RESNET18_ON_CIFAR10)
+    assert facts_of(tmp_path / name) == facts_of(ROOT / "published" / name) != {}
 
 
-@pytest.fixture
-def v100(references: dict[str, Ingested]) -> Ingested:
-    return references["v100"]
+SPEEDUPS = {
+    ("a40-ddp", 2, 32): 1.457,  # 23.550/16.164
+    ("a40-ddp", 4, 32): 2.599,  # 23.550/9.060
+    ("a40-ddp", 4, 2048): 3.466,  # 20.714/5.976
+    ("v100-dp", 2, 32): 0.745,  # 24.94/33.48: a slow-down, printed as such
+    ("v100-dp", 4, 8192): 3.653,  # 18.34/5.02
+}
 
 
-@pytest.mark.parametrize(
-    ("file", "num_gpus", "batch_size_per_gpu", "speedup"),
-    [
-        ("a40", 2, 32, 1.457),  # 23.550/16.164
-        ("a40", 4, 32, 2.599),  # 23.550/9.060
-        ("a40", 4, 2048, 3.466),  # 20.714/5.976
-        ("v100", 2, 32, 0.745),  # 24.94/33.48: a slow-down, printed as such
-        ("v100", 4, 8192, 3.653),  # 18.34/5.02
-    ],
-)
-def test_speedups_as_worked_by_hand(
-    references: dict[str, Ingested], file: str, num_gpus: int, batch_size_per_gpu: int, speedup: float
-) -> None:
-    row = references[file].row("Q2", num_gpus=num_gpus, batch_size_per_gpu=batch_size_per_gpu)
-    assert (round(row["speedup"], 3), row["baseline"]) == (speedup, "ddp" if file == "a40" else "dp")
+@pytest.mark.parametrize(("point", "speedup"), SPEEDUPS.items())
+def test_speedups_as_worked_by_hand(point: tuple[str, int, int], speedup: float) -> None:
+    name, num_gpus, size = point
+    row = row_of(published_tables(name)["Q2"], num_gpus=num_gpus, batch_size_per_gpu=size)
+    assert (round(row["speedup"], 3), row["baseline"]) == (speedup, "ddp" if name == "a40-ddp" else "dp")
     assert round(row["parallel_efficiency"], 4) == round(row["speedup"] / num_gpus, 4)
-    assert f" {speedup} |" in references[file].report
 
 
-def test_communication_by_subtraction_as_worked_by_hand(a40: Ingested, v100: Ingested) -> None:
-    row = a40.row("Q3", num_gpus=2, batch_size_per_gpu=32)
-    names = ("steps_per_epoch", "ring_bytes_per_epoch")
-    assert {key: row[key] for key in row if key in names or ("subtraction_" in key and row[key])} == {
-        "steps_per_epoch": 782,  # ceil(25,000 / 32)
-        "ring_bytes_per_epoch": 782 * RESNET18_GRADIENT_BYTES,  # 34,952,153,136
-        "compute_time_subtraction_s": pytest.approx(11.775),  # 23.550 / 2
-        "comm_time_subtraction_s": pytest.approx(4.389),  # 16.164 - 11.775
-        "bandwidth_subtraction_gb_s": pytest.approx(34.952153136 / 4.389),  # 7.96
-    }
-    row = v100.row("Q3", num_gpus=2, batch_size_per_gpu=32)
-    assert_row(row, "a ring is assumed", comm_time_subtraction_s=21.01)  # 33.48 - 12.47
-
-
-def test_a40_learning_by_epoch_as_it_was_published(a40: Ingested) -> None:
-    row = a40.row("Q4", num_gpus=4, batch_size_per_gpu=2048, epoch=5)
-    assert_row(row, loss=1.8399, accuracy=0.2899, num_updates=35)  # 5 x ceil(12,500 / 2048) = 5 x 7
-    assert "1.8399 |                 28.99 |" in a40.report
-
-
-def test_a40_out_of_memory_is_a_cell_and_not_a_gap(a40: Ingested) -> None:
-    for table in ("Q1", "Q2"):
-        assert_row(a40.row(table, num_gpus=1, batch_size_per_gpu=8192), status="oom", epoch_time_s=None)
-    assert cells(a40.shape["oom"], "strategy", "num_gpus", "batch_size_per_gpu") == [("ddp", 1, 8192)]
-    assert_row(a40.shape["coverage"], expected=12, ok=11, oom=1)
-    assert "OOM" in a40.report
+def test_communication_by_subtraction_as_worked_by_hand() -> None:
+    row, of_v100 = (
+        row_of(published_tables(name)["Q3"], num_gpus=2, batch_size_per_gpu=32) for name in ("a40-ddp", "v100-dp")
+    )
+    assert_row(
+        row,
+        steps_per_epoch=782,  # ceil(25,000 / 32)
+        ring_bytes_per_epoch=782 * RESNET18_GRADIENT_BYTES,  # 34,952,153,136
+        compute_time_subtraction_s=11.775,  # 23.550 / 2
+        comm_time_subtraction_s=4.389,  # 16.164 - 11.775
+        bandwidth_subtraction_gb_s=34.952153136 / 4.389,  # 7.96
+    )
+    assert_row(of_v100, "a ring is assumed", comm_time_subtraction_s=21.01)  # 33.48 - 12.47
 
 
 def test_a_baseline_stated_as_oom_leaves_its_row_without_one(tmp_path: Path) -> None:
@@ -125,64 +85,11 @@ def test_a_baseline_stated_as_oom_leaves_its_row_without_one(tmp_path: Path) -> 
     )
 
 
-def test_an_epoch_without_a_time_is_learning_alone(v100: Ingested) -> None:
-    assert cells(v100.shape["Q4"], "num_gpus", "epoch", "loss", "accuracy") == [(4, 5, 1.344, 0.50944)]
-    assert v100.row("Q2", num_gpus=4, batch_size_per_gpu=512)["epoch_time_s"] == 6.66
-
-
-@pytest.mark.parametrize("file", REFERENCES)
-def test_what_the_file_does_not_state_is_null_and_printed_not_stated(
-    file: str, references: dict[str, Ingested]
-) -> None:
-    found = references[file]
-    assert {*cells(found.shape["Q1"], "precision", "input", "peak_memory_gib")} == {(None,) * 3}
-    assert_says(found.report, "precision not stated, input not stated", "versions not stated")
-
-
-def test_a_figure_that_the_file_does_not_state_is_explained_in_its_row(a40: Ingested) -> None:
-    assert a40.row("Q1", batch_size_per_gpu=32)["note"]
-    assert "augmented" not in a40.report  # nothing states it
-
-
-def test_the_wait_for_data_is_the_epoch_less_the_computation(a40: Ingested, v100: Ingested) -> None:
-    assert a40.row("Q1", batch_size_per_gpu=32)["data_time_s"] == pytest.approx(23.550 - 22.782)
-    for batch_size, share in ((512, 0.177), (2048, 0.25)):  # 1 - 5.48 / 6.66, 1 - 4.95 / 6.60
-        row = v100.row("Q2", num_gpus=4, batch_size_per_gpu=batch_size)
-        assert (round(row["data_share"], 3), row["is_loader_bound"]) == (share, True)
-
-
-def test_what_holds_the_wait_for_data_gives_no_bandwidth(v100: Ingested) -> None:
-    """2.143 s by subtraction at 512 on four GPUs are mostly the loader's."""
-    waits, runs = (v100.row("Q3", num_gpus=4, batch_size_per_gpu=size) for size in (512, 8192))
-    assert (round(waits["comm_time_subtraction_s"], 3), waits["bandwidth_subtraction_gb_s"]) == (2.143, None)
-    assert "loader-bound" in waits["note"]
-    assert runs["bandwidth_subtraction_gb_s"] > 0
-
-
 def test_times_in_whole_seconds_say_what_rounding_makes_of_them(tmp_path: Path) -> None:
     whole = ("dp,1,32,2,121,,,,ok", "dp,2,32,2,9,,,,ok")
     for more, rounding in (((), [["0.4"], ["5.6"]]), (("dp,4,32,2,9.1,,,,ok",), [[], [], []])):  # then 9 s is 9.0 s
         rows = collect(ingest_text(tmp_path, *whole, *more))["Q2"]
         assert [re.findall("rounding alone is (.*) %", row["note"]) for row in rows] == rounding
-
-
-def test_the_training_time_of_stated_epochs_is_their_sum_and_what_is_not_stated_has_a_note(
-    a40: Ingested, v100: Ingested
-) -> None:
-    """One A40 at 32 takes 23.846 s, then 23.550 s. Of the V100s' only loss epoch 5 is known, without a time."""
-    times_s, notes = zip(*cells(a40.shape["Q4"], "training_time_s", "note"), strict=True)
-    assert times_s[:2] == pytest.approx((23.846, 47.396))
-    assert (None in times_s, {*notes}) == (False, {"not stated: learning_rate"})
-    assert cells(v100.shape["Q4"], "training_time_s", "note") == [(None, "not stated: training_time_s, learning_rate")]
-
-
-def test_training_time_is_not_stated_where_an_epoch_before_has_none(tmp_path: Path) -> None:
-    rows = collect(ingest_text(tmp_path, "ddp,1,32,1,10,,2.0,0.3,ok", "ddp,1,32,3,8,,1.0,0.5,ok"))["Q4"]
-    assert cells(rows, "epoch", "training_time_s") == [(1, None), (3, None)]
-
-
-def test_a_gpu_that_nobody_named_is_not_stated(tmp_path: Path) -> None:
-    assert "GPU not stated" in run_command("collect", ingest_text(tmp_path, GOOD)).stdout
 
 
 def test_the_same_file_again_changes_no_byte_and_exits_0(tmp_path: Path) -> None:

@@ -121,12 +121,6 @@ def test_a_repository_of_its_own_measures_its_training_with_the_installed_comman
     assert not re.search(r"\bimages?\b|\bGPUs?\b", report)
 
 
-@pytest.mark.wheel
-def test_a_wheel_renders_job_files_outside_the_checkout(unpacked: Path, tmp_path: Path) -> None:
-    answer = run_outside(unpacked, tmp_path, "pipeline.jobfile", "q4")
-    assert answer.stdout == (ROOT / "jobs" / "q4.sbatch").read_text(), answer.stderr
-
-
 @pytest.mark.parametrize(("target", "count"), [("bench", 2), ("bench-gpu", 3)])
 def test_make_runs_benchmarks_that_import_helpers_of_the_tests(tmp_path: Path, target: str, count: int) -> None:
     """Programs are stand-ins that print their command and where they would import from."""

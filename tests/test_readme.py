@@ -5,7 +5,6 @@ Their figures: tests/test_results.py.
 
 import functools
 import json
-import os
 import re
 import shlex
 import shutil
@@ -177,7 +176,6 @@ wrapper, prologue  the route on a cluster, and a job, run them
 workload, grid, script, reader  written to a file and run
 """
 BLOCK = re.compile(r"^```\w*\n(.*?)^```|(?<=\n\n)((?: {4}[^\n]*\n|\n(?= {4}))+)", re.MULTILINE | re.DOTALL)
-EXAMPLE = ROOT / "docs/examples/gpt"
 
 
 def blocks_of(page: str) -> list[str]:
@@ -378,21 +376,6 @@ def test_every_configuration_of_the_grids_that_the_pages_show_runs(
     succeeded(run_program(sys.executable, *words.split(), cwd=tmp_path, env=without_slurm(PYTHONPATH=str(ROOT))))
     found, _ = record_store.load_folder(tmp_path / "outputs/shown/records")
     assert {(record.spec, record.status) for record in found} == {(spec, "ok") for spec in points}
-
-
-@pytest.mark.training
-def test_the_route_on_a_node_ends_with_tables(tmp_path: Path) -> None:
-    checkout = copy_project(tmp_path / "checkout")
-    words = shlex.join([sys.executable, str(checkout / "ddpscale.py")])
-    command = write_script(tmp_path / "bin/ddpscale", f'exec {words} "$@"')
-    env = without_slurm(PATH=f"{command.parent}:{os.environ['PATH']}")
-    plan, submit, collect = shell_lines("<!-- run: node -->")
-    planned, _, said = (
-        succeeded(run_program("bash", "-c", line, cwd=checkout, env=env)).stdout
-        for line in (f"{plan} {CUT_NODE}", f"{submit} {CUT_NODE} --cluster local", collect)
-    )
-    assert ("1 point" in planned, "1 point expected: 1 ok" in said) == (True, True)
-    assert (checkout / "outputs/scaling/report.html").exists()
 
 
 def test_the_route_on_a_cluster_runs_as_written_but_for_its_size(

@@ -98,11 +98,6 @@ def test_a_prologue_is_a_file_that_has_an_end(pipeline: Command, tmp_path: Path)
     assert_refused(pipeline(*submit), 2, "has 1000001 bytes")
 
 
-def test_a_grid_of_zero_points_is_2(pipeline: Command, tmp_path: Path) -> None:
-    grid = write_grid(tmp_path, PLANNED.replace("[8, 16]", "[]"))
-    assert_refused(pipeline("submit", "--grid", grid, "--dry-run"), 2, "has no value")
-
-
 def test_a_point_whose_record_a_later_pipeline_wrote_is_not_run_again(pipeline: Command, tmp_path: Path) -> None:
     made = make_experiment(tmp_path / "planned", *map(make_record, planned_points()))
     (first, *_) = sorted(made.records_folder.iterdir())
@@ -312,15 +307,6 @@ def test_no_argument_or_an_unknown_one_is_usage(pipeline: Command, command: str)
 
 SMALL = ("device=cpu", "model=lenet", "dataset=synthetic", "input=synthetic", "num_samples=64")
 ONE_POINT = ("--set", *SMALL, "strategy=ddp", "num_gpus=1", "batch_size_per_gpu=8", "epochs=2", "max_steps=null")
-
-
-@pytest.mark.training
-def test_a_launch_by_hand_runs_its_point_whatever_node_a_variable_says_it_is_on(
-    pipeline: Command, tmp_path: Path
-) -> None:
-    env = without_slurm(Path(os.environ["PATH"]), SLURM_NODEID="1")
-    succeeded(pipeline("launch", "--grid", SMALL_GRID, "--index", "0", "--outputs", tmp_path, *ONE_POINT, env=env))
-    assert len(list(tmp_path.glob("small/records/*.json"))) == 1
 
 
 @pytest.mark.training

@@ -22,11 +22,6 @@ def test_points_are_alike_if_they_differ_in_axes_of_the_group_and_in_no_other(ax
         assert (axis_groups.alike_key(spec, group) == axis_groups.alike_key(other, group)) == (axis in group), name
 
 
-@pytest.mark.parametrize("axis", sorted(set(AXES) - set(axis_groups.PROCESS_MAY_DIFFER)))
-def test_points_share_no_processes_if_they_differ_outside_the_group(axis: str) -> None:
-    assert process_layout(make_spec(**POINT)) != process_layout(with_other_value(make_spec(**POINT), axis))
-
-
 def test_a_new_axis_keeps_points_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     class LaterSpec(Spec, frozen=True, kw_only=True):
         later_axis: int = 1
@@ -39,9 +34,3 @@ def test_a_new_axis_keeps_points_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         assert process_layout(one) != process_layout(two)
     finally:
         axis_groups._axes_outside.cache_clear()
-
-
-def test_repeats_of_a_point_are_one_point() -> None:
-    assert {
-        axis_groups.without_repeat(with_other_value(make_spec(**POINT), axis)) for axis in axis_groups.POOLED_AXES
-    } == {make_spec(**POINT)}

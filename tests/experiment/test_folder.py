@@ -81,13 +81,6 @@ def test_an_absent_folder_and_a_file_are_refused_as_usage(tmp_path: Path, name: 
     assert refusal.value.code == 2
 
 
-def test_folders_are_made_closed_to_strangers_and_making_them_again_is_fine(experiment: Experiment) -> None:
-    experiment.create()
-    assert all(
-        folder.stat().st_mode & 0o007 == 0 for folder in (experiment.folder, experiment.records_folder, experiment.logs)
-    )
-
-
 def test_a_manifest_is_read_back_as_it_was(experiment: Experiment) -> None:
     spec, submission = make_spec(), slurm_submission([make_spec()])
     make_experiment(experiment.folder, missing=[spec], submissions=[submission])

@@ -35,87 +35,65 @@ def beside_a_neighbour(size: int, **fields: Any) -> Record:
     return make_record(spec, status="failed", reason=reason, failure=failure, environment=H200)
 
 
-def implying(tmp_path: Path, *found: Record, gpus: frozenset[str] = frozenset({"NVIDIA H200"}), **fields: Any) -> Any:
-    """The batch size whose OOM implies that of 4096 (None: it runs), where those records are."""
+def ok(size: int, **fields: Any) -> Record:
+    return make_record(make_spec(batch_size_per_gpu=size), **fields)
+
+
+H200_ALONE = frozenset({"NVIDIA H200"})
+ON_CPU: dict[str, Any] = {"device": "cpu", "memory_limit_gib": 8}
+
+
+@pytest.mark.parametrize(
+    ("found", "gpus", "fields", "implied_by"),
+    [
+        ([oom(2048), oom(1024), oom(512, num_samples=40_000)], H200_ALONE, {}, 1024),  # by the smallest
+        *(([oom(size, repeat=1)], H200_ALONE, {}, None) for size in (4096, 8192)),  # the same and a larger one
+        *(([oom(2048, **{axis: 1})], H200_ALONE, {}, 2048) for axis in ("seed", "repeat")),
+        *(
+            ([oom(2048, **other)], H200_ALONE, {}, None)
+            for other in (
+                *({"precision": "bf16"}, {"memory_limit_gib": 8}, {"strategy": "ddp"}, {"model": "lenet"}),
+                *({"epochs": 3}, {"input": "synthetic"}),
+            )
+        ),
+        *(
+            ([oom(2048)], frozenset(gpus), {}, None)  # unknown, another and mixed GPUs
+            for gpus in ((), ("NVIDIA A40",), ("NVIDIA H200", "NVIDIA A40"))
+        ),
+        *(
+            ([record], H200_ALONE, {}, None)  # only a measured OOM of the GPU's memory implies
+            for record in (
+                oom(2048, environment=Environment()),  # nothing says on which GPU
+                oom(2048, kind="host_oom"),  # the host's memory is other jobs' too
+                oom(2048, kind="stated_oom", measured=False),
+                oom(2048, kind="implied_oom"),  # the chain ends at one that was measured
+                ok(2048, status="failed", environment=H200),
+                beside_a_neighbour(2048),
+            )
+        ),
+        *(
+            # nothing is implied past a batch that did fit
+            ([make_record(make_spec(batch_size_per_gpu=fitted, repeat=1)), oom(1024), oom(2048)], H200_ALONE, {}, size)
+            for fitted, size in {512: 1024, 1024: 2048, 2048: None, 8192: None}.items()
+        ),
+        ([oom(2048), ok(2048, launch_id="again")], H200_ALONE, {}, None),  # refuted by a later attempt
+        *(
+            # on the CPU only a stated limit is the same everywhere
+            ([oom(2048, kind="host_oom", environment=Environment(), **fields)], frozenset(), fields, size)
+            for fields, size in ((ON_CPU, 2048), (ON_CPU | {"memory_limit_gib": None}, None))
+        ),
+    ],
+)
+def test_the_oom_of_a_batch_is_implied_by_the_smallest_measured_one_alike(
+    tmp_path: Path, found: list[Record], gpus: frozenset[str], fields: dict[str, Any], implied_by: int | None
+) -> None:
+    """A batch of 4096 runs where nothing implies its OOM."""
     for record in found:
         record_store.publish_record(record, tmp_path)
     spec = make_spec(**{"batch_size_per_gpu": 4096, **fields})
     points = {*(record.spec for record in found), *(make_spec(batch_size_per_gpu=size) for size in SIZES), spec}
     cause = find_implying_oom(spec, points, tmp_path, gpus)
-    return cause.spec.batch_size_per_gpu if cause else None
-
-
-def test_a_larger_batch_is_implied_by_the_smallest_that_ran_out_of_memory(tmp_path: Path) -> None:
-    assert implying(tmp_path, oom(2048), oom(1024), oom(512, num_samples=40_000)) == 1024
-
-
-@pytest.mark.parametrize("size", [4096, 8192])
-def test_the_same_and_a_larger_batch_imply_nothing(tmp_path: Path, size: int) -> None:
-    assert implying(tmp_path, oom(size, repeat=1)) is None
-
-
-@pytest.mark.parametrize("axis", ["seed", "repeat"])
-def test_another_repeat_or_seed_implies_it(tmp_path: Path, axis: str) -> None:
-    fields: dict[str, Any] = {axis: 1}
-    assert implying(tmp_path, oom(2048, **fields)) == 2048
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"precision": "bf16"},
-        {"memory_limit_gib": 8},
-        {"strategy": "ddp"},
-        {"model": "lenet"},
-        {"epochs": 3},
-        {"input": "synthetic"},
-    ],
-    ids=lambda fields: next(iter(fields)),
-)
-def test_a_point_that_differs_in_another_axis_implies_nothing(tmp_path: Path, fields: dict[str, Any]) -> None:
-    assert implying(tmp_path, oom(2048, **fields)) is None
-
-
-@pytest.mark.parametrize(
-    "gpus", [frozenset(), {"NVIDIA A40"}, {"NVIDIA H200", "NVIDIA A40"}], ids=["unknown", "another", "mixed"]
-)
-def test_on_other_gpus_or_unknown_ones_the_point_runs(tmp_path: Path, gpus: frozenset[str]) -> None:
-    assert implying(tmp_path, oom(2048), gpus=gpus) is None
-
-
-@pytest.mark.parametrize(
-    "record",
-    [
-        oom(2048, environment=Environment()),  # nothing says on which GPU
-        oom(2048, kind="host_oom"),  # the host's memory is other jobs' too
-        oom(2048, kind="stated_oom", measured=False),
-        oom(2048, kind="implied_oom"),  # the chain ends at one that was measured
-        make_record(make_spec(batch_size_per_gpu=2048), status="failed", environment=H200),
-        beside_a_neighbour(2048),
-    ],
-    ids=["no GPU", "host", "stated", "implied", "failed", "shared"],
-)
-def test_only_a_measured_oom_of_the_gpus_memory_implies(tmp_path: Path, record: Record) -> None:
-    assert implying(tmp_path, record) is None
-
-
-@pytest.mark.parametrize(("fitted", "expected"), [(512, 1024), (1024, 2048), (2048, None), (8192, None)])
-def test_nothing_is_implied_past_a_batch_that_did_fit(tmp_path: Path, fitted: int, expected: int | None) -> None:
-    ok = make_record(make_spec(batch_size_per_gpu=fitted, repeat=1))
-    assert implying(tmp_path, ok, oom(1024), oom(2048)) == expected
-
-
-def test_an_oom_that_a_later_attempt_refuted_implies_nothing(tmp_path: Path) -> None:
-    assert implying(tmp_path, oom(2048), make_record(make_spec(batch_size_per_gpu=2048), launch_id="again")) is None
-
-
-@pytest.mark.parametrize(("limit_gib", "expected"), [(8, 2048), (None, None)])
-def test_on_the_cpu_only_a_stated_limit_is_the_same_everywhere(
-    tmp_path: Path, limit_gib: float | None, expected: int | None
-) -> None:
-    fields = {"device": "cpu", "memory_limit_gib": limit_gib}
-    found = oom(2048, kind="host_oom", environment=Environment(), **fields)
-    assert implying(tmp_path, found, gpus=frozenset(), **fields) == expected
+    assert (cause and cause.spec.batch_size_per_gpu) == implied_by
 
 
 def test_an_implied_oom_is_a_record_and_the_tables_name_what_implies_it(tmp_path: Path) -> None:

@@ -108,28 +108,12 @@ def test_a_copy_of_nothing_that_is_there_is_the_point_rejected(tmp_path: Path) -
     assert (coverage.rejected, coverage.duplicate, coverage.foreign) == (1, 0, 0)
 
 
-def test_a_spoilt_attempt_beside_a_sound_one_is_named_and_changes_no_state(tmp_path: Path) -> None:
-    record_store.publish_record(make_record(POINTS[0]), tmp_path)
-    (tmp_path / f"{POINTS[0].run_id()}.1.json").write_text("")
-    (outcome,), coverage, notes = resolve_folder(POINTS[:1], tmp_path)
-    assert (outcome.status, coverage.ok, coverage.rejected, len(notes)) == ("ok", 1, 0, 1)
-
-
 def test_a_failure_keeps_its_reason_and_a_missing_point_says_that_it_has_no_record() -> None:
     found = [make_record(POINTS[0], status="failed", reason="rank 1 exited with 3")]
     assert [outcome.reason for outcome in resolve_outcomes(POINTS[:2], found, []).outcomes] == [
         "rank 1 exited with 3",
         "no record",
     ]
-
-
-def test_each_attempt_number_is_taken_once_so_that_ties_cannot_happen(tmp_path: Path) -> None:
-    paths = [
-        record_store.publish_record(make_record(POINTS[0], status=status, launch_id=status), tmp_path)
-        for status in BEST_FIRST
-    ]
-    assert [record_store.load_record(path).attempt for path in paths] == [0, 1, 2]
-    assert resolve_folder(POINTS[:1], tmp_path).coverage.superseded == 2
 
 
 @pytest.mark.parametrize(

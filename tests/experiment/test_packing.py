@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.experiment.folder import Experiment
-from pipeline.experiment.grid import Grid, expand_grid
+from pipeline.experiment.grid import Grid
 from pipeline.experiment.packing import pack_elements
 from pipeline.experiment.resources import Resources
 from pipeline.experiment.spec import Spec
@@ -76,18 +76,6 @@ def test_points_that_share_processes_stay_one_block_and_that_of_the_baselines_is
     assert [strategy for strategy, _, _ in runs_of([*two, *POINTS], 1)] == ["single", "ddp"] * 10
 
 
-@pytest.mark.parametrize("points_per_element", [1, 4])
-def test_the_smoke_grid_runs_a_baseline_right_before_the_point_that_is_compared_with_it(
-    points_per_element: int,
-) -> None:
-    points = [spec for spec in expand_grid("smoke").points if spec.measure == "epochs" and not spec.is_probe]
-    ran = runs_of(points, points_per_element)
-    assert len(ran) == 6
-    assert [(one[0], two[0], one[1] == two[1]) for one, two in zip(ran[::2], ran[1::2], strict=True)] == [
-        ("single", "ddp", True)
-    ] * 3
-
-
 def test_packed_points_are_in_an_order_that_follows_no_axis_and_is_the_same_again() -> None:
     (element,) = pack_elements(POINTS, 10)
     assert sizes_of(element) not in (SIZES, SIZES[::-1])
@@ -108,24 +96,23 @@ def plan(points: Sequence[Spec], partition_limit_min: int | None = None) -> list
     return [([len(e) for e in a.elements], a.request.options["time"], "; ".join(a.request.notices)) for a in arrays]
 
 
-def test_elements_hold_points_of_one_shape_and_arrays_are_cut_by_elements() -> None:
-    two = [make_spec(strategy="ddp", num_gpus=2, repeat=repeat) for repeat in range(3)]
-    first, second, third = plan([*POINTS, *two])
-    # at most two elements an array; minutes: 4 x 20, and 3 x 20 for the pair of GPUs
-    assert [part[:2] for part in (first, second, third)] == [([4, 4], "80"), ([2], "80"), ([3], "60")]
+TWO_GPUS = [make_spec(strategy="ddp", num_gpus=2, repeat=repeat) for repeat in range(3)]
+TWO_NODES = [make_spec(strategy="ddp", num_gpus=2, num_nodes=2, repeat=repeat) for repeat in range(2)]
 
 
-def test_a_partition_that_allows_less_is_said() -> None:
-    (_, limit, notice), _ = plan(POINTS, 60)
-    assert (limit, "4 x 20 = 80 min, reduced to 60 min, the limit of the partition" in notice) == ("60", True)
-
-
-def test_points_over_several_nodes_are_not_packed_and_it_is_said() -> None:
-    points = [make_spec(strategy="ddp", num_gpus=2, num_nodes=2, repeat=repeat) for repeat in range(2)]
-    ((elements, limit, notice),) = plan(points)
-    assert (elements, limit, "2 nodes x 1 GPU: one point per element" in notice) == ([1, 1], "20", True)
-
-
-@pytest.mark.parametrize("limit_min", [None, 60])
-def test_a_point_alone_has_its_own_limit_and_nothing_is_said(limit_min: int | None) -> None:
-    assert plan(POINTS[:1], limit_min) == [([1], "20", "")]
+@pytest.mark.parametrize(
+    ("points", "partition_limit_min", "arrays", "said"),
+    [
+        # at most two elements an array; minutes: 4 x 20, and 3 x 20 for the pair of GPUs
+        ([*POINTS, *TWO_GPUS], None, [([4, 4], "80"), ([2], "80"), ([3], "60")], "limit 4 x 20 = 80 min"),
+        (POINTS, 60, [([4, 4], "60"), ([2], "60")], "4 x 20 = 80 min, reduced to 60 min, the limit of the partition"),
+        (TWO_NODES, None, [([1, 1], "20")], "2 nodes x 1 GPU: one point per element"),
+        *((POINTS[:1], limit_min, [([1], "20")], "") for limit_min in (None, 60)),
+    ],
+)
+def test_elements_hold_points_of_one_shape_within_the_limits_of_the_site(
+    points: list[Spec], partition_limit_min: int | None, arrays: list[tuple[list[int], str]], said: str
+) -> None:
+    planned = plan(points, partition_limit_min)
+    assert [part[:2] for part in planned] == arrays
+    assert said in planned[0][2] if said else planned[0][2] == ""

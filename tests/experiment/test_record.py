@@ -123,15 +123,6 @@ def test_a_message_keeps_what_a_process_printed() -> None:
     assert msgspec.json.decode(msgspec.json.encode(Failure("exception", said)), type=Failure).message == said
 
 
-@pytest.mark.parametrize("field", ["started_at", "ended_at"])
-@pytest.mark.parametrize("text", ["", "noon", "2025-06-01T11:59:59", "2025-06-31T00:00:00Z", "2025-06-01T25:00:00Z"])
-def test_a_time_that_is_none_is_no_result(tmp_path: Path, field: str, text: str) -> None:
-    path = publish_record(make_record(), tmp_path)
-    path.write_text(json.dumps(json.loads(path.read_text()) | {field: text}))
-    _, (rejected,) = load_folder(tmp_path)
-    assert f"{text!r} is no time with a time zone" in rejected.reason
-
-
 def trial(batch_size: int, fits: bool) -> dict[str, Any]:
     return {"batch_size_per_gpu": batch_size, "fits": fits, "time_ns": 1}
 
@@ -190,14 +181,11 @@ def test_epochs_that_no_training_writes_are_no_result(
     assert said in damaged(tmp_path, change)
 
 
-@pytest.mark.parametrize(("num_windows", "is_sound"), [(6, True), (5, False)])
-def test_a_point_that_may_stop_early_has_the_windows_of_an_interval(num_windows: int, is_sound: bool) -> None:
+def test_a_point_that_may_stop_early_has_the_windows_of_an_interval() -> None:
     spec = make_spec(windows=12, epochs=13)
-    if is_sound:
-        assert make_record(spec, [1.0] * (1 + num_windows)).measurement is not None
-    else:
-        with pytest.raises(ValueError, match="at least 7 of 13 epochs, and not 6"):
-            make_record(spec, [1.0] * (1 + num_windows))
+    assert make_record(spec, [1.0] * 7).measurement is not None
+    with pytest.raises(ValueError, match="at least 7 of 13 epochs, and not 6"):
+        make_record(spec, [1.0] * 6)
 
 
 def test_a_round_from_which_a_rank_was_cut_is_no_result(tmp_path: Path) -> None:

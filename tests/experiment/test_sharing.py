@@ -62,16 +62,21 @@ def test_what_others_could_change_or_would_change_has_processes_of_its_own(field
     assert points_for_same_processes([plain, point]) == [plain]
 
 
-@pytest.mark.parametrize("fields", [{"strategy": "ddp"}, {"model": "lenet"}, {"input": "synthetic"}, {"device": "cpu"}])
-def test_points_of_another_layout_of_processes_are_not_shared(fields: dict[str, Any]) -> None:
-    assert points_for_same_processes([make_spec(), make_spec(batch_size_per_gpu=64, **fields)]) == [make_spec()]
-
-
-@pytest.mark.parametrize("fields", [{"repeat": 1}, {"seed": 1}])
-def test_a_repeat_is_in_new_processes(fields: dict[str, Any]) -> None:
-    first, repeat = make_spec(), make_spec(**fields)
-    other = make_spec(batch_size_per_gpu=64, **fields)
-    assert points_for_same_processes([first, other, repeat]) == [first, other]
+@pytest.mark.parametrize(
+    ("points", "num_shared"),
+    [
+        *(  # another layout of processes
+            ([make_spec(), make_spec(batch_size_per_gpu=64, **fields)], 1)
+            for fields in ({"strategy": "ddp"}, {"model": "lenet"}, {"input": "synthetic"}, {"device": "cpu"})
+        ),
+        *(  # a repeat
+            ([make_spec(), make_spec(batch_size_per_gpu=64, **fields), make_spec(**fields)], 2)
+            for fields in ({"repeat": 1}, {"seed": 1})
+        ),
+    ],
+)
+def test_a_point_of_another_layout_and_a_repeat_are_in_new_processes(points: list[Spec], num_shared: int) -> None:
+    assert points_for_same_processes(points) == points[:num_shared]
 
 
 POINTS = [

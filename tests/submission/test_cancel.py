@@ -21,7 +21,7 @@ from factories import (
 from slurm_queue import Env, queued, states, write_commands
 
 from pipeline.experiment.folder import Experiment
-from pipeline.experiment.manifest import Backend, SlurmArray, Submission, start_submission
+from pipeline.experiment.manifest import SlurmArray, Submission, start_submission
 from pipeline.experiment.record_store import publish_record
 from pipeline.launch import publish_manifest
 from pipeline.submission.read_progress import read_progress
@@ -38,6 +38,9 @@ resources: {cpus_per_gpu: 1, mem_per_gpu_gib: 3, time: "00:10:00"}
 """
 
 
+LAUNCH = "#!/bin/bash\nsrun .venv/bin/python -u -m pipeline.launch --grid q1\n"
+
+
 def job(array: int, element: int, state: str, *, name: str = ARRAY, uid: int | None = None) -> str:
     return f"{array}|{element}|{state}|0:0|N/A|None|{os.getuid() if uid is None else uid}|{name}\n"
 
@@ -48,7 +51,7 @@ def slurm(folder: Path, *jobs: str, scancel: str = "") -> Mapping[str, str]:
     lines = {"scontrol": f"[ $1 != write ] || exec /bin/cat {folder}/script; {up}", "squeue": f"/bin/cat {folder}/jobs"}
     write_commands(folder, {**lines, "scancel": f"echo $* >> {folder}/cancelled; {scancel}", "sbatch": ""})
     (folder / "jobs").write_text("".join(jobs))
-    (folder / "script").write_text("#!/bin/bash\nsrun .venv/bin/python -u -m pipeline.launch --grid q1\n")
+    (folder / "script").write_text(LAUNCH)
     return without_slurm(folder)
 
 
@@ -83,89 +86,94 @@ NOTHING = "Nothing is queued or running in Slurm.\n"
 PLAIN_8 = f"8|N/A|PENDING|0:0|N/A|Priority|{os.getuid()}|x-5ab0ab1e-1\n"
 
 
-def test_everything_is_cancelled_by_array_and_each_job_has_a_line(
-    pipeline: Command, experiment: Experiment, tmp_path: Path
-) -> None:
-    env = slurm(tmp_path / "bin", job(7, 0, "RUNNING"), job(7, 1, "PENDING"), PLAIN_8)
-    answer = pipeline("cancel", tmp_path / "out", env=env)
-    assert (answer.returncode, cancelled(tmp_path / "bin")) == (0, ["7", "8"]), answer.stderr
-    assert answer.stdout.splitlines() == [
-        f"cancelled x job 7_0 (running): {A}",
-        f"cancelled x job 7_1 (pending): {B}",
-        f"cancelled x job 8 (pending): {C}, {D}",
-    ]
-    assert "3 jobs cancelled" in answer.stderr
-
-
-def test_jobs_that_have_ended_are_left_alone(pipeline: Command, experiment: Experiment, tmp_path: Path) -> None:
-    env = slurm(tmp_path / "bin", job(7, 0, "COMPLETED"), job(7, 1, "COMPLETING"), job(8, 0, "CANCELLED"))
-    answer = pipeline("cancel", experiment.folder, env=env)
-    assert (answer.returncode, answer.stdout) == (0, NOTHING)
-    assert cancelled(tmp_path / "bin") == []
-
-
 ANOTHERS = os.getuid() + 1
-NOT_THE_MANIFESTS = {
-    "another name": (job(7, 0, "RUNNING", name="my-thesis"), f"my-thesis of user {os.getuid()}"),
-    "another owner": (job(7, 0, "RUNNING", uid=ANOTHERS), f"{ARRAY} of user {ANOTHERS}"),
+EVERYTHING = {
+    "7_0": f"cancelled x job 7_0 (running): {A}",
+    "7_1": f"cancelled x job 7_1 (pending): {B}",
+    "8": f"cancelled x job 8 (pending): {C}, {D}",
 }
+
+
+def not_ours(line: str, said: str, *more: str) -> tuple[list[str], list[str], list[str], str, dict[str, str]]:
+    """A case: job 7 is not the manifest's, and is left alone with its point A."""
+    lines = [EVERYTHING["8"]] if more else []
+    return [line, *more], ["8"] * len(more), lines, said, {A: "lost" if more else "running"}
 
 
 @pytest.mark.fault("F09")
 @pytest.mark.fault("F44")
-@pytest.mark.parametrize(("line", "said"), NOT_THE_MANIFESTS.values(), ids=NOT_THE_MANIFESTS)
-def test_a_job_of_another_name_or_owner_with_the_same_id_is_named_and_left_alone(
-    pipeline: Command, experiment: Experiment, tmp_path: Path, line: str, said: str
+@pytest.mark.parametrize(
+    ("jobs", "ids", "lines", "said", "after"),
+    [
+        # by array
+        (
+            [job(7, 0, "RUNNING"), job(7, 1, "PENDING"), PLAIN_8],
+            *(["7", "8"], [*EVERYTHING.values()], "3 jobs cancelled", {}),
+        ),
+        # what has ended is left alone
+        ([job(7, 0, "COMPLETED"), job(7, 1, "COMPLETING"), job(8, 0, "CANCELLED")], [], [], "", {}),
+        # of another name or owner with the same id
+        not_ours(
+            job(7, 0, "RUNNING", name="my-thesis"),
+            *(f"Job 7 is not cancelled: Slurm says that it is my-thesis of user {os.getuid()}, not the m", PLAIN_8),
+        ),
+        not_ours(
+            job(7, 0, "RUNNING", uid=ANOTHERS),
+            *(f"Job 7 is not cancelled: Slurm says that it is {ARRAY} of user {ANOTHERS}, not the man", PLAIN_8),
+        ),
+        # whose name or owner Slurm does not say
+        *(
+            not_ours(line, "Job 7 is not cancelled: ")
+            for line in ("7|0|RUNNING\n", job(7, 0, "RUNNING", name=""), f"7|0|RUNNING|0:0|N/A|None||{ARRAY}\n")
+        ),
+    ],
+)
+def test_the_jobs_of_the_manifest_are_cancelled_and_no_other(
+    pipeline: Command,
+    experiment: Experiment,
+    tmp_path: Path,
+    jobs: list[str],
+    ids: list[str],
+    lines: list[str],
+    said: str,
+    after: dict[str, str],
 ) -> None:
-    env = slurm(tmp_path / "bin", line, PLAIN_8)
-    answer = pipeline("cancel", experiment.folder, env=env)
-    assert (answer.returncode, answer.stdout) == (0, f"cancelled x job 8 (pending): {C}, {D}\n"), answer.stderr
-    assert f"Job 7 is not cancelled: Slurm says that it is {said}, not the manifest's" in answer.stderr
-    assert cancelled(tmp_path / "bin") == ["8"]
+    env = slurm(tmp_path / "bin", *jobs)
+    answer = pipeline("cancel", tmp_path / "out", env=env)
+    assert (answer.returncode, cancelled(tmp_path / "bin")) == (0, ids), answer.stderr
+    assert answer.stdout.splitlines() == (lines or [NOTHING.strip()])
+    assert said in answer.stderr
     found = states(pipeline, experiment.folder, env)
-    assert [found[run_id]["state"] for run_id in (A, B, C)] == ["lost", "lost", "pending"]
+    assert {run_id: found[run_id]["state"] for run_id in after} == after
+
+
+THESIS = f"7|N/A|RUNNING|0:0|N/A|None|{os.getuid()}|thesis\n"
+OTHER_WORK = "Job 7 is not cancelled: its batch script does not run pipeline.launch"
 
 
 @pytest.mark.fault("F44")
 @pytest.mark.parametrize(
-    "line", ["7|0|RUNNING\n", job(7, 0, "RUNNING", name=""), f"7|0|RUNNING|0:0|N/A|None||{ARRAY}\n"]
+    ("recorded", "in_slurm", "script", "said"),
+    [
+        *(
+            (one, job(7, 0, "RUNNING", name=other), LAUNCH, "")
+            for one, other in {"x": "x", "my_run_2": "My run.2"}.items()
+        ),
+        *(("x", job(7, 0, "RUNNING", name=other), LAUNCH, "Job 7 is not cancelled") for other in ("my-thesis", "x-1")),
+        # a stranger wrote the manifest, and the user copied it
+        *(("thesis", THESIS, script, OTHER_WORK) for script in ("#!/bin/bash\nsrun python thesis.py\n", None)),
+    ],
 )
-def test_a_job_whose_name_or_owner_slurm_does_not_say_is_not_cancelled_and_its_point_is_not_lost(
-    pipeline: Command, experiment: Experiment, tmp_path: Path, line: str
+def test_a_job_of_plain_sbatch_has_the_name_that_its_launch_recorded_and_runs_a_launch(
+    pipeline: Command, tmp_path: Path, recorded: str, in_slurm: str, script: str | None, said: str
 ) -> None:
-    env = slurm(tmp_path / "bin", line)
-    answer = pipeline("cancel", experiment.folder, env=env)
-    assert (answer.returncode, cancelled(tmp_path / "bin")) == (0, [])
-    assert answer.stderr.startswith("Job 7 is not cancelled: ")
-    assert states(pipeline, experiment.folder, env)[A]["state"] == "running"
-
-
-@pytest.mark.fault("F44")
-@pytest.mark.parametrize(
-    ("recorded", "in_slurm", "is_ours"),
-    [("x", "x", True), ("my_run_2", "My run.2", True), ("x", "my-thesis", False), ("x", "x-1", False)],
-)
-def test_a_job_of_plain_sbatch_has_the_name_that_its_launch_recorded(
-    pipeline: Command, tmp_path: Path, recorded: str, in_slurm: str, is_ours: bool
-) -> None:
-    env = slurm(tmp_path / "bin", job(7, 0, "RUNNING", name=in_slurm))
-    answer = pipeline("cancel", of_sbatch(tmp_path / "x", recorded).folder, env=env)
-    assert (answer.returncode, cancelled(tmp_path / "bin")) == (0, ["7"] if is_ours else []), answer.stderr
-    assert ("Job 7 is not cancelled" in answer.stderr) != is_ours
-
-
-@pytest.mark.fault("F44")
-@pytest.mark.parametrize("script", ["#!/bin/bash\nsrun python thesis.py\n", None], ids=["other work", "unreadable"])
-def test_a_job_of_plain_sbatch_with_the_manifests_name_and_another_script_lives(
-    pipeline: Command, tmp_path: Path, script: str | None
-) -> None:
-    """A stranger wrote the manifest, and the user copied it."""
-    made = of_sbatch(tmp_path / "x", "thesis", is_array=False)
-    env = slurm(tmp_path / "bin", f"7|N/A|RUNNING|0:0|N/A|None|{os.getuid()}|thesis\n")
-    (tmp_path / "bin" / "script").unlink() if script is None else (tmp_path / "bin" / "script").write_text(script)
+    env = slurm(tmp_path / "bin", in_slurm)
+    path = tmp_path / "bin" / "script"
+    path.unlink() if script is None else path.write_text(script)
+    made = of_sbatch(tmp_path / "x", recorded, is_array=in_slurm != THESIS)
     answer = pipeline("cancel", made.folder, env=env)
-    assert (answer.returncode, cancelled(tmp_path / "bin")) == (0, []), answer.stderr
-    assert_says(answer.stderr, "Job 7 is not cancelled: its batch script does not run pipeline.launch", "use scancel 7")
+    assert (answer.returncode, cancelled(tmp_path / "bin")) == (0, [] if said else ["7"]), answer.stderr
+    assert said in answer.stderr
 
 
 def test_a_launch_records_the_name_that_its_job_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,28 +265,6 @@ def test_an_experiment_that_is_locked_or_invalid_does_not_save_the_others(
 def test_an_experiment_that_was_never_in_slurm_needs_none(pipeline: Command, tmp_path: Path) -> None:
     answer = pipeline("cancel", make_experiment(tmp_path / "x", make_record()).folder, env=without_slurm(tmp_path))
     assert (answer.returncode, answer.stdout) == (0, NOTHING)
-
-
-@pytest.mark.fault("F44")
-@pytest.mark.parametrize("backend", ["sbatch", "slurm"])
-def test_on_slurm_a_job_that_is_not_the_experiments_lives(
-    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path, backend: Backend
-) -> None:
-    """One job has another name; the other has the name that the manifest says, and another owner."""
-    name = {"sbatch": "x", "slurm": ARRAY}[backend]
-    sleep = ("sbatch", "--parsable", "--mem=1G", "--output=/dev/null", "--chdir=/", "--wrap", "sleep 300")
-    thesis = cluster.run(*sleep, "--job-name=thesis").stdout.strip()
-    of_nobody = cluster.run(*sleep, f"--job-name={name}", "--uid=nobody").stdout.strip()
-    arrays = [SlurmArray(name, [[point]], number, is_array=False) for point, number in ((A, thesis), (B, of_nobody))]
-    submission = Submission(SUBMISSION, backend, "2025-06-01T00:00:00Z", arrays)
-    made = make_experiment(tmp_path / "x", missing=SPECS[:2], submissions=[submission])
-    answer = pipeline("cancel", made.folder, env=on_slurm)
-    assert (answer.returncode, answer.stdout) == (0, NOTHING)
-    for number, said in {thesis: "thesis of user 0", of_nobody: f"{name} of user 65534"}.items():
-        assert f"Job {number} is not cancelled: Slurm says that it is {said}" in answer.stderr
-    assert sorted(queued(cluster)) == sorted([of_nobody, thesis])
-    assert [part["job"] for part in states(pipeline, made.folder, on_slurm).values()] == [None, None]
-    cluster.run("scancel", of_nobody, thesis)
 
 
 def test_a_real_slurm_cancels_one_point_then_the_others_and_then_has_nothing_left(

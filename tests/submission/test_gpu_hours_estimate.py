@@ -1,8 +1,6 @@
 import contextlib
 import json
 import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from factories import (
 )
 from slurm_queue import write_commands
 
-from pipeline.experiment.axis_groups import Key
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.experiment.spec import Spec
 from pipeline.submission import gpu_hours_estimate
@@ -58,115 +55,105 @@ def counts(found: Estimate) -> tuple[Any, ...]:
     return found.num_points, found.num_estimated, found.hours, found.hours_at_limit
 
 
-def test_a_point_takes_what_one_like_it_took_on_each_of_its_gpus(tmp_path: Path) -> None:
-    four = make_spec(strategy="ddp", num_gpus=4)
-    found = estimate(tmp_path, [make_spec(repeat=1), four], took_half_an_hour(make_spec()), took_half_an_hour(four))
-    assert counts(found) == (2, 2, 0.5 + 4 * 0.5, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("fields", "hours"),
-    [
-        ({"epochs": 5}, (600 + 5 * 600) / 3600),
-        ({"num_samples": 25_000}, (600 + 2 * 300) / 3600),
-        ({"max_steps": 39}, (600 + 2 * 600 * 39 * 128 / 50_000) / 3600),  # 39 steps of 128 samples of 50,000
-        ({"learning_rate": 0.4, "seed": 3}, 0.5),
-    ],
-    ids=lambda value: str(value),
+SINGLE, FOUR, TWO = make_spec(), make_spec(strategy="ddp", num_gpus=4), make_spec(strategy="dp", num_gpus=2)
+QUANTIZE: dict[str, Any] = {"device": "cpu", "model": "lenet", "precision": "fp32", "input": "gpu", "evaluate": True}
+QUANTIZED = [make_spec(**QUANTIZE, measure="quantize", seed=seed) for seed in range(3)]
+COMMUNICATION: dict[str, Any] = {"strategy": "ddp", "num_gpus": 2, "measure": "communication", "input": "synthetic"}
+SIX_WINDOWS = make_communication_record(
+    make_spec(**COMMUNICATION, windows=6),
+    make_communication({"ddp": [10.0] * 6}),
+    environment=on(H100),
+    started_at=START,
+    ended_at=HALF_AN_HOUR,
 )
-def test_training_is_scaled_to_the_points_samples_and_start_up_is_not(
-    tmp_path: Path, fields: dict[str, Any], hours: float
-) -> None:
-    assert estimate(tmp_path, [make_spec(**fields)], took_half_an_hour(make_spec())).hours == pytest.approx(hours)
-
-
-def test_each_point_is_compared_once_however_many_experiments_there_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A dry run of 10,000 points took a key of each for each of the published experiments."""
-    seen: list[Spec] = []
-    original = gpu_hours_estimate.cost_key
-
-    def noted(spec: Spec) -> Key:
-        seen.append(spec)
-        return original(spec)
-
-    monkeypatch.setattr(gpu_hours_estimate, "cost_key", noted)
-    monkeypatch.setattr(gpu_hours_estimate, "PUBLISHED", tmp_path / "none")
-    for number in range(5):
-        make_experiment(tmp_path / f"empty{number}")
-    point = make_spec(learning_rate=0.4)
-    assert counts(estimate(tmp_path, [point], took_half_an_hour(make_spec()))) == (1, 1, 0.5, 0.0)
-    assert seen.count(point) == 2  # to find what is comparable, and to predict
-
-
-def test_a_quantized_point_takes_what_another_seed_took(tmp_path: Path) -> None:
-    fields: dict[str, Any] = {"device": "cpu", "model": "lenet", "precision": "fp32", "input": "gpu", "evaluate": True}
-    point, *others = (make_spec(**fields, measure="quantize", seed=seed) for seed in range(3))
-    assert counts(estimate(tmp_path, others, took_half_an_hour(point))) == (2, 2, 1.0, 0.0)
-
-
-def test_of_several_records_the_median_tells(tmp_path: Path) -> None:
-    found = [
-        make_record(make_spec(repeat=i), (0.001, 0.001), started_at=START, ended_at=end, environment=on(H100))
-        for i, end in enumerate(f"2025-06-01T12:00:{second}Z" for second in (10, 20, 50))
-    ]
-    assert estimate(tmp_path, [make_spec(repeat=7)], *found).hours == pytest.approx(20 / 3600)
-
-
+SCALED: dict[float, dict[str, Any]] = {  # hours: start-up is not scaled
+    (600 + 5 * 600) / 3600: {"epochs": 5},
+    (600 + 2 * 300) / 3600: {"num_samples": 25_000},
+    (600 + 2 * 600 * 39 * 128 / 50_000) / 3600: {"max_steps": 39},  # 39 steps of 128 samples of 50,000
+    0.5: {"learning_rate": 0.4, "seed": 3},
+}
 UNLIKE: list[dict[str, Any]] = [
-    {"precision": "bf16"},
-    {"model": "lenet"},
-    {"strategy": "ddp"},
-    {"strategy": "ddp", "num_gpus": 2},
-    {"batch_size_per_gpu": 512},
-    {"execution": "compiled_graph", "evaluate": True, "epochs": 30},
-    {"execution": "graph"},
-    {"evaluate": True},
-    {"layout": "channels_last"},
-    {"num_workers": 16},
-    {"memory_limit_gib": 4},
-    {"input": "synthetic", "max_steps": 3},
+    *({"precision": "bf16"}, {"model": "lenet"}, {"strategy": "ddp"}, {"strategy": "ddp", "num_gpus": 2}),
+    *({"batch_size_per_gpu": 512}, {"execution": "compiled_graph", "evaluate": True, "epochs": 30}),
+    *({"execution": "graph"}, {"evaluate": True}, {"layout": "channels_last"}, {"num_workers": 16}),
+    *({"memory_limit_gib": 4}, {"input": "synthetic", "max_steps": 3}),
+]
+EVALUATED, COMPILED, IMAGES = {"evaluate": True}, {"execution": "compile"}, {"dataset": "imagefolder"}
+SHARED: list[tuple[dict[str, Any], dict[str, Any], float | None]] = [
+    (EVALUATED, {"epochs": 30}, None),  # no record says how long its evaluation took
+    (EVALUATED, {"num_samples": 25_000}, None),
+    (EVALUATED, {"seed": 1}, 0.5),
+    (COMPILED, {"num_samples": 25_000}, None),  # a last part batch may be compiled of its own
+    (COMPILED, {"epochs": 30}, (600 + 30 * 600) / 3600),
+    (IMAGES, {"num_samples": 25_000}, None),  # they are decoded before the first epoch
+    (IMAGES, {"epochs": 30}, (600 + 30 * 600) / 3600),
+]
+"""Axes of both, the axis in which they differ, and the hours, if one tells of the other."""
+NOT_HERE = [
+    make_record(started_at=None, environment=on(H100)),
+    make_record(status="oom", started_at=START, ended_at=HALF_AN_HOUR, environment=on(H100)),
+    make_record(measured=False, started_at=START, ended_at=HALF_AN_HOUR, environment=on(H100)),
 ]
 
 
-@pytest.mark.parametrize("fields", UNLIKE, ids=lambda fields: "-".join(map(str, fields.values())))
-def test_another_kind_of_point_tells_nothing_and_counts_at_its_limit(tmp_path: Path, fields: dict[str, Any]) -> None:
-    spec = make_spec(**fields)
-    assert counts(estimate(tmp_path, [spec], took_half_an_hour(make_spec()))) == (1, 0, None, 0.5 * spec.num_gpus)
-
-
-EVALUATED, COMPILED = {"evaluate": True}, {"execution": "compile"}
-IMAGES = {"dataset": "imagefolder"}
-
-
 @pytest.mark.parametrize(
-    ("shared", "field", "is_alike"),
+    ("points", "found", "gpu", "told"),
     [
-        (EVALUATED, {"epochs": 30}, False),  # no record says how long its evaluation took
-        (EVALUATED, {"num_samples": 25_000}, False),
-        (EVALUATED, {"seed": 1}, True),
-        (COMPILED, {"num_samples": 25_000}, False),  # a last part batch may be compiled of its own
-        (COMPILED, {"epochs": 30}, True),
-        (IMAGES, {"num_samples": 25_000}, False),  # they are decoded before the first epoch
-        (IMAGES, {"epochs": 30}, True),
+        # each of its GPUs
+        ([make_spec(repeat=1), FOUR], [took_half_an_hour(SINGLE), took_half_an_hour(FOUR)], "h100", (2, 2, 2.5, 0.0)),
+        *(([make_spec(**one)], [took_half_an_hour(SINGLE)], "h100", (1, 1, h, 0.0)) for h, one in SCALED.items()),
+        (QUANTIZED[1:], [took_half_an_hour(QUANTIZED[0])], "h100", (2, 2, 1.0, 0.0)),  # of another seed
+        (
+            [make_spec(repeat=7)],
+            [  # the median tells
+                make_record(make_spec(repeat=i), (0.001, 0.001), started_at=START, ended_at=end, environment=on(H100))
+                for i, end in enumerate(f"2025-06-01T12:00:{second}Z" for second in (10, 20, 50))
+            ],
+            *("h100", (1, 1, 20 / 3600, 0.0)),
+        ),
+        *(  # another kind of point tells nothing, and counts at its limit
+            ([spec], [took_half_an_hour(SINGLE)], "h100", (1, 0, None, 0.5 * spec.num_gpus))
+            for spec in (make_spec(**fields) for fields in UNLIKE)
+        ),
+        *(  # what does not follow the samples trained on must be equal
+            (
+                [make_spec(**shared, **field)],
+                [took_half_an_hour(make_spec(**shared))],
+                *("h100", (1, int(hours is not None), hours, 0.5 if hours is None else 0.0)),
+            )
+            for shared, field, hours in SHARED
+        ),
+        ([make_spec(**COMMUNICATION, windows=6, repeat=1)], [SIX_WINDOWS], "h100", (1, 1, 1.0, 0.0)),
+        ([make_spec(**COMMUNICATION, windows=2000, repeat=1)], [SIX_WINDOWS], "h100", (1, 0, None, 1.0)),
+        *(  # a record of another or an unknown GPU model tells nothing
+            (
+                [make_spec(repeat=9)],
+                [took_half_an_hour(make_spec(repeat=number), gpu=name) for number, name in enumerate(names)],
+                *(asked, (1, 0, None, 0.5)),
+            )
+            for asked, names in (
+                *(("v100", [H100]), (None, [H100]), ("h100", ["NVIDIA H100 PCIe", H100])),
+                *(("h100", []),),
+            )
+        ),
+        (
+            [TWO],
+            [make_record(TWO, (600, 600), started_at=START, ended_at=HALF_AN_HOUR, environment=on(H100, "NVIDIA A40"))],
+            *("h100", (1, 0, None, 1.0)),
+        ),
+        *(([SINGLE], [record], "h100", (1, 0, None, 0.5)) for record in NOT_HERE),
     ],
 )
-def test_what_does_not_follow_the_samples_trained_on_must_be_equal(
-    tmp_path: Path, shared: dict[str, Any], field: dict[str, Any], is_alike: bool
+def test_a_point_takes_what_one_like_it_took_and_else_counts_at_its_limit(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    points: list[Spec],
+    found: list[Record],
+    gpu: str | None,
+    told: tuple[Any, ...],
 ) -> None:
-    found = estimate(tmp_path, [make_spec(**shared, **field)], took_half_an_hour(make_spec(**shared)))
-    assert found.num_estimated == is_alike
-
-
-@pytest.mark.parametrize(("windows", "is_alike"), [(6, True), (2000, False)])
-def test_six_windows_of_steps_do_not_tell_of_2000(tmp_path: Path, windows: int, is_alike: bool) -> None:
-    fields: dict[str, Any] = {"strategy": "ddp", "num_gpus": 2, "measure": "communication", "input": "synthetic"}
-    series = make_communication({"ddp": [10.0] * 6})
-    times = {"started_at": START, "ended_at": HALF_AN_HOUR}
-    record = make_communication_record(make_spec(**fields, windows=6), series, environment=on(H100), **times)
-    found = estimate(tmp_path, [make_spec(**fields, windows=windows, repeat=1)], record)
-    assert counts(found) == ((1, 1, 1.0, 0.0) if is_alike else (1, 0, None, 1.0))
+    monkeypatch.setattr(gpu_hours_estimate, "PUBLISHED", tmp_path / "none")
+    assert counts(estimate(tmp_path, points, *found, gpu=gpu)) == pytest.approx(told)
 
 
 @pytest.mark.parametrize(
@@ -193,22 +180,6 @@ def test_a_gpu_type_names_the_records_of_its_model_and_of_no_other(
     asked: str, names: list[str], chosen: str | None
 ) -> None:
     assert match_gpu_name(names, asked) == chosen
-
-
-@pytest.mark.parametrize(
-    ("asked", "names"), [("v100", [H100]), (None, [H100]), ("h100", ["NVIDIA H100 PCIe", H100]), ("h100", [])]
-)
-def test_a_record_of_another_or_an_unknown_gpu_model_tells_nothing(
-    tmp_path: Path, asked: str | None, names: list[str]
-) -> None:
-    records = [took_half_an_hour(make_spec(repeat=number), gpu=name) for number, name in enumerate(names)]
-    assert counts(estimate(tmp_path, [make_spec(repeat=9)], *records, gpu=asked)) == (1, 0, None, 0.5)
-
-
-def test_a_record_of_two_gpu_models_tells_nothing(tmp_path: Path) -> None:
-    spec = make_spec(strategy="dp", num_gpus=2)
-    record = make_record(spec, (600, 600), started_at=START, ended_at=HALF_AN_HOUR, environment=on(H100, "NVIDIA A40"))
-    assert estimate(tmp_path, [spec], record).hours is None
 
 
 def test_the_estimate_names_its_records_and_their_gpu_and_says_why_there_are_none(tmp_path: Path) -> None:
@@ -255,61 +226,10 @@ def test_on_slurm_the_gpu_model_is_the_type_asked_for_or_the_only_one(
     assert find_gpu_model(Cluster("slurm", nodes), asked) == model
 
 
-opened: list[str] | None = None
-
-
-def note_open(event: str, arguments: tuple[Any, ...]) -> None:
-    if event == "open" and opened is not None:
-        opened.append(os.path.basename(os.fsdecode(arguments[0])) if not isinstance(arguments[0], int) else "")
-
-
-sys.addaudithook(note_open)  # for good: Python has no way to take one back
-
-
-def files_opened(ask: Callable[[], object]) -> set[str]:
-    """The names of all files that this process opens meanwhile."""
-    global opened
-    opened = []
-    ask()
-    names, opened = {*opened}, None
-    return names
-
-
-@pytest.mark.parametrize("has_manifest", [True, False])
-def test_only_records_that_may_tell_are_opened(tmp_path: Path, has_manifest: bool) -> None:
-    alike = took_half_an_hour(make_spec())
-    same_prefix = took_half_an_hour(make_spec(precision="bf16"))
-    others = [took_half_an_hour(make_spec(**fields)) for fields in ({"batch_size_per_gpu": 8}, {"strategy": "ddp"})]
-    experiment = make_experiment(tmp_path / "earlier", alike, same_prefix, *others)
-    make_experiment(tmp_path / "unlike", *others)
-    if not has_manifest:
-        experiment.manifest_path.unlink()
-    (found,) = estimate_points([make_spec(repeat=1)], tmp_path, None, "h100")
-    names = files_opened(lambda: estimate_points([make_spec(repeat=1)], tmp_path, None, "h100"))
-    wanted = {f"{record.run_id}.0.json" for record in ([alike] if has_manifest else [alike, same_prefix])}
-    assert {name for name in names if name.endswith(".0.json")} == wanted
-    assert found.num_estimated == 1
-    names = files_opened(lambda: estimate_points([make_spec(repeat=1)], tmp_path, None, None))
-    assert not [name for name in names if name.endswith(".json")]  # of an unknown GPU nothing could tell
-
-
 def test_an_experiment_whose_manifest_cannot_be_read_tells_nothing(tmp_path: Path) -> None:
     make_experiment(tmp_path / "broken", took_half_an_hour(make_spec())).manifest_path.write_text("{")
     assert estimate(tmp_path, [make_spec()]).hours is None
     assert estimate(tmp_path, [make_spec()], took_half_an_hour(make_spec())).hours == 0.5
-
-
-@pytest.mark.parametrize(
-    "record",
-    [
-        make_record(started_at=None, environment=on(H100)),
-        make_record(status="oom", started_at=START, ended_at=HALF_AN_HOUR, environment=on(H100)),
-        make_record(measured=False, started_at=START, ended_at=HALF_AN_HOUR, environment=on(H100)),
-    ],
-    ids=["no times", "oom", "elsewhere"],
-)
-def test_a_record_that_did_not_run_to_its_end_here_tells_nothing(tmp_path: Path, record: Record) -> None:
-    assert estimate(tmp_path, [make_spec()], record).hours is None
 
 
 def test_where_there_is_no_folder_nothing_is_known_and_it_is_said(tmp_path: Path) -> None:

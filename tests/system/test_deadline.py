@@ -67,14 +67,6 @@ def test_what_takes_longer_is_ended_by_the_alarm_of_the_operating_system() -> No
     assert (deadline.is_expired, signal.getitimer(signal.ITIMER_REAL)) == (True, (0, 0))
 
 
-def test_what_takes_longer_is_ended_and_what_comes_after_is_left_alone(clock: FakeClock) -> None:
-    deadline = Deadline(LIMIT_S)
-    with pytest.raises(DeadlineExpired), deadline:
-        clock.sleep(60)
-    assert (clock.now_s, deadline.is_expired) == (LIMIT_S, True)
-    clock.sleep(2 * LIMIT_S)
-
-
 def test_what_ends_in_time_is_not_ended_later(clock: FakeClock) -> None:
     handler = signal.getsignal(signal.SIGALRM)
     deadline = Deadline(LIMIT_S)
@@ -237,25 +229,22 @@ def test_a_point_that_hangs_fails_by_name_and_those_behind_it_are_launched_anew(
     assert_says(records[1].reason, "limit of 10 s", "raise --time")
 
 
-def test_each_point_of_shared_processes_has_the_whole_limit(run: RunPoints) -> None:
-    code, records, launched = run(dict.fromkeys((8, 16, 32, 64), "ok"), point_time_s=0.6 * LIMIT_S)
-    assert (code, launched, [record.status for record in records]) == (0, [8], ["ok"] * 4)
-
-
-def test_a_result_counts_also_where_its_ranks_do_not_end(run: RunPoints) -> None:
-    code, records, launched = run({8: "hang with a result", 16: "ok"})
-    assert (code, launched, [record.status for record in records]) == (0, [8, 16], ["ok", "ok"])
-
-
 @pytest.mark.parametrize(
-    ("how", "status", "kind"),
-    [("hang with an oom", "oom", "cuda_oom"), ("hang with a lost peer", "failed", "timeout")],
+    ("how", "point_time_s", "code", "launched", "ends"),
+    [
+        (dict.fromkeys((8, 16, 32, 64), "ok"), 0.6 * LIMIT_S, 0, [8], ["ok"] * 4),  # each has the whole limit
+        ({8: "hang with a result", 16: "ok"}, 0, 0, [8, 16], ["ok", "ok"]),  # it counts
+        # an error that a rank left about itself is the cause, and a consequence is not
+        ({8: "hang with an oom", 16: "ok"}, 0, 1, [8, 16], ["cuda_oom", "ok"]),
+        ({8: "hang with a lost peer", 16: "ok"}, 0, 1, [8, 16], ["timeout", "ok"]),
+    ],
 )
-def test_an_error_that_a_rank_left_about_itself_is_the_cause_and_a_consequence_is_not(
-    run: RunPoints, how: str, status: str, kind: str
+def test_what_ranks_leave_before_they_hang_tells_how_their_point_ended(
+    run: RunPoints, how: dict[int, str], point_time_s: float, code: int, launched: list[int], ends: list[str]
 ) -> None:
-    _, (record, after), _ = run({8: how, 16: "ok"})
-    assert (record.status, failure_of(record).kind, after.status) == (status, kind, "ok")
+    found = run(how, point_time_s)
+    assert (found[0], found[2]) == (code, launched)
+    assert [record.failure.kind if record.failure else record.status for record in found[1]] == ends
 
 
 def test_a_point_that_begins_while_the_one_before_it_is_ended_is_launched_anew(
