@@ -4,16 +4,14 @@ python -m pipeline.jobfile q4 > jobs/q4.sbatch
 """
 
 import shlex
-from importlib import resources as package_files
 from pathlib import Path
-
-import jinja2
 
 from pipeline.experiment.grid import expand_grid, is_path, load_grid_file
 from pipeline.experiment.resources import ResourceShape
 from pipeline.plan.axes import Device
 from pipeline.runner.launch_options import PYTHONPATH_ROOT
-from pipeline.submission import batch_script
+from pipeline.submission.batch_script import array_option, render_script
+from pipeline.submission.slurm_request import SlurmOptions, build_request
 from pipeline.system.command_line import build_parser
 from pipeline.system.errors import EXIT_OK, CommandError, replace_control_characters, run_command
 
@@ -25,18 +23,25 @@ def render_job(name: str) -> str:
     gpus_per_node = [spec.gpus_per_node for spec in points]
     device: Device = "cuda" if any(spec.device == "cuda" for spec in points) else "cpu"
     shape = ResourceShape(device, max(spec.num_nodes for spec in points), max(gpus_per_node))
-    options = batch_script.job_file_options(file.name, len(points), shape, file.resources)
-    template = (package_files.files("pipeline") / "templates" / "job.sbatch.j2").read_text()
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
-    return environment.from_string(template).render(  # a shell script, not HTML
-        grid=file,
-        description=replace_control_characters(" ".join(file.description.split())),
-        argument=grid_argument(name),
-        shape=shape,
-        least_gpus_per_node=min(gpus_per_node),
-        options="\n".join(batch_script.option_lines(options)),
-        start="\n".join(batch_script.start_lines()),
-        srun_arguments=" ".join(batch_script.srun_arguments('"${SLURM_CPUS_PER_TASK:-1}"')),
+    comments = [
+        replace_control_characters(" ".join(file.description.split())),
+        "Run it from the repository's root. Options of sbatch override these lines, arguments go to pipeline.launch:",
+        f"  sbatch [--partition=...] [--account=...] jobs/{file.name}.sbatch [--data DIR] [--set AXIS=VALUE ...]",
+    ]
+    least, most = min(gpus_per_node), max(gpus_per_node)
+    if least < most:
+        comments += [
+            f"It holds {most} GPUs a node for every point, also for those that use {least}. The thrifty way:",
+            f"`ddpscale submit --grid {file.name}` asks for one array a shape.",
+        ]
+    named = {"job-name": file.name, "array": array_option(len(points)), "output": "outputs/%x-%A_%a-%N.log"}
+    return render_script(
+        {**named, **build_request(shape, file.resources, SlurmOptions(), None, None).options},
+        launch_id="$SLURM_ARRAY_JOB_ID",
+        root='"$PWD"',
+        python='"${PIPELINE_PYTHON:-.venv/bin/python}"',
+        source=f"--grid {grid_argument(name)}",
+        comments=[*comments, "Rendered from templates/job.sbatch.j2 by `make jobs`."],
     )
 
 

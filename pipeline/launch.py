@@ -1,7 +1,8 @@
 """Run the points of one array element one after another, and publish a record of each.
 
     python -m pipeline.launch --grid q4 --index 3                    a point of a grid (jobs/*.sbatch)
-    python -m pipeline.launch --manifest PATH --run-id ID ...        points of a manifest (the arrays of `submit`)
+    python -m pipeline.launch --tasks PATH --sha256 HEX --index 3    an element of a task list (the arrays of `submit`)
+    python -m pipeline.launch --manifest PATH --run-id ID ...        points of a manifest
 
 Exit codes: 0 every point is ok, 1 at least one is not ok (its record says why), 2 wrong usage.
 """
@@ -28,6 +29,7 @@ from pipeline.runner.memory_search import search_memory
 from pipeline.runner.rank_files import FollowingPoint, PointTask
 from pipeline.runner.side_files import recover_side_files
 from pipeline.runner.start_ranks import run_node_ranks
+from pipeline.runner.task_list import read_task_list
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser, command_name
 from pipeline.system.deadline import DeadlineExpired
@@ -39,8 +41,10 @@ def parse_arguments() -> argparse.Namespace:
     parser = build_parser("launch", __doc__)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--grid", help="a shipped grid's name, or a path")
+    source.add_argument("--tasks", type=Path, help="the task list of an array; it has all other options")
     source.add_argument("--manifest", type=Path, help="the manifest.json that holds the points")
-    parser.add_argument("--index", type=int, help="the index of the point in the grid, from 0")
+    parser.add_argument("--index", type=int, help="the index of the point in the grid or of the element, from 0")
+    parser.add_argument("--sha256", metavar="HEX", help="the SHA-256 that the task list must have")
     parser.add_argument("--run-id", action="append", default=[], help="a point of the manifest; may be repeated")
     modules = "the folder of the modules of your models (default: that of the grid file)"
     parser.add_argument("--modules", type=Path, metavar="DIR", help=modules)
@@ -55,9 +59,13 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     arguments = parse_arguments()
     errors.require_packages(*errors.RANK_PACKAGES)
-    # submitit has Slurm send USR2 to every process of the step before the time limit: one that does not ignore it dies
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    if arguments.manifest:
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # sbatch --signal warns every process of the step before the limit
+    if arguments.tasks:
+        tasks, experiment = read_task_list(arguments.tasks, arguments.sha256), Experiment(arguments.tasks.parents[2])
+        points, options = tasks.points_of(arguments.index), tasks.options
+        if len(points) == 1:
+            options = options._replace(point_limit_s=None)
+    elif arguments.manifest:
         experiment, points = resolve_manifest(arguments.manifest, arguments.run_id)
         num_threads, modules = 1, arguments.modules
     else:
@@ -67,7 +75,9 @@ def main() -> int:
         points = [spec for spec in points if needs_run(spec, experiment, arguments.rerun)]
         for spec in points:
             warn_of_idle_gpus(spec, arguments.grid)
-    options = read_launch_options(arguments, arguments.point_limit_s, arguments.num_threads or num_threads, modules)
+    if not arguments.tasks:
+        num_threads = arguments.num_threads or num_threads
+        options = read_launch_options(arguments, arguments.point_limit_s, num_threads, modules)
     points = [spec for spec in points if node_rank() < spec.num_nodes]
     refuse_reused_launch_id(points, experiment)
     if node_rank() == 0:

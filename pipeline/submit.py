@@ -21,9 +21,8 @@ from pipeline.experiment.spec import Spec
 from pipeline.runner import launch_session, side_files
 from pipeline.runner.launch_options import add_point_arguments, positive_integer
 from pipeline.submission import dry_run, local, plan, read_progress, slurm_submit
-from pipeline.submission.batch_script import Prologue
 from pipeline.submission.gpu_hours_estimate import check_gpu_hours_limit, pilot_points
-from pipeline.submission.plan import SubmitContext, command
+from pipeline.submission.plan import Prologue, SubmitContext, command
 from pipeline.submission.slurm_request import PASSED_ON, SlurmOptions, check_slurm_options
 from pipeline.system import errors, files
 from pipeline.system.command_line import build_parser
@@ -112,7 +111,7 @@ def main() -> int:
     experiment.refuse_manifest_of_another_user()
     experiment.refuse_open_folders()
     if cluster.kind == "slurm":
-        slurm_submit.refuse_unsafe_paths(experiment)
+        slurm_submit.refuse_unsafe_paths(experiment, options.data, *([grid.folder] if grid.folder else []))
     context = SubmitContext(options, experiment, grid, cluster, read_prologue(options.prologue))
     selection = plan.select_points(context)
     context, refusal = plan.drop_unsatisfiable(context, selection.todo)
@@ -231,12 +230,14 @@ def read_prologue(path: Path | None) -> Prologue | None:
     if path is None:
         return None
     try:
-        text = files.read_code(path, MAX_PROLOGUE_BYTES)
+        text = files.read_code(path, MAX_PROLOGUE_BYTES).decode()
     except files.UntrustedFile as error:
         raise CommandError(f"the prologue {path} {error}.") from error
     except files.UnreadableFile as error:
         raise CommandError(f"the prologue {path} {error}; give a file of shell lines.") from error
-    if b"\0" in text:
+    except UnicodeDecodeError as error:
+        raise CommandError(f"the prologue {path} is not UTF-8, as the batch script is; convert it.") from error
+    if "\0" in text:
         raise CommandError(f"the prologue {path} has a NUL byte, which no shell reads; give a file of shell lines.")
     return Prologue(path, text)
 

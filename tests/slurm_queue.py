@@ -1,7 +1,6 @@
 """Shared by the tests on a Slurm: a grid of two shapes, what the queue and `status` say, and a stand-in for Slurm."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -26,16 +25,6 @@ points:
   - {num_gpus: [2], num_nodes: [2], batch_size_per_gpu: [8]}
 resources: {cpus_per_gpu: 1, mem_per_gpu_gib: 3, time: "00:10:00"}
 """
-
-
-class Canary:
-    """An object whose pickle, once loaded, makes a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[object, tuple[Path]]:
-        return os.mknod, (self.path,)
 
 
 def states(pipeline: Command, folder: Path, env: Env) -> dict[str, dict[str, Any]]:

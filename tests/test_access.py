@@ -200,7 +200,7 @@ def test_a_member_of_the_group_gets_the_status_without_the_logs(tmp_path: Path) 
     missing = make_spec(repeat=1)
     submissions = [slurm_submission([missing], is_array=False)]
     experiment = make_experiment(tmp_path / "x", make_record(), missing=[missing], submissions=submissions)
-    log = experiment.log_folder(SUBMISSION) / ARRAY / "7_0_log.err"
+    log = experiment.log_folder(SUBMISSION) / f"{ARRAY}-7.log"
     log.parent.mkdir(parents=True)
     log.write_text("epoch 1")
     for path in (tmp_path, *tmp_path.rglob("*")):

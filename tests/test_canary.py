@@ -136,7 +136,7 @@ def test_a_folder_that_is_not_refused_is_the_folder_that_srun_gets(stub_slurm: P
     (stub_slurm / "bin" / "srun.arguments").unlink(missing_ok=True)
     assert run_here("submit", *submit(stub_slurm, f"--outputs={folder}")) == 0
     arguments = (stub_slurm / "bin" / "srun.arguments").read_text().split("\n")
-    assert arguments[arguments.index("--output") + 1].startswith(f"{folder}/planned/logs/")
+    assert arguments[arguments.index("--tasks") + 1].startswith(f"{folder}/planned/logs/")
 
 
 @pytest.mark.fault("F36")
@@ -149,7 +149,7 @@ def test_paths_with_quotes_spaces_and_substitutions_work_on_slurm(
     submit = ("submit", "--grid", write_grid(tmp_path, MIXED), *places, "--wait")
     succeeded(pipeline(*submit, "--set", "num_gpus=1", "num_nodes=1", env=on_slurm))
     folder = tmp_path / WORKS / "out" / "mixed"
-    assert (len(list(folder.glob("records/*.json"))), len(list(folder.glob("logs/*/*/*_0_log.err")))) == (1, 1)
+    assert (len(list(folder.glob("records/*.json"))), len(list(folder.glob("logs/*/*.log")))) == (1, 1)
     assert not list(tmp_path.rglob("canary"))
 
 

@@ -46,8 +46,11 @@ def test_a_job_asks_for_the_largest_shape_of_its_grid_has_an_element_a_point_and
     own = {"job-name", "output"}
     assert {option: value for option, value in options.items() if option not in own} == {
         **{"array": f"0-{len(points) - 1}", "nodes": "1", "ntasks-per-node": "1"},
-        **{"cpus-per-task": str(asked.cpus_per_gpu * num_gpus), "mem": f"{asked.mem_per_gpu_gib * num_gpus:.0f}G"},
-        **{"time": asked.time, "no-requeue": "", "open-mode": "append"},  # and no `signal`: only submitit asks for one
+        **{
+            "cpus-per-task": str(asked.cpus_per_gpu * num_gpus),
+            "mem": f"{asked.mem_per_gpu_gib * num_gpus * 1024:.0f}M",
+        },
+        **{"time": str(asked.time_min()), "no-requeue": "", "open-mode": "append"},
     }
 
 
@@ -100,7 +103,7 @@ def test_a_job_ends_with_its_first_dead_rank_and_hands_its_cpus_to_srun_and_ever
         '--cpus-per-task="${SLURM_CPUS_PER_TASK:-1}"',
         "--kill-on-bad-exit=1",
         "${PIPELINE_PYTHON:-.venv/bin/python}",
-        f'-m pipeline.launch \\\n    --grid {name} --index "$SLURM_ARRAY_TASK_ID" "$@"\n',
+        f'-m pipeline.launch \\\n    --grid {name} --index "${{SLURM_ARRAY_TASK_ID:-0}}" "$@"\n',
     )
 
 
@@ -149,7 +152,7 @@ def test_a_job_requests_what_a_submitted_array_does(pipeline: Command, tmp_path:
     options = dict(re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", pipeline("jobfile", path).stdout, re.MULTILINE))
     submit = ("submit", "--grid", path, "--dry-run", "--json", "--cluster", "slurm", "--outputs", tmp_path)
     (array,) = json.loads(pipeline(*submit, env=without_slurm(tmp_path)).stdout)["arrays"]
-    own = {"job-name": "mine", "array": "0-0", "mem": "3G", "time": "00:02:00", "output": "outputs/%x-%A_%a-%N.log"}
+    own = {"job-name": "mine", "array": "0-0", "output": "outputs/%x-%A_%a-%N.log"}
     assert options == array["resources"] | own
     assert "gpus-per-node" not in options
 

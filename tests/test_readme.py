@@ -30,7 +30,7 @@ from pipeline.experiment import record_store
 from pipeline.experiment.find_model import find_lacking
 from pipeline.experiment.grid import SHIPPED_GRIDS, expand_grid
 from pipeline.experiment.spec import Spec, non_default_fields
-from pipeline.submission.batch_script import Prologue, setup_lines
+from pipeline.submission.batch_script import render_script
 from pipeline.submission.slurm_request import PASSED_ON
 
 README = (ROOT / "README.md").read_text()
@@ -407,12 +407,12 @@ def test_the_route_on_a_cluster_runs_as_written_but_for_its_size(
 
 
 def test_the_prologue_for_module_systems_runs_in_a_job(tmp_path: Path) -> None:
-    prologue = tmp_path / "modules.sh"
-    prologue.write_text("\n".join(shell_lines("<!-- run: the prologue", PAGES["cluster.md"])))
     module = 'module() { echo "module $*"; [ "$1" != purge ]; }'  # there may be nothing to purge
-    setup = setup_lines("one", Prologue(prologue, prologue.read_bytes()))
-    script = "\n".join([module, "SLURM_JOB_ID=1", *setup, 'echo "$NCCL_SOCKET_IFNAME"'])
-    done = run_program("bash", "-c", script, env=without_slurm())
+    prologue = "\n".join([module, *shell_lines("<!-- run: the prologue", PAGES["cluster.md"])])
+    script = render_script({}, launch_id="x", root="/x", python="python", source="--grid q4", prologue=prologue)
+    srun = write_script(tmp_path / "bin" / "srun", 'echo "$NCCL_SOCKET_IFNAME"')
+    env = without_slurm(SLURM_JOB_ID="1")
+    done = run_program("bash", "-c", script, env={**env, "PATH": f"{srun.parent}:{env['PATH']}"})
     assert (done.returncode, done.stdout) == (0, "module purge\nmodule load python/3.12\nib0\n"), done.stderr
 
 

@@ -37,8 +37,7 @@ from pipeline.experiment.folder import Experiment
 from pipeline.experiment.grid import Grid
 from pipeline.experiment.resources import Resources
 from pipeline.submission import plan
-from pipeline.submission.batch_script import Prologue
-from pipeline.submission.plan import Cluster, SubmitContext
+from pipeline.submission.plan import Cluster, Prologue, SubmitContext
 from pipeline.submit import read_prologue
 from pipeline.system.errors import CommandError
 
@@ -347,9 +346,10 @@ def test_any_error_of_the_system_is_said_in_words_that_are_true_of_it(raised: st
 
 def test_a_prologue_that_no_shell_reads_whole_is_refused(tmp_path: Path) -> None:
     prologue = tmp_path / "prologue.sh"
-    prologue.write_bytes(b"module load cuda\0\n")
-    with pytest.raises(CommandError, match=f"{prologue} has a NUL byte"):
-        read_prologue(prologue)
+    for text, said in ((b"module load cuda\0\n", "has a NUL byte"), (b"# caf\xe9\n", "is not UTF-8")):
+        prologue.write_bytes(text)
+        with pytest.raises(CommandError, match=f"{prologue} {said}"):
+            read_prologue(prologue)
 
 
 @needs_root
@@ -358,7 +358,7 @@ def test_a_prologue_that_a_stranger_may_have_written_is_refused(tmp_path: Path) 
     """As a model is: see tests/experiment/test_find_model.py."""
     prologue = tmp_path / "prologue.sh"
     prologue.write_text("module load cuda\n")
-    assert read_prologue(prologue) == Prologue(prologue, b"module load cuda\n")
+    assert read_prologue(prologue) == Prologue(prologue, "module load cuda\n")
     prologue.chmod(0o646)
     with pytest.raises(CommandError, match=rf"{prologue} can be changed by anyone.*; chmod o-w it\."):
         read_prologue(prologue)

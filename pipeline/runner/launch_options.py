@@ -98,4 +98,5 @@ def add_data_argument(parser: argparse._ActionsContainer) -> None:
 def read_launch_options(
     arguments: argparse.Namespace, point_limit_s: int | None, num_threads: int, modules: Path | None
 ) -> LaunchOptions:
-    return LaunchOptions(arguments.data, arguments.keep_trace, arguments.rerun, point_limit_s, num_threads, modules)
+    data, modules = arguments.data.resolve(), modules.resolve() if modules else None
+    return LaunchOptions(data, arguments.keep_trace, arguments.rerun, point_limit_s, num_threads, modules)

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.experiment.find_model import find_code
+from pipeline.experiment.manifest import start_submission
 from pipeline.experiment.packing import pack_elements
 from pipeline.experiment.spec import non_default_fields
 from pipeline.runner.launch_options import launch_command
+from pipeline.runner.task_list import TaskList, digest
 from pipeline.submission import batch_script, gpu_hours_estimate, plan
 from pipeline.submission.plan import PointSelection, SubmitContext
 from pipeline.system.errors import CommandError, log_line, pluralize, print_text
@@ -54,19 +56,18 @@ def describe_code(context: SubmitContext, selection: PointSelection) -> list[str
 
 
 def describe_arrays(context: SubmitContext, selection: PointSelection) -> Iterator[dict[str, Any]]:
-    """Yield each array with its batch script, in which variables stand for the run ids of an element."""
-    setup, options = batch_script.setup_lines("<submission>", context.prologue), plan.launch_options(context)
-    for index, array in enumerate(plan.plan_arrays(context, selection.todo)):
-        run_ids, name = array.run_ids(), f"{context.experiment.folder.name}-{index}"
-        most = max(len(element) for element in run_ids)
-        variables = ["$RUN_ID"] if most == 1 else [f"$RUN_ID_{number}" for number in range(1, most + 1)]
-        command = launch_command(context.experiment.manifest_path, variables, options)
+    """Yield each array with its batch script, in which zeros stand for the random digits of a submission."""
+    submission, experiment = start_submission("0" * 32, "slurm"), context.experiment
+    prologue = context.prologue.text if context.prologue else None
+    for index, planned in enumerate(plan.plan_arrays(context, selection.todo)):
+        array = planned.named(submission.array_name(experiment.folder.name, index))
+        sha256 = digest(TaskList(planned.elements, plan.launch_options(context)).encode())
         yield {
-            "shape": array.shape._asdict(),
-            "resources": array.request.options,
-            "elements": run_ids,
-            "notices": list(array.request.notices),
-            "sbatch": batch_script.render_batch_script(name, array.request, len(run_ids), setup, command),
+            "shape": planned.shape._asdict(),
+            "resources": planned.request.options,
+            "elements": array.elements,
+            "notices": list(planned.request.notices),
+            "sbatch": batch_script.render_array(experiment, submission, array, planned.request, sha256, prologue),
         }
 
 

@@ -14,14 +14,13 @@ from pipeline.experiment import packing
 from pipeline.experiment.find_model import find_lacking, source_digests
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.grid import Grid, check_grid_name, expand_grid
-from pipeline.experiment.manifest import MANIFEST_VERSION, Manifest, Submission, add_points
+from pipeline.experiment.manifest import MANIFEST_VERSION, Manifest, SlurmArray, Submission, add_points
 from pipeline.experiment.outcomes import PointOutcome
 from pipeline.experiment.resources import ResourceShape, group_by_shape
 from pipeline.experiment.spec import Spec
 from pipeline.plan.model_name import own_class
 from pipeline.runner.launch_options import LaunchOptions, read_launch_options
 from pipeline.submission import gpu_hours_estimate, slurm_queries, slurm_request, state_rules
-from pipeline.submission.batch_script import Prologue
 from pipeline.submission.read_progress import PointProgress, read_progress
 from pipeline.submission.slurm_queries import NodeType
 from pipeline.submission.slurm_request import SlurmRequest
@@ -49,6 +48,13 @@ class Cluster(NamedTuple):
     partition_limit_min: int | None = None  # None without a limit, or if it was not queried
 
 
+class Prologue(NamedTuple):
+    """The shell file that every job sources, and its text when it was read."""
+
+    path: Path
+    text: str
+
+
 class SubmitContext(NamedTuple):
     """What decides how points are submitted or run. `options` is the command line of `submit`."""
 
@@ -66,8 +72,10 @@ class PlannedArray(NamedTuple):
     request: SlurmRequest
     elements: list[list[Spec]]
 
-    def run_ids(self) -> list[list[str]]:
-        return [[spec.run_id() for spec in element] for element in self.elements]
+    def named(self, job_name: str) -> SlurmArray:
+        """Return the array as the manifest lists it."""
+        run_ids = [[spec.run_id() for spec in element] for element in self.elements]
+        return SlurmArray(job_name, run_ids, is_array=len(run_ids) > 1)
 
 
 class PointSelection(NamedTuple):

@@ -331,7 +331,7 @@ def find_logs(experiment: Experiment, manifest: Manifest) -> dict[str, Path]:
             is_sbatch = submission.backend == "sbatch"
             of_sbatch = logs_of_job_file(experiment.folder.parent, array) if is_sbatch else {}
             for run_id, job in array.job_keys().items():
-                of_submit = folder / array.job_name / f"{job_text(job)}_0_log.err"
+                of_submit = folder / f"{array.job_name}-{job_text(job)}.log"
                 logs[run_id] = of_sbatch.get(job_text(job), Path()) if is_sbatch else of_submit
         if submission.backend == "local":
             logs.update({path.name.removesuffix(".log"): follow_link_beside(path) for path in folder.glob("*.log")})
@@ -353,17 +353,11 @@ def follow_link_beside(log: Path) -> Path:
 
 
 def read_log_tail(log: Path | None, since: str = "") -> str:
-    """Return the last 16 KiB of this log and of each other node's log, without the text up to the last `since`."""
-    if log is None:
-        return ""
-    tails = []
-    job = log.name.removesuffix("_0_log.err")  # of `submit`; that of another node is 7_0_1_log.err
-    of_other_nodes = sorted(log.parent.glob(f"{job}_[1-9]*_log.err")) if job != log.name else []
-    for path in (log, *of_other_nodes):
-        with contextlib.suppress(files.UnreadableFile):
-            text = files.read_tail(path, LOG_TAIL_BYTES).decode(errors="replace")
-            tails.append(text.rpartition(since)[2] if since else text)
-    return "\n".join(tails)
+    """Return the last 16 KiB of a log, without the text up to the last `since`; "" if it cannot be read."""
+    with contextlib.suppress(files.UnreadableFile):
+        text = files.read_tail(log, LOG_TAIL_BYTES).decode(errors="replace") if log else ""
+        return text.rpartition(since)[2] if since else text
+    return ""
 
 
 def poll_until_finished(experiments: Mapping[str, Experiment]) -> Iterator[PointsByExperiment]:

@@ -4,25 +4,22 @@ This is the only module that imports submitit.
 """
 
 import contextlib
-import hashlib
 import itertools
 import os
 import re
-import shutil
 import sys
+import tempfile
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.experiment.find_model import source_digests
 from pipeline.experiment.folder import Experiment, displayable_name
-from pipeline.experiment.manifest import SlurmArray, Submission, start_submission
-from pipeline.runner import array_element
-from pipeline.runner.launch_options import PYTHONPATH_ROOT, LaunchOptions, launch_command
+from pipeline.experiment.manifest import Submission, start_submission
+from pipeline.runner.launch_options import PYTHONPATH_ROOT, LaunchOptions
+from pipeline.runner.task_list import TaskList, digest
 from pipeline.submission import batch_script, slurm_queries
-from pipeline.submission.batch_script import Prologue
-from pipeline.submission.plan import PlannedArray
-from pipeline.submission.slurm_request import SlurmRequest
+from pipeline.submission.plan import PlannedArray, Prologue
 from pipeline.system import slurm_commands
 from pipeline.system.errors import CONTROL_CHARACTER, EXIT_SCHEDULER, CommandError, log_line, pluralize
 
@@ -38,7 +35,7 @@ class SubmissionUnconfirmed(CommandError):
     """Slurm may have accepted an array, but did not confirm it."""
 
 
-def refuse_unsafe_paths(experiment: Experiment) -> None:
+def refuse_unsafe_paths(experiment: Experiment, *others: Path) -> None:
     """Raise CommandError for a path that a batch script cannot hold. All other paths are quoted there.
 
     Slurm replaces % and \\ in the names of logs, and no quoting keeps a line break inside an #SBATCH line.
@@ -48,6 +45,7 @@ def refuse_unsafe_paths(experiment: Experiment) -> None:
         (folder, "choose another --outputs"),
         (str(PYTHONPATH_ROOT), "install the pipeline elsewhere"),
         (sys.executable, "install Python elsewhere"),
+        *((str(path.absolute()), "rename it") for path in others),
     ):
         if CONTROL_CHARACTER.search(path) or displayable_name(path) != path:
             raise CommandError(f"the path {path!r} has a control character, or is not UTF-8; {cure}.")
@@ -73,19 +71,19 @@ def submit_arrays(
     folder = experiment.log_folder(submission.id)
     folder.mkdir(mode=0o700, parents=True)
     if prologue is not None:
-        prologue = prologue._replace(path=folder / "prologue.sh")
-        prologue.path.write_bytes(prologue.text)
-        submission.prologue_sha256 = prologue.sha256
-    setup = batch_script.setup_lines(submission.launch_id_prefix, prologue)
+        submission.prologue_sha256 = digest(prologue.text.encode())
     for notice in dict.fromkeys(notice for array in arrays for notice in array.request.notices):
         log_line(f"Notice: {notice}.")
     for index, planned in enumerate(arrays):
-        name = submission.array_name(experiment.folder.name, index)
-        submission.arrays.append(SlurmArray(name, planned.run_ids(), is_array=len(planned.elements) > 1))
+        submission.arrays.append(planned.named(submission.array_name(experiment.folder.name, index)))
     write_submission(experiment, submission)  # first: Slurm finds a job by its unique name if this process dies
     for index, (planned, array) in enumerate(zip(arrays, tuple(submission.arrays), strict=True)):
         try:
-            array.job_id = submit_array(experiment, submission, array, planned.request, setup, options)
+            raw = TaskList(planned.elements, options).encode()
+            (folder / f"{array.job_name}.json").write_bytes(raw)
+            text = prologue.text if prologue else None
+            script = batch_script.render_array(experiment, submission, array, planned.request, digest(raw), text)
+            array.job_id = submit_array(array.job_name, script, folder)
         except SubmissionUnconfirmed:
             del submission.arrays[index + 1 :]  # keep this array, which Slurm may have
             raise
@@ -106,52 +104,34 @@ def write_submission(experiment: Experiment, submission: Submission) -> None:
         manifest.submissions = [*(other for other in manifest.submissions if other.id != submission.id), submission]
 
 
-def submit_array(
-    experiment: Experiment,
-    submission: Submission,
-    array: SlurmArray,
-    request: SlurmRequest,
-    setup: list[str],
-    options: LaunchOptions,
-) -> str:
-    """Submit one array and return its job id.
+def submit_array(name: str, script: str, folder: Path) -> str:
+    """Submit the script of an array and return its job id.
 
-    submitit only writes the batch script and calls sbatch. No job loads its pickle, which somebody could change before
-    the job starts: array_element runs the command of its element, from a file that is written before sbatch is called.
+    submitit calls sbatch with this script, not with one of its own: in each job that would load a pickle, which a
+    member of the group could have changed.
 
-    Raises CommandError (scheduler) if sbatch refused the array, and removes its files. Raises SubmissionUnconfirmed if
-    Slurm may have accepted it.
+    Raises CommandError (scheduler) if sbatch refused the array, and removes its task list. Raises SubmissionUnconfirmed
+    if Slurm may have accepted it.
     """
     import submitit
 
-    folder = experiment.log_folder(submission.id).absolute() / array.job_name  # submitit would expand a leading ~
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    raw = array_element.encode_commands(
-        [launch_command(experiment.manifest_path, run_ids, options) for run_ids in array.elements]
-    )
-    commands = folder.resolve() / array_element.FILE_NAME
-    commands.write_bytes(raw)
-    python = batch_script.element_command(commands, array.is_array, hashlib.sha256(raw).hexdigest())
+    class Executor(submitit.SlurmExecutor):
+        def _make_submission_file_text(self, command: str, uid: str) -> str:
+            return script
 
-    class Executor(submitit.SlurmExecutor):  # submitit itself takes the first "job N" that sbatch prints
         @staticmethod
-        def _get_job_id_from_submission_command(string: bytes | str) -> str:
+        def _get_job_id_from_submission_command(string: bytes | str) -> str:  # submitit takes the first "job N"
             return read_job_id(string if isinstance(string, str) else string.decode(errors="replace"))
 
-    executor = Executor(folder, python=python)
-    setup = [batch_script.link_line(commands, array.is_array), *setup]
-    executor.update_parameters(**batch_script.submitit_parameters(array.job_name, request, len(array.elements), setup))
-    if array.is_array:
-        executor.parameters["map_count"] = len(array.elements)  # submitit then submits an array, not a plain job
     try:
-        with slurm_commands.clean_environment():
-            return str(executor.submit(int).job_id)  # submitit wants a function, which no job calls
+        with tempfile.TemporaryDirectory(prefix="pipeline-submit-") as own, slurm_commands.clean_environment():
+            return str(Executor(own).submit(int).job_id)  # submitit wants a function, which no job calls
     except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError, OSError) as error:
         problem = error_line(str(error))
-        job_id = find_accepted_array(array.job_name, folder, problem)
+        job_id = find_accepted_array(name, folder, problem)
         if job_id is None:
             cure = f"; {FEWER_JOBS}" if SUBMIT_LIMIT.search(problem) else ""
-            raise CommandError(f"sbatch refused {array.job_name}: {problem}{cure}.", EXIT_SCHEDULER) from error
+            raise CommandError(f"sbatch refused {name}: {problem}{cure}.", EXIT_SCHEDULER) from error
         return job_id  # sbatch failed after the controller had accepted the job, or did not print its id
 
 
@@ -174,25 +154,24 @@ def find_accepted_array(name: str, folder: Path, problem: str) -> str | None:
             f"the array ({str(refusal).partition(';')[0]}); submit again: submit first looks for the array in Slurm.",
             EXIT_SCHEDULER,
         ) from refusal
-    return found.get(name) or withdraw_array(folder)
+    return found.get(name) or withdraw_array(name, folder)
 
 
-def withdraw_array(folder: Path) -> str | None:
-    """Remove the commands of an array that Slurm does not know: if sbatch submits it later, no element can run.
+def withdraw_array(name: str, folder: Path) -> str | None:
+    """Remove the task list of an array that Slurm does not know: if sbatch submits it later, no element can run.
 
-    Returns the job id, and keeps the commands, if there is a file that an element has made, or submitit once it had
-    the id.
+    Returns the job id, and keeps the list, if there is a log: Slurm makes it before an element begins.
     """
-    commands, withdrawn = folder / array_element.FILE_NAME, folder / "withdrawn.json"
+    tasks, withdrawn = folder / f"{name}.json", folder / f"{name}.withdrawn"
     with contextlib.suppress(FileNotFoundError):
-        commands.rename(withdrawn)
-    started = next(folder.glob("[0-9]*_*"), None)
-    if started is None:
-        shutil.rmtree(folder, ignore_errors=True)
+        tasks.rename(withdrawn)
+    log = next(folder.glob(f"{name}-[0-9]*.log"), None)
+    if log is None:
+        withdrawn.unlink(missing_ok=True)
         return None
     with contextlib.suppress(FileNotFoundError):
-        withdrawn.rename(commands)
-    return started.name.partition("_")[0]
+        withdrawn.rename(tasks)
+    return log.stem.removeprefix(f"{name}-").partition("_")[0]
 
 
 def recover_job_ids(experiment: Experiment) -> None:
@@ -211,8 +190,8 @@ def recover_job_ids(experiment: Experiment) -> None:
         for submission in manifest.submissions:
             for array in submission.arrays:
                 if array.job_id is None:
-                    folder = experiment.log_folder(submission.id) / array.job_name
-                    array.job_id = found.get(array.job_name) or withdraw_array(folder)
+                    folder = experiment.log_folder(submission.id)
+                    array.job_id = found.get(array.job_name) or withdraw_array(array.job_name, folder)
             submission.arrays = [array for array in submission.arrays if array.job_id is not None]
 
 

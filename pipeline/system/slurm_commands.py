@@ -23,19 +23,6 @@ STEP_VARIABLES = (
     "SLURM_((CORE|THREAD)_SPEC|THREADS|TEST_EXEC|WAIT|SIGNAL|NO_KILL|NETWORK|USE_MIN_NODES|SPREAD_JOB|RESV_PORTS)",
     RANK_VARIABLES,
 )
-CLEAN_STEP_SCRIPT = """\
-foreign='{pattern}'
-set_aside=
-for name in $(compgen -e); do
-    if [[ $name =~ ^($foreign)$ ]]; then
-        unset "$name"
-        set_aside+=" $name"
-    fi
-done
-if [[ -n $set_aside ]]; then
-    echo "set aside, since srun or its tasks would read them:$set_aside" >&2
-fi
-unset foreign set_aside"""
 
 
 def ignored_variables() -> list[str]:
@@ -56,12 +43,6 @@ def ignored_variables_notice() -> list[str]:
     names, why = ignored_variables(), "since they would change Slurm's answers or the jobs"
     cure = "use options instead, for example --partition and --time"
     return [f"Notice: set aside, {why}: {', '.join(names)}; {cure}."] if names else []
-
-
-def clean_step_lines() -> list[str]:
-    """Return the lines of a batch script that unset variables that srun would read, and log their names."""
-    pattern = "'\\\n'|".join(STEP_VARIABLES)  # one line each; the shell joins them
-    return CLEAN_STEP_SCRIPT.format(pattern=pattern).splitlines()
 
 
 def run_slurm(*command: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import signal
 import time
 from pathlib import Path
@@ -12,6 +11,9 @@ import pytest
 from cluster import Cluster
 from conftest import CPU_SIZE, ROOT, Command, processes_with, succeeded, wait_for
 from factories import (
+    LENET,
+    SMALLEST,
+    make_spec,
     measurement_of,
     only_record,
     records_of,
@@ -19,10 +21,12 @@ from factories import (
     write_grid,
     write_model,
 )
-from slurm_queue import MIXED, Canary, Env, array_of, queued, records_in, states
+from slurm_queue import MIXED, Env, array_of, queued, records_in, states
 
 from pipeline.experiment.folder import Experiment
-from pipeline.runner.array_element import FILE_NAME, encode_commands
+from pipeline.experiment.spec import Spec
+from pipeline.runner.launch_options import LaunchOptions
+from pipeline.runner.task_list import TaskList
 
 LONG = """
 name: long
@@ -193,32 +197,38 @@ def test_plain_sbatch_runs_q4_and_collect_finds_it(
     assert len(list(tmp_path.glob("q4/records/*.json"))) == 3
 
 
+PLANTED = """
+import pathlib
+
+pathlib.Path(__file__).with_name("ran").touch()
+"""
+
+
+def own_point(folder: Path) -> Spec:
+    """A point of a model of the submitter's whose import leaves a file."""
+    model = f"{write_model(folder / 'mal', SMALLEST + PLANTED)}:Tiny"
+    return make_spec(**{**LENET, "model": model, "dataset": None}, input="synthetic")
+
+
 @pytest.mark.fault("F43")
-@pytest.mark.parametrize("swapped", ["elements", "prologue", "pickles"])
+@pytest.mark.parametrize("swapped", ["tasks", "folder"])
 def test_nothing_runs_of_a_file_that_is_swapped_while_its_job_waits(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path, swapped: str
 ) -> None:
-    prologue, canary = tmp_path / "prologue.sh", tmp_path / "canary"
-    prologue.write_text("export OMP_NUM_THREADS=1\n")
-    submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path, "--prologue", prologue)
+    """By a list of another model of the submitter's, alone or with the folder around it."""
+    evil = TaskList([[own_point(tmp_path)]], LaunchOptions(tmp_path)).encode()
+    submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path)
     succeeded(pipeline(*submit, "--partition", "down", "--set", "num_gpus=1", "num_nodes=1", env=on_slurm))
-    (folder,) = tmp_path.glob("mixed/logs/*/mixed-*")
-    paths, content = {
-        "elements": ([folder / FILE_NAME], encode_commands([["/bin/touch", str(canary)]])),
-        "prologue": ([folder.parent / "prologue.sh"], f"touch {canary}\n".encode()),
-        "pickles": (folder.glob("*.pkl"), pickle.dumps(Canary(canary))),
-    }[swapped]
-    for path in paths:
-        path.unlink()
-        path.write_bytes(content)
+    (tasks,) = tmp_path.glob("mixed/logs/*/mixed-*.json")
+    if swapped == "folder":
+        tasks.parent.rename(tmp_path / "away")
+        tasks.parent.mkdir(mode=0o700)
+    tasks.write_bytes(evil)
     (part,) = states(pipeline, tmp_path, on_slurm).values()
     cluster.run("scontrol", "update", f"JobId={part['job']}", "Partition=main")
     cluster.wait_idle(timeout_s=120)
-    assert not canary.exists()
+    assert not (tmp_path / "mal" / "ran").exists()
     (part,) = states(pipeline, tmp_path, on_slurm).values()
-    if swapped == "pickles":  # no job loads one
-        assert part["state"] == "ok"
-        return
     assert part["state"] in ("failed", "settling")
     assert "was changed after submit" in Path(part["log"]).read_text()
     assert not list(tmp_path.glob("mixed/records/*.json"))

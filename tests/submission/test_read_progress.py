@@ -111,17 +111,16 @@ def link_to(target: str) -> Callable[[Path], None]:
 @pytest.mark.fault("F46")
 @pytest.mark.parametrize(
     "make",
-    [os.mkfifo, os.mkdir, lambda log: log.symlink_to("/dev/zero"), link_to("../../../../secret"), link_to("secret")],
+    [os.mkfifo, os.mkdir, lambda log: log.symlink_to("/dev/zero"), link_to("../../../secret"), link_to("secret")],
 )
 def test_what_is_no_regular_file_is_no_log(
     tmp_path: Path, jobs: dict[slurm_queries.JobKey, slurm_queries.JobState], make: Callable[[Path], None]
 ) -> None:
     jobs["7", 0] = slurm_queries.JobState("FAILED", 2, None, "None")
     experiment, manifest = submit(tmp_path / "x", of_slurm())
-    log = experiment.log_folder(SUBMISSION) / ARRAY / "7_0_0_log.err"
+    log = experiment.log_folder(SUBMISSION) / f"{ARRAY}-7_0.log"
     log.parent.mkdir(parents=True)
     make(log)
-    make(log.with_name("7_0_1_log.err"))  # of the second node
     (part,) = read_progress(experiment, manifest)
     assert (part.state.reason, part.log) == ("exited 2 without a record; see its log", None)
     assert read_log_tail(log) == ""
@@ -169,7 +168,7 @@ def test_the_log_of_a_later_point_of_a_local_element_is_that_of_its_first_point(
 
 @pytest.mark.fault("F46")
 def test_of_a_log_of_10_gb_the_last_16_kib_are_read(tmp_path: Path) -> None:
-    log = tmp_path / "7_0_0_log.err"
+    log = tmp_path / "7_0.log"
     with log.open("wb") as file:
         file.truncate(10 * 10**9)  # takes no space
         file.seek(0, os.SEEK_END)

@@ -97,7 +97,7 @@ def test_the_drivers_jobs_are_the_same_whatever_the_shell_has_set(
         assert len(notices) == (name == "set")
     assert [dict(set(a.items()) ^ set(b.items())) for a, b in zip(*found.values(), strict=True)] == [{}, {}]
     assert (len(found["clean"]), found["clean"][0]["Partition"]) == (2, "main")
-    assert not any("set aside" in log.read_text() for log in tmp_path.glob("*/mixed/logs/*/*/*_log.*"))
+    assert not any("set aside" in log.read_text() for log in tmp_path.glob("*/mixed/logs/*/*.log"))
     assert sorted(re.findall(r"[A-Z_]{4,}", notices[0])) == sorted(set_aside)
     assert not any("an-outer-job" in str(record["launch_id"]) for record in records_in(tmp_path / "set"))
 

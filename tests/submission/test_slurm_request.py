@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.experiment.resources import Resources, ResourceShape
-from pipeline.submission.batch_script import option_lines
+from pipeline.submission.batch_script import render_script
 from pipeline.submission.plan import split_to_max_array_size
 from pipeline.submission.slurm_queries import NodeType
 from pipeline.submission.slurm_request import (
@@ -79,7 +79,8 @@ def test_slurms_operators_and_lists_of_nodes_reach_slurm_in_quotes(option: str, 
     check_slurm_options(site)
     request = build_request(FOUR_GPUS, Resources(), site, None, None)
     assert request.options[option] == text
-    (line,) = (line for line in option_lines(request.options) if f"--{option}=" in line)
+    script = render_script(request.options, launch_id="x", root="/x", python="python", source="--grid q4")
+    (line,) = (line for line in script.splitlines() if f"#SBATCH --{option}=" in line)
     assert shlex.split(line, comments=False) == ["#SBATCH", f"--{option}={text}"]
     assert run_program("bash", "-c", f"echo {line.partition(' ')[2]}").stdout == f"--{option}={text}\n"
 

@@ -1,6 +1,5 @@
 """What the manifest keeps of the arrays of a submission."""
 
-import json
 import os
 import shlex
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from pipeline.experiment.folder import Experiment
 from pipeline.experiment.manifest import SlurmArray, Submission, start_submission
 from pipeline.experiment.resources import Resources, ResourceShape
 from pipeline.runner.launch_options import LaunchOptions
+from pipeline.runner.task_list import digest, read_task_list
 from pipeline.submission import slurm_queries, slurm_submit
 from pipeline.submission.plan import PlannedArray
 from pipeline.submission.slurm_request import SlurmOptions, build_request
@@ -117,9 +117,8 @@ def test_the_id_of_an_array_is_that_of_sbatchs_own_line_or_of_the_arrays_name(
 ) -> None:
     """submitit takes the first "job N": 3, of the banner."""
     assert submit_one(experiment, monkeypatch, f"printf '%s\\n' {shlex.quote(printed)}", squeue) == "4711"
-    (commands,) = experiment.folder.glob("logs/*/*/elements.json")
-    run_ids = [next(word for word in words if word.startswith("single-")) for words in json.loads(commands.read_text())]
-    assert run_ids == [spec.run_id() for spec in POINTS[:2]]
+    (tasks,) = experiment.folder.glob("logs/*/x-*-0.json")
+    assert read_task_list(tasks, digest(tasks.read_bytes())).elements == [[spec] for spec in POINTS[:2]]
 
 
 @pytest.mark.fault("F07")
@@ -128,7 +127,7 @@ def test_an_array_that_sbatch_neither_confirms_nor_slurm_knows_is_refused(
 ) -> None:
     with pytest.raises(CommandError, match=r"of 2 elements: sbatch refused x-.*: it printed 'See job 6', which names"):
         submit_one(experiment, monkeypatch, "echo See job 6")
-    assert (list(experiment.folder.glob("logs/*/*/elements.json")), arrays_of(experiment)) == ([], [])
+    assert (list(experiment.folder.glob("logs/*/*")), arrays_of(experiment)) == ([], [])
 
 
 LIMIT = """echo 'sbatch: error: {}' >&2
@@ -151,40 +150,35 @@ def test_a_limit_of_jobs_is_named_with_the_number_that_slurm_took_and_the_cure(
 @pytest.mark.parametrize(
     ("files", "job_id", "kept"),
     [
-        (None, None, {}),
-        (["elements.json"], None, {}),
-        *(
-            (["elements.json", name], "7", {"x": None, "x/elements.json": b"[]", f"x/{name}": b"[]"})
-            for name in ("7_1_elements.json", "7_elements.json", "7_submitted.pkl", "7_1_0_log.err")
-        ),
+        ([], None, {}),
+        (["x-0.json"], None, {}),
+        (["x-0.json", "x-1-7_1.log"], None, {"x-1-7_1.log": b"[]"}),
+        *((["x-0.json", log], "7", {"x-0.json": b"[]", log: b"[]"}) for log in ("x-0-7_1.log", "x-0-7.log")),
     ],
 )
-def test_what_slurm_has_not_started_is_withdrawn_and_what_it_has_keeps_its_commands(
-    tmp_path: Path, files: list[str] | None, job_id: str | None, kept: dict[str, bytes | None]
+def test_what_slurm_has_not_started_is_withdrawn_and_what_it_has_keeps_its_tasks(
+    tmp_path: Path, files: list[str], job_id: str | None, kept: dict[str, bytes | None]
 ) -> None:
-    if files is not None:
-        (tmp_path / "x").mkdir()
-    for name in files or ():
-        (tmp_path / "x" / name).write_text("[]")
-    assert slurm_submit.withdraw_array(tmp_path / "x") == job_id
+    for name in files:
+        (tmp_path / name).write_text("[]")
+    assert slurm_submit.withdraw_array("x-0", tmp_path) == job_id
     assert everything_in(tmp_path) == kept
 
 
 @pytest.mark.fault("F34")
-def test_commands_are_out_of_reach_before_submit_looks_for_an_element_that_has_begun(
+def test_the_tasks_are_out_of_reach_before_submit_looks_for_an_element_that_has_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An element that begins after the look must find none: its files are about to be removed."""
-    (tmp_path / "x").mkdir()
-    (commands := tmp_path / "x" / "elements.json").write_text("[]")
+    """An element that begins after the look must find none: they are about to be removed."""
+    (tasks := tmp_path / "x-0.json").write_text("[]")
     glob, in_reach = Path.glob, list[bool]()
 
     def look(folder: Path, pattern: str) -> Iterator[Path]:
-        in_reach.append(commands.exists())
+        in_reach.append(tasks.exists())
         return glob(folder, pattern)
 
     monkeypatch.setattr(Path, "glob", look)
-    assert slurm_submit.withdraw_array(tmp_path / "x") is None
+    assert slurm_submit.withdraw_array("x-0", tmp_path) is None
     assert in_reach == [False]
 
 
@@ -198,13 +192,14 @@ def test_an_array_without_a_job_id_gets_that_of_its_name_or_is_withdrawn(
         SlurmArray(submission.array_name("x", number), [[POINTS[number].run_id()]]) for number in range(3)
     ]
     slurm_submit.write_submission(experiment, submission)
-    folders = [experiment.log_folder(submission.id) / array.job_name for array in submission.arrays]
-    for folder in folders:
-        folder.mkdir(parents=True)
-        (folder / "elements.json").write_text("[]")
-    (folders[2] / "9_0_log.err").touch()
+    folder = experiment.log_folder(submission.id)
+    folder.mkdir(parents=True)
+    lists = [folder / f"{array.job_name}.json" for array in submission.arrays]
+    for tasks in lists:
+        tasks.write_text("[]")
+    (folder / f"{submission.arrays[2].job_name}-9.log").touch()
     monkeypatch.setattr(slurm_queries, "find_jobs_named", lambda names, users: {submission.arrays[0].job_name: "7"})
     slurm_submit.recover_job_ids(experiment)
     kept = [(array.elements[0][0], array.job_id) for array in arrays_of(experiment)]
     assert kept == [(POINTS[0].run_id(), "7"), (POINTS[2].run_id(), "9")]
-    assert [folder.exists() for folder in folders] == [True, False, True]
+    assert [tasks.exists() for tasks in lists] == [True, False, True]
