@@ -15,10 +15,9 @@ from pipeline.experiment.measurement import Operation
 from pipeline.experiment.outcomes import Coverage
 from pipeline.experiment.record import SCHEMA_VERSION, Record
 from pipeline.plan.axes import AXES
-from pipeline.report.build_tables import INT8_TABLES
-from pipeline.report.columns import Column, Table
-from pipeline.report.definitions import TABLES
+from pipeline.report.table import Column, Table
 from pipeline.report.table_files import indented_json
+from pipeline.report.tables import INT8_TABLES, TABLES
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 NUMBER_OR_NULL: dict[str, Any] = {"type": ["number", "null"]}

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 from pipeline.plan.axes import AXIS_DEFAULTS, DECLARED
-from pipeline.report.columns import AXIS_HEADINGS, Column
-from pipeline.report.definitions import TABLES
+from pipeline.report.table import AXIS_HEADINGS, Column
+from pipeline.report.tables import TABLES
 
 NUM_RUNS = Column("n", "n", "Number of runs that the row pools.")
 NOTE = Column("note", "", "Facts that a reader needs to judge the row.")

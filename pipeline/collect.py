@@ -32,12 +32,12 @@ from pipeline.figures.ring_model import Link
 from pipeline.report import terminal
 from pipeline.report.bandwidth_rows import MeasuredLinks
 from pipeline.report.collect_experiment import CollectedExperiment, collect_experiment
-from pipeline.report.definitions import TABLES
 from pipeline.report.display_tables import MAX_WIDTH, DisplayOptions
 from pipeline.report.html_page import Pages
 from pipeline.report.markdown import render_experiment
 from pipeline.report.questions import answers_of
 from pipeline.report.table_files import indented_json, one_csv, write_tables
+from pipeline.report.tables import TABLES
 from pipeline.report.terminal import Summary, summarize
 from pipeline.report.time_to_target_rows import Targets
 from pipeline.submission.read_progress import find_logs

@@ -35,7 +35,7 @@ from pipeline.figures.intervals import ends_of
 from pipeline.figures.notes import Note
 from pipeline.figures.ring_model import Link
 from pipeline.plan.axes import DECLARED, Remedy
-from pipeline.report.note_words import render_note
+from pipeline.report.words import render_note
 
 ROOT = Path(__file__).resolve().parent.parent
 RESNET18_PARAMETERS = 11_173_962  # the CIFAR ResNet-18 with ten classes

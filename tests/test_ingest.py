@@ -14,8 +14,8 @@ from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.record import Record
 from pipeline.plan.strategies import STRATEGIES
-from pipeline.report.build_tables import Tables
 from pipeline.report.collect_experiment import collect_experiment
+from pipeline.report.table import Tables
 from pipeline.system.errors import CommandError
 
 HEADER = "strategy,num_gpus,batch_size_per_gpu,epoch,epoch_time_s,compute_time_s,loss,accuracy,status"

@@ -5,16 +5,21 @@ right after each other; medians and intervals are over the rounds. Pure function
 """
 
 import statistics
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import add, sub
 from typing import NamedTuple
 
+from pipeline.experiment.axis_groups import TRAINED_MAY_DIFFER, Key, alike_key
 from pipeline.experiment.measurement import Collective, Communication, Profile, TransferKind, VariantName
 from pipeline.experiment.record import Record
+from pipeline.experiment.spec import Spec
+from pipeline.figures import exposed_communication as exposure
 from pipeline.figures import intervals
 from pipeline.figures.formulas import median_of_known
 from pipeline.figures.intervals import Estimate, median_time
+from pipeline.figures.loader import longest_data_share
 from pipeline.figures.notes import Note, NoteKind, make_note, text_note
+from pipeline.figures.pooling import PooledPoint, group_pairs
 from pipeline.figures.stopping_rule import difference_tolerance_s, is_difference_precise_enough, is_time_precise_enough
 from pipeline.plan.strategies import STRATEGIES
 
@@ -259,3 +264,54 @@ def explain_trace_disagreement(exposed_s: float, traced: TracedExposure, busy: f
     if traced.slowed_s is None:
         return make_note(TRACE_OMITS_SLOWED_KERNELS, **times_us)
     return make_note(TRACE_OMITS_GAPS, **times_us)
+
+
+STEP_DIFFERS = NoteKind(
+    "step_differs",
+    "the step that measured communication takes {measured_ms:.3g} ms, that of the epochs "
+    "{epochs_ms:.3g} ms without the wait for data: no share and no advice are told from it",
+)
+TrainingKey = tuple[str, Key]
+PointsByTraining = Mapping[TrainingKey, Sequence[PooledPoint]]
+MAX_STEP_DEVIATION = 0.1  # of the step of the epochs; beyond it the step that measured communication is another one
+
+
+def num_rounds(found: Sequence[Communication]) -> int:
+    """Return the number of rounds in all records. Each round has one window of every variant."""
+    return sum(len(part.series[0].window_times_ns) for part in found if part.series)
+
+
+def training_key(gpu: str, spec: Spec) -> TrainingKey:
+    """Return what points share that differ only in how they were measured, on one GPU model."""
+    return gpu, alike_key(spec, TRAINED_MAY_DIFFER)
+
+
+def group_by_training(points: Sequence[PooledPoint]) -> PointsByTraining:
+    """Return the points that differ only in how they were measured, by what they share."""
+    return group_pairs((training_key(point.gpu, point.spec), point) for point in points)
+
+
+def match_measured(point: PooledPoint, measured: PointsByTraining) -> PooledPoint | None:
+    """Return the point on the same GPU model that measured the communication of a point, with the most rounds."""
+    matches = measured.get(training_key(point.gpu, point.spec), [])
+    return max(matches, key=lambda other: num_rounds(communications_of(other.ok_records)), default=None)
+
+
+def untold_notes(point: PooledPoint, measured: PointsByTraining) -> list[Note]:
+    """Return why no share is told of the epochs of a point from the one that measured its communication, if so.
+
+    The user's code calls collectives, or the measured step is longer or shorter than that of the epochs, without the
+    wait for data, by more than MAX_STEP_DEVIATION.
+    """
+    match = match_measured(point, measured)
+    own = point.own_collectives_notes or (match.own_collectives_notes if match else [])
+    if own or match is None or not point.epoch_time or not point.spec.is_whole_epoch:
+        return own
+    found = communications_of(match.ok_records)
+    step_s = exposure.median_step_time(found, exposure.whole_step(found))
+    steps_s = point.epoch_time * max(1 - (longest_data_share(point) or 0.0), 0.0)
+    epochs_s = steps_s / point.spec.full_steps_per_epoch
+    most_s = steps_s / (point.spec.num_samples / point.spec.global_batch_size)  # if a smaller last batch costs less
+    if step_s is None or (1 - MAX_STEP_DEVIATION) * epochs_s <= step_s <= (1 + MAX_STEP_DEVIATION) * most_s:
+        return []
+    return [make_note(STEP_DIFFERS, measured_ms=float(step_s) * 1e3, epochs_ms=float(epochs_s) * 1e3)]

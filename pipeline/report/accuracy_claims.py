@@ -8,9 +8,9 @@ from pipeline.experiment.point_label import describe_axis, describe_point, forma
 from pipeline.figures.intervals import ends_of, min_values
 from pipeline.plan.model_name import is_image_model
 from pipeline.report.claims import Claim, badges_of, describe_own, grid_command, no_result, not_answered
-from pipeline.report.columns import Row
 from pipeline.report.definitions import NEVER_REACHED
 from pipeline.report.epoch_rows import DIVERGED
+from pipeline.report.table import Row
 from pipeline.report.time_to_target_rows import final_of, main_study
 from pipeline.system.errors import pluralize
 

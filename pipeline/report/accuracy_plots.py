@@ -9,9 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pipeline.experiment.point_label import EFFORT_AXES, describe_axis
 from pipeline.figures.pooling import group_pairs
 from pipeline.report import plot_data
-from pipeline.report.columns import Column, Row
-from pipeline.report.definitions import GLOBAL_BATCH, MERIT, STAGE_WORDS, TABLES, TEST_ACCURACY
+from pipeline.report.columns import GLOBAL_BATCH, MERIT, TEST_ACCURACY
+from pipeline.report.definitions import STAGE_WORDS
 from pipeline.report.plot_data import HistogramPanel, LinePanel, Plot, PlotSource, Point, Series, as_title
+from pipeline.report.table import Column, Row
+from pipeline.report.tables import TABLES
 from pipeline.report.time_to_target_rows import format_target, main_study
 from pipeline.system.errors import pluralize
 

@@ -12,8 +12,8 @@ from pipeline.figures.exposed_communication import collectives_of_kinds, communi
 from pipeline.figures.notes import NoteKind, make_note
 from pipeline.figures.pooling import PooledPoint, group_pairs
 from pipeline.plan.axes import CAPTURED_EXECUTIONS
-from pipeline.report.columns import Row, make_row
 from pipeline.report.definitions import BANDWIDTH, SWEEP
+from pipeline.report.table import Row, make_row
 
 SIZE_NOT_SWEPT = NoteKind("size_not_swept", "no isolated all-reduce of this size was timed")
 NO_PAUSE_IN_TRAINING = NoteKind(

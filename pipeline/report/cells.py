@@ -16,9 +16,9 @@ from pipeline.figures.notes import OF_BASELINE, TEXT, Note, NoteKind
 from pipeline.figures.pooling import group_pairs
 from pipeline.plan.axes import REMEDIES
 from pipeline.report.claims import badge_of
-from pipeline.report.columns import AXIS_HEADINGS, FIGURES_NOT_STATED, NOT_STATED, Column, Row
-from pipeline.report.definitions import FIGURE_NAMES
-from pipeline.report.note_words import Range, render_note
+from pipeline.report.table import AXIS_HEADINGS, FIGURES_NOT_STATED, NOT_STATED, Column, Row
+from pipeline.report.tables import FIGURE_NAMES
+from pipeline.report.words import Range, render_note
 
 STATUS_WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}
 MAX_LABEL = 44  # characters of a configuration in a cell

@@ -1,19 +1,18 @@
 """Claims: what an experiment answers, as values with their conditions and badges, and the words for each kind."""
 
-import math
 import string
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from pipeline.experiment.point_label import EFFORT_AXES, describe_point, format_number, models_of, varying_axes
+from pipeline.experiment.point_label import EFFORT_AXES, describe_point, models_of, varying_axes
 from pipeline.figures.comparison import verdict_on
 from pipeline.figures.energy import POWER_LIMITS, THROTTLED, is_power_limited
 from pipeline.figures.intervals import Estimate, ends_of, min_values
 from pipeline.figures.notes import OF_BASELINE, Note
 from pipeline.plan.axes import AXIS_DEFAULTS
 from pipeline.plan.strategies import STRATEGIES
-from pipeline.report.columns import Row, kind_of
-from pipeline.report.note_words import NoteFormatter
+from pipeline.report.table import Row, kind_of
+from pipeline.report.words import ClaimFormatter, NoteFormatter
 
 SUBMIT = "ddpscale submit"
 NO_RESULT = ("failed", "missing", "rejected")  # the status of a point to run again
@@ -209,29 +208,6 @@ class Claim(NamedTuple):
         """True if every value of a sentence is known."""
         names = (name for _, name, _, _ in string.Formatter().parse(sentence) if name)
         return all(self.values.get(name) is not None for name in names)
-
-
-class ClaimFormatter(NoteFormatter):
-    """Formats the values of claims: a figure with its interval, `digits` with the decimals that its interval needs."""
-
-    def format_field(self, value: Any, format_spec: str) -> str:
-        """Return one value as text."""
-        low, high = ends_of(value) if isinstance(value, float) else (None, None)
-        spec = f",.{num_decimals(value, low, high)}f" if format_spec == "digits" else format_spec
-        if low is None or high is None:
-            return super().format_field(float(value) if isinstance(value, float) else value, spec)
-        text, first, last = (format_number(part, spec).replace("%", " %") for part in (value, low, high))
-        return f"{text} ({first.removesuffix(' %')} to {last})"
-
-
-def num_decimals(value: float, low: float | None, high: float | None) -> int:
-    """Return the decimals for three digits of a figure, and up to three more that tell its ends apart."""
-    least = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 2
-    if low is None or high is None:
-        return least
-    specs = {more: f".{more}f" for more in range(least, least + 4)}
-    apart = (more for more, spec in specs.items() if format_number(low, spec) != format_number(high, spec))
-    return next(apart, least)
 
 
 def badges_of(row: Row, *more: str) -> tuple[str, ...]:

@@ -14,8 +14,8 @@ from pipeline.experiment.folder import Experiment, is_experiment
 from pipeline.experiment.outcomes import CollectedOutcomes, collect_outcomes
 from pipeline.figures.ring_model import Link
 from pipeline.report.bandwidth_rows import MeasuredLinks, is_swept, measured_links
-from pipeline.report.build_tables import Tables, build_tables, flatten
-from pipeline.report.columns import Row
+from pipeline.report.table import Row, Tables
+from pipeline.report.tables import build_tables, flatten
 from pipeline.report.time_to_target_rows import FROM_BASELINE, Targets
 from pipeline.system.errors import CommandError
 

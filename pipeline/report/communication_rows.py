@@ -4,47 +4,41 @@ Times are of one step, in seconds.
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Sequence
+from typing import get_args
 
-from pipeline.experiment.axis_groups import TRAINED_MAY_DIFFER, Key, alike_key
 from pipeline.experiment.measurement import Communication, Measurement, TransferKind, VariantName
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
 from pipeline.figures import exposed_communication as exposure
 from pipeline.figures import formulas, intervals
-from pipeline.figures.advice import Advice
+from pipeline.figures.epoch_figures import timed_figures
 from pipeline.figures.exposed_communication import (
     EXPOSURE_IS_NOISE,
     EXPOSURE_MAY_BE_ZERO,
     EXPOSURE_NEGATIVE,
     LAUNCH_EXPOSED,
     NO_BUCKET_PROFILED,
+    PointsByTraining,
     TracedExposure,
     communications_of,
     is_within_noise,
+    num_rounds,
+    training_key,
 )
 from pipeline.figures.intervals import Estimate
 from pipeline.figures.late_rank import MIN_LATE_SHARE, find_late_rank
-from pipeline.figures.loader import longest_data_share
 from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.figures.pooling import PooledPoint, group_pairs
 from pipeline.plan.strategies import STRATEGIES
-from pipeline.report.columns import Row, make_row
 from pipeline.report.definitions import COMMUNICATION, SPLIT, TRANSFERS
+from pipeline.report.next_step import Advice
+from pipeline.report.table import Row, make_row
 
 TOO_FEW_WINDOWS = NoteKind("too_few_windows", "an interval needs {needed} windows, got {found}")
-STEP_DIFFERS = NoteKind(
-    "step_differs",
-    "the step that measured communication takes {measured_ms:.3g} ms, that of the epochs "
-    "{epochs_ms:.3g} ms without the wait for data: no share and no advice are told from it",
-)
 
 COMPARED_STEPS: tuple[VariantName, ...] = ("plain", "ddp_one", "no_sync")  # beside the step of the strategy
 KINDS: tuple[TransferKind, ...] = get_args(TransferKind)
-TrainingKey = tuple[str, Key]
-PointsByTraining = Mapping[TrainingKey, Sequence[PooledPoint]]
-MAX_STEP_DEVIATION = 0.1  # of the step of the epochs; beyond it the step that measured communication is another one
 SPLIT_PARTS = ("scatter", "replicate", "parallel_forward", "gather", "backward", "optimizer")
 
 
@@ -88,19 +82,6 @@ def exposed_row(point: PooledPoint, advice: Advice | None = None) -> Row:
         **(advice._asdict() if advice else {}),
         notes=[*exposed_notes(point, step, exposed, floor_s, split["collective_launch_time_s"], traced), *named],
     )
-
-
-def num_rounds(found: Sequence[Communication]) -> int:
-    """Return the number of rounds in all records. Each round has one window of every variant."""
-    return sum(len(part.series[0].window_times_ns) for part in found if part.series)
-
-
-def timed_figures(key: str, time: Estimate | None) -> dict[str, Any]:
-    """Return the columns of a row's main time: the time, its interval and the interval's basis, and the run spread."""
-    if time is None:
-        return {key: None}
-    spread_s = formulas.run_spread(time.run_medians)
-    return {key: time, "noise_floor": time.relative_half_width, "interval_over": time.basis, "run_spread_s": spread_s}
 
 
 def exposed_share(exposed: Estimate | None, step: Estimate | None, floor_s: float | None) -> Estimate | None:
@@ -229,39 +210,3 @@ def formula_bytes(measured: Sequence[Measurement], kind: TransferKind, spec: Spe
 def last_test_accuracy(record: Record) -> float | None:
     epochs = record.measurement.epochs if record.measurement else ()
     return epochs[-1].test_accuracy if epochs else None
-
-
-def training_key(gpu: str, spec: Spec) -> TrainingKey:
-    """Return what points share that differ only in how they were measured, on one GPU model."""
-    return gpu, alike_key(spec, TRAINED_MAY_DIFFER)
-
-
-def group_by_training(points: Sequence[PooledPoint]) -> PointsByTraining:
-    """Return the points that differ only in how they were measured, by what they share."""
-    return group_pairs((training_key(point.gpu, point.spec), point) for point in points)
-
-
-def match_measured(point: PooledPoint, measured: PointsByTraining) -> PooledPoint | None:
-    """Return the point on the same GPU model that measured the communication of a point, with the most rounds."""
-    matches = measured.get(training_key(point.gpu, point.spec), [])
-    return max(matches, key=lambda other: num_rounds(communications_of(other.ok_records)), default=None)
-
-
-def untold_notes(point: PooledPoint, measured: PointsByTraining) -> list[Note]:
-    """Return why no share is told of the epochs of a point from the one that measured its communication, if so.
-
-    The user's code calls collectives, or the measured step is longer or shorter than that of the epochs, without the
-    wait for data, by more than MAX_STEP_DEVIATION.
-    """
-    match = match_measured(point, measured)
-    own = point.own_collectives_notes or (match.own_collectives_notes if match else [])
-    if own or match is None or not point.epoch_time or not point.spec.is_whole_epoch:
-        return own
-    found = communications_of(match.ok_records)
-    step_s = exposure.median_step_time(found, exposure.whole_step(found))
-    steps_s = point.epoch_time * max(1 - (longest_data_share(point) or 0.0), 0.0)
-    epochs_s = steps_s / point.spec.full_steps_per_epoch
-    most_s = steps_s / (point.spec.num_samples / point.spec.global_batch_size)  # if a smaller last batch costs less
-    if step_s is None or (1 - MAX_STEP_DEVIATION) * epochs_s <= step_s <= (1 + MAX_STEP_DEVIATION) * most_s:
-        return []
-    return [make_note(STEP_DIFFERS, measured_ms=float(step_s) * 1e3, epochs_ms=float(epochs_s) * 1e3)]

@@ -14,9 +14,9 @@ from pipeline.figures.comparison import HARDWARE_FACTS, ComparedPoint, Compariso
 from pipeline.figures.energy import clock_notes
 from pipeline.report.cells import STATUS_WORDS, DisplayColumn, DisplayTable, name_columns, note_column
 from pipeline.report.claims import badge_of
-from pipeline.report.columns import NOT_STATED
 from pipeline.report.markdown import escape_markdown, render_table
-from pipeline.report.note_words import render_notes
+from pipeline.report.table import NOT_STATED
+from pipeline.report.words import render_notes
 from pipeline.system.errors import pluralize
 
 ABSENT = "-"

@@ -8,8 +8,8 @@ from pipeline.experiment.record import Record
 from pipeline.figures.attempts import attempt_span, hours_columns, timed_hours
 from pipeline.figures.notes import NoteKind, make_note
 from pipeline.plan.axes import Device
-from pipeline.report.columns import Row
 from pipeline.report.definitions import COST
+from pipeline.report.table import Row
 
 TIMES_UNKNOWN = NoteKind("times_unknown", "{count} without their times")
 IMPLIED = NoteKind("implied", "{count} more not run: a smaller batch ran out of memory")

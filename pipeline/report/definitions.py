@@ -2,18 +2,53 @@
 
 from collections.abc import Callable
 
-from pipeline.figures.advice import NOTHING_FOUND
 from pipeline.figures.exposed_communication import MEASURED_EXPOSURE_IS_NOISE, OF_MEASURED_EXPOSURE
-from pipeline.figures.intervals import CONFIDENCE, NOMINAL, OF_FEWEST_VALUES, min_values
+from pipeline.figures.intervals import NOMINAL, OF_FEWEST_VALUES, min_values
 from pipeline.figures.late_rank import LATE_RANK
-from pipeline.figures.loader import MAX_DATA_SHARE
 from pipeline.figures.memory_trials import SAVING_UNCLEAR
 from pipeline.figures.pooling import REPEATS_NOT_OK, group_pairs
 from pipeline.figures.scaling import Scaling
 from pipeline.plan.axes import NUM_TRIAL_STEPS
 from pipeline.plan.model_name import is_image_model
 from pipeline.plan.strategies import STRATEGIES
-from pipeline.report.columns import FIGURES_NOT_STATED, Column, Row, Rows, Table, View, sort_rows
+from pipeline.report.columns import (
+    BASELINE,
+    BUS_BANDWIDTH,
+    COMM_TIME,
+    COMPUTE,
+    COMPUTE_RATE,
+    EFFICIENCY,
+    ENERGY,
+    EPOCH_TIME,
+    EXPOSED,
+    FLOPS,
+    GLOBAL_BATCH,
+    INTERVAL,
+    INTERVAL_OVER,
+    LEARNING_RATE,
+    MEMORY,
+    MERIT,
+    MFU,
+    NUM_BYTES,
+    NUM_WINDOWS,
+    PLACE,
+    PLAIN_STEP_TIME,
+    PREDICTION_ERROR,
+    REMEDIES,
+    RUN_SPREAD,
+    SAMPLE_ENERGY,
+    SAMPLE_THROUGHPUT,
+    SPEEDUP,
+    STATUS,
+    STEP_TIME,
+    TEST_ACCURACY,
+    THROUGHPUT,
+    TIMING,
+    WAITING,
+    WORKERS,
+)
+from pipeline.report.next_step import ADVICE, NEXT_STEP, NEXT_STEP_KEYS, has_next_step
+from pipeline.report.table import FIGURES_NOT_STATED, Column, Row, Rows, Table, View, sort_rows
 
 NEVER_REACHED = "never reached"
 STAGE_WORDS = {"activations": "+ activations", "biases": "+ biases (all)"}
@@ -91,139 +126,7 @@ def why_no_time(row: Row) -> str:
     return "other GPU" if row["reached"] and row["num_timed"] == 0 else ""
 
 
-GLOBAL_BATCH = Column("global_batch_size", "images a step", "Samples per step over all GPUs.", is_set=True)
-STATUS = Column("status", "", "The status of the point: ok, oom, failed, rejected or missing.")
-PLACE = (GLOBAL_BATCH._replace(heading=""), STATUS)
-REMEDIES = Column("remedies", "", "Remedies for training with large batches.")
-
-EPOCH_TIME = Column("epoch_time_s", "epoch time [s]", "Time of one epoch with data loading, on the slowest rank.")
-SPEEDUP = Column(
-    "speedup",
-    "speed-up",
-    "T(1)/T(N) for the same samples; its interval holds the true ratio with at least "
-    f"{100 * (2 * CONFIDENCE - 1):g} %, that of {min_values()} values with {100 * (2 * OF_FEWEST_VALUES - 1):g} %.",
-    interval="shown",
-)
-EFFICIENCY = Column("parallel_efficiency", "efficiency [%]", "speedup/N.", interval="kept")
-WAITING = Column(
-    "data_share",
-    "waiting [%]",
-    "(data_time_s + batch_wait_s)/epoch_time_s: in this share of the epoch the GPU that waits longest has no data "
-    "(input: gpu: prepares it).",
-)
-INTERVAL = Column(
-    "noise_floor",
-    "interval [± %]",
-    "Half the width of the interval, below six runs of the range within them, over the median.",
-)
-THROUGHPUT = Column(
-    "throughput_items_per_s", "images/s", "Items (images, tokens, ...: see unit) trained on per second.", decimals=1
-)
-SAMPLE_THROUGHPUT = Column("throughput_samples_per_s", "", "Training samples per second.")
-COMPUTE_RATE = Column(
-    "tflops_per_gpu",
-    "TFLOP/s per GPU",
-    "flops_per_sample x throughput_samples_per_s / GPUs: forward and backward pass, without recomputation.",
-    interval="kept",
-)
-MFU = Column("mfu", "MFU [%]", "tflops_per_gpu/peak_tflops: model FLOPs utilization.", interval="kept")
-NEXT_STEP = (
-    Column(
-        "next_step",
-        "next step",
-        "What to change first, by the rules of docs/advice.md; no measured pair contradicts it.",
-    ),
-    Column("limit", "limit", "The largest part of its time that a rule names."),
-    Column(
-        "limit_share",
-        "of its time [%]",
-        "Share of the limit; empty where the rule has none; of power how far its clock is below the highest.",
-        remark="< is at most: measured on one GPU.",
-    ),
-    Column(
-        "limit_share_is",
-        "",
-        "`at most` where the share was measured on one GPU: on several it is at most this.",
-    ),
-)
-"""Shown in a view of their own."""
-NEXT_STEP_KEYS = tuple(column.key for column in NEXT_STEP if column.heading)
-
-
-def has_next_step(rows: Rows) -> Rows:
-    """Return the rows of which a next step was found in order, each point once."""
-    found = (row for row in rows if row["next_step"] not in (None, NOTHING_FOUND))
-    return sort_rows([row for row in found if row.figures.get("scaling") != "strong"])
-
-
-ADVICE = (
-    "By the rules of docs/advice.md, which found none for points that are not listed; (2x): measured here to be twice "
-    "as fast. A larger batch changes the training: what it learns is a question of its own (Q4)."
-)
-FLOPS = (
-    Column("flops_per_sample", "", "FLOPs of the forward and backward pass of one sample, counted."),
-    Column("peak_tflops", "", "Dense peak of one GPU in the precision that computed."),
-    Column("peak_source", "", "Source of peak_tflops: data sheet, or stated (--peak-tflops)."),
-)
-WORKERS = Column("num_workers_total", "workers", "Loader workers of all ranks together.")
-RUN_SPREAD = Column(
-    "run_spread_s", "between runs [s]", "Largest less smallest median of the n runs, each in new processes."
-)
-COMPUTE = Column(
-    "compute_time_s",
-    "computing [s]",
-    "Epoch time without data loading; under DDP it holds the wait for the slowest rank's batch.",
-)
-MEMORY = Column("peak_memory_gib", "memory [GiB]", "Fullest GPU, or largest process on the CPU.")
-ENERGY = Column("energy_per_item_j", "energy [mJ/image]", "Energy per item trained on.")
-SAMPLE_ENERGY = Column("energy_per_sample_j", "", "Energy per training sample.")
-INTERVAL_OVER = Column(
-    "interval_over",
-    "",
-    f"What the median's interval from low to high (order statistics, {NOMINAL}, for {min_values()} values "
-    f"{100 * OF_FEWEST_VALUES:.1f} %) is computed from: windows tell how well it is known within one run, repeats "
-    "between runs (new processes).",
-)
-NUM_WINDOWS = Column("num_windows", "", "Number of windows; each time is the median over them.")
-TIMING = (
-    Column("data_time_s", "", "Part of the epoch time that is data loading."),
-    INTERVAL_OVER,
-    NUM_WINDOWS,
-    Column(
-        "batch_wait_s",
-        "",
-        "Lower bound of the part of compute_time_s in which a rank waits for another rank's batch: the longest data "
-        "time of a rank less data_time_s.",
-    ),
-    Column(
-        "is_loader_bound",
-        "",
-        f"True if a GPU waits for the loader in more than {100 * MAX_DATA_SHARE:g} % of the epoch (data_share).",
-    ),
-    Column("energy_j", "", "Energy of all GPUs used, without the host."),
-    Column("sm_clock_mhz", "", "Clock of the slowest GPU."),
-)
-BASELINE = Column("baseline", "", "Strategy of the one-GPU point that the row is compared with.")
-STEP_TIME = Column("step_time_s", "step [ms]", "One training step, on the slowest rank.")
-PLAIN_STEP_TIME = Column(
-    "plain_step_time_s", "one GPU [ms]", "Model without DDP on one GPU, with one GPU's share of the batch."
-)
-EXPOSED = Column(
-    "exposed_comm_time_s",
-    "exposed communication [us]",
-    "DDP minus no-op hook, gradients alone (both sides broadcast buffers); the interval is given by low and high.",
-    interval="shown",
-)
-COMM_TIME = Column(
-    "comm_time_s", "collectives [us]", "Shortest time over ranks of each collective of the strategy, summed (profiled)."
-)
-NUM_BYTES = Column("num_bytes", "size [MB]", "Bytes of one all-reduce (S).", is_set=True)
-BUS_BANDWIDTH = Column("busbw_gb_s", "bus bandwidth [GB/s]", "S/t x 2(N-1)/N (nccl-tests).")
 EPOCH = Column("epoch", "epoch", "The epoch, counted from 1.", is_set=True)
-LEARNING_RATE = Column("learning_rate", "rate", "Largest learning rate of the run, after scaling.", is_set=True)
-MERIT = Column("merit", "figure of merit", "What evaluate() of an own model returns.")
-TEST_ACCURACY = Column("test_accuracy", "test accuracy [%]", "Accuracy over the test set.", decimals=2)
-PREDICTION_ERROR = Column("prediction_error", "error [%]", "Predicted value divided by the measured value, minus 1.")
 STAGE = Column(
     "stage",
     "stage",
@@ -896,8 +799,6 @@ COST = Table(
         shows_n=True,
     ),
 )
-
-ORDER = (Q1, MEMORY_BOUNDARY, Q2, COMMUNICATION, Q3, BANDWIDTH, SWEEP, TRANSFERS, SPLIT, PREDICTION, Q4)
 PROPOSAL = Table(
     "proposal",
     "",
@@ -921,9 +822,3 @@ PROPOSAL = Table(
     ),
 )
 """The tables of `proposal`, which are on its own page alone."""
-
-TABLES = {table.name: table for table in (*ORDER, TIME_TO_TARGET, INT8, INT8_HISTOGRAMS, OOM, COST)}
-"""Every table by name, in the order of the report."""
-
-FIGURE_NAMES = {column.key: column.name for table in reversed(TABLES.values()) for column in table.columns}
-"""The figures that notes name, in words. JSON and CSV have the key."""

@@ -9,11 +9,11 @@ from typing import NamedTuple
 from pipeline.experiment.outcomes import CollectedOutcomes
 from pipeline.experiment.point_label import EFFORT_AXES, Terms, distinguishing_axes, format_number
 from pipeline.report import cells
-from pipeline.report.build_tables import Tables
 from pipeline.report.cells import DisplayColumn, DisplayTable
-from pipeline.report.columns import Column, Row, Table, View
-from pipeline.report.definitions import EFFICIENCY, EPOCH_TIME, SPEEDUP, TABLES
+from pipeline.report.columns import EFFICIENCY, EPOCH_TIME, SPEEDUP
 from pipeline.report.plot_data import note_on_number
+from pipeline.report.table import Column, Row, Table, Tables, View
+from pipeline.report.tables import TABLES
 
 TABLES_WITHOUT_REMEDIES = ("Q1", "Q2", "Q3")
 REMEDIES_ELSEWHERE = "Runs with remedies are in the tables of Q4 only."

@@ -7,35 +7,32 @@ from pipeline.experiment.learning_rate import peak_learning_rate
 from pipeline.experiment.measurement import Epoch
 from pipeline.experiment.record import Record
 from pipeline.figures import formulas, loader
-from pipeline.figures.advice import Advice
 from pipeline.figures.comparability import gpu_model
-from pipeline.figures.compute_rate import compute_rate_figures, compute_rate_notes
-from pipeline.figures.energy import clock_notes, energy_figures, energy_notes, host_cpu_share_of
+from pipeline.figures.compute_rate import compute_rate_notes
+from pipeline.figures.energy import clock_notes, energy_notes, host_cpu_share_of
+from pipeline.figures.epoch_figures import time_figures, time_notes
 from pipeline.figures.exposed_communication import (
     EXPOSURE_NEGATIVE,
     MEASURED_EXPOSURE_IS_NOISE,
+    PointsByTraining,
     communications_of,
     exposed_time,
     is_within_noise,
+    match_measured,
+    untold_notes,
 )
 from pipeline.figures.intervals import Estimate, ends_of
 from pipeline.figures.notes import Note, NoteKind, make_note
-from pipeline.figures.pooling import OWN_COLLECTIVES, PooledPoint, group_pairs, median_window_s, record_peak_memory_gib
+from pipeline.figures.pooling import OWN_COLLECTIVES, PooledPoint, group_pairs
 from pipeline.figures.scaling import Baseline, Scaling, scaling_figures
 from pipeline.figures.time_to_target import states_every_time, training_times_s
-from pipeline.plan.axes import CAPTURED_EXECUTIONS
 from pipeline.plan.model_name import is_image_model
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report.bandwidth_rows import MeasuredLinks, link_key
-from pipeline.report.columns import Row, make_row
-from pipeline.report.communication_rows import PointsByTraining, match_measured, timed_figures, untold_notes
 from pipeline.report.definitions import OOM, Q1, Q2, Q3, Q4
+from pipeline.report.next_step import Advice
+from pipeline.report.table import Row, make_row
 
-EXECUTION_CHOSEN = NoteKind("execution_chosen", "execution=auto used {execution}")
-EXECUTION_CAPTURED = NoteKind(
-    "execution_captured", "execution={execution}: one graph is the whole step, so its parts have no times"
-)
-COMPILE_TIME = NoteKind("compile_time", "compiling or capturing took {time_s:.1f} s, before the clock started")
 DIVERGED = NoteKind("diverged", "{count} of {repeats} diverged", badge="diverged")
 TEST_LOSS_NOT_FINITE = NoteKind("test_loss_not_finite", "the test loss is not finite in {count} of {repeats}")
 SUBTRACTION_IS_NOISE = NoteKind(
@@ -50,46 +47,6 @@ BANDWIDTH_ABOVE_LINK = NoteKind(
     forbids=("comm_time_subtraction_s",),
 )
 RING_ASSUMED = NoteKind("ring_assumed", "a ring is assumed, which DataParallel does not use")
-
-
-def time_figures(point: PooledPoint, peak_tflops: float | None) -> dict[str, Any]:
-    """Return the figures of Q1 and Q2 over a point's timed windows, their energy and their FLOPs."""
-    epoch_time_s = point.epoch_time
-    data_time_s = point.median(median_window_s("data_time_ns"))
-    throughput = items_per_s = None
-    if epoch_time_s is not None and point.num_samples is not None:
-        throughput = formulas.throughput_samples_per_s(point.num_samples, epoch_time_s)
-        items_per_s = throughput * (point.items_per_sample or 1)
-    return {
-        **timed_figures("epoch_time_s", epoch_time_s),
-        **energy_figures(point),
-        **compute_rate_figures(point, peak_tflops),
-        "compute_time_s": point.median(median_window_s("compute_time_ns")),
-        "data_time_s": data_time_s,
-        "throughput_samples_per_s": throughput,
-        "throughput_items_per_s": items_per_s,
-        "peak_memory_gib": point.median(record_peak_memory_gib),
-        "num_windows": sum(map(len, point.epoch_times_s)),
-        "num_workers_total": loader.total_workers(point.spec),
-        "data_share": loader.longest_data_share(point),
-        "batch_wait_s": point.median(loader.median_batch_wait_s),
-        "is_loader_bound": loader.is_loader_bound(point),
-    }
-
-
-def time_notes(point: PooledPoint) -> list[Note]:
-    """Return the notes on these figures, last those on a step that was compiled or captured."""
-    notes = [*loader.loader_notes(point), *point.interval_notes, *point.epoch_time_drift_notes, *point.parts_notes]
-    used = {record.measurement.execution_used for record in point.ok_records if record.measurement} - {None}
-    for execution in sorted(str(name) for name in used):
-        if point.spec.execution == "auto":
-            notes.append(make_note(EXECUTION_CHOSEN, execution=execution))
-        if execution in CAPTURED_EXECUTIONS:
-            notes.append(make_note(EXECUTION_CAPTURED, execution=execution))
-    compile_time_s = point.median(lambda record: record.measurement.compile_time_s if record.measurement else None)
-    if compile_time_s is not None:
-        notes.append(make_note(COMPILE_TIME, time_s=compile_time_s))
-    return notes + point.rounding_notes
 
 
 def q1_row(point: PooledPoint, peak_tflops: float | None = None) -> Row:

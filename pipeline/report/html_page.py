@@ -24,13 +24,13 @@ from pipeline.figures.pooling import group_pairs
 from pipeline.report.accuracy_plots import accuracy_plots, final_accuracy_plots, int8_plots
 from pipeline.report.cells import name_texts
 from pipeline.report.collect_experiment import CollectedExperiment
-from pipeline.report.columns import Row
 from pipeline.report.definitions import ENDING_WORDS
 from pipeline.report.display_tables import DisplayOptions, display_tables
 from pipeline.report.plot_data import Plot, PlotSource
 from pipeline.report.point_fates import address_of, list_fates, point_links, shown_outcomes
 from pipeline.report.provenance import conditions_of, describe_setting, list_provenance
 from pipeline.report.questions import NOT_ASKED, answers_of
+from pipeline.report.table import Row
 from pipeline.report.table_files import csv_text
 from pipeline.report.timing_plots import bandwidth_plots, batch_size_plots, speedup_plots, step_plots
 from pipeline.system import files

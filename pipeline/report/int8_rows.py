@@ -9,8 +9,8 @@ from pipeline.experiment.measurement import Quantization, StageResult
 from pipeline.figures.intervals import estimate, median_interval, min_values
 from pipeline.figures.notes import NoteKind, make_note, text_note
 from pipeline.figures.pooling import PooledPoint, group_pairs
-from pipeline.report.columns import Row, make_row
 from pipeline.report.definitions import INT8, INT8_HISTOGRAMS
+from pipeline.report.table import Row, make_row
 
 TOO_FEW_SEEDS = NoteKind("too_few_seeds", "an interval needs {needed} seeds, got {found}")
 

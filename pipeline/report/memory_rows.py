@@ -15,8 +15,8 @@ from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.figures.pooling import PooledPoint, group_pairs
 from pipeline.plan.axes import STRATEGY_AXES
 from pipeline.plan.strategies import STRATEGIES
-from pipeline.report.columns import Row, make_row
 from pipeline.report.definitions import MEMORY_BOUNDARY
+from pipeline.report.table import Row, make_row
 
 NOTHING_FAILED = NoteKind("nothing_failed", "nothing failed in {trials} trials")
 NOT_NARROWED = NoteKind("not_narrowed", "not narrowed to 1 % in {trials} trials")

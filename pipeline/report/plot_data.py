@@ -16,8 +16,7 @@ from pipeline.experiment.point_label import (
 from pipeline.figures import loader, pooling, scaling
 from pipeline.figures.intervals import ends_of
 from pipeline.figures.pooling import group_pairs
-from pipeline.report.build_tables import Tables
-from pipeline.report.columns import Column, Row
+from pipeline.report.table import Column, Row, Tables
 
 Item = TypeVar("Item")
 Scale = Literal["linear", "log2", "log10", "bytes"]

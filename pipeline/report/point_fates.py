@@ -16,8 +16,8 @@ from pipeline.figures.comparability import gpu_model
 from pipeline.figures.pooling import group_pairs
 from pipeline.plan.axes import AXES
 from pipeline.report.cells import named_axes
-from pipeline.report.columns import Row
 from pipeline.report.display_tables import MAX_ROWS
+from pipeline.report.table import Row
 
 
 def shown_outcomes(outcomes: Sequence[PointOutcome]) -> Sequence[PointOutcome]:

@@ -9,8 +9,9 @@ from pipeline.figures.intervals import ends_of
 from pipeline.figures.pooling import group_pairs
 from pipeline.plan.axes import AXES
 from pipeline.report.collect_experiment import CollectedExperiment
-from pipeline.report.columns import Column, Row, Table
-from pipeline.report.definitions import EPOCH, TABLES
+from pipeline.report.definitions import EPOCH
+from pipeline.report.table import Column, Row, Table
+from pipeline.report.tables import TABLES
 
 NAMING_COLUMNS = ("scaling", "bucket", "stage", "scale_rule", "granularity")
 """Columns that tell the rows of one point in one table apart, beside its epochs."""

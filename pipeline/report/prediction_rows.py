@@ -14,8 +14,8 @@ from pipeline.figures.pooling import PooledPoint, group_pairs
 from pipeline.figures.ring_model import Link, LinkFit, MeasuredStep, SweepSample
 from pipeline.plan.axes import CAPTURED_EXECUTIONS
 from pipeline.report.bandwidth_rows import SweepKey, sweep_key, sweep_rows
-from pipeline.report.columns import Row, make_row
 from pipeline.report.definitions import PREDICTION
+from pipeline.report.table import Row, make_row
 
 LATENCY_OF_HOST = NoteKind(
     "latency_of_host", "the host issued the sweep's calls one by one: the latency is the host's, not the link's"

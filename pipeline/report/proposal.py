@@ -12,18 +12,11 @@ from pipeline.figures.intervals import NOMINAL, ends_of, min_values
 from pipeline.figures.loader import LOADER_BOUND
 from pipeline.figures.pooling import SHARED_NODE
 from pipeline.plan.axes import AXIS_DEFAULTS
-from pipeline.report.build_tables import Tables
-from pipeline.report.claims import (
-    SUBMIT,
-    ClaimFormatter,
-    badges_of,
-    describe_own,
-    is_fit_for_answer,
-    not_told_apart,
-)
-from pipeline.report.columns import FIGURES_NOT_STATED, Row
+from pipeline.report.claims import SUBMIT, badges_of, describe_own, is_fit_for_answer, not_told_apart
 from pipeline.report.definitions import PROPOSAL
+from pipeline.report.table import FIGURES_NOT_STATED, Row, Tables
 from pipeline.report.timing_claims import WAITS, reason_left_out
+from pipeline.report.words import ClaimFormatter
 from pipeline.system.errors import EXIT_NOTHING_FOUND, CommandError, pluralize
 
 MIN_EFFICIENCY = 0.7  # what a call for proposals usually asks for

@@ -10,7 +10,7 @@ from pipeline.experiment.point_label import describe_axis, describe_training
 from pipeline.experiment.record import Environment, Record
 from pipeline.experiment.spec import Spec
 from pipeline.plan.model_name import TORCHVISION, short_model_name
-from pipeline.report.columns import NOT_STATED
+from pipeline.report.table import NOT_STATED
 from pipeline.system.errors import pluralize, shorten_list
 from pipeline.system.host import parse_timestamp
 

@@ -6,9 +6,10 @@ from typing import NamedTuple, get_args
 from pipeline.experiment.point_label import Terms, in_terms
 from pipeline.figures.pooling import group_pairs
 from pipeline.report.accuracy_claims import int8_claims, large_batch_claims
-from pipeline.report.build_tables import Tables, part_of, values_of
 from pipeline.report.claims import HEADLINES, SUBMIT, Claim, SeparateAxis
 from pipeline.report.recommendation import use_claims
+from pipeline.report.table import Tables
+from pipeline.report.tables import part_of, values_of
 from pipeline.report.timing_claims import batch_size_claims, communication_claims, speedup_claims
 
 BY: tuple[SeparateAxis, ...] = get_args(SeparateAxis)

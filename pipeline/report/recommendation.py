@@ -22,20 +22,12 @@ from pipeline.figures.pooling import group_pairs
 from pipeline.figures.scaling import BASELINE_RUNS, NO_DIFFERENCE
 from pipeline.plan.axes import AXES, DECLARED
 from pipeline.plan.strategies import STRATEGIES
-from pipeline.report.build_tables import Tables
-from pipeline.report.claims import (
-    Claim,
-    ClaimFormatter,
-    badges_of,
-    describe_own,
-    is_shown_slower,
-    name_ties,
-    not_told_apart,
-)
-from pipeline.report.columns import Row
+from pipeline.report.claims import Claim, badges_of, describe_own, is_shown_slower, name_ties, not_told_apart
 from pipeline.report.definitions import NEVER_REACHED
+from pipeline.report.next_step import limit_words
+from pipeline.report.table import Row, Tables
 from pipeline.report.time_to_target_rows import format_target, main_study
-from pipeline.report.timing_claims import limit_words
+from pipeline.report.words import ClaimFormatter
 from pipeline.system.errors import pluralize
 
 EXECUTIONS_SIMPLEST_FIRST = ("eager", "compile", "graph", "compiled_graph", "auto")

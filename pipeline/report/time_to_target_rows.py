@@ -16,9 +16,9 @@ from pipeline.figures.pooling import PooledPoint, group_pairs
 from pipeline.figures.time_to_target import Merit
 from pipeline.plan.axes import AXES
 from pipeline.plan.model_name import is_image_model
-from pipeline.report.columns import Row, make_row
 from pipeline.report.definitions import NEVER_REACHED, TIME_TO_TARGET
 from pipeline.report.epoch_rows import DIVERGED
+from pipeline.report.table import Row, make_row
 
 SEEDS_MISSING = NoteKind("seeds_missing", "no result of seed {seeds:list}")
 REACHED_BY_SOME = NoteKind(

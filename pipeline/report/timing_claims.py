@@ -6,18 +6,17 @@ from typing import Any
 
 from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER, TRAINED_MAY_DIFFER
 from pipeline.experiment.point_label import varying_axes
-from pipeline.figures.advice import POWER
-from pipeline.figures.exposed_communication import EXPOSURE_IS_NOISE, EXPOSURE_NEGATIVE
+from pipeline.figures.exposed_communication import EXPOSURE_IS_NOISE, EXPOSURE_NEGATIVE, STEP_DIFFERS
 from pipeline.figures.intervals import ends_of
 from pipeline.figures.loader import LOADER_BOUND, MAX_DATA_SHARE
 from pipeline.figures.pooling import OWN_COLLECTIVES, SHARED_NODE
 from pipeline.figures.scaling import NO_DIFFERENCE, SUPERLINEAR
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report import claims
-from pipeline.report.build_tables import Tables
-from pipeline.report.claims import NO_RESULT, Claim, ClaimFormatter, badges_of, where_of
-from pipeline.report.columns import Row
-from pipeline.report.communication_rows import STEP_DIFFERS
+from pipeline.report.claims import NO_RESULT, Claim, badges_of, where_of
+from pipeline.report.next_step import limit_words
+from pipeline.report.table import Row, Tables
+from pipeline.report.words import ClaimFormatter
 from pipeline.system.errors import pluralize
 
 WAITS = f"a GPU waits for data in more than {100 * MAX_DATA_SHARE:.0f} % of the epoch, there or on the baseline"
@@ -194,17 +193,6 @@ def usable_rows(rows: Sequence[Row], is_loader_bound: bool | None = False) -> li
 def usefulness(row: Row) -> tuple[bool, float, float]:
     """Return the sort key of a usable row: weak scaling first, then the speed-up up to N, then its lower end."""
     return row["scaling"] == "weak", min(row["speedup"], row["num_gpus"]), ends_of(row["speedup"])[0] or 0.0
-
-
-def limit_words(row: Row) -> str | None:
-    """Return what limits a point, with its share; None if no rule names it."""
-    limit, share = row["limit"], row["limit_share"]
-    if limit is None or share is None:
-        return limit and str(limit)
-    if limit == POWER.limit:
-        return f"{limit}, {claims.clock_words(share)}"
-    at_most = row["limit_share_is"]
-    return f"{limit}, {at_most + ' ' if at_most else ''}{100 * min(share, 1):.0f} % of its time"
 
 
 def lost_scaling(rows: Sequence[Row]) -> list[Row]:

@@ -10,14 +10,14 @@ from typing import Any
 from pipeline.experiment.measurement import Operation
 from pipeline.experiment.point_label import EFFORT_AXES, describe_point, models_of, varying_axes
 from pipeline.figures import formulas
+from pipeline.figures.exposed_communication import PointsByTraining, group_by_training
 from pipeline.figures.pooling import PooledPoint, group_pairs, median_window_s, pool_outcomes
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report import plot_data
-from pipeline.report.advice_rows import epoch_evidence
-from pipeline.report.columns import AXIS_HEADINGS, Row, axes_of
-from pipeline.report.communication_rows import PointsByTraining, group_by_training
-from pipeline.report.definitions import BUS_BANDWIDTH, EPOCH_TIME, GLOBAL_BATCH, MEMORY, SPEEDUP, THROUGHPUT
+from pipeline.report.columns import BUS_BANDWIDTH, EPOCH_TIME, GLOBAL_BATCH, MEMORY, SPEEDUP, THROUGHPUT
+from pipeline.report.next_step import epoch_evidence
 from pipeline.report.plot_data import BarPanel, LinePanel, Plot, PlotSource, Point, Series, as_title, make_series
+from pipeline.report.table import AXIS_HEADINGS, Row, axes_of
 
 BATCH = "batch_size_per_gpu"
 EXPOSED = "exposed communication"

@@ -10,8 +10,8 @@ from pipeline.experiment.folder import Experiment
 from pipeline.experiment.implied_oom import find_implying_oom, implied_oom_record
 from pipeline.experiment.outcomes import resolve_outcomes
 from pipeline.experiment.record import Environment, Failure, Gpu, Record
-from pipeline.report.build_tables import build_tables
 from pipeline.report.markdown import render_experiment
+from pipeline.report.tables import build_tables
 from pipeline.runner.launch_options import LaunchOptions, Rerun, launch_command
 from pipeline.system import host
 

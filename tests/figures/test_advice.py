@@ -20,12 +20,11 @@ from rendered_tables import assert_row, build, cells, published_tables
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.measurement import GpuWindow, Telemetry
 from pipeline.experiment.record import Environment, Gpu, Record
-from pipeline.figures.advice import EFFORT_AXES, LOW_MFU, NOTHING_FOUND, RULES
 from pipeline.plan.axes import AXIS_DEFAULTS
 from pipeline.report.collect_experiment import collect_experiment
-from pipeline.report.columns import Row
+from pipeline.report.next_step import EFFORT_AXES, LOW_MFU, NOTHING_FOUND, RULES, limit_words
 from pipeline.report.proposal import differs
-from pipeline.report.timing_claims import limit_words
+from pipeline.report.table import Row
 
 
 def weak(*found: Record) -> list[Row]:

@@ -17,7 +17,7 @@ from pipeline.figures.comparability import (
 from pipeline.figures.pooling import pool_outcomes
 from pipeline.plan.axes import Device, Execution
 from pipeline.report.collect_experiment import collect_experiment
-from pipeline.report.note_words import MAX_VALUE_CHARS, shorten_values
+from pipeline.report.words import MAX_VALUE_CHARS, shorten_values
 
 H200 = (Gpu(name="NVIDIA H200"),)
 DIFFERENCES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [

@@ -7,7 +7,7 @@ from rendered_tables import assert_row, build, cells, report, row_of, table_of
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
 from pipeline.figures.loader import MAX_DATA_SHARE
-from pipeline.report.columns import Row
+from pipeline.report.table import Row
 from pipeline.report.timing_claims import usable_rows
 
 

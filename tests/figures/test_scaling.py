@@ -17,7 +17,7 @@ from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER
 from pipeline.experiment.record import Environment, Record
 from pipeline.experiment.spec import Spec
 from pipeline.figures.scaling import Scaling, check_invariant
-from pipeline.report.columns import Row
+from pipeline.report.table import Row
 
 WINDOWS: dict[str, Any] = {"windows": 6, "epochs": 7}
 

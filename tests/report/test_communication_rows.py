@@ -27,12 +27,11 @@ from rendered_tables import assert_row, build, cells
 from pipeline.experiment.measurement import Communication, SplitPart, VariantName
 from pipeline.experiment.record import Record
 from pipeline.experiment.record_store import encode_record
-from pipeline.figures.advice import NOTHING_FOUND
 from pipeline.figures.intervals import Estimate
-from pipeline.report.build_tables import flatten
-from pipeline.report.columns import Row
 from pipeline.report.communication_rows import split_exposed
-from pipeline.report.definitions import NEXT_STEP_KEYS
+from pipeline.report.next_step import NEXT_STEP_KEYS, NOTHING_FOUND
+from pipeline.report.table import Row
+from pipeline.report.tables import flatten
 
 STEPS_S = 196 * 1_250 * US  # of an epoch with the steps of `measured`, and with waiting
 

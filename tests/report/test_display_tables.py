@@ -19,9 +19,9 @@ from pipeline.plan.axes import REMEDIES, Remedy
 from pipeline.report import display_tables
 from pipeline.report.cells import number_notes
 from pipeline.report.collect_experiment import collect_experiment
-from pipeline.report.columns import Row
 from pipeline.report.display_tables import MAX_COLUMNS, MAX_WIDTH, DisplayOptions
 from pipeline.report.markdown import render_experiment
+from pipeline.report.table import Row
 
 
 def tables_in(text: str) -> list[list[str]]:

@@ -16,7 +16,8 @@ from factories import (
 from rendered_tables import assert_row, build, cells, report, table_of
 
 from pipeline.experiment.record import Record
-from pipeline.report.build_tables import Tables, flatten
+from pipeline.report.table import Tables
+from pipeline.report.tables import flatten
 
 
 def tables_of(*found: Record) -> Tables:

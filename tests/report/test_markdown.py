@@ -20,11 +20,8 @@ from pipeline.experiment.record_store import RejectedFile
 from pipeline.experiment.spec import Spec
 from pipeline.figures.intervals import Estimate
 from pipeline.plan.axes import Precision
-from pipeline.report.build_tables import Tables
 from pipeline.report.cells import decimals_of, format_cell
 from pipeline.report.claims import Claim
-from pipeline.report.columns import Row
-from pipeline.report.definitions import TABLES
 from pipeline.report.display_tables import MAX_WIDTH
 from pipeline.report.markdown import (
     escape_markdown,
@@ -35,6 +32,8 @@ from pipeline.report.markdown import (
 )
 from pipeline.report.provenance import list_provenance
 from pipeline.report.questions import Answer
+from pipeline.report.table import Row, Tables
+from pipeline.report.tables import TABLES
 
 EVIL = (
     "<script>alert(1)</script>",

@@ -14,7 +14,7 @@ from pipeline.experiment.measurement import DeviceMemory, MemorySearch, MemoryTr
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
 from pipeline.figures.formulas import GIB
-from pipeline.report.columns import Row
+from pipeline.report.table import Row
 
 
 def searched(**fields: Any) -> Spec:

@@ -29,8 +29,8 @@ from pipeline.figures.ring_model import (
     Link,
     all_reduce_time_s,
 )
-from pipeline.report.columns import Row
 from pipeline.report.display_tables import DisplayOptions
+from pipeline.report.table import Row
 from pipeline.system.errors import EXIT_USAGE, CommandError
 
 HOST_BOUND = Link(latency_s=25 * US, bandwidth_bytes_per_s=300e9)

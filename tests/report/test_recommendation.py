@@ -21,9 +21,9 @@ from rendered_tables import answers_of, assert_said_once, build, claims_of, publ
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.figures.intervals import median_time
 from pipeline.report.claims import not_told_apart, sample_time
-from pipeline.report.columns import Row
 from pipeline.report.questions import answer_questions
 from pipeline.report.recommendation import place_words
+from pipeline.report.table import Row
 from pipeline.report.time_to_target_rows import Targets
 
 STEADY = (1.0, 1.0, 1.001, 1.001, 1.002, 1.002)

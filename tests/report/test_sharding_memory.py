@@ -10,7 +10,7 @@ from pipeline.experiment.measurement import Measurement, MemorySearch, MemoryTri
 from pipeline.experiment.record import Record
 from pipeline.figures.formulas import GIB, state_bytes
 from pipeline.plan.strategies import gathered_bytes
-from pipeline.report.columns import Row
+from pipeline.report.table import Row
 
 P, SAMPLE = 2 * GIB, GIB // 64
 SHARDS = Sharding(num_units=4, units_bytes=3 * P // 4, largest_unit_bytes=P // 4, root_bytes=P // 4)

@@ -4,28 +4,51 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pipeline.experiment.outcomes import PointOutcome
+from pipeline.figures.exposed_communication import group_by_training
 from pipeline.figures.intervals import ends_of
 from pipeline.figures.pooling import pool_outcomes
 from pipeline.figures.ring_model import Link
 from pipeline.figures.scaling import pair_with_baselines, strong_pairs
 from pipeline.plan.strategies import STRATEGIES
-from pipeline.report.advice_rows import advise_all
 from pipeline.report.bandwidth_rows import MeasuredLinks, bandwidth_rows, measured_links, sweep_rows
-from pipeline.report.columns import Row, Table
-from pipeline.report.communication_rows import exposed_row, group_by_training, split_row, transfer_row
+from pipeline.report.communication_rows import exposed_row, split_row, transfer_row
 from pipeline.report.cost_rows import cost_rows
-from pipeline.report.definitions import TABLES
+from pipeline.report.definitions import (
+    BANDWIDTH,
+    COMMUNICATION,
+    COST,
+    INT8,
+    INT8_HISTOGRAMS,
+    MEMORY_BOUNDARY,
+    OOM,
+    PREDICTION,
+    Q1,
+    Q2,
+    Q3,
+    Q4,
+    SPLIT,
+    SWEEP,
+    TIME_TO_TARGET,
+    TRANSFERS,
+)
 from pipeline.report.epoch_rows import oom_row, q1_row, q2_row, q3_row, q4_rows
 from pipeline.report.int8_rows import int8_histogram_rows, int8_rows
 from pipeline.report.memory_rows import memory_rows
+from pipeline.report.next_step import advise_all
 from pipeline.report.prediction_rows import prediction_rows
+from pipeline.report.table import Row, Table, Tables
 from pipeline.report.time_to_target_rows import FROM_BASELINE, Targets, time_to_target_rows
 
 INT8_TABLES = ("int8", "int8_histograms")
 TABLES_OF_GPUS = ("Q1", "Q2", "communication", "split", "memory")
 
-Tables = dict[str, list[Row]]
-"""The rows of every table. Q2 holds all rows of weak scaling, then those of strong scaling."""
+ORDER = (Q1, MEMORY_BOUNDARY, Q2, COMMUNICATION, Q3, BANDWIDTH, SWEEP, TRANSFERS, SPLIT, PREDICTION, Q4)
+
+TABLES = {table.name: table for table in (*ORDER, TIME_TO_TARGET, INT8, INT8_HISTOGRAMS, OOM, COST)}
+"""Every table by name, in the order of the report."""
+
+FIGURE_NAMES = {column.key: column.name for table in reversed(TABLES.values()) for column in table.columns}
+"""The figures that notes name, in words. JSON and CSV have the key."""
 
 
 def build_tables(

@@ -1,14 +1,12 @@
-"""The sentence of a note, from the template of its kind.
+"""The words of notes and claims: templates filled with figures, their intervals and lists."""
 
-In a template `{name:list}` joins all values, `{name:short}` the first few, each cut to a few characters;
-`{name:figures}` joins names, in words for people, and `{name:mixed}` writes out facts that differ.
-"""
-
+import math
 import string
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from pipeline.experiment.point_label import format_number
+from pipeline.figures.intervals import ends_of
 from pipeline.figures.notes import Note
 from pipeline.system.errors import shorten_list
 
@@ -62,3 +60,26 @@ def render_note(note: Note, words: Mapping[str, str] | None = None) -> str:
 def render_notes(notes: Iterable[Note]) -> str | None:
     """Return the sentences of a row's notes, joined; None without notes."""
     return "; ".join(map(render_note, notes)) or None
+
+
+class ClaimFormatter(NoteFormatter):
+    """Formats the values of claims: a figure with its interval, `digits` with the decimals that its interval needs."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        """Return one value as text."""
+        low, high = ends_of(value) if isinstance(value, float) else (None, None)
+        spec = f",.{num_decimals(value, low, high)}f" if format_spec == "digits" else format_spec
+        if low is None or high is None:
+            return super().format_field(float(value) if isinstance(value, float) else value, spec)
+        text, first, last = (format_number(part, spec).replace("%", " %") for part in (value, low, high))
+        return f"{text} ({first.removesuffix(' %')} to {last})"
+
+
+def num_decimals(value: float, low: float | None, high: float | None) -> int:
+    """Return the decimals for three digits of a figure, and up to three more that tell its ends apart."""
+    least = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 2
+    if low is None or high is None:
+        return least
+    specs = {more: f".{more}f" for more in range(least, least + 4)}
+    apart = (more for more, spec in specs.items() if format_number(low, spec) != format_number(high, spec))
+    return next(apart, least)
