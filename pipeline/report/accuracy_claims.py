@@ -7,7 +7,20 @@ from pipeline.experiment.axis_groups import TARGET_MAY_DIFFER
 from pipeline.experiment.point_label import describe_axis, describe_point, format_number, varying_axes
 from pipeline.figures.intervals import ends_of, min_values
 from pipeline.plan.model_name import is_image_model
-from pipeline.report.claims import Claim, badges_of, describe_own, grid_command, no_result, not_answered
+from pipeline.report.claims import (
+    INT8_CHANGE,
+    LARGE_BATCH,
+    NOT_ANSWERED,
+    OWN_ACCURACY,
+    OWN_MERIT,
+    TOO_FEW_RUNS,
+    Claim,
+    badges_of,
+    describe_own,
+    grid_command,
+    no_result,
+    not_answered,
+)
 from pipeline.report.definitions import NEVER_REACHED
 from pipeline.report.epoch_rows import DIVERGED
 from pipeline.report.table import Row
@@ -27,7 +40,7 @@ def large_batch_claims(all_rows: Sequence[Row]) -> list[Claim]:
         return [not_answered("Q4", "no test accuracy of a small and of a large batch was measured", "q4-study")]
     batch = f"{small['global_batch_size']:,} images a step without remedies, the runs to compare with,"
     if small.has_note(DIVERGED):
-        return [Claim("Q4", "not_answered", {"why": f"{batch} diverged"})]
+        return [Claim("Q4", NOT_ANSWERED, {"why": f"{batch} diverged"})]
     if final_of(small) is None:
         return [no_result("Q4", batch, [small])]
     epochs = pluralize(small["epochs"], "epoch")
@@ -70,8 +83,8 @@ def large_batch_claims(all_rows: Sequence[Row]) -> list[Claim]:
     is_few, is_short = runs < MIN_RUNS, small["epochs"] < MIN_EPOCHS
     if is_few or is_short:
         few = " and ".join([epochs] * is_short + [pluralize(runs, "run")] * is_few)
-        return [Claim("Q4", "too_few_runs", values | {"few": few}, badges, grid_command("q4-study"))]
-    return [Claim("Q4", "large_batch", values, badges)]
+        return [Claim("Q4", TOO_FEW_RUNS, values | {"few": few}, badges, grid_command("q4-study"))]
+    return [Claim("Q4", LARGE_BATCH, values, badges)]
 
 
 def own_model_claim(rows: Sequence[Row], small: Row, large: Row) -> Claim:
@@ -88,7 +101,7 @@ def own_model_claim(rows: Sequence[Row], small: Row, large: Row) -> Claim:
         "soonest": describe_soonest(rows, small),
     }
     is_accuracy = small["final_merit"] is None
-    return Claim("Q4", "own_accuracy" if is_accuracy else "own_merit", values, badges_of(large))
+    return Claim("Q4", OWN_ACCURACY if is_accuracy else OWN_MERIT, values, badges_of(large))
 
 
 def large_batch(larger: Sequence[Row]) -> Row | None:
@@ -161,7 +174,7 @@ def int8_claims(rows: Sequence[Row]) -> list[Claim]:
     if row is None or row["accuracy_change"] is None or before is None:
         why = next((str(row["note"]).rstrip(".") for row in full if row["note"]), "").replace("`", "'")  # no command
         problem = f"no network was quantized in full ({why})" if why else "no quantized network was tested"
-        return [Claim("int8", "not_answered", {"why": problem})]
+        return [Claim("int8", NOT_ANSWERED, {"why": problem})]
     change = row["accuracy_change"]
     low, high = ends_of(change)
     is_unclear = low is not None and high is not None and low <= 0 <= high
@@ -173,4 +186,4 @@ def int8_claims(rows: Sequence[Row]) -> list[Claim]:
         "num_bytes": row["network_bytes"] or 0,
         "num_bytes_fp32": before["network_bytes"] or 0,
     }
-    return [Claim("int8", "int8", values, ("no change shown",) if is_unclear else ())]
+    return [Claim("int8", INT8_CHANGE, values, ("no change shown",) if is_unclear else ())]

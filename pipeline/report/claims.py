@@ -22,131 +22,184 @@ MAX_NOISE = 0.2
 difference between runs of one point of a published experiment (published/h100x2/dp-bf16: 0.105).
 """
 
-NEXT_STEP = "That point is limited by {limit}; next step: {next_step}"
+LIMIT_AND_STEP = "That point is limited by {limit}; next step: {next_step}"
 LEFT_OUT = "Of {timed} rows with a speed-up {left_out} cannot be used: {why}{beyond}."
 LARGER = "Larger{elsewhere}: {larger}{cure}"
-EXPOSED = (
+EXPOSED_WORDS = (
     "On {num_gpus} GPUs {collectives} that computation does not hide take {exposed_us:,.0f} us of a step of "
     "{step_ms:,.2f} ms: {share:.1%}{where}."
 )
 COMPARED = (
     "Subtraction says {subtracted:.0%} of the epoch where {measured:.1%} of the step is measured{subtracted_where}."
 )
-LARGE_BATCH = (
+LARGE_BATCH_WORDS = (
     "After {epochs} epochs {batch:,} images a step reach {accuracy:.1%} test accuracy, {small_batch:,} reach "
     "{small_accuracy:.1%}: {cost:+.1f} points{where}{unclear}.",
     "With {remedies} it is {mended:.1%}, the best of {num_sets} with a result{mended_unclear}.",
 )
 
-TEMPLATES: dict[str, tuple[str, ...]] = {
-    "not_answered": ("Not answered here: {why}.",),
-    "not_asked": ("Not answered here: {why}.",),
-    "no_result": ("Not answered yet: {what} have no result; {cure}.",),
-    # Q1
-    "fastest_batch": (
+
+class Headline(NamedTuple):
+    """A claim in a few words, the value whose interval stands beside it, and the form of its ends."""
+
+    words: str
+    value: str = ""
+    form: str = ""
+
+
+class ClaimKind(NamedTuple):
+    """A kind of claim: its sentences, at most three, and its headline in an overview if it has one.
+
+    A sentence is left out if one of its values is None.
+    """
+
+    name: str
+    sentences: tuple[str, ...]
+    headline: Headline | None = None
+
+
+NOT_ANSWERED = ClaimKind("not_answered", ("Not answered here: {why}.",))
+NOT_ASKED = ClaimKind("not_asked", ("Not answered here: {why}.",))
+NO_RESULT_YET = ClaimKind("no_result", ("Not answered yet: {what} have no result; {cure}.",))
+FASTEST_BATCH = ClaimKind(
+    "fastest_batch",
+    (
         "One GPU {place} at {batch:,} images a step: {throughput}, epoch {epoch_time:digits} s{where}.",
         "Ties: {rivals}.",
     ),
-    "only_batch": (
-        "One batch size was timed: {batch:,} images a step give {throughput}, epoch {epoch_time:digits} s{where}.",
-    ),
-    "memory_boundary": ("{fits:,} images fit{each}, {fails:,} do not{where}.",),
-    "memory_all_fit": ("{fits:,} images fit{each}{where}.",),
-    "first_oom": ("{fails:,} runs out of memory{where}, {fits:,} fits.",),
-    "smallest_oom": ("{fails:,}, the smallest size tried, runs out of memory{where}.",),
-    "no_oom": ("Nothing up to {fits:,} ran out of memory.",),
-    # Q2
-    "speedup": (
+    Headline("{throughput} at {batch:,}", "epoch_time", "{:.3f} s"),
+)
+ONLY_BATCH = ClaimKind(
+    "only_batch",
+    ("One batch size was timed: {batch:,} images a step give {throughput}, epoch {epoch_time:digits} s{where}.",),
+    Headline("{throughput} at {batch:,}", "epoch_time", "{:.3f} s"),
+)
+BOUNDARY_FOUND = ClaimKind(
+    "memory_boundary", ("{fits:,} images fit{each}, {fails:,} do not{where}.",), Headline("{fits:,} images fit")
+)
+MEMORY_ALL_FIT = ClaimKind("memory_all_fit", ("{fits:,} images fit{each}{where}.",), Headline("{fits:,} images fit"))
+FIRST_OOM = ClaimKind("first_oom", ("{fails:,} runs out of memory{where}, {fits:,} fits.",))
+SMALLEST_OOM = ClaimKind("smallest_oom", ("{fails:,}, the smallest size tried, runs out of memory{where}.",))
+NO_OOM = ClaimKind("no_oom", ("Nothing up to {fits:,} ran out of memory.",))
+SPEEDUP_SHOWN = ClaimKind(
+    "speedup",
+    (
         "{num_gpus} GPUs with {strategy} are {speedup:digits} times as fast as one{against_best}: "
         "efficiency {efficiency:.0%}, {scaling} scaling{where}.",
         LEFT_OUT,
         "{closing}.",
     ),
-    "no_speedup": (
+    Headline("{speedup:.2f} times on {num_gpus} GPUs{larger}", "speedup", "{:.2f}"),
+)
+NO_SPEEDUP = ClaimKind(
+    "no_speedup",
+    (
         "No speed-up shown ({low:.2f} to {high:.2f}): {num_gpus} GPUs with {strategy} against one, {scaling} "
         "scaling{where}.",
         LEFT_OUT,
         "{closing}.",
     ),
-    "speedup_in_part": (
+    Headline("no speed-up shown on {num_gpus} GPUs{larger}", "speedup", "{:.2f}"),
+)
+SPEEDUP_IN_PART = ClaimKind(
+    "speedup_in_part",
+    (
         "{num_gpus} GPUs with {strategy} are {low:.2f} to {num_gpus} times as fast as one: the rest of the interval, "
         "up to {high:.2f}, cannot be; {scaling} scaling{where}.",
         LEFT_OUT,
         "{closing}.",
     ),
-    # Q3
-    "exposed": (
-        EXPOSED,
+    Headline("{low:.2f} to {num_gpus} times on {num_gpus} GPUs{larger}", "speedup", "{:.2f}"),
+)
+EXPOSED_SHARE = ClaimKind(
+    "exposed",
+    (
+        EXPOSED_WORDS,
         "Of {count} points it is the largest share{rivals}, the smallest is {smallest:.1%}; {unclear}.",
         COMPARED,
     ),
-    "exposed_alone": (EXPOSED, "{unclear}.", COMPARED),
-    "exposed_unclear": (
+    Headline("{share:.1%} of the step on {num_gpus} GPUs", "share", "{:.1%}"),
+)
+EXPOSED_ALONE = ClaimKind(
+    "exposed_alone",
+    (EXPOSED_WORDS, "{unclear}.", COMPARED),
+    Headline("{share:.1%} of the step on {num_gpus} GPUs", "share", "{:.1%}"),
+)
+EXPOSED_UNCLEAR = ClaimKind(
+    "exposed_unclear",
+    (
         "On {num_gpus} GPUs no communication is shown that computation does not hide: {unclear}.",
         COMPARED,
     ),
-    "subtracted": (
+    Headline("none shown on {num_gpus} GPUs"),
+)
+SUBTRACTED = ClaimKind(
+    "subtracted",
+    (
         "By subtraction, not measured: up to {share:.0%} of the epoch{where}.",
         "It counts every cost that does not shrink with N.",
         "No difference of steps can show it: {unmeasured}.",
     ),
-    # Q4
-    "large_batch": (*LARGE_BATCH, "Soonest at {target:.2%} {soonest}."),
-    "too_few_runs": (*LARGE_BATCH, "{few} cannot show whether a remedy helps."),
-    "own_accuracy": (
+    Headline("up to {share:.0%} of the epoch, by subtraction"),
+)
+LARGE_BATCH = ClaimKind(
+    "large_batch",
+    (*LARGE_BATCH_WORDS, "Soonest at {target:.2%} {soonest}."),
+    Headline("{batch:,}: {accuracy:.1%}; {small_batch:,}: {small_accuracy:.1%}", "accuracy", "{:.1%}"),
+)
+TOO_FEW_RUNS = ClaimKind(
+    "too_few_runs",
+    (*LARGE_BATCH_WORDS, "{few} cannot show whether a remedy helps."),
+    Headline("{batch:,}: {accuracy:.1%}; {small_batch:,}: {small_accuracy:.1%}", "accuracy", "{:.1%}"),
+)
+OWN_ACCURACY = ClaimKind(
+    "own_accuracy",
+    (
         "After {epochs} epochs {batch:,} images a step reach {final:.1%} test accuracy, {small_batch:,} reach "
         "{small_final:.1%}{where}{unclear}.",
         "Soonest at {target:.2%} {soonest}.",
     ),
-    "own_merit": (
+    Headline("{batch:,}: {final:.1%}; {small_batch:,}: {small_final:.1%}", "final", "{:.1%}"),
+)
+OWN_MERIT = ClaimKind(
+    "own_merit",
+    (
         "After {epochs} epochs the figure of merit is {final:digits} at {batch:,} images a step and "
         "{small_final:digits} at {small_batch:,}{where}{unclear}.",
         "Soonest at {target:.4g} {soonest}.",
     ),
-    # Q5
-    "use": (
+    Headline("{batch:,}: {final:digits}; {small_batch:,}: {small_final:digits}", "final", "{:.4g}"),
+)
+USE = ClaimKind(
+    "use",
+    (
         "Use {what}: {throughput}, an epoch of {epoch_time:digits} s, {place} of {choice}.",
         "{beside}.",
     ),
-    "only_choice": (
+    Headline("{what}: {throughput}", "epoch_time", "{:.3f} s"),
+)
+ONLY_CHOICE = ClaimKind(
+    "only_choice",
+    (
         "One configuration was timed, {what}, so there is no choice: {throughput}, an epoch of {epoch_time:digits} s, "
         "{choice}.",
     ),
-    "use_next": ("The configuration to use is limited by {limit}; next step: {next_step}.",),
-    "cheapest": (
-        "Cheapest at {target} is {what}: {gpu_seconds:digits} GPU-seconds of training, n = {n}, of {choice}.",
-    ),
-    "never_reached": ("No run reaches {target}, so none is the cheapest.",),
-    # int8
-    "int8": (
+    Headline("{what}: {throughput}", "epoch_time", "{:.3f} s"),
+)
+USE_NEXT = ClaimKind("use_next", ("The configuration to use is limited by {limit}; next step: {next_step}.",))
+CHEAPEST = ClaimKind(
+    "cheapest", ("Cheapest at {target} is {what}: {gpu_seconds:digits} GPU-seconds of training, n = {n}, of {choice}.",)
+)
+NO_RUN_REACHES = ClaimKind("never_reached", ("No run reaches {target}, so none is the cheapest.",))
+INT8_CHANGE = ClaimKind(
+    "int8",
+    (
         "With the whole network in int8{which} test accuracy changes by {change:+.2f} points, from {fp32:.1%} in fp32, "
         "{seeds}.",
         "The network takes {num_bytes:,} of {num_bytes_fp32:,} bytes.",
     ),
-}
-"""Sentences by kind of claim, at most three. A sentence is left out if one of its values is None."""
-
-HEADLINES = {
-    "use": ("{what}: {throughput}", "epoch_time", "{:.3f} s"),
-    "only_choice": ("{what}: {throughput}", "epoch_time", "{:.3f} s"),
-    "fastest_batch": ("{throughput} at {batch:,}", "epoch_time", "{:.3f} s"),
-    "only_batch": ("{throughput} at {batch:,}", "epoch_time", "{:.3f} s"),
-    "memory_boundary": ("{fits:,} images fit", "", ""),
-    "memory_all_fit": ("{fits:,} images fit", "", ""),
-    "speedup": ("{speedup:.2f} times on {num_gpus} GPUs{larger}", "speedup", "{:.2f}"),
-    "no_speedup": ("no speed-up shown on {num_gpus} GPUs{larger}", "speedup", "{:.2f}"),
-    "speedup_in_part": ("{low:.2f} to {num_gpus} times on {num_gpus} GPUs{larger}", "speedup", "{:.2f}"),
-    "exposed": ("{share:.1%} of the step on {num_gpus} GPUs", "share", "{:.1%}"),
-    "exposed_alone": ("{share:.1%} of the step on {num_gpus} GPUs", "share", "{:.1%}"),
-    "exposed_unclear": ("none shown on {num_gpus} GPUs", "", ""),
-    "subtracted": ("up to {share:.0%} of the epoch, by subtraction", "", ""),
-    "large_batch": ("{batch:,}: {accuracy:.1%}; {small_batch:,}: {small_accuracy:.1%}", "accuracy", "{:.1%}"),
-    "too_few_runs": ("{batch:,}: {accuracy:.1%}; {small_batch:,}: {small_accuracy:.1%}", "accuracy", "{:.1%}"),
-    "own_accuracy": ("{batch:,}: {final:.1%}; {small_batch:,}: {small_final:.1%}", "final", "{:.1%}"),
-    "own_merit": ("{batch:,}: {final:digits}; {small_batch:,}: {small_final:digits}", "final", "{:.4g}"),
-    "int8": ("{change:+.2f} points of test accuracy", "change", "{:+.2f}"),
-}
-"""Kind of claim -> its headline in an overview, the value whose interval stands beside it, and the form of its ends."""
+    Headline("{change:+.2f} points of test accuracy", "change", "{:+.2f}"),
+)
 
 
 SeparateAxis = Literal["gpu", "unit", "model"]
@@ -162,7 +215,7 @@ class Claim(NamedTuple):
     """
 
     question: str
-    kind: str
+    kind: ClaimKind
     values: dict[str, Any]
     badges: tuple[str, ...] = ()
     command: str = ""
@@ -174,7 +227,7 @@ class Claim(NamedTuple):
     @property
     def is_answer(self) -> bool:
         """True unless it only says why there is no answer."""
-        return self.kind not in ("not_answered", "not_asked", "no_result")
+        return self.kind not in (NOT_ANSWERED, NOT_ASKED, NO_RESULT_YET)
 
     @property
     def about(self) -> tuple[str, str, str]:
@@ -188,14 +241,14 @@ class Claim(NamedTuple):
     def sentences(self) -> list[str]:
         """Return its sentences, with the badges in the first."""
         formatter = ClaimFormatter({})
-        found = [formatter.vformat(text, (), self.values) for text in TEMPLATES[self.kind] if self.knows(text)]
+        found = [formatter.vformat(text, (), self.values) for text in self.kind.sentences if self.knows(text)]
         badges = f" ({', '.join(self.badges)})" if self.badges else ""
         said = [f"{found[0].removesuffix('.')}{badges}.", *found[1:]] if found else []
         return said[:1] if self.is_short else said
 
     def headline(self) -> tuple[str, str]:
         """Return the claim in a few words, and its interval; "" where it has none."""
-        text, key, form = HEADLINES[self.kind]
+        text, key, form = self.kind.headline or Headline("")
         plain = {name: float(value) if isinstance(value, float) else value for name, value in self.values.items()}
         formatter = ClaimFormatter({})
         low, high = ends_of(self.values[key]) if key else (None, None)
@@ -312,7 +365,7 @@ def grid_command(grid: str) -> str:
 
 def not_answered(question: str, why: str, grid: str, *, is_asked: bool = False) -> Claim:
     """Return the claim of a question without an answer: why, and the grid that gives one."""
-    return Claim(question, "not_answered" if is_asked else "not_asked", {"why": why}, command=grid_command(grid))
+    return Claim(question, NOT_ANSWERED if is_asked else NOT_ASKED, {"why": why}, command=grid_command(grid))
 
 
 def no_result(question: str, what: str, rows: Iterable[Row]) -> Claim:
@@ -320,7 +373,7 @@ def no_result(question: str, what: str, rows: Iterable[Row]) -> Claim:
     cure = "run the same submit command again"
     if any(row.status == "failed" for row in rows):
         cure = f"read in the failed rows why, mend that, and {cure} with --rerun failed"
-    return Claim(question, "no_result", {"what": what, "cure": cure})
+    return Claim(question, NO_RESULT_YET, {"what": what, "cure": cure})
 
 
 def is_fit_for_answer(row: Row, figure: str) -> bool:

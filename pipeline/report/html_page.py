@@ -29,7 +29,7 @@ from pipeline.report.display_tables import DisplayOptions, display_tables
 from pipeline.report.plot_data import Plot, PlotSource
 from pipeline.report.point_fates import address_of, list_fates, point_links, shown_outcomes
 from pipeline.report.provenance import conditions_of, describe_setting, list_provenance
-from pipeline.report.questions import NOT_ASKED, answers_of
+from pipeline.report.questions import ASKED_ABOUT, answers_of
 from pipeline.report.table import Row
 from pipeline.report.table_files import csv_text
 from pipeline.report.timing_plots import bandwidth_plots, batch_size_plots, speedup_plots, step_plots
@@ -214,7 +214,7 @@ def describe_experiment(name: str, found: CollectedExperiment) -> dict[str, Any]
         "answers": [
             (answer, question_text(answer.question, collected.terms)) for answer in answers if answer.asked.claims
         ],
-        "not_asked": [words(NOT_ASKED[answer.question]) for answer in answers if not answer.asked.claims],
+        "not_asked": [words(ASKED_ABOUT[answer.question]) for answer in answers if not answer.asked.claims],
         "left_out": collected.notes,
         "provenance": list_provenance(collected.records),
         "cost": describe_cost(found.tables["cost"]),

@@ -6,7 +6,7 @@ from typing import NamedTuple, get_args
 from pipeline.experiment.point_label import Terms, in_terms
 from pipeline.figures.pooling import group_pairs
 from pipeline.report.accuracy_claims import int8_claims, large_batch_claims
-from pipeline.report.claims import HEADLINES, SUBMIT, Claim, SeparateAxis
+from pipeline.report.claims import NOT_ASKED, SUBMIT, Claim, SeparateAxis
 from pipeline.report.recommendation import use_claims
 from pipeline.report.table import Tables
 from pipeline.report.tables import part_of, values_of
@@ -14,7 +14,7 @@ from pipeline.report.timing_claims import batch_size_claims, communication_claim
 
 BY: tuple[SeparateAxis, ...] = get_args(SeparateAxis)
 
-NOT_ASKED = {
+ASKED_ABOUT = {
     "Q1": "the batch size that keeps one GPU busy",
     "Q2": "scaling over GPUs",
     "Q3": "communication",
@@ -22,7 +22,7 @@ NOT_ASKED = {
 }
 """What an experiment that does not ask a question leaves out."""
 
-IN_ORDER = ("Q5", *NOT_ASKED, "int8")
+IN_ORDER = ("Q5", *ASKED_ABOUT, "int8")
 """The questions as a reader meets them: first what to use."""
 
 
@@ -69,7 +69,7 @@ class Answer(NamedTuple):
         """Return each claim that answers the question in a few words."""
         found = []
         for claim in self.claims:
-            if claim.is_answer and claim.kind in HEADLINES:
+            if claim.is_answer and claim.kind.headline:
                 text, interval = claim.headline()
                 said = in_terms(", ".join(filter(None, (text, *claim.about))), self.terms)
                 found.append(Headline(self.question, said, interval, claim.badges))
@@ -78,7 +78,7 @@ class Answer(NamedTuple):
     @property
     def asked(self) -> "Answer":
         """The answer without the claims about what the experiment does not measure."""
-        return self._replace(claims=[claim for claim in self.claims if claim.kind != "not_asked"])
+        return self._replace(claims=[claim for claim in self.claims if claim.kind != NOT_ASKED])
 
     @property
     def command(self) -> str:

@@ -22,7 +22,18 @@ from pipeline.figures.pooling import group_pairs
 from pipeline.figures.scaling import BASELINE_RUNS, NO_DIFFERENCE
 from pipeline.plan.axes import AXES, DECLARED
 from pipeline.plan.strategies import STRATEGIES
-from pipeline.report.claims import Claim, badges_of, describe_own, is_shown_slower, name_ties, not_told_apart
+from pipeline.report.claims import (
+    CHEAPEST,
+    NO_RUN_REACHES,
+    ONLY_CHOICE,
+    USE_NEXT,
+    Claim,
+    badges_of,
+    describe_own,
+    is_shown_slower,
+    name_ties,
+    not_told_apart,
+)
 from pipeline.report.definitions import NEVER_REACHED
 from pipeline.report.next_step import limit_words
 from pipeline.report.table import Row, Tables
@@ -136,9 +147,9 @@ def fastest_claims(rows: Sequence[Row], all_rows: Sequence[Row]) -> list[Claim]:
     badges = (*own_badges(row), *(() if is_learnt_alike else (f"{learnt} not compared",)))
     if len(choices) == 1:
         only = {**values, "choice": ("one run" if row.n == 1 else f"n = {row.n}") + interval_words(used)}
-        return [Claim("Q5", "only_choice", only, badges)]
+        return [Claim("Q5", ONLY_CHOICE, only, badges)]
     known = {"limit": limit_words(row), "next_step": row["next_step"]}
-    return [Claim("Q5", "use", values, badges), Claim("Q5", "use_next", known)]
+    return [Claim("Q5", "use", values, badges), Claim("Q5", USE_NEXT, known)]
 
 
 def name_of(row: Row, rows: Sequence[Row]) -> str:
@@ -210,7 +221,7 @@ def cheapest_claims(tables: Tables) -> list[Claim]:
     """Return what reaches the target of the main study in the fewest GPU-seconds; nothing without a study."""
     rows, _ = main_study(tables["time_to_target"])
     if rows and all(row["reached"] == NEVER_REACHED for row in rows):
-        return [Claim("Q5", "never_reached", {"target": format_target(rows[0])})]
+        return [Claim("Q5", NO_RUN_REACHES, {"target": format_target(rows[0])})]
     row = next((row for row in rows if "GPU-seconds" in (row["soonest"] or "")), None)
     if row is None:
         return []
@@ -223,4 +234,4 @@ def cheapest_claims(tables: Tables) -> list[Claim]:
         "n": row.n,
         "choice": pluralize(len(rows), "configuration"),
     }
-    return [Claim("Q5", "cheapest", values, tuple(badge for badge in badges_of(row) if "reach" in badge))]
+    return [Claim("Q5", CHEAPEST, values, tuple(badge for badge in badges_of(row) if "reach" in badge))]

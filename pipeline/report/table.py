@@ -16,7 +16,6 @@ from pipeline.figures.pooling import PooledPoint
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report.words import render_notes
 
-
 FIGURES_NOT_STATED = NoteKind("not_stated", "not stated: {figures:figures}")
 
 NOT_STATED = "not stated"

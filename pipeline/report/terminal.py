@@ -14,7 +14,7 @@ from pipeline.report.collect_experiment import CollectedExperiment
 from pipeline.report.display_tables import MAX_WIDTH, DisplayOptions, display_tables
 from pipeline.report.markdown import escape_markdown, name_source, render_coverage, render_table, wrap
 from pipeline.report.provenance import conditions_of, describe_setting
-from pipeline.report.questions import IN_ORDER, NOT_ASKED, Answer, Headline
+from pipeline.report.questions import ASKED_ABOUT, IN_ORDER, Answer, Headline
 from pipeline.report.table import Rows
 from pipeline.system.errors import pluralize, shorten_list
 
@@ -103,7 +103,7 @@ def answer_lines(answers: Sequence[Answer], width: int, is_brief: bool = False) 
     for answer in answers:
         for part in filter(None, [answer.asked.headline] if is_brief else answer.asked.paragraphs):
             lines += wrap(escape_markdown(part), f"{answer.question}  ", width).splitlines()
-    topics = [NOT_ASKED[answer.question] for answer in answers if not answer.asked.claims]
+    topics = [ASKED_ABOUT[answer.question] for answer in answers if not answer.asked.claims]
     not_asked = wrap(f"Not part of this experiment: {'; '.join(topics)}.", width=width).splitlines()
     return lines + (not_asked if topics else [])
 

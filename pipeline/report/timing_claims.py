@@ -13,7 +13,26 @@ from pipeline.figures.pooling import OWN_COLLECTIVES, SHARED_NODE
 from pipeline.figures.scaling import NO_DIFFERENCE, SUPERLINEAR
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report import claims
-from pipeline.report.claims import NO_RESULT, Claim, badges_of, where_of
+from pipeline.report.claims import (
+    BOUNDARY_FOUND,
+    EXPOSED_ALONE,
+    EXPOSED_SHARE,
+    EXPOSED_UNCLEAR,
+    FASTEST_BATCH,
+    FIRST_OOM,
+    MEMORY_ALL_FIT,
+    NO_OOM,
+    NO_RESULT,
+    NO_SPEEDUP,
+    ONLY_BATCH,
+    SMALLEST_OOM,
+    SPEEDUP_IN_PART,
+    SPEEDUP_SHOWN,
+    SUBTRACTED,
+    Claim,
+    badges_of,
+    where_of,
+)
 from pipeline.report.next_step import limit_words
 from pipeline.report.table import Row, Tables
 from pipeline.report.words import ClaimFormatter
@@ -36,7 +55,7 @@ def batch_size_claims(tables: Tables) -> list[Claim]:
         speed = claims.not_answered("Q1", "no epoch was timed on one GPU", "q1")
         if lost:
             speed = claims.no_result("Q1", "points on one GPU", lost)
-        return [memory, speed] if memory.kind != "no_oom" else [speed]
+        return [memory, speed] if memory.kind != NO_OOM else [speed]
     best = max(timed, key=lambda row: (row["throughput_items_per_s"] or 0.0, -row["epoch_time_s"]))
     sizes, throughput = {row["global_batch_size"] for row in timed}, best["throughput_items_per_s"]
     alike = [row for row in timed if row["global_batch_size"] != best["global_batch_size"]]
@@ -52,7 +71,7 @@ def batch_size_claims(tables: Tables) -> list[Claim]:
         "place": "is fastest" if is_fastest else "has the shortest epoch",
         "rivals": claims.name_ties(best, ties, lambda row: f"{row['global_batch_size']:,}") or None,
     }
-    kind = "fastest_batch" if len(sizes) > 1 else "only_batch"
+    kind = FASTEST_BATCH if len(sizes) > 1 else ONLY_BATCH
     return [Claim("Q1", kind, values, badges_of(best, *unclear)), memory]
 
 
@@ -66,7 +85,7 @@ def memory_claim(tables: Tables) -> Claim:
         each = "" if alone else f" on each of {best['num_gpus']} GPUs"
         where = where_of(best, alone or searched, "batch_size_per_gpu")
         values = {"fits": best["largest_batch_size_per_gpu"], "fails": fails, "each": each, "where": where}
-        return Claim("Q1", "memory_all_fit" if fails is None else "memory_boundary", values, badges_of(best))
+        return Claim("Q1", MEMORY_ALL_FIT if fails is None else BOUNDARY_FOUND, values, badges_of(best))
     lost = [row for row in tables["Q1"] if row.status == "oom"]
     fitting = [row for row in tables["Q1"] if row.status == "ok"]
     if lost:
@@ -76,9 +95,9 @@ def memory_claim(tables: Tables) -> Claim:
         smaller = max((other for other in alike if other < size), default=None)
         named = claims.describe_own(first, tables["Q1"], "batch_size_per_gpu")
         values = {"fails": size, "fits": smaller, "where": f" ({named})" if named else ""}
-        return Claim("Q1", "smallest_oom" if smaller is None else "first_oom", values)
+        return Claim("Q1", SMALLEST_OOM if smaller is None else FIRST_OOM, values)
     largest = max((row["global_batch_size"] for row in fitting), default=None)
-    return Claim("Q1", "no_oom", {"fits": largest}, command=claims.grid_command("memory"))
+    return Claim("Q1", NO_OOM, {"fits": largest}, command=claims.grid_command("memory"))
 
 
 def speedup_claims(tables: Tables) -> list[Claim]:
@@ -129,10 +148,10 @@ def speedup_claims(tables: Tables) -> list[Claim]:
     }
     badges = badges_of(best, *unknown)
     if best["speedup"] > most:
-        return [Claim("Q2", "speedup_in_part", values, badges)]
+        return [Claim("Q2", SPEEDUP_IN_PART, values, badges)]
     if best.has_note(NO_DIFFERENCE):
-        return [Claim("Q2", "no_speedup", values, tuple(badge for badge in badges if badge != NO_DIFFERENCE.badge))]
-    return [Claim("Q2", "speedup", values, badges)]
+        return [Claim("Q2", NO_SPEEDUP, values, tuple(badge for badge in badges if badge != NO_DIFFERENCE.badge))]
+    return [Claim("Q2", SPEEDUP_SHOWN, values, badges)]
 
 
 def against_best(row: Row, rows: Sequence[Row]) -> str:
@@ -166,7 +185,7 @@ def closing_words(best: Row, larger: Sequence[Row], timed: Sequence[Row], fit: S
             cure=f"; {WITHOUT_LOADER} measures without the loader" if waits and not tried else "",
         )
     limit = limit_words(best)
-    return limit and claims.NEXT_STEP.format(limit=limit, next_step=best["next_step"])
+    return limit and claims.LIMIT_AND_STEP.format(limit=limit, next_step=best["next_step"])
 
 
 def describe_speedup(row: Row, timed: Sequence[Row], fit: Sequence[Row]) -> str:
@@ -228,7 +247,7 @@ def communication_claims(tables: Tables) -> list[Claim]:
         where = where_of(most_by, subtracted, also="num_gpus")
         values = {"share": float(most_by["comm_share_subtraction"]), "where": where, "unmeasured": OWN if own else None}
         command = "" if own else claims.grid_command("communication")
-        return [Claim("Q3", "subtracted", values, badges_of(most_by), command)]
+        return [Claim("Q3", SUBTRACTED, values, badges_of(most_by), command)]
     if own:
         return [claims.not_answered("Q3", OWN, "communication", is_asked=True)._replace(command="")]
     if lost := [row for row in rows if row.status in NO_RESULT]:
@@ -256,7 +275,7 @@ def measured_claim(rows: Sequence[Row], measured: Sequence[Row], compared: dict[
         parts.append(f"{show(negative)} a step faster than without its collectives, and the records do not say why")
     unclear, common = " and ".join(parts), {"num_gpus": rows[0]["num_gpus"], "count": len(rows), **compared}
     if not told:
-        return Claim("Q3", "exposed_unclear", common | {"unclear": unclear})
+        return Claim("Q3", EXPOSED_UNCLEAR, common | {"unclear": unclear})
     worst, best = (choose(told, key=lambda row: float(row["exposed_comm_share"])) for choose in (max, min))
     values = {
         "collectives": STRATEGIES[worst["strategy"]].collective_words,
@@ -268,7 +287,7 @@ def measured_claim(rows: Sequence[Row], measured: Sequence[Row], compared: dict[
         "smallest": best["exposed_comm_share"],
         "unclear": unclear or ("all are above the noise" if len(told) > 1 else None),
     }
-    return Claim("Q3", "exposed" if len(told) > 1 else "exposed_alone", common | values, badges_of(worst))
+    return Claim("Q3", EXPOSED_SHARE if len(told) > 1 else EXPOSED_ALONE, common | values, badges_of(worst))
 
 
 def rivals_of_share(worst: Row, told: Sequence[Row]) -> str:

@@ -93,7 +93,7 @@ def test_a_baseline_that_ran_beside_other_points_gives_no_headline() -> None:
     assert_says(claim.values["why"], SHARED, "the largest: 3.33")
     assert claim.command == "ddpscale submit --grid scaling --exclusive"
     for one in (claim, *claims_of(*shared)["Q3"], published_claims("h200x4/scaling")["Q2"][0]):
-        assert one.kind == "not_answered"
+        assert one.kind.name == "not_answered"
     assert "baseline shared node" in badges_of(row_of(build(*shared)["Q2"], num_gpus=4))
 
 
@@ -166,11 +166,11 @@ def test_every_question_is_answered_from_its_rows() -> None:
         (speed, "fastest_batch", {"batch": 64, "throughput": "25,000 images/s"}),
         (memory, "first_oom", {"fails": 2048}),
         (scaling, "speedup", {"num_gpus": 4, "speedup": 4 / 1.1}),
-        (exposed, exposed.kind, {"exposed_us": 40}),
+        (exposed, exposed.kind.name, {"exposed_us": 40}),
         (accuracy, "too_few_runs", {"cost": -5}),
     )
     for claim, kind, values in expected:
-        assert_row({"kind": claim.kind, **claim.values}, kind=kind, **values)
+        assert_row({"kind": claim.kind.name, **claim.values}, kind=kind, **values)
     assert "subtracted" not in exposed.values  # the step of 1.14 ms is not that of the epochs, of 22
     assert Answer("Q4", answers["Q4"], Terms()).command.endswith("--grid q4-study")
     assert all("one run" in claims[0].badges for question, claims in answers.items() if question != "Q5")
@@ -196,7 +196,7 @@ def test_a_row_that_measures_the_loader_answers_nothing_about_gpus() -> None:
     found = [waiting(ONE, 1), waiting(TWO, 1)]
     assert "waits for data 50 %" in q1(*found)[0].badges
     claim = q2(*found)
-    assert (claim.kind, WAITS in claim.values["why"]) == ("not_answered", True)
+    assert (claim.kind.name, WAITS in claim.values["why"]) == ("not_answered", True)
     assert claim.command == "ddpscale submit --grid scaling --set input=gpu"
 
 
@@ -240,7 +240,7 @@ def test_what_is_no_speed_up_says_what_is_wrong_and_what_to_do(
     found: list[Record], kind: str, why: str, options: str
 ) -> None:
     claim = q2(*found)
-    assert (claim.kind, claim.command) == (kind, f"ddpscale submit --grid scaling{options}")
+    assert (claim.kind.name, claim.command) == (kind, f"ddpscale submit --grid scaling{options}")
     assert why in claim.values.get("why", "")
 
 
@@ -255,7 +255,7 @@ def test_of_a_speed_up_above_n_the_answer_gives_the_part_that_can_be(slowest: fl
     """One GPU takes 10 s in each window, two take 10/2.46 s at the median: 2.46 times as fast, 2.91 at most."""
     found = [windowed([10.0] * 6, 128), windowed([10 / 2.91, *[10 / 2.46] * 4, slowest], 128, 2)]
     claim = q2(*found)
-    assert (claim.kind, words in " ".join(claim.sentences())) == (kind, True)
+    assert (claim.kind.name, words in " ".join(claim.sentences())) == (kind, True)
     assert of_two(*found)["speedup"] == pytest.approx(2.46), "the table has what was measured"
 
 
@@ -323,14 +323,14 @@ def test_points_without_a_result_are_to_be_submitted_again() -> None:
         answers = claims_of(*found, missing=missing)
         for question in ("Q1", "Q2"):
             claim, told = answers[question][-1], Answer(question, answers[question], Terms()).told
-            assert (claim.kind, bool(told)) == ("no_result", False)
+            assert (claim.kind.name, bool(told)) == ("no_result", False)
             assert claim.sentences()[0].endswith(f" have no result; {cure}.")
 
 
 def test_a_failed_point_hides_no_other_answer() -> None:
     failed = make_record(ONE, status="failed")
     memory, speed = q1(make_record(make_spec(batch_size_per_gpu=512), status="oom"), failed)
-    assert (memory.kind, memory.values["fails"], speed.kind) == ("smallest_oom", 512, "no_result")
+    assert (memory.kind.name, memory.values["fails"], speed.kind.name) == ("smallest_oom", 512, "no_result")
     assert q2(timed(2, 512), failed).command.endswith("--grid scaling")
 
 
@@ -346,7 +346,7 @@ def test_the_batch_that_fits_is_alike_the_one_that_does_not() -> None:
 def test_a_search_on_several_gpus_alone_is_an_answer() -> None:
     memory, speed = published_claims("h100x2/strategies-memory")["Q1"]
     assert memory.sentences() == ["77 images fit on each of 2 GPUs, 78 do not, fsdp (one run)."]  # pages put their unit
-    assert speed.kind == "not_asked"
+    assert speed.kind.name == "not_asked"
 
 
 def test_the_interval_of_a_claim_is_that_of_its_row() -> None:
