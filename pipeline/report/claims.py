@@ -21,10 +21,6 @@ MAX_NOISE = 0.2
 """With fewer runs than a verdict needs, times that differ by less than this share are not told apart: twice the largest
 difference between runs of one point of a published experiment (published/h100x2/dp-bf16: 0.105).
 """
-
-LIMIT_AND_STEP = "That point is limited by {limit}; next step: {next_step}"
-LEFT_OUT = "Of {timed} rows with a speed-up {left_out} cannot be used: {why}{beyond}."
-LARGER = "Larger{elsewhere}: {larger}{cure}"
 EXPOSED_WORDS = (
     "On {num_gpus} GPUs {collectives} that computation does not hide take {exposed_us:,.0f} us of a step of "
     "{step_ms:,.2f} ms: {share:.1%}{where}."
@@ -81,36 +77,6 @@ MEMORY_ALL_FIT = ClaimKind("memory_all_fit", ("{fits:,} images fit{each}{where}.
 FIRST_OOM = ClaimKind("first_oom", ("{fails:,} runs out of memory{where}, {fits:,} fits.",))
 SMALLEST_OOM = ClaimKind("smallest_oom", ("{fails:,}, the smallest size tried, runs out of memory{where}.",))
 NO_OOM = ClaimKind("no_oom", ("Nothing up to {fits:,} ran out of memory.",))
-SPEEDUP_SHOWN = ClaimKind(
-    "speedup",
-    (
-        "{num_gpus} GPUs with {strategy} are {speedup:digits} times as fast as one{against_best}: "
-        "efficiency {efficiency:.0%}, {scaling} scaling{where}.",
-        LEFT_OUT,
-        "{closing}.",
-    ),
-    Headline("{speedup:.2f} times on {num_gpus} GPUs{larger}", "speedup", "{:.2f}"),
-)
-NO_SPEEDUP = ClaimKind(
-    "no_speedup",
-    (
-        "No speed-up shown ({low:.2f} to {high:.2f}): {num_gpus} GPUs with {strategy} against one, {scaling} "
-        "scaling{where}.",
-        LEFT_OUT,
-        "{closing}.",
-    ),
-    Headline("no speed-up shown on {num_gpus} GPUs{larger}", "speedup", "{:.2f}"),
-)
-SPEEDUP_IN_PART = ClaimKind(
-    "speedup_in_part",
-    (
-        "{num_gpus} GPUs with {strategy} are {low:.2f} to {num_gpus} times as fast as one: the rest of the interval, "
-        "up to {high:.2f}, cannot be; {scaling} scaling{where}.",
-        LEFT_OUT,
-        "{closing}.",
-    ),
-    Headline("{low:.2f} to {num_gpus} times on {num_gpus} GPUs{larger}", "speedup", "{:.2f}"),
-)
 EXPOSED_SHARE = ClaimKind(
     "exposed",
     (

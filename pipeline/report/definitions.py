@@ -7,7 +7,6 @@ from pipeline.figures.intervals import NOMINAL, OF_FEWEST_VALUES, min_values
 from pipeline.figures.late_rank import LATE_RANK
 from pipeline.figures.memory_trials import SAVING_UNCLEAR
 from pipeline.figures.pooling import REPEATS_NOT_OK, group_pairs
-from pipeline.figures.scaling import Scaling
 from pipeline.plan.axes import NUM_TRIAL_STEPS
 from pipeline.plan.model_name import is_image_model
 from pipeline.plan.strategies import STRATEGIES
@@ -58,22 +57,6 @@ ENDING_WORDS = {
     "oom": "out of memory",
     "superseded": "replaced by a later attempt",
 }
-
-
-def scaled(scaling: Scaling, batch: str) -> Callable[[Rows], Rows]:
-    """Return the choice of the rows of one kind of scaling, in order.
-
-    None if all are baselines, or if every row on several GPUs has a speed-up of the other kind only.
-    """
-
-    def choose(rows: Rows) -> Rows:
-        chosen = [row for row in rows if row["scaling"] == scaling]
-        several = [row for row in chosen if row["num_gpus"] > 1]
-        compared = {repr(row.axes) for row in rows if row["scaling"] != scaling and row["speedup"] is not None}
-        is_told = all(row["speedup"] is None and repr(row.axes) in compared for row in several)
-        return [] if is_told else sort_rows(chosen, batch)
-
-    return choose
 
 
 def first_and_last_epochs(rows: Rows) -> Rows:
@@ -185,55 +168,6 @@ Q1 = Table(
         "Q1: epoch time against batch size, one GPU",
         "Times are medians over the timed epochs; waiting is the share of the epoch in which the GPU has no data.",
     ),
-)
-
-Q2 = Table(
-    "Q2",
-    "Q2",
-    (
-        GLOBAL_BATCH,
-        STATUS,
-        Column("scaling", "", "The batch that stays fixed as GPUs are added: weak (per GPU) or strong (global)."),
-        EPOCH_TIME._replace(interval="kept"),
-        SPEEDUP,
-        EFFICIENCY,
-        Column("serial_fraction_karp_flatt", "Karp-Flatt", "(1/S - 1/N)/(1 - 1/N) for N > 1."),
-        WAITING._replace(remark="Waiting is the share of the epoch in which the GPU that waits longest has no data."),
-        INTERVAL,
-        THROUGHPUT,
-        COMPUTE_RATE,
-        MFU,
-        WORKERS._replace(remark="Under DDP N GPUs have N times the loader workers of one."),
-        RUN_SPREAD,
-        *(column._replace(heading="") for column in (COMPUTE, MEMORY, ENERGY)),
-        SAMPLE_THROUGHPUT,
-        SAMPLE_ENERGY,
-        *FLOPS,
-        *TIMING,
-        BASELINE,
-        Column("baseline_batch_size_per_gpu", "", "Batch size per GPU of the baseline point."),
-        *NEXT_STEP,
-    ),
-    View(
-        "Q2: weak scaling, speed-up against one GPU with the per-GPU batch fixed",
-        "Weak scaling: every GPU keeps its batch size, so N GPUs train on N times as many images a step. Speed-up "
-        "is T(1)/T(N): the time of an epoch on one GPU over that on N GPUs, with the same images in both. "
-        "Efficiency is speed-up/N.",
-        scaled("weak", "batch_size_per_gpu"),
-        keys=(
-            *("epoch_time_s", "speedup", "parallel_efficiency", "data_share", "noise_floor"),
-            *("throughput_items_per_s", "tflops_per_gpu", "mfu", "num_workers_total", "run_spread_s"),
-        ),
-    ),
-    View(
-        "Q2: strong scaling, global batch fixed",
-        "Strong scaling: the images a step stay the same, so each of N GPUs gets 1/N of them. Speed-up is against "
-        "one GPU with all of them. Karp-Flatt estimates the serial share of the work; below 0 or above 1 it is no "
-        "share.",
-        scaled("strong", "global_batch_size"),
-        hidden_axes=("batch_size_per_gpu",),
-    ),
-    View("Next step of each point", ADVICE, has_next_step, NEXT_STEP_KEYS, hidden_notes=None),
 )
 
 MEMORY_BOUNDARY = Table(

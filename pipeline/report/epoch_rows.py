@@ -24,13 +24,12 @@ from pipeline.figures.exposed_communication import (
 from pipeline.figures.intervals import Estimate, ends_of
 from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.figures.pooling import OWN_COLLECTIVES, PooledPoint, group_pairs
-from pipeline.figures.scaling import Baseline, Scaling, scaling_figures
+from pipeline.figures.scaling import Baseline
 from pipeline.figures.time_to_target import states_every_time, training_times_s
 from pipeline.plan.model_name import is_image_model
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report.bandwidth_rows import MeasuredLinks, link_key
-from pipeline.report.definitions import OOM, Q1, Q2, Q3, Q4
-from pipeline.report.next_step import Advice
+from pipeline.report.definitions import OOM, Q1, Q3, Q4
 from pipeline.report.table import Row, make_row
 
 DIVERGED = NoteKind("diverged", "{count} of {repeats} diverged", badge="diverged")
@@ -56,22 +55,6 @@ def q1_row(point: PooledPoint, peak_tflops: float | None = None) -> Row:
     return make_row(
         Q1, point, notes, **time_figures(point, peak_tflops), host_cpu_share=point.median(host_cpu_share_of)
     )
-
-
-def q2_row(
-    point: PooledPoint,
-    baseline: Baseline,
-    scaling: Scaling,
-    peak_tflops: float | None = None,
-    advice: Advice | None = None,
-    measured: PointsByTraining | None = None,
-) -> Row:
-    """Return a row of Q2: speed-up against one GPU with the same batch per GPU (weak) or global batch (strong)."""
-    gains = scaling_figures(point, baseline, scaling)
-    notes = [*time_notes(point), *gains.pop("notes"), *energy_notes(point)]
-    notes += [*compute_rate_notes(point, peak_tflops), *untold_notes(point, measured or {})]
-    gains |= advice._asdict() if advice else {}
-    return make_row(Q2, point, notes, **time_figures(point, peak_tflops), **gains)
 
 
 def q3_row(point: PooledPoint, baseline: Baseline, measured: PointsByTraining, links: MeasuredLinks) -> Row:

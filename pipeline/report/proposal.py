@@ -14,8 +14,8 @@ from pipeline.figures.pooling import SHARED_NODE
 from pipeline.plan.axes import AXIS_DEFAULTS
 from pipeline.report.claims import SUBMIT, badges_of, describe_own, is_fit_for_answer, not_told_apart
 from pipeline.report.definitions import PROPOSAL
+from pipeline.report.q2 import WAITS, reason_left_out
 from pipeline.report.table import FIGURES_NOT_STATED, Row, Tables
-from pipeline.report.timing_claims import WAITS, reason_left_out
 from pipeline.report.words import ClaimFormatter
 from pipeline.system.errors import EXIT_NOTHING_FOUND, CommandError, pluralize
 

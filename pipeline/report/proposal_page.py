@@ -14,7 +14,7 @@ from pipeline.report.markdown import escape_markdown, name_source, render_table,
 from pipeline.report.plot_data import PlotSource
 from pipeline.report.proposal import Proposal
 from pipeline.report.provenance import describe_provenance
-from pipeline.report.timing_plots import speedup_plots
+from pipeline.report.q2 import speedup_plots
 
 if TYPE_CHECKING:
     from pipeline.report.draw_panels import RenderedPlot

@@ -23,7 +23,6 @@ from pipeline.report.definitions import (
     OOM,
     PREDICTION,
     Q1,
-    Q2,
     Q3,
     Q4,
     SPLIT,
@@ -31,11 +30,12 @@ from pipeline.report.definitions import (
     TIME_TO_TARGET,
     TRANSFERS,
 )
-from pipeline.report.epoch_rows import oom_row, q1_row, q2_row, q3_row, q4_rows
+from pipeline.report.epoch_rows import oom_row, q1_row, q3_row, q4_rows
 from pipeline.report.int8_rows import int8_histogram_rows, int8_rows
 from pipeline.report.memory_rows import memory_rows
 from pipeline.report.next_step import advise_all
 from pipeline.report.prediction_rows import prediction_rows
+from pipeline.report.q2 import Q2, q2_row
 from pipeline.report.table import Row, Table, Tables
 from pipeline.report.time_to_target_rows import FROM_BASELINE, Targets, time_to_target_rows
 

@@ -8,16 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.experiment.measurement import Operation
-from pipeline.experiment.point_label import EFFORT_AXES, describe_point, models_of, varying_axes
+from pipeline.experiment.point_label import describe_point, models_of, varying_axes
 from pipeline.figures import formulas
 from pipeline.figures.exposed_communication import PointsByTraining, group_by_training
 from pipeline.figures.pooling import PooledPoint, group_pairs, median_window_s, pool_outcomes
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report import plot_data
-from pipeline.report.columns import BUS_BANDWIDTH, EPOCH_TIME, GLOBAL_BATCH, MEMORY, SPEEDUP, THROUGHPUT
+from pipeline.report.columns import BUS_BANDWIDTH, EPOCH_TIME, GLOBAL_BATCH, MEMORY, THROUGHPUT
 from pipeline.report.next_step import epoch_evidence
 from pipeline.report.plot_data import BarPanel, LinePanel, Plot, PlotSource, Point, Series, as_title, make_series
-from pipeline.report.table import AXIS_HEADINGS, Row, axes_of
+from pipeline.report.table import Row, axes_of
 
 BATCH = "batch_size_per_gpu"
 EXPOSED = "exposed communication"
@@ -91,41 +91,6 @@ def peak_lines(groups: Mapping[str, Sequence[Row]]) -> Iterator[Series]:
         rate = row["throughput_items_per_s"] / row["mfu"]
         ends = tuple(Point(size, float(rate)) for size in sorted({min(sizes), max(sizes)}))
         yield Series(name, ends, plot_data.REFERENCE)
-
-
-def speedup_plots(source: PlotSource) -> Iterator[Plot]:
-    """Yield Q2: speed-up with weak and with strong scaling."""
-    for name, scaling, batch, fixed in (
-        ("q2", "weak", BATCH, AXIS_HEADINGS[BATCH]),
-        ("q2-strong", "strong", "global_batch_size", GLOBAL_BATCH.heading),
-    ):
-        rows = [row for row in source.tables["Q2"] if row["speedup"] is not None and row["num_gpus"] > 1]
-        if rows := sorted((row for row in rows if row["scaling"] == scaling), key=lambda row: int(row[batch])):
-            panels, note = speedup_panels(rows, batch, fixed)
-            yield Plot(name, "Q2", f"Speed-up over one GPU, {scaling} scaling: {fixed} stay fixed", panels, note)
-
-
-def speedup_panels(rows: Sequence[Row], batch: str, fixed: str) -> tuple[tuple[LinePanel, ...], str]:
-    """Return speed-up against GPUs, a panel for each strategy; with one number of GPUs against the batch size.
-
-    Return the note on the number of series too.
-    """
-    counts, strategies = ({row[axis] for row in rows} for axis in ("num_gpus", "strategy"))
-    optional = (BATCH, *EFFORT_AXES)
-    if len(counts) == 1:
-        groups, note = plot_data.group_series(rows, batch, ("strategy",), optional)
-        of_strategy = f"of {min(strategies)} " if len(strategies) == 1 else ""
-        title = f"{as_title(SPEEDUP.heading)} {of_strategy}on {max(counts)} GPUs"
-        return (LinePanel(title, fixed, make_series(groups, batch, SPEEDUP), ideal=lambda _: max(counts)),), note
-    groups, note = plot_data.group_series(rows, "num_gpus", (batch,), optional, panel="strategy")
-    panels = []
-    for strategy in sorted(strategies):
-        chosen = {label: [row for row in group if row["strategy"] == strategy] for label, group in groups.items()}
-        lines = make_series(chosen, "num_gpus", SPEEDUP)
-        from_one = tuple(line._replace(points=(Point(1, 1), *line.points)) for line in lines)
-        title = f"{as_title(SPEEDUP.heading)} of {strategy}"
-        panels.append(LinePanel(title, AXIS_HEADINGS["num_gpus"], from_one, "linear", ideal=float))
-    return tuple(panels), note
 
 
 def bandwidth_plots(source: PlotSource) -> Iterator[Plot]:

@@ -7,8 +7,8 @@ from rendered_tables import assert_row, build, cells, report, row_of, table_of
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
 from pipeline.figures.loader import MAX_DATA_SHARE
+from pipeline.report.q2 import usable_rows
 from pipeline.report.table import Row
-from pipeline.report.timing_claims import usable_rows
 
 
 def waiting(*data_s: float, time_s: float = 1.0, **fields: Any) -> Record:

@@ -35,9 +35,9 @@ from pipeline.figures.scaling import SUPERLINEAR
 from pipeline.report.claims import Claim, badges_of, is_fit_for_answer
 from pipeline.report.collect_experiment import collect_experiment
 from pipeline.report.epoch_rows import BANDWIDTH_ABOVE_LINK, SUBTRACTION_IS_NOISE
+from pipeline.report.q2 import ABOVE_N, SHARED, WAITS, usable_rows
 from pipeline.report.questions import Answer
 from pipeline.report.table import Row
-from pipeline.report.timing_claims import ABOVE_N, SHARED, WAITS, usable_rows
 
 ONE, TWO = make_spec(), make_spec(strategy="ddp", num_gpus=2)
 

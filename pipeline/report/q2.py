@@ -1,0 +1,354 @@
+"""Q2, scaling: how much faster several GPUs are than one. Its table, answer and plots."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER
+from pipeline.experiment.point_label import EFFORT_AXES, varying_axes
+from pipeline.figures.compute_rate import compute_rate_notes
+from pipeline.figures.energy import (
+    energy_notes,
+)
+from pipeline.figures.epoch_figures import time_figures, time_notes
+from pipeline.figures.exposed_communication import (
+    PointsByTraining,
+    untold_notes,
+)
+from pipeline.figures.intervals import ends_of
+from pipeline.figures.loader import LOADER_BOUND, MAX_DATA_SHARE
+from pipeline.figures.pooling import SHARED_NODE, PooledPoint
+from pipeline.figures.scaling import NO_DIFFERENCE, SUPERLINEAR, Baseline, Scaling, scaling_figures
+from pipeline.plan.strategies import STRATEGIES
+from pipeline.report import claims, plot_data
+from pipeline.report.claims import (
+    NO_RESULT,
+    Claim,
+    ClaimKind,
+    Headline,
+    badges_of,
+    where_of,
+)
+from pipeline.report.columns import (
+    BASELINE,
+    COMPUTE,
+    COMPUTE_RATE,
+    EFFICIENCY,
+    ENERGY,
+    EPOCH_TIME,
+    FLOPS,
+    GLOBAL_BATCH,
+    INTERVAL,
+    MEMORY,
+    MFU,
+    RUN_SPREAD,
+    SAMPLE_ENERGY,
+    SAMPLE_THROUGHPUT,
+    SPEEDUP,
+    STATUS,
+    THROUGHPUT,
+    TIMING,
+    WAITING,
+    WORKERS,
+)
+from pipeline.report.next_step import ADVICE, NEXT_STEP, NEXT_STEP_KEYS, Advice, has_next_step, limit_words
+from pipeline.report.plot_data import LinePanel, Plot, PlotSource, Point, as_title, make_series
+from pipeline.report.table import (
+    AXIS_HEADINGS,
+    Column,
+    Row,
+    Rows,
+    Table,
+    Tables,
+    View,
+    make_row,
+    sort_rows,
+)
+from pipeline.report.timing_plots import BATCH
+from pipeline.report.words import ClaimFormatter
+
+
+def scaled(scaling: Scaling, batch: str) -> Callable[[Rows], Rows]:
+    """Return the choice of the rows of one kind of scaling, in order.
+
+    None if all are baselines, or if every row on several GPUs has a speed-up of the other kind only.
+    """
+
+    def choose(rows: Rows) -> Rows:
+        chosen = [row for row in rows if row["scaling"] == scaling]
+        several = [row for row in chosen if row["num_gpus"] > 1]
+        compared = {repr(row.axes) for row in rows if row["scaling"] != scaling and row["speedup"] is not None}
+        is_told = all(row["speedup"] is None and repr(row.axes) in compared for row in several)
+        return [] if is_told else sort_rows(chosen, batch)
+
+    return choose
+
+
+Q2 = Table(
+    "Q2",
+    "Q2",
+    (
+        GLOBAL_BATCH,
+        STATUS,
+        Column("scaling", "", "The batch that stays fixed as GPUs are added: weak (per GPU) or strong (global)."),
+        EPOCH_TIME._replace(interval="kept"),
+        SPEEDUP,
+        EFFICIENCY,
+        Column("serial_fraction_karp_flatt", "Karp-Flatt", "(1/S - 1/N)/(1 - 1/N) for N > 1."),
+        WAITING._replace(remark="Waiting is the share of the epoch in which the GPU that waits longest has no data."),
+        INTERVAL,
+        THROUGHPUT,
+        COMPUTE_RATE,
+        MFU,
+        WORKERS._replace(remark="Under DDP N GPUs have N times the loader workers of one."),
+        RUN_SPREAD,
+        *(column._replace(heading="") for column in (COMPUTE, MEMORY, ENERGY)),
+        SAMPLE_THROUGHPUT,
+        SAMPLE_ENERGY,
+        *FLOPS,
+        *TIMING,
+        BASELINE,
+        Column("baseline_batch_size_per_gpu", "", "Batch size per GPU of the baseline point."),
+        *NEXT_STEP,
+    ),
+    View(
+        "Q2: weak scaling, speed-up against one GPU with the per-GPU batch fixed",
+        "Weak scaling: every GPU keeps its batch size, so N GPUs train on N times as many images a step. Speed-up "
+        "is T(1)/T(N): the time of an epoch on one GPU over that on N GPUs, with the same images in both. "
+        "Efficiency is speed-up/N.",
+        scaled("weak", "batch_size_per_gpu"),
+        keys=(
+            *("epoch_time_s", "speedup", "parallel_efficiency", "data_share", "noise_floor"),
+            *("throughput_items_per_s", "tflops_per_gpu", "mfu", "num_workers_total", "run_spread_s"),
+        ),
+    ),
+    View(
+        "Q2: strong scaling, global batch fixed",
+        "Strong scaling: the images a step stay the same, so each of N GPUs gets 1/N of them. Speed-up is against "
+        "one GPU with all of them. Karp-Flatt estimates the serial share of the work; below 0 or above 1 it is no "
+        "share.",
+        scaled("strong", "global_batch_size"),
+        hidden_axes=("batch_size_per_gpu",),
+    ),
+    View("Next step of each point", ADVICE, has_next_step, NEXT_STEP_KEYS, hidden_notes=None),
+)
+
+
+def q2_row(
+    point: PooledPoint,
+    baseline: Baseline,
+    scaling: Scaling,
+    peak_tflops: float | None = None,
+    advice: Advice | None = None,
+    measured: PointsByTraining | None = None,
+) -> Row:
+    """Return a row of Q2: speed-up against one GPU with the same batch per GPU (weak) or global batch (strong)."""
+    gains = scaling_figures(point, baseline, scaling)
+    notes = [*time_notes(point), *gains.pop("notes"), *energy_notes(point)]
+    notes += [*compute_rate_notes(point, peak_tflops), *untold_notes(point, measured or {})]
+    gains |= advice._asdict() if advice else {}
+    return make_row(Q2, point, notes, **time_figures(point, peak_tflops), **gains)
+
+
+LIMIT_AND_STEP = "That point is limited by {limit}; next step: {next_step}"
+LEFT_OUT = "Of {timed} rows with a speed-up {left_out} cannot be used: {why}{beyond}."
+LARGER = "Larger{elsewhere}: {larger}{cure}"
+SPEEDUP_SHOWN = ClaimKind(
+    "speedup",
+    (
+        "{num_gpus} GPUs with {strategy} are {speedup:digits} times as fast as one{against_best}: "
+        "efficiency {efficiency:.0%}, {scaling} scaling{where}.",
+        LEFT_OUT,
+        "{closing}.",
+    ),
+    Headline("{speedup:.2f} times on {num_gpus} GPUs{larger}", "speedup", "{:.2f}"),
+)
+NO_SPEEDUP = ClaimKind(
+    "no_speedup",
+    (
+        "No speed-up shown ({low:.2f} to {high:.2f}): {num_gpus} GPUs with {strategy} against one, {scaling} "
+        "scaling{where}.",
+        LEFT_OUT,
+        "{closing}.",
+    ),
+    Headline("no speed-up shown on {num_gpus} GPUs{larger}", "speedup", "{:.2f}"),
+)
+SPEEDUP_IN_PART = ClaimKind(
+    "speedup_in_part",
+    (
+        "{num_gpus} GPUs with {strategy} are {low:.2f} to {num_gpus} times as fast as one: the rest of the interval, "
+        "up to {high:.2f}, cannot be; {scaling} scaling{where}.",
+        LEFT_OUT,
+        "{closing}.",
+    ),
+    Headline("{low:.2f} to {num_gpus} times on {num_gpus} GPUs{larger}", "speedup", "{:.2f}"),
+)
+
+WAITS = f"a GPU waits for data in more than {100 * MAX_DATA_SHARE:.0f} % of the epoch, there or on the baseline"
+SHARED = "other points ran on the node of a point or of its baseline at the same time"
+ABOVE_N = "the efficiency is above 1, which noise or a slow baseline can cause"
+WITHOUT_LOADER, ALONE = "--set input=gpu", "--exclusive"
+WAIT_NOT_STATED = "the wait for data is not stated"
+
+
+def speedup_claims(tables: Tables) -> list[Claim]:
+    """Return speed-up and efficiency at the largest N that has a row which can be used."""
+    rows = tables["Q2"]
+    several = [row for row in rows if row["num_gpus"] > 1]
+    timed = [row for row in several if row["speedup"] is not None]
+    if not timed and (lost := lost_scaling(rows)):
+        return [claims.no_result("Q2", "points", lost)]
+    if not timed:
+        why = "no point on several GPUs" + " has a timed one on one GPU to compare with" * bool(several)
+        return [claims.not_answered("Q2", why, "scaling", is_asked=bool(several))]
+    fit = usable_rows(rows)
+    unknown = () if fit else ("wait for data not stated",)
+    fit = fit or usable_rows(rows, is_loader_bound=None)
+    used = {id(row) for row in fit}
+    reasons = Counter(reason_left_out(row) for row in timed if id(row) not in used)
+    why = "; ".join(f"{reason} ({count})" if len(reasons) > 1 else reason for reason, count in reasons.items())
+    if not fit:
+        largest = " and ".join(describe_speedup(row, timed, fit) for row in largest_of_each(timed))
+        cannot = f"of {len(timed)} rows with a speed-up {reasons.total()} cannot be used: {why}; the largest: {largest}"
+        options = {WAITS: WITHOUT_LOADER, SHARED: ALONE}
+        cures = [option for reason, option in options.items() if reason in reasons] or ["--repeats 3"]
+        grid = " ".join(["scaling", *cures])
+        return [claims.not_answered("Q2", cannot, grid, is_asked=True)]
+    most = max(row["num_gpus"] for row in fit)
+    best = max((row for row in fit if row["num_gpus"] == most), key=usefulness)
+    low, high = ends_of(best["speedup"])
+    beyond = max(row["num_gpus"] for row in timed)
+    larger = largest_of_each([row for row in timed if row["speedup"] > best["speedup"]])
+    elsewhere = [f"{row['speedup']:.2f}" for row in larger]
+    values = {
+        "num_gpus": most,
+        "strategy": STRATEGIES[best["strategy"]].words,
+        "speedup": best["speedup"],
+        "against_best": against_best(best, rows),
+        "low": low,
+        "high": high,
+        "efficiency": float(best["parallel_efficiency"]),
+        "scaling": best["scaling"],
+        "where": where_of(best, fit, "strategy"),
+        "beyond": f"; on {beyond} GPUs none can be used" if beyond > most else "",
+        "left_out": reasons.total() or None,
+        "timed": len(timed),
+        "why": why,
+        "larger": f"; larger elsewhere: {', '.join(elsewhere)}" if larger else "",
+        "closing": closing_words(best, larger, timed, fit),
+    }
+    badges = badges_of(best, *unknown)
+    if best["speedup"] > most:
+        return [Claim("Q2", SPEEDUP_IN_PART, values, badges)]
+    if best.has_note(NO_DIFFERENCE):
+        return [Claim("Q2", NO_SPEEDUP, values, tuple(badge for badge in badges if badge != NO_DIFFERENCE.badge))]
+    return [Claim("Q2", SPEEDUP_SHOWN, values, badges)]
+
+
+def against_best(row: Row, rows: Sequence[Row]) -> str:
+    """Return the speed-up over one GPU at its best batch size; "" if that is the baseline's, or is not known."""
+    may_differ = (*BASELINE_MAY_DIFFER, "batch_size_per_gpu", "num_samples")
+    alone = [one for one in rows if one["num_gpus"] == 1 and one["epoch_time_s"] and one["strategy"] == row["baseline"]]
+    fit = [one for one in alone if not one.has_note(LOADER_BOUND, SHARED_NODE)]
+    alike = [one for one in fit if not varying_axes([one.axes, row.axes], may_differ)]
+    best = min(alike, key=claims.sample_time, default=None)
+    if best is None or best["batch_size_per_gpu"] == row["baseline_batch_size_per_gpu"]:
+        return ""
+    speedup = claims.sample_time(best) / claims.sample_time(row)
+    return f", and {speedup:.2f} times as fast as one at its best batch of {best['batch_size_per_gpu']:,}"
+
+
+def largest_of_each(rows: Sequence[Row]) -> list[Row]:
+    """Return the row with the largest speed-up of weak scaling, and that of strong scaling, if there are any."""
+    by_scaling = ([row for row in rows if row["scaling"] == scaling] for scaling in ("weak", "strong"))
+    return [max(own, key=lambda row: float(row["speedup"])) for own in by_scaling if own]
+
+
+def closing_words(best: Row, larger: Sequence[Row], timed: Sequence[Row], fit: Sequence[Row]) -> str | None:
+    """Return which speed-ups are larger than that of the answer; without any the next step, None if nothing limits."""
+    if larger:
+        tried = any(row.axes.get("input") == "gpu" or row.axes.get("device") == "cpu" for row in timed)
+        waits = any(reason_left_out(row) == WAITS for row in larger)
+        is_elsewhere = all(row["batch_size_per_gpu"] != best["batch_size_per_gpu"] for row in larger)
+        return LARGER.format(
+            elsewhere=" at other batch sizes" if is_elsewhere else "",
+            larger=" and ".join(describe_speedup(row, timed, fit) for row in larger),
+            cure=f"; {WITHOUT_LOADER} measures without the loader" if waits and not tried else "",
+        )
+    limit = limit_words(best)
+    return limit and LIMIT_AND_STEP.format(limit=limit, next_step=best["next_step"])
+
+
+def describe_speedup(row: Row, timed: Sequence[Row], fit: Sequence[Row]) -> str:
+    """Return a speed-up with its configuration; of one that is left out also that of the same without the loader."""
+    shown = [ClaimFormatter({}).format_field(other["speedup"], "digits") for other in (row, *twins_of(row, fit)[:1])]
+    beside = ["not used"] if fit and all(row is not other for other in fit) else []
+    beside += [f"{without_loader} without the loader" for without_loader in shown[1:] if beside]
+    said = f" ({'; '.join(beside)})" if beside else ""
+    return f"{shown[0]} with {claims.describe_own(row, timed, also='num_gpus')}, {row['scaling']} scaling{said}"
+
+
+def twins_of(row: Row, fit: Sequence[Row]) -> list[Row]:
+    """Return the fit rows that differ from a row in the input alone."""
+    alike = (other for other in fit if other is not row and other["scaling"] == row["scaling"])
+    return [other for other in alike if not varying_axes([row.axes, other.axes], ("input", "num_workers"))]
+
+
+def usable_rows(rows: Sequence[Row], is_loader_bound: bool | None = False) -> list[Row]:
+    """Return the rows on several GPUs with a fit speed-up that are not loader-bound; None: where that is not known."""
+    several = [row for row in rows if row["num_gpus"] > 1 and row["is_loader_bound"] is is_loader_bound]
+    return [row for row in several if claims.is_fit_for_answer(row, "speedup")]
+
+
+def usefulness(row: Row) -> tuple[bool, float, float]:
+    """Return the sort key of a usable row: weak scaling first, then the speed-up up to N, then its lower end."""
+    return row["scaling"] == "weak", min(row["speedup"], row["num_gpus"]), ends_of(row["speedup"])[0] or 0.0
+
+
+def lost_scaling(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows whose missing result leaves Q2 without an answer: on several GPUs, or else baselines of such."""
+    several = [row for row in rows if row["num_gpus"] > 1]
+    lost = [row for row in rows if row.status in NO_RESULT]
+    return lost if any(row.status == "ok" for row in several) else [row for row in lost if row["num_gpus"] > 1]
+
+
+def reason_left_out(row: Row) -> str:
+    if row.figures.get("is_loader_bound") or row.has_note(LOADER_BOUND):
+        return WAITS
+    if row.has_note(SHARED_NODE):
+        return SHARED
+    return ABOVE_N if row.has_note(SUPERLINEAR) else WAIT_NOT_STATED
+
+
+def speedup_plots(source: PlotSource) -> Iterator[Plot]:
+    """Yield Q2: speed-up with weak and with strong scaling."""
+    for name, scaling, batch, fixed in (
+        ("q2", "weak", BATCH, AXIS_HEADINGS[BATCH]),
+        ("q2-strong", "strong", "global_batch_size", GLOBAL_BATCH.heading),
+    ):
+        rows = [row for row in source.tables["Q2"] if row["speedup"] is not None and row["num_gpus"] > 1]
+        if rows := sorted((row for row in rows if row["scaling"] == scaling), key=lambda row: int(row[batch])):
+            panels, note = speedup_panels(rows, batch, fixed)
+            yield Plot(name, "Q2", f"Speed-up over one GPU, {scaling} scaling: {fixed} stay fixed", panels, note)
+
+
+def speedup_panels(rows: Sequence[Row], batch: str, fixed: str) -> tuple[tuple[LinePanel, ...], str]:
+    """Return speed-up against GPUs, a panel for each strategy; with one number of GPUs against the batch size.
+
+    Return the note on the number of series too.
+    """
+    counts, strategies = ({row[axis] for row in rows} for axis in ("num_gpus", "strategy"))
+    optional = (BATCH, *EFFORT_AXES)
+    if len(counts) == 1:
+        groups, note = plot_data.group_series(rows, batch, ("strategy",), optional)
+        of_strategy = f"of {min(strategies)} " if len(strategies) == 1 else ""
+        title = f"{as_title(SPEEDUP.heading)} {of_strategy}on {max(counts)} GPUs"
+        return (LinePanel(title, fixed, make_series(groups, batch, SPEEDUP), ideal=lambda _: max(counts)),), note
+    groups, note = plot_data.group_series(rows, "num_gpus", (batch,), optional, panel="strategy")
+    panels = []
+    for strategy in sorted(strategies):
+        chosen = {label: [row for row in group if row["strategy"] == strategy] for label, group in groups.items()}
+        lines = make_series(chosen, "num_gpus", SPEEDUP)
+        from_one = tuple(line._replace(points=(Point(1, 1), *line.points)) for line in lines)
+        title = f"{as_title(SPEEDUP.heading)} of {strategy}"
+        panels.append(LinePanel(title, AXIS_HEADINGS["num_gpus"], from_one, "linear", ideal=float))
+    return tuple(panels), note
