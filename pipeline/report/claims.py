@@ -57,26 +57,6 @@ class ClaimKind(NamedTuple):
 NOT_ANSWERED = ClaimKind("not_answered", ("Not answered here: {why}.",))
 NOT_ASKED = ClaimKind("not_asked", ("Not answered here: {why}.",))
 NO_RESULT_YET = ClaimKind("no_result", ("Not answered yet: {what} have no result; {cure}.",))
-FASTEST_BATCH = ClaimKind(
-    "fastest_batch",
-    (
-        "One GPU {place} at {batch:,} images a step: {throughput}, epoch {epoch_time:digits} s{where}.",
-        "Ties: {rivals}.",
-    ),
-    Headline("{throughput} at {batch:,}", "epoch_time", "{:.3f} s"),
-)
-ONLY_BATCH = ClaimKind(
-    "only_batch",
-    ("One batch size was timed: {batch:,} images a step give {throughput}, epoch {epoch_time:digits} s{where}.",),
-    Headline("{throughput} at {batch:,}", "epoch_time", "{:.3f} s"),
-)
-BOUNDARY_FOUND = ClaimKind(
-    "memory_boundary", ("{fits:,} images fit{each}, {fails:,} do not{where}.",), Headline("{fits:,} images fit")
-)
-MEMORY_ALL_FIT = ClaimKind("memory_all_fit", ("{fits:,} images fit{each}{where}.",), Headline("{fits:,} images fit"))
-FIRST_OOM = ClaimKind("first_oom", ("{fails:,} runs out of memory{where}, {fits:,} fits.",))
-SMALLEST_OOM = ClaimKind("smallest_oom", ("{fails:,}, the smallest size tried, runs out of memory{where}.",))
-NO_OOM = ClaimKind("no_oom", ("Nothing up to {fits:,} ran out of memory.",))
 EXPOSED_SHARE = ClaimKind(
     "exposed",
     (

@@ -5,29 +5,20 @@ from collections.abc import Callable
 from pipeline.figures.exposed_communication import MEASURED_EXPOSURE_IS_NOISE, OF_MEASURED_EXPOSURE
 from pipeline.figures.intervals import NOMINAL, OF_FEWEST_VALUES, min_values
 from pipeline.figures.late_rank import LATE_RANK
-from pipeline.figures.memory_trials import SAVING_UNCLEAR
 from pipeline.figures.pooling import REPEATS_NOT_OK, group_pairs
-from pipeline.plan.axes import NUM_TRIAL_STEPS
 from pipeline.plan.model_name import is_image_model
-from pipeline.plan.strategies import STRATEGIES
 from pipeline.report.columns import (
     BASELINE,
     BUS_BANDWIDTH,
     COMM_TIME,
-    COMPUTE,
-    COMPUTE_RATE,
     EFFICIENCY,
-    ENERGY,
     EPOCH_TIME,
     EXPOSED,
-    FLOPS,
     GLOBAL_BATCH,
     INTERVAL,
     INTERVAL_OVER,
     LEARNING_RATE,
-    MEMORY,
     MERIT,
-    MFU,
     NUM_BYTES,
     NUM_WINDOWS,
     PLACE,
@@ -35,16 +26,10 @@ from pipeline.report.columns import (
     PREDICTION_ERROR,
     REMEDIES,
     RUN_SPREAD,
-    SAMPLE_ENERGY,
-    SAMPLE_THROUGHPUT,
     SPEEDUP,
     STATUS,
     STEP_TIME,
     TEST_ACCURACY,
-    THROUGHPUT,
-    TIMING,
-    WAITING,
-    WORKERS,
 )
 from pipeline.report.next_step import ADVICE, NEXT_STEP, NEXT_STEP_KEYS, has_next_step
 from pipeline.report.table import FIGURES_NOT_STATED, Column, Row, Rows, Table, View, sort_rows
@@ -141,103 +126,6 @@ def split_part(part: str, meaning: str) -> Column:
 
 
 GRADIENTS, GRADIENT_CALLS = transfer("gradients", "gradients", "gradients [MB]")
-
-Q1 = Table(
-    "Q1",
-    "Q1",
-    (
-        *PLACE,
-        EPOCH_TIME._replace(interval="kept"),
-        COMPUTE,
-        WAITING,
-        THROUGHPUT,
-        COMPUTE_RATE,
-        MFU,
-        MEMORY,
-        INTERVAL,
-        WORKERS,
-        RUN_SPREAD,
-        ENERGY,
-        SAMPLE_THROUGHPUT,
-        SAMPLE_ENERGY,
-        *FLOPS,
-        *TIMING,
-        Column("host_cpu_share", "", "Busy share of the CPUs of the busiest node, cut to 0 to 1."),
-    ),
-    View(
-        "Q1: epoch time against batch size, one GPU",
-        "Times are medians over the timed epochs; waiting is the share of the epoch in which the GPU has no data.",
-    ),
-)
-
-MEMORY_BOUNDARY = Table(
-    "memory",
-    "Q1",
-    (
-        *PLACE,
-        Column("largest_batch_size_per_gpu", "largest that fits", "Largest batch size per GPU that fits."),
-        Column(
-            "smallest_failing_batch_size_per_gpu",
-            "smallest that fails",
-            "Smallest batch size per GPU that failed, for any reason.",
-        ),
-        MEMORY._replace(heading="peak [GiB]"),
-        Column(
-            "reserved_memory_gib",
-            "reserved [GiB]",
-            "Fullest GPU: the most that torch's allocator held; beyond the peak it is fragments and cache.",
-        ),
-        Column("head_room_gib", "head room [GiB]", "Fullest GPU: usable memory minus peak."),
-        Column("predicted_batch_size_per_gpu", "first prediction", "First prediction, from a line through two trials."),
-        Column("num_trials", "trials", "Trials of the search."),
-        Column("search_time_s", "search [s]", "Time of all trials, including process start."),
-        PREDICTION_ERROR._replace(heading=""),
-        Column("num_ooms", "", "Trials that ran out of memory; the note lists other failures."),
-        Column(
-            "state_gib",
-            "without samples [GiB]",
-            "Peak without samples: where the line through the trials begins.",
-        ),
-        Column("state_error_gib", "", "The standard error of state_gib."),
-        Column("sample_memory_gib", "a sample [MiB]", "What a sample adds: the slope of that line."),
-        Column(
-            "state_formula_gib",
-            "by formula [GiB]",
-            "Weights, gradients and the optimizer's state.",
-        ),
-        Column(
-            "saved_gib",
-            "saved [GiB]",
-            "state_gib of DDP minus state_gib; not stated below twice its standard error.",
-        ),
-        Column("saved_formula_gib", "saved, by formula [GiB]", "The same by the formulas."),
-    ),
-    View(
-        "The memory boundary",
-        f"Images per GPU, within 1 %: {NUM_TRIAL_STEPS} full steps of synthetic images, each trial in new processes.",
-        hidden_axes=("batch_size_per_gpu",),
-        hidden_notes=(SAVING_UNCLEAR,),
-        keys=(
-            *("largest_batch_size_per_gpu", "smallest_failing_batch_size_per_gpu", "peak_memory_gib"),
-            *("reserved_memory_gib", "head_room_gib"),
-            *("predicted_batch_size_per_gpu", "num_trials", "search_time_s"),
-        ),
-    ),
-    View(
-        "What sharding saves",
-        "A line through the trials that fit: memory without samples, and what a sample adds. Saved: against DDP.",
-        lambda rows: sort_rows(rows) if any(STRATEGIES[row["strategy"]].saves_against for row in rows) else [],
-        keys=(
-            "largest_batch_size_per_gpu",
-            "sample_memory_gib",
-            "state_gib",
-            "state_formula_gib",
-            "saved_gib",
-            "saved_formula_gib",
-        ),
-        hidden_axes=("batch_size_per_gpu",),
-    ),
-)
 
 COMMUNICATION = Table(
     "communication",
@@ -697,16 +585,6 @@ INT8_HISTOGRAMS = Table(
         Column("three_sigma_low", "", "Mean minus three sigma."),
         Column("three_sigma_high", "", "Mean plus three sigma."),
         Column("counts", "", "Number of values in each bin of equal width."),
-    ),
-)
-
-OOM = Table(
-    "oom",
-    "",
-    (
-        *PLACE,
-        Column("reason", "", "Why the point ran out of memory."),
-        Column("max_steps", "", "Steps after which an epoch is cut off."),
     ),
 )
 

@@ -8,9 +8,7 @@ from pipeline.experiment.measurement import Epoch
 from pipeline.experiment.record import Record
 from pipeline.figures import formulas, loader
 from pipeline.figures.comparability import gpu_model
-from pipeline.figures.compute_rate import compute_rate_notes
-from pipeline.figures.energy import clock_notes, energy_notes, host_cpu_share_of
-from pipeline.figures.epoch_figures import time_figures, time_notes
+from pipeline.figures.energy import clock_notes
 from pipeline.figures.exposed_communication import (
     EXPOSURE_NEGATIVE,
     MEASURED_EXPOSURE_IS_NOISE,
@@ -29,7 +27,7 @@ from pipeline.figures.time_to_target import states_every_time, training_times_s
 from pipeline.plan.model_name import is_image_model
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report.bandwidth_rows import MeasuredLinks, link_key
-from pipeline.report.definitions import OOM, Q1, Q3, Q4
+from pipeline.report.definitions import Q3, Q4
 from pipeline.report.table import Row, make_row
 
 DIVERGED = NoteKind("diverged", "{count} of {repeats} diverged", badge="diverged")
@@ -46,15 +44,6 @@ BANDWIDTH_ABOVE_LINK = NoteKind(
     forbids=("comm_time_subtraction_s",),
 )
 RING_ASSUMED = NoteKind("ring_assumed", "a ring is assumed, which DataParallel does not use")
-
-
-def q1_row(point: PooledPoint, peak_tflops: float | None = None) -> Row:
-    """Return a row of Q1: epoch time against batch size, on one GPU. `peak_tflops` is its peak, if it is stated."""
-    notes = [*time_notes(point), *energy_notes(point), *point.allocator_retry_notes]
-    notes += compute_rate_notes(point, peak_tflops)
-    return make_row(
-        Q1, point, notes, **time_figures(point, peak_tflops), host_cpu_share=point.median(host_cpu_share_of)
-    )
 
 
 def q3_row(point: PooledPoint, baseline: Baseline, measured: PointsByTraining, links: MeasuredLinks) -> Row:
@@ -209,10 +198,3 @@ def q4_row(point: PooledPoint, epochs: Sequence[Epoch], times_s: Sequence[float]
 def has_known_rate(point: PooledPoint) -> bool:
     """True if the learning rate follows from the point: of image models, unless others measured them."""
     return is_image_model(point.spec.model) and any(record.measured for record in point.ok_records)
-
-
-def oom_row(point: PooledPoint) -> Row:
-    """Return the row of a point that ran out of memory."""
-    records = [outcome.record for outcome in point.outcomes if outcome.record and outcome.status == "oom"]
-    reason = "; ".join(sorted({record.reason for record in records}))
-    return make_row(OOM, point, status="oom", n=len(records), reason=reason, max_steps=point.spec.max_steps)

@@ -20,14 +20,7 @@ from pipeline.figures.pooling import SHARED_NODE, PooledPoint
 from pipeline.figures.scaling import NO_DIFFERENCE, SUPERLINEAR, Baseline, Scaling, scaling_figures
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report import claims, plot_data
-from pipeline.report.claims import (
-    NO_RESULT,
-    Claim,
-    ClaimKind,
-    Headline,
-    badges_of,
-    where_of,
-)
+from pipeline.report.claims import NO_RESULT, Claim, ClaimKind, Headline, badges_of, where_of
 from pipeline.report.columns import (
     BASELINE,
     COMPUTE,

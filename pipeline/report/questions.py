@@ -7,11 +7,12 @@ from pipeline.experiment.point_label import Terms, in_terms
 from pipeline.figures.pooling import group_pairs
 from pipeline.report.accuracy_claims import int8_claims, large_batch_claims
 from pipeline.report.claims import NOT_ASKED, SUBMIT, Claim, SeparateAxis
+from pipeline.report.q1 import batch_size_claims
 from pipeline.report.q2 import speedup_claims
 from pipeline.report.recommendation import use_claims
 from pipeline.report.table import Tables
 from pipeline.report.tables import part_of, values_of
-from pipeline.report.timing_claims import batch_size_claims, communication_claims
+from pipeline.report.timing_claims import communication_claims
 
 BY: tuple[SeparateAxis, ...] = get_args(SeparateAxis)
 

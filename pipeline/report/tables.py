@@ -19,10 +19,7 @@ from pipeline.report.definitions import (
     COST,
     INT8,
     INT8_HISTOGRAMS,
-    MEMORY_BOUNDARY,
-    OOM,
     PREDICTION,
-    Q1,
     Q3,
     Q4,
     SPLIT,
@@ -30,11 +27,12 @@ from pipeline.report.definitions import (
     TIME_TO_TARGET,
     TRANSFERS,
 )
-from pipeline.report.epoch_rows import oom_row, q1_row, q3_row, q4_rows
+from pipeline.report.epoch_rows import q3_row, q4_rows
 from pipeline.report.int8_rows import int8_histogram_rows, int8_rows
-from pipeline.report.memory_rows import memory_rows
+from pipeline.report.memory import MEMORY_BOUNDARY, OOM, memory_rows, oom_row
 from pipeline.report.next_step import advise_all
 from pipeline.report.prediction_rows import prediction_rows
+from pipeline.report.q1 import Q1, q1_row
 from pipeline.report.q2 import Q2, q2_row
 from pipeline.report.table import Row, Table, Tables
 from pipeline.report.time_to_target_rows import FROM_BASELINE, Targets, time_to_target_rows

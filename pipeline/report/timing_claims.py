@@ -11,17 +11,10 @@ from pipeline.figures.pooling import OWN_COLLECTIVES
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report import claims
 from pipeline.report.claims import (
-    BOUNDARY_FOUND,
     EXPOSED_ALONE,
     EXPOSED_SHARE,
     EXPOSED_UNCLEAR,
-    FASTEST_BATCH,
-    FIRST_OOM,
-    MEMORY_ALL_FIT,
-    NO_OOM,
     NO_RESULT,
-    ONLY_BATCH,
-    SMALLEST_OOM,
     SUBTRACTED,
     Claim,
     badges_of,
@@ -31,60 +24,6 @@ from pipeline.report.table import Row, Tables
 from pipeline.system.errors import pluralize
 
 OWN = "the model or its loss calls collectives itself, in every measured step"
-
-
-def batch_size_claims(tables: Tables) -> list[Claim]:
-    """Return the batch size with the highest throughput on one GPU, and the first that runs out of memory."""
-    rows, memory = tables["Q1"], memory_claim(tables)
-    timed = [row for row in rows if row["epoch_time_s"]]
-    lost = [row for row in rows if row.status in NO_RESULT]
-    if not timed:
-        speed = claims.not_answered("Q1", "no epoch was timed on one GPU", "q1")
-        if lost:
-            speed = claims.no_result("Q1", "points on one GPU", lost)
-        return [memory, speed] if memory.kind != NO_OOM else [speed]
-    best = max(timed, key=lambda row: (row["throughput_items_per_s"] or 0.0, -row["epoch_time_s"]))
-    sizes, throughput = {row["global_batch_size"] for row in timed}, best["throughput_items_per_s"]
-    alike = [row for row in timed if row["global_batch_size"] != best["global_batch_size"]]
-    alike = [row for row in alike if not claims.differing_axes(row, best)]
-    ties = list({row["global_batch_size"]: row for row in reversed(claims.not_told_apart(best, alike))}.values())[::-1]
-    is_fastest = all(claims.is_shown_slower(best, row) for row in timed if row is not best)
-    unclear = ("points without a result",) if {row["global_batch_size"] for row in lost} - sizes else ()
-    values = {
-        "batch": best["global_batch_size"],
-        "throughput": "images/s not stated" if throughput is None else f"{throughput:,.0f} images/s",
-        "epoch_time": best["epoch_time_s"],
-        "where": where_of(best, timed, "batch_size_per_gpu"),
-        "place": "is fastest" if is_fastest else "has the shortest epoch",
-        "rivals": claims.name_ties(best, ties, lambda row: f"{row['global_batch_size']:,}") or None,
-    }
-    kind = FASTEST_BATCH if len(sizes) > 1 else ONLY_BATCH
-    return [Claim("Q1", kind, values, badges_of(best, *unclear)), memory]
-
-
-def memory_claim(tables: Tables) -> Claim:
-    """Return the first batch size that runs out of memory on one GPU, or on each of several if one was not tried."""
-    searched = [row for row in tables["memory"] if row["largest_batch_size_per_gpu"] is not None]
-    alone = [row for row in searched if row["num_gpus"] == 1]
-    if searched:
-        best = alone[0] if alone else max(searched, key=lambda row: int(row["largest_batch_size_per_gpu"]))
-        fails = best["smallest_failing_batch_size_per_gpu"]
-        each = "" if alone else f" on each of {best['num_gpus']} GPUs"
-        where = where_of(best, alone or searched, "batch_size_per_gpu")
-        values = {"fits": best["largest_batch_size_per_gpu"], "fails": fails, "each": each, "where": where}
-        return Claim("Q1", MEMORY_ALL_FIT if fails is None else BOUNDARY_FOUND, values, badges_of(best))
-    lost = [row for row in tables["Q1"] if row.status == "oom"]
-    fitting = [row for row in tables["Q1"] if row.status == "ok"]
-    if lost:
-        first = min(lost, key=lambda row: int(row["global_batch_size"]))
-        size = first["global_batch_size"]
-        alike = [row["global_batch_size"] for row in fitting if not claims.differing_axes(row, first)]
-        smaller = max((other for other in alike if other < size), default=None)
-        named = claims.describe_own(first, tables["Q1"], "batch_size_per_gpu")
-        values = {"fails": size, "fits": smaller, "where": f" ({named})" if named else ""}
-        return Claim("Q1", SMALLEST_OOM if smaller is None else FIRST_OOM, values)
-    largest = max((row["global_batch_size"] for row in fitting), default=None)
-    return Claim("Q1", NO_OOM, {"fits": largest}, command=claims.grid_command("memory"))
 
 
 def communication_claims(tables: Tables) -> list[Claim]:

@@ -14,9 +14,9 @@ from pipeline.figures.exposed_communication import PointsByTraining, group_by_tr
 from pipeline.figures.pooling import PooledPoint, group_pairs, median_window_s, pool_outcomes
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report import plot_data
-from pipeline.report.columns import BUS_BANDWIDTH, EPOCH_TIME, GLOBAL_BATCH, MEMORY, THROUGHPUT
+from pipeline.report.columns import BUS_BANDWIDTH
 from pipeline.report.next_step import epoch_evidence
-from pipeline.report.plot_data import BarPanel, LinePanel, Plot, PlotSource, Point, Series, as_title, make_series
+from pipeline.report.plot_data import BarPanel, LinePanel, Plot, PlotSource, Series, as_title
 from pipeline.report.table import Row, axes_of
 
 BATCH = "batch_size_per_gpu"
@@ -43,54 +43,6 @@ SPLIT_STYLES = {"scatter": 7, "replicate": 1, "parallel forward": 0, "gather": 3
 
 Steps = Sequence[tuple[Mapping[str, Any], Mapping[str, float]]]
 """The axes of each point, and the seconds of each part of its step."""
-
-
-def batch_size_plots(source: PlotSource) -> Iterator[Plot]:
-    """Yield Q1: time, throughput and memory against batch size on one GPU."""
-    rows = source.tables["Q1"]
-    fitting = [row for row in rows if row.status == "ok"]
-    largest = max((row[BATCH] for row in fitting), default=0)
-    oom_from = min((row[BATCH] for row in rows if row.status == "oom" and row[BATCH] > largest), default=None)
-    if len({*(row[BATCH] for row in fitting), oom_from} - {None}) < 2:  # one point is no curve
-        return
-    groups, note = plot_data.group_series(fitting, BATCH)
-    if any(row["mfu"] for row in fitting):
-        groups = {label or "measured": group for label, group in groups.items()}
-    shown = [
-        (EPOCH_TIME.heading, make_series(groups, BATCH, EPOCH_TIME)),
-        *throughput_lines(groups),
-        (MEMORY.heading, make_series(groups, BATCH, MEMORY)),
-    ]
-    accumulates = any((row.axes.get("grad_accumulation") or 1) > 1 for row in fitting)
-    heading = "images a pass" if accumulates else GLOBAL_BATCH.heading
-    panels = tuple(LinePanel(as_title(title), heading, lines, oom_from=oom_from) for title, lines in shown if lines)
-    if panels:
-        yield Plot("q1", "Q1", "One GPU: time, throughput and memory against batch size", panels, note)
-
-
-def throughput_lines(groups: Mapping[str, Sequence[Row]]) -> Iterator[tuple[str, tuple[Series, ...]]]:
-    """Yield the heading and the lines of throughput, with those of the peaks, for each unit apart."""
-    styles = {label: index for index, label in enumerate(groups)}
-    units = dict.fromkeys(row["unit"] for rows in groups.values() for row in rows)
-    for unit in units:
-        own = {label: [row for row in rows if row["unit"] == unit] for label, rows in groups.items()}
-        own = {label: rows for label, rows in own.items() if rows}
-        heading = THROUGHPUT.heading if len(units) == 1 else f"{unit} a second"
-        yield heading, (*make_series(own, BATCH, THROUGHPUT, styles), *peak_lines(own))
-
-
-def peak_lines(groups: Mapping[str, Sequence[Row]]) -> Iterator[Series]:
-    """Yield a line for each peak of the GPUs, in the items per second that MFU 1 would be."""
-    known = [(label, row) for label, rows in groups.items() for row in rows if row["mfu"]]
-    peaks = group_pairs((f"{row['throughput_items_per_s'] / row['mfu']:.3g}", (label, row)) for label, row in known)
-    for found in peaks.values():
-        sizes = [row[BATCH] for _, row in known]
-        label, row = found[0]
-        of_series = f" of {label}" if len(peaks) > 1 and label else ""
-        name = f"peak{of_series} ({row['peak_source']})"
-        rate = row["throughput_items_per_s"] / row["mfu"]
-        ends = tuple(Point(size, float(rate)) for size in sorted({min(sizes), max(sizes)}))
-        yield Series(name, ends, plot_data.REFERENCE)
 
 
 def bandwidth_plots(source: PlotSource) -> Iterator[Plot]:

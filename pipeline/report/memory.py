@@ -1,4 +1,4 @@
-"""The rows of the memory boundary: the largest batch that fits, its memory, and the search for it."""
+"""The memory boundary: the largest batch that fits, what sharding saves, and what ran out of memory."""
 
 import math
 import statistics
@@ -13,10 +13,95 @@ from pipeline.figures.formulas import GIB, state_bytes
 from pipeline.figures.memory_trials import SAVING_UNCLEAR, bracket_tolerance, memory_points
 from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.figures.pooling import PooledPoint, group_pairs
-from pipeline.plan.axes import STRATEGY_AXES
+from pipeline.plan.axes import NUM_TRIAL_STEPS, STRATEGY_AXES
 from pipeline.plan.strategies import STRATEGIES
-from pipeline.report.definitions import MEMORY_BOUNDARY
-from pipeline.report.table import Row, make_row
+from pipeline.report import claims
+from pipeline.report.claims import Claim, ClaimKind, Headline, badges_of, where_of
+from pipeline.report.columns import (
+    MEMORY,
+    PLACE,
+    PREDICTION_ERROR,
+)
+from pipeline.report.table import Column, Row, Table, Tables, View, make_row, sort_rows
+
+MEMORY_BOUNDARY = Table(
+    "memory",
+    "Q1",
+    (
+        *PLACE,
+        Column("largest_batch_size_per_gpu", "largest that fits", "Largest batch size per GPU that fits."),
+        Column(
+            "smallest_failing_batch_size_per_gpu",
+            "smallest that fails",
+            "Smallest batch size per GPU that failed, for any reason.",
+        ),
+        MEMORY._replace(heading="peak [GiB]"),
+        Column(
+            "reserved_memory_gib",
+            "reserved [GiB]",
+            "Fullest GPU: the most that torch's allocator held; beyond the peak it is fragments and cache.",
+        ),
+        Column("head_room_gib", "head room [GiB]", "Fullest GPU: usable memory minus peak."),
+        Column("predicted_batch_size_per_gpu", "first prediction", "First prediction, from a line through two trials."),
+        Column("num_trials", "trials", "Trials of the search."),
+        Column("search_time_s", "search [s]", "Time of all trials, including process start."),
+        PREDICTION_ERROR._replace(heading=""),
+        Column("num_ooms", "", "Trials that ran out of memory; the note lists other failures."),
+        Column(
+            "state_gib",
+            "without samples [GiB]",
+            "Peak without samples: where the line through the trials begins.",
+        ),
+        Column("state_error_gib", "", "The standard error of state_gib."),
+        Column("sample_memory_gib", "a sample [MiB]", "What a sample adds: the slope of that line."),
+        Column(
+            "state_formula_gib",
+            "by formula [GiB]",
+            "Weights, gradients and the optimizer's state.",
+        ),
+        Column(
+            "saved_gib",
+            "saved [GiB]",
+            "state_gib of DDP minus state_gib; not stated below twice its standard error.",
+        ),
+        Column("saved_formula_gib", "saved, by formula [GiB]", "The same by the formulas."),
+    ),
+    View(
+        "The memory boundary",
+        f"Images per GPU, within 1 %: {NUM_TRIAL_STEPS} full steps of synthetic images, each trial in new processes.",
+        hidden_axes=("batch_size_per_gpu",),
+        hidden_notes=(SAVING_UNCLEAR,),
+        keys=(
+            *("largest_batch_size_per_gpu", "smallest_failing_batch_size_per_gpu", "peak_memory_gib"),
+            *("reserved_memory_gib", "head_room_gib"),
+            *("predicted_batch_size_per_gpu", "num_trials", "search_time_s"),
+        ),
+    ),
+    View(
+        "What sharding saves",
+        "A line through the trials that fit: memory without samples, and what a sample adds. Saved: against DDP.",
+        lambda rows: sort_rows(rows) if any(STRATEGIES[row["strategy"]].saves_against for row in rows) else [],
+        keys=(
+            "largest_batch_size_per_gpu",
+            "sample_memory_gib",
+            "state_gib",
+            "state_formula_gib",
+            "saved_gib",
+            "saved_formula_gib",
+        ),
+        hidden_axes=("batch_size_per_gpu",),
+    ),
+)
+
+OOM = Table(
+    "oom",
+    "",
+    (
+        *PLACE,
+        Column("reason", "", "Why the point ran out of memory."),
+        Column("max_steps", "", "Steps after which an epoch is cut off."),
+    ),
+)
 
 NOTHING_FAILED = NoteKind("nothing_failed", "nothing failed in {trials} trials")
 NOT_NARROWED = NoteKind("not_narrowed", "not narrowed to 1 % in {trials} trials")
@@ -142,3 +227,44 @@ def memory_notes(point: PooledPoint, searches: Sequence[MemorySearch]) -> list[N
         if any(search.largest_fitting >= first_split for search in searches):
             notes.append(make_note(CONVOLUTIONS_SPLIT, batch_size=first_split))
     return notes
+
+
+def oom_row(point: PooledPoint) -> Row:
+    """Return the row of a point that ran out of memory."""
+    records = [outcome.record for outcome in point.outcomes if outcome.record and outcome.status == "oom"]
+    reason = "; ".join(sorted({record.reason for record in records}))
+    return make_row(OOM, point, status="oom", n=len(records), reason=reason, max_steps=point.spec.max_steps)
+
+
+BOUNDARY_FOUND = ClaimKind(
+    "memory_boundary", ("{fits:,} images fit{each}, {fails:,} do not{where}.",), Headline("{fits:,} images fit")
+)
+MEMORY_ALL_FIT = ClaimKind("memory_all_fit", ("{fits:,} images fit{each}{where}.",), Headline("{fits:,} images fit"))
+FIRST_OOM = ClaimKind("first_oom", ("{fails:,} runs out of memory{where}, {fits:,} fits.",))
+SMALLEST_OOM = ClaimKind("smallest_oom", ("{fails:,}, the smallest size tried, runs out of memory{where}.",))
+NO_OOM = ClaimKind("no_oom", ("Nothing up to {fits:,} ran out of memory.",))
+
+
+def memory_claim(tables: Tables) -> Claim:
+    """Return the first batch size that runs out of memory on one GPU, or on each of several if one was not tried."""
+    searched = [row for row in tables["memory"] if row["largest_batch_size_per_gpu"] is not None]
+    alone = [row for row in searched if row["num_gpus"] == 1]
+    if searched:
+        best = alone[0] if alone else max(searched, key=lambda row: int(row["largest_batch_size_per_gpu"]))
+        fails = best["smallest_failing_batch_size_per_gpu"]
+        each = "" if alone else f" on each of {best['num_gpus']} GPUs"
+        where = where_of(best, alone or searched, "batch_size_per_gpu")
+        values = {"fits": best["largest_batch_size_per_gpu"], "fails": fails, "each": each, "where": where}
+        return Claim("Q1", MEMORY_ALL_FIT if fails is None else BOUNDARY_FOUND, values, badges_of(best))
+    lost = [row for row in tables["Q1"] if row.status == "oom"]
+    fitting = [row for row in tables["Q1"] if row.status == "ok"]
+    if lost:
+        first = min(lost, key=lambda row: int(row["global_batch_size"]))
+        size = first["global_batch_size"]
+        alike = [row["global_batch_size"] for row in fitting if not claims.differing_axes(row, first)]
+        smaller = max((other for other in alike if other < size), default=None)
+        named = claims.describe_own(first, tables["Q1"], "batch_size_per_gpu")
+        values = {"fails": size, "fits": smaller, "where": f" ({named})" if named else ""}
+        return Claim("Q1", SMALLEST_OOM if smaller is None else FIRST_OOM, values)
+    largest = max((row["global_batch_size"] for row in fitting), default=None)
+    return Claim("Q1", NO_OOM, {"fits": largest}, command=claims.grid_command("memory"))

@@ -1,0 +1,162 @@
+"""Q1, batch size: the batch that keeps one GPU busy. Its table, answer and plot."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from pipeline.figures.compute_rate import compute_rate_notes
+from pipeline.figures.energy import energy_notes, host_cpu_share_of
+from pipeline.figures.epoch_figures import time_figures, time_notes
+from pipeline.figures.pooling import PooledPoint, group_pairs
+from pipeline.report import claims, plot_data
+from pipeline.report.claims import NO_RESULT, Claim, ClaimKind, Headline, badges_of, where_of
+from pipeline.report.columns import (
+    COMPUTE,
+    COMPUTE_RATE,
+    ENERGY,
+    EPOCH_TIME,
+    FLOPS,
+    GLOBAL_BATCH,
+    INTERVAL,
+    MEMORY,
+    MFU,
+    PLACE,
+    RUN_SPREAD,
+    SAMPLE_ENERGY,
+    SAMPLE_THROUGHPUT,
+    THROUGHPUT,
+    TIMING,
+    WAITING,
+    WORKERS,
+)
+from pipeline.report.memory import NO_OOM, memory_claim
+from pipeline.report.plot_data import LinePanel, Plot, PlotSource, Point, Series, as_title, make_series
+from pipeline.report.table import Column, Row, Table, Tables, View, make_row
+from pipeline.report.timing_plots import BATCH
+
+Q1 = Table(
+    "Q1",
+    "Q1",
+    (
+        *PLACE,
+        EPOCH_TIME._replace(interval="kept"),
+        COMPUTE,
+        WAITING,
+        THROUGHPUT,
+        COMPUTE_RATE,
+        MFU,
+        MEMORY,
+        INTERVAL,
+        WORKERS,
+        RUN_SPREAD,
+        ENERGY,
+        SAMPLE_THROUGHPUT,
+        SAMPLE_ENERGY,
+        *FLOPS,
+        *TIMING,
+        Column("host_cpu_share", "", "Busy share of the CPUs of the busiest node, cut to 0 to 1."),
+    ),
+    View(
+        "Q1: epoch time against batch size, one GPU",
+        "Times are medians over the timed epochs; waiting is the share of the epoch in which the GPU has no data.",
+    ),
+)
+
+
+def q1_row(point: PooledPoint, peak_tflops: float | None = None) -> Row:
+    """Return a row of Q1: epoch time against batch size, on one GPU. `peak_tflops` is its peak, if it is stated."""
+    notes = [*time_notes(point), *energy_notes(point), *point.allocator_retry_notes]
+    notes += compute_rate_notes(point, peak_tflops)
+    return make_row(
+        Q1, point, notes, **time_figures(point, peak_tflops), host_cpu_share=point.median(host_cpu_share_of)
+    )
+
+
+FASTEST_BATCH = ClaimKind(
+    "fastest_batch",
+    (
+        "One GPU {place} at {batch:,} images a step: {throughput}, epoch {epoch_time:digits} s{where}.",
+        "Ties: {rivals}.",
+    ),
+    Headline("{throughput} at {batch:,}", "epoch_time", "{:.3f} s"),
+)
+ONLY_BATCH = ClaimKind(
+    "only_batch",
+    ("One batch size was timed: {batch:,} images a step give {throughput}, epoch {epoch_time:digits} s{where}.",),
+    Headline("{throughput} at {batch:,}", "epoch_time", "{:.3f} s"),
+)
+
+
+def batch_size_claims(tables: Tables) -> list[Claim]:
+    """Return the batch size with the highest throughput on one GPU, and the first that runs out of memory."""
+    rows, memory = tables["Q1"], memory_claim(tables)
+    timed = [row for row in rows if row["epoch_time_s"]]
+    lost = [row for row in rows if row.status in NO_RESULT]
+    if not timed:
+        speed = claims.not_answered("Q1", "no epoch was timed on one GPU", "q1")
+        if lost:
+            speed = claims.no_result("Q1", "points on one GPU", lost)
+        return [memory, speed] if memory.kind != NO_OOM else [speed]
+    best = max(timed, key=lambda row: (row["throughput_items_per_s"] or 0.0, -row["epoch_time_s"]))
+    sizes, throughput = {row["global_batch_size"] for row in timed}, best["throughput_items_per_s"]
+    alike = [row for row in timed if row["global_batch_size"] != best["global_batch_size"]]
+    alike = [row for row in alike if not claims.differing_axes(row, best)]
+    ties = list({row["global_batch_size"]: row for row in reversed(claims.not_told_apart(best, alike))}.values())[::-1]
+    is_fastest = all(claims.is_shown_slower(best, row) for row in timed if row is not best)
+    unclear = ("points without a result",) if {row["global_batch_size"] for row in lost} - sizes else ()
+    values = {
+        "batch": best["global_batch_size"],
+        "throughput": "images/s not stated" if throughput is None else f"{throughput:,.0f} images/s",
+        "epoch_time": best["epoch_time_s"],
+        "where": where_of(best, timed, "batch_size_per_gpu"),
+        "place": "is fastest" if is_fastest else "has the shortest epoch",
+        "rivals": claims.name_ties(best, ties, lambda row: f"{row['global_batch_size']:,}") or None,
+    }
+    kind = FASTEST_BATCH if len(sizes) > 1 else ONLY_BATCH
+    return [Claim("Q1", kind, values, badges_of(best, *unclear)), memory]
+
+
+def batch_size_plots(source: PlotSource) -> Iterator[Plot]:
+    """Yield Q1: time, throughput and memory against batch size on one GPU."""
+    rows = source.tables["Q1"]
+    fitting = [row for row in rows if row.status == "ok"]
+    largest = max((row[BATCH] for row in fitting), default=0)
+    oom_from = min((row[BATCH] for row in rows if row.status == "oom" and row[BATCH] > largest), default=None)
+    if len({*(row[BATCH] for row in fitting), oom_from} - {None}) < 2:  # one point is no curve
+        return
+    groups, note = plot_data.group_series(fitting, BATCH)
+    if any(row["mfu"] for row in fitting):
+        groups = {label or "measured": group for label, group in groups.items()}
+    shown = [
+        (EPOCH_TIME.heading, make_series(groups, BATCH, EPOCH_TIME)),
+        *throughput_lines(groups),
+        (MEMORY.heading, make_series(groups, BATCH, MEMORY)),
+    ]
+    accumulates = any((row.axes.get("grad_accumulation") or 1) > 1 for row in fitting)
+    heading = "images a pass" if accumulates else GLOBAL_BATCH.heading
+    panels = tuple(LinePanel(as_title(title), heading, lines, oom_from=oom_from) for title, lines in shown if lines)
+    if panels:
+        yield Plot("q1", "Q1", "One GPU: time, throughput and memory against batch size", panels, note)
+
+
+def throughput_lines(groups: Mapping[str, Sequence[Row]]) -> Iterator[tuple[str, tuple[Series, ...]]]:
+    """Yield the heading and the lines of throughput, with those of the peaks, for each unit apart."""
+    styles = {label: index for index, label in enumerate(groups)}
+    units = dict.fromkeys(row["unit"] for rows in groups.values() for row in rows)
+    for unit in units:
+        own = {label: [row for row in rows if row["unit"] == unit] for label, rows in groups.items()}
+        own = {label: rows for label, rows in own.items() if rows}
+        heading = THROUGHPUT.heading if len(units) == 1 else f"{unit} a second"
+        yield heading, (*make_series(own, BATCH, THROUGHPUT, styles), *peak_lines(own))
+
+
+def peak_lines(groups: Mapping[str, Sequence[Row]]) -> Iterator[Series]:
+    """Yield a line for each peak of the GPUs, in the items per second that MFU 1 would be."""
+    known = [(label, row) for label, rows in groups.items() for row in rows if row["mfu"]]
+    peaks = group_pairs((f"{row['throughput_items_per_s'] / row['mfu']:.3g}", (label, row)) for label, row in known)
+    for found in peaks.values():
+        sizes = [row[BATCH] for _, row in known]
+        label, row = found[0]
+        of_series = f" of {label}" if len(peaks) > 1 and label else ""
+        name = f"peak{of_series} ({row['peak_source']})"
+        rate = row["throughput_items_per_s"] / row["mfu"]
+        ends = tuple(Point(size, float(rate)) for size in sorted({min(sizes), max(sizes)}))
+        yield Series(name, ends, plot_data.REFERENCE)
