@@ -25,8 +25,8 @@ from pipeline.experiment.point_label import describe_point
 from pipeline.figures.exposed_communication import communications_of, exposed_time
 from pipeline.figures.pooling import pool_outcomes
 from pipeline.figures.ring_model import LinkFit, all_reduces_time_s, predict_step_s
-from pipeline.report.bandwidth_rows import sweep_rows
-from pipeline.report.prediction_rows import PredictionBase, fit_buckets, prediction_base
+from pipeline.report.link import sweep_rows
+from pipeline.report.prediction import PredictionBase, fit_buckets, prediction_base
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "published"
 NAMED_AXES = ("batch_size_per_gpu", "precision", "execution", "broadcast_buffers", "sync_batchnorm")

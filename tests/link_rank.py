@@ -28,7 +28,7 @@ from pipeline.experiment.outcomes import PointOutcome, resolve_outcomes
 from pipeline.experiment.spec import Spec
 from pipeline.figures.formulas import GB, ring_bytes_per_step
 from pipeline.figures.pooling import pool_outcomes
-from pipeline.report.prediction_rows import prediction_rows
+from pipeline.report.prediction import prediction_rows
 from pipeline.report.table import Row, Tables
 from pipeline.report.tables import build_tables
 from pipeline.training import process_group

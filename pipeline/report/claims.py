@@ -21,13 +21,6 @@ MAX_NOISE = 0.2
 """With fewer runs than a verdict needs, times that differ by less than this share are not told apart: twice the largest
 difference between runs of one point of a published experiment (published/h100x2/dp-bf16: 0.105).
 """
-EXPOSED_WORDS = (
-    "On {num_gpus} GPUs {collectives} that computation does not hide take {exposed_us:,.0f} us of a step of "
-    "{step_ms:,.2f} ms: {share:.1%}{where}."
-)
-COMPARED = (
-    "Subtraction says {subtracted:.0%} of the epoch where {measured:.1%} of the step is measured{subtracted_where}."
-)
 LARGE_BATCH_WORDS = (
     "After {epochs} epochs {batch:,} images a step reach {accuracy:.1%} test accuracy, {small_batch:,} reach "
     "{small_accuracy:.1%}: {cost:+.1f} points{where}{unclear}.",
@@ -57,37 +50,6 @@ class ClaimKind(NamedTuple):
 NOT_ANSWERED = ClaimKind("not_answered", ("Not answered here: {why}.",))
 NOT_ASKED = ClaimKind("not_asked", ("Not answered here: {why}.",))
 NO_RESULT_YET = ClaimKind("no_result", ("Not answered yet: {what} have no result; {cure}.",))
-EXPOSED_SHARE = ClaimKind(
-    "exposed",
-    (
-        EXPOSED_WORDS,
-        "Of {count} points it is the largest share{rivals}, the smallest is {smallest:.1%}; {unclear}.",
-        COMPARED,
-    ),
-    Headline("{share:.1%} of the step on {num_gpus} GPUs", "share", "{:.1%}"),
-)
-EXPOSED_ALONE = ClaimKind(
-    "exposed_alone",
-    (EXPOSED_WORDS, "{unclear}.", COMPARED),
-    Headline("{share:.1%} of the step on {num_gpus} GPUs", "share", "{:.1%}"),
-)
-EXPOSED_UNCLEAR = ClaimKind(
-    "exposed_unclear",
-    (
-        "On {num_gpus} GPUs no communication is shown that computation does not hide: {unclear}.",
-        COMPARED,
-    ),
-    Headline("none shown on {num_gpus} GPUs"),
-)
-SUBTRACTED = ClaimKind(
-    "subtracted",
-    (
-        "By subtraction, not measured: up to {share:.0%} of the epoch{where}.",
-        "It counts every cost that does not shrink with N.",
-        "No difference of steps can show it: {unmeasured}.",
-    ),
-    Headline("up to {share:.0%} of the epoch, by subtraction"),
-)
 LARGE_BATCH = ClaimKind(
     "large_batch",
     (*LARGE_BATCH_WORDS, "Soonest at {target:.2%} {soonest}."),

@@ -13,7 +13,7 @@ from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment, is_experiment
 from pipeline.experiment.outcomes import CollectedOutcomes, collect_outcomes
 from pipeline.figures.ring_model import Link
-from pipeline.report.bandwidth_rows import MeasuredLinks, is_swept, measured_links
+from pipeline.report.link import MeasuredLinks, is_swept, measured_links
 from pipeline.report.table import Row, Tables
 from pipeline.report.tables import build_tables, flatten
 from pipeline.report.time_to_target_rows import FROM_BASELINE, Targets

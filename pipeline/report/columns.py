@@ -97,8 +97,6 @@ EXPOSED = Column(
 COMM_TIME = Column(
     "comm_time_s", "collectives [us]", "Shortest time over ranks of each collective of the strategy, summed (profiled)."
 )
-NUM_BYTES = Column("num_bytes", "size [MB]", "Bytes of one all-reduce (S).", is_set=True)
-BUS_BANDWIDTH = Column("busbw_gb_s", "bus bandwidth [GB/s]", "S/t x 2(N-1)/N (nccl-tests).")
 LEARNING_RATE = Column("learning_rate", "rate", "Largest learning rate of the run, after scaling.", is_set=True)
 MERIT = Column("merit", "figure of merit", "What evaluate() of an own model returns.")
 TEST_ACCURACY = Column("test_accuracy", "test accuracy [%]", "Accuracy over the test set.", decimals=2)

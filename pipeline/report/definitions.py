@@ -2,36 +2,20 @@
 
 from collections.abc import Callable
 
-from pipeline.figures.exposed_communication import MEASURED_EXPOSURE_IS_NOISE, OF_MEASURED_EXPOSURE
 from pipeline.figures.intervals import NOMINAL, OF_FEWEST_VALUES, min_values
-from pipeline.figures.late_rank import LATE_RANK
 from pipeline.figures.pooling import REPEATS_NOT_OK, group_pairs
 from pipeline.plan.model_name import is_image_model
 from pipeline.report.columns import (
-    BASELINE,
-    BUS_BANDWIDTH,
-    COMM_TIME,
     EFFICIENCY,
-    EPOCH_TIME,
-    EXPOSED,
     GLOBAL_BATCH,
-    INTERVAL,
-    INTERVAL_OVER,
     LEARNING_RATE,
     MERIT,
-    NUM_BYTES,
-    NUM_WINDOWS,
     PLACE,
-    PLAIN_STEP_TIME,
-    PREDICTION_ERROR,
     REMEDIES,
-    RUN_SPREAD,
     SPEEDUP,
     STATUS,
-    STEP_TIME,
     TEST_ACCURACY,
 )
-from pipeline.report.next_step import ADVICE, NEXT_STEP, NEXT_STEP_KEYS, has_next_step
 from pipeline.report.table import FIGURES_NOT_STATED, Column, Row, Rows, Table, View, sort_rows
 
 NEVER_REACHED = "never reached"
@@ -81,12 +65,6 @@ def has_merit(row: Row) -> bool:
     return row["final_merit"] is not None or row["target_merit"] is not None
 
 
-def exposure_noise(row: Row) -> str:
-    """Return the noise that hides a measured time below 0, which is no time; "" without such noise."""
-    noises_s = (note.values["noise_s"] for note in row.notes if note.kind == MEASURED_EXPOSURE_IS_NOISE)
-    return next((f"<{noise_s:.3g}" for noise_s in noises_s), "")
-
-
 def why_no_time(row: Row) -> str:
     """Return why a row has no time to the target: never reached, or its GPUs are of another model."""
     if row["reached"] == NEVER_REACHED:
@@ -110,295 +88,6 @@ SCALE_RULE = Column(
 )
 GRANULARITY = Column(
     "granularity", "one scale per", "Scales of the weights: one per tensor, or one per output channel.", is_set=True
-)
-
-
-def transfer(kind: str, what: str, heading: str) -> tuple[Column, Column]:
-    """Return the bytes and the calls per step of one kind of transfer."""
-    return (
-        Column(f"{kind}_bytes_per_step", heading, f"Bytes per step of {what}."),
-        Column(f"{kind}_calls_per_step", "", f"Calls per step that send {what}."),
-    )
-
-
-def split_part(part: str, meaning: str) -> Column:
-    return Column(f"{part}_time_s", f"{part.replace('_', ' ')} [ms]", meaning)
-
-
-GRADIENTS, GRADIENT_CALLS = transfer("gradients", "gradients", "gradients [MB]")
-
-COMMUNICATION = Table(
-    "communication",
-    "Q3",
-    (
-        *PLACE,
-        STEP_TIME._replace(interval="kept"),
-        EXPOSED,
-        Column("exposed_comm_share", "of step [%]", "exposed_comm_time_s/step_time_s.", interval="kept"),
-        Column(
-            "hidden_share",
-            "hidden [%]",
-            "1 - exposed/comm; not stated where exposed is not larger than the noise. Its interval is computed from "
-            "that of exposed_comm_time_s; both ends are cut to 0 to 1.",
-            interval="kept",
-            remark="Hidden is a share of the collectives' time.",
-        ),
-        Column(
-            "collective_launch_time_s",
-            "launch [us]",
-            "exposed - comm where the whole interval of exposed lies above comm.",
-        ),
-        Column(
-            "noise_floor_time_s",
-            "noise [us]",
-            "Larger absolute end of the interval of the step minus an equal one.",
-            remark="Exposed time below the noise says nothing.",
-        ),
-        COMM_TIME,
-        Column(
-            "ddp_overhead_time_s",
-            "DDP's overhead [us]",
-            "No-op hook minus no_sync, which broadcasts no buffers.",
-            interval="kept",
-        ),
-        PLAIN_STEP_TIME,
-        Column("ddp_one_step_time_s", "DDP on one [ms]", "DDP on one GPU."),
-        Column("no_sync_step_time_s", "no_sync [ms]", "DDP on N GPUs without any reduction (no_sync)."),
-        Column(
-            "no_op_hook_step_time_s",
-            "reference [ms]",
-            "The step whose collectives return at once. DDP: with a no-op hook, so hooks and bucket copies alone.",
-        ),
-        Column(
-            "wrapper_time_s",
-            "",
-            "The step whose collectives return at once, minus the bare module's: hooks, copies, shards, less what a "
-            "sharded optimizer saves.",
-            interval="kept",
-        ),
-        Column(
-            "collectives_time_s",
-            "",
-            "DDP minus DDP whose collectives return at once: the time that all collectives add to the step, with the "
-            "broadcast of buffers and the wait for the slowest rank.",
-            interval="kept",
-        ),
-        Column(
-            "traced_exposed_comm_time_s",
-            "",
-            "From the profile, on the rank with the smallest sum: time of collectives outside kernels, also in gaps "
-            "between them, plus slowed_compute_time_s where it is known; notes say where the trace is too long or too "
-            "short.",
-        ),
-        Column("slowed_compute_time_s", "", "Kernel time of the step minus that without collectives (profiled twice)."),
-        Column("buffer_comm_time_s", "", "Time of the collectives for buffers and batch-norm statistics."),
-        Column(
-            "straggler_wait_time_s",
-            "",
-            "Mean time of the ranks in a collective minus the shortest, summed: one late rank may count in each.",
-        ),
-        INTERVAL._replace(heading=""),
-        INTERVAL_OVER,
-        NUM_WINDOWS,
-        RUN_SPREAD._replace(heading=""),
-        Column("exposed_comm_time_run_spread_s", "", "run_spread_s of exposed_comm_time_s."),
-        Column("late_rank", "", "Rank for which the others wait in most profiled steps."),
-        Column("late_rank_wait_time_s", "", "Time of a step that the mean other rank waits for it."),
-        *NEXT_STEP,
-    ),
-    View(
-        "Q3.1: communication of one step, measured",
-        "Exposed communication is not hidden behind computation: the step less the same step without communication.",
-        keys=(
-            *("step_time_s", "exposed_comm_time_s", "exposed_comm_share", "hidden_share"),
-            *("collective_launch_time_s", "noise_floor_time_s", "comm_time_s", "ddp_overhead_time_s"),
-        ),
-    ),
-    View(
-        "Q3.1: five step times",
-        "One training step on synthetic images, on the slowest rank; windows of each in turn on the same GPUs. "
-        "`step` is that of the strategy, `reference` the same whose collectives return at once (DDP: those of "
-        "gradients, by a no-op hook). The table above has medians of differences between neighbouring windows, not "
-        "differences of these medians.",
-        keys=(
-            *("plain_step_time_s", "ddp_one_step_time_s", "no_sync_step_time_s", "no_op_hook_step_time_s"),
-            "step_time_s",
-        ),
-        hidden_notes=(*OF_MEASURED_EXPOSURE, LATE_RANK),
-        is_folded=True,
-    ),
-    View("Next step of each measured step", ADVICE, has_next_step, NEXT_STEP_KEYS, hidden_notes=None),
-)
-
-Q3 = Table(
-    "Q3",
-    "Q3",
-    (
-        *PLACE,
-        EPOCH_TIME,
-        Column("compute_time_subtraction_s", "T(1)/N [s]", "T(1)/N."),
-        Column("comm_time_subtraction_s", "T(N) - T(1)/N [s]", "T(N) - T(1)/N.", interval="shown"),
-        Column("comm_share_subtraction", "of the epoch [%]", "comm_time_subtraction_s/epoch_time_s."),
-        EXPOSED._replace(heading="exposed, measured [s]", interval="kept", absent=exposure_noise),
-        Column("bandwidth_subtraction_gb_s", "bandwidth [GB/s]", "ring_bytes_per_epoch over comm_time_subtraction_s."),
-        Column("steps_per_epoch", "", "Steps of one epoch."),
-        Column("ring_bytes_per_epoch", "", "steps x 2(N-1)/N x gradient bytes."),
-        BASELINE,
-    ),
-    View(
-        "Q3: computation against communication, estimated by subtraction",
-        "Subtraction counts every cost that does not shrink with N as communication, waiting for data included.",
-        lambda rows: sort_rows(rows) if any(row["compute_time_subtraction_s"] is not None for row in rows) else [],
-    ),
-)
-
-BANDWIDTH = Table(
-    "bandwidth",
-    "Q3",
-    (
-        *PLACE,
-        Column("bucket", "bucket", "Number of the bucket, in the order of the collectives.", is_set=True),
-        NUM_BYTES,
-        COMM_TIME._replace(heading="time [us]"),
-        BUS_BANDWIDTH,
-        Column(
-            "peak_busbw_gb_s", "isolated [GB/s]", "busbw_gb_s of an isolated all-reduce of that size in the same job."
-        ),
-        Column("link_share", "of isolated [%]", "busbw_gb_s over peak_busbw_gb_s."),
-    ),
-    View(
-        "Q3.2: bandwidth of the gradients' buckets, and how much of the link that is",
-        "Bus bandwidth is size/time x 2(N-1)/N, as in nccl-tests; isolated: an all-reduce of that size by itself.",
-        is_folded=True,
-    ),
-)
-
-SWEEP = Table(
-    "sweep",
-    "Q3",
-    (
-        STATUS,
-        NUM_BYTES,
-        Column("time_s", "time [us]", "Time of one call, on the slowest rank."),
-        Column("algbw_gb_s", "algorithm bandwidth [GB/s]", "S/t."),
-        BUS_BANDWIDTH,
-        NUM_WINDOWS,
-    ),
-    View(
-        "Q3.2: the link's own limit, isolated collectives",
-        "Times of a call on the slowest rank; n counts sweeps.",
-        shows_n=True,
-        is_folded=True,
-    ),
-)
-
-TRANSFERS = Table(
-    "transfers",
-    "Q3",
-    (
-        *PLACE,
-        GRADIENTS,
-        GRADIENT_CALLS._replace(heading="calls", decimals=0),
-        Column(
-            "gradients_bytes_formula", "by formula [MB]", "Bytes of the model's gradients (x N-1 under DataParallel)."
-        ),
-        *transfer("buffers", "buffers", "buffers [MB]"),
-        *transfer("batchnorm_statistics", "the statistics of synchronized batch norm", "batch norm [MB]"),
-        *transfer("parameters", "parameters", "parameters [MB]"),
-        Column(
-            "parameters_bytes_formula",
-            "parameters by formula [MB]",
-            "Bytes that FSDP gathers (each unit, and again if the forward pass frees it) or ZeRO-1 broadcasts.",
-        ),
-        *transfer("inputs", "inputs", "inputs [MB]"),
-        *transfer("outputs", "outputs", "outputs [MB]"),
-        STEP_TIME._replace(heading=""),
-        EPOCH_TIME._replace(heading=""),
-        TEST_ACCURACY._replace(heading=""),
-    ),
-    View(
-        "Q3: what travels in a step, counted",
-        "What one rank gives to collectives (under DataParallel: what leaves a GPU), counted by instruments. A "
-        "ring sends 2(N-1)/N of it.",
-        is_folded=True,
-        hides_zeros=True,
-    ),
-)
-
-SPLIT = Table(
-    "split",
-    "Q3",
-    (
-        *PLACE,
-        STEP_TIME._replace(interval="kept"),
-        split_part("scatter", "Time to distribute the inputs to the GPUs."),
-        split_part("replicate", "Time to copy the module to every GPU."),
-        split_part("parallel_forward", "Time of the forward pass on all GPUs."),
-        split_part("gather", "Time to collect the outputs."),
-        split_part("backward", "Backward pass and reduction onto the first GPU."),
-        split_part("optimizer", "Time to update the weights."),
-        Column("parts_time_s", "sum of parts [ms]", "Sum of the parts."),
-        PLAIN_STEP_TIME,
-        INTERVAL._replace(heading=""),
-        INTERVAL_OVER,
-        RUN_SPREAD._replace(heading=""),
-    ),
-    View(
-        "Q3: DataParallel's step, part by part",
-        "Every device is synchronized after each part, so their sum differs from the step.",
-        is_folded=True,
-    ),
-)
-
-PREDICTION = Table(
-    "prediction",
-    "Q3",
-    (
-        *PLACE,
-        Column("from_num_gpus", "from", "Number of GPUs whose measurements the prediction uses.", is_set=True),
-        Column(
-            "predicted_step_time_s",
-            "none hidden [ms]",
-            "Step time if compute hides none of the extra all-reduce time; no upper bound.",
-            decimals=1,
-        ),
-        PREDICTION_ERROR,
-        Column("no_change_step_time_s", "no change [ms]", "Step time as measured on from_num_gpus: nothing is added."),
-        Column("no_change_error", "its error [%]", "no_change_step_time_s divided by measured_step_time_s, minus 1."),
-        Column("measured_step_time_s", "measured [ms]", "Step time that was measured on that number of GPUs."),
-        Column(
-            "predicted_parallel_efficiency",
-            "none hidden efficiency [%]",
-            "Time on one GPU alone over predicted_step_time_s.",
-            decimals=0,
-        ),
-        Column(
-            "all_hidden_step_time_s",
-            "all hidden [ms]",
-            "Step time if compute hides the extra all-reduce time; no lower bound.",
-            decimals=1,
-        ),
-        Column(
-            "all_hidden_parallel_efficiency",
-            "all hidden efficiency [%]",
-            "Time on one GPU alone over all_hidden_step_time_s.",
-            decimals=0,
-        ),
-        Column("latency_us", "", "Latency of one hop, for messages of the size of the buckets."),
-        Column("link_gb_s", "", "Bandwidth of one link."),
-        Column("fit_worst_error", "", "Largest relative error of the fit, over the sizes that it is fitted to."),
-    ),
-    View(
-        "Prediction: weak scaling on more GPUs",
-        "Extrapolated from steps and all-reduces on as many GPUs as stand under `from`. Only rows with a measured "
-        "step were tested; nothing beyond. The model is one ring over equal links, t = 2(N-1) latency + 2(N-1)/N "
-        "S/bandwidth, fitted to the all-reduces of DDP alone. None hidden: the step grows by all that all-reduces take "
-        "longer. No change: the step takes as long as on those. All hidden: likewise, while all-reduces take no "
-        "longer than the step. None of them is a bound. Each error is that of the column before it. Efficiency is "
-        "against one GPU.",
-        lambda rows: sorted(rows, key=lambda row: int(row["batch_size_per_gpu"])),
-        is_folded=True,
-    ),
 )
 
 Q4 = Table(

@@ -26,15 +26,16 @@ from pipeline.report.cells import name_texts
 from pipeline.report.collect_experiment import CollectedExperiment
 from pipeline.report.definitions import ENDING_WORDS
 from pipeline.report.display_tables import DisplayOptions, display_tables
+from pipeline.report.link import bandwidth_plots
 from pipeline.report.plot_data import Plot, PlotSource
 from pipeline.report.point_fates import address_of, list_fates, point_links, shown_outcomes
 from pipeline.report.provenance import conditions_of, describe_setting, list_provenance
 from pipeline.report.q1 import batch_size_plots
 from pipeline.report.q2 import speedup_plots
+from pipeline.report.q3 import step_plots
 from pipeline.report.questions import ASKED_ABOUT, answers_of
 from pipeline.report.table import Row
 from pipeline.report.table_files import csv_text
-from pipeline.report.timing_plots import bandwidth_plots, step_plots
 from pipeline.system import files
 from pipeline.system.errors import import_error_as_command_error, log_line, pluralize, replace_control_characters
 from pipeline.system.source_digest import DIGEST_AT_START

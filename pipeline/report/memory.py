@@ -17,11 +17,7 @@ from pipeline.plan.axes import NUM_TRIAL_STEPS, STRATEGY_AXES
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report import claims
 from pipeline.report.claims import Claim, ClaimKind, Headline, badges_of, where_of
-from pipeline.report.columns import (
-    MEMORY,
-    PLACE,
-    PREDICTION_ERROR,
-)
+from pipeline.report.columns import MEMORY, PLACE, PREDICTION_ERROR
 from pipeline.report.table import Column, Row, Table, Tables, View, make_row, sort_rows
 
 MEMORY_BOUNDARY = Table(

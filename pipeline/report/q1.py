@@ -29,8 +29,8 @@ from pipeline.report.columns import (
 )
 from pipeline.report.memory import NO_OOM, memory_claim
 from pipeline.report.plot_data import LinePanel, Plot, PlotSource, Point, Series, as_title, make_series
+from pipeline.report.q3 import BATCH
 from pipeline.report.table import Column, Row, Table, Tables, View, make_row
-from pipeline.report.timing_plots import BATCH
 
 Q1 = Table(
     "Q1",

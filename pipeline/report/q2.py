@@ -45,6 +45,7 @@ from pipeline.report.columns import (
 )
 from pipeline.report.next_step import ADVICE, NEXT_STEP, NEXT_STEP_KEYS, Advice, has_next_step, limit_words
 from pipeline.report.plot_data import LinePanel, Plot, PlotSource, Point, as_title, make_series
+from pipeline.report.q3 import BATCH
 from pipeline.report.table import (
     AXIS_HEADINGS,
     Column,
@@ -56,7 +57,6 @@ from pipeline.report.table import (
     make_row,
     sort_rows,
 )
-from pipeline.report.timing_plots import BATCH
 from pipeline.report.words import ClaimFormatter
 
 

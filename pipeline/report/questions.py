@@ -9,10 +9,10 @@ from pipeline.report.accuracy_claims import int8_claims, large_batch_claims
 from pipeline.report.claims import NOT_ASKED, SUBMIT, Claim, SeparateAxis
 from pipeline.report.q1 import batch_size_claims
 from pipeline.report.q2 import speedup_claims
+from pipeline.report.q3 import communication_claims
 from pipeline.report.recommendation import use_claims
 from pipeline.report.table import Tables
 from pipeline.report.tables import part_of, values_of
-from pipeline.report.timing_claims import communication_claims
 
 BY: tuple[SeparateAxis, ...] = get_args(SeparateAxis)
 

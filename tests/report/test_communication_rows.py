@@ -28,8 +28,8 @@ from pipeline.experiment.measurement import Communication, SplitPart, VariantNam
 from pipeline.experiment.record import Record
 from pipeline.experiment.record_store import encode_record
 from pipeline.figures.intervals import Estimate
-from pipeline.report.communication_rows import split_exposed
 from pipeline.report.next_step import NEXT_STEP_KEYS, NOTHING_FOUND
+from pipeline.report.q3 import split_exposed
 from pipeline.report.table import Row
 from pipeline.report.tables import flatten
 

@@ -34,8 +34,8 @@ from pipeline.figures.pooling import SHARED_NODE
 from pipeline.figures.scaling import SUPERLINEAR
 from pipeline.report.claims import Claim, badges_of, is_fit_for_answer
 from pipeline.report.collect_experiment import collect_experiment
-from pipeline.report.epoch_rows import BANDWIDTH_ABOVE_LINK, SUBTRACTION_IS_NOISE
 from pipeline.report.q2 import ABOVE_N, SHARED, WAITS, usable_rows
+from pipeline.report.q3 import BANDWIDTH_ABOVE_LINK, SUBTRACTION_IS_NOISE
 from pipeline.report.questions import Answer
 from pipeline.report.table import Row
 

@@ -19,7 +19,7 @@ from rendered_tables import assert_row, build
 from pipeline.experiment.axis_groups import TRAINED_MAY_DIFFER, alike_key
 from pipeline.experiment.grid import expand_grid
 from pipeline.experiment.measurement import Transfer, VariantName
-from pipeline.report.communication_rows import KINDS
+from pipeline.report.transfers import KINDS
 
 
 @pytest.mark.parametrize(

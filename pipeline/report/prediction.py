@@ -1,4 +1,4 @@
-"""The rows of the prediction: the step time on other numbers of GPUs, by the ring model."""
+"""Every table: its columns, and how people see it. JSON and CSV have all columns in this order, reports what fits."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,9 +13,60 @@ from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.figures.pooling import PooledPoint, group_pairs
 from pipeline.figures.ring_model import Link, LinkFit, MeasuredStep, SweepSample
 from pipeline.plan.axes import CAPTURED_EXECUTIONS
-from pipeline.report.bandwidth_rows import SweepKey, sweep_key, sweep_rows
-from pipeline.report.definitions import PREDICTION
-from pipeline.report.table import Row, make_row
+from pipeline.report.columns import PLACE, PREDICTION_ERROR
+from pipeline.report.link import SweepKey, sweep_key, sweep_rows
+from pipeline.report.table import Column, Row, Table, View, make_row
+
+PREDICTION = Table(
+    "prediction",
+    "Q3",
+    (
+        *PLACE,
+        Column("from_num_gpus", "from", "Number of GPUs whose measurements the prediction uses.", is_set=True),
+        Column(
+            "predicted_step_time_s",
+            "none hidden [ms]",
+            "Step time if compute hides none of the extra all-reduce time; no upper bound.",
+            decimals=1,
+        ),
+        PREDICTION_ERROR,
+        Column("no_change_step_time_s", "no change [ms]", "Step time as measured on from_num_gpus: nothing is added."),
+        Column("no_change_error", "its error [%]", "no_change_step_time_s divided by measured_step_time_s, minus 1."),
+        Column("measured_step_time_s", "measured [ms]", "Step time that was measured on that number of GPUs."),
+        Column(
+            "predicted_parallel_efficiency",
+            "none hidden efficiency [%]",
+            "Time on one GPU alone over predicted_step_time_s.",
+            decimals=0,
+        ),
+        Column(
+            "all_hidden_step_time_s",
+            "all hidden [ms]",
+            "Step time if compute hides the extra all-reduce time; no lower bound.",
+            decimals=1,
+        ),
+        Column(
+            "all_hidden_parallel_efficiency",
+            "all hidden efficiency [%]",
+            "Time on one GPU alone over all_hidden_step_time_s.",
+            decimals=0,
+        ),
+        Column("latency_us", "", "Latency of one hop, for messages of the size of the buckets."),
+        Column("link_gb_s", "", "Bandwidth of one link."),
+        Column("fit_worst_error", "", "Largest relative error of the fit, over the sizes that it is fitted to."),
+    ),
+    View(
+        "Prediction: weak scaling on more GPUs",
+        "Extrapolated from steps and all-reduces on as many GPUs as stand under `from`. Only rows with a measured "
+        "step were tested; nothing beyond. The model is one ring over equal links, t = 2(N-1) latency + 2(N-1)/N "
+        "S/bandwidth, fitted to the all-reduces of DDP alone. None hidden: the step grows by all that all-reduces take "
+        "longer. No change: the step takes as long as on those. All hidden: likewise, while all-reduces take no "
+        "longer than the step. None of them is a bound. Each error is that of the column before it. Efficiency is "
+        "against one GPU.",
+        lambda rows: sorted(rows, key=lambda row: int(row["batch_size_per_gpu"])),
+        is_folded=True,
+    ),
+)
 
 LATENCY_OF_HOST = NoteKind(
     "latency_of_host", "the host issued the sweep's calls one by one: the latency is the host's, not the link's"

@@ -1,10 +1,11 @@
-"""The rows of bandwidth: the buckets of gradients in training, and isolated all-reduces, the limit of the link."""
+"""The link: the bandwidth of the gradients' buckets in training, and that of isolated collectives, its limit."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from pipeline.experiment.measurement import Collective, Communication, Operation, Profile, SweptCollective
+from pipeline.experiment.point_label import describe_point, varying_axes
 from pipeline.experiment.record import Record
 from pipeline.experiment.spec import Spec
 from pipeline.figures import comparability, formulas
@@ -12,8 +13,53 @@ from pipeline.figures.exposed_communication import collectives_of_kinds, communi
 from pipeline.figures.notes import NoteKind, make_note
 from pipeline.figures.pooling import PooledPoint, group_pairs
 from pipeline.plan.axes import CAPTURED_EXECUTIONS
-from pipeline.report.definitions import BANDWIDTH, SWEEP
-from pipeline.report.table import Row, make_row
+from pipeline.report import plot_data
+from pipeline.report.columns import COMM_TIME, NUM_WINDOWS, PLACE, STATUS
+from pipeline.report.plot_data import LinePanel, Plot, PlotSource, Series, as_title
+from pipeline.report.table import Column, Row, Table, View, make_row
+
+NUM_BYTES = Column("num_bytes", "size [MB]", "Bytes of one all-reduce (S).", is_set=True)
+BUS_BANDWIDTH = Column("busbw_gb_s", "bus bandwidth [GB/s]", "S/t x 2(N-1)/N (nccl-tests).")
+
+BANDWIDTH = Table(
+    "bandwidth",
+    "Q3",
+    (
+        *PLACE,
+        Column("bucket", "bucket", "Number of the bucket, in the order of the collectives.", is_set=True),
+        NUM_BYTES,
+        COMM_TIME._replace(heading="time [us]"),
+        BUS_BANDWIDTH,
+        Column(
+            "peak_busbw_gb_s", "isolated [GB/s]", "busbw_gb_s of an isolated all-reduce of that size in the same job."
+        ),
+        Column("link_share", "of isolated [%]", "busbw_gb_s over peak_busbw_gb_s."),
+    ),
+    View(
+        "Q3.2: bandwidth of the gradients' buckets, and how much of the link that is",
+        "Bus bandwidth is size/time x 2(N-1)/N, as in nccl-tests; isolated: an all-reduce of that size by itself.",
+        is_folded=True,
+    ),
+)
+
+SWEEP = Table(
+    "sweep",
+    "Q3",
+    (
+        STATUS,
+        NUM_BYTES,
+        Column("time_s", "time [us]", "Time of one call, on the slowest rank."),
+        Column("algbw_gb_s", "algorithm bandwidth [GB/s]", "S/t."),
+        BUS_BANDWIDTH,
+        NUM_WINDOWS,
+    ),
+    View(
+        "Q3.2: the link's own limit, isolated collectives",
+        "Times of a call on the slowest rank; n counts sweeps.",
+        shows_n=True,
+        is_folded=True,
+    ),
+)
 
 SIZE_NOT_SWEPT = NoteKind("size_not_swept", "no isolated all-reduce of this size was timed")
 NO_PAUSE_IN_TRAINING = NoteKind(
@@ -138,3 +184,33 @@ def sweep_row(place: SweepKey, num_bytes: int, found: Sequence[tuple[Record, Swe
         figures |= {"time_s": time_s, "algbw_gb_s": formulas.bandwidth_gb_s(num_bytes, time_s)}
         figures["busbw_gb_s"] = formulas.busbw_gb_s(num_bytes, time_s, place.num_gpus, place.operation)
     return Row(place._asdict() | {"gpu": place.gpu or None}, SWEEP.complete(figures), len(timed), tuple(notes))
+
+
+def bandwidth_plots(source: PlotSource) -> Iterator[Plot]:
+    """Yield Q3.2: bus bandwidth against message size, of isolated collectives and of DDP's buckets.
+
+    Of several collectives of one kind and size the fastest is shown, of several buckets each.
+    """
+    kinds = {"isolated": source.tables["sweep"], "DDP's buckets": source.tables["bandwidth"]}
+    known = {kind: [row for row in rows if row["busbw_gb_s"] is not None] for kind, rows in kinds.items()}
+    rows = [row for found in known.values() for row in found]
+    axes = ["num_gpus", *varying_axes([{"gpu": row["gpu"]} for row in rows])]
+    lines = []
+    for style, link in enumerate(sorted(set(map(link_of, rows)))):
+        for kind, found in known.items():
+            own = [row for row in found if link_of(row) == link]
+            points = sorted({plot_data.make_point(row["num_bytes"], row, BUS_BANDWIDTH) for row in own})
+            if is_isolated := kind == "isolated":
+                points = list({point.x: point for point in points}.values())
+            if points:
+                named = describe_point(own[0].axes, ["operation"]) if is_isolated else ""
+                label = f"{kind} {named}".strip() + f", {describe_point(own[0].axes, axes)}"
+                lines.append(Series(label, tuple(points), style % plot_data.MAX_SERIES, is_line=is_isolated))
+    if lines:
+        panel = LinePanel(as_title(BUS_BANDWIDTH.heading), "size of one message", tuple(lines), "bytes")
+        yield Plot("q3-bandwidth", "Q3", "Bus bandwidth against message size", (panel,))
+
+
+def link_of(row: Row) -> tuple[int, str, Operation]:
+    """Return what the row's bandwidth depends on: GPUs, their model, and the operation, all-reduce for a bucket."""
+    return row["num_gpus"], row["gpu"] or "", row.axes.get("operation", "all_reduce")

@@ -1,0 +1,674 @@
+"""Q3, communication: what it costs a step, measured and by subtraction. Its tables, answer and plots."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pipeline.experiment.axis_groups import TRAINED_MAY_DIFFER
+from pipeline.experiment.measurement import Communication, VariantName
+from pipeline.experiment.point_label import describe_point, models_of, varying_axes
+from pipeline.figures import exposed_communication as exposure
+from pipeline.figures import formulas, intervals, loader
+from pipeline.figures.energy import clock_notes
+from pipeline.figures.epoch_figures import timed_figures
+from pipeline.figures.exposed_communication import (
+    EXPOSURE_IS_NOISE,
+    EXPOSURE_MAY_BE_ZERO,
+    EXPOSURE_NEGATIVE,
+    LAUNCH_EXPOSED,
+    MEASURED_EXPOSURE_IS_NOISE,
+    NO_BUCKET_PROFILED,
+    OF_MEASURED_EXPOSURE,
+    STEP_DIFFERS,
+    PointsByTraining,
+    TracedExposure,
+    communications_of,
+    exposed_time,
+    group_by_training,
+    is_within_noise,
+    match_measured,
+    num_rounds,
+    untold_notes,
+)
+from pipeline.figures.intervals import Estimate, ends_of
+from pipeline.figures.late_rank import LATE_RANK, MIN_LATE_SHARE, find_late_rank
+from pipeline.figures.notes import Note, NoteKind, make_note
+from pipeline.figures.pooling import OWN_COLLECTIVES, PooledPoint, group_pairs, median_window_s, pool_outcomes
+from pipeline.figures.scaling import Baseline
+from pipeline.plan.strategies import STRATEGIES
+from pipeline.report import claims, plot_data
+from pipeline.report.claims import NO_RESULT, Claim, ClaimKind, Headline, badges_of, where_of
+from pipeline.report.columns import (
+    BASELINE,
+    COMM_TIME,
+    EPOCH_TIME,
+    EXPOSED,
+    INTERVAL,
+    INTERVAL_OVER,
+    NUM_WINDOWS,
+    PLACE,
+    PLAIN_STEP_TIME,
+    RUN_SPREAD,
+    STEP_TIME,
+)
+from pipeline.report.link import MeasuredLinks, link_key
+from pipeline.report.next_step import ADVICE, NEXT_STEP, NEXT_STEP_KEYS, Advice, epoch_evidence, has_next_step
+from pipeline.report.plot_data import BarPanel, Plot, PlotSource
+from pipeline.report.table import Column, Row, Table, Tables, View, axes_of, make_row, sort_rows
+from pipeline.system.errors import pluralize
+
+
+def exposure_noise(row: Row) -> str:
+    """Return the noise that hides a measured time below 0, which is no time; "" without such noise."""
+    noises_s = (note.values["noise_s"] for note in row.notes if note.kind == MEASURED_EXPOSURE_IS_NOISE)
+    return next((f"<{noise_s:.3g}" for noise_s in noises_s), "")
+
+
+COMMUNICATION = Table(
+    "communication",
+    "Q3",
+    (
+        *PLACE,
+        STEP_TIME._replace(interval="kept"),
+        EXPOSED,
+        Column("exposed_comm_share", "of step [%]", "exposed_comm_time_s/step_time_s.", interval="kept"),
+        Column(
+            "hidden_share",
+            "hidden [%]",
+            "1 - exposed/comm; not stated where exposed is not larger than the noise. Its interval is computed from "
+            "that of exposed_comm_time_s; both ends are cut to 0 to 1.",
+            interval="kept",
+            remark="Hidden is a share of the collectives' time.",
+        ),
+        Column(
+            "collective_launch_time_s",
+            "launch [us]",
+            "exposed - comm where the whole interval of exposed lies above comm.",
+        ),
+        Column(
+            "noise_floor_time_s",
+            "noise [us]",
+            "Larger absolute end of the interval of the step minus an equal one.",
+            remark="Exposed time below the noise says nothing.",
+        ),
+        COMM_TIME,
+        Column(
+            "ddp_overhead_time_s",
+            "DDP's overhead [us]",
+            "No-op hook minus no_sync, which broadcasts no buffers.",
+            interval="kept",
+        ),
+        PLAIN_STEP_TIME,
+        Column("ddp_one_step_time_s", "DDP on one [ms]", "DDP on one GPU."),
+        Column("no_sync_step_time_s", "no_sync [ms]", "DDP on N GPUs without any reduction (no_sync)."),
+        Column(
+            "no_op_hook_step_time_s",
+            "reference [ms]",
+            "The step whose collectives return at once. DDP: with a no-op hook, so hooks and bucket copies alone.",
+        ),
+        Column(
+            "wrapper_time_s",
+            "",
+            "The step whose collectives return at once, minus the bare module's: hooks, copies, shards, less what a "
+            "sharded optimizer saves.",
+            interval="kept",
+        ),
+        Column(
+            "collectives_time_s",
+            "",
+            "DDP minus DDP whose collectives return at once: the time that all collectives add to the step, with the "
+            "broadcast of buffers and the wait for the slowest rank.",
+            interval="kept",
+        ),
+        Column(
+            "traced_exposed_comm_time_s",
+            "",
+            "From the profile, on the rank with the smallest sum: time of collectives outside kernels, also in gaps "
+            "between them, plus slowed_compute_time_s where it is known; notes say where the trace is too long or too "
+            "short.",
+        ),
+        Column("slowed_compute_time_s", "", "Kernel time of the step minus that without collectives (profiled twice)."),
+        Column("buffer_comm_time_s", "", "Time of the collectives for buffers and batch-norm statistics."),
+        Column(
+            "straggler_wait_time_s",
+            "",
+            "Mean time of the ranks in a collective minus the shortest, summed: one late rank may count in each.",
+        ),
+        INTERVAL._replace(heading=""),
+        INTERVAL_OVER,
+        NUM_WINDOWS,
+        RUN_SPREAD._replace(heading=""),
+        Column("exposed_comm_time_run_spread_s", "", "run_spread_s of exposed_comm_time_s."),
+        Column("late_rank", "", "Rank for which the others wait in most profiled steps."),
+        Column("late_rank_wait_time_s", "", "Time of a step that the mean other rank waits for it."),
+        *NEXT_STEP,
+    ),
+    View(
+        "Q3.1: communication of one step, measured",
+        "Exposed communication is not hidden behind computation: the step less the same step without communication.",
+        keys=(
+            *("step_time_s", "exposed_comm_time_s", "exposed_comm_share", "hidden_share"),
+            *("collective_launch_time_s", "noise_floor_time_s", "comm_time_s", "ddp_overhead_time_s"),
+        ),
+    ),
+    View(
+        "Q3.1: five step times",
+        "One training step on synthetic images, on the slowest rank; windows of each in turn on the same GPUs. "
+        "`step` is that of the strategy, `reference` the same whose collectives return at once (DDP: those of "
+        "gradients, by a no-op hook). The table above has medians of differences between neighbouring windows, not "
+        "differences of these medians.",
+        keys=(
+            *("plain_step_time_s", "ddp_one_step_time_s", "no_sync_step_time_s", "no_op_hook_step_time_s"),
+            "step_time_s",
+        ),
+        hidden_notes=(*OF_MEASURED_EXPOSURE, LATE_RANK),
+        is_folded=True,
+    ),
+    View("Next step of each measured step", ADVICE, has_next_step, NEXT_STEP_KEYS, hidden_notes=None),
+)
+
+Q3 = Table(
+    "Q3",
+    "Q3",
+    (
+        *PLACE,
+        EPOCH_TIME,
+        Column("compute_time_subtraction_s", "T(1)/N [s]", "T(1)/N."),
+        Column("comm_time_subtraction_s", "T(N) - T(1)/N [s]", "T(N) - T(1)/N.", interval="shown"),
+        Column("comm_share_subtraction", "of the epoch [%]", "comm_time_subtraction_s/epoch_time_s."),
+        EXPOSED._replace(heading="exposed, measured [s]", interval="kept", absent=exposure_noise),
+        Column("bandwidth_subtraction_gb_s", "bandwidth [GB/s]", "ring_bytes_per_epoch over comm_time_subtraction_s."),
+        Column("steps_per_epoch", "", "Steps of one epoch."),
+        Column("ring_bytes_per_epoch", "", "steps x 2(N-1)/N x gradient bytes."),
+        BASELINE,
+    ),
+    View(
+        "Q3: computation against communication, estimated by subtraction",
+        "Subtraction counts every cost that does not shrink with N as communication, waiting for data included.",
+        lambda rows: sort_rows(rows) if any(row["compute_time_subtraction_s"] is not None for row in rows) else [],
+    ),
+)
+
+TOO_FEW_WINDOWS = NoteKind("too_few_windows", "an interval needs {needed} windows, got {found}")
+
+COMPARED_STEPS: tuple[VariantName, ...] = ("plain", "ddp_one", "no_sync")  # beside the step of the strategy
+
+
+def exposed_row(point: PooledPoint, advice: Advice | None = None) -> Row:
+    """Return a row of Q3.1: the step with and without its collectives, and the time of the transfers."""
+    found, late = communications_of(point.ok_records), find_late_rank(point.ok_records)
+    whole = exposure.whole_step(found)
+    told = found  # whose differences and profile show the communication
+    if point.own_collectives:
+        told, late = [], None
+    no_op = exposure.NO_OP.get(whole, "no_op_hook")
+    step, overhead = exposure.median_step_time(found, whole), exposure.median_difference(told, "no_op_hook", "no_sync")
+    exposed, floor_s = exposure.exposed_time(told)
+    # None, not 0, if the trace does not name the collectives
+    comm_s = exposure.profiled_transfer_s(told, exposure.CALLED) or None
+    traced = exposure.traced_exposure(told) if comm_s else TracedExposure()
+    split = split_exposed(exposed, comm_s, floor_s)
+    named = [late.note()] if late and step and late.wait_s > MIN_LATE_SHARE * step else []
+    return make_row(
+        COMMUNICATION,
+        point,
+        **{f"{name}_step_time_s": exposure.median_step_time(found, name) for name in COMPARED_STEPS},
+        no_op_hook_step_time_s=exposure.median_step_time(found, no_op),
+        wrapper_time_s=exposure.wrapper_time(told),
+        **timed_figures("step_time_s", step),
+        exposed_comm_time_s=exposed,
+        exposed_comm_share=exposed_share(exposed, step, floor_s),
+        collectives_time_s=exposure.median_difference(told, whole, "no_collectives"),
+        ddp_overhead_time_s=overhead,
+        exposed_comm_time_run_spread_s=formulas.run_spread(exposed.run_medians) if exposed is not None else None,
+        noise_floor_time_s=floor_s,
+        comm_time_s=comm_s,
+        **split,
+        traced_exposed_comm_time_s=traced.exposed_s,
+        slowed_compute_time_s=traced.slowed_s,
+        buffer_comm_time_s=exposure.profiled_transfer_s(told, ["buffers", "batchnorm_statistics"]),
+        straggler_wait_time_s=exposure.profiled_transfer_s(told, exposure.CALLED, waiting=True) if comm_s else None,
+        num_windows=num_rounds(found),
+        late_rank=late.rank if late else None,
+        late_rank_wait_time_s=late.wait_s if late else None,
+        **(advice._asdict() if advice else {}),
+        notes=[*exposed_notes(point, step, exposed, floor_s, split["collective_launch_time_s"], traced), *named],
+    )
+
+
+def exposed_share(exposed: Estimate | None, step: Estimate | None, floor_s: float | None) -> Estimate | None:
+    """Return exposed communication as a share of the step, hidden by the noise if it is not larger."""
+    if exposed is None or not step:
+        return None
+    share = exposed.over(step)
+    share.noise = floor_s / step if floor_s is not None and is_within_noise(exposed, floor_s) else None
+    return share
+
+
+def split_exposed(exposed: Estimate | None, comm_s: float | None, floor_s: float | None) -> dict[str, float | None]:
+    """Return the share of communication that compute hides. If more is exposed than `comm_s`, return the launch time.
+
+    The launch time is exposed communication minus `comm_s`, a cost of the host. It is None if the interval of exposed
+    communication reaches down to `comm_s`. Both are None if exposed communication is noise or negative. The interval of
+    the share is computed from that of exposed communication, limited to the range from 0 to `comm_s`. It takes `comm_s`
+    as exact.
+    """
+    hidden = launch_s = None
+    if exposed is not None and exposed >= 0 and comm_s and not is_within_noise(exposed, floor_s):
+        if exposed > comm_s:
+            launch_s = exposed - comm_s if exposed.low is None or exposed.low > comm_s else None
+        else:
+            ends_s = (end_s for end_s in (exposed.high, exposed.low) if end_s is not None)
+            ends = (1 - min(max(end_s, 0.0), comm_s) / comm_s for end_s in ends_s)
+            hidden = Estimate(1 - exposed / comm_s, *ends)
+    return {"hidden_share": hidden, "collective_launch_time_s": launch_s}
+
+
+def exposed_notes(
+    point: PooledPoint,
+    step: Estimate | None,
+    exposed: Estimate | None,
+    floor_s: float | None,
+    launch_s: float | None,
+    traced: TracedExposure,
+) -> list[Note]:
+    """Return the notes on step times and on exposed communication."""
+    found = communications_of(point.ok_records)
+    notes = [*point.own_collectives_notes, *exposure.job_notes(found)]
+    if exposure.profiled_transfer_s(found, exposure.CALLED) == 0:
+        notes.append(make_note(NO_BUCKET_PROFILED))
+    if exposed is None or step is None:
+        return notes
+    if exposed.interval is None:
+        notes.append(make_note(TOO_FEW_WINDOWS, needed=intervals.min_values(), found=num_rounds(found)))
+    notes += time_notes(found, exposure.whole_step(found), step) + exposure.drifted_exposure_notes(found)
+    if is_within_noise(exposed, floor_s):
+        notes.append(make_note(EXPOSURE_IS_NOISE))
+    elif exposed < 0:
+        notes.append(make_note(EXPOSURE_NEGATIVE))
+    elif exposed.interval and exposed.interval.contains(0):
+        notes.append(make_note(EXPOSURE_MAY_BE_ZERO))
+    if launch_s is not None:
+        notes.append(make_note(LAUNCH_EXPOSED))
+    # a captured step does not wait for the host
+    busy = None if point.spec.is_captured else exposure.busy_share(found, step)
+    disagreement = exposure.explain_trace_disagreement(exposed, traced, busy)
+    return [*notes, disagreement] if disagreement else notes
+
+
+def time_notes(found: Sequence[Communication], variant: VariantName, step: Estimate) -> list[Note]:
+    by_repeat = [times_s for part in found if (times_s := exposure.step_times_s(part, variant))]
+    drifted = intervals.drift_notes("step_time_s", by_repeat) if step.basis == "windows" else []
+    return intervals.pooled_notes(by_repeat, step.basis) + drifted
+
+
+SUBTRACTION_IS_NOISE = NoteKind(
+    "subtraction_is_noise",
+    "0 lies inside the interval of T(N) - T(1)/N: subtraction shows no communication",
+    forbids=("comm_time_subtraction_s",),
+)
+SUBTRACTION_FAILS = NoteKind("subtraction_fails", "T(N) <= T(1)/N: subtraction cannot show the communication")
+BANDWIDTH_ABOVE_LINK = NoteKind(
+    "bandwidth_above_link",
+    "bandwidth above the {link_gb_s:.0f} GB/s of the measured link: comm by subtraction is too short",
+    forbids=("comm_time_subtraction_s",),
+)
+RING_ASSUMED = NoteKind("ring_assumed", "a ring is assumed, which DataParallel does not use")
+
+
+def q3_row(point: PooledPoint, baseline: Baseline, measured: PointsByTraining, links: MeasuredLinks) -> Row:
+    """Return a row of Q3: computation against communication by subtraction, over the whole epoch.
+
+    Exposed communication comes from the matching point of `measured`: that of one step, times the steps. `links` tells
+    if the bandwidth exceeds the link's own.
+    """
+    figures, subtraction_notes = subtraction_figures(point, baseline)
+    is_of_loader = any(loader.is_loader_bound(part) for part in (point, baseline.point) if part)
+    exposed, exposed_notes = exposed_per_epoch(point, measured)
+    has_own = any(note.kind == OWN_COLLECTIVES for note in exposed_notes)
+    # else it holds more than the ring: the wait for data, or collectives of the user's own
+    comm_s = None if is_of_loader or has_own else figures["comm_time_subtraction_s"]
+    rings, ring_notes = ring_figures(point, comm_s, links)
+    notes = [*loader.loader_notes(point), *baseline.notes, *clock_notes(point)]
+    notes += [*subtraction_notes, *ring_notes, *exposed_notes]
+    strategy = baseline.point.spec.strategy if baseline.point else None
+    figures |= {"epoch_time_s": point.epoch_time, "exposed_comm_time_s": exposed, "baseline": strategy}
+    return make_row(Q3, point, notes, **figures, **rings)
+
+
+def subtraction_figures(point: PooledPoint, baseline: Baseline) -> tuple[dict[str, Any], list[Note]]:
+    """Return the figures of Q3 that follow from T(N) - T(1)/N, and the notes on them."""
+    time_s, num_gpus = point.epoch_time, point.spec.num_gpus
+    compute_s = comm_s = None
+    notes: list[Note] = []
+    if baseline.time_s is not None and time_s is not None:
+        compute_s = formulas.compute_time_subtraction_s(baseline.time_s, num_gpus)
+        value_s = formulas.comm_time_subtraction_s(baseline.time_s, time_s, num_gpus)
+        if value_s is None:
+            notes.append(make_note(SUBTRACTION_FAILS))
+        else:
+            comm_s = Estimate(value_s, *subtraction_ends_s(point, baseline))
+            if comm_s.low is not None and comm_s.low <= 0:
+                comm_s.noise = comm_s.high
+                notes.append(make_note(SUBTRACTION_IS_NOISE))
+    return {
+        "compute_time_subtraction_s": compute_s,
+        "comm_time_subtraction_s": comm_s,
+        "comm_share_subtraction": comm_s.over(time_s) if comm_s is not None and time_s else None,
+    }, notes
+
+
+def ring_figures(point: PooledPoint, comm_s: float | None, links: MeasuredLinks) -> tuple[dict[str, Any], list[Note]]:
+    """Return the steps of an epoch, the bytes that a GPU sends in their ring all-reduces, and the bandwidth of that.
+
+    Notes say that a ring is only assumed, and that no link is so fast.
+    """
+    figures: dict[str, Any] = {"steps_per_epoch": None, "ring_bytes_per_epoch": None}
+    if not point.spec.is_whole_epoch or point.num_samples is None:
+        return figures, []
+    figures["steps_per_epoch"] = point.spec.full_steps_per_epoch
+    measurement = point.ok_records[0].measurement if point.ok_records else None
+    strategy = STRATEGIES[point.spec.strategy]
+    if measurement is None or measurement.gradient_bytes is None or not strategy.moves_gradients_alone:
+        return figures, []
+    num_sent = measurement.gradient_bytes // (2 if point.spec.gradient_compression == "bf16" else 1)
+    step_bytes = formulas.ring_bytes_per_step(num_sent, point.spec.num_gpus)
+    num_bytes = figures["ring_bytes_per_epoch"] = round(point.spec.full_steps_per_epoch * step_bytes)
+    if comm_s is None:
+        return figures, []
+    bandwidth = figures["bandwidth_subtraction_gb_s"] = formulas.bandwidth_gb_s(num_bytes, comm_s)
+    notes = [make_note(RING_ASSUMED)] if strategy.uses_threads else []
+    link_gb_s = links.get(link_key(point.ok_records[0]))
+    if link_gb_s is not None and bandwidth > link_gb_s:
+        notes.append(make_note(BANDWIDTH_ABOVE_LINK, link_gb_s=link_gb_s))
+    return figures, notes
+
+
+def subtraction_ends_s(point: PooledPoint, baseline: Baseline) -> tuple[float, ...]:
+    """Return the ends of the interval of T(N) - T(1)/N, from those of both times; none if one has no interval."""
+    (low, high), (one_low, one_high) = ends_of(point.epoch_time), ends_of(baseline.time_s)
+    if low is None or high is None or one_low is None or one_high is None:
+        return ()
+    return low - one_high / point.spec.num_gpus, high - one_low / point.spec.num_gpus
+
+
+def exposed_per_epoch(point: PooledPoint, measured: PointsByTraining) -> tuple[Estimate | None, list[Note]]:
+    """Return the measured exposed communication of an epoch's steps, and notes on it; None if no point matches.
+
+    None too where the user's code calls collectives. A point on another GPU model does not match. If several points of
+    `measured` match, the one with the most rounds counts. A negative difference is no time, so it is None.
+    """
+    match, untold = match_measured(point, measured), untold_notes(point, measured)
+    exposed, floor_s = exposed_time(communications_of(match.ok_records)) if match else (None, None)
+    has_own = any(note.kind == OWN_COLLECTIVES for note in untold)
+    if match is None or exposed is None or not point.spec.is_whole_epoch or has_own:
+        return None, untold
+    num_steps, notes = point.spec.full_steps_per_epoch, untold
+    time_s = exposed.times(num_steps) if exposed >= 0 else None
+    if floor_s is not None and is_within_noise(exposed, floor_s):
+        notes.append(make_note(MEASURED_EXPOSURE_IS_NOISE, noise_s=floor_s * num_steps))
+        if time_s is not None:
+            time_s.noise = floor_s * num_steps
+    elif exposed < 0:
+        notes.append(make_note(EXPOSURE_NEGATIVE))
+    return time_s, [*notes, *point.difference_notes("measured communication", match)]
+
+
+EXPOSED_WORDS = (
+    "On {num_gpus} GPUs {collectives} that computation does not hide take {exposed_us:,.0f} us of a step of "
+    "{step_ms:,.2f} ms: {share:.1%}{where}."
+)
+COMPARED = (
+    "Subtraction says {subtracted:.0%} of the epoch where {measured:.1%} of the step is measured{subtracted_where}."
+)
+EXPOSED_SHARE = ClaimKind(
+    "exposed",
+    (
+        EXPOSED_WORDS,
+        "Of {count} points it is the largest share{rivals}, the smallest is {smallest:.1%}; {unclear}.",
+        COMPARED,
+    ),
+    Headline("{share:.1%} of the step on {num_gpus} GPUs", "share", "{:.1%}"),
+)
+EXPOSED_ALONE = ClaimKind(
+    "exposed_alone",
+    (EXPOSED_WORDS, "{unclear}.", COMPARED),
+    Headline("{share:.1%} of the step on {num_gpus} GPUs", "share", "{:.1%}"),
+)
+EXPOSED_UNCLEAR = ClaimKind(
+    "exposed_unclear",
+    (
+        "On {num_gpus} GPUs no communication is shown that computation does not hide: {unclear}.",
+        COMPARED,
+    ),
+    Headline("none shown on {num_gpus} GPUs"),
+)
+SUBTRACTED = ClaimKind(
+    "subtracted",
+    (
+        "By subtraction, not measured: up to {share:.0%} of the epoch{where}.",
+        "It counts every cost that does not shrink with N.",
+        "No difference of steps can show it: {unmeasured}.",
+    ),
+    Headline("up to {share:.0%} of the epoch, by subtraction"),
+)
+
+OWN = "the model or its loss calls collectives itself, in every measured step"
+
+
+def communication_claims(tables: Tables) -> list[Claim]:
+    """Return the largest measured share of exposed communication, and beside it the share that subtraction gives."""
+    rows = tables["communication"]
+    measured = [row for row in rows if row["exposed_comm_share"] is not None]
+    known = [row for row in tables["Q3"] if row["comm_share_subtraction"] is not None]
+    subtracted = [row for row in known if claims.is_fit_for_answer(row, "comm_time_subtraction_s")]
+    if measured:
+        most = max(row["num_gpus"] for row in measured)
+        on_most = [row for row in measured if row["num_gpus"] == most]
+        compared = compare_subtraction([row for row in subtracted if row["num_gpus"] == most], subtracted, on_most)
+        claim = measured_claim(on_most, measured, compared)
+        return [claim if known else claim._replace(command=claims.grid_command("q3"))]
+    own = any(row.has_note(OWN_COLLECTIVES) for row in (*rows, *tables["Q3"]))
+    if subtracted:
+        most_by = max(subtracted, key=lambda row: float(row["comm_share_subtraction"]))
+        where = where_of(most_by, subtracted, also="num_gpus")
+        values = {"share": float(most_by["comm_share_subtraction"]), "where": where, "unmeasured": OWN if own else None}
+        command = "" if own else claims.grid_command("communication")
+        return [Claim("Q3", SUBTRACTED, values, badges_of(most_by), command)]
+    if own:
+        return [claims.not_answered("Q3", OWN, "communication", is_asked=True)._replace(command="")]
+    if lost := [row for row in rows if row.status in NO_RESULT]:
+        return [claims.no_result("Q3", "points that measure communication", lost)]
+    why = "no point on several GPUs measures communication"
+    if known:
+        why += ", and subtraction fails, counts waiting for data or shows no more than noise"
+    return [claims.not_answered("Q3", why, "communication", is_asked=bool(known))]
+
+
+def measured_claim(rows: Sequence[Row], measured: Sequence[Row], compared: dict[str, Any]) -> Claim:
+    """Return the largest and the smallest share of communication in these rows, and how many rows show none."""
+    noisy, negative = ([row for row in rows if row.has_note(kind)] for kind in (EXPOSURE_IS_NOISE, EXPOSURE_NEGATIVE))
+    told = [row for row in rows if not row.has_note(EXPOSURE_IS_NOISE, EXPOSURE_NEGATIVE)]
+    parts = []
+
+    def show(some: Sequence[Row]) -> str:
+        which = "the one point" if len(rows) == 1 else f"{len(some)} of {len(rows)} points"
+        return f"{which} show{'s' if len(some) == 1 else ''}"
+
+    if noisy:
+        noise = max(row["noise_floor_time_s"] / row["step_time_s"] for row in noisy)
+        parts.append(f"{show(noisy)} no more than the noise, up to {100 * noise:.1f} % of the step")
+    if negative:
+        parts.append(f"{show(negative)} a step faster than without its collectives, and the records do not say why")
+    unclear, common = " and ".join(parts), {"num_gpus": rows[0]["num_gpus"], "count": len(rows), **compared}
+    if not told:
+        return Claim("Q3", EXPOSED_UNCLEAR, common | {"unclear": unclear})
+    worst, best = (choose(told, key=lambda row: float(row["exposed_comm_share"])) for choose in (max, min))
+    values = {
+        "collectives": STRATEGIES[worst["strategy"]].collective_words,
+        "exposed_us": 1e6 * worst["exposed_comm_time_s"],
+        "step_ms": 1e3 * worst["step_time_s"],
+        "share": worst["exposed_comm_share"],
+        "where": where_of(worst, measured),
+        "rivals": rivals_of_share(worst, told),
+        "smallest": best["exposed_comm_share"],
+        "unclear": unclear or ("all are above the noise" if len(told) > 1 else None),
+    }
+    return Claim("Q3", EXPOSED_SHARE if len(told) > 1 else EXPOSED_ALONE, common | values, badges_of(worst))
+
+
+def rivals_of_share(worst: Row, told: Sequence[Row]) -> str:
+    """Return how many other shares have an interval that meets that of the largest; "" without any."""
+    low, _ = ends_of(worst["exposed_comm_share"])
+    ends = [ends_of(row["exposed_comm_share"])[1] for row in told if row is not worst]
+    count = sum(low is not None and end is not None and end >= low for end in ends)
+    return f" (not told apart from {pluralize(count, 'other')})" if count else ""
+
+
+def compare_subtraction(rows: Sequence[Row], subtracted: Sequence[Row], measured: Sequence[Row]) -> dict[str, Any]:
+    """Return the largest share by subtraction, and the share of the step that was measured of the same point.
+
+    {} without such a row. Epoch and communication were measured apart, so the noise of one may make a share above 1;
+    where their steps differ by more than noise, nothing is compared.
+    """
+    both = [row for row in rows if row["exposed_comm_time_s"] is not None and not row.has_note(STEP_DIFFERS)]
+    possible = [row for row in both if row["exposed_comm_time_s"] <= row["epoch_time_s"]]
+    if not possible:
+        return {}
+    row = max(possible, key=lambda row: float(row["comm_share_subtraction"]))
+    alike = [one for one in measured if not varying_axes([one.axes, row.axes], TRAINED_MAY_DIFFER)]
+    share = max(alike, key=lambda one: int(one["num_windows"] or 0))["exposed_comm_share"]
+    return {
+        "subtracted": float(row["comm_share_subtraction"]),
+        "measured": float(share),
+        "subtracted_where": where_of(row, subtracted),
+    }
+
+
+BATCH = "batch_size_per_gpu"
+EXPOSED_PART = "exposed communication"
+RECORDED_PARTS = ("data_time_ns", "copy_ns", "forward_ns", "backward_ns", "optimizer_ns")
+AT_PEAK, DATA, LAUNCHES, SLOWEST = (
+    "computing at the peak",
+    "waiting for data",
+    "launches",
+    "waiting for the slowest rank",
+)
+REST = ("the rest of computing", "computing, launches", "computing, launches, communication")
+STYLES = {
+    **{
+        AT_PEAK: 0,
+        REST[0]: 2,
+        REST[1]: 2,
+        REST[2]: 3,
+        LAUNCHES: 3,
+        EXPOSED_PART: 1,
+        SLOWEST: 6,
+        DATA: 7,
+        "optimizer": 5,
+    },
+    "unexplained": 4,
+}
+"""The colour of each part, in the order of the parts in a bar. No bar has two parts of one colour."""
+
+SHORT = {
+    REST[0]: "computing",
+    REST[1]: "computing",
+    EXPOSED_PART: "communication",
+    SLOWEST: "slowest rank",
+    DATA: "data",
+}
+MIN_PART = 1e-4  # of the step: a smaller part is not drawn
+MAX_BARS_A_PANEL = 8  # with more there is a panel for each strategy and number of GPUs
+MEASURED_STYLES = {"all else": 0, EXPOSED_PART: 1}
+SPLIT_STYLES = {"scatter": 7, "replicate": 1, "parallel forward": 0, "gather": 3, "backward": 2, "optimizer": 5}
+
+Steps = Sequence[tuple[Mapping[str, Any], Mapping[str, float]]]
+"""The axes of each point, and the seconds of each part of its step."""
+
+
+def step_plots(source: PlotSource) -> Iterator[Plot]:
+    """Yield Q3: one step by part, of training points, of DDP's measured steps, and of DataParallel's."""
+    for name, title, steps, styles in (
+        ("q3", "Where the time of a training step goes", trained_steps(source), STYLES),
+        ("q3-communication", "Communication in a step, data loading left out", measured_steps(source), MEASURED_STYLES),
+        ("q3-dataparallel", "DataParallel's step, part by part", dataparallel_steps(source), SPLIT_STYLES),
+    ):
+        known = sorted((step for step in steps if sum(step[1].values()) > 0), key=lambda step: order_of(step[0]))
+        if known:
+            note = plot_data.note_on_number(len(known), plot_data.MAX_BARS, "points")
+            axes = plot_data.label_axes([row for row, _ in steps])
+            shown = plot_data.evenly(known, plot_data.MAX_BARS)
+            parts = group_pairs((order_of(step[0])[:2], step) for step in shown).values()
+            panels = parts if len(shown) > MAX_BARS_A_PANEL else [shown]
+            yield Plot(name, "Q3", title, tuple(make_bars(own, axes, styles) for own in panels), note)
+
+
+def order_of(row: Mapping[str, Any]) -> tuple[int, int, int]:
+    return [*STRATEGIES].index(row["strategy"]), row["num_gpus"], row["batch_size_per_gpu"]
+
+
+def make_bars(steps: Steps, axes: Sequence[str], styles: Mapping[str, int]) -> BarPanel:
+    """Return a bar for each step by these axes of its point, with parts in the order of `styles`."""
+    models = models_of(row for row, _ in steps)
+    labels = tuple(describe_point(row, axes, models) or "every point" for row, _ in steps)
+    totals = [sum(parts.values()) for _, parts in steps]
+    shares = {
+        part: tuple(parts.get(part, 0.0) / total for (_, parts), total in zip(steps, totals, strict=True))
+        for part in styles
+        if any(part in parts for _, parts in steps)
+    }
+    return BarPanel("Share of one step", labels, tuple(1e3 * total for total in totals), shares, styles, SHORT)
+
+
+def trained_steps(source: PlotSource) -> Steps:
+    """Return the step of training points on one and on the most GPUs; nothing where all ran on one."""
+    points = pool_outcomes(source.outcomes)
+    plain = [point for point in points if point.spec.is_whole_epoch and not point.spec.remedies]
+    measured = group_by_training([point for point in points if point.spec.measure == "communication"])
+    rows = {repr(row.axes): row for row in source.tables["Q2"]}
+    most = max((point.spec.num_gpus for point in plain), default=1)
+    shown = [(point, axes_of(point)) for point in plain if most > 1 and point.spec.num_gpus in (1, most)]
+    return [(axes, parts_of_step(point, measured, rows.get(repr(axes)))) for point, axes in shown]
+
+
+def parts_of_step(point: PooledPoint, measured: PointsByTraining, row: Row | None) -> dict[str, float]:
+    """Return the seconds of each part of one step (docs/advice.md); empty if a part was not recorded.
+
+    The parts come from several methods and are not fitted to the step: what they leave or count twice is "unexplained",
+    which may be below 0.
+    """
+    totals = [point.median(median_window_s(field)) for field in RECORDED_PARTS]
+    if point.epoch_time is None or row is None or None in totals:
+        return {}
+    data, *computing, optimizer = (total or 0.0 for total in totals)
+    shares = epoch_evidence(point, measured).shares
+    peak_flops = (row["peak_tflops"] or 0.0) * formulas.TERA * point.spec.num_gpus
+    inside = {
+        AT_PEAK: row["flops_per_sample"] * point.spec.num_samples / peak_flops if peak_flops else 0.0,
+        LAUNCHES: max(shares.get("launches", 0.0), 0.0) * point.epoch_time,
+        EXPOSED_PART: shares.get("communication", 0.0) * point.epoch_time,
+        SLOWEST: row["batch_wait_s"] or 0.0,
+    }
+    is_apart = "communication" in shares or point.spec.num_gpus == 1
+    rest = REST[0 if "launches" in shares else 1] if is_apart else REST[2]
+    parts = {**inside, rest: max(sum(computing) - sum(inside.values()), 0.0), DATA: data, "optimizer": optimizer}
+    parts["unexplained"] = point.epoch_time - sum(parts.values())
+    known = {part: time_s for part, time_s in parts.items() if abs(time_s) > MIN_PART * point.epoch_time}
+    return {part: time_s / point.spec.full_steps_per_epoch for part, time_s in known.items()}
+
+
+def measured_steps(source: PlotSource) -> Steps:
+    """Return DDP's steps on synthetic images: exposed communication, and the rest."""
+    steps = []
+    for row in source.tables["communication"]:
+        if row["step_time_s"] and row["exposed_comm_time_s"] is not None:
+            exposed_s = min(max(row["exposed_comm_time_s"], 0.0), row["step_time_s"])
+            steps.append((row.axes, {"all else": row["step_time_s"] - exposed_s, EXPOSED_PART: exposed_s}))
+    return steps
+
+
+def dataparallel_steps(source: PlotSource) -> Steps:
+    """Return DataParallel's steps. Devices are synchronized after each part, so their sum differs from the step."""
+    keys = {part: f"{part.replace(' ', '_')}_time_s" for part in SPLIT_STYLES}
+    known = [row for row in source.tables["split"] if all(row[key] is not None for key in keys.values())]
+    return [(row.axes, {part: row[key] for part, key in keys.items()}) for row in known]
