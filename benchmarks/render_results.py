@@ -35,7 +35,7 @@ from pipeline.report.collect_experiment import collect_experiment
 from pipeline.report.display_tables import MAX_WIDTH as TERMINAL_WIDTH
 from pipeline.report.questions import answers_of
 from pipeline.report.terminal import answer_lines
-from pipeline.report.time_to_target_rows import Targets
+from pipeline.report.time_to_target import Targets
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = ROOT / "published"

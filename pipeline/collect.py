@@ -39,7 +39,7 @@ from pipeline.report.questions import answers_of
 from pipeline.report.table_files import indented_json, one_csv, write_tables
 from pipeline.report.tables import TABLES
 from pipeline.report.terminal import Summary, summarize
-from pipeline.report.time_to_target_rows import Targets
+from pipeline.report.time_to_target import Targets
 from pipeline.submission.read_progress import find_logs
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser

@@ -21,11 +21,6 @@ MAX_NOISE = 0.2
 """With fewer runs than a verdict needs, times that differ by less than this share are not told apart: twice the largest
 difference between runs of one point of a published experiment (published/h100x2/dp-bf16: 0.105).
 """
-LARGE_BATCH_WORDS = (
-    "After {epochs} epochs {batch:,} images a step reach {accuracy:.1%} test accuracy, {small_batch:,} reach "
-    "{small_accuracy:.1%}: {cost:+.1f} points{where}{unclear}.",
-    "With {remedies} it is {mended:.1%}, the best of {num_sets} with a result{mended_unclear}.",
-)
 
 
 class Headline(NamedTuple):
@@ -50,34 +45,6 @@ class ClaimKind(NamedTuple):
 NOT_ANSWERED = ClaimKind("not_answered", ("Not answered here: {why}.",))
 NOT_ASKED = ClaimKind("not_asked", ("Not answered here: {why}.",))
 NO_RESULT_YET = ClaimKind("no_result", ("Not answered yet: {what} have no result; {cure}.",))
-LARGE_BATCH = ClaimKind(
-    "large_batch",
-    (*LARGE_BATCH_WORDS, "Soonest at {target:.2%} {soonest}."),
-    Headline("{batch:,}: {accuracy:.1%}; {small_batch:,}: {small_accuracy:.1%}", "accuracy", "{:.1%}"),
-)
-TOO_FEW_RUNS = ClaimKind(
-    "too_few_runs",
-    (*LARGE_BATCH_WORDS, "{few} cannot show whether a remedy helps."),
-    Headline("{batch:,}: {accuracy:.1%}; {small_batch:,}: {small_accuracy:.1%}", "accuracy", "{:.1%}"),
-)
-OWN_ACCURACY = ClaimKind(
-    "own_accuracy",
-    (
-        "After {epochs} epochs {batch:,} images a step reach {final:.1%} test accuracy, {small_batch:,} reach "
-        "{small_final:.1%}{where}{unclear}.",
-        "Soonest at {target:.2%} {soonest}.",
-    ),
-    Headline("{batch:,}: {final:.1%}; {small_batch:,}: {small_final:.1%}", "final", "{:.1%}"),
-)
-OWN_MERIT = ClaimKind(
-    "own_merit",
-    (
-        "After {epochs} epochs the figure of merit is {final:digits} at {batch:,} images a step and "
-        "{small_final:digits} at {small_batch:,}{where}{unclear}.",
-        "Soonest at {target:.4g} {soonest}.",
-    ),
-    Headline("{batch:,}: {final:digits}; {small_batch:,}: {small_final:digits}", "final", "{:.4g}"),
-)
 USE = ClaimKind(
     "use",
     (
@@ -99,15 +66,6 @@ CHEAPEST = ClaimKind(
     "cheapest", ("Cheapest at {target} is {what}: {gpu_seconds:digits} GPU-seconds of training, n = {n}, of {choice}.",)
 )
 NO_RUN_REACHES = ClaimKind("never_reached", ("No run reaches {target}, so none is the cheapest.",))
-INT8_CHANGE = ClaimKind(
-    "int8",
-    (
-        "With the whole network in int8{which} test accuracy changes by {change:+.2f} points, from {fp32:.1%} in fp32, "
-        "{seeds}.",
-        "The network takes {num_bytes:,} of {num_bytes_fp32:,} bytes.",
-    ),
-    Headline("{change:+.2f} points of test accuracy", "change", "{:+.2f}"),
-)
 
 
 SeparateAxis = Literal["gpu", "unit", "model"]

@@ -16,7 +16,7 @@ from pipeline.figures.ring_model import Link
 from pipeline.report.link import MeasuredLinks, is_swept, measured_links
 from pipeline.report.table import Row, Tables
 from pipeline.report.tables import build_tables, flatten
-from pipeline.report.time_to_target_rows import FROM_BASELINE, Targets
+from pipeline.report.time_to_target import FROM_BASELINE, Targets
 from pipeline.system.errors import CommandError
 
 

@@ -21,11 +21,11 @@ import msgspec
 from pipeline.experiment.outcomes import CollectedOutcomes
 from pipeline.experiment.point_label import Terms, describe_training, format_figure, in_terms
 from pipeline.figures.pooling import group_pairs
-from pipeline.report.accuracy_plots import accuracy_plots, final_accuracy_plots, int8_plots
 from pipeline.report.cells import name_texts
 from pipeline.report.collect_experiment import CollectedExperiment
 from pipeline.report.definitions import ENDING_WORDS
 from pipeline.report.display_tables import DisplayOptions, display_tables
+from pipeline.report.int8 import int8_plots
 from pipeline.report.link import bandwidth_plots
 from pipeline.report.plot_data import Plot, PlotSource
 from pipeline.report.point_fates import address_of, list_fates, point_links, shown_outcomes
@@ -33,6 +33,7 @@ from pipeline.report.provenance import conditions_of, describe_setting, list_pro
 from pipeline.report.q1 import batch_size_plots
 from pipeline.report.q2 import speedup_plots
 from pipeline.report.q3 import step_plots
+from pipeline.report.q4 import accuracy_plots, final_accuracy_plots
 from pipeline.report.questions import ASKED_ABOUT, answers_of
 from pipeline.report.table import Row
 from pipeline.report.table_files import csv_text

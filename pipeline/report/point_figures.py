@@ -9,7 +9,7 @@ from pipeline.figures.intervals import ends_of
 from pipeline.figures.pooling import group_pairs
 from pipeline.plan.axes import AXES
 from pipeline.report.collect_experiment import CollectedExperiment
-from pipeline.report.definitions import EPOCH
+from pipeline.report.q4 import EPOCH
 from pipeline.report.table import Column, Row, Table
 from pipeline.report.tables import TABLES
 

@@ -5,11 +5,12 @@ from typing import NamedTuple, get_args
 
 from pipeline.experiment.point_label import Terms, in_terms
 from pipeline.figures.pooling import group_pairs
-from pipeline.report.accuracy_claims import int8_claims, large_batch_claims
 from pipeline.report.claims import NOT_ASKED, SUBMIT, Claim, SeparateAxis
+from pipeline.report.int8 import int8_claims
 from pipeline.report.q1 import batch_size_claims
 from pipeline.report.q2 import speedup_claims
 from pipeline.report.q3 import communication_claims
+from pipeline.report.q4 import large_batch_claims
 from pipeline.report.recommendation import use_claims
 from pipeline.report.table import Tables
 from pipeline.report.tables import part_of, values_of

@@ -34,10 +34,9 @@ from pipeline.report.claims import (
     name_ties,
     not_told_apart,
 )
-from pipeline.report.definitions import NEVER_REACHED
 from pipeline.report.next_step import limit_words
 from pipeline.report.table import Row, Tables
-from pipeline.report.time_to_target_rows import format_target, main_study
+from pipeline.report.time_to_target import NEVER_REACHED, format_target, main_study
 from pipeline.report.words import ClaimFormatter
 from pipeline.system.errors import pluralize
 

@@ -11,9 +11,8 @@ from pipeline.figures.ring_model import Link
 from pipeline.figures.scaling import pair_with_baselines, strong_pairs
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report.cost_rows import cost_rows
-from pipeline.report.definitions import COST, INT8, INT8_HISTOGRAMS, Q4, TIME_TO_TARGET
-from pipeline.report.epoch_rows import q4_rows
-from pipeline.report.int8_rows import int8_histogram_rows, int8_rows
+from pipeline.report.definitions import COST
+from pipeline.report.int8 import INT8, INT8_HISTOGRAMS, int8_histogram_rows, int8_rows
 from pipeline.report.link import BANDWIDTH, SWEEP, MeasuredLinks, bandwidth_rows, measured_links, sweep_rows
 from pipeline.report.memory import MEMORY_BOUNDARY, OOM, memory_rows, oom_row
 from pipeline.report.next_step import advise_all
@@ -21,8 +20,9 @@ from pipeline.report.prediction import PREDICTION, prediction_rows
 from pipeline.report.q1 import Q1, q1_row
 from pipeline.report.q2 import Q2, q2_row
 from pipeline.report.q3 import COMMUNICATION, Q3, exposed_row, q3_row
+from pipeline.report.q4 import Q4, q4_rows
 from pipeline.report.table import Row, Table, Tables
-from pipeline.report.time_to_target_rows import FROM_BASELINE, Targets, time_to_target_rows
+from pipeline.report.time_to_target import FROM_BASELINE, TIME_TO_TARGET, Targets, time_to_target_rows
 from pipeline.report.transfers import SPLIT, TRANSFERS, split_row, transfer_row
 
 INT8_TABLES = ("int8", "int8_histograms")

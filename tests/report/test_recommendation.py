@@ -24,7 +24,7 @@ from pipeline.report.claims import not_told_apart, sample_time
 from pipeline.report.questions import answer_questions
 from pipeline.report.recommendation import place_words
 from pipeline.report.table import Row
-from pipeline.report.time_to_target_rows import Targets
+from pipeline.report.time_to_target import Targets
 
 STEADY = (1.0, 1.0, 1.001, 1.001, 1.002, 1.002)
 

@@ -20,7 +20,7 @@ from pipeline.report.display_tables import DisplayOptions
 from pipeline.report.markdown import render_experiment
 from pipeline.report.table import Row
 from pipeline.report.tables import build_tables
-from pipeline.report.time_to_target_rows import Targets
+from pipeline.report.time_to_target import Targets
 
 
 def baseline(**fields: Any) -> Record:

@@ -1,4 +1,4 @@
-"""The rows of Q4's time to target: what each global batch and set of remedies needs to reach an accuracy or merit."""
+"""Every table: its columns, and how people see it. JSON and CSV have all columns in this order, reports what fits."""
 
 import math
 from collections.abc import Sequence
@@ -10,15 +10,126 @@ from pipeline.experiment.point_label import format_number
 from pipeline.experiment.record import Record
 from pipeline.figures import time_to_target
 from pipeline.figures.energy import all_windows, throttled_notes
-from pipeline.figures.intervals import Estimate
+from pipeline.figures.intervals import NOMINAL, Estimate
 from pipeline.figures.notes import Note, NoteKind, make_note
-from pipeline.figures.pooling import PooledPoint, group_pairs
+from pipeline.figures.pooling import REPEATS_NOT_OK, PooledPoint, group_pairs
 from pipeline.figures.time_to_target import Merit
 from pipeline.plan.axes import AXES
 from pipeline.plan.model_name import is_image_model
-from pipeline.report.definitions import NEVER_REACHED, TIME_TO_TARGET
-from pipeline.report.epoch_rows import DIVERGED
-from pipeline.report.table import Row, make_row
+from pipeline.report.columns import (
+    GLOBAL_BATCH,
+    LEARNING_RATE,
+    MERIT,
+    REMEDIES,
+    STATUS,
+)
+from pipeline.report.table import Column, Row, Table, View, make_row
+
+NEVER_REACHED = "never reached"
+
+
+def has_merit(row: Row) -> bool:
+    """True if a row is about another figure of merit than the test accuracy."""
+    return row["final_merit"] is not None or row["target_merit"] is not None
+
+
+def why_no_time(row: Row) -> str:
+    """Return why a row has no time to the target: never reached, or its GPUs are of another model."""
+    if row["reached"] == NEVER_REACHED:
+        return "never"
+    return "other GPU" if row["reached"] and row["num_timed"] == 0 else ""
+
+
+TO_TARGET = "Time is that of training up to the target; never: no seed reached it; other GPU: see its note."
+RATE = "The rate is the highest learning rate of the run."
+OVER_SEEDS = (
+    f"Medians over n seeds. In brackets: of six seeds or more the interval of the median ({NOMINAL}), of two to five "
+    "seeds the lowest and the highest."
+)
+TIME_TO_TARGET = Table(
+    "time_to_target",
+    "Q4",
+    (
+        STATUS,
+        REMEDIES,
+        GLOBAL_BATCH,
+        Column("epochs", "epochs", "Number of epochs asked for.", is_set=True),
+        Column(
+            "final_test_accuracy",
+            "accuracy [%]",
+            "Test accuracy after the last epoch.",
+            decimals=1,
+            interval="shown",
+        ),
+        Column(
+            "final_merit",
+            MERIT.heading,
+            "An own model's figure of merit after the last epoch.",
+            interval="shown",
+        ),
+        Column(
+            "time_to_target_s",
+            "time [s]",
+            "Training time up to the end of that epoch, without evaluation.",
+            interval="kept",
+            absent=why_no_time,
+        ),
+        LEARNING_RATE,
+        Column(
+            "epochs_to_target",
+            "epochs to target",
+            "First epoch whose test accuracy, or merit, is the target or better.",
+            decimals=2,
+            interval="kept",
+        ),
+        Column("reached", "reached", "Number of seeds that reached the target, or never reached."),
+        Column("soonest", "soonest in", "The row reaches the target first, counted in these."),
+        Column("gpu_time_to_target_s", "GPU-time [s]", "time_to_target_s x GPUs."),
+        Column("target_accuracy", "target [%]", "Test accuracy to reach.", decimals=2, is_set=True),
+        Column("target_merit", "target", "Figure of merit to reach.", decimals=4, is_set=True),
+        Column("updates_to_target", "updates", "Updates up to the end of that epoch.", interval="kept"),
+        Column("target_efficiency", "efficiency [%]", "throughput_efficiency x statistical_efficiency."),
+        Column("throughput_efficiency", "", "Samples per second and GPU over the baseline's."),
+        Column("statistical_efficiency", "", "Baseline's epochs_to_target over the row's."),
+        Column("num_timed", "", "Number of seeds that the time is of: those on the GPU model of the baseline."),
+        Column("is_baseline", "", "The target and the efficiencies of a study come from this row."),
+    ),
+    View(
+        "Q4: final accuracy and time to target",
+        f"Accuracy is of the test images after the last epoch. {TO_TARGET} {RATE} {OVER_SEEDS} The target, unless "
+        "--target-accuracy sets it, is 2 points below the final accuracy of the baseline: the smallest batch without "
+        "remedies. Under a cosine schedule accuracy rises most at the end of a run, so the time also depends on the "
+        "epochs asked for.",
+        lambda rows: [row for row in rows if not has_merit(row) and is_image_model(row.axes.get("model"))],
+        hidden_axes=("batch_size_per_gpu", "epochs", "reference_batch_size"),
+        hidden_notes=(REPEATS_NOT_OK,),
+        shows_n=True,
+    ),
+    View(
+        "Q4: final accuracy of your model and time to target",
+        f"Accuracy is what evaluate() returns after the last epoch. {TO_TARGET} {OVER_SEEDS} The target, unless "
+        "--target-accuracy sets it, is 2 points below what the smallest batch reaches.",
+        lambda rows: [row for row in rows if not has_merit(row) and not is_image_model(row.axes.get("model"))],
+        hidden_axes=("batch_size_per_gpu", "epochs"),
+        hidden_notes=(REPEATS_NOT_OK,),
+        shows_n=True,
+    ),
+    View(
+        f"Q4: final {MERIT.heading} and time to target",
+        f"{TO_TARGET} {OVER_SEEDS} The target, unless --target-merit sets it, is 2 % worse than what the smallest "
+        "batch reaches.",
+        lambda rows: [row for row in rows if has_merit(row)],
+        keys=(
+            *(GLOBAL_BATCH.key, "epochs", "final_merit", "time_to_target_s", "epochs_to_target", "reached", "soonest"),
+            *("gpu_time_to_target_s", "target_merit", "updates_to_target", "target_efficiency"),
+        ),
+        hidden_axes=("batch_size_per_gpu", "epochs"),
+        hidden_notes=(REPEATS_NOT_OK,),
+        shows_n=True,
+    ),
+)
+
+DIVERGED = NoteKind("diverged", "{count} of {repeats} diverged", badge="diverged")
 
 SEEDS_MISSING = NoteKind("seeds_missing", "no result of seed {seeds:list}")
 REACHED_BY_SOME = NoteKind(

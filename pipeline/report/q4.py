@@ -1,0 +1,513 @@
+"""Q4, accuracy: what a large batch costs in accuracy, and what recovers it. Its table, answer and plots."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pipeline.experiment.axis_groups import TARGET_MAY_DIFFER
+from pipeline.experiment.learning_rate import peak_learning_rate
+from pipeline.experiment.measurement import Epoch
+from pipeline.experiment.point_label import (
+    EFFORT_AXES,
+    describe_axis,
+    describe_point,
+    format_number,
+    varying_axes,
+)
+from pipeline.experiment.record import Record
+from pipeline.figures import formulas
+from pipeline.figures.comparability import gpu_model
+from pipeline.figures.intervals import ends_of, min_values
+from pipeline.figures.notes import NoteKind, make_note
+from pipeline.figures.pooling import PooledPoint, group_pairs
+from pipeline.figures.time_to_target import states_every_time, training_times_s
+from pipeline.plan.model_name import is_image_model
+from pipeline.report import plot_data
+from pipeline.report.claims import (
+    NOT_ANSWERED,
+    Claim,
+    ClaimKind,
+    Headline,
+    badges_of,
+    grid_command,
+    no_result,
+    not_answered,
+)
+from pipeline.report.columns import (
+    GLOBAL_BATCH,
+    LEARNING_RATE,
+    MERIT,
+    PLACE,
+    REMEDIES,
+    TEST_ACCURACY,
+)
+from pipeline.report.plot_data import LinePanel, Plot, PlotSource, as_title
+from pipeline.report.table import FIGURES_NOT_STATED, Column, Row, Rows, Table, View, make_row, sort_rows
+from pipeline.report.time_to_target import DIVERGED, NEVER_REACHED, TIME_TO_TARGET, final_of, format_target, main_study
+from pipeline.system.errors import pluralize
+
+
+def first_and_last_epochs(rows: Rows) -> Rows:
+    """Return the rows of each point's first and last epoch, in order; none if the points were timed alone.
+
+    Without a test, a remedy or a loss that diverged, a loss of the first epochs answers nothing.
+    """
+    if not any(map(is_about_learning, rows)):
+        return []
+    by_point = group_pairs((repr((row.axes, row["remedies"])), row) for row in sort_rows(rows))
+    return [row for own in by_point.values() for row in own[:1] + own[1:][-1:]]
+
+
+def is_about_learning(row: Row) -> bool:
+    """True if the row has a test, remedies or a loss that diverged, or if it was stated elsewhere, without a rate."""
+    tested = any(row[key] is not None for key in ("test_accuracy", "merit", "test_loss"))
+    return tested or bool(row["remedies"]) or row["diverged_at_update"] is not None or row.has_note(FIGURES_NOT_STATED)
+
+
+def epochs_of(*, with_merit: bool) -> Callable[[Rows], Rows]:
+    """Return the choice of epochs of the models that have another merit than the test accuracy, or that have none."""
+
+    def choose(rows: Rows) -> Rows:
+        models = {row.axes.get("model") for row in rows if row["merit"] is not None}
+        return first_and_last_epochs([row for row in rows if (row.axes.get("model") in models) == with_merit])
+
+    return choose
+
+
+def is_input_known(row: Row) -> bool:
+    """True for what was measured here; an ingested table does not state its images."""
+    return row.axes.get("input", "") is not None
+
+
+EPOCH = Column("epoch", "epoch", "The epoch, counted from 1.", is_set=True)
+
+Q4 = Table(
+    "Q4",
+    "Q4",
+    (
+        *PLACE,
+        REMEDIES,
+        EPOCH,
+        Column("loss", "loss", "Mean loss of the training samples, measured during training.", decimals=4),
+        TEST_ACCURACY,
+        Column(
+            "accuracy",
+            "training accuracy [%]",
+            "Accuracy on the training samples, measured during training.",
+            decimals=2,
+        ),
+        MERIT,
+        Column("num_updates", "updates", "Updates of the weights since the start."),
+        Column("test_loss", "test loss", "Loss over the test set.", decimals=4),
+        LEARNING_RATE._replace(heading=""),
+        Column("training_time_s", "", "Sum of epoch_time_s since the start, without evaluation."),
+        Column("diverged_at_update", "", "First update whose loss was not finite."),
+    ),
+    View(
+        "Q4: loss and accuracy by epoch",
+        "The table shows the first and the last epoch of each point. Loss and training accuracy are of augmented "
+        "images, during the epoch.",
+        lambda rows: [row for row in epochs_of(with_merit=False)(rows) if is_input_known(row)],
+        hidden_axes=("gpu",),
+    ),
+    View(
+        "Q4: stated loss and accuracy by epoch",
+        "The table shows the first and the last epoch of each point. The source does not state of which images loss "
+        "and accuracy are.",
+        lambda rows: [row for row in epochs_of(with_merit=False)(rows) if not is_input_known(row)],
+        hidden_axes=("gpu",),
+    ),
+    View(
+        f"Q4: loss and {MERIT.heading} by epoch",
+        "The table shows the first and the last epoch of each point. Loss is of training samples, during the epoch.",
+        epochs_of(with_merit=True),
+        hidden_axes=("gpu",),
+    ),
+)
+TEST_LOSS_NOT_FINITE = NoteKind("test_loss_not_finite", "the test loss is not finite in {count} of {repeats}")
+
+
+def q4_rows(point: PooledPoint) -> list[Row]:
+    """Return a row for every epoch with a loss. A point that has remedies but no loss has one row without figures.
+
+    Losses and accuracies pool all GPU models. Training times are those on the model of most records.
+    """
+    stated = [record for record in point.ok_records if states_every_time(record)]
+    timed = [record for record in stated if gpu_model(record) in ("", point.gpu)]
+    times_s = {id(record): training_times_s(record) for record in timed}
+    found = [(record, epoch) for record in point.ok_records for epoch in learnt_epochs(record)]
+    repeats = group_pairs((epoch.epoch, epoch) for _, epoch in found)
+    ends_s = group_pairs((e.epoch, times_s[id(r)][e.epoch - 1]) for r, e in found if id(r) in times_s)
+    rows = [q4_row(point, repeats[number], ends_s.get(number, ())) for number in sorted(repeats)]
+    if not rows and point.spec.remedies:
+        rows.append(make_row(Q4, point, remedies=list(point.spec.remedies)))
+    return rows
+
+
+def learnt_epochs(record: Record) -> list[Epoch]:
+    epochs = record.measurement.epochs if record.measurement and not record.spec.is_probe else ()
+    return [epoch for epoch in epochs if epoch.loss is not None or epoch.diverged_at_update is not None]
+
+
+def q4_row(point: PooledPoint, epochs: Sequence[Epoch], times_s: Sequence[float]) -> Row:
+    """Return the medians over the repeats of one epoch. A loss that diverged is None, with its update.
+
+    `times_s` are the training seconds up to its end, of the repeats on the model `point.gpu` that state them.
+    """
+    diverged = [epoch.diverged_at_update for epoch in epochs if epoch.diverged_at_update is not None]
+    has_loss = is_image_model(point.spec.model)  # evaluate() of another model need not return one
+    untold = sum(has_loss and epoch.test_accuracy is not None and epoch.test_loss is None for epoch in epochs)
+    notes = []
+    if diverged:
+        notes.append(make_note(DIVERGED, count=len(diverged), repeats=len(epochs)))
+    if untold:
+        notes.append(make_note(TEST_LOSS_NOT_FINITE, count=untold, repeats=len(epochs)))
+    learnt = ("loss", "accuracy", "test_loss", "test_accuracy", "merit")
+    return make_row(
+        Q4,
+        point,
+        n=len(epochs),
+        remedies=list(point.spec.remedies),
+        epoch=epochs[0].epoch,
+        num_updates=epochs[0].num_updates,
+        training_time_s=formulas.median_of_known(times_s),
+        learning_rate=peak_learning_rate(point.spec) if has_known_rate(point) else None,
+        **{key: formulas.median_of_known(getattr(epoch, key) for epoch in epochs) for key in learnt},
+        diverged_at_update=min(diverged, default=None),
+        notes=notes,
+    )
+
+
+def has_known_rate(point: PooledPoint) -> bool:
+    """True if the learning rate follows from the point: of image models, unless others measured them."""
+    return is_image_model(point.spec.model) and any(record.measured for record in point.ok_records)
+
+
+LARGE_BATCH_WORDS = (
+    "After {epochs} epochs {batch:,} images a step reach {accuracy:.1%} test accuracy, {small_batch:,} reach "
+    "{small_accuracy:.1%}: {cost:+.1f} points{where}{unclear}.",
+    "With {remedies} it is {mended:.1%}, the best of {num_sets} with a result{mended_unclear}.",
+)
+LARGE_BATCH = ClaimKind(
+    "large_batch",
+    (*LARGE_BATCH_WORDS, "Soonest at {target:.2%} {soonest}."),
+    Headline("{batch:,}: {accuracy:.1%}; {small_batch:,}: {small_accuracy:.1%}", "accuracy", "{:.1%}"),
+)
+TOO_FEW_RUNS = ClaimKind(
+    "too_few_runs",
+    (*LARGE_BATCH_WORDS, "{few} cannot show whether a remedy helps."),
+    Headline("{batch:,}: {accuracy:.1%}; {small_batch:,}: {small_accuracy:.1%}", "accuracy", "{:.1%}"),
+)
+OWN_ACCURACY = ClaimKind(
+    "own_accuracy",
+    (
+        "After {epochs} epochs {batch:,} images a step reach {final:.1%} test accuracy, {small_batch:,} reach "
+        "{small_final:.1%}{where}{unclear}.",
+        "Soonest at {target:.2%} {soonest}.",
+    ),
+    Headline("{batch:,}: {final:.1%}; {small_batch:,}: {small_final:.1%}", "final", "{:.1%}"),
+)
+OWN_MERIT = ClaimKind(
+    "own_merit",
+    (
+        "After {epochs} epochs the figure of merit is {final:digits} at {batch:,} images a step and "
+        "{small_final:digits} at {small_batch:,}{where}{unclear}.",
+        "Soonest at {target:.4g} {soonest}.",
+    ),
+    Headline("{batch:,}: {final:digits}; {small_batch:,}: {small_final:digits}", "final", "{:.4g}"),
+)
+
+MIN_RUNS, MIN_EPOCHS_TO_TELL = 3, 10  # below these an accuracy cannot tell a remedy from noise
+
+
+def large_batch_claims(all_rows: Sequence[Row]) -> list[Claim]:
+    """Return what large batches cost in test accuracy, what remedies mend of it, and what gets to the target soonest.
+
+    It is about one study (main_study). Accuracies are compared at the epochs of its baseline.
+    """
+    rows, small = main_study(all_rows)
+    if small is None:
+        return [not_answered("Q4", "no test accuracy of a small and of a large batch was measured", "q4-study")]
+    batch = f"{small['global_batch_size']:,} images a step without remedies, the runs to compare with,"
+    if small.has_note(DIVERGED):
+        return [Claim("Q4", NOT_ANSWERED, {"why": f"{batch} diverged"})]
+    if final_of(small) is None:
+        return [no_result("Q4", batch, [small])]
+    epochs = pluralize(small["epochs"], "epoch")
+    as_long = [row for row in rows if row["epochs"] == small["epochs"]]
+    larger = [row for row in as_long if row["global_batch_size"] > small["global_batch_size"]]
+    large = large_batch(larger)
+    if large is None:
+        return [not_answered("Q4", f"no test accuracy of a larger batch after {epochs}", "q4-study")]
+    if not is_image_model(small.axes.get("model")):
+        return [own_model_claim(rows, small, large)]
+    tried = rows_with_remedies(larger, large)
+    known = [row for row in tried if row["final_test_accuracy"] is not None]
+    if not known:
+        what = "has a result with remedies" if tried else "tried a remedy"
+        run = f"no run of {large['global_batch_size']:,} images a step for {epochs} {what}"
+        return [not_answered("Q4", run, "q4-study", is_asked=bool(tried))]
+    best = max(known, key=lambda row: (row.n >= MIN_RUNS, float(row["final_test_accuracy"])))
+    axes = [axis for axis in varying_axes([row.axes for row in all_rows]) if axis not in TARGET_MAY_DIFFER]
+    study = [describe_point(small.axes, axes)] if len(rows) < len(all_rows) else []
+    runs = min(row.n for row in (small, large, best))
+    values: dict[str, Any] = {
+        "epochs": small["epochs"],
+        "batch": large["global_batch_size"],
+        "accuracy": large["final_test_accuracy"],
+        "small_batch": small["global_batch_size"],
+        "small_accuracy": small["final_test_accuracy"],
+        "cost": 100 * (large["final_test_accuracy"] - small["final_test_accuracy"]),
+        "unclear": unclear_words(small, large),
+        "where": "".join(f", {condition}" for condition in (*study, f"n = {runs}")),
+        # the rate may be the only thing in which two rows differ
+        "remedies": f"{describe_axis('remedies', best['remedies'])} at rate {best['learning_rate']:.3g}",
+        "mended": best["final_test_accuracy"],
+        "mended_unclear": unclear_words(large, best),
+        "num_sets": pluralize(len({tuple(row["remedies"]) for row in known}), "set"),
+        "target": small["target_accuracy"],
+        "soonest": describe_soonest(rows, small),
+    }
+    untimed = any(row["epochs_to_target"] is not None and row["time_to_target_s"] is None for row in rows)
+    badges = badges_of(large, *(("other GPU",) if untimed else ()))
+    is_few, is_short = runs < MIN_RUNS, small["epochs"] < MIN_EPOCHS_TO_TELL
+    if is_few or is_short:
+        few = " and ".join([epochs] * is_short + [pluralize(runs, "run")] * is_few)
+        return [Claim("Q4", TOO_FEW_RUNS, values | {"few": few}, badges, grid_command("q4-study"))]
+    return [Claim("Q4", LARGE_BATCH, values, badges)]
+
+
+def own_model_claim(rows: Sequence[Row], small: Row, large: Row) -> Claim:
+    """Return what a larger batch costs a model of the user's, which has no remedies here."""
+    values = {
+        "epochs": small["epochs"],
+        "batch": large["global_batch_size"],
+        "final": final_of(large),
+        "small_batch": small["global_batch_size"],
+        "small_final": final_of(small),
+        "where": f", n = {min(small.n, large.n)}",
+        "unclear": unclear_words(small, large),
+        "target": small["target_merit"] if small["target_accuracy"] is None else small["target_accuracy"],
+        "soonest": describe_soonest(rows, small),
+    }
+    is_accuracy = small["final_merit"] is None
+    return Claim("Q4", OWN_ACCURACY if is_accuracy else OWN_MERIT, values, badges_of(large))
+
+
+def large_batch(larger: Sequence[Row]) -> Row | None:
+    """Return the run without remedies to compare with: the largest batch that tried a remedy, else the largest."""
+    with_remedies = {row["global_batch_size"] for row in larger if row["remedies"]}
+    plain = [row for row in larger if not row["remedies"] and final_of(row) is not None]
+    tried = [row for row in plain if row["global_batch_size"] in with_remedies]
+    return max(
+        tried or plain,
+        key=lambda row: (row["global_batch_size"], -row["num_gpus"], final_of(row)),
+        default=None,
+    )
+
+
+def rows_with_remedies(larger: Sequence[Row], large: Row) -> list[Row]:
+    """Return the rows with remedies of the same batch, on the same number of GPUs if there are any."""
+    of_size = [row for row in larger if row["remedies"] and row["global_batch_size"] == large["global_batch_size"]]
+    return [row for row in of_size if row["num_gpus"] == large["num_gpus"]] or of_size
+
+
+def unclear_words(before: Row, after: Row) -> str:
+    """Return that two finals are not told apart, if their intervals (of fewer seeds: their ranges) overlap."""
+    lows, highs = zip(*(ends_of(final_of(row)) for row in (before, after)), strict=True)
+    runs = min(before.n, after.n)
+    if runs < MIN_RUNS or None in (*lows, *highs) or max(lows) > min(highs):
+        return ""
+    what = "intervals" if runs >= min_values() else "ranges"
+    return f" (their {what} overlap: no difference is shown)"
+
+
+def describe_soonest(rows: Sequence[Row], small: Row) -> str | None:
+    """Return which run gets to the target soonest, beside the small batch's time; None if nothing is known of it.
+
+    Runs whose interval meets that of the soonest may be as soon: they are counted.
+    """
+    first = next((row for row in rows if "seconds" in (row["soonest"] or "").split(" and ")), None)
+    if first is None:
+        never = all(row["reached"] in (None, NEVER_REACHED) for row in rows)
+        return "is no run: none reaches it" if never else "is not known: no row has a time on the baseline's GPU model"
+    missed = first["reached"] != f"{first.n} of {first.n}"  # the interval has no end if a seed missed the target
+    end_s = float("inf") if missed else ends_of(first["time_to_target_s"])[1] or first["time_to_target_s"]
+    timed = [row for row in rows if row["time_to_target_s"] is not None and row is not first]
+    rivals = sum((ends_of(row["time_to_target_s"])[0] or row["time_to_target_s"]) <= end_s for row in timed)
+    shown = f"; {rivals} more may be as soon" if rivals else ""
+    reached = f", {first['reached']} runs reach it" if missed else ""
+    tried, beside = any(row["remedies"] for row in rows), ""
+    if first is not small and small["time_to_target_s"] is not None:
+        beside = f"; {small['global_batch_size']:,}{' without remedies' * tried} take {seconds(small)}"
+    remedies = ", without remedies" if tried else ""
+    if first["remedies"]:
+        remedies = f", {describe_axis('remedies', first['remedies'])}"
+    gpus = f" on {pluralize(first['num_gpus'], 'GPU')}" if first["num_gpus"] != small["num_gpus"] else ""
+    which = f"{first['global_batch_size']:,} images a step{gpus}{remedies}"
+    return f"is {which}: {seconds(first)} of training{reached}{beside}{shown}"
+
+
+def seconds(row: Row) -> str:
+    """Return the training time to the target with its ends."""
+    low, high = ends_of(row["time_to_target_s"])
+    ends = "" if low is None or high is None else f" ({format_number(low, ',.1f')} to {format_number(high, ',.1f')} s)"
+    return f"{format_number(row['time_to_target_s'], ',.1f')} s{ends}"
+
+
+Groups = Mapping[str, Sequence[Row]]
+RemedySets = Sequence[tuple[str, ...]]
+
+BATCH = GLOBAL_BATCH.key
+TRAINING_ACCURACY = Q4.column("accuracy")
+FINALS = [TIME_TO_TARGET.column(key) for key in ("final_test_accuracy", "final_merit")]
+TARGET_TIME = TIME_TO_TARGET.column("time_to_target_s")
+FOLLOWS_FROM_BATCH = ("batch_size_per_gpu", "num_gpus", "strategy", "learning_rate")
+MIN_EPOCHS = 3  # fewer do not show how accuracy develops
+INFORMATIVE = 0.5  # of the best accuracy; a size that stays below it tells remedies hardly apart
+WIDE_RANGE = 8  # the largest over the smallest end of a curve, from which the axis is logarithmic
+TIMES = "time to the target"  # the panel of times, in the title
+SEEDS_NOTE = (
+    "Medians over the seeds. Bars: of six seeds or more the interval of the median, of two to five seeds the lowest "
+    "and the highest. A point without a bar: one seed, or a seed missed the target. The axis of the {} does not begin "
+    "at 0."
+)
+SOME_TIMES_NOTE = "Times are of one GPU model: seeds on another have none."
+
+
+def final_accuracy_plots(source: PlotSource) -> Iterator[Plot]:
+    """Yield Q4: final accuracy and time to target against the batch size, a line for each set of remedies.
+
+    All runs are of one study (main_study) and have the epochs of its baseline. Of equal global batches only the run on
+    the fewest GPUs is shown. Times are compared on the baseline's number of GPUs.
+    """
+    study, baseline = main_study(source.tables["time_to_target"])
+    if baseline is None or baseline["epochs"] < MIN_EPOCHS:
+        return
+    as_long = [row for row in study if row["epochs"] == baseline["epochs"]]
+    final = first_known(FINALS, as_long)
+    tested = [row for row in as_long if row[final.key] is not None]
+    (groups, left_out), sets = remedy_groups(tested), remedy_sets(source.tables["Q4"])
+    lines = plot_data.make_series(groups, BATCH, final, styles_of(groups, sets))
+    what, heading = ("accuracy", TEST_ACCURACY.heading) if final is FINALS[0] else (MERIT.heading, MERIT.heading)
+    accuracies = LinePanel(as_title(heading), GLOBAL_BATCH.heading, lines, y_covers=())
+    panels = {f"{what} after {pluralize(baseline['epochs'], 'epoch')}": accuracies}
+    if baseline["target_accuracy"] is not None or baseline["target_merit"] is not None:
+        alike, _ = remedy_groups([row for row in tested if row["num_gpus"] == baseline["num_gpus"]])
+        lines = plot_data.make_series(alike, BATCH, TARGET_TIME, styles_of(alike, sets))
+        title = f"Training time to {format_target(baseline)} [s]"
+        panels[TIMES] = LinePanel(title, GLOBAL_BATCH.heading, lines)
+    places = {what: {point.x for line in panel.series for point in line.points} for what, panel in panels.items()}
+    panels = {what: panel for what, panel in panels.items() if len(places[what]) > 1}
+    if panels:
+        is_partial = TIMES in panels and any(row["num_timed"] < row["n"] for row in tested)
+        note = " ".join(filter(None, (SEEDS_NOTE.format(what), SOME_TIMES_NOTE if is_partial else "", left_out)))
+        title = as_title(f"{' and '.join(panels)}, by batch size")
+        yield Plot("q4-batch-size", "Q4", title, tuple(panels.values()), note, is_main=False)
+
+
+def first_known(columns: Sequence[Column], rows: Sequence[Row]) -> Column:
+    """Return the first column of which a row has a value; without one the last."""
+    return next((column for column in columns if any(row[column.key] is not None for row in rows)), columns[-1])
+
+
+def remedy_sets(rows: Sequence[Row]) -> RemedySets:
+    """Return the different sets of remedies, the smallest first."""
+    return sorted({tuple(row["remedies"]) for row in rows}, key=lambda remedies: (len(remedies), remedies))
+
+
+def remedy_groups(rows: Sequence[Row]) -> tuple[dict[str, list[Row]], str]:
+    """Return the series by remedies, of each global batch the rows on the fewest GPUs, and of these the fewest nodes.
+
+    The labels leave out what follows from the batch, unless rows would then share a place.
+    """
+    pairs = [((tuple(row["remedies"]), row[BATCH]), (row["num_gpus"], row["num_nodes"])) for row in rows]
+    used = group_pairs(pairs)
+    fewest = [row for row, (place, gpus) in zip(rows, pairs, strict=True) if gpus == min(used[place])]
+    first = ("remedies",) if any(row["remedies"] for row in rows) else ()
+    return plot_data.group_series(fewest, BATCH, first, (*FOLLOWS_FROM_BATCH, *EFFORT_AXES))
+
+
+def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
+    """Yield Q4 against time. With remedies there is a plot for each batch size, the largest first, else one plot.
+
+    Runs longer than the shortest of their batch size have a plot of their own. All but one are folded up: the first
+    whose best accuracy is not below INFORMATIVE of the best, since the lines of the others are flat.
+    """
+    rows = [row for row in source.tables["Q4"] if row["epoch"] is not None]
+    column = first_known((TEST_ACCURACY, MERIT, TRAINING_ACCURACY), rows)
+    known = [row for row in rows if row[column.key] is not None]
+    curves = group_pairs((repr(row.axes), row) for row in known).values()
+    rows = [row for curve in curves if len(curve) >= MIN_EPOCHS for row in curve]
+    remedied = sorted({row[BATCH] for row in rows if row["remedies"]}, reverse=True)
+    if rows and not remedied:
+        groups, note = plot_data.group_series(rows, "epoch")
+        panels = accuracy_panels(groups, column, remedy_sets(rows))
+        what = MERIT.heading if column is MERIT else "accuracy"
+        yield from time_first("q4", as_title(what), panels, note)
+    shows_main = False
+    sets, reference = remedy_sets(rows), baseline_curve(source, rows)
+    best = max((row[column.key] for row in rows), default=0)
+    for batch in remedied:
+        by_length = group_pairs((int(row.axes.get("epochs", 0)), row) for row in rows if row[BATCH] == batch)
+        shortest = by_length.pop(min(by_length))
+        compared = [row for row in reference if row[BATCH] != batch]
+        for own, longer in ((shortest, ""), ([row for length in by_length.values() for row in length], "longer")):
+            if own:
+                first = ("remedies", "epochs") if longer else ("remedies",)
+                groups, left_out = plot_data.group_series(own, "epoch", first)
+                name = "-".join(filter(None, ("q4", "" if batch == remedied[0] else str(batch), longer)))
+                for_longer = " for longer" if longer else ""
+                title = f"Accuracy with {batch:,} images a step{for_longer}"
+                panels = accuracy_panels(groups, column, sets, compared)
+                note = f"Medians over the seeds. {left_out}".rstrip()
+                is_main = not shows_main and max(row[column.key] for row in own) >= INFORMATIVE * best
+                shows_main |= is_main
+                yield from time_first(name, title, panels, note, is_main)
+
+
+def time_first(name: str, title: str, panels: Sequence[LinePanel], note: str, is_main: bool = True) -> Iterator[Plot]:
+    """Yield the plot against time, and folded up that by epoch and update."""
+    if panels:
+        yield Plot(name, "Q4", f"{title} against time", tuple(panels[:1]), note, is_main)
+        yield Plot(f"{name}-steps", "Q4", f"{title} by epoch and update", tuple(panels[1:]), note, is_main=False)
+
+
+def baseline_curve(source: PlotSource, rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of the baseline (main_study), to compare larger batches with."""
+    _, baseline = main_study(source.tables["time_to_target"])
+    if baseline is None:
+        return []
+    axes = {axis: value for axis, value in baseline.axes.items() if axis != "gpu"}
+    return [row for row in rows if axes | row.axes == row.axes | axes]
+
+
+def styles_of(groups: Groups, sets: RemedySets) -> dict[str, int]:
+    """Return the style of each label: that of its remedies in every plot; a second line of the same has a free one."""
+    if len(sets) > plot_data.MAX_SERIES:
+        sets = remedy_sets([rows[0] for rows in groups.values()])
+    free = [*range(len(sets), plot_data.MAX_SERIES), *range(len(sets))]
+    styles: dict[str, int] = {}
+    for label in sorted(groups, key=lambda label: (groups[label][0]["num_gpus"], len(label))):  # the plainest first
+        own = sets.index(tuple(groups[label][0]["remedies"]))
+        styles[label] = next(style for style in (own, *free) if style not in styles.values())
+    return styles
+
+
+def accuracy_panels(
+    groups: Groups, column: Column, sets: RemedySets, reference: Sequence[Row] = ()
+) -> tuple[LinePanel, ...]:
+    """Return accuracy by second, by epoch and by update; `reference` is a curve to compare with."""
+    styles, compared = styles_of(groups, sets), {}
+    if reference:
+        batch = describe_axis(BATCH, reference[0][BATCH]).removesuffix(" in all")
+        compared = {f"{batch} images, no remedies": reference}
+    panels = []
+    for key, x_label in (("training_time_s", "seconds of training"), ("epoch", "epoch"), ("num_updates", "updates")):
+        lines = plot_data.make_series(groups, key, column, styles)
+        lines += plot_data.make_series(compared, key, column, dict.fromkeys(compared, plot_data.REFERENCE))
+        ends = [line.points[-1].x for line in lines]
+        if key != "epoch" and ends and max(ends) > WIDE_RANGE * min(ends):
+            panels.append(LinePanel(as_title(column.heading), x_label, lines, "log10"))
+        elif lines:
+            panels.append(LinePanel(as_title(column.heading), x_label, lines, "linear"))
+    return tuple(panels)
