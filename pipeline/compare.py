@@ -19,7 +19,7 @@ from pathlib import Path
 from pipeline.experiment.folder import Experiment, find_experiments
 from pipeline.experiment.outcomes import PointOutcome, collect_outcomes
 from pipeline.figures.comparison import Comparison, compare_outcomes, is_failing
-from pipeline.report.comparison import comparison_as_json, name_unchecked, render_comparison, summarize
+from pipeline.report.compare import comparison_as_json, name_unchecked, render_comparison, summarize
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser
 from pipeline.system.errors import CommandError, log_line, pluralize, shorten_list

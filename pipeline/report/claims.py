@@ -45,27 +45,6 @@ class ClaimKind(NamedTuple):
 NOT_ANSWERED = ClaimKind("not_answered", ("Not answered here: {why}.",))
 NOT_ASKED = ClaimKind("not_asked", ("Not answered here: {why}.",))
 NO_RESULT_YET = ClaimKind("no_result", ("Not answered yet: {what} have no result; {cure}.",))
-USE = ClaimKind(
-    "use",
-    (
-        "Use {what}: {throughput}, an epoch of {epoch_time:digits} s, {place} of {choice}.",
-        "{beside}.",
-    ),
-    Headline("{what}: {throughput}", "epoch_time", "{:.3f} s"),
-)
-ONLY_CHOICE = ClaimKind(
-    "only_choice",
-    (
-        "One configuration was timed, {what}, so there is no choice: {throughput}, an epoch of {epoch_time:digits} s, "
-        "{choice}.",
-    ),
-    Headline("{what}: {throughput}", "epoch_time", "{:.3f} s"),
-)
-USE_NEXT = ClaimKind("use_next", ("The configuration to use is limited by {limit}; next step: {next_step}.",))
-CHEAPEST = ClaimKind(
-    "cheapest", ("Cheapest at {target} is {what}: {gpu_seconds:digits} GPU-seconds of training, n = {n}, of {choice}.",)
-)
-NO_RUN_REACHES = ClaimKind("never_reached", ("No run reaches {target}, so none is the cheapest.",))
 
 
 SeparateAxis = Literal["gpu", "unit", "model"]

@@ -23,7 +23,7 @@ from pipeline.experiment.point_label import Terms, describe_training, format_fig
 from pipeline.figures.pooling import group_pairs
 from pipeline.report.cells import name_texts
 from pipeline.report.collect_experiment import CollectedExperiment
-from pipeline.report.definitions import ENDING_WORDS
+from pipeline.report.cost import ENDING_WORDS
 from pipeline.report.display_tables import DisplayOptions, display_tables
 from pipeline.report.int8 import int8_plots
 from pipeline.report.link import bandwidth_plots

@@ -13,11 +13,39 @@ from pipeline.figures.loader import LOADER_BOUND
 from pipeline.figures.pooling import SHARED_NODE
 from pipeline.plan.axes import AXIS_DEFAULTS
 from pipeline.report.claims import SUBMIT, badges_of, describe_own, is_fit_for_answer, not_told_apart
-from pipeline.report.definitions import PROPOSAL
+from pipeline.report.columns import (
+    EFFICIENCY,
+    PLACE,
+    SPEEDUP,
+)
 from pipeline.report.q2 import WAITS, reason_left_out
-from pipeline.report.table import FIGURES_NOT_STATED, Row, Tables
+from pipeline.report.table import FIGURES_NOT_STATED, Column, Row, Table, Tables, View
 from pipeline.report.words import ClaimFormatter
 from pipeline.system.errors import EXIT_NOTHING_FOUND, CommandError, pluralize
+
+PROPOSAL = Table(
+    "proposal",
+    "",
+    (
+        *PLACE,
+        EFFICIENCY._replace(interval="shown"),
+        SPEEDUP,
+        Column("gpu_hours", "GPU-hours [h]", "GPUs x wall_hours.", interval="shown"),
+        Column("energy_kwh", "energy [kWh]", "Energy of all GPUs, without the host."),
+        Column("wall_hours", "time [h]", "Time of the samples, at the time of an epoch for those of one."),
+        Column(
+            "no_change_gpu_hours", "no change [h]", "GPU-hours if a step takes as long as on the most measured GPUs."
+        ),
+        Column("none_hidden_gpu_hours", "none hidden [h]", "The same, with the longer all-reduces of the ring model."),
+    ),
+    View("Weak scaling: every GPU keeps its batch"),
+    View("Strong scaling: the images a step stay the same", hidden_axes=("batch_size_per_gpu",)),
+    View(
+        "Beyond what was measured: GPU-hours of two models, without an interval",
+        keys=("gpu_hours", "no_change_gpu_hours", "none_hidden_gpu_hours"),
+    ),
+)
+"""The tables of `proposal`, which are on its own page alone."""
 
 MIN_EFFICIENCY = 0.7  # what a call for proposals usually asks for
 SERIES_MAY_DIFFER = ("num_gpus", *EFFORT_AXES)

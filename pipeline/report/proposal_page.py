@@ -7,12 +7,11 @@ from pipeline.experiment.outcomes import CollectedOutcomes
 from pipeline.experiment.point_label import Terms, in_terms
 from pipeline.figures.compute_rate import MFU_PEAK, NO_PEAK
 from pipeline.report.cells import DisplayTable, name_texts
-from pipeline.report.definitions import PROPOSAL
 from pipeline.report.display_tables import DisplayOptions, build_table
 from pipeline.report.html_page import render_template
 from pipeline.report.markdown import escape_markdown, name_source, render_table, wrap
 from pipeline.report.plot_data import PlotSource
-from pipeline.report.proposal import Proposal
+from pipeline.report.proposal import PROPOSAL, Proposal
 from pipeline.report.provenance import describe_provenance
 from pipeline.report.q2 import speedup_plots
 

@@ -11,7 +11,7 @@ from pipeline.report.q1 import batch_size_claims
 from pipeline.report.q2 import speedup_claims
 from pipeline.report.q3 import communication_claims
 from pipeline.report.q4 import large_batch_claims
-from pipeline.report.recommendation import use_claims
+from pipeline.report.q5 import use_claims
 from pipeline.report.table import Tables
 from pipeline.report.tables import part_of, values_of
 

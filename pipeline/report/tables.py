@@ -10,8 +10,7 @@ from pipeline.figures.pooling import pool_outcomes
 from pipeline.figures.ring_model import Link
 from pipeline.figures.scaling import pair_with_baselines, strong_pairs
 from pipeline.plan.strategies import STRATEGIES
-from pipeline.report.cost_rows import cost_rows
-from pipeline.report.definitions import COST
+from pipeline.report.cost import COST, cost_rows
 from pipeline.report.int8 import INT8, INT8_HISTOGRAMS, int8_histogram_rows, int8_rows
 from pipeline.report.link import BANDWIDTH, SWEEP, MeasuredLinks, bandwidth_rows, measured_links, sweep_rows
 from pipeline.report.memory import MEMORY_BOUNDARY, OOM, memory_rows, oom_row

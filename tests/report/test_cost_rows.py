@@ -9,7 +9,7 @@ from pipeline.experiment.measurement import Communication, StepSeries
 from pipeline.experiment.record import Environment, Failure, Record
 from pipeline.experiment.spec import Spec
 from pipeline.figures.attempts import attempt_span
-from pipeline.report.cost_rows import ENDINGS
+from pipeline.report.cost import ENDINGS
 from pipeline.report.table import Row
 
 START = "2025-06-01T12:00:00Z"

@@ -34,7 +34,7 @@ from pipeline.figures.notes import OF_BASELINE, make_note
 from pipeline.figures.pooling import SHARED_NODE
 from pipeline.figures.scaling import NO_BASELINE
 from pipeline.report import html_page
-from pipeline.report.definitions import ENDING_WORDS
+from pipeline.report.cost import ENDING_WORDS
 from pipeline.report.html_page import QUESTIONS, Pages, describe_cost
 from pipeline.report.point_fates import point_links
 from pipeline.report.provenance import describe_setting

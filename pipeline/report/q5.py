@@ -1,4 +1,4 @@
-"""Q5, what to use: the configuration with the shortest time or the simplest of a tie, and the cheapest at a target."""
+"""Q5, recommendation: the configuration with the shortest time or the simplest of a tie, and the cheapest at a target."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -23,11 +23,9 @@ from pipeline.figures.scaling import BASELINE_RUNS, NO_DIFFERENCE
 from pipeline.plan.axes import AXES, DECLARED
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report.claims import (
-    CHEAPEST,
-    NO_RUN_REACHES,
-    ONLY_CHOICE,
-    USE_NEXT,
     Claim,
+    ClaimKind,
+    Headline,
     badges_of,
     describe_own,
     is_shown_slower,
@@ -39,6 +37,28 @@ from pipeline.report.table import Row, Tables
 from pipeline.report.time_to_target import NEVER_REACHED, format_target, main_study
 from pipeline.report.words import ClaimFormatter
 from pipeline.system.errors import pluralize
+
+USE = ClaimKind(
+    "use",
+    (
+        "Use {what}: {throughput}, an epoch of {epoch_time:digits} s, {place} of {choice}.",
+        "{beside}.",
+    ),
+    Headline("{what}: {throughput}", "epoch_time", "{:.3f} s"),
+)
+ONLY_CHOICE = ClaimKind(
+    "only_choice",
+    (
+        "One configuration was timed, {what}, so there is no choice: {throughput}, an epoch of {epoch_time:digits} s, "
+        "{choice}.",
+    ),
+    Headline("{what}: {throughput}", "epoch_time", "{:.3f} s"),
+)
+USE_NEXT = ClaimKind("use_next", ("The configuration to use is limited by {limit}; next step: {next_step}.",))
+CHEAPEST = ClaimKind(
+    "cheapest", ("Cheapest at {target} is {what}: {gpu_seconds:digits} GPU-seconds of training, n = {n}, of {choice}.",)
+)
+NO_RUN_REACHES = ClaimKind("never_reached", ("No run reaches {target}, so none is the cheapest.",))
 
 EXECUTIONS_SIMPLEST_FIRST = ("eager", "compile", "graph", "compiled_graph", "auto")
 MAX_WORKLOADS = 3  # that are answered; of more those with the most configurations

@@ -1,4 +1,4 @@
-"""The rows of cost: GPU-hours (process-hours on the CPU) allocated to attempts, by how these ended."""
+"""Cost: GPU-hours (process-hours on the CPU) allocated to attempts, by how these ended."""
 
 from collections.abc import Sequence
 from typing import get_args
@@ -8,8 +8,38 @@ from pipeline.experiment.record import Record
 from pipeline.figures.attempts import attempt_span, hours_columns, timed_hours
 from pipeline.figures.notes import NoteKind, make_note
 from pipeline.plan.axes import Device
-from pipeline.report.definitions import COST
-from pipeline.report.table import Row
+from pipeline.report.table import Column, Row, Table, View
+
+ENDING_WORDS = {
+    "ok_timed": "ok: timed",
+    "ok_other": "ok: start-up and other",
+    "oom": "out of memory",
+    "superseded": "replaced by a later attempt",
+}
+
+COST = Table(
+    "cost",
+    "",
+    (
+        Column(
+            "ending",
+            "ending",
+            "How the attempts ended; ok attempts are split into timed windows (ok_timed) and the rest.",
+            words=ENDING_WORDS,
+        ),
+        Column("gpu_hours", "GPU-hours [h]", "Hours from launch to record, times the GPUs allocated."),
+        Column("process_hours", "process-hours [h]", "Hours from launch to record, times the processes."),
+        Column("allocated_share", "of all [%]", "Share of all hours allocated on the device."),
+    ),
+    View(
+        "Cost: what the attempts took, by how they ended",
+        "Hours from each launch to its record, times the GPUs allocated; n counts attempts. The attempts that "
+        "ended ok have two rows: their timed windows on the GPUs used (every epoch of a point that evaluates), and "
+        "all else: start-up, warm-up, evaluation, unused GPUs.",
+        lambda rows: [row for row in rows if row.n or row.notes],
+        shows_n=True,
+    ),
+)
 
 TIMES_UNKNOWN = NoteKind("times_unknown", "{count} without their times")
 IMPLIED = NoteKind("implied", "{count} more not run: a smaller batch ran out of memory")
