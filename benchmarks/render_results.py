@@ -31,9 +31,9 @@ from pipeline.experiment.point_label import format_number
 from pipeline.figures.ring_model import SweepSample, fit_link
 from pipeline.figures.stopping_rule import MAX_TIME_HALF_WIDTH
 from pipeline.plan.axes import REMEDIES
-from pipeline.report.collect_experiment import collect_experiment
-from pipeline.report.display_tables import MAX_WIDTH as TERMINAL_WIDTH
-from pipeline.report.questions import answers_of
+from pipeline.report.answers import answers_of
+from pipeline.report.collected import collect_experiment
+from pipeline.report.display import MAX_WIDTH as TERMINAL_WIDTH
 from pipeline.report.terminal import answer_lines
 from pipeline.report.time_to_target import Targets
 

@@ -15,8 +15,8 @@ from pipeline.experiment.measurement import Operation
 from pipeline.experiment.outcomes import Coverage
 from pipeline.experiment.record import SCHEMA_VERSION, Record
 from pipeline.plan.axes import AXES
+from pipeline.report.files import indented_json
 from pipeline.report.table import Column, Table
-from pipeline.report.table_files import indented_json
 from pipeline.report.tables import INT8_TABLES, TABLES
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

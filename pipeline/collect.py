@@ -30,13 +30,13 @@ from urllib.parse import quote
 from pipeline.experiment.folder import Experiment, find_experiments, warn_of_open_folders
 from pipeline.figures.ring_model import Link
 from pipeline.report import terminal
-from pipeline.report.collect_experiment import CollectedExperiment, collect_experiment
-from pipeline.report.display_tables import MAX_WIDTH, DisplayOptions
-from pipeline.report.html_page import Pages
+from pipeline.report.answers import answers_of
+from pipeline.report.collected import CollectedExperiment, collect_experiment
+from pipeline.report.display import MAX_WIDTH, DisplayOptions
+from pipeline.report.files import indented_json, one_csv, write_tables
+from pipeline.report.html import Pages
 from pipeline.report.link import MeasuredLinks
 from pipeline.report.markdown import render_experiment
-from pipeline.report.questions import answers_of
-from pipeline.report.table_files import indented_json, one_csv, write_tables
 from pipeline.report.tables import TABLES
 from pipeline.report.terminal import Summary, summarize
 from pipeline.report.time_to_target import Targets

@@ -29,9 +29,8 @@ import msgspec
 from pipeline.experiment.folder import Experiment, find_experiments
 from pipeline.figures.intervals import ends_of
 from pipeline.figures.pooling import group_pairs
-from pipeline.report.collect_experiment import collect_experiment
-from pipeline.report.point_figures import PointFigures, figures_by_point
-from pipeline.report.table_files import indented_json
+from pipeline.report.collected import PointFigures, collect_experiment, figures_by_point
+from pipeline.report.files import indented_json
 from pipeline.system import errors, files
 from pipeline.system.command_line import build_parser
 from pipeline.system.errors import CommandError, log_line, pluralize

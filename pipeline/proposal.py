@@ -14,7 +14,7 @@ import math
 from pathlib import Path
 
 from pipeline.experiment.folder import Experiment, find_experiments
-from pipeline.report.collect_experiment import collect_experiment, sibling_predictions
+from pipeline.report.collected import collect_experiment, sibling_predictions
 from pipeline.report.proposal import Work, propose
 from pipeline.report.proposal_page import render_html, render_markdown
 from pipeline.system import errors, files

@@ -22,9 +22,9 @@ from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.experiment.record_store import RejectedFile
 from pipeline.experiment.spec import Spec
 from pipeline.plan.axes import Remedy
-from pipeline.report.collect_experiment import CollectedExperiment
-from pipeline.report.html_page import Pages
-from pipeline.report.plot_data import PlotSource
+from pipeline.report.collected import CollectedExperiment
+from pipeline.report.html import Pages
+from pipeline.report.plots import PlotSource
 from pipeline.report.tables import build_tables
 
 ONE_GPU_S = {32: 12, 128: 5, 512: 4}  # epoch time by batch size

@@ -5,8 +5,8 @@ from typing import Any
 from page_records import plot_source
 
 from pipeline.experiment.record import Record
-from pipeline.report.html_page import build_plots
-from pipeline.report.plot_data import BarPanel, LinePanel, Plot, Series
+from pipeline.report.html import build_plots
+from pipeline.report.plots import BarPanel, LinePanel, Plot, Series
 
 
 def plots_of(*found: Record) -> dict[str, Plot]:

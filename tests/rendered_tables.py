@@ -12,11 +12,11 @@ from pipeline.experiment.point_label import Terms
 from pipeline.experiment.record import Record
 from pipeline.experiment.record_store import RejectedFile
 from pipeline.experiment.spec import Spec
+from pipeline.report.answers import Answer, answer_questions
 from pipeline.report.claims import Claim
-from pipeline.report.collect_experiment import collect_experiment
-from pipeline.report.display_tables import DisplayOptions
+from pipeline.report.collected import collect_experiment
+from pipeline.report.display import DisplayOptions
 from pipeline.report.markdown import render_experiment
-from pipeline.report.questions import Answer, answer_questions
 from pipeline.report.table import Row, Tables
 from pipeline.report.tables import build_tables
 

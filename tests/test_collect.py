@@ -37,9 +37,9 @@ from pipeline.experiment.manifest import start_submission
 from pipeline.experiment.measurement import MemorySearch, MemoryTrial, Telemetry
 from pipeline.experiment.record import Environment, Failure, Gpu, Record
 from pipeline.report import terminal
-from pipeline.report.display_tables import MAX_WIDTH
-from pipeline.report.questions import answers_of
-from pipeline.report.table_files import inert_cell
+from pipeline.report.answers import answers_of
+from pipeline.report.display import MAX_WIDTH
+from pipeline.report.files import inert_cell
 
 Make = Callable[[Path], object]
 FOLDERS: dict[str, tuple[Make, int]] = {

@@ -19,8 +19,7 @@ from factories import (
 )
 
 from pipeline.experiment.folder import Experiment, find_experiments
-from pipeline.report.collect_experiment import collect_experiment
-from pipeline.report.point_figures import figures_by_point
+from pipeline.report.collected import collect_experiment, figures_by_point
 
 TIMES_S = (1.0, 1.1, 0.9, 1.05, 0.95, 1.02)
 

@@ -14,7 +14,7 @@ from pipeline.experiment import record_store
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.record import Record
 from pipeline.plan.strategies import STRATEGIES
-from pipeline.report.collect_experiment import collect_experiment
+from pipeline.report.collected import collect_experiment
 from pipeline.report.table import Tables
 from pipeline.system.errors import CommandError
 

@@ -29,7 +29,7 @@ from rendered_tables import published_tables
 
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.record import Environment, Gpu, Record
-from pipeline.report.collect_experiment import collect_experiment, sibling_predictions
+from pipeline.report.collected import collect_experiment, sibling_predictions
 from pipeline.report.proposal import Proposal, Work, propose
 from pipeline.system.errors import CommandError
 

@@ -14,8 +14,8 @@ from referencing import Registry
 from schema_files import schema_files
 
 from pipeline.experiment.folder import find_experiments
-from pipeline.report.collect_experiment import collect_experiment
-from pipeline.report.table_files import indented_json
+from pipeline.report.collected import collect_experiment
+from pipeline.report.files import indented_json
 
 SCHEMAS = ROOT / "docs" / "schema"
 RECORDS = sorted((ROOT / "published").rglob("records/*.json"))

@@ -12,8 +12,8 @@ from pipeline.figures import intervals
 from pipeline.figures.comparability import COMPARED_FACTS, fact_values
 from pipeline.figures.comparison import HARDWARE_FACTS, ComparedPoint, Comparison, TimedSide, Verdict
 from pipeline.figures.energy import clock_notes
-from pipeline.report.cells import STATUS_WORDS, DisplayColumn, DisplayTable, name_columns, note_column
 from pipeline.report.claims import badge_of
+from pipeline.report.display import STATUS_WORDS, DisplayColumn, DisplayTable, name_columns, note_column
 from pipeline.report.markdown import escape_markdown, render_table
 from pipeline.report.table import NOT_STATED
 from pipeline.report.words import render_notes

@@ -13,9 +13,9 @@ from pipeline.figures.exposed_communication import collectives_of_kinds, communi
 from pipeline.figures.notes import NoteKind, make_note
 from pipeline.figures.pooling import PooledPoint, group_pairs
 from pipeline.plan.axes import CAPTURED_EXECUTIONS
-from pipeline.report import plot_data
+from pipeline.report import plots
 from pipeline.report.columns import COMM_TIME, NUM_WINDOWS, PLACE, STATUS
-from pipeline.report.plot_data import LinePanel, Plot, PlotSource, Series, as_title
+from pipeline.report.plots import LinePanel, Plot, PlotSource, Series, as_title
 from pipeline.report.table import Column, Row, Table, View, make_row
 
 NUM_BYTES = Column("num_bytes", "size [MB]", "Bytes of one all-reduce (S).", is_set=True)
@@ -199,13 +199,13 @@ def bandwidth_plots(source: PlotSource) -> Iterator[Plot]:
     for style, link in enumerate(sorted(set(map(link_of, rows)))):
         for kind, found in known.items():
             own = [row for row in found if link_of(row) == link]
-            points = sorted({plot_data.make_point(row["num_bytes"], row, BUS_BANDWIDTH) for row in own})
+            points = sorted({plots.make_point(row["num_bytes"], row, BUS_BANDWIDTH) for row in own})
             if is_isolated := kind == "isolated":
                 points = list({point.x: point for point in points}.values())
             if points:
                 named = describe_point(own[0].axes, ["operation"]) if is_isolated else ""
                 label = f"{kind} {named}".strip() + f", {describe_point(own[0].axes, axes)}"
-                lines.append(Series(label, tuple(points), style % plot_data.MAX_SERIES, is_line=is_isolated))
+                lines.append(Series(label, tuple(points), style % plots.MAX_SERIES, is_line=is_isolated))
     if lines:
         panel = LinePanel(as_title(BUS_BANDWIDTH.heading), "size of one message", tuple(lines), "bytes")
         yield Plot("q3-bandwidth", "Q3", "Bus bandwidth against message size", (panel,))

@@ -11,10 +11,9 @@ from pipeline.experiment.outcomes import CollectedOutcomes, PointOutcome
 from pipeline.experiment.point_label import EFFORT_AXES, NAMING_AXES, describe_point, varying_axes
 from pipeline.figures.pooling import group_pairs
 from pipeline.figures.stopping_rule import MAX_TIME_HALF_WIDTH
-from pipeline.report.cells import DisplayTable
-from pipeline.report.display_tables import MAX_WIDTH, DisplayOptions, display_tables
+from pipeline.report.answers import Answer, answers_of
+from pipeline.report.display import MAX_WIDTH, DisplayOptions, DisplayTable, display_tables
 from pipeline.report.provenance import describe_provenance
-from pipeline.report.questions import Answer, answers_of
 from pipeline.report.table import Row, Tables
 from pipeline.system.errors import pluralize, replace_control_characters
 

@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING
 from pipeline.experiment.outcomes import CollectedOutcomes
 from pipeline.experiment.point_label import Terms, in_terms
 from pipeline.figures.compute_rate import MFU_PEAK, NO_PEAK
-from pipeline.report.cells import DisplayTable, name_texts
-from pipeline.report.display_tables import DisplayOptions, build_table
-from pipeline.report.html_page import render_template
+from pipeline.report.display import DisplayOptions, DisplayTable, build_table, name_texts
+from pipeline.report.html import render_template
 from pipeline.report.markdown import escape_markdown, name_source, render_table, wrap
-from pipeline.report.plot_data import PlotSource
+from pipeline.report.plots import PlotSource
 from pipeline.report.proposal import PROPOSAL, Proposal
 from pipeline.report.provenance import describe_provenance
 from pipeline.report.q2 import speedup_plots
 
 if TYPE_CHECKING:
-    from pipeline.report.draw_panels import RenderedPlot
+    from pipeline.report.draw import RenderedPlot
 
 HIDDEN_NOTES = (MFU_PEAK, NO_PEAK)
 MAX_WIDTH = 140  # characters of a row in Markdown: every column with its interval fits
@@ -59,7 +58,7 @@ def tables_of(proposal: Proposal, terms: Terms) -> list[DisplayTable]:
 
 def draw(proposal: Proposal, terms: Terms) -> "Sequence[RenderedPlot]":
     """Return the curves of weak and strong scaling, of every batch size."""
-    from pipeline.report.draw_panels import render_plot
+    from pipeline.report.draw import render_plot
 
     plots = speedup_plots(PlotSource({"Q2": proposal.plotted}, (), terms))
     return [render_plot(name_texts(plot, terms)) for plot in plots]

@@ -6,7 +6,7 @@ from pipeline.figures.compute_rate import compute_rate_notes
 from pipeline.figures.energy import energy_notes, host_cpu_share_of
 from pipeline.figures.epoch_figures import time_figures, time_notes
 from pipeline.figures.pooling import PooledPoint, group_pairs
-from pipeline.report import claims, plot_data
+from pipeline.report import claims, plots
 from pipeline.report.claims import NO_RESULT, Claim, ClaimKind, Headline, badges_of, where_of
 from pipeline.report.columns import (
     COMPUTE,
@@ -28,7 +28,7 @@ from pipeline.report.columns import (
     WORKERS,
 )
 from pipeline.report.memory import NO_OOM, memory_claim
-from pipeline.report.plot_data import LinePanel, Plot, PlotSource, Point, Series, as_title, make_series
+from pipeline.report.plots import LinePanel, Plot, PlotSource, Point, Series, as_title, make_series
 from pipeline.report.q3 import BATCH
 from pipeline.report.table import Column, Row, Table, Tables, View, make_row
 
@@ -122,7 +122,7 @@ def batch_size_plots(source: PlotSource) -> Iterator[Plot]:
     oom_from = min((row[BATCH] for row in rows if row.status == "oom" and row[BATCH] > largest), default=None)
     if len({*(row[BATCH] for row in fitting), oom_from} - {None}) < 2:  # one point is no curve
         return
-    groups, note = plot_data.group_series(fitting, BATCH)
+    groups, note = plots.group_series(fitting, BATCH)
     if any(row["mfu"] for row in fitting):
         groups = {label or "measured": group for label, group in groups.items()}
     shown = [
@@ -159,4 +159,4 @@ def peak_lines(groups: Mapping[str, Sequence[Row]]) -> Iterator[Series]:
         name = f"peak{of_series} ({row['peak_source']})"
         rate = row["throughput_items_per_s"] / row["mfu"]
         ends = tuple(Point(size, float(rate)) for size in sorted({min(sizes), max(sizes)}))
-        yield Series(name, ends, plot_data.REFERENCE)
+        yield Series(name, ends, plots.REFERENCE)

@@ -19,7 +19,7 @@ from pipeline.figures.loader import LOADER_BOUND, MAX_DATA_SHARE
 from pipeline.figures.pooling import SHARED_NODE, PooledPoint
 from pipeline.figures.scaling import NO_DIFFERENCE, SUPERLINEAR, Baseline, Scaling, scaling_figures
 from pipeline.plan.strategies import STRATEGIES
-from pipeline.report import claims, plot_data
+from pipeline.report import claims, plots
 from pipeline.report.claims import NO_RESULT, Claim, ClaimKind, Headline, badges_of, where_of
 from pipeline.report.columns import (
     BASELINE,
@@ -44,7 +44,7 @@ from pipeline.report.columns import (
     WORKERS,
 )
 from pipeline.report.next_step import ADVICE, NEXT_STEP, NEXT_STEP_KEYS, Advice, has_next_step, limit_words
-from pipeline.report.plot_data import LinePanel, Plot, PlotSource, Point, as_title, make_series
+from pipeline.report.plots import LinePanel, Plot, PlotSource, Point, as_title, make_series
 from pipeline.report.q3 import BATCH
 from pipeline.report.table import (
     AXIS_HEADINGS,
@@ -332,11 +332,11 @@ def speedup_panels(rows: Sequence[Row], batch: str, fixed: str) -> tuple[tuple[L
     counts, strategies = ({row[axis] for row in rows} for axis in ("num_gpus", "strategy"))
     optional = (BATCH, *EFFORT_AXES)
     if len(counts) == 1:
-        groups, note = plot_data.group_series(rows, batch, ("strategy",), optional)
+        groups, note = plots.group_series(rows, batch, ("strategy",), optional)
         of_strategy = f"of {min(strategies)} " if len(strategies) == 1 else ""
         title = f"{as_title(SPEEDUP.heading)} {of_strategy}on {max(counts)} GPUs"
         return (LinePanel(title, fixed, make_series(groups, batch, SPEEDUP), ideal=lambda _: max(counts)),), note
-    groups, note = plot_data.group_series(rows, "num_gpus", (batch,), optional, panel="strategy")
+    groups, note = plots.group_series(rows, "num_gpus", (batch,), optional, panel="strategy")
     panels = []
     for strategy in sorted(strategies):
         chosen = {label: [row for row in group if row["strategy"] == strategy] for label, group in groups.items()}

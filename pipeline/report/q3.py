@@ -35,7 +35,7 @@ from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.figures.pooling import OWN_COLLECTIVES, PooledPoint, group_pairs, median_window_s, pool_outcomes
 from pipeline.figures.scaling import Baseline
 from pipeline.plan.strategies import STRATEGIES
-from pipeline.report import claims, plot_data
+from pipeline.report import claims, plots
 from pipeline.report.claims import NO_RESULT, Claim, ClaimKind, Headline, badges_of, where_of
 from pipeline.report.columns import (
     BASELINE,
@@ -52,7 +52,7 @@ from pipeline.report.columns import (
 )
 from pipeline.report.link import MeasuredLinks, link_key
 from pipeline.report.next_step import ADVICE, NEXT_STEP, NEXT_STEP_KEYS, Advice, epoch_evidence, has_next_step
-from pipeline.report.plot_data import BarPanel, Plot, PlotSource
+from pipeline.report.plots import BarPanel, Plot, PlotSource
 from pipeline.report.table import Column, Row, Table, Tables, View, axes_of, make_row, sort_rows
 from pipeline.system.errors import pluralize
 
@@ -595,9 +595,9 @@ def step_plots(source: PlotSource) -> Iterator[Plot]:
     ):
         known = sorted((step for step in steps if sum(step[1].values()) > 0), key=lambda step: order_of(step[0]))
         if known:
-            note = plot_data.note_on_number(len(known), plot_data.MAX_BARS, "points")
-            axes = plot_data.label_axes([row for row, _ in steps])
-            shown = plot_data.evenly(known, plot_data.MAX_BARS)
+            note = plots.note_on_number(len(known), plots.MAX_BARS, "points")
+            axes = plots.label_axes([row for row, _ in steps])
+            shown = plots.evenly(known, plots.MAX_BARS)
             parts = group_pairs((order_of(step[0])[:2], step) for step in shown).values()
             panels = parts if len(shown) > MAX_BARS_A_PANEL else [shown]
             yield Plot(name, "Q3", title, tuple(make_bars(own, axes, styles) for own in panels), note)

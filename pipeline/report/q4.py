@@ -21,7 +21,7 @@ from pipeline.figures.notes import NoteKind, make_note
 from pipeline.figures.pooling import PooledPoint, group_pairs
 from pipeline.figures.time_to_target import states_every_time, training_times_s
 from pipeline.plan.model_name import is_image_model
-from pipeline.report import plot_data
+from pipeline.report import plots
 from pipeline.report.claims import (
     NOT_ANSWERED,
     Claim,
@@ -40,7 +40,7 @@ from pipeline.report.columns import (
     REMEDIES,
     TEST_ACCURACY,
 )
-from pipeline.report.plot_data import LinePanel, Plot, PlotSource, as_title
+from pipeline.report.plots import LinePanel, Plot, PlotSource, as_title
 from pipeline.report.table import FIGURES_NOT_STATED, Column, Row, Rows, Table, View, make_row, sort_rows
 from pipeline.report.time_to_target import DIVERGED, NEVER_REACHED, TIME_TO_TARGET, final_of, format_target, main_study
 from pipeline.system.errors import pluralize
@@ -387,13 +387,13 @@ def final_accuracy_plots(source: PlotSource) -> Iterator[Plot]:
     final = first_known(FINALS, as_long)
     tested = [row for row in as_long if row[final.key] is not None]
     (groups, left_out), sets = remedy_groups(tested), remedy_sets(source.tables["Q4"])
-    lines = plot_data.make_series(groups, BATCH, final, styles_of(groups, sets))
+    lines = plots.make_series(groups, BATCH, final, styles_of(groups, sets))
     what, heading = ("accuracy", TEST_ACCURACY.heading) if final is FINALS[0] else (MERIT.heading, MERIT.heading)
     accuracies = LinePanel(as_title(heading), GLOBAL_BATCH.heading, lines, y_covers=())
     panels = {f"{what} after {pluralize(baseline['epochs'], 'epoch')}": accuracies}
     if baseline["target_accuracy"] is not None or baseline["target_merit"] is not None:
         alike, _ = remedy_groups([row for row in tested if row["num_gpus"] == baseline["num_gpus"]])
-        lines = plot_data.make_series(alike, BATCH, TARGET_TIME, styles_of(alike, sets))
+        lines = plots.make_series(alike, BATCH, TARGET_TIME, styles_of(alike, sets))
         title = f"Training time to {format_target(baseline)} [s]"
         panels[TIMES] = LinePanel(title, GLOBAL_BATCH.heading, lines)
     places = {what: {point.x for line in panel.series for point in line.points} for what, panel in panels.items()}
@@ -424,7 +424,7 @@ def remedy_groups(rows: Sequence[Row]) -> tuple[dict[str, list[Row]], str]:
     used = group_pairs(pairs)
     fewest = [row for row, (place, gpus) in zip(rows, pairs, strict=True) if gpus == min(used[place])]
     first = ("remedies",) if any(row["remedies"] for row in rows) else ()
-    return plot_data.group_series(fewest, BATCH, first, (*FOLLOWS_FROM_BATCH, *EFFORT_AXES))
+    return plots.group_series(fewest, BATCH, first, (*FOLLOWS_FROM_BATCH, *EFFORT_AXES))
 
 
 def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
@@ -440,7 +440,7 @@ def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
     rows = [row for curve in curves if len(curve) >= MIN_EPOCHS for row in curve]
     remedied = sorted({row[BATCH] for row in rows if row["remedies"]}, reverse=True)
     if rows and not remedied:
-        groups, note = plot_data.group_series(rows, "epoch")
+        groups, note = plots.group_series(rows, "epoch")
         panels = accuracy_panels(groups, column, remedy_sets(rows))
         what = MERIT.heading if column is MERIT else "accuracy"
         yield from time_first("q4", as_title(what), panels, note)
@@ -454,7 +454,7 @@ def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
         for own, longer in ((shortest, ""), ([row for length in by_length.values() for row in length], "longer")):
             if own:
                 first = ("remedies", "epochs") if longer else ("remedies",)
-                groups, left_out = plot_data.group_series(own, "epoch", first)
+                groups, left_out = plots.group_series(own, "epoch", first)
                 name = "-".join(filter(None, ("q4", "" if batch == remedied[0] else str(batch), longer)))
                 for_longer = " for longer" if longer else ""
                 title = f"Accuracy with {batch:,} images a step{for_longer}"
@@ -483,9 +483,9 @@ def baseline_curve(source: PlotSource, rows: Sequence[Row]) -> list[Row]:
 
 def styles_of(groups: Groups, sets: RemedySets) -> dict[str, int]:
     """Return the style of each label: that of its remedies in every plot; a second line of the same has a free one."""
-    if len(sets) > plot_data.MAX_SERIES:
+    if len(sets) > plots.MAX_SERIES:
         sets = remedy_sets([rows[0] for rows in groups.values()])
-    free = [*range(len(sets), plot_data.MAX_SERIES), *range(len(sets))]
+    free = [*range(len(sets), plots.MAX_SERIES), *range(len(sets))]
     styles: dict[str, int] = {}
     for label in sorted(groups, key=lambda label: (groups[label][0]["num_gpus"], len(label))):  # the plainest first
         own = sets.index(tuple(groups[label][0]["remedies"]))
@@ -503,8 +503,8 @@ def accuracy_panels(
         compared = {f"{batch} images, no remedies": reference}
     panels = []
     for key, x_label in (("training_time_s", "seconds of training"), ("epoch", "epoch"), ("num_updates", "updates")):
-        lines = plot_data.make_series(groups, key, column, styles)
-        lines += plot_data.make_series(compared, key, column, dict.fromkeys(compared, plot_data.REFERENCE))
+        lines = plots.make_series(groups, key, column, styles)
+        lines += plots.make_series(compared, key, column, dict.fromkeys(compared, plots.REFERENCE))
         ends = [line.points[-1].x for line in lines]
         if key != "epoch" and ends and max(ends) > WIDE_RANGE * min(ends):
             panels.append(LinePanel(as_title(column.heading), x_label, lines, "log10"))

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.figures.pooling import group_pairs
-from pipeline.report.cells import STATUS_WORDS, DisplayColumn, DisplayTable
+from pipeline.report.answers import ASKED_ABOUT, IN_ORDER, Answer, Headline
 from pipeline.report.claims import NO_RESULT
-from pipeline.report.collect_experiment import CollectedExperiment
-from pipeline.report.display_tables import MAX_WIDTH, DisplayOptions, display_tables
+from pipeline.report.collected import CollectedExperiment
+from pipeline.report.display import MAX_WIDTH, STATUS_WORDS, DisplayColumn, DisplayOptions, DisplayTable, display_tables
 from pipeline.report.markdown import escape_markdown, name_source, render_coverage, render_table, wrap
 from pipeline.report.provenance import conditions_of, describe_setting
-from pipeline.report.questions import ASKED_ABOUT, IN_ORDER, Answer, Headline
 from pipeline.report.table import Rows
 from pipeline.system.errors import pluralize, shorten_list
 

@@ -21,7 +21,7 @@ from pipeline.experiment.folder import Experiment
 from pipeline.experiment.measurement import GpuWindow, Telemetry
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.plan.axes import AXIS_DEFAULTS
-from pipeline.report.collect_experiment import collect_experiment
+from pipeline.report.collected import collect_experiment
 from pipeline.report.next_step import EFFORT_AXES, LOW_MFU, NOTHING_FOUND, RULES, limit_words
 from pipeline.report.proposal import differs
 from pipeline.report.table import Row

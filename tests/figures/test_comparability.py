@@ -16,7 +16,7 @@ from pipeline.figures.comparability import (
 )
 from pipeline.figures.pooling import pool_outcomes
 from pipeline.plan.axes import Device, Execution
-from pipeline.report.collect_experiment import collect_experiment
+from pipeline.report.collected import collect_experiment
 from pipeline.report.words import MAX_VALUE_CHARS, shorten_values
 
 H200 = (Gpu(name="NVIDIA H200"),)

@@ -14,7 +14,7 @@ from page_records import REMEDIES, remedy_records
 from rendered_plots import labels, line_panel, plots_of, xs, ys
 
 from pipeline.plan.axes import REMEDIES as REMEDIES_OF_SPEC
-from pipeline.report.plot_data import MAX_SERIES, REFERENCE, Point
+from pipeline.report.plots import MAX_SERIES, REFERENCE, Point
 
 
 def test_q4_compares_remedies_with_the_small_batch_by_epoch_update_and_second() -> None:

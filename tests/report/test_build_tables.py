@@ -26,10 +26,10 @@ from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.experiment.record_store import publish_record
 from pipeline.experiment.spec import Spec
 from pipeline.figures.pooling import ALWAYS_SHOWN
-from pipeline.report.collect_experiment import collect_experiment, find_sibling_links
+from pipeline.report.answers import answer_questions
+from pipeline.report.collected import collect_experiment, find_sibling_links
+from pipeline.report.files import csv_text
 from pipeline.report.markdown import render_experiment
-from pipeline.report.questions import answer_questions
-from pipeline.report.table_files import csv_text
 from pipeline.report.tables import build_tables, flatten
 
 GIB = 2**30

@@ -13,9 +13,9 @@ from pipeline.figures.energy import THROTTLED
 from pipeline.figures.intervals import Estimate
 from pipeline.figures.notes import OF_BASELINE, make_note
 from pipeline.figures.pooling import SHARED_NODE, group_pairs
+from pipeline.report.answers import answer_questions
 from pipeline.report.claims import TEMPLATES, Claim, badge_of, badges_of
-from pipeline.report.collect_experiment import collect_experiment
-from pipeline.report.questions import answer_questions
+from pipeline.report.collected import collect_experiment
 from pipeline.report.table import Row
 from pipeline.report.words import ClaimFormatter
 

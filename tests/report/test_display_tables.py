@@ -16,10 +16,9 @@ from pipeline.experiment.spec import Spec
 from pipeline.figures.intervals import DRIFTED
 from pipeline.figures.notes import OF_BASELINE, make_note
 from pipeline.plan.axes import REMEDIES, Remedy
-from pipeline.report import display_tables
-from pipeline.report.cells import number_notes
-from pipeline.report.collect_experiment import collect_experiment
-from pipeline.report.display_tables import MAX_COLUMNS, MAX_WIDTH, DisplayOptions
+from pipeline.report import display
+from pipeline.report.collected import collect_experiment
+from pipeline.report.display import MAX_COLUMNS, MAX_WIDTH, DisplayOptions, number_notes
 from pipeline.report.markdown import render_experiment
 from pipeline.report.table import Row
 
@@ -271,7 +270,7 @@ def test_merged_notes_state_the_range_of_their_quantities(drifts: list[float], m
 
 
 def test_points_past_the_largest_number_of_rows_are_cut_off_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert display_tables.MAX_ROWS == 10_000
+    assert display.MAX_ROWS == 10_000
     monkeypatch.setattr(display_tables, "MAX_ROWS", 1_000)
     found = [make_record(make_spec(batch_size_per_gpu=size)) for size in range(1, 1_003)]
     assert "1,000 of 1,002 rows are shown." in report(*found)

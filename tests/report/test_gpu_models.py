@@ -27,7 +27,7 @@ from rendered_tables import answers_of, assert_row, build, cells, report, row_of
 from pipeline.experiment.measurement import GpuWindow, SweptCollective, Telemetry
 from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.figures.comparison import Comparison, compare_outcomes
-from pipeline.report.plot_data import Plot
+from pipeline.report.plots import Plot
 from pipeline.report.table import Row
 
 H100, H200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"

@@ -33,13 +33,11 @@ from pipeline.figures.intervals import DRIFTED
 from pipeline.figures.notes import OF_BASELINE, make_note
 from pipeline.figures.pooling import SHARED_NODE
 from pipeline.figures.scaling import NO_BASELINE
-from pipeline.report import html_page
 from pipeline.report.cost import ENDING_WORDS
-from pipeline.report.html_page import QUESTIONS, Pages, describe_cost
-from pipeline.report.point_fates import point_links
+from pipeline.report.files import csv_text
+from pipeline.report.html import QUESTIONS, Pages, describe_cost, point_links
 from pipeline.report.provenance import describe_setting
 from pipeline.report.table import Row
-from pipeline.report.table_files import csv_text
 
 VOID = {"meta", "link", "br", "wbr", "img", "source"}
 

@@ -20,9 +20,9 @@ from pipeline.experiment.record_store import RejectedFile
 from pipeline.experiment.spec import Spec
 from pipeline.figures.intervals import Estimate
 from pipeline.plan.axes import Precision
-from pipeline.report.cells import decimals_of, format_cell
+from pipeline.report.answers import Answer
 from pipeline.report.claims import Claim
-from pipeline.report.display_tables import MAX_WIDTH
+from pipeline.report.display import MAX_WIDTH, decimals_of, format_cell
 from pipeline.report.markdown import (
     escape_markdown,
     render_answers,
@@ -31,7 +31,6 @@ from pipeline.report.markdown import (
     wrap,
 )
 from pipeline.report.provenance import list_provenance
-from pipeline.report.questions import Answer
 from pipeline.report.table import Row, Tables
 from pipeline.report.tables import TABLES
 

@@ -23,8 +23,8 @@ from rendered_tables import assert_row, build, cells, report, row_of, table_of
 
 from pipeline.collect import parse_peak
 from pipeline.experiment.record import Environment, Gpu, Record
-from pipeline.report.html_page import build_plots
-from pipeline.report.plot_data import REFERENCE, Plot, PlotSource
+from pipeline.report.html import build_plots
+from pipeline.report.plots import REFERENCE, Plot, PlotSource
 from pipeline.report.tables import build_tables
 
 FLOPS = 2_000_000_000  # of a sample: 50,000 samples in 1 s are 100 TFLOP/s

@@ -21,7 +21,7 @@ from rendered_tables import assert_row, build, cells, report, table_of
 
 from pipeline.experiment.measurement import Better
 from pipeline.experiment.record import Record
-from pipeline.report.questions import answers_of
+from pipeline.report.answers import answers_of
 
 OWN: dict[str, Any] = {"model": "/home/ada/gpt.py:Gpt", "dataset": None}
 

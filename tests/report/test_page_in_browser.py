@@ -17,8 +17,8 @@ from factories import (
 )
 from page_records import EVIL, collected_in, every_question, hostile_records, write_index, write_page
 
-from pipeline.report.draw_panels import DARK, LIGHT
-from pipeline.report.html_page import Pages
+from pipeline.report.draw import DARK, LIGHT
+from pipeline.report.html import Pages
 
 pytestmark = [pytest.mark.browser, needs_chromium]
 

@@ -40,10 +40,10 @@ from rendered_tables import published_tables
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.point_label import Terms
 from pipeline.experiment.record import Record
-from pipeline.report.collect_experiment import collect_experiment
-from pipeline.report.draw_panels import DARK, HATCHES, LIGHT, MARKERS, PLACEHOLDERS, render_plot
-from pipeline.report.html_page import build_plots
-from pipeline.report.plot_data import (
+from pipeline.report.collected import collect_experiment
+from pipeline.report.draw import DARK, HATCHES, LIGHT, MARKERS, PLACEHOLDERS, render_plot
+from pipeline.report.html import build_plots
+from pipeline.report.plots import (
     ABOVE_N,
     GREY_LABELS,
     LOADER_BOUND,

@@ -29,7 +29,7 @@ from pipeline.figures.ring_model import (
     Link,
     all_reduce_time_s,
 )
-from pipeline.report.display_tables import DisplayOptions
+from pipeline.report.display import DisplayOptions
 from pipeline.report.table import Row
 from pipeline.system.errors import EXIT_USAGE, CommandError
 

@@ -20,7 +20,7 @@ from conftest import ROOT, run_command
 
 from pipeline.collect import address_of_words
 from pipeline.experiment.folder import Experiment
-from pipeline.report.collect_experiment import collect_experiment
+from pipeline.report.collected import collect_experiment
 from pipeline.report.markdown import render_experiment
 
 PUBLISHED = ROOT / "published"

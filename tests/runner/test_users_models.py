@@ -24,7 +24,7 @@ from pipeline.experiment.packing import points_for_same_processes
 from pipeline.experiment.record import Record
 from pipeline.experiment.record_store import load_folder
 from pipeline.experiment.spec import Spec
-from pipeline.report.collect_experiment import collect_experiment
+from pipeline.report.collected import collect_experiment
 from pipeline.runner.launch_options import LaunchOptions, launch_command
 
 DATA = """

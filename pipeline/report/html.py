@@ -21,28 +21,35 @@ import msgspec
 from pipeline.experiment.outcomes import CollectedOutcomes
 from pipeline.experiment.point_label import Terms, describe_training, format_figure, in_terms
 from pipeline.figures.pooling import group_pairs
-from pipeline.report.cells import name_texts
-from pipeline.report.collect_experiment import CollectedExperiment
+from pipeline.report.answers import ASKED_ABOUT, answers_of
+from pipeline.report.collected import CollectedExperiment
 from pipeline.report.cost import ENDING_WORDS
-from pipeline.report.display_tables import DisplayOptions, display_tables
+from pipeline.report.display import DisplayOptions, display_tables, name_texts
+from pipeline.report.files import csv_text
 from pipeline.report.int8 import int8_plots
 from pipeline.report.link import bandwidth_plots
-from pipeline.report.plot_data import Plot, PlotSource
-from pipeline.report.point_fates import address_of, list_fates, point_links, shown_outcomes
+from pipeline.report.plots import Plot, PlotSource
 from pipeline.report.provenance import conditions_of, describe_setting, list_provenance
 from pipeline.report.q1 import batch_size_plots
 from pipeline.report.q2 import speedup_plots
 from pipeline.report.q3 import step_plots
 from pipeline.report.q4 import accuracy_plots, final_accuracy_plots
-from pipeline.report.questions import ASKED_ABOUT, answers_of
 from pipeline.report.table import Row
-from pipeline.report.table_files import csv_text
 from pipeline.system import files
 from pipeline.system.errors import import_error_as_command_error, log_line, pluralize, replace_control_characters
 from pipeline.system.source_digest import DIGEST_AT_START
 
 if TYPE_CHECKING:
-    from pipeline.report.draw_panels import RenderedPlot
+    from pipeline.report.draw import RenderedPlot
+from collections.abc import Callable
+from urllib.parse import quote
+
+from pipeline.experiment.learning_rate import peak_learning_rate
+from pipeline.experiment.outcomes import PointOutcome
+from pipeline.experiment.point_label import NAMING_AXES, describe_point, models_of, varying_axes
+from pipeline.figures.comparability import gpu_model
+from pipeline.plan.axes import AXES
+from pipeline.report.display import MAX_ROWS, named_axes
 
 REPORT_NAME = "report.html"
 INDEX_NAME = "index.html"
@@ -156,7 +163,7 @@ def write_plots(folder: Path, plots: Sequence[Plot]) -> "list[RenderedPlot]":
     if folder.is_symlink():
         raise OSError(errno.ELOOP, f"{folder.name} is a link", str(folder))
     if plots:
-        from pipeline.report.draw_panels import render_plot
+        from pipeline.report.draw import render_plot
 
         files.make_folder(folder)
         drawn = [render_plot(plot) for plot in plots]
@@ -266,3 +273,79 @@ def render_template(name: str, said: Mapping[str, Any], **values: Any) -> str:
 def printable(value: Any) -> Any:
     """Return text without control and direction characters: a name could hide what stands beside it."""
     return replace_control_characters(value, by=" ") if type(value) is str else value
+
+
+def shown_outcomes(outcomes: Sequence[PointOutcome]) -> Sequence[PointOutcome]:
+    """Return the points that the page lists. Of more than MAX_ROWS points it leaves out ok ones."""
+    if len(outcomes) <= MAX_ROWS:
+        return outcomes
+    ok = [outcome for outcome in outcomes if outcome.status == "ok"]
+    return [*(outcome for outcome in outcomes if outcome.status != "ok"), *ok[:MAX_ROWS]]
+
+
+def list_fates(outcomes: Sequence[PointOutcome], folder: Path, logs: Mapping[str, Path]) -> list[dict[str, Any]]:
+    """Return the fate of every point, with the paths in `folder` of its records and log.
+
+    A record that a later attempt replaced comes first.
+    """
+    specs = [msgspec.structs.asdict(outcome.spec) for outcome in outcomes]
+    axes = list(dict.fromkeys([*NAMING_AXES, *varying_axes(specs)]))
+    fates, models = [], models_of(specs)
+    for outcome, spec in zip(outcomes, specs, strict=True):
+        run_id = outcome.spec.run_id()
+        log = logs.get(run_id)
+        attempts = [*outcome.superseded, *([outcome.record] if outcome.record else [])]
+        fates.append(
+            {
+                "run_id": run_id,
+                "label": describe_point(spec, axes, models),
+                "status": outcome.status,
+                "reason": outcome.reason,
+                "records": [f"records/{record.run_id}.{record.attempt}.json" for record in attempts],
+                "log": os.fsencode(log.relative_to(folder)).decode(errors="replace")
+                if log and log.is_relative_to(folder)
+                else "",
+            }
+        )
+    return fates
+
+
+def point_links(outcomes: Sequence[PointOutcome]) -> Callable[[Row], str]:
+    """Return a function for the address on the page of the point that a table row stands for; "" if there is none.
+
+    The learning rate of a row is that of its point, or its peak where remedies change it.
+    """
+
+    @functools.cache
+    def by_values(axes: tuple[str, ...]) -> dict[tuple[str, ...], list[PointOutcome]]:
+        pairs = []
+        for outcome in outcomes:
+            spec = msgspec.structs.asdict(outcome.spec)
+            peak = spec | {"learning_rate": peak_learning_rate(outcome.spec)}
+            pairs += [(values, outcome) for values in {axis_values(spec, axes), axis_values(peak, axes)}]
+        return group_pairs(pairs)
+
+    def link_of(row: Row) -> str:
+        wanted = {"remedies": []} | named_axes(row)
+        gpu = wanted.pop("gpu", None) or ""
+        wanted.pop("unit", None)
+        axes = tuple(wanted)
+        if not {*axes} <= {*AXES}:  # a row of sweeps is of no point
+            return ""
+        matches = by_values(axes).get(axis_values(wanted, axes), [])
+        records = [outcome.record for outcome in matches if outcome.record]
+        records = [record for record in records if gpu_model(record) in ("", gpu)] or records
+        found = [record.run_id for record in records] or [outcome.spec.run_id() for outcome in matches]
+        return f"#{found[0]}" if found else ""
+
+    return link_of
+
+
+def axis_values(point: Mapping[str, Any], axes: Sequence[str]) -> tuple[str, ...]:
+    values = (point[axis] for axis in axes)
+    return tuple(repr(list(value) if isinstance(value, tuple) else value) for value in values)
+
+
+def address_of(path: Path, folder: Path) -> str:
+    """Return the address of a file, relative to a page in the folder. Names need not be UTF-8."""
+    return quote(os.fsencode(path.relative_to(folder)))

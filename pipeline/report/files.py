@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from pipeline.report.collect_experiment import CollectedExperiment
+from pipeline.report.collected import CollectedExperiment
 from pipeline.system import files
 from pipeline.system.errors import replace_control_characters
 

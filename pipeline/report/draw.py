@@ -21,8 +21,8 @@ from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.ticker import FixedLocator, LogLocator, PercentFormatter  # noqa: E402
 
 from pipeline.experiment.point_label import format_figure  # noqa: E402
-from pipeline.report import plot_data  # noqa: E402
-from pipeline.report.plot_data import BarPanel, HistogramPanel, LinePanel, Panel, Plot, Series  # noqa: E402
+from pipeline.report import plots  # noqa: E402
+from pipeline.report.plots import BarPanel, HistogramPanel, LinePanel, Panel, Plot, Series  # noqa: E402
 from pipeline.system.errors import replace_control_characters  # noqa: E402
 
 WIDTH, HEIGHT = 360, 250  # of a panel of lines, in px; it is as wide as a phone
@@ -152,7 +152,7 @@ def height_of(panel: Panel, width: int = WIDTH) -> int:
 
 def draw(
     panels: Sequence[Panel],
-    key: Sequence[plot_data.KeyEntry] = (),
+    key: Sequence[plots.KeyEntry] = (),
     per_row: int = 1,
     title: str = "",
     width: int = WIDTH,
@@ -232,7 +232,7 @@ def label_ends(axes: Axes, panel: LinePanel) -> None:
     for series in sorted(filter(lambda line: line.is_line, panel.series), key=lambda line: line.points[-1].y):
         last = max((series.points[-1].y - bottom) / (top - bottom), last + END_LABEL_SPACING)
         x = right if panel.oom_from is not None else series.points[-1].x
-        colour = PLACEHOLDERS[f"--{plot_data.role_of(series.style)}"]
+        colour = PLACEHOLDERS[f"--{plots.role_of(series.style)}"]
         words: dict[str, Any] = {"color": colour, "va": "center", "fontsize": FONT_SIZE - 1, "annotation_clip": False}
         axes.annotate(series.label, (x, last), (7, 0), ("data", "axes fraction"), "offset points", **words)
 
@@ -251,14 +251,14 @@ def set_x_ticks(axes: Axes, panel: LinePanel) -> None:
     else:
         axes.locator_params(axis="x", nbins=MAX_TICKS)
     axes.minorticks_off()
-    axes.xaxis.set_major_formatter(lambda value, _: plot_data.format_x(value, panel.x_scale))
+    axes.xaxis.set_major_formatter(lambda value, _: plots.format_x(value, panel.x_scale))
 
 
 def draw_series(axes: Axes, series: Series) -> None:
     """Draw one series with its intervals. Many points have no markers; buckets are hollow, unusable points grey too."""
-    colour = PLACEHOLDERS[f"--{plot_data.role_of(series.style)}"]
+    colour = PLACEHOLDERS[f"--{plots.role_of(series.style)}"]
     looks: dict[str, Any] = {"linestyle": "-" if series.style < len(MARKERS) / 2 else (0, (5, 2))}
-    if series.style == plot_data.REFERENCE:
+    if series.style == plots.REFERENCE:
         looks = {"linestyle": (0, (2, 2)), "marker": "" if len(series.points) > 1 else "_", "markersize": 12}
     elif not series.is_line:
         looks = {"linestyle": "none", "marker": "D", "markersize": 7, "markerfacecolor": "none"}
@@ -270,7 +270,7 @@ def draw_series(axes: Axes, series: Series) -> None:
         if point.flaw:
             grey: dict[str, Any] = {"color": PLACEHOLDERS["--muted"], **HOLLOW}
             axes.plot(point.x, point.y, MARKERS[series.style], zorder=4, **grey)
-            axes.plot([], [], MARKERS[0], label=plot_data.GREY_LABELS[point.flaw], **grey)
+            axes.plot([], [], MARKERS[0], label=plots.GREY_LABELS[point.flaw], **grey)
         if point.low is not None and point.high is not None:
             axes.vlines(point.x, point.low, point.high, color=colour, linewidth=1, zorder=2)
 
@@ -320,7 +320,7 @@ def draw_bars(axes: Axes, panel: BarPanel, num_rows: float, width: int) -> None:
     left = np.zeros(len(panel.bars))
     inside: dict[str, Any] = {"fontsize": FONT_SIZE - 1, "fontweight": "bold"}
     for part, shares in panel.parts.items():
-        colour = PLACEHOLDERS[f"--{plot_data.role_of(panel.styles[part])}"]
+        colour = PLACEHOLDERS[f"--{plots.role_of(panel.styles[part])}"]
         looks: dict[str, Any] = {"height": 0.42, "edgecolor": PLACEHOLDERS["--bg"], "linewidth": 0.8}
         looks["hatch"] = HATCHES[panel.styles[part]]
         names = [name for name in (part, panel.short.get(part)) if name]
