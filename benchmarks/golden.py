@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DIGESTS = Path(__file__).with_name("golden.json")
 PRELOADED = (
     *("pipeline.submit", "pipeline.collect", "pipeline.status", "pipeline.compare", "pipeline.export"),
-    *("pipeline.proposal", "pipeline.jobfile", "pipeline.report.draw_panels", "jinja2", "pandas", "tabulate"),
+    *("pipeline.proposal", "pipeline.jobfile", "pipeline.report.draw", "jinja2", "pandas", "tabulate"),
 )
 SHOWN = ("h200x2/scaling", "h100x2/q4-study", "two-cores/smoke")  # by status, export and proposal
 COMPARED = (

@@ -20,11 +20,11 @@ LATE = (
     "tabulate",
     "jinja2",
     "submitit",
-    "pipeline.report.collect_experiment",
-    "pipeline.report.comparison",
-    "pipeline.report.draw_panels",
-    "pipeline.report.html_page",
-    "pipeline.report.table_files",
+    "pipeline.report.collected",
+    "pipeline.report.compare",
+    "pipeline.report.draw",
+    "pipeline.report.html",
+    "pipeline.report.files",
     "pipeline.submission.read_progress",
 )
 HIDE = """

@@ -50,7 +50,7 @@ LIGHT = dict(zip(ROLES, ("#1a1f24", "#59636e", "#d5dade", "#f3e3df", "#ffffff", 
 DARK = dict(zip(ROLES, ("#e8ebee", "#a3adb8", "#363d45", "#43292a", "#14181c", *SERIES_COLOURS_ON_DARK), strict=True))
 PLACEHOLDERS = {role: f"#{index:06x}" for index, role in enumerate(ROLES, start=1)}  # SVG leaves out #000000
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
-HATCHES = ("", "\\\\\\\\", "||||", "////", "----", "xxxx", "++++", "....")  # as plot_data.PART_MARKS
+HATCHES = ("", "\\\\\\\\", "||||", "////", "----", "xxxx", "++++", "....")  # as plots.PART_MARKS
 DASHED = (0, (3, 3))
 BOLD_CHAR_PX = 7
 MIN_ROOM_BELOW = 0.15  # of the height of the axes, for a word below a point

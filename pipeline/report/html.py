@@ -90,7 +90,7 @@ class Pages:
         plots = build_plots(PlotSource(found.tables, collected.outcomes, collected.terms))
         said = describe_experiment(name, found) | {"inputs_digest": digest_inputs(name, found, logs)}
         if not is_current(folder, plots, said["inputs_digest"]):
-            has_plots = not plots or self.can_import("pipeline.report.draw_panels", "no plots in report.html")
+            has_plots = not plots or self.can_import("pipeline.report.draw", "no plots in report.html")
             sections = build_sections(found, write_plots(folder / PLOTS_FOLDER, plots) if has_plots else [])
             fates = list_fates(shown_outcomes(collected.outcomes), folder, logs)
             page = render_template("report.html.j2", said, sections=sections, has_plots=has_plots, fates=fates)

@@ -1,4 +1,4 @@
-"""Plots as numbers: their panels, series and bars. `draw_panels` draws them, so nothing here needs matplotlib."""
+"""Plots as numbers: their panels, series and bars. `draw` draws them, so nothing here needs matplotlib."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar

@@ -1,4 +1,4 @@
-"""Q5, recommendation: the configuration with the shortest time or the simplest of a tie, and the cheapest at a target."""
+"""Q5, recommendation: the shortest time or the simplest of a tie, and the cheapest configuration at a target."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -168,7 +168,7 @@ def fastest_claims(rows: Sequence[Row], all_rows: Sequence[Row]) -> list[Claim]:
         only = {**values, "choice": ("one run" if row.n == 1 else f"n = {row.n}") + interval_words(used)}
         return [Claim("Q5", ONLY_CHOICE, only, badges)]
     known = {"limit": limit_words(row), "next_step": row["next_step"]}
-    return [Claim("Q5", "use", values, badges), Claim("Q5", USE_NEXT, known)]
+    return [Claim("Q5", USE, values, badges), Claim("Q5", USE_NEXT, known)]
 
 
 def name_of(row: Row, rows: Sequence[Row]) -> str:

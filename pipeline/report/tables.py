@@ -1,4 +1,4 @@
-"""The tables of one experiment: the rows of every table in `definitions`, by its name."""
+"""Every table of an experiment in order, and the rows of each."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -13,9 +13,11 @@ from pipeline.figures.energy import THROTTLED
 from pipeline.figures.intervals import Estimate
 from pipeline.figures.notes import OF_BASELINE, make_note
 from pipeline.figures.pooling import SHARED_NODE, group_pairs
+from pipeline.report import claims, int8, memory, q1, q2, q3, q4, q5
 from pipeline.report.answers import answer_questions
-from pipeline.report.claims import TEMPLATES, Claim, badge_of, badges_of
+from pipeline.report.claims import Claim, ClaimKind, badge_of, badges_of
 from pipeline.report.collected import collect_experiment
+from pipeline.report.memory import NO_OOM
 from pipeline.report.table import Row
 from pipeline.report.words import ClaimFormatter
 
@@ -40,9 +42,13 @@ def test_a_figure_has_its_interval_and_the_decimals_that_tell_its_ends_apart(
     assert ClaimFormatter({}).format_field(figure, spec) == shown
 
 
-@pytest.mark.parametrize("kind", TEMPLATES)
-def test_an_answer_has_at_most_three_sentences(kind: str) -> None:
-    assert 1 <= len(TEMPLATES[kind]) <= 3
+MODULES = (claims, memory, q1, q2, q3, q4, q5, int8)
+KINDS = {value for module in MODULES for value in vars(module).values() if isinstance(value, ClaimKind)}
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS), ids=lambda kind: kind.name)
+def test_an_answer_has_at_most_three_sentences(kind: ClaimKind) -> None:
+    assert 1 <= len(kind.sentences) <= 3
 
 
 def test_no_published_answer_has_more_than_three_sentences() -> None:
@@ -52,10 +58,10 @@ def test_no_published_answer_has_more_than_three_sentences() -> None:
                 assert sum(len(claim.sentences()) for claim in own) <= 3, (manifest, question)
 
 
-@pytest.mark.parametrize("kind", TEMPLATES)
-def test_a_sentence_whose_values_are_not_known_is_left_out(kind: str) -> None:
+@pytest.mark.parametrize("kind", sorted(KINDS), ids=lambda kind: kind.name)
+def test_a_sentence_whose_values_are_not_known_is_left_out(kind: ClaimKind) -> None:
     claim = Claim("Q1", kind, {})
-    for sentence in TEMPLATES[kind]:
+    for sentence in kind.sentences:
         has_values = any(name for _, name, _, _ in string.Formatter().parse(sentence))
         assert claim.knows(sentence) is not has_values
 
@@ -69,7 +75,7 @@ def test_badges_stand_once_in_the_first_sentence_and_those_of_the_baseline_last(
     badges = badges_of(Row({}, {}, 1, notes))
     assert badges == ("one run", CAPPED, "shared node", f"baseline {CAPPED}")
     said = [f"Nothing up to 512 ran out of memory (one run, {CAPPED})."]
-    assert Claim("Q1", "no_oom", {"fits": 512}, badges[:2]).sentences() == said
+    assert Claim("Q1", NO_OOM, {"fits": 512}, badges[:2]).sentences() == said
 
 
 @pytest.mark.parametrize(

@@ -271,6 +271,6 @@ def test_merged_notes_state_the_range_of_their_quantities(drifts: list[float], m
 
 def test_points_past_the_largest_number_of_rows_are_cut_off_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert display.MAX_ROWS == 10_000
-    monkeypatch.setattr(display_tables, "MAX_ROWS", 1_000)
+    monkeypatch.setattr(display, "MAX_ROWS", 1_000)
     found = [make_record(make_spec(batch_size_per_gpu=size)) for size in range(1, 1_003)]
     assert "1,000 of 1,002 rows are shown." in report(*found)

@@ -96,7 +96,7 @@ def test_every_link_leads_to_a_place_on_the_page_or_holds_a_file(tmp_path: Path)
 
 
 def test_a_large_table_is_named_and_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(html_page, "MAX_LINK_BYTES", 100)
+    monkeypatch.setattr(html, "MAX_LINK_BYTES", 100)
     page = Page(write_page(tmp_path / "x", *batch_records()).read_text())
     assert "q1.csv (in the experiment's folder)" in page.text
     assert "q1.csv" not in page.all("download")

@@ -21,7 +21,7 @@ from pipeline.experiment.spec import Spec
 from pipeline.figures.intervals import Estimate
 from pipeline.plan.axes import Precision
 from pipeline.report.answers import Answer
-from pipeline.report.claims import Claim
+from pipeline.report.claims import NOT_ANSWERED, Claim
 from pipeline.report.display import MAX_WIDTH, decimals_of, format_cell
 from pipeline.report.markdown import (
     escape_markdown,
@@ -30,6 +30,7 @@ from pipeline.report.markdown import (
     render_precision,
     wrap,
 )
+from pipeline.report.memory import NO_OOM
 from pipeline.report.provenance import list_provenance
 from pipeline.report.table import Row, Tables
 from pipeline.report.tables import TABLES
@@ -330,13 +331,13 @@ def test_weak_and_strong_scaling_are_two_tables_that_name_what_is_fixed() -> Non
     ]
 
 
-NOTHING_FAILED = Claim("Q1", "no_oom", {"fits": 1024}, command="submit --grid memory")
-NOT_ANSWERED = Claim("Q1", "not_answered", {"why": "nothing <b>"}, command="submit --grid q1")
+NOTHING_FAILED = Claim("Q1", NO_OOM, {"fits": 1024}, command="submit --grid memory")
+UNANSWERED = Claim("Q1", NOT_ANSWERED, {"why": "nothing <b>"}, command="submit --grid q1")
 
 
 def test_an_answer_is_a_paragraph_for_each_gpu_model_its_text_is_escaped_and_its_command_is_code() -> None:
     models = [NOTHING_FAILED._replace(gpu="A"), NOTHING_FAILED._replace(gpu="B")]
-    said = render_answers([Answer("Q1", [NOT_ANSWERED], Terms()), Answer("Q2", models, Terms())])
+    said = render_answers([Answer("Q1", [UNANSWERED], Terms()), Answer("Q2", models, Terms())])
     assert said.startswith(
         "**Q1.** Not answered here: nothing \\<b\\>. Next: `submit --grid q1`\n\n**Q2.** On A: Nothing"
     )
