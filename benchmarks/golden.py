@@ -89,6 +89,7 @@ MEASURES: tuple[dict[str, Any], ...] = (  # with what each needs
 )
 WRONG = (0, -1, "wrong", None, 1e30)  # for most axes
 DATA_ADDRESS = re.compile(r'"data:[^"]*"')
+COORDINATE = re.compile(r"-?\d+\.\d{2,}")  # of a plot, in points: another CPU's floats differ in the last digits
 PAGE_DIGEST = re.compile(r"[0-9a-f]{64}|sha256-[\w+/=]{44}|<style>.*?</style>", re.DOTALL)
 
 Texts = Iterator[tuple[str, str]]
@@ -106,7 +107,8 @@ def tables_and_pages(name: str) -> Texts:
     yield "report.html", PAGE_DIGEST.sub("", page)
     for kind in ("csv", "svg"):
         paths = sorted(folder.rglob(f"*.{kind}"))
-        yield kind, "".join(f"{path.relative_to(folder)}\n{path.read_text()}\n" for path in paths)
+        text = "".join(f"{path.relative_to(folder)}\n{path.read_text()}\n" for path in paths)
+        yield kind, COORDINATE.sub(lambda found: f"{float(found[0]):.1f}", text) if kind == "svg" else text
 
 
 def command_output(*arguments: str) -> Texts:
