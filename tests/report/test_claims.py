@@ -53,8 +53,8 @@ def test_an_answer_has_at_most_three_sentences(kind: ClaimKind) -> None:
 
 def test_no_published_answer_has_more_than_three_sentences() -> None:
     for manifest in sorted((ROOT / "published").glob("**/manifest.json")):
-        for question, claims in answer_questions(collect_experiment(Experiment(manifest.parent)).tables).items():
-            for own in group_pairs((claim.about, claim) for claim in claims).values():
+        for question, told in answer_questions(collect_experiment(Experiment(manifest.parent)).tables).items():
+            for own in group_pairs((claim.about, claim) for claim in told).values():
                 assert sum(len(claim.sentences()) for claim in own) <= 3, (manifest, question)
 
 
