@@ -2,8 +2,8 @@
 
 import base64
 import hashlib
-import html.parser
 import re
+from html.parser import HTMLParser
 from pathlib import Path
 
 import msgspec
@@ -33,6 +33,7 @@ from pipeline.figures.intervals import DRIFTED
 from pipeline.figures.notes import OF_BASELINE, make_note
 from pipeline.figures.pooling import SHARED_NODE
 from pipeline.figures.scaling import NO_BASELINE
+from pipeline.report import html
 from pipeline.report.cost import ENDING_WORDS
 from pipeline.report.files import csv_text
 from pipeline.report.html import QUESTIONS, Pages, describe_cost, point_links
@@ -42,7 +43,7 @@ from pipeline.report.table import Row
 VOID = {"meta", "link", "br", "wbr", "img", "source"}
 
 
-class Page(html.parser.HTMLParser):
+class Page(HTMLParser):
     """A page: its elements, links, ids and text. Raises AssertionError if an element is not closed."""
 
     def __init__(self, text: str) -> None:
