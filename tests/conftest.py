@@ -35,6 +35,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite that a scrip
 
 ROOT = Path(__file__).resolve().parent.parent
 COUNTS = "points that a fault left"
+SLOW = {"slurm", "training", "browser", "wheel", "alone"}  # markers of tests that have the limit in setup.cfg
+FAST_LIMIT_S = 120  # of every other test
 SMALL_GRID = ROOT / "tests" / "recorded" / "small.yaml"
 CPU_SIZE = ("device=cpu", "model=lenet", "dataset=synthetic", "input=synthetic", "num_samples=64")
 
@@ -44,7 +46,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects by marker
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Mark the tests that use the cluster `slurm`, and skip those marked `gpu` where there is none.
+    """Mark the tests that use the cluster `slurm`, skip those marked `gpu` where there is none, and limit each's time.
 
     If a test needs torch, it is imported by now. It gets one thread: pytest's workers share the cores, and the threads
     of torch would wait for each other.
@@ -56,6 +58,8 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     for item in items:
         if "cluster" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slurm)
+        if not SLOW & {marker.name for marker in item.iter_markers()}:
+            item.add_marker(pytest.mark.timeout(FAST_LIMIT_S))
         if item.get_closest_marker("gpu") and not has_gpu():
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 

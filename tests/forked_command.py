@@ -52,11 +52,14 @@ def run_module(module: str, arguments: Sequence[str], env: Mapping[str, str]) ->
         stdout, stderr = Path(folder, "stdout"), Path(folder, "stderr")
         process = MULTIPROCESSING.Process(target=_become, args=(module, arguments, dict(env), stdout, stderr))
         process.start()
-        process.join(600)
-        if process.exitcode is None:
+        try:
+            process.join(600)
+        finally:  # also at the time limit of the test: else Python would wait for it at its end
+            exit_code = process.exitcode
             process.kill()
+        if exit_code is None:
             raise subprocess.TimeoutExpired(command, 600)
-        return subprocess.CompletedProcess(command, process.exitcode, stdout.read_text(), stderr.read_text())
+        return subprocess.CompletedProcess(command, exit_code, stdout.read_text(), stderr.read_text())
 
 
 def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:

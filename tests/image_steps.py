@@ -17,9 +17,11 @@ from pipeline.workloads.find import Sources, build_workload
 ALONE = Rank(0, 1, torch.device("cpu"))
 
 
-def step_of(spec: Spec, model: nn.Module | None = None, kind: type[EagerStep] = EagerStep, **options: Any) -> EagerStep:
+def step_of(
+    spec: Spec, model: nn.Module | None = None, kind: type[EagerStep] = EagerStep, rank: Rank = ALONE, **options: Any
+) -> EagerStep:
     """Return the eager step of a point, of LeNet unless a model is given."""
-    return kind(build_model("lenet", 10) if model is None else model, build_workload(spec), spec, ALONE, **options)
+    return kind(build_model("lenet", 10) if model is None else model, build_workload(spec), spec, rank, **options)
 
 
 def batches_of(spec: Spec, rank: Rank = ALONE, data: Path | None = None) -> TrainingBatches:

@@ -1,18 +1,20 @@
-"""A rank that fails in any way ends its point, which leaves one record and no process."""
+"""A rank that fails in any way ends its point, which leaves one record and no process.
+
+One launch has a point for each fault, and goes on after each.
+"""
 
 import os
-import time
-from pathlib import Path
+from datetime import datetime
 
 import pytest
-from conftest import ROOT, processes_of, run_program, succeeded
-from factories import LENET, failure_of, make_experiment, make_spec, only_record
+from conftest import ROOT, count_points, processes_of, run_program
+from factories import LENET, failure_of, make_experiment, make_spec, records_of
 
-from pipeline.experiment.folder import Experiment
+from pipeline.experiment.record import Record
 from pipeline.runner.launch_options import LaunchOptions, launch_command
 
-LIMIT_S = 20
-# run by Python at its start: the last rank notes the time and fails where its epoch would begin
+LIMIT_S = 60  # of each point
+# run by Python at its start: the last rank notes the time and has the fault of its seed where its epoch would begin
 SITECUSTOMIZE = """
 import importlib.util, os, pathlib, signal, sys, time
 
@@ -30,23 +32,69 @@ class Finder:
 
     def fail(self, *arguments):
         import torch
+        seed = arguments[1].seed
         if os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
-            pathlib.Path(os.environ["TEST_FOLDER"], "failed_at").write_text(str(time.time()))
-            FAULT
+            pathlib.Path(os.environ["TEST_FOLDER"], f"failed_at.{seed}").write_text(str(time.time()))
+            exec(FAULTS[seed])
         return self.run_epoch(*arguments)
 
 sys.meta_path.insert(0, Finder())
 """
 
 
-def start_launch(tmp_path: Path, fault: str, *, num_gpus: int) -> tuple[Experiment, list[str], dict[str, str]]:
-    """An experiment of one point whose last rank has this fault, its command, and the environment for it."""
-    (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE.replace("FAULT", fault))
-    strategy = "ddp" if num_gpus > 1 else "single"
-    spec = make_spec(**LENET, input="synthetic", strategy=strategy, num_gpus=num_gpus, num_samples=64 * 8)
-    experiment = make_experiment(tmp_path / "x", missing=[spec])
-    command = launch_command(experiment.manifest_path, [spec.run_id()], LaunchOptions(tmp_path))
-    return experiment, command, {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "TEST_FOLDER": str(tmp_path)}
+EXIT, EXEC = "os._exit(0)", "os.execv('/bin/sleep', ['sleep', '600'])"
+FORK = "os.fork() and os.execv('/bin/true', ['true']); time.sleep(600)"  # one that succeeds, and leaves a child
+OOM, KILL = "raise torch.OutOfMemoryError('CUDA out of memory')", "os.kill(os.getpid(), signal.SIGKILL)"
+HANG = "time.sleep(3600)"
+ORPHAN = "os.system('setsid sleep 600 > /dev/null 2>&1 &')"  # in a session of its own; the point is ok
+FAULTS = [
+    (KILL, 2),
+    (HANG, 2),
+    *((fault, num_gpus) for num_gpus in (2, 1) for fault in (EXIT, EXEC, FORK)),
+    (ORPHAN, 1),
+    (OOM, 2),
+]
+# an OOM comes last: after it no point of its batch size is run
+Ended = tuple[Record, float]  # and the seconds from the fault to the end of the point
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Ended]:
+    """The end of a point of so many ranks for each fault, which its last rank has."""
+    folder = tmp_path_factory.mktemp("faults")
+    (folder / "sitecustomize.py").write_text(f"FAULTS = {[fault for fault, _ in FAULTS]!r}\n{SITECUSTOMIZE}")
+    specs = [
+        make_spec(
+            **LENET,
+            input="synthetic",
+            strategy="ddp" if num_gpus > 1 else "single",
+            num_gpus=num_gpus,
+            num_samples=64 * 8,
+            seed=seed,
+        )
+        for seed, (_, num_gpus) in enumerate(FAULTS)
+    ]
+    experiment = make_experiment(folder / "x", missing=specs)
+    command = launch_command(experiment.manifest_path, [spec.run_id() for spec in specs], LaunchOptions(folder))
+    env = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "TEST_FOLDER": str(folder)}
+    done = run_program(*command, "--point-limit-s", str(LIMIT_S), env=env)
+    assert (done.returncode, processes_of(folder)) == (1, []), done.stderr
+    assert len(records_of(experiment)) == len(FAULTS), done.stderr
+    records = sorted(records_of(experiment), key=lambda record: record.spec.seed)
+    failed_at = [float((folder / f"failed_at.{seed}").read_text()) for seed in range(len(FAULTS))]
+    took_s = [
+        datetime.fromisoformat(str(record.ended_at)).timestamp() - started_s
+        for record, started_s in zip(records, failed_at, strict=True)
+    ]
+    counts = count_points(folder)
+    assert (counts.lost, counts.doubled) == (0, 0), counts
+    return dict(zip(FAULTS, zip(records, took_s, strict=True), strict=True))
+
+
+def assert_failed(ended: Ended, limit_s: float, status: str, kind: str, said: str) -> None:
+    record, took_s = ended
+    assert (record.status, failure_of(record).kind, said in record.reason) == (status, kind, True), record.reason
+    assert took_s < limit_s
 
 
 @pytest.mark.training
@@ -54,24 +102,17 @@ def start_launch(tmp_path: Path, fault: str, *, num_gpus: int) -> tuple[Experime
 @pytest.mark.parametrize(
     ("fault", "status", "kind", "said"),
     [
-        ("raise torch.OutOfMemoryError('CUDA out of memory')", "oom", "cuda_oom", "out of GPU memory"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "failed", "signal", "rank 1 was killed by SIGKILL"),
-        ("os._exit(0)", "failed", "exit", "rank 1: exited with 0 before its point had ended; remove os._exit"),
-        ("time.sleep(3600)", "failed", "timeout", f"limit of {LIMIT_S} s"),
+        (OOM, "oom", "cuda_oom", "out of GPU memory"),
+        (KILL, "failed", "signal", "rank 1 was killed by SIGKILL"),
+        (EXIT, "failed", "exit", "rank 1: exited with 0 before its point had ended; remove os._exit"),
+        (HANG, "failed", "timeout", f"limit of {LIMIT_S} s"),
     ],
     ids=["raises OOM", "is killed", "exits with 0", "hangs"],
 )
 def test_a_rank_that_fails_ends_its_point_with_one_record(
-    tmp_path: Path, fault: str, status: str, kind: str, said: str
+    ended: dict[tuple[str, int], Ended], fault: str, status: str, kind: str, said: str
 ) -> None:
-    experiment, command, env = start_launch(tmp_path, fault, num_gpus=2)
-    command += ["--point-limit-s", str(LIMIT_S if kind == "timeout" else 300)]
-    done = run_program(*command, env=env)
-    took_s = time.time() - float((tmp_path / "failed_at").read_text())
-    assert (done.returncode, took_s < 15 + (LIMIT_S if kind == "timeout" else 0)) == (1, True), done.stderr
-    assert processes_of(tmp_path) == []
-    record = only_record(experiment)
-    assert (record.status, failure_of(record).kind, said in record.reason) == (status, kind, True), record.reason
+    assert_failed(ended[fault, 2], 15 + (LIMIT_S if fault == HANG else 0), status, kind, said)
 
 
 @pytest.mark.training
@@ -79,31 +120,17 @@ def test_a_rank_that_fails_ends_its_point_with_one_record(
 @pytest.mark.parametrize("num_gpus", [1, 2])
 @pytest.mark.parametrize(
     ("fault", "said"),
-    [
-        ("os._exit(0)", "exited with 0"),
-        ("os.execv('/bin/sleep', ['sleep', '600'])", "became another program (exec)"),
-        ("os.fork() and os.execv('/bin/true', ['true']); time.sleep(600)", "exited with 0"),
-    ],
+    [(EXIT, "exited with 0"), (EXEC, "became another program (exec)"), (FORK, "exited with 0")],
     ids=["exits with 0", "becomes another program", "becomes one that succeeds, and leaves a child"],
 )
 def test_a_rank_that_leaves_without_a_result_fails_its_point_within_seconds(
-    tmp_path: Path, fault: str, said: str, num_gpus: int
+    ended: dict[tuple[str, int], Ended], fault: str, said: str, num_gpus: int
 ) -> None:
-    experiment, command, env = start_launch(tmp_path, fault, num_gpus=num_gpus)
-    done = run_program(*command, env=env)
-    took_s = time.time() - float((tmp_path / "failed_at").read_text())
-    assert (done.returncode, took_s < 20) == (1, True), done.stderr
-    record = only_record(experiment)
-    assert (record.status, failure_of(record).kind, failure_of(record).rank) == ("failed", "exit", num_gpus - 1)
-    assert record.reason.startswith(f"rank {num_gpus - 1}: {said} before its point had ended; remove os._exit")
-    assert processes_of(tmp_path) == []
+    said = f"rank {num_gpus - 1}: {said} before its point had ended; remove os._exit"
+    assert_failed(ended[fault, num_gpus], 20, "failed", "exit", said)
 
 
 @pytest.mark.training
 @pytest.mark.fault("F55")
-def test_what_a_rank_has_started_ends_with_its_point(tmp_path: Path) -> None:
-    """A child in a session of its own, whose parent has ended; the point is ok."""
-    experiment, command, env = start_launch(tmp_path, "os.system('setsid sleep 600 > /dev/null 2>&1 &')", num_gpus=1)
-    succeeded(run_program(*command, env=env))
-    assert processes_of(tmp_path) == []
-    assert only_record(experiment).status == "ok"
+def test_what_a_rank_has_started_ends_with_its_point(ended: dict[tuple[str, int], Ended]) -> None:
+    assert ended[ORPHAN, 1][0].status == "ok"

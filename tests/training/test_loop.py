@@ -1,27 +1,34 @@
+"""Training: what an epoch does, counts and times, and known answers with large batches."""
+
 import itertools
+import json
 import math
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
-from factories import LENET, make_measurement, make_record, make_spec
+from conftest import Command
+from factories import LENET, make_measurement, make_record, make_spec, measurement_of
 from image_steps import ALONE, batches_of, step_of
 from torch import nn
 
 from pipeline.data import image_batches
-from pipeline.data.images import Images
+from pipeline.data.images import Images, load_images
+from pipeline.experiment.learning_rate import learning_rate_at, peak_learning_rate
 from pipeline.experiment.measurement import Epoch, Measurement, RankEpoch
 from pipeline.experiment.record import MAX_STEP_TIMES
-from pipeline.experiment.record_store import encode_record
+from pipeline.experiment.record_store import encode_record, load_folder
 from pipeline.experiment.spec import Spec
 from pipeline.figures.formulas import GIB
 from pipeline.figures.pooling import timed_epochs
-from pipeline.training import devices, process_group
+from pipeline.plan.axes import Remedy
+from pipeline.training import devices, loop, process_group
 from pipeline.training.loop import (
     Evaluation,
     RankEpochSeries,
@@ -37,6 +44,7 @@ from pipeline.training.loop import (
 )
 from pipeline.training.step import STEP_PARTS, EagerStep, PartTimesNs, StepTimer, ignore_mark
 from pipeline.training.strategies import dp, torch_strategy
+from pipeline.workloads import cifar_classifier
 from pipeline.workloads.cifar_classifier import CifarClassifier, build_model
 from pipeline.workloads.find import build_workload
 from pipeline.workloads.workload import WorkloadError
@@ -461,3 +469,61 @@ def test_tf32_that_was_allowed_the_new_way_is_undone_too() -> None:
     finally:
         set_precision(make_spec(precision="fp32"))
     assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (False, False)
+
+
+ALL: tuple[Remedy, ...] = ("linear_scaling", "warmup", "zero_gamma", "no_bias_decay")
+
+
+def last_epoch(spec: Spec) -> Epoch:
+    """Return the last epoch."""
+    return loop.train_point(spec, ALONE).measurement.epochs[-1]
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("remedies", [(), ("linear_scaling", "warmup"), ALL], ids=len)
+def test_shuffled_labels_are_not_learnt_with_any_remedy(
+    remedies: tuple[Remedy, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A guess has the loss ln 10. Images of a class look alike, so chance may put a whole class right: 10 points."""
+    fields: dict[str, Any] = {**LENET, "input": "gpu", "num_samples": 2500, "batch_size_per_gpu": 50, "epochs": 4}
+    fields |= {"evaluate": True, "schedule": "cosine", "nesterov": True, "learning_rate": 0.01, "warmup_epochs": 1}
+    spec = make_spec(**fields, remedies=remedies, reference_batch_size=25)
+    assert (last_epoch(spec).test_accuracy or 0) > 0.9
+
+    def shuffled(spec: Spec, split: str, root: Path | None) -> Images:
+        images = load_images(spec, split, root)
+        if split == "test":
+            return images
+        return Images(images.pixels, np.random.default_rng(0).permutation(images.labels), images.num_classes)
+
+    monkeypatch.setattr(cifar_classifier, "load_images", shuffled)
+    last = last_epoch(spec)
+    assert (last.test_loss or 0) > math.log(10) - 0.02
+    assert (last.test_accuracy or 1) < 0.35
+    assert (last.accuracy or 1) < 0.2
+
+
+TINY = ["device=cpu", "strategy=single", "num_gpus=1", "model=lenet", "dataset=synthetic", "num_samples=640"]
+TINY += ["precision=fp32", "layout=contiguous", "execution=eager", "epochs=2", "warmup_epochs=1", "seed=0"]
+TINY += ["batch_size_per_gpu=16,64", "reference_batch_size=16", "learning_rate=0.02"]
+
+
+@pytest.mark.training
+def test_the_study_runs_in_small_on_a_cpu(pipeline: Command, tmp_path: Path) -> None:
+    where = ("--cluster", "local", "--outputs", str(tmp_path), "--points-per-element", "6")
+    assert pipeline("submit", "--grid", "q4-study", *where, "--set", *TINY).returncode == 0
+    collected = pipeline("collect", tmp_path, "--format", "json", "--target-accuracy", "0.05")
+    tables = json.loads(collected.stdout)["experiments"]["q4-study"]
+    rows = tables["time_to_target"]
+    assert [(row["global_batch_size"], len(row["remedies"])) for row in rows] == [
+        (size, num_remedies) for size in (16, 64) for num_remedies in (0, 2, 4)
+    ]
+    assert [row["learning_rate"] for row in rows] == pytest.approx([0.02, 0.02, 0.02, 0.02, 0.08, 0.08])
+    assert all(row["reached"] == "1 of 1" and row["target_efficiency"] > 0 for row in rows)
+    assert sum(row["soonest"] is not None for row in rows) == 1
+    assert [row["epoch"] for row in tables["Q4"]] == [1, 2] * 6
+    (found, _) = load_folder(tmp_path / "q4-study" / "records")
+    for record in found:
+        first, second = measurement_of(record).epochs
+        assert max(first.peak_learning_rate or 0, second.peak_learning_rate or 0) == peak_learning_rate(record.spec)
+        assert second.first_learning_rate == learning_rate_at(record.spec, record.spec.steps_per_epoch)

@@ -1,5 +1,10 @@
+"""A point of `measure: quantize`, its weight files, and the benchmark of published mistakes, which makes no others."""
+
+import hashlib
 import itertools
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -7,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from bench_published_int8_mistakes import build_network, clamped, compare, inverted, networks_of, normalize
 from conftest import Command
 from factories import LENET, make_record, make_spec, measurement_of
 from image_steps import ALONE
@@ -15,9 +21,16 @@ from torch import Tensor, nn
 from pipeline.data.images import Images, synthetic_images
 from pipeline.experiment.measurement import Quantization, ScaleGranularity, ScaleRule
 from pipeline.experiment.record_store import encode_record, load_record
-from pipeline.training.integer_network import build_quantized_network, calibrate, compute_weight_scales, read_layers
+from pipeline.training.integer_network import (
+    QuantizedNetwork,
+    build_quantized_network,
+    calibrate,
+    compute_weight_scales,
+    read_layers,
+)
 from pipeline.training.quantize_point import (
     LabelledImages,
+    UnusableWeights,
     check_exactness,
     choose_calibration_images,
     draw_histogram,
@@ -26,6 +39,7 @@ from pipeline.training.quantize_point import (
     normalize_images,
     quantize_layers,
     quantize_point,
+    save_weights,
 )
 from pipeline.workloads.cifar_classifier import build_model
 from pipeline.workloads.find import NO_SOURCES
@@ -209,3 +223,134 @@ def test_a_submitted_point_leaves_its_weights_beside_its_record(pipeline: Comman
     rows = json.loads(collected.stdout)["experiments"]["quantize"]["int8"]
     assert (len(rows), {row["n"] for row in rows}) == (19, {2})
     assert all("an interval needs 6 seeds, got 2" in row["note"] for row in rows)
+
+
+def make_model(seed: int, num_classes: int = 10) -> nn.Module:
+    torch.manual_seed(seed)
+    return build_model("lenet", num_classes)
+
+
+def test_saved_weights_come_back_bit_by_bit(tmp_path: Path) -> None:
+    model, other = make_model(0), make_model(1)
+    path = tmp_path / "weights.npz"
+    sha256 = save_weights(model, path)
+    assert sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    load_weights(other, path, sha256)
+    torch.testing.assert_close(other.state_dict(), model.state_dict(), rtol=0, atol=0)
+
+
+def test_weights_of_another_digest_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "weights.npz"
+    sha256 = save_weights(make_model(0), path)
+    save_weights(make_model(1), path)
+    with pytest.raises(UnusableWeights, match=f"its record says {sha256}; give the .weights.npz"):
+        load_weights(make_model(2), path, sha256)
+
+
+def write_pickle(path: Path) -> None:
+    np.savez(path, **{"0.weight": np.array([{"code": "runs"}], dtype=object)})  # type: ignore[arg-type]
+
+
+def write_words(path: Path) -> None:
+    np.savez(path, **{name: np.array(["a"]) for name in make_model(0).state_dict()})  # type: ignore[arg-type]
+
+
+def write_one_array(path: Path) -> None:
+    with path.open("wb") as file:
+        np.save(file, np.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("write", "why"),
+    [
+        (lambda path: path.write_text("not weights"), "is not a file of weights"),
+        (lambda path: path.write_bytes(b""), "cannot be read as weights"),
+        (lambda path: path.write_bytes(b"PK\x03\x04 cut off"), "cannot be read as weights"),
+        (lambda path: None, "cannot be read as weights"),
+        (write_pickle, "is not a file of weights; give"),
+        (write_words, "is not a file of weights"),
+        (write_one_array, "is one array and not a file of weights"),
+        (lambda path: np.savez(path, first=np.zeros(3)), r"0.bias, 0.weight, .*, first is in the file or in the model"),
+        (
+            lambda path: save_weights(make_model(0, num_classes=3), path),
+            r"11.weight is torch.float32 \[3, 84\].*\[10,",
+        ),
+        (lambda path: save_weights(make_model(0).double(), path), "torch.float64 .* and the model needs torch.float32"),
+    ],
+)
+def test_a_file_of_other_things_is_refused_in_one_sentence(
+    tmp_path: Path, write: Callable[[Path], object], why: str
+) -> None:
+    path = tmp_path / "weights.npz"
+    write(path)
+    model = make_model(0)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(UnusableWeights, match=why) as refusal:
+        load_weights(model, path)
+    cure = r"; give the \.weights\.npz beside the record of this model\.$"
+    assert re.search(f"{re.escape(str(path))}.*{cure}", str(refusal.value), re.DOTALL)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+NAMES = [
+    "no bias: fp32",
+    "no bias: int8 weights",
+    "no bias: right",
+    "no bias: inverted",
+    "no bias: clamped",
+    "bias: fp32",
+    "bias: int8 weights",
+    "bias: right",
+    "bias: unscaled bias",
+    "bias: inverted",
+    "bias: inverted, right bias",
+    "bias: inverted, printed bias scale",
+    "bias: printed bias scale",
+    "bias: clamped",
+    "bias: clamped, unscaled bias",
+]
+
+
+def test_an_inverted_scale_saturates_from_1_over_max_on() -> None:
+    """Images to 2 and outputs to 4: 4/127 becomes 1/(127 x 4), so that 127 stands for 1/4."""
+    images, outputs = inverted([torch.tensor([2 / 127]), torch.tensor([4 / 127])])
+    assert (float(images * 127), float(outputs * 127)) == pytest.approx((2, 1 / 4))
+
+
+def test_clamped_outputs_saturate_at_half_of_their_largest_magnitude() -> None:
+    """Images to 2 and outputs to 4: 255 stands for 4, so 127 for 1.99."""
+    images, outputs = clamped([torch.tensor([2 / 127]), torch.tensor([4 / 127])])
+    assert (float(images * 127), float(outputs * 127)) == pytest.approx((2, 4 * 127 / 255))
+
+
+def test_no_layer_or_the_last_one_has_a_bias() -> None:
+    assert [
+        [layer.module.bias is not None for layer in read_layers(build_network(10, has_bias))]
+        for has_bias in (False, True)
+    ] == [[False] * 5, [False] * 4 + [True]]
+
+
+def test_a_bias_is_next_to_nothing_if_unscaled_and_follows_the_scales_or_not_if_inverted() -> None:
+    torch.manual_seed(0)
+    images, _ = normalize(synthetic_images(8, "train", 0))
+    with torch.no_grad():
+        networks = networks_of(build_network(10, has_bias=True), images)
+    lasts = {name: network.layers[-1] for name, network in networks.items() if isinstance(network, QuantizedNetwork)}
+    biases = {name.removeprefix("bias: "): last.biases for name, last in lasts.items()}
+    assert int(biases["right"].abs().max()) > 100
+    assert biases["unscaled bias"].abs().max() == 0  # all biases lie below 0.5
+    assert torch.equal(biases["inverted, right bias"], biases["right"])
+    assert not torch.equal(biases["inverted"], biases["right"])
+    last = lasts["bias: right"]
+    factors = float(last.input_scale * last.weight_scales)  # 1 / (weight factor x input factor x product)
+    printed = (last.layer.biases.double() * 2147483647 * factors).round()
+    assert torch.allclose(biases["printed bias scale"].double(), printed, rtol=1e-6)
+
+
+@pytest.mark.training
+def test_every_way_is_measured_for_every_seed() -> None:
+    training, test = synthetic_images(200, "train", 0), synthetic_images(200, "test", 0)
+    rows = compare(training, test, seeds=(0, 1), epochs=1, num_calibration_images=20)
+    assert [row.network for row in rows] == NAMES
+    assert all(len(row.test_accuracy) == 2 for row in rows)
+    assert all(0 <= value <= 1 for row in rows for value in row.test_accuracy)

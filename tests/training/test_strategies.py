@@ -12,7 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import Command
-from factories import make_spec
+from factories import LENET, make_spec
+from image_steps import ALONE, step_of
 from torch import nn
 from torch.multiprocessing.spawn import spawn
 
@@ -27,6 +28,7 @@ from pipeline.training.strategies import torch_strategy
 from pipeline.training.strategies.fsdp import KeptAllGather, keep_buffers, shard_units_of
 from pipeline.training.strategies.strategy import optimizer_bytes
 from pipeline.training.strategies.zero1 import STRATEGY as ZERO1
+from pipeline.workloads.cifar_classifier import build_model
 from pipeline.workloads.find import build_workload
 from pipeline.workloads.gpt import Gpt
 from pipeline.workloads.workload import Workload, WorkloadError
@@ -45,11 +47,20 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 NUM_UPDATES = 3
 
 
-def train_on_rank(rank: int, folder: str) -> None:
-    """Train each strategy, at once and in passes; write losses, calls and sizes of rank 0."""
+def run_on_rank(rank: int, folder: str) -> None:
+    """Do on two ranks what the tests of this file look at, and write what rank 0 found."""
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    place, found = Rank(rank, 2, torch.device("cpu")), {}
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    place = Rank(rank, 2, torch.device("cpu"))
+    found = {"trained": train_each(place), "calls": count_calls(place), "gradients": gradients_of_share(place)}
+    if rank == 0:
+        Path(folder, "found.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+def train_each(place: Rank) -> dict[str, Any]:
+    """Train each strategy, at once and in passes; return losses, calls and sizes of rank 0."""
+    found = {}
     for name, fields in STRATEGIES.items():
         for num_passes in (1,) if name == "static_graph" else (1, 2):
             small = GPT["batch_size_per_gpu"] // num_passes
@@ -57,9 +68,23 @@ def train_on_rank(rank: int, folder: str) -> None:
             found[f"{name} {num_passes}"] = train(spec, place)
             if spec.strategy == "fsdp":
                 found[f"kept {name} {num_passes}"] = train(spec, place, has_kept_buffers=True)
-    if rank == 0:
-        Path(folder, "found.json").write_text(json.dumps(found))
-    torch.distributed.destroy_process_group()
+    return found
+
+
+GLOBAL_BATCH_SIZE = 32
+
+
+def gradients_of_share(place: Rank) -> list[list[float]]:
+    """Train LeNet for one step on this rank's share of a fixed global batch, and return the gradients."""
+    share = GLOBAL_BATCH_SIZE // place.world_size
+    spec = make_spec(**{**LENET, "strategy": "ddp", "num_gpus": place.world_size, "batch_size_per_gpu": share})
+    torch.manual_seed(0)
+    model = torch_strategy("ddp").wrap(build_model("lenet", 10), build_workload(spec), spec, place)
+    images = torch.randn(GLOBAL_BATCH_SIZE, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    labels = torch.arange(GLOBAL_BATCH_SIZE) % 10
+    mine = slice(place.rank * share, (place.rank + 1) * share)
+    step_of(spec, model, rank=place)((images[mine], labels[mine]), ignore_mark)
+    return [parameter.grad.flatten().tolist() for parameter in model.parameters() if parameter.grad is not None]
 
 
 def train(spec: Spec, rank: Rank, has_kept_buffers: bool = False) -> dict[str, Any]:
@@ -94,11 +119,28 @@ def train(spec: Spec, rank: Rank, has_kept_buffers: bool = False) -> dict[str, A
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What two ranks found, started once for this file."""
     folder = tmp_path_factory.mktemp("strategies")
-    spawn(train_on_rank, (str(folder),), 2)
-    found: dict[str, dict[str, Any]] = json.loads((folder / "found.json").read_text())
-    return found
+    spawn(run_on_rank, (str(folder),), 2)
+    return json.loads((folder / "found.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def trained(found: Any) -> dict[str, dict[str, Any]]:
+    trained: dict[str, dict[str, Any]] = found["trained"]
+    return trained
+
+
+@pytest.mark.training
+@pytest.mark.usefixtures("alone_in_a_group")
+def test_equal_global_batches_give_equal_gradients_on_one_and_two_processes(found: Any) -> None:
+    """LeNet has no BatchNorm, so the mean over two halves is the mean over the batch, to rounding."""
+    alone = gradients_of_share(ALONE)
+    assert len(alone) == len(found["gradients"]) == 10
+    for one, two in zip(alone, found["gradients"], strict=True):
+        assert max(map(abs, one)) > 1e-4
+        assert two == pytest.approx(one, rel=1e-4, abs=1e-7)
 
 
 @pytest.mark.training
@@ -170,13 +212,11 @@ CALLS = {
 }  # two blocks and the root are gathered; ZeRO-1 broadcasts each rank's part
 
 
-def count_calls_on_rank(rank: int, folder: str) -> None:
+def count_calls(place: Rank) -> dict[str, Any]:
     """Count what reaches torch.distributed in a step of each variant, after steps that fill the kept buffers."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     found: dict[str, Any] = {}
     for strategy, operation in (name.split() for name in CALLS):
-        spec, place = make_spec(**{**GPT, "strategy": strategy}), Rank(rank, 2, torch.device("cpu"))
+        spec = make_spec(**{**GPT, "strategy": strategy})
         workload = build_workload(spec)
         context = StepContext(spec, place, workload, workload.synthetic_batch(4, place.device), None)
         variants = step_variants.build_variants(context, (strategy, "no_op"))
@@ -198,19 +238,17 @@ def count_calls_on_rank(rank: int, folder: str) -> None:
                 pauses.clear()
                 variant.step()
             found[f"pauses of {strategy}{', silent' * is_silent}"] = len(pauses)
-    if rank == 0:
-        Path(folder, "calls.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
+    return found
 
 
 @pytest.mark.training
-def test_the_step_without_collectives_calls_none_of_those_of_the_real_one(tmp_path: Path) -> None:
+def test_the_step_without_collectives_calls_none_of_those_of_the_real_one(found: Any) -> None:
     """So a delay inside one is exposed: the self-test measures that (test_selftest)."""
-    spawn(count_calls_on_rank, (str(tmp_path),), 2)
-    found = json.loads((tmp_path / "calls.json").read_text())
-    pauses = {name: found.pop(name) for name in list(found) if name.startswith("pauses")}
-    profiles = {name: found.pop(name) for name in list(found) if name.startswith("profile")}
-    assert found == CALLS | {f"no_op {name.split()[1]}": 0 for name in CALLS}
+    calls = found["calls"]
+    pauses = {name: count for name, count in calls.items() if name.startswith("pauses")}
+    profiles = {name: profile for name, profile in calls.items() if name.startswith("profile")}
+    counts = {name: count for name, count in calls.items() if name not in pauses | profiles}
+    assert counts == CALLS | {f"no_op {name.split()[1]}": 0 for name in CALLS}
     assert len(profiles) == 2
     for profiled, called, *counts in profiles.values():  # the trace has the calls of a step, by kind, operation, bytes
         assert (profiled, counts) == (called, [6, 2])

@@ -1,18 +1,25 @@
 """The built-in workloads: every model of torchvision is built, one of each family trains, and the decoder learns."""
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torchvision
-from factories import make_spec
+from factories import RESNET18_GRADIENT_BYTES, RESNET18_PARAMETERS, make_spec
+from PIL import Image
 from torch import Tensor, nn
 
 from pipeline.experiment.spec import Spec
+from pipeline.plan.axes import COMPILED_EXECUTIONS, Execution
+from pipeline.plan.model_name import CIFAR_MODELS
 from pipeline.training.check_workload import check_workload
-from pipeline.training.loop import train_point
+from pipeline.training.execution import has_compiler
+from pipeline.training.loop import set_precision, train_point
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, ignore_mark
+from pipeline.workloads.cifar_classifier import CifarClassifier, Stem, build_model, im2col_convolution
 from pipeline.workloads.find import build_workload
 from pipeline.workloads.gpt import Gpt
 from pipeline.workloads.torchvision_classifier import TorchvisionClassifier
@@ -165,3 +172,113 @@ def test_what_a_loop_does_before_an_update_is_in_the_step(precision: str) -> Non
     assert float(moved.detach().norm()) == pytest.approx(0.5 * MAX_NORM, rel=0.01)
     step(workload.synthetic_batch(2, ALONE.device), ignore_mark)
     assert workload.rates == [1.0, 0.5]
+
+
+def test_resnet18_for_cifar_has_the_published_size() -> None:
+    sizes = [parameter.numel() for parameter in build_model("resnet18", 10).parameters()]
+    assert sum(sizes) == RESNET18_PARAMETERS == 11_173_962
+    assert 4 * sum(sizes) == RESNET18_GRADIENT_BYTES == 44_695_848
+
+
+@pytest.mark.parametrize("name", CIFAR_MODELS)
+@pytest.mark.parametrize("num_classes", [10, 3])
+def test_every_model_of_the_axis_builds_and_gives_a_score_a_class(name: str, num_classes: int) -> None:
+    assert build_model(name, num_classes)(torch.zeros(2, 3, 32, 32)).shape == (2, num_classes)
+
+
+def test_zero_gamma_makes_every_residual_block_begin_as_its_shortcut() -> None:
+    def last_gammas(zero_gamma: bool) -> list[float]:
+        named = build_model("resnet18", 10, zero_gamma).named_parameters()
+        return [float(gamma.detach().abs().max()) for name, gamma in named if name.endswith("bn2.weight")]
+
+    assert last_gammas(True) == [0.0] * 8
+    assert last_gammas(False) == [1.0] * 8
+
+
+@pytest.mark.parametrize(("channels", "kernel_size"), [(3, (3, 3)), (1, (5, 3)), (4, (1, 1))])
+def test_patches_times_the_weight_are_the_convolution(channels: int, kernel_size: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    convolution = nn.Conv2d(channels, 16, kernel_size, padding=1, bias=False)
+    images = torch.randn(2, channels, 8, 8)
+    expected = convolution(images)
+    found = im2col_convolution(images, convolution.weight, 1)
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    (of_convolution,) = torch.autograd.grad(expected.square().sum(), convolution.weight)
+    (of_product,) = torch.autograd.grad(found.square().sum(), convolution.weight)
+    assert torch.allclose(of_product, of_convolution, rtol=1e-4, atol=1e-3)
+
+
+def test_the_stem_is_a_convolution_wherever_it_is_not_compiled_for_a_gpu() -> None:
+    stem = build_model("resnet18", 10).conv1
+    assert isinstance(stem, Stem)
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(stem(images), nn.functional.conv2d(images, stem.weight, padding=1))
+
+
+needs_compiler = pytest.mark.skipif(not has_compiler("cpu"), reason="torch.compile needs a C++ compiler")
+
+
+@pytest.fixture(autouse=True)
+def untuned() -> Iterator[None]:
+    yield
+    set_precision(make_spec())
+
+
+def classifier(device: str, execution: Execution) -> CifarClassifier:
+    return CifarClassifier(make_spec(device=device, execution=execution), None, execution)
+
+
+@pytest.mark.parametrize(
+    ("device", "execution", "options"),
+    [
+        ("cuda", "compile", {"combo_kernels": True, "max_autotune_pointwise": False}),
+        ("cuda", "compiled_graph", {"combo_kernels": True, "max_autotune_pointwise": True}),
+        ("cpu", "compile", None),
+    ],
+)
+def test_a_model_is_compiled_with_the_options_of_its_device(
+    device: str, execution: Execution, options: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a captured step has its pointwise kernels tuned."""
+    told: dict[object, dict[str, Any]] = {}
+    monkeypatch.setattr(torch, "compile", lambda function, **given: told.setdefault(function, given) and function)
+    model = nn.Identity()
+    assert classifier(device, execution).compile(model) is model
+    assert told.pop(model) == {"dynamic": False} | ({"options": options} if options else {})
+    assert list(told.values()) == [{"dynamic": False}]  # the loss
+
+
+@pytest.mark.training
+@needs_compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("execution", COMPILED_EXECUTIONS)
+def test_torch_knows_the_options(execution: Execution) -> None:
+    """It refuses an option that it does not know."""
+    assert callable(classifier("cuda", execution).compile(nn.Linear(1, 1)))
+
+
+def test_only_a_compiled_step_has_its_convolutions_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    set_precision(make_spec())
+    found = [torch.backends.cudnn.benchmark]
+    classifier("cuda", "compile").compile(nn.Identity())
+    found.append(torch.backends.cudnn.benchmark)
+    set_precision(make_spec())  # of the next point
+    found.append(torch.backends.cudnn.benchmark)
+    assert (found, torch.backends.cudnn.benchmark_limit) == ([False, True, False], 0)
+
+
+def test_a_random_batch_has_the_classes_of_the_images(tmp_path: Path) -> None:
+    """An image folder of two classes: a label of another class has no score."""
+    for split in ("train", "test"):
+        for name in ("cat", "dog"):
+            (tmp_path / split / name).mkdir(parents=True)
+            for index in range(2):
+                Image.new("RGB", (32, 32), (index, 0, 0)).save(tmp_path / split / name / f"{index}.png")
+    spec = make_spec(dataset="imagefolder", device="cpu", model="lenet", num_samples=4, batch_size_per_gpu=2)
+    workload = CifarClassifier(spec, tmp_path)
+    _, labels = workload.synthetic_batch(64, torch.device("cpu"))
+    assert set(labels.tolist()) == {0, 1}
+    _, correct = workload.loss(workload.build_model(), workload.synthetic_batch(8, torch.device("cpu")))
+    assert 0 <= int(correct) <= 8
