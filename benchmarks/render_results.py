@@ -24,7 +24,7 @@ import jinja2
 import msgspec
 from bench_prediction import PairErrors, published_pairs
 
-from pipeline.communication.selftest_checks import SavedSelftest, difference_us, judge_checks
+from pipeline.communication.selftest_checks import SavedSelftest, difference_us
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.grid import expand_grid
 from pipeline.experiment.point_label import format_number
@@ -260,11 +260,6 @@ def read_selftest(machine: str) -> SavedSelftest:
     return msgspec.json.decode((PUBLISHED / machine / "selftest.json").read_bytes(), type=SavedSelftest)
 
 
-def verdicts_today(machine: str) -> list[str]:
-    """Return the verdicts of a published self-test by the limits of today."""
-    return [result.verdict for result in judge_checks(read_selftest(machine).runs)]
-
-
 def exposed_quartiles_us(machine: str, run: str) -> list[float]:
     """Return the quartiles of exposed communication over the rounds of a run of a published self-test."""
     return statistics.quantiles(difference_us(read_selftest(machine).runs[run], "ddp", "no_op_hook"), n=4)
@@ -382,7 +377,6 @@ NAMES = {
             link_fit_errors,
             pairs_of_predictions,
             known_links,
-            verdicts_today,
             exposed_quartiles_us,
             per_channel_gains,
         ),

@@ -6,8 +6,8 @@
 Runs one point three times, each time in new processes: with the variants of all checks; as `measure: communication`;
 and, on GPUs, with NCCL over sockets. That takes about 7 minutes on two GPUs. With `--strategy fsdp` or `zero1` it
 checks the steps of that strategy without collectives. A check is undecided if its limit lies inside the measured
-interval, or if the file of an earlier version lacks data for it. Exit codes: 0 no check failed (stderr says how many
-are undecided), 1 a check failed, 2 wrong usage or a failed run.
+interval, or if no step could be profiled. Exit codes: 0 no check failed (stderr says how many are undecided), 1 a check
+failed, 2 wrong usage or a failed run.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def main() -> int:
         if arguments.judge is None:
             raise
         problem = f"does not hold a whole self-test ({error})"
-        raise CommandError(f"{arguments.judge} {problem}; give the output of --json.") from error
+        raise CommandError(f"{arguments.judge} {problem}; give the output of --json of this version.") from error
     if arguments.json:  # a file keeps its other fields
         print(json.dumps(msgspec.json.decode(raw) | {"answers": [result._asdict() for result in results]}, indent=1))
     else:
@@ -157,14 +157,12 @@ def run_selftest_task(spec: Spec, task: Task) -> tuple[Findings, Environment]:
 
 def describe_origin(saved: SavedSelftest) -> str:
     """Return when, where and with what the runs were measured, as one line."""
-    if saved.environment is None:
-        return "measured: not stated in this file"
     found = saved.environment
     changed = ", with uncommitted changes" if found.git_dirty else ""
     versions = {"torch": found.torch, "CUDA": found.cuda, "NCCL": found.nccl, "driver": found.driver}
     gpus = dict.fromkeys(gpu.name for gpu in found.gpus)
     parts = [
-        f"measured {saved.measured_at or NOT_STATED}",
+        f"measured {saved.measured_at}",
         f"node {', '.join(found.nodes) or NOT_STATED}",
         f"{len(found.gpus)} x {', '.join(gpus)}" if gpus else f"CPU {found.cpu or NOT_STATED}",
         f"commit {found.git_commit or NOT_STATED}{changed}",

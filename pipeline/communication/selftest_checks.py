@@ -75,8 +75,7 @@ class Findings(msgspec.Struct, frozen=True):
     wait_by_step_ns: list[list[float]] = []  # longest wait of a rank in one collective, mean over ranks
     profile_problem: str = ""  # the reason why no step was profiled
     clock_windows: dict[str, list[int]] = {}  # wall time of the training loop with marks, by batch ("large", "small")
-    # the same without marks; its name in files is that of earlier versions
-    unmarked_windows: dict[str, list[int]] = msgspec.field(default_factory=dict, name="silent_windows")
+    unmarked_windows: dict[str, list[int]] = {}  # the same without marks
     parts_share: list[float] = []  # sum of the parts over the wall time, by window
     clock_batches: dict[str, int] = {}  # samples per GPU of "large" and "small"
     strategy: str = "ddp"
@@ -86,13 +85,13 @@ class Findings(msgspec.Struct, frozen=True):
 class SavedSelftest(msgspec.Struct, kw_only=True):
     """The output of `selftest --json`. Its `answers` are not read: they are computed again from the runs.
 
-    `measured_at` is the time of the start, in UTC. Files of earlier versions lack it, the duration and the environment.
+    `measured_at` is the time of the start, in UTC.
     """
 
     answers: Any = []
-    measured_at: str | None = None
+    measured_at: str
     duration_s: float | None = None
-    environment: Environment | None = None
+    environment: Environment
     runs: dict[str, Findings]
 
 
@@ -202,12 +201,11 @@ def judge_checks(runs: Mapping[str, Findings]) -> list[CheckResult]:
     """Judge every check on the runs of a self-test.
 
     `known_answers` has the variants of the checks, `measure` is the same point by `measure: communication` in new
-    processes, `sockets` the same over sockets. Files of earlier versions have `again`, the self-test's own code in new
-    processes, and no `measure`. Raises LookupError or ValueError if findings are missing.
+    processes, `sockets` the same over sockets. Raises LookupError or ValueError if findings are missing.
     """
     if "strategy" in runs:
         return [judge_check(name, runs) for name in STRATEGY_CHECKS]
-    if "known_answers" not in runs or not {"measure", "again"} & set(runs):
+    if not {"known_answers", "measure"} <= runs.keys():
         raise LookupError("it lacks the runs known_answers and measure")
     timed = runs["known_answers"].clock_windows
     return [judge_check(name, runs) for name, check in CHECKS.items() if check.clock_batch in (None, *timed)]
@@ -328,15 +326,13 @@ def compare_injected(known: Findings) -> Figures:
     return {"injected_us": injected, "isolated_us": alone, "ratio": ratio(injected, alone, MIN_EXPOSED_US)}
 
 
-def compare_repeat(known: Findings, measured: Findings | None, again: Findings) -> Figures:
-    one, other = (median_of(step_us(run, "ddp")) for run in (known, measured or again))
+def compare_repeat(known: Findings, measured: Findings) -> Figures:
+    one, other = (median_of(step_us(run, "ddp")) for run in (known, measured))
     return {"step_us": one, "step_again_us": other, "ratio": ratio(other, one)}
 
 
-def compare_entry_points(known: Findings, measured: Findings | None) -> Figures | NotMeasured:
+def compare_entry_points(known: Findings, measured: Findings) -> Figures:
     """Compare exposed communication. The time that all collectives add is printed beside it."""
-    if measured is None:
-        return "undecided", "there is no run of measure: communication; run the self-test again"
     ours, theirs = exposed_us(known), exposed_us(measured)
     return {
         "exposed_us": ours,
@@ -351,8 +347,6 @@ def compare_sleeping_rank(known: Findings) -> Figures | NotMeasured:
     """Compare steps before which one rank sleeps with others: the rest must wait, and the link be no slower."""
     if known.profile_problem:
         return "undecided", known.profile_problem
-    if not known.wait_by_step_ns:
-        return "undecided", "there is no wait by profiled step; run the self-test again"
     usual, wait = map(median_us, known.wait_by_step_ns)
     before, after = map(median_of, known.shortest_by_step_ns)
     return {
@@ -414,7 +408,7 @@ CHECKS = {
         {"ratio": Limits(0.99, 1.01)},
         "a step takes {step_us.value:.1f} us, and {step_again_us.value:.1f} us in new processes: {ratio.change:+.2%}, "
         "limit {limits[ratio].tolerance:.0%}",
-        runs=("known_answers", "measure", "again"),
+        runs=("known_answers", "measure"),
     ),
     "two entry points": Check(
         compare_entry_points,
@@ -475,13 +469,11 @@ def strategy_tolerance_us(found: Findings) -> float:
     return max(NO_OP_TOLERANCE_US, difference_tolerance_s(abs(exposed) / 1e6) * 1e6)
 
 
-def compare_delayed(found: Findings) -> Figures | NotMeasured:
+def compare_delayed(found: Findings) -> Figures:
     """Compare what pauses before the collectives add to a step with their sum, and to the step without collectives.
 
     Each pause begins with a stop of the device, which costs overlap: the other step has the stops alone.
     """
-    if "stopped" not in found.windows:
-        return "undecided", "this version paused the device alone, which a slow host hides; run the self-test again"
     added = median_of(difference_us(found, "delayed", "stopped"))
     return {
         "added_us": added,
