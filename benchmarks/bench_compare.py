@@ -1,7 +1,6 @@
 """False verdicts of `compare`, and its power: on published records of one point, by arithmetic and by simulation.
 
-    python benchmarks/bench_compare.py                 # the figures of docs/trust.md; half a minute, no GPU
-    python benchmarks/bench_compare.py --write-pairs   # write tests/recorded/compare-pairs.json again
+    python benchmarks/bench_compare.py      the figures of docs/trust.md; half a minute, no GPU
 
 Each simulated side has some repeats of six windows. The logarithm of a time is the repeat's effect plus the window's,
 so all times are positive. A side's spread between repeats is given in standard deviations of a window; of Student's t
@@ -10,7 +9,6 @@ and of the exponential distribution it is the scale. The seed is fixed.
 
 import argparse
 import itertools
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,7 +23,6 @@ from numpy.typing import NDArray
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.outcomes import PointOutcome, collect_outcomes
 from pipeline.experiment.record import Record
-from pipeline.experiment.record_store import load_record
 from pipeline.figures.comparison import Verdict, compare_outcomes, verdict_on
 from pipeline.figures.intervals import CONFIDENCE, innermost_rank, median_time, time_ratio_interval
 from pipeline.figures.pooling import pool_outcomes
@@ -34,7 +31,6 @@ Values = NDArray[np.float64]
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPERIMENT = "published/h100x2/q4-study"
-PAIRS = ROOT / "tests" / "recorded" / "compare-pairs.json"
 NUM_EPOCHS = 7  # of each record: one warms up, six are timed
 
 NUM_WINDOWS = 6
@@ -57,33 +53,10 @@ EFFECTS: dict[str, Callable[[np.random.Generator, tuple[int, int]], Values]] = {
 """The effects of repeats: a sample of (comparisons, repeats)."""
 
 
-def published_pairs() -> list[tuple[str, str]]:
-    """Return every two ok records of one point on one GPU model, by name: points that differ in repeat and seed."""
-    outcomes = collect_outcomes(Experiment(ROOT / EXPERIMENT)).outcomes
-    pairs: list[tuple[str, str]] = []
-    for point in pool_outcomes(outcomes):
-        pairs += itertools.combinations([f"{r.run_id}.{r.attempt}.json" for r in point.ok_records], 2)
-    return pairs
-
-
-def write_pairs() -> None:
-    """Write the published pairs to tests/recorded, one on a line."""
-    head = {
-        "written_by": "python benchmarks/bench_compare.py --write-pairs",
-        "experiment": EXPERIMENT,
-        "epochs": list(range(2, NUM_EPOCHS + 1)),
-    }
-    pairs = ",\n".join(map(json.dumps, published_pairs()))
-    PAIRS.write_text(f'{json.dumps(head)[:-1]}, "pairs": [\n{pairs}\n]}}\n')
-
-
-def recorded_pairs() -> list[tuple[Record, Record]]:
-    """Return the pairs of tests/recorded/compare-pairs.json, each record cut to its first seven epochs."""
-    content = json.loads(PAIRS.read_text())
-    assert content["epochs"] == list(range(2, NUM_EPOCHS + 1))
-    names = {name for pair in content["pairs"] for name in pair}
-    cut = {name: cut_record(load_record(ROOT / content["experiment"] / "records" / name)) for name in names}
-    return [(cut[a], cut[b]) for a, b in content["pairs"]]
+def published_pairs() -> list[tuple[Record, Record]]:
+    """Return every two ok records of one point on one GPU model, cut to six windows."""
+    points = pool_outcomes(collect_outcomes(Experiment(ROOT / EXPERIMENT)).outcomes)
+    return [pair for point in points for pair in itertools.combinations(map(cut_record, point.ok_records), 2)]
 
 
 def cut_record(record: Record) -> Record:
@@ -210,15 +183,11 @@ def per_cent(share: float) -> str:
 
 
 def main() -> None:
-    """Print the figures, or write the pairs."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write-pairs", action="store_true", help=f"write {PAIRS.relative_to(ROOT)}")
     parser.add_argument("--comparisons", type=int, default=20_000, metavar="N", help="simulated comparisons in a cell")
     arguments = parser.parse_args()
-    if arguments.write_pairs:
-        write_pairs()
-        return
-    counts = Counter(pair_verdict(a, b) for a, b in recorded_pairs())
+    counts = Counter(pair_verdict(a, b) for a, b in published_pairs())
     print(f"{counts.total()} pairs of {EXPERIMENT}: {', '.join(f'{n} {word}' for word, n in counts.most_common())}.")
     worst = max(itertools.product(range(NUM_REPEATS, 101), repeat=2), key=lambda pair: exact_false_share(*pair))
     print(f"\nFalse verdicts if all repeats are alike: {exact_false_share(6, 6):.2%} at six repeats on each side.")

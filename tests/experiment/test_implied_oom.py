@@ -40,6 +40,7 @@ def ok(size: int, **fields: Any) -> Record:
 
 
 H200_ALONE = frozenset({"NVIDIA H200"})
+OTHER_RUNS: list[dict[str, Any]] = [{"seed": 1}, {"repeat": 1}]
 ON_CPU: dict[str, Any] = {"device": "cpu", "memory_limit_gib": 8}
 
 
@@ -48,7 +49,7 @@ ON_CPU: dict[str, Any] = {"device": "cpu", "memory_limit_gib": 8}
     [
         ([oom(2048), oom(1024), oom(512, num_samples=40_000)], H200_ALONE, {}, 1024),  # by the smallest
         *(([oom(size, repeat=1)], H200_ALONE, {}, None) for size in (4096, 8192)),  # the same and a larger one
-        *(([oom(2048, **{axis: 1})], H200_ALONE, {}, 2048) for axis in ("seed", "repeat")),
+        *(([oom(2048, **other)], H200_ALONE, {}, 2048) for other in OTHER_RUNS),
         *(
             ([oom(2048, **other)], H200_ALONE, {}, None)
             for other in (

@@ -113,17 +113,6 @@ def test_a_point_past_its_limit_is_ended_with_its_ranks_and_the_points_around_it
     assert first.launch_id == second.launch_id != third.launch_id
 
 
-@pytest.mark.fault("F27")
-def test_a_driver_that_is_killed_leaves_no_rank_behind_and_can_be_run_again(pipeline: Command, tmp_path: Path) -> None:
-    driver = start_driver(tmp_path)
-    wait_for(lambda: both_ranks_train(tmp_path))
-    driver.kill()
-    driver.communicate()
-    wait_for(lambda: not workers_of(tmp_path), timeout_s=10)
-    again = pipeline("submit", "--grid", tmp_path / "grid.yaml", "--outputs", tmp_path, "--dry-run")
-    assert "2 points to run" in again.stdout
-
-
 def test_a_point_without_a_record_is_said_with_the_error_that_its_log_ends_with(tmp_path: Path) -> None:
     log = tmp_path / "x.log"
     full = "x: /scratch/x.json: No space left on device; its record is written again in 1 s.\n"
@@ -196,17 +185,6 @@ def test_nothing_is_left_in_tmpdir_also_where_its_path_is_too_long_for_a_socket(
     assert ("imports torch again" in log.read_text()) == long
 
 
-def test_slurms_variables_of_a_surrounding_job_do_not_reach_a_local_point(pipeline: Command, tmp_path: Path) -> None:
-    (tmp_path / "grid.yaml").write_text(GRID)
-    submit = ("submit", "--grid", tmp_path / "grid.yaml", "--outputs", tmp_path, "--cluster", "local")
-    env = {**os.environ, "SLURM_NODEID": "1", "PIPELINE_LAUNCH_ID": "x"}
-    succeeded(
-        pipeline(*submit, "--set", "num_samples=64", "batch_size_per_gpu=8", "strategy=single", "num_gpus=1", env=env)
-    )
-    record = only_record(Experiment(tmp_path / "two"))
-    assert (record.status, record.launch_id.startswith("here-")) == ("ok", True)
-
-
 def test_a_result_that_is_too_large_to_publish_is_a_failed_point_and_no_silence(tmp_path: Path) -> None:
     spec = make_spec(**LENET | {"input": "synthetic", "num_samples": 4, "batch_size_per_gpu": 4, "epochs": 40})
     experiment = make_experiment(tmp_path / "x", missing=[spec])
@@ -226,9 +204,12 @@ def test_an_element_of_several_points_shares_processes_here_too_and_each_is_said
         GRID.replace("[1000000], batch_size_per_gpu: [1]", "[64], batch_size_per_gpu: [16]")
     )
     grid = ("submit", "--grid", tmp_path / "grid.yaml", "--cluster", "local", "--outputs", tmp_path)
-    said = pipeline(*grid, "--points-per-element", "2").stderr
+    # of a surrounding job, which do not reach a local point
+    env = {**os.environ, "SLURM_NODEID": "1", "PIPELINE_LAUNCH_ID": "x"}
+    said = pipeline(*grid, "--points-per-element", "2", env=env).stderr
     first, second = records_of(Experiment(tmp_path / "two"))
     assert first.launch_id == second.launch_id
+    assert first.launch_id.startswith("here-")
     assert {measurement_of(record).num_points_before for record in (first, second)} == {0, 1}
     assert re.findall(r"^\[.*?: (\w+)", said, re.MULTILINE) == ["running", "ok"] * 2
     logs = {path.stem: path.read_text() for path in tmp_path.glob("two/logs/*/*.log")}

@@ -15,7 +15,6 @@ from factories import (
     SMALLEST,
     make_spec,
     measurement_of,
-    only_record,
     records_of,
     with_change,
     write_grid,
@@ -33,14 +32,6 @@ name: long
 base: {device: cpu, model: lenet, dataset: synthetic, input: synthetic, precision: fp32, strategy: ddp}
 points:
   - {num_gpus: [2], num_nodes: [2], batch_size_per_gpu: [1], num_samples: [2000000]}
-resources: {cpus_per_gpu: 1, mem_per_gpu_gib: 3, time: "00:10:00"}
-"""
-
-COMMUNICATION = """
-name: comm
-base: {device: cpu, model: lenet, input: synthetic, precision: fp32, strategy: ddp, measure: communication}
-points:
-  - {num_gpus: [2], num_nodes: [2], batch_size_per_gpu: [8], windows: [6], max_steps: [3]}
 resources: {cpus_per_gpu: 1, mem_per_gpu_gib: 3, time: "00:10:00"}
 """
 
@@ -109,40 +100,39 @@ def test_an_element_of_several_points_that_is_cancelled_loses_the_running_one_an
     assert resumed["arrays"][0]["elements"] == [order[1:]]
 
 
-def test_communication_is_measured_over_two_nodes(pipeline: Command, on_slurm: Env, tmp_path: Path) -> None:
-    grid = write_grid(tmp_path, COMMUNICATION)
-    succeeded(pipeline("submit", "--grid", grid, "--outputs", tmp_path, "--keep-trace", "--wait", env=on_slurm))
-    (record,) = records_in(tmp_path)
-    assert (record["status"], record["environment"]["nodes"]) == ("ok", ["node1", "node2"]), record["reason"]
-    found = record["measurement"]["communication"]
-    assert all(len(ranks) == 2 for series in found["series"] for ranks in series["window_times_ns"])
-    assert [transfer["bytes_per_step"] for transfer in found["transfers"]] == [record["measurement"]["gradient_bytes"]]
-    assert len(list(tmp_path.glob("comm/traces/*/rank*.pt.trace.json.gz"))) == 2
-    (row,) = report_of(pipeline, tmp_path)["communication"]
-    assert (row["num_nodes"], row["num_windows"]) == (2, 6)
-    assert row["exposed_comm_time_low_s"] <= row["exposed_comm_time_s"] <= row["exposed_comm_time_high_s"]
-
-
-OWN = """
-name: own
-base: {device: cpu, model: "models/tiny.py:Tiny", input: synthetic, precision: fp32, num_samples: 64, epochs: 3}
+TWO_NODES = """
+name: two
+base: {device: cpu, input: synthetic, precision: fp32, strategy: ddp, num_gpus: 2, num_nodes: 2, batch_size_per_gpu: 8}
 points:
-  - {strategy: [ddp], num_gpus: [2], num_nodes: [2], batch_size_per_gpu: [8], model.width: [6]}
+  - {model: [lenet], measure: [communication], windows: [6], max_steps: [3]}
+  - {model: ["models/tiny.py:Tiny"], num_samples: [64], epochs: [3], model.width: [6]}
 resources: {cpus_per_gpu: 1, mem_per_gpu_gib: 3, time: "00:10:00"}
 """
 
 
-def test_a_model_of_a_users_own_trains_over_two_nodes(pipeline: Command, on_slurm: Env, tmp_path: Path) -> None:
-    """Its file lies in the folder of the grid, with a module beside it."""
+def test_communication_and_a_model_of_a_users_own_are_measured_over_two_nodes(
+    pipeline: Command, on_slurm: Env, tmp_path: Path
+) -> None:
+    """The model's file lies in the folder of the grid, with a module beside it."""
     write_model(tmp_path / "repository" / "models", with_change("import torch\n", "import sizes\nimport torch\n"))
     (tmp_path / "repository" / "models" / "sizes.py").touch()
-    grid = write_grid(tmp_path / "repository", OWN)
-    succeeded(pipeline("submit", "--grid", grid, "--outputs", tmp_path, "--wait", env=on_slurm))
-    record = only_record(Experiment(tmp_path / "own"))
-    assert (record.environment.nodes, record.environment.model_changed) == (("node1", "node2"), False), record.reason
-    found = measurement_of(record)
-    assert (found.num_parameters, found.unit, found.items_per_sample) == (7, "atoms", 3)
-    (row,) = report_of(pipeline, tmp_path)["Q2"]
+    grid = write_grid(tmp_path / "repository", TWO_NODES)
+    succeeded(pipeline("submit", "--grid", grid, "--outputs", tmp_path, "--keep-trace", "--wait", env=on_slurm))
+    records = {record.spec.measure: record for record in records_of(Experiment(tmp_path / "two"))}
+    places = [(one.environment.nodes, one.environment.model_changed) for one in records.values()]
+    assert sorted(places, key=str) == [(("node1", "node2"), False), (("node1", "node2"), None)]
+    measured, own = (measurement_of(records[name]) for name in ("communication", "epochs"))
+    found = measured.communication
+    assert found is not None
+    assert all(len(ranks) == 2 for series in found.series for ranks in series.window_times_ns)
+    assert [transfer.bytes_per_step for transfer in found.transfers] == [measured.gradient_bytes]
+    assert len(list(tmp_path.glob("two/traces/*/rank*.pt.trace.json.gz"))) == 2
+    assert (own.num_parameters, own.unit, own.items_per_sample) == (7, "atoms", 3)
+    report = report_of(pipeline, tmp_path)
+    (row,) = report["communication"]
+    assert (row["num_nodes"], row["num_windows"]) == (2, 6)
+    assert row["exposed_comm_time_low_s"] <= row["exposed_comm_time_s"] <= row["exposed_comm_time_high_s"]
+    (row,) = report["Q2"]
     assert row["throughput_items_per_s"] == pytest.approx(3 * row["throughput_samples_per_s"])
 
 

@@ -130,22 +130,15 @@ def test_what_is_no_regular_file_is_no_log(
 
 
 @pytest.mark.fault("F46")
-def test_a_linked_log_of_plain_sbatch_is_no_log(tmp_path: Path) -> None:
-    of_sbatch = Submission("sbatch-7", "sbatch", TIME, [SlurmArray("q4", [[RUN_ID]], "7")])
-    experiment, manifest = submit(tmp_path / "out" / "q4", of_sbatch)
-    log = tmp_path / "out" / "q4-7_0-n17.log"
-    (tmp_path / "out" / "secret").write_text(SECRET)
-    log.symlink_to("secret")
-    assert find_logs(experiment, manifest) == {}
-    log.unlink()
-    log.write_text("epoch 1")
-    assert find_logs(experiment, manifest) == {RUN_ID: log}
-
-
-def test_the_log_of_plain_sbatch_is_that_of_the_node_where_it_ran_last(tmp_path: Path) -> None:
+def test_the_log_of_plain_sbatch_is_that_of_the_node_where_it_ran_last_and_no_link(tmp_path: Path) -> None:
     other = make_spec(repeat=1).run_id()
     of_sbatch = Submission("sbatch-7", "sbatch", TIME, [SlurmArray("q4", [[RUN_ID], [other]], "7")])
-    experiment, manifest = submit(tmp_path / "out" / "q4", of_sbatch)
+    experiment, manifest = submit(tmp_path / "out" / "q4", of_sbatch, num_points=2)
+    (tmp_path / "out" / "secret").write_text(SECRET)
+    link = tmp_path / "out" / "q4-7_0-n17.log"
+    link.symlink_to("secret")
+    assert find_logs(experiment, manifest) == {}
+    link.unlink()
     for seconds, name in enumerate(("7_0-gpu-node-2", "7_0-n17", "7_1", "77_0-n17", "7_10-n17")):
         (log := tmp_path / "out" / f"q4-{name}.log").touch()
         os.utime(log, (seconds, seconds))

@@ -109,6 +109,9 @@ OWN_AND_OTHERS = """7|PENDING|Resources|1000|x-0
 """
 # a job that Slurm refused and keeps as failed was not accepted; the two after it have been
 REFUSED = "7|FAILED|BadConstraints|1000|x-0\n8|FAILED|NonZeroExitCode|1000|x-1\n9|PENDING|BadConstraints|1000|x-2\n"
+LIMITS = "main*|1:30:00\nlong|1-02:05:59\nopen|infinite\nshort|30:00\n"
+LIMIT_OF = {None: 90, "long": 1 * 24 * 60 + 125, "open": None, "long,short": 30, "open,short": 30, "nowhere": None}
+"""Partitions -> the limit of the shortest named, in minutes."""
 EXIT_CODES = {
     **dict.fromkeys(("3:=0", "", "x", "127", HUGE, "-2")),
     **{"3:0": 3, "0:9": -9, "0": 0, "256": 1, "768": 3, str(137 << 8): 137, "9": -9, "15": -15},
@@ -123,6 +126,16 @@ EXIT_CODES = {
         *((question, text, {}) for question in ("jobs", "found") for text in ("", "\n", "\n\n  \n")),
         *(("jobs", text, RUNNING) for text in (f"\n{JOB}", f"{BANNER}\n\n{JOB}", f"CLUSTER: here\n{JOB}", f"{JOB}\n")),
         ("jobs", "8|N/A|CANCELLED|9|N/A|None||a|b\n", {("8", None): JobState("CANCELLED", -9, "N/A", "None", "a|b")}),
+        *(
+            (
+                *("jobs", f"7|0|FAILED|{text}|N/A|None|1000|x-0\n"),
+                {("7", 0): JobState("FAILED", exit_code, "N/A", "None", "x-0", 1000)},
+            )
+            for text, exit_code in EXIT_CODES.items()
+        ),
+        *((lambda name=name: query_partition_limit_min(name), LIMITS, limit) for name, limit in LIMIT_OF.items()),
+        # no job and no name need no call
+        (lambda: (query_job_states([]), find_jobs_named([], {1000})), BANNER, ({}, {})),
         ("found", f"{BANNER}\n7|PENDING|None|1000|x-0\n9|PENDING|None|1000|other\n", {"x-0": "7"}),
         ("found", OWN_AND_OTHERS, {"x-0": "7"}),
         ("found", REFUSED, {"x-1": "8", "x-2": "9"}),
@@ -133,15 +146,11 @@ EXIT_CODES = {
         ("array size", "MaxJobCount = 9\n", 1001),  # Slurm's own default
     ],
 )
-def test_an_answer_gives_its_value_whatever_lines_are_around_it(question: str, answer: str, value: object) -> None:
+def test_an_answer_gives_its_value_whatever_lines_are_around_it(
+    question: str | Callable[[], object], answer: str, value: object
+) -> None:
     with answering(answer):
-        assert ask(question) == value
-
-
-@pytest.mark.parametrize(("text", "exit_code"), EXIT_CODES.items())
-def test_an_exit_code_is_that_of_the_wait_status_or_none(text: str, exit_code: int | None) -> None:
-    with answering(f"7|0|FAILED|{text}|N/A|None|1000|x-0\n"):
-        assert query_job_states(["7"]) == {("7", 0): JobState("FAILED", exit_code, "N/A", "None", "x-0", 1000)}
+        assert (ask(question) if isinstance(question, str) else question()) == value
 
 
 SHAPES = ("main*", "main*|8", "main*|8|12x|gpu:4|2", "main*|8|12000|gpu:4|x", "main*|1K|12000|gpu:4|2", "main*||||")
@@ -199,11 +208,6 @@ def test_a_question_that_is_not_answered_is_a_refusal_with_slurms_words_and_no_s
     with pytest.raises(CommandError, match=rf"Unable to contact slurm controller.*; try again{cure}\.$") as refusal:
         QUESTIONS[question]()
     assert refusal.value.code == EXIT_SCHEDULER
-
-
-def test_no_job_and_no_name_need_no_call() -> None:
-    with answering(BANNER):
-        assert (query_job_states([]), find_jobs_named([], {1000})) == ({}, {})
 
 
 @pytest.mark.parametrize("line", ["7|0", "7|0|", "7|0||0|N/A|None|1000|x-0", "7|0| |0", "7|0|?|0|N/A|None|x-0"])
@@ -293,18 +297,6 @@ def test_the_gpus_of_a_node_are_counted_by_type_as_slurm_does_or_are_not_known(
     assert parse_gpus(gres) == counts
 
 
-@pytest.mark.parametrize(
-    ("partition", "limit_min"),
-    [
-        *((None, 90), ("long", 1 * 24 * 60 + 125), ("open", None), ("long,short", 30)),
-        *(("open,short", 30), ("nowhere", None)),
-    ],
-)
-def test_the_limit_of_a_partition_is_that_of_the_shortest_named(partition: str | None, limit_min: int | None) -> None:
-    with answering("main*|1:30:00\nlong|1-02:05:59\nopen|infinite\nshort|30:00\n"):
-        assert query_partition_limit_min(partition) == limit_min
-
-
 @pytest.mark.parametrize("partition", ["absent", "main*", "mai"])
 def test_a_partition_that_slurm_does_not_know_is_refused_with_those_it_does(partition: str) -> None:
     said = "choose --partition from fat, main"
@@ -344,38 +336,34 @@ def test_only_nodes_that_a_job_may_get_count_as_fitting(
 PRIMARY = "Slurmctld(primary) at here is"
 
 
-@pytest.mark.parametrize(
-    ("ping", "presence"),
-    [
-        ({}, "absent"),
-        ({"sbatch": ""}, "absent"),
-        ({"sbatch": "", "scontrol": "echo 'Could not establish a configuration source' >&2; exit 1"}, "absent"),
-        ({"sbatch": "", "scontrol": f"echo '{PRIMARY} UP'"}, "up"),
-        ({"sbatch": "", "scontrol": f"echo '{PRIMARY} DOWN'; echo 'Slurmctld(backup) at there is UP'"}, "up"),
-        ({"sbatch": "", "scontrol": f"echo '{PRIMARY} DOWN'; exit 1"}, "silent"),
-        ({"sbatch": "", "scontrol": "echo 'The cluster is UP since Monday'; exit 1"}, "silent"),
-        ({"sbatch": "", "scontrol": "exit 1"}, "silent"),
-    ],
-)
-def test_slurm_is_up_where_a_controller_answers_silent_where_none_does_and_else_absent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ping: dict[str, str], presence: str
-) -> None:
-    write_commands(tmp_path / "bin", ping)
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.delenv("SLURM_CONF", raising=False)
-    assert probe_slurm() == presence
+UP = f"echo '{PRIMARY} UP'"
 
 
 @pytest.mark.fault("F30")
-@pytest.mark.parametrize(("wait", "configuration"), [("", "absent.conf"), ("exec /bin/sleep 9", "")])
-def test_slurm_is_silent_where_its_named_configuration_is_absent_or_ping_hangs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait: str, configuration: str
+@pytest.mark.parametrize(
+    ("ping", "configuration", "presence"),
+    [
+        (None, None, "absent"),
+        ("", None, "absent"),
+        ("echo 'Could not establish a configuration source' >&2; exit 1", None, "absent"),
+        (UP, None, "up"),
+        (f"echo '{PRIMARY} DOWN'; echo 'Slurmctld(backup) at there is UP'", None, "up"),
+        (f"echo '{PRIMARY} DOWN'; exit 1", None, "silent"),
+        ("echo 'The cluster is UP since Monday'; exit 1", None, "silent"),
+        ("exit 1", None, "silent"),
+        (UP, "absent.conf", "silent"),
+        (f"exec /bin/sleep 9\n{UP}", None, "silent"),  # it hangs
+    ],
+)
+def test_slurm_is_up_where_a_controller_answers_silent_where_none_does_and_else_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ping: str | None, configuration: str | None, presence: str
 ) -> None:
-    write_commands(tmp_path / "bin", {"sbatch": "", "scontrol": f"{wait}\necho '{PRIMARY} UP'"})
+    commands = {"sbatch": "", "scontrol": ping} if ping else dict.fromkeys([] if ping is None else ["sbatch"], "")
+    write_commands(tmp_path / "bin", commands)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setenv("SLURM_CONF", configuration and str(tmp_path / configuration))
-    monkeypatch.setattr(slurm_queries, "PING_TIMEOUT_S", 0.1 if wait else 60)
-    assert probe_slurm() == "silent"
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / configuration) if configuration else "")
+    monkeypatch.setattr(slurm_queries, "PING_TIMEOUT_S", 0.1 if ping and "sleep" in ping else 60)
+    assert probe_slurm() == presence
 
 
 TRANSCRIPTS = sorted((Path(__file__).parent.parent / "recorded" / "slurm_answers").glob("*.txt"))
