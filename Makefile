@@ -74,7 +74,7 @@ bench: $(INSTALLED)-test
 # on a node with a GPU, whose image folder PIPELINE_DATA names; with lightning and accelerate where they are installed
 bench-gpu: $(INSTALLED)-test
 	python benchmarks/bench_gpu.py --json bench-gpu.json
-	torchrun --standalone --nproc-per-node=gpu benchmarks/bench_ddp.py --json bench-ddp.json
+	torchrun --standalone --nproc-per-node=gpu benchmarks/bench_gpu.py --json bench-ddp.json
 	python benchmarks/bench_memory.py --json bench-memory.json
 
 # OUT is the folder that grows; some benches need packages that the tests do not: transformers, lightning, accelerate

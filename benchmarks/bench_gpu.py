@@ -1,11 +1,16 @@
 """Times a training step on this machine's GPU, for `make bench-gpu`: raw windows as JSON, tables on the screen.
 
     python benchmarks/bench_gpu.py --data FOLDER --json bench.json   measure; FOLDER holds CIFAR-10's images
+    torchrun --standalone --nproc-per-node=N benchmarks/bench_gpu.py --data FOLDER --json bench-ddp.json   a DDP step
     python benchmarks/bench_gpu.py --print bench.json ...            the tables of earlier runs
 
 Every comparison has both sides in one process, an epoch of each by turns; medians over the epochs after the first.
 cuDNN keeps the first plan that a process makes for a convolution, tuned or not, for whoever comes next: for eager
 sections without tuned plans, and compiled ones with them, name each in --sections of a run of its own.
+
+Under torchrun DDP and each rank alone train by turns in one process group: all ranks train one model, or each a model
+of its own over the whole epoch, of which the slowest counts. The gradients are views of DDP's buckets, and no buffers
+are broadcast, which training does not read.
 """
 
 import argparse
@@ -28,10 +33,11 @@ from torch.profiler import ProfilerActivity, profile
 from pipeline.data.batches import batch_sizes
 from pipeline.experiment.record import Environment
 from pipeline.experiment.spec import Spec
-from pipeline.training import provenance
+from pipeline.training import process_group, provenance
 from pipeline.training.process_group import Rank
 
 TARGETS_S = {32: 1.9, 128: 0.87, 512: 0.56, 2048: 0.50}  # one H200, bf16, an epoch of 50,000 images
+DDP_TARGETS_S = {32: 0.50, 128: 0.225, 512: 0.14, 2048: 0.12}  # four H200s
 PROFILED_STEPS = 20
 NUM_KERNELS = 25
 SECTIONS = ("step", "by_hand", "input", "trainers", "trainers_compiled", "executions", "profile")
@@ -60,8 +66,12 @@ class Bench(msgspec.Struct):
 
     where: Environment
     rows: list[Row]
-    profiles: list[Profile]
-    problems: list[str]
+    profiles: list[Profile] = msgspec.field(default_factory=list)
+    problems: list[str] = msgspec.field(default_factory=list)
+    num_gpus: int = 1
+
+    def write(self, path: Path) -> None:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1))
 
 
 def point(**fields: Any) -> Spec:
@@ -84,7 +94,7 @@ class Runner:
 
     def __init__(self, rank: Rank, data: Path, num_windows: int, path: Path | None) -> None:
         self.rank, self.data, self.num_windows, self._path = rank, data, num_windows, path
-        self.bench = Bench(provenance.describe_environment(point(batch_size_per_gpu=1), rank), [], [], [])
+        self.bench = Bench(provenance.describe_environment(point(batch_size_per_gpu=1), rank), [])
 
     def attempt(self, what: str, work: Callable[[], None]) -> None:
         try:
@@ -93,7 +103,7 @@ class Runner:
             traceback.print_exc()
             self.bench.problems.append(f"{what}: {type(error).__name__}: {error}"[:400])
         if self._path:
-            self._path.write_bytes(msgspec.json.format(msgspec.json.encode(self.bench), indent=1))
+            self.bench.write(self._path)
 
     def compare(self, section: str, build: Sequence[Callable[[], Contender]]) -> None:
         self.attempt(section, lambda: self._compare(section, build))
@@ -161,6 +171,55 @@ def measure(runner: Runner, sections: Sequence[str], batch_sizes: Sequence[int])
             runner.attempt(f"profile at {size}", lambda size=size: profile_step(runner, size))  # type: ignore[misc]
 
 
+def compare_ddp(spec: Spec, rank: Rank, data: Path, num_windows: int) -> list[Row]:
+    """One batch size per GPU: DDP over all ranks, and each of them alone, by turns. Called by all ranks."""
+    contenders = [
+        ours("ddp", spec, rank, data),
+        ours("single", point(batch_size_per_gpu=spec.batch_size_per_gpu), Rank(0, 1, rank.device), data),
+    ]
+    return by_turns(f"ddp at {spec.batch_size_per_gpu}", contenders, num_windows)
+
+
+def as_ddp_table(bench: Bench) -> str:
+    """A line a batch size; efficiency is of the medians: single / (N x ddp)."""
+    shown = []
+    for ddp, single in zip(bench.rows[::2], bench.rows[1::2], strict=True):
+        size = ddp.spec.batch_size_per_gpu
+        shown.append(
+            {
+                "batch": size,
+                "ddp epoch s": ddp.median_s,
+                "min": min(ddp.windows_s),
+                "max": max(ddp.windows_s),
+                "n": len(ddp.windows_s),
+                "single epoch s": single.median_s,
+                "efficiency": single.median_s / (bench.num_gpus * ddp.median_s),
+                "target s": DDP_TARGETS_S.get(size) if bench.num_gpus == 4 else None,
+                "last loss, ddp": ddp.losses[-1],
+                "single": single.losses[-1],
+                "compile s": ddp.compile_time_s,
+            }
+        )
+    formats = ["d", ".4f", ".4f", ".4f", "d", ".4f", ".3f", ".3f", ".4f", ".4f", ".1f"]
+    return tabulate.tabulate(shown, headers="keys", tablefmt="github", floatfmt=formats)
+
+
+def measure_ddp(arguments: argparse.Namespace, batch_sizes: Sequence[int], num_gpus: int) -> None:
+    """Measure and print every batch size per GPU. Called by all ranks."""
+    ddp = {"strategy": "ddp", "num_gpus": num_gpus, "gradient_as_bucket_view": True, "broadcast_buffers": False}
+    specs = [point(batch_size_per_gpu=size, **ddp) for size in batch_sizes]
+    rank = process_group.join_process_group(specs[0])
+    bench = Bench(provenance.describe_environment(specs[0], rank), [], num_gpus=num_gpus)
+    for spec in specs:
+        bench.rows += compare_ddp(spec, rank, arguments.data, arguments.windows)
+        torch.cuda.empty_cache()
+        if rank.rank == 0 and arguments.json:
+            bench.write(arguments.json)
+    if rank.rank == 0:
+        print_bench(bench)
+    process_group.leave_process_group()
+
+
 def trainers(spec: Spec, runner: Runner) -> list[Callable[[], Contender]]:
     """accelerate's loop and Lightning's Trainer with the model, batch, precision and input of the spec."""
     return [
@@ -226,6 +285,11 @@ def describe(where: Environment) -> str:
 
 def print_bench(bench: Bench) -> None:
     """The tables of a run, a section each."""
+    if bench.num_gpus > 1:
+        print(
+            f"{bench.num_gpus} x {describe(bench.where)}, NCCL {bench.where.nccl}\n\n{as_ddp_table(bench)}", flush=True
+        )
+        return
     print(describe(bench.where) + "\n")
     for section in dict.fromkeys(row.section for row in bench.rows):
         print(as_table([row for row in bench.rows if row.section == section]) + "\n")
@@ -251,8 +315,12 @@ def main() -> None:
         return
     if not torch.cuda.is_available():
         sys.exit("This benchmark needs a GPU, and torch sees none here.")
+    batch_sizes = [int(size) for size in arguments.batch_sizes.split(",")]
+    if "WORLD_SIZE" in os.environ:
+        measure_ddp(arguments, batch_sizes, int(os.environ["WORLD_SIZE"]))
+        return
     runner = Runner(Rank(0, 1, torch.device("cuda", 0)), arguments.data, arguments.windows, arguments.json)
-    measure(runner, arguments.sections.split(","), [int(size) for size in arguments.batch_sizes.split(",")])
+    measure(runner, arguments.sections.split(","), batch_sizes)
     for problem in runner.bench.problems:
         print(f"not measured: {problem}")
 

@@ -1,9 +1,12 @@
+"""The commands as a whole: what they print and return, what they import, missing packages, and completion."""
+
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from conftest import (
     assert_refused,
     everything_in,
     plain_environment,
+    run_command,
     run_program,
     succeeded,
     without_slurm,
@@ -24,18 +28,21 @@ from factories import (
     assert_says,
     make_experiment,
     make_record,
+    make_spec,
     only_record,
     planned_points,
     records_of,
     slurm_submission,
     write_grid,
 )
-from forked_command import run_module
+from forked_command import HIDE, run_module
 from slurm_queue import DEAD, NO_CONFIGURATION, fake_slurm
 
 from pipeline import __version__
 from pipeline.__main__ import COMMANDS
 from pipeline.experiment.folder import Experiment
+from pipeline.experiment.grid import shipped_grids
+from pipeline.system.errors import DISTRIBUTIONS, INSTALL, import_error_as_command_error
 
 Answer = subprocess.CompletedProcess[str]
 
@@ -291,3 +298,174 @@ def test_set_names_what_it_replaced_and_name_gives_each_its_folder(pipeline: Com
     assert f"into {tmp_path / 'short'}\n" in answer.stdout
     assert "--set replaced" not in pipeline(*submit).stderr
     assert_refused(pipeline(*submit, "--name", "../up"), 2, "--name", "a-z")
+
+
+NEEDED = {
+    "submit": ("msgspec", "yaml", "filelock", "numpy", "PIL", "torch", "torchvision"),
+    "launch": ("msgspec", "yaml", "filelock", "numpy", "PIL", "torch", "torchvision"),
+    "status": ("msgspec", "filelock"),
+    "collect": ("msgspec", "filelock", "pandas", "numpy"),
+    "cancel": ("msgspec", "filelock"),
+    "compare": ("msgspec", "filelock"),
+    "export": ("msgspec", "filelock"),
+    "proposal": ("msgspec", "filelock", "jinja2", "matplotlib", "tabulate"),
+    "ingest": ("msgspec", "filelock"),
+    "stage": ("filelock",),
+    "selftest": ("msgspec", "numpy", "torch", "torchvision"),
+    "jobfile": ("msgspec", "yaml", "jinja2"),
+    "completion": ("msgspec", "yaml"),
+}
+
+
+def hiding(folder: Path, package: str, env: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a new Python that lacks the package."""
+    (folder / "hide").mkdir()
+    (folder / "hide" / "sitecustomize.py").write_text(HIDE)
+    return {**env, "PYTHONPATH": os.pathsep.join([str(folder / "hide"), str(ROOT)]), "HIDDEN_PACKAGE": package}
+
+
+def arguments_of(command: str, folder: Path) -> tuple[str | Path, ...]:
+    """A command line that does its work where all packages are there."""
+    grid = write_grid(folder, PLANNED)
+    (folder / "timings.csv").write_text("")
+    make_experiment(folder / "experiment", make_record())
+    return {
+        "submit": ("--grid", grid, "--outputs", folder / "out"),
+        "launch": ("--grid", grid, "--index", "0", "--outputs", folder / "out"),
+        "status": (folder / "experiment",),
+        "collect": (folder / "experiment",),
+        "cancel": (folder / "experiment",),
+        "compare": (folder / "experiment", folder / "other"),
+        "export": (folder / "experiment", "--to", "json"),
+        "proposal": (folder / "experiment", "--samples", "1e9"),
+        "ingest": (folder / "timings.csv", "--outputs", folder / "out"),
+        "stage": ("--data", folder / "data"),
+        "selftest": (),
+        "jobfile": ("q4",),
+        "completion": ("bash",),
+    }[command]
+
+
+def test_no_command_is_forgotten() -> None:
+    modules = {path.stem for path in (ROOT / "pipeline").glob("*.py") if "run_command(main)" in path.read_text()}
+    assert modules == {*NEEDED, "__main__"}, "python -m pipeline itself needs no package"
+
+
+@pytest.mark.parametrize(
+    ("command", "package"), [(command, package) for command, packages in NEEDED.items() for package in packages]
+)
+def test_a_command_whose_package_is_missing_says_what_to_install(
+    pipeline: Command, tmp_path: Path, command: str, package: str
+) -> None:
+    arguments = arguments_of(command, tmp_path)
+    env = {**without_slurm(tmp_path), "HIDDEN_PACKAGE": package}  # a fork of a Python that has it forgets it
+    before = everything_in(tmp_path / "experiment")
+    answer = pipeline(command, *arguments, env=env)
+    assert_refused(answer, 2, package if (command, package) == ("collect", "numpy") else said_of(package), INSTALL)
+    assert ((tmp_path / "out").exists(), everything_in(tmp_path / "experiment")) == (False, before)
+
+
+def said_of(package: str) -> str:
+    return f"needs the package {DISTRIBUTIONS.get(package, package)!r}; "
+
+
+@pytest.mark.parametrize("package", ["torch", "submitit"])
+def test_the_tables_need_neither_torch_nor_submitit(pipeline: Command, tmp_path: Path, package: str) -> None:
+    arguments = arguments_of("collect", tmp_path)
+    answer = pipeline("collect", *arguments, env=hiding(tmp_path, package, without_slurm(tmp_path)))
+    assert (answer.returncode, answer.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("package", "has_page"), [("jinja2", False), ("matplotlib", True)])
+def test_without_the_packages_of_the_page_collect_writes_the_tables_and_says_what_to_install(
+    pipeline: Command, tmp_path: Path, package: str, has_page: bool
+) -> None:
+    for name in "ab":
+        found = [make_record(make_spec(batch_size_per_gpu=size)) for size in (32, 64)]
+        experiment = make_experiment(tmp_path / "outputs" / name, *found)
+    (said,) = succeeded(
+        pipeline("collect", tmp_path / "outputs", env=hiding(tmp_path, package, without_slurm(tmp_path)))
+    ).stderr.splitlines()  # once, for both experiments
+    assert (said_of(package) in said, said.endswith(INSTALL)) == (True, True)
+    assert experiment.report.exists()
+    page = experiment.folder / "report.html"
+    assert (page.exists(), (experiment.folder / "plots").exists()) == (has_page, False)
+    assert not has_page or "There are no plots" in page.read_text()
+
+
+def test_a_submission_without_submitit_is_refused_before_anything_is_written(
+    pipeline: Command, tmp_path: Path, on_slurm: Mapping[str, str]
+) -> None:
+    arguments = ("submit", "--grid", write_grid(tmp_path, PLANNED), "--outputs", tmp_path / "out")
+    answer = pipeline(*arguments, env=hiding(tmp_path, "submitit", {**os.environ, **on_slurm}))
+    assert_refused(answer, 2, said_of("submitit"), INSTALL)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_module_of_ours_that_is_absent_is_no_package_to_install() -> None:
+    assert (
+        import_error_as_command_error(ModuleNotFoundError("No module named 'pipeline.gone'", name="pipeline.gone"))
+        is None
+    )
+    assert INSTALL in str(import_error_as_command_error(ImportError("libcudart.so.13: cannot open shared object file")))
+
+
+COMPLETE = """
+source "$1"; shift
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMP_LINE="$*"; COMP_POINT=${#COMP_LINE}
+function=$(complete -p ddpscale); function=${function#*-F }; ${function%% *}
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("completion") / "ddpscale.bash"
+    path.write_text(succeeded(run_command("completion", "bash")).stdout)
+    return path
+
+
+def offered(script: Path, folder: Path, *words: str) -> set[str]:
+    """What bash offers for the last word, in this folder."""
+    command = ["bash", "--norc", "-c", COMPLETE, "bash", str(script), "ddpscale", *words]
+    answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    assert answer.stderr == ""
+    return {line.strip() for line in answer.stdout.splitlines() if line.strip()}
+
+
+def test_bash_completes_commands_options_choices_and_grids(script: Path, tmp_path: Path) -> None:
+    assert offered(script, tmp_path, "") >= set(COMMANDS)
+    assert offered(script, tmp_path, "submit", "--par") == {"--partition"}
+    assert offered(script, tmp_path, "submit", "--cluster", "") == {"auto", "slurm", "local"}
+    assert "time_to_target" in offered(script, tmp_path, "collect", "--only", "t")
+
+
+def test_in_a_folder_without_grids_the_shipped_ones_are_offered_and_in_another_its_files_too(
+    script: Path, tmp_path: Path
+) -> None:
+    assert offered(script, tmp_path, "submit", "--grid", "") == set(shipped_grids())
+    (tmp_path / "mine.yaml").touch()
+    (tmp_path / "notes.txt").touch()
+    assert offered(script, tmp_path, "submit", "--grid", "") == {*shipped_grids(), "mine.yaml"}
+    assert offered(script, tmp_path, "submit", "--grid", "sca") == {"scaling"}
+
+
+def test_the_script_of_zsh_loads_and_names_every_command(pipeline: Command, tmp_path: Path) -> None:
+    answer = pipeline("completion", "zsh")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout.startswith("#compdef ddpscale")
+    assert all(f"{name}) _arguments" in answer.stdout for name in COMMANDS)
+    if zsh := shutil.which("zsh"):
+        (tmp_path / "script").write_text(answer.stdout)
+        load = f'autoload -U compinit; compinit -D; eval "$(<{tmp_path / "script"})"; print $_comps[ddpscale]'
+        loaded = subprocess.run([zsh, "-f", "-c", load], capture_output=True, text=True, timeout=60)
+        assert (loaded.returncode, loaded.stderr, loaded.stdout) == (0, "", "_shtab_ddpscale\n")
+
+
+def test_without_shtab_a_sentence_says_what_to_install(pipeline: Command, tmp_path: Path) -> None:
+    answer = pipeline("completion", "bash", env={**without_slurm(tmp_path), "HIDDEN_PACKAGE": "shtab"})
+    assert_refused(answer, 2, "needs the package 'shtab'", "-e '.[shtab]'")
+
+
+def test_a_shell_without_a_script_is_refused(pipeline: Command) -> None:
+    assert_refused(pipeline("completion", "fish"), 2, "bash", "zsh")

@@ -1,3 +1,5 @@
+"""A point: its axes, its id, the groups in which points are alike, its label, and its learning rate."""
+
 import re
 from typing import Any
 
@@ -8,6 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis_profiles import examples
 
+from pipeline.experiment import axis_groups
+from pipeline.experiment.learning_rate import learning_rate_at, peak_learning_rate
+from pipeline.experiment.packing import process_layout
+from pipeline.experiment.point_label import (
+    describe_point,
+    distinguishing_axes,
+    format_figure,
+    format_number,
+    point_labels,
+)
 from pipeline.experiment.spec import MIN_WINDOWS_FOR_INTERVAL, Spec, canonical_json, non_default_fields
 from pipeline.figures.intervals import min_values
 from pipeline.plan.axes import AXES, DECLARED, IMAGE_AXES, STRATEGY_AXES
@@ -301,3 +313,164 @@ def test_dp_and_ddp_take_as_many_steps_and_no_step_is_empty(spec: Spec) -> None:
 
 def test_as_few_windows_as_a_point_may_stop_at_are_those_of_an_interval() -> None:
     assert min_values() == MIN_WINDOWS_FOR_INTERVAL
+
+
+GROUPS: dict[str, axis_groups.AxisGroup] = {
+    name: group for name, group in vars(axis_groups).items() if name.endswith(("_MAY_DIFFER", "POOLED_AXES"))
+}
+POINT: dict[str, Any] = {"strategy": "ddp", "num_gpus": 4, "batch_size_per_gpu": 64, "epochs": 3, "input": "synthetic"}
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_points_are_alike_if_they_differ_in_axes_of_the_group_and_in_no_other(axis: str) -> None:
+    spec, other = make_spec(**POINT), with_other_value(make_spec(**POINT), axis)
+    assert getattr(spec, axis) != getattr(other, axis)
+    for name, group in GROUPS.items():
+        assert (axis_groups.alike_key(spec, group) == axis_groups.alike_key(other, group)) == (axis in group), name
+
+
+def test_a_new_axis_keeps_points_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    class LaterSpec(Spec, frozen=True, kw_only=True):
+        later_axis: int = 1
+
+    monkeypatch.setattr(axis_groups, "AXES", (*AXES, "later_axis"))
+    axis_groups._axes_outside.cache_clear()
+    one, two = LaterSpec(**POINT), LaterSpec(**POINT, later_axis=2)
+    try:
+        assert all(axis_groups.alike_key(one, group) != axis_groups.alike_key(two, group) for group in GROUPS.values())
+        assert process_layout(one) != process_layout(two)
+    finally:
+        axis_groups._axes_outside.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("points", "labels"),
+    [
+        ([{}], ["single 1 GPU, 128 per GPU"]),
+        (
+            [{"strategy": "ddp", "num_gpus": 2}, {"strategy": "ddp", "num_gpus": 2, "sync_batchnorm": True}],
+            ["ddp 2 GPUs, 128 per GPU", "ddp 2 GPUs, 128 per GPU, sync_batchnorm"],
+        ),
+        ([{"device": "cpu", "strategy": "ddp", "num_gpus": 2}], ["ddp 2 processes, 128 per process"]),
+        (
+            [{"remedies": ()}, {"remedies": ("warmup", "zero_gamma")}],
+            [None, "single 1 GPU, 128 per GPU, warmup + zero_gamma"],
+        ),
+        ([{"num_workers": 0}, {"num_workers": 2}], ["single 1 GPU, 128 per GPU, 0 loader workers", None]),
+    ],
+)
+def test_a_point_is_named_by_its_gpus_and_batch_and_by_what_varies(
+    points: list[dict[str, Any]], labels: list[str | None]
+) -> None:
+    specs = [make_spec(**fields) for fields in points]
+    found = point_labels(specs)
+    assert list(found) == [spec.run_id() for spec in specs]
+    for name, label in zip(found.values(), labels, strict=True):
+        assert label in (None, name)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.sampled_from([None, 3])), unique=True, min_size=1))
+def test_no_two_points_have_one_name(values: list[tuple[bool, int, int | None]]) -> None:
+    points = [make_spec(sync_batchnorm=a, strategy="ddp", repeat=b, max_steps=c) for a, b, c in values]
+    assert len(set(point_labels(points).values())) == len(points)
+
+
+def test_an_axis_of_one_strategy_is_no_word_of_another() -> None:
+    ddp, fsdp = ({"strategy": strategy, "reshard": "blocks"} for strategy in ("ddp", "fsdp"))
+    assert describe_point(ddp, ["reshard"]) == ""
+    assert describe_point(fsdp, ["reshard"]) == "reshard blocks"
+
+
+def test_how_long_a_point_runs_is_named_only_where_it_tells_points_apart() -> None:
+    quick, slow, other = make_spec(epochs=2), make_spec(epochs=5), make_spec(batch_size_per_gpu=8, epochs=7)
+    assert list(point_labels([quick, slow, other]).values()) == [
+        "single 1 GPU, 128 per GPU, 2 epochs",
+        "single 1 GPU, 128 per GPU, 5 epochs",
+        "single 1 GPU, 8 per GPU",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "spec", "shown"),
+    [
+        (0.5295, ".1%", "53.0%"),  # 52.95 in the table; 100 * 0.5295 is 52.949999999999996
+        (52.95, ".1f", "53.0"),
+        (100 * 0.5295, ".1f", "53.0"),
+        (0.52949, ".1%", "52.9%"),
+        (2.675, ".2f", "2.68"),  # in binary it lies below the tie
+        (4.9475, ",.3f", "4.948"),
+        (-0.00125, "+.2%", "-0.13%"),
+        (1234.5, ",.0f", "1,235"),
+        (0.0, ",.2f", "0.00"),
+        (1e300, ".3e", "1.000e+300"),
+    ],
+)
+def test_a_tie_of_the_decimal_digits_is_rounded_up(value: float, spec: str, shown: str) -> None:
+    assert format_number(value, spec) == shown
+
+
+@given(st.floats(-1e9, 1e9), st.integers(0, 4))
+def test_no_number_is_written_further_than_half_a_unit_away(value: float, decimals: int) -> None:
+    shown = format_number(value, f",.{decimals}f")
+    assert abs(float(shown.replace(",", "")) - value) <= 0.5 * 10.0**-decimals + abs(value) * 1e-11
+    assert len(shown.partition(".")[2]) == decimals
+
+
+def test_a_figure_has_three_digits_or_is_whole() -> None:
+    assert [format_figure(value) for value in (0.012345, 9.999, 99.95, 100.5, 2048.5)] == [
+        *("0.0123", "10", "100", "101", "2,049"),
+    ]
+
+
+def test_an_optional_axis_is_named_only_if_two_rows_would_else_be_the_same() -> None:
+    """Without the learning rate the last two rows are the same; the number of nodes follows from that of GPUs."""
+    rows: list[dict[str, Any]] = [
+        {"num_gpus": 4, "num_nodes": 1, "learning_rate": 0.1},
+        {"num_gpus": 8, "num_nodes": 2, "learning_rate": 0.1},
+        {"num_gpus": 8, "num_nodes": 2, "learning_rate": 0.4},
+    ]
+    assert distinguishing_axes(rows[:2]) == ["num_gpus"]
+    assert distinguishing_axes(rows, optional=("num_nodes", "learning_rate")) == ["num_gpus", "learning_rate"]
+    assert distinguishing_axes(rows, known=("num_gpus",), optional=("num_nodes", "learning_rate")) == ["learning_rate"]
+
+
+WARM = {"remedies": ("warmup",), "warmup_epochs": 2}
+
+
+def large(**fields: Any) -> Spec:
+    return make_spec(**{"batch_size_per_gpu": 8192, "epochs": 6, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "update", "rate"),
+    [
+        ({}, 0, 0.1),
+        ({}, 41, 0.1),
+        ({"schedule": "cosine"}, 0, 0.1),  # 42 updates
+        ({"schedule": "cosine"}, 14, 0.075),  # a third: cos 60 degrees = 1/2
+        ({"schedule": "cosine"}, 21, 0.05),
+        ({"schedule": "cosine"}, 28, 0.025),
+        ({"schedule": "cosine", **WARM}, 0, 0.1 / 14),
+        ({"schedule": "cosine", **WARM}, 6, 0.05),
+        ({"schedule": "cosine", **WARM}, 13, 0.1),
+        ({"schedule": "cosine", **WARM}, 14, 0.1),  # 28 updates are left
+        ({"schedule": "cosine", **WARM}, 28, 0.05),
+        ({"schedule": "cosine", **WARM}, 35, 0.1 * (1 - 2**-0.5) / 2),  # three quarters: cos 135 degrees
+        (WARM, 14, 0.1),
+        ({"remedies": ("linear_scaling",), "batch_size_per_gpu": 2048, "strategy": "ddp", "num_gpus": 4}, 0, 6.4),
+        ({**WARM, "remedies": ("linear_scaling", "warmup", "zero_gamma")}, 6, 3.2),  # the 7th of 14
+        ({"remedies": ("linear_scaling",), "reference_batch_size": 256}, 5, 3.2),  # 0.1 x 8192/256
+        ({"remedies": ("linear_scaling",), "reference_batch_size": 8192}, 5, 0.1),
+    ],
+)
+def test_the_rate_of_an_update(fields: dict[str, Any], update: int, rate: float) -> None:
+    assert learning_rate_at(large(**fields), update) == pytest.approx(rate, rel=1e-12)
+
+
+@pytest.mark.parametrize("fields", [{}, {"schedule": "cosine"}, WARM, {"schedule": "cosine", **WARM}])
+@pytest.mark.parametrize("warmup_epochs", [1, 6])
+def test_the_peak_of_a_run_is_its_largest_rate(fields: dict[str, Any], warmup_epochs: int) -> None:
+    spec = large(**{**fields, "warmup_epochs": warmup_epochs})
+    rates = [learning_rate_at(spec, update) for update in range(42)]
+    assert peak_learning_rate(spec) == max(rates) == 0.1
+    assert min(rates) > 0

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-import bench_ddp
 import bench_gpu
 import bench_memory
 import bench_start
@@ -63,7 +62,7 @@ def test_what_a_user_measured_in_a_clone_changes_no_test(tmp_path: Path) -> None
     checkout = Path(shutil.copytree(ROOT, tmp_path / "checkout", ignore=others, symlinks=True))
     for name in ("mine", "deep/q1", "h200x2/scaling"):
         shutil.copytree(PUBLISHED / "h200x2" / "q1", checkout / "outputs" / name)
-    readers = ("tests/test_collect.py", "tests/submission/test_duration_range.py", "tests/test_export.py")
+    readers = ("tests/test_collect.py", "tests/submission/test_gpu_hours_estimate.py", "tests/test_export.py")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "published or pairs", *readers]
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
     done = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, timeout=200)
@@ -88,7 +87,7 @@ PRINTED = [
 ]
 
 
-BENCHES: dict[str, ModuleType] = {"ddp": bench_ddp, "memory": bench_memory, "loops": bench_workloads}
+BENCHES: dict[str, ModuleType] = {"memory": bench_memory, "loops": bench_workloads}
 BENCHES |= {"start": bench_start, "strategies": bench_strategies}
 
 

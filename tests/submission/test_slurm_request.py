@@ -1,16 +1,27 @@
+"""What Slurm is asked for; what is used of submitit's inside, for the versions that setup.cfg admits; and the plan."""
+
+import inspect
+import os
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
+import submitit
 from conftest import run_program
-from factories import make_spec
+from factories import make_record, make_spec, write_script
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.experiment.grid import Grid
+from pipeline.experiment.manifest import start_submission
+from pipeline.experiment.outcomes import PointOutcome
+from pipeline.experiment.record import Failure
 from pipeline.experiment.resources import Resources, ResourceShape
+from pipeline.experiment.spec import Spec
 from pipeline.submission.batch_script import render_script
-from pipeline.submission.plan import split_to_max_array_size
+from pipeline.submission.plan import Cluster, ClusterKind, is_source_changed, num_cpu_threads, split_to_max_array_size
 from pipeline.submission.slurm_queries import NodeType
 from pipeline.submission.slurm_request import (
     SAFE_OPTION_VALUE,
@@ -23,6 +34,7 @@ from pipeline.submission.slurm_request import (
     unsatisfiable_on_slurm,
     unsatisfiable_on_this_machine,
 )
+from pipeline.submission.slurm_submit import submit_array
 from pipeline.system.errors import CommandError
 
 FOUR_GPUS = ResourceShape("cuda", 1, 4)
@@ -286,3 +298,72 @@ def test_arrays_hold_every_point_once_in_order_and_none_is_longer_than_the_site_
     assert [spec for array in arrays for element in array for spec in element] == points
     assert [len(array) for array in arrays[:-1]] == [most] * len(arrays[:-1])
     assert all(len(array) <= most for array in arrays[-1:])
+
+
+def test_submitit_gives_our_script_to_sbatch_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sbatch = write_script(tmp_path / "bin" / "sbatch", f'cp "$1" {tmp_path}/sent', "echo Submitted batch job 7")
+    (sbatch.parent / "srun").symlink_to("sbatch")
+    monkeypatch.setenv("PATH", f"{sbatch.parent}:{os.environ['PATH']}")
+    (tmp_path / "logs").mkdir()
+    assert submit_array("x-0", "#!/bin/bash\nexec true\n", tmp_path / "logs") == "7"
+    assert (tmp_path / "sent").read_text() == "#!/bin/bash\nexec true\n"
+    assert list((tmp_path / "logs").iterdir()) == []
+
+
+def test_the_two_methods_that_are_replaced_are_those_of_submitit() -> None:
+    assert [*inspect.signature(submitit.SlurmExecutor._make_submission_file_text).parameters][1:] == ["command", "uid"]
+    assert [*inspect.signature(submitit.SlurmExecutor._get_job_id_from_submission_command).parameters] == ["string"]
+
+
+ONE, TWO, FOUR = (make_spec(device="cpu", strategy="ddp", num_gpus=number) for number in (1, 2, 4))
+
+
+@pytest.mark.parametrize(
+    ("points", "kind", "cpus_per_gpu", "num_threads"),
+    [
+        ((ONE, TWO), "local", 2, 2),
+        ((ONE, TWO), "local", 1, 1),
+        ((ONE, FOUR), "local", 8, 2),  # 8 cores for 4 processes: the one process of the baseline has as few
+        ((ONE, FOUR), "slurm", 8, 8),  # the job has them
+        ((make_spec(),), "local", 4, 1),  # beside a GPU
+    ],
+)
+def test_every_process_of_a_grid_on_the_cpu_has_the_same_number_of_threads(
+    points: tuple[Spec, ...], kind: ClusterKind, cpus_per_gpu: int, num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(8))
+    assert num_cpu_threads(Grid("mine", points, Resources(cpus_per_gpu=cpus_per_gpu)), Cluster(kind)) == num_threads
+
+
+@pytest.mark.parametrize(
+    ("digest", "launch", "is_changed"),
+    [
+        ("new", "mine", True),
+        ("old", "mine", False),
+        (None, "mine", False),
+        ("new", "others", False),
+        ("new", "here", True),
+    ],
+)
+def test_a_point_that_failed_runs_again_where_its_class_was_edited_since(
+    digest: str | None, launch: str, is_changed: bool
+) -> None:
+    spec = make_spec(model="w.py:W", dataset=None, input="synthetic")
+    submission = start_submission("0" * 32, "local")
+    submission.sources, submission.submitted_at = {"w.py:W": "old"}, "2026-01-01T00:00:00Z"
+    launch_id = f"{submission.launch_id_prefix}-1" if launch == "mine" else f"{launch}-1"
+    failed = make_record(
+        spec,
+        status="failed",
+        measurement=None,
+        failure=Failure(kind="exception", message="x"),
+        launch_id=launch_id,
+        started_at="2026-01-01T00:00:01Z",
+    )
+    sources = {"w.py:W": digest} if digest else {}
+    assert is_source_changed(PointOutcome(spec, "failed", failed, "x"), [submission], sources) is is_changed
+    assert not is_source_changed(
+        PointOutcome(spec, "ok", make_record(spec, launch_id=launch_id), ""), [submission], sources
+    )
