@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -27,3 +28,27 @@ def step_of(
 def batches_of(spec: Spec, rank: Rank = ALONE, data: Path | None = None) -> TrainingBatches:
     """Return the training batches of a point."""
     return build_batches(build_workload(spec, Sources(data)), spec, rank)
+
+
+class FakeDevice:
+    """A GPU that takes the time that a test gives it: events read `now_ms`, and the host waits for nothing."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_ms = 0.0
+        self.log: list[str] = []  # of events and waits
+        monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: FakeEvent(self))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the current stream")
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: self.log.append("wait"))
+
+
+class FakeEvent:
+    def __init__(self, device: FakeDevice) -> None:
+        self.device = device
+
+    def record(self, stream: str = "the current stream") -> None:
+        assert stream == "the current stream"
+        self.device.log.append("event")
+        self.time_ms = self.device.now_ms
+
+    def elapsed_time(self, other: "FakeEvent") -> float:
+        return other.time_ms - self.time_ms

@@ -440,12 +440,6 @@ def test_only_gradients_count_as_communication() -> None:
     assert found.compute_ns == 35_000  # and what is no gradient's is no computation either
 
 
-def test_collectives_that_overlap_each_other_count_once() -> None:
-    both = [nccl(ALL_REDUCE, 0, 10, "allreduce", 1000), nccl(ALL_REDUCE, 4, 10, "allreduce", 1000), device(12, 4)]
-    found = summarize_trace(events_of(both), buckets(4000), 2)
-    assert (found.comm_ns, found.compute_ns, found.overlap_ns) == (14_000, 4_000, 2_000)
-
-
 def test_a_trace_without_collectives_has_none() -> None:
     assert [summarize_trace(events_of(trace), buckets(4000), 2) for trace in ([device(0, 2), device(1, 2)], [])] == [
         RankTrace([], 0, 3_000, 0),

@@ -11,7 +11,7 @@ from bench_selftest import estimate_time_s
 from conftest import ROOT
 from drawn_selftests import read_recorded
 from factories import make_collective, make_spec
-from image_steps import ALONE
+from image_steps import ALONE, FakeDevice
 from published_pages import missing_in
 
 from pipeline.communication import selftest_checks, selftest_runs
@@ -63,28 +63,15 @@ def test_a_pause_of_a_device_keeps_its_stream_busy_for_the_time_that_events_show
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A fake device whose kernel spins 1.5e9 cycles a second."""
-    now_ms = 0.0
-
-    class FakeEvent:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self) -> None:
-            self.time_ms = now_ms
-
-        def elapsed_time(self, other: "FakeEvent") -> float:
-            return other.time_ms - self.time_ms
+    device = FakeDevice(monkeypatch)
 
     def spin(cycles: int) -> None:
-        nonlocal now_ms
-        now_ms += cycles / 1.5e6
+        device.now_ms += cycles / 1.5e6
 
-    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda, "_sleep", spin)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     pause = calibrated_pause(Rank(0, 2, torch.device("cuda", 0)))
-    before_ms, length_ns = now_ms, pause(0.02)
-    assert (now_ms - before_ms, length_ns()) == pytest.approx((20, 20e6))
+    before_ms, length_ns = device.now_ms, pause(0.02)
+    assert (device.now_ms - before_ms, length_ns()) == pytest.approx((20, 20e6))
 
 
 def test_the_bare_loop_warms_up_for_five_windows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,15 +94,6 @@ def is_channels_last(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.training
-def test_the_losses_of_resnet18_agree_between_layouts() -> None:
-    def losses(**fields: Any) -> list[float | None]:
-        small = {"model": "resnet18", "num_samples": 24, "batch_size_per_gpu": 8, "input": "synthetic", "epochs": 2}
-        return [epoch.loss for epoch in train(**small, **fields)[0].epochs]
-
-    assert losses(layout="channels_last") == pytest.approx(losses(), rel=1e-2)
-
-
 def test_the_augmentation_on_the_device_lies_inside_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk of one batch: 50 ms of augmentation appear in the data part of every step, and in the epoch's time."""
     crop_and_flip = image_batches.crop_and_flip

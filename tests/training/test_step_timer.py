@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from image_steps import FakeDevice
 
 from pipeline.training import step
 from pipeline.training.step import STEP_PARTS, WHOLE_STEP, StepTimer, UnmarkedTimer
@@ -115,21 +116,11 @@ def test_the_wall_clock_is_read_once_the_device_is_idle_at_the_start_and_at_the_
 
 def test_the_milliseconds_between_two_events_become_nanoseconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fake device whose parts take 1, 2, 3, 4 and 5 ms."""
-
-    class FakeEvent:
-        num_recorded = 0
-
-        def __init__(self, enable_timing: bool) -> None:
-            self.time_ms = 0.0
-
-        def record(self) -> None:
-            self.time_ms = FakeEvent.num_recorded * (FakeEvent.num_recorded + 1) / 2  # 0, 1, 3, 6, 10, 15
-            FakeEvent.num_recorded += 1
-
-        def elapsed_time(self, other: "FakeEvent") -> float:
-            return other.time_ms - self.time_ms
-
-    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    clock = tick(StepTimer(1, torch.device("cuda")), 1, **dict.fromkeys(STEP_PARTS, 0.0))
+    device = FakeDevice(monkeypatch)
+    clock = StepTimer(1, torch.device("cuda"))
+    clock.start()
+    for time_ms, part in enumerate(STEP_PARTS, 1):
+        device.now_ms += time_ms
+        clock.mark(part)
+    clock.stop()
     assert clock.parts_ns().tolist() == [[1_000_000, 2_000_000, 3_000_000, 4_000_000, 5_000_000]]
