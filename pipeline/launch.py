@@ -30,7 +30,7 @@ from pipeline.runner.rank_files import FollowingPoint, PointTask
 from pipeline.runner.side_files import recover_side_files
 from pipeline.runner.start_ranks import run_node_ranks
 from pipeline.runner.task_list import read_task_list
-from pipeline.system import errors
+from pipeline.system import errors, files
 from pipeline.system.command_line import build_parser, command_name
 from pipeline.system.deadline import DeadlineExpired
 from pipeline.system.errors import CommandError, log_line, pluralize
@@ -61,37 +61,39 @@ def main() -> int:
     errors.require_packages(*errors.RANK_PACKAGES)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # sbatch --signal warns every process of the step before the limit
     if arguments.tasks:
-        tasks, experiment = read_task_list(arguments.tasks, arguments.sha256), Experiment(arguments.tasks.parents[2])
-        points, options = tasks.points_of(arguments.index), tasks.options
-        if len(points) == 1:
-            options = options._replace(point_limit_s=None)
+        experiment = Experiment(arguments.tasks.parents[2])
     elif arguments.manifest:
         experiment, points = resolve_manifest(arguments.manifest, arguments.run_id)
-        num_threads, modules = 1, arguments.modules
+        options = read_launch_options(arguments, arguments.point_limit_s, arguments.num_threads or 1, arguments.modules)
     else:
         grid = expand_grid(arguments.grid, arguments.overrides, has_gpus=num_visible_gpus() > 0)
         experiment, points = resolve_grid(grid, arguments.index, arguments.outputs)
-        num_threads, modules = grid.resources.cpus_per_gpu, arguments.modules or grid.folder
+        num_threads, modules = arguments.num_threads or grid.resources.cpus_per_gpu, arguments.modules or grid.folder
+        options = read_launch_options(arguments, arguments.point_limit_s, num_threads, modules)
         points = [spec for spec in points if needs_run(spec, experiment, arguments.rerun)]
         for spec in points:
             warn_of_idle_gpus(spec, arguments.grid)
-    if not arguments.tasks:
-        num_threads = arguments.num_threads or num_threads
-        options = read_launch_options(arguments, arguments.point_limit_s, num_threads, modules)
-    points = [spec for spec in points if node_rank() < spec.num_nodes]
-    refuse_reused_launch_id(points, experiment)
-    if node_rank() == 0:
-        recover_side_files(experiment)
-    return run_element(points, experiment, options)
+    files.make_folder(experiment.logs)
+    with files.private_folder(arguments.tasks.parent if arguments.tasks else experiment.scratch_folder) as private:
+        if arguments.tasks:
+            tasks = read_task_list(private / arguments.tasks.name, arguments.sha256)
+            points, options = tasks.points_of(arguments.index), tasks.options
+            if len(points) == 1:
+                options = options._replace(point_limit_s=None)
+        points = [spec for spec in points if node_rank() < spec.num_nodes]
+        refuse_reused_launch_id(points, experiment, private)
+        if node_rank() == 0:
+            recover_side_files(experiment)
+        return run_element(points, experiment, private, options)
 
 
-def run_element(points: Sequence[Spec], experiment: Experiment, options: LaunchOptions) -> int:
+def run_element(points: Sequence[Spec], experiment: Experiment, private: Path, options: LaunchOptions) -> int:
     """Run the points of an element in order, in shared processes if that changes no result. Return the exit code."""
     exit_code = errors.EXIT_OK
     while points:
         implied = publish_implied_oom(points[0], experiment, options)
         specs = points_for_same_processes(points)
-        results = [implied] if implied else run_in_same_processes(specs, experiment, options)
+        results = [implied] if implied else run_in_same_processes(specs, experiment, private, options)
         if any(record is not None and record.status != "ok" for record in results):
             exit_code = errors.EXIT_GAPS
             if points[0].num_nodes > 1:  # by this exit code srun ends the point on the other nodes
@@ -168,7 +170,7 @@ def publish_manifest(experiment: Experiment, name: str, points: list[Spec], arra
             manifest.submissions.append(submission)
 
 
-def refuse_reused_launch_id(points: Sequence[Spec], experiment: Experiment) -> None:
+def refuse_reused_launch_id(points: Sequence[Spec], experiment: Experiment, private: Path) -> None:
     """Raise CommandError for a point that was already launched with this launch id: two attempts would look like one.
 
     A launch folder or a record proves the earlier launch. For a point on several nodes only a record does, because
@@ -177,7 +179,7 @@ def refuse_reused_launch_id(points: Sequence[Spec], experiment: Experiment) -> N
     launch_id = os.environ.get("PIPELINE_LAUNCH_ID")
     for spec in points if launch_id else ():
         run_id = spec.run_id()
-        has_folder = spec.num_nodes == 1 and experiment.launch_folder(run_id, str(launch_id)).exists()
+        has_folder = spec.num_nodes == 1 and (private / f"{run_id}.{launch_id}").exists()
         attempts = record_store.load_attempts(experiment.records_folder, run_id)
         if has_folder or any(record.launch_id == launch_id for record in attempts):
             problem = f"{run_id} was already launched with PIPELINE_LAUNCH_ID={launch_id}"
@@ -203,13 +205,15 @@ def read_launch_id() -> str:
     return os.environ.get("PIPELINE_LAUNCH_ID") or f"here-{uuid.uuid4().hex[:12]}"
 
 
-def run_in_same_processes(specs: Sequence[Spec], experiment: Experiment, options: LaunchOptions) -> list[Record | None]:
+def run_in_same_processes(
+    specs: Sequence[Spec], experiment: Experiment, private: Path, options: LaunchOptions
+) -> list[Record | None]:
     """Run this node's ranks for the points, one after another, and publish a record of each.
 
     Return an entry for each point that was started: its record, or None if another node publishes the record. The
     other points need new processes, because a point failed or the ranks stopped before the next point.
     """
-    launch = LaunchSession(experiment, read_launch_id(), specs, options.point_limit_s)
+    launch = LaunchSession(experiment, private, read_launch_id(), specs, options.point_limit_s)
     run_and_publish(launch, options)
     launch.remove_ok_folders()
     return launch.published
@@ -251,8 +255,8 @@ def point_tasks(launch: LaunchSession, options: LaunchOptions) -> list[PointTask
 def write_points(launch: LaunchSession, options: LaunchOptions) -> None:
     points = point_tasks(launch, options)
     first, *others = launch.rank_files_by_point
-    folders = [str(rank_files.folder) for rank_files in others]
-    first.write_following([FollowingPoint(*pair) for pair in zip(folders, points[1:], strict=True)])
+    names = [rank_files.folder.name for rank_files in others]
+    first.write_following([FollowingPoint(*pair) for pair in zip(names, points[1:], strict=True)])
     first.write_point(points[0])
 
 

@@ -176,10 +176,11 @@ def submit_or_run(context: SubmitContext, planned: Sequence[Spec]) -> list[Spec]
 def recover_killed_launchers(experiment: Experiment) -> None:
     """Publish results without a record whose job has ended, and move step times, weights and traces beside records."""
     manifest = experiment.read_manifest()
-    if manifest is not None and (unpublished := launch_session.find_unpublished(experiment)):
-        progress = read_progress.read_progress(experiment, manifest, holds_lock=True)
-        ended = {point.spec.run_id() for point in progress if not point.is_in_flight and point.state.word != "unknown"}
-        launch_session.recover_results(experiment, [found for found in unpublished if found.run_id in ended])
+    with side_files.open_launches(experiment) as launches:
+        if manifest is not None and (unpublished := launch_session.find_unpublished(experiment, launches)):
+            progress = read_progress.read_progress(experiment, manifest, holds_lock=True)
+            running = {part.spec.run_id() for part in progress if part.is_in_flight or part.state.word == "unknown"}
+            launch_session.recover_results(experiment, [found for found in unpublished if found.run_id not in running])
     side_files.recover_side_files(experiment)
 
 

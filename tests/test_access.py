@@ -4,10 +4,11 @@ import json
 import multiprocessing
 import os
 import stat
+import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from conftest import (
@@ -37,10 +38,10 @@ from factories import (
     write_model,
 )
 
-from pipeline.experiment.folder import find_experiments
+from pipeline.experiment.folder import Experiment, find_experiments
 from pipeline.runner.launch_options import LaunchOptions, launch_command
 from pipeline.runner.rank_files import PointTask, RankFiles
-from pipeline.system import files
+from pipeline.runner.task_list import TaskList, digest
 from pipeline.system.errors import UMASK, CommandError
 
 GRID = """
@@ -221,61 +222,116 @@ pathlib.Path(__file__).with_name("ran").touch()
 """
 
 
-def swap_folders(logs: int) -> None:
-    """Be a member of the group who replaces logs/scratch as soon as a launcher has written into it."""
+def swap_folders(logs: int, name: str) -> None:
+    """Be a member of the group who replaces this folder of logs/ as soon as there is a file `go`."""
     os.setgroups([])
     os.setgid(GROUP)
     os.setuid(NOBODY)
-    wait_for(lambda: "scratch" in os.listdir(logs))
-    time.sleep(0.3)  # the ranks start a second later
-    os.rename("scratch", "old", src_dir_fd=logs, dst_dir_fd=logs)
-    os.rename("planted", "scratch", src_dir_fd=logs, dst_dir_fd=logs)
+    wait_for(lambda: "go" in os.listdir(logs))
+    os.rename(name, "old", src_dir_fd=logs, dst_dir_fd=logs)
+    os.rename("planted", name, src_dir_fd=logs, dst_dir_fd=logs)
+
+
+class SharedLaunch(NamedTuple):
+    """A point in a folder that a group shares; how it is launched, from which folder, and one that is planted there."""
+
+    experiment: Experiment
+    command: list[str]
+    folder: Path
+    planted: Path
+    canary: Path  # is there if the model of the planted folder was imported
+
+
+def share_launch(tmp_path: Path, name: str, owner: int) -> SharedLaunch:
+    """A launch of one point by hand (`scratch`) or of a submission, whose planted folder belongs to this user."""
+    spec = make_spec(**LENET, input="synthetic", num_samples=256)
+    model = f"{write_model(tmp_path / 'mal', SMALLEST + PLANTED)}:Tiny"
+    other = make_spec(**{**LENET, "model": model, "dataset": None}, input="synthetic")
+    experiment = make_experiment(tmp_path / "x", missing=[spec])
+    planted, folder = experiment.logs / "planted", experiment.logs / name
+    options = LaunchOptions(tmp_path)
+    command = launch_command(experiment.manifest_path, [spec.run_id()], options)
+    RankFiles(planted / f"{spec.run_id()}.known").write_point(PointTask(other, None))
+    if name != "scratch":
+        folder.mkdir(mode=0o700)
+        raw = TaskList([[spec]], options).encode()
+        (folder / "x-0.json").write_bytes(raw)
+        (planted / "x-0.json").write_bytes(TaskList([[other]], options).encode())
+        source = ("--tasks", str(folder / "x-0.json"), "--sha256", digest(raw), "--index", "0")
+        command = [sys.executable, "-m", "pipeline.launch", *source]
+    for path in (planted, *planted.rglob("*")):
+        os.chown(path, owner, GROUP)
+    planted.chmod(0o700)
+    os.chown(experiment.logs, -1, GROUP)
+    experiment.logs.chmod(0o2770)
+    return SharedLaunch(experiment, command, folder, planted, tmp_path / "mal" / "ran")
+
+
+ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT), "PIPELINE_LAUNCH_ID": "known"}
 
 
 @needs_root
 @pytest.mark.training
 @pytest.mark.fault("F53")
-@pytest.mark.parametrize("owner", [NOBODY, 0], ids=["a folder of his own", "another folder of the submitter's"])
-def test_a_member_of_the_group_who_swaps_the_scratch_folder_decides_nothing(tmp_path: Path, owner: int) -> None:
-    spec = make_spec(**LENET, input="synthetic", num_samples=256)
-    model = f"{write_model(tmp_path / 'mal', SMALLEST + PLANTED)}:Tiny"
-    other = make_spec(**{**LENET, "model": model, "dataset": None}, input="synthetic")
-    experiment = make_experiment(tmp_path / "x", missing=[spec])
-    experiment.logs.mkdir(exist_ok=True)
-    planted = RankFiles(experiment.logs / "planted" / f"{spec.run_id()}.known")
-    planted.write_point(PointTask(other, None))
-    for path in (planted.folder.parent, planted.folder, *planted.folder.iterdir()):
-        os.chown(path, owner, GROUP)
-    os.chown(experiment.logs, -1, GROUP)
-    experiment.logs.chmod(0o2770)
+@pytest.mark.parametrize(
+    ("name", "owner"), [("scratch", NOBODY), (SUBMISSION, 0)], ids=["a folder of his own", "another of the submitter's"]
+)
+def test_a_member_of_the_group_who_swaps_the_private_folder_of_a_launch_decides_nothing(
+    tmp_path: Path, name: str, owner: int
+) -> None:
+    """In it the launcher has told its ranks what to run, and they begin a second later."""
+    experiment, command, folder, _, canary = share_launch(tmp_path, name, owner)
     logs = os.open(experiment.logs, os.O_RDONLY)
-    attacker = multiprocessing.get_context("fork").Process(target=swap_folders, args=(logs,))
+    attacker = multiprocessing.get_context("fork").Process(target=swap_folders, args=(logs, name))
     attacker.start()
-    command = launch_command(experiment.manifest_path, [spec.run_id()], LaunchOptions(tmp_path))
-    done = run_program(*command, env={**os.environ, "PYTHONPATH": str(ROOT), "PIPELINE_LAUNCH_ID": "known"})
+    with subprocess.Popen(command, env=ENVIRON, stderr=subprocess.PIPE, text=True) as launcher:
+        wait_for(lambda: list(folder.glob("*.known/point.json")))
+        (experiment.logs / "go").touch()
+        _, said = launcher.communicate(timeout=120)
     attacker.join()
     assert attacker.exitcode == 0, "the folders were swapped"
-    assert not (tmp_path / "mal" / "ran").exists()
+    assert not canary.exists()
     record = only_record(experiment)
-    assert record.status == "ok", done.stderr
+    assert record.status == "ok", said
     assert measurement_of(record).num_parameters == 62_006, "those of LeNet"
-    assert os.listdir(experiment.logs / "old") == [], "its own folder, wherever it lies"
+    assert [*(experiment.logs / "old").glob("*.known")] == [], "its own folder, wherever it lies"
 
 
 @needs_root
 @pytest.mark.fault("F53")
-def test_a_scratch_folder_of_another_user_is_refused_and_an_open_one_is_closed(
-    pipeline: Command, tmp_path: Path
+@pytest.mark.parametrize(
+    ("owner", "said"), [(NOBODY, "belongs to another user (65534)"), (0, "was changed after submit wrote it")]
+)
+def test_a_launcher_that_finds_another_folder_in_the_place_of_its_submissions_runs_nothing(
+    tmp_path: Path, owner: int, said: str
+) -> None:
+    """As on the second node of a point, where a launcher may begin later than on the first."""
+    experiment, command, folder, planted, canary = share_launch(tmp_path, SUBMISSION, owner)
+    folder.rename(tmp_path / "away")
+    planted.rename(folder)
+    assert_refused(run_program(*command, env=ENVIRON), 2, said)
+    assert (canary.exists(), list(experiment.records_folder.iterdir())) == (False, [])
+
+
+@needs_root
+@pytest.mark.fault("F53")
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda folder: os.chown(folder, NOBODY, -1), "belongs to another user (65534); remove it"),
+        (lambda folder: folder.chmod(0o770), "others may write to it; chmod go-w it"),
+    ],
+    ids=["another user's", "open"],
+)
+def test_a_scratch_folder_that_others_may_change_is_refused(
+    pipeline: Command, tmp_path: Path, change: Callable[[Path], None], said: str
 ) -> None:
     spec = make_spec(**LENET, input="synthetic")
     experiment = make_experiment(tmp_path / "x", missing=[spec])
     experiment.scratch_folder.mkdir(parents=True)
-    experiment.scratch_folder.chmod(0o2770)
-    with files.open_private_folder(experiment.scratch_folder):
-        assert stat.S_IMODE(experiment.scratch_folder.stat().st_mode) == 0o700
-    os.chown(experiment.scratch_folder, NOBODY, -1)
+    change(experiment.scratch_folder)
     answer = pipeline("launch", "--manifest", experiment.manifest_path, "--run-id", spec.run_id())
-    assert_refused(answer, 2, str(experiment.scratch_folder), "belongs to another user (65534)", "remove it")
+    assert_refused(answer, 2, str(experiment.scratch_folder), said)
     assert list(experiment.scratch_folder.iterdir()) == []
 
 

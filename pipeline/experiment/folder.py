@@ -36,14 +36,20 @@ class Experiment:
         self.records_folder = self.folder / "records"
         self.report = self.folder / "report.md"
         self.logs = self.folder / "logs"
-        self.scratch_folder = self.logs / "scratch"  # files that launchers and their ranks exchange
+        self.scratch_folder = self.logs / "scratch"  # of launches that no array of `submit` runs
         self.traces = self.folder / "traces"  # of the profiler, in one folder per attempt
 
     def launch_folder(self, run_id: str, launch_id: str) -> Path:
         return self.scratch_folder / f"{run_id}.{launch_id}"
 
+    def launch_folders(self) -> Iterator[Path]:
+        """Yield the folders through which launchers and their ranks exchange files: RUN_ID.LAUNCH_ID."""
+        for path in self.logs.glob("*/*.*"):
+            if path.suffix not in (".log", ".json") and path.is_dir() and not path.is_symlink():
+                yield path
+
     def log_folder(self, submission_id: str) -> Path:
-        """Return the folder for scripts and logs of a submission; private, because submitit keeps pickles there."""
+        """Return the private folder of a submission: its task lists, its logs, and what its launches exchange."""
         return self.logs / submission_id
 
     def create(self) -> None:

@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -26,7 +25,7 @@ from pipeline.plan.axes import NUM_WARM_UP_EPOCHS
 from pipeline.runner import failed_record, side_files, telemetry_sampler
 from pipeline.runner.failed_record import RankExit
 from pipeline.runner.rank_files import LOCK_NAME, PointResult, RankFiles
-from pipeline.system import files, source_digest
+from pipeline.system import source_digest
 from pipeline.system.deadline import Deadline
 from pipeline.system.errors import describe_os_error, log_line
 from pipeline.system.host import node_name, node_rank, utc_timestamp
@@ -37,23 +36,23 @@ PUBLISH_WAITS_S = (1, 10, 60)  # before each new try, if a network file system i
 
 
 class LaunchSession:
-    """The points of a launch, their folders, and `published`: the records of the points that have ended.
+    """The points of a launch, their folders in `private`, and `published`: the records of the points that have ended.
 
     An entry of `published` is None if another node publishes the record. A point's time starts when the point before it
     ends, so that every second of the job belongs to a point. `deadline` limits the time of each point.
     """
 
     def __init__(
-        self, experiment: Experiment, launch_id: str, specs: Sequence[Spec], point_limit_s: int | None = None
+        self,
+        experiment: Experiment,
+        private: Path,
+        launch_id: str,
+        specs: Sequence[Spec],
+        point_limit_s: int | None = None,
     ) -> None:
         self.id = launch_id
         self.specs = specs
-        files.make_folder(experiment.logs)
-        handle = files.open_private(experiment.scratch_folder)
-        weakref.finalize(self, os.close, handle)
-        scratch = files.path_of(handle)
-        names = [experiment.launch_folder(spec.run_id(), launch_id).name for spec in specs]
-        self.rank_files_by_point = [RankFiles(scratch / name) for name in names]
+        self.rank_files_by_point = [RankFiles(private / f"{spec.run_id()}.{launch_id}") for spec in specs]
         self.published: list[Record | None] = []
         if (lock := self.current_files.hold_lock()) is not None:
             weakref.finalize(self, os.close, lock)
@@ -234,35 +233,27 @@ def build_record(spec: Spec, rank_files: RankFiles, launch_id: str, exits: Mappi
     return failed_record.failure_record(spec, rank_files, launch_id, failure)
 
 
-class UnpublishedResult(NamedTuple):
-    """A result of ranks whose launcher was killed before it published the record."""
-
-    run_id: str
-    launch_id: str
-    rank_files: RankFiles
-
-
-def find_unpublished(experiment: Experiment) -> list[UnpublishedResult]:
-    """Return the results in this user's private scratch folder that have no record, and whose launcher has ended."""
-    by_launch: dict[str, list[UnpublishedResult]] = {}
-    for folder in side_files.private_launch_folders(experiment):
-        run_id, _, launch_id = folder.name.partition(".")
-        by_launch.setdefault(launch_id, []).append(UnpublishedResult(run_id, launch_id, RankFiles(folder)))
+def find_unpublished(experiment: Experiment, launches: Iterable[RankFiles]) -> list[RankFiles]:
+    """Return those of this user's launches that have a result and no record, and whose launcher has ended."""
+    by_launch: dict[str, list[RankFiles]] = {}
+    for found in launches:
+        by_launch.setdefault(found.launch_id, []).append(found)
     left = []
-    for launch in by_launch.values():
-        locks = [found.rank_files for found in launch if (found.rank_files.folder / LOCK_NAME).exists()]
-        if locks and not any(rank_files.is_locked() for rank_files in locks):
-            left += [found for found in launch if (found.rank_files.folder / "result.json").exists()]
+    for own in by_launch.values():
+        locks = [found for found in own if (found.folder / LOCK_NAME).exists()]
+        if locks and not any(found.is_locked() for found in locks):
+            left += [found for found in own if found.has_result()]
     attempts = record_store.load_attempts_by_point(experiment.records_folder, {found.run_id for found in left})
     recorded = {(record.run_id, record.launch_id) for records in attempts for record in records}
-    return [found for found in left if found[:2] not in recorded]
+    return [found for found in left if (found.run_id, found.launch_id) not in recorded]
 
 
-def recover_results(experiment: Experiment, found: Iterable[UnpublishedResult]) -> None:
+def recover_results(experiment: Experiment, unpublished: Iterable[RankFiles]) -> None:
     """Publish the records of these results. A result that cannot be read, or beside a rank's error, stays."""
-    for run_id, launch_id, rank_files in found:
+    for found in unpublished:
+        run_id = found.run_id
         try:
-            record = recovered_record(run_id, launch_id, rank_files)
+            record = recovered_record(found)
             if record is not None:
                 publish_with_retries(record, experiment.records_folder)
                 log_line(f"{run_id}: its launcher was killed before it published the record; its result is published.")
@@ -270,14 +261,14 @@ def recover_results(experiment: Experiment, found: Iterable[UnpublishedResult]) 
             log_line(f"{run_id}: the result of a killed launcher cannot be used ({error}); the point runs again.")
 
 
-def recovered_record(run_id: str, launch_id: str, rank_files: RankFiles) -> Record | None:
+def recovered_record(rank_files: RankFiles) -> Record | None:
     """Return the record of a result whose launcher was killed; None if a rank failed. Raises OSError and ValueError."""
     point, result = rank_files.read_point(), rank_files.read_result()
     if result is None or any(rank_files.read_errors()):
         return None
-    if point.spec.run_id() != run_id:
+    if point.spec.run_id() != rank_files.run_id:
         raise ValueError(f"it is of {point.spec.run_id()}")
-    if launch_id.startswith("here-") and node_name() not in result.environment.nodes:
+    if rank_files.launch_id.startswith("here-") and node_name() not in result.environment.nodes:
         return None  # whether its launcher lives is known there
     for node in range(point.spec.num_nodes):
         with contextlib.suppress(OSError):
@@ -285,7 +276,7 @@ def recovered_record(run_id: str, launch_id: str, rank_files: RankFiles) -> Reco
     record = record_store.new_record(
         point.spec,
         "ok",
-        launch_id,
+        rank_files.launch_id,
         measurement=result.measurement,
         environment=result.environment,
         started_at=utc_timestamp((rank_files.folder / "point.json").stat().st_mtime),

@@ -14,12 +14,12 @@
     trial<k>/              the same files, for one trial of a memory search
 
 The launcher is the process of pipeline.launch (on every node), a rank is pipeline.runner.rank_process, the sampler is
-pipeline.runner.telemetry_sampler. The folders of launches lie in logs/scratch, which is private (mode 0700). A launcher
-opens it once and checks its owner and mode. The launcher, its ranks and the sampler read and write below the
-descriptor: a member of the group who may rename logs/scratch cannot exchange the files.
+pipeline.runner.telemetry_sampler. The folders of launches lie in the private folder of their submission, beside its
+task lists; those of launches by hand and without Slurm in logs/scratch. The launcher of each node opens that folder
+once (files.private_folder). What its ranks are told to run it has written itself, below the descriptor.
 
 Every JSON file appears whole or not at all. The launcher removes the folder of a point that is ok; those of other
-points stay in logs/scratch.
+points stay.
 """
 
 import contextlib
@@ -71,9 +71,7 @@ class PointTask(msgspec.Struct, frozen=True):
 
 
 class FollowingPoint(msgspec.Struct, frozen=True):
-    """A later point for the same ranks, and its folder. A rank takes the name alone: all folders of a launch are beside
-    each other.
-    """
+    """A later point for the same ranks, and the name of its folder, beside that of the first point."""
 
     folder: str
     point: PointTask
@@ -108,10 +106,18 @@ class RankFiles:
         self.weights = self.folder / "weights.npz"  # of the trained model
         self.traces = self.folder / "traces"  # of the profiler, one file per rank
 
+    @property
+    def run_id(self) -> str:
+        return self.folder.name.partition(".")[0]
+
+    @property
+    def launch_id(self) -> str:
+        return self.folder.name.partition(".")[2]
+
     def hold_lock(self) -> int | None:
         """Create the folder and hold its lock while this process lives. Return the descriptor; None without locks."""
-        with files.open_private_folder(self.folder):
-            return files.hold_lock(self.folder / LOCK_NAME, fcntl.LOCK_SH)  # the launcher of each node holds it
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return files.hold_lock(self.folder / LOCK_NAME, fcntl.LOCK_SH)  # the launcher of each node holds it
 
     def is_locked(self) -> bool:
         """True if the launcher may still live: it holds its lock, or there is none."""
@@ -125,7 +131,7 @@ class RankFiles:
 
     def following(self, point: FollowingPoint) -> "RankFiles":
         """Return the files of a later point of the same ranks."""
-        return RankFiles(self.folder.parent / Path(point.folder).name)
+        return RankFiles(self.folder.with_name(point.folder))
 
     def side_files(self) -> tuple[Path, Path, Path]:
         """Return the paths of what the launcher moves beside the record: step times, weights and traces."""
@@ -200,6 +206,5 @@ class RankFiles:
             raise ValueError("it is nested too deeply") from error
 
     def _write(self, name: str, value: msgspec.Struct | Sequence[msgspec.Struct]) -> None:
-        self.folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with files.open_private_folder(self.folder):
-            files.replace_file_atomically(self.folder / name, msgspec.json.encode(value))
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.replace_file_atomically(self.folder / name, msgspec.json.encode(value))

@@ -6,7 +6,6 @@ a launcher that was killed in between.
 
 import contextlib
 import itertools
-import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,41 +46,35 @@ def close_to_others(path: Path) -> None:
             found.chmod(stat.S_IMODE(found.stat().st_mode) & ~0o022)
 
 
+@contextlib.contextmanager
+def open_launches(experiment: Experiment) -> Iterator[list[RankFiles]]:
+    """Yield the files of this user's launches that are still there, below the descriptors of their private folders."""
+    with contextlib.ExitStack() as stack:
+        found = []
+        for parent, folders in itertools.groupby(experiment.launch_folders(), key=lambda folder: folder.parent):
+            with contextlib.suppress(OSError):  # a colleague's
+                private = stack.enter_context(files.private_folder(parent))
+                found += [RankFiles(private / folder.name) for folder in folders]
+        yield found
+
+
 def recover_side_files(experiment: Experiment) -> None:
     """Move the side files of launchers that published an ok record and were killed before they moved them.
 
     The launch id, in the record and in the folder's name, pairs them. A launcher that is about to move its files itself
     loses nothing: a rename is atomic, and whoever comes second finds no file.
     """
-    left: dict[str, dict[str, RankFiles]] = {}
-    for folder in launch_folders(experiment):
-        run_id, _, launch_id = folder.name.partition(".")
-        rank_files = RankFiles(folder)
-        with contextlib.suppress(PermissionError):  # of another member of the group
-            if any(path.exists() for path in rank_files.side_files()):
-                left.setdefault(run_id, {})[launch_id] = rank_files
-    attempts = record_store.load_attempts_by_point(experiment.records_folder, left) if left else []
-    for record in itertools.chain(*attempts):
-        if record.status == "ok" and record.launch_id in left[record.run_id]:
-            path = experiment.records_folder / f"{record.run_id}.{record.attempt}.json"
-            moved = move_side_files(experiment, left[record.run_id][record.launch_id], path)
-            if moved:
-                log_line(f"{record.run_id}: its launcher was killed; {', '.join(moved)} moved beside the record.")
-
-
-def private_launch_folders(experiment: Experiment) -> Iterator[Path]:
-    """Yield the folders of launches that are private, if the scratch folder is private, too."""
-    for folder in launch_folders(experiment):
-        with contextlib.suppress(OSError):
-            if files.is_private(folder.parent.lstat()) and files.is_private(folder.lstat()):
-                yield folder
-
-
-def launch_folders(experiment: Experiment) -> Iterator[Path]:
-    """Yield the folders of launches; none through a link."""
-    if experiment.scratch_folder.is_symlink():
-        return
-    with contextlib.suppress(OSError), os.scandir(experiment.scratch_folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                yield Path(entry.path)
+    with open_launches(experiment) as launches:
+        left = {
+            (launch.run_id, launch.launch_id): launch
+            for launch in launches
+            if any(path.exists() for path in launch.side_files())
+        }
+        run_ids = {run_id for run_id, _ in left}
+        attempts = record_store.load_attempts_by_point(experiment.records_folder, run_ids) if left else []
+        for record in itertools.chain(*attempts):
+            launch = left.get((record.run_id, record.launch_id))
+            if record.status == "ok" and launch is not None:
+                path = experiment.records_folder / f"{record.run_id}.{record.attempt}.json"
+                if moved := move_side_files(experiment, launch, path):
+                    log_line(f"{record.run_id}: its launcher was killed; {', '.join(moved)} moved beside the record.")

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from multiprocessing import forkserver, reduction
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -31,7 +31,7 @@ from pipeline.plan.model_name import TORCHVISION, is_image_model
 from pipeline.runner.failed_record import RankExit, describe_exception
 from pipeline.runner.launch_options import python_variables
 from pipeline.runner.rank_files import RankError, RankFiles
-from pipeline.system import files, host, imports
+from pipeline.system import host, imports
 from pipeline.system.errors import CommandError, log_line
 from pipeline.system.host import name_shared_memory, node_rank, slurm_number
 
@@ -70,11 +70,10 @@ def run_under_agent(spec: Spec, rank_files: RankFiles, launch_id: str, start_met
 
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(drop_traceback)
     try:
-        with rank_folder() as private, files.open_private_folder(rank_files.folder.parent) as handle:
+        with rank_folder() as private:
             config = launch_config(spec, private, launch_id, start_method)
             store = Path(private, "store") if spec.is_distributed and spec.num_nodes == 1 else None
-            passed = PassedFolder(handle)
-            elastic_launch(config, supervise_rank)(passed, rank_files.folder.name, store, *environ_changes())
+            elastic_launch(config, supervise_rank)(rank_files.folder, store, *environ_changes())
     except (RendezvousError, OSError, EOFError) as error:  # the last two: the store or the fork server failed
         if isinstance(error, OSError):
             name_shared_memory(error)
@@ -158,20 +157,6 @@ def environ_changes() -> tuple[dict[str, str], list[str]]:
     return changed, [name for name in _fork_server_environ if name not in os.environ]
 
 
-class PassedFolder:
-    """An open folder that a new process gets with its arguments."""
-
-    def __init__(self, handle: int) -> None:
-        self.handle = handle
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return receive_folder, (reduction.DupFd(self.handle),)
-
-
-def receive_folder(sent: Any) -> PassedFolder:
-    return PassedFolder(sent.detach())
-
-
 def become_rank(folder: Path, store: Path | None, changed: dict[str, str], removed: list[str]) -> None:
     """Make this new process a rank: set its environment, then run RANK_MODULE.
 
@@ -184,17 +169,13 @@ def become_rank(folder: Path, store: Path | None, changed: dict[str, str], remov
     importlib.import_module(RANK_MODULE).main(folder, store)
 
 
-def supervise_rank(
-    parent: PassedFolder, name: str, store: Path | None, changed: dict[str, str], removed: list[str]
-) -> None:
+def supervise_rank(folder: Path, store: Path | None, changed: dict[str, str], removed: list[str]) -> None:
     """Run a rank in a child of this new process. Return when it has finished, else end as it has ended.
 
-    `parent` is the open folder in which the rank's first point has a folder of this name.
+    `folder` is that of the rank's first point, through the launcher's descriptor.
     """
     preloaded = sys.modules.get(PRELOADED_MODULE)  # absent without a fork server
     host.die_with_parent(preloaded.SERVER_PID if preloaded else int(os.environ[LAUNCHER_PID]))
-    files.check_private(parent.handle)
-    folder = files.path_of(parent.handle) / name
     try:
         exit_code = supervise(lambda: become_rank(folder, store, changed, removed), RankFiles(folder))
     except OSError as error:

@@ -25,7 +25,7 @@ from pipeline.figures import telemetry_summary
 from pipeline.figures.telemetry_summary import GpuSample, NodeSamples, SamplerHeader, SamplerNote, SamplingRound
 from pipeline.runner.launch_options import python_variables
 from pipeline.runner.rank_files import RankFiles
-from pipeline.system import files, host
+from pipeline.system import host
 
 SAMPLING_INTERVAL_S = 0.1
 FULL_RATE_ROUNDS = 36_000  # one hour at the default interval; then ten times slower, to limit the file size
@@ -45,7 +45,7 @@ def sample_in_background(rank_files: RankFiles, node: int) -> Iterator[None]:
     module = "pipeline.runner.telemetry_sampler"
     command = [sys.executable, "-P", "-m", module, str(rank_files.folder), "--node", str(node)]
     try:
-        process = start_sampler(command, rank_files.folder)
+        process = start_sampler(command)
     except OSError as error:
         process, note = None, f"the sampler could not be started: {error}"
     try:
@@ -57,17 +57,11 @@ def sample_in_background(rank_files: RankFiles, node: int) -> Iterator[None]:
             finish_samples_file(path, note)
 
 
-def start_sampler(command: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
-    """Start the sampler with a descriptor of the folder, since somebody may swap what is above it. Raises OSError."""
+def start_sampler(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start the sampler, which ends with this process. Raises OSError."""
     environ = {**os.environ, **python_variables()}
-    with files.open_private_folder(folder) as handle:
-        return subprocess.Popen(
-            [*command, "--handle", str(handle), "--parent", str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            env=environ,
-            pass_fds=[handle],
-        )
+    words = [*command, "--parent", str(os.getpid())]
+    return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environ)
 
 
 def stop_sampler(process: subprocess.Popen[bytes]) -> str | None:
@@ -228,14 +222,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="the folder of the point's launch")
     parser.add_argument("--node", type=int, default=0, help="the node's rank, from 0")
     parser.add_argument("--interval-s", type=float, default=SAMPLING_INTERVAL_S, help="seconds between samples")
-    parser.add_argument("--handle", type=int, help="an open descriptor of the folder, which is used in its place")
     parser.add_argument("--parent", type=int, default=os.getppid(), help="the launcher, with which this process ends")
     arguments = parser.parse_args()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # sample_until_sigterm waits for it between two lines
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher too, which then stops this process
     host.die_with_parent(arguments.parent)
     os.nice(NICENESS)
-    rank_files = RankFiles(arguments.folder if arguments.handle is None else files.path_of(arguments.handle))
+    rank_files = RankFiles(arguments.folder)
     with rank_files.samples(arguments.node).with_suffix(".part").open("wb", buffering=0) as file:
         gpus = NvmlGpus(rank_files.read_point().spec)
         write_line(file, SamplerHeader(arguments.interval_s, tuple(gpus.uuids), gpus.highest_sm_clocks_mhz()))

@@ -170,7 +170,7 @@ def read_launch_starts(experiment: Experiment, found: Iterable[Record]) -> dict[
     """Return the start of the newest launch without a record, in unix time."""
     published = {(record.run_id, record.launch_id) for record in found}
     starts: dict[Launch, float] = {}
-    for folder in experiment.scratch_folder.glob("*"):
+    for folder in experiment.launch_folders():
         run_id, _, launch_id = folder.name.partition(".")
         for name in ("point.json", "trial0/point.json") if (run_id, launch_id) not in published else ():
             with contextlib.suppress(OSError):

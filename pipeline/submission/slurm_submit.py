@@ -20,7 +20,7 @@ from pipeline.runner.launch_options import PYTHONPATH_ROOT, LaunchOptions
 from pipeline.runner.task_list import TaskList, digest
 from pipeline.submission import batch_script, slurm_queries
 from pipeline.submission.plan import PlannedArray, Prologue
-from pipeline.system import slurm_commands
+from pipeline.system import files, slurm_commands
 from pipeline.system.errors import CONTROL_CHARACTER, EXIT_SCHEDULER, CommandError, log_line, pluralize
 
 # sbatch's own line, alone: what a wrapper or a banner prints around it may name jobs too
@@ -68,8 +68,6 @@ def submit_arrays(
     submission.arguments = sys.argv[1:]
     elements = itertools.chain(*(planned.elements for planned in arrays))
     submission.sources = source_digests(itertools.chain(*elements), options.modules)
-    folder = experiment.log_folder(submission.id)
-    folder.mkdir(mode=0o700, parents=True)
     if prologue is not None:
         submission.prologue_sha256 = digest(prologue.text.encode())
     for notice in dict.fromkeys(notice for array in arrays for notice in array.request.notices):
@@ -80,10 +78,11 @@ def submit_arrays(
     for index, (planned, array) in enumerate(zip(arrays, tuple(submission.arrays), strict=True)):
         try:
             raw = TaskList(planned.elements, options).encode()
-            (folder / f"{array.job_name}.json").write_bytes(raw)
             text = prologue.text if prologue else None
             script = batch_script.render_array(experiment, submission, array, planned.request, digest(raw), text)
-            array.job_id = submit_array(array.job_name, script, folder)
+            with files.private_folder(experiment.log_folder(submission.id)) as folder:
+                (folder / f"{array.job_name}.json").write_bytes(raw)
+                array.job_id = submit_array(array.job_name, script, folder)
         except SubmissionUnconfirmed:
             del submission.arrays[index + 1 :]  # keep this array, which Slurm may have
             raise
@@ -190,8 +189,8 @@ def recover_job_ids(experiment: Experiment) -> None:
         for submission in manifest.submissions:
             for array in submission.arrays:
                 if array.job_id is None:
-                    folder = experiment.log_folder(submission.id)
-                    array.job_id = found.get(array.job_name) or withdraw_array(array.job_name, folder)
+                    with files.private_folder(experiment.log_folder(submission.id)) as folder:
+                        array.job_id = found.get(array.job_name) or withdraw_array(array.job_name, folder)
             submission.arrays = [array for array in submission.arrays if array.job_id is not None]
 
 

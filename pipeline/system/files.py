@@ -1,7 +1,6 @@
 """Atomic writes, bounded reads and schema versions of files that other processes may read at any time."""
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import os
@@ -17,9 +16,7 @@ import msgspec
 
 # errors of a file system that lacks an operation (FAT, SMB, FUSE, some Lustre)
 UNSUPPORTED = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EINVAL})
-AT_FDCWD, RENAME_NOREPLACE = -100, 1  # constants of renameat2(2)
 TEMPORARY_PREFIX = ".publishing-"
-DESCRIPTORS = Path("/proc/self/fd")
 LAST_SYSTEM_UID = 999  # login.defs(5)
 OVERFLOW_UID = 65534  # stands for every user that a container does not know
 LEFTOVER_AGE_S = 24 * 60 * 60
@@ -44,22 +41,13 @@ def create_file_atomically(raw: bytes, path: Path) -> None:
 
 
 def move_exclusively(temporary: str, path: Path) -> None:
-    """Move `temporary` to `path` by the first method that works here. Raises FileExistsError if `path` exists."""
-    for move in (os.link, rename_exclusively):
-        with ignore_errno(*UNSUPPORTED):
-            move(temporary, path)
-            return
-    claim_and_rename(temporary, path)
-
-
-def rename_exclusively(temporary: str, path: Path) -> None:
-    """Rename a file unless the name is taken: renameat2(2) with RENAME_NOREPLACE."""
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # glibc has it since 2.28
-    if renameat2 is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), str(path))
-    if renameat2(AT_FDCWD, os.fsencode(temporary), AT_FDCWD, os.fsencode(path), RENAME_NOREPLACE):
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), str(path))
+    """Move `temporary` to `path` by a hard link, or else by a claim. Raises FileExistsError if `path` exists."""
+    try:
+        os.link(temporary, path)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+        claim_and_rename(temporary, path)
 
 
 def claim_and_rename(temporary: str, path: Path) -> None:
@@ -137,46 +125,25 @@ def add_path_to_errors(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def open_private_folder(path: Path) -> Iterator[int]:
-    """Yield a descriptor of a folder of this user that nobody else may use. See open_private."""
-    handle = open_private(path)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
+def private_folder(path: Path) -> Iterator[Path]:
+    """Yield a path of this user's private folder that nobody can redirect. Create the folder if it is absent.
 
-
-def open_private(path: Path) -> int:
-    """Return a descriptor of the private folder at this path. Create the folder if it is absent, but not its parent.
-
-    What is read and written below the descriptor (path_of) stays the same folder, whatever becomes of the path. A mode
-    that lets others in is changed to 0700. Raises OSError, PermissionError if the folder belongs to another user.
+    It leads through a descriptor of this process, whatever becomes of `path`, and holds in all processes of this user
+    while the body runs. What lies below nobody else can change. Raises OSError, PermissionError if others may.
     """
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
-    is_handle = path.parent == DESCRIPTORS  # a link of the kernel, to a folder that was checked
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | (0 if is_handle else os.O_NOFOLLOW))
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         with add_path_to_errors(path):
-            check_private(handle)
-    except OSError:
+            status = os.fstat(handle)
+            if status.st_uid != os.geteuid():
+                raise PermissionError(errno.EPERM, f"it belongs to another user ({status.st_uid}); remove it")
+            if status.st_mode & 0o022:
+                raise PermissionError(errno.EPERM, "others may write to it; chmod go-w it, or remove it")
+        yield Path(f"/proc/{os.getpid()}/fd/{handle}")
+    finally:
         os.close(handle)
-        raise
-    return handle
-
-
-def check_private(handle: int) -> None:
-    """Raise PermissionError unless the open folder is this user's and closed to others. Its mode becomes 0700."""
-    status = os.fstat(handle)
-    if status.st_uid != os.geteuid():
-        raise PermissionError(
-            errno.EPERM, f"it belongs to another user ({status.st_uid}), who may change it; remove it"
-        )
-    if stat.S_IMODE(status.st_mode) & 0o077:
-        with ignore_errno(*UNSUPPORTED):  # some file systems have no modes
-            os.fchmod(handle, 0o700)
-        if stat.S_IMODE(os.fstat(handle).st_mode) & 0o022:
-            raise PermissionError(errno.EPERM, "others may write to it; choose a file system that has modes")
 
 
 def hold_lock(path: Path, kind: int, *, create: bool = True) -> int | None:
@@ -199,16 +166,6 @@ def has_other_name(path: Path) -> bool:
         status = path.lstat()
         return stat.S_ISLNK(status.st_mode) or status.st_nlink > 1
     return False
-
-
-def is_private(status: os.stat_result) -> bool:
-    """True for a folder of this user that is closed to others."""
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
-
-
-def path_of(handle: int) -> Path:
-    """Return a path of an open folder that nobody can redirect. It is valid in this process and in its forks."""
-    return DESCRIPTORS / str(handle)
 
 
 def make_folder(folder: Path) -> None:

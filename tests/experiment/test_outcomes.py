@@ -285,7 +285,7 @@ def test_launch_records_what_is_implied_without_running_it_unless_it_is_asked_to
     launch = ("launch", "--manifest", experiment.manifest_path, "--run-id", large.run_id())
     answer = pipeline(*launch)
     assert (answer.returncode, f"oom: implied by {small.run_id()}" in answer.stderr) == (1, True)
-    assert not experiment.scratch_folder.exists()
+    assert list(experiment.scratch_folder.iterdir()) == []
     succeeded(pipeline(*launch, "--rerun", "oom"))
     attempts = record_store.load_attempts(experiment.records_folder, large.run_id())
     assert [record.status for record in attempts] == ["oom", "ok"]

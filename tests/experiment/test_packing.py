@@ -196,7 +196,7 @@ def make_launch(folder: Path, *measured: Measurement) -> launch_session.LaunchSe
     points = list(SIZES.values())[: max(2, len(measured))]
     experiment = Experiment(folder)  # without a manifest
     experiment.create()
-    launch = launch_session.LaunchSession(experiment, "launch", points)
+    launch = launch_session.LaunchSession(experiment, experiment.scratch_folder, "launch", points)
     for spec, rank_files, measurement in zip(points, launch.rank_files_by_point, measured, strict=False):
         rank_files.write_point(PointTask(spec, None))
         rank_files.write_result(PointResult(measurement, Environment()))

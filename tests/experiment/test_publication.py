@@ -41,18 +41,14 @@ for launch in sys.argv[3:]:
     print(record_store.publish_record(msgspec.structs.replace(template, launch_id=launch), Path(sys.argv[2])).name)
 """
 
-# as link(2) fails on FAT, SMB and FUSE; the kernel itself refuses the unknown flag of renameat2(2), as it does on FUSE
+# as link(2) fails on FAT, SMB and FUSE
 NO_LINKS = """
 import errno, os
 def refuse(*_, **__):
     raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 os.link = refuse
 """
-WAYS = {
-    "link": "",
-    "renameat2": NO_LINKS,
-    "claim": NO_LINKS + "from pipeline.system import files\nfiles.RENAME_NOREPLACE = 1 << 6\n",
-}
+WAYS = {"link": "", "claim": NO_LINKS + "from pipeline.system import files\n"}
 
 
 def outputs_of(processes: list[subprocess.Popen[str]]) -> list[str]:

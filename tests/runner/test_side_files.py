@@ -59,7 +59,7 @@ Killed = tuple[Experiment, Record, RankFiles]
 def publish_and_die(experiment: Experiment, record: Record) -> None:
     """Publish the record as a launcher does, and be killed before the side files are moved."""
     side_files.move_side_files = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
-    LaunchSession(experiment, record.launch_id, [record.spec]).publish(record)
+    LaunchSession(experiment, experiment.scratch_folder, record.launch_id, [record.spec]).publish(record)
 
 
 def run_killed(launch: Callable[[Experiment, Record], None], experiment: Experiment, record: Record) -> None:
@@ -148,7 +148,8 @@ def test_a_link_is_not_followed(tmp_path: Path, killed: Killed) -> None:
 
 def die_with_a_result(experiment: Experiment, record: Record) -> None:
     """Be a launcher that is killed once its ranks have left their result."""
-    launch = LaunchSession(experiment, record.launch_id, [record.spec])  # it holds a lock
+    experiment.scratch_folder.mkdir(mode=0o700)
+    launch = LaunchSession(experiment, experiment.scratch_folder, record.launch_id, [record.spec])  # it holds a lock
     (rank_files,) = launch.rank_files_by_point
     rank_files.write_point(PointTask(record.spec, None))
     rank_files.series.write_bytes(b"steps")
@@ -167,6 +168,12 @@ def make_unpublished(tmp_path: Path) -> tuple[Experiment, Record]:
     return experiment, record
 
 
+def unpublished(experiment: Experiment) -> list[str]:
+    """The run ids of the results that the next submit would publish."""
+    with side_files.open_launches(experiment) as launches:
+        return [found.run_id for found in find_unpublished(experiment, launches)]
+
+
 @pytest.mark.fault("F57")
 def test_the_next_submit_publishes_the_result_of_a_killed_launcher(pipeline: Command, tmp_path: Path) -> None:
     experiment, record = make_unpublished(tmp_path)
@@ -180,15 +187,14 @@ def test_the_next_submit_publishes_the_result_of_a_killed_launcher(pipeline: Com
     assert (found.status, found.launch_id, found.measurement) == ("ok", "killed", record.measurement)
     assert found.started_at is not None
     assert side_files_of(experiment) == {f"records/{record.run_id}.0.steps.npz": b"steps"}
-    assert find_unpublished(experiment) == []
+    assert unpublished(experiment) == []
 
 
 CHANGES: dict[str, Callable[[Path], object]] = {
-    "open scratch": lambda folder: folder.parent.chmod(0o750),
-    "open launch": lambda folder: folder.chmod(0o770),
+    "open scratch": lambda folder: folder.parent.chmod(0o770),
     "lives on": lambda folder: RankFiles(folder).hold_lock(),  # until this process ends
     "lost lock": lambda folder: (folder / "launcher.lock").unlink(),
-    "given away": lambda folder: os.chown(folder, 65534, -1),
+    "given away": lambda folder: os.chown(folder.parent, 65534, -1),
     "a link": lambda folder: folder.symlink_to(folder.rename(folder.parents[2] / "elsewhere")),
 }
 
@@ -199,9 +205,9 @@ def test_a_result_of_a_launcher_that_lives_or_that_others_could_write_is_not_pub
     tmp_path: Path, change: Callable[[Path], object]
 ) -> None:
     experiment, record = make_unpublished(tmp_path)
-    assert [found.run_id for found in find_unpublished(experiment)] == [record.run_id]
+    assert unpublished(experiment) == [record.run_id]
     change(experiment.launch_folder(record.run_id, "killed"))
-    assert find_unpublished(experiment) == []
+    assert unpublished(experiment) == []
     shutil.rmtree(experiment.scratch_folder)  # the point is not lost: it runs again
 
 
@@ -217,7 +223,8 @@ def test_a_result_that_is_not_that_of_its_point_is_not_published(
         (rank_files.folder / "result.json").write_text("{")
     else:
         rank_files.write_error(RankError("exception", "of rank 1", 1, "node", 0))
-    recover_results(experiment, find_unpublished(experiment))
+    with side_files.open_launches(experiment) as launches:
+        recover_results(experiment, find_unpublished(experiment, launches))
     assert load_attempts(experiment.records_folder, record.run_id) == []
     assert ("the point runs again" in capsys.readouterr().err) == (fault != "a rank's error")
 

@@ -23,7 +23,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 from pipeline.runner import start_ranks
 from pipeline.runner.rank_files import PointTask, RankFiles
 from pipeline.runner.rank_process import set_num_threads
-from pipeline.system import files, host, source_digest
+from pipeline.system import host, source_digest
 from pipeline.system.errors import CommandError
 
 
@@ -135,8 +135,7 @@ def test_a_supervisor_ends_with_the_fork_server_or_else_with_the_launcher(
 ) -> None:
     monkeypatch.setitem(sys.modules, start_ranks.PRELOADED_MODULE, server)
     monkeypatch.setattr(start_ranks, "supervise", lambda run, first: 0)
-    with files.open_private_folder(tmp_path / "private") as handle:
-        start_ranks.supervise_rank(start_ranks.PassedFolder(handle), "x", None, {}, [])
+    start_ranks.supervise_rank(tmp_path, None, {}, [])
     assert named_parents == [parent]
 
 
@@ -176,10 +175,10 @@ def test_a_rank_that_cannot_be_forked_is_named_with_the_limit(
 
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(start_ranks, "supervise", raising(BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))))
-    rank_files = RankFiles(tmp_path / "private" / "x")
+    rank_files = RankFiles(tmp_path)
     rank_files.write_point(PointTask(make_spec(), None))
-    with files.open_private_folder(tmp_path / "private") as handle, pytest.raises(BlockingIOError):
-        start_ranks.supervise_rank(start_ranks.PassedFolder(handle), "x", None, {}, [])
+    with pytest.raises(BlockingIOError):
+        start_ranks.supervise_rank(tmp_path, None, {}, [])
     (found,) = rank_files.read_errors()
     said = "could not be started: BlockingIOError: [Errno 11] Resource temporarily unavailable; "
     assert found.message.startswith(said)

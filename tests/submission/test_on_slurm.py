@@ -18,6 +18,7 @@ from factories import (
     SMALLEST,
     make_spec,
     measurement_of,
+    only_record,
     records_of,
     with_change,
     write_grid,
@@ -29,6 +30,7 @@ from slurm_queue import MIXED, Env, array_of, queued, records_in, states, with_s
 from pipeline.experiment.folder import Experiment
 from pipeline.experiment.spec import Spec
 from pipeline.runner.launch_options import LaunchOptions
+from pipeline.runner.rank_files import PointTask, RankFiles
 from pipeline.runner.task_list import TaskList
 
 LONG = """
@@ -90,7 +92,7 @@ def test_an_element_of_several_points_that_is_cancelled_loses_the_running_one_an
     sent = pipeline(*submit, env=on_slurm)
     assert sent.stdout.splitlines()[0].endswith(": 1 element, 1 node x 1 CPU process, 3 points"), sent.stderr
 
-    wait_for(lambda: list(tmp_path.glob(f"long/logs/scratch/{order[1]}.*/environment.json")), timeout_s=120)
+    wait_for(lambda: list(tmp_path.glob(f"long/logs/*/{order[1]}.*/environment.json")), timeout_s=120)
     wait_for(lambda: list(tmp_path.glob(f"long/records/{order[0]}.*.json")), timeout_s=10)  # once its sampler has ended
     found = states(pipeline, tmp_path, on_slurm)
     assert [found[run_id]["state"] for run_id in order] == ["ok", "running", "pending"]
@@ -151,7 +153,7 @@ def test_a_rank_that_dies_on_the_second_node_ends_the_job_and_is_named(
 ) -> None:
     submit = ("submit", "--grid", write_grid(tmp_path, LONG), "--outputs", tmp_path)
     succeeded(pipeline(*submit, env=on_slurm))
-    wait_for(lambda: list(tmp_path.glob("long/logs/scratch/*/environment.json")))  # both ranks have met
+    wait_for(lambda: list(tmp_path.glob("long/logs/*/*/environment.json")))  # both ranks have met
     time.sleep(1)
     os.kill(workers_on(cluster, 1)[0], signal.SIGKILL)
     killed_s = time.monotonic()
@@ -244,7 +246,7 @@ def submit_of(folder: Path, *more: str, grid: str = GRID) -> tuple[str, ...]:
 
 
 def wait_until_training(folder: Path) -> None:
-    wait_for(lambda: list(folder.glob("faults/logs/scratch/*/environment.json")))
+    wait_for(lambda: list(folder.glob("faults/logs/*/*/environment.json")))
 
 
 def stop_training(folder: Path) -> None:
@@ -373,7 +375,7 @@ def test_both_attempts_of_a_requeued_job_are_in_its_log_and_the_point_has_one_re
     (tmp_path / "go").touch()
     cluster.wait_idle(timeout_s=120)
     (record,) = records_in(tmp_path)
-    assert (record["status"], record["launch_id"].rpartition("-")[2]) == ("ok", "1")
+    assert (record["status"], record["launch_id"].split("-")[2]) == ("ok", "1")
     assert re.findall(r"attempt (\d) begins", Path(part["log"]).read_text()) == ["0", "1"]
 
 
@@ -511,7 +513,7 @@ def test_what_is_set_for_slurms_commands_changes_no_state_and_runs_nothing_twice
     changes = ("num_gpus=1", "num_nodes=1", "num_samples=2000000")
     submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path, "--set", *changes)
     assert pipeline(*submit, env=on_slurm).returncode == 0
-    wait_for(lambda: list(tmp_path.glob("mixed/logs/scratch/*/environment.json")))
+    wait_for(lambda: list(tmp_path.glob("mixed/logs/*/*/environment.json")))
     for names in (("SQUEUE_PARTITION",), ("SQUEUE_USERS",), ANSWERS):
         (part,) = states(pipeline, tmp_path, {**on_slurm, **{name: ANSWERS[name] for name in names}}).values()
         assert part["state"] == "running", names
@@ -554,3 +556,22 @@ def test_a_plain_sbatch_inside_an_allocation_cleans_its_own(
     assert [record["status"] for record in records_in(tmp_path)] == ["ok"], log
     (notice,) = [line for line in log.splitlines() if "set aside" in line]
     assert set(re.findall(r"[A-Z_]{4,}", notice)) == set(changes or ("SLURM_MEM_PER_CPU", "SLURM_GPUS"))
+
+
+@pytest.mark.fault("F53")
+def test_on_two_nodes_a_folder_that_is_swapped_between_launchers_and_ranks_decides_nothing(
+    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
+) -> None:
+    """The planted one has the same names, and tells the ranks of both nodes to run another model of the submitter's."""
+    submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path)
+    succeeded(pipeline(*submit, "--set", "num_gpus=2", "num_nodes=2", env=on_slurm))
+    (tasks,) = tmp_path.glob("mixed/logs/*/mixed-*.json")
+    samplers = wait_for(lambda: len(found := [*tasks.parent.glob("*.*/samples.*.part")]) == 2 and found)
+    planted = RankFiles(tmp_path / "planted" / samplers[0].parent.name)  # both launchers are at work
+    planted.write_point(PointTask(own_point(tmp_path), None))
+    tasks.parent.rename(tmp_path / "away")
+    planted.folder.parent.rename(tasks.parent)
+    cluster.wait_idle(timeout_s=120)
+    assert not (tmp_path / "mal" / "ran").exists()
+    record = only_record(Experiment(tmp_path / "mixed"))
+    assert (record.status, record.environment.nodes) == ("ok", ("node1", "node2")), record.reason

@@ -170,7 +170,7 @@ class Ranks:
 
     def __call__(self, spec: Spec, first: RankFiles, launch_id: str, num_threads: int) -> dict[int, RankExit]:
         self.launched.append(spec.batch_size_per_gpu)
-        rank_files_by_point = [first, *(RankFiles(Path(part.folder)) for part in first.read_following())]
+        rank_files_by_point = [first, *map(first.following, first.read_following())]
         points = [first.read_point(), *(part.point for part in first.read_following())]
         for rank_files, point in zip(rank_files_by_point, points, strict=True):
             self.run(rank_files, point)
@@ -210,7 +210,8 @@ def run(experiment: Experiment, monkeypatch: pytest.MonkeyPatch, clock: FakeCloc
         points = [make_spec(batch_size_per_gpu=size) for size in how]
         ranks = Ranks(experiment, how, clock, point_time_s)
         monkeypatch.setattr(launching, "run_node_ranks", ranks)
-        code = launching.run_element(points, experiment, LaunchOptions(Path("data"), point_limit_s=LIMIT_S))
+        options = LaunchOptions(Path("data"), point_limit_s=LIMIT_S)
+        code = launching.run_element(points, experiment, experiment.scratch_folder, options)
         found = records_of(experiment)
         assert [record.attempt for record in found] == [0] * len(points), "each point is published once"
         by_id = {record.run_id: record for record in found}
@@ -259,11 +260,12 @@ def test_a_point_that_begins_while_the_one_before_it_is_ended_is_launched_anew(
             clock.sleep(60)
         finally:
             write_result(rank_files, spec)
-            RankFiles(Path(following.folder)).write_error(RankError("collective", "lost its peer", 1, "node1", 0))
+            rank_files.following(following).write_error(RankError("collective", "lost its peer", 1, "node1", 0))
         return {}
 
     monkeypatch.setattr(launching, "run_node_ranks", run_node_ranks)
-    (record,) = launching.run_in_same_processes(points, experiment, LaunchOptions(Path("data"), point_limit_s=LIMIT_S))
+    options = LaunchOptions(Path("data"), point_limit_s=LIMIT_S)
+    (record,) = launching.run_in_same_processes(points, experiment, experiment.scratch_folder, options)
     assert record is not None
     assert (record.run_id, record.status) == (first.run_id(), "ok")
     assert os.listdir(experiment.scratch_folder) == []  # the second will be launched, the first is ok
@@ -284,6 +286,7 @@ def test_the_limit_covers_a_whole_search_for_the_memory_boundary(
 
     monkeypatch.setattr(launching, "run_node_ranks", run_node_ranks)
     spec = make_spec(input="synthetic", measure="memory", batch_size_per_gpu=1024)
-    (record,) = launching.run_in_same_processes([spec], experiment, LaunchOptions(Path("data"), point_limit_s=LIMIT_S))
+    options = LaunchOptions(Path("data"), point_limit_s=LIMIT_S)
+    (record,) = launching.run_in_same_processes([spec], experiment, experiment.scratch_folder, options)
     assert record is not None
     assert (num_trials, record.status, failure_of(record).kind) == (3, "failed", "timeout")
