@@ -20,12 +20,12 @@ import numpy as np
 import tabulate
 from numpy.typing import NDArray
 
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.outcomes import PointOutcome, collect_outcomes
-from pipeline.experiment.record import Record
 from pipeline.figures.comparison import Verdict, compare_outcomes, verdict_on
 from pipeline.figures.intervals import CONFIDENCE, innermost_rank, median_time, time_ratio_interval
 from pipeline.figures.pooling import pool_outcomes
+from pipeline.records.folder import Experiment
+from pipeline.records.outcomes import PointOutcome, collect_outcomes
+from pipeline.records.record import Record
 
 Values = NDArray[np.float64]
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from pipeline.experiment.spec import Spec
 from pipeline.plan.axes import CAPTURED_EXECUTIONS
+from pipeline.plan.spec import Spec
 from pipeline.training import process_group
 from pipeline.training.execution import choose_execution, prepare_step
 from pipeline.training.loop import build_batches, run_epoch, set_precision

@@ -31,8 +31,8 @@ from bench_epochs import NUM_WINDOWS, Contender, Row, by_turns, ours
 from torch.profiler import ProfilerActivity, profile
 
 from pipeline.data.batches import batch_sizes
-from pipeline.experiment.record import Environment
-from pipeline.experiment.spec import Spec
+from pipeline.plan.spec import Spec
+from pipeline.records.record import Environment
 from pipeline.training import process_group, provenance
 from pipeline.training.process_group import Rank
 

@@ -22,12 +22,11 @@ import torch
 from factories import ROOT, make_spec
 from torch import nn
 
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.manifest import add_points
-from pipeline.experiment.measurement import MemoryTrial
-from pipeline.experiment.record_store import load_folder
-from pipeline.experiment.spec import Spec
 from pipeline.plan.axes import NUM_TRIAL_STEPS
+from pipeline.plan.spec import Spec
+from pipeline.records.folder import Experiment, add_points
+from pipeline.records.record import MemoryTrial
+from pipeline.records.store import load_folder
 from pipeline.runner.launch_options import LaunchOptions, launch_command
 from pipeline.training.loop import set_precision
 from pipeline.workloads.cifar_classifier import build_model

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import msgspec
 import tabulate
 
-from pipeline.experiment.axis_groups import PREDICTION_MAY_DIFFER, alike_key
-from pipeline.experiment.folder import find_experiments
-from pipeline.experiment.outcomes import collect_outcomes
-from pipeline.experiment.point_label import describe_point
 from pipeline.figures.exposed_communication import communications_of, exposed_time
 from pipeline.figures.pooling import pool_outcomes
 from pipeline.figures.ring_model import LinkFit, all_reduces_time_s, predict_step_s
+from pipeline.plan.point_label import describe_point
+from pipeline.plan.spec import PREDICTION_MAY_DIFFER, alike_key
+from pipeline.records.folder import find_experiments
+from pipeline.records.outcomes import collect_outcomes
 from pipeline.report.link import sweep_rows
 from pipeline.report.prediction import PredictionBase, fit_buckets, prediction_base
 

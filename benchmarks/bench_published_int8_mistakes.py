@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.data.images import Images, load_images
-from pipeline.experiment.spec import Spec
+from pipeline.plan.spec import Spec
 from pipeline.training.integer_network import (
     INT8_MAX,
     INT32_MAX,

@@ -26,10 +26,10 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing.spawn import start_processes
 
 from pipeline.communication.step_variants import StepContext, build_variant
-from pipeline.experiment.measurement import Measurement
-from pipeline.experiment.spec import Spec
 from pipeline.figures.formulas import state_bytes
+from pipeline.plan.spec import Spec
 from pipeline.plan.strategies import gathered_bytes
+from pipeline.records.record import Measurement
 from pipeline.system.host import gpu_names, num_visible_gpus
 from pipeline.training.devices import set_memory_limit
 from pipeline.training.process_group import Rank

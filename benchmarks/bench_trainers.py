@@ -21,7 +21,7 @@ from torchvision import transforms
 from pipeline.data.batches import TrainingBatches
 from pipeline.data.image_batches import CHANNEL_MEANS, CHANNEL_STDS
 from pipeline.data.images import Images, load_images
-from pipeline.experiment.spec import Spec
+from pipeline.plan.spec import Spec
 from pipeline.training import process_group
 from pipeline.training.loop import build_batches, set_precision
 from pipeline.training.strategies import torch_strategy

@@ -122,7 +122,7 @@ def proposal(name: str) -> Texts:
 
 
 def published_run_ids() -> Texts:
-    from pipeline.experiment.record_store import load_record
+    from pipeline.records.store import load_record
 
     paths = sorted(Path("published").rglob("records/*.json"))
     yield "", "".join(f"{path} {load_record(path).spec.run_id()}\n" for path in paths)
@@ -132,8 +132,8 @@ def grid_run_ids(name: str) -> Texts:
     """Yield the points of a grid, without GPUs and with them. The folder of a user's model is not part of the id."""
     import msgspec
 
-    from pipeline.experiment.grid import expand_grid
-    from pipeline.experiment.spec import canonical_json
+    from pipeline.plan.grid import expand_grid
+    from pipeline.plan.spec import canonical_json
 
     for where, has_gpus in (("cpu", False), ("cuda", True)):
         points = expand_grid(name, has_gpus=has_gpus).points
@@ -143,8 +143,8 @@ def grid_run_ids(name: str) -> Texts:
 
 def random_run_ids(start: int) -> Texts:
     """Yield the run id or the refusal of each point, then the labels of those that are valid."""
-    from pipeline.experiment.grid import spec_from_fields
-    from pipeline.experiment.point_label import point_labels
+    from pipeline.plan.grid import spec_from_fields
+    from pipeline.plan.point_label import point_labels
     from pipeline.system.errors import CommandError
 
     lines, valid = [], []

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeline.experiment.spec import Spec
+from pipeline.plan.spec import Spec
 from pipeline.training.loop import train_point
 from pipeline.training.process_group import Rank
 from pipeline.workloads import Workload

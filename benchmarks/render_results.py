@@ -25,12 +25,12 @@ import msgspec
 from bench_prediction import PairErrors, published_pairs
 
 from pipeline.communication.selftest_checks import SavedSelftest, difference_us
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.grid import expand_grid
-from pipeline.experiment.point_label import format_number
 from pipeline.figures.ring_model import SweepSample, fit_link
 from pipeline.figures.stopping_rule import MAX_TIME_HALF_WIDTH
 from pipeline.plan.axes import REMEDIES
+from pipeline.plan.grid import expand_grid
+from pipeline.plan.point_label import format_number
+from pipeline.records.folder import Experiment
 from pipeline.report.answers import answers_of
 from pipeline.report.collected import collect_experiment
 from pipeline.report.display import MAX_WIDTH as TERMINAL_WIDTH

@@ -11,10 +11,9 @@ from typing import Any, get_args
 import msgspec
 from words_page import NOTE, NUM_RUNS
 
-from pipeline.experiment.measurement import Operation
-from pipeline.experiment.outcomes import Coverage
-from pipeline.experiment.record import SCHEMA_VERSION, Record
 from pipeline.plan.axes import AXES
+from pipeline.records.outcomes import Coverage
+from pipeline.records.record import SCHEMA_VERSION, Operation, Record
 from pipeline.report.files import indented_json
 from pipeline.report.table import Column, Table
 from pipeline.report.tables import INT8_TABLES, TABLES

@@ -21,9 +21,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.experiment import record_store
-from pipeline.experiment.folder import Experiment, find_experiments
-from pipeline.experiment.manifest import Manifest, Submission
+from pipeline.records import store
+from pipeline.records.folder import Experiment, Manifest, Submission, find_experiments
 from pipeline.submission.read_progress import find_jobs, find_lost_arrays, published_launches, query_slurm
 from pipeline.submission.slurm_queries import JobKey, JobState, job_text
 from pipeline.submission.state_rules import is_unfinished
@@ -144,7 +143,7 @@ def last_driver(manifest: Manifest) -> Submission | None:
 def find_unfinished_jobs(experiment: Experiment, manifest: Manifest) -> list[UnfinishedJob]:
     """Return the jobs that are queued or running. Raises CommandError (scheduler) if Slurm cannot be queried."""
     owners = experiment.job_owners()
-    published = published_launches(record_store.load_folder(experiment.records_folder)[0])
+    published = published_launches(store.load_folder(experiment.records_folder)[0])
     slurm = find_lost_arrays(query_slurm(manifest, owners), manifest, owners, published)
     if slurm.problem:
         sentence = f"{slurm.problem.partition(';')[0]}; run this command on the machine that submitted them."

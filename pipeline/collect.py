@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from pipeline.experiment.folder import Experiment, find_experiments, warn_of_open_folders
 from pipeline.figures.ring_model import Link
+from pipeline.records.folder import Experiment, find_experiments, warn_of_open_folders
 from pipeline.report import terminal
 from pipeline.report.answers import answers_of
 from pipeline.report.collected import CollectedExperiment, collect_experiment

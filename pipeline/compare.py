@@ -16,9 +16,9 @@ import json
 import re
 from pathlib import Path
 
-from pipeline.experiment.folder import Experiment, find_experiments
-from pipeline.experiment.outcomes import PointOutcome, collect_outcomes
 from pipeline.figures.comparison import Comparison, compare_outcomes, is_failing
+from pipeline.records.folder import Experiment, find_experiments
+from pipeline.records.outcomes import PointOutcome, collect_outcomes
 from pipeline.report.compare import comparison_as_json, name_unchecked, render_comparison, summarize
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser

@@ -11,7 +11,7 @@ import importlib
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pipeline.experiment.grid import shipped_grids
+from pipeline.plan.grid import shipped_grids
 from pipeline.system import command_line, errors
 from pipeline.system.command_line import SCRIPT, CommandParser, build_parser
 

@@ -26,9 +26,9 @@ from typing import Any
 
 import msgspec
 
-from pipeline.experiment.folder import Experiment, find_experiments
 from pipeline.figures.intervals import ends_of
 from pipeline.figures.pooling import group_pairs
+from pipeline.records.folder import Experiment, find_experiments
 from pipeline.report.collected import PointFigures, collect_experiment, figures_by_point
 from pipeline.report.files import indented_json
 from pipeline.system import errors, files

@@ -21,13 +21,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
-from pipeline.experiment import record_store, spec
-from pipeline.experiment.folder import Experiment, displayable_name, find_experiments
-from pipeline.experiment.manifest import add_points
-from pipeline.experiment.measurement import Epoch, Measurement, RankEpoch, UnitFraction
-from pipeline.experiment.record import Environment, Failure, Gpu, Record
-from pipeline.plan import axes
+from pipeline.plan import axes, spec
 from pipeline.plan.strategies import STRATEGIES, StrategyName
+from pipeline.records import store
+from pipeline.records.folder import Experiment, add_points, displayable_name, find_experiments
+from pipeline.records.record import Environment, Epoch, Failure, Gpu, Measurement, RankEpoch, Record, UnitFraction
 from pipeline.runner.launch_options import positive_integer
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser
@@ -493,7 +491,7 @@ def build_ingested_record(
         gradient_bytes = None if num_parameters is None else num_parameters * BYTES_PER_PARAMETER
         epochs = tuple(build_epochs(rows, point, stated_samples))
         outcome = {"measurement": Measurement(epochs, num_parameters, gradient_bytes)}
-    return record_store.new_record(point, first.status, launch_id, measured=False, environment=environment, **outcome)
+    return store.new_record(point, first.status, launch_id, measured=False, environment=environment, **outcome)
 
 
 def build_epochs(rows: list[CsvRow], point: spec.Spec, stated_samples: int | None) -> Iterator[Epoch]:
@@ -523,12 +521,12 @@ def publish_all(records: list[Record], experiment: Experiment) -> int:
     """
     for record in records:
         try:
-            record_store.encode_record(record)
+            store.encode_record(record)
         except (ValueError, TypeError) as error:  # also for a name that is not UTF-8
             raise CommandError(f"{replace_control_characters(str(error))}; correct the file or the option.") from error
     refuse_parent_folder(experiment.folder)
     experiment.create()
-    known, _ = record_store.load_folder(experiment.records_folder)
+    known, _ = store.load_folder(experiment.records_folder)
     if any(record.measured for record in known):
         raise CommandError(f"{experiment.folder} has points measured here; give the file a folder of its own.")
     published = {comparable_content(record) for record in known}
@@ -537,7 +535,7 @@ def publish_all(records: list[Record], experiment: Experiment) -> int:
         add_points(manifest, [record.spec for record in records])
     try:
         for record in new:
-            record_store.publish_record(record, experiment.records_folder)
+            store.publish_record(record, experiment.records_folder)
     except OSError as error:
         problem = f"cannot write to {experiment.records_folder}: {error.strerror}"
         raise CommandError(f"{problem}; choose another folder with --outputs.") from error

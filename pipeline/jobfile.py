@@ -6,9 +6,9 @@ python -m pipeline.jobfile q4 > jobs/q4.sbatch
 import shlex
 from pathlib import Path
 
-from pipeline.experiment.grid import expand_grid, is_path, load_grid_file
-from pipeline.experiment.resources import ResourceShape
 from pipeline.plan.axes import Device
+from pipeline.plan.grid import expand_grid, is_path, load_grid_file
+from pipeline.plan.resources import ResourceShape
 from pipeline.runner.launch_options import PYTHONPATH_ROOT
 from pipeline.submission.batch_script import array_option, render_script
 from pipeline.submission.slurm_request import SlurmOptions, build_request

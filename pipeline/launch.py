@@ -15,13 +15,12 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.experiment import implied_oom, record_store
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.grid import Grid, expand_grid
-from pipeline.experiment.manifest import SlurmArray, add_points, as_job_name, start_submission
-from pipeline.experiment.packing import points_for_same_processes
-from pipeline.experiment.record import Record
-from pipeline.experiment.spec import Spec
+from pipeline.plan.grid import Grid, expand_grid
+from pipeline.plan.resources import points_for_same_processes
+from pipeline.plan.spec import Spec
+from pipeline.records import store
+from pipeline.records.folder import Experiment, SlurmArray, add_points, as_job_name, start_submission
+from pipeline.records.record import Record
 from pipeline.runner.failed_record import limit_hint
 from pipeline.runner.launch_options import LaunchOptions, add_point_arguments, positive_integer, read_launch_options
 from pipeline.runner.launch_session import LaunchSession, publish_with_retries
@@ -143,8 +142,8 @@ def resolve_grid(grid: Grid, index: int | None, outputs: Path) -> tuple[Experime
 
 def needs_run(spec: Spec, experiment: Experiment, rerun: str | None) -> bool:
     """True if the point has no record, or if `rerun` selects its record. So a second sbatch only fills the gaps."""
-    attempts = record_store.load_attempts(experiment.records_folder, spec.run_id())
-    if not attempts or rerun in ("all", status := record_store.choose_attempt(attempts).status):
+    attempts = store.load_attempts(experiment.records_folder, spec.run_id())
+    if not attempts or rerun in ("all", status := store.choose_attempt(attempts).status):
         return True
     log_line(f"{spec.run_id()}: recorded as {status}, nothing to do; --rerun {status} runs it again.")
     return False
@@ -180,7 +179,7 @@ def refuse_reused_launch_id(points: Sequence[Spec], experiment: Experiment, priv
     for spec in points if launch_id else ():
         run_id = spec.run_id()
         has_folder = spec.num_nodes == 1 and (private / f"{run_id}.{launch_id}").exists()
-        attempts = record_store.load_attempts(experiment.records_folder, run_id)
+        attempts = store.load_attempts(experiment.records_folder, run_id)
         if has_folder or any(record.launch_id == launch_id for record in attempts):
             problem = f"{run_id} was already launched with PIPELINE_LAUNCH_ID={launch_id}"
             raise CommandError(f"{problem}; unset it to run again.")
@@ -191,10 +190,10 @@ def publish_implied_oom(spec: Spec, experiment: Experiment, options: LaunchOptio
     manifest = experiment.read_manifest()
     cause = None
     if manifest is not None and options.rerun not in ("oom", "all"):
-        cause = implied_oom.find_implying_oom(spec, manifest.points, experiment.records_folder, gpu_names())
+        cause = store.find_implying_oom(spec, manifest.points, experiment.records_folder, gpu_names())
     if cause is None:
         return None
-    record = implied_oom.implied_oom_record(spec, cause, read_launch_id())
+    record = store.implied_oom_record(spec, cause, read_launch_id())
     publish_with_retries(record, experiment.records_folder)
     log_line(f"{spec.run_id()}: {record.status_line()}")
     return record

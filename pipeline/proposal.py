@@ -13,7 +13,7 @@ import functools
 import math
 from pathlib import Path
 
-from pipeline.experiment.folder import Experiment, find_experiments
+from pipeline.records.folder import Experiment, find_experiments
 from pipeline.report.collected import collect_experiment, sibling_predictions
 from pipeline.report.proposal import Work, propose
 from pipeline.report.proposal_page import render_html, render_markdown

@@ -23,11 +23,11 @@ import msgspec
 
 from pipeline.communication import selftest_checks
 from pipeline.communication.selftest_checks import CheckVerdict, Findings, SavedSelftest, judge_checks
-from pipeline.experiment.record import Environment
-from pipeline.experiment.spec import MIN_WINDOWS_FOR_INTERVAL, Spec
 from pipeline.plan.axes import Device
 from pipeline.plan.model_name import BUILT_IN_MODELS, CIFAR_MODELS
+from pipeline.plan.spec import MIN_WINDOWS_FOR_INTERVAL, Spec
 from pipeline.plan.strategies import STRATEGIES
+from pipeline.records.record import Environment
 from pipeline.runner import failed_record
 from pipeline.runner.launch_options import positive_integer
 from pipeline.runner.rank_files import PointTask, RankFiles, Task

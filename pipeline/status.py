@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.experiment.folder import Experiment, find_experiments, warn_of_open_folders
-from pipeline.experiment.point_label import point_labels
+from pipeline.plan.point_label import point_labels
+from pipeline.records.folder import Experiment, find_experiments, warn_of_open_folders
 from pipeline.submission.gpu_hours_estimate import find_comparable_attempts, predict_durations_s
 from pipeline.submission.read_progress import PointProgress, PointsByExperiment, poll_until_finished, read_progress
 from pipeline.submission.slurm_queries import job_text

@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.data import staging
-from pipeline.experiment.folder import Experiment, warn_of_open_folders
-from pipeline.experiment.manifest import add_points
-from pipeline.experiment.packing import pack_elements
-from pipeline.experiment.spec import Spec
+from pipeline.plan.resources import pack_elements
+from pipeline.plan.spec import Spec
+from pipeline.records.folder import Experiment, add_points, warn_of_open_folders
 from pipeline.runner import launch_session, side_files
 from pipeline.runner.launch_options import add_point_arguments, positive_integer
 from pipeline.submission import dry_run, local, plan, read_progress, slurm_submit

@@ -23,8 +23,8 @@ from forked_command import run_module
 from PIL import Image
 
 from pipeline.collect import DEFECT
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.record_store import load_folder
+from pipeline.records.folder import Experiment
+from pipeline.records.store import load_folder
 from pipeline.submission import slurm_queries
 from pipeline.submission.slurm_queries import JobKey, JobState
 from pipeline.system.errors import CommandError

@@ -9,32 +9,37 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.grid import expand_grid
-from pipeline.experiment.manifest import Manifest, SlurmArray, Submission, add_points
-from pipeline.experiment.measurement import (
+from pipeline.figures.intervals import ends_of
+from pipeline.figures.notes import Note
+from pipeline.figures.ring_model import Link
+from pipeline.plan.axes import DECLARED, Remedy
+from pipeline.plan.grid import expand_grid
+from pipeline.plan.spec import Spec
+from pipeline.records.folder import Experiment, Manifest, SlurmArray, Submission, add_points
+from pipeline.records.outcomes import CollectedOutcomes, resolve_outcomes
+from pipeline.records.record import (
+    SCHEMA_VERSION,
     Collective,
     Communication,
+    Environment,
     Epoch,
+    Failure,
+    FailureKind,
+    Gpu,
     Histogram,
     Measurement,
     Profile,
     Quantization,
     RankEpoch,
+    Record,
     StageResult,
+    Status,
     StepSeries,
     SweptCollective,
     TransferKind,
     VariantName,
 )
-from pipeline.experiment.outcomes import CollectedOutcomes, resolve_outcomes
-from pipeline.experiment.record import SCHEMA_VERSION, Environment, Failure, FailureKind, Gpu, Record, Status
-from pipeline.experiment.record_store import RejectedFile, load_folder, publish_record
-from pipeline.experiment.spec import Spec
-from pipeline.figures.intervals import ends_of
-from pipeline.figures.notes import Note
-from pipeline.figures.ring_model import Link
-from pipeline.plan.axes import DECLARED, Remedy
+from pipeline.records.store import RejectedFile, load_folder, publish_record
 from pipeline.report.words import render_note
 
 ROOT = Path(__file__).resolve().parent.parent

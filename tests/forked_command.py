@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.__main__ import COMMANDS
-from pipeline.experiment import folder as experiment_folder
+from pipeline.records import folder as experiment_folder
 from pipeline.submission import read_progress, state_rules
 
 ROOT = Path(__file__).resolve().parent.parent

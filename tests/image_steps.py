@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from pipeline.data.batches import TrainingBatches
-from pipeline.experiment.spec import Spec
+from pipeline.plan.spec import Spec
 from pipeline.training.loop import build_batches
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep

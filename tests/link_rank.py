@@ -23,11 +23,11 @@ from torch import nn
 
 from pipeline.communication import profiling, timing
 from pipeline.communication.measure_point import measure_communication
-from pipeline.experiment.measurement import Measurement
-from pipeline.experiment.outcomes import PointOutcome, resolve_outcomes
-from pipeline.experiment.spec import Spec
 from pipeline.figures.formulas import GB, ring_bytes_per_step
 from pipeline.figures.pooling import pool_outcomes
+from pipeline.plan.spec import Spec
+from pipeline.records.outcomes import PointOutcome, resolve_outcomes
+from pipeline.records.record import Measurement
 from pipeline.report.prediction import prediction_rows
 from pipeline.report.table import Row, Tables
 from pipeline.report.tables import build_tables

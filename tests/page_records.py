@@ -16,12 +16,11 @@ from factories import (
     with_rank_epochs,
 )
 
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.measurement import SweptCollective
-from pipeline.experiment.record import Environment, Gpu, Record
-from pipeline.experiment.record_store import RejectedFile
-from pipeline.experiment.spec import Spec
 from pipeline.plan.axes import Remedy
+from pipeline.plan.spec import Spec
+from pipeline.records.folder import Experiment
+from pipeline.records.record import Environment, Gpu, Record, SweptCollective
+from pipeline.records.store import RejectedFile
 from pipeline.report.collected import CollectedExperiment
 from pipeline.report.html import Pages
 from pipeline.report.plots import PlotSource

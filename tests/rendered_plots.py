@@ -4,7 +4,7 @@ from typing import Any
 
 from page_records import plot_source
 
-from pipeline.experiment.record import Record
+from pipeline.records.record import Record
 from pipeline.report.html import build_plots
 from pipeline.report.plots import BarPanel, LinePanel, Plot, Series
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from factories import ROOT, resolved
 
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.point_label import Terms
-from pipeline.experiment.record import Record
-from pipeline.experiment.record_store import RejectedFile
-from pipeline.experiment.spec import Spec
+from pipeline.plan.point_label import Terms
+from pipeline.plan.spec import Spec
+from pipeline.records.folder import Experiment
+from pipeline.records.record import Record
+from pipeline.records.store import RejectedFile
 from pipeline.report.answers import Answer, answer_questions
 from pipeline.report.claims import Claim
 from pipeline.report.collected import collect_experiment

@@ -38,7 +38,7 @@ from factories import (
     write_model,
 )
 
-from pipeline.experiment.folder import Experiment, find_experiments
+from pipeline.records.folder import Experiment, find_experiments
 from pipeline.runner.launch_options import LaunchOptions, launch_command
 from pipeline.runner.rank_files import PointTask, RankFiles
 from pipeline.runner.task_list import TaskList, digest

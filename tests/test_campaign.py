@@ -11,7 +11,7 @@ import campaign
 import pytest
 from conftest import ROOT, wait_for
 
-from pipeline.experiment.grid import expand_grid
+from pipeline.plan.grid import expand_grid
 
 LIST = ROOT / "benchmarks" / "campaign.yaml"
 BENCHES = """

@@ -16,7 +16,7 @@ from hypothesis_profiles import SUPPRESSED, examples
 from slurm_queue import MIXED, Env, write_commands
 
 from pipeline.__main__ import COMMANDS
-from pipeline.experiment.folder import Experiment
+from pipeline.records.folder import Experiment
 from pipeline.submission.slurm_submit import refuse_unsafe_paths
 from pipeline.system.errors import CommandError, run_command
 

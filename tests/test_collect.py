@@ -32,10 +32,8 @@ from factories import (
 from page_records import collected_in, every_question
 
 from pipeline.collect import DEFECT, address_of_words, display_options, go_on_after_defect
-from pipeline.experiment.folder import Experiment, find_experiments
-from pipeline.experiment.manifest import start_submission
-from pipeline.experiment.measurement import MemorySearch, MemoryTrial, Telemetry
-from pipeline.experiment.record import Environment, Failure, Gpu, Record
+from pipeline.records.folder import Experiment, find_experiments, start_submission
+from pipeline.records.record import Environment, Failure, Gpu, MemorySearch, MemoryTrial, Record, Telemetry
 from pipeline.report import terminal
 from pipeline.report.answers import answers_of
 from pipeline.report.display import MAX_WIDTH

@@ -40,8 +40,8 @@ from slurm_queue import DEAD, NO_CONFIGURATION, fake_slurm
 
 from pipeline import __version__
 from pipeline.__main__ import COMMANDS
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.grid import shipped_grids
+from pipeline.plan.grid import shipped_grids
+from pipeline.records.folder import Experiment
 from pipeline.system.errors import DISTRIBUTIONS, INSTALL, import_error_as_command_error
 
 Answer = subprocess.CompletedProcess[str]

@@ -19,8 +19,8 @@ from factories import (
 from rendered_tables import assert_row, cells
 
 from pipeline.compare import parse_percentage
-from pipeline.experiment.record import Environment, Gpu, Record
-from pipeline.experiment.spec import Spec
+from pipeline.plan.spec import Spec
+from pipeline.records.record import Environment, Gpu, Record
 
 STEADY_S = (9.0, 1.00, 1.03, 1.01, 1.05, 1.02, 1.04)  # the first epoch warms up; the median is 1.025 s
 

@@ -12,7 +12,7 @@ from factories import make_experiment, make_record, only_record, write_grid
 from slurm_queue import Env
 
 from pipeline.__main__ import COMMANDS
-from pipeline.experiment.folder import Experiment
+from pipeline.records.folder import Experiment
 
 TINY = """
 name: tiny

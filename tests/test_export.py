@@ -18,7 +18,7 @@ from factories import (
     windowed,
 )
 
-from pipeline.experiment.folder import Experiment, find_experiments
+from pipeline.records.folder import Experiment, find_experiments
 from pipeline.report.collected import collect_experiment, figures_by_point
 
 TIMES_S = (1.0, 1.1, 0.9, 1.05, 0.95, 1.02)

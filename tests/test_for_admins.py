@@ -14,8 +14,8 @@ from slurm_queue import Env
 from test_package import SOURCES
 
 from pipeline.data.images import IMAGE_SIZE_PX, MAX_CACHE_BYTES, MAX_UNUSED_DAYS
-from pipeline.experiment.grid import MAX_POINTS
-from pipeline.experiment.resources import Resources
+from pipeline.plan.grid import MAX_POINTS
+from pipeline.plan.resources import Resources
 from pipeline.runner.start_ranks import FIRST_PORT, NUM_PORTS
 from pipeline.submission import read_progress
 from pipeline.submission.batch_script import MAX_RUNNING_ELEMENTS

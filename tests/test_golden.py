@@ -10,7 +10,7 @@ from pathlib import Path
 import golden
 from conftest import ROOT
 
-from pipeline.experiment.grid import spec_from_fields
+from pipeline.plan.grid import spec_from_fields
 from pipeline.system.errors import CommandError
 
 NAME = "dp-notebook"

@@ -10,10 +10,10 @@ from factories import RESNET18_GRADIENT_BYTES, ROOT, assert_says, make_experimen
 from rendered_tables import assert_row, assert_said_once, cells, published_tables, row_of
 
 from pipeline import ingest
-from pipeline.experiment import record_store
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.record import Record
 from pipeline.plan.strategies import STRATEGIES
+from pipeline.records import store
+from pipeline.records.folder import Experiment
+from pipeline.records.record import Record
 from pipeline.report.collected import collect_experiment
 from pipeline.report.table import Tables
 from pipeline.system.errors import CommandError
@@ -123,7 +123,7 @@ def collect(folder: Path) -> Tables:
 
 
 def records_in(folder: Path) -> list[Record]:
-    return list(record_store.load_folder(folder / "records")[0])
+    return list(store.load_folder(folder / "records")[0])
 
 
 BACKWARD = {"header": ",".join(HEADER.split(",")[::-1]), "row": "ok,,,23.76,24.94,,32,1,dp"}

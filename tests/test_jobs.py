@@ -10,9 +10,9 @@ import pytest
 from conftest import Command, assert_refused, run_program, succeeded, without_slurm
 from factories import ROOT, assert_says, make_spec
 
-from pipeline.experiment.grid import expand_grid, load_grid_file
 from pipeline.jobfile import render_job
 from pipeline.launch import warn_of_idle_gpus
+from pipeline.plan.grid import expand_grid, load_grid_file
 
 JOBS = sorted(path.stem for path in (ROOT / "jobs").glob("*.sbatch"))
 

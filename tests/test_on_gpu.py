@@ -13,9 +13,9 @@ import pytest
 from conftest import plain_environment, run_command
 from factories import assert_says, failure_of, measurement_of, records_of
 
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.record import Record
 from pipeline.figures.formulas import GIB
+from pipeline.records.folder import Experiment
+from pipeline.records.record import Record
 
 pytestmark = [pytest.mark.gpu, pytest.mark.training]
 

@@ -20,7 +20,7 @@ from factories import ROOT, assert_says, records_of, write_script
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from pipeline.experiment.folder import Experiment
+from pipeline.records.folder import Experiment
 
 SOURCES = (
     *("pipeline", "ddpscale.py", "templates", "setup.cfg", "pyproject.toml", "LICENSE", "README.md"),

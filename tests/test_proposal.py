@@ -27,8 +27,8 @@ from factories import (
 )
 from rendered_tables import published_tables
 
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.record import Environment, Gpu, Record
+from pipeline.records.folder import Experiment
+from pipeline.records.record import Environment, Gpu, Record
 from pipeline.report.collected import collect_experiment, sibling_predictions
 from pipeline.report.proposal import Proposal, Work, propose
 from pipeline.system.errors import CommandError

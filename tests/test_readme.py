@@ -26,10 +26,10 @@ from factories import assert_says, write_script
 from pipeline import stage
 from pipeline.completion import parser_of
 from pipeline.data import staging
-from pipeline.experiment import record_store
-from pipeline.experiment.find_model import find_lacking
-from pipeline.experiment.grid import SHIPPED_GRIDS, expand_grid
-from pipeline.experiment.spec import Spec, non_default_fields
+from pipeline.plan.grid import SHIPPED_GRIDS, expand_grid
+from pipeline.plan.models import find_lacking
+from pipeline.plan.spec import Spec, non_default_fields
+from pipeline.records import store
 from pipeline.submission.batch_script import render_script
 from pipeline.submission.slurm_request import PASSED_ON
 
@@ -142,7 +142,7 @@ def test_the_laptop_route_ends_with_a_report(tmp_path: Path) -> None:
     assert "Q1" in done.stdout
     smoke = checkout / "outputs/smoke"
     assert (smoke / "report.html").exists()
-    found, rejected = record_store.load_folder(smoke / "records")
+    found, rejected = store.load_folder(smoke / "records")
     assert (len(found), rejected) == (8, [])
     assert [record.spec.batch_size_per_gpu for record in found if record.status == "oom"] == [32_768]
     assert {record.measurement.num_threads for record in found if record.measurement} == {1}
@@ -374,7 +374,7 @@ def test_every_configuration_of_the_grids_that_the_pages_show_runs(
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump({"name": "shown", "points": [*map(as_block, points)]}))
     words = "-m pipeline.submit --grid grid.yaml --cluster local --points-per-element 99 --wait"
     succeeded(run_program(sys.executable, *words.split(), cwd=tmp_path, env=without_slurm(PYTHONPATH=str(ROOT))))
-    found, _ = record_store.load_folder(tmp_path / "outputs/shown/records")
+    found, _ = store.load_folder(tmp_path / "outputs/shown/records")
     assert {(record.spec, record.status) for record in found} == {(spec, "ok") for spec in points}
 
 

@@ -33,9 +33,9 @@ from slurm_queue import NO_CONFIGURATION, fake_slurm, write_commands
 
 from pipeline.__main__ import COMMANDS
 from pipeline.data.staging import CIFAR10_FILES, CIFAR10_FOLDER
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.grid import Grid
-from pipeline.experiment.resources import Resources
+from pipeline.plan.grid import Grid
+from pipeline.plan.resources import Resources
+from pipeline.records.folder import Experiment
 from pipeline.submission import plan
 from pipeline.submission.plan import Cluster, Prologue, SubmitContext
 from pipeline.submit import read_prologue
@@ -355,7 +355,7 @@ def test_a_prologue_that_no_shell_reads_whole_is_refused(tmp_path: Path) -> None
 @needs_root
 @pytest.mark.fault("F56")
 def test_a_prologue_that_a_stranger_may_have_written_is_refused(tmp_path: Path) -> None:
-    """As a model is: see tests/experiment/test_find_model.py."""
+    """As a model is: see tests/plan/test_find_model.py."""
     prologue = tmp_path / "prologue.sh"
     prologue.write_text("module load cuda\n")
     assert read_prologue(prologue) == Prologue(prologue, "module load cuda\n")

@@ -13,7 +13,7 @@ from factories import ROOT
 from referencing import Registry
 from schema_files import schema_files
 
-from pipeline.experiment.folder import find_experiments
+from pipeline.records.folder import find_experiments
 from pipeline.report.collected import collect_experiment
 from pipeline.report.files import indented_json
 

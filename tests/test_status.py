@@ -12,9 +12,8 @@ import pytest
 from conftest import Command, without_slurm
 from factories import ROOT, SUBMISSION, assert_says, make_experiment, make_record, make_spec
 
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.manifest import start_submission
-from pipeline.experiment.record import Environment, Gpu
+from pipeline.records.folder import Experiment, start_submission
+from pipeline.records.record import Environment, Gpu
 from pipeline.system.errors import format_duration
 
 OK, OOM, FAILED, MISSING = (make_spec(strategy="ddp", num_gpus=2, batch_size_per_gpu=2**size) for size in range(3, 7))

@@ -11,10 +11,10 @@ import pytest
 import torch
 from factories import make_experiment, make_record, make_spec
 
-from pipeline.experiment.grid import Grid
-from pipeline.experiment.record import Status
-from pipeline.experiment.resources import Resources
 from pipeline.launch import main, needs_run
+from pipeline.plan.grid import Grid
+from pipeline.plan.resources import Resources
+from pipeline.records.record import Status
 from pipeline.submission import plan, read_progress
 from pipeline.submit import report_end
 from pipeline.system.errors import CommandError

@@ -20,7 +20,10 @@ from pipeline.communication import profiling, step_variants, timing
 from pipeline.communication.profiling import mean_transfers
 from pipeline.communication.step_variants import StepContext, StepVariant
 from pipeline.communication.timing import sweep_collectives
-from pipeline.experiment.measurement import (
+from pipeline.figures.exposed_communication import NO_OP, is_communication_precise_enough, whole_step
+from pipeline.figures.pooling import group_pairs
+from pipeline.plan.spec import Spec
+from pipeline.records.record import (
     Communication,
     Measurement,
     Profile,
@@ -30,9 +33,6 @@ from pipeline.experiment.measurement import (
     TransferKind,
     VariantName,
 )
-from pipeline.experiment.spec import Spec
-from pipeline.figures.exposed_communication import NO_OP, is_communication_precise_enough, whole_step
-from pipeline.figures.pooling import group_pairs
 from pipeline.training import devices
 from pipeline.training.execution import choose_execution, execution_stream
 from pipeline.training.loop import build_measurement, refuse_changed_flags, set_precision

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import msgspec
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from pipeline.experiment.measurement import Collective, Profile, Transfer, TransferKind
 from pipeline.figures.pooling import group_pairs
+from pipeline.records.record import Collective, Profile, Transfer, TransferKind
 from pipeline.system import files
 from pipeline.training import process_group
 from pipeline.training.process_group import Rank

@@ -13,12 +13,11 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from pipeline.experiment.measurement import Measurement, VariantName, WindowTimesNs
-from pipeline.experiment.record import Environment
-from pipeline.experiment.spec import MIN_WINDOWS_FOR_INTERVAL, Spec
 from pipeline.figures.formulas import ring_bytes_per_step
 from pipeline.figures.intervals import median_interval
 from pipeline.figures.stopping_rule import difference_tolerance_s, is_half_width_below
+from pipeline.plan.spec import MIN_WINDOWS_FOR_INTERVAL, Spec
+from pipeline.records.record import Environment, Measurement, VariantName, WindowTimesNs
 
 NUM_ROUNDS = 300  # of `measure: communication`; the numbers below are shares of it
 EXPOSED_VARIANTS: tuple[VariantName, ...] = ("ddp", "no_op_hook")  # exposed communication is their difference

@@ -22,10 +22,10 @@ from pipeline.communication.step_variants import (
     list_silent_calls,
 )
 from pipeline.communication.timing import NUM_WINDOWS, capture_stream, time_collective
-from pipeline.experiment.measurement import Profile
-from pipeline.experiment.spec import Spec
 from pipeline.figures.exposed_communication import collectives_of_kinds
 from pipeline.figures.stopping_rule import WINDOW_S
+from pipeline.plan.spec import Spec
+from pipeline.records.record import Profile
 from pipeline.training import process_group
 from pipeline.training.loop import build_batches, build_model, run_epoch, set_precision
 from pipeline.training.process_group import Rank

@@ -13,8 +13,8 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.data.batches import Batch, first_samples
-from pipeline.experiment.spec import Spec
 from pipeline.plan.axes import AXIS_DEFAULTS, CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, STRATEGY_AXES, Execution
+from pipeline.plan.spec import Spec
 from pipeline.training.check_workload import check_workload
 from pipeline.training.execution import (
     graph_capturer,

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, get_worker_info
 
-from pipeline.experiment.spec import Spec
+from pipeline.plan.spec import Spec
 from pipeline.system.host import name_shared_memory
 
 Batch = Any  # Tensor | tuple[Batch, ...] | list[Batch] | dict[str, Batch]

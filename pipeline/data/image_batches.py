@@ -11,7 +11,7 @@ from torchvision import transforms
 
 from pipeline.data.batches import Shard, batch_sizes, build_sampler, derive_seed, memory_format
 from pipeline.data.images import IMAGE_SIZE_PX, Images
-from pipeline.experiment.spec import Spec
+from pipeline.plan.spec import Spec
 
 PADDING_PX = 4  # black pixels on each side; a crop is taken from the padded image
 

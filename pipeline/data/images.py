@@ -17,8 +17,8 @@ from PIL import Image
 from torchvision import datasets
 
 from pipeline.data import staging
-from pipeline.experiment.spec import Spec
 from pipeline.plan.model_name import CIFAR_MODELS
+from pipeline.plan.spec import Spec
 from pipeline.system import files
 
 IMAGE_SIZE_PX = 32  # height and width; images of a folder are resized when they are decoded

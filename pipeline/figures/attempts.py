@@ -10,8 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from pipeline.experiment.record import Record
 from pipeline.plan.axes import Device
+from pipeline.records.record import Record
 from pipeline.system.host import parse_timestamp
 
 AttemptKey = tuple[str, int]  # run id and number of the attempt

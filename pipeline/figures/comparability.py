@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
-from pipeline.experiment.record import Record
 from pipeline.figures.notes import Note, NoteKind, make_note
+from pipeline.records.record import Record
 
 MIXED_FACTS = NoteKind("mixed_facts", "{facts:mixed}")
 OTHER_SOURCE = NoteKind("other_source", "source {ours:short}, other points of this experiment {majority}")

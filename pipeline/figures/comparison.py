@@ -7,14 +7,14 @@ processes, so it needs six repeats on both sides. Windows of one process say not
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from pipeline.experiment.outcomes import PointOutcome
-from pipeline.experiment.record import Record
-from pipeline.experiment.spec import Spec
 from pipeline.figures import intervals
 from pipeline.figures.comparability import Fact, compared_facts, fact_values
 from pipeline.figures.exposed_communication import communications_of, step_times_s, whole_step
 from pipeline.figures.intervals import Estimate, median_time
 from pipeline.figures.pooling import PooledPoint, group_pairs, pool_outcomes
+from pipeline.plan.spec import Spec
+from pipeline.records.outcomes import PointOutcome
+from pipeline.records.record import Record
 
 Verdict = Literal[
     "slower",

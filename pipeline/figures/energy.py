@@ -3,11 +3,10 @@
 import statistics
 from collections.abc import Iterable, Sequence
 
-from pipeline.experiment.measurement import GpuWindow
-from pipeline.experiment.record import Record
 from pipeline.figures import formulas
 from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.figures.pooling import PooledPoint, group_pairs, timed_epochs
+from pipeline.records.record import GpuWindow, Record
 
 THROTTLED = NoteKind("throttled", "throttled: {reasons:figures}", word="throttled")
 NO_ENERGY = NoteKind(

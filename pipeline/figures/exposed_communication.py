@@ -9,10 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import add, sub
 from typing import NamedTuple
 
-from pipeline.experiment.axis_groups import TRAINED_MAY_DIFFER, Key, alike_key
-from pipeline.experiment.measurement import Collective, Communication, Profile, TransferKind, VariantName
-from pipeline.experiment.record import Record
-from pipeline.experiment.spec import Spec
 from pipeline.figures import exposed_communication as exposure
 from pipeline.figures import intervals
 from pipeline.figures.formulas import median_of_known
@@ -21,7 +17,9 @@ from pipeline.figures.loader import longest_data_share
 from pipeline.figures.notes import Note, NoteKind, make_note, text_note
 from pipeline.figures.pooling import PooledPoint, group_pairs
 from pipeline.figures.stopping_rule import difference_tolerance_s, is_difference_precise_enough, is_time_precise_enough
+from pipeline.plan.spec import TRAINED_MAY_DIFFER, Key, Spec, alike_key
 from pipeline.plan.strategies import STRATEGIES
+from pipeline.records.record import Collective, Communication, Profile, Record, TransferKind, VariantName
 
 TRACE_DIFFERS = "two methods differ: trace {traced_us:.0f} us exposed, step times {exposed_us:.0f}; the trace is "
 TRACE_IS_NOISY = NoteKind(

@@ -6,9 +6,9 @@ Times are in seconds, sizes in bytes, 1 GB = 1e9 B and 1 GiB = 2^30 B.
 import statistics
 from collections.abc import Iterable, Sequence
 
-from pipeline.experiment.measurement import Measurement, Operation
-from pipeline.experiment.spec import Spec
+from pipeline.plan.spec import Spec
 from pipeline.plan.strategies import STRATEGIES
+from pipeline.records.record import Measurement, Operation
 
 GIB = 2**30
 GB = 1e9

@@ -9,12 +9,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from pipeline.experiment.measurement import GpuWindow, Profile
-from pipeline.experiment.record import Record
 from pipeline.figures.energy import all_windows
 from pipeline.figures.exposed_communication import collectives_of_kinds
 from pipeline.figures.formulas import GIB, median_of_known
 from pipeline.figures.notes import Note, NoteKind, make_note
+from pipeline.records.record import GpuWindow, Profile, Record
 
 LATE_RANK = NoteKind("late_rank", "the other ranks wait {wait_us:,.0f} us of a step for rank {rank} ({where}): {known}")
 

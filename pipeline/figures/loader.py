@@ -5,12 +5,11 @@ last rank has its batch. They do so inside a collective, so that this second wai
 functions are pure functions of records. Times are in seconds.
 """
 
-from pipeline.experiment.measurement import Epoch
-from pipeline.experiment.record import Record
-from pipeline.experiment.spec import Spec
 from pipeline.figures.formulas import median_of_known
 from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.figures.pooling import PooledPoint, median_window_s, timed_epochs
+from pipeline.plan.spec import Spec
+from pipeline.records.record import Epoch, Record
 
 LOADER_BOUND = NoteKind(
     "loader_bound",

@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipeline.experiment.measurement import MemorySearch, MemoryTrial, bracket_of
 from pipeline.figures.notes import NoteKind
+from pipeline.records.record import MemorySearch, MemoryTrial, bracket_of
 
 SAVING_UNCLEAR = NoteKind(
     "saving_unclear", "peaks lie too far from a line to tell what is saved (standard error {error_gib:.2g} GiB)"

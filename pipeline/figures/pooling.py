@@ -6,17 +6,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from pipeline.experiment.axis_groups import POOLED_AXES, alike_key, without_repeat
-from pipeline.experiment.measurement import Epoch, RankEpoch
-from pipeline.experiment.outcomes import PointOutcome, units_by_model
-from pipeline.experiment.record import Record
-from pipeline.experiment.spec import FIRST_TIMED_EPOCH, Spec
 from pipeline.figures import comparability, formulas, intervals
 from pipeline.figures.attempts import AttemptKey, attempt_key, count_neighbours
 from pipeline.figures.comparability import gpu_model, most_common
 from pipeline.figures.intervals import Estimate
 from pipeline.figures.notes import Note, NoteKind, make_note, text_note
 from pipeline.plan.axes import AXIS_DEFAULTS
+from pipeline.plan.spec import FIRST_TIMED_EPOCH, POOLED_AXES, Spec, alike_key, without_repeat
+from pipeline.records.outcomes import PointOutcome, units_by_model
+from pipeline.records.record import Epoch, RankEpoch, Record
 
 REPEATS_NOT_OK = NoteKind("repeats_not_ok", "{count} of {repeats} repeats: {statuses:list}")
 SHARED_NODE = NoteKind(

@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER, alike_key
-from pipeline.experiment.spec import Spec
 from pipeline.figures import formulas, intervals
 from pipeline.figures.energy import clock_notes
 from pipeline.figures.intervals import Estimate, ends_of, estimate
 from pipeline.figures.loader import loader_notes
 from pipeline.figures.notes import OF_BASELINE, Note, NoteKind, make_note
 from pipeline.figures.pooling import OTHER_SHARED_NODE, PooledPoint, group_pairs
+from pipeline.plan.spec import BASELINE_MAY_DIFFER, Spec, alike_key
 from pipeline.plan.strategies import STRATEGIES
 
 NO_BASELINE = NoteKind("no_baseline", "no baseline: the experiment has no point on 1 GPU with these axes")

@@ -13,9 +13,17 @@ from typing import NamedTuple
 
 import msgspec
 
-from pipeline.experiment import measurement
-from pipeline.experiment.measurement import Epoch, GpuWindow, HostWindow, Telemetry, ThrottleReason
-from pipeline.experiment.record import Environment
+from pipeline.records.record import (
+    EnergyMethod,
+    Environment,
+    Epoch,
+    GpuWindow,
+    HostWindow,
+    RankEpoch,
+    Telemetry,
+    ThrottleReason,
+    short_text,
+)
 
 MIN_SAMPLES = 2  # fewest samples in a window to report any value
 # an H200's energy counter changes ten times a second; in a shorter window the two ends cause large errors
@@ -153,11 +161,11 @@ def summarize_telemetry(
         interval_s=max((node.interval_s or 0 for node in nodes), default=0),
         gpus=tuple(gpus),
         hosts=tuple(hosts),
-        notes=tuple(measurement.short_text(note) for note in notes[:MAX_NOTES]),
+        notes=tuple(short_text(note) for note in notes[:MAX_NOTES]),
     )
 
 
-def timed_span(rank: measurement.RankEpoch) -> TimeSpan | None:
+def timed_span(rank: RankEpoch) -> TimeSpan | None:
     if rank.started_unix_ns is None or rank.epoch_time_ns is None:
         return None
     return TimeSpan(rank.started_unix_ns, rank.started_unix_ns + rank.epoch_time_ns)
@@ -199,7 +207,7 @@ def name_reasons(masks: Iterable[int]) -> tuple[ThrottleReason, ...]:
     return (*named, "other") if is_other else named
 
 
-def energy_of(samples: Sequence[GpuSample], window: TimeSpan) -> tuple[float | None, measurement.EnergyMethod | None]:
+def energy_of(samples: Sequence[GpuSample], window: TimeSpan) -> tuple[float | None, EnergyMethod | None]:
     """Return joules and where they come from: the counter, else the power. Both None if no samples span the window."""
     counter = counter_changes([(s.unix_ns, s.energy_mj) for s in samples if s.energy_mj is not None])
     counted = clip_to_span(counter, window)

@@ -11,11 +11,10 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipeline.experiment.measurement import TEST_ACCURACY, Better
-from pipeline.experiment.record import Record
 from pipeline.figures import formulas, intervals
 from pipeline.figures.comparability import gpu_model
 from pipeline.figures.pooling import PooledPoint
+from pipeline.records.record import TEST_ACCURACY, Better, Record
 
 TARGET_MARGIN = 0.02  # the target is this much worse than the baseline's final accuracy; a share of other merits
 NOT_REACHED = math.inf  # sorts after every value, so that a median over seeds stays one of ranks

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, get_args
 
-from pipeline.experiment.point_label import Terms, in_terms
 from pipeline.figures.pooling import group_pairs
+from pipeline.plan.point_label import Terms, in_terms
 from pipeline.report.claims import NOT_ASKED, SUBMIT, Claim, SeparateAxis
 from pipeline.report.int8 import int8_claims
 from pipeline.report.q1 import batch_size_claims

@@ -4,12 +4,12 @@ import string
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from pipeline.experiment.point_label import EFFORT_AXES, describe_point, models_of, varying_axes
 from pipeline.figures.comparison import verdict_on
 from pipeline.figures.energy import POWER_LIMITS, THROTTLED, is_power_limited
 from pipeline.figures.intervals import Estimate, ends_of, min_values
 from pipeline.figures.notes import OF_BASELINE, Note
 from pipeline.plan.axes import AXIS_DEFAULTS
+from pipeline.plan.point_label import EFFORT_AXES, describe_point, models_of, varying_axes
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report.table import Row, kind_of
 from pipeline.report.words import ClaimFormatter, NoteFormatter

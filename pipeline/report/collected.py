@@ -9,16 +9,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pipeline.experiment import record_store
-from pipeline.experiment.axis_groups import POOLED_AXES, without_repeat
-from pipeline.experiment.folder import Experiment, is_experiment
-from pipeline.experiment.outcomes import CollectedOutcomes, collect_outcomes
-from pipeline.experiment.point_label import point_labels
-from pipeline.experiment.spec import Spec
 from pipeline.figures.intervals import ends_of
 from pipeline.figures.pooling import group_pairs
 from pipeline.figures.ring_model import Link
 from pipeline.plan.axes import AXES
+from pipeline.plan.point_label import point_labels
+from pipeline.plan.spec import POOLED_AXES, Spec, without_repeat
+from pipeline.records import store
+from pipeline.records.folder import Experiment, is_experiment
+from pipeline.records.outcomes import CollectedOutcomes, collect_outcomes
 from pipeline.report.link import MeasuredLinks, is_swept, measured_links
 from pipeline.report.q4 import EPOCH
 from pipeline.report.table import Column, Row, Table, Tables
@@ -98,7 +97,7 @@ def read_links(experiment: Experiment) -> MeasuredLinks:
     try:
         manifest = experiment.read_manifest()
         swept = {spec.run_id() for spec in manifest.points if is_swept(spec)} if manifest else set()
-        found, _ = record_store.load_folder(experiment.records_folder, for_tables=True) if swept else ([], [])
+        found, _ = store.load_folder(experiment.records_folder, for_tables=True) if swept else ([], [])
     except (CommandError, OSError):
         return {}
     return measured_links(record for record in found if record.run_id in swept)

@@ -6,12 +6,12 @@ from typing import Any, get_args
 
 import msgspec
 
-from pipeline.experiment.point_label import NAMING_AXES, describe_point, distinguishing_axes, point_labels
 from pipeline.figures import comparison as compared
 from pipeline.figures import intervals
 from pipeline.figures.comparability import COMPARED_FACTS, fact_values
 from pipeline.figures.comparison import HARDWARE_FACTS, ComparedPoint, Comparison, TimedSide, Verdict
 from pipeline.figures.energy import clock_notes
+from pipeline.plan.point_label import NAMING_AXES, describe_point, distinguishing_axes, point_labels
 from pipeline.report.claims import badge_of
 from pipeline.report.display import STATUS_WORDS, DisplayColumn, DisplayTable, name_columns, note_column
 from pipeline.report.markdown import escape_markdown, render_table

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import get_args
 
-from pipeline.experiment.outcomes import PointOutcome
-from pipeline.experiment.record import Record
 from pipeline.figures.attempts import attempt_span, hours_columns, timed_hours
 from pipeline.figures.notes import NoteKind, make_note
 from pipeline.plan.axes import Device
+from pipeline.records.outcomes import PointOutcome
+from pipeline.records.record import Record
 from pipeline.report.table import Column, Row, Table, View
 
 ENDING_WORDS = {

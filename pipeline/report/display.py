@@ -10,9 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from pipeline.experiment import point_label
-from pipeline.experiment.outcomes import CollectedOutcomes
-from pipeline.experiment.point_label import (
+from pipeline.figures.intervals import ends_of
+from pipeline.figures.notes import OF_BASELINE, TEXT, Note, NoteKind
+from pipeline.figures.pooling import group_pairs
+from pipeline.plan import point_label
+from pipeline.plan.axes import REMEDIES
+from pipeline.plan.point_label import (
     EFFORT_AXES,
     Terms,
     axes_fixed_by_model,
@@ -21,10 +24,7 @@ from pipeline.experiment.point_label import (
     format_number,
     models_of,
 )
-from pipeline.figures.intervals import ends_of
-from pipeline.figures.notes import OF_BASELINE, TEXT, Note, NoteKind
-from pipeline.figures.pooling import group_pairs
-from pipeline.plan.axes import REMEDIES
+from pipeline.records.outcomes import CollectedOutcomes
 from pipeline.report.claims import badge_of
 from pipeline.report.columns import EFFICIENCY, EPOCH_TIME, SPEEDUP
 from pipeline.report.plots import note_on_number

@@ -20,7 +20,7 @@ from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.ticker import FixedLocator, LogLocator, PercentFormatter  # noqa: E402
 
-from pipeline.experiment.point_label import format_figure  # noqa: E402
+from pipeline.plan.point_label import format_figure  # noqa: E402
 from pipeline.report import plots  # noqa: E402
 from pipeline.report.plots import BarPanel, HistogramPanel, LinePanel, Panel, Plot, Series  # noqa: E402
 from pipeline.system.errors import replace_control_characters  # noqa: E402

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pipeline.experiment.outcomes import CollectedOutcomes
-from pipeline.experiment.point_label import Terms, describe_training, format_figure, in_terms
 from pipeline.figures.pooling import group_pairs
+from pipeline.plan.point_label import Terms, describe_training, format_figure, in_terms
+from pipeline.records.outcomes import CollectedOutcomes
 from pipeline.report.answers import ASKED_ABOUT, answers_of
 from pipeline.report.collected import CollectedExperiment
 from pipeline.report.cost import ENDING_WORDS
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 from collections.abc import Callable
 from urllib.parse import quote
 
-from pipeline.experiment.learning_rate import peak_learning_rate
-from pipeline.experiment.outcomes import PointOutcome
-from pipeline.experiment.point_label import NAMING_AXES, describe_point, models_of, varying_axes
 from pipeline.figures.comparability import gpu_model
 from pipeline.plan.axes import AXES
+from pipeline.plan.point_label import NAMING_AXES, describe_point, models_of, varying_axes
+from pipeline.plan.spec import peak_learning_rate
+from pipeline.records.outcomes import PointOutcome
 from pipeline.report.display import MAX_ROWS, named_axes
 
 REPORT_NAME = "report.html"

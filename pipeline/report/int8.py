@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from pipeline.experiment.measurement import Quantization, StageResult
 from pipeline.figures.intervals import NOMINAL, OF_FEWEST_VALUES, ends_of, estimate, median_interval, min_values
 from pipeline.figures.notes import NoteKind, make_note, text_note
 from pipeline.figures.pooling import PooledPoint, group_pairs
+from pipeline.records.record import Quantization, StageResult
 from pipeline.report import plots
 from pipeline.report.claims import NOT_ANSWERED, Claim, ClaimKind, Headline, describe_own
 from pipeline.report.columns import (

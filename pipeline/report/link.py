@@ -4,15 +4,14 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from pipeline.experiment.measurement import Collective, Communication, Operation, Profile, SweptCollective
-from pipeline.experiment.point_label import describe_point, varying_axes
-from pipeline.experiment.record import Record
-from pipeline.experiment.spec import Spec
 from pipeline.figures import comparability, formulas
 from pipeline.figures.exposed_communication import collectives_of_kinds, communications_of
 from pipeline.figures.notes import NoteKind, make_note
 from pipeline.figures.pooling import PooledPoint, group_pairs
 from pipeline.plan.axes import CAPTURED_EXECUTIONS
+from pipeline.plan.point_label import describe_point, varying_axes
+from pipeline.plan.spec import Spec
+from pipeline.records.record import Collective, Communication, Operation, Profile, Record, SweptCollective
 from pipeline.report import plots
 from pipeline.report.columns import COMM_TIME, NUM_WINDOWS, PLACE, STATUS
 from pipeline.report.plots import LinePanel, Plot, PlotSource, Series, as_title

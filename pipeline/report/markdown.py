@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from pipeline.experiment import point_label
-from pipeline.experiment.outcomes import CollectedOutcomes, PointOutcome
-from pipeline.experiment.point_label import EFFORT_AXES, NAMING_AXES, describe_point, varying_axes
 from pipeline.figures.pooling import group_pairs
 from pipeline.figures.stopping_rule import MAX_TIME_HALF_WIDTH
+from pipeline.plan import point_label
+from pipeline.plan.point_label import EFFORT_AXES, NAMING_AXES, describe_point, varying_axes
+from pipeline.records.outcomes import CollectedOutcomes, PointOutcome
 from pipeline.report.answers import Answer, answers_of
 from pipeline.report.display import MAX_WIDTH, DisplayOptions, DisplayTable, display_tables
 from pipeline.report.provenance import describe_provenance

@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from pipeline.experiment.axis_groups import POOLED_AXES, alike_key
-from pipeline.experiment.measurement import MemorySearch
 from pipeline.figures.formulas import GIB, state_bytes
 from pipeline.figures.memory_trials import SAVING_UNCLEAR, bracket_tolerance, memory_points
 from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.figures.pooling import PooledPoint, group_pairs
 from pipeline.plan.axes import NUM_TRIAL_STEPS, STRATEGY_AXES
+from pipeline.plan.spec import POOLED_AXES, alike_key
 from pipeline.plan.strategies import STRATEGIES
+from pipeline.records.record import MemorySearch
 from pipeline.report import claims
 from pipeline.report.claims import Claim, ClaimKind, Headline, badges_of, where_of
 from pipeline.report.columns import MEMORY, PLACE, PREDICTION_ERROR

@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER, POOLED_AXES, alike_key
-from pipeline.experiment.spec import Spec
 from pipeline.figures import exposed_communication as exposure
 from pipeline.figures.compute_rate import compute_rate_figures, find_peak
 from pipeline.figures.energy import MIN_CLOCK_LOSS, clock_notes, is_power_limited
@@ -33,6 +31,7 @@ from pipeline.figures.pooling import (
     median_window_s,
 )
 from pipeline.plan.axes import STRATEGY_AXES
+from pipeline.plan.spec import BASELINE_MAY_DIFFER, POOLED_AXES, Spec, alike_key
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report import claims
 from pipeline.report.table import Column, Row, Rows, sort_rows

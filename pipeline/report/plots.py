@@ -3,8 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from pipeline.experiment.outcomes import PointOutcome
-from pipeline.experiment.point_label import (
+from pipeline.figures import loader, pooling, scaling
+from pipeline.figures.intervals import ends_of
+from pipeline.figures.pooling import group_pairs
+from pipeline.plan.point_label import (
     EFFORT_AXES,
     Terms,
     axes_fixed_by_model,
@@ -13,9 +15,7 @@ from pipeline.experiment.point_label import (
     format_figure,
     models_of,
 )
-from pipeline.figures import loader, pooling, scaling
-from pipeline.figures.intervals import ends_of
-from pipeline.figures.pooling import group_pairs
+from pipeline.records.outcomes import PointOutcome
 from pipeline.report.table import Column, Row, Tables
 
 Item = TypeVar("Item")

@@ -5,14 +5,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pipeline.experiment.axis_groups import PREDICTION_MAY_DIFFER, alike_key
-from pipeline.experiment.measurement import VariantName
 from pipeline.figures import ring_model
 from pipeline.figures.exposed_communication import communications_of, median_step_time, whole_step
 from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.figures.pooling import PooledPoint, group_pairs
 from pipeline.figures.ring_model import Link, LinkFit, MeasuredStep, SweepSample
 from pipeline.plan.axes import CAPTURED_EXECUTIONS
+from pipeline.plan.spec import PREDICTION_MAY_DIFFER, alike_key
+from pipeline.records.record import VariantName
 from pipeline.report.columns import PLACE, PREDICTION_ERROR
 from pipeline.report.link import SweepKey, sweep_key, sweep_rows
 from pipeline.report.table import Column, Row, Table, View, make_row

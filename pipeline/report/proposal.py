@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER, TRAINED_MAY_DIFFER
-from pipeline.experiment.point_label import EFFORT_AXES, varying_axes
 from pipeline.figures.intervals import NOMINAL, ends_of, min_values
 from pipeline.figures.loader import LOADER_BOUND
 from pipeline.figures.pooling import SHARED_NODE
 from pipeline.plan.axes import AXIS_DEFAULTS
+from pipeline.plan.point_label import EFFORT_AXES, varying_axes
+from pipeline.plan.spec import BASELINE_MAY_DIFFER, TRAINED_MAY_DIFFER
 from pipeline.report.claims import SUBMIT, badges_of, describe_own, is_fit_for_answer, not_told_apart
 from pipeline.report.columns import (
     EFFICIENCY,

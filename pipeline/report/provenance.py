@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
-from pipeline.experiment.point_label import describe_axis, describe_training
-from pipeline.experiment.record import Environment, Record
-from pipeline.experiment.spec import Spec
 from pipeline.plan.model_name import TORCHVISION, short_model_name
+from pipeline.plan.point_label import describe_axis, describe_training
+from pipeline.plan.spec import Spec
+from pipeline.records.record import Environment, Record
 from pipeline.report.table import NOT_STATED
 from pipeline.system.errors import pluralize, shorten_list
 from pipeline.system.host import parse_timestamp

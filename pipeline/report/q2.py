@@ -3,8 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER
-from pipeline.experiment.point_label import EFFORT_AXES, varying_axes
 from pipeline.figures.compute_rate import compute_rate_notes
 from pipeline.figures.energy import (
     energy_notes,
@@ -18,6 +16,8 @@ from pipeline.figures.intervals import ends_of
 from pipeline.figures.loader import LOADER_BOUND, MAX_DATA_SHARE
 from pipeline.figures.pooling import SHARED_NODE, PooledPoint
 from pipeline.figures.scaling import NO_DIFFERENCE, SUPERLINEAR, Baseline, Scaling, scaling_figures
+from pipeline.plan.point_label import EFFORT_AXES, varying_axes
+from pipeline.plan.spec import BASELINE_MAY_DIFFER
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report import claims, plots
 from pipeline.report.claims import NO_RESULT, Claim, ClaimKind, Headline, badges_of, where_of

@@ -3,9 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pipeline.experiment.axis_groups import TRAINED_MAY_DIFFER
-from pipeline.experiment.measurement import Communication, VariantName
-from pipeline.experiment.point_label import describe_point, models_of, varying_axes
 from pipeline.figures import exposed_communication as exposure
 from pipeline.figures import formulas, intervals, loader
 from pipeline.figures.energy import clock_notes
@@ -34,7 +31,10 @@ from pipeline.figures.late_rank import LATE_RANK, MIN_LATE_SHARE, find_late_rank
 from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.figures.pooling import OWN_COLLECTIVES, PooledPoint, group_pairs, median_window_s, pool_outcomes
 from pipeline.figures.scaling import Baseline
+from pipeline.plan.point_label import describe_point, models_of, varying_axes
+from pipeline.plan.spec import TRAINED_MAY_DIFFER
 from pipeline.plan.strategies import STRATEGIES
+from pipeline.records.record import Communication, VariantName
 from pipeline.report import claims, plots
 from pipeline.report.claims import NO_RESULT, Claim, ClaimKind, Headline, badges_of, where_of
 from pipeline.report.columns import (

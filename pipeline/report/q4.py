@@ -3,17 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pipeline.experiment.axis_groups import TARGET_MAY_DIFFER
-from pipeline.experiment.learning_rate import peak_learning_rate
-from pipeline.experiment.measurement import Epoch
-from pipeline.experiment.point_label import (
-    EFFORT_AXES,
-    describe_axis,
-    describe_point,
-    format_number,
-    varying_axes,
-)
-from pipeline.experiment.record import Record
 from pipeline.figures import formulas
 from pipeline.figures.comparability import gpu_model
 from pipeline.figures.intervals import ends_of, min_values
@@ -21,6 +10,9 @@ from pipeline.figures.notes import NoteKind, make_note
 from pipeline.figures.pooling import PooledPoint, group_pairs
 from pipeline.figures.time_to_target import states_every_time, training_times_s
 from pipeline.plan.model_name import is_image_model
+from pipeline.plan.point_label import EFFORT_AXES, describe_axis, describe_point, format_number, varying_axes
+from pipeline.plan.spec import TARGET_MAY_DIFFER, peak_learning_rate
+from pipeline.records.record import Epoch, Record
 from pipeline.report import plots
 from pipeline.report.claims import (
     NOT_ANSWERED,

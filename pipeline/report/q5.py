@@ -6,8 +6,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from pipeline.experiment.axis_groups import CHOICE_MAY_DIFFER
-from pipeline.experiment.point_label import (
+from pipeline.figures.intervals import Estimate, ends_of, estimate, median_interval
+from pipeline.figures.notes import OF_BASELINE
+from pipeline.figures.pooling import group_pairs
+from pipeline.figures.scaling import BASELINE_RUNS, NO_DIFFERENCE
+from pipeline.plan.axes import AXES, DECLARED
+from pipeline.plan.point_label import (
     EFFORT_AXES,
     IMAGES,
     NAMING_AXES,
@@ -16,11 +20,7 @@ from pipeline.experiment.point_label import (
     models_of,
     varying_axes,
 )
-from pipeline.figures.intervals import Estimate, ends_of, estimate, median_interval
-from pipeline.figures.notes import OF_BASELINE
-from pipeline.figures.pooling import group_pairs
-from pipeline.figures.scaling import BASELINE_RUNS, NO_DIFFERENCE
-from pipeline.plan.axes import AXES, DECLARED
+from pipeline.plan.spec import CHOICE_MAY_DIFFER
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report.claims import (
     Claim,

@@ -9,10 +9,10 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from pipeline.experiment.spec import Spec
 from pipeline.figures.compute_rate import shown_precision
 from pipeline.figures.notes import OF_BASELINE, Note, NoteKind, make_note
 from pipeline.figures.pooling import PooledPoint
+from pipeline.plan.spec import Spec
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report.words import render_notes
 

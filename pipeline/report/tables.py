@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pipeline.experiment.outcomes import PointOutcome
 from pipeline.figures.exposed_communication import group_by_training
 from pipeline.figures.intervals import ends_of
 from pipeline.figures.pooling import pool_outcomes
 from pipeline.figures.ring_model import Link
 from pipeline.figures.scaling import pair_with_baselines, strong_pairs
 from pipeline.plan.strategies import STRATEGIES
+from pipeline.records.outcomes import PointOutcome
 from pipeline.report.cost import COST, cost_rows
 from pipeline.report.int8 import INT8, INT8_HISTOGRAMS, int8_histogram_rows, int8_rows
 from pipeline.report.link import BANDWIDTH, SWEEP, MeasuredLinks, bandwidth_rows, measured_links, sweep_rows

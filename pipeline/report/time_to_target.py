@@ -4,10 +4,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from pipeline.experiment.axis_groups import POOLED_AXES, TARGET_MAY_DIFFER, alike_key
-from pipeline.experiment.learning_rate import peak_learning_rate
-from pipeline.experiment.point_label import format_number
-from pipeline.experiment.record import Record
 from pipeline.figures import time_to_target
 from pipeline.figures.energy import all_windows, throttled_notes
 from pipeline.figures.intervals import NOMINAL, Estimate
@@ -16,6 +12,9 @@ from pipeline.figures.pooling import REPEATS_NOT_OK, PooledPoint, group_pairs
 from pipeline.figures.time_to_target import Merit
 from pipeline.plan.axes import AXES
 from pipeline.plan.model_name import is_image_model
+from pipeline.plan.point_label import format_number
+from pipeline.plan.spec import POOLED_AXES, TARGET_MAY_DIFFER, alike_key, peak_learning_rate
+from pipeline.records.record import Record
 from pipeline.report.columns import (
     GLOBAL_BATCH,
     LEARNING_RATE,

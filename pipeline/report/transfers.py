@@ -4,9 +4,6 @@ import statistics
 from collections.abc import Sequence
 from typing import get_args
 
-from pipeline.experiment.measurement import Measurement, TransferKind
-from pipeline.experiment.record import Record
-from pipeline.experiment.spec import Spec
 from pipeline.figures import exposed_communication as exposure
 from pipeline.figures.epoch_figures import timed_figures
 from pipeline.figures.exposed_communication import (
@@ -15,7 +12,9 @@ from pipeline.figures.exposed_communication import (
     training_key,
 )
 from pipeline.figures.pooling import PooledPoint, group_pairs
+from pipeline.plan.spec import Spec
 from pipeline.plan.strategies import STRATEGIES
+from pipeline.records.record import Measurement, Record, TransferKind
 from pipeline.report.columns import (
     EPOCH_TIME,
     INTERVAL,

@@ -5,9 +5,9 @@ import string
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from pipeline.experiment.point_label import format_number
 from pipeline.figures.intervals import ends_of
 from pipeline.figures.notes import Note
+from pipeline.plan.point_label import format_number
 from pipeline.system.errors import shorten_list
 
 MAX_LISTED_VALUES = 3

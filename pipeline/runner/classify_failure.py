@@ -7,7 +7,7 @@ imports torch. A caller that has torch passes in the only fact that torch alone 
 import resource
 from collections.abc import Callable, Mapping
 
-from pipeline.experiment.record import FailureKind
+from pipeline.records.record import FailureKind
 
 # the kinds of failure that make a record `oom`, with its reason; a trial of a memory search then counts as too large
 OOM_REASONS: Mapping[FailureKind, str] = {"cuda_oom": "out of GPU memory", "host_oom": "out of host memory"}

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from pipeline.experiment import record_store
-from pipeline.experiment.record import MAX_MESSAGE_CHARS, MODEL_ALONE, Failure, Record
-from pipeline.experiment.spec import Spec
+from pipeline.plan.spec import Spec
+from pipeline.records import store
+from pipeline.records.record import MAX_MESSAGE_CHARS, MODEL_ALONE, Failure, Record
 from pipeline.runner.classify_failure import OOM_REASONS, contains_any
 from pipeline.runner.rank_files import PointResult, RankError, RankFiles
 from pipeline.system import host
@@ -44,7 +44,7 @@ def failure_record(spec: Spec, rank_files: RankFiles, launch_id: str, failure: F
     reason = OOM_REASONS.get(failure.kind, failure.message.partition("\n")[0])
     if failure.kind in OOM_REASONS and MODEL_ALONE in failure.message:
         reason += f": {MODEL_ALONE}"
-    return record_store.new_record(
+    return store.new_record(
         spec,
         "oom" if failure.kind in OOM_REASONS else "failed",
         launch_id,

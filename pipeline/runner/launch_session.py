@@ -16,12 +16,12 @@ from pathlib import Path
 
 import msgspec
 
-from pipeline.experiment import record_store
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.record import MAX_MESSAGE_CHARS, Environment, Failure, Record
-from pipeline.experiment.spec import Spec
 from pipeline.figures import telemetry_summary
 from pipeline.plan.axes import NUM_WARM_UP_EPOCHS
+from pipeline.plan.spec import Spec
+from pipeline.records import store
+from pipeline.records.folder import Experiment
+from pipeline.records.record import MAX_MESSAGE_CHARS, Environment, Failure, Record
 from pipeline.runner import failed_record, side_files, telemetry_sampler
 from pipeline.runner.failed_record import RankExit
 from pipeline.runner.rank_files import LOCK_NAME, PointResult, RankFiles
@@ -149,7 +149,7 @@ class LaunchSession:
             kept = f"submit again to measure the point again; its files are in {self.current_files.folder.resolve()}"
             problem = f"cannot publish its record: {describe_os_error(error)}; {kept}"
             failure = Failure(kind="exception", message=problem)
-            record = record_store.new_record(record.spec, "failed", self.id, failure=failure, reason=problem)
+            record = store.new_record(record.spec, "failed", self.id, failure=failure, reason=problem)
         else:
             if record.status == "ok":
                 side_files.move_side_files(self.experiment, self.current_files, path)
@@ -180,15 +180,15 @@ class LaunchSession:
 def publish_with_retries(record: Record, folder: Path) -> Path:
     """Publish the record and return its path; after an OSError wait and try again, four times in all.
 
-    Raises what record_store.publish_record raises.
+    Raises what store.publish_record raises.
     """
     for wait_s in PUBLISH_WAITS_S:
         try:
-            return record_store.publish_record(record, folder)
+            return store.publish_record(record, folder)
         except OSError as error:
             log_line(f"{record.run_id}: {describe_os_error(error)}; its record is written again in {wait_s} s.")
             time.sleep(wait_s)
-    return record_store.publish_record(record, folder)
+    return store.publish_record(record, folder)
 
 
 def mark_source_changed(environment: Environment) -> Environment:
@@ -212,7 +212,7 @@ def add_telemetry(record: Record, rank_files: RankFiles) -> Record:
     sampled = telemetry_summary.summarize_telemetry(record.measurement.epochs, record.environment, nodes, num_epochs)
     full = msgspec.structs.replace(record, telemetry=sampled)
     try:
-        record_store.encode_record(full)
+        store.encode_record(full)
     except ValueError as error:
         log_line(f"{record.run_id}: published without telemetry: {error}")
         return record
@@ -226,7 +226,7 @@ def build_record(spec: Spec, rank_files: RankFiles, launch_id: str, exits: Mappi
     failure = failed_record.read_outcome(rank_files, exits)
     if isinstance(failure, PointResult):
         found = {"measurement": failure.measurement, "environment": failure.environment}
-        return record_store.new_record(spec, "ok", launch_id, **found)
+        return store.new_record(spec, "ok", launch_id, **found)
     if spec.num_nodes > 1 and failed_record.may_be_consequence(failure):
         time.sleep(ROOT_CAUSE_GRACE_S)
         failure = failed_record.find_root_cause(rank_files, exits)
@@ -243,7 +243,7 @@ def find_unpublished(experiment: Experiment, launches: Iterable[RankFiles]) -> l
         locks = [found for found in own if (found.folder / LOCK_NAME).exists()]
         if locks and not any(found.is_locked() for found in locks):
             left += [found for found in own if found.has_result()]
-    attempts = record_store.load_attempts_by_point(experiment.records_folder, {found.run_id for found in left})
+    attempts = store.load_attempts_by_point(experiment.records_folder, {found.run_id for found in left})
     recorded = {(record.run_id, record.launch_id) for records in attempts for record in records}
     return [found for found in left if (found.run_id, found.launch_id) not in recorded]
 
@@ -273,7 +273,7 @@ def recovered_record(rank_files: RankFiles) -> Record | None:
     for node in range(point.spec.num_nodes):
         with contextlib.suppress(OSError):
             telemetry_sampler.finish_samples_file(rank_files.samples(node), "the launcher was killed")
-    record = record_store.new_record(
+    record = store.new_record(
         point.spec,
         "ok",
         rank_files.launch_id,

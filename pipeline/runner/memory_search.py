@@ -14,12 +14,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from pipeline.experiment import record_store
-from pipeline.experiment.measurement import DeviceMemory, MemoryTrial, bracket_of
-from pipeline.experiment.record import MAX_MESSAGE_CHARS, Failure, Record
-from pipeline.experiment.spec import Spec
 from pipeline.figures import memory_trials
 from pipeline.figures.formulas import GIB
+from pipeline.plan.spec import Spec
+from pipeline.records import store
+from pipeline.records.record import MAX_MESSAGE_CHARS, DeviceMemory, Failure, MemoryTrial, Record, bracket_of
 from pipeline.runner import failed_record
 from pipeline.runner.classify_failure import OOM_REASONS
 from pipeline.runner.failed_record import RankExit
@@ -135,7 +134,7 @@ def search_record(spec: Spec, finished: list[FinishedTrial], launch_id: str) -> 
     results = {part.trial.batch_size_per_gpu: part.result for part in finished if part.result}
     largest = results[found.largest_fitting]
     measurement = msgspec.structs.replace(largest.measurement, epochs=(), memory_search=found)
-    return record_store.new_record(spec, "ok", launch_id, measurement=measurement, environment=largest.environment)
+    return store.new_record(spec, "ok", launch_id, measurement=measurement, environment=largest.environment)
 
 
 def describe_bracket(trials: Sequence[MemoryTrial]) -> str:

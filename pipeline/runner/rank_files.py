@@ -34,9 +34,8 @@ from typing import Literal, TypeVar
 import msgspec
 
 from pipeline.communication.selftest_checks import Findings
-from pipeline.experiment.measurement import Measurement, VariantName
-from pipeline.experiment.record import Environment, FailureKind
-from pipeline.experiment.spec import Spec
+from pipeline.plan.spec import Spec
+from pipeline.records.record import Environment, FailureKind, Measurement, VariantName
 from pipeline.system import files
 
 LOCK_NAME = "launcher.lock"

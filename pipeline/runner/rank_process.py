@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,11 +20,9 @@ import torch
 
 from pipeline.communication.measure_point import measure_communication
 from pipeline.communication.selftest_runs import SELFTEST_TASKS
-from pipeline.experiment.measurement import DeviceMemory, Measurement, short_text
-from pipeline.experiment.packing import EarlierPoint, has_memory_headroom
-from pipeline.experiment.record import MAX_MESSAGE_CHARS, Environment
-from pipeline.experiment.spec import Spec
 from pipeline.plan.model_name import own_class
+from pipeline.plan.spec import PEAK_MEMORY_MAY_DIFFER, Spec, alike_key
+from pipeline.records.record import MAX_MESSAGE_CHARS, DeviceMemory, Environment, Measurement, short_text
 from pipeline.runner.classify_failure import classify_error
 from pipeline.runner.failed_record import describe_exception
 from pipeline.runner.rank_files import PointResult, PointTask, RankError, RankFiles
@@ -265,3 +264,35 @@ def main(folder: Path, store: Path | None) -> None:
     host.set_process_name(f"rank{os.environ['RANK']}")
     set_num_threads(os.environ.get("OMP_NUM_THREADS", ""))
     run_rank(RankFiles(folder), store)
+
+
+MAX_SHARED_MEMORY_FRACTION = 0.5  # of a device's memory; a point that may need more gets new processes
+
+
+class EarlierPoint(NamedTuple):
+    """A point that ran before in the same processes, and the peak memory of every rank's devices."""
+
+    spec: Spec
+    memory: Sequence[DeviceMemory]
+
+
+def has_memory_headroom(spec: Spec, before: Sequence[EarlierPoint]) -> bool:
+    return expected_memory_fraction(spec, before) <= MAX_SHARED_MEMORY_FRACTION
+
+
+def expected_memory_fraction(spec: Spec, before: Sequence[EarlierPoint]) -> float:
+    """Return an upper bound on the share of a device's memory that the point will use, from earlier points.
+
+    Scales the peak of each alike point linearly with batch size, which overestimates it because weights and data do not
+    grow, and takes the minimum. Without an alike point it takes the maximum over all earlier points, a heuristic:
+    another precision may double the peak, hence the limit of one half. 0 if no peak or usable memory is known, as on
+    the CPU.
+    """
+    key = alike_key(spec, PEAK_MEMORY_MAY_DIFFER)
+    alike = [part for part in before if alike_key(part.spec, PEAK_MEMORY_MAY_DIFFER) == key]
+    bounds = []
+    for part in alike or before:
+        shares = [device.peak_allocated_bytes / device.usable_bytes for device in part.memory if device.usable_bytes]
+        if shares:
+            bounds.append(max(shares) * max(1.0, spec.batch_size_per_gpu / part.spec.batch_size_per_gpu))
+    return (min if alike else max)(bounds, default=0.0)

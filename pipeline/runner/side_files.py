@@ -10,8 +10,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.experiment import record_store
-from pipeline.experiment.folder import Experiment
+from pipeline.records import store
+from pipeline.records.folder import Experiment
 from pipeline.runner.rank_files import RankFiles
 from pipeline.system import files
 from pipeline.system.errors import describe_os_error, log_line
@@ -71,7 +71,7 @@ def recover_side_files(experiment: Experiment) -> None:
             if any(path.exists() for path in launch.side_files())
         }
         run_ids = {run_id for run_id, _ in left}
-        attempts = record_store.load_attempts_by_point(experiment.records_folder, run_ids) if left else []
+        attempts = store.load_attempts_by_point(experiment.records_folder, run_ids) if left else []
         for record in itertools.chain(*attempts):
             launch = left.get((record.run_id, record.launch_id))
             if record.status == "ok" and launch is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from pipeline.experiment.spec import Spec
+from pipeline.plan.spec import Spec
 from pipeline.runner.launch_options import LaunchOptions
 from pipeline.system import files
 from pipeline.system.errors import CommandError

@@ -20,9 +20,9 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from pipeline.experiment.spec import Spec
 from pipeline.figures import telemetry_summary
 from pipeline.figures.telemetry_summary import GpuSample, NodeSamples, SamplerHeader, SamplerNote, SamplingRound
+from pipeline.plan.spec import Spec
 from pipeline.runner.launch_options import python_variables
 from pipeline.runner.rank_files import RankFiles
 from pipeline.system import host

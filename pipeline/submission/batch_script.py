@@ -5,8 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import resources as package_files
 
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.manifest import SlurmArray, Submission
+from pipeline.records.folder import Experiment, SlurmArray, Submission
 from pipeline.runner.launch_options import PYTHONPATH_ROOT
 from pipeline.submission.slurm_request import SlurmRequest
 from pipeline.system.slurm_commands import STEP_VARIABLES

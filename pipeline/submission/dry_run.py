@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.experiment.find_model import find_code
-from pipeline.experiment.manifest import start_submission
-from pipeline.experiment.packing import pack_elements
-from pipeline.experiment.spec import non_default_fields
+from pipeline.plan.models import find_code
+from pipeline.plan.resources import pack_elements
+from pipeline.plan.spec import non_default_fields
+from pipeline.records.folder import start_submission
 from pipeline.runner.launch_options import launch_command
 from pipeline.runner.task_list import TaskList, digest
 from pipeline.submission import batch_script, gpu_hours_estimate, plan

@@ -10,16 +10,24 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from pipeline.experiment import axis_groups, record_store
-from pipeline.experiment.folder import Experiment, find_experiments
-from pipeline.experiment.point_label import format_figure
-from pipeline.experiment.record import Record
-from pipeline.experiment.spec import Spec
 from pipeline.figures.attempts import attempt_span, hours_columns
 from pipeline.figures.intervals import min_values
 from pipeline.figures.stopping_rule import LEAD_IN_STEPS, MIN_STEPS, WINDOW_S
 from pipeline.plan.axes import Device
+from pipeline.plan.point_label import format_figure
+from pipeline.plan.spec import (
+    COST_MAY_DIFFER,
+    COST_PER_SAMPLE_MAY_DIFFER,
+    COST_PER_STEP_MAY_DIFFER,
+    TRAINED_MAY_DIFFER,
+    Key,
+    Spec,
+    alike_key,
+)
 from pipeline.plan.strategies import STRATEGIES
+from pipeline.records import store
+from pipeline.records.folder import Experiment, find_experiments
+from pipeline.records.record import Record
 from pipeline.system.errors import CommandError, format_duration, pluralize, replace_control_characters, shorten_list
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "published"  # of a clone; a wheel has none
@@ -152,15 +160,15 @@ def find_comparable_attempts(points: Sequence[Spec], outputs: Path, gpu_model: s
 
 
 def read_comparable_records(
-    experiment: Experiment, keys: Collection[axis_groups.Key], prefixes: Collection[str]
+    experiment: Experiment, keys: Collection[Key], prefixes: Collection[str]
 ) -> Iterator[Record]:
     """Yield the records with one of these cost keys. File names and the manifest tell which files to open."""
-    matches = map(record_store.RECORD_NAME_PATTERN.fullmatch, os.listdir(experiment.records_folder))
+    matches = map(store.RECORD_NAME_PATTERN.fullmatch, os.listdir(experiment.records_folder))
     run_ids = {match[1] for match in matches if match and match[1].rpartition("-")[0] in prefixes}
     manifest = experiment.read_manifest() if run_ids else None
     if manifest is not None:
         run_ids &= {spec.run_id() for spec in manifest.points if cost_key(spec) in keys}
-    for attempts in record_store.load_attempts_by_point(experiment.records_folder, run_ids) if run_ids else ():
+    for attempts in store.load_attempts_by_point(experiment.records_folder, run_ids) if run_ids else ():
         yield from (record for record in attempts if cost_key(record.spec) in keys)
 
 
@@ -200,24 +208,24 @@ def samples_per_epoch(spec: Spec) -> int:
     return steps if spec.is_probe else min(spec.num_samples, steps)
 
 
-def cost_key(spec: Spec) -> axis_groups.Key:
+def cost_key(spec: Spec) -> Key:
     """Return the values in which two points must be equal, so that a record of one predicts the cost of the other.
 
     Axes that only scale the training time, such as the number of samples, are left out. They are kept where another
     cost depends on them: evaluation (no record holds its time), decoding of images, and compilation or capture for a
     smaller last batch.
     """
-    may_differ = axis_groups.COST_MAY_DIFFER
+    may_differ = COST_MAY_DIFFER
     if spec.measure == "epochs" and not spec.evaluate:
-        may_differ += axis_groups.COST_PER_SAMPLE_MAY_DIFFER
+        may_differ += COST_PER_SAMPLE_MAY_DIFFER
         if spec.execution == "eager" and spec.dataset != "imagefolder":
-            may_differ += axis_groups.COST_PER_STEP_MAY_DIFFER
-    return (spec.is_probe, *axis_groups.alike_key(spec, may_differ))
+            may_differ += COST_PER_STEP_MAY_DIFFER
+    return (spec.is_probe, *alike_key(spec, may_differ))
 
 
 def predict_durations_s(points: Sequence[Spec], earlier: Iterable[EarlierAttempt]) -> dict[str, float]:
     """Return run id -> predicted seconds: the median over comparable attempts. Points without any are left out."""
-    comparable: dict[axis_groups.Key, list[EarlierAttempt]] = defaultdict(list)
+    comparable: dict[Key, list[EarlierAttempt]] = defaultdict(list)
     for attempt in earlier:
         comparable[cost_key(attempt.spec)].append(attempt)
     predicted = {}
@@ -245,7 +253,7 @@ def find_pilot_attempts(experiment: Experiment, points: Iterable[Spec], gpu_mode
     """Return the ok attempts of the experiment itself whose shape some of the points have, on this GPU model."""
     keys = {pilot_key(spec) for spec in points}
     with contextlib.suppress(OSError, CommandError):
-        records, _ = record_store.load_folder(experiment.records_folder)
+        records, _ = store.load_folder(experiment.records_folder)
         alike = (record for record in records if pilot_key(record.spec) in keys)
         found = [attempt for record in alike for attempt in split_duration(record, experiment.folder.name)]
         gpu = match_gpu_name({attempt.gpu for attempt in found if attempt.gpu}, gpu_model or "")
@@ -285,9 +293,9 @@ def rounds_range(spec: Spec, attempts: Iterable[EarlierAttempt]) -> DurationRang
     """
     if spec.measure != "communication":
         return None
-    may_differ = (*axis_groups.TRAINED_MAY_DIFFER, *axis_groups.COST_MAY_DIFFER)
-    key = axis_groups.alike_key(spec, may_differ)
-    known = [a.seconds_per_sample for a in attempts if axis_groups.alike_key(a.spec, may_differ) == key]
+    may_differ = (*TRAINED_MAY_DIFFER, *COST_MAY_DIFFER)
+    key = alike_key(spec, may_differ)
+    known = [a.seconds_per_sample for a in attempts if alike_key(a.spec, may_differ) == key]
     step_s = max(known, default=0.0) * spec.global_batch_size
     if not step_s and (spec.device == "cpu" or spec.max_steps):
         return None

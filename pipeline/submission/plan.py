@@ -10,15 +10,14 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from pipeline.experiment import packing
-from pipeline.experiment.find_model import find_lacking, source_digests
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.grid import Grid, check_grid_name, expand_grid
-from pipeline.experiment.manifest import MANIFEST_VERSION, Manifest, SlurmArray, Submission, add_points
-from pipeline.experiment.outcomes import PointOutcome
-from pipeline.experiment.resources import ResourceShape, group_by_shape
-from pipeline.experiment.spec import Spec
+from pipeline.plan import resources
+from pipeline.plan.grid import Grid, check_grid_name, expand_grid
 from pipeline.plan.model_name import own_class
+from pipeline.plan.models import find_lacking, source_digests
+from pipeline.plan.resources import ResourceShape, group_by_shape
+from pipeline.plan.spec import Spec
+from pipeline.records.folder import MANIFEST_VERSION, Experiment, Manifest, SlurmArray, Submission, add_points
+from pipeline.records.outcomes import PointOutcome
 from pipeline.runner.launch_options import LaunchOptions, read_launch_options
 from pipeline.submission import gpu_hours_estimate, slurm_queries, slurm_request, state_rules
 from pipeline.submission.read_progress import PointProgress, read_progress
@@ -323,7 +322,7 @@ def plan_arrays(context: SubmitContext, todo: Sequence[Spec]) -> list[PlannedArr
     arrays = []
     for shape, specs in group_by_shape(todo).items():
         is_packed = most > 1 and shape.num_nodes == 1
-        elements = packing.pack_elements(specs, most) if is_packed else [[spec] for spec in specs]
+        elements = resources.pack_elements(specs, most) if is_packed else [[spec] for spec in specs]
         request = slurm_request.build_request(
             shape, grid.resources, options.slurm_options, cluster.nodes, options.max_parallel
         )

@@ -12,12 +12,11 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.experiment import record_store
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.manifest import Manifest, SlurmArray, Submission, as_job_name
-from pipeline.experiment.outcomes import PointOutcome, resolve_outcomes
-from pipeline.experiment.record import Record
-from pipeline.experiment.spec import Spec
+from pipeline.plan.spec import Spec
+from pipeline.records import store
+from pipeline.records.folder import Experiment, Manifest, SlurmArray, Submission, as_job_name
+from pipeline.records.outcomes import PointOutcome, resolve_outcomes
+from pipeline.records.record import Record
 from pipeline.submission import slurm_queries, state_rules
 from pipeline.submission.slurm_queries import JobKey, JobState, job_text
 from pipeline.submission.state_rules import PointState, PositionInElement, decide_state
@@ -89,7 +88,7 @@ def read_progress(experiment: Experiment, manifest: Manifest, *, holds_lock: boo
     owners = experiment.job_owners()
     slurm = query_slurm(manifest, owners)  # adds missing job ids to the manifest
     submit_is_here = not holds_lock and experiment.is_being_submitted()
-    found, rejected = record_store.load_folder(experiment.records_folder)
+    found, rejected = store.load_folder(experiment.records_folder)
     published, starts = published_launches(found), read_launch_starts(experiment, found)
     slurm = find_lost_arrays(slurm, manifest, owners, published)
     logs = find_logs(experiment, manifest)
@@ -385,5 +384,5 @@ def wait_until_finished(experiment: Experiment) -> None:
 
 
 def count_gaps(experiment: Experiment, specs: Sequence[Spec]) -> int:
-    attempts = record_store.load_attempts_by_point(experiment.records_folder, {spec.run_id() for spec in specs})
+    attempts = store.load_attempts_by_point(experiment.records_folder, {spec.run_id() for spec in specs})
     return resolve_outcomes(specs, chain.from_iterable(attempts), ()).coverage.num_gaps

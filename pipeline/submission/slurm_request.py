@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from pipeline.experiment.resources import Resources, ResourceShape, group_by_shape
-from pipeline.experiment.spec import Spec
+from pipeline.plan.resources import Resources, ResourceShape, group_by_shape
+from pipeline.plan.spec import Spec
 from pipeline.submission.slurm_queries import NodeType
 from pipeline.system.errors import EXIT_SCHEDULER, CommandError, pluralize
 

@@ -13,9 +13,8 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.experiment.find_model import source_digests
-from pipeline.experiment.folder import Experiment, displayable_name
-from pipeline.experiment.manifest import Submission, start_submission
+from pipeline.plan.models import source_digests
+from pipeline.records.folder import Experiment, Submission, displayable_name, start_submission
 from pipeline.runner.launch_options import PYTHONPATH_ROOT, LaunchOptions
 from pipeline.runner.task_list import TaskList, digest
 from pipeline.submission import batch_script, slurm_queries

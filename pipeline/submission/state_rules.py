@@ -9,7 +9,7 @@ import signal
 from datetime import datetime
 from typing import Literal, NamedTuple
 
-from pipeline.experiment.outcomes import PointOutcome
+from pipeline.records.outcomes import PointOutcome
 from pipeline.runner.classify_failure import SLURM_OOM_SIGNS, suggests_oom
 from pipeline.submission.slurm_queries import JobState
 from pipeline.system.errors import EXIT_GAPS, full_disk_hint

@@ -30,8 +30,8 @@ from pipeline.data.batches import (
     parts_of,
     place_batch,
 )
-from pipeline.experiment.measurement import Better, short_text
-from pipeline.experiment.spec import Spec
+from pipeline.plan.spec import Spec
+from pipeline.records.record import Better, short_text
 from pipeline.system.errors import log_line, pluralize, shorten_list
 from pipeline.training import devices, process_group
 from pipeline.training.process_group import Rank

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import torch
 
-from pipeline.experiment.measurement import DeviceMemory
-from pipeline.experiment.record import FailureKind
-from pipeline.experiment.spec import Spec
 from pipeline.figures.formulas import GIB
 from pipeline.plan.axes import AXES
+from pipeline.plan.spec import Spec
+from pipeline.records.record import DeviceMemory, FailureKind
 from pipeline.training.process_group import Rank, device_indices
 
 

@@ -27,8 +27,8 @@ from pipeline.data.batches import (
     num_samples,
     place_batch,
 )
-from pipeline.experiment.spec import Spec
 from pipeline.plan.axes import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, Execution
+from pipeline.plan.spec import Spec
 from pipeline.training import devices, process_group
 from pipeline.training.check_workload import synthetic_batch
 from pipeline.training.process_group import Rank

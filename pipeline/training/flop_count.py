@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.data.batches import map_tensors
-from pipeline.experiment.measurement import short_text
+from pipeline.records.record import short_text
 from pipeline.system.errors import redact_credentials, shorten_list
 from pipeline.training.process_group import COLLECTIVE_NAMESPACES, Rank
 from pipeline.training.step import ModelCall

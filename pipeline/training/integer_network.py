@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pipeline.experiment.measurement import ScaleGranularity, ScaleRule
+from pipeline.records.record import ScaleGranularity, ScaleRule
 
 INT8_MIN, INT8_MAX = -128, 127
 INT32_MAX = 2**31 - 1

@@ -18,12 +18,20 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.data.batches import LoaderBatches, SyntheticBatches, TrainingBatches, batch_sizes, derive_seed
-from pipeline.experiment.measurement import Better, DeviceMemory, Epoch, Measurement, RankEpoch
-from pipeline.experiment.record import MAX_RANK_EPOCHS, MAX_STEP_TIMES, MODEL_ALONE
-from pipeline.experiment.spec import Spec
 from pipeline.figures.stopping_rule import is_time_precise_enough
 from pipeline.plan.axes import NUM_WARM_UP_EPOCHS, Execution
 from pipeline.plan.model_name import own_class
+from pipeline.plan.spec import Spec
+from pipeline.records.record import (
+    MAX_RANK_EPOCHS,
+    MAX_STEP_TIMES,
+    MODEL_ALONE,
+    Better,
+    DeviceMemory,
+    Epoch,
+    Measurement,
+    RankEpoch,
+)
 from pipeline.system.errors import log_line
 from pipeline.training import devices, process_group
 from pipeline.training.check_workload import (

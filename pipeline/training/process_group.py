@@ -18,7 +18,7 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.data.batches import Shard
-from pipeline.experiment.spec import Spec
+from pipeline.plan.spec import Spec
 
 COLLECTIVE_TIMEOUT_S = 300
 COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")

@@ -10,9 +10,8 @@ from pathlib import Path
 import torch
 
 import pipeline
-from pipeline.experiment.measurement import short_text
-from pipeline.experiment.record import Environment, Gpu, variable_use
-from pipeline.experiment.spec import Spec
+from pipeline.plan.spec import Spec
+from pipeline.records.record import Environment, Gpu, short_text, variable_use
 from pipeline.system import source_digest
 from pipeline.system.errors import REDACTED, redact_credentials
 from pipeline.system.host import boot_id, node_name

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from pipeline.data import image_batches
 from pipeline.data.image_batches import CHANNEL_MEANS, CHANNEL_STDS
 from pipeline.data.images import Images, Pixels, load_images
-from pipeline.experiment.measurement import (
+from pipeline.plan.spec import Spec
+from pipeline.records.record import (
     Histogram,
     HistogramTensor,
     LayerScales,
@@ -26,7 +27,6 @@ from pipeline.experiment.measurement import (
     ScaleRule,
     StageResult,
 )
-from pipeline.experiment.spec import Spec
 from pipeline.training.integer_network import (
     Forward,
     Layer,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.data.batches import Batch, memory_format, place_batch
-from pipeline.experiment.spec import Spec
+from pipeline.plan.spec import Spec
 from pipeline.training.process_group import Rank
 from pipeline.training.strategies import torch_strategy
 from pipeline.training.strategies.strategy import SyncContext, bare_model, local_part

@@ -21,8 +21,8 @@ from pipeline.data.image_batches import (
     image_dtype,
 )
 from pipeline.data.images import IMAGE_SIZE_PX, NUM_SYNTHETIC_CLASSES, Images, load_images
-from pipeline.experiment.spec import Spec
 from pipeline.plan.axes import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, Execution
+from pipeline.plan.spec import Spec
 from pipeline.workloads.image_classifier import ImageBatch, ImageClassifier, cross_entropy
 
 

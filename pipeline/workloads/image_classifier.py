@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeline.experiment.learning_rate import learning_rate_at
-from pipeline.experiment.spec import Spec
 from pipeline.plan.axes import Execution
+from pipeline.plan.spec import Spec, learning_rate_at
 from pipeline.workloads.workload import TEST_ACCURACY, Workload
 
 ImageBatch = tuple[Tensor, Tensor]  # images [batch, 3, height, width], labels [batch] int64

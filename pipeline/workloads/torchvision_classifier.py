@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import datasets, transforms
 
 from pipeline.data import staging
-from pipeline.experiment.spec import Spec
 from pipeline.plan.axes import Execution
 from pipeline.plan.model_name import TORCHVISION
+from pipeline.plan.spec import Spec
 from pipeline.workloads.image_classifier import ImageBatch, ImageClassifier, cross_entropy
 
 NUM_CLASSES = 1000

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from pipeline.data.batches import Batch
-from pipeline.experiment.measurement import TEST_ACCURACY as TEST_ACCURACY
-from pipeline.experiment.measurement import Better
+from pipeline.records.record import TEST_ACCURACY as TEST_ACCURACY
+from pipeline.records.record import Better
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset

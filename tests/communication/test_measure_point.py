@@ -11,9 +11,8 @@ from factories import assert_says, make_spec
 
 from pipeline.communication import step_variants
 from pipeline.communication.measure_point import add_sweep_and_profile
-from pipeline.experiment import record_store
-from pipeline.experiment.measurement import Communication
-from pipeline.experiment.record import Record
+from pipeline.records import store
+from pipeline.records.record import Communication, Record
 from pipeline.training import process_group
 
 pytestmark = pytest.mark.training
@@ -42,7 +41,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def record(outputs: Path) -> Record:
-    (found,), rejected = record_store.load_folder(outputs / "records")
+    (found,), rejected = store.load_folder(outputs / "records")
     assert not rejected
     return found
 

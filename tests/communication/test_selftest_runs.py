@@ -26,8 +26,8 @@ from pipeline.communication.selftest_runs import (
     time_bare_loop,
     wait_by_step_ns,
 )
-from pipeline.experiment.measurement import Profile, RankEpoch
-from pipeline.experiment.spec import Spec
+from pipeline.plan.spec import Spec
+from pipeline.records.record import Profile, RankEpoch
 from pipeline.training.loop import RankEpochSeries
 from pipeline.training.process_group import Rank
 from pipeline.training.step import StepTimer, UnmarkedTimer

@@ -16,8 +16,8 @@ from pipeline.communication.step_variants import (
     list_own_collectives,
     wrap_variant,
 )
-from pipeline.experiment.spec import Spec
 from pipeline.plan.axes import Execution
+from pipeline.plan.spec import Spec
 from pipeline.plan.strategies import DDP
 from pipeline.training.process_group import Rank
 from pipeline.training.strategies import torch_strategy

@@ -20,7 +20,7 @@ from image_steps import ALONE, batches_of
 from pipeline.data import image_batches
 from pipeline.data.batches import Batch, batch_sizes, build_sampler, copy_batch, send_errors_of_queues
 from pipeline.data.images import IMAGE_SIZE_PX, Images, synthetic_images
-from pipeline.experiment.spec import Spec
+from pipeline.plan.spec import Spec
 from pipeline.training.process_group import Rank
 
 

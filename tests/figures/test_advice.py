@@ -17,10 +17,9 @@ from factories import (
 )
 from rendered_tables import assert_row, build, cells, published_tables
 
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.measurement import GpuWindow, Telemetry
-from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.plan.axes import AXIS_DEFAULTS
+from pipeline.records.folder import Experiment
+from pipeline.records.record import Environment, Gpu, GpuWindow, Record, Telemetry
 from pipeline.report.collected import collect_experiment
 from pipeline.report.next_step import EFFORT_AXES, LOW_MFU, NOTHING_FOUND, RULES, limit_words
 from pipeline.report.proposal import differs

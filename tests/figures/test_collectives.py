@@ -2,7 +2,6 @@ import msgspec
 import pytest
 from factories import make_collective
 
-from pipeline.experiment.measurement import Profile
 from pipeline.figures.exposed_communication import (
     TracedExposure,
     collectives_of_kinds,
@@ -10,6 +9,7 @@ from pipeline.figures.exposed_communication import (
     mean_wait_ns,
     median_step_ns,
 )
+from pipeline.records.record import Profile
 
 US = 1e-6
 

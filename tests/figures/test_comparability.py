@@ -7,8 +7,6 @@ import pytest
 from factories import make_experiment, make_record, make_spec, sentences, with_measurement
 from rendered_tables import assert_said_once, build
 
-from pipeline.experiment.outcomes import resolve_outcomes
-from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.figures.comparability import (
     COMPARED_FACTS,
     environment_difference_notes,
@@ -16,6 +14,8 @@ from pipeline.figures.comparability import (
 )
 from pipeline.figures.pooling import pool_outcomes
 from pipeline.plan.axes import Device, Execution
+from pipeline.records.outcomes import resolve_outcomes
+from pipeline.records.record import Environment, Gpu, Record
 from pipeline.report.collected import collect_experiment
 from pipeline.report.words import MAX_VALUE_CHARS, shorten_values
 

@@ -9,7 +9,6 @@ from factories import (
     make_record,
 )
 
-from pipeline.experiment.measurement import Communication, Profile, StepSeries, TransferKind, VariantName
 from pipeline.figures.exposed_communication import (
     TracedExposure,
     busy_share,
@@ -23,6 +22,7 @@ from pipeline.figures.exposed_communication import (
     step_times_s,
     traced_exposure,
 )
+from pipeline.records.record import Communication, Profile, StepSeries, TransferKind, VariantName
 from pipeline.report.words import render_note
 
 US = 1e-6

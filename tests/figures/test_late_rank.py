@@ -16,9 +16,8 @@ from factories import (
 )
 from rendered_tables import build
 
-from pipeline.experiment.measurement import GpuWindow, Profile, StepSeries, Telemetry, VariantName
-from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.figures.late_rank import LATE_RANK, find_late_rank
+from pipeline.records.record import Environment, Gpu, GpuWindow, Profile, Record, StepSeries, Telemetry, VariantName
 
 NODES = Environment(
     gpus=tuple(Gpu(name="NVIDIA H200", node=f"node-{rank // 2}") for rank in range(4)), nodes=("node-0", "node-1")

@@ -4,9 +4,9 @@ import pytest
 from factories import make_record, make_spec, with_rank_epochs
 from rendered_tables import assert_row, build, cells, report, row_of, table_of
 
-from pipeline.experiment.record import Record
-from pipeline.experiment.spec import Spec
 from pipeline.figures.loader import MAX_DATA_SHARE
+from pipeline.plan.spec import Spec
+from pipeline.records.record import Record
 from pipeline.report.q2 import usable_rows
 from pipeline.report.table import Row
 

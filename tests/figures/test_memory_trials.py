@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis_profiles import examples
 
-from pipeline.experiment.measurement import MemorySearch, MemoryTrial
 from pipeline.figures.memory_trials import MAX_TRIALS, bracket_tolerance, next_batch_size, search_result
+from pipeline.records.record import MemorySearch, MemoryTrial
 
 USABLE_BYTES = 139 * 2**30  # of an H200
 MIB = 2**20

@@ -11,9 +11,9 @@ from factories import (
 )
 from rendered_tables import build, cells, row_of
 
-from pipeline.experiment.record import Environment, Gpu, Record
-from pipeline.experiment.spec import Spec
 from pipeline.figures.attempts import attempt_key, count_neighbours
+from pipeline.plan.spec import Spec
+from pipeline.records.record import Environment, Gpu, Record
 
 BESIDE_ONE = "other points of this experiment on its node meanwhile: 1"
 OTHERS = {size: make_spec(batch_size_per_gpu=size) for size in (32, 64, 128, 256)}

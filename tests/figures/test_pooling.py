@@ -7,8 +7,6 @@ from factories import high, low, make_record, make_spec, sentences, with_epochs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.experiment.outcomes import resolve_outcomes
-from pipeline.experiment.record import Record
 from pipeline.figures.intervals import Interval, interval_by_repeat
 from pipeline.figures.pooling import (
     PooledPoint,
@@ -16,6 +14,8 @@ from pipeline.figures.pooling import (
     pool_outcomes,
     timed_epochs,
 )
+from pipeline.records.outcomes import resolve_outcomes
+from pipeline.records.record import Record
 
 POOLED_WINDOWS = "range within the windows of 2 repeats together: too narrow if repeats differ more than their windows"
 

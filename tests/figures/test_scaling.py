@@ -13,10 +13,9 @@ from factories import (
 )
 from rendered_tables import assert_row, build, cells, row_of
 
-from pipeline.experiment.axis_groups import BASELINE_MAY_DIFFER
-from pipeline.experiment.record import Environment, Record
-from pipeline.experiment.spec import Spec
 from pipeline.figures.scaling import Scaling, check_invariant
+from pipeline.plan.spec import BASELINE_MAY_DIFFER, Spec
+from pipeline.records.record import Environment, Record
 from pipeline.report.table import Row
 
 WINDOWS: dict[str, Any] = {"windows": 6, "epochs": 7}

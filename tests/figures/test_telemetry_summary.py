@@ -9,9 +9,6 @@ import msgspec
 import pytest
 from factories import make_measurement, make_record, make_spec
 
-from pipeline.experiment import record_store
-from pipeline.experiment.measurement import Epoch, GpuWindow
-from pipeline.experiment.record import Environment, Gpu
 from pipeline.figures.telemetry_summary import (
     MAX_GPU_WINDOWS,
     GpuSample,
@@ -25,6 +22,8 @@ from pipeline.figures.telemetry_summary import (
     read_node_samples,
     summarize_telemetry,
 )
+from pipeline.records import store
+from pipeline.records.record import Environment, Epoch, Gpu, GpuWindow
 
 S = 1_000_000_000  # nanoseconds
 T0 = 1_700_000_000 * S
@@ -251,7 +250,7 @@ def test_a_record_of_many_gpus_and_epochs_stays_small_and_is_loaded_as_it_was(tm
     node = make_node([UUID.format(number) for number in range(8)], [101 + number for number in range(8)], 100)
     found = summarize_telemetry(epochs, environment(*range(8)), [node], MAX_GPU_WINDOWS // 8)
     assert len(found.gpus) == MAX_GPU_WINDOWS
-    alone = len(record_store.encode_record(make_record(spec, measurement=measurement)))
+    alone = len(store.encode_record(make_record(spec, measurement=measurement)))
     record = make_record(spec, measurement=measurement, telemetry=found)
-    assert len(record_store.encode_record(record)) - alone < 150_000
-    assert record_store.load_record(record_store.publish_record(record, tmp_path)).telemetry == found
+    assert len(store.encode_record(record)) - alone < 150_000
+    assert store.load_record(store.publish_record(record, tmp_path)).telemetry == found

@@ -7,8 +7,7 @@ import pytest
 from factories import ROOT, values_in_example
 from words_page import render_axes
 
-from pipeline.plan.axes import AXES, AXIS_DEFAULTS, AXIS_TYPES, DECLARED
-from pipeline.plan.declaration import MayDiffer, leaves_of
+from pipeline.plan.axes import AXES, AXIS_DEFAULTS, AXIS_TYPES, DECLARED, MayDiffer, leaves_of
 
 
 @pytest.mark.parametrize("axis", AXES)

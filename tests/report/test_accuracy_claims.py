@@ -12,8 +12,7 @@ from factories import (
 )
 from rendered_tables import assert_row, build, claims_of, published_claims
 
-from pipeline.experiment.measurement import StageResult
-from pipeline.experiment.record import Record
+from pipeline.records.record import Record, StageResult
 from pipeline.report.answers import answer_questions
 from pipeline.report.claims import Claim
 from pipeline.report.time_to_target import Targets

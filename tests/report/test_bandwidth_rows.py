@@ -16,9 +16,8 @@ from factories import (
 )
 from rendered_tables import assert_row, build, cells
 
-from pipeline.experiment.measurement import Profile, SweptCollective
-from pipeline.experiment.record import Record
 from pipeline.plan.axes import Execution
+from pipeline.records.record import Profile, Record, SweptCollective
 
 
 def with_second(*durations_us: tuple[float, ...]) -> Profile:

@@ -18,14 +18,13 @@ from factories import (
 )
 from rendered_tables import assert_row, build, cells, row_of
 
-from pipeline.experiment import record_store
-from pipeline.experiment.folder import Experiment, find_experiments
-from pipeline.experiment.measurement import DeviceMemory, GpuWindow, HostWindow, Telemetry
-from pipeline.experiment.outcomes import resolve_outcomes
-from pipeline.experiment.record import Environment, Gpu, Record
-from pipeline.experiment.record_store import publish_record
-from pipeline.experiment.spec import Spec
 from pipeline.figures.pooling import ALWAYS_SHOWN
+from pipeline.plan.spec import Spec
+from pipeline.records import store
+from pipeline.records.folder import Experiment, find_experiments
+from pipeline.records.outcomes import resolve_outcomes
+from pipeline.records.record import DeviceMemory, Environment, Gpu, GpuWindow, HostWindow, Record, Telemetry
+from pipeline.records.store import publish_record
 from pipeline.report.answers import answer_questions
 from pipeline.report.collected import collect_experiment, find_sibling_links
 from pipeline.report.files import csv_text
@@ -385,7 +384,7 @@ def test_what_is_not_kept_for_tables_is_in_no_table() -> None:
     experiments = find_experiments(ROOT / "published").values()
     assert len(experiments) > 5
     for experiment in experiments:
-        manifest, (found, rejected) = experiment.read_manifest(), record_store.load_folder(experiment.records_folder)
+        manifest, (found, rejected) = experiment.read_manifest(), store.load_folder(experiment.records_folder)
         assert manifest is not None
         outcomes = resolve_outcomes(manifest.points, found, rejected).outcomes
         whole = build_tables(outcomes, sibling_links=find_sibling_links(experiment, {}))

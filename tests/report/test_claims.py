@@ -7,12 +7,12 @@ from factories import ROOT, make_record, make_spec
 from page_records import batch_records, scaling_records
 from rendered_tables import answers_of, assert_said_once
 
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.point_label import Terms
 from pipeline.figures.energy import THROTTLED
 from pipeline.figures.intervals import Estimate
 from pipeline.figures.notes import OF_BASELINE, make_note
 from pipeline.figures.pooling import SHARED_NODE, group_pairs
+from pipeline.plan.point_label import Terms
+from pipeline.records.folder import Experiment
 from pipeline.report import claims, int8, memory, q1, q2, q3, q4, q5
 from pipeline.report.answers import answer_questions
 from pipeline.report.claims import Claim, ClaimKind, badge_of, badges_of

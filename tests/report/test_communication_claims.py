@@ -18,7 +18,7 @@ from factories import (
 )
 from rendered_tables import build, claims_of, published_claims
 
-from pipeline.experiment.record import Record
+from pipeline.records.record import Record
 from pipeline.report.claims import Claim, is_fit_for_answer
 
 

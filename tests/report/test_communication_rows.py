@@ -24,10 +24,9 @@ from factories import (
 )
 from rendered_tables import assert_row, build, cells
 
-from pipeline.experiment.measurement import Communication, SplitPart, VariantName
-from pipeline.experiment.record import Record
-from pipeline.experiment.record_store import encode_record
 from pipeline.figures.intervals import Estimate
+from pipeline.records.record import Communication, Record, SplitPart, VariantName
+from pipeline.records.store import encode_record
 from pipeline.report.next_step import NEXT_STEP_KEYS, NOTHING_FOUND
 from pipeline.report.q3 import split_exposed
 from pipeline.report.table import Row

@@ -16,7 +16,7 @@ from factories import (
 )
 from rendered_tables import build, cells, report, table_of
 
-from pipeline.experiment.measurement import SplitPart, SweptCollective, Transfer, VariantName
+from pipeline.records.record import SplitPart, SweptCollective, Transfer, VariantName
 
 
 def test_the_measured_tables_for_people() -> None:

@@ -5,10 +5,9 @@ import pytest
 from factories import make_record, make_spec, with_measurement
 from rendered_tables import assert_row, build, cells, report
 
-from pipeline.experiment.measurement import Communication, StepSeries
-from pipeline.experiment.record import Environment, Failure, Record
-from pipeline.experiment.spec import Spec
 from pipeline.figures.attempts import attempt_span
+from pipeline.plan.spec import Spec
+from pipeline.records.record import Communication, Environment, Failure, Record, StepSeries
 from pipeline.report.cost import ENDINGS
 from pipeline.report.table import Row
 

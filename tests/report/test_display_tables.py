@@ -9,13 +9,13 @@ from factories import ROOT, assert_says, make_record, make_spec
 from page_records import every_question
 from rendered_tables import assert_row, assert_said_once, build, cells, report, table_of
 
-from pipeline.experiment.folder import find_experiments
-from pipeline.experiment.grid import expand_grid, shipped_grids
-from pipeline.experiment.record import Record
-from pipeline.experiment.spec import Spec
 from pipeline.figures.intervals import DRIFTED
 from pipeline.figures.notes import OF_BASELINE, make_note
 from pipeline.plan.axes import REMEDIES, Remedy
+from pipeline.plan.grid import expand_grid, shipped_grids
+from pipeline.plan.spec import Spec
+from pipeline.records.folder import find_experiments
+from pipeline.records.record import Record
 from pipeline.report import display
 from pipeline.report.collected import collect_experiment
 from pipeline.report.display import MAX_COLUMNS, MAX_WIDTH, DisplayOptions, number_notes

@@ -24,9 +24,8 @@ from page_records import timed_record
 from rendered_plots import bar_panel, line_panel, plots_of
 from rendered_tables import answers_of, assert_row, build, cells, report, row_of, table_of
 
-from pipeline.experiment.measurement import GpuWindow, SweptCollective, Telemetry
-from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.figures.comparison import Comparison, compare_outcomes
+from pipeline.records.record import Environment, Gpu, GpuWindow, Record, SweptCollective, Telemetry
 from pipeline.report.plots import Plot
 from pipeline.report.table import Row
 

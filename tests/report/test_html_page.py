@@ -27,12 +27,12 @@ from page_records import (
 )
 from rendered_tables import assert_said_once
 
-from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.figures.energy import THROTTLED
 from pipeline.figures.intervals import DRIFTED
 from pipeline.figures.notes import OF_BASELINE, make_note
 from pipeline.figures.pooling import SHARED_NODE
 from pipeline.figures.scaling import NO_BASELINE
+from pipeline.records.record import Environment, Gpu, Record
 from pipeline.report import html
 from pipeline.report.cost import ENDING_WORDS
 from pipeline.report.files import csv_text

@@ -15,7 +15,7 @@ from factories import (
 )
 from rendered_tables import assert_row, build, cells, report, table_of
 
-from pipeline.experiment.record import Record
+from pipeline.records.record import Record
 from pipeline.report.table import Tables
 from pipeline.report.tables import flatten
 

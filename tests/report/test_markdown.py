@@ -13,13 +13,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rendered_tables import assert_row, assert_said_once, cells, report, table_of
 
-from pipeline.experiment.outcomes import CollectedOutcomes, Coverage
-from pipeline.experiment.point_label import Terms
-from pipeline.experiment.record import Environment, Failure, Gpu, Record
-from pipeline.experiment.record_store import RejectedFile
-from pipeline.experiment.spec import Spec
 from pipeline.figures.intervals import Estimate
 from pipeline.plan.axes import Precision
+from pipeline.plan.point_label import Terms
+from pipeline.plan.spec import Spec
+from pipeline.records.outcomes import CollectedOutcomes, Coverage
+from pipeline.records.record import Environment, Failure, Gpu, Record
+from pipeline.records.store import RejectedFile
 from pipeline.report.answers import Answer
 from pipeline.report.claims import NOT_ANSWERED, Claim
 from pipeline.report.display import MAX_WIDTH, decimals_of, format_cell

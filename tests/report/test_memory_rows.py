@@ -10,10 +10,9 @@ import pytest
 from factories import assert_says, make_record, make_spec, with_measurement
 from rendered_tables import assert_row, build, cells, report
 
-from pipeline.experiment.measurement import DeviceMemory, MemorySearch, MemoryTrial
-from pipeline.experiment.record import Record
-from pipeline.experiment.spec import Spec
 from pipeline.figures.formulas import GIB
+from pipeline.plan.spec import Spec
+from pipeline.records.record import DeviceMemory, MemorySearch, MemoryTrial, Record
 from pipeline.report.table import Row
 
 

@@ -22,7 +22,7 @@ from rendered_plots import line_panel
 from rendered_tables import assert_row, build, cells, report, row_of, table_of
 
 from pipeline.collect import parse_peak
-from pipeline.experiment.record import Environment, Gpu, Record
+from pipeline.records.record import Environment, Gpu, Record
 from pipeline.report.html import build_plots
 from pipeline.report.plots import REFERENCE, Plot, PlotSource
 from pipeline.report.tables import build_tables

@@ -19,8 +19,7 @@ from factories import (
 )
 from rendered_tables import assert_row, build, cells, report, table_of
 
-from pipeline.experiment.measurement import Better
-from pipeline.experiment.record import Record
+from pipeline.records.record import Better, Record
 from pipeline.report.answers import answers_of
 
 OWN: dict[str, Any] = {"model": "/home/ada/gpt.py:Gpt", "dataset": None}

@@ -37,9 +37,9 @@ from page_records import (
 from rendered_plots import bar_panel, labels, line_panel, plots_of, xs, ys
 from rendered_tables import published_tables
 
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.point_label import Terms
-from pipeline.experiment.record import Record
+from pipeline.plan.point_label import Terms
+from pipeline.records.folder import Experiment
+from pipeline.records.record import Record
 from pipeline.report.collected import collect_experiment
 from pipeline.report.draw import DARK, HATCHES, LIGHT, MARKERS, PLACEHOLDERS, render_plot
 from pipeline.report.html import build_plots

@@ -23,12 +23,11 @@ from factories import (
 from rendered_tables import assert_row, build, cells, report, table_of
 
 from pipeline.collect import parse_num_gpus, read_link_options
-from pipeline.experiment.measurement import Profile, SweptCollective, VariantName
-from pipeline.experiment.record import Environment, Record
 from pipeline.figures.ring_model import (
     Link,
     all_reduce_time_s,
 )
+from pipeline.records.record import Environment, Profile, Record, SweptCollective, VariantName
 from pipeline.report.display import DisplayOptions
 from pipeline.report.table import Row
 from pipeline.system.errors import EXIT_USAGE, CommandError

@@ -6,7 +6,7 @@ import pytest
 from factories import ROOT
 from render_results import rows
 
-from pipeline.experiment.record_store import load_record
+from pipeline.records.store import load_record
 from pipeline.training.quantize_point import load_weights
 from pipeline.workloads.cifar_classifier import build_model
 

@@ -18,7 +18,7 @@ import render_results
 from conftest import ROOT, run_command
 
 from pipeline.collect import address_of_words
-from pipeline.experiment.folder import Experiment
+from pipeline.records.folder import Experiment
 from pipeline.report.collected import collect_experiment
 from pipeline.report.markdown import render_experiment
 

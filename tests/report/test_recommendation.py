@@ -18,8 +18,8 @@ from factories import (
 )
 from rendered_tables import answers_of, assert_said_once, build, claims_of, published_claims, report
 
-from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.figures.intervals import median_time
+from pipeline.records.record import Environment, Gpu, Record
 from pipeline.report.answers import answer_questions
 from pipeline.report.claims import not_told_apart, sample_time
 from pipeline.report.q5 import place_words

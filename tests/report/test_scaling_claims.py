@@ -24,14 +24,13 @@ from factories import (
 from page_records import batch_records, every_question
 from rendered_tables import assert_row, build, claims_of, published_claims, row_of
 
-from pipeline.experiment.grid import shipped_grids
-from pipeline.experiment.measurement import SweptCollective
-from pipeline.experiment.point_label import Terms
-from pipeline.experiment.record import Environment, Gpu, Record
 from pipeline.figures.loader import LOADER_BOUND
 from pipeline.figures.notes import OF_BASELINE, NoteKind, make_note
 from pipeline.figures.pooling import SHARED_NODE
 from pipeline.figures.scaling import SUPERLINEAR
+from pipeline.plan.grid import shipped_grids
+from pipeline.plan.point_label import Terms
+from pipeline.records.record import Environment, Gpu, Record, SweptCollective
 from pipeline.report.answers import Answer
 from pipeline.report.claims import Claim, badges_of, is_fit_for_answer
 from pipeline.report.collected import collect_experiment

@@ -6,10 +6,9 @@ import pytest
 from factories import make_record, make_spec
 from rendered_tables import assert_row, build
 
-from pipeline.experiment.measurement import Measurement, MemorySearch, MemoryTrial, Sharding
-from pipeline.experiment.record import Record
 from pipeline.figures.formulas import GIB, state_bytes
 from pipeline.plan.strategies import gathered_bytes
+from pipeline.records.record import Measurement, MemorySearch, MemoryTrial, Record, Sharding
 from pipeline.report.table import Row
 
 P, SAMPLE = 2 * GIB, GIB // 64

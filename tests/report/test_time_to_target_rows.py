@@ -13,9 +13,9 @@ from factories import (
 )
 from rendered_tables import assert_row, build, cells, report, table_of
 
-from pipeline.experiment.record import Record
-from pipeline.experiment.spec import Spec
 from pipeline.figures.time_to_target import NOT_REACHED, Spread, spread
+from pipeline.plan.spec import Spec
+from pipeline.records.record import Record
 from pipeline.report.display import DisplayOptions
 from pipeline.report.markdown import render_experiment
 from pipeline.report.table import Row

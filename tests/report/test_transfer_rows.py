@@ -16,9 +16,9 @@ from factories import (
 )
 from rendered_tables import assert_row, build
 
-from pipeline.experiment.axis_groups import TRAINED_MAY_DIFFER, alike_key
-from pipeline.experiment.grid import expand_grid
-from pipeline.experiment.measurement import Transfer, VariantName
+from pipeline.plan.grid import expand_grid
+from pipeline.plan.spec import TRAINED_MAY_DIFFER, alike_key
+from pipeline.records.record import Transfer, VariantName
 from pipeline.report.transfers import KINDS
 
 

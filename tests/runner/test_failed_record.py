@@ -14,8 +14,8 @@ import torch.distributed as dist
 from conftest import ROOT, succeeded
 from factories import assert_says, failure_of, make_measurement, make_spec
 
-from pipeline.experiment.record import Environment, FailureKind, Record
-from pipeline.experiment.record_store import publish_record
+from pipeline.records.record import Environment, FailureKind, Record
+from pipeline.records.store import publish_record
 from pipeline.runner import failed_record
 from pipeline.runner.classify_failure import OOM_REASONS, classify_error, suggests_oom
 from pipeline.runner.launch_session import build_record

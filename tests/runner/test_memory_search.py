@@ -10,12 +10,11 @@ import pytest
 from conftest import run_command, succeeded
 from factories import make_measurement, make_spec, measurement_of, only_record, write_grid
 
-from pipeline.experiment import record_store
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.measurement import DeviceMemory, MemorySearch
-from pipeline.experiment.record import Environment, FailureKind, Record
-from pipeline.experiment.spec import Spec
 from pipeline.figures.formulas import GIB
+from pipeline.plan.spec import Spec
+from pipeline.records import store
+from pipeline.records.folder import Experiment
+from pipeline.records.record import DeviceMemory, Environment, FailureKind, MemorySearch, Record
 from pipeline.runner.failed_record import RankExit
 from pipeline.runner.memory_search import MAX_OTHER_FAILURES, fitting_trial, search_memory
 from pipeline.runner.rank_files import PointResult, PointTask, RankError, RankFiles
@@ -118,7 +117,7 @@ def test_the_record_lists_all_trials_and_holds_the_memory_of_the_largest_batch_t
     measurement = measurement_of(record)
     assert (measurement.epochs, record.environment.nodes) == ((), ("node0",))
     assert measurement.memory[1].peak_allocated_bytes == found.largest_fitting * BYTES_PER_SAMPLE
-    encoded = record_store.encode_record(record)
+    encoded = store.encode_record(record)
     assert (len(encoded) < 10_000, msgspec.json.decode(encoded, type=Record)) == (True, record)
 
 

@@ -14,7 +14,7 @@ from conftest import ROOT, Command, needs_root, run_program
 from factories import LENET, make_experiment, make_spec, only_record, write_grid
 from slurm_queue import Env
 
-from pipeline.experiment.folder import Experiment
+from pipeline.records.folder import Experiment
 from pipeline.runner.launch_options import LaunchOptions, launch_command
 
 TORCHRUNS_PORT = 29500

@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT, count_points, processes_of, run_program
 from factories import LENET, failure_of, make_experiment, make_spec, records_of
 
-from pipeline.experiment.record import Record
+from pipeline.records.record import Record
 from pipeline.runner.launch_options import LaunchOptions, launch_command
 
 LIMIT_S = 60  # of each point

@@ -14,9 +14,8 @@ import torch
 from conftest import ROOT
 from factories import assert_says, make_spec, raising
 
-from pipeline.experiment.measurement import Measurement
-from pipeline.experiment.record import Environment, Gpu
 from pipeline.figures.formulas import GIB
+from pipeline.records.record import Environment, Gpu, Measurement
 from pipeline.runner import rank_process
 from pipeline.runner.rank_files import PointTask, RankError, RankFiles
 from pipeline.system import host

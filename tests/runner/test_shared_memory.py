@@ -14,7 +14,7 @@ import pytest
 from conftest import ROOT, wait_for, workers_of
 from factories import assert_says, only_record
 
-from pipeline.experiment.folder import Experiment
+from pipeline.records.folder import Experiment
 from pipeline.runner.failed_record import describe_exception, is_shared_memory_error
 from pipeline.system import host
 

@@ -12,9 +12,9 @@ import pytest
 from conftest import Command, needs_root, succeeded
 from factories import PLANNED, make_experiment, make_record, measurement_of, planned_points, write_grid
 
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.record import Record, Status
-from pipeline.experiment.record_store import load_attempts, publish_record
+from pipeline.records.folder import Experiment
+from pipeline.records.record import Record, Status
+from pipeline.records.store import load_attempts, publish_record
 from pipeline.runner import side_files
 from pipeline.runner.launch_session import LaunchSession, find_unpublished, recover_results
 from pipeline.runner.rank_files import PointResult, PointTask, RankError, RankFiles

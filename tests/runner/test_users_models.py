@@ -17,13 +17,12 @@ from factories import (
     write_model,
 )
 
-from pipeline.experiment.find_model import source_digests
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.manifest import start_submission
-from pipeline.experiment.packing import points_for_same_processes
-from pipeline.experiment.record import Record
-from pipeline.experiment.record_store import load_folder
-from pipeline.experiment.spec import Spec
+from pipeline.plan.models import source_digests
+from pipeline.plan.resources import points_for_same_processes
+from pipeline.plan.spec import Spec
+from pipeline.records.folder import Experiment, start_submission
+from pipeline.records.record import Record
+from pipeline.records.store import load_folder
 from pipeline.report.collected import collect_experiment
 from pipeline.runner.launch_options import LaunchOptions, launch_command
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from factories import make_experiment, write_script
 
-from pipeline.experiment.manifest import SlurmArray, start_submission
+from pipeline.records.folder import SlurmArray, start_submission
 from pipeline.submission import batch_script
 from pipeline.submission.batch_script import render_array, render_script
 from pipeline.submission.slurm_request import SlurmRequest

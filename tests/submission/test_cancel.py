@@ -20,10 +20,9 @@ from factories import (
 )
 from slurm_queue import Env, queued, states, write_commands
 
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.manifest import SlurmArray, Submission, start_submission
-from pipeline.experiment.record_store import publish_record
 from pipeline.launch import publish_manifest
+from pipeline.records.folder import Experiment, SlurmArray, Submission, start_submission
+from pipeline.records.store import publish_record
 from pipeline.submission.read_progress import read_progress
 
 SPECS = [make_spec(batch_size_per_gpu=size) for size in (8, 16, 32, 64)]

@@ -14,8 +14,8 @@ from factories import (
     write_model,
 )
 
-from pipeline.experiment.grid import expand_grid
-from pipeline.experiment.packing import pack_elements
+from pipeline.plan.grid import expand_grid
+from pipeline.plan.resources import pack_elements
 
 
 def test_a_dry_run_shows_the_batch_script_of_every_array(pipeline: Command, tmp_path: Path) -> None:

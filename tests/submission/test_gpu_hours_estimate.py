@@ -23,14 +23,13 @@ from factories import (
 )
 from slurm_queue import write_commands
 
-from pipeline.experiment.axis_groups import without_repeat
-from pipeline.experiment.folder import find_experiments
-from pipeline.experiment.packing import pack_elements
-from pipeline.experiment.record import Environment, Gpu, Record
-from pipeline.experiment.record_store import load_folder
-from pipeline.experiment.spec import Spec
 from pipeline.figures.attempts import attempt_span
 from pipeline.figures.pooling import group_pairs
+from pipeline.plan.resources import pack_elements
+from pipeline.plan.spec import Spec, without_repeat
+from pipeline.records.folder import find_experiments
+from pipeline.records.record import Environment, Gpu, Record
+from pipeline.records.store import load_folder
 from pipeline.submission import gpu_hours_estimate
 from pipeline.submission.gpu_hours_estimate import (
     ALIKE_RANGE,

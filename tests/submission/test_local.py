@@ -25,7 +25,7 @@ from factories import (
     write_model,
 )
 
-from pipeline.experiment.folder import Experiment
+from pipeline.records.folder import Experiment
 from pipeline.runner.launch_options import LaunchOptions, launch_command
 from pipeline.submission.local import latest_status_line, say_lost
 from pipeline.system import host
@@ -189,8 +189,8 @@ def test_a_result_that_is_too_large_to_publish_is_a_failed_point_and_no_silence(
     spec = make_spec(**LENET | {"input": "synthetic", "num_samples": 4, "batch_size_per_gpu": 4, "epochs": 40})
     experiment = make_experiment(tmp_path / "x", missing=[spec])
     code = (
-        "import sys; from pipeline import launch; from pipeline.experiment import record_store;"
-        "record_store.MAX_RECORD_BYTES = 5000; sys.exit(launch.main())"
+        "import sys; from pipeline import launch; from pipeline.records import store;"
+        "store.MAX_RECORD_BYTES = 5000; sys.exit(launch.main())"
     )
     done = run_program(sys.executable, "-c", code, "--manifest", experiment.manifest_path, "--run-id", spec.run_id())
     assert done.returncode == 1, done.stderr

@@ -27,8 +27,8 @@ from factories import (
 )
 from slurm_queue import MIXED, Env, array_of, queued, records_in, states, with_sbatch
 
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.spec import Spec
+from pipeline.plan.spec import Spec
+from pipeline.records.folder import Experiment
 from pipeline.runner.launch_options import LaunchOptions
 from pipeline.runner.rank_files import PointTask, RankFiles
 from pipeline.runner.task_list import TaskList

@@ -12,8 +12,7 @@ import pytest
 from factories import ARRAY, RUN_ID, SUBMISSION, make_experiment, make_measurement, make_spec, manifest_of
 
 from pipeline.cancel import find_unfinished_jobs
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.manifest import Manifest, SlurmArray, Submission
+from pipeline.records.folder import Experiment, Manifest, SlurmArray, Submission
 from pipeline.submission import slurm_queries
 from pipeline.submission.gpu_hours_estimate import EarlierAttempt
 from pipeline.submission.local import EPOCH_LINE, ERASE_LINE, ProgressDisplay, expect_durations_s, open_log

@@ -14,12 +14,12 @@ from factories import make_record, make_spec, write_script
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.experiment.grid import Grid
-from pipeline.experiment.manifest import start_submission
-from pipeline.experiment.outcomes import PointOutcome
-from pipeline.experiment.record import Failure
-from pipeline.experiment.resources import Resources, ResourceShape
-from pipeline.experiment.spec import Spec
+from pipeline.plan.grid import Grid
+from pipeline.plan.resources import Resources, ResourceShape
+from pipeline.plan.spec import Spec
+from pipeline.records.folder import start_submission
+from pipeline.records.outcomes import PointOutcome
+from pipeline.records.record import Failure
 from pipeline.submission.batch_script import render_script
 from pipeline.submission.plan import Cluster, ClusterKind, is_source_changed, num_cpu_threads, split_to_max_array_size
 from pipeline.submission.slurm_queries import NodeType

@@ -10,9 +10,8 @@ from conftest import everything_in
 from factories import make_experiment, make_spec, manifest_of
 from slurm_queue import write_commands
 
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.manifest import SlurmArray, Submission, start_submission
-from pipeline.experiment.resources import Resources, ResourceShape
+from pipeline.plan.resources import Resources, ResourceShape
+from pipeline.records.folder import Experiment, SlurmArray, Submission, start_submission
 from pipeline.runner.launch_options import LaunchOptions
 from pipeline.runner.task_list import digest, read_task_list
 from pipeline.submission import slurm_queries, slurm_submit

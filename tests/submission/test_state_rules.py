@@ -17,12 +17,11 @@ from factories import (
     slurm_submission,
 )
 
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.manifest import SlurmArray, start_submission
-from pipeline.experiment.outcomes import PointOutcome
-from pipeline.experiment.record import Status
-from pipeline.experiment.record_store import publish_record
-from pipeline.experiment.spec import Spec
+from pipeline.plan.spec import Spec
+from pipeline.records.folder import Experiment, SlurmArray, start_submission
+from pipeline.records.outcomes import PointOutcome
+from pipeline.records.record import Status
+from pipeline.records.store import publish_record
 from pipeline.submission import read_progress as reading
 from pipeline.submission import slurm_queries, state_rules
 from pipeline.submission.slurm_queries import JobKey, JobState

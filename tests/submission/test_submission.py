@@ -14,7 +14,7 @@ from conftest import CPU_SIZE, SMALL_GRID, Command, assert_refused, succeeded, w
 from factories import SUBMISSION, assert_says, make_experiment, make_spec, raising, write_grid, write_script
 from slurm_queue import MIXED, Env, array_of, states, with_sbatch
 
-from pipeline.experiment.folder import Experiment
+from pipeline.records.folder import Experiment
 from pipeline.submission import plan, read_progress, slurm_queries, slurm_submit
 from pipeline.submission.plan import SubmitContext
 from pipeline.submit import report_end

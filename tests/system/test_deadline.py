@@ -15,9 +15,9 @@ from conftest import wait_for
 from factories import assert_says, failure_of, make_measurement, make_spec, records_of
 
 from pipeline import launch as launching
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.record import Environment, FailureKind, Record
-from pipeline.experiment.spec import Spec
+from pipeline.plan.spec import Spec
+from pipeline.records.folder import Experiment
+from pipeline.records.record import Environment, FailureKind, Record
 from pipeline.runner import launch_session, telemetry_sampler
 from pipeline.runner.failed_record import RankExit
 from pipeline.runner.launch_options import LaunchOptions, launch_command

@@ -9,7 +9,7 @@ import pytest
 from factories import make_experiment
 
 from pipeline.data import staging
-from pipeline.experiment.folder import Experiment
+from pipeline.records.folder import Experiment
 
 HOUR_S = 3600
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from conftest import ROOT, plain_environment, run_program, succeeded, wait_for
 
-from pipeline.experiment.record import Environment
+from pipeline.records.record import Environment
 from pipeline.runner.launch_session import mark_source_changed
 from pipeline.system import source_digest
 

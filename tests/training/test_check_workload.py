@@ -15,7 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from pipeline.communication.step_variants import StepContext, build_variant
-from pipeline.experiment.spec import Spec
+from pipeline.plan.spec import Spec
 from pipeline.training import process_group
 from pipeline.training.check_workload import check_weights, check_workload, num_items, text_of
 from pipeline.training.execution import prepare_step

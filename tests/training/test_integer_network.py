@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from onnx_reference import OnnxNetwork
 from torch import nn
 
-from pipeline.experiment.measurement import ScaleGranularity, ScaleRule
+from pipeline.records.record import ScaleGranularity, ScaleRule
 from pipeline.training.integer_network import (
     INT8_MAX,
     INT8_MIN,

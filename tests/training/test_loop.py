@@ -20,14 +20,12 @@ from torch import nn
 
 from pipeline.data import image_batches
 from pipeline.data.images import Images, load_images
-from pipeline.experiment.learning_rate import learning_rate_at, peak_learning_rate
-from pipeline.experiment.measurement import Epoch, Measurement, RankEpoch
-from pipeline.experiment.record import MAX_STEP_TIMES
-from pipeline.experiment.record_store import encode_record, load_folder
-from pipeline.experiment.spec import Spec
 from pipeline.figures.formulas import GIB
 from pipeline.figures.pooling import timed_epochs
 from pipeline.plan.axes import Remedy
+from pipeline.plan.spec import Spec, learning_rate_at, peak_learning_rate
+from pipeline.records.record import MAX_STEP_TIMES, Epoch, Measurement, RankEpoch
+from pipeline.records.store import encode_record, load_folder
 from pipeline.training import devices, loop, process_group
 from pipeline.training.loop import (
     Evaluation,

@@ -20,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.communication.profiling import RankTrace, TracedCollective
-from pipeline.experiment.measurement import DeviceMemory, RankEpoch
+from pipeline.records.record import DeviceMemory, RankEpoch
 from pipeline.training import process_group
 from pipeline.training.loop import RankEpochSeries
 

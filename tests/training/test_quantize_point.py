@@ -19,8 +19,8 @@ from image_steps import ALONE
 from torch import Tensor, nn
 
 from pipeline.data.images import Images, synthetic_images
-from pipeline.experiment.measurement import Quantization, ScaleGranularity, ScaleRule
-from pipeline.experiment.record_store import encode_record, load_record
+from pipeline.records.record import Quantization, ScaleGranularity, ScaleRule
+from pipeline.records.store import encode_record, load_record
 from pipeline.training.integer_network import (
     QuantizedNetwork,
     build_quantized_network,

@@ -3,7 +3,7 @@ import json
 import pytest
 from conftest import ROOT
 
-from pipeline.experiment.measurement import MAX_SHORT_TEXT_CHARS
+from pipeline.records.record import MAX_SHORT_TEXT_CHARS
 from pipeline.training.provenance import recorded_variables
 
 MEASURED = {

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from pipeline.communication.step_variants import build_step_context, build_variant
 from pipeline.data.batches import Batch, memory_format, num_samples, place_batch
-from pipeline.experiment.learning_rate import learning_rate_at
-from pipeline.experiment.measurement import Measurement
-from pipeline.experiment.spec import Spec
+from pipeline.plan.spec import Spec, learning_rate_at
+from pipeline.records.record import Measurement
 from pipeline.training import execution
 from pipeline.training.execution import (
     CapturedStep,

@@ -20,7 +20,7 @@ from torch.multiprocessing.spawn import spawn
 from pipeline.communication import step_variants
 from pipeline.communication.profiling import profile_ranks
 from pipeline.communication.step_variants import StepContext, list_silent_calls
-from pipeline.experiment.spec import Spec
+from pipeline.plan.spec import Spec
 from pipeline.plan.strategies import gathered_bytes
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, ignore_mark

@@ -11,9 +11,9 @@ from factories import RESNET18_GRADIENT_BYTES, RESNET18_PARAMETERS, make_spec
 from PIL import Image
 from torch import Tensor, nn
 
-from pipeline.experiment.spec import Spec
 from pipeline.plan.axes import COMPILED_EXECUTIONS, Execution
 from pipeline.plan.model_name import CIFAR_MODELS
+from pipeline.plan.spec import Spec
 from pipeline.training.check_workload import check_workload
 from pipeline.training.execution import has_compiler
 from pipeline.training.loop import set_precision, train_point

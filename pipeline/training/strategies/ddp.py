@@ -11,7 +11,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from pipeline.experiment.spec import Spec
+from pipeline.plan.spec import Spec
 from pipeline.training.process_group import Rank
 from pipeline.training.strategies.strategy import CollectiveCall, TorchStrategy
 from pipeline.workloads.workload import Workload

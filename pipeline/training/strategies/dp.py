@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DataParallel
 
-from pipeline.experiment.spec import Spec
+from pipeline.plan.spec import Spec
 from pipeline.training.process_group import Rank
 from pipeline.training.strategies.strategy import TorchStrategy
 from pipeline.workloads.workload import Workload

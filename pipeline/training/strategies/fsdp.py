@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipeline.experiment.measurement import Sharding
-from pipeline.experiment.spec import Spec
+from pipeline.plan.spec import Spec
+from pipeline.records.record import Sharding
 from pipeline.training.process_group import Rank
 from pipeline.training.strategies.strategy import CollectiveCall, TorchStrategy, nothing
 from pipeline.workloads.workload import Workload, WorkloadError, describe

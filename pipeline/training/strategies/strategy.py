@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from pipeline.data.batches import memory_format
-from pipeline.experiment.measurement import Operation, Sharding, TransferKind
-from pipeline.experiment.spec import Spec
+from pipeline.plan.spec import Spec
+from pipeline.records.record import Operation, Sharding, TransferKind
 from pipeline.training.process_group import Rank
 from pipeline.workloads.workload import Workload
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from pipeline.experiment.spec import Spec
+from pipeline.plan.spec import Spec
 from pipeline.training.strategies.ddp import DdpStrategy
 from pipeline.training.strategies.strategy import CollectiveCall
 from pipeline.workloads.workload import WorkloadError

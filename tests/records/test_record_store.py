@@ -20,10 +20,14 @@ from factories import (
     make_spec,
 )
 
-from pipeline.experiment.measurement import (
+from pipeline.records.record import (
+    SCHEMA_VERSION,
     Collective,
     Communication,
     DeviceMemory,
+    Environment,
+    Failure,
+    Gpu,
     Histogram,
     LayerScales,
     MemorySearch,
@@ -32,8 +36,7 @@ from pipeline.experiment.measurement import (
     Telemetry,
     short_text,
 )
-from pipeline.experiment.record import SCHEMA_VERSION, Environment, Failure, Gpu
-from pipeline.experiment.record_store import (
+from pipeline.records.store import (
     MAX_RECORD_BYTES,
     InvalidRecord,
     encode_record,

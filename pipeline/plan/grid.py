@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 import msgspec
 import yaml
 
-from pipeline.experiment.find_model import check_models
-from pipeline.experiment.resources import Resources
-from pipeline.experiment.spec import Spec
-from pipeline.plan.axes import AXES, AXIS_DEFAULTS, AXIS_TYPES, CIFAR10_SAMPLES, IMAGE_AXES, Device
-from pipeline.plan.declaration import leaves_of
+from pipeline.plan.axes import AXES, AXIS_DEFAULTS, AXIS_TYPES, CIFAR10_SAMPLES, IMAGE_AXES, Device, leaves_of
 from pipeline.plan.model_name import CIFAR_MODELS, TORCHVISION, is_image_model, own_class
+from pipeline.plan.models import check_models
+from pipeline.plan.resources import Resources
+from pipeline.plan.spec import Spec
 from pipeline.system.errors import CommandError, suggest_name
 from pipeline.system.files import read_bounded
 

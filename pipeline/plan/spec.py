@@ -1,4 +1,4 @@
-"""One point of the grid: what follows from its axes, its run id, and which of its epochs are timed."""
+"""One point of the grid: what follows from its axes, its run id, which points are alike, and its learning rates."""
 
 import functools
 import hashlib
@@ -7,7 +7,16 @@ from typing import Any
 
 import msgspec
 
-from pipeline.plan.axes import AXIS_DEFAULTS, CAPTURED_EXECUTIONS, NUM_TRIAL_STEPS, NUM_WARM_UP_EPOCHS, Axes
+from pipeline.plan.axes import (
+    AXES,
+    AXIS_DEFAULTS,
+    CAPTURED_EXECUTIONS,
+    NUM_TRIAL_STEPS,
+    NUM_WARM_UP_EPOCHS,
+    Axes,
+    MayDiffer,
+    axes_that,
+)
 
 RUN_ID_PATTERN = r"[a-z0-9-]{1,120}"
 FIRST_TIMED_EPOCH = NUM_WARM_UP_EPOCHS + 1  # epochs count from 1
@@ -121,3 +130,67 @@ def non_default_fields(spec: Spec) -> dict[str, Any]:
     """Return the fields that differ from their defaults, in the order of declaration."""
     values = ((axis, getattr(spec, axis), default) for axis, default in AXIS_DEFAULTS.items())
     return {axis: value for axis, value, default in values if default is msgspec.NODEFAULT or value != default}
+
+
+# Groups of axes in which two points may differ and still count as alike, one group for each use. Every key is made of
+# all axes outside its group. An axis that declares no group is in none, so that points that differ in it are not alike.
+AxisGroup = tuple[str, ...]
+Key = tuple[object, ...]
+
+POOLED_AXES = axes_that(MayDiffer.POOLED)
+BASELINE_MAY_DIFFER = axes_that(MayDiffer.BASELINE)
+COST_MAY_DIFFER = axes_that(MayDiffer.COST)
+COST_PER_SAMPLE_MAY_DIFFER = axes_that(MayDiffer.COST_PER_SAMPLE)
+COST_PER_STEP_MAY_DIFFER = axes_that(MayDiffer.COST_PER_STEP)
+OOM_MAY_DIFFER = axes_that(MayDiffer.OOM)
+PEAK_MEMORY_MAY_DIFFER = axes_that(MayDiffer.PEAK_MEMORY)
+PREDICTION_MAY_DIFFER = axes_that(MayDiffer.PREDICTION)
+CHOICE_MAY_DIFFER = axes_that(MayDiffer.CHOICE)
+TARGET_MAY_DIFFER = axes_that(MayDiffer.TARGET)
+TRAINED_MAY_DIFFER = axes_that(MayDiffer.TRAINED)
+PROCESS_MAY_DIFFER = axes_that(MayDiffer.PROCESS)
+
+
+@functools.cache
+def _axes_outside(group: AxisGroup) -> AxisGroup:
+    return tuple(axis for axis in AXES if axis not in group)
+
+
+def alike_key(spec: Spec, may_differ: AxisGroup) -> Key:
+    """Return the values of all axes outside the group: points are alike if their keys are equal."""
+    return tuple([getattr(spec, axis) for axis in _axes_outside(may_differ)])
+
+
+def without_repeat(spec: Spec) -> Spec:
+    """Return the point with the pooled axes at their defaults: all its repeats give the same one."""
+    defaults: dict[str, Any] = {axis: AXIS_DEFAULTS[axis] for axis in POOLED_AXES}
+    return msgspec.structs.replace(spec, **defaults)
+
+
+def learning_rate_at(spec: Spec, update: int) -> float:
+    """Return the learning rate of an update, counted from 0.
+
+    Linear scaling multiplies the rate by global_batch_size / reference_batch_size (Goyal et al. 2017). Warm-up ramps it
+    up linearly over the updates of the warm-up epochs, from near 0; theirs begins at the unscaled rate. After them
+    `cosine` lowers it from its peak towards 0 at the end of the run: peak x (1 + cos(pi x share of the remaining
+    updates that are done)) / 2 (Loshchilov & Hutter 2017).
+    """
+    rate = spec.learning_rate
+    if "linear_scaling" in spec.remedies:
+        rate *= spec.global_batch_size / spec.reference_batch_size
+    num_warm_up = num_warm_up_updates(spec)
+    if update < num_warm_up:
+        rate *= (update + 1) / num_warm_up
+    elif spec.schedule == "cosine":
+        done = (update - num_warm_up) / (spec.epochs * spec.steps_per_epoch - num_warm_up)
+        rate *= (1 + math.cos(math.pi * done)) / 2
+    return rate
+
+
+def num_warm_up_updates(spec: Spec) -> int:
+    return spec.warmup_epochs * spec.steps_per_epoch if "warmup" in spec.remedies else 0
+
+
+def peak_learning_rate(spec: Spec) -> float:
+    """Return the largest rate of the run: that of the first update after warm-up, or of the last if there is none."""
+    return learning_rate_at(spec, min(num_warm_up_updates(spec), spec.epochs * spec.steps_per_epoch - 1))

@@ -18,27 +18,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from pipeline.experiment import record_store
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.grid import Grid
-from pipeline.experiment.measurement import DeviceMemory, Measurement
-from pipeline.experiment.packing import (
-    EarlierPoint,
-    expected_memory_fraction,
-    has_memory_headroom,
+from pipeline.figures.formulas import GIB
+from pipeline.plan.grid import Grid
+from pipeline.plan.resources import (
+    Resources,
     may_share_processes,
     pack_elements,
     points_for_same_processes,
     process_layout,
 )
-from pipeline.experiment.record import Environment, Record
-from pipeline.experiment.resources import Resources
-from pipeline.experiment.spec import Spec
-from pipeline.figures.formulas import GIB
+from pipeline.plan.spec import Spec
+from pipeline.records import store
+from pipeline.records.folder import Experiment
+from pipeline.records.record import DeviceMemory, Environment, Measurement, Record
 from pipeline.runner import launch_session
 from pipeline.runner.failed_record import RankExit
 from pipeline.runner.launch_options import LaunchOptions, launch_command
 from pipeline.runner.rank_files import PointResult, PointTask, RankError
+from pipeline.runner.rank_process import EarlierPoint, expected_memory_fraction, has_memory_headroom
 from pipeline.submission.plan import Cluster, PlannedArray, SubmitContext, plan_arrays
 from pipeline.submission.slurm_request import SlurmOptions
 from pipeline.training.devices import reset_memory_statistics
@@ -241,19 +238,19 @@ def test_a_write_error_is_tried_again_and_costs_at_most_its_own_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_errors: int, statuses: list[str]
 ) -> None:
     errors = [OSError(errno.ESTALE, "Stale file handle")] * num_errors
-    publish_record = record_store.publish_record
+    publish_record = store.publish_record
 
     def publish_or_fail(record: Record, folder: Path) -> Path:
         if errors:
             raise errors.pop()
         return publish_record(record, folder)
 
-    monkeypatch.setattr(record_store, "publish_record", publish_or_fail)
+    monkeypatch.setattr(store, "publish_record", publish_or_fail)
     monkeypatch.setattr(launch_session, "PUBLISH_WAITS_S", (0, 0, 0))
     launch = make_launch(tmp_path / "x", *map(make_measurement, list(SIZES.values())[:2]))
     publish(launch)
     assert [record.status for record in launch.published if record is not None] == statuses
-    assert len(record_store.load_folder(tmp_path / "x" / "records")[0]) == statuses.count("ok")
+    assert len(store.load_folder(tmp_path / "x" / "records")[0]) == statuses.count("ok")
     if "failed" in statuses:
         assert launch.rank_files_by_point[0].read_result() is not None  # a person may still want it
 

@@ -25,9 +25,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis_profiles import examples
 
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.record import MAX_STEP_TIMES, Environment, Failure, Record
-from pipeline.experiment.record_store import MAX_RECORD_BYTES, encode_record, load_folder, load_record, publish_record
+from pipeline.records.folder import Experiment
+from pipeline.records.record import MAX_STEP_TIMES, Environment, Failure, Record
+from pipeline.records.store import MAX_RECORD_BYTES, encode_record, load_folder, load_record, publish_record
 from pipeline.system import files
 from pipeline.system.errors import CommandError
 
@@ -35,10 +35,10 @@ PUBLISH = """
 import sys
 from pathlib import Path
 import msgspec
-from pipeline.experiment import record_store
-template = record_store.load_record(Path(sys.argv[1]))
+from pipeline.records import store
+template = store.load_record(Path(sys.argv[1]))
 for launch in sys.argv[3:]:
-    print(record_store.publish_record(msgspec.structs.replace(template, launch_id=launch), Path(sys.argv[2])).name)
+    print(store.publish_record(msgspec.structs.replace(template, launch_id=launch), Path(sys.argv[2])).name)
 """
 
 # as link(2) fails on FAT, SMB and FUSE

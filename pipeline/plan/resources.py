@@ -1,18 +1,58 @@
-"""Packs points into array elements, orders them, and decides which of them share processes."""
+"""What points request: resources per GPU, their shape, array elements and their order, and shared processes."""
 
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from pipeline.experiment.axis_groups import (
-    BASELINE_MAY_DIFFER,
-    PEAK_MEMORY_MAY_DIFFER,
-    PROCESS_MAY_DIFFER,
-    alike_key,
-    without_repeat,
-)
-from pipeline.experiment.measurement import DeviceMemory
-from pipeline.experiment.spec import Spec
+import msgspec
+
+from pipeline.plan.axes import Device, PositiveFloat, PositiveInt
+from pipeline.plan.spec import BASELINE_MAY_DIFFER, PROCESS_MAY_DIFFER, Spec, alike_key, without_repeat
+from pipeline.system.errors import pluralize
+
+TIME_PATTERN = re.compile(r"(?:(?:(\d{1,3})-)?(\d{1,3}):([0-5]\d)|(\d{1,3})):([0-5]\d)", re.ASCII)  # as sbatch reads it
+
+
+class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Resources that a point requests, per GPU. `time` is the limit of a point: [[days-]hours:]minutes:seconds."""
+
+    cpus_per_gpu: PositiveInt = 4
+    mem_per_gpu_gib: PositiveFloat = 16
+    time: str = "00:20:00"
+
+    def __post_init__(self) -> None:
+        if self.time_min() == 0:
+            raise ValueError("time must be longer than 00:00:00.")
+
+    def time_min(self) -> int:
+        """Return the time limit in minutes, rounded up as Slurm does. Raises ValueError if it is not a time."""
+        match = TIME_PATTERN.fullmatch(self.time)
+        if match is None:
+            raise ValueError(f'time={self.time!r} is not a time; write hours:minutes:seconds, such as "00:30:00".')
+        days, hours, minutes, minutes_alone, seconds = (int(part or 0) for part in match.groups())
+        return (days * 24 + hours) * 60 + minutes + minutes_alone + (seconds > 0)
+
+
+class ResourceShape(NamedTuple):
+    """The nodes and GPUs per node of every element of a Slurm array."""
+
+    device: Device
+    num_nodes: int
+    gpus_per_node: int
+
+    def __str__(self) -> str:
+        unit = "GPU" if self.device == "cuda" else "CPU process"
+        return f"{pluralize(self.num_nodes, 'node')} x {pluralize(self.gpus_per_node, unit)}"
+
+
+def group_by_shape(points: Iterable[Spec]) -> dict[ResourceShape, list[Spec]]:
+    """Group the points by resource shape; shapes and points keep the order of the grid."""
+    groups: dict[ResourceShape, list[Spec]] = {}
+    for spec in points:
+        groups.setdefault(ResourceShape(spec.device, spec.num_nodes, spec.gpus_per_node), []).append(spec)
+    return groups
+
 
 ORDER_SEED = 0
 
@@ -50,9 +90,6 @@ def random_order_key(value: object) -> bytes:
     return hashlib.sha256(f"{ORDER_SEED} {value}".encode()).digest()
 
 
-MAX_SHARED_MEMORY_FRACTION = 0.5  # of a device's memory; a point that may need more gets new processes
-
-
 def points_for_same_processes(points: Sequence[Spec]) -> list[Spec]:
     """Return the longest prefix of the points, at least one, that the same processes may run. Repeats need new ones."""
     first, *others = points
@@ -76,32 +113,3 @@ def process_layout(spec: Spec) -> tuple[object, ...]:
     """Return what processes depend on, to compare points. The order of points depends on the order of these values."""
     first = ("device", "strategy", "num_gpus", "num_nodes", "model")
     return (*(getattr(spec, axis) for axis in first), spec.reads_data, *alike_key(spec, (*first, *PROCESS_MAY_DIFFER)))
-
-
-class EarlierPoint(NamedTuple):
-    """A point that ran before in the same processes, and the peak memory of every rank's devices."""
-
-    spec: Spec
-    memory: Sequence[DeviceMemory]
-
-
-def has_memory_headroom(spec: Spec, before: Sequence[EarlierPoint]) -> bool:
-    return expected_memory_fraction(spec, before) <= MAX_SHARED_MEMORY_FRACTION
-
-
-def expected_memory_fraction(spec: Spec, before: Sequence[EarlierPoint]) -> float:
-    """Return an upper bound on the share of a device's memory that the point will use, from earlier points.
-
-    Scales the peak of each alike point linearly with batch size, which overestimates it because weights and data do not
-    grow, and takes the minimum. Without an alike point it takes the maximum over all earlier points, a heuristic:
-    another precision may double the peak, hence the limit of one half. 0 if no peak or usable memory is known, as on
-    the CPU.
-    """
-    key = alike_key(spec, PEAK_MEMORY_MAY_DIFFER)
-    alike = [part for part in before if alike_key(part.spec, PEAK_MEMORY_MAY_DIFFER) == key]
-    bounds = []
-    for part in alike or before:
-        shares = [device.peak_allocated_bytes / device.usable_bytes for device in part.memory if device.usable_bytes]
-        if shares:
-            bounds.append(max(shares) * max(1.0, spec.batch_size_per_gpu / part.spec.batch_size_per_gpu))
-    return (min if alike else max)(bounds, default=0.0)

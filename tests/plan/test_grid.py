@@ -10,10 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis_profiles import examples
 
-from pipeline.experiment import grid
-from pipeline.experiment.grid import GRID_AXES, Grid, expand_grid, shipped_grids
-from pipeline.experiment.resources import Resources, group_by_shape
+from pipeline.plan import grid
 from pipeline.plan.axes import AXES
+from pipeline.plan.grid import GRID_AXES, Grid, expand_grid, shipped_grids
+from pipeline.plan.resources import Resources, group_by_shape
 from pipeline.system.errors import CommandError
 
 HEAD = "name: t\nbase: {strategy: single, num_gpus: 1, batch_size_per_gpu: 32}\n"

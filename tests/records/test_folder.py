@@ -13,19 +13,20 @@ import pytest
 from conftest import needs_root
 from factories import ARRAY, SUBMISSION, make_experiment, make_spec, manifest_of, raising, run_python, slurm_submission
 
-from pipeline.experiment.folder import Experiment, find_experiments
-from pipeline.experiment.grid import MAX_POINTS
-from pipeline.experiment.manifest import (
+from pipeline.plan.axes import REMEDIES
+from pipeline.plan.grid import MAX_POINTS
+from pipeline.records.folder import (
     MAX_MANIFEST_BYTES,
     MAX_MANIFEST_CONTAINERS,
     MAX_MANIFEST_VALUES,
+    Experiment,
     Manifest,
     SlurmArray,
     add_points,
     as_job_name,
+    find_experiments,
     start_submission,
 )
-from pipeline.plan.axes import REMEDIES
 from pipeline.system.errors import CommandError
 
 
@@ -286,9 +287,9 @@ def test_a_manifest_that_is_a_link_or_a_folder_is_refused(experiment: Experiment
 EDIT = """
 import sys
 from pathlib import Path
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.manifest import add_points
-from pipeline.experiment.spec import Spec
+from pipeline.records.folder import Experiment
+from pipeline.records.folder import add_points
+from pipeline.plan.spec import Spec
 for repeat in map(int, sys.argv[2:]):
     with Experiment(Path(sys.argv[1])).edit_manifest() as manifest:
         add_points(manifest, [Spec(strategy="single", num_gpus=1, batch_size_per_gpu=1, repeat=repeat)])
@@ -306,7 +307,7 @@ def test_processes_that_edit_at_once_lose_nothing(experiment: Experiment) -> Non
 def test_a_second_driver_is_refused_until_the_first_is_done(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.experiment.folder.SUBMIT_LOCK_WAIT_S", 0.1)
+    monkeypatch.setattr("pipeline.records.folder.SUBMIT_LOCK_WAIT_S", 0.1)
     second = Experiment(experiment.folder)
     assert not second.is_being_submitted()
     with experiment.submission_lock():
@@ -323,7 +324,7 @@ def test_a_second_driver_is_refused_until_the_first_is_done(
 HOLD = """
 import sys, time
 from pathlib import Path
-from pipeline.experiment.folder import Experiment
+from pipeline.records.folder import Experiment
 with Experiment(Path(sys.argv[1])).submission_lock():
     print("held", flush=True)
     time.sleep(60)

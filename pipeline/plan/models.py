@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from pipeline.experiment.spec import Spec
 from pipeline.plan.model_name import BUILT_IN_MODELS, TORCHVISION, ClassPlace, own_class
+from pipeline.plan.spec import Spec
 from pipeline.system import files
 from pipeline.system.errors import CommandError, suggest_name
 from pipeline.system.imports import is_user_file

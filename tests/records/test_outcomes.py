@@ -10,12 +10,12 @@ from factories import assert_says, make_record, make_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.experiment import record_store
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.implied_oom import find_implying_oom, implied_oom_record
-from pipeline.experiment.outcomes import CollectedOutcomes, resolve_outcomes
-from pipeline.experiment.record import Environment, Failure, Gpu, Record, Status
-from pipeline.experiment.spec import Spec
+from pipeline.plan.spec import Spec
+from pipeline.records import store
+from pipeline.records.folder import Experiment
+from pipeline.records.outcomes import CollectedOutcomes, resolve_outcomes
+from pipeline.records.record import Environment, Failure, Gpu, Record, Status
+from pipeline.records.store import find_implying_oom, implied_oom_record
 from pipeline.report.markdown import render_experiment
 from pipeline.report.tables import build_tables
 from pipeline.runner.launch_options import LaunchOptions, Rerun, launch_command
@@ -33,12 +33,12 @@ def make_attempts(spec: Spec, statuses: Sequence[Status]) -> list[Record]:
     return [make_record(spec, status=status, attempt=attempt) for attempt, status in enumerate(statuses)]
 
 
-def spoilt(spec: Spec) -> record_store.RejectedFile:
-    return record_store.RejectedFile(Path(f"{spec.run_id()}.7.json"), spec.run_id(), "is truncated")
+def spoilt(spec: Spec) -> store.RejectedFile:
+    return store.RejectedFile(Path(f"{spec.run_id()}.7.json"), spec.run_id(), "is truncated")
 
 
 def resolve_folder(expected: Sequence[Spec], folder: Path) -> CollectedOutcomes:
-    found, rejected = record_store.load_folder(folder)
+    found, rejected = store.load_folder(folder)
     return resolve_outcomes(expected, found, rejected)
 
 
@@ -94,13 +94,11 @@ def test_an_oom_is_a_result_and_the_rest_are_gaps() -> None:
 
 @pytest.mark.fault("F22")
 def test_files_count_as_duplicate_superseded_or_foreign_and_lose_nothing(tmp_path: Path) -> None:
-    first = record_store.publish_record(make_record(POINTS[0], status="failed"), tmp_path)
-    record_store.publish_record(
-        make_record(POINTS[0], launch_id="again"), tmp_path
-    )  # attempt 1: the first is superseded
+    first = store.publish_record(make_record(POINTS[0], status="failed"), tmp_path)
+    store.publish_record(make_record(POINTS[0], launch_id="again"), tmp_path)  # attempt 1: the first is superseded
     (tmp_path / "backup.json").write_bytes(first.read_bytes())  # a copy: duplicate
     (tmp_path / "notes.json").write_text("{}")  # junk: foreign
-    record_store.publish_record(make_record(STRANGER), tmp_path)  # of another experiment: foreign
+    store.publish_record(make_record(STRANGER), tmp_path)  # of another experiment: foreign
     (tmp_path / f"{POINTS[1].run_id()}.0.json").write_text('{"schema')  # its only record is invalid
     outcomes, coverage, notes = resolve_folder(POINTS, tmp_path)
     assert [outcome.status for outcome in outcomes] == ["ok", "rejected", "missing", "missing"]
@@ -111,7 +109,7 @@ def test_files_count_as_duplicate_superseded_or_foreign_and_lose_nothing(tmp_pat
 
 
 def test_a_copy_of_nothing_that_is_there_is_the_point_rejected(tmp_path: Path) -> None:
-    path = record_store.publish_record(make_record(POINTS[0]), tmp_path)
+    path = store.publish_record(make_record(POINTS[0]), tmp_path)
     path.rename(tmp_path / f"{POINTS[0].run_id()}.3.json")  # says attempt 3, holds attempt 0
     (outcome,), coverage, _ = resolve_folder(POINTS[:1], tmp_path)
     assert (outcome.status, "which its name does not say" in outcome.reason) == ("rejected", True)
@@ -141,7 +139,7 @@ def test_a_failure_keeps_its_reason_and_a_missing_point_says_that_it_has_no_reco
         ),
     ],
 )
-def test_a_sound_file_is_not_to_be_thrown_away(file: record_store.RejectedFile, cure: str) -> None:
+def test_a_sound_file_is_not_to_be_thrown_away(file: store.RejectedFile, cure: str) -> None:
     (outcome,) = resolve_outcomes(POINTS[:1], [], [file]).outcomes
     assert outcome.reason == f"its only record was not read: {cure}"
     assert outcome.may_hold_result == ("remove it" not in cure)
@@ -222,7 +220,7 @@ def test_the_oom_of_a_batch_is_implied_by_the_smallest_measured_one_alike(
 ) -> None:
     """A batch of 4096 runs where nothing implies its OOM."""
     for record in found:
-        record_store.publish_record(record, tmp_path)
+        store.publish_record(record, tmp_path)
     spec = make_spec(**{"batch_size_per_gpu": 4096, **fields})
     points = {*(record.spec for record in found), *(make_spec(batch_size_per_gpu=size) for size in OOM_SIZES), spec}
     cause = find_implying_oom(spec, points, tmp_path, gpus)
@@ -232,7 +230,7 @@ def test_the_oom_of_a_batch_is_implied_by_the_smallest_measured_one_alike(
 def test_an_implied_oom_is_a_record_and_the_tables_name_what_implies_it(tmp_path: Path) -> None:
     cause = oom(2048)
     record = implied_oom_record(make_spec(batch_size_per_gpu=4096), cause, "launch")
-    assert record_store.load_record(record_store.publish_record(record, tmp_path)) == record
+    assert store.load_record(store.publish_record(record, tmp_path)) == record
     assert (record.status, record.failure and record.failure.kind) == ("oom", "implied_oom")
     assert (record.started_at, record.environment) == (None, Environment())  # it ran nowhere
     collected = resolve_outcomes([cause.spec, record.spec], [cause, record], [])
@@ -246,7 +244,7 @@ def test_an_implied_oom_is_a_record_and_the_tables_name_what_implies_it(tmp_path
 
 def test_a_point_beside_a_neighbour_is_no_oom_in_the_tables_and_its_reason_names_the_neighbour(tmp_path: Path) -> None:
     record = beside_a_neighbour(8192)
-    assert record_store.load_record(record_store.publish_record(record, tmp_path)) == record
+    assert store.load_record(store.publish_record(record, tmp_path)) == record
     collected = resolve_outcomes([record.spec], [record], [])
     tables = build_tables(collected.outcomes)
     assert (tables["oom"], collected.coverage.oom, collected.coverage.failed) == ([], 0, 1)
@@ -281,19 +279,19 @@ def test_launch_records_what_is_implied_without_running_it_unless_it_is_asked_to
     with experiment.edit_manifest() as manifest:
         manifest.points = [small, large]
     failure = Failure(kind="host_oom", message="rank 0: out")
-    record_store.publish_record(make_record(small, status="oom", failure=failure), experiment.records_folder)
+    store.publish_record(make_record(small, status="oom", failure=failure), experiment.records_folder)
     launch = ("launch", "--manifest", experiment.manifest_path, "--run-id", large.run_id())
     answer = pipeline(*launch)
     assert (answer.returncode, f"oom: implied by {small.run_id()}" in answer.stderr) == (1, True)
     assert list(experiment.scratch_folder.iterdir()) == []
     succeeded(pipeline(*launch, "--rerun", "oom"))
-    attempts = record_store.load_attempts(experiment.records_folder, large.run_id())
+    attempts = store.load_attempts(experiment.records_folder, large.run_id())
     assert [record.status for record in attempts] == ["oom", "ok"]
 
 
 def test_a_record_that_cannot_be_read_implies_nothing_and_stops_no_point(tmp_path: Path) -> None:
-    record_store.publish_record(oom(2048), tmp_path)
-    cut = record_store.publish_record(oom(1024), tmp_path)
+    store.publish_record(oom(2048), tmp_path)
+    cut = store.publish_record(oom(1024), tmp_path)
     cut.write_bytes(cut.read_bytes()[:100])
     spec = make_spec(batch_size_per_gpu=4096)
     cause = find_implying_oom(

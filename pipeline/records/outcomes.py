@@ -7,14 +7,13 @@ from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
-from pipeline.experiment import record_store
-from pipeline.experiment.folder import Experiment
-from pipeline.experiment.measurement import TEST_ACCURACY
-from pipeline.experiment.point_label import IMAGES, MERIT, Terms
-from pipeline.experiment.record import Record
-from pipeline.experiment.record_store import RejectedFile
-from pipeline.experiment.spec import Spec
 from pipeline.plan.model_name import is_image_model
+from pipeline.plan.point_label import IMAGES, MERIT, Terms
+from pipeline.plan.spec import Spec
+from pipeline.records import store
+from pipeline.records.folder import Experiment
+from pipeline.records.record import TEST_ACCURACY, Record
+from pipeline.records.store import RejectedFile
 from pipeline.system.errors import CommandError
 from pipeline.system.files import CANNOT_READ
 
@@ -100,7 +99,7 @@ def collect_outcomes(experiment: Experiment) -> CollectedOutcomes:
     """Return the outcomes; without a manifest, of the points with a record. Raises CommandError if unreadable."""
     manifest = experiment.read_manifest()
     try:
-        found, rejected = record_store.load_folder(experiment.records_folder, for_tables=True)
+        found, rejected = store.load_folder(experiment.records_folder, for_tables=True)
     except OSError as error:
         problem = f"cannot read {experiment.records_folder}: {error.strerror}; mend its permissions."
         raise CommandError(problem) from error
@@ -144,7 +143,7 @@ def resolve_outcomes(
 def resolve_point(spec: Spec, attempts: list[Record], bad: RejectedFile | None) -> PointOutcome:
     """Return the outcome of one point. A point whose only file is invalid is rejected, not missing."""
     if attempts:
-        record = record_store.choose_attempt(attempts)
+        record = store.choose_attempt(attempts)
         superseded = [other for other in attempts if other is not record]
         return PointOutcome(spec, record.status, record, record.reason, superseded)
     if bad is not None:

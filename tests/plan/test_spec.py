@@ -10,19 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis_profiles import examples
 
-from pipeline.experiment import axis_groups
-from pipeline.experiment.learning_rate import learning_rate_at, peak_learning_rate
-from pipeline.experiment.packing import process_layout
-from pipeline.experiment.point_label import (
-    describe_point,
-    distinguishing_axes,
-    format_figure,
-    format_number,
-    point_labels,
-)
-from pipeline.experiment.spec import MIN_WINDOWS_FOR_INTERVAL, Spec, canonical_json, non_default_fields
 from pipeline.figures.intervals import min_values
+from pipeline.plan import spec as spec_module
 from pipeline.plan.axes import AXES, DECLARED, IMAGE_AXES, STRATEGY_AXES
+from pipeline.plan.point_label import describe_point, distinguishing_axes, format_figure, format_number, point_labels
+from pipeline.plan.resources import process_layout
+from pipeline.plan.spec import (
+    MIN_WINDOWS_FOR_INTERVAL,
+    AxisGroup,
+    Spec,
+    _axes_outside,
+    alike_key,
+    canonical_json,
+    learning_rate_at,
+    non_default_fields,
+    peak_learning_rate,
+)
 from pipeline.plan.strategies import STRATEGIES
 
 
@@ -315,8 +318,8 @@ def test_as_few_windows_as_a_point_may_stop_at_are_those_of_an_interval() -> Non
     assert min_values() == MIN_WINDOWS_FOR_INTERVAL
 
 
-GROUPS: dict[str, axis_groups.AxisGroup] = {
-    name: group for name, group in vars(axis_groups).items() if name.endswith(("_MAY_DIFFER", "POOLED_AXES"))
+GROUPS: dict[str, AxisGroup] = {
+    name: group for name, group in vars(spec_module).items() if name.endswith(("_MAY_DIFFER", "POOLED_AXES"))
 }
 POINT: dict[str, Any] = {"strategy": "ddp", "num_gpus": 4, "batch_size_per_gpu": 64, "epochs": 3, "input": "synthetic"}
 
@@ -326,21 +329,21 @@ def test_points_are_alike_if_they_differ_in_axes_of_the_group_and_in_no_other(ax
     spec, other = make_spec(**POINT), with_other_value(make_spec(**POINT), axis)
     assert getattr(spec, axis) != getattr(other, axis)
     for name, group in GROUPS.items():
-        assert (axis_groups.alike_key(spec, group) == axis_groups.alike_key(other, group)) == (axis in group), name
+        assert (alike_key(spec, group) == alike_key(other, group)) == (axis in group), name
 
 
 def test_a_new_axis_keeps_points_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     class LaterSpec(Spec, frozen=True, kw_only=True):
         later_axis: int = 1
 
-    monkeypatch.setattr(axis_groups, "AXES", (*AXES, "later_axis"))
-    axis_groups._axes_outside.cache_clear()
+    monkeypatch.setattr(spec_module, "AXES", (*AXES, "later_axis"))
+    _axes_outside.cache_clear()
     one, two = LaterSpec(**POINT), LaterSpec(**POINT, later_axis=2)
     try:
-        assert all(axis_groups.alike_key(one, group) != axis_groups.alike_key(two, group) for group in GROUPS.values())
+        assert all(alike_key(one, group) != alike_key(two, group) for group in GROUPS.values())
         assert process_layout(one) != process_layout(two)
     finally:
-        axis_groups._axes_outside.cache_clear()
+        _axes_outside.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from factories import (
     write_model,
 )
 
-from pipeline.experiment.find_model import check_models, find_code, find_lacking, source_digests, torchvision_models
-from pipeline.experiment.grid import expand_grid
-from pipeline.experiment.spec import Spec
+from pipeline.plan.grid import expand_grid
+from pipeline.plan.models import check_models, find_code, find_lacking, source_digests, torchvision_models
+from pipeline.plan.spec import Spec
 from pipeline.system.errors import CommandError
 
 GRID = """

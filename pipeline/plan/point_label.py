@@ -8,9 +8,9 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from pipeline.experiment.spec import Spec
 from pipeline.plan.axes import AXES, DECLARED, REMEDIES
 from pipeline.plan.model_name import is_image_model, short_model_name
+from pipeline.plan.spec import Spec
 from pipeline.plan.strategies import STRATEGIES
 
 MERIT = "figure of merit"
