@@ -89,7 +89,7 @@ MEASURES: tuple[dict[str, Any], ...] = (  # with what each needs
 )
 WRONG = (0, -1, "wrong", None, 1e30)  # for most axes
 DATA_ADDRESS = re.compile(r'"data:[^"]*"')
-COORDINATE = re.compile(r"-?\d+\.\d{2,}")  # of a plot, in points: another CPU's floats differ in the last digits
+COORDINATE = re.compile(r"-?\d+\.\d{4,}")  # of a plot, in points: another CPU's floats differ in the last digits
 PAGE_DIGEST = re.compile(r"[0-9a-f]{64}|sha256-[\w+/=]{44}|<style>.*?</style>", re.DOTALL)
 
 Texts = Iterator[tuple[str, str]]

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from pipeline.plan.axes import AXIS_DEFAULTS, DECLARED
+from pipeline.plan.point_label import in_terms
 from pipeline.report.table import AXIS_HEADINGS, Column
 from pipeline.report.tables import TABLES
 
@@ -44,12 +45,14 @@ AXES_TABLE = re.compile(r"(?<=<!-- axes: written by `make words` -->\n\n).*(?=\n
 
 def render_words(page: str) -> str:
     """Return the page with the columns of today below its marker."""
-    headings: dict[str, list[str]] = defaultdict(list, {axis: [heading] for axis, heading in AXIS_HEADINGS.items()})
+    headings: dict[str, list[str]] = defaultdict(
+        list, {axis: [in_terms(heading)] for axis, heading in AXIS_HEADINGS.items()}
+    )
     figures: dict[str, Column] = {}
     for column in (NUM_RUNS, *(column for table in TABLES.values() for column in table.columns), NOTE):
         figures.setdefault(column.key, column)
-        if column.heading and column.heading not in headings[column.key]:
-            headings[column.key].append(column.heading)
+        if column.heading and in_terms(column.heading) not in headings[column.key]:
+            headings[column.key].append(in_terms(column.heading))
     by_hand = page.partition(MARKER)[0] + MARKER
     return "\n".join([by_hand, INTRODUCTION, *table_lines(figures.values(), headings)]) + "\n"
 

@@ -10,7 +10,7 @@ from pipeline.records.record import GpuWindow, Record
 
 THROTTLED = NoteKind("throttled", "throttled: {reasons:figures}", word="throttled")
 NO_ENERGY = NoteKind(
-    "no_energy", "no energy: {samples} samples of a GPU in the window are too few, or a GPU was not sampled"
+    "no_energy", "no energy: {samples} samples of a $GPU in the window are too few, or a $GPU was not sampled"
 )
 
 POWER_LIMITS = {"sw_power_cap", "hw_power_brake"}  # reasons for lowered clocks

@@ -44,7 +44,7 @@ class LateRank(NamedTuple):
         """Return the note that names it."""
         where = " on ".join(filter(None, (self.gpu, self.node)))
         known = "; ".join(self.facts) or "clock, memory and temperature as the others, or not known"
-        values: dict[str, Any] = {"rank": self.rank, "where": where or "GPU not stated", "wait_us": 1e6 * self.wait_s}
+        values: dict[str, Any] = {"rank": self.rank, "where": where or "$GPU not stated", "wait_us": 1e6 * self.wait_s}
         return make_note(LATE_RANK, **values, known=known)
 
 

@@ -13,7 +13,7 @@ from pipeline.records.record import Epoch, Record
 
 LOADER_BOUND = NoteKind(
     "loader_bound",
-    "loader-bound: the GPU that waits longest waits for data in {share:.0%} of the epoch",
+    "loader-bound: the $GPU that waits longest waits for data in {share:.0%} of the epoch",
     badge="waits for data {share:.0%}",
     word="loader-bound",
     forbids=("speedup", "comm_time_subtraction_s"),

@@ -12,8 +12,8 @@ from pipeline.figures.pooling import OTHER_SHARED_NODE, PooledPoint, group_pairs
 from pipeline.plan.spec import BASELINE_MAY_DIFFER, Spec, alike_key
 from pipeline.plan.strategies import STRATEGIES
 
-NO_BASELINE = NoteKind("no_baseline", "no baseline: the experiment has no point on 1 GPU with these axes")
-BASELINE_UNTIMED = NoteKind("baseline_untimed", "no baseline: {strategy} on 1 GPU is {status}")
+NO_BASELINE = NoteKind("no_baseline", "no baseline: the experiment has no point on 1 $GPU with these axes")
+BASELINE_UNTIMED = NoteKind("baseline_untimed", "no baseline: {strategy} on 1 $GPU is {status}")
 NO_DIFFERENCE = NoteKind(
     "no_difference", "no difference from the baseline: 1 lies inside the interval", badge="no difference shown"
 )
@@ -25,7 +25,7 @@ BASELINE_RUNS = NoteKind(
 )
 SUPERLINEAR = NoteKind(
     "superlinear",
-    "efficiency above 1: noise, a slow baseline, or a difference other than the number of GPUs",
+    "efficiency above 1: noise, a slow baseline, or a difference other than the number of $GPUs",
     forbids=("speedup",),
 )
 SUPERLINEAR_IS_NOISE = NoteKind(
@@ -33,7 +33,7 @@ SUPERLINEAR_IS_NOISE = NoteKind(
     "the speed-up is above {num_gpus}, which lies inside its interval: the noise is larger than the gap",
 )
 SERIAL_FRACTION_ABOVE_1 = NoteKind(
-    "serial_fraction_above_1", "Karp-Flatt above 1: slower than one GPU, so the loss is overhead, not a serial part"
+    "serial_fraction_above_1", "Karp-Flatt above 1: slower than one $GPU, so the loss is overhead, not a serial part"
 )
 
 Scaling = Literal["weak", "strong"]

@@ -153,8 +153,8 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "num_gpus=2 strategy=ddp,dp",
             BASELINE | MayDiffer.PREDICTION | CHOICE | TARGET,
             changes_learning=True,
-            words="{} GPUs",
-            values={1: "{} GPU"},
+            words="{} $GPUs",
+            values={1: "{} $GPU"},
         ),
     ]
     batch_size_per_gpu: Annotated[
@@ -164,7 +164,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "batch_size_per_gpu=64,256",
             MayDiffer.OOM | MayDiffer.PEAK_MEMORY | CHOICE | TARGET | PROCESS,
             changes_learning=True,
-            words="{} per GPU",
+            words="{} per $GPU",
         ),
     ]
     device: Annotated[

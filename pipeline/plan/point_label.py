@@ -1,7 +1,7 @@
 """Names of points for people: the axes in which points differ, in words."""
 
 import decimal
-import re
+import functools
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -14,7 +14,7 @@ from pipeline.plan.spec import Spec
 from pipeline.plan.strategies import STRATEGIES
 
 MERIT = "figure of merit"
-IMAGES = "images"  # the unit of this project's own models; texts speak of it, and in_terms puts in another
+IMAGES = "images"  # the unit of this project's own models
 
 
 Models = Collection[str | None]
@@ -31,6 +31,8 @@ class Terms(NamedTuple):
     merit: str = MERIT
     own_model: str = ""
 
+
+OF_GPUS = Terms()
 
 NAMING_AXES = ("strategy", "num_gpus", "batch_size_per_gpu")  # in every label of a point
 
@@ -109,7 +111,7 @@ def describe_point(row: Mapping[str, Any], axes: Sequence[str], beside: Models =
     text = ", ".join(filter(None, parts.values()))
     if not text:  # a usual value goes without saying, but not alone
         text = ", ".join(f"{axis} {row[axis]}" for axis in axes if row[axis] is not None)
-    return in_terms(text, Terms("processes")) if row.get("device") == "cpu" else text
+    return in_terms(text, Terms("processes") if row.get("device") == "cpu" else OF_GPUS)
 
 
 def has_axis(strategy: str, axis: str) -> bool:
@@ -180,20 +182,37 @@ def describe_data(spec: Spec) -> str | None:
     return spec.dataset if is_image_model(spec.model) else "its data set"
 
 
-def in_terms(text: str, terms: Terms) -> str:
-    """Return a text about GPUs and images in the terms of an experiment: processes on the CPU, samples of tokens."""
-    if terms.processors == "processes":
-        text = text.replace("GPUs", "processes").replace("GPU", "process")
-    if terms.unit != IMAGES:
-        text = replace_words(text, "images/s", f"{terms.unit}/s").replace("augmented images", "training images")
-        text = text.replace("mJ/image", f"mJ/{terms.unit.removesuffix('s')}")
-        text = re.sub(r"\b([Ii])mage(s?)\b", lambda match: f"{'S' if match[1] == 'I' else 's'}ample{match[2]}", text)
-    return replace_words(text, MERIT, terms.merit)
+@functools.cache
+def words_of_terms(terms: Terms) -> dict[str, str]:
+    """Return placeholder -> word: `$GPUs`, `$images`, `$items` (what a sample consists of) and `$merit`.
+
+    Each has a singular where texts use it, and a form that begins a title.
+    """
+    of_images = terms.unit == IMAGES
+    samples, processors = ("images" if of_images else "samples"), terms.processors
+    words = {
+        "GPUs": processors,
+        "GPU": processors.removesuffix("es" if processors == "processes" else "s"),
+        "images": samples,
+        "image": samples.removesuffix("s"),
+        "items": terms.unit,
+        "item": terms.unit.removesuffix("s"),
+        "augmented": "augmented images" if of_images else "training samples",
+        "merit": terms.merit,
+    }
+    return {f"${word}": text for word, text in words.items()} | {
+        f"${word[0].upper()}{word[1:]}": text[:1].upper() + text[1:]
+        for word, text in words.items()
+        if word[0].islower()
+    }
 
 
-def replace_words(text: str, words: str, others: str) -> str:
-    """Return the text with other words, also where the first ones begin a title."""
-    return text.replace(words, others).replace(words.capitalize(), others[:1].upper() + others[1:])
+def in_terms(text: str, terms: Terms = OF_GPUS) -> str:
+    """Return a text with the words of an experiment in place of its placeholders: processes on the CPU, say."""
+    if "$" in text:
+        for placeholder, word in words_of_terms(terms).items():
+            text = text.replace(placeholder, word)
+    return text
 
 
 def format_number(value: float, spec: str) -> str:

@@ -18,8 +18,8 @@ from pipeline.report.tables import part_of, values_of
 BY: tuple[SeparateAxis, ...] = get_args(SeparateAxis)
 
 ASKED_ABOUT = {
-    "Q1": "the batch size that keeps one GPU busy",
-    "Q2": "scaling over GPUs",
+    "Q1": "the batch size that keeps one $GPU busy",
+    "Q2": "scaling over $GPUs",
     "Q3": "communication",
     "Q4": "the accuracy of large batches",
 }

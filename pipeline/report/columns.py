@@ -4,7 +4,7 @@ from pipeline.figures.intervals import CONFIDENCE, NOMINAL, OF_FEWEST_VALUES, mi
 from pipeline.figures.loader import MAX_DATA_SHARE
 from pipeline.report.table import Column
 
-GLOBAL_BATCH = Column("global_batch_size", "images a step", "Samples per step over all GPUs.", is_set=True)
+GLOBAL_BATCH = Column("global_batch_size", "$images a step", "Samples per step over all GPUs.", is_set=True)
 STATUS = Column("status", "", "The status of the point: ok, oom, failed, rejected or missing.")
 PLACE = (GLOBAL_BATCH._replace(heading=""), STATUS)
 REMEDIES = Column("remedies", "", "Remedies for training with large batches.")
@@ -30,12 +30,12 @@ INTERVAL = Column(
     "Half the width of the interval, below six runs of the range within them, over the median.",
 )
 THROUGHPUT = Column(
-    "throughput_items_per_s", "images/s", "Items (images, tokens, ...: see unit) trained on per second.", decimals=1
+    "throughput_items_per_s", "$items/s", "Items (images, tokens, ...: see unit) trained on per second.", decimals=1
 )
 SAMPLE_THROUGHPUT = Column("throughput_samples_per_s", "", "Training samples per second.")
 COMPUTE_RATE = Column(
     "tflops_per_gpu",
-    "TFLOP/s per GPU",
+    "TFLOP/s per $GPU",
     "flops_per_sample x throughput_samples_per_s / GPUs: forward and backward pass, without recomputation.",
     interval="kept",
 )
@@ -55,7 +55,7 @@ COMPUTE = Column(
     "Epoch time without data loading; under DDP it holds the wait for the slowest rank's batch.",
 )
 MEMORY = Column("peak_memory_gib", "memory [GiB]", "Fullest GPU, or largest process on the CPU.")
-ENERGY = Column("energy_per_item_j", "energy [mJ/image]", "Energy per item trained on.")
+ENERGY = Column("energy_per_item_j", "energy [mJ/$item]", "Energy per item trained on.")
 SAMPLE_ENERGY = Column("energy_per_sample_j", "", "Energy per training sample.")
 INTERVAL_OVER = Column(
     "interval_over",
@@ -86,7 +86,7 @@ TIMING = (
 BASELINE = Column("baseline", "", "Strategy of the one-GPU point that the row is compared with.")
 STEP_TIME = Column("step_time_s", "step [ms]", "One training step, on the slowest rank.")
 PLAIN_STEP_TIME = Column(
-    "plain_step_time_s", "one GPU [ms]", "Model without DDP on one GPU, with one GPU's share of the batch."
+    "plain_step_time_s", "one $GPU [ms]", "Model without DDP on one GPU, with one GPU's share of the batch."
 )
 EXPOSED = Column(
     "exposed_comm_time_s",
@@ -98,6 +98,6 @@ COMM_TIME = Column(
     "comm_time_s", "collectives [us]", "Shortest time over ranks of each collective of the strategy, summed (profiled)."
 )
 LEARNING_RATE = Column("learning_rate", "rate", "Largest learning rate of the run, after scaling.", is_set=True)
-MERIT = Column("merit", "figure of merit", "What evaluate() of an own model returns.")
+MERIT = Column("merit", "$merit", "What evaluate() of an own model returns.")
 TEST_ACCURACY = Column("test_accuracy", "test accuracy [%]", "Accuracy over the test set.", decimals=2)
 PREDICTION_ERROR = Column("prediction_error", "error [%]", "Predicted value divided by the measured value, minus 1.")

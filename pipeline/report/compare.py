@@ -11,9 +11,9 @@ from pipeline.figures import intervals
 from pipeline.figures.comparability import COMPARED_FACTS, fact_values
 from pipeline.figures.comparison import HARDWARE_FACTS, ComparedPoint, Comparison, TimedSide, Verdict
 from pipeline.figures.energy import clock_notes
-from pipeline.plan.point_label import NAMING_AXES, describe_point, distinguishing_axes, point_labels
+from pipeline.plan.point_label import NAMING_AXES, Terms, describe_point, distinguishing_axes, point_labels
 from pipeline.report.claims import badge_of
-from pipeline.report.display import STATUS_WORDS, DisplayColumn, DisplayTable, name_columns, note_column
+from pipeline.report.display import STATUS_WORDS, DisplayColumn, DisplayTable, name_columns, name_texts, note_column
 from pipeline.report.markdown import escape_markdown, render_table
 from pipeline.report.table import NOT_STATED
 from pipeline.report.words import render_notes
@@ -82,7 +82,7 @@ def render_points(heading: str, unit: str, points: Sequence[ComparedPoint]) -> s
         columns.append(note_column([[footnotes.index(badge) + 1 for badge in own] for own in badges]))
     common = describe_point(axes[0], [axis for axis in NAMING_AXES if axis not in varying])
     legend = " ".join(filter(None, [configurations, *explain_intervals(points)]))
-    return render_table(DisplayTable(heading, columns, footnotes, common, legend))
+    return render_table(name_texts(DisplayTable(heading, columns, footnotes, common, legend), Terms()))
 
 
 def format_time(side: TimedSide, unit: str) -> str:

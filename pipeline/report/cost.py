@@ -27,15 +27,15 @@ COST = Table(
             "How the attempts ended; ok attempts are split into timed windows (ok_timed) and the rest.",
             words=ENDING_WORDS,
         ),
-        Column("gpu_hours", "GPU-hours [h]", "Hours from launch to record, times the GPUs allocated."),
+        Column("gpu_hours", "$GPU-hours [h]", "Hours from launch to record, times the GPUs allocated."),
         Column("process_hours", "process-hours [h]", "Hours from launch to record, times the processes."),
         Column("allocated_share", "of all [%]", "Share of all hours allocated on the device."),
     ),
     View(
         "Cost: what the attempts took, by how they ended",
-        "Hours from each launch to its record, times the GPUs allocated; n counts attempts. The attempts that "
-        "ended ok have two rows: their timed windows on the GPUs used (every epoch of a point that evaluates), and "
-        "all else: start-up, warm-up, evaluation, unused GPUs.",
+        "Hours from each launch to its record, times the $GPUs allocated; n counts attempts. The attempts that "
+        "ended ok have two rows: their timed windows on the $GPUs used (every epoch of a point that evaluates), and "
+        "all else: start-up, warm-up, evaluation, unused $GPUs.",
         lambda rows: [row for row in rows if row.n or row.notes],
         shows_n=True,
     ),

@@ -34,7 +34,7 @@ from pipeline.report.words import Range, render_note
 
 STATUS_WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}
 MAX_LABEL = 44  # characters of a configuration in a cell
-WORDS = FIGURE_NAMES | {"sw_power_cap": "GPU at its power limit"}  # what notes name
+WORDS = FIGURE_NAMES | {"sw_power_cap": "$GPU at its power limit"}  # what notes name
 MAX_WORD = 20  # characters of a short text that is its own badge
 USUAL = "usual"  # the configuration whose every value is the most frequent one
 
@@ -89,7 +89,7 @@ def name_texts(part: Any, terms: Terms) -> Any:
     """Return a table, a plot or a part of one, with the word for what its points ran on in every text."""
     if isinstance(part, str):
         return point_label.in_terms(part, terms)
-    if not isinstance(part, list | tuple) or terms == Terms():
+    if not isinstance(part, list | tuple):
         return part
     named = [name_texts(inner, terms) for inner in part]
     return type(part)(*named) if hasattr(part, "_fields") else tuple(named)
@@ -129,7 +129,7 @@ def name_columns(points: Sequence[Axes], varying: Sequence[str]) -> tuple[list[D
         explained.append(f"Each model: {'; '.join(of_each.values())}.")
     if not others:
         return columns, " ".join(explained)
-    heading = {"gpu": "GPU model"}.get(others[0], others[0]) if len(others) == 1 else "configuration"
+    heading = {"gpu": "$GPU model"}.get(others[0], others[0]) if len(others) == 1 else "configuration"
     names = [describe_point(point, others, models) for point in points]
     if max(map(len, names)) > MAX_LABEL:
         usual = {axis: Counter(repr(point[axis]) for point in points).most_common(1)[0][0] for axis in others}
@@ -332,7 +332,7 @@ def build_table(table: Table, view: View, all_rows: Sequence[Row], options: Disp
         texts, *texts_beside = (name_texts(part, options.terms) for part in (shown, named, beside))
         least = [column for part in texts_beside for column in part] + [texts[index] for index in always]
         if not fits(least, options.max_width):
-            named = [column._replace(heading=column.heading.removeprefix("images ")) for column in named]
+            named = [column._replace(heading=column.heading.removeprefix("$images ")) for column in named]
             texts_beside[0] = name_texts(named, options.terms)
         kept = columns_that_fit(texts, [*texts_beside[0], *texts_beside[1]], always, options.max_width)
     said, left_out = describe_omitted([column for index, column in enumerate(shown) if index not in kept])
@@ -456,5 +456,5 @@ def pivot(column: Column, values: Sequence[tuple[Row, float | None]]) -> Display
     columns, configurations = name_columns(list(points.values()), varying)
     for size in sorted({row["batch_size_per_gpu"] for row in rows}):
         columns.append(DisplayColumn(f"{size:,}", [line.get(size, "") for line in lines.values()]))
-    heading = f"Q2: {column.heading} by GPUs and images per GPU (weak scaling)"
+    heading = f"Q2: {column.heading} by $GPUs and $images per $GPU (weak scaling)"
     return DisplayTable(heading, columns, legend=configurations, source="Q2", is_folded=True)

@@ -56,8 +56,8 @@ INDEX_NAME = "index.html"
 PLOTS_FOLDER = "plots"
 QUESTIONS = {
     "Q5": "What should I use?",
-    "Q1": "Which batch size keeps one GPU busy, and where does its memory end?",
-    "Q2": "How does training scale over GPUs?",
+    "Q1": "Which batch size keeps one $GPU busy, and where does its memory end?",
+    "Q2": "How does training scale over $GPUs?",
     "Q3": "Where does the time go, and how much of it is communication?",
     "Q4": "What does a large batch cost in accuracy, and which remedy mends it?",
     "int8": "What does quantization to int8 cost in accuracy, and which values do its scales cover?",

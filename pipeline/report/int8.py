@@ -61,13 +61,13 @@ INT8 = Table(
         "int8: test accuracy after quantization",
         f"Medians over n seeds with their interval ({NOMINAL}, for {min_values()} seeds "
         f"{100 * OF_FEWEST_VALUES:.1f} %). Each stage includes those before it: weights in int8, activations in "
-        "int8 with scales from training images, biases in int32.",
+        "int8 with scales from training $images, biases in int32.",
         keys=("stage", "scale_rule", "granularity", "test_accuracy", "accuracy_change"),
         shows_n=True,
     ),
     View(
         "int8: agreement with fp32, and size",
-        "Ties are test images whose highest score several classes share. The size counts weights, biases and scales.",
+        "Ties are test $images whose highest score several classes share. The size counts weights, biases and scales.",
         keys=("stage", "scale_rule", "granularity", "agreement", "tie_share", "network_bytes"),
         shows_n=True,
     ),

@@ -64,7 +64,8 @@ MEMORY_BOUNDARY = Table(
     ),
     View(
         "The memory boundary",
-        f"Images per GPU, within 1 %: {NUM_TRIAL_STEPS} full steps of synthetic images, each trial in new processes.",
+        f"$Images per $GPU, within 1 %: {NUM_TRIAL_STEPS} full steps of synthetic $images, each trial in new "
+        "processes.",
         hidden_axes=("batch_size_per_gpu",),
         hidden_notes=(SAVING_UNCLEAR,),
         keys=(
@@ -233,9 +234,9 @@ def oom_row(point: PooledPoint) -> Row:
 
 
 BOUNDARY_FOUND = ClaimKind(
-    "memory_boundary", ("{fits:,} images fit{each}, {fails:,} do not{where}.",), Headline("{fits:,} images fit")
+    "memory_boundary", ("{fits:,} $images fit{each}, {fails:,} do not{where}.",), Headline("{fits:,} $images fit")
 )
-MEMORY_ALL_FIT = ClaimKind("memory_all_fit", ("{fits:,} images fit{each}{where}.",), Headline("{fits:,} images fit"))
+MEMORY_ALL_FIT = ClaimKind("memory_all_fit", ("{fits:,} $images fit{each}{where}.",), Headline("{fits:,} $images fit"))
 FIRST_OOM = ClaimKind("first_oom", ("{fails:,} runs out of memory{where}, {fits:,} fits.",))
 SMALLEST_OOM = ClaimKind("smallest_oom", ("{fails:,}, the smallest size tried, runs out of memory{where}.",))
 NO_OOM = ClaimKind("no_oom", ("Nothing up to {fits:,} ran out of memory.",))
@@ -248,7 +249,7 @@ def memory_claim(tables: Tables) -> Claim:
     if searched:
         best = alone[0] if alone else max(searched, key=lambda row: int(row["largest_batch_size_per_gpu"]))
         fails = best["smallest_failing_batch_size_per_gpu"]
-        each = "" if alone else f" on each of {best['num_gpus']} GPUs"
+        each = "" if alone else f" on each of {best['num_gpus']} $GPUs"
         where = where_of(best, alone or searched, "batch_size_per_gpu")
         values = {"fits": best["largest_batch_size_per_gpu"], "fails": fails, "each": each, "where": where}
         return Claim("Q1", MEMORY_ALL_FIT if fails is None else BOUNDARY_FOUND, values, badges_of(best))

@@ -444,18 +444,19 @@ def other_limits(point: PooledPoint) -> dict[str, float]:
     return shares
 
 
+LIMIT_WORDS = {UNEXPLAINED.limit: "several $GPUs"}
 NEXT_STEP = (
     Column(
         "next_step",
         "next step",
         "What to change first, by the rules of docs/advice.md; no measured pair contradicts it.",
     ),
-    Column("limit", "limit", "The largest part of its time that a rule names."),
+    Column("limit", "limit", "The largest part of its time that a rule names.", words=LIMIT_WORDS),
     Column(
         "limit_share",
         "of its time [%]",
         "Share of the limit; empty where the rule has none; of power how far its clock is below the highest.",
-        remark="< is at most: measured on one GPU.",
+        remark="< is at most: measured on one $GPU.",
     ),
     Column(
         "limit_share_is",
@@ -482,6 +483,7 @@ ADVICE = (
 def limit_words(row: Row) -> str | None:
     """Return what limits a point, with its share; None if no rule names it."""
     limit, share = row["limit"], row["limit_share"]
+    limit = LIMIT_WORDS.get(limit, limit)
     if limit is None or share is None:
         return limit and str(limit)
     if limit == POWER.limit:

@@ -204,7 +204,8 @@ def role_of(style: int) -> str:
 
 def as_title(text: str) -> str:
     """Return a text, such as the heading of a column, with a capital."""
-    return text[0].upper() + text[1:]
+    start = 1 if text.startswith("$") else 0  # a placeholder has a form that begins a title
+    return text[:start] + text[start].upper() + text[start + 1 :]
 
 
 def label_axes(

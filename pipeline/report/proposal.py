@@ -30,7 +30,7 @@ PROPOSAL = Table(
         *PLACE,
         EFFICIENCY._replace(interval="shown"),
         SPEEDUP,
-        Column("gpu_hours", "GPU-hours [h]", "GPUs x wall_hours.", interval="shown"),
+        Column("gpu_hours", "$GPU-hours [h]", "GPUs x wall_hours.", interval="shown"),
         Column("energy_kwh", "energy [kWh]", "Energy of all GPUs, without the host."),
         Column("wall_hours", "time [h]", "Time of the samples, at the time of an epoch for those of one."),
         Column(
@@ -38,10 +38,10 @@ PROPOSAL = Table(
         ),
         Column("none_hidden_gpu_hours", "none hidden [h]", "The same, with the longer all-reduces of the ring model."),
     ),
-    View("Weak scaling: every GPU keeps its batch"),
-    View("Strong scaling: the images a step stay the same", hidden_axes=("batch_size_per_gpu",)),
+    View("Weak scaling: every $GPU keeps its batch"),
+    View("Strong scaling: the $images a step stay the same", hidden_axes=("batch_size_per_gpu",)),
     View(
-        "Beyond what was measured: GPU-hours of two models, without an interval",
+        "Beyond what was measured: $GPU-hours of two models, without an interval",
         keys=("gpu_hours", "no_change_gpu_hours", "none_hidden_gpu_hours"),
     ),
 )
@@ -172,10 +172,10 @@ def checked_num_gpus(asked: int | None, measured: Sequence[int]) -> int:
             f"no point on {pluralize(asked, 'GPU')} was timed; choose one of {listed}, or up to {2 * most}."
         )
     if most == 1:
-        problem = f"a model of {asked} GPUs needs points on several GPUs, and none was timed"
+        problem = f"a model of {asked} $GPUs needs points on several $GPUs, and none was timed"
         raise CommandError(f"{problem}; measure some with {SUBMIT} --grid scaling.")
     if asked > 2 * most:
-        problem = f"{asked} GPUs are more than twice the {most} that were measured, where no model was tested"
+        problem = f"{asked} $GPUs are more than twice the {most} that were measured, where no model was tested"
         raise CommandError(f"{problem}; measure {math.ceil(asked / 2)}, or ask for at most {2 * most}.")
     return asked
 
@@ -196,17 +196,17 @@ def modelled_row(most: Row, num_gpus: int, work: Work, predictions: Sequence[Row
 
 def say_work(work: Work, num_gpus: int, label: str, asked: Row | None, beyond: Sequence[Row], one: Row | None) -> str:
     """Return what the work takes, and what it takes on one GPU."""
-    start = f"{work.num_samples:,} images on {pluralize(num_gpus, 'GPU')}{f', {label}' * bool(label)}: "
+    start = f"{work.num_samples:,} $images on {pluralize(num_gpus, '$GPU')}{f', {label}' * bool(label)}: "
     if asked is None:
         has_scaled = beyond[-1]["none_hidden_gpu_hours"] is not None
         scaled = ", {none_hidden_gpu_hours:digits} if none is hidden" * has_scaled
-        text = "no change: {no_change_gpu_hours:digits} GPU-hours" + scaled + " (models, not measured)."
+        text = "no change: {no_change_gpu_hours:digits} $GPU-hours" + scaled + " (models, not measured)."
         return start + fill(text, beyond[-1])
     energy = "" if asked["energy_kwh"] is None else ", {energy_kwh:digits} kWh"
     badges = ", ".join(badges_of(asked))
-    text = fill("{wall_hours:digits} h, {gpu_hours:digits} GPU-hours" + energy, asked)
+    text = fill("{wall_hours:digits} h, {gpu_hours:digits} $GPU-hours" + energy, asked)
     if one and one["num_gpus"] != num_gpus:
-        text += fill("; {gpu_hours:digits} GPU-hours on 1 GPU", one)
+        text += fill("; {gpu_hours:digits} $GPU-hours on 1 $GPU", one)
     return f"{start}{text}{f' ({badges})' * bool(badges)}."
 
 
@@ -214,14 +214,14 @@ def say_efficiency(kind: str, rows: Sequence[Row]) -> str:
     """Return the efficiency at the most GPUs, or where it falls below the limit."""
     known = [row for row in rows if row["num_gpus"] > 1 and row["parallel_efficiency"] is not None]
     if rows[-1]["num_gpus"] == 1:
-        return f"{kind} scaling: no efficiency, since no point on several GPUs was timed."
+        return f"{kind} scaling: no efficiency, since no point on several $GPUs was timed."
     if not known:
-        return f"{kind} scaling: no efficiency, since no point on several GPUs has one on one GPU to compare with."
+        return f"{kind} scaling: no efficiency, since no point on several $GPUs has one on one $GPU to compare with."
     least = f"{100 * MIN_EFFICIENCY:.0f} %"
     below = [index for index, row in enumerate(known) if row["parallel_efficiency"] < MIN_EFFICIENCY]
     row = known[below[0]] if below else known[-1]
     falls = f"falls below {least} at" if below else f"is at least {least} up to"
-    text = f"{kind} scaling: efficiency {falls} {row['num_gpus']} GPUs, where it is "
+    text = f"{kind} scaling: efficiency {falls} {row['num_gpus']} $GPUs, where it is "
     text += fill("{parallel_efficiency:.1%}", row).replace("%", " %").replace("  ", " ")
     if below and below[0]:
         before = known[below[0] - 1]
@@ -242,7 +242,7 @@ def assume_choice(label: str, chosen: Row, candidates: Sequence[Row], rows: Sequ
     number = len(not_told_apart(chosen, candidates))
     ties = f", not told apart from {pluralize(number, 'other')}" if number else ""
     of_many = (
-        f", with the fewest GPU-hours of {len(candidates)} on {pluralize(num_gpus, 'GPU')}{ties}; "
+        f", with the fewest $GPU-hours of {len(candidates)} on {pluralize(num_gpus, '$GPU')}{ties}; "
         "the best of many looks better than it is"
     )
     said = [f"The configuration is {label}{of_many * (len(candidates) > 1)}."]
@@ -261,7 +261,7 @@ def assume_choice(label: str, chosen: Row, candidates: Sequence[Row], rows: Sequ
 def assume_figures(tables: Tables, rows: Sequence[Row], beyond: Sequence[Row]) -> list[str]:
     """Return what the figures of the proposal rest on, and what they leave out."""
     said = [
-        "Hours are the time of a timed epoch for the asked number of images: the work grows with the images, and "
+        "Hours are the time of a timed epoch for the asked number of $images: the work grows with the $images, and "
         "model, data, hardware and software stay as they are here. Start-up, the first epoch, evaluation, "
         f"checkpoints, failed jobs and the queue are not in them{share_of_other(tables)}."
     ]
@@ -273,19 +273,19 @@ def assume_figures(tables: Tables, rows: Sequence[Row], beyond: Sequence[Row]) -
     said.append(known if has_ends else f"There are no intervals: they need {min_values()} timed epochs, or repeats.")
     has_energy = any(row["energy_kwh"] is not None for row in rows)
     said.append(
-        "Energy is that of the GPUs: without host, network and cooling." if has_energy else "Energy was not measured."
+        "Energy is that of the $GPUs: without host, network and cooling." if has_energy else "Energy was not measured."
     )
-    said.append("With weak scaling N GPUs take N times the images a step, so the accuracy may differ.")
+    said.append("With weak scaling N $GPUs take N times the $images a step, so the accuracy may differ.")
     if beyond:
         said.append(
-            f"Beyond {beyond[0]['num_gpus']} GPUs nothing was measured. No change: a step takes as long as there. None "
-            "hidden: it takes longer by what the all-reduces of one ring over equal links take longer. Neither is a "
-            "bound, and more than one node has another link."
+            f"Beyond {beyond[0]['num_gpus']} $GPUs nothing was measured. No change: a step takes as long as there. "
+            "None hidden: it takes longer by what the all-reduces of one ring over equal links take longer. Neither is "
+            "a bound, and more than one node has another link."
         )
         if beyond[-1]["none_hidden_gpu_hours"] is None:
             cure = "measure it with ddpscale submit --grid communication"
-            said.append(f"No point like this one tells its communication on as many GPUs: {cure}.")
-    for what, axis in (("GPU models", "gpu"), ("models", "model")):
+            said.append(f"No point like this one tells its communication on as many $GPUs: {cure}.")
+    for what, axis in (("$GPU models", "gpu"), ("models", "model")):
         if others := {row.axes.get(axis) for row in tables["Q2"]} - {rows[0].axes.get(axis), None}:
             said.append(f"Other {what} were measured too and are left out: {', '.join(sorted(map(str, others)))}.")
     if any(row.has_note(FIGURES_NOT_STATED) for row in rows):

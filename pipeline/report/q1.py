@@ -55,8 +55,8 @@ Q1 = Table(
         Column("host_cpu_share", "", "Busy share of the CPUs of the busiest node, cut to 0 to 1."),
     ),
     View(
-        "Q1: epoch time against batch size, one GPU",
-        "Times are medians over the timed epochs; waiting is the share of the epoch in which the GPU has no data.",
+        "Q1: epoch time against batch size, one $GPU",
+        "Times are medians over the timed epochs; waiting is the share of the epoch in which the $GPU has no data.",
     ),
 )
 
@@ -73,14 +73,14 @@ def q1_row(point: PooledPoint, peak_tflops: float | None = None) -> Row:
 FASTEST_BATCH = ClaimKind(
     "fastest_batch",
     (
-        "One GPU {place} at {batch:,} images a step: {throughput}, epoch {epoch_time:digits} s{where}.",
+        "One $GPU {place} at {batch:,} $images a step: {throughput}, epoch {epoch_time:digits} s{where}.",
         "Ties: {rivals}.",
     ),
     Headline("{throughput} at {batch:,}", "epoch_time", "{:.3f} s"),
 )
 ONLY_BATCH = ClaimKind(
     "only_batch",
-    ("One batch size was timed: {batch:,} images a step give {throughput}, epoch {epoch_time:digits} s{where}.",),
+    ("One batch size was timed: {batch:,} $images a step give {throughput}, epoch {epoch_time:digits} s{where}.",),
     Headline("{throughput} at {batch:,}", "epoch_time", "{:.3f} s"),
 )
 
@@ -91,9 +91,9 @@ def batch_size_claims(tables: Tables) -> list[Claim]:
     timed = [row for row in rows if row["epoch_time_s"]]
     lost = [row for row in rows if row.status in NO_RESULT]
     if not timed:
-        speed = claims.not_answered("Q1", "no epoch was timed on one GPU", "q1")
+        speed = claims.not_answered("Q1", "no epoch was timed on one $GPU", "q1")
         if lost:
-            speed = claims.no_result("Q1", "points on one GPU", lost)
+            speed = claims.no_result("Q1", "points on one $GPU", lost)
         return [memory, speed] if memory.kind != NO_OOM else [speed]
     best = max(timed, key=lambda row: (row["throughput_items_per_s"] or 0.0, -row["epoch_time_s"]))
     sizes, throughput = {row["global_batch_size"] for row in timed}, best["throughput_items_per_s"]
@@ -104,7 +104,7 @@ def batch_size_claims(tables: Tables) -> list[Claim]:
     unclear = ("points without a result",) if {row["global_batch_size"] for row in lost} - sizes else ()
     values = {
         "batch": best["global_batch_size"],
-        "throughput": "images/s not stated" if throughput is None else f"{throughput:,.0f} images/s",
+        "throughput": "$items/s not stated" if throughput is None else f"{throughput:,.0f} $items/s",
         "epoch_time": best["epoch_time_s"],
         "where": where_of(best, timed, "batch_size_per_gpu"),
         "place": "is fastest" if is_fastest else "has the shortest epoch",
@@ -131,10 +131,10 @@ def batch_size_plots(source: PlotSource) -> Iterator[Plot]:
         (MEMORY.heading, make_series(groups, BATCH, MEMORY)),
     ]
     accumulates = any((row.axes.get("grad_accumulation") or 1) > 1 for row in fitting)
-    heading = "images a pass" if accumulates else GLOBAL_BATCH.heading
+    heading = "$images a pass" if accumulates else GLOBAL_BATCH.heading
     panels = tuple(LinePanel(as_title(title), heading, lines, oom_from=oom_from) for title, lines in shown if lines)
     if panels:
-        yield Plot("q1", "Q1", "One GPU: time, throughput and memory against batch size", panels, note)
+        yield Plot("q1", "Q1", "One $GPU: time, throughput and memory against batch size", panels, note)
 
 
 def throughput_lines(groups: Mapping[str, Sequence[Row]]) -> Iterator[tuple[str, tuple[Series, ...]]]:

@@ -87,12 +87,12 @@ Q2 = Table(
         SPEEDUP,
         EFFICIENCY,
         Column("serial_fraction_karp_flatt", "Karp-Flatt", "(1/S - 1/N)/(1 - 1/N) for N > 1."),
-        WAITING._replace(remark="Waiting is the share of the epoch in which the GPU that waits longest has no data."),
+        WAITING._replace(remark="Waiting is the share of the epoch in which the $GPU that waits longest has no data."),
         INTERVAL,
         THROUGHPUT,
         COMPUTE_RATE,
         MFU,
-        WORKERS._replace(remark="Under DDP N GPUs have N times the loader workers of one."),
+        WORKERS._replace(remark="Under DDP N $GPUs have N times the loader workers of one."),
         RUN_SPREAD,
         *(column._replace(heading="") for column in (COMPUTE, MEMORY, ENERGY)),
         SAMPLE_THROUGHPUT,
@@ -104,9 +104,9 @@ Q2 = Table(
         *NEXT_STEP,
     ),
     View(
-        "Q2: weak scaling, speed-up against one GPU with the per-GPU batch fixed",
-        "Weak scaling: every GPU keeps its batch size, so N GPUs train on N times as many images a step. Speed-up "
-        "is T(1)/T(N): the time of an epoch on one GPU over that on N GPUs, with the same images in both. "
+        "Q2: weak scaling, speed-up against one $GPU with the per-$GPU batch fixed",
+        "Weak scaling: every $GPU keeps its batch size, so N $GPUs train on N times as many $images a step. Speed-up "
+        "is T(1)/T(N): the time of an epoch on one $GPU over that on N $GPUs, with the same $images in both. "
         "Efficiency is speed-up/N.",
         scaled("weak", "batch_size_per_gpu"),
         keys=(
@@ -116,8 +116,8 @@ Q2 = Table(
     ),
     View(
         "Q2: strong scaling, global batch fixed",
-        "Strong scaling: the images a step stay the same, so each of N GPUs gets 1/N of them. Speed-up is against "
-        "one GPU with all of them. Karp-Flatt estimates the serial share of the work; below 0 or above 1 it is no "
+        "Strong scaling: the $images a step stay the same, so each of N $GPUs gets 1/N of them. Speed-up is against "
+        "one $GPU with all of them. Karp-Flatt estimates the serial share of the work; below 0 or above 1 it is no "
         "share.",
         scaled("strong", "global_batch_size"),
         hidden_axes=("batch_size_per_gpu",),
@@ -148,35 +148,35 @@ LARGER = "Larger{elsewhere}: {larger}{cure}"
 SPEEDUP_SHOWN = ClaimKind(
     "speedup",
     (
-        "{num_gpus} GPUs with {strategy} are {speedup:digits} times as fast as one{against_best}: "
+        "{num_gpus} $GPUs with {strategy} are {speedup:digits} times as fast as one{against_best}: "
         "efficiency {efficiency:.0%}, {scaling} scaling{where}.",
         LEFT_OUT,
         "{closing}.",
     ),
-    Headline("{speedup:.2f} times on {num_gpus} GPUs{larger}", "speedup", "{:.2f}"),
+    Headline("{speedup:.2f} times on {num_gpus} $GPUs{larger}", "speedup", "{:.2f}"),
 )
 NO_SPEEDUP = ClaimKind(
     "no_speedup",
     (
-        "No speed-up shown ({low:.2f} to {high:.2f}): {num_gpus} GPUs with {strategy} against one, {scaling} "
+        "No speed-up shown ({low:.2f} to {high:.2f}): {num_gpus} $GPUs with {strategy} against one, {scaling} "
         "scaling{where}.",
         LEFT_OUT,
         "{closing}.",
     ),
-    Headline("no speed-up shown on {num_gpus} GPUs{larger}", "speedup", "{:.2f}"),
+    Headline("no speed-up shown on {num_gpus} $GPUs{larger}", "speedup", "{:.2f}"),
 )
 SPEEDUP_IN_PART = ClaimKind(
     "speedup_in_part",
     (
-        "{num_gpus} GPUs with {strategy} are {low:.2f} to {num_gpus} times as fast as one: the rest of the interval, "
+        "{num_gpus} $GPUs with {strategy} are {low:.2f} to {num_gpus} times as fast as one: the rest of the interval, "
         "up to {high:.2f}, cannot be; {scaling} scaling{where}.",
         LEFT_OUT,
         "{closing}.",
     ),
-    Headline("{low:.2f} to {num_gpus} times on {num_gpus} GPUs{larger}", "speedup", "{:.2f}"),
+    Headline("{low:.2f} to {num_gpus} times on {num_gpus} $GPUs{larger}", "speedup", "{:.2f}"),
 )
 
-WAITS = f"a GPU waits for data in more than {100 * MAX_DATA_SHARE:.0f} % of the epoch, there or on the baseline"
+WAITS = f"a $GPU waits for data in more than {100 * MAX_DATA_SHARE:.0f} % of the epoch, there or on the baseline"
 SHARED = "other points ran on the node of a point or of its baseline at the same time"
 ABOVE_N = "the efficiency is above 1, which noise or a slow baseline can cause"
 WITHOUT_LOADER, ALONE = "--set input=gpu", "--exclusive"
@@ -191,7 +191,7 @@ def speedup_claims(tables: Tables) -> list[Claim]:
     if not timed and (lost := lost_scaling(rows)):
         return [claims.no_result("Q2", "points", lost)]
     if not timed:
-        why = "no point on several GPUs" + " has a timed one on one GPU to compare with" * bool(several)
+        why = "no point on several $GPUs" + " has a timed one on one $GPU to compare with" * bool(several)
         return [claims.not_answered("Q2", why, "scaling", is_asked=bool(several))]
     fit = usable_rows(rows)
     unknown = () if fit else ("wait for data not stated",)
@@ -222,7 +222,7 @@ def speedup_claims(tables: Tables) -> list[Claim]:
         "efficiency": float(best["parallel_efficiency"]),
         "scaling": best["scaling"],
         "where": where_of(best, fit, "strategy"),
-        "beyond": f"; on {beyond} GPUs none can be used" if beyond > most else "",
+        "beyond": f"; on {beyond} $GPUs none can be used" if beyond > most else "",
         "left_out": reasons.total() or None,
         "timed": len(timed),
         "why": why,
@@ -321,7 +321,7 @@ def speedup_plots(source: PlotSource) -> Iterator[Plot]:
         rows = [row for row in source.tables["Q2"] if row["speedup"] is not None and row["num_gpus"] > 1]
         if rows := sorted((row for row in rows if row["scaling"] == scaling), key=lambda row: int(row[batch])):
             panels, note = speedup_panels(rows, batch, fixed)
-            yield Plot(name, "Q2", f"Speed-up over one GPU, {scaling} scaling: {fixed} stay fixed", panels, note)
+            yield Plot(name, "Q2", f"Speed-up over one $GPU, {scaling} scaling: {fixed} stay fixed", panels, note)
 
 
 def speedup_panels(rows: Sequence[Row], batch: str, fixed: str) -> tuple[tuple[LinePanel, ...], str]:
@@ -334,7 +334,7 @@ def speedup_panels(rows: Sequence[Row], batch: str, fixed: str) -> tuple[tuple[L
     if len(counts) == 1:
         groups, note = plots.group_series(rows, batch, ("strategy",), optional)
         of_strategy = f"of {min(strategies)} " if len(strategies) == 1 else ""
-        title = f"{as_title(SPEEDUP.heading)} {of_strategy}on {max(counts)} GPUs"
+        title = f"{as_title(SPEEDUP.heading)} {of_strategy}on {max(counts)} $GPUs"
         return (LinePanel(title, fixed, make_series(groups, batch, SPEEDUP), ideal=lambda _: max(counts)),), note
     groups, note = plots.group_series(rows, "num_gpus", (batch,), optional, panel="strategy")
     panels = []

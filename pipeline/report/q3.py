@@ -152,7 +152,7 @@ COMMUNICATION = Table(
     ),
     View(
         "Q3.1: five step times",
-        "One training step on synthetic images, on the slowest rank; windows of each in turn on the same GPUs. "
+        "One training step on synthetic $images, on the slowest rank; windows of each in turn on the same $GPUs. "
         "`step` is that of the strategy, `reference` the same whose collectives return at once (DDP: those of "
         "gradients, by a no-op hook). The table above has medians of differences between neighbouring windows, not "
         "differences of these medians.",
@@ -414,7 +414,7 @@ def exposed_per_epoch(point: PooledPoint, measured: PointsByTraining) -> tuple[E
 
 
 EXPOSED_WORDS = (
-    "On {num_gpus} GPUs {collectives} that computation does not hide take {exposed_us:,.0f} us of a step of "
+    "On {num_gpus} $GPUs {collectives} that computation does not hide take {exposed_us:,.0f} us of a step of "
     "{step_ms:,.2f} ms: {share:.1%}{where}."
 )
 COMPARED = (
@@ -427,20 +427,20 @@ EXPOSED_SHARE = ClaimKind(
         "Of {count} points it is the largest share{rivals}, the smallest is {smallest:.1%}; {unclear}.",
         COMPARED,
     ),
-    Headline("{share:.1%} of the step on {num_gpus} GPUs", "share", "{:.1%}"),
+    Headline("{share:.1%} of the step on {num_gpus} $GPUs", "share", "{:.1%}"),
 )
 EXPOSED_ALONE = ClaimKind(
     "exposed_alone",
     (EXPOSED_WORDS, "{unclear}.", COMPARED),
-    Headline("{share:.1%} of the step on {num_gpus} GPUs", "share", "{:.1%}"),
+    Headline("{share:.1%} of the step on {num_gpus} $GPUs", "share", "{:.1%}"),
 )
 EXPOSED_UNCLEAR = ClaimKind(
     "exposed_unclear",
     (
-        "On {num_gpus} GPUs no communication is shown that computation does not hide: {unclear}.",
+        "On {num_gpus} $GPUs no communication is shown that computation does not hide: {unclear}.",
         COMPARED,
     ),
-    Headline("none shown on {num_gpus} GPUs"),
+    Headline("none shown on {num_gpus} $GPUs"),
 )
 SUBTRACTED = ClaimKind(
     "subtracted",
@@ -478,7 +478,7 @@ def communication_claims(tables: Tables) -> list[Claim]:
         return [claims.not_answered("Q3", OWN, "communication", is_asked=True)._replace(command="")]
     if lost := [row for row in rows if row.status in NO_RESULT]:
         return [claims.no_result("Q3", "points that measure communication", lost)]
-    why = "no point on several GPUs measures communication"
+    why = "no point on several $GPUs measures communication"
     if known:
         why += ", and subtraction fails, counts waiting for data or shows no more than noise"
     return [claims.not_answered("Q3", why, "communication", is_asked=bool(known))]

@@ -96,14 +96,14 @@ Q4 = Table(
     ),
     View(
         "Q4: loss and accuracy by epoch",
-        "The table shows the first and the last epoch of each point. Loss and training accuracy are of augmented "
-        "images, during the epoch.",
+        "The table shows the first and the last epoch of each point. Loss and training accuracy are of $augmented, "
+        "during the epoch.",
         lambda rows: [row for row in epochs_of(with_merit=False)(rows) if is_input_known(row)],
         hidden_axes=("gpu",),
     ),
     View(
         "Q4: stated loss and accuracy by epoch",
-        "The table shows the first and the last epoch of each point. The source does not state of which images loss "
+        "The table shows the first and the last epoch of each point. The source does not state of which $images loss "
         "and accuracy are.",
         lambda rows: [row for row in epochs_of(with_merit=False)(rows) if not is_input_known(row)],
         hidden_axes=("gpu",),
@@ -175,7 +175,7 @@ def has_known_rate(point: PooledPoint) -> bool:
 
 
 LARGE_BATCH_WORDS = (
-    "After {epochs} epochs {batch:,} images a step reach {accuracy:.1%} test accuracy, {small_batch:,} reach "
+    "After {epochs} epochs {batch:,} $images a step reach {accuracy:.1%} test accuracy, {small_batch:,} reach "
     "{small_accuracy:.1%}: {cost:+.1f} points{where}{unclear}.",
     "With {remedies} it is {mended:.1%}, the best of {num_sets} with a result{mended_unclear}.",
 )
@@ -192,7 +192,7 @@ TOO_FEW_RUNS = ClaimKind(
 OWN_ACCURACY = ClaimKind(
     "own_accuracy",
     (
-        "After {epochs} epochs {batch:,} images a step reach {final:.1%} test accuracy, {small_batch:,} reach "
+        "After {epochs} epochs {batch:,} $images a step reach {final:.1%} test accuracy, {small_batch:,} reach "
         "{small_final:.1%}{where}{unclear}.",
         "Soonest at {target:.2%} {soonest}.",
     ),
@@ -201,7 +201,7 @@ OWN_ACCURACY = ClaimKind(
 OWN_MERIT = ClaimKind(
     "own_merit",
     (
-        "After {epochs} epochs the figure of merit is {final:digits} at {batch:,} images a step and "
+        "After {epochs} epochs the $merit is {final:digits} at {batch:,} $images a step and "
         "{small_final:digits} at {small_batch:,}{where}{unclear}.",
         "Soonest at {target:.4g} {soonest}.",
     ),
@@ -219,7 +219,7 @@ def large_batch_claims(all_rows: Sequence[Row]) -> list[Claim]:
     rows, small = main_study(all_rows)
     if small is None:
         return [not_answered("Q4", "no test accuracy of a small and of a large batch was measured", "q4-study")]
-    batch = f"{small['global_batch_size']:,} images a step without remedies, the runs to compare with,"
+    batch = f"{small['global_batch_size']:,} $images a step without remedies, the runs to compare with,"
     if small.has_note(DIVERGED):
         return [Claim("Q4", NOT_ANSWERED, {"why": f"{batch} diverged"})]
     if final_of(small) is None:
@@ -236,7 +236,7 @@ def large_batch_claims(all_rows: Sequence[Row]) -> list[Claim]:
     known = [row for row in tried if row["final_test_accuracy"] is not None]
     if not known:
         what = "has a result with remedies" if tried else "tried a remedy"
-        run = f"no run of {large['global_batch_size']:,} images a step for {epochs} {what}"
+        run = f"no run of {large['global_batch_size']:,} $images a step for {epochs} {what}"
         return [not_answered("Q4", run, "q4-study", is_asked=bool(tried))]
     best = max(known, key=lambda row: (row.n >= MIN_RUNS, float(row["final_test_accuracy"])))
     axes = [axis for axis in varying_axes([row.axes for row in all_rows]) if axis not in TARGET_MAY_DIFFER]
@@ -260,7 +260,7 @@ def large_batch_claims(all_rows: Sequence[Row]) -> list[Claim]:
         "soonest": describe_soonest(rows, small),
     }
     untimed = any(row["epochs_to_target"] is not None and row["time_to_target_s"] is None for row in rows)
-    badges = badges_of(large, *(("other GPU",) if untimed else ()))
+    badges = badges_of(large, *(("other $GPU",) if untimed else ()))
     is_few, is_short = runs < MIN_RUNS, small["epochs"] < MIN_EPOCHS_TO_TELL
     if is_few or is_short:
         few = " and ".join([epochs] * is_short + [pluralize(runs, "run")] * is_few)
@@ -321,7 +321,7 @@ def describe_soonest(rows: Sequence[Row], small: Row) -> str | None:
     first = next((row for row in rows if "seconds" in (row["soonest"] or "").split(" and ")), None)
     if first is None:
         never = all(row["reached"] in (None, NEVER_REACHED) for row in rows)
-        return "is no run: none reaches it" if never else "is not known: no row has a time on the baseline's GPU model"
+        return "is no run: none reaches it" if never else "is not known: no row has a time on the baseline's $GPU model"
     missed = first["reached"] != f"{first.n} of {first.n}"  # the interval has no end if a seed missed the target
     end_s = float("inf") if missed else ends_of(first["time_to_target_s"])[1] or first["time_to_target_s"]
     timed = [row for row in rows if row["time_to_target_s"] is not None and row is not first]
@@ -334,8 +334,8 @@ def describe_soonest(rows: Sequence[Row], small: Row) -> str | None:
     remedies = ", without remedies" if tried else ""
     if first["remedies"]:
         remedies = f", {describe_axis('remedies', first['remedies'])}"
-    gpus = f" on {pluralize(first['num_gpus'], 'GPU')}" if first["num_gpus"] != small["num_gpus"] else ""
-    which = f"{first['global_batch_size']:,} images a step{gpus}{remedies}"
+    gpus = f" on {pluralize(first['num_gpus'], '$GPU')}" if first["num_gpus"] != small["num_gpus"] else ""
+    which = f"{first['global_batch_size']:,} $images a step{gpus}{remedies}"
     return f"is {which}: {seconds(first)} of training{reached}{beside}{shown}"
 
 
@@ -363,7 +363,7 @@ SEEDS_NOTE = (
     "and the highest. A point without a bar: one seed, or a seed missed the target. The axis of the {} does not begin "
     "at 0."
 )
-SOME_TIMES_NOTE = "Times are of one GPU model: seeds on another have none."
+SOME_TIMES_NOTE = "Times are of one $GPU model: seeds on another have none."
 
 
 def final_accuracy_plots(source: PlotSource) -> Iterator[Plot]:
@@ -449,7 +449,7 @@ def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
                 groups, left_out = plots.group_series(own, "epoch", first)
                 name = "-".join(filter(None, ("q4", "" if batch == remedied[0] else str(batch), longer)))
                 for_longer = " for longer" if longer else ""
-                title = f"Accuracy with {batch:,} images a step{for_longer}"
+                title = f"Accuracy with {batch:,} $images a step{for_longer}"
                 panels = accuracy_panels(groups, column, sets, compared)
                 note = f"Medians over the seeds. {left_out}".rstrip()
                 is_main = not shows_main and max(row[column.key] for row in own) >= INFORMATIVE * best
@@ -492,7 +492,7 @@ def accuracy_panels(
     styles, compared = styles_of(groups, sets), {}
     if reference:
         batch = describe_axis(BATCH, reference[0][BATCH]).removesuffix(" in all")
-        compared = {f"{batch} images, no remedies": reference}
+        compared = {f"{batch} $images, no remedies": reference}
     panels = []
     for key, x_label in (("training_time_s", "seconds of training"), ("epoch", "epoch"), ("num_updates", "updates")):
         lines = plots.make_series(groups, key, column, styles)

@@ -56,7 +56,8 @@ ONLY_CHOICE = ClaimKind(
 )
 USE_NEXT = ClaimKind("use_next", ("The configuration to use is limited by {limit}; next step: {next_step}.",))
 CHEAPEST = ClaimKind(
-    "cheapest", ("Cheapest at {target} is {what}: {gpu_seconds:digits} GPU-seconds of training, n = {n}, of {choice}.",)
+    "cheapest",
+    ("Cheapest at {target} is {what}: {gpu_seconds:digits} $GPU-seconds of training, n = {n}, of {choice}.",),
 )
 NO_RUN_REACHES = ClaimKind("never_reached", ("No run reaches {target}, so none is the cheapest.",))
 
@@ -180,7 +181,7 @@ def name_of(row: Row, rows: Sequence[Row]) -> str:
     others = varying_axes([other.axes for other in rows], (*NAMING_AXES, *EFFORT_AXES, "precision"))
     said = describe_point(row.axes, others, models_of(other.axes for other in rows)) if others else ""
     alone = "a pass" if (row.axes.get("grad_accumulation") or 1) > 1 else "a step"
-    batch = f"{row['batch_size_per_gpu']:,} images {alone if row['num_gpus'] == 1 else 'per GPU'}"
+    batch = f"{row['batch_size_per_gpu']:,} $images {alone if row['num_gpus'] == 1 else 'per $GPU'}"
     return ", ".join(filter(None, (f"{where} with {batch}{precision}", said)))
 
 
@@ -219,7 +220,7 @@ def throughput_words(choice: Choice) -> str:
     """Return the images/s of what is stated; of the whole row if that has none."""
     rate = choice.row["throughput_items_per_s"]
     return (
-        "images/s not stated" if rate is None else f"{rate * choice.row['epoch_time_s'] / choice.stated:,.0f} images/s"
+        "$items/s not stated" if rate is None else f"{rate * choice.row['epoch_time_s'] / choice.stated:,.0f} $items/s"
     )
 
 
@@ -245,7 +246,7 @@ def cheapest_claims(tables: Tables) -> list[Claim]:
     if row is None:
         return []
     remedies = describe_axis("remedies", row["remedies"]) if row["remedies"] else ""
-    batch, epochs = f"{row['global_batch_size']:,} images a step", pluralize(row["epochs"], "epoch")
+    batch, epochs = f"{row['global_batch_size']:,} $images a step", pluralize(row["epochs"], "epoch")
     values = {
         "target": format_target(row),
         "what": ", ".join(filter(None, (batch, describe_axis("num_gpus", row["num_gpus"]), remedies, epochs))),

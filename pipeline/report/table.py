@@ -26,7 +26,7 @@ UNITS = {
 """How a key ends -> its unit. A key that names bytes is in B; a fraction or a count has no unit."""
 
 FACTORS = {
-    **{("s", "ms"): 1e3, ("s", "us"): 1e6, ("B", "MB"): 1e-6, ("J", "mJ/image"): 1e3, ("GiB", "MiB"): 1024.0},
+    **{("s", "ms"): 1e3, ("s", "us"): 1e6, ("B", "MB"): 1e-6, ("J", "mJ/$item"): 1e3, ("GiB", "MiB"): 1024.0},
     **{("", "%"): 100.0, ("", "points"): 100.0},
 }
 """Unit of the key and unit of the heading -> the factor between them; 1 for others."""
@@ -129,7 +129,7 @@ class Column(NamedTuple):
         return self.heading.partition(" [")[0] or self.key.removesuffix(ends[0] if ends else "").replace("_", " ")
 
 
-AXIS_HEADINGS = {"strategy": "strategy", "num_gpus": "GPUs", "batch_size_per_gpu": "images per GPU"}
+AXIS_HEADINGS = {"strategy": "strategy", "num_gpus": "$GPUs", "batch_size_per_gpu": "$images per $GPU"}
 """Axes that have a column if they vary; the others share one."""
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.figures.pooling import group_pairs
+from pipeline.plan.point_label import in_terms
 from pipeline.report.answers import ASKED_ABOUT, IN_ORDER, Answer, Headline
 from pipeline.report.claims import NO_RESULT
 from pipeline.report.collected import CollectedExperiment
@@ -102,7 +103,7 @@ def answer_lines(answers: Sequence[Answer], width: int, is_brief: bool = False) 
     for answer in answers:
         for part in filter(None, [answer.asked.headline] if is_brief else answer.asked.paragraphs):
             lines += wrap(escape_markdown(part), f"{answer.question}  ", width).splitlines()
-    topics = [ASKED_ABOUT[answer.question] for answer in answers if not answer.asked.claims]
+    topics = [in_terms(ASKED_ABOUT[answer.question]) for answer in answers if not answer.asked.claims]
     not_asked = wrap(f"Not part of this experiment: {'; '.join(topics)}.", width=width).splitlines()
     return lines + (not_asked if topics else [])
 

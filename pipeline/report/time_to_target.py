@@ -36,10 +36,10 @@ def why_no_time(row: Row) -> str:
     """Return why a row has no time to the target: never reached, or its GPUs are of another model."""
     if row["reached"] == NEVER_REACHED:
         return "never"
-    return "other GPU" if row["reached"] and row["num_timed"] == 0 else ""
+    return "other $GPU" if row["reached"] and row["num_timed"] == 0 else ""
 
 
-TO_TARGET = "Time is that of training up to the target; never: no seed reached it; other GPU: see its note."
+TO_TARGET = "Time is that of training up to the target; never: no seed reached it; other $GPU: see its note."
 RATE = "The rate is the highest learning rate of the run."
 OVER_SEEDS = (
     f"Medians over n seeds. In brackets: of six seeds or more the interval of the median ({NOMINAL}), of two to five "
@@ -82,8 +82,13 @@ TIME_TO_TARGET = Table(
             interval="kept",
         ),
         Column("reached", "reached", "Number of seeds that reached the target, or never reached."),
-        Column("soonest", "soonest in", "The row reaches the target first, counted in these."),
-        Column("gpu_time_to_target_s", "GPU-time [s]", "time_to_target_s x GPUs."),
+        Column(
+            "soonest",
+            "soonest in",
+            "The row reaches the target first, counted in these.",
+            words={"GPU-seconds": "$GPU-seconds", "seconds and GPU-seconds": "seconds and $GPU-seconds"},
+        ),
+        Column("gpu_time_to_target_s", "$GPU-time [s]", "time_to_target_s x GPUs."),
         Column("target_accuracy", "target [%]", "Test accuracy to reach.", decimals=2, is_set=True),
         Column("target_merit", "target", "Figure of merit to reach.", decimals=4, is_set=True),
         Column("updates_to_target", "updates", "Updates up to the end of that epoch.", interval="kept"),
@@ -95,7 +100,7 @@ TIME_TO_TARGET = Table(
     ),
     View(
         "Q4: final accuracy and time to target",
-        f"Accuracy is of the test images after the last epoch. {TO_TARGET} {RATE} {OVER_SEEDS} The target, unless "
+        f"Accuracy is of the test $images after the last epoch. {TO_TARGET} {RATE} {OVER_SEEDS} The target, unless "
         "--target-accuracy sets it, is 2 points below the final accuracy of the baseline: the smallest batch without "
         "remedies. Under a cosine schedule accuracy rises most at the end of a run, so the time also depends on the "
         "epochs asked for.",
@@ -136,7 +141,7 @@ REACHED_BY_SOME = NoteKind(
 )
 EQUAL_GLOBAL_BATCH = NoteKind(
     "equal_global_batch",
-    "over the seeds, the ranges of the training loss of this row and of 1 GPU with the same global "
+    "over the seeds, the ranges of the training loss of this row and of 1 $GPU with the same global "
     "batch overlap in {count} of {epochs} epochs",
 )
 NO_TARGET = NoteKind("no_target", "no target: the baseline has no final test accuracy, or it diverged")

@@ -69,7 +69,7 @@ TRANSFERS = Table(
     ),
     View(
         "Q3: what travels in a step, counted",
-        "What one rank gives to collectives (under DataParallel: what leaves a GPU), counted by instruments. A "
+        "What one rank gives to collectives (under DataParallel: what leaves a $GPU), counted by instruments. A "
         "ring sends 2(N-1)/N of it.",
         is_folded=True,
         hides_zeros=True,

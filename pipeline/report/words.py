@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from pipeline.figures.intervals import ends_of
 from pipeline.figures.notes import Note
-from pipeline.plan.point_label import format_number
+from pipeline.plan.point_label import format_number, in_terms
 from pipeline.system.errors import shorten_list
 
 MAX_LISTED_VALUES = 3
@@ -59,7 +59,7 @@ def render_note(note: Note, words: Mapping[str, str] | None = None) -> str:
 
 def render_notes(notes: Iterable[Note]) -> str | None:
     """Return the sentences of a row's notes, joined; None without notes."""
-    return "; ".join(map(render_note, notes)) or None
+    return in_terms("; ".join(map(render_note, notes))) or None
 
 
 class ClaimFormatter(NoteFormatter):
