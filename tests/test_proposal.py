@@ -27,6 +27,7 @@ from factories import (
 )
 from rendered_tables import published_tables
 
+from pipeline.plan.point_label import in_terms
 from pipeline.records.folder import Experiment
 from pipeline.records.record import Environment, Gpu, Record
 from pipeline.report.collected import collect_experiment, sibling_predictions
@@ -142,7 +143,9 @@ def test_what_a_proposal_says(
 ) -> None:
     proposed = proposal_of(tmp_path, *found, num_gpus=num_gpus)
     for words, said in zip(
-        (hours, efficiency, assumed), (*proposed.answers, " ".join(proposed.assumptions)), strict=True
+        (hours, efficiency, assumed),
+        (*map(in_terms, proposed.answers), in_terms(" ".join(proposed.assumptions))),
+        strict=True,
     ):
         assert words in said
 
@@ -243,11 +246,11 @@ def test_on_the_cpu_the_hours_are_of_processes(pipeline: Command, tmp_path: Path
 def test_the_published_proposal_is_of_the_cheapest_configuration_with_one_gpu_beside() -> None:
     """It was of 32 images per GPU, 125 GPU-hours, since the faster ones wait for their loader."""
     tables = published_tables("h200x4/scaling")
-    first, *others = propose(tables, Work(10**9, None), list).answers
+    first, *others = map(in_terms, propose(tables, Work(10**9, None), list).answers)
     assert "on 4 GPUs, ddp, 512 per GPU: 10.5 h, 41.9 GPU-hours; 38.4 GPU-hours on 1 GPU" in first
     assert all("unfit for an answer" in said for said in others)
     # of one GPU all ran side by side, so all count
-    assert "on 1 GPU, 8,192 per GPU" in propose(tables, Work(10**9, 1), list).answers[0]
+    assert "on 1 GPU, 8,192 per GPU" in in_terms(propose(tables, Work(10**9, 1), list).answers[0])
 
 
 @pytest.mark.browser

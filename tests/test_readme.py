@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+from argparse import ArgumentParser
 from collections.abc import Mapping
 from hashlib import md5
 from pathlib import Path
@@ -243,7 +244,7 @@ def check_command(words: list[str]) -> None:
     options = {word.partition("=")[0] for word in rest if word.startswith("-")}
     if program == "ddpscale":
         if rest[1:] or rest[0] != "stage":  # `stage` has its own test
-            parsed = parser_of(rest[0]).parse_args(rest[1:])
+            parsed = ArgumentParser.parse_args(parser_of(rest[0]), rest[1:])
             if grid := getattr(parsed, "grid", None):
                 expanded = expand_grid(grid, getattr(parsed, "overrides", ()), has_gpus=True)
                 assert not find_lacking(expanded.points, expanded.folder)
@@ -251,7 +252,7 @@ def check_command(words: list[str]) -> None:
         job = next(index for index, word in enumerate(rest) if word.endswith(".sbatch"))
         assert (ROOT / rest[job]).is_file()
         assert {word.partition("=")[0].removeprefix("--") for word in rest[:job]} <= {*PASSED_ON}
-        parser_of("launch").parse_args(["--grid", "q4", "--index", "0", *rest[job + 1 :]])
+        ArgumentParser.parse_args(parser_of("launch"), ["--grid", "q4", "--index", "0", *rest[job + 1 :]])
     elif program == "make":
         assert f"\n{rest[0]}:" in (ROOT / "Makefile").read_text(), words
     elif rest[:2] == ["-m", "pip"]:

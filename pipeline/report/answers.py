@@ -50,12 +50,12 @@ class Answer(NamedTuple):
         """The answer in words, with a paragraph for each GPU model, unit and model that the claims are about."""
         paragraphs = []
         for (gpu, unit, model), claims in group_pairs((claim.about, claim) for claim in self.claims).items():
-            said = " ".join(sentence for claim in claims for sentence in claim.sentences())
             about = ", ".join(filter(None, (gpu and f"On {gpu}", unit and f"{'i' if gpu else 'I'}n {unit}", model)))
             terms = self.terms._replace(
                 unit=unit or self.terms.unit, processors="GPUs" if gpu else self.terms.processors
             )
-            paragraphs.append(f"{about}: {in_terms(said, terms)}" if about else in_terms(said, terms))
+            said = " ".join(sentence for claim in claims for sentence in claim.sentences(terms))
+            paragraphs.append(f"{about}: {said}" if about else said)
         return paragraphs
 
     @property
@@ -73,9 +73,7 @@ class Answer(NamedTuple):
         found = []
         for claim in self.claims:
             if claim.is_answer and claim.kind.headline:
-                text, interval = claim.headline()
-                said = in_terms(", ".join(filter(None, (text, *claim.about))), self.terms)
-                found.append(Headline(self.question, said, interval, claim.badges))
+                found.append(Headline(self.question, *claim.headline(self.terms), claim.badges))
         return found
 
     @property

@@ -9,7 +9,7 @@ from pipeline.figures.energy import POWER_LIMITS, THROTTLED, is_power_limited
 from pipeline.figures.intervals import Estimate, ends_of, min_values
 from pipeline.figures.notes import OF_BASELINE, Note
 from pipeline.plan.axes import AXIS_DEFAULTS
-from pipeline.plan.point_label import EFFORT_AXES, describe_point, models_of, varying_axes
+from pipeline.plan.point_label import EFFORT_AXES, OF_GPUS, Terms, describe_point, in_terms, models_of, varying_axes
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report.table import Row, kind_of
 from pipeline.report.words import ClaimFormatter, NoteFormatter
@@ -83,16 +83,16 @@ class Claim(NamedTuple):
         """Return the claim as one about a single value of an axis, without the command of the whole question."""
         return self._replace(command="", **{axis: value})  # type: ignore[arg-type]  # all three are texts
 
-    def sentences(self) -> list[str]:
-        """Return its sentences, with the badges in the first."""
+    def sentences(self, terms: Terms = OF_GPUS) -> list[str]:
+        """Return its sentences in the words of an experiment, with the badges in the first."""
         formatter = ClaimFormatter({})
         found = [formatter.vformat(text, (), self.values) for text in self.kind.sentences if self.knows(text)]
         badges = f" ({', '.join(self.badges)})" if self.badges else ""
         said = [f"{found[0].removesuffix('.')}{badges}.", *found[1:]] if found else []
-        return said[:1] if self.is_short else said
+        return [in_terms(text, terms) for text in (said[:1] if self.is_short else said)]
 
-    def headline(self) -> tuple[str, str]:
-        """Return the claim in a few words, and its interval; "" where it has none."""
+    def headline(self, terms: Terms = OF_GPUS) -> tuple[str, str]:
+        """Return the claim in a few words of an experiment, and its interval; "" where it has none."""
         text, key, form = self.kind.headline or Headline("")
         plain = {name: float(value) if isinstance(value, float) else value for name, value in self.values.items()}
         formatter = ClaimFormatter({})
@@ -100,7 +100,8 @@ class Claim(NamedTuple):
         ends = [formatter.vformat(form, (end,), {}) for end in (low, high) if low is not None and high is not None]
         unit = next((unit for unit in (" s", " %") if form and ends and ends[0].endswith(unit)), "")
         ends[:1] = [end.removesuffix(unit) for end in ends[:1]]
-        return formatter.vformat(text, (), plain), " to ".join(ends)
+        said = ", ".join(filter(None, (formatter.vformat(text, (), plain), *self.about)))
+        return in_terms(said, terms), " to ".join(ends)
 
     def knows(self, sentence: str) -> bool:
         """True if every value of a sentence is known."""

@@ -172,10 +172,10 @@ def checked_num_gpus(asked: int | None, measured: Sequence[int]) -> int:
             f"no point on {pluralize(asked, 'GPU')} was timed; choose one of {listed}, or up to {2 * most}."
         )
     if most == 1:
-        problem = f"a model of {asked} $GPUs needs points on several $GPUs, and none was timed"
+        problem = f"a model of {asked} GPUs needs points on several GPUs, and none was timed"
         raise CommandError(f"{problem}; measure some with {SUBMIT} --grid scaling.")
     if asked > 2 * most:
-        problem = f"{asked} $GPUs are more than twice the {most} that were measured, where no model was tested"
+        problem = f"{asked} GPUs are more than twice the {most} that were measured, where no model was tested"
         raise CommandError(f"{problem}; measure {math.ceil(asked / 2)}, or ask for at most {2 * most}.")
     return asked
 

@@ -44,13 +44,13 @@ def test_six_seeds_tell_a_remedy_from_noise_or_say_that_they_do_not() -> None:
         (
             0.5,
             {},
-            "is 2,048 images a step, warmup: 15.0 s (15.0 to 15.0 s) of training; 128 without remedies take 30.0 s",
+            "is 2,048 $images a step, warmup: 15.0 s (15.0 to 15.0 s) of training; 128 without remedies take 30.0 s",
         ),
-        (2.0, {}, "is 128 images a step, without remedies: 30.0 s"),
+        (2.0, {}, "is 128 $images a step, without remedies: 30.0 s"),
         (
             0.75,
             {"strategy": "ddp", "num_gpus": 2, "batch_size_per_gpu": 1024},
-            "is 2,048 images a step on 2 GPUs, warmup: 22.5 s",
+            "is 2,048 $images a step on 2 $GPUs, warmup: 22.5 s",
         ),
     ],
 )
@@ -67,7 +67,7 @@ def test_a_target_that_some_seeds_miss_says_how_many_reached_it() -> None:
     found = [*STUDY[:12], *studied(2048, 0.9, -0.005, "warmup", epoch_time_s=0.5)]  # the sixth ends at 87.5 %
     assert "15.0 s of training, 5 of 6 runs reach it" in q4(*found).values["soonest"]
     rival = q4(*found, *studied(512, 0.95, 0, "warmup"), target_accuracy=0.92).values["soonest"]
-    assert rival.startswith("is 512 images a step, warmup")
+    assert rival.startswith("is 512 $images a step, warmup")
     assert "without remedies take" not in rival  # the small batch does not reach it
 
 
@@ -87,7 +87,7 @@ def test_the_answer_is_about_the_largest_batch_that_tried_a_remedy() -> None:
     found = [*studied(128, 0.9, 0), *studied(512, 0.8, 0), *studied(512, 0.89, 0, "warmup"), *studied(8192, 0.5, 0)]
     assert_row(q4(*found).values, batch=512, mended=0.89)
     plain = q4(*(record for record in found if not record.spec.remedies))
-    assert plain.values["why"] == "no run of 8,192 images a step for 30 epochs tried a remedy"
+    assert plain.values["why"] == "no run of 8,192 $images a step for 30 epochs tried a remedy"
 
 
 def test_six_seeds_count_before_one_and_a_study_with_an_answer_before_one_without() -> None:

@@ -4,6 +4,7 @@ import string
 
 import pytest
 from factories import ROOT, make_record, make_spec
+from msgspec.structs import replace
 from page_records import batch_records, scaling_records
 from rendered_tables import answers_of, assert_said_once
 
@@ -101,7 +102,10 @@ def test_an_interval_within_several_runs_is_a_badge() -> None:
 
 
 def test_a_process_on_the_cpu_is_called_no_gpu() -> None:
-    answers = answers_of(*batch_records(), *scaling_records(), terms=Terms("processes"))
+    records = [*batch_records(), *scaling_records()]
+    specs = [replace(one.spec, device="cpu", precision="fp32") for one in records]
+    on_cpu = [replace(one, spec=spec, run_id=spec.run_id()) for one, spec in zip(records, specs, strict=True)]
+    answers = answers_of(*on_cpu, terms=Terms("processes"))
     words = ("One process has the shortest epoch", "4 processes with DDP")
     assert_said_once(" ".join(answers.values()), *words, never=["GPU"])
 

@@ -77,7 +77,7 @@ def test_q1_shows_time_throughput_and_where_memory_ends() -> None:
 def test_models_of_images_and_of_tokens_have_a_panel_of_throughput_each() -> None:
     found = collect_experiment(Experiment(ROOT / "published/h100/models"))
     q1, *_ = build_plots(PlotSource(found.tables, found.collected.outcomes, found.collected.terms))
-    assert {panel.title for panel in q1.panels} > {"Tokens a second", "Samples a second"}
+    assert {panel.title for panel in q1.panels} > {"Tokens a second", "Images a second"}
 
 
 def test_a_peak_at_one_batch_size_is_a_dash_where_a_line_would_have_no_length() -> None:

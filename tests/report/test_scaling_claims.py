@@ -162,7 +162,7 @@ def test_every_question_is_answered_from_its_rows() -> None:
     speed, memory = answers["Q1"]
     (scaling,), (exposed,), (accuracy,) = (answers[question] for question in ("Q2", "Q3", "Q4"))
     expected = (
-        (speed, "fastest_batch", {"batch": 64, "throughput": "25,000 images/s"}),
+        (speed, "fastest_batch", {"batch": 64, "throughput": "25,000 $items/s"}),
         (memory, "first_oom", {"fails": 2048}),
         (scaling, "speedup", {"num_gpus": 4, "speedup": 4 / 1.1}),
         (exposed, exposed.kind.name, {"exposed_us": 40}),
@@ -224,7 +224,7 @@ def test_a_speed_up_with_the_loader_stands_beside_that_of_the_same_batch_without
     assert "--set" not in larger
 
 
-NO_BASELINE = "no point on several GPUs has a timed one on one GPU to compare with"
+NO_BASELINE = "no point on several $GPUs has a timed one on one $GPU to compare with"
 
 
 @pytest.mark.parametrize(
