@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, get_args
 
 from pipeline.figures.pooling import group_pairs
-from pipeline.plan.point_label import Terms, in_terms
+from pipeline.plan.point_label import Terms
 from pipeline.report.claims import NOT_ASKED, SUBMIT, Claim, SeparateAxis
 from pipeline.report.int8 import int8_claims
 from pipeline.report.q1 import batch_size_claims
