@@ -12,15 +12,16 @@ import contextlib
 import importlib
 import os
 
-from pipeline.system import host, source_digest
+from pipeline.system import host, imports, source_digest
 
 SERVER_PID = os.getpid()  # the parent of every process that is forked from here
 host.die_with_parent(int(os.environ["PIPELINE_LAUNCHER_PID"]))  # its ranks end with it
 import_error: Exception | None = None
 try:
-    importlib.import_module("pipeline.runner.rank_process")
-    torch = importlib.import_module("torch")
-    torch.optim.SGD([torch.zeros(1)])  # its constructor imports TorchDynamo
+    with imports.without_garbage_collector():
+        importlib.import_module("pipeline.runner.rank_process")
+        torch = importlib.import_module("torch")
+        torch.optim.SGD([torch.zeros(1)])  # its constructor imports TorchDynamo
 except Exception as error:
     import_error = error
 with contextlib.suppress(Exception):

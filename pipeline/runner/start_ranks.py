@@ -31,7 +31,7 @@ from pipeline.plan.spec import Spec
 from pipeline.runner.failed_record import RankExit, describe_exception
 from pipeline.runner.launch_options import python_variables
 from pipeline.runner.rank_files import RankError, RankFiles
-from pipeline.system import host
+from pipeline.system import host, imports
 from pipeline.system.errors import CommandError, log_line
 from pipeline.system.host import name_shared_memory, node_rank, slurm_number
 
@@ -62,10 +62,11 @@ def run_node_ranks(spec: Spec, rank_files: RankFiles, launch_id: str, num_thread
 
 def run_under_agent(spec: Spec, rank_files: RankFiles, launch_id: str, start_method: str) -> dict[int, RankExit]:
     """Start the ranks under torchrun's agent by this start method of multiprocessing. Wait until all have ended."""
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous.api import RendezvousError
-    from torch.distributed.launcher.api import elastic_launch
+    with imports.without_garbage_collector():
+        from torch.distributed.elastic.multiprocessing.api import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.elastic.rendezvous.api import RendezvousError
+        from torch.distributed.launcher.api import elastic_launch
 
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(drop_traceback)
     try:

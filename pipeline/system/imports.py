@@ -1,12 +1,30 @@
-"""Whose files are imported. Imports no torch."""
+"""Imports of large packages, and whose files are imported. Imports no torch."""
 
+import contextlib
+import gc
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent  # the whole of pipeline/
 INSTALLED = tuple(
     {str(Path(sysconfig.get_paths()[name]).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
+
+
+@contextlib.contextmanager
+def without_garbage_collector() -> Iterator[None]:
+    """Keep the garbage collector off in the body, which imports a large package, and away from what it imported.
+
+    The collector would look at all imported objects again and again, and once more when the process ends: half a second
+    for torch. They live as long as the process.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def is_user_file(path: str | None) -> bool:
