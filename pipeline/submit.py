@@ -48,8 +48,10 @@ def parse_arguments() -> argparse.Namespace:
     folders.add_argument("--name", help=naming)
     add_point_arguments(points, folders)
     running = parser.add_argument_group("how to run it")
-    printing = "print points, arrays and batch scripts; write nothing"
+    printing = "print how many points run on what, their hours and the arrays; write nothing"
     running.add_argument("--dry-run", dest="is_dry_run", action="store_true", help=printing)
+    listing = "with --dry-run: also print every point, and the batch scripts or commands"
+    running.add_argument("-v", "--verbose", dest="is_verbose", action="store_true", help=listing)
     running.add_argument("--json", action="store_true", help="with --dry-run: print one JSON object")
     waiting = "wait until no point is queued or running; exit code 1 if a point has no result"
     running.add_argument("--wait", action="store_true", help=waiting)
@@ -61,8 +63,8 @@ def parse_arguments() -> argparse.Namespace:
     running.add_argument("--points-per-element", type=positive_integer, default=1, metavar="N", help=packing)
     add_cluster_arguments(parser.add_argument_group("what to ask of Slurm"))
     arguments = parser.parse_args()
-    if arguments.json and not arguments.is_dry_run:
-        parser.error("--json needs --dry-run")
+    if not arguments.is_dry_run and (arguments.json or arguments.is_verbose):
+        parser.error(f"{'--json' if arguments.json else '--verbose'} needs --dry-run")
     if arguments.is_pilot and arguments.only:
         parser.error("--pilot and --only both choose points; give one of them")
     if arguments.repeats is not None:

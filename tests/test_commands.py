@@ -39,7 +39,7 @@ from forked_command import HIDE, run_module
 from slurm_queue import DEAD, NO_CONFIGURATION, fake_slurm
 
 from pipeline import __version__
-from pipeline.__main__ import COMMANDS
+from pipeline.__main__ import COMMANDS, GROUPS
 from pipeline.plan.grid import shipped_grids
 from pipeline.records.folder import Experiment
 from pipeline.system.errors import DISTRIBUTIONS, INSTALL, import_error_as_command_error
@@ -246,15 +246,19 @@ def test_help_and_version_answer_at_once(tmp_path: Path, command: str) -> None:
     assert imported.isdisjoint({"torch", "submitit", "pandas", "numpy", "tabulate"})
 
 
-def test_the_package_lists_every_command_with_the_line_that_its_help_begins_with(pipeline: Command) -> None:
+@pytest.mark.parametrize("words", [(), ("--help",)], ids=["no word", "--help"])
+def test_the_package_lists_every_command_in_its_group_with_the_line_that_its_help_begins_with(
+    pipeline: Command, words: tuple[str, ...]
+) -> None:
     assert {path.stem for path in (ROOT / "pipeline").glob("*.py")} == {*COMMANDS, "__init__", "__main__"}
-    answer = run_program(sys.executable, "-m", "pipeline")
+    answer = run_program(sys.executable, "-m", "pipeline", *words, env=plain_environment(COLUMNS="500"))
     assert (answer.returncode, answer.stderr) == (0, "")
-    listed = dict(line.split(maxsplit=3)[2:] for line in answer.stdout.splitlines() if line.startswith("python -m"))
-    assert list(listed) == [f"pipeline.{name}" for name in COMMANDS]
-    for name in COMMANDS:
-        description = pipeline(name, "--help").stdout.partition("\n\n")[2].partition("\n\n")[0]
-        assert " ".join(description.split()) == listed[f"pipeline.{name}"]
+    listed = answer.stdout[answer.stdout.index("run:\n") :].splitlines()
+    for group, names in GROUPS.items():
+        assert listed.pop(0) == f"{group}:"
+        for name in names:
+            description = pipeline(name, "--help").stdout.partition("\n\n")[2].partition("\n\n")[0]
+            assert listed.pop(0).split(maxsplit=1) == [name, " ".join(description.split())]
 
 
 @pytest.mark.parametrize("name", ["", "submit"])
@@ -285,7 +289,7 @@ def test_the_time_of_a_point_is_idle_without_slurm_unless_others_wait_behind_it(
     submit = ("submit", "--grid", write_grid(tmp_path, PLANNED), "--outputs", tmp_path, "--cluster", "local")
     asked = (*submit, "--dry-run", "--time", "00:05:00")
     assert "Notice: these options have no effect without Slurm: --time." in pipeline(*asked).stderr
-    packed = pipeline(*asked, "--points-per-element", "2")
+    packed = pipeline(*asked, "--points-per-element", "2", "-v")
     assert "have no effect" not in packed.stderr
     assert "--point-limit-s 300\n" in packed.stdout
 

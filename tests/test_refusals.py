@@ -53,7 +53,8 @@ BAD_USAGE: dict[str, tuple[tuple[str, ...], int, str]] = {
     "bad time": (("--time", "soon"), 2, "--time"),
     "no time": (("--time", "00:00:00"), 2, "--time"),
     "injection": (("--partition", "a\n#SBATCH --wrap=id"), 2, "--partition"),
-    "json alone": (("--json",), 2, "--dry-run"),
+    "json alone": (("--json",), 2, "--json needs --dry-run"),
+    "verbose alone": (("-v",), 2, "--verbose needs --dry-run"),
     "no repeats": (("--repeats", "0"), 2, "--repeats"),
     "repeats twice": (("--repeats", "2", "--set", "repeat=0,1"), 2, "give one of them"),
     "no parallelism": (("--max-parallel", "0"), 2, "--max-parallel"),
@@ -149,7 +150,7 @@ def test_where_slurm_knows_no_gpus_whole_nodes_are_the_way_through(pipeline: Com
     submit = ("submit", "--grid", "scaling", "--outputs", tmp_path / "out", *changes)
     env = without_slurm(tmp_path / "bin")
     assert_refused(pipeline(*submit, env=env), 2, "the largest node has 0", "ask for whole nodes with --no-gres")
-    planned = pipeline(*submit, "--no-gres", "--dry-run", env=env)
+    planned = pipeline(*submit, "--no-gres", "--dry-run", "-v", env=env)
     assert (planned.returncode, planned.stderr.count("refused")) == (0, 0)
     assert [f"#SBATCH --{option}" in planned.stdout for option in ("exclusive", "gpus")] == [True, False]
 
@@ -301,7 +302,9 @@ def test_a_second_driver_is_refused_while_the_first_is_at_work(pipeline: Command
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_argument_or_an_unknown_one_is_usage(pipeline: Command, command: str) -> None:
-    assert_refused(pipeline(command, "--no-such-option"), 2)
+    answer = pipeline(command, "--no-such-option")
+    assert_refused(answer, 2, f"pipeline.{command} --help")
+    assert len(answer.stderr.splitlines()) == 1
 
 
 SMALL = ("device=cpu", "model=lenet", "dataset=synthetic", "input=synthetic", "num_samples=64")

@@ -2,12 +2,12 @@
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pipeline.plan.models import find_code
-from pipeline.plan.resources import pack_elements
+from pipeline.plan.resources import group_by_shape, pack_elements
 from pipeline.plan.spec import non_default_fields
 from pipeline.records.folder import start_submission
 from pipeline.runner.launch_options import launch_command
@@ -34,7 +34,9 @@ def print_plan(context: SubmitContext, selection: PointSelection, refusal: Comma
         "arrays": [*describe_arrays(context, selection)],
         "commands": describe_commands(context, selection) if refusal is None else [],
     }
-    print_text(json.dumps(described, indent=1) if options.json else render_plan(described, selection))
+    print_text(
+        json.dumps(described, indent=1) if options.json else render_plan(described, selection, options.is_verbose)
+    )
     try:
         if refusal is None and options.max_gpu_hours is not None:
             gpu_hours_estimate.check_gpu_hours_limit(estimates, options.max_gpu_hours)
@@ -80,20 +82,32 @@ def describe_commands(context: SubmitContext, selection: PointSelection) -> list
     return [shlex.join(launch_command(manifest_path, element, options)) for element in run_ids]
 
 
-def render_plan(plan: dict[str, Any], selection: PointSelection) -> str:
+def render_plan(plan: dict[str, Any], selection: PointSelection, is_verbose: bool) -> str:
+    """Return the numbers of points by resource shape, the hours and the arrays; if verbose, also what is long of each.
+
+    That is a line a point, and the batch scripts, or the commands where no Slurm runs them.
+    """
+    is_local = plan["place"] == "local"
     lines = [f"{selection.describe()}, {plan['place']}, into {plan['folder']}"]
-    for point in plan["points"]:
-        stated = {axis: value for axis, value in point.items() if axis != "run_id" and value is not None}
-        fields = " ".join(f"{axis}={value}" for axis, value in stated.items())
-        lines.append(f"  {point['run_id']}  {fields}")
+    lines += [f"  {len(specs):,} on {shape}" for shape, specs in group_by_shape(selection.todo).items()]
     lines += [f"runs the code of {path}" for path in plan["code"]]
     lines += [row["note"] for row in plan["cost"]] + [plan["time"]] * bool(plan["time"])
-    if plan["place"] == "local":
-        return "\n".join([*lines, *(["", "one after another:"] if plan["commands"] else []), *plan["commands"]])
-    for index, array in enumerate(plan["arrays"]):
-        lines += ["", f"array {index}: {pluralize(len(array['elements']), 'element')}"]
+    if is_verbose:
+        lines += ["", *map(describe_point, plan["points"])]
+    for index, array in enumerate([] if is_local else plan["arrays"]):
+        lines += [""] * is_verbose + [f"array {index}: {pluralize(len(array['elements']), 'element')}"]
         lines += [f"  {notice}" for notice in array["notices"]]
-        packed = [element for element in array["elements"] if len(element) > 1]
-        lines += [f"  one after another: {', '.join(element)}" for element in packed]
-        lines += [f"    {line}" for line in array["sbatch"].splitlines()]
+        if is_verbose:
+            packed = [element for element in array["elements"] if len(element) > 1]
+            lines += [f"  one after another: {', '.join(element)}" for element in packed]
+            lines += [f"    {line}" for line in array["sbatch"].splitlines()]
+    if is_verbose and is_local:
+        lines += ["", "one after another:", *plan["commands"]] if plan["commands"] else []
+    elif not is_verbose and plan["points"]:
+        lines.append(f"-v lists the points and the {'commands' if is_local else 'batch scripts'}")
     return "\n".join(lines)
+
+
+def describe_point(point: Mapping[str, Any]) -> str:
+    stated = {axis: value for axis, value in point.items() if axis != "run_id" and value is not None}
+    return f"  {point['run_id']}  {' '.join(f'{axis}={value}' for axis, value in stated.items())}"

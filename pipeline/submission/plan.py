@@ -311,7 +311,7 @@ def selected_run_ids(context: SubmitContext) -> set[str]:
     unknown = [run_id for run_id in only if run_id not in known]
     if unknown:
         problem = f"--only names {unknown[0]!r}, which is not in the grid"
-        raise CommandError(f"{problem}; --dry-run lists its run ids.", EXIT_NOTHING_FOUND)
+        raise CommandError(f"{problem}; --dry-run -v lists its run ids.", EXIT_NOTHING_FOUND)
     return set(only) or known
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pipeline import __version__
-from pipeline.system.errors import replace_control_characters, suggest_name
+from pipeline.system.errors import CommandError, suggest_name
 
 SCRIPT = "ddpscale"  # that pip installs
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose errors suggest the option that was meant, and have no control characters of the command line."""
+    """A parser whose errors are one sentence, which suggests the option that was meant and names --help."""
 
     def error(self, message: str) -> NoReturn:
         known = list(self._option_string_actions)
@@ -21,7 +21,7 @@ class CommandParser(argparse.ArgumentParser):
         unknown = [option for option in options if not any(name.startswith(option) for name in known)]
         cures = ((option, suggest_name(option, known)) for option in unknown)
         near = [f"{option}: {cure}" for option, cure in cures if cure.startswith("did you mean")]
-        super().error(replace_control_characters("; ".join([message, *near])))
+        raise CommandError(f"{'; '.join([message, *near])} (see {self.prog} --help)")
 
 
 parser_class = CommandParser  # pipeline.completion sets another, to get the parsers of all commands

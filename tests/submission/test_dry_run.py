@@ -4,6 +4,7 @@ import json
 import shlex
 from pathlib import Path
 
+import pytest
 from conftest import Command, without_slurm
 from factories import (
     PLANNED,
@@ -20,11 +21,31 @@ from pipeline.plan.resources import pack_elements
 
 def test_a_dry_run_shows_the_batch_script_of_every_array(pipeline: Command, tmp_path: Path) -> None:
     arguments = ("--grid", "scaling", "--dry-run", "--cluster", "slurm", "--partition", "a100", "--max-parallel", "3")
-    text = pipeline("submit", *arguments, "--time", "01:00:00", env=without_slurm(tmp_path)).stdout
+    text = pipeline("submit", *arguments, "-v", "--time", "01:00:00", env=without_slurm(tmp_path)).stdout
     arrays = ("array=0-9%3", "array=0-19%3")
     options = ("partition=a100", *arrays, "time=60", "no-requeue", "gpus-per-node=4")
     assert_says(text, *(f"#SBATCH --{option}\n" for option in options))
     assert text.count("#!/bin/bash") == text.count("--kill-on-bad-exit=1") == 3
+
+
+@pytest.mark.parametrize(
+    ("cluster", "arrays"),
+    [("slurm", ["array 0: 10 elements", "array 1: 28 elements", "array 2: 20 elements"]), ("local", [])],
+)
+def test_a_dry_run_is_the_points_by_shape_the_hours_and_the_arrays_and_no_line_a_point(
+    pipeline: Command, tmp_path: Path, cluster: str, arrays: list[str]
+) -> None:
+    arguments = ("submit", "--grid", "scaling", "--dry-run", "--cluster", cluster, "--outputs", tmp_path)
+    env = without_slurm(tmp_path, CUDA_VISIBLE_DEVICES="")
+    first, *lines = pipeline(*arguments, env=env).stdout.splitlines()
+    assert first == f"58 points to run, {cluster}, into {tmp_path / 'scaling'}"
+    assert lines[:3] == ["  10 on 1 node x 1 GPU", "  28 on 1 node x 2 GPUs", "  20 on 1 node x 4 GPUs"]
+    assert [line.partition(":")[0] for line in lines[3:5]] == ["GPU-hours unknown", "time of 58 points unknown"]
+    assert lines[5:-1] == arrays
+    long = pipeline(*arguments, "-v", env=env).stdout.splitlines()
+    assert long[:6] == [first, *lines[:5]]
+    plan = json.loads(pipeline(*arguments, "--json", env=env).stdout)
+    assert [line.split()[0] for line in long[7 : 7 + 58]] == [point["run_id"] for point in plan["points"]]
 
 
 def test_a_dry_run_names_every_file_whose_code_will_run(pipeline: Command, tmp_path: Path) -> None:
@@ -52,7 +73,7 @@ def test_a_dry_run_shows_which_points_share_an_element_and_their_limit(pipeline:
         [4] * 7,
         [4] * 5,
     ]
-    text = pipeline(*arguments, env=without_slurm(tmp_path)).stdout
+    text = pipeline(*arguments, "-v", env=without_slurm(tmp_path)).stdout
     assert text.count("limit 4 x 20 = 80 min") == text.count("#SBATCH --time=80\n") == 3
     assert f"  one after another: {', '.join(plan['arrays'][0]['elements'][0])}\n" in text
     assert text.count(" --tasks ") == text.count(" --sha256 ") == 3
@@ -71,7 +92,7 @@ def test_repeats_are_added_to_any_grid_and_the_first_is_the_point_itself(pipelin
 
 def test_without_slurm_a_dry_run_shows_the_commands_that_would_run(pipeline: Command, tmp_path: Path) -> None:
     grid = ("submit", "--grid", "smoke", "--set", "device=cpu", "--outputs", tmp_path, "--cluster", "local")
-    answer = pipeline(*grid, "--dry-run")
+    answer = pipeline(*grid, "--dry-run", "-v")
     assert "#SBATCH" not in answer.stdout
     plan = json.loads(pipeline(*grid, "--dry-run", "--json").stdout)
     commands = [line for line in answer.stdout.splitlines() if " -m pipeline.launch " in line]

@@ -435,7 +435,7 @@ points:
     assert (
         "time of 3 points unknown: run the smallest of each shape with --pilot" in pipeline(*arguments, env=env).stdout
     )
-    assert_says(pipeline(*arguments, "--pilot", env=env).stdout, "1 point to run", "single-1proc-b8")
+    assert_says(pipeline(*arguments, "--pilot", "-v", env=env).stdout, "1 point to run", "single-1proc-b8")
     spec, _ = planned_points()
     started, ended = "2025-06-01T12:00:00Z", "2025-06-01T12:00:20Z"
     make_experiment(tmp_path / "piloted", make_record(spec, (1.0, 1.0), started_at=started, ended_at=ended))
