@@ -1,10 +1,12 @@
 """Collect records into the tables of every experiment under a folder.
 
+    python -m pipeline.collect
     python -m pipeline.collect outputs/
     python -m pipeline.collect outputs/scaling --full
     python -m pipeline.collect outputs/ --format json
     python -m pipeline.collect outputs/scaling --only Q2 --format csv --no-write
 
+Without a folder it takes your newest experiment below outputs/.
 Prints Markdown: the answers and main tables of one experiment; of several a table for each question with a line an
 experiment. --full prints every table; other formats are one JSON object, or one table as CSV. Writes report.md,
 report.html with plots/, tables.json and one CSV per table beside the records. A folder of several experiments also gets
@@ -28,7 +30,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from pipeline.figures.ring_model import Link
-from pipeline.records.folder import Experiment, find_experiments, warn_of_open_folders
+from pipeline.records.folder import FOLDER_HELP, Experiment, find_experiments, folder_or_newest, warn_of_open_folders
 from pipeline.report import terminal
 from pipeline.report.answers import answers_of
 from pipeline.report.collected import CollectedExperiment, collect_experiment
@@ -63,7 +65,7 @@ class Printed(NamedTuple):
 
 def parse_arguments() -> argparse.Namespace:
     parser = build_parser("collect", __doc__)
-    parser.add_argument("folder", type=Path, help="an experiment's folder, or one that holds experiments at any depth")
+    parser.add_argument("folder", type=Path, nargs="?", help=FOLDER_HELP)
     formats = "the format on stdout; csv prints one table, which --only names"
     parser.add_argument("--format", choices=("markdown", "csv", "json"), default="markdown", help=formats)
     parser.add_argument("--only", choices=[*TABLES], type=parse_table, default="", help="print this table alone")
@@ -134,6 +136,7 @@ def read_link_options(arguments: argparse.Namespace) -> Link | None:
 
 def main() -> int:
     arguments = parse_arguments()
+    arguments.folder = folder_or_newest(arguments.folder)
     gc.disable()  # records form no reference cycles, so the garbage collector would find nothing and cost time
     link, options = read_link_options(arguments), display_options(arguments)
     targets = Targets(arguments.target_accuracy, arguments.target_merit)

@@ -1,8 +1,10 @@
 """Print the state of every point, and the reason if it waits or failed.
 
+    python -m pipeline.status
     python -m pipeline.status outputs/
     python -m pipeline.status outputs/ --watch
 
+Without a folder it takes your newest experiment below outputs/. Of several experiments it prints a line each.
 Exit codes: 0 success; 1 with --strict: a point has no result, or anyone may write to a folder; 2 the folder cannot be
 read; 3 it has no experiment.
 """
@@ -25,10 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.plan.point_label import point_labels
-from pipeline.records.folder import Experiment, find_experiments, warn_of_open_folders
+from pipeline.records.folder import FOLDER_HELP, Experiment, find_experiments, folder_or_newest, warn_of_open_folders
 from pipeline.submission.gpu_hours_estimate import find_comparable_attempts, predict_durations_s
 from pipeline.submission.read_progress import PointProgress, PointsByExperiment, poll_until_finished, read_progress
 from pipeline.submission.slurm_queries import job_text
+from pipeline.submission.state_rules import IN_FLIGHT
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser, command_name
 from pipeline.system.errors import CommandError, format_duration, log_line, replace_control_characters
@@ -39,8 +42,9 @@ WIDTH_WITHOUT_TERMINAL = 10_000  # columns: so wide that no line of a file or pi
 
 def parse_arguments() -> argparse.Namespace:
     parser = build_parser("status", __doc__)
-    parser.add_argument("folder", type=Path, help="an experiment's folder, or one that holds experiments at any depth")
-    parser.add_argument("--all", dest="shows_all", action="store_true", help="also list the points that have a result")
+    parser.add_argument("folder", type=Path, nargs="?", help=FOLDER_HELP)
+    everything = "list every point of every experiment, also those that have a result"
+    parser.add_argument("--all", dest="shows_all", action="store_true", help=everything)
     watch = "repeat until no point is queued or running: a live table on a terminal (needs rich), else text on a change"
     parser.add_argument("--watch", action="store_true", help=watch)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -54,6 +58,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse_arguments()
+    arguments.folder = folder_or_newest(arguments.folder)
     codes: list[int] = []  # of errors after which the command went on
     found = find_experiments(arguments.folder, lambda _: codes.append(errors.EXIT_USAGE))
     is_open = warn_of_open_folders(found.values()) > 0
@@ -134,9 +139,38 @@ def point_as_json(progress: PointProgress) -> dict[str, Any]:
 
 
 def render_all(found: Mapping[str, Experiment], progress: PointsByExperiment, *, shows_all: bool) -> str:
-    """Return the text of all experiments, no wider than the terminal, if there is one."""
+    """Return the text of all experiments, no wider than the terminal, if there is one: a line each if not `shows_all`.
+
+    A single experiment always has its own text.
+    """
     width = shutil.get_terminal_size((WIDTH_WITHOUT_TERMINAL, 0)).columns
+    if len(progress) > 1 and not shows_all:
+        return render_overview(progress, width)
     return "\n\n".join(render_experiment(found[name], points, shows_all, width) for name, points in progress.items())
+
+
+def render_overview(progress: PointsByExperiment, width: int) -> str:
+    """Return a table with a line for each experiment: its points, their states, and why the first has no result."""
+    rows = [("experiment", "points", "states", "first reason")]
+    for name, points in progress.items():
+        ended = (point for point in points if point.state.word not in (*RESULTS, *IN_FLIGHT, "missing"))
+        reason = next((point.state.reason for point in ended), "").replace("\n", " ")
+        rows.append((name, f"{len(points):,}", count_states(points), reason))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for name, number, states, reason in rows:
+        line = f"{name:<{widths[0]}}  {number:>{widths[1]}}  {states:<{widths[2]}}  {reason}".rstrip()
+        lines.append(line if len(line) <= width else f"{line[: width - 1]}\N{HORIZONTAL ELLIPSIS}")
+    lines.append("Name the folder of one to list its points, or list all with --all.")
+    return replace_control_characters("\n".join(lines))
+
+
+def count_states(points: Sequence[PointProgress]) -> str:
+    """Return the number of points in each state, the most first: 3 ok, 1 failed, 2 being run again."""
+    counts = Counter(point.state.word for point in points).most_common()
+    num_reruns = sum(point.rerun is not None for point in points)
+    again = [f"{num_reruns:,} being run again"] if num_reruns else []
+    return ", ".join([*(f"{count:,} {word}" for word, count in counts), *again])
 
 
 def render_experiment(experiment: Experiment, points: Sequence[PointProgress], shows_all: bool, width: int) -> str:
@@ -146,12 +180,7 @@ def render_experiment(experiment: Experiment, points: Sequence[PointProgress], s
     path of a log stays whole.
     """
     wrap = functools.partial(textwrap.wrap, break_on_hyphens=False, break_long_words=False)
-    counts = Counter(point.state.word for point in points).most_common()
-    num_reruns = sum(point.rerun is not None for point in points)
-    total = ", ".join(
-        [*(f"{count:,} {word}" for word, count in counts), *([f"{num_reruns:,} being run again"] if num_reruns else [])]
-    )
-    lines = [f"{experiment.folder}: {errors.pluralize(len(points), 'point')}: {total}"]
+    lines = [f"{experiment.folder}: {errors.pluralize(len(points), 'point')}: {count_states(points)}"]
     labels = point_labels([point.spec for point in points])
     running = [point.spec for point in points if point.started_unix_s is not None]
     earlier = find_comparable_attempts(running, experiment.folder.parent, gpu_of(points))

@@ -3,18 +3,30 @@
 import argparse
 import contextlib
 import csv
+import functools
 import io
 import json
 import os
 import re
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from conftest import ROOT, Command, assert_refused, everything_in, run_command, run_unprivileged, without_slurm
+from conftest import (
+    ROOT,
+    Command,
+    assert_refused,
+    everything_in,
+    needs_root,
+    run_command,
+    run_program,
+    run_unprivileged,
+    without_slurm,
+)
 from factories import (
     INT8_RECORDS,
     SUBMISSION,
@@ -32,7 +44,7 @@ from factories import (
 from page_records import collected_in, every_question
 
 from pipeline.collect import DEFECT, address_of_words, display_options, go_on_after_defect
-from pipeline.records.folder import Experiment, find_experiments, start_submission
+from pipeline.records.folder import Experiment, find_experiments, folder_or_newest, start_submission
 from pipeline.records.record import Environment, Failure, Gpu, MemorySearch, MemoryTrial, Record, Telemetry
 from pipeline.report import terminal
 from pipeline.report.answers import answers_of
@@ -57,6 +69,38 @@ def test_a_folder_that_cannot_be_read_is_2_and_one_with_no_experiment_3(
 ) -> None:
     make(tmp_path / "given")
     assert_refused(pipeline(command, tmp_path / "given"), code, str(tmp_path / "given"))
+
+
+@pytest.mark.parametrize("command", ["collect", "status"])
+def test_without_a_folder_the_users_newest_experiment_is_taken(tmp_path: Path, command: str) -> None:
+    run = functools.partial(
+        run_program,
+        sys.executable,
+        "-m",
+        f"pipeline.{command}",
+        cwd=tmp_path,
+        env=without_slurm(ROOT, PYTHONPATH=str(ROOT)),
+    )
+    assert_refused(run(), 3, "no experiment of yours below outputs", "name a folder")
+    make_experiment(tmp_path / "elsewhere", make_record())
+    for name, age_s in (("old", 20), ("deep/new", 10), ("of-no-manifest", 0)):
+        folder = tmp_path / "outputs" / name
+        manifest = make_experiment(folder, make_record()).manifest_path
+        os.utime(manifest, (time.time() - age_s,) * 2)
+    manifest.unlink()
+    answer = run()
+    assert (answer.returncode, answer.stderr) == (0, "Your newest experiment: outputs/deep/new\n")
+    assert answer.stdout == run("outputs/deep/new").stdout != ""
+
+
+@needs_root
+def test_the_newest_experiment_is_not_that_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "theirs"):
+        make_experiment(Path("outputs", name), make_record())
+    os.utime("outputs/mine/manifest.json", (1, 1))
+    os.chown("outputs/theirs/manifest.json", 4711, -1)
+    assert folder_or_newest(None) == Path("outputs/mine")
 
 
 @pytest.mark.parametrize("command", ["collect", "status"])

@@ -62,6 +62,24 @@ def test_counts_come_first_and_then_what_has_no_result(
     assert_says(everything, "ok       ddp 2 GPUs, 8 per GPU\n", "oom      ddp 2 GPUs, 16 per GPU  full\n")
 
 
+def test_of_several_experiments_there_is_a_line_each_with_the_first_reason(
+    pipeline: Command, experiment: Experiment, tmp_path: Path
+) -> None:
+    make_experiment(tmp_path / "out" / "done", make_record(OK))
+    make_experiment(tmp_path / "out" / "planned", missing=[OK, OOM])
+    answer = pipeline("status", tmp_path / "out", env=without_slurm(tmp_path))
+    assert answer.stdout.splitlines()[:-1] == [
+        "experiment  points  states                            first reason",
+        "done             1  1 ok",
+        "mine             4  1 ok, 1 oom, 1 failed, 1 missing  rank 0: lost",
+        "planned          2  2 missing",
+    ]
+    narrow = pipeline("status", tmp_path / "out", env=without_slurm(tmp_path, COLUMNS="60")).stdout.splitlines()[:-1]
+    assert (len(narrow), max(map(len, narrow)), narrow[2][-1]) == (4, 60, "…")
+    everything = pipeline("status", tmp_path / "out", "--all", env=without_slurm(tmp_path)).stdout
+    assert everything.count("ddp 2 GPUs, 8 per GPU") == 3
+
+
 def test_the_command_that_goes_on_is_the_one_that_submitted(
     pipeline: Command, experiment: Experiment, tmp_path: Path
 ) -> None:

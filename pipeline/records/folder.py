@@ -15,7 +15,7 @@ import msgspec
 
 from pipeline.plan.spec import RUN_ID_PATTERN, Spec
 from pipeline.system import files
-from pipeline.system.errors import CommandError, log_line
+from pipeline.system.errors import EXIT_NOTHING_FOUND, CommandError, log_line
 from pipeline.system.host import parse_timestamp, utc_timestamp
 
 MANIFEST_VERSION: Literal[1] = 1
@@ -107,6 +107,11 @@ def start_submission(submission_id: str, backend: Backend) -> Submission:
     return Submission(submission_id, backend, utc_timestamp(), host=socket.gethostname())
 
 
+DEFAULT_OUTPUTS = Path("outputs")
+FOLDER_HELP = (
+    "an experiment's folder, or one that holds experiments at any depth "
+    f"(default: your newest experiment below {DEFAULT_OUTPUTS}/)"
+)
 OWN_FOLDERS = ("records", "logs", "traces")
 SUBMIT_LOCK_WAIT_S = 2.0  # not 0: is_being_submitted, too, holds the lock for a moment
 
@@ -318,6 +323,27 @@ def find_experiments(root: Path, on_unreadable: Callable[[OSError], None] = lamb
     if "." in found and own_name not in found:
         found[own_name] = found.pop(".")
     return dict(sorted(found.items()))
+
+
+def folder_or_newest(given: Path | None) -> Path:
+    """Return the given folder; without one that of this user's experiment whose manifest was written last.
+
+    It is searched below DEFAULT_OUTPUTS, and named on stderr. Raises CommandError (nothing found) if there is none.
+    """
+    if given is not None:
+        return given
+    times_ns = {}
+    for experiment in find_experiments(DEFAULT_OUTPUTS).values() if DEFAULT_OUTPUTS.is_dir() else ():
+        with contextlib.suppress(OSError):  # it has no manifest
+            status = experiment.manifest_path.lstat()
+            if status.st_uid == os.getuid():
+                times_ns[experiment.folder] = status.st_mtime_ns
+    if not times_ns:
+        problem = f"no experiment of yours below {DEFAULT_OUTPUTS}"
+        raise CommandError(f"{problem}; submit one first, or name a folder.", EXIT_NOTHING_FOUND)
+    newest = max(times_ns, key=times_ns.__getitem__)
+    log_line(f"Your newest experiment: {newest}")
+    return newest
 
 
 def warn_of_open_folders(experiments: Iterable[Experiment]) -> int:

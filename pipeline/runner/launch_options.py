@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
+from pipeline.records.folder import DEFAULT_OUTPUTS
+
 # the PYTHONPATH of what this project starts, which then finds the package from any working directory
 PYTHONPATH_ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -79,7 +81,7 @@ def add_point_arguments(points: argparse._ActionsContainer, folders: argparse._A
     )
     again = "also run points whose record has this status; all: run every point again"
     points.add_argument("--rerun", choices=get_args(Rerun), help=again)
-    folders.add_argument("--outputs", type=Path, default=Path("outputs"), help="the parent of the experiment's folder")
+    folders.add_argument("--outputs", type=Path, default=DEFAULT_OUTPUTS, help="the parent of the experiment's folder")
     folders.add_argument(
         "--keep-trace", action="store_true", help="keep the profiler's traces of points that measure communication"
     )
