@@ -170,7 +170,7 @@ def count_states(points: Sequence[PointProgress]) -> str:
     counts = Counter(point.state.word for point in points).most_common()
     num_reruns = sum(point.rerun is not None for point in points)
     again = [f"{num_reruns:,} being run again"] if num_reruns else []
-    return ", ".join([*(f"{count:,} {word}" for word, count in counts), *again])
+    return ", ".join([*(f"{count:,} {word}" for word, count in counts), *again]) or "none"
 
 
 def render_experiment(experiment: Experiment, points: Sequence[PointProgress], shows_all: bool, width: int) -> str:

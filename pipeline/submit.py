@@ -44,8 +44,13 @@ def parse_arguments() -> argparse.Namespace:
     points.add_argument("--pilot", dest="is_pilot", action="store_true", help=piloting)
     points.add_argument("--skip-unsatisfiable", action="store_true", help=skipping)
     folders = parser.add_argument_group("where data and results are")
-    naming = "the experiment's folder below --outputs (default: the grid's name); use a new one if --set changes"
+    naming = "the experiment's folder below --outputs (default: the grid's name)"
     folders.add_argument("--name", help=naming)
+    merging = (
+        "add points also to a folder that holds another grid: it has other values of an axis of --set, and neither has "
+        "all of the other's (a grid with more or fewer values is the same one); without it or --name that is refused"
+    )
+    folders.add_argument("--merge", dest="is_merged", action="store_true", help=merging)
     add_point_arguments(points, folders)
     running = parser.add_argument_group("how to run it")
     printing = "print how many points run on what, their hours and the arrays; write nothing"

@@ -341,6 +341,7 @@ LINKS: dict[str, Callable[[Path], Path]] = {
     "its logs": lambda outputs: outputs / "tiny" / "logs",
     "its scratch": lambda outputs: outputs / "tiny" / "logs" / "scratch",
     "its traces": lambda outputs: outputs / "tiny" / "traces",
+    "its dropped points": lambda outputs: outputs / "tiny" / "dropped",
 }
 
 

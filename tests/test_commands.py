@@ -304,12 +304,42 @@ def test_set_names_what_it_replaced_and_name_gives_each_its_folder(pipeline: Com
     assert_refused(pipeline(*submit, "--name", "../up"), 2, "--name", "a-z")
 
 
+@pytest.mark.parametrize(
+    "asked", ["batch_size_per_gpu=32", "batch_size_per_gpu=16,32", "num_samples=128", "max_steps=3"]
+)
+def test_set_does_not_mix_two_grids_in_one_folder_without_name_or_merge(
+    pipeline: Command, tmp_path: Path, asked: str
+) -> None:
+    make_experiment(tmp_path / "planned", *map(make_record, planned_points()))
+    submit = ("submit", "--grid", write_grid(tmp_path, PLANNED), "--outputs", tmp_path, "--cluster", "local")
+    changed = (*submit, "--set", asked)
+    before = everything_in(tmp_path)
+    for command in (changed, (*changed, "--dry-run")):
+        assert_refused(pipeline(*command), 2, "planned holds another grid (", "--name NAME", "--merge")
+    assert everything_in(tmp_path) == before
+    for cure, folder in {("--merge",): "planned", ("--name", "other"): "other"}.items():
+        planned = succeeded(pipeline(*changed, "--dry-run", *cure)).stdout.splitlines()
+        assert planned[0].endswith(f", into {tmp_path / folder}")
+
+
+@pytest.mark.parametrize("asked", [(), ("batch_size_per_gpu=8",), ("batch_size_per_gpu=8,16,32",), ("seed=0,1",)])
+def test_the_same_grid_and_one_with_more_or_fewer_values_go_into_the_folder(
+    pipeline: Command, tmp_path: Path, asked: tuple[str, ...]
+) -> None:
+    make_experiment(tmp_path / "planned", *map(make_record, planned_points()))
+    submit = ("submit", "--grid", write_grid(tmp_path, PLANNED), "--outputs", tmp_path, "--cluster", "local")
+    changes = ("--set", *asked) if asked else ()
+    planned = succeeded(pipeline(*submit, *changes, "--dry-run")).stdout
+    assert f"{1 if asked == ('batch_size_per_gpu=8',) else 2} recorded as ok" in planned
+
+
 NEEDED = {
     "submit": ("msgspec", "yaml", "filelock", "numpy", "PIL", "torch", "torchvision"),
     "launch": ("msgspec", "yaml", "filelock", "numpy", "PIL", "torch", "torchvision"),
     "status": ("msgspec", "filelock"),
     "collect": ("msgspec", "filelock", "pandas", "numpy"),
     "cancel": ("msgspec", "filelock"),
+    "drop": ("msgspec", "yaml", "filelock"),
     "compare": ("msgspec", "filelock"),
     "export": ("msgspec", "filelock"),
     "proposal": ("msgspec", "filelock", "jinja2", "matplotlib", "tabulate"),
@@ -339,6 +369,7 @@ def arguments_of(command: str, folder: Path) -> tuple[str | Path, ...]:
         "status": (folder / "experiment",),
         "collect": (folder / "experiment",),
         "cancel": (folder / "experiment",),
+        "drop": (folder / "experiment", "--only", "epochs=2"),
         "compare": (folder / "experiment", folder / "other"),
         "export": (folder / "experiment", "--to", "json"),
         "proposal": (folder / "experiment", "--samples", "1e9"),

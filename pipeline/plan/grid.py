@@ -213,23 +213,26 @@ def check_axis_lists(block: Mapping[str, Any], where: str) -> None:
             )
 
 
-def parse_overrides(changes: Sequence[str]) -> dict[str, list[Any]]:
-    """Parse `axis=value[,value]` into {axis: typed values}; remedies are joined by `+`, `none` stands for no value."""
+def parse_overrides(changes: Sequence[str], by: str = "--set") -> dict[str, list[Any]]:
+    """Parse `axis=value[,value]` of the option `by` into {axis: typed values}.
+
+    Remedies are joined by `+`, `none` stands for no value.
+    """
     parsed: dict[str, list[Any]] = {}
     for change in changes:
         axis, equals, values = change.partition("=")
         if not equals or not values:
-            raise CommandError(f"--set {change!r} must be axis=value[,value].")
-        check_axes([axis], "--set")
+            raise CommandError(f"{by} {change!r} must be axis=value[,value].")
+        check_axes([axis], by)
         if axis in parsed:
-            raise CommandError(f"--set names {axis!r} twice; give all values at once, as {axis}=a,b.")
+            raise CommandError(f"{by} names {axis!r} twice; give all values at once, as {axis}=a,b.")
         try:
             change.encode()
             parsed[axis] = [parse_value(axis, text) for text in values.split(",")]
         except msgspec.ValidationError as error:
-            raise CommandError(f"--set {change!r}: {explain_type_error(error, axis)}") from error
+            raise CommandError(f"{by} {change!r}: {explain_type_error(error, axis)}") from error
         except UnicodeEncodeError as error:  # the argument is not valid UTF-8
-            raise CommandError(f"--set {change!r} is not UTF-8 text; type it again.") from error
+            raise CommandError(f"{by} {change!r} is not UTF-8 text; type it again.") from error
     return parsed
 
 
@@ -315,6 +318,24 @@ def axes_of_others(model: str) -> Sequence[str]:
 def is_option(key: str) -> bool:
     """True for the key of an option of the model, such as model.layers."""
     return OPTION_PATTERN.fullmatch(key) is not None
+
+
+def value_of(spec: Spec, axis: str) -> Any:
+    """Return the value of an axis, or of an option of the model as text; None if it has no such option."""
+    if not is_option(axis):
+        return getattr(spec, axis)
+    return dict(option.split("=", 1) for option in spec.options).get(axis.removeprefix(OPTION))
+
+
+def matches(spec: Spec, wanted: Mapping[str, Sequence[Any]]) -> bool:
+    """True if the point has one of the wanted values, as parse_overrides returns them, of each axis."""
+    for axis, values in wanted.items():
+        held = value_of(spec, axis)
+        if is_option(axis):
+            values = [option_text(value) for value in values]
+        if not any(held == value or (axis == "remedies" and set(held) == set(value)) for value in values):
+            return False
+    return True
 
 
 def option_text(value: Any) -> str:

@@ -83,7 +83,7 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, forbid_unknown_fields=True):
-    """The expected points and the submissions. Points are never removed, so every run id stays resolvable."""
+    """The expected points and the submissions. Only `drop` removes points, of which no job is under way."""
 
     schema_version: Literal[1]
     name: str
@@ -112,7 +112,7 @@ FOLDER_HELP = (
     "an experiment's folder, or one that holds experiments at any depth "
     f"(default: your newest experiment below {DEFAULT_OUTPUTS}/)"
 )
-OWN_FOLDERS = ("records", "logs", "traces")
+OWN_FOLDERS = ("records", "logs", "traces", "dropped")
 SUBMIT_LOCK_WAIT_S = 2.0  # not 0: is_being_submitted, too, holds the lock for a moment
 
 
@@ -128,6 +128,7 @@ class Experiment:
         self.report = self.folder / "report.md"
         self.logs = self.folder / "logs"
         self.scratch_folder = self.logs / "scratch"  # of launches that no array of `submit` runs
+        self.dropped = self.folder / "dropped"  # what `drop` took out, in one folder per call
         self.traces = self.folder / "traces"  # of the profiler, in one folder per attempt
 
     def launch_folder(self, run_id: str, launch_id: str) -> Path:
@@ -157,7 +158,7 @@ class Experiment:
 
     def refuse_links(self, submissions: Iterable[Submission] = ()) -> None:
         """Raise CommandError if one of the folders is a link, which somebody may redirect; the parent may be one."""
-        folders = [self.folder, self.records_folder, self.logs, self.scratch_folder, self.traces]
+        folders = [self.folder, self.records_folder, self.logs, self.scratch_folder, self.traces, self.dropped]
         for submission in submissions:
             folder = self.log_folder(submission.id)
             folders += [folder, *(folder / array.job_name for array in submission.arrays)]

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from pipeline.plan import resources
-from pipeline.plan.grid import Grid, check_grid_name, expand_grid
+from pipeline.plan.grid import Grid, check_grid_name, expand_grid, value_of
 from pipeline.plan.model_name import own_class
 from pipeline.plan.models import find_lacking, source_digests
 from pipeline.plan.resources import ResourceShape, group_by_shape
@@ -31,6 +31,7 @@ from pipeline.system.host import gpu_names, is_wsl, num_visible_gpus
 ClusterKind = Literal["slurm", "local"]
 
 MAX_PARTITIONS = 5  # in one sentence
+MAX_VALUES = 4  # likewise
 UNCLEAR = "in a state that cannot be read"
 WITHOUT_GRES = "if its nodes have GPUs that Slurm does not know, ask for whole nodes with --no-gres"
 UNDER_WSL = "use Linux itself, since under WSL 2 GPUs have no device files and are not supported"
@@ -248,10 +249,11 @@ def select_points(context: SubmitContext) -> PointSelection:
     """Return the points that have no record and are not queued or running, and those that --rerun selects.
 
     Raises CommandError: "nothing found" if --only or --rerun select no point, "scheduler" if the state of an earlier
-    submission cannot be read, "usage" if a record cannot be read that may be valid.
+    submission cannot be read, "usage" for another grid, or if a record cannot be read that may be valid.
     """
     options, experiment, grid = context.options, context.experiment, context.grid
     manifest = experiment.read_manifest() or Manifest(MANIFEST_VERSION, experiment.folder.name)
+    refuse_other_grid(context, manifest)
     add_points(manifest, grid.points)
     selected = selected_run_ids(context)
     todo, skipped = [], Counter[str]()
@@ -278,6 +280,23 @@ def select_points(context: SubmitContext) -> PointSelection:
         cure = f"see {command('status', experiment.folder)}"
         raise CommandError(f"--rerun selects no point; {cure}.", EXIT_NOTHING_FOUND)
     return PointSelection(todo, dict(skipped))
+
+
+def refuse_other_grid(context: SubmitContext, manifest: Manifest) -> None:
+    """Raise CommandError if --set would mix two grids in one folder, without --name or --merge.
+
+    Another grid is one whose expected points have other values of an axis of --set, where neither side has all of the
+    other's. A grid with more values, or with fewer, is the same one.
+    """
+    options = context.options
+    if options.name is not None or options.is_merged:
+        return
+    for axis in (change.partition("=")[0] for change in options.overrides):
+        held, asked = ({value_of(spec, axis) for spec in points} for points in (manifest.points, context.grid.points))
+        if not (held <= asked or asked <= held):
+            there, here = (shorten_list(sorted(map(str, values)), MAX_VALUES) for values in (held, asked))
+            problem = f"{context.experiment.folder} holds another grid ({axis} {there}, not {here})"
+            raise CommandError(f"{problem}; give this one a folder with --name NAME, or add it with --merge.")
 
 
 def is_source_changed(outcome: PointOutcome, submissions: Sequence[Submission], sources: Mapping[str, str]) -> bool:

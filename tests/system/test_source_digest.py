@@ -110,7 +110,7 @@ def test_a_submission_runs_the_code_of_its_start_and_rows_of_several_sources_are
     with (tree / "pipeline" / "training" / "loop.py").open("a") as file:
         file.write(EDIT)
     second = digest_of(tree)
-    driver = submit(tree, "--set", "num_samples=8192", "batch_size_per_gpu=64")
+    driver = submit(tree, "--set", "num_samples=8192", "batch_size_per_gpu=64", "--merge")
     wait_for(lambda: first_point_runs(tree))
     (tree / "grid.yaml").write_text("name: two\npoints: []\n")
     _, said = driver.communicate(timeout=200)
