@@ -15,6 +15,9 @@ CONSTRAINTS ?= constraints.txt
 INSTALLED = $(VENV)/.installed-$(notdir $(CONSTRAINTS))
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
+# of each configuration that `make run` measures
+REPEATS ?= 1
+
 WORKERS ?= 2
 # most of the slow tests wait: for Slurm, or for a time limit
 SLOW_WORKERS ?= 4
@@ -26,9 +29,9 @@ SLOW = slurm or training or browser or wheel
 .PHONY: run check test test-fast test-slow test-alone golden lint bench bench-gpu campaign mutations faults faults-page jobs words schema results slurm browser
 
 run: $(INSTALLED)
-	python -m pipeline.submit --grid smoke --wait --skip-unsatisfiable --points-per-element 4
+	python -m pipeline.submit --grid smoke --wait --skip-unsatisfiable --points-per-element 4 --repeats $(REPEATS)
 	@python -m pipeline.collect outputs/smoke --brief
-	@echo "Next: $(VENV)/bin/ddpscale submit --grid scaling --dry-run    # on a machine with GPUs"
+	@echo "Next: make run REPEATS=6    # six runs of each show smaller differences"
 
 test: $(INSTALLED)-test slurm browser
 	$(MAKE) --jobs=1 --keep-going test-fast test-slow test-alone golden

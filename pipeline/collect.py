@@ -7,8 +7,8 @@
     python -m pipeline.collect outputs/scaling --only Q2 --format csv --no-write
 
 Without a folder it takes your newest experiment below outputs/.
-Prints Markdown: the answers and main tables of one experiment; of several a table for each question with a line an
-experiment. --full prints every table; other formats are one JSON object, or one table as CSV. Writes report.md,
+Prints the answers and main tables of one experiment; of several a table for each question with a line an experiment.
+--full prints every table in Markdown; other formats are one JSON object, or one table as CSV. Writes report.md,
 report.html with plots/, tables.json and one CSV per table beside the records. A folder of several experiments also gets
 index.html.
 Exit codes: 0 success, also if you may not write beside the records; 1 with --strict: a point has no result, or anyone
@@ -72,7 +72,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--columns", choices=("few", "all"), default="few", help="all: wide tables, with every column")
     amount = parser.add_mutually_exclusive_group()
     amount.add_argument("--full", action="store_true", help="print every table, as report.md has them")
-    amount.add_argument("--brief", action="store_true", help="print at most 20 lines of an experiment")
+    amount.add_argument("--brief", action="store_true", help="print few lines: short answers, one table")
     parser.add_argument("--no-write", action="store_true", help="only print; write no file")
     strict = "exit 1 if a point has no result, or if anyone may write to the folder"
     parser.add_argument("--strict", action="store_true", help=strict)

@@ -44,11 +44,13 @@ from factories import (
 from page_records import collected_in, every_question
 
 from pipeline.collect import DEFECT, address_of_words, display_options, go_on_after_defect
+from pipeline.plan.point_label import OF_GPUS
 from pipeline.records.folder import Experiment, find_experiments, folder_or_newest, start_submission
 from pipeline.records.record import Environment, Failure, Gpu, MemorySearch, MemoryTrial, Record, Telemetry
 from pipeline.report import terminal
 from pipeline.report.answers import answers_of
-from pipeline.report.display import MAX_WIDTH
+from pipeline.report.collected import collect_experiment
+from pipeline.report.display import MAX_WIDTH, DisplayColumn, DisplayTable
 from pipeline.report.files import inert_cell
 
 Make = Callable[[Path], object]
@@ -261,7 +263,7 @@ def test_junk_among_the_records_is_named_and_nothing_else_is_lost(pipeline: Comm
     answer = pipeline("collect", tmp_path)
     assert (answer.returncode, answer.stderr) == (0, "")
     assert_says(
-        answer.stdout.replace("\\", ""),
+        answer.stdout,
         *(f"records/{name}.json" for name in (path.stem, *junk, "folder", "link", "fifo")),
         *("2 points expected: 1 ok, 0 OOM, 0 failed, 0 missing, 1 rejected", "6 foreign"),
     )
@@ -576,11 +578,11 @@ def test_several_experiments_have_a_table_for_each_question_and_a_line_each(pipe
     for name, size in (("x", 32), ("y", 64)):
         make_experiment(tmp_path / name, make_record(make_spec(batch_size_per_gpu=size)), lost)
     lines = pipeline("collect", tmp_path).stdout.splitlines()
-    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
-    assert [row[0] for row in table if row[1] == "answer"] == ["Q5", "Q1"]
+    assert [line.split()[0] for line in lines if "  answer " in line] == ["Q5", "Q1"]
+    table = [re.split("  +", line) for line in lines[: lines.index("Out of memory:") - 1]]
     assert table[-2:] == [
-        ["x", "50,000 images/s at 32", "", "tf32, dataloader, one run"],
-        ["y", "50,000 images/s at 64", "", "tf32, dataloader, one run"],
+        ["x", "50,000 images/s at 32", "tf32, dataloader, one run"],
+        ["y", "50,000 images/s at 64", "tf32, dataloader, one run"],
     ]
     assert [line for line in lines if line.startswith("- ")] == [f"- {name}: 512 per GPU on 1 GPU" for name in "xy"]
     assert f"{tmp_path}/x/report.html  2 points" in lines
@@ -597,7 +599,7 @@ def test_several_experiments_have_a_table_for_each_question_and_a_line_each(pipe
             ["Tables: {}/report.md (or --full)", "Page:   {}/report.html", "Next:   ddpscale submit --grid q4-study"],
             id="answers, main tables and paths",
         ),
-        pytest.param(("--brief",), 20, [], ["Page: {}/report.html"], id="brief: answers, a table and the page"),
+        pytest.param(("--brief",), 17, [], ["Page: {}/report.html"], id="brief: answers, a table and the page"),
     ],
 )
 def test_an_experiment_on_the_terminal(
@@ -611,9 +613,10 @@ def test_an_experiment_on_the_terminal(
     folder = make_experiment(tmp_path / "x", *every_question()).folder
     lines = pipeline("collect", folder, *option).stdout.splitlines()
     assert len(lines) <= num_lines
-    assert [line[:2] for line in lines if re.match(r"Q\d  ", line)] == ["Q5", "Q1", "Q2", "Q3", "Q4"]
+    questions = dict.fromkeys(line[:2] for line in lines if re.match(r"Q\d  ", line))
+    assert [*questions] == ["Q5", "Q1", "Q2", "Q3", "Q4"]
     assert [line[3:5] for line in lines if line.startswith("## ")] == headings
-    assert any(line.startswith("| single") for line in lines)
+    assert any("speed-up  time [s]" in line for line in lines)
     assert lines[-len(ending) :] == [line.format(folder) for line in ending]
 
 
@@ -632,6 +635,12 @@ def test_the_published_experiments_are_at_most_four_and_a_half_lines_each(pipeli
         assert len(pipeline("collect", ROOT / "published" / name, "--no-write").stdout.splitlines()) <= 120
 
 
+def brief_of(name: str, width: int, page: Path | None = Path("page")) -> list[str]:
+    """What `collect --brief` prints of a published experiment."""
+    found = collect_experiment(Experiment(ROOT / "published" / name))
+    return terminal.render_brief(name, found, answers_of(found.tables, found.collected.terms), page, width).splitlines()
+
+
 @pytest.mark.parametrize("width", [60, 80])
 def test_a_narrow_terminal_gets_narrow_lines(width: int, tmp_path: Path) -> None:
     found = collected_in(tmp_path / "x", *every_question())
@@ -641,24 +650,89 @@ def test_a_narrow_terminal_gets_narrow_lines(width: int, tmp_path: Path) -> None
     overview = terminal.render_overview([terminal.summarize("x", found, answers, Path("x"))], None, width)
     lines = "\n".join((whole, brief, overview)).splitlines()
     assert max(len(line) for line in lines if not line.startswith(("Tables: ", "Page: "))) <= width
-    assert (len(brief.splitlines()) <= 20, "epoch time [s]" in whole) == (True, True)
+    assert (len(brief.splitlines()) <= 17, "time [s]" in whole) == (True, True)
+
+
+TWO_CORES = {
+    80: """\
+Weak scaling, ddp 2 processes:
+images per               epoch  efficiency  waiting  interval
+   process  speed-up  time [s]         [%]      [%]   [+/- %]  images/s
+        32     1.026     0.569        51.3      0.8       9.2     7,203
+       128     1.026     0.478        51.3      0.3       6.1     8,577
+       512     1.196     0.376        59.8      0.1      23.4    10,904
+
+Page: page""",
+    40: """\
+Weak scaling, ddp 2 processes:
+images per               epoch  waiting
+   process  speed-up  time [s]      [%]
+        32     1.026     0.569      0.8
+       128     1.026     0.478      0.3
+       512     1.196     0.376      0.1
+
+Page: page""",
+}
+
+
+@pytest.mark.parametrize("width", TWO_CORES)
+def test_speed_up_and_time_come_first_and_intervals_go_first(width: int) -> None:
+    lines = brief_of("two-cores/smoke", width)
+    assert "\n".join(lines).endswith(TWO_CORES[width])
+    assert max(map(len, lines)) <= width
+    assert_says("\n".join(brief_of("two-cores/smoke", MAX_WIDTH)), " 1.196 (0.884 to 1.591) ")
+
+
+def test_a_table_with_more_rows_than_lines_shows_the_largest_speedups() -> None:
+    lines = brief_of("h200x4/scaling", 80)
+    start = lines.index("Weak scaling, ddp 4 GPUs:")
+    assert [line.split()[:2] for line in lines[start + 3 : start + 6]] == [
+        ["128", "2.890"],
+        ["512", "3.662"],
+        ["2,048", "3.173"],
+    ]
+    assert lines[start + 6] == "The 3 largest speed-ups; 17 more in report.md."
+
+
+def test_the_terminal_gets_no_escapes_and_no_gpus_of_a_cpu(tmp_path: Path) -> None:
+    for name in ("two-cores/smoke", "h100x2/strategies"):
+        found = collect_experiment(Experiment(ROOT / "published" / name))
+        answers = answers_of(found.tables, found.collected.terms)
+        lines = terminal.render_experiment(name, found, answers, None, 80)
+        assert (lines.isascii(), "\\" in lines) == (True, False)
+        assert ("GPU" in lines) == ("Next: " in lines) == ("cores" not in name)
+    assert "32,768 per process on 1 process" in terminal.describe_oom(found) or "cores" not in name
+    on_cpu = make_record(make_spec(device="cpu", precision="tf32", num_workers=0))
+    found = collected_in(tmp_path / "x", on_cpu)
+    summary = terminal.summarize("x", found, answers_of(found.tables, found.collected.terms), None)
+    assert list(summary.conditions) == ["fp32", "dataloader"]
+    assert "tf32" not in terminal.render_overview([summary], None, 80)
 
 
 @pytest.mark.parametrize(
     ("width", "said"),
-    [(72, "rank 0: KeyError..."), (85, r"rank 0: KeyError: blocks\[3\] is..."), (120, "rank 0: KeyError...")],
+    [(72, "rank 0: KeyError..."), (120, "rank 0: KeyError: blocks[3] is no key of...")],
 )
 def test_a_failed_row_on_the_terminal_begins_to_say_why(width: int, said: str, tmp_path: Path) -> None:
-    """Its note is as long as there is room for, with the escapes of Markdown."""
+    """Its note is as long as there is room for."""
     reason = "rank 0: KeyError: blocks[3] is no key of the state, and neither is any like it"
     failed = make_record(make_spec(strategy="ddp", num_gpus=2), status="failed", reason=reason)
     found = collected_in(tmp_path / "x", make_record(), failed)
     answers = answers_of(found.tables, found.collected.terms)
-    for render in (terminal.render_experiment, terminal.render_brief):
-        lines = render("x", found, answers, None, width).splitlines()
-        (row,) = [line for line in lines if line.startswith("| ddp") and " failed |" in line]
-        assert len(row) <= width
-        assert row.rstrip("| ").endswith(f"| {said}")
+    whole = terminal.render_experiment("x", found, answers, None, width).splitlines()
+    (row,) = [line for line in whole if " failed  " in line and not line.startswith("- ")]
+    assert len(row) <= width
+    assert row.endswith(f" {said}")
+    brief = terminal.render_brief("x", found, answers, None, width).splitlines()
+    assert [line for line in brief if line.startswith("- ddp 2 GPUs, 128 per GPU: failed")]
+
+
+def test_a_note_without_a_word_is_told_and_never_called_note(tmp_path: Path) -> None:
+    text = "no profile of this strategy: it calls its collectives itself"
+    table = DisplayTable("", [DisplayColumn("step [ms]", ["1.0", "2.0"]), DisplayColumn("note", ["1", ""], "text")])
+    table = table._replace(footnotes=[text], badges=["note"])
+    lines = terminal.table_lines(table, 16, 80, OF_GPUS)
+    assert [line.split(maxsplit=1) for line in lines[1:]] == [["[ms]", "note"], ["1.0", text], ["2.0"]]
 
 
 def test_a_reason_that_all_failed_rows_share_is_below_the_brief_table(tmp_path: Path) -> None:
@@ -666,7 +740,13 @@ def test_a_reason_that_all_failed_rows_share_is_below_the_brief_table(tmp_path: 
     found = collected_in(tmp_path / "x", *failed)
     text = terminal.render_brief("x", found, answers_of(found.tables, found.collected.terms), None, 120)
     (said,) = [line for line in text.splitlines() if line.startswith("All rows: ")]
-    assert said.endswith(r"; no \[disk\].")
+    assert said.endswith("; no [disk].")
+
+
+def test_a_page_that_was_not_written_is_not_named(pipeline: Command, tmp_path: Path) -> None:
+    folder = make_experiment(tmp_path / "x", make_record()).folder
+    for option in ((), ("--brief",)):
+        assert "report." not in pipeline("collect", folder, "--no-write", *option).stdout
 
 
 def test_one_table_alone_in_each_format(pipeline: Command, tmp_path: Path) -> None:

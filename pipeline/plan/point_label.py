@@ -155,6 +155,8 @@ def describe_axis(axis: str, value: Any) -> str:
     if value is None:
         return values.get(None, f"{axis} not stated")
     shown = f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+    if value == 1:
+        words = words.removesuffix("s")  # 1 epoch
     return values.get(value, words or f"{axis} {{}}").format(shown)
 
 

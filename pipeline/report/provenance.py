@@ -115,10 +115,10 @@ def describe_setting(records: Iterable[Record]) -> list[str]:
 def conditions_of(points: Iterable[Spec]) -> list[str]:
     """Return precision, execution and input of the points, with every value that occurs."""
     points = list(points)
-    values = (
-        dict.fromkeys(describe_axis(axis, getattr(point, axis)) for point in points)
-        for axis in ("precision", "execution", "input")
-    )
+    precisions = ("fp32" if (point.device, point.precision) == ("cpu", "tf32") else point.precision for point in points)
+    values = [dict.fromkeys(describe_axis("precision", precision) for precision in precisions)]
+    for axis in ("execution", "input"):
+        values.append(dict.fromkeys(describe_axis(axis, getattr(point, axis)) for point in points))
     return [" or ".join(shown) for shown in values]
 
 

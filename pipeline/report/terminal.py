@@ -1,29 +1,42 @@
 """The text that collect prints: the answers, the main tables and the paths. Every table is in report.md.
 
-Of several experiments it is a table for each question with a line an experiment.
+Of several experiments it is a table for each question with a line an experiment. No text has escapes of Markdown.
 """
 
-from collections.abc import Sequence
+import itertools
+import re
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.figures.pooling import group_pairs
-from pipeline.plan.point_label import in_terms
+from pipeline.plan.point_label import NAMING_AXES, Terms, describe_point, in_terms
 from pipeline.report.answers import ASKED_ABOUT, IN_ORDER, Answer, Headline
 from pipeline.report.claims import NO_RESULT
 from pipeline.report.collected import CollectedExperiment
+from pipeline.report.columns import EPOCH_TIME, GLOBAL_BATCH, SPEEDUP
 from pipeline.report.display import MAX_WIDTH, STATUS_WORDS, DisplayColumn, DisplayOptions, DisplayTable, display_tables
-from pipeline.report.markdown import escape_markdown, name_source, render_coverage, render_table, wrap
+from pipeline.report.markdown import escape_markdown, list_gaps, name_source, render_coverage, wrap
 from pipeline.report.provenance import conditions_of, describe_setting
-from pipeline.report.table import Rows
+from pipeline.report.table import AXIS_HEADINGS, Row, Rows, Tables
 from pipeline.system.errors import pluralize, shorten_list
 
 MAX_ROWS = 16  # of a table
 MAX_LISTED = 10  # files that were left out, and batch sizes
-BRIEF_LINES = 20
-MIN_REASON = 24  # characters of why a point has no result
+BRIEF_LINES = 17
+MIN_ROWS = 3  # of a brief text's table, however long the answers are
+MIN_ANSWER = 60  # characters of an answer that has an interval beside it, among several experiments
+MIN_NOTE = 10  # characters
+MIN_REASON = 24  # of why a point has no result
 LOST = {STATUS_WORDS[status] for status in NO_RESULT}
-RULES = 3  # lines of a table beside its rows: heading, rule and an empty one
+NO_LIMIT = 10_000  # characters
+CPU_GRID = "--grid own-model"  # which runs without GPUs, too
+GAP = "  "  # between two columns
+AXES = (*AXIS_HEADINGS.values(), GLOBAL_BATCH.heading)
+MAIN = (SPEEDUP.heading, EPOCH_TIME.heading)  # the figures that come first and are never dropped
+INTERVAL = re.compile(r" \([^()]* to [^()]*\)\Z")
+ESCAPED = re.compile(r"\\([!-/:-@\[-`{-~])")  # what a reader of Markdown sees without the backslash
 
 
 class Summary(NamedTuple):
@@ -42,21 +55,28 @@ def summarize(name: str, found: CollectedExperiment, answers: Sequence[Answer], 
     collected = found.collected
     coverage = collected.coverage
     headlines = [headline for answer in answers for headline in answer.headlines()]
+    headlines = [headline._replace(badges=tuple(map(in_terms, headline.badges))) for headline in headlines]
     gaps = f", {coverage.num_gaps:,} without a result" if coverage.num_gaps else ""
     counts = pluralize(coverage.expected, "point") + gaps
     stated = conditions_of(outcome.spec for outcome in collected.outcomes)
     conditions = [condition for condition in stated if condition != "eager"]  # which goes without saying
-    title = name_source(name, collected)
-    path = str(page or found.experiment.report)
-    return Summary(title, headlines, conditions, counts, describe_oom(found.tables["oom"]), path)
+    path = str(page or existing_report(found) or found.experiment.folder)
+    return Summary(name_source(name, collected), headlines, conditions, counts, describe_oom(found), path)
 
 
-def describe_oom(rows: Rows) -> str:
+def existing_report(found: CollectedExperiment) -> Path | None:
+    """Return report.md; None if it was never written."""
+    return found.experiment.report if found.experiment.report.exists() else None
+
+
+def describe_oom(found: CollectedExperiment) -> str:
     """Return the batch sizes that ran out of memory, by number of GPUs."""
-    return "; ".join(
-        f"{shorten_list([f'{size:,}' for size in sorted(set(own))], MAX_LISTED)} per GPU on {pluralize(count, 'GPU')}"
-        for count, own in sorted(group_pairs((row["num_gpus"], row["batch_size_per_gpu"]) for row in rows).items())
+    pairs = ((row["num_gpus"], row["batch_size_per_gpu"]) for row in found.tables["oom"])
+    said = "; ".join(
+        f"{shorten_list([f'{size:,}' for size in sorted(set(own))], MAX_LISTED)} per $GPU on {pluralize(count, '$GPU')}"
+        for count, own in sorted(group_pairs(pairs).items())
     )
+    return in_terms(said, found.collected.terms)
 
 
 def render_experiment(
@@ -64,16 +84,16 @@ def render_experiment(
 ) -> str:
     """Return the answers of one experiment, the main table of each question, and where the rest is."""
     collected, gap = found.collected, [""]
-    lines = [f"# {escape_markdown(name_source(name, collected))}", *gap]
+    lines = [f"# {name_source(name, collected)}", *gap]
     if setting := setting_of(found, width):
         lines += [*setting, *gap]
-    lines += [*answer_lines(answers, width), "", *render_coverage(collected, width).splitlines()]
-    for table in main_tables(found, width):
-        lines += [*gap, cut(f"## {table.heading}", width), *gap, *table_lines(table, MAX_ROWS, width)]
-    if said := describe_oom(found.tables["oom"]):
-        lines += [*gap, wrap(f"Out of memory: {said}.", width=width)]
+    lines += [*answer_lines(answers, width), *gap, *unescape(render_coverage(collected, width)).splitlines()]
+    for table in main_tables(found, {}):
+        lines += [*gap, cut(f"## {table.heading}", width), *gap, *table_lines(table, MAX_ROWS, width, collected.terms)]
+    if said := describe_oom(found):
+        lines += [*gap, *fold(f"Out of memory: {said}.", width)]
     if collected.notes:
-        left_out = (wrap(escape_markdown(note), "- ", width) for note in collected.notes[:MAX_LISTED])
+        left_out = (line for note in collected.notes[:MAX_LISTED] for line in fold(note, width, "- "))
         lines += [*gap, f"Files left out ({len(collected.notes):,}):", *gap, *left_out]
     return "\n".join([*lines, *gap, *closing_lines(found, answers, page), ""])
 
@@ -81,81 +101,170 @@ def render_experiment(
 def render_brief(
     name: str, found: CollectedExperiment, answers: Sequence[Answer], page: Path | None, width: int
 ) -> str:
-    """Return at most BRIEF_LINES lines: short answers, one table, the page and the next command."""
-    lines = [*setting_of(found, width), *answer_lines(answers, width, is_brief=True)]
-    closing = [f"Page: {page or found.experiment.report}"]
-    left = BRIEF_LINES - len(lines) - len(closing) - RULES - 2
-    tables = main_tables(found, width)
-    table = next((table for table in tables if table.source == "Q2"), next(iter(tables), None))
-    if table and left > 0:
-        lines += ["", *table_lines(table, left, width), ""]
-    return "\n".join([*lines[: BRIEF_LINES - len(closing)], *closing, ""])
+    """Return at most BRIEF_LINES lines of 80 columns: the answers in a few words, one table and the page."""
+    terms, tables = found.collected.terms, found.tables
+    lines = setting_of(found, width)
+    for answer in answers:
+        said = [describe_headline(headline, terms) for headline in answer.headlines()]
+        said = said or [cut(answer.asked.headline, width - len(answer.question) - 2)]
+        lines += [line for text in filter(None, said) for line in fold(text, width, f"{answer.question}  ")]
+    lines += [cut(unescape(gap), width) for gap in list_gaps(found.collected.outcomes, MAX_WIDTH)[:1]]
+    closing = [f"Page: {path}"] if (path := page or existing_report(found)) else []
+    most = max(BRIEF_LINES - len(lines) - len(closing) - 6, MIN_ROWS)
+    rows = sorted((row for row in tables["Q2"] if row["num_gpus"] > 1), key=place_of)
+    rows = [row for row in rows if row["scaling"] == rows[0]["scaling"]]
+    shown = main_tables(found, {"Q2": rows[:most]} if rows else {})
+    if table := next((table for table in shown if table.source == "Q2"), next(iter(shown), None)):
+        lines += ["", *caption_of(rows[:most], width), *table_lines(table, most, width, terms)]
+    if len(rows) > most:
+        lines += fold(f"The {most} largest speed-ups; {len(rows) - most:,} more in report.md.", width)
+    return "\n".join([*lines, *(["", *closing] if closing else []), ""])
+
+
+def caption_of(rows: Rows, width: int) -> list[str]:
+    """Return what rows of Q2 share, in a line."""
+    same = [axis for axis in NAMING_AXES if len({row[axis] for row in rows}) == 1]
+    shared = f", {describe_point(rows[0].axes, same)}" if same else ""
+    return fold(f"{rows[0]['scaling'].capitalize()} scaling{shared}:", width) if rows else []
+
+
+def place_of(row: Row) -> tuple[bool, bool, float]:
+    """Return the place of a row of Q2 in a short table: weak scaling and the largest speed-up first."""
+    return row["speedup"] is None, row["scaling"] != "weak", -(row["speedup"] or 0)
+
+
+def describe_headline(headline: Headline, terms: Terms) -> str:
+    """Return a headline with its interval and its badges."""
+    interval = f" ({headline.interval})" if headline.interval else ""
+    return in_terms("; ".join([f"{headline.text}{interval}", *headline.badges]), terms)
 
 
 def setting_of(found: CollectedExperiment, width: int) -> list[str]:
     said = ", ".join(describe_setting(found.collected.records))
-    return wrap(escape_markdown(f"{said}."), width=width).splitlines() if said else []
+    return fold(f"{said}.", width) if said else []
 
 
-def answer_lines(answers: Sequence[Answer], width: int, is_brief: bool = False) -> list[str]:
+def answer_lines(answers: Sequence[Answer], width: int) -> list[str]:
     """Return the answers behind their questions; what is not asked is one line."""
-    lines = []
-    for answer in answers:
-        for part in filter(None, [answer.asked.headline] if is_brief else answer.asked.paragraphs):
-            lines += wrap(escape_markdown(part), f"{answer.question}  ", width).splitlines()
+    parts = [(f"{answer.question}  ", part) for answer in answers for part in answer.asked.paragraphs]
     topics = [in_terms(ASKED_ABOUT[answer.question]) for answer in answers if not answer.asked.claims]
-    not_asked = wrap(f"Not part of this experiment: {'; '.join(topics)}.", width=width).splitlines()
-    return lines + (not_asked if topics else [])
+    parts += [("", f"Not part of this experiment: {'; '.join(topics)}.")] if topics else []
+    return [line for bullet, part in parts for line in fold(part, width, bullet)]
 
 
-def main_tables(found: CollectedExperiment, width: int) -> list[DisplayTable]:
-    """Return the first table of each question, with a word for each note."""
-    tables = group_pairs(display_tables(found.tables, found.collected, DisplayOptions(width)))
+def main_tables(found: CollectedExperiment, other_rows: Tables) -> list[DisplayTable]:
+    """Return the first table of each question, as wide as it is, with other rows for the tables of these names."""
+    tables = group_pairs(display_tables(found.tables | other_rows, found.collected, DisplayOptions(NO_LIMIT)))
     return [own[0] for question, own in tables.items() if question]
 
 
-def table_lines(table: DisplayTable, max_rows: int, width: int) -> list[str]:
-    """Return the lines of a table that is no wider than `width`, as far as its first columns allow."""
-    columns = [column._replace(cells=column.cells[:max_rows]) for column in table.columns]
-    numbers, is_lost = columns[-1].cells, [not LOST.isdisjoint(row) for row in table.rows]
-    if columns[-1].heading == "note":
-        columns[-1] = note_column(numbers, is_lost, table, MIN_REASON)
-    if width < MAX_WIDTH:
-        columns = [column._replace(heading=column.heading.removeprefix("images ")) for column in columns]
-    while len(columns) > 3 and sum(column.width + 3 for column in columns) + 1 > width:
-        columns.pop(-2 if columns[-1].heading == "note" and len(columns) > 5 else -1)
-    if columns[-1].heading == "note":
-        room = width - 4 - sum(column.width + 3 for column in columns[:-1])
-        columns[-1] = note_column(numbers, is_lost, table, max(room, MIN_REASON))
-    shown = DisplayTable("", columns)
-    more = len(table.rows) - max_rows
-    rest = [f"{pluralize(more, 'more row')} in report.md."] if more > 0 else []
+def table_lines(table: DisplayTable, max_rows: int, width: int, terms: Terms) -> list[str]:
+    """Return the lines of a table that is no wider than `width`, as far as what is never left out allows.
+
+    That is what tells the rows apart, the speed-up and the time. Then come other figures, intervals, notes, and last
+    columns of one value. The note of a row without a result comes before other figures.
+    """
+    parts = [(column.heading.replace("±", "+/-"), column) for column in table.columns]  # in ASCII
+    columns = {heading: DisplayColumn(heading, column.cells[:max_rows], column.kind) for heading, column in parts}
+    is_lost = [not LOST.isdisjoint(row) for row in table.rows[:max_rows]]
+    numbers = columns.pop("note").cells if "note" in columns else []
+    known = [in_terms(heading, terms) for heading in AXES]
+    axes = [heading for heading, column in columns.items() if column.kind == "text" or heading in known]
+    figures = [heading for heading in columns if heading not in axes]
+    main = [heading for heading in MAIN if heading in columns] or figures[:1]
+    varying = [heading for heading in columns if len(is_lost) == 1 or len({*columns[heading].cells}) > 1]
+    plain = {
+        name: column._replace(cells=[INTERVAL.sub("", cell) for cell in column.cells])
+        for name, column in columns.items()
+    }
+    notes = [note_column(numbers, is_lost, table, MIN_REASON)] if numbers else []
+    wanted = [*notes] if any(is_lost) else []
+    wanted += [*(plain[name] for name in varying), *(columns[name] for name in varying), *notes, *columns.values()]
+    shown = {heading: plain[heading] for heading in (*telling_apart(axes, columns), *main)}
+    for column in wanted:
+        wider = {**shown, column.heading: column}
+        shown = wider if total_width(wider.values()) <= width else shown
+    if "note" in shown:
+        shown.pop("note")
+        room = width - total_width(shown.values()) - len(GAP)
+        shown["note"] = note_column(numbers, is_lost, table, room)
+    order = dict.fromkeys([*axes, *main, *figures, "note"])
+    lines = draw_table([shown[heading] for heading in order if heading in shown])
+    if (more := len(table.rows) - max_rows) > 0:
+        lines += fold(f"{pluralize(more, 'more row')} in report.md.", width)
     if all(is_lost):  # for one reason, perhaps
-        rest += ["", *wrap(escape_markdown(f"All rows: {table.common}."), width=width).splitlines()]
-    return [*render_table(shown).splitlines()[2:], *rest]
+        lines += ["", *fold(f"All rows: {table.common}.", width)]
+    return lines
+
+
+def telling_apart(axes: Sequence[str], columns: Mapping[str, DisplayColumn]) -> list[str]:
+    """Return axes without which some rows would have the same names."""
+
+    def names(some: Iterable[str]) -> set[tuple[str, ...]]:
+        return {*zip(*(columns[axis].cells for axis in some), strict=True)} or {()}
+
+    kept = [*axes]
+    for axis in axes:
+        others = [other for other in kept if other != axis]
+        kept = others if len(names(others)) == len(names(axes)) else kept
+    return kept
+
+
+def width_of(column: DisplayColumn) -> int:
+    """Return the characters of a column whose heading has at most two lines."""
+    least = max(1, *map(len, (*column.heading.split(), *column.cells)))
+    return next(width for width in itertools.count(least) if len(textwrap.wrap(column.heading, width)) <= 2)
+
+
+def total_width(columns: Iterable[DisplayColumn]) -> int:
+    return sum(width_of(column) + len(GAP) for column in columns) - len(GAP)
+
+
+def draw_table(columns: Sequence[DisplayColumn]) -> list[str]:
+    """Return the lines of a table: its headings, and the cells below them."""
+    headings = [textwrap.wrap(column.heading, width_of(column)) for column in columns]
+    depth = max(map(len, headings))
+    drawn = []
+    for column, heading in zip(columns, headings, strict=True):
+        align = str.rjust if column.kind == "number" else str.ljust
+        cells = [*[""] * (depth - len(heading)), *heading, *(" ".join(cell.split()) for cell in column.cells)]
+        drawn.append([align(cell, width_of(column)) for cell in cells])
+    return [GAP.join(line).rstrip() for line in zip(*drawn, strict=True)]
 
 
 def note_column(numbers: Sequence[str], is_lost: Sequence[bool], table: DisplayTable, room: int) -> DisplayColumn:
     """Return the column of the notes with these numbers: each the word of the first one, and how many more.
 
-    That of a point without a result begins to say why: as much as has room.
+    That of a row without a result begins to say why, and so does a note without a word: as much as has room.
     """
     cells = []
-    for (first, *others), lost in zip((cell.split(", ") for cell in numbers), is_lost):  # noqa: B905  # a part
+    for (first, *others), lost in zip((cell.split(", ") for cell in numbers), is_lost, strict=True):
         more = f" +{len(others)}" if others else ""
         word, text = (texts[int(first) - 1] if first else "" for texts in (table.badges, table.footnotes))
-        num_escapes = len(escape_markdown(text[:room])) - len(text[:room])
-        cells.append((cut(text, max(room - len(more) - num_escapes, 10)) if lost else word) + more)
+        said = cut(text, max(room - len(more), MIN_NOTE)) if lost or word == "note" else word
+        cells.append(said + more)
     return DisplayColumn("note", cells, "text")
+
+
+def fold(text: str, width: int, bullet: str = "") -> list[str]:
+    """Return text on lines of at most `width` characters, under a bullet if given."""
+    return unescape(wrap(escape_markdown(text), bullet, width)).splitlines()
+
+
+def unescape(text: str) -> str:
+    """Return a text of Markdown without its escapes."""
+    return ESCAPED.sub(r"\1", text)
 
 
 def closing_lines(found: CollectedExperiment, answers: Sequence[Answer], page: Path | None) -> list[str]:
     """Return where every table is, the page, and the next command; their lines are not broken."""
-    with_command = [answer for answer in answers if answer.command]
+    on_gpus = found.collected.terms.processors == "GPUs"
+    with_command = [answer for answer in answers if answer.command and (on_gpus or CPU_GRID in answer.command)]
     unanswered = [answer for answer in with_command if answer.asked.claims and not answer.told]
     command = next((answer.command for answer in (*unanswered, *with_command)), "")
+    report = existing_report(found)
     return [
-        f"Tables: {found.experiment.report} (or --full)",
+        f"Tables: {report} (or --full)" if report else "--full prints every table.",
         *([f"Page:   {page}"] if page else []),
         *([f"Next:   {command}"] if command else []),
     ]
@@ -171,15 +280,15 @@ def render_overview(summaries: Sequence[Summary], index: Path | None, width: int
         names, said = [summary.name for summary, _ in own], [headline for _, headline in own]
         conditions = [", ".join([*summary.conditions, *headline.badges]) for summary, headline in own]
         texts = {question: names, "answer": [headline.text for headline in said]}
-        intervals = DisplayColumn("interval", [escape_markdown(headline.interval) for headline in said], "text")
-        room = width - intervals.width - 3  # a figure and its interval are never cut
-        columns = [DisplayColumn(heading, [*map(escape_markdown, cells)], "text") for heading, cells in texts.items()]
-        columns = [*fitting(columns, room), intervals]
-        columns = fitting([*columns, DisplayColumn("conditions", conditions, "text")], width)
-        lines += [*render_table(DisplayTable("", columns)).splitlines()[2:], ""]
+        columns = [DisplayColumn(heading, cells, "text") for heading, cells in texts.items()]
+        intervals = DisplayColumn("interval", [headline.interval for headline in said], "text")
+        room = width - intervals.width - len(GAP)
+        if room >= min(total_width(columns), columns[0].width + MIN_ANSWER):
+            columns = [*fitting(columns, room), intervals]  # which is never cut
+        lines += [*draw_table(fitting([*columns, DisplayColumn("conditions", conditions, "text")], width)), ""]
     lost = [(summary.name, summary.out_of_memory) for summary in summaries if summary.out_of_memory]
     if lost:
-        lines += ["Out of memory:", *(wrap(escape_markdown(f"{name}: {said}"), "- ", width) for name, said in lost), ""]
+        lines += ["Out of memory:", *(line for name, said in lost for line in fold(f"{name}: {said}", width, "- ")), ""]
     lines += [f"{summary.path}  {summary.counts}" for summary in summaries]
     return "\n".join([*lines, "", *([f"Page: {index}"] if index else []), "--full prints every table.", ""])
 
@@ -188,7 +297,7 @@ def fitting(columns: Sequence[DisplayColumn], width: int) -> list[DisplayColumn]
     """Return the columns that fit; the last one that does is cut."""
     shown: list[DisplayColumn] = []
     for column in columns:
-        room = width - 1 - sum(other.width + 3 for other in shown) - 3
+        room = width - sum(other.width + len(GAP) for other in shown)
         if room < max(10, len(column.heading)):
             break
         shown.append(column._replace(cells=[cut(text, room) for text in column.cells]))

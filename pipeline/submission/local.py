@@ -169,9 +169,9 @@ class ProgressDisplay:
             left_s = (total - number) * epoch_s
         full = round(BAR_CHARS * number / total) if total else 0
         epochs = f"epoch {number} of {total}" if total else ""
-        bar = f"  [{'#' * full}{'.' * (BAR_CHARS - full)}]" if total else ""
+        bar = f"[{'#' * full}{'.' * (BAR_CHARS - full)}]  " if total else ""
         parts = filter(None, (epochs, format_duration(elapsed_s), describe_time_left(left_s)))
-        text = f"{self._name(spec)}  {', '.join(parts)}{bar}"
+        text = f"{bar}{self._name(spec)}  {', '.join(parts)}"  # a narrow terminal cuts the end
         most = shutil.get_terminal_size().columns - 1
         print(ERASE_LINE + replace_control_characters(text)[:most], end="", file=sys.stderr, flush=True)
 

@@ -227,7 +227,7 @@ def test_on_a_terminal_one_line_shows_the_epochs_that_ended(
     progress.show_epochs(POINTS[0], "warning: x\nepoch 1 of 4: 6 s, loss 2.3\nepoch 2 of 4: 3.5 s, loss 2.1\n")
     progress.end(POINTS[0], "ok")
     shown, ended = capsys.readouterr().err.split(ERASE_LINE)[1:]
-    assert shown == "[1/3] batch 8  epoch 2 of 4, 12 s, about 7 s left  [#######"  # 59 columns
+    assert shown == "[##########..........]  [1/3] batch 8  epoch 2 of 4, 12 s, "  # 59 columns, the whole bar
     assert "\n" not in shown
     assert ended.startswith("[1/3] batch 8: ok after 12 s")
 
