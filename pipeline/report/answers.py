@@ -17,6 +17,16 @@ from pipeline.report.tables import part_of, values_of
 
 BY: tuple[SeparateAxis, ...] = get_args(SeparateAxis)
 
+TOPICS = {
+    "Q5": "Recommendation",
+    "Q1": "Batch size",
+    "Q2": "Scaling",
+    "Q3": "Communication",
+    "Q4": "Accuracy",
+    "int8": "Accuracy in int8",
+}
+"""Each question in a word or two."""
+
 ASKED_ABOUT = {
     "Q1": "the batch size that keeps one $GPU busy",
     "Q2": "scaling over $GPUs",

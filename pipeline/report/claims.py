@@ -31,20 +31,47 @@ class Headline(NamedTuple):
     form: str = ""
 
 
-class ClaimKind(NamedTuple):
-    """A kind of claim: its sentences, at most three, and its headline in an overview if it has one.
+class TileWords(NamedTuple):
+    """The templates of a claim's tile: a label, a figure with its unit behind a space, a line, and a warning."""
 
-    A sentence is left out if one of its values is None.
+    label: str
+    figure: str
+    line: str = ""
+    warning: str = ""
+
+
+class ClaimKind(NamedTuple):
+    """A kind of claim: its sentences, at most three, its headline in an overview, and its tile, if it has them.
+
+    A text is left out if one of its values is None.
     """
 
     name: str
     sentences: tuple[str, ...]
     headline: Headline | None = None
+    tile: TileWords | None = None
 
 
-NOT_ANSWERED = ClaimKind("not_answered", ("Not answered here: {why}.",))
+class Tile(NamedTuple):
+    """One answer on the first screen: a figure with its unit and interval, a line, what weakens it, and a command."""
+
+    label: str
+    figure: str
+    unit: str = ""
+    interval: str = ""
+    line: str = ""
+    warning: str = ""
+    badges: tuple[str, ...] = ()
+    command: str = ""
+
+
+NOT_ANSWERED = ClaimKind("not_answered", ("Not answered here: {why}.",), tile=TileWords("", "–", "{short}"))
 NOT_ASKED = ClaimKind("not_asked", ("Not answered here: {why}.",))
-NO_RESULT_YET = ClaimKind("no_result", ("Not answered yet: {what} have no result; {cure}.",))
+NO_RESULT_YET = ClaimKind(
+    "no_result",
+    ("Not answered yet: {what} have no result; {cure}.",),
+    tile=TileWords("", "–", "{what} have no result; {cure}"),
+)
 
 
 SeparateAxis = Literal["gpu", "unit", "model"]
@@ -102,6 +129,20 @@ class Claim(NamedTuple):
         ends[:1] = [end.removesuffix(unit) for end in ends[:1]]
         said = ", ".join(filter(None, (formatter.vformat(text, (), plain), *self.about)))
         return in_terms(said, terms), " to ".join(ends)
+
+    def tile(self, terms: Terms = OF_GPUS) -> Tile | None:
+        """Return the claim as a tile in the words of an experiment; None if its kind has none."""
+        if self.kind.tile is None:
+            return None
+        plain = {name: float(value) if isinstance(value, float) else value for name, value in self.values.items()}
+        formatter = ClaimFormatter({})
+        texts = (formatter.vformat(text, (), plain) if self.knows(text) else "" for text in self.kind.tile)
+        label, figure, line, warning = (in_terms(text, terms) for text in texts)
+        number, _, unit = figure.partition(" ")
+        label = ", ".join(filter(None, (label, *self.about)))
+        key = self.kind.headline.value if self.kind.headline else ""
+        interval = self.headline()[1] if key and f"{{{key}" in self.kind.tile.figure else ""
+        return Tile(label, number, unit, interval, line, warning, self.badges, self.command)
 
     def knows(self, sentence: str) -> bool:
         """True if every value of a sentence is known."""
@@ -209,9 +250,10 @@ def grid_command(grid: str) -> str:
     return f"{SUBMIT} --grid {grid}"
 
 
-def not_answered(question: str, why: str, grid: str, *, is_asked: bool = False) -> Claim:
-    """Return the claim of a question without an answer: why, and the grid that gives one."""
-    return Claim(question, NOT_ANSWERED if is_asked else NOT_ASKED, {"why": why}, command=grid_command(grid))
+def not_answered(question: str, why: str, grid: str, *, is_asked: bool = False, short: str = "") -> Claim:
+    """Return the claim of a question without an answer: why, in short on its tile, and the grid that gives one."""
+    values = {"why": why, "short": short or why}
+    return Claim(question, NOT_ANSWERED if is_asked else NOT_ASKED, values, command=grid_command(grid))
 
 
 def no_result(question: str, what: str, rows: Iterable[Row]) -> Claim:

@@ -4,10 +4,10 @@ Only this module imports matplotlib, so import it only where a plot is made. A p
 placeholder colour, and `paint` puts in those of a theme.
 """
 
-import base64
 import io
 import logging
 import math
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -44,16 +44,16 @@ SERIES_COLOURS = ("#4883e9", "#994702", "#1b9f89", "#5e2464", "#a68217", "#741d1
 Searched for the largest smallest distance between two of them, for normal sight, protanopia and deuteranopia.
 """
 
-SERIES_COLOURS_ON_DARK = ("#78a6fe", "#cf5805", "#b1e8bc", "#b1658c", "#e5c540", "#fe7467", "#816ada", "#acb9c3")
 ROLES = ("--fg", "--muted", "--line", "--shade", "--bg", *(f"--s{index}" for index in range(len(SERIES_COLOURS))))
 LIGHT = dict(zip(ROLES, ("#1a1f24", "#59636e", "#d5dade", "#f3e3df", "#ffffff", *SERIES_COLOURS), strict=True))
-DARK = dict(zip(ROLES, ("#e8ebee", "#a3adb8", "#363d45", "#43292a", "#14181c", *SERIES_COLOURS_ON_DARK), strict=True))
 PLACEHOLDERS = {role: f"#{index:06x}" for index, role in enumerate(ROLES, start=1)}  # SVG leaves out #000000
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
-HATCHES = ("", "\\\\\\\\", "||||", "////", "----", "xxxx", "++++", "....")  # as plots.PART_MARKS
+HATCHES = ("", "\\\\\\\\", "||||", "////", "----", "xxxx", "++++", "x")  # as plots.PART_MARKS
 DASHED = (0, (3, 3))
 BOLD_CHAR_PX = 7
 MIN_ROOM_BELOW = 0.15  # of the height of the axes, for a word below a point
+LINES = 'stroke-linejoin="round" stroke-linecap="butt"'  # as matplotlib's style of all elements
+STYLE = re.compile(r"([\w-]+): ([^;]*);?")
 HOLLOW: dict[str, Any] = {"markersize": 6, "markeredgewidth": 1.4, "markerfacecolor": PLACEHOLDERS["--bg"]}
 
 SETTINGS: dict[Any, Any] = {
@@ -96,17 +96,14 @@ SETTINGS: dict[Any, Any] = {
 
 
 class Picture(NamedTuple):
-    """A panel on the page: the addresses of its two themes, the text for those who do not see it, and its size.
+    """A panel on the page: SVG in the colours of its style sheet, and the text for those who do not see it.
 
     A wide one has a narrow one for phones.
     """
 
-    light: str
-    dark: str
+    svg: str
     text: str
-    width: int
-    height: int
-    narrow: "Picture | None" = None
+    narrow: str = ""
 
 
 class RenderedPlot(NamedTuple):
@@ -124,16 +121,30 @@ def render_plot(plot: Plot) -> RenderedPlot:
     pictures = [render_panel(panel) for panel in plot.panels]
     if len(plot.panels) in (1, 2, 4) and not isinstance(plot.panels[0], HistogramPanel):
         wide = (render_panel(panel, WIDE) for panel in plot.panels)
-        pictures = [picture._replace(narrow=narrow) for picture, narrow in zip(wide, pictures, strict=True)]
+        pictures = [picture._replace(narrow=narrow.svg) for picture, narrow in zip(wide, pictures, strict=True)]
     return RenderedPlot(plot, pictures, paint(file, LIGHT).encode())
 
 
 def render_panel(panel: Panel, width: int = WIDTH) -> Picture:
-    """Return the picture of one panel. Its addresses hold the picture itself, so that a page is one file."""
-    drawn = draw([panel], width=width)
-    encoded = (base64.b64encode(paint(drawn, theme).encode()).decode() for theme in (LIGHT, DARK))
-    light, dark = (f"data:image/svg+xml;base64,{picture}" for picture in encoded)
-    return Picture(light, dark, f"{panel.title}. {panel.describe()}", width, height_of(panel, width))
+    """Return the picture of one panel."""
+    return Picture(inline(draw([panel], width=width)), f"{panel.title}. {panel.describe()}")
+
+
+def inline(drawn: str) -> str:
+    """Return an SVG as an element of the page, whose style sheet colours it.
+
+    The content policy of the page allows no style of an element, so each becomes an attribute. Coordinates have a
+    tenth of a point: more cannot be seen.
+    """
+    body = drawn[drawn.index("<defs>") : drawn.rindex("</svg>")]
+    body = re.sub(r"<style.*?</style>|<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    body = re.sub(r'style="([^"]*)"', lambda found: STYLE.sub(r'\1="\2"', found[1]), body)
+    body = re.sub(r"-?\d+\.\d{2,}", lambda found: f"{float(found[0]):.1f}".removesuffix(".0"), body)
+    body = re.sub(r' id="[a-z]+[\d._a-z]*_\d+"', "", body)  # nothing refers to them
+    body = re.sub(r">\s+<", "><", re.sub(r"\s*\n\s*", " ", body))
+    (view,) = re.findall(r'viewBox="[^"]*"', drawn)
+    colours = {role: f"var({role})" for role in ROLES}
+    return f'<svg {view} aria-hidden="true" {LINES}>{paint(body, colours)}</svg>'
 
 
 def paint(drawn: str, theme: Mapping[str, str]) -> str:

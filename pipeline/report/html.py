@@ -1,6 +1,6 @@
 """report.html of an experiment, the index over all experiments, and the plots as files.
 
-A page is one file: no script, no remote asset, and a content policy that allows its own style sheet alone. Its links
+A page is one file: no remote asset, and a content policy that allows its own style sheet and script alone. Its links
 lead to places on it, or hold a file. The packages of pages and plots may be missing: tables need none.
 """
 
@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import itertools
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources as package_files
 from pathlib import Path
@@ -18,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from pipeline import __version__
 from pipeline.figures.pooling import group_pairs
-from pipeline.plan.point_label import Terms, describe_training, format_figure, in_terms
+from pipeline.plan.point_label import describe_training, format_figure, in_terms
 from pipeline.records.outcomes import CollectedOutcomes
-from pipeline.report.answers import ASKED_ABOUT, answers_of
+from pipeline.report import first_screen
+from pipeline.report.answers import ASKED_ABOUT, TOPICS, answers_of
 from pipeline.report.collected import CollectedExperiment
 from pipeline.report.cost import ENDING_WORDS
 from pipeline.report.display import DisplayOptions, display_tables, name_texts
@@ -54,15 +57,32 @@ from pipeline.report.display import MAX_ROWS, named_axes
 REPORT_NAME = "report.html"
 INDEX_NAME = "index.html"
 PLOTS_FOLDER = "plots"
-QUESTIONS = {
-    "Q5": "What should I use?",
-    "Q1": "Which batch size keeps one $GPU busy, and where does its memory end?",
-    "Q2": "How does training scale over $GPUs?",
-    "Q3": "Where does the time go, and how much of it is communication?",
-    "Q4": "What does a large batch cost in accuracy, and which remedy mends it?",
-    "int8": "What does quantization to int8 cost in accuracy, and which values do its scales cover?",
-}
-OWN_Q4 = "What does a large batch cost?"  # of a user's own model
+HERO_PLOTS = ("q2", "q2-strong", "q4-batch-size", "q3-communication", "q1", "int8-change")
+"""The plots of the first screen: the first one that there is."""
+
+NEXT_STEP_HEADINGS = ("Next step of each point", "Next step of each measured step")  # on the first screen, grouped
+FACTS = ("precision", "execution", "input")
+VERSIONS = ("torch", "CUDA", "NCCL", "driver", "node")
+GLOSSARY = (
+    ("configuration", "One point of the grid. A run is one measurement of it."),
+    ("weak scaling", "Every GPU keeps its batch size, so N GPUs train on N times as many samples a step."),
+    ("strong scaling", "The global batch size stays the same, so each of N GPUs gets 1/N of it."),
+    ("speed-up", "The time of an epoch on one GPU over that on N GPUs, for the same samples."),
+    ("efficiency", "Speed-up divided by the number of GPUs."),
+    (
+        "exposed communication",
+        "The part of communication that computation does not hide: the step less the same step without it.",
+    ),
+    ("loader-bound", "A GPU waits for the DataLoader in more than 10 % of the epoch."),
+    ("straggler", "A rank for which the others wait in most steps."),
+    (
+        "bus bandwidth",
+        "The bytes of a collective over its time, scaled as nccl-tests does, so that it compares with the link.",
+    ),
+    ("MFU", "Model FLOPs utilization: the model's FLOPs a second over the peak of the GPU."),
+    ("interval", "It holds the true median with at least 95 %. One run has none: a new run may fall outside it."),
+    ("one run", "The figure is of a single run, so nothing is known of how much runs differ."),
+)
 MAX_TABLE_CHARS = 150  # of a row of a table, which scrolls if the page is narrower
 MAX_LINK_BYTES = 1_000_000  # of a CSV file that the page holds
 MAX_PAGE_BYTES = 100_000_000  # of a page that an earlier run wrote
@@ -91,9 +111,12 @@ class Pages:
         said = describe_experiment(name, found) | {"inputs_digest": digest_inputs(name, found, logs)}
         if not is_current(folder, plots, said["inputs_digest"]):
             has_plots = not plots or self.can_import("pipeline.report.draw", "no plots in report.html")
-            sections = build_sections(found, write_plots(folder / PLOTS_FOLDER, plots) if has_plots else [])
+            drawn = write_plots(folder / PLOTS_FOLDER, plots) if has_plots else []
+            hero = next((part for name in HERO_PLOTS for part in drawn if part.plot.name == name), None)
+            sections = build_sections(found, [part for part in drawn if part is not hero])
             fates = list_fates(shown_outcomes(collected.outcomes), folder, logs)
-            page = render_template("report.html.j2", said, sections=sections, has_plots=has_plots, fates=fates)
+            shown = {"sections": sections, "hero": hero, "has_plots": has_plots, "fates": fates, "glossary": GLOSSARY}
+            page = render_template("report.html.j2", said, **shown)
             files.replace_file_atomically(folder / REPORT_NAME, page.encode())
         self.written[name] = folder / REPORT_NAME
         self.times.append(max((record.started_at or "" for record in collected.records), default=""))
@@ -178,24 +201,40 @@ def write_plots(folder: Path, plots: Sequence[Plot]) -> "list[RenderedPlot]":
 def build_sections(found: CollectedExperiment, drawn: "Sequence[RenderedPlot]") -> list[dict[str, Any]]:
     """Return each question that has plots or tables, with them."""
     options = DisplayOptions(MAX_TABLE_CHARS, link_of=point_links(shown_outcomes(found.collected.outcomes)))
-    tables = group_pairs(display_tables(found.tables, found.collected, options))
+    shown = display_tables(found.tables, found.collected, options)
+    tables = group_pairs((question, table) for question, table in shown if table.heading not in NEXT_STEP_HEADINGS)
     figures = group_pairs((rendered.plot.question, rendered) for rendered in drawn)
-    return [
-        {
-            "question": question,
-            "text": question_text(question, found.collected.terms),
-            "figures": figures.get(question, []),
-            "tables": tables.get(question, []),
-            "files": data_links(found, [table.source for table in tables.get(question, [])]),
-        }
-        for question in QUESTIONS
-        if question in tables or question in figures
-    ]
+    answers = {answer.question: answer for answer in answers_of(found.tables, found.collected.terms)}
+    is_measured = all(record.measured for record in found.collected.records)
+    sections = []
+    for question, topic in TOPICS.items():
+        own_tables, own_figures = tables.get(question, []), figures.get(question, [])
+        said = [answers[question].asked.headline] if question in answers else []
+        is_asked = any(said) or not is_measured or "int8" in answers
+        if is_asked and (own_tables or own_figures):
+            num_rows = sum(len(table.rows) for table in own_tables)
+            counts = [(len(own_figures), "plot"), (num_rows, "row")]
+            sections.append(
+                {
+                    "question": question,
+                    "topic": topic,
+                    "size": ", ".join(pluralize(count, what) for count, what in counts if count),
+                    "said": filter(None, said),
+                    "figures": own_figures,
+                    "tables": own_tables,
+                    "files": data_links(found, [table.source for table in own_tables]),
+                }
+            )
+    return sections
 
 
-def question_text(question: str, terms: Terms) -> str:
-    """Return a question in words."""
-    return OWN_Q4 if terms.own_model and question == "Q4" else in_terms(QUESTIONS[question], terms)
+def facts_of(collected: CollectedOutcomes) -> dict[str, str]:
+    """Return the conditions that a reader asks for first, by name."""
+    said = {"training": describe_training([outcome.spec for outcome in collected.outcomes])}
+    said |= dict(zip(FACTS, conditions_of(outcome.spec for outcome in collected.outcomes), strict=True))
+    stated = list_provenance(collected.records)
+    said |= {label: stated[label] for label in VERSIONS if label in stated}
+    return {label: value for label, value in said.items() if value}
 
 
 def data_links(found: CollectedExperiment, names: Iterable[str]) -> list[tuple[str, str]]:
@@ -222,12 +261,17 @@ def describe_experiment(name: str, found: CollectedExperiment) -> dict[str, Any]
         "training": describe_training([outcome.spec for outcome in collected.outcomes]),
         "setting": describe_setting(collected.records),
         "conditions": conditions_of(outcome.spec for outcome in collected.outcomes),
-        "answers": [
-            (answer, question_text(answer.question, collected.terms)) for answer in answers if answer.asked.claims
-        ],
+        "answers": [answer for answer in answers if answer.asked.claims],
+        "tiles": first_screen.tiles_of(answers),
+        "verdict": first_screen.verdict_of(found.tables, collected.terms),
+        "suggestions": first_screen.suggestions_of(found.tables, collected.terms),
+        "heat_map": first_screen.heat_map_of(found.tables, collected.terms),
         "not_asked": [words(ASKED_ABOUT[answer.question]) for answer in answers if not answer.asked.claims],
         "left_out": collected.notes,
         "provenance": list_provenance(collected.records),
+        "facts": facts_of(collected),
+        "processor": in_terms("$GPU", collected.terms),
+        "version": __version__,
         "cost": describe_cost(found.tables["cost"]),
     }
 
@@ -238,7 +282,7 @@ def describe_counts(collected: CollectedOutcomes) -> str:
     counts = {"ok": coverage.ok, "out of memory": coverage.oom, "failed": coverage.failed}
     counts |= {"missing": coverage.missing, "rejected": coverage.rejected}
     stated = ", ".join(f"{number:,} {word}" for word, number in counts.items() if number)
-    return f"{pluralize(coverage.expected, 'point')}: {stated}" if coverage.expected else "no points"
+    return f"{pluralize(coverage.expected, 'configuration')}: {stated}" if coverage.expected else "no points"
 
 
 def describe_cost(rows: Iterable[Row]) -> list[str]:
@@ -252,11 +296,13 @@ def describe_cost(rows: Iterable[Row]) -> list[str]:
 
 
 def render_template(name: str, said: Mapping[str, Any], **values: Any) -> str:
-    """Return a page from its template: all text is escaped, and the content policy allows the style sheet by digest."""
+    """Return a page from its template: text is escaped, and the content policy allows style and script by digest."""
     import jinja2
 
     folder = package_files.files("pipeline") / "templates"
-    style = (folder / "report.css").read_text()
+    texts = {"style": (folder / "report.css").read_text()}
+    if name == "report.html.j2":
+        texts["script"] = (folder / "report.js").read_text()
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(lambda template: (folder / template).read_text()),
         undefined=jinja2.StrictUndefined,
@@ -265,9 +311,18 @@ def render_template(name: str, said: Mapping[str, Any], **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"data_link": data_link, "pluralize": pluralize}
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    return environment.get_template(name).render(said, style=style, style_digest=digest, **values)
+    environment.filters |= {"data_link": data_link, "pluralize": pluralize, "sha256": sha256_of, "slug": slug_of}
+    return environment.get_template(name).render(said, **texts, **values)
+
+
+def sha256_of(text: str) -> str:
+    """Return the SHA-256 of a text as a content policy names it."""
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def slug_of(heading: str) -> str:
+    """Return the id of a heading."""
+    return "-".join(re.findall(r"\w+", heading.lower()))
 
 
 def printable(value: Any) -> Any:

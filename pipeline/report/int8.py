@@ -10,7 +10,7 @@ from pipeline.figures.notes import NoteKind, make_note, text_note
 from pipeline.figures.pooling import PooledPoint, group_pairs
 from pipeline.records.record import Quantization, StageResult
 from pipeline.report import plots
-from pipeline.report.claims import NOT_ANSWERED, Claim, ClaimKind, Headline, describe_own
+from pipeline.report.claims import NOT_ANSWERED, Claim, ClaimKind, Headline, TileWords, describe_own
 from pipeline.report.columns import (
     PLACE,
     TEST_ACCURACY,
@@ -173,6 +173,7 @@ INT8_CHANGE = ClaimKind(
         "The network takes {num_bytes:,} of {num_bytes_fp32:,} bytes.",
     ),
     Headline("{change:+.2f} points of test accuracy", "change", "{:+.2f}"),
+    tile=TileWords("Accuracy in int8", "{change:+.2f} points", "from {fp32:.1%} in fp32, {seeds}"),
 )
 
 
@@ -185,7 +186,7 @@ def int8_claims(rows: Sequence[Row]) -> list[Claim]:
     if row is None or row["accuracy_change"] is None or before is None:
         why = next((str(row["note"]).rstrip(".") for row in full if row["note"]), "").replace("`", "'")  # no command
         problem = f"no network was quantized in full ({why})" if why else "no quantized network was tested"
-        return [Claim("int8", NOT_ANSWERED, {"why": problem})]
+        return [Claim("int8", NOT_ANSWERED, dict.fromkeys(("why", "short"), problem))]
     change = row["accuracy_change"]
     low, high = ends_of(change)
     is_unclear = low is not None and high is not None and low <= 0 <= high

@@ -69,6 +69,7 @@ class Rule(NamedTuple):
     measured_by: str
     changes: tuple[Change, ...] = ()
     otherwise: str = ""  # the next step of a rule without changes
+    verdict: str = ""  # on an experiment that this limits in most configurations
 
 
 INPUT = Change("input=gpu", "input", "gpu", ("num_workers",))
@@ -83,14 +84,27 @@ COMPRESSION = Change("gradient_compression=bf16", "gradient_compression", "bf16"
 DDP = Change("strategy=ddp", "strategy", "ddp", STRATEGY_AXES)
 NEVER = Change("reshard=never", "reshard", "never")
 
-DATAPARALLEL = Rule("DataParallel", 0, "the strategy is dp", (DDP,))
-WAITING = Rule("waiting for data", MAX_DATA_SHARE, "data time and batch wait over the epoch time", (INPUT, WORKERS))
+DATAPARALLEL = Rule(
+    "DataParallel",
+    0,
+    "the strategy is dp",
+    (DDP,),
+    verdict="DataParallel is the bottleneck: DDP trains the same model with a process for each $GPU.",
+)
+WAITING = Rule(
+    "waiting for data",
+    MAX_DATA_SHARE,
+    "data time and batch wait over the epoch time",
+    (INPUT, WORKERS),
+    verdict="Data loading is the bottleneck, not the strategy.",
+)
 POWER = Rule(
     "power",
     MIN_CLOCK_LOSS,
     "1 - clock over its maximum, where the power limit alone lowered it",
     (),
     "none, since the GPU is at its power limit",
+    verdict="The $GPUs are at their power limit, so this is as fast as they get.",
 )
 UNEXPLAINED = Rule(
     "several GPUs", 0.1, "1 - efficiency, where communication was not measured", (), "measure=communication"
@@ -103,15 +117,35 @@ RULES = (
         0.25,
         "in a profiled step the GPU neither computes nor waits for communication; else the fixed cost of an eager step",
         (GRAPH, NEVER, BATCH),
+        verdict="The host is the bottleneck: the $GPUs wait for kernel launches.",
     ),
-    Rule("a small batch", 0.25, "the fixed cost of another step", (BATCH,)),
-    Rule("the wrapper", 0.1, "wrapper cost over the step", (NEVER, DDP, BATCH)),
-    Rule("communication", 0.05, "exposed communication over the step", (BATCH, ACCUMULATION, COMPRESSION)),
+    Rule(
+        "a small batch",
+        0.25,
+        "the fixed cost of another step",
+        (BATCH,),
+        verdict="The batch is the bottleneck: it is too small to keep a $GPU busy.",
+    ),
+    Rule(
+        "the wrapper",
+        0.1,
+        "wrapper cost over the step",
+        (NEVER, DDP, BATCH),
+        verdict="The overhead of the strategy is the bottleneck.",
+    ),
+    Rule(
+        "communication",
+        0.05,
+        "exposed communication over the step",
+        (BATCH, ACCUMULATION, COMPRESSION),
+        verdict="Communication is the bottleneck.",
+    ),
     Rule(
         "SyncBatchNorm",
         0.1,
         "collectives of batch statistics in profiled steps over the step, or what the step without them saves",
         (LOCAL_BATCHNORM,),
+        verdict="SyncBatchNorm is the bottleneck.",
     ),
     Rule(
         "a late rank",
@@ -119,6 +153,7 @@ RULES = (
         "the wait of the others for it in profiled all-reduces, over the step",
         (),
         "{late_rank}",
+        verdict="One rank is slower than the others, and they wait for it.",
     ),
     Rule("full memory", 0, "the allocator freed its cache and tried again", (), "a smaller batch, or more GPUs"),
     Rule(

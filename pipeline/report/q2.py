@@ -20,7 +20,7 @@ from pipeline.plan.point_label import EFFORT_AXES, varying_axes
 from pipeline.plan.spec import BASELINE_MAY_DIFFER
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report import claims, plots
-from pipeline.report.claims import NO_RESULT, Claim, ClaimKind, Headline, badges_of, where_of
+from pipeline.report.claims import NO_RESULT, Claim, ClaimKind, Headline, TileWords, badges_of, where_of
 from pipeline.report.columns import (
     BASELINE,
     COMPUTE,
@@ -154,6 +154,12 @@ SPEEDUP_SHOWN = ClaimKind(
         "{closing}.",
     ),
     Headline("{speedup:.2f} times on {num_gpus} $GPUs{larger}", "speedup", "{:.2f}"),
+    tile=TileWords(
+        "Speed-up on {num_gpus} $GPUs",
+        "{speedup:.2f}×",
+        "{efficiency:.0%} efficient, {strategy}, {scaling} scaling{where}",
+        "{left_out} of {timed} speed-ups left out: {short}",
+    ),
 )
 NO_SPEEDUP = ClaimKind(
     "no_speedup",
@@ -164,6 +170,12 @@ NO_SPEEDUP = ClaimKind(
         "{closing}.",
     ),
     Headline("no speed-up shown on {num_gpus} $GPUs{larger}", "speedup", "{:.2f}"),
+    tile=TileWords(
+        "Speed-up on {num_gpus} $GPUs",
+        "none\u00a0shown",
+        "{low:.2f} to {high:.2f}, {strategy}, {scaling} scaling{where}",
+        "{left_out} of {timed} speed-ups left out: {short}",
+    ),
 )
 SPEEDUP_IN_PART = ClaimKind(
     "speedup_in_part",
@@ -174,13 +186,25 @@ SPEEDUP_IN_PART = ClaimKind(
         "{closing}.",
     ),
     Headline("{low:.2f} to {num_gpus} times on {num_gpus} $GPUs{larger}", "speedup", "{:.2f}"),
+    tile=TileWords(
+        "Speed-up on {num_gpus} $GPUs",
+        "too\u00a0noisy",
+        "{low:.2f} to {high:.2f}, and more than {num_gpus} is impossible: use --repeats 6",
+        "{left_out} of {timed} speed-ups left out: {short}",
+    ),
 )
 
 WAITS = f"a $GPU waits for data in more than {100 * MAX_DATA_SHARE:.0f} % of the epoch, there or on the baseline"
 SHARED = "other points ran on the node of a point or of its baseline at the same time"
 ABOVE_N = "the efficiency is above 1, which noise or a slow baseline can cause"
-WITHOUT_LOADER, ALONE = "--set input=gpu", "--exclusive"
 WAIT_NOT_STATED = "the wait for data is not stated"
+IN_SHORT = {
+    WAITS: "limited by data loading",
+    SHARED: "with others on the node",
+    ABOVE_N: "above the number of $GPUs",
+    WAIT_NOT_STATED: "without the wait for data",
+}
+WITHOUT_LOADER, ALONE = "--set input=gpu", "--exclusive"
 
 
 def speedup_claims(tables: Tables) -> list[Claim]:
@@ -199,13 +223,14 @@ def speedup_claims(tables: Tables) -> list[Claim]:
     used = {id(row) for row in fit}
     reasons = Counter(reason_left_out(row) for row in timed if id(row) not in used)
     why = "; ".join(f"{reason} ({count})" if len(reasons) > 1 else reason for reason, count in reasons.items())
+    short = ", ".join(f"{count} {IN_SHORT[reason]}" for reason, count in reasons.items())
     if not fit:
         largest = " and ".join(describe_speedup(row, timed, fit) for row in largest_of_each(timed))
         cannot = f"of {len(timed)} rows with a speed-up {reasons.total()} cannot be used: {why}; the largest: {largest}"
         options = {WAITS: WITHOUT_LOADER, SHARED: ALONE}
         cures = [option for reason, option in options.items() if reason in reasons] or ["--repeats 3"]
         grid = " ".join(["scaling", *cures])
-        return [claims.not_answered("Q2", cannot, grid, is_asked=True)]
+        return [claims.not_answered("Q2", cannot, grid, is_asked=True, short=f"of {len(timed)} speed-ups {short}")]
     most = max(row["num_gpus"] for row in fit)
     best = max((row for row in fit if row["num_gpus"] == most), key=usefulness)
     low, high = ends_of(best["speedup"])
@@ -226,6 +251,7 @@ def speedup_claims(tables: Tables) -> list[Claim]:
         "left_out": reasons.total() or None,
         "timed": len(timed),
         "why": why,
+        "short": short,
         "larger": f"; larger elsewhere: {', '.join(elsewhere)}" if larger else "",
         "closing": closing_words(best, larger, timed, fit),
     }

@@ -36,7 +36,7 @@ from pipeline.plan.spec import TRAINED_MAY_DIFFER
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.records.record import Communication, VariantName
 from pipeline.report import claims, plots
-from pipeline.report.claims import NO_RESULT, Claim, ClaimKind, Headline, badges_of, where_of
+from pipeline.report.claims import NO_RESULT, Claim, ClaimKind, Headline, TileWords, badges_of, where_of
 from pipeline.report.columns import (
     BASELINE,
     COMM_TIME,
@@ -428,11 +428,21 @@ EXPOSED_SHARE = ClaimKind(
         COMPARED,
     ),
     Headline("{share:.1%} of the step on {num_gpus} $GPUs", "share", "{:.1%}"),
+    tile=TileWords(
+        "Exposed communication",
+        "{share:.1%} of the step",
+        "{exposed_us:,.0f} us of {step_ms:,.2f} ms on {num_gpus} $GPUs{where}",
+    ),
 )
 EXPOSED_ALONE = ClaimKind(
     "exposed_alone",
     (EXPOSED_WORDS, "{unclear}.", COMPARED),
     Headline("{share:.1%} of the step on {num_gpus} $GPUs", "share", "{:.1%}"),
+    tile=TileWords(
+        "Exposed communication",
+        "{share:.1%} of the step",
+        "{exposed_us:,.0f} us of {step_ms:,.2f} ms on {num_gpus} $GPUs{where}",
+    ),
 )
 EXPOSED_UNCLEAR = ClaimKind(
     "exposed_unclear",
@@ -441,6 +451,7 @@ EXPOSED_UNCLEAR = ClaimKind(
         COMPARED,
     ),
     Headline("none shown on {num_gpus} $GPUs"),
+    tile=TileWords("Exposed communication", "–", "Cannot be measured here: the noise is larger than the effect."),
 )
 SUBTRACTED = ClaimKind(
     "subtracted",
@@ -450,6 +461,7 @@ SUBTRACTED = ClaimKind(
         "No difference of steps can show it: {unmeasured}.",
     ),
     Headline("up to {share:.0%} of the epoch, by subtraction"),
+    tile=TileWords("Communication, at most", "{share:.0%} of the epoch", "by subtraction, not measured{where}"),
 )
 
 OWN = "the model or its loss calls collectives itself, in every measured step"
@@ -478,10 +490,10 @@ def communication_claims(tables: Tables) -> list[Claim]:
         return [claims.not_answered("Q3", OWN, "communication", is_asked=True)._replace(command="")]
     if lost := [row for row in rows if row.status in NO_RESULT]:
         return [claims.no_result("Q3", "points that measure communication", lost)]
-    why = "no point on several $GPUs measures communication"
+    short = why = "no point on several $GPUs measures communication"
     if known:
         why += ", and subtraction fails, counts waiting for data or shows no more than noise"
-    return [claims.not_answered("Q3", why, "communication", is_asked=bool(known))]
+    return [claims.not_answered("Q3", why, "communication", is_asked=bool(known), short=short)]
 
 
 def measured_claim(rows: Sequence[Row], measured: Sequence[Row], compared: dict[str, Any]) -> Claim:

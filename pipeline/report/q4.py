@@ -19,6 +19,7 @@ from pipeline.report.claims import (
     Claim,
     ClaimKind,
     Headline,
+    TileWords,
     badges_of,
     grid_command,
     no_result,
@@ -183,11 +184,21 @@ LARGE_BATCH = ClaimKind(
     "large_batch",
     (*LARGE_BATCH_WORDS, "Soonest at {target:.2%} {soonest}."),
     Headline("{batch:,}: {accuracy:.1%}; {small_batch:,}: {small_accuracy:.1%}", "accuracy", "{:.1%}"),
+    tile=TileWords(
+        "Accuracy at batch {batch:,}",
+        "{accuracy:.1%}",
+        "{small_accuracy:.1%} at {small_batch:,}; with large-batch techniques {mended:.1%}; {epochs} epochs{where}",
+    ),
 )
 TOO_FEW_RUNS = ClaimKind(
     "too_few_runs",
     (*LARGE_BATCH_WORDS, "{few} cannot show whether a remedy helps."),
     Headline("{batch:,}: {accuracy:.1%}; {small_batch:,}: {small_accuracy:.1%}", "accuracy", "{:.1%}"),
+    tile=TileWords(
+        "Accuracy at batch {batch:,}",
+        "{accuracy:.1%}",
+        "{small_accuracy:.1%} at {small_batch:,}; with large-batch techniques {mended:.1%}; {epochs} epochs{where}",
+    ),
 )
 OWN_ACCURACY = ClaimKind(
     "own_accuracy",
@@ -197,6 +208,9 @@ OWN_ACCURACY = ClaimKind(
         "Soonest at {target:.2%} {soonest}.",
     ),
     Headline("{batch:,}: {final:.1%}; {small_batch:,}: {small_final:.1%}", "final", "{:.1%}"),
+    tile=TileWords(
+        "Accuracy at batch {batch:,}", "{final:.1%}", "{small_final:.1%} at {small_batch:,}, {epochs} epochs{where}"
+    ),
 )
 OWN_MERIT = ClaimKind(
     "own_merit",
@@ -206,6 +220,9 @@ OWN_MERIT = ClaimKind(
         "Soonest at {target:.4g} {soonest}.",
     ),
     Headline("{batch:,}: {final:digits}; {small_batch:,}: {small_final:digits}", "final", "{:.4g}"),
+    tile=TileWords(
+        "$Merit at batch {batch:,}", "{final:digits}", "{small_final:digits} at {small_batch:,}, {epochs} epochs{where}"
+    ),
 )
 
 MIN_RUNS, MIN_EPOCHS_TO_TELL = 3, 10  # below these an accuracy cannot tell a remedy from noise
@@ -221,7 +238,7 @@ def large_batch_claims(all_rows: Sequence[Row]) -> list[Claim]:
         return [not_answered("Q4", "no test accuracy of a small and of a large batch was measured", "q4-study")]
     batch = f"{small['global_batch_size']:,} $images a step without remedies, the runs to compare with,"
     if small.has_note(DIVERGED):
-        return [Claim("Q4", NOT_ANSWERED, {"why": f"{batch} diverged"})]
+        return [Claim("Q4", NOT_ANSWERED, dict.fromkeys(("why", "short"), f"{batch} diverged"))]
     if final_of(small) is None:
         return [no_result("Q4", batch, [small])]
     epochs = pluralize(small["epochs"], "epoch")

@@ -26,6 +26,7 @@ from pipeline.report.claims import (
     Claim,
     ClaimKind,
     Headline,
+    TileWords,
     badges_of,
     describe_own,
     is_shown_slower,
@@ -45,6 +46,7 @@ USE = ClaimKind(
         "{beside}.",
     ),
     Headline("{what}: {throughput}", "epoch_time", "{:.3f} s"),
+    tile=TileWords("Configuration to use", "{throughput}", "{what}, epoch {epoch_time:digits} s, {place} of {choice}"),
 )
 ONLY_CHOICE = ClaimKind(
     "only_choice",
@@ -53,6 +55,7 @@ ONLY_CHOICE = ClaimKind(
         "{choice}.",
     ),
     Headline("{what}: {throughput}", "epoch_time", "{:.3f} s"),
+    tile=TileWords("The only configuration", "{throughput}", "{what}, epoch {epoch_time:digits} s, {choice}"),
 )
 USE_NEXT = ClaimKind("use_next", ("The configuration to use is limited by {limit}; next step: {next_step}.",))
 CHEAPEST = ClaimKind(

@@ -1,0 +1,143 @@
+"""The first screen of a page: what limits the experiment, its answers as tiles, efficiency, and what to try next."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pipeline.figures.loader import LOADER_BOUND
+from pipeline.figures.pooling import group_pairs
+from pipeline.plan.point_label import Terms, describe_axis, in_terms
+from pipeline.plan.strategies import STRATEGIES
+from pipeline.report.answers import TOPICS, Answer
+from pipeline.report.claims import Tile, is_fit_for_answer
+from pipeline.report.next_step import RULES, WAITING, has_next_step
+from pipeline.report.table import Row, Rows, Tables
+
+MAX_TILES = 8
+PLACES = ("Q5", "Q2", "Q1", "Q3", "Q4", "int8")  # of the tiles
+MAX_SUGGESTIONS = 6
+MIN_SHARE = 0.5  # of the configurations, from which one limit is the verdict on the experiment
+GAIN = re.compile(r" \(([\d.]+)x\)")
+VERDICTS = {rule.limit: rule.verdict for rule in RULES}
+EFFICIENCY_SHADES = ((0.85, "good"), (0.7, "fair"), (0.4, "poor"))
+HOLLOW = "○"  # beside a figure that shows the loader, and not the strategy
+
+
+class Verdict(NamedTuple):
+    """The cause that limits most configurations: what it is, in how many, and what to do."""
+
+    headline: str
+    text: str
+
+
+class Suggestion(NamedTuple):
+    """One thing to try, for how many configurations, and the gain that was measured, if it was."""
+
+    num_configurations: int
+    change: str
+    gain: str
+    command: str
+
+
+class HeatCell(NamedTuple):
+    """An efficiency in per cent with its shade; why there is none, or what to know of it, is its title."""
+
+    text: str
+    shade: str = ""
+    title: str = ""
+
+
+class HeatMap(NamedTuple):
+    """Efficiency at the most processors: a row a strategy, a column a batch size."""
+
+    heading: str
+    batch_sizes: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[HeatCell]]]
+    note: str
+
+
+def tiles_of(answers: Sequence[Answer]) -> list[Tile]:
+    """Return the answers as tiles; what was not asked has none."""
+    found = []
+    for answer in answers:
+        for claim in answer.asked.claims:
+            tile = claim.tile(answer.terms)
+            if tile:
+                found.append(
+                    tile if tile.label else tile._replace(label=TOPICS[answer.question], command=answer.command)
+                )
+    return found[:MAX_TILES]
+
+
+def configurations_of(tables: Tables) -> Rows:
+    """Return a row for each timed or measured configuration that has a next step, or could have one."""
+    timed = [row for row in tables["Q2"] if row["scaling"] == "weak" and row["epoch_time_s"]]
+    return timed or [row for row in tables["communication"] if row["step_time_s"]]
+
+
+def verdict_of(tables: Tables, terms: Terms) -> Verdict | None:
+    """Return the limit of most configurations and its cure; None where no limit has most of them."""
+    rows = configurations_of(tables)
+    limits = Counter(row["limit"] for row in rows if row["limit"])
+    limits[WAITING.limit] = sum(bool(row.figures.get("is_loader_bound")) for row in rows)  # also of DataParallel
+    limit, count = limits.most_common(1)[0]
+    if not VERDICTS.get(limit) or count <= MIN_SHARE * len(rows):
+        return None
+    cure = "".join(f" Try {suggestion.change}." for suggestion in suggestions_of(tables, terms, limit)[:1])
+    return Verdict(in_terms(VERDICTS[limit], terms), f"It limits {count} of {len(rows)} configurations.{cure}")
+
+
+def suggestions_of(tables: Tables, terms: Terms, limit: str = "") -> list[Suggestion]:
+    """Return what to try next, the most frequent first, of the rows with that limit or of all."""
+    rows = [*has_next_step(tables["Q2"]), *has_next_step(tables["communication"])]
+    by_change = group_pairs((GAIN.sub("", row["next_step"]), row) for row in rows if limit in ("", row["limit"]))
+    found = []
+    for change, own in sorted(by_change.items(), key=lambda pair: -len(pair[1])):
+        gains = sorted(float(gain) for row in own for gain in GAIN.findall(row["next_step"]))
+        said = (
+            "" if not gains else f"{gains[0]:.3g}x" if gains[0] == gains[-1] else f"{gains[0]:.3g}x to {gains[-1]:.3g}x"
+        )
+        option = re.search(r"\w+=\w+", change)
+        is_set = option is not None and change.startswith(option[0]) and not change.startswith("measure=")
+        command = f"--set {option[0]}" if option and is_set else ""
+        found.append(Suggestion(len(own), in_terms(change, terms), said, command))
+    return found[:MAX_SUGGESTIONS]
+
+
+def heat_map_of(tables: Tables, terms: Terms) -> HeatMap | None:
+    """Return the efficiency of weak scaling at the most GPUs by strategy and batch size; None without two figures.
+
+    Of several configurations of one cell the most efficient is shown.
+    """
+    rows = [row for row in tables["Q2"] if row["scaling"] == "weak" and row["num_gpus"] > 1]
+    most = max((row["num_gpus"] for row in rows if row["parallel_efficiency"] is not None), default=0)
+    on_most = [row for row in rows if row["num_gpus"] == most]
+    sizes = sorted({row["batch_size_per_gpu"] for row in on_most})
+    cells = group_pairs(((row["strategy"], row["batch_size_per_gpu"]), row) for row in on_most)
+    if len(cells) < 2:
+        return None
+    lines = [
+        (STRATEGIES[name].words, [heat_cell(cells.get((name, size), ())) for size in sizes])
+        for name in STRATEGIES
+        if any((name, size) in cells for size in sizes)
+    ]
+    has_hollow = any(cell.text.endswith(HOLLOW) for _, line in lines for cell in line)
+    note = f"{HOLLOW} limited by data loading: it shows the loader, not the strategy." if has_hollow else ""
+    heading = in_terms(f"Efficiency on {describe_axis('num_gpus', most)} [%]", terms)
+    return HeatMap(heading, [f"{size:,}" for size in sizes], lines, note)
+
+
+def heat_cell(rows: Sequence[Row]) -> HeatCell:
+    """Return the cell of some configurations: the best efficiency that can be, or why there is none."""
+    known = [row for row in rows if row["parallel_efficiency"] is not None]
+    if not known:
+        return HeatCell({"oom": "OOM", "failed": "failed"}.get(rows[0].status, "") if rows else "")
+    row = max(known, key=lambda row: (is_fit_for_answer(row, "speedup"), float(row["parallel_efficiency"])))
+    efficiency = float(row["parallel_efficiency"])
+    if efficiency > 1 and not is_fit_for_answer(row, "speedup"):
+        return HeatCell("", "", f"{efficiency:.0%} cannot be: noise, or a slow baseline")
+    is_hollow = bool(row["is_loader_bound"]) or row.has_note(LOADER_BOUND)
+    shade = next((name for least, name in EFFICIENCY_SHADES if efficiency >= least), "bad")
+    text = f"{100 * efficiency:.0f}"
+    return HeatCell(f"{text} {HOLLOW}" if is_hollow else text, shade, row["note"] or "")
