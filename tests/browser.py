@@ -27,7 +27,9 @@ PROBE = """<!doctype html><meta charset="utf-8"><body style="margin:0">
 const frame = document.querySelector("iframe");
 frame.onload = () => {{
   const page = frame.contentDocument, style = (element) => frame.contentWindow.getComputedStyle(element);
-  const plots = [...page.querySelectorAll("picture > img")];
+  const height = page.body.scrollHeight;
+  page.querySelectorAll("details").forEach((part) => part.setAttribute("open", ""));
+  const plots = [...page.querySelectorAll(".picture")].filter((plot) => plot.getBoundingClientRect().width > 0);
   const follow = (link) => {{
     const address = link.getAttribute("href"), place = page.getElementById(address.slice(1));
     if (address.startsWith("data:")) return [link.download, atob(address.split(",")[1]).length];
@@ -41,13 +43,12 @@ frame.onload = () => {{
     page_width: page.documentElement.scrollWidth,
     background: style(page.body).backgroundColor,
     text: page.body.textContent,
-    foreign: page.querySelectorAll("script, iframe, object, svg, img:not([src^='data:'])").length,
+    foreign: page.querySelectorAll("script[src], iframe, object, img, link").length,
     num_rows: page.querySelectorAll("tr").length,
-    height: page.body.scrollHeight,
-    alternatives: plots.map((plot) => plot.alt),
-    pictures: plots.filter((plot) => plot.naturalWidth > 0).map((plot) => atob(plot.currentSrc.split(",")[1])),
-    // a picture is drawn in points, of which three are four pixels
-    scales: plots.map((plot) => plot.getBoundingClientRect().width / plot.naturalWidth / 0.75).filter((one) => one > 0),
+    height,
+    alternatives: plots.map((plot) => plot.ariaLabel),
+    titles: plots.map((plot) => style(plot.querySelector("text[font-weight=bold], text")).fill),
+    scales: plots.map((plot) => plot.getBoundingClientRect().width / plot.firstElementChild.viewBox.baseVal.width),
     followed: [...page.querySelectorAll("a")].map(follow),
   }});
   document.body.replaceChildren(result);

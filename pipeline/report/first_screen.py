@@ -95,9 +95,8 @@ def suggestions_of(tables: Tables, terms: Terms, limit: str = "") -> list[Sugges
     found = []
     for change, own in sorted(by_change.items(), key=lambda pair: -len(pair[1])):
         gains = sorted(float(gain) for row in own for gain in GAIN.findall(row["next_step"]))
-        said = (
-            "" if not gains else f"{gains[0]:.3g}x" if gains[0] == gains[-1] else f"{gains[0]:.3g}x to {gains[-1]:.3g}x"
-        )
+        ends = dict.fromkeys(f"{gain:.3g}x" for gain in gains[:1] + gains[-1:])
+        said = f"measured {' to '.join(ends)}" if gains else ""
         option = re.search(r"\w+=\w+", change)
         is_set = option is not None and change.startswith(option[0]) and not change.startswith("measure=")
         command = f"--set {option[0]}" if option and is_set else ""

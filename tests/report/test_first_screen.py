@@ -1,0 +1,99 @@
+"""The first screen of a page: what limits the experiment, its answers as tiles, efficiency, and what to try next."""
+
+from pathlib import Path
+
+import pytest
+from factories import ROOT, make_record, make_spec, resolved
+from page_records import batch_records, every_question, scaling_records, write_page
+
+from pipeline.plan.point_label import OF_GPUS
+from pipeline.records.folder import Experiment
+from pipeline.records.record import Record
+from pipeline.report.answers import answers_of
+from pipeline.report.collected import collect_experiment
+from pipeline.report.first_screen import heat_map_of, suggestions_of, tiles_of, verdict_of
+from pipeline.report.table import Tables
+from pipeline.report.tables import build_tables
+
+
+def tables_of(*found: Record) -> Tables:
+    return build_tables(resolved(*found).outcomes)
+
+
+def published(name: str) -> Tables:
+    return collect_experiment(Experiment(ROOT / "published" / name)).tables
+
+
+def test_a_cause_that_limits_most_configurations_is_the_verdict_and_says_what_to_do() -> None:
+    found = verdict_of(published("h200x4/scaling"), OF_GPUS)
+    assert found is not None
+    assert found.headline == "Data loading is the bottleneck, not the strategy."
+    assert found.text == "It limits 18 of 25 configurations. Try input=gpu or more loader workers."
+
+
+def test_without_a_common_cause_there_is_no_verdict() -> None:
+    assert verdict_of(published("h100x2/strategies"), OF_GPUS) is None
+    assert verdict_of(tables_of(), OF_GPUS) is None
+
+
+def test_each_answer_is_a_tile_and_what_was_not_asked_has_none() -> None:
+    tiles = tiles_of(answers_of(tables_of(*every_question()), OF_GPUS))
+    labels = [tile.label for tile in tiles]
+    assert labels[0] == "Configuration to use"
+    assert {"Best batch, one GPU", "Largest batch that fits", "Exposed communication"} <= set(labels)
+    assert all(tile.figure and tile.line for tile in tiles)
+    alone = tiles_of(answers_of(tables_of(make_record()), OF_GPUS))
+    assert [tile.label for tile in alone] == ["The only configuration"]
+
+
+def test_the_figure_of_a_tile_has_no_interval_inside_and_its_unit_apart() -> None:
+    speed_up = next(
+        tile
+        for tile in tiles_of(answers_of(published("h100x2/strategies"), OF_GPUS))
+        if tile.label == "Speed-up on 2 GPUs"
+    )
+    assert (speed_up.figure, speed_up.unit, speed_up.interval) == ("1.92×", "", "1.92 to 1.93")
+
+
+def test_a_badge_that_all_tiles_share_stands_on_none() -> None:
+    tiles = tiles_of(answers_of(tables_of(*batch_records(), *scaling_records()), OF_GPUS))
+    badged = [set(tile.badges) for tile in tiles if tile.badges]
+    assert len(badged) < 2 or not set.intersection(*badged)
+
+
+def test_what_to_try_is_grouped_with_the_range_of_the_measured_gains() -> None:
+    found = suggestions_of(published("h200x4/scaling"), OF_GPUS)
+    assert [(one.num_configurations, one.gain, one.command) for one in found] == [
+        (12, "", "--set input=gpu"),
+        (10, "measured 1.65x to 4.46x", "--set strategy=ddp"),
+        (3, "measured 2.9x to 3.57x", "--set execution=graph"),
+    ]
+
+
+def test_the_heat_map_has_the_efficiency_at_the_most_gpus_and_marks_what_the_loader_limits() -> None:
+    found = heat_map_of(published("h200x4/scaling"), OF_GPUS)
+    assert found is not None
+    assert (found.heading, [*found.batch_sizes]) == ("Efficiency on 4 GPUs [%]", ["32", "128", "512", "2,048", "8,192"])
+    rows = {strategy: [(cell.text, cell.shade) for cell in cells] for strategy, cells in found.rows}
+    assert rows["DDP"] == [("68", "poor"), ("72 ○", "fair"), ("92 ○", "good"), ("79 ○", "fair"), ("45 ○", "poor")]
+    assert {shade for _, shade in rows["DP"]} == {"bad"}
+    assert heat_map_of(tables_of(make_record()), OF_GPUS) is None
+
+
+@pytest.mark.parametrize("epoch_s", [1.0, 0.9])
+def test_an_efficiency_that_cannot_be_is_blank_with_its_reason(epoch_s: float) -> None:
+    specs = [make_spec(batch_size_per_gpu=size) for size in (32, 64)]
+    several = [make_spec(strategy="ddp", num_gpus=2, batch_size_per_gpu=size) for size in (32, 64)]
+    records = [make_record(spec, (9, 2.0)) for spec in specs] + [make_record(spec, (9, epoch_s)) for spec in several]
+    found = heat_map_of(tables_of(*records), OF_GPUS)
+    assert found is not None
+    ((_, cells),) = found.rows
+    expected = ("100", "") if epoch_s == 1.0 else ("", "111% cannot be: noise, or a slow baseline")
+    assert [(cell.text, cell.title if not cell.text else "") for cell in cells] == [expected] * 2
+
+
+def test_the_page_has_the_verdict_the_tiles_and_the_map_before_the_folded_sections(tmp_path: Path) -> None:
+    text = write_page(tmp_path / "x", *every_question()).read_text()
+    places = [text.index(part) for part in ('<div class="tiles">', '<div class="hero">', '<details class="section"')]
+    assert places == sorted(places)
+    assert "<details open" not in text
