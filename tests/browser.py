@@ -28,7 +28,7 @@ const frame = document.querySelector("iframe");
 frame.onload = () => {{
   const page = frame.contentDocument, style = (element) => frame.contentWindow.getComputedStyle(element);
   const height = page.body.scrollHeight;
-  page.querySelectorAll("details").forEach((part) => part.setAttribute("open", ""));
+  page.querySelectorAll("details:not(.long)").forEach((part) => part.setAttribute("open", ""));
   const plots = [...page.querySelectorAll(".picture")].filter((plot) => plot.getBoundingClientRect().width > 0);
   const follow = (link) => {{
     const address = link.getAttribute("href"), place = page.getElementById(address.slice(1));

@@ -56,6 +56,12 @@ class Answer(NamedTuple):
     terms: Terms
 
     @property
+    def topic(self) -> str:
+        """The question in a word or two; of a user's own model what it tests is no accuracy."""
+        is_own = self.question == "Q4" and self.terms.own_model
+        return "Large batches" if is_own else TOPICS[self.question]
+
+    @property
     def paragraphs(self) -> list[str]:
         """The answer in words, with a paragraph for each GPU model, unit and model that the claims are about."""
         paragraphs = []

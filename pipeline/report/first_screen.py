@@ -9,7 +9,7 @@ from pipeline.figures.loader import LOADER_BOUND
 from pipeline.figures.pooling import group_pairs
 from pipeline.plan.point_label import Terms, describe_axis, in_terms
 from pipeline.plan.strategies import STRATEGIES
-from pipeline.report.answers import TOPICS, Answer
+from pipeline.report.answers import Answer
 from pipeline.report.claims import Tile, is_fit_for_answer
 from pipeline.report.next_step import RULES, WAITING, has_next_step
 from pipeline.report.table import Row, Rows, Tables
@@ -64,9 +64,7 @@ def tiles_of(answers: Sequence[Answer]) -> list[Tile]:
         for claim in answer.asked.claims:
             tile = claim.tile(answer.terms)
             if tile:
-                found.append(
-                    tile if tile.label else tile._replace(label=TOPICS[answer.question], command=answer.command)
-                )
+                found.append(tile if tile.label else tile._replace(label=answer.topic, command=answer.command))
     return found[:MAX_TILES]
 
 
@@ -99,7 +97,7 @@ def suggestions_of(tables: Tables, terms: Terms, limit: str = "") -> list[Sugges
         said = f"measured {' to '.join(ends)}" if gains else ""
         option = re.search(r"\w+=\w+", change)
         is_set = option is not None and change.startswith(option[0]) and not change.startswith("measure=")
-        command = f"--set {option[0]}" if option and is_set else ""
+        command = f"--set {option[0]} --merge" if option and is_set else ""
         found.append(Suggestion(len(own), in_terms(change, terms), said, command))
     return found[:MAX_SUGGESTIONS]
 

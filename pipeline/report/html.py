@@ -207,7 +207,7 @@ def build_sections(found: CollectedExperiment, drawn: "Sequence[RenderedPlot]") 
     answers = {answer.question: answer for answer in answers_of(found.tables, found.collected.terms)}
     is_measured = all(record.measured for record in found.collected.records)
     sections = []
-    for question, topic in TOPICS.items():
+    for question in TOPICS:
         own_tables, own_figures = tables.get(question, []), figures.get(question, [])
         said = [answers[question].asked.headline] if question in answers else []
         is_asked = any(said) or not is_measured or "int8" in answers
@@ -217,7 +217,7 @@ def build_sections(found: CollectedExperiment, drawn: "Sequence[RenderedPlot]") 
             sections.append(
                 {
                     "question": question,
-                    "topic": topic,
+                    "topic": answers[question].topic if question in answers else TOPICS[question],
                     "size": ", ".join(pluralize(count, what) for count, what in counts if count),
                     "said": filter(None, said),
                     "figures": own_figures,

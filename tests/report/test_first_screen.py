@@ -64,9 +64,9 @@ def test_a_badge_that_all_tiles_share_stands_on_none() -> None:
 def test_what_to_try_is_grouped_with_the_range_of_the_measured_gains() -> None:
     found = suggestions_of(published("h200x4/scaling"), OF_GPUS)
     assert [(one.num_configurations, one.gain, one.command) for one in found] == [
-        (12, "", "--set input=gpu"),
-        (10, "measured 1.65x to 4.46x", "--set strategy=ddp"),
-        (3, "measured 2.9x to 3.57x", "--set execution=graph"),
+        (12, "", "--set input=gpu --merge"),
+        (10, "measured 1.65x to 4.46x", "--set strategy=ddp --merge"),
+        (3, "measured 2.9x to 3.57x", "--set execution=graph --merge"),
     ]
 
 
