@@ -31,8 +31,8 @@ from pipeline.plan.axes import REMEDIES
 from pipeline.plan.grid import expand_grid
 from pipeline.plan.point_label import format_number
 from pipeline.records.folder import Experiment
-from pipeline.report.answers import answers_of
 from pipeline.report.collected import collect_experiment
+from pipeline.report.questions import answers_of
 from pipeline.report.terminal import render_brief
 from pipeline.report.time_to_target import Targets
 

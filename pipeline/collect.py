@@ -32,13 +32,13 @@ from urllib.parse import quote
 from pipeline.figures.ring_model import Link
 from pipeline.records.folder import FOLDER_HELP, Experiment, find_experiments, folder_or_newest, warn_of_open_folders
 from pipeline.report import terminal
-from pipeline.report.answers import answers_of
 from pipeline.report.collected import CollectedExperiment, collect_experiment
 from pipeline.report.display import MAX_WIDTH, DisplayOptions
 from pipeline.report.files import indented_json, one_csv, write_tables
 from pipeline.report.html import Pages
 from pipeline.report.link import MeasuredLinks
 from pipeline.report.markdown import render_experiment
+from pipeline.report.questions import answers_of
 from pipeline.report.tables import TABLES
 from pipeline.report.terminal import Summary, summarize
 from pipeline.report.time_to_target import Targets

@@ -12,11 +12,11 @@ from pipeline.plan.spec import Spec
 from pipeline.records.folder import Experiment
 from pipeline.records.record import Record
 from pipeline.records.store import RejectedFile
-from pipeline.report.answers import Answer, answer_questions
 from pipeline.report.claims import Claim
 from pipeline.report.collected import collect_experiment
 from pipeline.report.display import DisplayOptions
 from pipeline.report.markdown import render_experiment
+from pipeline.report.questions import Answer, answer_questions
 from pipeline.report.table import Row, Tables
 from pipeline.report.tables import build_tables
 

@@ -48,10 +48,10 @@ from pipeline.plan.point_label import OF_GPUS
 from pipeline.records.folder import Experiment, find_experiments, folder_or_newest, start_submission
 from pipeline.records.record import Environment, Failure, Gpu, MemorySearch, MemoryTrial, Record, Telemetry
 from pipeline.report import terminal
-from pipeline.report.answers import answers_of
 from pipeline.report.collected import collect_experiment
 from pipeline.report.display import MAX_WIDTH, DisplayColumn, DisplayTable
 from pipeline.report.files import inert_cell
+from pipeline.report.questions import answers_of
 
 Make = Callable[[Path], object]
 FOLDERS: dict[str, tuple[Make, int]] = {

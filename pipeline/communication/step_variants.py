@@ -25,7 +25,7 @@ from pipeline.training.loop import build_batches, build_model, refuse_changed_fl
 from pipeline.training.process_group import CollectiveWatch, Rank
 from pipeline.training.step import EagerStep, StepFunction, ignore_mark
 from pipeline.training.strategies import torch_strategy
-from pipeline.training.strategies.strategy import CollectiveCall, SyncContext
+from pipeline.training.strategies.base import CollectiveCall, SyncContext
 from pipeline.workloads.find import NO_SOURCES, Sources
 from pipeline.workloads.workload import Workload, WorkloadError, model_of
 

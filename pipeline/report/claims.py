@@ -11,8 +11,8 @@ from pipeline.figures.notes import OF_BASELINE, Note
 from pipeline.plan.axes import AXIS_DEFAULTS
 from pipeline.plan.point_label import EFFORT_AXES, OF_GPUS, Terms, describe_point, in_terms, models_of, varying_axes
 from pipeline.plan.strategies import STRATEGIES
+from pipeline.report.formatter import ClaimFormatter, NoteFormatter
 from pipeline.report.table import Row, kind_of
-from pipeline.report.words import ClaimFormatter, NoteFormatter
 
 SUBMIT = "ddpscale submit"
 NO_RESULT = ("failed", "missing", "rejected")  # the status of a point to run again

@@ -14,9 +14,9 @@ from pipeline.figures.energy import clock_notes
 from pipeline.plan.point_label import NAMING_AXES, Terms, describe_point, distinguishing_axes, point_labels
 from pipeline.report.claims import badge_of
 from pipeline.report.display import STATUS_WORDS, DisplayColumn, DisplayTable, name_columns, name_texts, note_column
+from pipeline.report.formatter import render_notes
 from pipeline.report.markdown import escape_markdown, render_table
 from pipeline.report.table import NOT_STATED
-from pipeline.report.words import render_notes
 from pipeline.system.errors import pluralize
 
 ABSENT = "-"

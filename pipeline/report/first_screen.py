@@ -9,9 +9,9 @@ from pipeline.figures.loader import LOADER_BOUND
 from pipeline.figures.pooling import group_pairs
 from pipeline.plan.point_label import Terms, describe_axis, in_terms
 from pipeline.plan.strategies import STRATEGIES
-from pipeline.report.answers import Answer
 from pipeline.report.claims import Tile, is_fit_for_answer
 from pipeline.report.next_step import RULES, WAITING, has_next_step
+from pipeline.report.questions import Answer
 from pipeline.report.table import Row, Rows, Tables
 
 MAX_TILES = 8

@@ -24,7 +24,6 @@ from pipeline.figures.pooling import group_pairs
 from pipeline.plan.point_label import describe_training, format_figure, in_terms
 from pipeline.records.outcomes import CollectedOutcomes
 from pipeline.report import first_screen
-from pipeline.report.answers import ASKED_ABOUT, TOPICS, answers_of
 from pipeline.report.collected import CollectedExperiment
 from pipeline.report.cost import ENDING_WORDS
 from pipeline.report.display import DisplayOptions, display_tables, name_texts
@@ -37,6 +36,7 @@ from pipeline.report.q1 import batch_size_plots
 from pipeline.report.q2 import speedup_plots
 from pipeline.report.q3 import step_plots
 from pipeline.report.q4 import accuracy_plots, final_accuracy_plots
+from pipeline.report.questions import ASKED_ABOUT, TOPICS, answers_of
 from pipeline.report.table import Row
 from pipeline.system import files
 from pipeline.system.errors import import_error_as_command_error, log_line, pluralize, replace_control_characters

@@ -11,9 +11,9 @@ from pipeline.figures.stopping_rule import MAX_TIME_HALF_WIDTH
 from pipeline.plan import point_label
 from pipeline.plan.point_label import EFFORT_AXES, NAMING_AXES, describe_point, varying_axes
 from pipeline.records.outcomes import CollectedOutcomes, PointOutcome
-from pipeline.report.answers import Answer, answers_of
 from pipeline.report.display import MAX_WIDTH, DisplayOptions, DisplayTable, display_tables
 from pipeline.report.provenance import describe_provenance
+from pipeline.report.questions import Answer, answers_of
 from pipeline.report.table import Row, Tables
 from pipeline.system.errors import pluralize, replace_control_characters
 

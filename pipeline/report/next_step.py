@@ -24,12 +24,12 @@ from pipeline.figures.exposed_communication import (
     untold_notes,
 )
 from pipeline.figures.intervals import Estimate
-from pipeline.figures.late_rank import MIN_LATE_SHARE, find_late_rank
 from pipeline.figures.loader import MAX_DATA_SHARE, longest_data_share
 from pipeline.figures.pooling import (
     PooledPoint,
     median_window_s,
 )
+from pipeline.figures.straggler import MIN_LATE_SHARE, find_late_rank
 from pipeline.plan.axes import STRATEGY_AXES
 from pipeline.plan.spec import BASELINE_MAY_DIFFER, POOLED_AXES, Spec, alike_key
 from pipeline.plan.strategies import STRATEGIES

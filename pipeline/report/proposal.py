@@ -18,9 +18,9 @@ from pipeline.report.columns import (
     PLACE,
     SPEEDUP,
 )
+from pipeline.report.formatter import ClaimFormatter
 from pipeline.report.q2 import WAITS, reason_left_out
 from pipeline.report.table import FIGURES_NOT_STATED, Column, Row, Table, Tables, View
-from pipeline.report.words import ClaimFormatter
 from pipeline.system.errors import EXIT_NOTHING_FOUND, CommandError, pluralize
 
 PROPOSAL = Table(

@@ -43,6 +43,7 @@ from pipeline.report.columns import (
     WAITING,
     WORKERS,
 )
+from pipeline.report.formatter import ClaimFormatter
 from pipeline.report.next_step import ADVICE, NEXT_STEP, NEXT_STEP_KEYS, Advice, has_next_step, limit_words
 from pipeline.report.plots import LinePanel, Plot, PlotSource, Point, as_title, make_series
 from pipeline.report.q3 import BATCH
@@ -57,7 +58,6 @@ from pipeline.report.table import (
     make_row,
     sort_rows,
 )
-from pipeline.report.words import ClaimFormatter
 
 
 def scaled(scaling: Scaling, batch: str) -> Callable[[Rows], Rows]:

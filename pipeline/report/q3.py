@@ -27,10 +27,10 @@ from pipeline.figures.exposed_communication import (
     untold_notes,
 )
 from pipeline.figures.intervals import Estimate, ends_of
-from pipeline.figures.late_rank import LATE_RANK, MIN_LATE_SHARE, find_late_rank
 from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.figures.pooling import OWN_COLLECTIVES, PooledPoint, group_pairs, median_window_s, pool_outcomes
 from pipeline.figures.scaling import Baseline
+from pipeline.figures.straggler import LATE_RANK, MIN_LATE_SHARE, find_late_rank
 from pipeline.plan.point_label import describe_point, models_of, varying_axes
 from pipeline.plan.spec import TRAINED_MAY_DIFFER
 from pipeline.plan.strategies import STRATEGIES

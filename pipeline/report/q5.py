@@ -33,10 +33,10 @@ from pipeline.report.claims import (
     name_ties,
     not_told_apart,
 )
+from pipeline.report.formatter import ClaimFormatter
 from pipeline.report.next_step import limit_words
 from pipeline.report.table import Row, Tables
 from pipeline.report.time_to_target import NEVER_REACHED, format_target, main_study
-from pipeline.report.words import ClaimFormatter
 from pipeline.system.errors import pluralize
 
 USE = ClaimKind(

@@ -14,7 +14,7 @@ from pipeline.figures.notes import OF_BASELINE, Note, NoteKind, make_note
 from pipeline.figures.pooling import PooledPoint
 from pipeline.plan.spec import Spec
 from pipeline.plan.strategies import STRATEGIES
-from pipeline.report.words import render_notes
+from pipeline.report.formatter import render_notes
 
 FIGURES_NOT_STATED = NoteKind("not_stated", "not stated: {figures:figures}")
 

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 from pipeline.figures.pooling import group_pairs
 from pipeline.plan.point_label import NAMING_AXES, Terms, describe_point, in_terms
-from pipeline.report.answers import ASKED_ABOUT, IN_ORDER, Answer, Headline
 from pipeline.report.claims import NO_RESULT
 from pipeline.report.collected import CollectedExperiment
 from pipeline.report.columns import EPOCH_TIME, GLOBAL_BATCH, SPEEDUP
 from pipeline.report.display import MAX_WIDTH, STATUS_WORDS, DisplayColumn, DisplayOptions, DisplayTable, display_tables
 from pipeline.report.markdown import escape_markdown, list_gaps, name_source, render_coverage, wrap
 from pipeline.report.provenance import conditions_of, describe_setting
+from pipeline.report.questions import ASKED_ABOUT, IN_ORDER, Answer, Headline
 from pipeline.report.table import AXIS_HEADINGS, Row, Rows, Tables
 from pipeline.system.errors import pluralize, shorten_list
 

@@ -68,7 +68,7 @@ class DurationRange(NamedTuple):
     source: Literal["equal points", "the pilot", "their rounds"]
 
 
-class Estimate(NamedTuple):
+class HoursEstimate(NamedTuple):
     """GPU-hours (process-hours on cpu) of the points of one device."""
 
     device: Device
@@ -115,7 +115,7 @@ class Estimate(NamedTuple):
 
 def estimate_points(
     points: Sequence[Spec], outputs: Path, limit_min: int | None, gpu_model: str | None
-) -> list[Estimate]:
+) -> list[HoursEstimate]:
     """Return an estimate for each device that the points use.
 
     `limit_min` is the time limit of a point, None without one. `gpu_model` is the name or Slurm's type of the GPUs
@@ -134,7 +134,7 @@ def estimate_points(
         names = tuple(sorted({attempt.name for attempt in used}))
         total = sum(hours) if hours else None
         if own:
-            estimates.append(Estimate(device, len(own), len(hours), total, at_limit, gpu_model, gpu, names))
+            estimates.append(HoursEstimate(device, len(own), len(hours), total, at_limit, gpu_model, gpu, names))
     return estimates
 
 
@@ -334,7 +334,7 @@ def describe_ranges(points: Sequence[Spec], ranges: Mapping[str, DurationRange],
     return "; ".join(said)
 
 
-def check_gpu_hours_limit(estimates: Iterable[Estimate], max_gpu_hours: float) -> None:
+def check_gpu_hours_limit(estimates: Iterable[HoursEstimate], max_gpu_hours: float) -> None:
     """Raise CommandError if the points may take more GPU-hours than the limit, or if nothing limits their time."""
     limit = f"--max-gpu-hours {max_gpu_hours:g}"
     for estimate in (estimate for estimate in estimates if estimate.device == "cuda"):

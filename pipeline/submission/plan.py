@@ -163,7 +163,7 @@ def find_gpu_model(cluster: Cluster, gpu_type: str | None) -> str | None:
     return next(iter(names)) if len(names) == 1 else None
 
 
-def estimate_hours(context: SubmitContext, todo: Sequence[Spec]) -> list[gpu_hours_estimate.Estimate]:
+def estimate_hours(context: SubmitContext, todo: Sequence[Spec]) -> list[gpu_hours_estimate.HoursEstimate]:
     """Return an estimate for each device of the points. Only Slurm limits the time of a point."""
     options, grid, cluster = context.options, context.grid, context.cluster
     limit_min = grid.resources.time_min() if cluster.kind == "slurm" else None

@@ -49,7 +49,7 @@ from pipeline.training.flop_count import FlopCount, count_flops
 from pipeline.training.process_group import CollectiveWatch, Rank
 from pipeline.training.step import STEP_PARTS, PartTimesNs, StepTimer, TrainingStep
 from pipeline.training.strategies import torch_strategy
-from pipeline.training.strategies.strategy import optimizer_bytes
+from pipeline.training.strategies.base import optimizer_bytes
 from pipeline.workloads.find import NO_SOURCES, Sources, build_workload
 from pipeline.workloads.workload import (
     TEST_ACCURACY,

@@ -13,8 +13,8 @@ from factories import (
 from rendered_tables import assert_row, build, claims_of, published_claims
 
 from pipeline.records.record import Record, StageResult
-from pipeline.report.answers import answer_questions
 from pipeline.report.claims import Claim
+from pipeline.report.questions import answer_questions
 from pipeline.report.time_to_target import Targets
 
 STUDY = [*studied(128, 0.9, 0), *studied(2048, 0.8, 0), *studied(2048, 0.89, 0, "warmup")]

@@ -15,12 +15,12 @@ from pipeline.figures.pooling import SHARED_NODE, group_pairs
 from pipeline.plan.point_label import Terms
 from pipeline.records.folder import Experiment
 from pipeline.report import claims, int8, memory, q1, q2, q3, q4, q5
-from pipeline.report.answers import answer_questions
 from pipeline.report.claims import Claim, ClaimKind, badge_of, badges_of
 from pipeline.report.collected import collect_experiment
+from pipeline.report.formatter import ClaimFormatter
 from pipeline.report.memory import NO_OOM
+from pipeline.report.questions import answer_questions
 from pipeline.report.table import Row
-from pipeline.report.words import ClaimFormatter
 
 
 @pytest.mark.parametrize(

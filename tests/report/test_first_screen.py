@@ -9,9 +9,9 @@ from page_records import batch_records, every_question, scaling_records, write_p
 from pipeline.plan.point_label import OF_GPUS
 from pipeline.records.folder import Experiment
 from pipeline.records.record import Record
-from pipeline.report.answers import answers_of
 from pipeline.report.collected import collect_experiment
 from pipeline.report.first_screen import heat_map_of, suggestions_of, tiles_of, verdict_of
+from pipeline.report.questions import answers_of
 from pipeline.report.table import Tables
 from pipeline.report.tables import build_tables
 

@@ -34,11 +34,11 @@ from pipeline.figures.pooling import SHARED_NODE
 from pipeline.figures.scaling import NO_BASELINE
 from pipeline.records.record import Environment, Gpu, Record
 from pipeline.report import html
-from pipeline.report.answers import TOPICS
 from pipeline.report.cost import ENDING_WORDS
 from pipeline.report.files import csv_text
 from pipeline.report.html import Pages, describe_cost, point_links
 from pipeline.report.provenance import describe_setting
+from pipeline.report.questions import TOPICS
 from pipeline.report.table import Row
 
 VOID = {"meta", "link", "br", "wbr", "img", "source"}

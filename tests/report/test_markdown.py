@@ -20,7 +20,6 @@ from pipeline.plan.spec import Spec
 from pipeline.records.outcomes import CollectedOutcomes, Coverage
 from pipeline.records.record import Environment, Failure, Gpu, Record
 from pipeline.records.store import RejectedFile
-from pipeline.report.answers import Answer
 from pipeline.report.claims import NOT_ANSWERED, Claim
 from pipeline.report.display import MAX_WIDTH, decimals_of, format_cell
 from pipeline.report.markdown import (
@@ -32,6 +31,7 @@ from pipeline.report.markdown import (
 )
 from pipeline.report.memory import NO_OOM
 from pipeline.report.provenance import list_provenance
+from pipeline.report.questions import Answer
 from pipeline.report.table import Row, Tables
 from pipeline.report.tables import TABLES
 

@@ -20,7 +20,7 @@ from factories import (
 from rendered_tables import assert_row, build, cells, report, table_of
 
 from pipeline.records.record import Better, Record
-from pipeline.report.answers import answers_of
+from pipeline.report.questions import answers_of
 
 OWN: dict[str, Any] = {"model": "/home/ada/gpt.py:Gpt", "dataset": None}
 

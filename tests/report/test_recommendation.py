@@ -20,9 +20,9 @@ from rendered_tables import answers_of, assert_said_once, build, claims_of, publ
 
 from pipeline.figures.intervals import median_time
 from pipeline.records.record import Environment, Gpu, Record
-from pipeline.report.answers import answer_questions
 from pipeline.report.claims import not_told_apart, sample_time
 from pipeline.report.q5 import place_words
+from pipeline.report.questions import answer_questions
 from pipeline.report.table import Row
 from pipeline.report.time_to_target import Targets
 

@@ -35,7 +35,7 @@ from pipeline.submission.gpu_hours_estimate import (
     ALIKE_RANGE,
     PILOT_RANGE,
     EarlierAttempt,
-    Estimate,
+    HoursEstimate,
     check_gpu_hours_limit,
     describe_ranges,
     estimate_points,
@@ -68,14 +68,14 @@ def took_half_an_hour(spec: Spec, epochs: int = 2, *, gpu: str = H100, **fields:
 
 def estimate(
     tmp_path: Path, points: list[Spec], *found: Record, limit_min: int | None = LIMIT_MIN, gpu: str | None = "h100"
-) -> Estimate:
+) -> HoursEstimate:
     """The estimate of points of one device, where another experiment in the folder has those records."""
     make_experiment(tmp_path / "deep" / "earlier", *found)
     (only,) = estimate_points(points, tmp_path, limit_min, gpu)
     return only
 
 
-def counts(found: Estimate) -> tuple[Any, ...]:
+def counts(found: HoursEstimate) -> tuple[Any, ...]:
     """Points, those estimated, hours, hours by the limit."""
     return found.num_points, found.num_estimated, found.hours, found.hours_at_limit
 
@@ -266,7 +266,7 @@ def test_where_there_is_no_folder_nothing_is_known_and_it_is_said(tmp_path: Path
 
 def test_the_devices_are_apart_and_named_for_what_they_hold(tmp_path: Path) -> None:
     found = estimate_points([make_spec(), make_spec(device="cpu")], tmp_path, LIMIT_MIN, None)
-    rows = [(row["gpu_hours_at_limit"], row["process_hours_at_limit"]) for row in map(Estimate.as_row, found)]
+    rows = [(row["gpu_hours_at_limit"], row["process_hours_at_limit"]) for row in map(HoursEstimate.as_row, found)]
     assert rows == [(0.5, None), (None, 0.5)]
     assert found[1].sentence().startswith("process-hours unknown: no earlier record is comparable with the point")
     assert estimate_points([], tmp_path, LIMIT_MIN, None) == []
@@ -276,7 +276,7 @@ def test_the_devices_are_apart_and_named_for_what_they_hold(tmp_path: Path) -> N
 def test_more_than_allowed_is_refused_and_points_without_an_earlier_one_count_at_their_limit(
     max_gpu_hours: float, is_refused: bool
 ) -> None:
-    mixed = [Estimate("cuda", 3, 2, 0.5, 0.5), Estimate("cpu", 1, 1, 100.0, 0.0)]
+    mixed = [HoursEstimate("cuda", 3, 2, 0.5, 0.5), HoursEstimate("cpu", 1, 1, 100.0, 0.0)]
     said = pytest.raises(CommandError, match=r"may take 1 GPU-hours, more than --max-gpu-hours 0\.99")
     with said if is_refused else contextlib.nullcontext():
         check_gpu_hours_limit(mixed, max_gpu_hours)
@@ -284,8 +284,8 @@ def test_more_than_allowed_is_refused_and_points_without_an_earlier_one_count_at
 
 def test_where_nothing_ends_a_point_that_nothing_tells_of_the_limit_cannot_be_kept() -> None:
     with pytest.raises(CommandError, match="1 of 3 points have no comparable record and no time limit"):
-        check_gpu_hours_limit([Estimate("cuda", 3, 2, 0.5, None)], 1000)
-    check_gpu_hours_limit([Estimate("cpu", 3, 2, 0.5, None)], 0)  # no GPU
+        check_gpu_hours_limit([HoursEstimate("cuda", 3, 2, 0.5, None)], 1000)
+    check_gpu_hours_limit([HoursEstimate("cpu", 3, 2, 0.5, None)], 0)  # no GPU
 
 
 GRID = """

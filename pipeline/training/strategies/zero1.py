@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.plan.spec import Spec
+from pipeline.training.strategies.base import CollectiveCall
 from pipeline.training.strategies.ddp import DdpStrategy
-from pipeline.training.strategies.strategy import CollectiveCall
 from pipeline.workloads.workload import WorkloadError
 
 

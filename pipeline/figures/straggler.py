@@ -1,4 +1,4 @@
-"""The rank for which the others wait in all-reduces, and what is known of it.
+"""The straggler: the rank for which the others wait in all-reduces, and what is known of it.
 
 The time of a step cannot tell it: an all-reduce makes all ranks look alike. The rank that arrives last has the shortest
 all-reduces, since it waits for nobody. Pure functions of records; times in seconds.

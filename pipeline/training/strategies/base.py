@@ -1,4 +1,4 @@
-"""The base class of strategies in torch: they place and wrap a model, and can leave out their own collectives."""
+"""The base class of strategies in torch. Their facts without torch are declared in `plan/strategies.py`."""
 
 import contextlib
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The answers of an experiment: the claims of every question."""
+"""Every question of a report in order. The words of an answer stand with its question, in q1 to q5, memory and int8."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, get_args

@@ -16,7 +16,7 @@ from factories import (
 )
 from rendered_tables import build
 
-from pipeline.figures.late_rank import LATE_RANK, find_late_rank
+from pipeline.figures.straggler import LATE_RANK, find_late_rank
 from pipeline.records.record import Environment, Gpu, GpuWindow, Profile, Record, StepSeries, Telemetry, VariantName
 
 NODES = Environment(

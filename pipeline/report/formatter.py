@@ -1,4 +1,4 @@
-"""The words of notes and claims: templates filled with figures, their intervals and lists."""
+"""Fills the templates of notes and claims with figures, their intervals and lists."""
 
 import math
 import string
