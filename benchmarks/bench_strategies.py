@@ -34,9 +34,9 @@ from pipeline.system.host import gpu_names, num_visible_gpus
 from pipeline.training.devices import set_memory_limit
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, ignore_mark
-from pipeline.training.strategies import torch_strategy
-from pipeline.training.strategies.base import optimizer_bytes
-from pipeline.training.strategies.fsdp import keep_buffers
+from pipeline.training.torch_strategies import torch_strategy
+from pipeline.training.torch_strategies.base import optimizer_bytes
+from pipeline.training.torch_strategies.fsdp import keep_buffers
 from pipeline.workloads.find import build_workload
 
 SIZES = {"layers": 8, "width": 512, "heads": 8, "length": 128, "vocabulary": 8192}  # 29 million parameters

@@ -24,7 +24,7 @@ from pipeline.data.images import Images, load_images
 from pipeline.plan.spec import Spec
 from pipeline.training import process_group
 from pipeline.training.loop import build_batches, set_precision
-from pipeline.training.strategies import torch_strategy
+from pipeline.training.torch_strategies import torch_strategy
 from pipeline.workloads.cifar_classifier import build_model
 from pipeline.workloads.find import Sources, build_workload
 

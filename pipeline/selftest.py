@@ -24,7 +24,7 @@ import msgspec
 from pipeline.communication import selftest_checks
 from pipeline.communication.selftest_checks import CheckVerdict, Findings, SavedSelftest, judge_checks
 from pipeline.plan.axes import Device
-from pipeline.plan.model_name import BUILT_IN_MODELS, CIFAR_MODELS
+from pipeline.plan.model_names import BUILT_IN_MODELS, CIFAR_MODELS
 from pipeline.plan.spec import MIN_WINDOWS_FOR_INTERVAL, Spec
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.records.record import Environment

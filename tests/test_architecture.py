@@ -9,7 +9,7 @@ from factories import ROOT
 
 from pipeline.plan.strategies import STRATEGIES
 
-STRATEGY_FILES = ("plan/strategies.py", "training/strategies/")
+STRATEGY_FILES = ("plan/strategies.py", "training/torch_strategies/")
 DOCUMENTED = {"_asdict", "_replace", "_exit", "_getframe"}  # by Python
 
 
@@ -46,7 +46,7 @@ def test_the_private_names_of_torch_are_those_that_are_in_use() -> None:
 
 
 def test_no_module_asks_for_the_name_of_a_strategy() -> None:
-    """Each asks for its facts, in plan/strategies.py, or for what it does with torch, in training/strategies."""
+    """Each asks for its facts, in plan/strategies.py, or for what it does with torch, in training/torch_strategies."""
     names = set(STRATEGIES) - {"single"}
     compared = {
         f"{place}:{node.lineno}"

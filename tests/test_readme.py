@@ -27,8 +27,8 @@ from factories import assert_says, write_script
 from pipeline import stage
 from pipeline.completion import parser_of
 from pipeline.data import staging
+from pipeline.plan.find_model import find_lacking
 from pipeline.plan.grid import SHIPPED_GRIDS, expand_grid
-from pipeline.plan.models import find_lacking
 from pipeline.plan.spec import Spec, non_default_fields
 from pipeline.records import store
 from pipeline.submission.batch_script import render_script

@@ -38,7 +38,7 @@ from pipeline.training.execution import choose_execution, execution_stream
 from pipeline.training.loop import build_measurement, refuse_changed_flags, set_precision
 from pipeline.training.process_group import Rank, device_indices
 from pipeline.training.step import MarkPart, StepFunction
-from pipeline.training.strategies.base import CollectiveCall
+from pipeline.training.torch_strategies.base import CollectiveCall
 from pipeline.workloads.find import Sources
 
 DATA_PARALLEL_PARTS = ("scatter", "replicate", "parallel_forward", "gather", "backward", "optimizer")

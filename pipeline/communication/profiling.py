@@ -22,7 +22,7 @@ from pipeline.system import files
 from pipeline.training import process_group
 from pipeline.training.process_group import Rank
 from pipeline.training.step import StepFunction
-from pipeline.training.strategies.base import CollectiveCall
+from pipeline.training.torch_strategies.base import CollectiveCall
 
 SpanUs = tuple[float, float]  # start and end
 

@@ -30,8 +30,8 @@ from pipeline.training import process_group
 from pipeline.training.loop import build_batches, build_model, run_epoch, set_precision
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, StepFunction, StepTimer, UnmarkedTimer
-from pipeline.training.strategies import torch_strategy
-from pipeline.training.strategies.base import CollectiveCall, nothing
+from pipeline.training.torch_strategies import torch_strategy
+from pipeline.training.torch_strategies.base import CollectiveCall, nothing
 
 INJECTED_BYTES = {"cuda": 256 * 2**20, "cpu": 32 * 2**20}
 LARGE_BUCKET_MB = 100.0

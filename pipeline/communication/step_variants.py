@@ -24,8 +24,8 @@ from pipeline.training.execution import (
 from pipeline.training.loop import build_batches, build_model, refuse_changed_flags, set_precision
 from pipeline.training.process_group import CollectiveWatch, Rank
 from pipeline.training.step import EagerStep, StepFunction, ignore_mark
-from pipeline.training.strategies import torch_strategy
-from pipeline.training.strategies.base import CollectiveCall, SyncContext
+from pipeline.training.torch_strategies import torch_strategy
+from pipeline.training.torch_strategies.base import CollectiveCall, SyncContext
 from pipeline.workloads.find import NO_SOURCES, Sources
 from pipeline.workloads.workload import Workload, WorkloadError, model_of
 

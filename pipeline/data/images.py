@@ -17,7 +17,7 @@ from PIL import Image
 from torchvision import datasets
 
 from pipeline.data import staging
-from pipeline.plan.model_name import CIFAR_MODELS
+from pipeline.plan.model_names import CIFAR_MODELS
 from pipeline.plan.spec import Spec
 from pipeline.system import files
 

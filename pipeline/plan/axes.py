@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 
-from pipeline.plan.model_name import BUILT_IN_MODELS, CIFAR_MODELS, TORCHVISION, is_image_model
+from pipeline.plan.model_names import BUILT_IN_MODELS, CIFAR_MODELS, TORCHVISION, is_image_model
 from pipeline.plan.strategies import NAMED_STRATEGIES, STRATEGIES, Strategy, StrategyName
 from pipeline.system.errors import NO_CONTROL_CHARACTERS
 

@@ -13,8 +13,8 @@ import msgspec
 import yaml
 
 from pipeline.plan.axes import AXES, AXIS_DEFAULTS, AXIS_TYPES, CIFAR10_SAMPLES, IMAGE_AXES, Device, leaves_of
-from pipeline.plan.model_name import CIFAR_MODELS, TORCHVISION, is_image_model, own_class
-from pipeline.plan.models import check_models
+from pipeline.plan.find_model import check_models
+from pipeline.plan.model_names import CIFAR_MODELS, TORCHVISION, is_image_model, own_class
 from pipeline.plan.resources import Resources
 from pipeline.plan.spec import Spec
 from pipeline.system.errors import CommandError, suggest_name

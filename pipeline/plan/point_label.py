@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from pipeline.plan.axes import AXES, DECLARED, REMEDIES
-from pipeline.plan.model_name import is_image_model, short_model_name
+from pipeline.plan.model_names import is_image_model, short_model_name
 from pipeline.plan.spec import Spec
 from pipeline.plan.strategies import STRATEGIES
 

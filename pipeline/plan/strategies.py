@@ -1,4 +1,4 @@
-"""The strategies: what each one sends, keeps and is called. What it does with torch is in pipeline/training/strategies.
+"""The strategies: what each one sends, keeps and is called. What it does with torch is in training/torch_strategies.
 
 A strategy is one declaration here, and one file there. Every other module asks for its facts, never for its name.
 """

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
-from pipeline.plan.model_name import is_image_model
+from pipeline.plan.model_names import is_image_model
 from pipeline.plan.point_label import IMAGES, MERIT, Terms
 from pipeline.plan.spec import Spec
 from pipeline.records import store

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
-from pipeline.plan.model_name import TORCHVISION, short_model_name
+from pipeline.plan.model_names import TORCHVISION, short_model_name
 from pipeline.plan.point_label import describe_axis, describe_training
 from pipeline.plan.spec import Spec
 from pipeline.records.record import Environment, Record

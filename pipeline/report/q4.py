@@ -9,7 +9,7 @@ from pipeline.figures.intervals import ends_of, min_values
 from pipeline.figures.notes import NoteKind, make_note
 from pipeline.figures.pooling import PooledPoint, group_pairs
 from pipeline.figures.time_to_target import states_every_time, training_times_s
-from pipeline.plan.model_name import is_image_model
+from pipeline.plan.model_names import is_image_model
 from pipeline.plan.point_label import EFFORT_AXES, describe_axis, describe_point, format_number, varying_axes
 from pipeline.plan.spec import TARGET_MAY_DIFFER, peak_learning_rate
 from pipeline.records.record import Epoch, Record

@@ -11,7 +11,7 @@ from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.figures.pooling import REPEATS_NOT_OK, PooledPoint, group_pairs
 from pipeline.figures.time_to_target import Merit
 from pipeline.plan.axes import AXES
-from pipeline.plan.model_name import is_image_model
+from pipeline.plan.model_names import is_image_model
 from pipeline.plan.point_label import format_number
 from pipeline.plan.spec import POOLED_AXES, TARGET_MAY_DIFFER, alike_key, peak_learning_rate
 from pipeline.records.record import Record

@@ -20,7 +20,7 @@ import torch
 
 from pipeline.communication.measure_point import measure_communication
 from pipeline.communication.selftest_runs import SELFTEST_TASKS
-from pipeline.plan.model_name import own_class
+from pipeline.plan.model_names import own_class
 from pipeline.plan.spec import PEAK_MEMORY_MAY_DIFFER, Spec, alike_key
 from pipeline.records.record import MAX_MESSAGE_CHARS, DeviceMemory, Environment, Measurement, short_text
 from pipeline.runner.classify_failure import classify_error

@@ -26,7 +26,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pipeline.plan.model_name import TORCHVISION, is_image_model
+from pipeline.plan.model_names import TORCHVISION, is_image_model
 from pipeline.plan.spec import Spec
 from pipeline.runner.failed_record import RankExit, describe_exception
 from pipeline.runner.launch_options import python_variables

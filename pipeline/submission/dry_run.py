@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.plan.models import find_code
+from pipeline.plan.find_model import find_code
 from pipeline.plan.resources import group_by_shape, pack_elements
 from pipeline.plan.spec import non_default_fields
 from pipeline.records.folder import start_submission

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.figures.pooling import group_pairs
-from pipeline.plan.models import source_digests
+from pipeline.plan.find_model import source_digests
 from pipeline.plan.point_label import point_labels
 from pipeline.plan.spec import Spec
 from pipeline.records import store

@@ -11,9 +11,9 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from pipeline.plan import resources
+from pipeline.plan.find_model import find_lacking, source_digests
 from pipeline.plan.grid import Grid, check_grid_name, expand_grid, value_of
-from pipeline.plan.model_name import own_class
-from pipeline.plan.models import find_lacking, source_digests
+from pipeline.plan.model_names import own_class
 from pipeline.plan.resources import ResourceShape, group_by_shape
 from pipeline.plan.spec import Spec
 from pipeline.records.folder import MANIFEST_VERSION, Experiment, Manifest, SlurmArray, Submission, add_points

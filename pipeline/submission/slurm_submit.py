@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.plan.models import source_digests
+from pipeline.plan.find_model import source_digests
 from pipeline.records.folder import Experiment, Submission, displayable_name, start_submission
 from pipeline.runner.launch_options import PYTHONPATH_ROOT, LaunchOptions
 from pipeline.runner.task_list import TaskList, digest

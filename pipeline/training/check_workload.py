@@ -36,7 +36,7 @@ from pipeline.system.errors import log_line, pluralize, shorten_list
 from pipeline.training import devices, process_group
 from pipeline.training.process_group import Rank
 from pipeline.training.step import AUTOCAST_TYPES, ModelCall
-from pipeline.training.strategies import torch_strategy
+from pipeline.training.torch_strategies import torch_strategy
 from pipeline.workloads.workload import Workload, WorkloadError, as_number, describe, learning_rate_of, optimizer_of
 
 NUM_CHECKED_SAMPLES = 2  # not 1, since BatchNorm needs more than one value a channel

@@ -33,7 +33,7 @@ from pipeline.training import devices, process_group
 from pipeline.training.check_workload import synthetic_batch
 from pipeline.training.process_group import Rank
 from pipeline.training.step import WHOLE_STEP, EagerStep, MarkPart, StepFunction, TrainingStep, ignore_mark
-from pipeline.training.strategies import torch_strategy
+from pipeline.training.torch_strategies import torch_strategy
 from pipeline.workloads.workload import Workload, WorkloadError, describe
 
 CAPTURED_OPTIMIZERS = ("SGD", "Adam", "AdamW", "Adamax", "RMSprop")  # whose state begins at zero

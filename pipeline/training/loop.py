@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from pipeline.data.batches import LoaderBatches, SyntheticBatches, TrainingBatches, batch_sizes, derive_seed
 from pipeline.figures.stopping_rule import is_time_precise_enough
 from pipeline.plan.axes import NUM_WARM_UP_EPOCHS, Execution
-from pipeline.plan.model_name import own_class
+from pipeline.plan.model_names import own_class
 from pipeline.plan.spec import Spec
 from pipeline.records.record import (
     MAX_RANK_EPOCHS,
@@ -48,8 +48,8 @@ from pipeline.training.execution import choose_execution, execution_stream, prep
 from pipeline.training.flop_count import FlopCount, count_flops
 from pipeline.training.process_group import CollectiveWatch, Rank
 from pipeline.training.step import STEP_PARTS, PartTimesNs, StepTimer, TrainingStep
-from pipeline.training.strategies import torch_strategy
-from pipeline.training.strategies.base import optimizer_bytes
+from pipeline.training.torch_strategies import torch_strategy
+from pipeline.training.torch_strategies.base import optimizer_bytes
 from pipeline.workloads.find import NO_SOURCES, Sources, build_workload
 from pipeline.workloads.workload import (
     TEST_ACCURACY,

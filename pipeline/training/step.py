@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from pipeline.data.batches import Batch, memory_format, place_batch
 from pipeline.plan.spec import Spec
 from pipeline.training.process_group import Rank
-from pipeline.training.strategies import torch_strategy
-from pipeline.training.strategies.base import SyncContext, bare_model, local_part
+from pipeline.training.torch_strategies import torch_strategy
+from pipeline.training.torch_strategies.base import SyncContext, bare_model, local_part
 from pipeline.workloads.workload import Workload, WorkloadError, learning_rate_of, optimizer_of
 
 STEP_PARTS = ("data", "copy", "forward", "backward", "optimizer")

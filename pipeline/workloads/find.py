@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pipeline.plan.axes import Execution
-from pipeline.plan.model_name import CIFAR_MODELS, TORCHVISION, ClassPlace, own_class
+from pipeline.plan.model_names import CIFAR_MODELS, TORCHVISION, ClassPlace, own_class
 from pipeline.plan.spec import Spec
 from pipeline.system.errors import suggest_name
 from pipeline.workloads.user_code import UserLoader, check_imports, user_lines

@@ -12,7 +12,7 @@ from torchvision import datasets, transforms
 
 from pipeline.data import staging
 from pipeline.plan.axes import Execution
-from pipeline.plan.model_name import TORCHVISION
+from pipeline.plan.model_names import TORCHVISION
 from pipeline.plan.spec import Spec
 from pipeline.workloads.image_classifier import ImageBatch, ImageClassifier, cross_entropy
 

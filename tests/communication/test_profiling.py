@@ -52,7 +52,7 @@ from pipeline.communication.timing import (
 )
 from pipeline.training.process_group import Rank
 from pipeline.training.step import StepFunction
-from pipeline.training.strategies.base import CollectiveCall
+from pipeline.training.torch_strategies.base import CollectiveCall
 
 BUCKET = 4000
 CALLS = [CollectiveCall("gradients", "all_reduce", BUCKET)]

@@ -20,8 +20,8 @@ from pipeline.plan.axes import Execution
 from pipeline.plan.spec import Spec
 from pipeline.plan.strategies import DDP
 from pipeline.training.process_group import Rank
-from pipeline.training.strategies import torch_strategy
-from pipeline.training.strategies.base import CollectiveCall
+from pipeline.training.torch_strategies import torch_strategy
+from pipeline.training.torch_strategies.base import CollectiveCall
 from pipeline.workloads.find import build_workload
 
 FIRST_OF_TWO = Rank(0, 2, torch.device("cpu"))

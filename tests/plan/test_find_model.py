@@ -17,8 +17,8 @@ from factories import (
     write_model,
 )
 
+from pipeline.plan.find_model import check_models, find_code, find_lacking, source_digests, torchvision_models
 from pipeline.plan.grid import expand_grid
-from pipeline.plan.models import check_models, find_code, find_lacking, source_digests, torchvision_models
 from pipeline.plan.spec import Spec
 from pipeline.system.errors import CommandError
 

@@ -17,7 +17,7 @@ from factories import (
     write_model,
 )
 
-from pipeline.plan.models import source_digests
+from pipeline.plan.find_model import source_digests
 from pipeline.plan.resources import points_for_same_processes
 from pipeline.plan.spec import Spec
 from pipeline.records.folder import Experiment, start_submission

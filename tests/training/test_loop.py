@@ -41,7 +41,7 @@ from pipeline.training.loop import (
     train_point,
 )
 from pipeline.training.step import STEP_PARTS, EagerStep, PartTimesNs, StepTimer, ignore_mark
-from pipeline.training.strategies import dp, torch_strategy
+from pipeline.training.torch_strategies import dp, torch_strategy
 from pipeline.workloads import cifar_classifier
 from pipeline.workloads.cifar_classifier import CifarClassifier, build_model
 from pipeline.workloads.find import build_workload

@@ -24,10 +24,10 @@ from pipeline.plan.spec import Spec
 from pipeline.plan.strategies import gathered_bytes
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, ignore_mark
-from pipeline.training.strategies import torch_strategy
-from pipeline.training.strategies.base import optimizer_bytes
-from pipeline.training.strategies.fsdp import KeptAllGather, keep_buffers, shard_units_of
-from pipeline.training.strategies.zero1 import STRATEGY as ZERO1
+from pipeline.training.torch_strategies import torch_strategy
+from pipeline.training.torch_strategies.base import optimizer_bytes
+from pipeline.training.torch_strategies.fsdp import KeptAllGather, keep_buffers, shard_units_of
+from pipeline.training.torch_strategies.zero1 import STRATEGY as ZERO1
 from pipeline.workloads.cifar_classifier import build_model
 from pipeline.workloads.find import build_workload
 from pipeline.workloads.gpt import Gpt

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from pipeline.plan.axes import COMPILED_EXECUTIONS, Execution
-from pipeline.plan.model_name import CIFAR_MODELS
+from pipeline.plan.model_names import CIFAR_MODELS
 from pipeline.plan.spec import Spec
 from pipeline.training.check_workload import check_workload
 from pipeline.training.execution import has_compiler

@@ -2,7 +2,7 @@
 
 import importlib
 
-from pipeline.training.strategies.base import TorchStrategy
+from pipeline.training.torch_strategies.base import TorchStrategy
 
 
 def torch_strategy(name: str) -> TorchStrategy:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pipeline.plan.model_name import BUILT_IN_MODELS, TORCHVISION, ClassPlace, own_class
+from pipeline.plan.model_names import BUILT_IN_MODELS, TORCHVISION, ClassPlace, own_class
 from pipeline.plan.spec import Spec
 from pipeline.system import files
 from pipeline.system.errors import CommandError, suggest_name

@@ -7,7 +7,7 @@ from torch.nn.parallel import DataParallel
 
 from pipeline.plan.spec import Spec
 from pipeline.training.process_group import Rank
-from pipeline.training.strategies.base import TorchStrategy
+from pipeline.training.torch_strategies.base import TorchStrategy
 from pipeline.workloads.workload import Workload
 
 

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.plan.spec import Spec
 from pipeline.training.process_group import Rank
-from pipeline.training.strategies.base import CollectiveCall, TorchStrategy
+from pipeline.training.torch_strategies.base import CollectiveCall, TorchStrategy
 from pipeline.workloads.workload import Workload
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.plan.spec import Spec
-from pipeline.training.strategies.base import CollectiveCall
-from pipeline.training.strategies.ddp import DdpStrategy
+from pipeline.training.torch_strategies.base import CollectiveCall
+from pipeline.training.torch_strategies.ddp import DdpStrategy
 from pipeline.workloads.workload import WorkloadError
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pipeline.plan.spec import Spec
 from pipeline.records.record import Sharding
 from pipeline.training.process_group import Rank
-from pipeline.training.strategies.base import CollectiveCall, TorchStrategy, nothing
+from pipeline.training.torch_strategies.base import CollectiveCall, TorchStrategy, nothing
 from pipeline.workloads.workload import Workload, WorkloadError, describe
 
 RESHARD_AFTER_FORWARD = {"blocks": None, "always": True, "never": False}  # None: blocks reshard, the root does not

@@ -1,5 +1,5 @@
 """One GPU: the bare model, without a wrapper."""
 
-from pipeline.training.strategies.base import TorchStrategy
+from pipeline.training.torch_strategies.base import TorchStrategy
 
 STRATEGY = TorchStrategy()
