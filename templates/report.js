@@ -35,7 +35,7 @@ function save(svg, name) {
 }
 
 for (const menu of document.querySelectorAll("[data-copy]")) {
-  const table = document.getElementById(menu.dataset.copy);
+  const table = menu.nextElementSibling.querySelector("table");
   for (const [form, render] of Object.entries(forms)) {
     const button = menu.appendChild(document.createElement("button"));
     button.textContent = form;

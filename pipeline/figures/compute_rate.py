@@ -1,4 +1,4 @@
-"""How fast a point computes: TFLOP/s of a GPU, and MFU, its share of the GPU's peak.
+"""The compute rate of a point: TFLOP/s of a GPU, and MFU, its share of the GPU's peak.
 
 The FLOPs of a sample stand in the record. The peak is that of the precision that computed.
 """

@@ -21,7 +21,7 @@ NOT_REACHED = math.inf  # sorts after every value, so that a median over seeds s
 
 
 class Merit(NamedTuple):
-    """What trainings are compared by: the name of a figure, and the direction in which it gets better."""
+    """A figure by which trainings are compared: its name, and the direction in which it gets better."""
 
     name: str = TEST_ACCURACY
     better: Better = "higher"

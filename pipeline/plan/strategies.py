@@ -43,7 +43,7 @@ def bare_state(model_bytes: int, optimizer_bytes: int, units: UnitBytes | None, 
 
 
 class Strategy(NamedTuple):
-    """What is known of a strategy without running it. The defaults are those of the bare model on one GPU."""
+    """The facts of a strategy that need no torch. The defaults are those of the bare model on one GPU."""
 
     name: str
     words: str  # its name in a sentence

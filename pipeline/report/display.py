@@ -277,7 +277,8 @@ TWO_OVER_FOUR = SPEEDUP._replace(heading="T(2)/T(4)")
 class DisplayOptions(NamedTuple):
     """Options of the tables that are shown. `only` names one table; with `is_full` it has every column, however wide.
 
-    `link_of` gives the address of a row's point, `terms` the word for what the points ran on.
+    `link_of` gives the address of a row's point, `terms` the word for what the points ran on. The page groups the next
+    steps, so it leaves their tables out.
     """
 
     max_width: int = MAX_WIDTH
@@ -285,6 +286,7 @@ class DisplayOptions(NamedTuple):
     is_full: bool = False
     link_of: Callable[[Row], str] = lambda row: ""
     terms: Terms = Terms()
+    has_next_steps: bool = True
 
 
 def display_tables(
@@ -296,6 +298,8 @@ def display_tables(
         if options.only not in ("", table.name):
             continue
         for view in [View(table.name, choose=list)] if options.is_full else table.views:
+            if view.is_of_next_steps and not options.has_next_steps:
+                continue
             if table.name in TABLES_WITHOUT_REMEDIES and any(row["remedies"] for row in tables["Q4"]):
                 view = view._replace(legend=f"{view.legend} {REMEDIES_ELSEWHERE}".strip())
             shown = []

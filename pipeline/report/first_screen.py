@@ -1,6 +1,5 @@
 """The first screen of a page: what limits the experiment, its answers as tiles, efficiency, and what to try next."""
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,15 +9,14 @@ from pipeline.figures.pooling import group_pairs
 from pipeline.plan.point_label import Terms, describe_axis, in_terms
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report.claims import Tile, is_fit_for_answer
+from pipeline.report.display import status_of
 from pipeline.report.next_step import RULES, WAITING, has_next_step
 from pipeline.report.questions import Answer
 from pipeline.report.table import Row, Rows, Tables
 
 MAX_TILES = 8
-PLACES = ("Q5", "Q2", "Q1", "Q3", "Q4", "int8")  # of the tiles
 MAX_SUGGESTIONS = 6
 MIN_SHARE = 0.5  # of the configurations, from which one limit is the verdict on the experiment
-GAIN = re.compile(r" \(([\d.]+)x\)")
 VERDICTS = {rule.limit: rule.verdict for rule in RULES}
 EFFICIENCY_SHADES = ((0.85, "good"), (0.7, "fair"), (0.4, "poor"))
 HOLLOW = "○"  # beside a figure that shows the loader, and not the strategy
@@ -49,7 +47,7 @@ class HeatCell(NamedTuple):
 
 
 class HeatMap(NamedTuple):
-    """Efficiency at the most processors: a row a strategy, a column a batch size."""
+    """Efficiency on the most GPUs: a row for each strategy, a column for each batch size."""
 
     heading: str
     batch_sizes: Sequence[str]
@@ -60,7 +58,7 @@ class HeatMap(NamedTuple):
 def tiles_of(answers: Sequence[Answer]) -> list[Tile]:
     """Return the answers as tiles; what was not asked has none. A badge that all of several tiles share is left out."""
     found: list[Tile] = []
-    for answer in sorted(answers, key=lambda answer: PLACES.index(answer.question)):
+    for answer in answers:
         tiles = (claim.tile(answer.terms) for claim in answer.asked.claims)
         topic, command = answer.topic, answer.command
         found += [tile if tile.label else tile._replace(label=topic, command=command) for tile in tiles if tile]
@@ -90,17 +88,16 @@ def verdict_of(tables: Tables, terms: Terms) -> Verdict | None:
 def suggestions_of(tables: Tables, terms: Terms, limit: str = "") -> list[Suggestion]:
     """Return what to try next, the most frequent first, of the rows with that limit or of all."""
     rows = [*has_next_step(tables["Q2"]), *has_next_step(tables["communication"])]
-    by_change = group_pairs((GAIN.sub("", row["next_step"]), row) for row in rows if limit in ("", row["limit"]))
+    steps = (row["next_step"] for row in rows if limit in ("", row["limit"]))
     found = []
-    for change, own in sorted(by_change.items(), key=lambda pair: -len(pair[1])):
-        gains = sorted(float(gain) for row in own for gain in GAIN.findall(row["next_step"]))
+    for change, own in group_pairs((step.plain, step) for step in steps).items():
+        gains = sorted(gain for step in own for gain in step.gains)
         ends = dict.fromkeys(f"{gain:.3g}x" for gain in gains[:1] + gains[-1:])
         said = f"measured {' to '.join(ends)}" if gains else ""
-        option = re.search(r"\w+=\w+", change)
-        is_set = option is not None and change.startswith(option[0]) and not change.startswith("measure=")
-        command = f"--set {option[0]} --merge" if option and is_set else ""
+        option = next((first.option for first in own[0].changes[:1]), "")
+        command = f"--set {option} --merge" if option else ""
         found.append(Suggestion(len(own), in_terms(change, terms), said, command))
-    return found[:MAX_SUGGESTIONS]
+    return sorted(found, key=lambda one: -one.num_configurations)[:MAX_SUGGESTIONS]
 
 
 def heat_map_of(tables: Tables, terms: Terms) -> HeatMap | None:
@@ -130,7 +127,7 @@ def heat_cell(rows: Sequence[Row]) -> HeatCell:
     """Return the cell of some configurations: the best efficiency that can be, or why there is none."""
     known = [row for row in rows if row["parallel_efficiency"] is not None]
     if not known:
-        return HeatCell({"oom": "OOM", "failed": "failed"}.get(rows[0].status, "") if rows else "")
+        return HeatCell(status_of(rows[0]) if rows else "")
     row = max(known, key=lambda row: (is_fit_for_answer(row, "speedup"), float(row["parallel_efficiency"])))
     efficiency = float(row["parallel_efficiency"])
     if efficiency > 1 and not is_fit_for_answer(row, "speedup"):

@@ -12,21 +12,36 @@ import importlib
 import itertools
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources as package_files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import msgspec
 
 from pipeline import __version__
+from pipeline.figures.comparability import gpu_model
+from pipeline.figures.intervals import MIN_COVERAGE
+from pipeline.figures.loader import MAX_DATA_SHARE
 from pipeline.figures.pooling import group_pairs
-from pipeline.plan.point_label import describe_training, format_figure, in_terms
-from pipeline.records.outcomes import CollectedOutcomes
+from pipeline.plan.axes import AXES
+from pipeline.plan.point_label import (
+    NAMING_AXES,
+    Terms,
+    describe_point,
+    describe_training,
+    format_figure,
+    in_terms,
+    models_of,
+    varying_axes,
+)
+from pipeline.plan.spec import peak_learning_rate
+from pipeline.records.outcomes import CollectedOutcomes, PointOutcome
 from pipeline.report import first_screen
 from pipeline.report.collected import CollectedExperiment
 from pipeline.report.cost import ENDING_WORDS
-from pipeline.report.display import DisplayOptions, display_tables, name_texts
+from pipeline.report.display import MAX_ROWS, DisplayOptions, display_tables, name_texts, named_axes
 from pipeline.report.files import csv_text
 from pipeline.report.int8 import int8_plots
 from pipeline.report.link import bandwidth_plots
@@ -36,7 +51,7 @@ from pipeline.report.q1 import batch_size_plots
 from pipeline.report.q2 import speedup_plots
 from pipeline.report.q3 import step_plots
 from pipeline.report.q4 import accuracy_plots, final_accuracy_plots
-from pipeline.report.questions import ASKED_ABOUT, TOPICS, answers_of
+from pipeline.report.questions import ASKED_ABOUT, TOPICS, Answer, answers_of
 from pipeline.report.table import Row
 from pipeline.system import files
 from pipeline.system.errors import import_error_as_command_error, log_line, pluralize, replace_control_characters
@@ -44,43 +59,35 @@ from pipeline.system.source_digest import DIGEST_AT_START
 
 if TYPE_CHECKING:
     from pipeline.report.draw import RenderedPlot
-from collections.abc import Callable
-from urllib.parse import quote
-
-from pipeline.figures.comparability import gpu_model
-from pipeline.plan.axes import AXES
-from pipeline.plan.point_label import NAMING_AXES, describe_point, models_of, varying_axes
-from pipeline.plan.spec import peak_learning_rate
-from pipeline.records.outcomes import PointOutcome
-from pipeline.report.display import MAX_ROWS, named_axes
 
 REPORT_NAME = "report.html"
 INDEX_NAME = "index.html"
 PLOTS_FOLDER = "plots"
-HERO_PLOTS = ("q2", "q2-strong", "q4-batch-size", "q3-communication", "q1", "int8-change")
+HERO_PLOTS = ("q2", "q2-strong", "q4-batch-size", "q3-communication", "q1", "int8")
 """The plots of the first screen: the first one that there is."""
 
-NEXT_STEP_HEADINGS = ("Next step of each point", "Next step of each measured step")  # on the first screen, grouped
-FACTS = ("precision", "execution", "input")
 VERSIONS = ("torch", "CUDA", "NCCL", "driver", "node")
 GLOSSARY = (
     ("configuration", "One point of the grid. A run is one measurement of it."),
-    ("weak scaling", "Every GPU keeps its batch size, so N GPUs train on N times as many samples a step."),
-    ("strong scaling", "The global batch size stays the same, so each of N GPUs gets 1/N of it."),
-    ("speed-up", "The time of an epoch on one GPU over that on N GPUs, for the same samples."),
-    ("efficiency", "Speed-up divided by the number of GPUs."),
+    ("weak scaling", "Every $GPU keeps its batch size, so N $GPUs train on N times as many samples a step."),
+    ("strong scaling", "The global batch size stays the same, so each of N $GPUs gets 1/N of it."),
+    ("speed-up", "The time of an epoch on one $GPU over that on N $GPUs, for the same samples."),
+    ("efficiency", "Speed-up divided by the number of $GPUs."),
     (
         "exposed communication",
         "The part of communication that computation does not hide: the step less the same step without it.",
     ),
-    ("loader-bound", "A GPU waits for the DataLoader in more than 10 % of the epoch."),
+    ("loader-bound", f"A $GPU waits for the DataLoader in more than {100 * MAX_DATA_SHARE:.0f} % of the epoch."),
     ("straggler", "A rank for which the others wait in most steps."),
     (
         "bus bandwidth",
         "The bytes of a collective over its time, scaled as nccl-tests does, so that it compares with the link.",
     ),
-    ("MFU", "Model FLOPs utilization: the model's FLOPs a second over the peak of the GPU."),
-    ("interval", "It holds the true median with at least 95 %. One run has none: a new run may fall outside it."),
+    ("MFU", "Model FLOPs utilization: the model's FLOPs a second over the peak of the $GPU."),
+    (
+        "interval",
+        f"It holds the true median with at least {100 * MIN_COVERAGE:.0f} %. A new run may fall outside it.",
+    ),
     ("one run", "The figure is of a single run, so nothing is known of how much runs differ."),
 )
 MAX_TABLE_CHARS = 150  # of a row of a table, which scrolls if the page is narrower
@@ -113,9 +120,15 @@ class Pages:
             has_plots = not plots or self.can_import("pipeline.report.draw", "no plots in report.html")
             drawn = write_plots(folder / PLOTS_FOLDER, plots) if has_plots else []
             hero = next((part for name in HERO_PLOTS for part in drawn if part.plot.name == name), None)
-            sections = build_sections(found, [part for part in drawn if part is not hero])
+            sections = build_sections(found, said["answers"], [part for part in drawn if part is not hero])
             fates = list_fates(shown_outcomes(collected.outcomes), folder, logs)
-            shown = {"sections": sections, "hero": hero, "has_plots": has_plots, "fates": fates, "glossary": GLOSSARY}
+            shown = {
+                "sections": sections,
+                "hero": hero,
+                "has_plots": has_plots,
+                "fates": fates,
+                "glossary": glossary_of(collected.terms),
+            }
             page = render_template("report.html.j2", said, **shown)
             files.replace_file_atomically(folder / REPORT_NAME, page.encode())
         self.written[name] = folder / REPORT_NAME
@@ -198,40 +211,45 @@ def write_plots(folder: Path, plots: Sequence[Plot]) -> "list[RenderedPlot]":
     return drawn
 
 
-def build_sections(found: CollectedExperiment, drawn: "Sequence[RenderedPlot]") -> list[dict[str, Any]]:
-    """Return each question that has plots or tables, with them."""
-    options = DisplayOptions(MAX_TABLE_CHARS, link_of=point_links(shown_outcomes(found.collected.outcomes)))
-    shown = display_tables(found.tables, found.collected, options)
-    tables = group_pairs((question, table) for question, table in shown if table.heading not in NEXT_STEP_HEADINGS)
+def build_sections(
+    found: CollectedExperiment, asked: Sequence[Answer], drawn: "Sequence[RenderedPlot]"
+) -> list[dict[str, Any]]:
+    """Return the questions that were asked and have plots or tables, with them.
+
+    Of timings measured elsewhere, and of an experiment that quantizes, every question with plots or tables is shown.
+    """
+    link_of = point_links(shown_outcomes(found.collected.outcomes))
+    options = DisplayOptions(MAX_TABLE_CHARS, link_of=link_of, has_next_steps=False)
+    tables = group_pairs(display_tables(found.tables, found.collected, options))
     figures = group_pairs((rendered.plot.question, rendered) for rendered in drawn)
-    answers = {answer.question: answer for answer in answers_of(found.tables, found.collected.terms)}
-    is_measured = all(record.measured for record in found.collected.records)
+    answers = {answer.question: answer for answer in asked}
+    shows_all = "int8" in answers or not all(record.measured for record in found.collected.records)
     sections = []
-    for question in TOPICS:
-        own_tables, own_figures = tables.get(question, []), figures.get(question, [])
-        said = [answers[question].asked.headline] if question in answers else []
-        is_asked = any(said) or not is_measured or "int8" in answers
-        if is_asked and (own_tables or own_figures):
-            num_rows = sum(len(table.rows) for table in own_tables)
-            counts = [(len(own_figures), "plot"), (num_rows, "row")]
-            sections.append(
-                {
-                    "question": question,
-                    "topic": answers[question].topic if question in answers else TOPICS[question],
-                    "size": ", ".join(pluralize(count, what) for count, what in counts if count),
-                    "said": filter(None, said),
-                    "figures": own_figures,
-                    "tables": own_tables,
-                    "files": data_links(found, [table.source for table in own_tables]),
-                }
-            )
+    for question in (question for question in TOPICS if question in tables or question in figures):
+        answer, own_tables, own_figures = answers.get(question), tables.get(question, []), figures.get(question, [])
+        counts = [(len(own_figures), "plot"), (sum(len(table.rows) for table in own_tables), "row")]
+        section = {
+            "question": question,
+            "topic": answer.topic if answer else TOPICS[question],
+            "size": ", ".join(pluralize(count, what) for count, what in counts if count),
+            "said": answer.asked.headline if answer else "",
+            "figures": own_figures,
+            "tables": own_tables,
+            "files": data_links(found, [table.source for table in own_tables]),
+        }
+        sections += [section] if answer or shows_all else []
     return sections
+
+
+def glossary_of(terms: Terms) -> list[tuple[str, str]]:
+    """Return the words that a reader of the page may not know, and their meanings, in the words of the experiment."""
+    return [(word, in_terms(meaning, terms)) for word, meaning in GLOSSARY]
 
 
 def facts_of(collected: CollectedOutcomes) -> dict[str, str]:
     """Return the conditions that a reader asks for first, by name."""
     said = {"training": describe_training([outcome.spec for outcome in collected.outcomes])}
-    said |= dict(zip(FACTS, conditions_of(outcome.spec for outcome in collected.outcomes), strict=True))
+    said |= conditions_of(outcome.spec for outcome in collected.outcomes)
     stated = list_provenance(collected.records)
     said |= {label: stated[label] for label in VERSIONS if label in stated}
     return {label: value for label, value in said.items() if value}
@@ -260,7 +278,7 @@ def describe_experiment(name: str, found: CollectedExperiment) -> dict[str, Any]
         "counts": describe_counts(collected),
         "training": describe_training([outcome.spec for outcome in collected.outcomes]),
         "setting": describe_setting(collected.records),
-        "conditions": conditions_of(outcome.spec for outcome in collected.outcomes),
+        "conditions": [*conditions_of(outcome.spec for outcome in collected.outcomes).values()],
         "answers": [answer for answer in answers if answer.asked.claims],
         "tiles": first_screen.tiles_of(answers),
         "verdict": first_screen.verdict_of(found.tables, collected.terms),
@@ -277,12 +295,12 @@ def describe_experiment(name: str, found: CollectedExperiment) -> dict[str, Any]
 
 
 def describe_counts(collected: CollectedOutcomes) -> str:
-    """Return the number of points in each state that occurs."""
+    """Return the number of configurations in each state that occurs."""
     coverage = collected.coverage
     counts = {"ok": coverage.ok, "out of memory": coverage.oom, "failed": coverage.failed}
     counts |= {"missing": coverage.missing, "rejected": coverage.rejected}
     stated = ", ".join(f"{number:,} {word}" for word, number in counts.items() if number)
-    return f"{pluralize(coverage.expected, 'configuration')}: {stated}" if coverage.expected else "no points"
+    return f"{pluralize(coverage.expected, 'configuration')}: {stated}" if coverage.expected else "no configurations"
 
 
 def describe_cost(rows: Iterable[Row]) -> list[str]:

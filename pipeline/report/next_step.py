@@ -34,7 +34,7 @@ from pipeline.plan.axes import STRATEGY_AXES
 from pipeline.plan.spec import BASELINE_MAY_DIFFER, POOLED_AXES, Spec, alike_key
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report import claims
-from pipeline.report.table import Column, Row, Rows, sort_rows
+from pipeline.report.table import Column, Row, Rows, View, sort_rows
 
 NOTHING_FOUND, AT_MOST = "none found", "at most"
 EFFORT_AXES = ("epochs", "windows", *POOLED_AXES)
@@ -50,6 +50,11 @@ class Change(NamedTuple):
     axis: str
     value: str | bool | None = None
     others: tuple[str, ...] = ()
+
+    @property
+    def option(self) -> str:
+        """The value of --set that makes the change; "" if it depends on the point."""
+        return self.words if self.words.startswith(f"{self.axis}=") else ""
 
     def rank(self, spec: Spec) -> int:
         """Return a number that is larger on a point with the change than on one without it."""
@@ -189,13 +194,30 @@ class Evidence(NamedTuple):
     is_untold: bool = False
 
 
+class NextStep(str):
+    """A next step in words, with its changes and the gains of those that were timed too."""
+
+    changes: tuple[Change, ...]
+    gains: tuple[float, ...]
+
+    def __new__(cls, words: str, changes: tuple[Change, ...] = (), gains: tuple[float, ...] = ()) -> "NextStep":
+        step = super().__new__(cls, words)
+        step.changes, step.gains = changes, gains
+        return step
+
+    @property
+    def plain(self) -> str:
+        """The words without the gains."""
+        return " or ".join(change.words for change in self.changes) or str(self)
+
+
 class Advice(NamedTuple):
     """The next step of a point, and the limit that it is taken against, as columns; the share is None without one.
 
     `limit_share_is` "at most": it was measured on one GPU, so on several it is at most this.
     """
 
-    next_step: str
+    next_step: NextStep
     limit: str | None = None
     limit_share: float | None = None
     limit_share_is: str | None = None
@@ -291,29 +313,31 @@ def advise(own: Evidence, found: Found) -> Advice | None:
         if not rules:
             return None
     for rule in sorted(rules, key=lambda rule: (PLACES.get(rule, 2), -shares[rule.limit])):
-        if step := describe_changes(rule.changes, own, found) or rule.otherwise.format(late_rank=own.late_rank):
+        step = describe_changes(rule.changes, own, found) or NextStep(rule.otherwise.format(late_rank=own.late_rank))
+        if step:
             is_derived = rule.limit in OF_ONE_GPU and rule.limit not in own.shares
             share = shares[rule.limit] or None
             if share and is_derived and own.point.spec.num_gpus > 1:
                 return Advice(step, rule.limit, Estimate(share, noise=share), AT_MOST)  # shown as "<"
             return Advice(step, rule.limit, share)
-    return Advice(NOTHING_FOUND)
+    return Advice(NextStep(NOTHING_FOUND))
 
 
-def describe_changes(changes: Sequence[Change], own: Evidence, found: Found) -> str:
+def describe_changes(changes: Sequence[Change], own: Evidence, found: Found) -> NextStep:
     """Return the changes that may help, with what they gain where that was measured; "" if none may.
 
     A change that was measured to gain less than MIN_GAIN, or that ran out of memory, is left out.
     """
-    said = []
+    gains: dict[Change, float | None] = {}
     for change in changes:
         tried = found.tried(change, own.point)
         if tried.time_s is not None and own.time_s:
             if (gain := own.time_s / tried.time_s) >= MIN_GAIN:
-                said.append(f"{change.words} ({gain:.3g}x)")
+                gains[change] = gain
         elif is_possible(change, own.point) and not tried.is_oom:
-            said.append(change.words)
-    return " or ".join(said)
+            gains[change] = None
+    said = [f"{change.words} ({gain:.3g}x)" if gain else change.words for change, gain in gains.items()]
+    return NextStep(" or ".join(said), tuple(gains), tuple(filter(None, gains.values())))
 
 
 def is_measured_faster(change: Change, own: Evidence, found: Found) -> bool:
@@ -513,6 +537,11 @@ ADVICE = (
     "By the rules of docs/advice.md, which found none for points that are not listed; (2x): measured here to be twice "
     "as fast. A larger batch changes the training: what it learns is a question of its own (Q4)."
 )
+
+
+def next_step_view(heading: str) -> View:
+    """Return the view of the rows that have a next step."""
+    return View(heading, ADVICE, has_next_step, NEXT_STEP_KEYS, hidden_notes=None, is_of_next_steps=True)
 
 
 def limit_words(row: Row) -> str | None:

@@ -112,14 +112,13 @@ def describe_setting(records: Iterable[Record]) -> list[str]:
     return [part for part in said if part]
 
 
-def conditions_of(points: Iterable[Spec]) -> list[str]:
-    """Return precision, execution and input of the points, with every value that occurs."""
+def conditions_of(points: Iterable[Spec]) -> dict[str, str]:
+    """Return precision, execution and input of the points by name, with every value that occurs."""
     points = list(points)
-    precisions = ("fp32" if (point.device, point.precision) == ("cpu", "tf32") else point.precision for point in points)
-    values = [dict.fromkeys(describe_axis("precision", precision) for precision in precisions)]
-    for axis in ("execution", "input"):
-        values.append(dict.fromkeys(describe_axis(axis, getattr(point, axis)) for point in points))
-    return [" or ".join(shown) for shown in values]
+    precisions = ["fp32" if (point.device, point.precision) == ("cpu", "tf32") else point.precision for point in points]
+    values = {"precision": precisions}
+    values |= {axis: [getattr(point, axis) for point in points] for axis in ("execution", "input")}
+    return {axis: " or ".join(dict.fromkeys(describe_axis(axis, one) for one in own)) for axis, own in values.items()}
 
 
 def model_title(model: str | None) -> str:

@@ -44,7 +44,7 @@ from pipeline.report.columns import (
     WORKERS,
 )
 from pipeline.report.formatter import ClaimFormatter
-from pipeline.report.next_step import ADVICE, NEXT_STEP, NEXT_STEP_KEYS, Advice, has_next_step, limit_words
+from pipeline.report.next_step import NEXT_STEP, Advice, limit_words, next_step_view
 from pipeline.report.plots import LinePanel, Plot, PlotSource, Point, as_title, make_series
 from pipeline.report.q3 import BATCH
 from pipeline.report.table import (
@@ -122,7 +122,7 @@ Q2 = Table(
         scaled("strong", "global_batch_size"),
         hidden_axes=("batch_size_per_gpu",),
     ),
-    View("Next step of each point", ADVICE, has_next_step, NEXT_STEP_KEYS, hidden_notes=None),
+    next_step_view("Next step of each point"),
 )
 
 

@@ -51,7 +51,7 @@ from pipeline.report.columns import (
     STEP_TIME,
 )
 from pipeline.report.link import MeasuredLinks, link_key
-from pipeline.report.next_step import ADVICE, NEXT_STEP, NEXT_STEP_KEYS, Advice, epoch_evidence, has_next_step
+from pipeline.report.next_step import NEXT_STEP, Advice, epoch_evidence, next_step_view
 from pipeline.report.plots import BarPanel, Plot, PlotSource
 from pipeline.report.table import Column, Row, Table, Tables, View, axes_of, make_row, sort_rows
 from pipeline.system.errors import pluralize
@@ -163,7 +163,7 @@ COMMUNICATION = Table(
         hidden_notes=(*OF_MEASURED_EXPOSURE, LATE_RANK),
         is_folded=True,
     ),
-    View("Next step of each measured step", ADVICE, has_next_step, NEXT_STEP_KEYS, hidden_notes=None),
+    next_step_view("Next step of each measured step"),
 )
 
 Q3 = Table(

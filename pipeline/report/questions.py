@@ -25,7 +25,7 @@ TOPICS = {
     "Q4": "Accuracy",
     "int8": "Accuracy in int8",
 }
-"""Each question in a word or two."""
+"""Each question in a word or two, in the order in which a reader meets them: first what to use."""
 
 ASKED_ABOUT = {
     "Q1": "the batch size that keeps one $GPU busy",
@@ -34,9 +34,6 @@ ASKED_ABOUT = {
     "Q4": "the accuracy of large batches",
 }
 """What an experiment that does not ask a question leaves out."""
-
-IN_ORDER = ("Q5", *ASKED_ABOUT, "int8")
-"""The questions as a reader meets them: first what to use."""
 
 
 class Headline(NamedTuple):

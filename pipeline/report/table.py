@@ -159,6 +159,7 @@ class View(NamedTuple):
     hidden_notes: Container[NoteKind] | None = ()  # those that say nothing here; None: all
     shows_n: bool = False  # even if it is 1
     is_folded: bool = False
+    is_of_next_steps: bool = False
     hides_zeros: bool = False  # leaves out a column that is 0 everywhere
 
 

@@ -102,7 +102,7 @@ def flatten_row(row: Row, table: Table) -> dict[str, Any]:
     for column in table.columns:
         value = row.figures[column.key]
         flat |= {
-            key: float(part) if isinstance(part, float) else part
+            key: float(part) if isinstance(part, float) else str(part) if isinstance(part, str) else part
             for key, part in zip(column.keys, (value, *ends_of(value)), strict=False)
         }
     return flat | {"n": row.n, "note": row["note"]}

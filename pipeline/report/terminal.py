@@ -18,7 +18,7 @@ from pipeline.report.columns import EPOCH_TIME, GLOBAL_BATCH, SPEEDUP
 from pipeline.report.display import MAX_WIDTH, STATUS_WORDS, DisplayColumn, DisplayOptions, DisplayTable, display_tables
 from pipeline.report.markdown import escape_markdown, list_gaps, name_source, render_coverage, wrap
 from pipeline.report.provenance import conditions_of, describe_setting
-from pipeline.report.questions import ASKED_ABOUT, IN_ORDER, Answer, Headline
+from pipeline.report.questions import ASKED_ABOUT, TOPICS, Answer, Headline
 from pipeline.report.table import AXIS_HEADINGS, Row, Rows, Tables
 from pipeline.system.errors import pluralize, shorten_list
 
@@ -58,7 +58,7 @@ def summarize(name: str, found: CollectedExperiment, answers: Sequence[Answer], 
     headlines = [headline._replace(badges=tuple(map(in_terms, headline.badges))) for headline in headlines]
     gaps = f", {coverage.num_gaps:,} without a result" if coverage.num_gaps else ""
     counts = pluralize(coverage.expected, "point") + gaps
-    stated = conditions_of(outcome.spec for outcome in collected.outcomes)
+    stated = conditions_of(outcome.spec for outcome in collected.outcomes).values()
     conditions = [condition for condition in stated if condition != "eager"]  # which goes without saying
     path = str(page or existing_report(found) or found.experiment.folder)
     return Summary(name_source(name, collected), headlines, conditions, counts, describe_oom(found), path)
@@ -275,7 +275,7 @@ def render_overview(summaries: Sequence[Summary], index: Path | None, width: int
     lines = []
     pairs = ((headline.question, (summary, headline)) for summary in summaries for headline in summary.headlines)
     by_question = group_pairs(pairs)
-    for question in (question for question in IN_ORDER if question in by_question):
+    for question in (question for question in TOPICS if question in by_question):
         own = by_question[question]
         names, said = [summary.name for summary, _ in own], [headline for _, headline in own]
         conditions = [", ".join([*summary.conditions, *headline.badges]) for summary, headline in own]

@@ -56,7 +56,7 @@ class Prologue(NamedTuple):
 
 
 class SubmitContext(NamedTuple):
-    """What decides how points are submitted or run. `options` is the command line of `submit`."""
+    """The settings of one call of `submit`, by which points are submitted or run. `options` is its command line."""
 
     options: argparse.Namespace
     experiment: Experiment

@@ -205,7 +205,7 @@ def test_a_hostile_text_stays_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        pytest.param([], "no points", id="no records"),
+        pytest.param([], "no configurations", id="no records"),
         pytest.param([make_record(status="oom", reason="full")], "1 configuration: 1 out of memory", id="only OOM"),
         pytest.param([make_record()], "1 configuration: 1 ok", id="one point"),
     ],
