@@ -23,54 +23,59 @@ difference between runs of one point of a published experiment (published/h100x2
 """
 
 
-class Headline(NamedTuple):
-    """A claim in a few words, the value whose interval stands beside it, and the form of its ends."""
-
-    words: str
-    value: str = ""
-    form: str = ""
-
-
 class TileWords(NamedTuple):
-    """The templates of a claim's tile: a label, a figure with its unit behind a space, a line, and a warning."""
+    """The templates of a claim in short: a label, its figure with the unit behind a space, and what it means.
+
+    `more` has conditions, `warning` what the figure leaves out. The interval is that of the figure's first value.
+    """
 
     label: str
     figure: str
     line: str = ""
+    more: str = ""
     warning: str = ""
 
 
 class ClaimKind(NamedTuple):
-    """A kind of claim: its sentences, at most three, its headline in an overview, and its tile, if it has them.
+    """A kind of claim: its sentences, at most three, and its tile, if it has one.
 
     A text is left out if one of its values is None.
     """
 
     name: str
     sentences: tuple[str, ...]
-    headline: Headline | None = None
     tile: TileWords | None = None
 
 
 class Tile(NamedTuple):
-    """One answer on the first screen: a figure with its unit and interval, a line, what weakens it, and a command."""
+    """One answer in short: a figure with its unit and interval, what it means, what weakens it, and a command.
+
+    Without a figure `line` says why there is none.
+    """
 
     label: str
     figure: str
     unit: str = ""
     interval: str = ""
     line: str = ""
+    more: str = ""
     warning: str = ""
     badges: tuple[str, ...] = ()
     command: str = ""
 
+    def __str__(self) -> str:
+        """Return the tile in one line, without its badges."""
+        interval = f"({self.interval})" if self.interval else ""
+        figure = " ".join(filter(None, (self.figure, self.unit, interval)))
+        return f"{self.label}: {', '.join(filter(None, (figure, self.line)))}"
 
-NOT_ANSWERED = ClaimKind("not_answered", ("Not answered here: {why}.",), tile=TileWords("", "–", "{short}"))
+
+NOT_ANSWERED = ClaimKind("not_answered", ("Not answered here: {why}.",), tile=TileWords("", "", "{short}"))
 NOT_ASKED = ClaimKind("not_asked", ("Not answered here: {why}.",))
 NO_RESULT_YET = ClaimKind(
     "no_result",
     ("Not answered yet: {what} have no result; {cure}.",),
-    tile=TileWords("", "–", "{what} have no result; {cure}"),
+    tile=TileWords("", "", "{what} have no result; {cure}"),
 )
 
 
@@ -118,18 +123,6 @@ class Claim(NamedTuple):
         said = [f"{found[0].removesuffix('.')}{badges}.", *found[1:]] if found else []
         return [in_terms(text, terms) for text in (said[:1] if self.is_short else said)]
 
-    def headline(self, terms: Terms = OF_GPUS) -> tuple[str, str]:
-        """Return the claim in a few words of an experiment, and its interval; "" where it has none."""
-        text, key, form = self.kind.headline or Headline("")
-        plain = {name: float(value) if isinstance(value, float) else value for name, value in self.values.items()}
-        formatter = ClaimFormatter({})
-        low, high = ends_of(self.values[key]) if key else (None, None)
-        ends = [formatter.vformat(form, (end,), {}) for end in (low, high) if low is not None and high is not None]
-        unit = next((unit for unit in (" s", " %") if form and ends and ends[0].endswith(unit)), "")
-        ends[:1] = [end.removesuffix(unit) for end in ends[:1]]
-        said = ", ".join(filter(None, (formatter.vformat(text, (), plain), *self.about)))
-        return in_terms(said, terms), " to ".join(ends)
-
     def tile(self, terms: Terms = OF_GPUS) -> Tile | None:
         """Return the claim as a tile in the words of an experiment; None if its kind has none."""
         if self.kind.tile is None:
@@ -137,17 +130,24 @@ class Claim(NamedTuple):
         plain = {name: float(value) if isinstance(value, float) else value for name, value in self.values.items()}
         formatter = ClaimFormatter({})
         texts = (formatter.vformat(text, (), plain) if self.knows(text) else "" for text in self.kind.tile)
-        label, figure, line, warning = (in_terms(text, terms) for text in texts)
+        label, figure, line, more, warning = (in_terms(text, terms).removeprefix(", ") for text in texts)
+        _, value, form, _ = next(iter(string.Formatter().parse(self.kind.tile.figure)), ("", "", "", ""))
+        interval = interval_words(self.values.get(value or ""), form or "")
+        badges = tuple(in_terms(badge, terms) for badge in self.badges)
         number, _, unit = figure.partition(" ")
         label = ", ".join(filter(None, (label, *self.about)))
-        key = self.kind.headline.value if self.kind.headline else ""
-        interval = self.headline()[1] if key and f"{{{key}" in self.kind.tile.figure else ""
-        return Tile(label, number, unit, interval, line, warning, self.badges, self.command)
+        return Tile(label, number, unit, interval, line, more, warning, badges, self.command)
 
     def knows(self, sentence: str) -> bool:
         """True if every value of a sentence is known."""
         names = (name for _, name, _, _ in string.Formatter().parse(sentence) if name)
         return all(self.values.get(name) is not None for name in names)
+
+
+def interval_words(value: Any, form: str) -> str:
+    """Return the ends of a figure in this form, the unit behind the second; "" without an interval."""
+    low, high = (None if end is None else ClaimFormatter({}).format_field(float(end), form) for end in ends_of(value))
+    return f"{low.removesuffix(' %')} to {high}" if low is not None and high is not None else ""
 
 
 def badges_of(row: Row, *more: str) -> tuple[str, ...]:

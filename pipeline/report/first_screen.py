@@ -57,11 +57,7 @@ class HeatMap(NamedTuple):
 
 def tiles_of(answers: Sequence[Answer]) -> list[Tile]:
     """Return the answers as tiles; what was not asked has none. A badge that all of several tiles share is left out."""
-    found: list[Tile] = []
-    for answer in answers:
-        tiles = (claim.tile(answer.terms) for claim in answer.asked.claims)
-        topic, command = answer.topic, answer.command
-        found += [tile if tile.label else tile._replace(label=topic, command=command) for tile in tiles if tile]
+    found = [tile for answer in answers for tile in answer.tiles]
     badges = [set(tile.badges) for tile in found if tile.badges]
     shared = set.intersection(*badges) if len(badges) > 1 else set()
     return [tile._replace(badges=tuple(one for one in tile.badges if one not in shared)) for tile in found[:MAX_TILES]]

@@ -10,7 +10,7 @@ from pipeline.figures.notes import NoteKind, make_note, text_note
 from pipeline.figures.pooling import PooledPoint, group_pairs
 from pipeline.records.record import Quantization, StageResult
 from pipeline.report import plots
-from pipeline.report.claims import NOT_ANSWERED, Claim, ClaimKind, Headline, TileWords, describe_own
+from pipeline.report.claims import NOT_ANSWERED, Claim, ClaimKind, TileWords, describe_own
 from pipeline.report.columns import (
     PLACE,
     TEST_ACCURACY,
@@ -172,8 +172,7 @@ INT8_CHANGE = ClaimKind(
         "{seeds}.",
         "The network takes {num_bytes:,} of {num_bytes_fp32:,} bytes.",
     ),
-    Headline("{change:+.2f} points of test accuracy", "change", "{:+.2f}"),
-    tile=TileWords("Accuracy in int8", "{change:+.2f} points", "from {fp32:.1%} in fp32, {seeds}"),
+    tile=TileWords("Accuracy in int8", "{change:+.2f} points", "from {fp32:.1%} in fp32", "{seeds}"),
 )
 
 

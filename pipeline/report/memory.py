@@ -16,7 +16,7 @@ from pipeline.plan.spec import POOLED_AXES, alike_key
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.records.record import MemorySearch
 from pipeline.report import claims
-from pipeline.report.claims import Claim, ClaimKind, Headline, TileWords, badges_of, where_of
+from pipeline.report.claims import Claim, ClaimKind, TileWords, badges_of, where_of
 from pipeline.report.columns import MEMORY, PLACE, PREDICTION_ERROR
 from pipeline.report.table import Column, Row, Table, Tables, View, make_row, sort_rows
 
@@ -236,24 +236,22 @@ def oom_row(point: PooledPoint) -> Row:
 BOUNDARY_FOUND = ClaimKind(
     "memory_boundary",
     ("{fits:,} $images fit{each}, {fails:,} do not{where}.",),
-    Headline("{fits:,} $images fit"),
-    tile=TileWords("Largest batch that fits", "{fits:,} $images", "{fails:,} do not fit{each}{where}"),
+    tile=TileWords("Largest batch that fits", "{fits:,} $images", "{fails:,} do not fit", "{each}{where}"),
 )
 MEMORY_ALL_FIT = ClaimKind(
     "memory_all_fit",
     ("{fits:,} $images fit{each}{where}.",),
-    Headline("{fits:,} $images fit"),
-    tile=TileWords("Largest batch that fits", "{fits:,} $images", "the largest that was tried{each}{where}"),
+    tile=TileWords("Largest batch that fits", "{fits:,} $images", "the largest that was tried", "{each}{where}"),
 )
 FIRST_OOM = ClaimKind(
     "first_oom",
     ("{fails:,} runs out of memory{where}, {fits:,} fits.",),
-    tile=TileWords("Largest batch that fits", "{fits:,} $images", "{fails:,} runs out of memory{where}"),
+    tile=TileWords("Largest batch that fits", "{fits:,} $images", "{fails:,} runs out of memory", "{where}"),
 )
 SMALLEST_OOM = ClaimKind(
     "smallest_oom",
     ("{fails:,}, the smallest size tried, runs out of memory{where}.",),
-    tile=TileWords("Largest batch that fits", "–", "{fails:,}, the smallest size tried, runs out of memory{where}"),
+    tile=TileWords("Largest batch that fits", "", "{fails:,}, the smallest size tried, runs out of memory", "{where}"),
 )
 NO_OOM = ClaimKind("no_oom", ("Nothing up to {fits:,} ran out of memory.",))
 

@@ -7,7 +7,7 @@ from pipeline.figures.energy import energy_notes, host_cpu_share_of
 from pipeline.figures.epoch_figures import time_figures, time_notes
 from pipeline.figures.pooling import PooledPoint, group_pairs
 from pipeline.report import claims, plots
-from pipeline.report.claims import NO_RESULT, Claim, ClaimKind, Headline, TileWords, badges_of, where_of
+from pipeline.report.claims import NO_RESULT, Claim, ClaimKind, TileWords, badges_of, where_of
 from pipeline.report.columns import (
     COMPUTE,
     COMPUTE_RATE,
@@ -76,13 +76,11 @@ FASTEST_BATCH = ClaimKind(
         "One $GPU {place} at {batch:,} $images a step: {throughput}, epoch {epoch_time:digits} s{where}.",
         "Ties: {rivals}.",
     ),
-    Headline("{throughput} at {batch:,}", "epoch_time", "{:.3f} s"),
-    tile=TileWords("Best batch, one $GPU", "{batch:,} $images", "{throughput}, epoch {epoch_time:digits} s{where}"),
+    tile=TileWords("Best batch, one $GPU", "{batch:,} $images", "{throughput}", "epoch {epoch_time:digits} s{where}"),
 )
 ONLY_BATCH = ClaimKind(
     "only_batch",
     ("One batch size was timed: {batch:,} $images a step give {throughput}, epoch {epoch_time:digits} s{where}.",),
-    Headline("{throughput} at {batch:,}", "epoch_time", "{:.3f} s"),
 )
 
 

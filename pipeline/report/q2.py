@@ -20,7 +20,7 @@ from pipeline.plan.point_label import EFFORT_AXES, varying_axes
 from pipeline.plan.spec import BASELINE_MAY_DIFFER
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report import claims, plots
-from pipeline.report.claims import NO_RESULT, Claim, ClaimKind, Headline, TileWords, badges_of, where_of
+from pipeline.report.claims import NO_RESULT, Claim, ClaimKind, TileWords, badges_of, where_of
 from pipeline.report.columns import (
     BASELINE,
     COMPUTE,
@@ -153,12 +153,12 @@ SPEEDUP_SHOWN = ClaimKind(
         LEFT_OUT,
         "{closing}.",
     ),
-    Headline("{speedup:.2f} times on {num_gpus} $GPUs{larger}", "speedup", "{:.2f}"),
     tile=TileWords(
         "Speed-up on {num_gpus} $GPUs",
-        "{speedup:.2f}×",
-        "{efficiency:.0%} efficient, {strategy}, {scaling} scaling{where}",
-        "{left_out} of {timed} speed-ups left out: {short}",
+        "{speedup:.2f}x",
+        "{efficiency:.0%} efficient",
+        "{strategy}, {scaling} scaling{where}",
+        "{left_out} of {timed} speed-ups left out: {short}{larger}",
     ),
 )
 NO_SPEEDUP = ClaimKind(
@@ -169,12 +169,12 @@ NO_SPEEDUP = ClaimKind(
         LEFT_OUT,
         "{closing}.",
     ),
-    Headline("no speed-up shown on {num_gpus} $GPUs{larger}", "speedup", "{:.2f}"),
     tile=TileWords(
         "Speed-up on {num_gpus} $GPUs",
-        "none\u00a0shown",
-        "{low:.2f} to {high:.2f}, {strategy}, {scaling} scaling{where}",
-        "{left_out} of {timed} speed-ups left out: {short}",
+        "none shown",
+        "{low:.2f} to {high:.2f}",
+        "{strategy}, {scaling} scaling{where}",
+        "{left_out} of {timed} speed-ups left out: {short}{larger}",
     ),
 )
 SPEEDUP_IN_PART = ClaimKind(
@@ -185,12 +185,12 @@ SPEEDUP_IN_PART = ClaimKind(
         LEFT_OUT,
         "{closing}.",
     ),
-    Headline("{low:.2f} to {num_gpus} times on {num_gpus} $GPUs{larger}", "speedup", "{:.2f}"),
     tile=TileWords(
         "Speed-up on {num_gpus} $GPUs",
-        "too\u00a0noisy",
-        "{low:.2f} to {high:.2f}, and more than {num_gpus} is impossible: use --repeats 6",
-        "{left_out} of {timed} speed-ups left out: {short}",
+        "noisy",
+        "{low:.2f} to {high:.2f}",
+        "More than {num_gpus} is impossible here: use --repeats 6",
+        "{left_out} of {timed} speed-ups left out: {short}{larger}",
     ),
 )
 
@@ -204,7 +204,7 @@ IN_SHORT = {
     ABOVE_N: "above the number of $GPUs",
     WAIT_NOT_STATED: "without the wait for data",
 }
-WITHOUT_LOADER, ALONE = "--set input=gpu", "--exclusive"
+WITHOUT_LOADER, ALONE = "--set input=dataloader,gpu", "--exclusive"
 
 
 def speedup_claims(tables: Tables) -> list[Claim]:

@@ -36,7 +36,7 @@ from pipeline.plan.spec import TRAINED_MAY_DIFFER
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.records.record import Communication, VariantName
 from pipeline.report import claims, plots
-from pipeline.report.claims import NO_RESULT, Claim, ClaimKind, Headline, TileWords, badges_of, where_of
+from pipeline.report.claims import NO_RESULT, Claim, ClaimKind, TileWords, badges_of, where_of
 from pipeline.report.columns import (
     BASELINE,
     COMM_TIME,
@@ -420,6 +420,12 @@ EXPOSED_WORDS = (
 COMPARED = (
     "Subtraction says {subtracted:.0%} of the epoch where {measured:.1%} of the step is measured{subtracted_where}."
 )
+EXPOSED_TILE = TileWords(
+    "Exposed communication",
+    "{share:.1%} of the step",
+    "on {num_gpus} $GPUs",
+    "{exposed_us:,.0f} us of {step_ms:,.2f} ms{where}",
+)
 EXPOSED_SHARE = ClaimKind(
     "exposed",
     (
@@ -427,22 +433,12 @@ EXPOSED_SHARE = ClaimKind(
         "Of {count} points it is the largest share{rivals}, the smallest is {smallest:.1%}; {unclear}.",
         COMPARED,
     ),
-    Headline("{share:.1%} of the step on {num_gpus} $GPUs", "share", "{:.1%}"),
-    tile=TileWords(
-        "Exposed communication",
-        "{share:.1%} of the step",
-        "{exposed_us:,.0f} us of {step_ms:,.2f} ms on {num_gpus} $GPUs{where}",
-    ),
+    tile=EXPOSED_TILE,
 )
 EXPOSED_ALONE = ClaimKind(
     "exposed_alone",
     (EXPOSED_WORDS, "{unclear}.", COMPARED),
-    Headline("{share:.1%} of the step on {num_gpus} $GPUs", "share", "{:.1%}"),
-    tile=TileWords(
-        "Exposed communication",
-        "{share:.1%} of the step",
-        "{exposed_us:,.0f} us of {step_ms:,.2f} ms on {num_gpus} $GPUs{where}",
-    ),
+    tile=EXPOSED_TILE,
 )
 EXPOSED_UNCLEAR = ClaimKind(
     "exposed_unclear",
@@ -450,8 +446,7 @@ EXPOSED_UNCLEAR = ClaimKind(
         "On {num_gpus} $GPUs no communication is shown that computation does not hide: {unclear}.",
         COMPARED,
     ),
-    Headline("none shown on {num_gpus} $GPUs"),
-    tile=TileWords("Exposed communication", "–", "Cannot be measured here: the noise is larger than the effect."),
+    tile=TileWords("Exposed communication", "", "not measured: the noise is larger than the effect"),
 )
 SUBTRACTED = ClaimKind(
     "subtracted",
@@ -460,8 +455,7 @@ SUBTRACTED = ClaimKind(
         "It counts every cost that does not shrink with N.",
         "No difference of steps can show it: {unmeasured}.",
     ),
-    Headline("up to {share:.0%} of the epoch, by subtraction"),
-    tile=TileWords("Communication, at most", "{share:.0%} of the epoch", "by subtraction, not measured{where}"),
+    tile=TileWords("Communication, at most", "{share:.0%} of the epoch", "by subtraction, not measured", "{where}"),
 )
 
 OWN = "the model or its loss calls collectives itself, in every measured step"

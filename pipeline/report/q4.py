@@ -18,7 +18,6 @@ from pipeline.report.claims import (
     NOT_ANSWERED,
     Claim,
     ClaimKind,
-    Headline,
     TileWords,
     badges_of,
     grid_command,
@@ -180,25 +179,21 @@ LARGE_BATCH_WORDS = (
     "{small_accuracy:.1%}: {cost:+.1f} points{where}{unclear}.",
     "With {remedies} it is {mended:.1%}, the best of {num_sets} with a result{mended_unclear}.",
 )
+LARGE_BATCH_TILE = TileWords(
+    "Accuracy at batch {batch:,}",
+    "{accuracy:.1%}",
+    "{small_accuracy:.1%} at {small_batch:,}",
+    "with large-batch techniques {mended:.1%}; {epochs} epochs{where}",
+)
 LARGE_BATCH = ClaimKind(
     "large_batch",
     (*LARGE_BATCH_WORDS, "Soonest at {target:.2%} {soonest}."),
-    Headline("{batch:,}: {accuracy:.1%}; {small_batch:,}: {small_accuracy:.1%}", "accuracy", "{:.1%}"),
-    tile=TileWords(
-        "Accuracy at batch {batch:,}",
-        "{accuracy:.1%}",
-        "{small_accuracy:.1%} at {small_batch:,}; with large-batch techniques {mended:.1%}; {epochs} epochs{where}",
-    ),
+    tile=LARGE_BATCH_TILE,
 )
 TOO_FEW_RUNS = ClaimKind(
     "too_few_runs",
     (*LARGE_BATCH_WORDS, "{few} cannot show whether a remedy helps."),
-    Headline("{batch:,}: {accuracy:.1%}; {small_batch:,}: {small_accuracy:.1%}", "accuracy", "{:.1%}"),
-    tile=TileWords(
-        "Accuracy at batch {batch:,}",
-        "{accuracy:.1%}",
-        "{small_accuracy:.1%} at {small_batch:,}; with large-batch techniques {mended:.1%}; {epochs} epochs{where}",
-    ),
+    tile=LARGE_BATCH_TILE,
 )
 OWN_ACCURACY = ClaimKind(
     "own_accuracy",
@@ -207,9 +202,8 @@ OWN_ACCURACY = ClaimKind(
         "{small_final:.1%}{where}{unclear}.",
         "Soonest at {target:.2%} {soonest}.",
     ),
-    Headline("{batch:,}: {final:.1%}; {small_batch:,}: {small_final:.1%}", "final", "{:.1%}"),
     tile=TileWords(
-        "Accuracy at batch {batch:,}", "{final:.1%}", "{small_final:.1%} at {small_batch:,}, {epochs} epochs{where}"
+        "Accuracy at batch {batch:,}", "{final:.1%}", "{small_final:.1%} at {small_batch:,}", "{epochs} epochs{where}"
     ),
 )
 OWN_MERIT = ClaimKind(
@@ -219,9 +213,11 @@ OWN_MERIT = ClaimKind(
         "{small_final:digits} at {small_batch:,}{where}{unclear}.",
         "Soonest at {target:.4g} {soonest}.",
     ),
-    Headline("{batch:,}: {final:digits}; {small_batch:,}: {small_final:digits}", "final", "{:.4g}"),
     tile=TileWords(
-        "$Merit at batch {batch:,}", "{final:digits}", "{small_final:digits} at {small_batch:,}, {epochs} epochs{where}"
+        "$Merit at batch {batch:,}",
+        "{final:digits}",
+        "{small_final:digits} at {small_batch:,}",
+        "{epochs} epochs{where}",
     ),
 )
 

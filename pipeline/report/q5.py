@@ -25,7 +25,6 @@ from pipeline.plan.strategies import STRATEGIES
 from pipeline.report.claims import (
     Claim,
     ClaimKind,
-    Headline,
     TileWords,
     badges_of,
     describe_own,
@@ -45,8 +44,9 @@ USE = ClaimKind(
         "Use {what}: {throughput}, an epoch of {epoch_time:digits} s, {place} of {choice}.",
         "{beside}.",
     ),
-    Headline("{what}: {throughput}", "epoch_time", "{:.3f} s"),
-    tile=TileWords("Configuration to use", "{throughput}", "{what}, epoch {epoch_time:digits} s, {place} of {choice}"),
+    tile=TileWords(
+        "Configuration to use", "{throughput}", "{what}", "epoch {epoch_time:digits} s, {place} of {choice}"
+    ),
 )
 ONLY_CHOICE = ClaimKind(
     "only_choice",
@@ -54,8 +54,7 @@ ONLY_CHOICE = ClaimKind(
         "One configuration was timed, {what}, so there is no choice: {throughput}, an epoch of {epoch_time:digits} s, "
         "{choice}.",
     ),
-    Headline("{what}: {throughput}", "epoch_time", "{:.3f} s"),
-    tile=TileWords("The only configuration", "{throughput}", "{what}, epoch {epoch_time:digits} s, {choice}"),
+    tile=TileWords("The only configuration", "{throughput}", "{what}", "epoch {epoch_time:digits} s, {choice}"),
 )
 USE_NEXT = ClaimKind("use_next", ("The configuration to use is limited by {limit}; next step: {next_step}.",))
 CHEAPEST = ClaimKind(

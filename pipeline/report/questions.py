@@ -5,7 +5,7 @@ from typing import NamedTuple, get_args
 
 from pipeline.figures.pooling import group_pairs
 from pipeline.plan.point_label import Terms
-from pipeline.report.claims import NOT_ASKED, SUBMIT, Claim, SeparateAxis
+from pipeline.report.claims import NOT_ASKED, SUBMIT, Claim, SeparateAxis, Tile
 from pipeline.report.int8 import int8_claims
 from pipeline.report.q1 import batch_size_claims
 from pipeline.report.q2 import speedup_claims
@@ -34,15 +34,6 @@ ASKED_ABOUT = {
     "Q4": "the accuracy of large batches",
 }
 """What an experiment that does not ask a question leaves out."""
-
-
-class Headline(NamedTuple):
-    """A claim in a few words: its figure, the ends of its interval, and what weakens it."""
-
-    question: str
-    text: str
-    interval: str
-    badges: tuple[str, ...]
 
 
 class Answer(NamedTuple):
@@ -81,13 +72,12 @@ class Answer(NamedTuple):
         """The first sentence of the answer."""
         return " ".join(self._replace(claims=[claim._replace(is_short=True) for claim in self.claims[:1]]).paragraphs)
 
-    def headlines(self) -> list[Headline]:
-        """Return each claim that answers the question in a few words."""
-        found = []
-        for claim in self.claims:
-            if claim.is_answer and claim.kind.headline:
-                found.append(Headline(self.question, *claim.headline(self.terms), claim.badges))
-        return found
+    @property
+    def tiles(self) -> list[Tile]:
+        """The claims in short; one that only says why there is no answer has the topic and the command."""
+        found = (claim.tile(self.terms) for claim in self.asked.claims)
+        topic, command = self.topic, self.command
+        return [tile if tile.label else tile._replace(label=topic, command=command) for tile in found if tile]
 
     @property
     def asked(self) -> "Answer":

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 from pipeline.figures.pooling import group_pairs
 from pipeline.plan.point_label import NAMING_AXES, Terms, describe_point, in_terms
-from pipeline.report.claims import NO_RESULT
+from pipeline.report.claims import NO_RESULT, Tile
 from pipeline.report.collected import CollectedExperiment
 from pipeline.report.columns import EPOCH_TIME, GLOBAL_BATCH, SPEEDUP
 from pipeline.report.display import MAX_WIDTH, STATUS_WORDS, DisplayColumn, DisplayOptions, DisplayTable, display_tables
 from pipeline.report.markdown import escape_markdown, list_gaps, name_source, render_coverage, wrap
 from pipeline.report.provenance import conditions_of, describe_setting
-from pipeline.report.questions import ASKED_ABOUT, TOPICS, Answer, Headline
+from pipeline.report.questions import ASKED_ABOUT, TOPICS, Answer
 from pipeline.report.table import AXIS_HEADINGS, Row, Rows, Tables
 from pipeline.system.errors import pluralize, shorten_list
 
@@ -43,7 +43,7 @@ class Summary(NamedTuple):
     """The lines that stand for one experiment among several."""
 
     name: str
-    headlines: Sequence[Headline]
+    tiles: Mapping[str, Sequence[Tile]]  # by question, of what is answered
     conditions: Sequence[str]
     counts: str
     out_of_memory: str
@@ -54,14 +54,13 @@ def summarize(name: str, found: CollectedExperiment, answers: Sequence[Answer], 
     """Return what is printed of one experiment among several."""
     collected = found.collected
     coverage = collected.coverage
-    headlines = [headline for answer in answers for headline in answer.headlines()]
-    headlines = [headline._replace(badges=tuple(map(in_terms, headline.badges))) for headline in headlines]
+    tiles = {answer.question: [tile for tile in answer.tiles if tile.figure] for answer in answers}
     gaps = f", {coverage.num_gaps:,} without a result" if coverage.num_gaps else ""
     counts = pluralize(coverage.expected, "point") + gaps
     stated = conditions_of(outcome.spec for outcome in collected.outcomes).values()
     conditions = [condition for condition in stated if condition != "eager"]  # which goes without saying
     path = str(page or existing_report(found) or found.experiment.folder)
-    return Summary(name_source(name, collected), headlines, conditions, counts, describe_oom(found), path)
+    return Summary(name_source(name, collected), tiles, conditions, counts, describe_oom(found), path)
 
 
 def existing_report(found: CollectedExperiment) -> Path | None:
@@ -104,10 +103,11 @@ def render_brief(
     """Return at most BRIEF_LINES lines of 80 columns: the answers in a few words, one table and the page."""
     terms, tables = found.collected.terms, found.tables
     lines = setting_of(found, width)
+    setting = " ".join(lines)  # says "one run each", so no answer does
     for answer in answers:
-        said = [describe_headline(headline, terms) for headline in answer.headlines()]
-        said = said or [cut(answer.asked.headline, width - len(answer.question) - 2)]
-        lines += [line for text in filter(None, said) for line in fold(text, width, f"{answer.question}  ")]
+        texts = ([str(tile), *(badge for badge in tile.badges if badge not in setting)] for tile in answer.tiles[:1])
+        said = map("; ".join, texts)
+        lines += [line for text in said for line in fold(text, width, f"{answer.question}  ")]
     lines += [cut(unescape(gap), width) for gap in list_gaps(found.collected.outcomes, MAX_WIDTH)[:1]]
     closing = [f"Page: {path}"] if (path := page or existing_report(found)) else []
     most = max(BRIEF_LINES - len(lines) - len(closing) - 6, MIN_ROWS)
@@ -131,12 +131,6 @@ def caption_of(rows: Rows, width: int) -> list[str]:
 def place_of(row: Row) -> tuple[bool, bool, float]:
     """Return the place of a row of Q2 in a short table: weak scaling and the largest speed-up first."""
     return row["speedup"] is None, row["scaling"] != "weak", -(row["speedup"] or 0)
-
-
-def describe_headline(headline: Headline, terms: Terms) -> str:
-    """Return a headline with its interval and its badges."""
-    interval = f" ({headline.interval})" if headline.interval else ""
-    return in_terms("; ".join([f"{headline.text}{interval}", *headline.badges]), terms)
 
 
 def setting_of(found: CollectedExperiment, width: int) -> list[str]:
@@ -273,15 +267,15 @@ def closing_lines(found: CollectedExperiment, answers: Sequence[Answer], page: P
 def render_overview(summaries: Sequence[Summary], index: Path | None, width: int) -> str:
     """Return a table for each question with a line an experiment, what ran out of memory, and the paths."""
     lines = []
-    pairs = ((headline.question, (summary, headline)) for summary in summaries for headline in summary.headlines)
-    by_question = group_pairs(pairs)
-    for question in (question for question in TOPICS if question in by_question):
-        own = by_question[question]
-        names, said = [summary.name for summary, _ in own], [headline for _, headline in own]
-        conditions = [", ".join([*summary.conditions, *headline.badges]) for summary, headline in own]
-        texts = {question: names, "answer": [headline.text for headline in said]}
+    for question in TOPICS:
+        own = [(summary, tile) for summary in summaries for tile in summary.tiles.get(question, ())]
+        if not own:
+            continue
+        conditions = [", ".join([*summary.conditions, *tile.badges]) for summary, tile in own]
+        answers = [str(tile._replace(interval="")) for _, tile in own]
+        texts = {question: [summary.name for summary, _ in own], "answer": answers}
         columns = [DisplayColumn(heading, cells, "text") for heading, cells in texts.items()]
-        intervals = DisplayColumn("interval", [headline.interval for headline in said], "text")
+        intervals = DisplayColumn("interval", [tile.interval for _, tile in own], "text")
         room = width - intervals.width - len(GAP)
         if room >= min(total_width(columns), columns[0].width + MIN_ANSWER):
             columns = [*fitting(columns, room), intervals]  # which is never cut

@@ -52,7 +52,7 @@ def test_the_figure_of_a_tile_has_no_interval_inside_and_its_unit_apart() -> Non
         for tile in tiles_of(answers_of(published("h100x2/strategies"), OF_GPUS))
         if tile.label == "Speed-up on 2 GPUs"
     )
-    assert (speed_up.figure, speed_up.unit, speed_up.interval) == ("1.92×", "", "1.92 to 1.93")
+    assert (speed_up.figure, speed_up.unit, speed_up.interval) == ("1.92x", "", "1.92 to 1.93")
 
 
 def test_a_badge_that_all_tiles_share_stands_on_none() -> None:

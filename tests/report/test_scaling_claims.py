@@ -196,7 +196,7 @@ def test_a_row_that_measures_the_loader_answers_nothing_about_gpus() -> None:
     assert "waits for data 50 %" in q1(*found)[0].badges
     claim = q2(*found)
     assert (claim.kind.name, WAITS in claim.values["why"]) == ("not_answered", True)
-    assert claim.command == "ddpscale submit --grid scaling --set input=gpu"
+    assert claim.command == "ddpscale submit --grid scaling --set input=dataloader,gpu"
 
 
 def limited_by_the_loader(*more: Record) -> Claim:
@@ -213,9 +213,11 @@ def test_a_larger_speed_up_that_is_not_used_is_named_with_its_batch_and_scaling(
     assert left_out.startswith("Of 3 rows with a speed-up 2 cannot be used")
     assert larger == (
         "Larger at other batch sizes: 1.67 with ddp 2 GPUs, 512 per GPU, weak scaling (not used) and 2.08 with ddp 2 "
-        "GPUs, 256 per GPU, strong scaling (not used); --set input=gpu measures without the loader."
+        "GPUs, 256 per GPU, strong scaling (not used); --set input=dataloader,gpu measures without the loader."
     )
-    assert claim.headline()[0] == "1.25 times on 2 GPUs; larger elsewhere: 1.67, 2.08"
+    tile = claim.tile()
+    assert tile is not None
+    assert (tile.figure, tile.warning.partition("; ")[2]) == ("1.25x", "larger elsewhere: 1.67, 2.08")
 
 
 def test_a_speed_up_with_the_loader_stands_beside_that_of_the_same_batch_without_it() -> None:
