@@ -49,9 +49,9 @@ from pipeline.report.plots import Plot, PlotSource
 from pipeline.report.provenance import conditions_of, describe_setting, list_provenance
 from pipeline.report.q1 import batch_size_plots
 from pipeline.report.q2 import speedup_plots
-from pipeline.report.q3 import step_plots
 from pipeline.report.q4 import accuracy_plots, final_accuracy_plots
 from pipeline.report.questions import ASKED_ABOUT, TOPICS, Answer, answers_of
+from pipeline.report.step_parts import step_plots
 from pipeline.report.table import Row
 from pipeline.system import files
 from pipeline.system.errors import import_error_as_command_error, log_line, pluralize, replace_control_characters

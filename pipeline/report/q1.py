@@ -29,7 +29,7 @@ from pipeline.report.columns import (
 )
 from pipeline.report.memory import NO_OOM, memory_claim
 from pipeline.report.plots import LinePanel, Plot, PlotSource, Point, Series, as_title, make_series
-from pipeline.report.q3 import BATCH
+from pipeline.report.step_parts import BATCH
 from pipeline.report.table import Column, Row, Table, Tables, View, make_row
 
 Q1 = Table(

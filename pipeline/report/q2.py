@@ -46,7 +46,7 @@ from pipeline.report.columns import (
 from pipeline.report.formatter import ClaimFormatter
 from pipeline.report.next_step import NEXT_STEP, Advice, limit_words, next_step_view
 from pipeline.report.plots import LinePanel, Plot, PlotSource, Point, as_title, make_series
-from pipeline.report.q3 import BATCH
+from pipeline.report.step_parts import BATCH
 from pipeline.report.table import (
     AXIS_HEADINGS,
     Column,

@@ -1,46 +1,36 @@
-"""Q3, communication: what it costs a step, measured and by subtraction. Its tables, answer and plots."""
+"""Q3, communication: what it costs a step, measured. Its table, and the answer, beside what subtraction says."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pipeline.figures import exposed_communication as exposure
-from pipeline.figures import formulas, intervals, loader
-from pipeline.figures.energy import clock_notes
+from pipeline.figures import formulas, intervals
 from pipeline.figures.epoch_figures import timed_figures
 from pipeline.figures.exposed_communication import (
     EXPOSURE_IS_NOISE,
     EXPOSURE_MAY_BE_ZERO,
     EXPOSURE_NEGATIVE,
     LAUNCH_EXPOSED,
-    MEASURED_EXPOSURE_IS_NOISE,
     NO_BUCKET_PROFILED,
     OF_MEASURED_EXPOSURE,
     STEP_DIFFERS,
-    PointsByTraining,
     TracedExposure,
     communications_of,
-    exposed_time,
-    group_by_training,
     is_within_noise,
-    match_measured,
     num_rounds,
-    untold_notes,
 )
 from pipeline.figures.intervals import Estimate, ends_of
 from pipeline.figures.notes import Note, NoteKind, make_note
-from pipeline.figures.pooling import OWN_COLLECTIVES, PooledPoint, group_pairs, median_window_s, pool_outcomes
-from pipeline.figures.scaling import Baseline
+from pipeline.figures.pooling import OWN_COLLECTIVES, PooledPoint
 from pipeline.figures.straggler import LATE_RANK, MIN_LATE_SHARE, find_late_rank
-from pipeline.plan.point_label import describe_point, models_of, varying_axes
+from pipeline.plan.point_label import varying_axes
 from pipeline.plan.spec import TRAINED_MAY_DIFFER
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.records.record import Communication, VariantName
-from pipeline.report import claims, plots
+from pipeline.report import claims
 from pipeline.report.claims import NO_RESULT, Claim, ClaimKind, TileWords, badges_of, where_of
 from pipeline.report.columns import (
-    BASELINE,
     COMM_TIME,
-    EPOCH_TIME,
     EXPOSED,
     INTERVAL,
     INTERVAL_OVER,
@@ -50,18 +40,9 @@ from pipeline.report.columns import (
     RUN_SPREAD,
     STEP_TIME,
 )
-from pipeline.report.link import MeasuredLinks, link_key
-from pipeline.report.next_step import NEXT_STEP, Advice, epoch_evidence, next_step_view
-from pipeline.report.plots import BarPanel, Plot, PlotSource
-from pipeline.report.table import Column, Row, Table, Tables, View, axes_of, make_row, sort_rows
+from pipeline.report.next_step import NEXT_STEP, Advice, next_step_view
+from pipeline.report.table import Column, Row, Table, Tables, View, make_row
 from pipeline.system.errors import pluralize
-
-
-def exposure_noise(row: Row) -> str:
-    """Return the noise that hides a measured time below 0, which is no time; "" without such noise."""
-    noises_s = (note.values["noise_s"] for note in row.notes if note.kind == MEASURED_EXPOSURE_IS_NOISE)
-    return next((f"<{noise_s:.3g}" for noise_s in noises_s), "")
-
 
 COMMUNICATION = Table(
     "communication",
@@ -164,28 +145,6 @@ COMMUNICATION = Table(
         is_folded=True,
     ),
     next_step_view("Next step of each measured step"),
-)
-
-Q3 = Table(
-    "Q3",
-    "Q3",
-    (
-        *PLACE,
-        EPOCH_TIME,
-        Column("compute_time_subtraction_s", "T(1)/N [s]", "T(1)/N."),
-        Column("comm_time_subtraction_s", "T(N) - T(1)/N [s]", "T(N) - T(1)/N.", interval="shown"),
-        Column("comm_share_subtraction", "of the epoch [%]", "comm_time_subtraction_s/epoch_time_s."),
-        EXPOSED._replace(heading="exposed, measured [s]", interval="kept", absent=exposure_noise),
-        Column("bandwidth_subtraction_gb_s", "bandwidth [GB/s]", "ring_bytes_per_epoch over comm_time_subtraction_s."),
-        Column("steps_per_epoch", "", "Steps of one epoch."),
-        Column("ring_bytes_per_epoch", "", "steps x 2(N-1)/N x gradient bytes."),
-        BASELINE,
-    ),
-    View(
-        "Q3: computation against communication, estimated by subtraction",
-        "Subtraction counts every cost that does not shrink with N as communication, waiting for data included.",
-        lambda rows: sort_rows(rows) if any(row["compute_time_subtraction_s"] is not None for row in rows) else [],
-    ),
 )
 
 TOO_FEW_WINDOWS = NoteKind("too_few_windows", "an interval needs {needed} windows, got {found}")
@@ -299,118 +258,6 @@ def time_notes(found: Sequence[Communication], variant: VariantName, step: Estim
     by_repeat = [times_s for part in found if (times_s := exposure.step_times_s(part, variant))]
     drifted = intervals.drift_notes("step_time_s", by_repeat) if step.basis == "windows" else []
     return intervals.pooled_notes(by_repeat, step.basis) + drifted
-
-
-SUBTRACTION_IS_NOISE = NoteKind(
-    "subtraction_is_noise",
-    "0 lies inside the interval of T(N) - T(1)/N: subtraction shows no communication",
-    forbids=("comm_time_subtraction_s",),
-)
-SUBTRACTION_FAILS = NoteKind("subtraction_fails", "T(N) <= T(1)/N: subtraction cannot show the communication")
-BANDWIDTH_ABOVE_LINK = NoteKind(
-    "bandwidth_above_link",
-    "bandwidth above the {link_gb_s:.0f} GB/s of the measured link: comm by subtraction is too short",
-    forbids=("comm_time_subtraction_s",),
-)
-RING_ASSUMED = NoteKind("ring_assumed", "a ring is assumed, which DataParallel does not use")
-
-
-def q3_row(point: PooledPoint, baseline: Baseline, measured: PointsByTraining, links: MeasuredLinks) -> Row:
-    """Return a row of Q3: computation against communication by subtraction, over the whole epoch.
-
-    Exposed communication comes from the matching point of `measured`: that of one step, times the steps. `links` tells
-    if the bandwidth exceeds the link's own.
-    """
-    figures, subtraction_notes = subtraction_figures(point, baseline)
-    is_of_loader = any(loader.is_loader_bound(part) for part in (point, baseline.point) if part)
-    exposed, exposed_notes = exposed_per_epoch(point, measured)
-    has_own = any(note.kind == OWN_COLLECTIVES for note in exposed_notes)
-    # else it holds more than the ring: the wait for data, or collectives of the user's own
-    comm_s = None if is_of_loader or has_own else figures["comm_time_subtraction_s"]
-    rings, ring_notes = ring_figures(point, comm_s, links)
-    notes = [*loader.loader_notes(point), *baseline.notes, *clock_notes(point)]
-    notes += [*subtraction_notes, *ring_notes, *exposed_notes]
-    strategy = baseline.point.spec.strategy if baseline.point else None
-    figures |= {"epoch_time_s": point.epoch_time, "exposed_comm_time_s": exposed, "baseline": strategy}
-    return make_row(Q3, point, notes, **figures, **rings)
-
-
-def subtraction_figures(point: PooledPoint, baseline: Baseline) -> tuple[dict[str, Any], list[Note]]:
-    """Return the figures of Q3 that follow from T(N) - T(1)/N, and the notes on them."""
-    time_s, num_gpus = point.epoch_time, point.spec.num_gpus
-    compute_s = comm_s = None
-    notes: list[Note] = []
-    if baseline.time_s is not None and time_s is not None:
-        compute_s = formulas.compute_time_subtraction_s(baseline.time_s, num_gpus)
-        value_s = formulas.comm_time_subtraction_s(baseline.time_s, time_s, num_gpus)
-        if value_s is None:
-            notes.append(make_note(SUBTRACTION_FAILS))
-        else:
-            comm_s = Estimate(value_s, *subtraction_ends_s(point, baseline))
-            if comm_s.low is not None and comm_s.low <= 0:
-                comm_s.noise = comm_s.high
-                notes.append(make_note(SUBTRACTION_IS_NOISE))
-    return {
-        "compute_time_subtraction_s": compute_s,
-        "comm_time_subtraction_s": comm_s,
-        "comm_share_subtraction": comm_s.over(time_s) if comm_s is not None and time_s else None,
-    }, notes
-
-
-def ring_figures(point: PooledPoint, comm_s: float | None, links: MeasuredLinks) -> tuple[dict[str, Any], list[Note]]:
-    """Return the steps of an epoch, the bytes that a GPU sends in their ring all-reduces, and the bandwidth of that.
-
-    Notes say that a ring is only assumed, and that no link is so fast.
-    """
-    figures: dict[str, Any] = {"steps_per_epoch": None, "ring_bytes_per_epoch": None}
-    if not point.spec.is_whole_epoch or point.num_samples is None:
-        return figures, []
-    figures["steps_per_epoch"] = point.spec.full_steps_per_epoch
-    measurement = point.ok_records[0].measurement if point.ok_records else None
-    strategy = STRATEGIES[point.spec.strategy]
-    if measurement is None or measurement.gradient_bytes is None or not strategy.moves_gradients_alone:
-        return figures, []
-    num_sent = measurement.gradient_bytes // (2 if point.spec.gradient_compression == "bf16" else 1)
-    step_bytes = formulas.ring_bytes_per_step(num_sent, point.spec.num_gpus)
-    num_bytes = figures["ring_bytes_per_epoch"] = round(point.spec.full_steps_per_epoch * step_bytes)
-    if comm_s is None:
-        return figures, []
-    bandwidth = figures["bandwidth_subtraction_gb_s"] = formulas.bandwidth_gb_s(num_bytes, comm_s)
-    notes = [make_note(RING_ASSUMED)] if strategy.uses_threads else []
-    link_gb_s = links.get(link_key(point.ok_records[0]))
-    if link_gb_s is not None and bandwidth > link_gb_s:
-        notes.append(make_note(BANDWIDTH_ABOVE_LINK, link_gb_s=link_gb_s))
-    return figures, notes
-
-
-def subtraction_ends_s(point: PooledPoint, baseline: Baseline) -> tuple[float, ...]:
-    """Return the ends of the interval of T(N) - T(1)/N, from those of both times; none if one has no interval."""
-    (low, high), (one_low, one_high) = ends_of(point.epoch_time), ends_of(baseline.time_s)
-    if low is None or high is None or one_low is None or one_high is None:
-        return ()
-    return low - one_high / point.spec.num_gpus, high - one_low / point.spec.num_gpus
-
-
-def exposed_per_epoch(point: PooledPoint, measured: PointsByTraining) -> tuple[Estimate | None, list[Note]]:
-    """Return the measured exposed communication of an epoch's steps, and notes on it; None if no point matches.
-
-    None too where the user's code calls collectives. A point on another GPU model does not match. If several points of
-    `measured` match, the one with the most rounds counts. A negative difference is no time, so it is None.
-    """
-    match, untold = match_measured(point, measured), untold_notes(point, measured)
-    exposed, floor_s = exposed_time(communications_of(match.ok_records)) if match else (None, None)
-    has_own = any(note.kind == OWN_COLLECTIVES for note in untold)
-    if match is None or exposed is None or not point.spec.is_whole_epoch or has_own:
-        return None, untold
-    num_steps, notes = point.spec.full_steps_per_epoch, untold
-    time_s = exposed.times(num_steps) if exposed >= 0 else None
-    if floor_s is not None and is_within_noise(exposed, floor_s):
-        notes.append(make_note(MEASURED_EXPOSURE_IS_NOISE, noise_s=floor_s * num_steps))
-        if time_s is not None:
-            time_s.noise = floor_s * num_steps
-    elif exposed < 0:
-        notes.append(make_note(EXPOSURE_NEGATIVE))
-    return time_s, [*notes, *point.difference_notes("measured communication", match)]
 
 
 EXPOSED_WORDS = (
@@ -548,133 +395,3 @@ def compare_subtraction(rows: Sequence[Row], subtracted: Sequence[Row], measured
         "measured": float(share),
         "subtracted_where": where_of(row, subtracted),
     }
-
-
-BATCH = "batch_size_per_gpu"
-EXPOSED_PART = "exposed communication"
-RECORDED_PARTS = ("data_time_ns", "copy_ns", "forward_ns", "backward_ns", "optimizer_ns")
-AT_PEAK, DATA, LAUNCHES, SLOWEST = (
-    "computing at the peak",
-    "waiting for data",
-    "launches",
-    "waiting for the slowest rank",
-)
-REST = ("the rest of computing", "computing, launches", "computing, launches, communication")
-STYLES = {
-    **{
-        AT_PEAK: 0,
-        REST[0]: 2,
-        REST[1]: 2,
-        REST[2]: 3,
-        LAUNCHES: 3,
-        EXPOSED_PART: 1,
-        SLOWEST: 6,
-        DATA: 7,
-        "optimizer": 5,
-    },
-    "unexplained": 4,
-}
-"""The colour of each part, in the order of the parts in a bar. No bar has two parts of one colour."""
-
-SHORT = {
-    REST[0]: "computing",
-    REST[1]: "computing",
-    EXPOSED_PART: "communication",
-    SLOWEST: "slowest rank",
-    DATA: "data",
-}
-MIN_PART = 1e-4  # of the step: a smaller part is not drawn
-MAX_BARS_A_PANEL = 8  # with more there is a panel for each strategy and number of GPUs
-MEASURED_STYLES = {"all else": 0, EXPOSED_PART: 1}
-SPLIT_STYLES = {"scatter": 7, "replicate": 1, "parallel forward": 0, "gather": 3, "backward": 2, "optimizer": 5}
-
-Steps = Sequence[tuple[Mapping[str, Any], Mapping[str, float]]]
-"""The axes of each point, and the seconds of each part of its step."""
-
-
-def step_plots(source: PlotSource) -> Iterator[Plot]:
-    """Yield Q3: one step by part, of training points, of DDP's measured steps, and of DataParallel's."""
-    for name, title, steps, styles in (
-        ("q3", "Where the time of a training step goes", trained_steps(source), STYLES),
-        ("q3-communication", "Communication in a step, data loading left out", measured_steps(source), MEASURED_STYLES),
-        ("q3-dataparallel", "DataParallel's step, part by part", dataparallel_steps(source), SPLIT_STYLES),
-    ):
-        known = sorted((step for step in steps if sum(step[1].values()) > 0), key=lambda step: order_of(step[0]))
-        if known:
-            note = plots.note_on_number(len(known), plots.MAX_BARS, "points")
-            axes = plots.label_axes([row for row, _ in steps])
-            shown = plots.evenly(known, plots.MAX_BARS)
-            parts = group_pairs((order_of(step[0])[:2], step) for step in shown).values()
-            panels = parts if len(shown) > MAX_BARS_A_PANEL else [shown]
-            yield Plot(name, "Q3", title, tuple(make_bars(own, axes, styles) for own in panels), note)
-
-
-def order_of(row: Mapping[str, Any]) -> tuple[int, int, int]:
-    return [*STRATEGIES].index(row["strategy"]), row["num_gpus"], row["batch_size_per_gpu"]
-
-
-def make_bars(steps: Steps, axes: Sequence[str], styles: Mapping[str, int]) -> BarPanel:
-    """Return a bar for each step by these axes of its point, with parts in the order of `styles`."""
-    models = models_of(row for row, _ in steps)
-    labels = tuple(describe_point(row, axes, models) or "every point" for row, _ in steps)
-    totals = [sum(parts.values()) for _, parts in steps]
-    shares = {
-        part: tuple(parts.get(part, 0.0) / total for (_, parts), total in zip(steps, totals, strict=True))
-        for part in styles
-        if any(part in parts for _, parts in steps)
-    }
-    return BarPanel("Share of one step", labels, tuple(1e3 * total for total in totals), shares, styles, SHORT)
-
-
-def trained_steps(source: PlotSource) -> Steps:
-    """Return the step of training points on one and on the most GPUs; nothing where all ran on one."""
-    points = pool_outcomes(source.outcomes)
-    plain = [point for point in points if point.spec.is_whole_epoch and not point.spec.remedies]
-    measured = group_by_training([point for point in points if point.spec.measure == "communication"])
-    rows = {repr(row.axes): row for row in source.tables["Q2"]}
-    most = max((point.spec.num_gpus for point in plain), default=1)
-    shown = [(point, axes_of(point)) for point in plain if most > 1 and point.spec.num_gpus in (1, most)]
-    return [(axes, parts_of_step(point, measured, rows.get(repr(axes)))) for point, axes in shown]
-
-
-def parts_of_step(point: PooledPoint, measured: PointsByTraining, row: Row | None) -> dict[str, float]:
-    """Return the seconds of each part of one step (docs/advice.md); empty if a part was not recorded.
-
-    The parts come from several methods and are not fitted to the step: what they leave or count twice is "unexplained",
-    which may be below 0.
-    """
-    totals = [point.median(median_window_s(field)) for field in RECORDED_PARTS]
-    if point.epoch_time is None or row is None or None in totals:
-        return {}
-    data, *computing, optimizer = (total or 0.0 for total in totals)
-    shares = epoch_evidence(point, measured).shares
-    peak_flops = (row["peak_tflops"] or 0.0) * formulas.TERA * point.spec.num_gpus
-    inside = {
-        AT_PEAK: row["flops_per_sample"] * point.spec.num_samples / peak_flops if peak_flops else 0.0,
-        LAUNCHES: max(shares.get("launches", 0.0), 0.0) * point.epoch_time,
-        EXPOSED_PART: shares.get("communication", 0.0) * point.epoch_time,
-        SLOWEST: row["batch_wait_s"] or 0.0,
-    }
-    is_apart = "communication" in shares or point.spec.num_gpus == 1
-    rest = REST[0 if "launches" in shares else 1] if is_apart else REST[2]
-    parts = {**inside, rest: max(sum(computing) - sum(inside.values()), 0.0), DATA: data, "optimizer": optimizer}
-    parts["unexplained"] = point.epoch_time - sum(parts.values())
-    known = {part: time_s for part, time_s in parts.items() if abs(time_s) > MIN_PART * point.epoch_time}
-    return {part: time_s / point.spec.full_steps_per_epoch for part, time_s in known.items()}
-
-
-def measured_steps(source: PlotSource) -> Steps:
-    """Return DDP's steps on synthetic images: exposed communication, and the rest."""
-    steps = []
-    for row in source.tables["communication"]:
-        if row["step_time_s"] and row["exposed_comm_time_s"] is not None:
-            exposed_s = min(max(row["exposed_comm_time_s"], 0.0), row["step_time_s"])
-            steps.append((row.axes, {"all else": row["step_time_s"] - exposed_s, EXPOSED_PART: exposed_s}))
-    return steps
-
-
-def dataparallel_steps(source: PlotSource) -> Steps:
-    """Return DataParallel's steps. Devices are synchronized after each part, so their sum differs from the step."""
-    keys = {part: f"{part.replace(' ', '_')}_time_s" for part in SPLIT_STYLES}
-    known = [row for row in source.tables["split"] if all(row[key] is not None for key in keys.values())]
-    return [(row.axes, {part: row[key] for part, key in keys.items()}) for row in known]

@@ -18,11 +18,13 @@ from pipeline.report.next_step import advise_all
 from pipeline.report.prediction import PREDICTION, prediction_rows
 from pipeline.report.q1 import Q1, q1_row
 from pipeline.report.q2 import Q2, q2_row
-from pipeline.report.q3 import COMMUNICATION, Q3, exposed_row, q3_row
+from pipeline.report.q3 import COMMUNICATION, exposed_row
 from pipeline.report.q4 import Q4, q4_rows
+from pipeline.report.step_parts import SPLIT, split_row
+from pipeline.report.subtraction import Q3, q3_row
 from pipeline.report.table import Row, Table, Tables
 from pipeline.report.time_to_target import FROM_BASELINE, TIME_TO_TARGET, Targets, time_to_target_rows
-from pipeline.report.transfers import SPLIT, TRANSFERS, split_row, transfer_row
+from pipeline.report.transfers import TRANSFERS, transfer_row
 
 INT8_TABLES = ("int8", "int8_histograms")
 TABLES_OF_GPUS = ("Q1", "Q2", "communication", "split", "memory")

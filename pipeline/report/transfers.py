@@ -1,31 +1,24 @@
-"""What one step sends, counted, and the parts of DataParallel's step."""
+"""The transfers of one step, counted: calls and bytes by kind."""
 
-import statistics
 from collections.abc import Sequence
 from typing import get_args
 
 from pipeline.figures import exposed_communication as exposure
-from pipeline.figures.epoch_figures import timed_figures
 from pipeline.figures.exposed_communication import (
     PointsByTraining,
     communications_of,
     training_key,
 )
-from pipeline.figures.pooling import PooledPoint, group_pairs
+from pipeline.figures.pooling import PooledPoint
 from pipeline.plan.spec import Spec
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.records.record import Measurement, Record, TransferKind
 from pipeline.report.columns import (
     EPOCH_TIME,
-    INTERVAL,
-    INTERVAL_OVER,
     PLACE,
-    PLAIN_STEP_TIME,
-    RUN_SPREAD,
     STEP_TIME,
     TEST_ACCURACY,
 )
-from pipeline.report.q3 import time_notes
 from pipeline.report.table import Column, Row, Table, View, make_row
 
 
@@ -35,10 +28,6 @@ def transfer(kind: str, what: str, heading: str) -> tuple[Column, Column]:
         Column(f"{kind}_bytes_per_step", heading, f"Bytes per step of {what}."),
         Column(f"{kind}_calls_per_step", "", f"Calls per step that send {what}."),
     )
-
-
-def split_part(part: str, meaning: str) -> Column:
-    return Column(f"{part}_time_s", f"{part.replace('_', ' ')} [ms]", meaning)
 
 
 GRADIENTS, GRADIENT_CALLS = transfer("gradients", "gradients", "gradients [MB]")
@@ -75,55 +64,7 @@ TRANSFERS = Table(
         hides_zeros=True,
     ),
 )
-
-SPLIT = Table(
-    "split",
-    "Q3",
-    (
-        *PLACE,
-        STEP_TIME._replace(interval="kept"),
-        split_part("scatter", "Time to distribute the inputs to the GPUs."),
-        split_part("replicate", "Time to copy the module to every GPU."),
-        split_part("parallel_forward", "Time of the forward pass on all GPUs."),
-        split_part("gather", "Time to collect the outputs."),
-        split_part("backward", "Backward pass and reduction onto the first GPU."),
-        split_part("optimizer", "Time to update the weights."),
-        Column("parts_time_s", "sum of parts [ms]", "Sum of the parts."),
-        PLAIN_STEP_TIME,
-        INTERVAL._replace(heading=""),
-        INTERVAL_OVER,
-        RUN_SPREAD._replace(heading=""),
-    ),
-    View(
-        "Q3: DataParallel's step, part by part",
-        "Every device is synchronized after each part, so their sum differs from the step.",
-        is_folded=True,
-    ),
-)
 KINDS: tuple[TransferKind, ...] = get_args(TransferKind)
-SPLIT_PARTS = ("scatter", "replicate", "parallel_forward", "gather", "backward", "optimizer")
-
-
-def split_row(point: PooledPoint) -> Row:
-    """Return the row of DataParallel's step and of its parts, which are timed with a synchronization after each.
-
-    The whole step is timed without these synchronizations.
-    """
-    found = communications_of(point.ok_records)
-    parts = [part for communication in found for part in communication.split]
-    times_ns = group_pairs((part.part, time_ns) for part in parts for time_ns in part.times_ns)
-    medians_s = {name: statistics.median(part_ns) / 1e9 for name, part_ns in times_ns.items()}
-    whole = exposure.whole_step(found)
-    step = exposure.median_step_time(found, whole)
-    return make_row(
-        SPLIT,
-        point,
-        plain_step_time_s=exposure.median_step_time(found, "plain"),
-        **timed_figures("step_time_s", step),
-        **{f"{name}_time_s": medians_s.get(name) for name in SPLIT_PARTS},
-        parts_time_s=sum(medians_s.values()) if medians_s else None,
-        notes=time_notes(found, whole, step) if step is not None else [],
-    )
 
 
 def transfer_row(point: PooledPoint, trained: PointsByTraining) -> Row:

@@ -59,7 +59,7 @@ from pipeline.report.plots import (
     Point,
     Series,
 )
-from pipeline.report.q3 import STYLES
+from pipeline.report.step_parts import STYLES
 
 MIN_CONTRAST = 3  # of a graphical object against its ground: WCAG 2.2, 1.4.11
 MIN_TEXT_CONTRAST = 4.5  # 1.4.3

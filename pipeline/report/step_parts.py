@@ -1,0 +1,213 @@
+"""The parts of a step: of training, of a measured step and of DataParallel's. A table and plots."""
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pipeline.figures import exposed_communication as exposure
+from pipeline.figures import formulas
+from pipeline.figures.epoch_figures import timed_figures
+from pipeline.figures.exposed_communication import (
+    PointsByTraining,
+    communications_of,
+    group_by_training,
+)
+from pipeline.figures.pooling import PooledPoint, group_pairs, median_window_s, pool_outcomes
+from pipeline.plan.point_label import describe_point, models_of
+from pipeline.plan.strategies import STRATEGIES
+from pipeline.report import plots
+from pipeline.report.columns import (
+    INTERVAL,
+    INTERVAL_OVER,
+    PLACE,
+    PLAIN_STEP_TIME,
+    RUN_SPREAD,
+    STEP_TIME,
+)
+from pipeline.report.next_step import epoch_evidence
+from pipeline.report.plots import BarPanel, Plot, PlotSource
+from pipeline.report.q3 import time_notes
+from pipeline.report.table import Column, Row, Table, View, axes_of, make_row
+
+
+def split_part(part: str, meaning: str) -> Column:
+    return Column(f"{part}_time_s", f"{part.replace('_', ' ')} [ms]", meaning)
+
+
+SPLIT = Table(
+    "split",
+    "Q3",
+    (
+        *PLACE,
+        STEP_TIME._replace(interval="kept"),
+        split_part("scatter", "Time to distribute the inputs to the GPUs."),
+        split_part("replicate", "Time to copy the module to every GPU."),
+        split_part("parallel_forward", "Time of the forward pass on all GPUs."),
+        split_part("gather", "Time to collect the outputs."),
+        split_part("backward", "Backward pass and reduction onto the first GPU."),
+        split_part("optimizer", "Time to update the weights."),
+        Column("parts_time_s", "sum of parts [ms]", "Sum of the parts."),
+        PLAIN_STEP_TIME,
+        INTERVAL._replace(heading=""),
+        INTERVAL_OVER,
+        RUN_SPREAD._replace(heading=""),
+    ),
+    View(
+        "Q3: DataParallel's step, part by part",
+        "Every device is synchronized after each part, so their sum differs from the step.",
+        is_folded=True,
+    ),
+)
+SPLIT_PARTS = ("scatter", "replicate", "parallel_forward", "gather", "backward", "optimizer")
+
+
+def split_row(point: PooledPoint) -> Row:
+    """Return the row of DataParallel's step and of its parts, which are timed with a synchronization after each.
+
+    The whole step is timed without these synchronizations.
+    """
+    found = communications_of(point.ok_records)
+    parts = [part for communication in found for part in communication.split]
+    times_ns = group_pairs((part.part, time_ns) for part in parts for time_ns in part.times_ns)
+    medians_s = {name: statistics.median(part_ns) / 1e9 for name, part_ns in times_ns.items()}
+    whole = exposure.whole_step(found)
+    step = exposure.median_step_time(found, whole)
+    return make_row(
+        SPLIT,
+        point,
+        plain_step_time_s=exposure.median_step_time(found, "plain"),
+        **timed_figures("step_time_s", step),
+        **{f"{name}_time_s": medians_s.get(name) for name in SPLIT_PARTS},
+        parts_time_s=sum(medians_s.values()) if medians_s else None,
+        notes=time_notes(found, whole, step) if step is not None else [],
+    )
+
+
+BATCH = "batch_size_per_gpu"
+EXPOSED_PART = "exposed communication"
+RECORDED_PARTS = ("data_time_ns", "copy_ns", "forward_ns", "backward_ns", "optimizer_ns")
+AT_PEAK, DATA, LAUNCHES, SLOWEST = (
+    "computing at the peak",
+    "waiting for data",
+    "launches",
+    "waiting for the slowest rank",
+)
+REST = ("the rest of computing", "computing, launches", "computing, launches, communication")
+STYLES = {
+    **{
+        AT_PEAK: 0,
+        REST[0]: 2,
+        REST[1]: 2,
+        REST[2]: 3,
+        LAUNCHES: 3,
+        EXPOSED_PART: 1,
+        SLOWEST: 6,
+        DATA: 7,
+        "optimizer": 5,
+    },
+    "unexplained": 4,
+}
+"""The colour of each part, in the order of the parts in a bar. No bar has two parts of one colour."""
+
+SHORT = {
+    REST[0]: "computing",
+    REST[1]: "computing",
+    EXPOSED_PART: "communication",
+    SLOWEST: "slowest rank",
+    DATA: "data",
+}
+MIN_PART = 1e-4  # of the step: a smaller part is not drawn
+MAX_BARS_A_PANEL = 8  # with more there is a panel for each strategy and number of GPUs
+MEASURED_STYLES = {"all else": 0, EXPOSED_PART: 1}
+SPLIT_STYLES = {"scatter": 7, "replicate": 1, "parallel forward": 0, "gather": 3, "backward": 2, "optimizer": 5}
+
+Steps = Sequence[tuple[Mapping[str, Any], Mapping[str, float]]]
+"""The axes of each point, and the seconds of each part of its step."""
+
+
+def step_plots(source: PlotSource) -> Iterator[Plot]:
+    """Yield Q3: one step by part, of training points, of DDP's measured steps, and of DataParallel's."""
+    for name, title, steps, styles in (
+        ("q3", "Where the time of a training step goes", trained_steps(source), STYLES),
+        ("q3-communication", "Communication in a step, data loading left out", measured_steps(source), MEASURED_STYLES),
+        ("q3-dataparallel", "DataParallel's step, part by part", dataparallel_steps(source), SPLIT_STYLES),
+    ):
+        known = sorted((step for step in steps if sum(step[1].values()) > 0), key=lambda step: order_of(step[0]))
+        if known:
+            note = plots.note_on_number(len(known), plots.MAX_BARS, "points")
+            axes = plots.label_axes([row for row, _ in steps])
+            shown = plots.evenly(known, plots.MAX_BARS)
+            parts = group_pairs((order_of(step[0])[:2], step) for step in shown).values()
+            panels = parts if len(shown) > MAX_BARS_A_PANEL else [shown]
+            yield Plot(name, "Q3", title, tuple(make_bars(own, axes, styles) for own in panels), note)
+
+
+def order_of(row: Mapping[str, Any]) -> tuple[int, int, int]:
+    return [*STRATEGIES].index(row["strategy"]), row["num_gpus"], row["batch_size_per_gpu"]
+
+
+def make_bars(steps: Steps, axes: Sequence[str], styles: Mapping[str, int]) -> BarPanel:
+    """Return a bar for each step by these axes of its point, with parts in the order of `styles`."""
+    models = models_of(row for row, _ in steps)
+    labels = tuple(describe_point(row, axes, models) or "every point" for row, _ in steps)
+    totals = [sum(parts.values()) for _, parts in steps]
+    shares = {
+        part: tuple(parts.get(part, 0.0) / total for (_, parts), total in zip(steps, totals, strict=True))
+        for part in styles
+        if any(part in parts for _, parts in steps)
+    }
+    return BarPanel("Share of one step", labels, tuple(1e3 * total for total in totals), shares, styles, SHORT)
+
+
+def trained_steps(source: PlotSource) -> Steps:
+    """Return the step of training points on one and on the most GPUs; nothing where all ran on one."""
+    points = pool_outcomes(source.outcomes)
+    plain = [point for point in points if point.spec.is_whole_epoch and not point.spec.remedies]
+    measured = group_by_training([point for point in points if point.spec.measure == "communication"])
+    rows = {repr(row.axes): row for row in source.tables["Q2"]}
+    most = max((point.spec.num_gpus for point in plain), default=1)
+    shown = [(point, axes_of(point)) for point in plain if most > 1 and point.spec.num_gpus in (1, most)]
+    return [(axes, parts_of_step(point, measured, rows.get(repr(axes)))) for point, axes in shown]
+
+
+def parts_of_step(point: PooledPoint, measured: PointsByTraining, row: Row | None) -> dict[str, float]:
+    """Return the seconds of each part of one step (docs/advice.md); empty if a part was not recorded.
+
+    The parts come from several methods and are not fitted to the step: what they leave or count twice is "unexplained",
+    which may be below 0.
+    """
+    totals = [point.median(median_window_s(field)) for field in RECORDED_PARTS]
+    if point.epoch_time is None or row is None or None in totals:
+        return {}
+    data, *computing, optimizer = (total or 0.0 for total in totals)
+    shares = epoch_evidence(point, measured).shares
+    peak_flops = (row["peak_tflops"] or 0.0) * formulas.TERA * point.spec.num_gpus
+    inside = {
+        AT_PEAK: row["flops_per_sample"] * point.spec.num_samples / peak_flops if peak_flops else 0.0,
+        LAUNCHES: max(shares.get("launches", 0.0), 0.0) * point.epoch_time,
+        EXPOSED_PART: shares.get("communication", 0.0) * point.epoch_time,
+        SLOWEST: row["batch_wait_s"] or 0.0,
+    }
+    is_apart = "communication" in shares or point.spec.num_gpus == 1
+    rest = REST[0 if "launches" in shares else 1] if is_apart else REST[2]
+    parts = {**inside, rest: max(sum(computing) - sum(inside.values()), 0.0), DATA: data, "optimizer": optimizer}
+    parts["unexplained"] = point.epoch_time - sum(parts.values())
+    known = {part: time_s for part, time_s in parts.items() if abs(time_s) > MIN_PART * point.epoch_time}
+    return {part: time_s / point.spec.full_steps_per_epoch for part, time_s in known.items()}
+
+
+def measured_steps(source: PlotSource) -> Steps:
+    """Return DDP's steps on synthetic images: exposed communication, and the rest."""
+    steps = []
+    for row in source.tables["communication"]:
+        if row["step_time_s"] and row["exposed_comm_time_s"] is not None:
+            exposed_s = min(max(row["exposed_comm_time_s"], 0.0), row["step_time_s"])
+            steps.append((row.axes, {"all else": row["step_time_s"] - exposed_s, EXPOSED_PART: exposed_s}))
+    return steps
+
+
+def dataparallel_steps(source: PlotSource) -> Steps:
+    """Return DataParallel's steps. Devices are synchronized after each part, so their sum differs from the step."""
+    keys = {part: f"{part.replace(' ', '_')}_time_s" for part in SPLIT_STYLES}
+    known = [row for row in source.tables["split"] if all(row[key] is not None for key in keys.values())]
+    return [(row.axes, {part: row[key] for part, key in keys.items()}) for row in known]
