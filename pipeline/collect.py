@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from pipeline.figures.ring_model import Link
-from pipeline.records.folder import FOLDER_HELP, Experiment, find_experiments, folder_or_newest, warn_of_open_folders
+from pipeline.records.folder import FOLDER_HELP, Experiment, folder_or_newest, require_experiments, warn_of_open_folders
 from pipeline.report import terminal
 from pipeline.report.collected import CollectedExperiment, collect_experiment
 from pipeline.report.display import MAX_WIDTH, DisplayOptions
@@ -202,10 +202,7 @@ def has_tables(arguments: argparse.Namespace) -> bool:
 
 def find_all(arguments: argparse.Namespace, codes: list[int]) -> dict[str, Experiment]:
     """Return the experiments by name, and append exit codes. Raises CommandError if there is none."""
-    found = find_experiments(arguments.folder, lambda _: codes.append(errors.EXIT_USAGE))
-    if not found:
-        problem = f"no experiment under {arguments.folder}; run ddpscale submit or ddpscale ingest first."
-        raise CommandError(problem, errors.EXIT_NOTHING_FOUND)
+    found = require_experiments(arguments.folder, lambda _: codes.append(errors.EXIT_USAGE))
     if warn_of_open_folders(found.values()) and arguments.strict:
         codes.append(errors.EXIT_GAPS)
     return found

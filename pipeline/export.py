@@ -28,7 +28,7 @@ import msgspec
 
 from pipeline.figures.intervals import ends_of
 from pipeline.figures.pooling import group_pairs
-from pipeline.records.folder import Experiment, find_experiments
+from pipeline.records.folder import Experiment, require_experiments
 from pipeline.report.collected import PointFigures, collect_experiment, figures_by_point
 from pipeline.report.files import indented_json
 from pipeline.system import errors, files
@@ -68,10 +68,7 @@ def main() -> int:
         errors.require_packages(arguments.to)
     gc.disable()  # as in collect
     codes = [errors.EXIT_OK]
-    experiments = find_experiments(arguments.folder, lambda _: codes.append(errors.EXIT_USAGE))
-    if not experiments:
-        problem = f"no experiment under {arguments.folder}; run ddpscale submit or ddpscale ingest first."
-        raise CommandError(problem, errors.EXIT_NOTHING_FOUND)
+    experiments = require_experiments(arguments.folder, lambda _: codes.append(errors.EXIT_USAGE))
     entries: list[dict[str, Any]] = []
     for name, experiment in experiments.items():
         with errors.go_on_after_error(name, codes):

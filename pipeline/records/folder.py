@@ -326,6 +326,16 @@ def find_experiments(root: Path, on_unreadable: Callable[[OSError], None] = lamb
     return dict(sorted(found.items()))
 
 
+def require_experiments(root: Path, on_unreadable: Callable[[OSError], None] = lambda _: None) -> dict[str, Experiment]:
+    """Return what find_experiments finds. Raises CommandError (nothing found) if there is none."""
+    found = find_experiments(root, on_unreadable)
+    if not found:
+        raise CommandError(
+            f"no experiment under {root}; run ddpscale submit or ddpscale ingest first.", EXIT_NOTHING_FOUND
+        )
+    return found
+
+
 def folder_or_newest(given: Path | None) -> Path:
     """Return the given folder; without one that of this user's experiment whose manifest was written last.
 

@@ -1,0 +1,176 @@
+"""Experiments as pandas DataFrames: what `ddpscale.load` returns."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from pipeline.figures.pooling import group_pairs, pool_outcomes
+from pipeline.plan.axes import AXES
+from pipeline.plan.point_label import point_labels
+from pipeline.plan.spec import POOLED_AXES, Spec, without_repeat
+from pipeline.records import store
+from pipeline.records.folder import require_experiments
+from pipeline.records.record import Record
+from pipeline.report.collected import CollectedExperiment, collect_experiment
+from pipeline.report.columns import EFFICIENCY, SPEEDUP
+from pipeline.report.q1 import Q1, q1_row
+from pipeline.report.table import axes_of
+from pipeline.report.tables import TABLES, flatten_row
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+FlatRow = dict[str, Any]
+RowsOf = Callable[[CollectedExperiment], Iterable[FlatRow]]
+
+OF_ONE_CONFIGURATION = ("Q2", "communication", "split", "memory", "time_to_target")
+"""Tables with one row for a configuration, of its own records; Q2 may have one for weak and one for strong scaling."""
+
+STRONG = {key: f"strong_{key}" for column in (SPEEDUP, EFFICIENCY) for key in column.keys}
+
+NAMES = ("experiment", "configuration")
+OF_SPEC = tuple(axis for axis in AXES if axis not in POOLED_AXES)
+COLUMNS = (*Q1.columns, *(column for name in OF_ONE_CONFIGURATION for column in TABLES[name].columns))
+FIGURES = [key for column in COLUMNS for key in column.keys if key not in (*AXES, "status", "scaling")]
+CONFIGURATION_COLUMNS = (
+    *(*NAMES, "status", "reason", "n", *OF_SPEC, "gpu", "unit"),
+    *(*dict.fromkeys(FIGURES), *STRONG.values(), "note"),
+)
+TIMES = {
+    f"{name}_time_s": key
+    for name, key in (("epoch", "epoch_time_ns"), ("compute", "compute_time_ns"), ("data", "data_time_ns"))
+} | {f"{part}_time_s": f"{part}_ns" for part in ("copy", "forward", "backward", "optimizer", "loader_wait")}
+"""Column of the epochs -> field of a rank's epoch."""
+LEARNT = (
+    *("num_updates", "num_samples", "loss", "accuracy", "test_loss", "test_accuracy", "merit", "diverged_at_update"),
+    *("first_learning_rate", "peak_learning_rate"),
+)
+RUN = (*NAMES, "run_id", "repeat", "seed")
+EPOCH_COLUMNS = (*RUN, "epoch", "is_timed", *TIMES, *LEARNT)
+STEP_COLUMNS = (*RUN, "epoch", "step", "step_time_s")
+
+
+@dataclass(frozen=True)
+class Frames:
+    """Experiments as DataFrames, which the columns `experiment` and `configuration` join.
+
+    Names of columns end in their unit; a fraction or a count has none. The figures are those of collect, and
+    docs/words.md has their meaning.
+    """
+
+    experiments: dict[str, CollectedExperiment] = field(repr=False)
+
+    @cached_property
+    def configurations(self) -> "DataFrame":
+        """A row for each configuration: status, axes, and figures over its n runs. One on two GPU models has two.
+
+        `speedup` is that of weak scaling, `strong_speedup` that of strong scaling.
+        """
+        return self._frame(configuration_rows, CONFIGURATION_COLUMNS)
+
+    @cached_property
+    def epochs(self) -> "DataFrame":
+        """A row for each epoch of each run. Times are those of the slowest rank."""
+        return self._frame(epoch_rows, EPOCH_COLUMNS)
+
+    @cached_property
+    def steps(self) -> "DataFrame":
+        """A row for each step of each run, on rank 0, with its wait for data."""
+        return self._frame(step_rows, STEP_COLUMNS)
+
+    @cached_property
+    def tables(self) -> "dict[str, DataFrame]":
+        """Every table by name, as its CSV has it."""
+        return {name: self._frame(rows_of_table(name)) for name in TABLES}
+
+    def _frame(self, rows_of: RowsOf, columns: tuple[str, ...] | None = None) -> "DataFrame":
+        """Return the rows of all experiments. A list becomes a tuple, which pandas can group by."""
+        from pandas import DataFrame  # takes half a second
+
+        rows = [{"experiment": name, **row} for name, found in self.experiments.items() for row in rows_of(found)]
+        hashable = [{key: tuple(v) if isinstance(v, list) else v for key, v in row.items()} for row in rows]
+        return DataFrame(hashable, columns=columns and [*columns])
+
+
+def rows_of_table(name: str) -> RowsOf:
+    return lambda found: found.content.get(name, ())
+
+
+def load_frames(folder: str | Path) -> Frames:
+    """Return the experiments at or under a folder. Raises CommandError if there is none, or if one cannot be read."""
+    found = require_experiments(Path(folder))
+    return Frames({name: collect_experiment(experiment) for name, experiment in found.items()})
+
+
+def labels_of(found: CollectedExperiment) -> dict[Spec, str]:
+    """Return the label of each configuration, by its spec with repeat and seed at 0."""
+    specs = list(dict.fromkeys(without_repeat(outcome.spec) for outcome in found.collected.outcomes))
+    labels = point_labels(specs)
+    return {spec: labels[spec.run_id()] for spec in specs}
+
+
+def configuration_rows(found: CollectedExperiment) -> Iterator[FlatRow]:
+    labels = labels_of(found)
+    rows = [(TABLES[name], row) for name in OF_ONE_CONFIGURATION for row in found.tables[name]]
+    by_point = group_pairs(((row.spec, row.axes["gpu"]), (table, row)) for table, row in rows)
+    for point in pool_outcomes(found.collected.outcomes):
+        own = by_point.get((point.spec, point.gpu or None), [])
+        if point.spec.measure == "epochs":  # the table Q1 has those on one GPU, without remedies
+            own = [(Q1, q1_row(point)), *own]
+        figures: dict[str, Any] = {}
+        for table, row in own:
+            flat = flatten_row(row, table)
+            if flat.get("scaling") == "strong":
+                flat = {name: flat[key] for key, name in STRONG.items()}
+            figures |= {key: value for key, value in flat.items() if figures.get(key) is None}
+        reasons = dict.fromkeys(outcome.reason for outcome in point.outcomes if outcome.reason)
+        notes = dict.fromkeys(row["note"] for _, row in own if row["note"])
+        yield {
+            **figures,
+            **msgspec.structs.asdict(point.spec),
+            **axes_of(point),
+            "configuration": labels[point.spec],
+            "status": point.status,
+            "reason": "; ".join(reasons),
+            "n": len(point.ok_records),
+            "note": "; ".join(notes),
+        }
+
+
+def epoch_rows(found: CollectedExperiment) -> Iterator[FlatRow]:
+    for run, record in runs_of(found):
+        for epoch in record.measurement.epochs if record.measurement else ():
+            slowest = epoch.slowest_rank
+            yield {
+                **run,
+                "epoch": epoch.epoch,
+                "is_timed": epoch.epoch in record.spec.timed_epochs,
+                **{name: seconds(getattr(slowest, key, None)) for name, key in TIMES.items()},
+                **{key: getattr(epoch, key) for key in LEARNT},
+            }
+
+
+def step_rows(found: CollectedExperiment) -> Iterator[FlatRow]:
+    for run, chosen in runs_of(found):
+        path = found.experiment.records_folder / f"{chosen.run_id}.{chosen.attempt}.json"
+        record = store.load_record(path)  # that of the tables has no steps
+        for epoch in record.measurement.epochs if record.measurement else ():
+            for step, time_ns in enumerate(epoch.step_times_ns or (), 1):
+                yield {**run, "epoch": epoch.epoch, "step": step, "step_time_s": seconds(time_ns)}
+
+
+def runs_of(found: CollectedExperiment) -> Iterator[tuple[FlatRow, Record]]:
+    """Yield what names each run, and its record."""
+    labels = labels_of(found)
+    for outcome in found.collected.outcomes:
+        if outcome.record:
+            names = {"configuration": labels[without_repeat(outcome.spec)], "run_id": outcome.record.run_id}
+            yield {**names, "repeat": outcome.spec.repeat, "seed": outcome.spec.seed}, outcome.record
+
+
+def seconds(time_ns: int | None) -> float | None:
+    return None if time_ns is None else time_ns / 1e9
