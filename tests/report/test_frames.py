@@ -1,7 +1,11 @@
 """ddpscale.load: DataFrames of experiments, with the figures of collect."""
 
+import contextlib
+import io
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import plain_environment, run_program, succeeded
@@ -112,3 +116,18 @@ print(len(frames.configurations), len(frames.epochs) > 0, len(frames.steps) > 0)
     env = plain_environment(PYTHONPATH=str(ROOT), PYTHONSAFEPATH="1")
     answer = succeeded(run_program(sys.executable, "-c", script, cwd=tmp_path, env=env))
     assert answer.stdout.split() == [str(len(ddpscale.load(folder).configurations)), "True", "True"]
+
+
+def test_the_notebook_prints_what_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells in order, in the folder where it lies. Run it in Jupyter and save it after a change."""
+    monkeypatch.chdir(ROOT / "docs")
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    names: dict[str, Any] = {}
+    cells = [cell for cell in json.loads(Path("load.ipynb").read_text())["cells"] if cell["cell_type"] == "code"]
+    assert len(cells) > 5
+    for cell in cells:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec("".join(cell["source"]), names)
+        shown = [line for part in cell["outputs"] if part["output_type"] == "stream" for line in part["text"]]
+        assert printed.getvalue() == "".join(shown)
