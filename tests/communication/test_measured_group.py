@@ -1,0 +1,274 @@
+"""The process group that counts, silences and delays: every collective, called both ways, on two CPU processes."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.multiprocessing.spawn import spawn
+from torch.nn.parallel import DistributedDataParallel
+
+from pipeline.communication.process_group import METHODS, Call, Controller, Mode, describe_call, install
+
+DELAY_S = 0.05
+
+
+class Case(NamedTuple):
+    """A collective: `call` takes the rank's value and async_op, and returns the work and the tensors to look at.
+
+    Values are of rank 0, which has [1, 2] and rank 1 [3, 4].
+    """
+
+    call: Callable[[Tensor, bool], tuple[Any, list[Tensor]]]
+    real: list[float]
+    silent: list[float]
+    counted: tuple[str, int]
+
+
+def on_output(call: Callable[..., Any], size: int) -> Callable[[Tensor, bool], tuple[Any, list[Tensor]]]:
+    def run(own: Tensor, async_op: bool) -> tuple[Any, list[Tensor]]:
+        output = torch.full((size,), torch.nan)
+        return call(output, own, async_op=async_op), [output]
+
+    return run
+
+
+def on_list(own: Tensor, async_op: bool) -> tuple[Any, list[Tensor]]:
+    outputs = [torch.full((2,), torch.nan) for _ in range(2)]
+    return dist.all_gather(outputs, own, async_op=async_op), outputs
+
+
+def scatter_list(own: Tensor, async_op: bool) -> tuple[Any, list[Tensor]]:
+    output = torch.full((1,), torch.nan)
+    return dist.reduce_scatter(output, list(own.split(1)), async_op=async_op), [output]
+
+
+def gather_on_first(own: Tensor, async_op: bool) -> tuple[Any, list[Tensor]]:
+    outputs = [torch.full((2,), torch.nan) for _ in range(2)] if dist.get_rank() == 0 else None
+    return dist.gather(own, outputs, async_op=async_op), outputs or [own]
+
+
+def in_place(call: Callable[..., Any]) -> Callable[[Tensor, bool], tuple[Any, list[Tensor]]]:
+    return lambda own, async_op: (call(own, async_op=async_op), [own])
+
+
+def gather_in_place(own: Tensor, async_op: bool) -> tuple[Any, list[Tensor]]:
+    """As FSDP does: the input is the rank's place in the output."""
+    whole = torch.full((4,), torch.nan)
+    place = whole[2 * dist.get_rank() :][:2].copy_(own)
+    return dist.all_gather_into_tensor(whole, place, async_op=async_op), [whole]
+
+
+def scatter_from_first(own: Tensor, async_op: bool) -> tuple[Any, list[Tensor]]:
+    output = torch.full((2,), torch.nan)
+    parts = [own, own + 1] if dist.get_rank() == 0 else None
+    return dist.scatter(output, parts, async_op=async_op), [output]
+
+
+CASES = {
+    "all_reduce": Case(in_place(dist.all_reduce), [4, 6], [1, 2], ("all_reduce", 8)),
+    "broadcast": Case(in_place(lambda own, **how: dist.broadcast(own, 1, **how)), [3, 4], [1, 2], ("broadcast", 8)),
+    "reduce": Case(in_place(lambda own, **how: dist.reduce(own, 0, **how)), [4, 6], [1, 2], ("reduce", 8)),
+    "gather into": Case(on_output(dist.all_gather_into_tensor, 4), [1, 2, 3, 4], [1, 2, 1, 2], ("all_gather", 16)),
+    "gather in place": Case(gather_in_place, [1, 2, 3, 4], [1, 2, 1, 2], ("all_gather", 16)),
+    "gather into a list": Case(on_list, [1, 2, 3, 4], [1, 2, 1, 2], ("all_gather", 16)),
+    "scatter": Case(on_output(dist.reduce_scatter_tensor, 1), [4], [1], ("reduce_scatter", 8)),
+    "scatter a list": Case(scatter_list, [4], [1], ("reduce_scatter", 8)),
+    "all to all": Case(on_output(dist.all_to_all_single, 2), [1, 3], [1, 2], ("all_to_all", 8)),
+    "gather on one": Case(gather_on_first, [1, 2, 3, 4], [1, 2, 1, 2], ("gather", 8)),
+}
+REAL_CASES = {  # they stay real
+    "integers": Case(in_place(lambda own, **how: dist.all_reduce(own.int(), **how)), [1, 2], [1, 2], ("all_reduce", 8)),
+    "a number": Case(in_place(lambda own, **how: dist.all_reduce(own[:1], **how)), [4, 2], [4, 2], ("all_reduce", 4)),
+    "from one": Case(scatter_from_first, [1, 2], [1, 2], ("scatter", 16)),
+    "barrier": Case(in_place(lambda own, **how: dist.barrier(**how)), [1, 2], [1, 2], ("barrier", 0)),
+}
+ALL_CASES = CASES | REAL_CASES
+MODES: tuple[Mode, ...] = ("real", "silent", "delay")
+
+
+def run_on_rank(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    controller = install()
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    found = {
+        "backend": dist.get_backend(),
+        "cases": {name: run_case(case, controller, rank) for name, case in ALL_CASES.items()},
+        "objects": exchange_objects(controller, rank),
+        "training": train(controller, rank),
+        "mesh": gather_in_mesh(controller),
+        "failed": fail_late(controller),
+    }
+    if rank == 0:
+        Path(folder, "found.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+def run_case(case: Case, controller: Controller, rank: int) -> dict[str, Any]:
+    found = {}
+    for mode in MODES:
+        for is_async in (False, True):
+            own = torch.tensor([1.0, 2.0]) + 2 * rank
+            dist.barrier()
+            started = time.perf_counter()
+            with controller.counting() as calls, controller.in_mode(mode, DELAY_S):
+                work, tensors = case.call(own, is_async)
+                issued = time.perf_counter()
+                if work is not None:
+                    work.wait()
+            ended = time.perf_counter()
+            found[f"{mode} {'async' if is_async else 'sync'}"] = {
+                "values": torch.cat([tensor.flatten() for tensor in tensors]).tolist(),
+                "issued_s": issued - started,
+                "time_s": ended - started,
+                "delayed_s": controller.delayed_s(),
+                "calls": [tuple(call) for call in calls.elements()],
+            }
+    return found
+
+
+def exchange_objects(controller: Controller, rank: int) -> list[Any]:
+    """Exchange objects while other collectives are silent: their sizes and bytes are integers."""
+    objects: list[Any] = [None, None]
+    with controller.in_mode("silent"):
+        dist.all_gather_object(objects, {"rank": rank})
+    return objects
+
+
+def train(controller: Controller, rank: int) -> dict[str, Any]:
+    """Train BatchNorm under DDP, with its buffers: their integers are silent too."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+    batch = torch.randn(8, 4, generator=torch.Generator().manual_seed(rank))
+    for _ in range(2):
+        model(batch).square().sum().backward()
+    found: dict[str, Any] = {}
+    for mode in MODES:
+        controller.delayed_s()
+        with controller.counting() as calls, controller.in_mode(mode, DELAY_S):
+            started = time.perf_counter()
+            model(batch).square().sum().backward()
+            time_s = time.perf_counter() - started
+        found[mode] = {"calls": [tuple(call) for call in calls.elements()], "time_s": time_s}
+    return found | {
+        "is_finite": all(bool(one.grad.isfinite().all()) for one in model.parameters() if one.grad is not None)
+    }
+
+
+def gather_in_mesh(controller: Controller) -> list[float]:
+    """Gather in the sub-group of a mesh, silently."""
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("replicate", "shard"))
+    output = torch.full((4,), torch.nan)
+    with controller.in_mode("silent"):
+        dist.all_gather_into_tensor(output, torch.tensor([1.0, 2.0]), group=mesh.get_group("shard"))
+    values: list[float] = output.tolist()
+    return values
+
+
+def fail_late(controller: Controller) -> str:
+    """Wait for a delayed collective that fails, since its output has the wrong size."""
+    with controller.in_mode("delay", 0.0):
+        try:
+            work = dist.all_gather_into_tensor(torch.empty(3), torch.empty(2), async_op=True)
+            work.wait()
+        except (RuntimeError, ValueError) as error:
+            return str(error)
+    return ""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("group")
+    spawn(run_on_rank, (str(folder),), 2)
+    return json.loads((folder / "found.json").read_text())
+
+
+pytestmark = pytest.mark.training
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+@pytest.mark.parametrize("name", ALL_CASES)
+def test_a_collective_has_its_values_in_each_mode(found: Any, name: str, way: str) -> None:
+    case, values = ALL_CASES[name], found["cases"][name]
+    assert values[f"real {way}"]["values"] == case.real
+    assert values[f"silent {way}"]["values"] == case.silent
+    assert values[f"delay {way}"]["values"] == case.real
+
+
+@pytest.mark.parametrize("name", ALL_CASES)
+def test_a_collective_is_counted_in_each_mode(found: Any, name: str) -> None:
+    for one in found["cases"][name].values():
+        ((collective, num_bytes, stays_real),) = one["calls"]
+        assert (collective, num_bytes) == ALL_CASES[name].counted
+        assert bool(stays_real) == (name in REAL_CASES)
+
+
+@pytest.mark.parametrize("name", [name for name in ALL_CASES if name != "barrier"])
+def test_a_delay_is_as_long_as_asked_and_an_asynchronous_call_returns_before_it(found: Any, name: str) -> None:
+    for way in ("sync", "async"):
+        delayed = found["cases"][name][f"delay {way}"]
+        assert DELAY_S <= delayed["delayed_s"] < delayed["time_s"]
+        assert found["cases"][name][f"real {way}"]["delayed_s"] == 0.0
+    if name != "a number":
+        assert found["cases"][name]["delay async"]["issued_s"] < DELAY_S / 2
+
+
+def test_a_barrier_is_not_delayed(found: Any) -> None:
+    assert found["cases"]["barrier"]["delay sync"]["delayed_s"] == 0.0
+
+
+def test_objects_arrive_while_collectives_are_silent(found: Any) -> None:
+    assert found["objects"] == [{"rank": 0}, {"rank": 1}]
+
+
+def test_all_that_ddp_sends_is_silent_also_integer_buffers(found: Any) -> None:
+    calls = [Call(*call) for call in found["training"]["silent"]["calls"]]
+    gradients = 4 * (4 * 4 + 4 + 4 + 4)
+    assert Call("all_reduce", gradients) in calls
+    assert Call("broadcast", 8) in calls  # the number of batches, an integer
+    assert not [call for call in calls if call.stays_real]
+    assert sorted(found["training"]["real"]["calls"]) == sorted(found["training"]["silent"]["calls"])
+    assert found["training"]["is_finite"]
+
+
+def test_every_delay_of_a_step_appears(found: Any) -> None:
+    delayed, real = found["training"]["delay"], found["training"]["real"]
+    added = delayed["time_s"] - real["time_s"]
+    assert added == pytest.approx(DELAY_S * len(delayed["calls"]), rel=0.2)
+
+
+def test_the_group_of_a_mesh_is_measured_too(found: Any) -> None:
+    assert found["mesh"] == [1, 2, 1, 2]
+
+
+def test_an_error_of_a_delayed_collective_is_raised_where_it_is_waited_for(found: Any) -> None:
+    assert "size" in found["failed"]
+
+
+def test_the_backend_keeps_its_name(found: Any) -> None:
+    assert found["backend"] == "gloo"
+
+
+@pytest.mark.usefixtures("alone_in_a_group")
+def test_a_group_that_exists_already_cannot_be_measured() -> None:
+    with pytest.raises(RuntimeError, match="comes before init_process_group"):
+        install()
+
+
+@pytest.mark.parametrize("sizes", [(2, 3), (2, 2)])
+def test_a_gather_of_parts_that_differ_stays_real_on_every_rank(sizes: tuple[int, int]) -> None:
+    outputs = [torch.empty(size) for size in sizes]
+    for own in outputs:
+        call = describe_call(*METHODS["allgather"], ([outputs], [own]), is_buffer=False)
+        assert bool(call.stays_real) == (sizes == (2, 3))
+
+
+def test_a_delay_below_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="below zero"):
+        Controller().set_mode("delay", -1.0)
