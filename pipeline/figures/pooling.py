@@ -37,6 +37,9 @@ ALLOCATOR_RETRY = NoteKind("allocator_retry", "memory was full once: the allocat
 ALLOCATOR_RETRIES = NoteKind(
     "allocator_retries", "memory was full {count} times: the allocator freed its cache and tried again"
 )
+FP32_GATHERS = NoteKind(
+    "fp32_gathers", "fp32 gathers: weights travel in fp32, and autocast casts them to bf16 later", badge="fp32 gathers"
+)
 OWN_COLLECTIVES = NoteKind(
     "own_collectives",
     "the model or its loss calls collectives itself ({names:list}), in every timed step, the "
@@ -167,6 +170,9 @@ class PooledPoint:
             notes.append(make_note(REPEATS_NOT_OK, **counts, statuses=sorted(set(others))))
         if self.status == "ok" and self.spec.measure == "epochs" and self.epoch_time is None:
             notes.append(explain_no_epoch_time(self.spec))
+        is_cast_later = self.spec.precision == "bf16" and self.spec.param_dtype == "fp32"
+        if is_cast_later and self.spec.facts.shards_parameters and any(record.measured for record in self.ok_records):
+            notes.append(make_note(FP32_GATHERS))
         return [
             *notes,
             *self.shared_node_notes,

@@ -93,6 +93,7 @@ def leaves_of(axis_type: Any) -> list[Any]:
 Device = Literal["cuda", "cpu"]
 Reshard = Literal["blocks", "always", "never"]
 Compression = Literal["none", "bf16"]
+ShardFormat = Literal["fp32", "bf16"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 Input = Literal["dataloader", "synthetic", "gpu"]
 MemoryLayout = Literal["contiguous", "channels_last"]
@@ -395,6 +396,31 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             values={"blocks": ""},
         ),
     ] = "blocks"
+    param_dtype: Annotated[
+        ShardFormat,
+        declare(
+            "Number format in which FSDP gathers weights: `fp32`, which autocast casts later; `bf16`, which the model "
+            "computes with, and the loss in fp32. A grid in `precision: bf16` that does not state it gets `bf16`, but "
+            "for models of images.",
+            "param_dtype=bf16 precision=bf16 model=lenet strategy=fsdp num_gpus=2",
+            OF_STRATEGY,
+            strategies=("fsdp",),
+            changes_learning=True,
+            values={"fp32": "fp32 gathers", "bf16": "bf16 gathers"},
+        ),
+    ] = "fp32"
+    reduce_dtype: Annotated[
+        ShardFormat,
+        declare(
+            "Number format of gradients in FSDP's reduce-scatters: `fp32`, or `bf16`, which halves what they send.",
+            "reduce_dtype=bf16 strategy=fsdp num_gpus=2",
+            OF_STRATEGY,
+            strategies=("fsdp",),
+            changes_learning=True,
+            words="{} gradients",
+            values={"fp32": ""},
+        ),
+    ] = "fp32"
     grad_accumulation: Annotated[
         PositiveInt,
         declare(
@@ -547,6 +573,10 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 )
         if self.facts.shards_parameters and self.precision == "fp16":
             raise ValueError(f"precision='fp16' is not tried with strategy={self.strategy!r}; use 'bf16'.")
+        if self.param_dtype == "bf16" and self.precision != "bf16":
+            raise ValueError(
+                f"param_dtype='bf16' computes in bf16, got precision={self.precision!r}; use precision='bf16'."
+            )
 
     def _check_model(self) -> None:
         if self.model in CIFAR_MODELS or self.model is None:

@@ -17,6 +17,7 @@ from pipeline.plan.find_model import check_models
 from pipeline.plan.model_names import CIFAR_MODELS, TORCHVISION, is_image_model, own_class
 from pipeline.plan.resources import Resources
 from pipeline.plan.spec import Spec
+from pipeline.plan.strategies import STRATEGIES
 from pipeline.system.errors import CommandError, suggest_name
 from pipeline.system.files import read_bounded
 
@@ -268,7 +269,14 @@ def expand_block(
         if "model" in changes:  # the block may be about another model, and state what this one does not have
             left_out = set(axes_of_others(str(fields["model"]))) - changes.keys()
             fields = {axis: value for axis, value in fields.items() if axis not in left_out}
-        yield spec_from_fields(fields, where)
+        yield spec_from_fields(usual_in_bf16(fields) | fields, where)
+
+
+def usual_in_bf16(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the axes that people set with this strategy in bf16; none of image models, whose BatchNorm needs fp32."""
+    strategy = STRATEGIES.get(str(fields.get("strategy")))
+    is_usual = fields.get("precision") == "bf16" and not is_image_model(fields.get("model", AXIS_DEFAULTS["model"]))
+    return dict(strategy.usual_in_bf16) if strategy and is_usual else {}
 
 
 def spec_from_fields(fields: Mapping[str, Any], where: str) -> Spec:

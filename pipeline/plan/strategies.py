@@ -57,6 +57,7 @@ class Strategy(NamedTuple):
     is_eager_only: bool = False  # not tried compiled or captured
     syncs_batchnorm: bool = False  # tried with BatchNorm over all GPUs
     refuses: Mapping[str, str] = MappingProxyType({})  # axes that do not work with it -> the reason
+    usual_in_bf16: Mapping[str, str] = MappingProxyType({})  # axes that a grid gets in bf16, unless it states them
     collectives: tuple[str, ...] = ()  # operations of a process group that it calls in a step
     collective_words: str = ""
     variants: tuple[str, ...] = ()  # steps that `measure: communication` times, in the order in which they are built
@@ -91,9 +92,12 @@ def gradients_of_replicas(model_bytes: int, units: UnitBytes | None, axes: "Axes
     return model_bytes * (axes.num_gpus - 1)
 
 
+SHARE_OF_FP32 = {"none": 1.0, "fp32": 1.0, "bf16": 0.5}  # of bytes
+
+
 def gradients_in_buckets(model_bytes: int, units: UnitBytes | None, axes: "Axes") -> float:
     """Return the bytes of all buckets as they are sent."""
-    return model_bytes * (0.5 if axes.gradient_compression == "bf16" else 1.0)
+    return model_bytes * SHARE_OF_FP32[axes.gradient_compression]
 
 
 def bucket_state(model_bytes: int, optimizer_bytes: int, units: UnitBytes | None, axes: "Axes") -> float:
@@ -108,7 +112,7 @@ def all_parameters(model_bytes: int, units: UnitBytes | None, axes: "Axes") -> f
 
 def scattered_bytes(model_bytes: int, units: UnitBytes | None, axes: "Axes") -> float | None:
     """Return the input of the reduce-scatters in an update; None if the units are not known."""
-    return float(units.units_bytes + units.root_bytes) if units else None
+    return (units.units_bytes + units.root_bytes) * SHARE_OF_FP32[axes.reduce_dtype] if units else None
 
 
 def gathered_bytes(model_bytes: int, units: UnitBytes | None, axes: "Axes") -> float | None:
@@ -117,20 +121,22 @@ def gathered_bytes(model_bytes: int, units: UnitBytes | None, axes: "Axes") -> f
         return None
     in_units = units.units_bytes * (1 if axes.reshard == "never" else 2)
     in_root = units.root_bytes * (2 if axes.reshard == "always" else 1)
-    return float((in_units + in_root) * axes.grad_accumulation)
+    return (in_units + in_root) * axes.grad_accumulation * SHARE_OF_FP32[axes.param_dtype]
 
 
 def sharded_state(model_bytes: int, optimizer_bytes: int, units: UnitBytes | None, axes: "Axes") -> float | None:
     """Return the bytes of a rank: shards of all, the root if it is not freed, and three units in flight.
 
-    In flight are two gathered units and the gradients of one. None if the units are not known.
+    In flight are two gathered units and the gradients of one; or of the two one, and a copy of these gradients that is
+    reduced. None if the units are not known.
     """
     if units is None:
         return None
-    shards, root = 2 * model_bytes / axes.num_gpus + optimizer_bytes, units.root_bytes
+    gathered, reduced = SHARE_OF_FP32[axes.param_dtype], SHARE_OF_FP32[axes.reduce_dtype]
+    shards, root = 2 * model_bytes / axes.num_gpus + optimizer_bytes, units.root_bytes * gathered
     if axes.reshard == "never":
-        return shards + units.units_bytes + root + 2 * units.largest_unit_bytes
-    in_flight = 3 * max(units.largest_unit_bytes, 0 if units.num_units else root)
+        return shards + units.units_bytes * gathered + root + (gathered + reduced) * units.largest_unit_bytes
+    in_flight = (2 * gathered + max(gathered, reduced)) * (units.largest_unit_bytes or units.root_bytes)
     return shards + in_flight + (root if units.num_units and axes.reshard == "blocks" else 0)
 
 
@@ -190,6 +196,7 @@ FSDP = Strategy(
         "gradient_as_bucket_view": "it has no buckets",
         "evaluate": "no rank has the whole model",
     },
+    usual_in_bf16={"param_dtype": "bf16"},
     collectives=("all_gather", "reduce_scatter"),
     collective_words="all-gathers and reduce-scatters",
     variants=("fsdp", "fsdp_again", "no_op", "plain"),

@@ -35,7 +35,7 @@ from pipeline.records.record import Better, short_text
 from pipeline.system.errors import log_line, pluralize, shorten_list
 from pipeline.training import devices, process_group
 from pipeline.training.process_group import Rank
-from pipeline.training.step import AUTOCAST_TYPES, ModelCall
+from pipeline.training.step import ModelCall, autocast_of
 from pipeline.training.torch_strategies import torch_strategy
 from pipeline.workloads.workload import Workload, WorkloadError, as_number, describe, learning_rate_of, optimizer_of
 
@@ -95,9 +95,11 @@ def check_workload(
 def check_weights(model: nn.Module, spec: Spec) -> None:
     """Raise WorkloadError for weights without a shape or values, and for those of another type than the row says.
 
-    Autocast computes in bf16 from weights of float32 or bf16, and fp16's scaler needs those of float32.
+    Autocast computes in bf16 from weights of float32 or bf16, and fp16's scaler needs those of float32. So does FSDP
+    that gathers in bf16: its optimizer updates weights of float32.
     """
-    allowed = {torch.float32, torch.complex64} | ({torch.bfloat16} if spec.precision == "bf16" else set())
+    is_bf16_allowed = spec.precision == "bf16" and spec.param_dtype == "fp32"
+    allowed = {torch.float32, torch.complex64} | ({torch.bfloat16} if is_bf16_allowed else set())
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             raise WorkloadError(
@@ -113,10 +115,12 @@ def check_weights(model: nn.Module, spec: Spec) -> None:
         is_number = tensor.is_floating_point() or tensor.is_complex()
         if is_number and tensor.dtype not in allowed:
             kind = str(tensor.dtype).removeprefix("torch.")
-            cure = "give precision: bf16, or model.float()" if kind == "bfloat16" else "give model.float()"
-            raise WorkloadError(
-                f"{name} is {kind}, and precision: {spec.precision} would not say so; {cure} in build_model()"
-            )
+            is_offered = kind == "bfloat16" and spec.precision != "bf16"
+            cure = "give precision: bf16, or model.float()" if is_offered else "give model.float()"
+            why = f"precision: {spec.precision} would not say so"
+            if spec.param_dtype == "bf16":
+                why = "param_dtype: bf16 gathers copies of float32 weights"
+            raise WorkloadError(f"{name} is {kind}, and {why}; {cure} in build_model()")
 
 
 def refuse_synchronized_layers(model: nn.Module, spec: Spec) -> None:
@@ -280,9 +284,7 @@ def checked_loss(workload: Workload, model: nn.Module, batch: Batch, spec: Spec,
         num_calls += 1
         return model(*inputs, **keywords)
 
-    autocast_type = AUTOCAST_TYPES.get(str(spec.precision))
-    autocast = torch.autocast(rank.device.type, autocast_type, enabled=autocast_type is not None)
-    with refuse_scaling(), autocast, ShareFinder() as shares:
+    with refuse_scaling(), autocast_of(spec, rank), ShareFinder() as shares:
         found: Any = workload.loss(ModelCall(counted), batch)
     loss, num_correct = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     if not isinstance(loss, Tensor) or not isinstance(num_correct, Tensor | None):

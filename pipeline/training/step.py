@@ -129,6 +129,13 @@ class UnmarkedTimer(StepTimer):
 NUM_CHECKED_UPDATES = 3  # not 1: a rule may skip updates; no more than there are before a capture, which cannot wait
 AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
+
+def autocast_of(spec: Spec, rank: Rank) -> torch.autocast:
+    """Return the context in which the loss is computed. It casts nothing where the parameters have the format."""
+    autocast_type = AUTOCAST_TYPES.get(str(spec.precision)) if spec.param_dtype == "fp32" else None
+    return torch.autocast(rank.device.type, autocast_type, enabled=autocast_type is not None)
+
+
 MarkPart = Callable[[str], None]
 StepFunction = Callable[[], object]  # issues one training step, or other work that is timed or captured like one
 
@@ -229,8 +236,7 @@ class EagerStep:
         self._after_backward = after_backward
         self._device = rank.device
         self._memory_format = memory_format(spec)
-        autocast_type = AUTOCAST_TYPES.get(str(spec.precision))
-        self._autocast = torch.autocast(rank.device.type, autocast_type, enabled=autocast_type is not None)
+        self._autocast = autocast_of(spec, rank)
 
     def begin_epoch(self) -> None:
         self.model.train()

@@ -80,6 +80,24 @@ def test_every_shipped_grid_expands_and_runs_on_gpus_unless_it_chooses(name: str
         assert devices == ({"cpu"} if chooses else {"cuda"})
 
 
+@pytest.mark.parametrize(
+    ("changes", "formats"),
+    [
+        ((), {"bf16"}),
+        (("precision=tf32",), {"fp32"}),
+        (("strategy=ddp",), {"fp32"}),
+        (("param_dtype=fp32",), {"fp32"}),
+        (("model=resnet18",), {"fp32"}),  # has BatchNorm
+    ],
+)
+def test_fsdp_in_bf16_gathers_in_bf16_unless_the_grid_says_otherwise(changes: Sequence[str], formats: set[str]) -> None:
+    """The defaults of a point stay as they were: the expansion writes out what people use."""
+    usual = {"strategy": "fsdp", "precision": "bf16", "num_gpus": "2", "batch_size_per_gpu": "8"}
+    stated = usual | dict(change.split("=") for change in changes)
+    found = expand_grid("strategies", [f"{axis}={value}" for axis, value in stated.items()]).points
+    assert {spec.param_dtype for spec in found} == formats
+
+
 def test_points_keep_the_order_of_the_file_with_the_last_axis_fastest(expand: Expand) -> None:
     text = points("seed: [2, 1], repeat: [0, 1]", "seed: [0]")
     assert [(spec.seed, spec.repeat) for spec in expand(text).points] == [(2, 0), (2, 1), (1, 0), (1, 1), (0, 0)]

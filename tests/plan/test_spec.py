@@ -163,6 +163,7 @@ SHARDED: dict[str, Any] = {"strategy": "fsdp", "num_gpus": 2, "device": "cpu"}
         ({**SHARDED, "evaluate": True}, "no rank has the whole model; leave it out"),
         ({**SHARDED, "precision": "fp16"}, "precision='fp16' is not tried with strategy='fsdp'; use 'bf16'"),
         ({**SHARDED, "sync_batchnorm": True}, "sync_batchnorm=true shares statistics over the GPUs of DDP"),
+        ({**SHARDED, "param_dtype": "bf16"}, "computes in bf16, got precision='tf32'; use precision='bf16'"),
         ({**DDP, "reshard": "never"}, "reshard='never' is an axis of strategy='fsdp'...got 'ddp'; leave it out"),
         (
             {**DDP, "num_samples": 1024, "static_graph": True, "grad_accumulation": 2},
@@ -382,6 +383,17 @@ def test_an_axis_of_one_strategy_is_no_word_of_another() -> None:
     ddp, fsdp = ({"strategy": strategy, "reshard": "blocks"} for strategy in ("ddp", "fsdp"))
     assert describe_point(ddp, ["reshard"]) == ""
     assert describe_point(fsdp, ["reshard"]) == "reshard blocks"
+
+
+def test_the_form_of_fsdp_before_it_had_number_formats_is_named_beside_the_new_one() -> None:
+    """A published record states neither, so its run id and its meaning stay: gathers and scatters of fp32."""
+    old = make_spec(strategy="fsdp", num_gpus=2, precision="bf16")
+    assert (old.param_dtype, old.reduce_dtype) == ("fp32", "fp32")
+    new = msgspec.structs.replace(old, param_dtype="bf16")
+    assert [*point_labels([old, new]).values()] == [
+        "fsdp 2 GPUs, 128 per GPU, fp32 gathers",
+        "fsdp 2 GPUs, 128 per GPU, bf16 gathers",
+    ]
 
 
 def test_how_long_a_point_runs_is_named_only_where_it_tells_points_apart() -> None:

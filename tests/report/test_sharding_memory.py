@@ -12,6 +12,7 @@ from pipeline.records.record import Measurement, MemorySearch, MemoryTrial, Reco
 from pipeline.report.table import Row
 
 P, SAMPLE = 2 * GIB, GIB // 64
+IN_BF16: dict[str, Any] = {"strategy": "fsdp", "precision": "bf16", "param_dtype": "bf16"}
 SHARDS = Sharding(num_units=4, units_bytes=3 * P // 4, largest_unit_bytes=P // 4, root_bytes=P // 4)
 
 
@@ -69,6 +70,9 @@ def test_without_a_search_of_ddp_nothing_is_said_to_be_saved() -> None:
         ({"strategy": "fsdp"}, P, SHARDS, 3 * P),
         ({"strategy": "fsdp", "reshard": "always"}, P, SHARDS, 2.75 * P),
         ({"strategy": "fsdp", "reshard": "never"}, P, SHARDS, 3.5 * P),
+        ({**IN_BF16}, P, SHARDS, 2.625 * P),
+        ({**IN_BF16, "reduce_dtype": "bf16"}, P, SHARDS, 2.5 * P),
+        ({**IN_BF16, "reshard": "never"}, P, SHARDS, 2.875 * P),
         ({"strategy": "dp"}, 2 * P, None, None),
         ({"strategy": "ddp"}, None, None, None),
     ],

@@ -399,8 +399,12 @@ def test_weights_of_another_type_than_the_row_says_are_refused(kind: torch.dtype
         check_weights(model, point(precision=precision))
 
 
-def test_weights_of_bf16_are_trained_in_bf16() -> None:
+def test_weights_of_bf16_are_trained_in_bf16_but_not_gathered_as_copies_of_others() -> None:
     check_weights(nn.Linear(4, 3).bfloat16(), point(precision="bf16"))
+    gathered = make_spec(precision="bf16", strategy="fsdp", num_gpus=2, param_dtype="bf16")
+    check_weights(nn.Linear(4, 3), gathered)
+    with pytest.raises(WorkloadError, match=r"^weight is bfloat16, and param_dtype: bf16 .* float32 .* model.float"):
+        check_weights(nn.Linear(4, 3).bfloat16(), gathered)
 
 
 @pytest.mark.parametrize("layer", [nn.LazyLinear(3), nn.LazyBatchNorm1d(affine=False)])

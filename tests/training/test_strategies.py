@@ -1,5 +1,6 @@
 """The strategies on two CPU processes: equal training, counted bytes, steps without collectives, and refusals."""
 
+import copy
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -21,7 +22,7 @@ from pipeline.communication import step_variants
 from pipeline.communication.profiling import profile_ranks
 from pipeline.communication.step_variants import StepContext, list_silent_calls
 from pipeline.plan.spec import Spec
-from pipeline.plan.strategies import gathered_bytes
+from pipeline.plan.strategies import gathered_bytes, scattered_bytes
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, ignore_mark
 from pipeline.training.torch_strategies import torch_strategy
@@ -44,7 +45,12 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "always": {"strategy": "fsdp", "reshard": "always"},
     "never": {"strategy": "fsdp", "reshard": "never"},
 }
-NUM_UPDATES = 3
+CAST: dict[str, dict[str, Any]] = {
+    "bf16 gathers": {"param_dtype": "bf16"},
+    "bf16 gathers and scatters": {"param_dtype": "bf16", "reduce_dtype": "bf16"},
+    "autocast, bf16 scatters": {"reduce_dtype": "bf16"},
+}
+NUM_UPDATES = 4
 
 
 def run_on_rank(rank: int, folder: str) -> None:
@@ -68,6 +74,8 @@ def train_each(place: Rank) -> dict[str, Any]:
             found[f"{name} {num_passes}"] = train(spec, place)
             if spec.strategy == "fsdp":
                 found[f"kept {name} {num_passes}"] = train(spec, place, has_kept_buffers=True)
+    for name, fields in CAST.items():
+        found[f"{name} 1"] = train(make_spec(**{**GPT, "strategy": "fsdp", "precision": "bf16", **fields}), place)
     return found
 
 
@@ -87,6 +95,12 @@ def gradients_of_share(place: Rank) -> list[list[float]]:
     return [parameter.grad.flatten().tolist() for parameter in model.parameters() if parameter.grad is not None]
 
 
+def batches_of(rank: int, size: int) -> list[dict[str, torch.Tensor]]:
+    """The same sequences of a rank in each update, in batches of this size."""
+    tokens = torch.randint(63, (GPT["batch_size_per_gpu"], 17), generator=torch.Generator().manual_seed(1 + rank))
+    return [{"tokens": part[:, :-1], "next": part[:, 1:]} for part in tokens.split(size)]
+
+
 def train(spec: Spec, rank: Rank, has_kept_buffers: bool = False) -> dict[str, Any]:
     workload = build_workload(spec)
     torch.manual_seed(0)
@@ -95,10 +109,9 @@ def train(spec: Spec, rank: Rank, has_kept_buffers: bool = False) -> dict[str, A
     if has_kept_buffers:
         keep_buffers(model, [], is_silent=False)
     step = EagerStep(model, workload, spec, rank)
-    tokens = torch.randint(63, (GPT["batch_size_per_gpu"], 17), generator=torch.Generator().manual_seed(1 + rank.rank))
     losses = []
     for _ in range(NUM_UPDATES):
-        batches = [{"tokens": part[:, :-1], "next": part[:, 1:]} for part in tokens.split(spec.batch_size_per_gpu)]
+        batches = batches_of(rank.rank, spec.batch_size_per_gpu)
         losses.append(sum(float(step(batch, ignore_mark, batch is batches[-1])) for batch in batches) / len(batches))
     sharding = strategy.describe_sharding(workload, model, spec)
     context = StepContext(spec, rank, workload, batches[0], None)
@@ -114,7 +127,7 @@ def train(spec: Spec, rank: Rank, has_kept_buffers: bool = False) -> dict[str, A
         "is_finite": all(bool(parameter.isfinite().all()) for parameter in silent.model.parameters()),
         "gradient_bytes": sum(parameter.nbytes for parameter in variants["plain"].model.parameters()),
         "gathered_by_formula": gathered_bytes(0, sharding, spec) if sharding else None,
-        "scattered_by_formula": sharding.units_bytes + sharding.root_bytes if sharding else None,
+        "scattered_by_formula": scattered_bytes(0, sharding, spec) if sharding else None,
     }
 
 
@@ -157,6 +170,44 @@ def test_two_passes_of_half_the_batch_train_as_one_of_all(trained: dict[str, dic
     assert losses[-1] < losses[0]
 
 
+def losses_in_one_process(param_dtype: str = "fp32", reduce_dtype: str = "fp32") -> list[float]:
+    """Train as two ranks do, with weights in float32, copies of them in the format that computes, and rank 0's losses.
+
+    Gradients of each rank are cast to the format that is reduced, and their mean is cast back.
+    """
+    workload = build_workload(make_spec(**GPT, strategy="ddp"))
+    torch.manual_seed(0)
+    whole = workload.build_model()
+    optimizer, losses = workload.optimizer(whole), []
+    for _ in range(NUM_UPDATES):
+        by_rank: list[tuple[float, list[torch.Tensor]]] = []
+        for rank in range(2):
+            cast = copy.deepcopy(whole).to(torch.bfloat16 if param_dtype == "bf16" else torch.float32)
+            with torch.autocast("cpu", torch.bfloat16, enabled=param_dtype == "fp32"):
+                loss = workload.loss(lambda tokens, model=cast: model(tokens).float(), *batches_of(rank, 4))
+            assert isinstance(loss, torch.Tensor)
+            loss.backward()
+            reduced = torch.bfloat16 if reduce_dtype == "bf16" else torch.float32
+            by_rank.append(
+                (float(loss.detach()), [one.grad.to(reduced) for one in cast.parameters() if one.grad is not None])
+            )
+        losses.append(by_rank[0][0])
+        for parameter, one, two in zip(whole.parameters(), by_rank[0][1], by_rank[1][1], strict=True):
+            parameter.grad = (one / 2 + two / 2).float()
+        optimizer.step()
+    return losses
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("name", CAST)
+def test_fsdp_trains_in_each_format_as_one_process_does_in_the_same(
+    trained: dict[str, dict[str, Any]], name: str
+) -> None:
+    losses = trained[f"{name} 1"]["losses"]
+    assert losses == pytest.approx(losses_in_one_process(**CAST[name]), rel=1e-6)
+    assert losses != pytest.approx(trained["blocks 1"]["losses"], rel=1e-5), "that is fp32"
+
+
 @pytest.mark.training
 @pytest.mark.parametrize("num_passes", [1, 2])
 @pytest.mark.parametrize("name", ["blocks", "always", "never"])
@@ -183,7 +234,7 @@ def test_sharded_optimizers_keep_half_of_the_state(trained: dict[str, dict[str, 
 @pytest.mark.training
 @pytest.mark.parametrize("num_passes", [1, 2])
 def test_counted_bytes_are_those_of_the_formulas(trained: dict[str, dict[str, Any]], num_passes: int) -> None:
-    for name in ("ddp", "zero1", "blocks", "always", "never"):
+    for name in ("ddp", "zero1", "blocks", "always", "never", *(CAST if num_passes == 1 else ())):
         found = trained[f"{name} {num_passes}"]
         sent: dict[str, int] = {}
         for kind, operation, num_bytes in found["calls"]:
@@ -194,8 +245,17 @@ def test_counted_bytes_are_those_of_the_formulas(trained: dict[str, dict[str, An
             expected |= {"parameters broadcast": found["gradient_bytes"]} if name == "zero1" else {}
         else:
             expected = {"parameters all_gather": gathered, "gradients reduce_scatter": scattered}
-            assert scattered > found["gradient_bytes"], "63 rows are padded to 64"
         assert sent == expected, name
+    sizes = {name: trained[f"{name} 1"] for name in ("blocks", *CAST)}
+    assert sizes["blocks"]["scattered_by_formula"] > sizes["blocks"]["gradient_bytes"], "63 rows are padded to 64"
+    ratios = [
+        [
+            sizes["blocks"][f"{kind}_by_formula"] / sizes[name][f"{kind}_by_formula"]
+            for kind in ("gathered", "scattered")
+        ]
+        for name in CAST
+    ]
+    assert ratios == [[2, 1], [2, 2], [1, 2]]
 
 
 @pytest.mark.training
@@ -282,6 +342,13 @@ def test_units_that_cannot_be_sharded_are_refused(
     workload = Gpt(layers=1, width=8, heads=1)
     with pytest.raises(WorkloadError, match=sentence):
         shard_units_of(workload, workload.build_model())
+
+
+def test_a_batchnorm_is_not_gathered_in_bf16() -> None:
+    spec = make_spec(strategy="fsdp", num_gpus=2, precision="bf16", param_dtype="bf16", dataset="synthetic")
+    workload = build_workload(spec)
+    with pytest.raises(WorkloadError, match=r"^bn1 is a BatchNorm2d, whose statistics are .*; use param_dtype: fp32$"):
+        torch_strategy("fsdp").place(workload.build_model(), workload, spec, ALONE)
 
 
 def test_without_units_the_root_alone_is_sharded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,11 @@ from pipeline.training.process_group import Rank
 from pipeline.training.torch_strategies.base import CollectiveCall, TorchStrategy, nothing
 from pipeline.workloads.workload import Workload, WorkloadError, describe
 
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
 RESHARD_AFTER_FORWARD = {"blocks": None, "always": True, "never": False}  # None: blocks reshard, the root does not
+NORMALISATIONS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class FsdpStrategy(TorchStrategy):
@@ -28,9 +32,12 @@ class FsdpStrategy(TorchStrategy):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
+        if spec.param_dtype == "bf16":
+            refuse_batchnorm(model)
         mesh = init_device_mesh(rank.device.type, (rank.world_size,))
         for unit in (*shard_units_of(workload, model), model):
-            fully_shard(unit, mesh=mesh, reshard_after_forward=RESHARD_AFTER_FORWARD[spec.reshard])
+            policy = mixed_precision(spec, unit is model)
+            fully_shard(unit, mesh=mesh, reshard_after_forward=RESHARD_AFTER_FORWARD[spec.reshard], mp_policy=policy)
         return model
 
     def describe_sharding(self, workload: Workload, model: nn.Module, spec: Spec) -> Sharding | None:
@@ -99,6 +106,29 @@ def with_owners(
     for name, child in module._modules.items():  # named_children() skips a module's second place
         if child is not None:
             yield from with_owners(child, f"{prefix}{name}.", child if child in units else owner, units)
+
+
+def mixed_precision(spec: Spec, is_root: bool) -> "MixedPrecisionPolicy":
+    """Return FSDP's number formats. Outputs of a model with bf16 weights are cast to float32 for the loss."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    is_cast, is_reduced_in_bf16 = spec.param_dtype == "bf16", spec.reduce_dtype == "bf16"
+    reduced = torch.bfloat16 if is_reduced_in_bf16 else torch.float32
+    return MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if is_cast else None,
+        reduce_dtype=reduced if is_cast or is_reduced_in_bf16 else None,  # None: the type of the weights
+        output_dtype=torch.float32 if is_cast and is_root else None,
+    )
+
+
+def refuse_batchnorm(model: nn.Module) -> None:
+    """Raise WorkloadError for a BatchNorm: its kernels take parameters of the type of its statistics, float32."""
+    for name, module in model.named_modules():
+        if isinstance(module, NORMALISATIONS):
+            raise WorkloadError(
+                f"{name or 'the model'} is a {type(module).__name__}, whose statistics are float32, so its parameters "
+                "cannot be bf16; use param_dtype: fp32"
+            )
 
 
 def padded_bytes(module: nn.Module) -> int:
