@@ -8,9 +8,9 @@
 
 Without a folder it takes your newest experiment below outputs/.
 Prints the answers and main tables of one experiment; of several a table for each question with a line an experiment.
---full prints every table in Markdown; other formats are one JSON object, or one table as CSV. Writes report.md,
-report.html with plots/, tables.json and one CSV per table beside the records. A folder of several experiments also gets
-index.html.
+--full prints every table in Markdown; other formats are one JSON object, one table as CSV, or the tables of the page in
+LaTeX (booktabs). Writes report.md, report.html with plots/, tables.json and one CSV per table beside the records. A
+folder of several experiments also gets index.html.
 Exit codes: 0 success, also if you may not write beside the records; 1 with --strict: a point has no result, or anyone
 may write to a folder; 2 the folder or an experiment cannot be read, or a write failed; 3 no experiment in the folder.
 An experiment that cannot be read is left out, and the others get their tables.
@@ -33,9 +33,10 @@ from pipeline.figures.ring_model import Link
 from pipeline.records.folder import FOLDER_HELP, Experiment, folder_or_newest, require_experiments, warn_of_open_folders
 from pipeline.report import terminal
 from pipeline.report.collected import CollectedExperiment, collect_experiment
-from pipeline.report.display import MAX_WIDTH, DisplayOptions
+from pipeline.report.display import MAX_WIDTH, ON_PAGE, DisplayOptions, display_tables
 from pipeline.report.files import indented_json, one_csv, write_tables
 from pipeline.report.html import Pages
+from pipeline.report.latex import render_latex
 from pipeline.report.link import MeasuredLinks
 from pipeline.report.markdown import render_experiment
 from pipeline.report.questions import answers_of
@@ -66,8 +67,8 @@ class Printed(NamedTuple):
 def parse_arguments() -> argparse.Namespace:
     parser = build_parser("collect", __doc__)
     parser.add_argument("folder", type=Path, nargs="?", help=FOLDER_HELP)
-    formats = "the format on stdout; csv prints one table, which --only names"
-    parser.add_argument("--format", choices=("markdown", "csv", "json"), default="markdown", help=formats)
+    formats = "the format on stdout; csv prints one table, which --only names; latex needs booktabs"
+    parser.add_argument("--format", choices=("markdown", "csv", "json", "latex"), default="markdown", help=formats)
     parser.add_argument("--only", choices=[*TABLES], type=parse_table, default="", help="print this table alone")
     parser.add_argument("--columns", choices=("few", "all"), default="few", help="all: wide tables, with every column")
     amount = parser.add_mutually_exclusive_group()
@@ -158,7 +159,10 @@ def main() -> int:
             answers = answers_of(found.tables, found.collected.terms)
             page = pages.written.get(name)
             summary = summarize(name, found, answers, page)
-            if arguments.format != "markdown" or (len(experiments) > 1 and not has_tables(arguments)):
+            if arguments.format == "latex":
+                shown = [table for _, table in display_tables(found.tables, found.collected, options)]
+                text = render_latex(name, shown)
+            elif arguments.format != "markdown" or (len(experiments) > 1 and not has_tables(arguments)):
                 text = ""
             elif has_tables(arguments):
                 text = render_experiment(name, found.tables, found.collected, options, words)
@@ -209,7 +213,9 @@ def find_all(arguments: argparse.Namespace, codes: list[int]) -> dict[str, Exper
 
 
 def display_options(arguments: argparse.Namespace) -> DisplayOptions:
-    """Return how to print tables: a terminal narrower than the report gets fewer columns."""
+    """Return how to print tables: LaTeX as the page has them; a narrow terminal gets fewer columns than the report."""
+    if arguments.format == "latex":
+        return ON_PAGE._replace(only=arguments.only, is_full=arguments.columns == "all")
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else MAX_WIDTH
     return DisplayOptions(min(columns or MAX_WIDTH, MAX_WIDTH), arguments.only, arguments.columns == "all")
 

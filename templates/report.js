@@ -1,20 +1,26 @@
 "use strict";
 // Copies tables as Markdown, LaTeX or CSV, and saves plots as SVG. Without it the page only lacks these buttons.
-const escapes = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"};
-const latex = (text) => text.replace(/[\\~^]|[&%$#_{}]/g, (sign) => escapes[sign] || "\\" + sign);
+const escapes = {
+  "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "<": "\\textless{}", ">": "\\textgreater{}",
+  "|": "\\textbar{}", '"': "\\textquotedbl{}", "--": "-{}-", "[": "{[}", "*": "{*}",
+};
+const latex = (text) => text.replace(/[\\~^<>|"&%$#_{}]|--|^[\[*]/g, (sign) => escapes[sign] || "\\" + sign);  // as report/latex.py
 const isFormula = (text) => /^[=+\-@]/.test(text) && isNaN(text.replaceAll(",", ""));
 const cell = (text) => (isFormula(text) ? "'" + text : text).replaceAll('"', '""');
 const forms = {
   Markdown: ([head, ...rows]) =>
     [head, head.map(() => "---"), ...rows].map((row) => `| ${row.map((text) => text.replaceAll("|", "\\|")).join(" | ")} |`),
-  LaTeX: ([head, ...rows]) => {
+  LaTeX: ([head, ...rows], sides) => {
     const line = (row) => row.map(latex).join(" & ") + " \\\\";
-    const begin = `\\begin{tabular}{${"l".repeat(head.length)}}`;
+    const begin = `\\begin{tabular}{${sides.join("")}}`;
     return [begin, "\\toprule", line(head), "\\midrule", ...rows.map(line), "\\bottomrule", "\\end{tabular}"];
   },
   CSV: (rows) => rows.map((row) => row.map((text) => `"${cell(text)}"`).join(",")),
 };
-const textsOf = (table) => [...table.rows].map((row) => [...row.cells].map((part) => part.textContent.trim().replace(/\s+/g, " ")));
+const textOf = (part) => part.textContent.trim().replace(/\s+/g, " ");
+const badgesOf = (part) => [...part.querySelectorAll(".badge")].map(textOf).join(", ");
+const textsOf = (table) => [...table.rows].map((row) => [...row.cells].map((part) => badgesOf(part) || textOf(part)));
+const sidesOf = (table) => [...table.rows[0].cells].map((part) => (getComputedStyle(part).textAlign === "right" ? "r" : "l"));
 
 function copy(text) {
   const area = document.body.appendChild(document.createElement("textarea"));
@@ -39,7 +45,7 @@ for (const menu of document.querySelectorAll("[data-copy]")) {
   for (const [form, render] of Object.entries(forms)) {
     const button = menu.appendChild(document.createElement("button"));
     button.textContent = form;
-    button.addEventListener("click", () => copy(render(textsOf(table)).join("\n")));
+    button.addEventListener("click", () => copy(render(textsOf(table), sidesOf(table)).join("\n")));
   }
 }
 for (const menu of document.querySelectorAll("[data-save]")) {

@@ -38,6 +38,12 @@ frame.onload = () => {{
     place.closest("details")?.setAttribute("open", "");  // the browser does so too, a little later
     return [address, place.getBoundingClientRect().height];
   }};
+  const copies = (button) => {{
+    let copied = "";
+    page.execCommand = () => {{ copied = page.querySelector("body > textarea").value; }};
+    button.click();
+    return [button.closest("[data-copy]").nextElementSibling.querySelector("table").id, copied];
+  }};
   const result = document.createElement("pre");
   result.textContent = JSON.stringify({{
     page_width: page.documentElement.scrollWidth,
@@ -49,6 +55,7 @@ frame.onload = () => {{
     alternatives: plots.map((plot) => plot.ariaLabel),
     titles: plots.map((plot) => style(plot.querySelector("text[font-weight=bold], text")).fill),
     scales: plots.map((plot) => plot.getBoundingClientRect().width / plot.firstElementChild.viewBox.baseVal.width),
+    latex: [...page.querySelectorAll("[data-copy] button")].filter((part) => part.textContent === "LaTeX").map(copies),
     followed: [...page.querySelectorAll("a")].map(follow),
   }});
   document.body.replaceChildren(result);
@@ -95,6 +102,7 @@ def look_at(page: Path, scratch: Path, width: int = 1280, is_dark: bool = False)
     """Return what the browser finds on the page, the messages on its console, and what it asked the server for.
 
     `followed` has each link with what it leads to on the page or holds: a height in pixels or a length; else 0.
+    `latex` has what the button of each table copies, by the table's id.
     """
     assert CHROMIUM is not None
     (page.parent / "probe.html").write_text(PROBE.format(width=width, address=quote(page.name)))
@@ -116,7 +124,7 @@ def look_at(page: Path, scratch: Path, width: int = 1280, is_dark: bool = False)
     assert text, done.stderr[-2000:]
     found: dict[str, Any] = json.loads(html.unescape(text))
     console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    found["followed"] = dict(found["followed"])
+    found["followed"], found["latex"] = dict(found["followed"]), dict(found["latex"])
     return {
         **found,
         "console": console,

@@ -35,6 +35,7 @@ from pipeline.report.tables import FIGURE_NAMES, TABLES
 STATUS_WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}
 MAX_LABEL = 44  # characters of a configuration in a cell
 WORDS = FIGURE_NAMES | {"sw_power_cap": "$GPU at its power limit"}  # what notes name
+MAX_BADGES = 3  # of a row
 MAX_WORD = 20  # characters of a short text that is its own badge
 USUAL = "usual"  # the configuration whose every value is the most frequent one
 
@@ -74,6 +75,24 @@ class DisplayTable(NamedTuple):
     def rows(self) -> list[tuple[str, ...]]:
         """The cells by row."""
         return list(zip(*(column.cells for column in self.columns), strict=True))
+
+    @property
+    def texts(self) -> list[list[str]]:
+        """The cells by row, with badges in place of the numbers of notes."""
+        columns = [
+            [", ".join(badge for badge, _ in self.badges_of(cell)) for cell in column.cells]
+            if column.heading == "note"
+            else column.cells
+            for column in self.columns
+        ]
+        return [*map(list, zip(*columns, strict=True))]
+
+    def badges_of(self, numbers: str) -> list[tuple[str, str]]:
+        """Return the badges for a cell with the numbers of notes, each with what it stands for; at most four."""
+        own = [int(number) - 1 for number in numbers.split(", ") if number]
+        found = [(self.badges[number], self.footnotes[number]) for number in own[:MAX_BADGES]]
+        rest = [self.footnotes[number] for number in own[MAX_BADGES:]]
+        return found + ([(f"{len(rest)} more", "; ".join(rest))] if rest else [])
 
 
 class Footnotes(NamedTuple):
@@ -287,6 +306,10 @@ class DisplayOptions(NamedTuple):
     link_of: Callable[[Row], str] = lambda row: ""
     terms: Terms = Terms()
     has_next_steps: bool = True
+
+
+MAX_TABLE_CHARS = 150  # of a row of a table on the page, which scrolls if the page is narrower
+ON_PAGE = DisplayOptions(MAX_TABLE_CHARS, has_next_steps=False)
 
 
 def display_tables(

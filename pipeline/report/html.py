@@ -41,7 +41,7 @@ from pipeline.records.outcomes import CollectedOutcomes, PointOutcome
 from pipeline.report import first_screen
 from pipeline.report.collected import CollectedExperiment
 from pipeline.report.cost import ENDING_WORDS
-from pipeline.report.display import MAX_ROWS, DisplayOptions, display_tables, name_texts, named_axes
+from pipeline.report.display import MAX_ROWS, ON_PAGE, display_tables, name_texts, named_axes
 from pipeline.report.files import csv_text
 from pipeline.report.int8 import int8_plots
 from pipeline.report.link import bandwidth_plots
@@ -90,7 +90,6 @@ GLOSSARY = (
     ),
     ("one run", "The figure is of a single run, so nothing is known of how much runs differ."),
 )
-MAX_TABLE_CHARS = 150  # of a row of a table, which scrolls if the page is narrower
 MAX_LINK_BYTES = 1_000_000  # of a CSV file that the page holds
 MAX_PAGE_BYTES = 100_000_000  # of a page that an earlier run wrote
 PLOT_FILES = ("q[1-4]*.svg", "int8*.svg")  # the plots in a folder that earlier runs wrote
@@ -219,7 +218,7 @@ def build_sections(
     Of timings measured elsewhere, and of an experiment that quantizes, every question with plots or tables is shown.
     """
     link_of = point_links(shown_outcomes(found.collected.outcomes))
-    options = DisplayOptions(MAX_TABLE_CHARS, link_of=link_of, has_next_steps=False)
+    options = ON_PAGE._replace(link_of=link_of)
     tables = group_pairs(display_tables(found.tables, found.collected, options))
     figures = group_pairs((rendered.plot.question, rendered) for rendered in drawn)
     answers = {answer.question: answer for answer in asked}

@@ -17,7 +17,10 @@ from factories import (
 )
 from page_records import EVIL, collected_in, every_question, hostile_records, write_index, write_page
 
-from pipeline.report.html import Pages
+from pipeline.records.record import Record
+from pipeline.report.display import ON_PAGE, display_tables
+from pipeline.report.html import Pages, slug_of
+from pipeline.report.latex import render_tabular
 
 pytestmark = [pytest.mark.browser, needs_chromium]
 
@@ -103,6 +106,18 @@ def test_a_hostile_name_shows_as_text(tmp_path: Path) -> None:
     found = look_at(write_page(tmp_path / "x", *hostile_records(), name=EVIL), tmp_path / "profile")
     assert_stands_alone(found)
     assert EVIL.replace("\u202e", " ") in found["text"]
+
+
+@pytest.mark.parametrize("records", [every_question(), hostile_records()], ids=["every question", "hostile"])
+def test_the_page_copies_tables_as_collect_prints_them(tmp_path: Path, records: list[Record]) -> None:
+    found = collected_in(tmp_path / "x", *records)
+    copied = look_at(write_page(tmp_path / "x", *records), tmp_path / "profile")["latex"]
+    tables = [table for _, table in display_tables(found.tables, found.collected, ON_PAGE)]
+    printed = {slug_of(table.heading): render_tabular(table) for table in tables}
+    assert len(printed) == len(tables)
+    assert copied
+    assert {name: text for name, text in copied.items() if name and text != printed[name]} == {}
+    assert any("note" in text.splitlines()[2] for text in copied.values())
 
 
 def test_two_thousand_points_stay_usable(tmp_path: Path) -> None:
