@@ -86,7 +86,9 @@ IN_IMAGES = Terms()
 def said(answers: Answers, terms: Terms = IN_IMAGES) -> dict[str, str]:
     """The words of each answer, with the command that comes next."""
     found = [Answer(question, claims, terms) for question, claims in answers.items()]
-    return {answer.question: f"{' '.join(answer.paragraphs)} {answer.command}".strip() for answer in found}
+    return {
+        answer.question: f"{' '.join(tile.text for tile in answer.tiles)} {answer.command}".strip() for answer in found
+    }
 
 
 def answers_of(*found: Record, missing: Sequence[Spec] = (), terms: Terms = IN_IMAGES) -> dict[str, str]:

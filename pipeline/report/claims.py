@@ -16,17 +16,18 @@ from pipeline.report.table import Row, kind_of
 
 SUBMIT = "ddpscale submit"
 NO_RESULT = ("failed", "missing", "rejected")  # the status of a point to run again
-MAX_NAMED_TIES = 3
+MAX_NAMED_TIES = 1
 MAX_NOISE = 0.2
 """With fewer runs than a verdict needs, times that differ by less than this share are not told apart: twice the largest
 difference between runs of one point of a published experiment (published/h100x2/dp-bf16: 0.105).
 """
 
 
-class TileWords(NamedTuple):
-    """The templates of a claim in short: a label, its figure with the unit behind a space, and what it means.
+class ClaimKind(NamedTuple):
+    """The templates of a kind of claim: a label, its figure with the unit behind a space, and what it means.
 
     `more` has conditions, `warning` what the figure leaves out. The interval is that of the figure's first value.
+    A template is left out if one of its values is None.
     """
 
     label: str
@@ -36,19 +37,8 @@ class TileWords(NamedTuple):
     warning: str = ""
 
 
-class ClaimKind(NamedTuple):
-    """A kind of claim: its sentences, at most three, and its tile, if it has one.
-
-    A text is left out if one of its values is None.
-    """
-
-    name: str
-    sentences: tuple[str, ...]
-    tile: TileWords | None = None
-
-
 class Tile(NamedTuple):
-    """One answer in short: a figure with its unit and interval, what it means, what weakens it, and a command.
+    """One answer: a figure with its unit and interval, what it means, what weakens it, and a command.
 
     Without a figure `line` says why there is none.
     """
@@ -64,19 +54,19 @@ class Tile(NamedTuple):
     command: str = ""
 
     def __str__(self) -> str:
-        """Return the tile in one line, without its badges."""
+        """Return the tile in one line: its figure and what it means."""
         interval = f"({self.interval})" if self.interval else ""
         figure = " ".join(filter(None, (self.figure, self.unit, interval)))
         return f"{self.label}: {', '.join(filter(None, (figure, self.line)))}"
 
+    @property
+    def text(self) -> str:
+        """The whole tile in at most two sentences, without its command."""
+        said = "; ".join(filter(None, (str(self), self.more, *self.badges)))
+        return f"{said}. {self.warning}." if self.warning else f"{said}."
 
-NOT_ANSWERED = ClaimKind("not_answered", ("Not answered here: {why}.",), tile=TileWords("", "", "{short}"))
-NOT_ASKED = ClaimKind("not_asked", ("Not answered here: {why}.",))
-NO_RESULT_YET = ClaimKind(
-    "no_result",
-    ("Not answered yet: {what} have no result; {cure}.",),
-    tile=TileWords("", "", "{what} have no result; {cure}"),
-)
+
+NOT_ANSWERED = ClaimKind("", "", "{why}")
 
 
 SeparateAxis = Literal["gpu", "unit", "model"]
@@ -87,8 +77,8 @@ class Claim(NamedTuple):
     """One answer: its question, the kind that chooses its words, and its values.
 
     `badges` are what a reader must know beside it. `command` measures what is missing. `gpu`, `unit` (of what a
-    sample consists) and `model` say what it is about, each if the experiment has several. A short one is its first
-    sentence.
+    sample consists) and `model` say what it is about, each if the experiment has several. `is_asked` is False where
+    the experiment leaves the question out.
     """
 
     question: str
@@ -99,12 +89,12 @@ class Claim(NamedTuple):
     gpu: str = ""
     unit: str = ""
     model: str = ""
-    is_short: bool = False
+    is_asked: bool = True
 
     @property
     def is_answer(self) -> bool:
         """True unless it only says why there is no answer."""
-        return self.kind not in (NOT_ANSWERED, NOT_ASKED, NO_RESULT_YET)
+        return self.kind != NOT_ANSWERED
 
     @property
     def about(self) -> tuple[str, str, str]:
@@ -115,32 +105,23 @@ class Claim(NamedTuple):
         """Return the claim as one about a single value of an axis, without the command of the whole question."""
         return self._replace(command="", **{axis: value})  # type: ignore[arg-type]  # all three are texts
 
-    def sentences(self, terms: Terms = OF_GPUS) -> list[str]:
-        """Return its sentences in the words of an experiment, with the badges in the first."""
-        formatter = ClaimFormatter({})
-        found = [formatter.vformat(text, (), self.values) for text in self.kind.sentences if self.knows(text)]
-        badges = f" ({', '.join(self.badges)})" if self.badges else ""
-        said = [f"{found[0].removesuffix('.')}{badges}.", *found[1:]] if found else []
-        return [in_terms(text, terms) for text in (said[:1] if self.is_short else said)]
-
-    def tile(self, terms: Terms = OF_GPUS) -> Tile | None:
-        """Return the claim as a tile in the words of an experiment; None if its kind has none."""
-        if self.kind.tile is None:
-            return None
+    def tile(self, terms: Terms = OF_GPUS) -> Tile:
+        """Return the claim as a tile in the words of an experiment."""
+        terms = terms._replace(unit=self.unit or terms.unit, processors="GPUs" if self.gpu else terms.processors)
         plain = {name: float(value) if isinstance(value, float) else value for name, value in self.values.items()}
         formatter = ClaimFormatter({})
-        texts = (formatter.vformat(text, (), plain) if self.knows(text) else "" for text in self.kind.tile)
+        texts = (formatter.vformat(text, (), plain) if self.knows(text) else "" for text in self.kind)
         label, figure, line, more, warning = (in_terms(text, terms).removeprefix(", ") for text in texts)
-        _, value, form, _ = next(iter(string.Formatter().parse(self.kind.tile.figure)), ("", "", "", ""))
+        _, value, form, _ = next(iter(string.Formatter().parse(self.kind.figure)), ("", "", "", ""))
         interval = interval_words(self.values.get(value or ""), form or "")
         badges = tuple(in_terms(badge, terms) for badge in self.badges)
         number, _, unit = figure.partition(" ")
         label = ", ".join(filter(None, (label, *self.about)))
         return Tile(label, number, unit, interval, line, more, warning, badges, self.command)
 
-    def knows(self, sentence: str) -> bool:
-        """True if every value of a sentence is known."""
-        names = (name for _, name, _, _ in string.Formatter().parse(sentence) if name)
+    def knows(self, text: str) -> bool:
+        """True if every value of a template is known."""
+        names = (name for _, name, _, _ in string.Formatter().parse(text) if name)
         return all(self.values.get(name) is not None for name in names)
 
 
@@ -228,16 +209,11 @@ def not_told_apart(row: Row, rows: Iterable[Row]) -> list[Row]:
 
 
 def name_ties(row: Row, ties: Sequence[Row], name: Callable[[Row], str]) -> str:
-    """Return the first ties with how much longer their time is, how many more there are, and what tells them apart."""
+    """Return the first ties with how much longer their time is, and how many more there are; "" without ties."""
     shown = ties[:MAX_NAMED_TIES]
     named = [f"{name(tie)} ({sample_time(tie) / sample_time(row) - 1:+.1%})".replace("%", " %") for tie in shown]
     more = [f"{len(ties) - MAX_NAMED_TIES} more"] if len(ties) > MAX_NAMED_TIES else []
-    cure = (
-        ""
-        if all(has_verdict(row, tie) for tie in ties)
-        else f"; {min_values()} runs of each (--repeats) can tell them apart"
-    )
-    return " and ".join([", ".join(named), *more]) + cure
+    return " and ".join([*named, *more])
 
 
 def differing_axes(row: Row, other: Row) -> list[str]:
@@ -250,10 +226,9 @@ def grid_command(grid: str) -> str:
     return f"{SUBMIT} --grid {grid}"
 
 
-def not_answered(question: str, why: str, grid: str, *, is_asked: bool = False, short: str = "") -> Claim:
-    """Return the claim of a question without an answer: why, in short on its tile, and the grid that gives one."""
-    values = {"why": why, "short": short or why}
-    return Claim(question, NOT_ANSWERED if is_asked else NOT_ASKED, values, command=grid_command(grid))
+def not_answered(question: str, why: str, grid: str, *, is_asked: bool = False) -> Claim:
+    """Return the claim of a question without an answer: why, and the grid that gives one."""
+    return Claim(question, NOT_ANSWERED, {"why": why}, command=grid_command(grid), is_asked=is_asked)
 
 
 def no_result(question: str, what: str, rows: Iterable[Row]) -> Claim:
@@ -261,7 +236,7 @@ def no_result(question: str, what: str, rows: Iterable[Row]) -> Claim:
     cure = "run the same submit command again"
     if any(row.status == "failed" for row in rows):
         cure = f"read in the failed rows why, mend that, and {cure} with --rerun failed"
-    return Claim(question, NO_RESULT_YET, {"what": what, "cure": cure})
+    return Claim(question, NOT_ANSWERED, {"why": f"{what} have no result; {cure}"})
 
 
 def is_fit_for_answer(row: Row, figure: str) -> bool:

@@ -50,7 +50,7 @@ from pipeline.report.provenance import conditions_of, describe_setting, list_pro
 from pipeline.report.q1 import batch_size_plots
 from pipeline.report.q2 import speedup_plots
 from pipeline.report.q4 import accuracy_plots, final_accuracy_plots
-from pipeline.report.questions import ASKED_ABOUT, TOPICS, Answer, answers_of
+from pipeline.report.questions import TOPICS, Answer, answers_of, not_asked
 from pipeline.report.step_parts import step_plots
 from pipeline.report.table import Row
 from pipeline.system import files
@@ -231,7 +231,6 @@ def build_sections(
             "question": question,
             "topic": answer.topic if answer else TOPICS[question],
             "size": ", ".join(pluralize(count, what) for count, what in counts if count),
-            "said": answer.asked.headline if answer else "",
             "figures": own_figures,
             "tables": own_tables,
             "files": data_links(found, [table.source for table in own_tables]),
@@ -270,7 +269,6 @@ def describe_experiment(name: str, found: CollectedExperiment) -> dict[str, Any]
     """Return what report.html says of an experiment beside its plots, tables and points. The index has a part of it."""
     collected = found.collected
     answers = answers_of(found.tables, collected.terms)
-    words = functools.partial(in_terms, terms=collected.terms)
     return {
         "title": name,
         "is_ingested": any(not record.measured for record in collected.records),
@@ -278,12 +276,12 @@ def describe_experiment(name: str, found: CollectedExperiment) -> dict[str, Any]
         "training": describe_training([outcome.spec for outcome in collected.outcomes]),
         "setting": describe_setting(collected.records),
         "conditions": [*conditions_of(outcome.spec for outcome in collected.outcomes).values()],
-        "answers": [answer for answer in answers if answer.asked.claims],
+        "answers": [answer for answer in answers if answer.tiles],
         "tiles": first_screen.tiles_of(answers),
         "verdict": first_screen.verdict_of(found.tables, collected.terms),
         "suggestions": first_screen.suggestions_of(found.tables, collected.terms),
         "heat_map": first_screen.heat_map_of(found.tables, collected.terms),
-        "not_asked": [words(ASKED_ABOUT[answer.question]) for answer in answers if not answer.asked.claims],
+        "not_asked": not_asked(answers),
         "left_out": collected.notes,
         "provenance": list_provenance(collected.records),
         "facts": facts_of(collected),

@@ -10,7 +10,7 @@ from pipeline.figures.notes import NoteKind, make_note, text_note
 from pipeline.figures.pooling import PooledPoint, group_pairs
 from pipeline.records.record import Quantization, StageResult
 from pipeline.report import plots
-from pipeline.report.claims import NOT_ANSWERED, Claim, ClaimKind, TileWords, describe_own
+from pipeline.report.claims import NOT_ANSWERED, Claim, ClaimKind, describe_own
 from pipeline.report.columns import (
     PLACE,
     TEST_ACCURACY,
@@ -166,13 +166,10 @@ def int8_histogram_rows(point: PooledPoint) -> list[Row]:
 
 
 INT8_CHANGE = ClaimKind(
-    "int8",
-    (
-        "With the whole network in int8{which} test accuracy changes by {change:+.2f} points, from {fp32:.1%} in fp32, "
-        "{seeds}.",
-        "The network takes {num_bytes:,} of {num_bytes_fp32:,} bytes.",
-    ),
-    tile=TileWords("Accuracy in int8", "{change:+.2f} points", "from {fp32:.1%} in fp32", "{seeds}"),
+    "Accuracy in int8",
+    "{change:+.2f} points",
+    "from {fp32:.1%} in fp32",
+    "{which}{num_bytes:,} of {num_bytes_fp32:,} bytes, {seeds}",
 )
 
 
@@ -185,12 +182,12 @@ def int8_claims(rows: Sequence[Row]) -> list[Claim]:
     if row is None or row["accuracy_change"] is None or before is None:
         why = next((str(row["note"]).rstrip(".") for row in full if row["note"]), "").replace("`", "'")  # no command
         problem = f"no network was quantized in full ({why})" if why else "no quantized network was tested"
-        return [Claim("int8", NOT_ANSWERED, dict.fromkeys(("why", "short"), problem))]
+        return [Claim("int8", NOT_ANSWERED, {"why": problem})]
     change = row["accuracy_change"]
     low, high = ends_of(change)
     is_unclear = low is not None and high is not None and low <= 0 <= high
     values = {
-        "which": f" ({describe_own(row, full)})" if len(full) > 1 else "",
+        "which": f"{describe_own(row, full)}, " if len(full) > 1 else "",
         "change": change.times(100),
         "fp32": float(before["test_accuracy"]),
         "seeds": f"n = {pluralize(row.n, 'seed')}",

@@ -2,7 +2,7 @@
 
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -13,7 +13,7 @@ from pipeline.plan.point_label import EFFORT_AXES, NAMING_AXES, describe_point, 
 from pipeline.records.outcomes import CollectedOutcomes, PointOutcome
 from pipeline.report.display import MAX_WIDTH, DisplayOptions, DisplayTable, display_tables
 from pipeline.report.provenance import describe_provenance
-from pipeline.report.questions import Answer, answers_of
+from pipeline.report.questions import Answer, answers_of, not_asked
 from pipeline.report.table import Row, Tables
 from pipeline.system.errors import pluralize, replace_control_characters
 
@@ -58,14 +58,17 @@ def name_source(name: str, collected: CollectedOutcomes) -> str:
     return f"{name} (ingested)" if is_stated else name
 
 
-def render_answers(answers: Iterable[Answer]) -> str:
-    """Return the answer to each question, and the command that measures what is missing."""
-    paragraphs = []
+def render_answers(answers: Sequence[Answer]) -> str:
+    """Return a line for each answer, with the command that measures what is missing, and one for what is not asked."""
+    lines = []
     for answer in answers:
-        first, *others = map(escape_markdown, answer.paragraphs)
-        first += f" Next: `{answer.command}`" if answer.command else ""
-        paragraphs += [wrap(f"**{answer.question}.** {first}"), *(wrap(part, "- ") for part in others)]
-    return "\n\n".join(paragraphs)
+        said = [f"**{answer.question}** {escape_markdown(tile.text)}" for tile in answer.tiles]
+        if said and answer.command:
+            said[-1] += f" Next: `{answer.command}`"
+        lines += said
+    if topics := not_asked(answers):
+        lines.append(f"Not part of this experiment: {'; '.join(topics)}.")
+    return "\n".join(wrap(line, "- ") for line in lines)
 
 
 def render_coverage(collected: CollectedOutcomes, width: int = MAX_WIDTH) -> str:

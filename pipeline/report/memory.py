@@ -16,7 +16,7 @@ from pipeline.plan.spec import POOLED_AXES, alike_key
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.records.record import MemorySearch
 from pipeline.report import claims
-from pipeline.report.claims import Claim, ClaimKind, TileWords, badges_of, where_of
+from pipeline.report.claims import Claim, ClaimKind, badges_of, where_of
 from pipeline.report.columns import MEMORY, PLACE, PREDICTION_ERROR
 from pipeline.report.table import Column, Row, Table, Tables, View, make_row, sort_rows
 
@@ -233,40 +233,26 @@ def oom_row(point: PooledPoint) -> Row:
     return make_row(OOM, point, status="oom", n=len(records), reason=reason, max_steps=point.spec.max_steps)
 
 
-BOUNDARY_FOUND = ClaimKind(
-    "memory_boundary",
-    ("{fits:,} $images fit{each}, {fails:,} do not{where}.",),
-    tile=TileWords("Largest batch that fits", "{fits:,} $images", "{fails:,} do not fit", "{each}{where}"),
-)
-MEMORY_ALL_FIT = ClaimKind(
-    "memory_all_fit",
-    ("{fits:,} $images fit{each}{where}.",),
-    tile=TileWords("Largest batch that fits", "{fits:,} $images", "the largest that was tried", "{each}{where}"),
-)
-FIRST_OOM = ClaimKind(
-    "first_oom",
-    ("{fails:,} runs out of memory{where}, {fits:,} fits.",),
-    tile=TileWords("Largest batch that fits", "{fits:,} $images", "{fails:,} runs out of memory", "{where}"),
-)
-SMALLEST_OOM = ClaimKind(
-    "smallest_oom",
-    ("{fails:,}, the smallest size tried, runs out of memory{where}.",),
-    tile=TileWords("Largest batch that fits", "", "{fails:,}, the smallest size tried, runs out of memory", "{where}"),
-)
-NO_OOM = ClaimKind("no_oom", ("Nothing up to {fits:,} ran out of memory.",))
+LARGEST_FITTING = ClaimKind("Largest batch that fits", "{fits:,} $images", "{fails}", "{where}")
+SMALLEST_OOM = ClaimKind("Largest batch that fits", "", "{fails}", "{where}")
+ALL_FIT = "the largest that was tried"
 
 
-def memory_claim(tables: Tables) -> Claim:
-    """Return the first batch size that runs out of memory on one GPU, or on each of several if one was not tried."""
+def memory_claims(tables: Tables) -> list[Claim]:
+    """Return the largest batch size that fits one GPU, or each of several if one was not tried; none for a single size.
+
+    Where no search was made, and nothing ran out of memory, the claim has the grid that searches.
+    """
     searched = [row for row in tables["memory"] if row["largest_batch_size_per_gpu"] is not None]
     alone = [row for row in searched if row["num_gpus"] == 1]
     if searched:
         best = alone[0] if alone else max(searched, key=lambda row: int(row["largest_batch_size_per_gpu"]))
         fails = best["smallest_failing_batch_size_per_gpu"]
-        each = "" if alone else f" on each of {best['num_gpus']} $GPUs"
-        where = where_of(best, alone or searched, "batch_size_per_gpu")
-        values = {"fits": best["largest_batch_size_per_gpu"], "fails": fails, "each": each, "where": where}
-        return Claim("Q1", MEMORY_ALL_FIT if fails is None else BOUNDARY_FOUND, values, badges_of(best))
+        each = "" if alone else f"on each of {best['num_gpus']} $GPUs"
+        where = each + where_of(best, alone or searched, "batch_size_per_gpu")
+        fail_words = ALL_FIT if fails is None else f"{fails:,} do not fit"
+        values = {"fits": best["largest_batch_size_per_gpu"], "fails": fail_words, "where": where}
+        return [Claim("Q1", LARGEST_FITTING, values, badges_of(best))]
     lost = [row for row in tables["Q1"] if row.status == "oom"]
     fitting = [row for row in tables["Q1"] if row.status == "ok"]
     if lost:
@@ -275,7 +261,10 @@ def memory_claim(tables: Tables) -> Claim:
         alike = [row["global_batch_size"] for row in fitting if not claims.differing_axes(row, first)]
         smaller = max((other for other in alike if other < size), default=None)
         named = claims.describe_own(first, tables["Q1"], "batch_size_per_gpu")
-        values = {"fails": size, "fits": smaller, "where": f" ({named})" if named else ""}
-        return Claim("Q1", SMALLEST_OOM if smaller is None else FIRST_OOM, values)
-    largest = max((row["global_batch_size"] for row in fitting), default=None)
-    return Claim("Q1", NO_OOM, {"fits": largest}, command=claims.grid_command("memory"))
+        which = ", the smallest size tried," if smaller is None else ""
+        values = {"fits": smaller, "fails": f"{size:,}{which} runs out of memory", "where": named}
+        return [Claim("Q1", SMALLEST_OOM if smaller is None else LARGEST_FITTING, values)]
+    sizes = {row["global_batch_size"] for row in fitting}
+    values = {"fits": max(sizes, default=0), "fails": ALL_FIT, "where": ""}
+    command = claims.grid_command("memory")
+    return [Claim("Q1", LARGEST_FITTING, values, command=command)] if len(sizes) > 1 else []

@@ -19,7 +19,7 @@ from pipeline.report.columns import (
     SPEEDUP,
 )
 from pipeline.report.formatter import ClaimFormatter
-from pipeline.report.q2 import WAITS, reason_left_out
+from pipeline.report.q2 import reason_left_out
 from pipeline.report.table import FIGURES_NOT_STATED, Column, Row, Table, Tables, View
 from pipeline.system.errors import EXIT_NOTHING_FOUND, CommandError, pluralize
 
@@ -254,7 +254,7 @@ def assume_choice(label: str, chosen: Row, candidates: Sequence[Row], rows: Sequ
         said.append(f"{describe_own(best, rows)} is {ratio:.2f} times as fast and left out: {why}.")
     if chosen["is_loader_bound"] or chosen.has_note(LOADER_BOUND):
         what = "hours and scaling are" if chosen["is_loader_bound"] else "scaling is"
-        said.append(f"Its {what} limited by data loading: {WAITS}.")
+        said.append(f"Its {what} limited by data loading.")
     return said
 
 

@@ -7,7 +7,7 @@ from pipeline.figures.energy import energy_notes, host_cpu_share_of
 from pipeline.figures.epoch_figures import time_figures, time_notes
 from pipeline.figures.pooling import PooledPoint, group_pairs
 from pipeline.report import claims, plots
-from pipeline.report.claims import NO_RESULT, Claim, ClaimKind, TileWords, badges_of, where_of
+from pipeline.report.claims import NO_RESULT, Claim, ClaimKind, badges_of, where_of
 from pipeline.report.columns import (
     COMPUTE,
     COMPUTE_RATE,
@@ -27,7 +27,7 @@ from pipeline.report.columns import (
     WAITING,
     WORKERS,
 )
-from pipeline.report.memory import NO_OOM, memory_claim
+from pipeline.report.memory import memory_claims
 from pipeline.report.plots import LinePanel, Plot, PlotSource, Point, Series, as_title, make_series
 from pipeline.report.step_parts import BATCH
 from pipeline.report.table import Column, Row, Table, Tables, View, make_row
@@ -70,47 +70,39 @@ def q1_row(point: PooledPoint, peak_tflops: float | None = None) -> Row:
     )
 
 
-FASTEST_BATCH = ClaimKind(
-    "fastest_batch",
-    (
-        "One $GPU {place} at {batch:,} $images a step: {throughput}, epoch {epoch_time:digits} s{where}.",
-        "Ties: {rivals}.",
-    ),
-    tile=TileWords("Best batch, one $GPU", "{batch:,} $images", "{throughput}", "epoch {epoch_time:digits} s{where}"),
-)
-ONLY_BATCH = ClaimKind(
-    "only_batch",
-    ("One batch size was timed: {batch:,} $images a step give {throughput}, epoch {epoch_time:digits} s{where}.",),
+BATCH_ON_ONE = ClaimKind(
+    "{which} batch, one $GPU",
+    "{batch:,} $images",
+    "{throughput}",
+    "epoch {epoch_time:digits} s{where}{place}",
 )
 
 
 def batch_size_claims(tables: Tables) -> list[Claim]:
     """Return the batch size with the highest throughput on one GPU, and the first that runs out of memory."""
-    rows, memory = tables["Q1"], memory_claim(tables)
+    rows, memory = tables["Q1"], memory_claims(tables)
     timed = [row for row in rows if row["epoch_time_s"]]
     lost = [row for row in rows if row.status in NO_RESULT]
     if not timed:
         speed = claims.not_answered("Q1", "no epoch was timed on one $GPU", "q1")
-        if lost:
-            speed = claims.no_result("Q1", "points on one $GPU", lost)
-        return [memory, speed] if memory.kind != NO_OOM else [speed]
+        return [*memory, claims.no_result("Q1", "points on one $GPU", lost) if lost else speed]
     best = max(timed, key=lambda row: (row["throughput_items_per_s"] or 0.0, -row["epoch_time_s"]))
     sizes, throughput = {row["global_batch_size"] for row in timed}, best["throughput_items_per_s"]
     alike = [row for row in timed if row["global_batch_size"] != best["global_batch_size"]]
     alike = [row for row in alike if not claims.differing_axes(row, best)]
     ties = list({row["global_batch_size"]: row for row in reversed(claims.not_told_apart(best, alike))}.values())[::-1]
-    is_fastest = all(claims.is_shown_slower(best, row) for row in timed if row is not best)
+    rivals = claims.name_ties(best, ties, lambda row: f"{row['global_batch_size']:,}")
     unclear = ("points without a result",) if {row["global_batch_size"] for row in lost} - sizes else ()
     values = {
+        "which": "Best" if len(sizes) > 1 else "The only",
         "batch": best["global_batch_size"],
         "throughput": "$items/s not stated" if throughput is None else f"{throughput:,.0f} $items/s",
         "epoch_time": best["epoch_time_s"],
         "where": where_of(best, timed, "batch_size_per_gpu"),
-        "place": "is fastest" if is_fastest else "has the shortest epoch",
-        "rivals": claims.name_ties(best, ties, lambda row: f"{row['global_batch_size']:,}") or None,
+        "place": f", not told apart from {rivals}" if rivals else "",
     }
-    kind = FASTEST_BATCH if len(sizes) > 1 else ONLY_BATCH
-    return [Claim("Q1", kind, values, badges_of(best, *unclear)), memory]
+    command = "" if memory else claims.grid_command("memory")
+    return [Claim("Q1", BATCH_ON_ONE, values, badges_of(best, *unclear), command), *memory]
 
 
 def batch_size_plots(source: PlotSource) -> Iterator[Plot]:

@@ -13,14 +13,14 @@ from pipeline.figures.exposed_communication import (
     untold_notes,
 )
 from pipeline.figures.intervals import ends_of
-from pipeline.figures.loader import LOADER_BOUND, MAX_DATA_SHARE
+from pipeline.figures.loader import LOADER_BOUND
 from pipeline.figures.pooling import SHARED_NODE, PooledPoint
 from pipeline.figures.scaling import NO_DIFFERENCE, SUPERLINEAR, Baseline, Scaling, scaling_figures
 from pipeline.plan.point_label import EFFORT_AXES, varying_axes
 from pipeline.plan.spec import BASELINE_MAY_DIFFER
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report import claims, plots
-from pipeline.report.claims import NO_RESULT, Claim, ClaimKind, TileWords, badges_of, where_of
+from pipeline.report.claims import NO_RESULT, Claim, ClaimKind, badges_of, where_of
 from pipeline.report.columns import (
     BASELINE,
     COMPUTE,
@@ -43,8 +43,7 @@ from pipeline.report.columns import (
     WAITING,
     WORKERS,
 )
-from pipeline.report.formatter import ClaimFormatter
-from pipeline.report.next_step import NEXT_STEP, Advice, limit_words, next_step_view
+from pipeline.report.next_step import NEXT_STEP, Advice, next_step_view
 from pipeline.report.plots import LinePanel, Plot, PlotSource, Point, as_title, make_series
 from pipeline.report.step_parts import BATCH
 from pipeline.report.table import (
@@ -142,68 +141,28 @@ def q2_row(
     return make_row(Q2, point, notes, **time_figures(point, peak_tflops), **gains)
 
 
-LIMIT_AND_STEP = "That point is limited by {limit}; next step: {next_step}"
-LEFT_OUT = "Of {timed} rows with a speed-up {left_out} cannot be used: {why}{beyond}."
-LARGER = "Larger{elsewhere}: {larger}{cure}"
+CONDITIONS = "{strategy}, {scaling} scaling{where}"
+LEFT_OUT = "{left_out} of {timed} speed-ups left out: {why}{larger}"
 SPEEDUP_SHOWN = ClaimKind(
-    "speedup",
-    (
-        "{num_gpus} $GPUs with {strategy} are {speedup:digits} times as fast as one{against_best}: "
-        "efficiency {efficiency:.0%}, {scaling} scaling{where}.",
-        LEFT_OUT,
-        "{closing}.",
-    ),
-    tile=TileWords(
-        "Speed-up on {num_gpus} $GPUs",
-        "{speedup:.2f}x",
-        "{efficiency:.0%} efficient",
-        "{strategy}, {scaling} scaling{where}",
-        "{left_out} of {timed} speed-ups left out: {short}{larger}",
-    ),
+    "Speed-up on {num_gpus} $GPUs",
+    "{speedup:.2f}x",
+    "{efficiency:.0%} efficient",
+    f"{CONDITIONS}{{against_best}}",
+    LEFT_OUT,
 )
-NO_SPEEDUP = ClaimKind(
-    "no_speedup",
-    (
-        "No speed-up shown ({low:.2f} to {high:.2f}): {num_gpus} $GPUs with {strategy} against one, {scaling} "
-        "scaling{where}.",
-        LEFT_OUT,
-        "{closing}.",
-    ),
-    tile=TileWords(
-        "Speed-up on {num_gpus} $GPUs",
-        "none shown",
-        "{low:.2f} to {high:.2f}",
-        "{strategy}, {scaling} scaling{where}",
-        "{left_out} of {timed} speed-ups left out: {short}{larger}",
-    ),
-)
+NO_SPEEDUP = ClaimKind("Speed-up on {num_gpus} $GPUs", "none shown", "{low:.2f} to {high:.2f}", CONDITIONS, LEFT_OUT)
 SPEEDUP_IN_PART = ClaimKind(
-    "speedup_in_part",
-    (
-        "{num_gpus} $GPUs with {strategy} are {low:.2f} to {num_gpus} times as fast as one: the rest of the interval, "
-        "up to {high:.2f}, cannot be; {scaling} scaling{where}.",
-        LEFT_OUT,
-        "{closing}.",
-    ),
-    tile=TileWords(
-        "Speed-up on {num_gpus} $GPUs",
-        "noisy",
-        "{low:.2f} to {high:.2f}",
-        "More than {num_gpus} is impossible here: use --repeats 6",
-        "{left_out} of {timed} speed-ups left out: {short}{larger}",
-    ),
+    "Speed-up on {num_gpus} $GPUs",
+    "noisy",
+    "{low:.2f} to {high:.2f}",
+    f"{CONDITIONS}; more than {{num_gpus}} is impossible here: use --repeats 6",
+    LEFT_OUT,
 )
 
-WAITS = f"a $GPU waits for data in more than {100 * MAX_DATA_SHARE:.0f} % of the epoch, there or on the baseline"
-SHARED = "other points ran on the node of a point or of its baseline at the same time"
-ABOVE_N = "the efficiency is above 1, which noise or a slow baseline can cause"
-WAIT_NOT_STATED = "the wait for data is not stated"
-IN_SHORT = {
-    WAITS: "limited by data loading",
-    SHARED: "with others on the node",
-    ABOVE_N: "above the number of $GPUs",
-    WAIT_NOT_STATED: "without the wait for data",
-}
+WAITS = "limited by data loading"
+SHARED = "with others on the node"
+ABOVE_N = "above the number of $GPUs"
+WAIT_NOT_STATED = "without the wait for data"
 WITHOUT_LOADER, ALONE = "--set input=dataloader,gpu", "--exclusive"
 
 
@@ -222,21 +181,18 @@ def speedup_claims(tables: Tables) -> list[Claim]:
     fit = fit or usable_rows(rows, is_loader_bound=None)
     used = {id(row) for row in fit}
     reasons = Counter(reason_left_out(row) for row in timed if id(row) not in used)
-    why = "; ".join(f"{reason} ({count})" if len(reasons) > 1 else reason for reason, count in reasons.items())
-    short = ", ".join(f"{count} {IN_SHORT[reason]}" for reason, count in reasons.items())
+    why = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
     if not fit:
-        largest = " and ".join(describe_speedup(row, timed, fit) for row in largest_of_each(timed))
-        cannot = f"of {len(timed)} rows with a speed-up {reasons.total()} cannot be used: {why}; the largest: {largest}"
+        largest = ", ".join(f"{row['speedup']:.2f} with {row['scaling']} scaling" for row in largest_of_each(timed))
         options = {WAITS: WITHOUT_LOADER, SHARED: ALONE}
         cures = [option for reason, option in options.items() if reason in reasons] or ["--repeats 3"]
-        grid = " ".join(["scaling", *cures])
-        return [claims.not_answered("Q2", cannot, grid, is_asked=True, short=f"of {len(timed)} speed-ups {short}")]
+        why = f"none of {len(timed)} speed-ups can be used: {why}; the largest: {largest}"
+        return [claims.not_answered("Q2", why, " ".join(["scaling", *cures]), is_asked=True)]
     most = max(row["num_gpus"] for row in fit)
     best = max((row for row in fit if row["num_gpus"] == most), key=usefulness)
     low, high = ends_of(best["speedup"])
-    beyond = max(row["num_gpus"] for row in timed)
     larger = largest_of_each([row for row in timed if row["speedup"] > best["speedup"]])
-    elsewhere = [f"{row['speedup']:.2f}" for row in larger]
+    elsewhere = ", ".join(f"{row['speedup']:.2f}" for row in larger)
     values = {
         "num_gpus": most,
         "strategy": STRATEGIES[best["strategy"]].words,
@@ -247,13 +203,10 @@ def speedup_claims(tables: Tables) -> list[Claim]:
         "efficiency": float(best["parallel_efficiency"]),
         "scaling": best["scaling"],
         "where": where_of(best, fit, "strategy"),
-        "beyond": f"; on {beyond} $GPUs none can be used" if beyond > most else "",
         "left_out": reasons.total() or None,
         "timed": len(timed),
         "why": why,
-        "short": short,
-        "larger": f"; larger elsewhere: {', '.join(elsewhere)}" if larger else "",
-        "closing": closing_words(best, larger, timed, fit),
+        "larger": f"; larger elsewhere: {elsewhere}" if larger else "",
     }
     badges = badges_of(best, *unknown)
     if best["speedup"] > most:
@@ -273,43 +226,13 @@ def against_best(row: Row, rows: Sequence[Row]) -> str:
     if best is None or best["batch_size_per_gpu"] == row["baseline_batch_size_per_gpu"]:
         return ""
     speedup = claims.sample_time(best) / claims.sample_time(row)
-    return f", and {speedup:.2f} times as fast as one at its best batch of {best['batch_size_per_gpu']:,}"
+    return f"; {speedup:.2f}x against one $GPU at its best batch of {best['batch_size_per_gpu']:,}"
 
 
 def largest_of_each(rows: Sequence[Row]) -> list[Row]:
     """Return the row with the largest speed-up of weak scaling, and that of strong scaling, if there are any."""
     by_scaling = ([row for row in rows if row["scaling"] == scaling] for scaling in ("weak", "strong"))
     return [max(own, key=lambda row: float(row["speedup"])) for own in by_scaling if own]
-
-
-def closing_words(best: Row, larger: Sequence[Row], timed: Sequence[Row], fit: Sequence[Row]) -> str | None:
-    """Return which speed-ups are larger than that of the answer; without any the next step, None if nothing limits."""
-    if larger:
-        tried = any(row.axes.get("input") == "gpu" or row.axes.get("device") == "cpu" for row in timed)
-        waits = any(reason_left_out(row) == WAITS for row in larger)
-        is_elsewhere = all(row["batch_size_per_gpu"] != best["batch_size_per_gpu"] for row in larger)
-        return LARGER.format(
-            elsewhere=" at other batch sizes" if is_elsewhere else "",
-            larger=" and ".join(describe_speedup(row, timed, fit) for row in larger),
-            cure=f"; {WITHOUT_LOADER} measures without the loader" if waits and not tried else "",
-        )
-    limit = limit_words(best)
-    return limit and LIMIT_AND_STEP.format(limit=limit, next_step=best["next_step"])
-
-
-def describe_speedup(row: Row, timed: Sequence[Row], fit: Sequence[Row]) -> str:
-    """Return a speed-up with its configuration; of one that is left out also that of the same without the loader."""
-    shown = [ClaimFormatter({}).format_field(other["speedup"], "digits") for other in (row, *twins_of(row, fit)[:1])]
-    beside = ["not used"] if fit and all(row is not other for other in fit) else []
-    beside += [f"{without_loader} without the loader" for without_loader in shown[1:] if beside]
-    said = f" ({'; '.join(beside)})" if beside else ""
-    return f"{shown[0]} with {claims.describe_own(row, timed, also='num_gpus')}, {row['scaling']} scaling{said}"
-
-
-def twins_of(row: Row, fit: Sequence[Row]) -> list[Row]:
-    """Return the fit rows that differ from a row in the input alone."""
-    alike = (other for other in fit if other is not row and other["scaling"] == row["scaling"])
-    return [other for other in alike if not varying_axes([row.axes, other.axes], ("input", "num_workers"))]
 
 
 def usable_rows(rows: Sequence[Row], is_loader_bound: bool | None = False) -> list[Row]:

@@ -1,7 +1,6 @@
 """Q3, communication: what it costs a step, measured. Its table, and the answer, beside what subtraction says."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from pipeline.figures import exposed_communication as exposure
 from pipeline.figures import formulas, intervals
@@ -19,7 +18,7 @@ from pipeline.figures.exposed_communication import (
     is_within_noise,
     num_rounds,
 )
-from pipeline.figures.intervals import Estimate, ends_of
+from pipeline.figures.intervals import Estimate
 from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.figures.pooling import OWN_COLLECTIVES, PooledPoint
 from pipeline.figures.straggler import LATE_RANK, MIN_LATE_SHARE, find_late_rank
@@ -28,7 +27,7 @@ from pipeline.plan.spec import TRAINED_MAY_DIFFER
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.records.record import Communication, VariantName
 from pipeline.report import claims
-from pipeline.report.claims import NO_RESULT, Claim, ClaimKind, TileWords, badges_of, where_of
+from pipeline.report.claims import NO_RESULT, Claim, ClaimKind, badges_of, where_of
 from pipeline.report.columns import (
     COMM_TIME,
     EXPOSED,
@@ -42,7 +41,6 @@ from pipeline.report.columns import (
 )
 from pipeline.report.next_step import NEXT_STEP, Advice, next_step_view
 from pipeline.report.table import Column, Row, Table, Tables, View, make_row
-from pipeline.system.errors import pluralize
 
 COMMUNICATION = Table(
     "communication",
@@ -260,49 +258,26 @@ def time_notes(found: Sequence[Communication], variant: VariantName, step: Estim
     return intervals.pooled_notes(by_repeat, step.basis) + drifted
 
 
-EXPOSED_WORDS = (
-    "On {num_gpus} $GPUs {collectives} that computation does not hide take {exposed_us:,.0f} us of a step of "
-    "{step_ms:,.2f} ms: {share:.1%}{where}."
-)
-COMPARED = (
-    "Subtraction says {subtracted:.0%} of the epoch where {measured:.1%} of the step is measured{subtracted_where}."
-)
-EXPOSED_TILE = TileWords(
+EXPOSED_SHARE = ClaimKind(
     "Exposed communication",
     "{share:.1%} of the step",
     "on {num_gpus} $GPUs",
-    "{exposed_us:,.0f} us of {step_ms:,.2f} ms{where}",
-)
-EXPOSED_SHARE = ClaimKind(
-    "exposed",
-    (
-        EXPOSED_WORDS,
-        "Of {count} points it is the largest share{rivals}, the smallest is {smallest:.1%}; {unclear}.",
-        COMPARED,
-    ),
-    tile=EXPOSED_TILE,
-)
-EXPOSED_ALONE = ClaimKind(
-    "exposed_alone",
-    (EXPOSED_WORDS, "{unclear}.", COMPARED),
-    tile=EXPOSED_TILE,
+    "{exposed_us:,.0f} us of {step_ms:,.2f} ms for {collectives}{where}{of_many}",
+    "{warning}",
 )
 EXPOSED_UNCLEAR = ClaimKind(
-    "exposed_unclear",
-    (
-        "On {num_gpus} $GPUs no communication is shown that computation does not hide: {unclear}.",
-        COMPARED,
-    ),
-    tile=TileWords("Exposed communication", "", "not measured: the noise is larger than the effect"),
+    "Exposed communication",
+    "",
+    "not measured on {num_gpus} $GPUs: the noise is larger than the effect",
+    "",
+    "{warning}",
 )
 SUBTRACTED = ClaimKind(
-    "subtracted",
-    (
-        "By subtraction, not measured: up to {share:.0%} of the epoch{where}.",
-        "It counts every cost that does not shrink with N.",
-        "No difference of steps can show it: {unmeasured}.",
-    ),
-    tile=TileWords("Communication, at most", "{share:.0%} of the epoch", "by subtraction, not measured", "{where}"),
+    "Communication, at most",
+    "{share:.0%} of the epoch",
+    "by subtraction, not measured",
+    "{where}",
+    "Subtraction counts every cost that does not shrink with N{unmeasured}",
 )
 
 OWN = "the model or its loss calls collectives itself, in every measured step"
@@ -317,81 +292,65 @@ def communication_claims(tables: Tables) -> list[Claim]:
     if measured:
         most = max(row["num_gpus"] for row in measured)
         on_most = [row for row in measured if row["num_gpus"] == most]
-        compared = compare_subtraction([row for row in subtracted if row["num_gpus"] == most], subtracted, on_most)
+        compared = compare_subtraction([row for row in subtracted if row["num_gpus"] == most], on_most)
         claim = measured_claim(on_most, measured, compared)
         return [claim if known else claim._replace(command=claims.grid_command("q3"))]
     own = any(row.has_note(OWN_COLLECTIVES) for row in (*rows, *tables["Q3"]))
     if subtracted:
         most_by = max(subtracted, key=lambda row: float(row["comm_share_subtraction"]))
         where = where_of(most_by, subtracted, also="num_gpus")
-        values = {"share": float(most_by["comm_share_subtraction"]), "where": where, "unmeasured": OWN if own else None}
+        unmeasured = f"; {OWN}" if own else ""
+        values = {"share": float(most_by["comm_share_subtraction"]), "where": where, "unmeasured": unmeasured}
         command = "" if own else claims.grid_command("communication")
         return [Claim("Q3", SUBTRACTED, values, badges_of(most_by), command)]
     if own:
         return [claims.not_answered("Q3", OWN, "communication", is_asked=True)._replace(command="")]
     if lost := [row for row in rows if row.status in NO_RESULT]:
         return [claims.no_result("Q3", "points that measure communication", lost)]
-    short = why = "no point on several $GPUs measures communication"
+    why = "no point on several $GPUs measures communication"
     if known:
         why += ", and subtraction fails, counts waiting for data or shows no more than noise"
-    return [claims.not_answered("Q3", why, "communication", is_asked=bool(known), short=short)]
+    return [claims.not_answered("Q3", why, "communication", is_asked=bool(known))]
 
 
-def measured_claim(rows: Sequence[Row], measured: Sequence[Row], compared: dict[str, Any]) -> Claim:
+def measured_claim(rows: Sequence[Row], measured: Sequence[Row], compared: str) -> Claim:
     """Return the largest and the smallest share of communication in these rows, and how many rows show none."""
     noisy, negative = ([row for row in rows if row.has_note(kind)] for kind in (EXPOSURE_IS_NOISE, EXPOSURE_NEGATIVE))
     told = [row for row in rows if not row.has_note(EXPOSURE_IS_NOISE, EXPOSURE_NEGATIVE)]
-    parts = []
-
-    def show(some: Sequence[Row]) -> str:
-        which = "the one point" if len(rows) == 1 else f"{len(some)} of {len(rows)} points"
-        return f"{which} show{'s' if len(some) == 1 else ''}"
-
+    parts = [compared] if compared else []
     if noisy:
         noise = max(row["noise_floor_time_s"] / row["step_time_s"] for row in noisy)
-        parts.append(f"{show(noisy)} no more than the noise, up to {100 * noise:.1f} % of the step")
+        parts.append(f"{len(noisy)} of {len(rows)} show no more than the noise, up to {100 * noise:.1f} % of the step")
     if negative:
-        parts.append(f"{show(negative)} a step faster than without its collectives, and the records do not say why")
-    unclear, common = " and ".join(parts), {"num_gpus": rows[0]["num_gpus"], "count": len(rows), **compared}
+        parts.append(f"{len(negative)} of {len(rows)} show a step faster than without its collectives")
+    values = {"num_gpus": rows[0]["num_gpus"], "warning": "; ".join(parts)}
     if not told:
-        return Claim("Q3", EXPOSED_UNCLEAR, common | {"unclear": unclear})
+        return Claim("Q3", EXPOSED_UNCLEAR, values)
     worst, best = (choose(told, key=lambda row: float(row["exposed_comm_share"])) for choose in (max, min))
-    values = {
+    of_many = f"; the largest of {len(told)}, the smallest is {100 * best['exposed_comm_share']:.1f} %"
+    values |= {
         "collectives": STRATEGIES[worst["strategy"]].collective_words,
         "exposed_us": 1e6 * worst["exposed_comm_time_s"],
         "step_ms": 1e3 * worst["step_time_s"],
         "share": worst["exposed_comm_share"],
         "where": where_of(worst, measured),
-        "rivals": rivals_of_share(worst, told),
-        "smallest": best["exposed_comm_share"],
-        "unclear": unclear or ("all are above the noise" if len(told) > 1 else None),
+        "of_many": of_many if len(told) > 1 else "",
     }
-    return Claim("Q3", EXPOSED_SHARE if len(told) > 1 else EXPOSED_ALONE, common | values, badges_of(worst))
+    return Claim("Q3", EXPOSED_SHARE, values, badges_of(worst))
 
 
-def rivals_of_share(worst: Row, told: Sequence[Row]) -> str:
-    """Return how many other shares have an interval that meets that of the largest; "" without any."""
-    low, _ = ends_of(worst["exposed_comm_share"])
-    ends = [ends_of(row["exposed_comm_share"])[1] for row in told if row is not worst]
-    count = sum(low is not None and end is not None and end >= low for end in ends)
-    return f" (not told apart from {pluralize(count, 'other')})" if count else ""
+def compare_subtraction(rows: Sequence[Row], measured: Sequence[Row]) -> str:
+    """Return the largest share by subtraction beside the share of the step that was measured of the same point.
 
-
-def compare_subtraction(rows: Sequence[Row], subtracted: Sequence[Row], measured: Sequence[Row]) -> dict[str, Any]:
-    """Return the largest share by subtraction, and the share of the step that was measured of the same point.
-
-    {} without such a row. Epoch and communication were measured apart, so the noise of one may make a share above 1;
+    "" without such a row. Epoch and communication were measured apart, so the noise of one may make a share above 1;
     where their steps differ by more than noise, nothing is compared.
     """
     both = [row for row in rows if row["exposed_comm_time_s"] is not None and not row.has_note(STEP_DIFFERS)]
     possible = [row for row in both if row["exposed_comm_time_s"] <= row["epoch_time_s"]]
     if not possible:
-        return {}
+        return ""
     row = max(possible, key=lambda row: float(row["comm_share_subtraction"]))
     alike = [one for one in measured if not varying_axes([one.axes, row.axes], TRAINED_MAY_DIFFER)]
     share = max(alike, key=lambda one: int(one["num_windows"] or 0))["exposed_comm_share"]
-    return {
-        "subtracted": float(row["comm_share_subtraction"]),
-        "measured": float(share),
-        "subtracted_where": where_of(row, subtracted),
-    }
+    told, where = float(row["comm_share_subtraction"]), where_of(row, both)
+    return f"Subtraction says {100 * told:.0f} % of the epoch where {100 * share:.1f} % of the step is measured{where}"

@@ -5,12 +5,12 @@ from typing import Any
 
 from pipeline.figures import formulas
 from pipeline.figures.comparability import gpu_model
-from pipeline.figures.intervals import ends_of, min_values
+from pipeline.figures.intervals import ends_of
 from pipeline.figures.notes import NoteKind, make_note
 from pipeline.figures.pooling import PooledPoint, group_pairs
 from pipeline.figures.time_to_target import states_every_time, training_times_s
 from pipeline.plan.model_names import is_image_model
-from pipeline.plan.point_label import EFFORT_AXES, describe_axis, describe_point, format_number, varying_axes
+from pipeline.plan.point_label import EFFORT_AXES, describe_axis, describe_point, varying_axes
 from pipeline.plan.spec import TARGET_MAY_DIFFER, peak_learning_rate
 from pipeline.records.record import Epoch, Record
 from pipeline.report import plots
@@ -18,7 +18,6 @@ from pipeline.report.claims import (
     NOT_ANSWERED,
     Claim,
     ClaimKind,
-    TileWords,
     badges_of,
     grid_command,
     no_result,
@@ -34,7 +33,15 @@ from pipeline.report.columns import (
 )
 from pipeline.report.plots import LinePanel, Plot, PlotSource, as_title
 from pipeline.report.table import FIGURES_NOT_STATED, Column, Row, Rows, Table, View, make_row, sort_rows
-from pipeline.report.time_to_target import DIVERGED, NEVER_REACHED, TIME_TO_TARGET, final_of, format_target, main_study
+from pipeline.report.time_to_target import (
+    DIVERGED,
+    NEVER_REACHED,
+    TIME_TO_TARGET,
+    describe_run,
+    final_of,
+    format_target,
+    main_study,
+)
 from pipeline.system.errors import pluralize
 
 
@@ -174,52 +181,23 @@ def has_known_rate(point: PooledPoint) -> bool:
     return is_image_model(point.spec.model) and any(record.measured for record in point.ok_records)
 
 
-LARGE_BATCH_WORDS = (
-    "After {epochs} epochs {batch:,} $images a step reach {accuracy:.1%} test accuracy, {small_batch:,} reach "
-    "{small_accuracy:.1%}: {cost:+.1f} points{where}{unclear}.",
-    "With {remedies} it is {mended:.1%}, the best of {num_sets} with a result{mended_unclear}.",
-)
-LARGE_BATCH_TILE = TileWords(
+LARGE_BATCH = ClaimKind(
     "Accuracy at batch {batch:,}",
     "{accuracy:.1%}",
-    "{small_accuracy:.1%} at {small_batch:,}",
-    "with large-batch techniques {mended:.1%}; {epochs} epochs{where}",
-)
-LARGE_BATCH = ClaimKind(
-    "large_batch",
-    (*LARGE_BATCH_WORDS, "Soonest at {target:.2%} {soonest}."),
-    tile=LARGE_BATCH_TILE,
-)
-TOO_FEW_RUNS = ClaimKind(
-    "too_few_runs",
-    (*LARGE_BATCH_WORDS, "{few} cannot show whether a remedy helps."),
-    tile=LARGE_BATCH_TILE,
+    "{small_accuracy:.1%} at {small_batch:,}{unclear}",
+    "{mended:.1%} with {remedies}, the best of {num_sets}{mended_unclear}; {epochs}{where}",
+    "{few}",
 )
 OWN_ACCURACY = ClaimKind(
-    "own_accuracy",
-    (
-        "After {epochs} epochs {batch:,} $images a step reach {final:.1%} test accuracy, {small_batch:,} reach "
-        "{small_final:.1%}{where}{unclear}.",
-        "Soonest at {target:.2%} {soonest}.",
-    ),
-    tile=TileWords(
-        "Accuracy at batch {batch:,}", "{final:.1%}", "{small_final:.1%} at {small_batch:,}", "{epochs} epochs{where}"
-    ),
+    "Accuracy at batch {batch:,}", "{final:.1%}", "{small_final:.1%} at {small_batch:,}{unclear}", "{epochs}{where}"
 )
-OWN_MERIT = ClaimKind(
-    "own_merit",
-    (
-        "After {epochs} epochs the $merit is {final:digits} at {batch:,} $images a step and "
-        "{small_final:digits} at {small_batch:,}{where}{unclear}.",
-        "Soonest at {target:.4g} {soonest}.",
-    ),
-    tile=TileWords(
-        "$Merit at batch {batch:,}",
-        "{final:digits}",
-        "{small_final:digits} at {small_batch:,}",
-        "{epochs} epochs{where}",
-    ),
+OWN_MERIT = OWN_ACCURACY._replace(
+    label="$Merit at batch {batch:,}",
+    figure="{final:digits}",
+    line="{small_final:digits} at {small_batch:,}{unclear}",
 )
+SOONEST = ClaimKind("Soonest at {target}", "{time:digits} s", "{what}", "{beside}")
+NONE_REACHES = ClaimKind("Soonest at {target}", "", "no run reaches it")
 
 MIN_RUNS, MIN_EPOCHS_TO_TELL = 3, 10  # below these an accuracy cannot tell a remedy from noise
 
@@ -234,7 +212,7 @@ def large_batch_claims(all_rows: Sequence[Row]) -> list[Claim]:
         return [not_answered("Q4", "no test accuracy of a small and of a large batch was measured", "q4-study")]
     batch = f"{small['global_batch_size']:,} $images a step without remedies, the runs to compare with,"
     if small.has_note(DIVERGED):
-        return [Claim("Q4", NOT_ANSWERED, dict.fromkeys(("why", "short"), f"{batch} diverged"))]
+        return [Claim("Q4", NOT_ANSWERED, {"why": f"{batch} diverged"})]
     if final_of(small) is None:
         return [no_result("Q4", batch, [small])]
     epochs = pluralize(small["epochs"], "epoch")
@@ -244,7 +222,7 @@ def large_batch_claims(all_rows: Sequence[Row]) -> list[Claim]:
     if large is None:
         return [not_answered("Q4", f"no test accuracy of a larger batch after {epochs}", "q4-study")]
     if not is_image_model(small.axes.get("model")):
-        return [own_model_claim(rows, small, large)]
+        return [own_model_claim(small, large), *soonest_claims(rows, small)]
     tried = rows_with_remedies(larger, large)
     known = [row for row in tried if row["final_test_accuracy"] is not None]
     if not known:
@@ -255,47 +233,41 @@ def large_batch_claims(all_rows: Sequence[Row]) -> list[Claim]:
     axes = [axis for axis in varying_axes([row.axes for row in all_rows]) if axis not in TARGET_MAY_DIFFER]
     study = [describe_point(small.axes, axes)] if len(rows) < len(all_rows) else []
     runs = min(row.n for row in (small, large, best))
+    is_few, is_short = runs < MIN_RUNS, small["epochs"] < MIN_EPOCHS_TO_TELL
+    few = " and ".join([epochs] * is_short + [pluralize(runs, "run")] * is_few)
     values: dict[str, Any] = {
-        "epochs": small["epochs"],
+        "epochs": epochs,
         "batch": large["global_batch_size"],
         "accuracy": large["final_test_accuracy"],
         "small_batch": small["global_batch_size"],
         "small_accuracy": small["final_test_accuracy"],
-        "cost": 100 * (large["final_test_accuracy"] - small["final_test_accuracy"]),
         "unclear": unclear_words(small, large),
         "where": "".join(f", {condition}" for condition in (*study, f"n = {runs}")),
         # the rate may be the only thing in which two rows differ
-        "remedies": f"{describe_axis('remedies', best['remedies'])} at rate {best['learning_rate']:.3g}",
+        "remedies": f"{describe_axis('remedies', best['remedies'])} (rate {best['learning_rate']:.3g})",
         "mended": best["final_test_accuracy"],
         "mended_unclear": unclear_words(large, best),
         "num_sets": pluralize(len({tuple(row["remedies"]) for row in known}), "set"),
-        "target": small["target_accuracy"],
-        "soonest": describe_soonest(rows, small),
+        "few": f"{few} cannot show whether a remedy helps" if few else "",
     }
     untimed = any(row["epochs_to_target"] is not None and row["time_to_target_s"] is None for row in rows)
     badges = badges_of(large, *(("other $GPU",) if untimed else ()))
-    is_few, is_short = runs < MIN_RUNS, small["epochs"] < MIN_EPOCHS_TO_TELL
-    if is_few or is_short:
-        few = " and ".join([epochs] * is_short + [pluralize(runs, "run")] * is_few)
-        return [Claim("Q4", TOO_FEW_RUNS, values | {"few": few}, badges, grid_command("q4-study"))]
-    return [Claim("Q4", LARGE_BATCH, values, badges)]
+    command = grid_command("q4-study") if few else ""
+    return [Claim("Q4", LARGE_BATCH, values, badges, command), *soonest_claims(rows, small)]
 
 
-def own_model_claim(rows: Sequence[Row], small: Row, large: Row) -> Claim:
+def own_model_claim(small: Row, large: Row) -> Claim:
     """Return what a larger batch costs a model of the user's, which has no remedies here."""
     values = {
-        "epochs": small["epochs"],
+        "epochs": pluralize(small["epochs"], "epoch"),
         "batch": large["global_batch_size"],
         "final": final_of(large),
         "small_batch": small["global_batch_size"],
         "small_final": final_of(small),
         "where": f", n = {min(small.n, large.n)}",
         "unclear": unclear_words(small, large),
-        "target": small["target_merit"] if small["target_accuracy"] is None else small["target_accuracy"],
-        "soonest": describe_soonest(rows, small),
     }
-    is_accuracy = small["final_merit"] is None
-    return Claim("Q4", OWN_ACCURACY if is_accuracy else OWN_MERIT, values, badges_of(large))
+    return Claim("Q4", OWN_ACCURACY if small["final_merit"] is None else OWN_MERIT, values, badges_of(large))
 
 
 def large_batch(larger: Sequence[Row]) -> Row | None:
@@ -319,44 +291,30 @@ def rows_with_remedies(larger: Sequence[Row], large: Row) -> list[Row]:
 def unclear_words(before: Row, after: Row) -> str:
     """Return that two finals are not told apart, if their intervals (of fewer seeds: their ranges) overlap."""
     lows, highs = zip(*(ends_of(final_of(row)) for row in (before, after)), strict=True)
-    runs = min(before.n, after.n)
-    if runs < MIN_RUNS or None in (*lows, *highs) or max(lows) > min(highs):
-        return ""
-    what = "intervals" if runs >= min_values() else "ranges"
-    return f" (their {what} overlap: no difference is shown)"
+    is_known = min(before.n, after.n) >= MIN_RUNS and None not in (*lows, *highs)
+    return " (no difference is shown)" if is_known and max(lows) <= min(highs) else ""
 
 
-def describe_soonest(rows: Sequence[Row], small: Row) -> str | None:
-    """Return which run gets to the target soonest, beside the small batch's time; None if nothing is known of it.
+def soonest_claims(rows: Sequence[Row], small: Row) -> list[Claim]:
+    """Return which run gets to the target soonest, beside the small batch's time; nothing where no time is known.
 
     Runs whose interval meets that of the soonest may be as soon: they are counted.
     """
+    values: dict[str, Any] = {"target": format_target(small)}
     first = next((row for row in rows if "seconds" in (row["soonest"] or "").split(" and ")), None)
     if first is None:
-        never = all(row["reached"] in (None, NEVER_REACHED) for row in rows)
-        return "is no run: none reaches it" if never else "is not known: no row has a time on the baseline's $GPU model"
+        is_missed = all(row["reached"] in (None, NEVER_REACHED) for row in rows)
+        return [Claim("Q4", NONE_REACHES, values)] if is_missed else []
     missed = first["reached"] != f"{first.n} of {first.n}"  # the interval has no end if a seed missed the target
     end_s = float("inf") if missed else ends_of(first["time_to_target_s"])[1] or first["time_to_target_s"]
     timed = [row for row in rows if row["time_to_target_s"] is not None and row is not first]
     rivals = sum((ends_of(row["time_to_target_s"])[0] or row["time_to_target_s"]) <= end_s for row in timed)
-    shown = f"; {rivals} more may be as soon" if rivals else ""
-    reached = f", {first['reached']} runs reach it" if missed else ""
-    tried, beside = any(row["remedies"] for row in rows), ""
+    beside = [f"{first['reached']} runs reach it"] if missed else []
     if first is not small and small["time_to_target_s"] is not None:
-        beside = f"; {small['global_batch_size']:,}{' without remedies' * tried} take {seconds(small)}"
-    remedies = ", without remedies" if tried else ""
-    if first["remedies"]:
-        remedies = f", {describe_axis('remedies', first['remedies'])}"
-    gpus = f" on {pluralize(first['num_gpus'], '$GPU')}" if first["num_gpus"] != small["num_gpus"] else ""
-    which = f"{first['global_batch_size']:,} $images a step{gpus}{remedies}"
-    return f"is {which}: {seconds(first)} of training{reached}{beside}{shown}"
-
-
-def seconds(row: Row) -> str:
-    """Return the training time to the target with its ends."""
-    low, high = ends_of(row["time_to_target_s"])
-    ends = "" if low is None or high is None else f" ({format_number(low, ',.1f')} to {format_number(high, ',.1f')} s)"
-    return f"{format_number(row['time_to_target_s'], ',.1f')} s{ends}"
+        beside.append(f"{small['global_batch_size']:,} $images take {small['time_to_target_s']:,.1f} s")
+    beside += [f"{rivals} more may be as soon"] if rivals else []
+    values |= {"time": first["time_to_target_s"], "what": describe_run(first, rows), "beside": "; ".join(beside)}
+    return [Claim("Q4", SOONEST, values)]
 
 
 Groups = Mapping[str, Sequence[Row]]

@@ -25,43 +25,22 @@ from pipeline.plan.strategies import STRATEGIES
 from pipeline.report.claims import (
     Claim,
     ClaimKind,
-    TileWords,
     badges_of,
     describe_own,
     is_shown_slower,
     name_ties,
     not_told_apart,
 )
-from pipeline.report.formatter import ClaimFormatter
 from pipeline.report.next_step import limit_words
 from pipeline.report.table import Row, Tables
-from pipeline.report.time_to_target import NEVER_REACHED, format_target, main_study
+from pipeline.report.time_to_target import describe_run, format_target, main_study
 from pipeline.system.errors import pluralize
 
 USE = ClaimKind(
-    "use",
-    (
-        "Use {what}: {throughput}, an epoch of {epoch_time:digits} s, {place} of {choice}.",
-        "{beside}.",
-    ),
-    tile=TileWords(
-        "Configuration to use", "{throughput}", "{what}", "epoch {epoch_time:digits} s, {place} of {choice}"
-    ),
+    "Configuration to use", "{throughput}", "{what}", "epoch {epoch_time:digits} s, {place} among {choice}", "{limited}"
 )
-ONLY_CHOICE = ClaimKind(
-    "only_choice",
-    (
-        "One configuration was timed, {what}, so there is no choice: {throughput}, an epoch of {epoch_time:digits} s, "
-        "{choice}.",
-    ),
-    tile=TileWords("The only configuration", "{throughput}", "{what}", "epoch {epoch_time:digits} s, {choice}"),
-)
-USE_NEXT = ClaimKind("use_next", ("The configuration to use is limited by {limit}; next step: {next_step}.",))
-CHEAPEST = ClaimKind(
-    "cheapest",
-    ("Cheapest at {target} is {what}: {gpu_seconds:digits} $GPU-seconds of training, n = {n}, of {choice}.",),
-)
-NO_RUN_REACHES = ClaimKind("never_reached", ("No run reaches {target}, so none is the cheapest.",))
+ONLY_CHOICE = USE._replace(label="The only configuration", more="epoch {epoch_time:digits} s, {choice}")
+CHEAPEST = ClaimKind("Cheapest at {target}", "{gpu_seconds:digits} $GPU-seconds", "{what}", "n = {n}, among {choice}")
 
 EXECUTIONS_SIMPLEST_FIRST = ("eager", "compile", "graph", "compiled_graph", "auto")
 MAX_WORKLOADS = 3  # that are answered; of more those with the most configurations
@@ -97,11 +76,10 @@ def use_claims(tables: Tables) -> list[Claim]:
     timed = [row for row in tables["Q2"] if row["scaling"] == "weak" and row["epoch_time_s"]]
     real = [row for row in timed if row["input"] != "synthetic"]  # no one trains on one batch
     workloads = list(group_pairs((workload_key(row), row) for row in real or timed).values())
-    fastest = [fastest_claims(rows, real or timed) for rows in sorted(workloads, key=len, reverse=True)[:MAX_WORKLOADS]]
+    fastest = [fastest_claim(rows, real or timed) for rows in sorted(workloads, key=len, reverse=True)[:MAX_WORKLOADS]]
     if len(fastest) > 1:
-        return [own[0]._replace(is_short=True) for own in fastest]
-    (own,) = fastest or [[]]
-    return [*own[:1], *(cheapest_claims(tables) or own[1:])]
+        return fastest
+    return [*fastest, *cheapest_claims(tables)]
 
 
 def workload_key(row: Row) -> tuple[str, ...]:
@@ -148,30 +126,26 @@ def choose(choices: Sequence[Choice]) -> Choice:
     return next(usable, best)
 
 
-def fastest_claims(rows: Sequence[Row], all_rows: Sequence[Row]) -> list[Claim]:
-    """Return which configuration of one workload to use, those for other numbers of GPUs, and what limits it."""
+def fastest_claim(rows: Sequence[Row], all_rows: Sequence[Row]) -> Claim:
+    """Return which configuration of one workload to use, and what limits it."""
     choices = make_choices(rows)
     used = choose(choices)
-    by_count = group_pairs((choice.row["num_gpus"], choice) for choice in choices)
-    others = [choose(by_count[count]) for count in sorted(by_count) if count != used.row["num_gpus"]]
-    row = used.row
-    ties = not_told_apart(row, rows)
+    row, limit = used.row, limit_words(used.row)
     is_learnt_alike = all(len({repr(other.axes.get(axis)) for other in rows}) == 1 for axis in LEARNING_AXES)
     values = {
         "what": name_of(row, all_rows),
         "throughput": throughput_words(used),
         "epoch_time": used.stated,
-        "place": place_words(row, rows, ties),
-        "choice": choice_words(rows) + interval_words(used),
-        "beside": beside_words(name_ties(row, ties, lambda tie: describe_own(tie, all_rows, also="num_gpus")), others),
+        "place": place_words(row, rows, all_rows),
+        "choice": choice_words(rows),
+        "limited": f"Limited by {limit}: {row['next_step']}" if limit and row["next_step"] else "",
     }
     learnt = "accuracy" if (row.axes.get("unit") or IMAGES) == IMAGES else "learning"
     badges = (*own_badges(row), *(() if is_learnt_alike else (f"{learnt} not compared",)))
     if len(choices) == 1:
-        only = {**values, "choice": ("one run" if row.n == 1 else f"n = {row.n}") + interval_words(used)}
-        return [Claim("Q5", ONLY_CHOICE, only, badges)]
-    known = {"limit": limit_words(row), "next_step": row["next_step"]}
-    return [Claim("Q5", USE, values, badges), Claim("Q5", USE_NEXT, known)]
+        runs = "one run" if row.n == 1 else f"n = {row.n}"
+        return Claim("Q5", ONLY_CHOICE, values | {"choice": runs}, badges)
+    return Claim("Q5", USE, values, badges)
 
 
 def name_of(row: Row, rows: Sequence[Row]) -> str:
@@ -187,29 +161,12 @@ def name_of(row: Row, rows: Sequence[Row]) -> str:
     return ", ".join(filter(None, (f"{where} with {batch}{precision}", said)))
 
 
-def place_words(row: Row, rows: Sequence[Row], ties: Sequence[Row]) -> str:
+def place_words(row: Row, rows: Sequence[Row], all_rows: Sequence[Row]) -> str:
     """Return how the configuration compares: "the fastest" only if `compare` would call each of the others slower."""
-    if ties:
-        return f"not told apart from {pluralize(len(ties), 'other')}"
+    if ties := not_told_apart(row, rows):
+        return f"not told apart from {name_ties(row, ties, lambda tie: describe_own(tie, all_rows, also='num_gpus'))}"
     is_shown = all(is_shown_slower(row, other) for other in rows if other is not row)
     return "the fastest" if is_shown else "the shortest time"
-
-
-def beside_words(ties: str, others: Sequence[Choice]) -> str | None:
-    """Return the ties, and the configuration to use on other numbers of GPUs; None if there are neither."""
-    text = "; ".join([*([f"ties: {ties}"] if ties else []), *map(describe_other, others)])
-    return text[:1].upper() + text[1:] or None
-
-
-def describe_other(choice: Choice) -> str:
-    """Return the configuration of a number of GPUs with its epoch time."""
-    row, time = choice.row, ClaimFormatter({}).format_field(choice.stated, "digits")
-    return f"on {describe_axis('num_gpus', row['num_gpus'])}: {describe_own(row, [row])}, an epoch of {time} s"
-
-
-def interval_words(choice: Choice) -> str:
-    """Return that the stated time has no interval, where that is so."""
-    return ", no interval" if None in ends_of(choice.stated) else ""
 
 
 def own_badges(row: Row) -> tuple[str, ...]:
@@ -233,25 +190,19 @@ def choice_words(rows: Sequence[Row]) -> str:
     if most == 1:
         return f"{number}, one run each"
     runs = f"n = {fewest}" if fewest == most else f"n = {fewest} to {most}"
-    if fewest == 1:
-        return f"{number}, {runs}, chosen and stated by the same runs"
-    stated = "run" if most < 4 else "runs"
-    return f"{number}, {runs}, chosen by every other run, the figure is that of the other {stated}"
+    split = "chosen and stated by the same runs" if fewest == 1 else "half of them choose, the others are stated"
+    return f"{number}, {runs}, {split}"
 
 
 def cheapest_claims(tables: Tables) -> list[Claim]:
     """Return what reaches the target of the main study in the fewest GPU-seconds; nothing without a study."""
     rows, _ = main_study(tables["time_to_target"])
-    if rows and all(row["reached"] == NEVER_REACHED for row in rows):
-        return [Claim("Q5", NO_RUN_REACHES, {"target": format_target(rows[0])})]
     row = next((row for row in rows if "GPU-seconds" in (row["soonest"] or "")), None)
     if row is None:
         return []
-    remedies = describe_axis("remedies", row["remedies"]) if row["remedies"] else ""
-    batch, epochs = f"{row['global_batch_size']:,} $images a step", pluralize(row["epochs"], "epoch")
     values = {
         "target": format_target(row),
-        "what": ", ".join(filter(None, (batch, describe_axis("num_gpus", row["num_gpus"]), remedies, epochs))),
+        "what": f"{describe_run(row, rows)}, {pluralize(row['epochs'], 'epoch')}",
         "gpu_seconds": row["time_to_target_s"].times(row["num_gpus"]),
         "n": row.n,
         "choice": pluralize(len(rows), "configuration"),

@@ -1,11 +1,10 @@
 """Every question of a report in order. The words of an answer stand with its question, in q1 to q5, memory and int8."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, get_args
 
-from pipeline.figures.pooling import group_pairs
-from pipeline.plan.point_label import Terms
-from pipeline.report.claims import NOT_ASKED, SUBMIT, Claim, SeparateAxis, Tile
+from pipeline.plan.point_label import Terms, in_terms
+from pipeline.report.claims import SUBMIT, Claim, SeparateAxis, Tile
 from pipeline.report.int8 import int8_claims
 from pipeline.report.q1 import batch_size_claims
 from pipeline.report.q2 import speedup_claims
@@ -50,39 +49,15 @@ class Answer(NamedTuple):
         return "Large batches" if is_own else TOPICS[self.question]
 
     @property
-    def paragraphs(self) -> list[str]:
-        """The answer in words, with a paragraph for each GPU model, unit and model that the claims are about."""
-        paragraphs = []
-        for (gpu, unit, model), claims in group_pairs((claim.about, claim) for claim in self.claims).items():
-            about = ", ".join(filter(None, (gpu and f"On {gpu}", unit and f"{'i' if gpu else 'I'}n {unit}", model)))
-            terms = self.terms._replace(
-                unit=unit or self.terms.unit, processors="GPUs" if gpu else self.terms.processors
-            )
-            said = " ".join(sentence for claim in claims for sentence in claim.sentences(terms))
-            paragraphs.append(f"{about}: {said}" if about else said)
-        return paragraphs
-
-    @property
-    def told(self) -> str:
-        """The sentences of the claims that answer; "" if all only say why there is no answer."""
-        return " ".join(self._replace(claims=[claim for claim in self.claims if claim.is_answer]).paragraphs)
-
-    @property
-    def headline(self) -> str:
-        """The first sentence of the answer."""
-        return " ".join(self._replace(claims=[claim._replace(is_short=True) for claim in self.claims[:1]]).paragraphs)
+    def is_answered(self) -> bool:
+        """True if a claim answers; False if all only say why there is no answer."""
+        return any(claim.is_answer for claim in self.claims)
 
     @property
     def tiles(self) -> list[Tile]:
-        """The claims in short; one that only says why there is no answer has the topic and the command."""
-        found = (claim.tile(self.terms) for claim in self.asked.claims)
-        topic, command = self.topic, self.command
-        return [tile if tile.label else tile._replace(label=topic, command=command) for tile in found if tile]
-
-    @property
-    def asked(self) -> "Answer":
-        """The answer without the claims about what the experiment does not measure."""
-        return self._replace(claims=[claim for claim in self.claims if claim.kind != NOT_ASKED])
+        """What was asked, as tiles. One that only says why there is no answer has the topic and the command."""
+        found = (claim.tile(self.terms) for claim in self.claims if claim.is_asked)
+        return [tile if tile.label else tile._replace(label=self.topic, command=self.command) for tile in found]
 
     @property
     def command(self) -> str:
@@ -91,6 +66,11 @@ class Answer(NamedTuple):
         if command and self.terms.own_model:
             return own_model_command(self.question, command, self.terms.own_model)
         return command
+
+
+def not_asked(answers: Iterable[Answer]) -> list[str]:
+    """Return what an experiment leaves out."""
+    return [in_terms(ASKED_ABOUT[answer.question], answer.terms) for answer in answers if not answer.tiles]
 
 
 def own_model_command(question: str, command: str, model: str) -> str:
@@ -136,4 +116,4 @@ def claims_of_each(tables: Tables, axes: Sequence[SeparateAxis], claim: Callable
         return claims_of_each(tables, others, claim)
     claims = {value: claims_of_each(part_of(tables, axis, value), others, claim) for value in values}
     told = [part.narrow(axis, value) for value in values for part in claims[value] if part.is_answer]
-    return told or claims[values[0]]
+    return told or max(claims.values(), key=lambda own: any(part.is_asked for part in own))

@@ -18,7 +18,7 @@ from pipeline.report.columns import EPOCH_TIME, GLOBAL_BATCH, SPEEDUP
 from pipeline.report.display import MAX_WIDTH, STATUS_WORDS, DisplayColumn, DisplayOptions, DisplayTable, display_tables
 from pipeline.report.markdown import escape_markdown, list_gaps, name_source, render_coverage, wrap
 from pipeline.report.provenance import conditions_of, describe_setting
-from pipeline.report.questions import ASKED_ABOUT, TOPICS, Answer
+from pipeline.report.questions import TOPICS, Answer, not_asked
 from pipeline.report.table import AXIS_HEADINGS, Row, Rows, Tables
 from pipeline.system.errors import pluralize, shorten_list
 
@@ -43,7 +43,7 @@ class Summary(NamedTuple):
     """The lines that stand for one experiment among several."""
 
     name: str
-    tiles: Mapping[str, Sequence[Tile]]  # by question, of what is answered
+    tiles: Mapping[str, Sequence[Tile]]  # by question, the first of what is answered
     conditions: Sequence[str]
     counts: str
     out_of_memory: str
@@ -54,7 +54,7 @@ def summarize(name: str, found: CollectedExperiment, answers: Sequence[Answer], 
     """Return what is printed of one experiment among several."""
     collected = found.collected
     coverage = collected.coverage
-    tiles = {answer.question: [tile for tile in answer.tiles if tile.figure] for answer in answers}
+    tiles = {answer.question: [tile for tile in answer.tiles if tile.figure][:1] for answer in answers}
     gaps = f", {coverage.num_gaps:,} without a result" if coverage.num_gaps else ""
     counts = pluralize(coverage.expected, "point") + gaps
     stated = conditions_of(outcome.spec for outcome in collected.outcomes).values()
@@ -140,8 +140,8 @@ def setting_of(found: CollectedExperiment, width: int) -> list[str]:
 
 def answer_lines(answers: Sequence[Answer], width: int) -> list[str]:
     """Return the answers behind their questions; what is not asked is one line."""
-    parts = [(f"{answer.question}  ", part) for answer in answers for part in answer.asked.paragraphs]
-    topics = [in_terms(ASKED_ABOUT[answer.question]) for answer in answers if not answer.asked.claims]
+    parts = [(f"{answer.question}  ", part.text) for answer in answers for part in answer.tiles]
+    topics = not_asked(answers)
     parts += [("", f"Not part of this experiment: {'; '.join(topics)}.")] if topics else []
     return [line for bullet, part in parts for line in fold(part, width, bullet)]
 
@@ -254,7 +254,7 @@ def closing_lines(found: CollectedExperiment, answers: Sequence[Answer], page: P
     """Return where every table is, the page, and the next command; their lines are not broken."""
     on_gpus = found.collected.terms.processors == "GPUs"
     with_command = [answer for answer in answers if answer.command and (on_gpus or CPU_GRID in answer.command)]
-    unanswered = [answer for answer in with_command if answer.asked.claims and not answer.told]
+    unanswered = [answer for answer in with_command if answer.tiles and not answer.is_answered]
     command = next((answer.command for answer in (*unanswered, *with_command)), "")
     report = existing_report(found)
     return [

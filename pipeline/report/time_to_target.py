@@ -12,7 +12,7 @@ from pipeline.figures.pooling import REPEATS_NOT_OK, PooledPoint, group_pairs
 from pipeline.figures.time_to_target import Merit
 from pipeline.plan.axes import AXES
 from pipeline.plan.model_names import is_image_model
-from pipeline.plan.point_label import format_number
+from pipeline.plan.point_label import describe_axis, format_number
 from pipeline.plan.spec import POOLED_AXES, TARGET_MAY_DIFFER, alike_key, peak_learning_rate
 from pipeline.records.record import Record
 from pipeline.report.columns import (
@@ -201,6 +201,13 @@ def format_target(row: Row) -> str:
     if row["target_accuracy"] is None:
         return format_number(row["target_merit"], ".4g")
     return format_number(row["target_accuracy"], ".2%").removesuffix("%").removesuffix("0") + " %"
+
+
+def describe_run(row: Row, rows: Sequence[Row]) -> str:
+    """Return the batch, the GPUs and the remedies of a run of a study."""
+    remedies = describe_axis("remedies", row["remedies"]) if any(other["remedies"] for other in rows) else ""
+    gpus = describe_axis("num_gpus", row["num_gpus"]) if len({other["num_gpus"] for other in rows}) > 1 else ""
+    return ", ".join(filter(None, (f"{row['global_batch_size']:,} $images a step", gpus, remedies)))
 
 
 def study_rows(study: Sequence[PooledPoint], targets: Targets) -> list[Row]:

@@ -1,5 +1,6 @@
 """The words of claims: their figures, badges and sentences."""
 
+import re
 import string
 
 import pytest
@@ -11,15 +12,15 @@ from rendered_tables import answers_of, assert_said_once
 from pipeline.figures.energy import THROTTLED
 from pipeline.figures.intervals import Estimate
 from pipeline.figures.notes import OF_BASELINE, make_note
-from pipeline.figures.pooling import SHARED_NODE, group_pairs
-from pipeline.plan.point_label import Terms
+from pipeline.figures.pooling import SHARED_NODE
+from pipeline.plan.point_label import OF_GPUS, Terms
 from pipeline.records.folder import Experiment
 from pipeline.report import claims, int8, memory, q1, q2, q3, q4, q5
 from pipeline.report.claims import Claim, ClaimKind, badge_of, badges_of
 from pipeline.report.collected import collect_experiment
 from pipeline.report.formatter import ClaimFormatter
-from pipeline.report.memory import NO_OOM
-from pipeline.report.questions import answer_questions
+from pipeline.report.memory import ALL_FIT, LARGEST_FITTING
+from pipeline.report.questions import answers_of as answers_of_tables
 from pipeline.report.table import Row
 
 
@@ -47,36 +48,33 @@ MODULES = (claims, memory, q1, q2, q3, q4, q5, int8)
 KINDS = {value for module in MODULES for value in vars(module).values() if isinstance(value, ClaimKind)}
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS), ids=lambda kind: kind.name)
-def test_an_answer_has_at_most_three_sentences(kind: ClaimKind) -> None:
-    assert 1 <= len(kind.sentences) <= 3
-
-
-def test_no_published_answer_has_more_than_three_sentences() -> None:
-    for manifest in sorted((ROOT / "published").glob("**/manifest.json")):
-        for question, told in answer_questions(collect_experiment(Experiment(manifest.parent)).tables).items():
-            for own in group_pairs((claim.about, claim) for claim in told).values():
-                assert sum(len(claim.sentences()) for claim in own) <= 3, (manifest, question)
-
-
-@pytest.mark.parametrize("kind", sorted(KINDS), ids=lambda kind: kind.name)
-def test_a_sentence_whose_values_are_not_known_is_left_out(kind: ClaimKind) -> None:
+@pytest.mark.parametrize("kind", sorted(KINDS), ids=lambda kind: kind.label)
+def test_a_text_whose_values_are_not_known_is_left_out(kind: ClaimKind) -> None:
     claim = Claim("Q1", kind, {})
-    for sentence in kind.sentences:
-        has_values = any(name for _, name, _, _ in string.Formatter().parse(sentence))
-        assert claim.knows(sentence) is not has_values
+    for text in kind:
+        has_values = any(name for _, name, _, _ in string.Formatter().parse(text))
+        assert claim.knows(text) is not has_values
+
+
+def test_every_published_answer_is_a_figure_or_says_why_there_is_none_in_at_most_two_sentences() -> None:
+    for manifest in sorted((ROOT / "published").glob("**/manifest.json")):
+        found = collect_experiment(Experiment(manifest.parent))
+        for tile in (tile for answer in answers_of_tables(found.tables, OF_GPUS) for tile in answer.tiles):
+            assert tile.label
+            assert tile.figure or tile.line
+            assert len(re.findall(r"\.(?: |$)", tile.text)) <= 2, tile.text
 
 
 CAPPED = "power-limited, clock 5 % below its maximum"
 
 
-def test_badges_stand_once_in_the_first_sentence_and_those_of_the_baseline_last() -> None:
+def test_badges_stand_once_and_those_of_the_baseline_last() -> None:
     capped = make_note(THROTTLED, reasons=["sw_power_cap"], below=0.0512)
     notes = (make_note(OF_BASELINE, note=capped), capped, make_note(SHARED_NODE, others=2), capped)
     badges = badges_of(Row({}, {}, 1, notes))
     assert badges == ("one run", CAPPED, "shared node", f"baseline {CAPPED}")
-    said = [f"Nothing up to 512 ran out of memory (one run, {CAPPED})."]
-    assert Claim("Q1", NO_OOM, {"fits": 512}, badges[:2]).sentences() == said
+    tile = Claim("Q1", LARGEST_FITTING, {"fits": 512, "fails": ALL_FIT}, badges[:2]).tile()
+    assert tile.text == f"Largest batch that fits: 512 images, the largest that was tried; one run; {CAPPED}."
 
 
 @pytest.mark.parametrize(
@@ -106,7 +104,7 @@ def test_a_process_on_the_cpu_is_called_no_gpu() -> None:
     specs = [replace(one.spec, device="cpu", precision="fp32") for one in records]
     on_cpu = [replace(one, spec=spec, run_id=spec.run_id()) for one, spec in zip(records, specs, strict=True)]
     answers = answers_of(*on_cpu, terms=Terms("processes"))
-    words = ("One process has the shortest epoch", "4 processes with DDP")
+    words = ("Best batch, one process", "Speed-up on 4 processes")
     assert_said_once(" ".join(answers.values()), *words, never=["GPU"])
 
 
@@ -114,6 +112,6 @@ def test_the_words_of_a_whole_answer() -> None:
     sizes = (make_record(make_spec(batch_size_per_gpu=64), (9, 4)), make_record(make_spec(), (9, 2)))
     lost = make_record(make_spec(batch_size_per_gpu=256), status="oom", reason="")
     assert answers_of(*sizes, lost)["Q1"] == (
-        "One GPU has the shortest epoch at 128 images a step: 25,000 images/s, epoch 2.00 s (one run). 256 runs "
-        "out of memory, 128 fits."
+        "Best batch, one GPU: 128 images, 25,000 images/s; epoch 2.00 s; one run. "
+        "Largest batch that fits: 128 images, 256 runs out of memory."
     )

@@ -43,7 +43,7 @@ def test_each_answer_is_a_tile_and_what_was_not_asked_has_none() -> None:
     assert {"Best batch, one GPU", "Largest batch that fits", "Exposed communication"} <= set(labels)
     assert all(tile.figure and tile.line for tile in tiles)
     alone = tiles_of(answers_of(tables_of(make_record()), OF_GPUS))
-    assert [tile.label for tile in alone] == ["The only configuration"]
+    assert [tile.label for tile in alone] == ["The only configuration", "The only batch, one GPU"]
 
 
 def test_the_figure_of_a_tile_has_no_interval_inside_and_its_unit_apart() -> None:

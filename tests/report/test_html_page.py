@@ -152,7 +152,7 @@ def test_the_cost_is_in_words() -> None:
 
 def test_the_index_has_what_is_answered(tmp_path: Path) -> None:
     said = Page(write_index(tmp_path, x=make_record())).text
-    assert_said_once(said, "128 images a step give 50,000 images/s", never=("Not answered", "Next:"))
+    assert_said_once(said, "The only batch, one GPU: 128 images, 50,000 images/s", never=("Not answered", "Next:"))
 
 
 def test_the_index_has_the_latest_first_with_its_conditions(tmp_path: Path) -> None:
@@ -225,9 +225,9 @@ def test_an_experiment_that_quantizes_has_one_question(tmp_path: Path) -> None:
 def test_what_an_experiment_does_not_ask_is_one_line_and_no_command(tmp_path: Path) -> None:
     assert_said_once(
         Page(write_page(tmp_path / "x", make_record()).read_text()).text,
-        "Batch size: 1 row One batch size was timed",
+        "Batch size: 1 row",
         "Not part of this experiment: scaling over GPUs; communication; the accuracy of large batches.",
-        never=("ddpscale submit", "Not answered", "Next:"),
+        never=("--grid scaling", "--grid communication", "--grid q4-study", "Next:"),
     )
 
 

@@ -29,7 +29,7 @@ from pipeline.report.markdown import (
     render_precision,
     wrap,
 )
-from pipeline.report.memory import NO_OOM
+from pipeline.report.memory import ALL_FIT, LARGEST_FITTING
 from pipeline.report.provenance import list_provenance
 from pipeline.report.questions import Answer
 from pipeline.report.table import Row, Tables
@@ -331,17 +331,20 @@ def test_weak_and_strong_scaling_are_two_tables_that_name_what_is_fixed() -> Non
     ]
 
 
-NOTHING_FAILED = Claim("Q1", NO_OOM, {"fits": 1024}, command="submit --grid memory")
+ALL_OF_THEM_FIT = Claim("Q1", LARGEST_FITTING, {"fits": 1024, "fails": ALL_FIT}, command="submit --grid memory")
 UNANSWERED = Claim("Q1", NOT_ANSWERED, {"why": "nothing <b>"}, command="submit --grid q1")
 
 
-def test_an_answer_is_a_paragraph_for_each_gpu_model_its_text_is_escaped_and_its_command_is_code() -> None:
-    models = [NOTHING_FAILED._replace(gpu="A"), NOTHING_FAILED._replace(gpu="B")]
-    said = render_answers([Answer("Q1", [UNANSWERED], Terms()), Answer("Q2", models, Terms())])
-    assert said.startswith(
-        "**Q1.** Not answered here: nothing \\<b\\>. Next: `submit --grid q1`\n\n**Q2.** On A: Nothing"
-    )
-    assert said.endswith("\n\n- On B: Nothing up to 1,024 ran out of memory.")
+def test_an_answer_is_a_line_for_each_gpu_model_its_text_is_escaped_and_its_command_is_code() -> None:
+    models = [ALL_OF_THEM_FIT._replace(gpu="A"), ALL_OF_THEM_FIT._replace(gpu="B", command="")]
+    not_asked = Answer("Q3", [UNANSWERED._replace(is_asked=False)], Terms())
+    said = render_answers([Answer("Q1", [UNANSWERED], Terms()), Answer("Q2", models, Terms()), not_asked])
+    assert said.split("\n") == [
+        "- **Q1** Batch size: nothing \\<b\\>. Next: `submit --grid q1`",
+        "- **Q2** Largest batch that fits, A: 1,024 images, the largest that was tried.",
+        "- **Q2** Largest batch that fits, B: 1,024 images, the largest that was tried. Next: `submit --grid memory`",
+        "- Not part of this experiment: communication.",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def losses(values: Sequence[float], merit: str = "test loss", better: Better = "
 
 def answers(*found: Record) -> dict[str, list[str]]:
     said = answers_of(build(*found), resolved(*found).terms)
-    return {answer.question: [*answer.paragraphs, answer.command] for answer in said}
+    return {answer.question: [*(tile.text for tile in answer.tiles), answer.command] for answer in said}
 
 
 def test_throughput_counts_items_and_keeps_samples() -> None:
@@ -62,7 +62,7 @@ def test_two_units_are_answered_apart_and_share_a_table_that_names_them() -> Non
     of_images = make_record(make_spec(input="synthetic", batch_size_per_gpu=64))
     said, text = answers(timed(), of_images)["Q1"], report(timed(), of_images)
     for part, unit, rate in zip(said[:-1], ("tokens", "images"), ("25,600,000", "50,000"), strict=True):
-        assert (part.partition(":")[0], f"{rate} {unit}/s" in part) == (f"In {unit}", True)
+        assert (part.partition(":")[0], f"{rate} {unit}/s" in part) == (f"The only batch, one GPU, {unit}", True)
     assert {row["items/s"] for row in table_of(text, "Q1")} == {"25,600,000", "50,000"}
     assert "tokens" in text.split("## Q1", 1)[1]
 
@@ -93,8 +93,8 @@ def test_the_answer_of_q4_names_the_merit_and_no_remedy() -> None:
     seeds = [losses([4.0, 2.0 + seed / 100], batch_size_per_gpu=128, seed=seed) for seed in range(6)]
     seeds += [losses([4.0, 3.0 + seed / 100], batch_size_per_gpu=1024, seed=seed) for seed in range(6)]
     assert answers(*seeds)["Q4"] == [
-        "After 2 epochs the test loss is 3.03 (3.00 to 3.05) at 1,024 samples a step and 2.03 (2.00 to 2.05) at 128, "
-        "n = 6. Soonest at 2.066 is 128 samples a step: 2.0 s (2.0 to 2.0 s) of training.",
+        "Test loss at batch 1,024: 3.03 (3.00 to 3.05), 2.03 at 128; 2 epochs, n = 6.",
+        "Soonest at 2.066: 2.00 s (2.00 to 2.00), 128 samples a step.",
         "",
     ]
 
@@ -103,7 +103,7 @@ def test_an_accuracy_of_an_own_model_is_answered_in_per_cent() -> None:
     found = [trained([0.5, final], **OWN, batch_size_per_gpu=size) for size, final in {128: 0.9, 1024: 0.7}.items()]
     small, large = (with_measurement(record, unit="tokens") for record in found)
     said = answers(small, large)["Q4"][0]
-    assert said.startswith("After 2 epochs 1,024 samples a step reach 70.0 % test accuracy, 128 reach 90.0 %, n = 1")
+    assert said.startswith("Accuracy at batch 1,024: 70.0 %, 90.0 % at 128; 2 epochs, n = 1")
 
 
 def test_an_accuracy_without_a_test_loss_is_no_loss_that_diverged() -> None:

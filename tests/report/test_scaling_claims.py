@@ -33,7 +33,11 @@ from pipeline.plan.point_label import Terms
 from pipeline.records.record import Environment, Gpu, Record, SweptCollective
 from pipeline.report.claims import Claim, badges_of, is_fit_for_answer
 from pipeline.report.collected import collect_experiment
-from pipeline.report.q2 import ABOVE_N, SHARED, WAITS, usable_rows
+from pipeline.report.memory import LARGEST_FITTING
+from pipeline.report.q1 import BATCH_ON_ONE
+from pipeline.report.q2 import ABOVE_N, SHARED, SPEEDUP_SHOWN, WAITS, usable_rows
+from pipeline.report.q3 import EXPOSED_SHARE
+from pipeline.report.q4 import LARGE_BATCH, SOONEST
 from pipeline.report.questions import Answer
 from pipeline.report.subtraction import BANDWIDTH_ABOVE_LINK, SUBTRACTION_IS_NOISE
 from pipeline.report.table import Row
@@ -92,19 +96,19 @@ def test_a_baseline_that_ran_beside_other_points_gives_no_headline() -> None:
     assert_says(claim.values["why"], SHARED, "the largest: 3.33")
     assert claim.command == "ddpscale submit --grid scaling --exclusive"
     for one in (claim, *claims_of(*shared)["Q3"], published_claims("h200x4/scaling")["Q2"][0]):
-        assert one.kind.name == "not_answered"
+        assert not one.is_answer
     assert "baseline shared node" in badges_of(row_of(build(*shared)["Q2"], num_gpus=4))
 
 
 def test_the_speed_up_over_the_best_single_gpu_stands_beside() -> None:
-    assert "at its best" not in q2(timed(8, 512), timed(10, 128), timed(2.5, 512, 4)).sentences()[0]
+    assert "at its best" not in q2(timed(8, 512), timed(10, 128), timed(2.5, 512, 4)).tile().more
     for claim, own, best in (
-        (q2(timed(10, 512), timed(8, 128), timed(2.5, 512, 4)), "4.00", "3.20"),
-        (published_claims("a40-ddp")["Q2"][0], "3.82", "3.55"),
-        (published_claims("v100-dp")["Q2"][0], "3.65", "3.50"),
+        (q2(timed(10, 512), timed(8, 128), timed(2.5, 512, 4)), "4.00x", "3.20x"),
+        (published_claims("a40-ddp")["Q2"][0], "3.82x", "3.55x"),
+        (published_claims("v100-dp")["Q2"][0], "3.65x", "3.50x"),
     ):
-        said = f"{own} times as fast as one, and {best} times as fast as one at its best batch of "
-        assert_says(claim.sentences()[0], said)
+        tile = claim.tile()
+        assert (tile.figure, f"; {best} against one GPU at its best batch of " in tile.more) == (own, True)
 
 
 def test_a_figure_that_is_not_there_is_not_fit() -> None:
@@ -160,17 +164,19 @@ def test_a_note_that_forbids_a_figure_counts_for_a_baseline_too(kind: NoteKind) 
 def test_every_question_is_answered_from_its_rows() -> None:
     answers = claims_of(*every_question())
     speed, memory = answers["Q1"]
-    (scaling,), (exposed,), (accuracy,) = (answers[question] for question in ("Q2", "Q3", "Q4"))
+    (scaling,), (exposed,), (accuracy, soonest) = (answers[question] for question in ("Q2", "Q3", "Q4"))
     expected = (
-        (speed, "fastest_batch", {"batch": 64, "throughput": "25,000 $items/s"}),
-        (memory, "first_oom", {"fails": 2048}),
-        (scaling, "speedup", {"num_gpus": 4, "speedup": 4 / 1.1}),
-        (exposed, exposed.kind.name, {"exposed_us": 40}),
-        (accuracy, "too_few_runs", {"cost": -5}),
+        (speed, BATCH_ON_ONE, {"batch": 64, "throughput": "25,000 $items/s"}),
+        (memory, LARGEST_FITTING, {"fails": "2,048 runs out of memory"}),
+        (scaling, SPEEDUP_SHOWN, {"num_gpus": 4, "speedup": 4 / 1.1}),
+        (exposed, EXPOSED_SHARE, {"exposed_us": 40}),
+        (accuracy, LARGE_BATCH, {"small_batch": 64}),
+        (soonest, SOONEST, {"target": "58.0 %"}),
     )
     for claim, kind, values in expected:
-        assert_row({"kind": claim.kind.name, **claim.values}, kind=kind, **values)
-    assert "subtracted" not in exposed.values  # the step of 1.14 ms is not that of the epochs, of 22
+        assert claim.kind == kind
+        assert_row(claim.values, **values)
+    assert "Subtraction" not in exposed.values["warning"]  # the step of 1.14 ms is not that of the epochs, of 22
     assert Answer("Q4", answers["Q4"], Terms()).command.endswith("--grid q4-study")
     assert all("one run" in claims[0].badges for question, claims in answers.items() if question != "Q5")
 
@@ -195,7 +201,7 @@ def test_a_row_that_measures_the_loader_answers_nothing_about_gpus() -> None:
     found = [waiting(ONE, 1), waiting(TWO, 1)]
     assert "waits for data 50 %" in q1(*found)[0].badges
     claim = q2(*found)
-    assert (claim.kind.name, WAITS in claim.values["why"]) == ("not_answered", True)
+    assert (claim.is_answer, WAITS in claim.values["why"]) == (False, True)
     assert claim.command == "ddpscale submit --grid scaling --set input=dataloader,gpu"
 
 
@@ -206,57 +212,42 @@ def limited_by_the_loader(*more: Record) -> Claim:
     return q2(make_record(ONE, (9, 10.0)), make_record(TWO, (9, 8.0)), *waits, *more)
 
 
-def test_a_larger_speed_up_that_is_not_used_is_named_with_its_batch_and_scaling() -> None:
-    claim = limited_by_the_loader()
-    first, left_out, larger = claim.sentences()
-    assert "1.25 times as fast as one: efficiency 63 %, weak scaling, 128 per GPU" in first
-    assert left_out.startswith("Of 3 rows with a speed-up 2 cannot be used")
-    assert larger == (
-        "Larger at other batch sizes: 1.67 with ddp 2 GPUs, 512 per GPU, weak scaling (not used) and 2.08 with ddp 2 "
-        "GPUs, 256 per GPU, strong scaling (not used); --set input=dataloader,gpu measures without the loader."
-    )
-    tile = claim.tile()
-    assert tile is not None
-    assert (tile.figure, tile.warning.partition("; ")[2]) == ("1.25x", "larger elsewhere: 1.67, 2.08")
-
-
-def test_a_speed_up_with_the_loader_stands_beside_that_of_the_same_batch_without_it() -> None:
-    _, _, larger = limited_by_the_loader(timed(2.5, 512, input="gpu"), timed(2.1, 512, 2, input="gpu")).sentences()
-    assert "1.67 with ddp 2 GPUs, 512 per GPU, dataloader, weak scaling (not used; 1.19 without the loader)" in larger
-    assert "--set" not in larger
+def test_the_larger_speed_ups_that_are_not_used_stand_beside() -> None:
+    tile = limited_by_the_loader().tile()
+    assert (tile.figure, tile.line) == ("1.25x", "63 % efficient")
+    assert tile.warning == "2 of 3 speed-ups left out: 2 limited by data loading; larger elsewhere: 1.67, 2.08"
 
 
 NO_BASELINE = "no point on several $GPUs has a timed one on one $GPU to compare with"
 
 
 @pytest.mark.parametrize(
-    ("found", "kind", "why", "options"),
+    ("found", "is_asked", "why", "options"),
     [
-        pytest.param([timed(4, 128, 2), timed(3, 512, 2)], "not_answered", NO_BASELINE, "", id="no baseline"),
-        pytest.param([timed(8, 128), timed(3.2, 128, 2)], "not_answered", ABOVE_N, " --repeats 3", id="above N"),
-        pytest.param([timed(4, 128)], "not_asked", "", "", id="one GPU"),
+        pytest.param([timed(4, 128, 2), timed(3, 512, 2)], True, NO_BASELINE, "", id="no baseline"),
+        pytest.param([timed(8, 128), timed(3.2, 128, 2)], True, ABOVE_N, " --repeats 3", id="above N"),
+        pytest.param([timed(4, 128)], False, "no point on several $GPUs", "", id="one GPU"),
     ],
 )
 def test_what_is_no_speed_up_says_what_is_wrong_and_what_to_do(
-    found: list[Record], kind: str, why: str, options: str
+    found: list[Record], is_asked: bool, why: str, options: str
 ) -> None:
     claim = q2(*found)
-    assert (claim.kind.name, claim.command) == (kind, f"ddpscale submit --grid scaling{options}")
-    assert why in claim.values.get("why", "")
+    assert (claim.is_asked, claim.command) == (is_asked, f"ddpscale submit --grid scaling{options}")
+    assert why in claim.values["why"]
 
 
 @pytest.mark.parametrize(
-    ("slowest", "kind", "words"),
+    ("slowest", "words"),
     [
-        (10 / 1.99, "speedup_in_part", "1.99 to 2 times as fast as one"),
-        (10 / 2.01, "not_answered", "the largest: 2.46 (2.01 to 2.91)"),
+        (10 / 1.99, "Speed-up on 2 GPUs: noisy, 1.99 to 2.91; "),
+        (10 / 2.01, "1 above the number of GPUs; the largest: 2.46 with weak scaling"),
     ],
 )
-def test_of_a_speed_up_above_n_the_answer_gives_the_part_that_can_be(slowest: float, kind: str, words: str) -> None:
+def test_of_a_speed_up_above_n_the_answer_gives_the_part_that_can_be(slowest: float, words: str) -> None:
     """One GPU takes 10 s in each window, two take 10/2.46 s at the median: 2.46 times as fast, 2.91 at most."""
     found = [windowed([10.0] * 6, 128), windowed([10 / 2.91, *[10 / 2.46] * 4, slowest], 128, 2)]
-    claim = q2(*found)
-    assert (claim.kind.name, words in " ".join(claim.sentences())) == (kind, True)
+    assert words in q2(*found).tile().text
     assert of_two(*found)["speedup"] == pytest.approx(2.46), "the table has what was measured"
 
 
@@ -271,7 +262,7 @@ def test_of_two_speed_ups_above_n_the_better_known_is_the_answer() -> None:
 
 def test_the_best_row_is_told_beside_the_rows_left_out() -> None:
     found = [timed(8, 128), timed(8, 256), timed(8, 512), timed(5, 128, 2), timed(4.5, 256, 2), timed(3.2, 512, 2)]
-    expected = {"speedup": 8 / 4.5, "scaling": "weak", "left_out": 1, "timed": 5, "why": ABOVE_N}
+    expected = {"speedup": 8 / 4.5, "scaling": "weak", "left_out": 1, "timed": 5, "why": f"1 {ABOVE_N}"}
     assert_row(q2(*found).values, **expected)
 
 
@@ -284,18 +275,18 @@ def test_batch_sizes_without_a_result_are_a_badge() -> None:
 def test_a_batch_size_that_is_not_shown_to_be_slower_is_named() -> None:
     sizes = ((128, 1.5), (512, 1.0), (2048, 1.01))
     speed, _ = q1(*(windowed([factor * share for share in NOISY], size) for size, factor in sizes))
-    assert_row(speed.values, batch=512, rivals="2,048 (+1.0 %); 6 runs of each (--repeats) can tell them apart")
+    assert_row(speed.values, batch=512, place=", not told apart from 2,048 (+1.0 %)")
 
 
 def test_only_alike_batch_sizes_are_as_fast() -> None:
     large, small = windowed(NOISY, 2048), windowed([share / 2 for share in NOISY], 512, num_samples=12_500)
-    assert q1(large, small)[0].values["rivals"] is None
+    assert q1(large, small)[0].values["place"] == ""
 
 
 def test_a_speed_up_that_may_be_none_is_said() -> None:
     claim = q2(windowed(NOISY, 128), windowed([0.98 * share for share in NOISY], 128, 2))
     assert (claim.values["speedup"], "no difference shown" in claim.badges) == (pytest.approx(1 / 0.98), False)
-    assert claim.sentences()[0].startswith("No speed-up shown (0.92 to 1.13): 2 GPUs with DDP against one")
+    assert str(claim.tile()) == "Speed-up on 2 GPUs: none shown, 0.92 to 1.13"
 
 
 @pytest.mark.parametrize(
@@ -323,15 +314,16 @@ def test_points_without_a_result_are_to_be_submitted_again() -> None:
     ):
         answers = claims_of(*found, missing=missing)
         for question in ("Q1", "Q2"):
-            claim, told = answers[question][-1], Answer(question, answers[question], Terms()).told
-            assert (claim.kind.name, bool(told)) == ("no_result", False)
-            assert claim.sentences()[0].endswith(f" have no result; {cure}.")
+            answer = Answer(question, answers[question], Terms())
+            assert not answer.is_answered
+            assert answer.tiles[-1].line.endswith(f" have no result; {cure}")
 
 
 def test_a_failed_point_hides_no_other_answer() -> None:
     failed = make_record(ONE, status="failed")
     memory, speed = q1(make_record(make_spec(batch_size_per_gpu=512), status="oom"), failed)
-    assert (memory.kind.name, memory.values["fails"], speed.kind.name) == ("smallest_oom", 512, "no_result")
+    assert (memory.tile().figure, speed.is_answer) == ("", False)
+    assert memory.values["fails"] == "512, the smallest size tried, runs out of memory"
     assert q2(timed(2, 512), failed).command.endswith("--grid scaling")
 
 
@@ -341,13 +333,14 @@ def test_the_batch_that_fits_is_alike_the_one_that_does_not() -> None:
         make_record(make_spec(batch_size_per_gpu=1024, precision="bf16")),
         make_record(make_spec(batch_size_per_gpu=512, precision="fp32")),
     )
-    assert memory.values == {"fails": 2048, "fits": 512, "where": " (fp32)"}
+    assert memory.values == {"fails": "2,048 runs out of memory", "fits": 512, "where": "fp32"}
 
 
 def test_a_search_on_several_gpus_alone_is_an_answer() -> None:
     memory, speed = published_claims("h100x2/strategies-memory")["Q1"]
-    assert memory.sentences() == ["77 images fit on each of 2 GPUs, 78 do not, fsdp (one run)."]  # pages put their unit
-    assert speed.kind.name == "not_asked"
+    said = "Largest batch that fits: 77 images, 78 do not fit; on each of 2 GPUs, fsdp; one run."
+    assert memory.tile().text == said  # pages put their unit
+    assert not speed.is_asked
 
 
 def test_the_interval_of_a_claim_is_that_of_its_row() -> None:
