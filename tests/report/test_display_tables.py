@@ -31,7 +31,8 @@ def tables_in(text: str) -> list[list[str]]:
 
 
 def assert_fits(text: str, width: int = MAX_WIDTH) -> None:
-    lines = [line for line in text.splitlines() if not re.fullmatch(r" *`ddpscale [^`]*`", line)]  # to copy: never broken
+    command = r" *`ddpscale [^`]*`"  # to copy: never broken
+    lines = [line for line in text.splitlines() if not re.fullmatch(command, line)]
     assert max(map(len, lines)) <= width
     for columns in tables_in(text):
         assert len(set(columns)) == len(columns) <= MAX_COLUMNS
