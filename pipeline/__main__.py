@@ -17,7 +17,7 @@ from pipeline.system.command_line import build_parser, command_name, first_line
 from pipeline.system.errors import EXIT_OK, CommandError, run_command, suggest_name
 
 GROUPS = {
-    "run": ("submit", "status", "cancel", "drop"),
+    "run": ("run", "submit", "status", "cancel", "drop"),
     "read": ("collect", "compare", "proposal", "export"),
     "set up": ("stage", "selftest", "ingest", "completion"),
     "internal": ("launch", "jobfile"),

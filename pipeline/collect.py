@@ -64,7 +64,7 @@ class Printed(NamedTuple):
     summary: Summary
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = build_parser("collect", __doc__)
     parser.add_argument("folder", type=Path, nargs="?", help=FOLDER_HELP)
     formats = "the format on stdout; csv prints one table, which --only names; latex needs booktabs"
@@ -87,7 +87,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--target-merit", type=float, metavar="NUMBER", help=merit)
     peak = "peak of one GPU in the precision that computes, for MFU (default: the data sheet's, if it is known)"
     parser.add_argument("--peak-tflops", type=parse_peak, metavar="TFLOP/S", help=peak)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     if arguments.format == "csv" and not arguments.only:
         parser.error("--format csv prints one table; name it with --only")
     return arguments
@@ -135,8 +135,9 @@ def read_link_options(arguments: argparse.Namespace) -> Link | None:
     return Link(latency_us / 1e6, bandwidth_gb_s * 1e9)
 
 
-def main() -> int:
-    arguments = parse_arguments()
+def main(words: Sequence[str] | None = None) -> int:
+    """Collect what the words of a command line ask for; without them those of this process."""
+    arguments = parse_arguments(words)
     arguments.folder = folder_or_newest(arguments.folder)
     gc.disable()  # records form no reference cycles, so the garbage collector would find nothing and cost time
     link, options = read_link_options(arguments), display_options(arguments)

@@ -246,9 +246,7 @@ def point_tasks(launch: LaunchSession, options: LaunchOptions) -> list[PointTask
     """Return the orders to the ranks, one for each point."""
     data, modules = str(options.data.resolve()), str(options.modules.resolve()) if options.modules else None
     submitted = launch.experiment.submitted_sources()
-    return [
-        PointTask(spec, data, modules, submitted.get(spec.model or ""), options.keep_trace) for spec in launch.specs
-    ]
+    return [PointTask(spec, data, modules, submitted.get(spec.code), options.keep_trace) for spec in launch.specs]
 
 
 def write_points(launch: LaunchSession, options: LaunchOptions) -> None:

@@ -35,6 +35,12 @@ def parse_arguments() -> argparse.Namespace:
     parser = build_parser("submit", __doc__)
     points = parser.add_argument_group("what to measure")
     points.add_argument("--grid", required=True, help="the name of a shipped grid, or a path to a grid file")
+    add_arguments(parser, points)
+    return check_arguments(parser, parser.parse_args())
+
+
+def add_arguments(parser: argparse.ArgumentParser, points: argparse._ArgumentGroup) -> None:
+    """Add every option but the one that says what is measured, which comes first in the group `points`."""
     only = "only this point; may be repeated"
     points.add_argument("--only", action="append", default=[], metavar="RUN_ID", help=only)
     repeats = "run every point N times, each in new processes (repeat=0 to N-1)"
@@ -67,7 +73,10 @@ def parse_arguments() -> argparse.Namespace:
     packing = "let each array element run N points with equal resources, one after another (default: 1)"
     running.add_argument("--points-per-element", type=positive_integer, default=1, metavar="N", help=packing)
     add_cluster_arguments(parser.add_argument_group("what to ask of Slurm"))
-    arguments = parser.parse_args()
+
+
+def check_arguments(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> argparse.Namespace:
+    """Return the arguments with what follows from them. A wrong one ends the command."""
     if not arguments.is_dry_run and (arguments.json or arguments.is_verbose):
         parser.error(f"{'--json' if arguments.json else '--verbose'} needs --dry-run")
     if arguments.is_pilot and arguments.only:
@@ -103,7 +112,11 @@ def add_cluster_arguments(slurm: argparse._ArgumentGroup) -> None:
 
 
 def main() -> int:
-    options = parse_arguments()
+    return submit(parse_arguments())
+
+
+def submit(options: argparse.Namespace) -> int:
+    """Submit the points of a grid, run them here, or print the plan. Return the exit code."""
     check_slurm_options(options.slurm_options)
     grid = plan.expand_submission(options)
     if options.is_pilot:

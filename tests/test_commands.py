@@ -333,8 +333,10 @@ def test_the_same_grid_and_one_with_more_or_fewer_values_go_into_the_folder(
     assert f"{1 if asked == ('batch_size_per_gpu=8',) else 2} recorded as ok" in planned
 
 
+SCRIPT = ROOT / "docs" / "examples" / "script" / "train.py"
 NEEDED = {
     "submit": ("msgspec", "yaml", "filelock", "numpy", "PIL", "torch", "torchvision"),
+    "run": ("msgspec", "yaml", "filelock"),
     "launch": ("msgspec", "yaml", "filelock", "numpy", "PIL", "torch", "torchvision"),
     "status": ("msgspec", "filelock"),
     "collect": ("msgspec", "filelock", "pandas", "numpy"),
@@ -365,6 +367,7 @@ def arguments_of(command: str, folder: Path) -> tuple[str | Path, ...]:
     make_experiment(folder / "experiment", make_record())
     return {
         "submit": ("--grid", grid, "--outputs", folder / "out"),
+        "run": ("--batch-size", "4", "--outputs", folder / "out", "--", str(SCRIPT)),
         "launch": ("--grid", grid, "--index", "0", "--outputs", folder / "out"),
         "status": (folder / "experiment",),
         "collect": (folder / "experiment",),

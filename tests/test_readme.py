@@ -167,6 +167,7 @@ SHOWN: dict[str, list[str]] = {
     "docs/ingest.md": ["commands"],
     "docs/int8.md": ["commands", "commands", "reader"],
     "docs/proposal.md": ["commands"],
+    "docs/script.md": ["commands"],
     "docs/strategies.md": ["commands"],
     "docs/trust.md": ["commands"],
     "docs/workloads.md": ["workload", "commands", "grid", "commands", "script", "workload"],
@@ -247,7 +248,8 @@ def check_command(words: list[str]) -> None:
     options = {word.partition("=")[0] for word in rest if word.startswith("-")}
     if program == "ddpscale":
         if rest[1:] or rest[0] != "stage":  # `stage` has its own test
-            parsed = ArgumentParser.parse_args(parser_of(rest[0]), rest[1:])
+            own = rest[1 : rest.index("--") if "--" in rest else None]  # after it comes a script with its arguments
+            parsed = ArgumentParser.parse_args(parser_of(rest[0]), own)
             if grid := getattr(parsed, "grid", None):
                 expanded = expand_grid(grid, getattr(parsed, "overrides", ()), has_gpus=True)
                 assert not find_lacking(expanded.points, expanded.folder)

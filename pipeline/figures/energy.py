@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from pipeline.figures import formulas
 from pipeline.figures.notes import Note, NoteKind, make_note
-from pipeline.figures.pooling import PooledPoint, group_pairs, timed_epochs
+from pipeline.figures.pooling import PooledPoint, group_pairs, per_epoch, timed_epochs
 from pipeline.records.record import GpuWindow, Record
 
 THROTTLED = NoteKind("throttled", "throttled: {reasons:figures}", word="throttled")
@@ -78,11 +78,14 @@ def timed_windows(record: Record) -> Sequence[GpuWindow]:
 
 
 def energy_j_of(record: Record) -> float | None:
-    """Return the energy of all GPUs used: the median over timed epochs in which every GPU has one, else None."""
+    """Return the energy of all GPUs used in an epoch: the median over those in which every GPU has one, else None."""
     known = ((window.epoch, window.energy_j) for window in timed_windows(record))
     by_epoch = group_pairs((epoch, energy_j) for epoch, energy_j in known if energy_j is not None)
     num_gpus = len(record.environment.gpus)
-    return formulas.median_of_known(sum(energies) for energies in by_epoch.values() if len(energies) == num_gpus)
+    whole = {epoch.epoch: per_epoch(record, epoch) for epoch in timed_epochs(record)}
+    return formulas.median_of_known(
+        sum(energies) * whole[number] for number, energies in by_epoch.items() if len(energies) == num_gpus
+    )
 
 
 def sm_clock_mhz_of(record: Record) -> float | None:

@@ -7,7 +7,7 @@ functions are pure functions of records. Times are in seconds.
 
 from pipeline.figures.formulas import median_of_known
 from pipeline.figures.notes import Note, NoteKind, make_note
-from pipeline.figures.pooling import PooledPoint, median_window_s, timed_epochs
+from pipeline.figures.pooling import PooledPoint, median_window_s, per_epoch, timed_epochs
 from pipeline.plan.spec import Spec
 from pipeline.records.record import Epoch, Record
 
@@ -43,7 +43,8 @@ def batch_wait_s(epoch: Epoch) -> float | None:
 
 def median_batch_wait_s(record: Record) -> float | None:
     """Return the median of `batch_wait_s` over the timed epochs of a record."""
-    return median_of_known(map(batch_wait_s, timed_epochs(record)))
+    waits_s = [(epoch, batch_wait_s(epoch)) for epoch in timed_epochs(record)]
+    return median_of_known(wait_s * per_epoch(record, epoch) for epoch, wait_s in waits_s if wait_s is not None)
 
 
 def longest_data_share(point: PooledPoint) -> float | None:

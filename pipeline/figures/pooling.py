@@ -274,11 +274,19 @@ def timed_epochs(record: Record) -> list[Epoch]:
     return [epoch for epoch in record.measurement.epochs if epoch.epoch in numbers]
 
 
+def per_epoch(record: Record, epoch: Epoch) -> float:
+    """Return the factor from what was measured in a timed epoch to a whole one: a script times fewer samples, or more.
+
+    It is 1 where the epoch has as many samples as its point says, and where it does not state them.
+    """
+    return record.spec.num_samples / (epoch.num_samples or record.spec.num_samples)
+
+
 def window_values_s(record: Record, field: str) -> list[float]:
-    """Return a value for each timed epoch: the slowest rank's time in `field`, converted from ns to seconds."""
-    slowest = [epoch.slowest_rank for epoch in timed_epochs(record)]
-    values = [getattr(rank, field) for rank in slowest if rank]
-    return [value / 1e9 for value in values if value is not None]
+    """Return a value for each timed epoch: the slowest rank's time in `field` for a whole epoch, in seconds."""
+    slowest = [(epoch, epoch.slowest_rank) for epoch in timed_epochs(record)]
+    values = [(epoch, getattr(rank, field)) for epoch, rank in slowest if rank]
+    return [value / 1e9 * per_epoch(record, epoch) for epoch, value in values if value is not None]
 
 
 def median_window_s(field: str) -> Callable[[Record], float | None]:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 
 from pipeline.plan.model_names import BUILT_IN_MODELS, CIFAR_MODELS, TORCHVISION, is_image_model
+from pipeline.plan.script import check_placeholders, placeholders_of, script_name
 from pipeline.plan.strategies import NAMED_STRATEGIES, STRATEGIES, Strategy, StrategyName
 from pipeline.system.errors import NO_CONTROL_CHARACTERS
 
@@ -107,6 +108,7 @@ Schedule = Literal["constant", "cosine"]
 Measure = Literal["epochs", "communication", "memory", "quantize"]
 
 ModelName = Annotated[str, msgspec.Meta(max_length=400, pattern=NO_CONTROL_CHARACTERS)]  # see model_name
+ScriptCommand = Annotated[str, msgspec.Meta(max_length=4000, pattern=NO_CONTROL_CHARACTERS)]
 ModelOption = Annotated[str, msgspec.Meta(max_length=400, pattern=NO_CONTROL_CHARACTERS)]  # `layers=4`
 PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
@@ -119,6 +121,16 @@ REFERENCE_GLOBAL_BATCH_SIZE = 128  # `learning_rate` is for this batch size, if 
 
 NUM_WARM_UP_EPOCHS = 1  # first epochs of a run, never reported: caches fill, kernels are chosen and compiled
 NUM_TRIAL_STEPS = 3  # in a trial of a memory search; not 1, because the first step creates the optimizer's state
+
+SHAPE_AXES = ("strategy", "num_gpus", "batch_size_per_gpu", "device", "num_nodes", "num_samples", "seed", "repeat")
+"""Axes that any training has."""
+SCRIPT_AXES = (
+    *SHAPE_AXES,
+    *("model", "options", "precision", "epochs", "windows", "grad_accumulation", "measure"),
+    *("script", "warmup_updates", "updates"),
+)
+"""Axes that a script has; whatever else it needs are arguments of its own."""
+UNSTATED_BY_SCRIPTS = ("dataset", "input", "num_workers")
 
 BASELINE, CHOICE, TARGET, PROCESS = MayDiffer.BASELINE, MayDiffer.CHOICE, MayDiffer.TARGET, MayDiffer.PROCESS
 TRAINED = MayDiffer.TRAINED | PROCESS  # input and length, which processes set anew
@@ -500,6 +512,31 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             of_images=True,
         ),
     ] = 1000
+    script: Annotated[
+        ScriptCommand | None,
+        declare(
+            "Your own training script, unchanged: `train.py ARGUMENTS` or `-m package.train ARGUMENTS`. `{name}` in it "
+            "stands for an axis, as in `--batch-size {batch_size_per_gpu}`, and `{model.NAME}` for an option; "
+            "docs/script.md.",
+            "script=docs/examples/script/train.py strategy=ddp num_gpus=2",
+        ),
+    ] = None
+    warmup_updates: Annotated[
+        PositiveInt,
+        declare(
+            "First updates of a script, which are not timed; more while something compiles or takes new memory.",
+            "warmup_updates=20 script=docs/examples/script/train.py strategy=ddp num_gpus=2",
+            CHOICE | MayDiffer.COST,
+        ),
+    ] = 10
+    updates: Annotated[
+        PositiveInt,
+        declare(
+            "Timed updates of a script, at most; fewer once the time is precise enough.",
+            "updates=60 script=docs/examples/script/train.py strategy=ddp num_gpus=2",
+            CHOICE | MayDiffer.COST,
+        ),
+    ] = 600
     seed: Annotated[
         NonNegativeInt,
         declare(
@@ -526,6 +563,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         self._check_input()
         self._check_training()
         self._check_measure()
+        self._check_script()
         if self.execution != "auto" and (problem := self.execution_problem(self.execution)):
             raise ValueError(problem)
 
@@ -605,7 +643,32 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             what, cure = of_strategy if self.facts.uses_threads else of_input
             raise ValueError(f"{what} works for image models alone, got model={self.model!r}; use {cure}.")
 
+    def _check_script(self) -> None:
+        if self.script is None:
+            for axis in ("warmup_updates", "updates"):
+                if getattr(self, axis) != AXIS_DEFAULTS[axis]:
+                    raise ValueError(f"{axis}={getattr(self, axis)} is an axis of scripts; leave it out.")
+            return
+        check_placeholders(self.script, dict(option.split("=", 1) for option in self.options))
+        if self.model != script_name(self.script):
+            raise ValueError(f"model={self.model!r} is not the name of the script; leave model out.")
+        for axis, default in AXIS_DEFAULTS.items():
+            unstated = None if axis in UNSTATED_BY_SCRIPTS else default
+            if axis not in SCRIPT_AXES and getattr(self, axis) != unstated:
+                raise ValueError(
+                    f"{axis}={getattr(self, axis)!r} does nothing for a script; leave it out, or make it an argument "
+                    "of the script."
+                )
+        if self.measure != "epochs":
+            raise ValueError(f"measure={self.measure!r} does not work with a script yet; leave it out.")
+        if self.precision is not None and "precision" not in placeholders_of(self.script):
+            raise ValueError("precision is the script's own; write {precision} into script, or leave precision out.")
+        if not self.is_distributed and self.num_gpus > 1:
+            raise ValueError(f"strategy={self.strategy!r} is not tried with a script on several GPUs; use 'ddp'.")
+
     def _check_input(self) -> None:
+        if self.script is not None:  # its data is its own
+            return
         if self.num_samples < self.num_gpus:
             raise ValueError(
                 f"num_samples={self.num_samples} leaves some of num_gpus={self.num_gpus} without a sample; "

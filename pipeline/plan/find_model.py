@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from pipeline.plan.model_names import BUILT_IN_MODELS, TORCHVISION, ClassPlace, own_class
+from pipeline.plan.script import script_words
 from pipeline.plan.spec import Spec
 from pipeline.system import files
 from pipeline.system.errors import CommandError, suggest_name
@@ -39,7 +40,9 @@ class ClassSource(NamedTuple):
 def check_models(points: Iterable[Spec], folder: Path) -> None:
     """Raise CommandError for a model that does not exist. Modules of the user's are found in `folder`, or installed."""
     points = list(points)
-    for model, options in dict.fromkeys((spec.model or "", spec.options) for spec in points):
+    for script in dict.fromkeys(spec.script for spec in points if spec.script):
+        check_script(script, folder)
+    for model, options in dict.fromkeys((spec.model or "", spec.options) for spec in points if not spec.script):
         if own := own_class(model):
             check_own_class(own, options, folder)
         elif model:
@@ -47,6 +50,32 @@ def check_models(points: Iterable[Spec], folder: Path) -> None:
     for path in find_code(points, folder):
         with contextlib.suppress(files.UnreadableFile):
             refuse_untrusted(path)
+
+
+def check_script(script: str, folder: Path) -> None:
+    """Raise CommandError unless the script is a file or a module, in Python, that nobody else may have written."""
+    path = find_source(script_place(script), folder)
+    if path is None:  # compiled code, or a package: the rank will see
+        return
+    try:
+        refuse_untrusted(path)
+        ast.parse(files.read_bounded(path, MAX_SOURCE_BYTES, follow_links=True))
+    except files.UnreadableFile as error:
+        raise CommandError(f"{path} {error}; give the file of your script.") from error
+    except (SyntaxError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        raise CommandError(f"{path}{line}: {getattr(error, 'msg', error)}; correct it.") from error
+
+
+def script_place(script: str) -> ClassPlace:
+    """Return the place of a script's source; there is no class."""
+    words = script_words(script)
+    return ClassPlace(words[1] if words[0] == "-m" else words[0], "")
+
+
+def code_place(spec: Spec) -> ClassPlace | None:
+    """Return the place of the user's code that a point runs first; None for a model of ours."""
+    return script_place(spec.script) if spec.script else own_class(spec.model)
 
 
 def check_name(name: str, points: Sequence[Spec]) -> None:
@@ -299,7 +328,7 @@ def find_source(own: ClassPlace, folder: Path) -> Path | None:
     if own.is_file:
         path = Path(own.module)
         if not path.is_file():
-            raise CommandError(f"{path} is no file; give the file of your model, as in gpt.py:GPT.")
+            raise CommandError(f"{path} is no file; give the file of your model, as in gpt.py:GPT, or of your script.")
         return path
     search: list[str] | None = [*(part for part in sys.path if part), str(folder)]
     name = ""
@@ -307,9 +336,7 @@ def find_source(own: ClassPlace, folder: Path) -> Path | None:
         name = f"{name}.{part}" if name else part
         found = importlib.machinery.PathFinder.find_spec(name, search) if search is not None else None
         if found is None:
-            raise CommandError(
-                f"there is no module {name!r} in {folder} or among the installed packages; correct model."
-            )
+            raise CommandError(f"there is no module {name!r} in {folder} or among the installed packages; correct it.")
         search = list(found.submodule_search_locations) if found.submodule_search_locations is not None else None
     return (
         Path(found.origin) if found and found.origin and found.has_location and found.origin.endswith(".py") else None
@@ -321,7 +348,7 @@ def find_code(points: Iterable[Spec], folder: Path) -> list[Path]:
 
     It is read from the sources, so a name that is computed is not found.
     """
-    places = [own for model in {spec.model for spec in points} if model and (own := own_class(model))]
+    places = [own for own in {code_place(spec) for spec in points} if own]
     waiting = [(path, path.parent if own.is_file else folder) for own in places if (path := find_source(own, folder))]
     found: dict[Path, None] = {}
     while waiting:
@@ -368,7 +395,7 @@ def is_installed(name: str) -> bool:
 
 
 def source_digests(points: Iterable[Spec], folder: Path | None) -> dict[str, str]:
-    """Return the SHA-256 of the file of each of the user's models."""
-    places = {model: own for model in {spec.model for spec in points} if model and (own := own_class(model))}
+    """Return the SHA-256 of the file of each of the user's models and scripts, by `Spec.code`."""
+    places = {spec.code: own for spec in points if (own := code_place(spec))}
     paths = {model: find_source(own, folder or Path()) for model, own in places.items()}
     return {model: hashlib.sha256(path.read_bytes()).hexdigest() for model, path in paths.items() if path}

@@ -12,10 +12,22 @@ from typing import Any, NamedTuple
 import msgspec
 import yaml
 
-from pipeline.plan.axes import AXES, AXIS_DEFAULTS, AXIS_TYPES, CIFAR10_SAMPLES, IMAGE_AXES, Device, leaves_of
+from pipeline.plan.axes import (
+    AXES,
+    AXIS_DEFAULTS,
+    AXIS_TYPES,
+    CIFAR10_SAMPLES,
+    IMAGE_AXES,
+    NUM_WARM_UP_EPOCHS,
+    SHAPE_AXES,
+    UNSTATED_BY_SCRIPTS,
+    Device,
+    leaves_of,
+)
 from pipeline.plan.find_model import check_models
 from pipeline.plan.model_names import CIFAR_MODELS, TORCHVISION, is_image_model, own_class
 from pipeline.plan.resources import Resources
+from pipeline.plan.script import place_script, script_name
 from pipeline.plan.spec import Spec
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.system.errors import CommandError, suggest_name
@@ -27,6 +39,7 @@ MAX_POINTS = 200_000
 GRID_NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 GRID_AXES = tuple(axis for axis in AXES if axis != "options")
 REQUIRED_AXES = ("precision", "input", "num_workers", "dataset", "model")
+SCRIPT_WINDOWS = 20  # of a script, at most
 UNKNOWN_KEY = re.compile(r"unknown field `(\w+)`")  # of msgspec
 OPTION = "model."  # begins the key of an option of the model
 OPTION_PATTERN = re.compile(r"model\.[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -84,14 +97,14 @@ StrictLoader.add_implicit_resolver(  # 1e-3 as in YAML 1.2; PyYAML requires 1.0e
 )
 
 
-def expand_grid(name_or_path: str, changes: Sequence[str] = (), *, has_gpus: bool = False) -> Grid:
-    """Return the grid of that name or path; `changes` (`axis=value[,value]`) override axes of every block.
+def expand_grid(grid: str | GridFile, changes: Sequence[str] = (), *, has_gpus: bool = False) -> Grid:
+    """Return the grid of that name, path or content; `changes` (`axis=value[,value]`) override axes of every block.
 
     `has_gpus` decides what `device: auto` means. Raises CommandError if the grid is not valid.
     """
-    file = load_grid_file(name_or_path)
+    file = load_grid_file(grid) if isinstance(grid, str) else check_grid_file(grid)
     overrides = parse_overrides(changes)
-    folder = (Path(name_or_path).parent if is_path(name_or_path) else Path()).resolve()
+    folder = (Path(grid).parent if isinstance(grid, str) and is_path(grid) else Path()).resolve()
     place_models(overrides, Path.cwd())
     place_models(file.base, folder)
     auto: Device = "cuda" if has_gpus else "cpu"
@@ -113,7 +126,13 @@ def expand_grid(name_or_path: str, changes: Sequence[str] = (), *, has_gpus: boo
 
 
 def place_models(axes: dict[str, Any], folder: Path) -> None:
-    """Replace the path of a user's file in `model` by the absolute one; a relative one starts in this folder."""
+    """Replace the path of a user's file in `model` or `script` by the absolute one, from this folder on."""
+
+    def place_command(command: Any) -> Any:
+        try:
+            return place_script(command, folder) if isinstance(command, str) else command
+        except ValueError as error:
+            raise CommandError(str(error)) from error
 
     def place(model: Any) -> Any:
         own = own_class(model) if isinstance(model, str) else None
@@ -121,9 +140,10 @@ def place_models(axes: dict[str, Any], folder: Path) -> None:
             return model
         return f"{os.path.normpath(folder / Path(own.module).expanduser())}:{own.name}"
 
-    if "model" in axes:
-        models = axes["model"]
-        axes["model"] = [place(model) for model in models] if isinstance(models, list) else place(models)
+    for axis, place_one in (("model", place), ("script", place_command)):
+        if axis in axes:
+            values = axes[axis]
+            axes[axis] = [place_one(value) for value in values] if isinstance(values, list) else place_one(values)
 
 
 def check_grid_name(name: str, what: str = "grid name") -> None:
@@ -160,6 +180,11 @@ def load_grid_file(name_or_path: str) -> GridFile:
         raise CommandError(
             f"grid {name_or_path!r} has a value that YAML cannot construct; write plain values."
         ) from error
+    return check_grid_file(file)
+
+
+def check_grid_file(file: GridFile) -> GridFile:
+    """Return the content of a grid. Raises CommandError for a wrong name or axis."""
     check_grid_name(file.name)
     check_axes(file.base, f"grid {file.name!r}: base")
     for index, block in enumerate(file.points):
@@ -266,7 +291,9 @@ def expand_block(
             fields["device"] = auto
             if auto == "cpu" and fields.get("precision") == "tf32":  # a CPU has no TF32
                 fields["precision"] = "fp32"
-        if "model" in changes:  # the block may be about another model, and state what this one does not have
+        if "script" in changes:  # the block is about a model
+            fields = {axis: value for axis, value in fields.items() if axis in {*SHAPE_AXES, *changes}}
+        elif "model" in changes:  # the block may be about another model, and state what this one does not have
             left_out = set(axes_of_others(str(fields["model"]))) - changes.keys()
             fields = {axis: value for axis, value in fields.items() if axis not in left_out}
         yield spec_from_fields(usual_in_bf16(fields) | fields, where)
@@ -281,8 +308,9 @@ def usual_in_bf16(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def spec_from_fields(fields: Mapping[str, Any], where: str) -> Spec:
     """Return the point. Raises CommandError, also for what Spec accepts so that it reads older manifests."""
-    fields = complete_model_fields(fields)
-    for axis in REQUIRED_AXES:
+    is_script = fields.get("script") is not None
+    fields = complete_script_fields(fields) if is_script else complete_model_fields(fields)
+    for axis in () if is_script else REQUIRED_AXES:
         is_implied = axis == "dataset" and fields["model"] not in CIFAR_MODELS
         if axis in fields and fields[axis] is None and not is_implied:
             raise CommandError(f"{where}.{axis} is null; a point that runs must state it.")
@@ -302,6 +330,15 @@ def spec_from_fields(fields: Mapping[str, Any], where: str) -> Spec:
             "'dataloader', or 'gpu'."
         )
     return spec
+
+
+def complete_script_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a point of a script with what it does not state, its options gathered as of a model."""
+    found = complete_model_fields({"model": script_name(str(fields["script"])), **fields})
+    windows = found.setdefault("windows", SCRIPT_WINDOWS)
+    stated = {**dict.fromkeys(UNSTATED_BY_SCRIPTS), "precision": None, "epochs": windows + NUM_WARM_UP_EPOCHS}
+    stated["strategy"] = "single" if found.get("num_gpus") == 1 else "ddp"
+    return stated | found
 
 
 def complete_model_fields(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from pipeline.plan.axes import (
     MayDiffer,
     axes_that,
 )
+from pipeline.plan.script import PLACEHOLDERS, fill_words
 
 RUN_ID_PATTERN = r"[a-z0-9-]{1,120}"
 FIRST_TIMED_EPOCH = NUM_WARM_UP_EPOCHS + 1  # epochs count from 1
@@ -108,6 +109,18 @@ class Spec(Axes, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False
             windows=1,
             max_steps=NUM_TRIAL_STEPS,
         )
+
+    @property
+    def code(self) -> str:
+        """What the user's code of the point is called in a manifest: the command of its script, or its model."""
+        return self.script or self.model or ""
+
+    @property
+    def script_command(self) -> list[str]:
+        """The words of the script's command, with the values of this point. Only a point of a script has one."""
+        assert self.script is not None
+        options = {f"model.{name}": value for name, value in (option.split("=", 1) for option in self.options)}
+        return fill_words(self.script, {name: getattr(self, name) for name in PLACEHOLDERS} | options)
 
     @property
     def unit(self) -> str:

@@ -56,6 +56,7 @@ class Strategy(NamedTuple):
     shards_parameters: bool = False  # and of the parameters and their gradients
     is_eager_only: bool = False  # not tried compiled or captured
     syncs_batchnorm: bool = False  # tried with BatchNorm over all GPUs
+    wrappers: tuple[str, ...] = ()  # classes of torch by which a script is seen to use it
     refuses: Mapping[str, str] = MappingProxyType({})  # axes that do not work with it -> the reason
     usual_in_bf16: Mapping[str, str] = MappingProxyType({})  # axes that a grid gets in bf16, unless it states them
     collectives: tuple[str, ...] = ()  # operations of a process group that it calls in a step
@@ -162,6 +163,7 @@ DDP = Strategy(
     name="ddp",
     words="DDP",
     title="DistributedDataParallel",
+    wrappers=("DistributedDataParallel",),
     simplicity=10,
     aliases=("distributeddataparallel",),
     is_distributed=True,

@@ -324,6 +324,23 @@ class Sharding(RecordStruct, frozen=True):
     root_bytes: NonNegativeInt
 
 
+class ObservedScript(RecordStruct, frozen=True):
+    """What a user's script does, as the optimizers, loaders and wrappers of rank 0 show it; None: not seen."""
+
+    command: tuple[Text, ...]  # with this point's values
+    world_size: PositiveInt
+    backend: ShortText | None = None
+    wrappers: tuple[ShortText, ...] = ()  # classes that spread a model over ranks
+    optimizers: tuple[ShortText, ...] = ()
+    batch_size: PositiveInt | None = None  # of the first dimension of a batch of its loader, the most frequent one
+    batches_per_update: NonNegativeFloat | None = None
+    parameter_type: ShortText | None = None
+    autocast: ShortText | None = None
+    is_compiled: bool = False
+    num_warm_up_updates: NonNegativeInt = 0
+    has_launcher_variables: bool = True  # RANK and the like; False: one process, started as by hand
+
+
 class Measurement(RecordStruct, frozen=True):
     """The raw values of an ok attempt; every reported figure is computed from them."""
 
@@ -350,6 +367,7 @@ class Measurement(RecordStruct, frozen=True):
     flops_per_sample: FlopsPerSample | None = None  # forward and backward pass
     flops_note: ShortText | None = None  # operations that the count lacks, or why there is none
     own_collectives: tuple[ShortText, ...] = ()  # operations that the user's code calls in a step
+    script: ObservedScript | None = None
 
 
 class GpuWindow(RecordStruct, frozen=True):
@@ -524,7 +542,7 @@ class Record(RecordStruct, frozen=True):
         for epoch in epochs:
             if [clock.rank for clock in epoch.ranks] != ranks or any(not clock.epoch_time_ns for clock in epoch.ranks):
                 raise ValueError(f"epoch {epoch.epoch} needs the time of each of {len(ranks)} ranks, in their order")
-            if epoch.num_updates != epoch.epoch * spec.steps_per_epoch:
+            if not spec.script and epoch.num_updates != epoch.epoch * spec.steps_per_epoch:
                 raise ValueError(f"epoch {epoch.epoch} cannot end after {epoch.num_updates} updates")
         for series in measurement.communication.series if measurement.communication else ():
             if any(len(window) != len(ranks) for window in series.window_times_ns):

@@ -5,7 +5,7 @@ imports torch. A caller that has torch passes in the only fact that torch alone 
 """
 
 import resource
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 
 from pipeline.records.record import FailureKind
 
@@ -42,13 +42,16 @@ def classify_error(error: BaseException, uses_gpu: bool, did_allocator_refuse: C
     CPU, where the user's code can say so, too. `did_allocator_refuse` tells if torch's allocator ever refused this
     process GPU memory. It is called only for an error that has another possible cause.
     """
-    text = str(error)
-    type_names = {kind.__name__ for kind in type(error).__mro__}
+    return classify({kind.__name__ for kind in type(error).__mro__}, str(error), uses_gpu, did_allocator_refuse)
+
+
+def classify(type_names: Set[str], text: str, uses_gpu: bool, did_allocator_refuse: Callable[[], bool]) -> FailureKind:
+    """Return the kind of failure of an exception, from the names of its types and its text. See `classify_error`."""
     if TORCH_OOM_TYPE in type_names or (uses_gpu and contains_any(text, CUDA_LIBRARY_SIGNS)):
         return "cuda_oom"
     if uses_gpu and CUDNN_NO_ENGINE_SIGN in text and did_allocator_refuse():
         return "cuda_oom"
-    if isinstance(error, MemoryError) or CPU_ALLOCATOR_SIGN in text:
+    if "MemoryError" in type_names or CPU_ALLOCATOR_SIGN in text:
         return "host_oom"
     is_host_memory_limited = resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY  # memory_limit_gib
     if ONEDNN_NO_PRIMITIVE_SIGN in text and is_host_memory_limited:

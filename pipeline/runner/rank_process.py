@@ -20,12 +20,14 @@ import torch
 
 from pipeline.communication.measure_point import measure_communication
 from pipeline.communication.selftest_runs import SELFTEST_TASKS
+from pipeline.plan.find_model import code_place, find_source
 from pipeline.plan.model_names import own_class
 from pipeline.plan.spec import PEAK_MEMORY_MAY_DIFFER, Spec, alike_key
 from pipeline.records.record import MAX_MESSAGE_CHARS, DeviceMemory, Environment, Measurement, short_text
 from pipeline.runner.classify_failure import classify_error
 from pipeline.runner.failed_record import describe_exception
 from pipeline.runner.rank_files import PointResult, PointTask, RankError, RankFiles
+from pipeline.runner.script_rank import ScriptProblem, ScriptRank
 from pipeline.system import host, source_digest
 from pipeline.system.errors import redact_credentials
 from pipeline.training import devices, process_group, provenance
@@ -56,6 +58,9 @@ def run_rank(first: RankFiles, store: Path | None) -> None:
     """
     with record_rank_errors(first):
         point = first.read_point()
+        if point.spec.script:
+            run_script(point, first, store)
+            return
         check_gpus_and_decode(point)  # first: no other rank waits yet
         rank = process_group.join_process_group(point.spec, store)
         earlier = [EarlierPoint(point.spec, run_point(point, rank, first, 0))]
@@ -73,6 +78,36 @@ def run_rank(first: RankFiles, store: Path | None) -> None:
             earlier.append(EarlierPoint(point.spec, run_point(point, rank, rank_files, len(earlier))))
     with record_rank_errors(rank_files):
         process_group.leave_process_group()
+
+
+def run_script(point: PointTask, rank_files: RankFiles, store: Path | None) -> None:
+    """Measure the user's script of a point; rank 0 writes the result. Raises ScriptProblem."""
+    own = ScriptRank(point, rank_files, store)
+    rank = process_group.find_rank(point.spec)
+    try:
+        own.run()
+    except ScriptProblem:
+        if rank.rank == 0:
+            rank_files.write_environment(merge_environments(point, [describe_script_rank(point, rank)]))
+        raise
+    found = own.gather(describe_script_rank(point, rank), Environment, "environment")
+    if rank.rank == 0:
+        rank_files.write_result(PointResult(own.measurement(), merge_environments(point, found)))
+    own.leave()
+
+
+def describe_script_rank(point: PointTask, rank: Rank) -> Environment:
+    """Return the environment of a rank, with the source of the script that it has run."""
+    environment, place = provenance.describe_environment(point.spec, rank), code_place(point.spec)
+    path = find_source(place, point.modules_folder or Path()) if place else None
+    if path is None:
+        return environment
+    digest = user_code.file_sha256(path)
+    commit, is_dirty = user_code.git_state(path, [path])
+    is_changed = point.submitted_source not in (None, digest)
+    return msgspec.structs.replace(
+        environment, model_digest=digest, model_commit=commit, model_dirty=is_dirty, model_changed=is_changed
+    )
 
 
 def check_gpus_and_decode(point: PointTask) -> None:
@@ -95,7 +130,7 @@ def record_rank_errors(rank_files: RankFiles) -> Iterator[None]:
     except BaseException as raised:
         ignore_ended_workers()
         error = first_error(raised)
-        if isinstance(error, devices.GpuProblem):
+        if isinstance(error, devices.GpuProblem | ScriptProblem):
             kind, text = error.kind, str(error)
         elif isinstance(error, WorkloadError):
             kind, text = "exception", user_code.with_worker_error_first(str(error))

@@ -11,9 +11,8 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from pipeline.plan import resources
-from pipeline.plan.find_model import find_lacking, source_digests
+from pipeline.plan.find_model import code_place, find_lacking, source_digests
 from pipeline.plan.grid import Grid, check_grid_name, expand_grid, value_of
-from pipeline.plan.model_names import own_class
 from pipeline.plan.resources import ResourceShape, group_by_shape
 from pipeline.plan.spec import Spec
 from pipeline.records.folder import MANIFEST_VERSION, Experiment, Manifest, SlurmArray, Submission, add_points
@@ -181,7 +180,7 @@ def predict_ranges(context: SubmitContext, todo: Sequence[Spec]) -> dict[str, gp
 
 def launch_options(context: SubmitContext) -> LaunchOptions:
     limit_s, num_threads = context.grid.resources.time_min() * 60, num_cpu_threads(context.grid, context.cluster)
-    modules = context.grid.folder if any(own_class(spec.model) for spec in context.grid.points) else None
+    modules = context.grid.folder if any(code_place(spec) for spec in context.grid.points) else None
     return read_launch_options(context.options, limit_s, num_threads, modules)
 
 
@@ -300,16 +299,16 @@ def refuse_other_grid(context: SubmitContext, manifest: Manifest) -> None:
 
 
 def is_source_changed(outcome: PointOutcome, submissions: Sequence[Submission], sources: Mapping[str, str]) -> bool:
-    """True if a point failed and the file of the user's model was edited since it was submitted."""
+    """True if a point failed and the file of the user's model or script was edited since it was submitted."""
     if outcome.status != "failed" or outcome.record is None:
         return False
-    model, launch_id = outcome.spec.model or "", outcome.record.launch_id
+    code, launch_id = outcome.spec.code, outcome.record.launch_id
     started_at = outcome.record.started_at or ""  # a launch on this machine has no id of its submission
     here = [one for one in submissions if one.backend == "local" and one.submitted_at <= started_at]
     by_id = [one for one in submissions if launch_id.startswith(one.launch_id_prefix)]
     ran = next(reversed(here if launch_id.startswith("here-") else by_id), None)
-    before = ran.sources.get(model) if ran else None
-    return before is not None and sources.get(model) not in (None, before)
+    before = ran.sources.get(code) if ran else None
+    return before is not None and sources.get(code) not in (None, before)
 
 
 def refusal_of_unclear_point(progress: PointProgress) -> CommandError | None:

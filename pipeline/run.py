@@ -1,0 +1,107 @@
+"""Measure a training script, unchanged: over numbers of GPUs and batch sizes, here or as Slurm job arrays.
+
+    ddpscale run --batch-size 32 -- train.py --data here --batch-size 32
+    ddpscale run --num-gpus 1,2,4 --batch-size 16,32 -- train.py --micro-batch {batch_size_per_gpu}
+    ddpscale run --num-gpus 1,2 --batch-size 16 --dry-run -- -m package.train --batch {batch_size_per_gpu}
+
+After -- comes what you would write after `python`. {batch_size_per_gpu}, {global_batch_size}, {num_gpus}, {num_nodes},
+{grad_accumulation}, {precision} and {strategy} stand for the values of a configuration. On a machine without GPUs,
+--num-gpus counts processes on the CPU. All other options are those of `submit`, which runs the same from a grid file
+with `script: train.py ...`. The configuration on the fewest GPUs runs first: if it fails, the others do not start.
+Exit codes: those of `submit`.
+"""
+
+import argparse
+import hashlib
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline import collect
+from pipeline.plan.grid import GRID_NAME_PATTERN, GridFile, parse_overrides
+from pipeline.plan.script import script_name
+from pipeline.records import store
+from pipeline.records.folder import Experiment
+from pipeline.submission import plan
+from pipeline.submit import add_arguments, check_arguments, submit
+from pipeline.system import errors
+from pipeline.system.command_line import build_parser
+from pipeline.system.errors import CommandError
+
+SWEPT = {
+    "num_gpus": "numbers of GPUs, or of processes on the CPU (default: 1)",
+    "batch_size_per_gpu": "samples of a pass on each GPU",
+    "num_nodes": "numbers of nodes, over which the GPUs are divided",
+    "grad_accumulation": "passes of an update (default: 1)",
+    "strategy": "what the script spreads its model with, on several GPUs: ddp (the default) or fsdp",
+    "measure": "epochs (the default), the time of an update",
+    "updates": "timed updates, at most (default: 600)",
+    "warmup_updates": "first updates, which are not timed (default: 10)",
+}
+"""Axes that have an option of their own."""
+OPTIONS = {"batch_size_per_gpu": "--batch-size", "warmup_updates": "--warmup"}
+
+
+def parse_arguments() -> argparse.Namespace:
+    words, script = split_command(sys.argv[1:])
+    parser = build_parser("run", __doc__)
+    parser.usage = f"{parser.prog} [OPTIONS] -- SCRIPT ARGUMENTS"
+    points = parser.add_argument_group("what to measure")
+    for axis, meaning in SWEPT.items():
+        option = OPTIONS.get(axis, f"--{axis.replace('_', '-')}")
+        points.add_argument(option, dest=axis, metavar="N[,N]", help=meaning)
+    add_arguments(parser, points)
+    arguments = check_arguments(parser, parser.parse_args(words))
+    if not script:
+        parser.error("no script is given; write it after --, as in -- train.py --batch-size {batch_size_per_gpu}")
+    if arguments.batch_size_per_gpu is None:
+        parser.error("give --batch-size, the samples of a pass on each GPU, which tell how many samples a second it is")
+    arguments.grid = build_grid(arguments, shlex.join(script))
+    return arguments
+
+
+def split_command(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the words before the first -- and those after it."""
+    end = words.index("--") if "--" in words else len(words)
+    return words[:end], words[end + 1 :]
+
+
+def build_grid(arguments: argparse.Namespace, script: str) -> GridFile:
+    """Return the grid of a command line, as a grid file would have it. Raises CommandError."""
+    given = [f"{axis}={values}" for axis in SWEPT if (values := getattr(arguments, axis))]
+    base = {"script": script, "device": "auto"}
+    return GridFile(name_of(script), [{"num_gpus": [1], **parse_overrides(given, "the command line")}], base=base)
+
+
+def name_of(script: str) -> str:
+    """Return the name of the experiment of a command: that of its script, and a digest that tells it from others."""
+    try:
+        name = Path(script_name(script)).stem
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+    plain = re.sub(r"[^a-z0-9_-]", "-", name.lower())[:40].lstrip("-_")
+    found = f"{plain or 'script'}-{hashlib.sha256(script.encode(errors='surrogateescape')).hexdigest()[:6]}"
+    assert GRID_NAME_PATTERN.fullmatch(found)
+    return found
+
+
+def main() -> int:
+    options = parse_arguments()
+    grid = plan.expand_submission(options)
+    experiment = Experiment(options.outputs / grid.name)
+    if not options.is_dry_run and not options.only and len(grid.points) > 1:
+        first = min(grid.points, key=lambda spec: (spec.num_gpus, spec.batch_size_per_gpu))
+        options.only = [first.run_id()]
+        if exit_code := submit(options):
+            return exit_code
+        options.only = []
+    exit_code = submit(options)
+    if not options.is_dry_run and store.load_folder(experiment.records_folder)[0]:
+        exit_code = max(exit_code, collect.main([str(experiment.folder), "--brief"]))
+    return exit_code
+
+
+if __name__ == "__main__":
+    errors.run_command(main)

@@ -1,0 +1,380 @@
+"""Runs a user's training script and times its updates. Started in place of the script, in a process of its own.
+
+    python script_probe.py CONFIG SCRIPT ARGUMENTS...      CONFIG is JSON: see `Config` of script_rank
+    python script_probe.py CONFIG -m MODULE ARGUMENTS...
+
+It imports nothing of this project, so that it shadows no module of the user's, and torch only after the script has done
+so, because a script may set variables first. An update is a step of an optimizer: torch calls a hook for each, and a
+step that a GradScaler skips counts, too, so that all ranks count alike. The script runs in blocks of updates. After
+each one the ranks wait until their devices are idle, and report to the launcher's rank process, which answers with the
+next block or the end (script_rank). Nothing synchronizes within a block.
+"""
+
+import contextlib
+import gc
+import importlib.util
+import json
+import os
+import runpy
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+EXIT_LIMIT_S = 30  # for what the script does after its end
+STORE_TIMEOUT_S = 1800  # until the other ranks end their block
+
+
+class Enough(BaseException):
+    """Ends the script after its last update. No `except Exception` catches it."""
+
+
+class Probe:
+    """Counts and times the updates of this rank. torch is the module, imported by the script."""
+
+    def __init__(self, torch: Any, config: Mapping[str, Any]) -> None:
+        self.torch, self.rank = torch, config["rank"]
+        timeout = timedelta(seconds=STORE_TIMEOUT_S)
+        self.store = torch.distributed.TCPStore(config["host"], config["port"], is_master=False, timeout=timeout)
+        self.device: Any = None  # of the parameters, on a GPU
+        self.optimizers: dict[int, Any] = {}
+        self.counted: int | None = None  # the optimizer whose steps are updates
+        self.steps: list[int] = []  # the optimizers whose steps run now, the outermost first
+        self.num_updates = self.num_steps = 0
+        self.autocast: Counter[str] = Counter()
+        self.turn = 0
+        self.has_ended = False
+        self.begin_block({"lead_in": 0, "updates": config["warmup_updates"]})
+
+    # what torch calls
+
+    def before_step(self, optimizer: Any, *_: Any) -> None:
+        """Note the start of an optimizer's step."""
+        if id(optimizer) in self.steps:  # an earlier one has failed
+            self.steps.clear()
+        self.steps.append(id(optimizer))
+        self.optimizers.setdefault(id(optimizer), optimizer)
+        if len(self.steps) == 1 and self.counted in (None, id(optimizer)):
+            self.step_started = self.mark()
+
+    def after_step(self, optimizer: Any, *_: Any) -> None:
+        """Count an update if this is the end of the outermost step of the counted optimizer."""
+        if id(optimizer) in self.steps:
+            del self.steps[self.steps.index(id(optimizer)) :]
+        if not self.steps:
+            self.num_steps += 1
+            self.end_update(optimizer)
+
+    def end_update(self, optimizer: Any) -> None:
+        """Count an update of the first optimizer that has ended one, and end the block after its last."""
+        self.counted = self.counted or id(optimizer)
+        if id(optimizer) != self.counted:
+            return
+        self.num_updates += 1
+        self.left -= 1
+        mark = self.mark()
+        if self.left > self.block["updates"]:
+            return
+        if self.left == self.block["updates"]:
+            self.start_clock(mark)
+        else:
+            self.marks.append(mark)
+            self.optimizer_marks.append((self.step_started, mark))
+        if self.left == 0:
+            self.end_block()
+
+    def next_batch(self, fetch: Callable[[Any], Any], loader: Any) -> Any:
+        """Return the loader's next batch; note its size, and how long host and device wait for it."""
+        started_ns, before = time.perf_counter_ns(), self.mark()
+        batch = fetch(loader)
+        self.wait_ns += time.perf_counter_ns() - started_ns
+        self.waits.append((before, self.mark()))
+        size = size_of(batch, self.torch.Tensor)
+        if size is not None:
+            self.sizes[size] += 1
+        return batch
+
+    def scaled_step(self, step: Callable[..., Any], scaler: Any, optimizer: Any, *words: Any, **named: Any) -> Any:
+        """Let a GradScaler step. A step that it skips is an update, too: the other ranks may not skip theirs."""
+        before = self.num_steps
+        self.step_started = self.mark()
+        result = step(scaler, optimizer, *words, **named)
+        if self.num_steps == before:
+            self.num_steps += 1
+            self.optimizers.setdefault(id(optimizer), optimizer)
+            self.end_update(optimizer)
+        return result
+
+    # time
+
+    def mark(self) -> Any:
+        """Return a mark of now on the timeline of the device: an event, or on the CPU a time in ns."""
+        if self.device is None:
+            return time.perf_counter_ns()
+        event = self.torch.cuda.Event(enable_timing=True)
+        event.record(self.torch.cuda.current_stream(self.device))
+        return event
+
+    def between_ns(self, first: Any, last: Any) -> int:
+        """Return the time between two marks. The device has reached both, unless the first is of before it was used."""
+        if isinstance(first, int) or isinstance(last, int):
+            return last - first if isinstance(first, int) and isinstance(last, int) else 0
+        return int(first.elapsed_time(last) * 1e6)
+
+    def start_clock(self, mark: Any) -> None:
+        """Begin the timed part of a block, after its first updates."""
+        self.marks, self.wait_ns, self.started_unix_ns = [mark], 0, time.time_ns()
+        self.optimizer_marks: list[tuple[Any, Any]] = []
+        self.waits: list[tuple[Any, Any]] = []
+        self.sizes: Counter[int] = Counter()
+
+    # blocks
+
+    def begin_block(self, block: Mapping[str, Any]) -> None:
+        """Begin a block of updates: `lead_in` of them are not timed, `updates` are."""
+        self.block, self.left = block, block["lead_in"] + block["updates"]
+        self.step_started = self.mark()
+        self.start_clock(self.mark())
+
+    def end_block(self) -> None:
+        """Report the block to the launcher, and begin the next one or end the script."""
+        self.synchronize()
+        order = self.exchange(self.report_block())
+        if order is None:
+            self.end()
+        else:
+            self.begin_block(order)
+
+    def exchange(self, report: Mapping[str, Any]) -> Any:
+        """Give a report to the launcher, and return its answer once all ranks have reported."""
+        self.store.set(f"ddpscale/{self.turn}/{self.rank}", json.dumps(report))
+        order = json.loads(self.store.get(f"ddpscale/{self.turn}/order"))
+        self.turn += 1
+        return order
+
+    def synchronize(self) -> None:
+        """Wait until the device is idle. After the first updates also find which device that is."""
+        cuda = self.torch.cuda
+        if self.device is None and cuda.is_available() and cuda.is_initialized():
+            places = [parameter.device for parameter in self.parameters() if parameter.device.type == "cuda"]
+            self.device = places[0] if places else self.torch.device("cuda", cuda.current_device())
+        if self.device is not None:
+            cuda.synchronize(self.device)
+
+    def report_block(self) -> dict[str, Any]:
+        """Return what a block has measured. All times are in ns."""
+        of_device = [self.between_ns(*pair) for pair in self.waits]
+        return {
+            "time": self.between_ns(self.marks[0], self.marks[-1]),
+            "steps": [self.between_ns(*pair) for pair in zip(self.marks, self.marks[1:])],  # noqa: B905
+            "optimizer": sum(self.between_ns(*pair) for pair in self.optimizer_marks),
+            "wait": self.wait_ns if self.waits else None,
+            "data": sum(of_device) if of_device else None,
+            "sizes": sorted(self.sizes.items()),
+            "started": self.started_unix_ns,
+            "updates": self.num_updates,
+            "activity": self.activity(),
+            "seen": self.describe(),
+            "memory": self.memory(),
+        }
+
+    def activity(self) -> list[int]:
+        """Return counts that grow while something compiles or the allocator takes new memory."""
+        dynamo = sys.modules.get("torch._dynamo.utils")
+        compiled = sum(sum(found.values()) for found in dynamo.counters.values()) if dynamo else 0
+        statistics = self.torch.cuda.memory_stats(self.device) if self.device is not None else {}
+        return [compiled, statistics.get("segment.all.allocated", 0)]
+
+    def end(self) -> None:
+        """End the script: at once, or by force if it goes on."""
+        self.has_ended = True
+        ending = threading.Timer(EXIT_LIMIT_S, os._exit, (0,))
+        ending.daemon = True
+        ending.start()
+        raise Enough
+
+    # what is seen
+
+    def parameters(self) -> list[Any]:
+        """Return the parameters of all optimizers that have stepped, each once."""
+        groups = (group["params"] for one in self.optimizers.values() for group in one.param_groups)
+        return list({id(parameter): parameter for group in groups for parameter in group}.values())
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the script does, as seen from here."""
+        dist = self.torch.distributed
+        dtypes: Counter[str] = Counter()
+        for parameter in self.parameters():
+            dtypes[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
+        kinds = {
+            (base.__module__, base.__name__)
+            for one in gc.get_objects()
+            if issubclass(type(one), self.torch.nn.Module)
+            for base in type(one).__mro__
+        }
+        names = {type(one).__name__ for one in self.optimizers.values()}
+        return {
+            "world_size": dist.get_world_size() if dist.is_initialized() else 1,
+            "backend": dist.get_backend() if dist.is_initialized() else None,
+            "wrappers": sorted(name for module, name in kinds if is_wrapper(module, name)),
+            "optimizers": sorted(names),
+            "num_parameters": sum(dtypes.values()),
+            "gradient_bytes": sum(p.numel() * p.element_size() for p in self.parameters() if p.requires_grad),
+            "parameter_type": dtypes.most_common(1)[0][0] if dtypes else None,
+            "autocast": self.autocast.most_common(1)[0][0] if self.autocast else None,
+            "is_compiled": ("torch._dynamo.eval_frame", "OptimizedModule") in kinds or self.activity()[0] > 0,
+            "allow_tf32": self.torch.backends.cuda.matmul.allow_tf32,
+            "num_threads": self.torch.get_num_threads(),
+            "torch": self.torch.__version__,
+        }
+
+    def memory(self) -> dict[str, Any]:
+        """Return the peak memory of this rank, in bytes; on the CPU that of the process."""
+        if self.device is None:
+            with open("/proc/self/status") as file:
+                peak = next(line for line in file if line.startswith("VmHWM:"))
+            return {"device": "cpu", "allocated": int(peak.split()[1]) * 1024}
+        cuda = self.torch.cuda
+        return {
+            "device": str(self.device),
+            "allocated": cuda.max_memory_allocated(self.device),
+            "reserved": cuda.max_memory_reserved(self.device),
+            "usable": cuda.mem_get_info(self.device)[0] + cuda.memory_reserved(self.device),
+            "retries": cuda.memory_stats(self.device).get("num_alloc_retries", 0),
+        }
+
+
+def is_wrapper(module: str, name: str) -> bool:
+    """True for a class that spreads a model over ranks."""
+    of_torch = module.startswith("torch.") and name in ("DistributedDataParallel", "FullyShardedDataParallel")
+    return of_torch or (module.startswith("torch.distributed.") and name == "FSDPModule") or name == "DeepSpeedEngine"
+
+
+def size_of(batch: Any, tensor: Any) -> int | None:
+    """Return the first dimension of the first tensor in a batch; None if there is none."""
+    if isinstance(batch, tensor):
+        return int(batch.shape[0]) if batch.ndim else None
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, list | tuple):
+        return next((size for part in batch if (size := size_of(part, tensor)) is not None), None)
+    return None
+
+
+def install(torch: Any, config: Mapping[str, Any]) -> Probe:
+    """Set the hooks of a probe in torch, which the script has just imported."""
+    import torch.utils.data.dataloader as dataloader
+    from torch.amp.autocast_mode import autocast
+    from torch.amp.grad_scaler import GradScaler
+    from torch.optim import optimizer
+
+    probe = Probe(torch, config)
+    optimizer.register_optimizer_step_pre_hook(probe.before_step)
+    optimizer.register_optimizer_step_post_hook(probe.after_step)
+    iterator: Any = dataloader._BaseDataLoaderIter
+    scaler: Any = GradScaler
+    region: Any = autocast
+    fetch, step, enter = iterator.__next__, scaler.step, region.__enter__
+
+    def enter_autocast(own: Any) -> Any:
+        if probe.turn == 0 and own._enabled:
+            probe.autocast[str(own.fast_dtype).removeprefix("torch.")] += 1
+        return enter(own)
+
+    iterator.__next__ = lambda loader: probe.next_batch(fetch, loader)
+    scaler.step = lambda own, *words, **named: probe.scaled_step(step, own, *words, **named)
+    region.__enter__ = enter_autocast
+    return probe
+
+
+class TorchWatch:
+    """Finds torch as Python does, and calls `then` once the script has imported it."""
+
+    def __init__(self, then: Callable[[Any], None]) -> None:
+        self.then = then
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
+        """Return the module spec of torch, and step aside; None for other modules."""
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        found = importlib.util.find_spec("torch")
+        if found is not None and found.loader is not None:
+            loader: Any = found.loader
+            execute = loader.exec_module
+
+            def execute_then(module: Any) -> None:
+                execute(module)
+                self.then(module)
+
+            loader.exec_module = execute_then
+        return found
+
+
+def run_script(words: Sequence[str]) -> None:
+    """Run the script as Python would: `train.py ARGUMENTS`, or `-m package.train ARGUMENTS`."""
+    if words[0] == "-m":
+        sys.argv = list(words[1:])
+        sys.path[0] = os.getcwd()
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(words)
+        sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def describe_error(error: BaseException) -> dict[str, Any]:
+    """Return the names of an error's types, its text, and the innermost line in a file beside the script."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(sys.path[0])]
+    place = f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+    return {"types": [kind.__name__ for kind in type(error).__mro__], "text": str(error), "place": place}
+
+
+def say_why(error: BaseException | None) -> dict[str, Any]:
+    """Return the report of a script that ended, by itself or by an error, before it was measured."""
+    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+        return {"exit": 0}
+    if isinstance(error, SystemExit):
+        return {"exit": error.code if isinstance(error.code, int) else 1, "text": str(error.code)}
+    return describe_error(error)
+
+
+@contextlib.contextmanager
+def flushed_output() -> Iterator[None]:
+    """Write out what the script has printed, after the body."""
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+
+
+def main() -> None:
+    """Run the script under a probe, and leave a report of why it ended early, if it did."""
+    config, words = json.loads(sys.argv[1]), sys.argv[2:]
+    probes: list[Probe] = []
+    sys.meta_path.insert(0, TorchWatch(lambda torch: probes.append(install(torch, config))))
+    found: BaseException | None = None
+    with flushed_output():
+        try:
+            run_script(words)
+        except BaseException as error:
+            found = error
+        has_ended = bool(probes) and probes[0].has_ended
+        if not has_ended:
+            if found is not None and not isinstance(found, SystemExit):
+                traceback.print_exception(found)
+            report = {"updates": probes[0].num_updates if probes else None, **say_why(found)}
+            with open(config["report"], "w") as file:
+                json.dump(report, file)
+    os._exit(0 if has_ended else 1)
+
+
+if __name__ == "__main__":
+    main()

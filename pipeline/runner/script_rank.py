@@ -1,0 +1,388 @@
+"""The rank of a point that measures a user's script: it starts the script under the probe, and leads its blocks.
+
+Each rank runs the script in a process of its own (script_probe), which has nothing of this project in it. The ranks of
+a point and their probes meet in a store in the process of rank 0. That process also decides what each block of updates
+is: warm-up while something compiles or the allocator takes new memory, then timed blocks until the time is precise
+enough. The record calls them epochs: the first is the last block of the warm-up, and each later one a timed block.
+"""
+
+import functools
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from pipeline.figures.stopping_rule import LEAD_IN_STEPS, MAX_STEPS, MIN_STEPS, WINDOW_S, is_time_precise_enough
+from pipeline.plan.spec import MIN_WINDOWS_FOR_INTERVAL, Spec
+from pipeline.plan.strategies import STRATEGIES
+from pipeline.records.record import (
+    DeviceMemory,
+    Epoch,
+    FailureKind,
+    Measurement,
+    ObservedScript,
+    RankEpoch,
+    short_text,
+)
+from pipeline.runner.classify_failure import classify
+from pipeline.runner.launch_options import PYTHONPATH_ROOT
+from pipeline.runner.rank_files import PointTask, RankFiles
+from pipeline.system import host
+from pipeline.system.errors import log_line
+
+PROBE = Path(__file__).with_name("script_probe.py")
+POLL_S = 0.005
+STORE_TIMEOUT_S = 300
+MAX_WARM_UP_BLOCKS = 10
+MAX_SIZE_DIFFERENCE = 0.01  # of the samples of an update: what a smaller last batch may change
+LAUNCHER_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+UPDATES_CURE = "give the script more data or epochs, or lower updates and windows"
+SERVER = "server"  # key of the file store
+
+T = TypeVar("T")
+
+
+class ScriptProblem(Exception):
+    """The script did not do what the point needs. The message says what, with the cure."""
+
+    def __init__(self, text: str, kind: FailureKind = "exception") -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+class Block(msgspec.Struct, frozen=True):
+    """The report of one rank on one block: times in ns, `sizes` as pairs of batch size and number of batches."""
+
+    time: int
+    steps: list[int]
+    optimizer: int
+    wait: int | None
+    data: int | None
+    sizes: list[tuple[int, int]]
+    started: int
+    updates: int  # from the start of the script
+    activity: list[int]
+    seen: dict[str, Any]
+    memory: dict[str, Any]
+
+
+class Timed(NamedTuple):
+    """A block with the reports of all ranks, in their order."""
+
+    ranks: list[Block]
+
+    @property
+    def time_ns(self) -> int:
+        return max(block.time for block in self.ranks)
+
+    @property
+    def update_ns(self) -> float:
+        """The time of an update on the slowest rank."""
+        return self.time_ns / len(self.ranks[0].steps)
+
+
+class ScriptRank:
+    """A rank of a script: its process, and on rank 0 the blocks that have been measured."""
+
+    def __init__(self, point: PointTask, rank_files: RankFiles, store: Path | None) -> None:
+        self.spec, self.rank_files = point.spec, rank_files
+        self.rank, self.world_size = int(os.environ["RANK"]), point.spec.world_size
+        self.workdir = point.modules_folder or Path.cwd()
+        self.report = Path(os.path.realpath(rank_files.folder)) / f"rank{self.rank}.script.json"
+        self.host, self.port, self.store = self.meet(store)
+        self.blocks: list[Timed] = []  # the last of the warm-up, then those that are timed
+        self.num_blocks = 0  # that have ended
+        self.is_timed = False
+        self.has_launcher_variables = self.world_size > 1
+
+    def meet(self, store: Path | None) -> tuple[str, int, Store]:
+        """Return host, port and client of the store of this point, which lives in the process of rank 0."""
+        timeout = timedelta(seconds=STORE_TIMEOUT_S)
+        if store is None and self.world_size > 1:  # several nodes: torchrun's agent has said where
+            address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            return address, port, TCPStore(address, port, is_master=self.rank == 0, timeout=timeout)
+        address = "127.0.0.1"
+        if self.rank == 0:
+            server = TCPStore(address, 0, is_master=True, timeout=timeout)
+            if store is not None:
+                FileStore(str(store), self.world_size).set(SERVER, str(server.port))
+            return address, server.port, server
+        port = int(FileStore(str(store), self.world_size).get(SERVER))
+        return address, port, TCPStore(address, port, is_master=False, timeout=timeout)
+
+    def gather(self, value: T, kind: type[T], name: str) -> list[T]:
+        """Return the values of all ranks, in their order. All ranks must call it."""
+        self.store.set(f"{name}/{self.rank}", msgspec.json.encode(value).decode())
+        keys = [f"{name}/{rank}" for rank in range(self.world_size)]
+        return [msgspec.json.decode(self.store.get(key), type=kind) for key in keys]
+
+    def leave(self) -> None:
+        """Let rank 0 know that this rank no longer needs the store, which ends with rank 0. Rank 0 waits for all."""
+        self.store.set(f"left/{self.rank}", "")
+        if self.rank == 0:
+            self.store.wait([f"left/{rank}" for rank in range(self.world_size)])
+
+    # the process
+
+    def run(self) -> None:
+        """Run the script until it is measured. Raises ScriptProblem."""
+        exit_code = self.run_once()
+        if exit_code and not self.has_launcher_variables and self.needs_launcher_variables():
+            log_line("the script needs the variables of torchrun: it starts again with them")
+            self.has_launcher_variables = True
+            exit_code = self.run_once()
+        if exit_code:
+            raise self.explain_exit(exit_code)
+
+    def run_once(self) -> int:
+        """Run the script in a new process, and return its exit code."""
+        config = {"host": self.host, "port": self.port, "rank": self.rank, "report": str(self.report)}
+        config["warmup_updates"] = self.spec.warmup_updates
+        self.report.unlink(missing_ok=True)
+        command = [sys.executable, "-u", str(PROBE), json.dumps(config), *self.spec.script_command]
+        parent = functools.partial(host.die_with_parent, os.getpid())
+        with subprocess.Popen(
+            command, cwd=self.workdir, env=self.environment(), stdin=subprocess.DEVNULL, preexec_fn=parent
+        ) as process:
+            try:
+                while process.poll() is None:
+                    if self.rank == 0:
+                        self.lead()
+                    time.sleep(POLL_S)
+            finally:
+                process.kill()
+        return process.returncode
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that the script would have under torchrun; a single process has those of the user."""
+        environ = dict(os.environ)
+        environ.pop("PYTHONSAFEPATH", None)
+        folders = environ.pop("PYTHONPATH", "").split(os.pathsep)
+        if users := [folder for folder in folders if folder and folder != str(PYTHONPATH_ROOT)]:
+            environ["PYTHONPATH"] = os.pathsep.join(users)
+        environ |= {"MASTER_ADDR": self.host, "MASTER_PORT": str(self.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        if not self.has_launcher_variables:
+            for name in [name for name in environ if name in LAUNCHER_VARIABLES or name.startswith("TORCHELASTIC_")]:
+                del environ[name]
+        return environ
+
+    def read_report(self) -> dict[str, Any]:
+        """Return why the script ended early; empty if it did not say."""
+        return dict(json.loads(self.report.read_bytes())) if self.report.exists() else {}
+
+    def needs_launcher_variables(self) -> bool:
+        """True if the script failed before its first update for want of a variable of torchrun."""
+        report = self.read_report()
+        return not report.get("updates") and any(name in report.get("text", "") for name in LAUNCHER_VARIABLES)
+
+    def explain_exit(self, exit_code: int) -> ScriptProblem:
+        """Return why the script gave no measurement."""
+        report, name = self.read_report(), self.spec.model
+        after = f"after {report.get('updates') or 0} updates"
+        if exit_code < 0:
+            return ScriptProblem(f"{name} was killed by signal {-exit_code}", "signal")
+        if not report:
+            return ScriptProblem(f"{name} left its process (os._exit or exec) before it was measured", "exit")
+        if "types" in report:
+            names, text = set(report["types"]), report["text"]
+            kind = classify(names, text, uses_gpu=self.spec.device == "cuda", did_allocator_refuse=lambda: False)
+            place = f" (at {report['place']})" if report["place"] else ""
+            return ScriptProblem(f"{report['types'][0]}: {text.partition(chr(10))[0]}{place}, {after}\n{text}", kind)
+        if report["exit"]:
+            return ScriptProblem(f"{name} exited with {report['exit']} {after}: {report['text']}", "exit")
+        if report["updates"] is None:
+            return ScriptProblem(f"{name} ended and never imported torch", "exit")
+        if not report["updates"]:
+            why = "no optimizer of torch made a step in its process"
+            return ScriptProblem(f"{name} ended and no update was seen: {why}; train in the process that is started")
+        return ScriptProblem(f"{name} ended {after}, before its time was precise enough; {UPDATES_CURE}")
+
+    # the blocks, on rank 0
+
+    def lead(self) -> None:
+        """Answer the probes, if all ranks have reported their block. Raises ScriptProblem."""
+        keys = [f"ddpscale/{self.num_blocks}/{rank}" for rank in range(self.world_size)]
+        if not self.store.check(keys):
+            return
+        reported = Timed([msgspec.json.decode(self.store.get(key), type=Block) for key in keys])
+        order = self.next_block(reported)
+        self.store.set(f"ddpscale/{self.num_blocks}/order", json.dumps(order))
+        self.num_blocks += 1
+
+    def next_block(self, reported: Timed) -> dict[str, int] | None:
+        """Return the block that follows this one; None if the script may end."""
+        spec = self.spec
+        if not self.blocks:
+            check_observed(spec, reported.ranks[0])
+        if self.is_timed:
+            self.blocks.append(reported)
+            self.log_block()
+        else:
+            was_quiet = bool(self.blocks) and self.activity_of(self.blocks[0]) == self.activity_of(reported)
+            self.blocks[:] = [reported]
+            if not was_quiet and self.num_blocks + 1 < MAX_WARM_UP_BLOCKS:
+                return {"lead_in": 0, "updates": spec.warmup_updates}
+            self.is_timed = True
+            self.log_block()
+        times = [block.update_ns for block in self.blocks[1:]]
+        if len(times) >= spec.windows or is_time_precise_enough(times):
+            return None
+        return {
+            "lead_in": LEAD_IN_STEPS,
+            "updates": num_timed_updates(spec, min(block.update_ns for block in self.blocks)),
+        }
+
+    def activity_of(self, reported: Timed) -> list[list[int]]:
+        return [block.activity for block in reported.ranks]
+
+    def log_block(self) -> None:
+        """Write a line to the log, from which `submit` reads the progress."""
+        number, last = len(self.blocks), self.blocks[-1]
+        update = f"{last.update_ns / 1e6:.4g} ms an update"
+        log_line(f"epoch {number} of {self.spec.epochs}: {last.time_ns / 1e9:.4g} s, {update}")
+
+    def measurement(self) -> Measurement:
+        """Return what the blocks have measured."""
+        spec, last = self.spec, self.blocks[-1]
+        seen = last.ranks[0].seen
+        autocast, parameter_type = seen["autocast"], seen["parameter_type"]
+        size, batches = batch_of(last.ranks[0])
+        return Measurement(
+            epochs=tuple(build_epoch(number, block, spec) for number, block in enumerate(self.blocks, 1)),
+            num_parameters=seen["num_parameters"],
+            gradient_bytes=seen["gradient_bytes"],
+            memory=tuple(build_memory(rank, block.memory) for rank, block in enumerate(last.ranks)),
+            precision_used=precision_of(autocast or parameter_type, seen["allow_tf32"] and spec.device == "cuda"),
+            num_threads=seen["num_threads"],
+            execution_used="compile" if seen["is_compiled"] else "eager",
+            unit="samples",
+            script=ObservedScript(
+                command=tuple(spec.script_command),
+                world_size=seen["world_size"],
+                backend=seen["backend"],
+                wrappers=tuple(map(short_text, seen["wrappers"])),
+                optimizers=tuple(map(short_text, seen["optimizers"])),
+                batch_size=size,
+                batches_per_update=batches,
+                parameter_type=parameter_type,
+                autocast=autocast,
+                is_compiled=seen["is_compiled"],
+                num_warm_up_updates=self.blocks[0].ranks[0].updates,
+                has_launcher_variables=self.has_launcher_variables,
+            ),
+        )
+
+
+def num_timed_updates(spec: Spec, update_ns: float) -> int:
+    """Return the updates of a timed block: as many as fill a window, of those that the point allows."""
+    wanted = min(MAX_STEPS, max(MIN_STEPS, math.ceil(WINDOW_S / update_ns * 1e9)))
+    return max(1, min(wanted, spec.updates // min(MIN_WINDOWS_FOR_INTERVAL, spec.windows)))
+
+
+def batch_of(block: Block) -> tuple[int | None, float | None]:
+    """Return the most frequent batch size of a loader, and the batches an update; None without a loader."""
+    sizes: Counter[int] = Counter(dict(block.sizes))
+    if not sizes:
+        return None, None
+    return sizes.most_common(1)[0][0], sizes.total() / len(block.steps)
+
+
+def check_observed(spec: Spec, block: Block) -> None:
+    """Raise ScriptProblem if the script does something else than the point asks for."""
+    seen, (size, batches) = block.seen, batch_of(block)
+    if seen["world_size"] != spec.world_size:
+        raise ScriptProblem(
+            f"the point has {spec.world_size} processes, and the script trains in a group of {seen['world_size']}; let "
+            "it call init_process_group() with the variables of torchrun"
+        )
+    if size is not None and batches is not None:
+        asked, found = spec.batch_size_per_gpu * spec.grad_accumulation, size * batches
+        if abs(found - asked) > max(MAX_SIZE_DIFFERENCE * asked, size / len(block.steps)):
+            how = f"batches of {size}, {batches:.3g} an update"
+            raise ScriptProblem(
+                f"the point asks for {asked} samples an update on each GPU, and the loader of rank 0 gives {found:.4g} "
+                f"({how}); {cure_of_batch(spec, found)}"
+            )
+    wrappers = seen["wrappers"]
+    if spec.is_distributed and wrappers and not set(wrappers) & set(WRAPPERS.get(spec.strategy, wrappers)):
+        others = [name for name, classes in WRAPPERS.items() if set(classes) & set(wrappers)]
+        cure = f"give strategy={others[0]}" if others else "leave the script out"
+        raise ScriptProblem(
+            f"the point says strategy={spec.strategy}, and the script uses {', '.join(wrappers)}; {cure}"
+        )
+
+
+WRAPPERS = {name: facts.wrappers for name, facts in STRATEGIES.items() if facts.wrappers}
+
+
+def cure_of_batch(spec: Spec, found: float) -> str:
+    """Return what may be wrong with the batch size of a script that takes `found` samples an update on each GPU."""
+    asked = spec.batch_size_per_gpu * spec.grad_accumulation
+    if spec.num_gpus > 1 and math.isclose(found * spec.num_gpus, asked, rel_tol=MAX_SIZE_DIFFERENCE):
+        return "its batch size is that of all GPUs together: write {global_batch_size} in place of {batch_size_per_gpu}"
+    if "batch_size_per_gpu" not in (spec.script or "") and "global_batch_size" not in (spec.script or ""):
+        return f"write {{batch_size_per_gpu}} into script, or give batch_size_per_gpu={found:.4g}"
+    if not math.isclose(found / spec.batch_size_per_gpu, round(found / spec.batch_size_per_gpu)):
+        return "let the script use its argument, or correct batch_size_per_gpu"
+    return f"give grad_accumulation={round(found / spec.batch_size_per_gpu)} if it makes so many passes an update"
+
+
+def build_epoch(number: int, block: Timed, spec: Spec) -> Epoch:
+    """Return a block as an epoch of the record."""
+    samples = [sum(size * count for size, count in part.sizes) or None for part in block.ranks]
+    known = [count for count in samples if count is not None]
+    asked = len(block.ranks[0].steps) * spec.global_batch_size
+    return Epoch(
+        epoch=number,
+        ranks=tuple(build_rank(rank, part, samples[rank]) for rank, part in enumerate(block.ranks)),
+        num_updates=block.ranks[0].updates,
+        num_samples=sum(known) if len(known) == len(block.ranks) else asked,
+        step_times_ns=tuple(block.ranks[0].steps),
+    )
+
+
+def build_rank(rank: int, block: Block, num_samples: int | None) -> RankEpoch:
+    return RankEpoch(
+        rank=rank,
+        epoch_time_ns=block.time,
+        compute_time_ns=None if block.data is None else max(0, block.time - block.data),
+        optimizer_ns=block.optimizer,
+        data_time_ns=block.data,
+        loader_wait_ns=block.wait,
+        num_samples=num_samples,
+        started_unix_ns=block.started,
+    )
+
+
+def build_memory(rank: int, found: dict[str, Any]) -> DeviceMemory:
+    return DeviceMemory(
+        rank=rank,
+        device=found["device"],
+        peak_allocated_bytes=found["allocated"],
+        usable_bytes=found.get("usable"),
+        peak_reserved_bytes=found.get("reserved"),
+        num_alloc_retries=found.get("retries"),
+    )
+
+
+def precision_of(number_type: str | None, allows_tf32: bool) -> str:
+    """Return the precision as a record names it, from the type of numbers that the script computes in."""
+    names = {"bfloat16": "bf16", "float16": "fp16", "float32": "tf32" if allows_tf32 else "fp32"}
+    return names.get(str(number_type), str(number_type))
