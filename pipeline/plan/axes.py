@@ -98,6 +98,7 @@ ShardFormat = Literal["fp32", "bf16"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 Input = Literal["dataloader", "synthetic", "gpu"]
 MemoryLayout = Literal["contiguous", "channels_last"]
+CompiledParts = Literal["none", "blocks"]
 Execution = Literal["eager", "compile", "graph", "compiled_graph"]
 COMPILED_EXECUTIONS: tuple[Execution, ...] = ("compile", "compiled_graph")
 CAPTURED_EXECUTIONS: tuple[Execution, ...] = ("graph", "compiled_graph")
@@ -503,6 +504,17 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             words="{}",
         ),
     ] = "eager"
+    compile: Annotated[
+        CompiledParts,
+        declare(
+            "Parts of the model that are compiled alone in an eager step: `none`, or `blocks`, each unit of "
+            "`shard_units`, before it is wrapped or sharded.",
+            "compile=blocks model=gpt input=synthetic strategy=ddp num_gpus=2",
+            CHOICE | PROCESS,
+            words="compiled {}",
+            values={"none": ""},
+        ),
+    ] = "none"
     num_calibration_samples: Annotated[
         PositiveInt,
         declare(
@@ -617,6 +629,11 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             )
 
     def _check_model(self) -> None:
+        if self.compile != "none" and is_image_model(self.model):
+            raise ValueError(
+                f"compile={self.compile!r} compiles units of shard_units, and models of images have none; use "
+                "execution='compile'."
+            )
         if self.model in CIFAR_MODELS or self.model is None:
             if self.options:
                 name = self.options[0].partition("=")[0]
@@ -696,6 +713,11 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             )
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov=true needs a momentum above 0, got 0; raise momentum.")
+        if self.compile != "none" and (self.static_graph or (self.bucket_cap_mb or 1) < 1):
+            raise ValueError(
+                f"compile={self.compile!r} is not tried with static_graph, and needs bucket_cap_mb>=1: DDP's first "
+                "bucket is 1 MiB; leave them out."
+            )
         if self.sync_batchnorm and (not self.facts.syncs_batchnorm or self.device == "cpu"):
             raise ValueError(
                 "sync_batchnorm=true shares statistics over the GPUs of DDP; use strategy='ddp' on device='cuda'."
@@ -758,6 +780,8 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         stated = f"execution={execution!r}"
         if execution == "eager":
             return None
+        if self.compile != "none":
+            return f"{stated} does not work with compile={self.compile!r}, which is of an eager step; leave one out."
         if self.facts.uses_threads:
             return (
                 f"{stated} does not work with strategy={self.strategy!r}, which starts new threads each step; use "

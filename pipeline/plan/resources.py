@@ -106,9 +106,9 @@ def may_share_processes(spec: Spec) -> bool:
     """True if a point may run in processes that ran other points before and will run others after it."""
     near_boundary = spec.is_probe or spec.measure == "memory" or spec.memory_limit_gib is not None
     profiles = spec.measure == "communication"
-    return (
-        spec.execution == "eager" and spec.script is None and not near_boundary and not profiles and spec.num_nodes == 1
-    )
+    is_compiled = spec.execution != "eager" or spec.compile != "none"
+    is_alone = is_compiled or near_boundary or profiles or spec.script is not None
+    return not is_alone and spec.num_nodes == 1
 
 
 def process_layout(spec: Spec) -> tuple[object, ...]:

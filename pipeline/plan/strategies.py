@@ -155,6 +155,7 @@ DATAPARALLEL = Strategy(
     title="DataParallel",
     simplicity=100,
     aliases=("dataparallel",),
+    refuses={"compile": "it copies the blocks in each step"},
     variants=("plain", "dp", "dp_again"),
     gradient_bytes=gradients_of_replicas,
     state_bytes=lambda model_bytes, optimizer_bytes, units, axes: None,  # GPUs differ

@@ -34,6 +34,7 @@ from pipeline.training.check_workload import synthetic_batch
 from pipeline.training.process_group import Rank
 from pipeline.training.step import WHOLE_STEP, EagerStep, MarkPart, StepFunction, TrainingStep, ignore_mark
 from pipeline.training.torch_strategies import torch_strategy
+from pipeline.training.torch_strategies.base import own_optimizer
 from pipeline.workloads.workload import Workload, WorkloadError, describe
 
 CAPTURED_OPTIMIZERS = ("SGD", "Adam", "AdamW", "Adamax", "RMSprop")  # whose state begins at zero
@@ -214,15 +215,14 @@ def choose_execution(spec: Spec, rank: Rank) -> Execution:
 
     Raises RuntimeError if the execution needs a compiler and a node has none.
     """
-    if spec.execution == "eager":
+    if spec.execution == "eager" and spec.compile == "none":
         return "eager"
     can_compile = all(process_group.all_gather(has_compiler(rank.device.type), bool))
-    if spec.execution == "auto":
-        return fastest_execution(spec, can_compile)
-    if spec.execution in COMPILED_EXECUTIONS and not can_compile:
+    if not can_compile and (spec.execution in COMPILED_EXECUTIONS or spec.compile != "none"):
         needs = "Triton and a C compiler" if spec.device == "cuda" else "a C++ compiler"
-        raise RuntimeError(f"execution={spec.execution!r} needs {needs} on every node; install it, or use 'auto'.")
-    return spec.execution
+        stated = f"compile={spec.compile!r}" if spec.compile != "none" else f"execution={spec.execution!r}"
+        raise RuntimeError(f"{stated} needs {needs} on every node; install it, or use execution: auto alone.")
+    return fastest_execution(spec, can_compile) if spec.execution == "auto" else spec.execution
 
 
 def fastest_execution(spec: Spec, can_compile: bool) -> Execution:
@@ -265,7 +265,8 @@ def prepare_step(
     is_captured = execution in CAPTURED_EXECUTIONS
     forward = compile_model(workload, model) if execution in COMPILED_EXECUTIONS else model
     step = EagerStep(model, workload, spec, rank, forward=forward, optimizer=optimizer)
-    if execution == "eager":
+    is_compiled = execution in COMPILED_EXECUTIONS or spec.compile != "none"
+    if not is_compiled and not is_captured:
         return PreparedStep(step)
     started = time.perf_counter()
     sizes = tuple(dict.fromkeys(batch_sizes(spec)))
@@ -275,7 +276,7 @@ def prepare_step(
     with prepared, restore_training_state(step, rank, is_captured), warnings.catch_warnings():
         warnings.filterwarnings("ignore", EXPECTED_WARNING)
         example = place_batch(synthetic_batch(workload, sizes[0], rank.device), rank.device, memory_format(spec))
-        if execution in COMPILED_EXECUTIONS:
+        if is_compiled:
             warm_up_compiled(step, example, sizes, spec, rank)
         if is_captured:
             ready = CapturedStep(step, example, sizes, spec, graph_capturer())
@@ -305,7 +306,7 @@ def warm_up_compiled(step: EagerStep, example: Batch, sizes: Sequence[int], spec
     if num_graphs == 0:
         raise RuntimeError(
             f"torch.compile found nothing to compile in model {spec.model!r} under strategy {spec.strategy!r}; "
-            "give the model a forward of its own, or use execution: eager."
+            "give the model a forward of its own, or compile nothing."
         )
 
 
@@ -317,7 +318,7 @@ def restore_training_state(step: EagerStep, rank: Rank, is_captured: bool = Fals
     captured step, which was empty, is set to 0. With momentum 0 the first update is then the same as without it
     (0 x momentum + gradient).
     """
-    optimizer, scaler = step.optimizer, step.scaler
+    optimizer, scaler = own_optimizer(step.optimizer), step.scaler
     untrained, scale = copy.deepcopy(optimizer.state_dict()), scaler.state_dict() if scaler else {}
     tensors = [*step.model.parameters(), *step.model.buffers()]
     saved = [tensor.detach().clone() for tensor in tensors]

@@ -98,6 +98,7 @@ QUANTIZE: dict[str, Any] = {
     "measure": "quantize",
 }
 DDP: dict[str, Any] = {"strategy": "ddp", "num_gpus": 2}
+GPT: dict[str, Any] = {"model": "gpt", "dataset": None}
 SHARDED: dict[str, Any] = {"strategy": "fsdp", "num_gpus": 2, "device": "cpu"}
 
 
@@ -169,6 +170,12 @@ SHARDED: dict[str, Any] = {"strategy": "fsdp", "num_gpus": 2, "device": "cpu"}
             {**DDP, "num_samples": 1024, "static_graph": True, "grad_accumulation": 2},
             "static_graph=true does not work with grad_accumulation",
         ),
+        # parts of the model
+        ({**GPT, "compile": "blocks", "execution": "compile"}, "which is of an eager step; leave one out"),
+        ({**GPT, **DDP, "compile": "blocks", "static_graph": True}, "is not tried with static_graph"),
+        ({**GPT, **DDP, "compile": "blocks", "bucket_cap_mb": 0.5}, "needs bucket_cap_mb>=1"),
+        ({"compile": "blocks"}, "models of images have none; use execution='compile'"),
+        ({**DDP, "strategy": "dp", "model": None, "compile": "blocks"}, "it copies the blocks in each step"),
         # executions
         ({**SHARDED, "execution": "compile"}, "execution='compile' is not tried with strategy='fsdp'; use 'eager'"),
         ({**SHARDED, "strategy": "zero1", "execution": "compile"}, "is not tried with strategy='zero1'"),

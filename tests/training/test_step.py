@@ -29,6 +29,7 @@ from pipeline.training.execution import (
 )
 from pipeline.training.loop import run_epoch, train_point
 from pipeline.training.step import STEP_PARTS, EagerStep, PartTimesNs, StepFunction, ignore_mark
+from pipeline.training.torch_strategies import torch_strategy
 from pipeline.workloads.cifar_classifier import build_model
 from pipeline.workloads.find import build_workload
 from pipeline.workloads.image_classifier import parameter_groups
@@ -297,6 +298,17 @@ def test_a_model_of_which_nothing_is_compiled_is_refused(monkeypatch: pytest.Mon
 
 
 @pytest.mark.training
+def test_compiled_blocks_need_a_compiler_and_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = make_spec(model="gpt", dataset=None, device="cpu", precision="fp32", input="synthetic", compile="blocks")
+    monkeypatch.setattr(execution, "has_compiler", lambda device: False)
+    with pytest.raises(RuntimeError, match=r"^compile='blocks' needs a C\+\+ compiler on every node; install it"):
+        choose_execution(spec, ALONE)
+    workload = build_workload(spec)
+    monkeypatch.setattr(type(workload), "shard_units", lambda self, model: ())
+    with pytest.raises(WorkloadError, match=r"^shard_units names no block to compile; name them, or leave out compile"):
+        torch_strategy("single").place(workload.build_model(), workload, spec, ALONE)
+
+
 @pytest.mark.skipif(not has_compiler("cpu"), reason="torch.compile needs a C++ compiler, and none is on PATH")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch about itself, as its compiler is imported
 def test_a_compiled_step_learns_what_the_eager_one_learns() -> None:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,6 +24,7 @@ from pipeline.communication.profiling import profile_ranks
 from pipeline.communication.step_variants import StepContext, list_silent_calls
 from pipeline.plan.spec import Spec
 from pipeline.plan.strategies import gathered_bytes, scattered_bytes
+from pipeline.training.execution import num_compiled_graphs, prepare_step
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, ignore_mark
 from pipeline.training.torch_strategies import torch_strategy
@@ -44,6 +46,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "blocks": {"strategy": "fsdp"},
     "always": {"strategy": "fsdp", "reshard": "always"},
     "never": {"strategy": "fsdp", "reshard": "never"},
+    **{f"compiled {strategy}": {"strategy": strategy, "compile": "blocks"} for strategy in ("ddp", "zero1", "fsdp")},
 }
 CAST: dict[str, dict[str, Any]] = {
     "bf16 gathers": {"param_dtype": "bf16"},
@@ -58,7 +61,9 @@ def run_on_rank(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     place = Rank(rank, 2, torch.device("cpu"))
-    found = {"trained": train_each(place), "calls": count_calls(place), "gradients": gradients_of_share(place)}
+    with mock.patch.object(torch, "compile", partial(torch.compile, backend="eager")):  # without a C++ compiler
+        trained = train_each(place)
+    found = {"trained": trained, "calls": count_calls(place), "gradients": gradients_of_share(place)}
     if rank == 0:
         Path(folder, "found.json").write_text(json.dumps(found))
     dist.destroy_process_group()
@@ -104,16 +109,19 @@ def batches_of(rank: int, size: int) -> list[dict[str, torch.Tensor]]:
 def train(spec: Spec, rank: Rank, has_kept_buffers: bool = False) -> dict[str, Any]:
     workload = build_workload(spec)
     torch.manual_seed(0)
-    strategy = torch_strategy(spec.strategy)
-    model = strategy.wrap(strategy.place(workload.build_model(), workload, spec, rank), workload, spec, rank)
+    strategy, num_graphs = torch_strategy(spec.strategy), [num_compiled_graphs()]
+    ready = prepare_step("eager", strategy.place(workload.build_model(), workload, spec, rank), workload, spec, rank)
+    step = ready.step
+    num_graphs.append(num_compiled_graphs())
+    assert isinstance(step, EagerStep)
     if has_kept_buffers:
-        keep_buffers(model, [], is_silent=False)
-    step = EagerStep(model, workload, spec, rank)
+        keep_buffers(step.model, [], is_silent=False)
     losses = []
     for _ in range(NUM_UPDATES):
         batches = batches_of(rank.rank, spec.batch_size_per_gpu)
         losses.append(sum(float(step(batch, ignore_mark, batch is batches[-1])) for batch in batches) / len(batches))
-    sharding = strategy.describe_sharding(workload, model, spec)
+    num_graphs.append(num_compiled_graphs())
+    sharding = strategy.describe_sharding(workload, step.model, spec)
     context = StepContext(spec, rank, workload, batches[0], None)
     variants = step_variants.build_variants(context, (str(spec.facts.no_op), "plain"))
     silent = variants[str(spec.facts.no_op)]
@@ -122,6 +130,8 @@ def train(spec: Spec, rank: Rank, has_kept_buffers: bool = False) -> dict[str, A
         silent.step()
     return {
         "losses": losses,
+        "graphs": [after - before for before, after in pairwise(num_graphs)],
+        "compile_time_s": ready.compile_time_s,
         "optimizer_bytes": optimizer_bytes(step.optimizer),
         "calls": [(call.kind, call.operation, call.num_bytes) for call in silent.calls],
         "is_finite": all(bool(parameter.isfinite().all()) for parameter in silent.model.parameters()),
@@ -160,6 +170,16 @@ def test_equal_global_batches_give_equal_gradients_on_one_and_two_processes(foun
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_strategy_trains_as_ddp_does(trained: dict[str, dict[str, Any]], name: str) -> None:
     assert trained[f"{name} 1"]["losses"] == pytest.approx(trained["ddp 1"]["losses"], rel=1e-6)
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_blocks_are_compiled_before_the_clock_and_share_their_code(
+    trained: dict[str, dict[str, Any]], name: str
+) -> None:
+    found = trained[f"{name} 1"]
+    is_compiled = name.startswith("compiled")
+    assert (found["graphs"], found["compile_time_s"] is not None) == ([int(is_compiled), 0], is_compiled)
 
 
 @pytest.mark.training
@@ -234,7 +254,7 @@ def test_sharded_optimizers_keep_half_of_the_state(trained: dict[str, dict[str, 
 @pytest.mark.training
 @pytest.mark.parametrize("num_passes", [1, 2])
 def test_counted_bytes_are_those_of_the_formulas(trained: dict[str, dict[str, Any]], num_passes: int) -> None:
-    for name in ("ddp", "zero1", "blocks", "always", "never", *(CAST if num_passes == 1 else ())):
+    for name in (*STRATEGIES, *CAST) if num_passes == 1 else set(STRATEGIES) - {"static_graph"}:
         found = trained[f"{name} {num_passes}"]
         sent: dict[str, int] = {}
         for kind, operation, num_bytes in found["calls"]:
@@ -242,7 +262,7 @@ def test_counted_bytes_are_those_of_the_formulas(trained: dict[str, dict[str, An
         gathered, scattered = found["gathered_by_formula"], found["scattered_by_formula"]
         if gathered is None:
             expected = {"gradients all_reduce": found["gradient_bytes"]}
-            expected |= {"parameters broadcast": found["gradient_bytes"]} if name == "zero1" else {}
+            expected |= {"parameters broadcast": found["gradient_bytes"]} if name.endswith("zero1") else {}
         else:
             expected = {"parameters all_gather": gathered, "gradients reduce_scatter": scattered}
         assert sent == expected, name
@@ -333,6 +353,7 @@ def test_the_step_without_collectives_calls_none_of_those_of_the_real_one(found:
         (lambda model: nn.Linear(1, 1), "shard_units returns a Linear; return a list of parts"),
         (lambda model: ["blocks.0"], "shard_units gives a str that is no part of the model"),
         (lambda model: [[nn.Linear(1, 1)]], "shard_units gives a list that is no part of the model"),
+        (lambda model: [model.blocks[0].feed_forward[1]], "gives blocks.0.feed_forward.1, which has no parameter"),
     ],
 )
 def test_units_that_cannot_be_sharded_are_refused(

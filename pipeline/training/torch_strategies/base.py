@@ -1,7 +1,7 @@
 """The base class of strategies in torch. Their facts without torch are declared in `plan/strategies.py`."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from pipeline.data.batches import memory_format
 from pipeline.plan.spec import Spec
 from pipeline.records.record import Operation, Sharding, TransferKind
 from pipeline.training.process_group import Rank
-from pipeline.workloads.workload import Workload
+from pipeline.workloads.workload import Workload, WorkloadError, describe
 
 
 class CollectiveCall(NamedTuple):
@@ -43,6 +43,7 @@ class TorchStrategy:
 
         Raises WorkloadError.
         """
+        prepare_blocks(workload, model, spec)
         placed: nn.Module = model.to(rank.device, memory_format=memory_format(spec))  # type: ignore[call-overload]
         return placed
 
@@ -78,6 +79,45 @@ class TorchStrategy:
         """Let each collective that the strategy delays pause first; silent ones never run."""
 
 
+def prepare_blocks(workload: Workload, model: nn.Module, spec: Spec) -> None:
+    """Compile each block of the bare model, if the spec says so. Hooks of a wrapper stay outside of compiled code.
+
+    Earlier compiled code is dropped. Names of parameters stay. Raises WorkloadError if the model has no blocks.
+    """
+    if spec.compile == "none":
+        return
+    blocks = units_of(workload, model)
+    if not blocks:
+        raise WorkloadError("shard_units names no block to compile; name them, or leave out compile: blocks")
+    torch.compiler.reset()
+    for block in blocks:
+        block.forward = torch.compile(block.forward, dynamic=False)
+
+
+def units_of(workload: Workload, model: nn.Module) -> list[nn.Module]:
+    """Return the workload's units. Raises WorkloadError unless they are different parts of the model, with weights."""
+    found: object = workload.shard_units(model)
+    if not isinstance(found, Iterable):
+        raise WorkloadError(f"shard_units returns {describe(found)}; return a list of parts, as list(model.blocks)")
+    units = list(found)
+    names = {module: name for name, module in model.named_modules()}
+    for unit in units:
+        if not isinstance(unit, nn.Module) or unit not in names or unit is model:
+            raise WorkloadError(f"shard_units gives {describe(unit)} that is no part of the model; leave it out")
+        if next(unit.parameters(), None) is None:
+            raise WorkloadError(f"shard_units gives {names[unit]}, which has no parameter; leave it out")
+    listed_twice = [names[unit] for unit in units if units.count(unit) > 1]
+    if listed_twice:
+        raise WorkloadError(f"shard_units gives {listed_twice[0]} twice; give each unit once")
+    return units
+
+
+def own_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the optimizer that has the state: of ZeroRedundancyOptimizer the rank's own."""
+    owner: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
+    return owner
+
+
 def bare_model(model: nn.Module) -> nn.Module:
     """Return the model inside of DDP's or DataParallel's wrapper."""
     return model.module if isinstance(model, DataParallel | DistributedDataParallel) else model
@@ -85,8 +125,7 @@ def bare_model(model: nn.Module) -> nn.Module:
 
 def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Return the bytes of the optimizer's state on this rank: a part of the whole if the strategy shards it."""
-    owner = getattr(optimizer, "optim", optimizer)  # of ZeroRedundancyOptimizer: the rank's own optimizer
-    values = [value for state in owner.state.values() for value in state.values()]
+    values = [value for state in own_optimizer(optimizer).state.values() for value in state.values()]
     return sum(local_part(value).nbytes for value in values if isinstance(value, torch.Tensor))
 
 

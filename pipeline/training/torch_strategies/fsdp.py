@@ -1,7 +1,7 @@
 """FSDP2 (torch.distributed.fsdp.fully_shard): a rank keeps its shard of each parameter, gradient and state."""
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from pipeline.plan.spec import Spec
 from pipeline.records.record import Sharding
 from pipeline.training.process_group import Rank
-from pipeline.training.torch_strategies.base import CollectiveCall, TorchStrategy, nothing
-from pipeline.workloads.workload import Workload, WorkloadError, describe
+from pipeline.training.torch_strategies.base import CollectiveCall, TorchStrategy, nothing, prepare_blocks, units_of
+from pipeline.workloads.workload import Workload, WorkloadError
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -34,6 +34,7 @@ class FsdpStrategy(TorchStrategy):
 
         if spec.param_dtype == "bf16":
             refuse_batchnorm(model)
+        prepare_blocks(workload, model, spec)
         mesh = init_device_mesh(rank.device.type, (rank.world_size,))
         for unit in (*shard_units_of(workload, model), model):
             policy = mixed_precision(spec, unit is model)
@@ -69,18 +70,8 @@ class FsdpStrategy(TorchStrategy):
 
 
 def shard_units_of(workload: Workload, model: nn.Module) -> list[nn.Module]:
-    """Return the workload's units of FSDP. Raises WorkloadError unless they are different parts of the model."""
-    found: object = workload.shard_units(model)
-    if not isinstance(found, Iterable):
-        raise WorkloadError(f"shard_units returns {describe(found)}; return a list of parts, as list(model.blocks)")
-    units = list(found)
-    names = {module: name for name, module in model.named_modules()}
-    for unit in units:
-        if not isinstance(unit, nn.Module) or unit not in names or unit is model:
-            raise WorkloadError(f"shard_units gives {describe(unit)} that is no part of the model; leave it out")
-    listed_twice = [names[unit] for unit in units if units.count(unit) > 1]
-    if listed_twice:
-        raise WorkloadError(f"shard_units gives {listed_twice[0]} twice; give each unit once")
+    """Return the workload's units of FSDP. Raises WorkloadError if two of them share a parameter."""
+    units = units_of(workload, model)
     refuse_broken_tie(model, units)
     return units
 
