@@ -98,7 +98,7 @@ ShardFormat = Literal["fp32", "bf16"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 Input = Literal["dataloader", "synthetic", "gpu"]
 MemoryLayout = Literal["contiguous", "channels_last"]
-CompiledParts = Literal["none", "blocks"]
+Parts = Literal["none", "blocks"]
 Execution = Literal["eager", "compile", "graph", "compiled_graph"]
 COMPILED_EXECUTIONS: tuple[Execution, ...] = ("compile", "compiled_graph")
 CAPTURED_EXECUTIONS: tuple[Execution, ...] = ("graph", "compiled_graph")
@@ -505,13 +505,24 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ),
     ] = "eager"
     compile: Annotated[
-        CompiledParts,
+        Parts,
         declare(
             "Parts of the model that are compiled alone in an eager step: `none`, or `blocks`, each unit of "
             "`shard_units`, before it is wrapped or sharded.",
             "compile=blocks model=gpt input=synthetic strategy=ddp num_gpus=2",
             CHOICE | PROCESS,
             words="compiled {}",
+            values={"none": ""},
+        ),
+    ] = "none"
+    activation_checkpointing: Annotated[
+        Parts,
+        declare(
+            "Parts of the model whose activations are computed again in the backward pass, and not kept: `none`, or "
+            "`blocks`, each unit of `shard_units`.",
+            "activation_checkpointing=blocks model=gpt input=synthetic strategy=ddp num_gpus=2",
+            CHOICE | PROCESS,
+            words="checkpointed {}",
             values={"none": ""},
         ),
     ] = "none"
@@ -629,10 +640,10 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             )
 
     def _check_model(self) -> None:
-        if self.compile != "none" and is_image_model(self.model):
+        if self.axes_of_blocks and is_image_model(self.model):
             raise ValueError(
-                f"compile={self.compile!r} compiles units of shard_units, and models of images have none; use "
-                "execution='compile'."
+                f"{self.axes_of_blocks[0]}='blocks' is of units of shard_units, and models of images have none; leave "
+                "it out."
             )
         if self.model in CIFAR_MODELS or self.model is None:
             if self.options:
@@ -780,8 +791,8 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         stated = f"execution={execution!r}"
         if execution == "eager":
             return None
-        if self.compile != "none":
-            return f"{stated} does not work with compile={self.compile!r}, which is of an eager step; leave one out."
+        if of_blocks := self.axes_of_blocks:
+            return f"{stated} is not tried with {of_blocks[0]}='blocks', which is of an eager step; leave one out."
         if self.facts.uses_threads:
             return (
                 f"{stated} does not work with strategy={self.strategy!r}, which starts new threads each step; use "
@@ -820,6 +831,11 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def facts(self) -> Strategy:
         """The declaration of the point's strategy."""
         return STRATEGIES[self.strategy]
+
+    @property
+    def axes_of_blocks(self) -> list[str]:
+        """The axes that change the blocks of the model one by one."""
+        return [axis for axis in ("compile", "activation_checkpointing") if getattr(self, axis) == "blocks"]
 
     @property
     def rate_varies(self) -> bool:

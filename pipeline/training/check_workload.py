@@ -78,9 +78,16 @@ def check_workload(
         with watch:
             loss = checked_loss(workload, model, batch, spec, rank)
             versions = [parameter._version for parameter in trainable]
+            seen = {name: buffer._version for name, buffer in model.named_buffers()}
             loss.backward()
         if versions != [parameter._version for parameter in trainable]:
             raise WorkloadError("backward() changes weights, as in a hook that steps; leave that to optimizer(model)")
+        changed = [name for name, buffer in model.named_buffers() if buffer._version != seen.get(name)]
+        if changed and spec.activation_checkpointing != "none":
+            raise WorkloadError(
+                f"the backward pass runs the blocks again, and changes the buffer {changed[0]} again, as BatchNorm's "
+                "statistics; leave out activation_checkpointing"
+            )
         check_gradients(workload, model, spec, rank)
         refuse_growing_buffers(workload, model, batch, buffers)
     model.zero_grad(set_to_none=True)

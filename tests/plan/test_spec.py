@@ -174,7 +174,8 @@ SHARDED: dict[str, Any] = {"strategy": "fsdp", "num_gpus": 2, "device": "cpu"}
         ({**GPT, "compile": "blocks", "execution": "compile"}, "which is of an eager step; leave one out"),
         ({**GPT, **DDP, "compile": "blocks", "static_graph": True}, "is not tried with static_graph"),
         ({**GPT, **DDP, "compile": "blocks", "bucket_cap_mb": 0.5}, "needs bucket_cap_mb>=1"),
-        ({"compile": "blocks"}, "models of images have none; use execution='compile'"),
+        ({"compile": "blocks"}, "compile='blocks' is of units of shard_units, and models of images have none"),
+        ({**GPT, "activation_checkpointing": "blocks", "execution": "graph"}, "is not tried with activation_checkp"),
         ({**DDP, "strategy": "dp", "model": None, "compile": "blocks"}, "it copies the blocks in each step"),
         # executions
         ({**SHARDED, "execution": "compile"}, "execution='compile' is not tried with strategy='fsdp'; use 'eager'"),

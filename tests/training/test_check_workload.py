@@ -22,6 +22,7 @@ from pipeline.training.execution import prepare_step
 from pipeline.training.flop_count import count_flops
 from pipeline.training.loop import build_batches, check_evaluation, count_correct, evaluate
 from pipeline.training.step import EagerStep, ignore_mark
+from pipeline.training.torch_strategies.base import prepare_blocks
 from pipeline.workloads.workload import TEST_ACCURACY, Workload, WorkloadError, learning_rate_of, model_of
 
 Batch = Any
@@ -397,6 +398,17 @@ def test_weights_of_another_type_than_the_row_says_are_refused(kind: torch.dtype
     model[0].to(kind)
     with pytest.raises(WorkloadError, match=said):
         check_weights(model, point(precision=precision))
+
+
+@pytest.mark.parametrize(("layer", "is_refused"), [(0, False), (1, True), (3, False)])
+def test_a_block_whose_buffers_change_is_not_checkpointed(layer: int, is_refused: bool) -> None:
+    """It runs twice a step, so BatchNorm would count each batch twice."""
+    workload = changed(shard_units=lambda self, model: [model[layer]])
+    spec, model = point(activation_checkpointing="blocks"), model_of(workload)
+    prepare_blocks(workload, model, spec)
+    said = r"^the backward pass runs the blocks again, and changes the buffer 1\.\w+ again"
+    with pytest.raises(WorkloadError, match=said) if is_refused else nullcontext():
+        check_workload(workload, model, spec, ALONE)
 
 
 def test_weights_of_bf16_are_trained_in_bf16_but_not_gathered_as_copies_of_others() -> None:

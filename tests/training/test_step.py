@@ -305,7 +305,9 @@ def test_compiled_blocks_need_a_compiler_and_units(monkeypatch: pytest.MonkeyPat
         choose_execution(spec, ALONE)
     workload = build_workload(spec)
     monkeypatch.setattr(type(workload), "shard_units", lambda self, model: ())
-    with pytest.raises(WorkloadError, match=r"^shard_units names no block to compile; name them, or leave out compile"):
+    with pytest.raises(
+        WorkloadError, match=r"^shard_units names no block for compile: blocks; name them, or leave it out$"
+    ):
         torch_strategy("single").place(workload.build_model(), workload, spec, ALONE)
 
 

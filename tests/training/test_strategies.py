@@ -47,6 +47,11 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "always": {"strategy": "fsdp", "reshard": "always"},
     "never": {"strategy": "fsdp", "reshard": "never"},
     **{f"compiled {strategy}": {"strategy": strategy, "compile": "blocks"} for strategy in ("ddp", "zero1", "fsdp")},
+    **{
+        f"checkpointed {strategy}": {"strategy": strategy, "activation_checkpointing": "blocks"}
+        for strategy in ("ddp", "fsdp")
+    },
+    "compiled and checkpointed": {"strategy": "fsdp", "compile": "blocks", "activation_checkpointing": "blocks"},
 }
 CAST: dict[str, dict[str, Any]] = {
     "bf16 gathers": {"param_dtype": "bf16"},
@@ -338,6 +343,28 @@ def test_the_step_without_collectives_calls_none_of_those_of_the_real_one(found:
         "pauses of zero1": 2,
         "pauses of zero1, silent": 0,
     }, "the self-test's delay is one pause for each"
+
+
+def test_the_random_state_holds_where_a_block_with_dropout_is_computed_again() -> None:
+    found = []
+    for parts in ("none", "blocks"):
+        spec = make_spec(**{**GPT, "num_gpus": 1, "activation_checkpointing": parts})
+        workload, runs = build_workload(spec), list[int]()
+        torch.manual_seed(0)
+        model = workload.build_model()
+        for block in workload.shard_units(model):
+            block.get_submodule("feed_forward").append(nn.Dropout(0.5))  # type: ignore[operator]
+            block.get_submodule("feed_forward").register_forward_pre_hook(lambda *_, runs=runs: runs.append(1))
+        torch_strategy("single").place(model, workload, spec, ALONE)
+        loss = workload.loss(model, batches_of(0, 4)[0])
+        assert isinstance(loss, torch.Tensor)
+        loss.backward()
+        gradients = torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None])
+        found.append((gradients, torch.rand(1), len(runs)))
+    (kept, drawn, num_runs), (computed, drawn_again, num_runs_again) = found
+    assert (num_runs, num_runs_again) == (2, 4), "each of two blocks runs again"
+    assert drawn == drawn_again
+    torch.testing.assert_close(computed, kept, rtol=0, atol=0)
 
 
 # Refusals.

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from pipeline.data.batches import memory_format
 from pipeline.plan.spec import Spec
@@ -80,18 +81,29 @@ class TorchStrategy:
 
 
 def prepare_blocks(workload: Workload, model: nn.Module, spec: Spec) -> None:
-    """Compile each block of the bare model, if the spec says so. Hooks of a wrapper stay outside of compiled code.
+    """Compile each block of the bare model, or keep none of its activations, as the spec says.
 
-    Earlier compiled code is dropped. Names of parameters stay. Raises WorkloadError if the model has no blocks.
+    Hooks of a wrapper stay outside, and names of parameters as they are. Earlier compiled code is dropped.
+    Raises WorkloadError if the model has no blocks.
     """
-    if spec.compile == "none":
+    if not spec.axes_of_blocks:
         return
     blocks = units_of(workload, model)
     if not blocks:
-        raise WorkloadError("shard_units names no block to compile; name them, or leave out compile: blocks")
-    torch.compiler.reset()
-    for block in blocks:
-        block.forward = torch.compile(block.forward, dynamic=False)
+        stated = " and ".join(f"{axis}: blocks" for axis in spec.axes_of_blocks)
+        raise WorkloadError(f"shard_units names no block for {stated}; name them, or leave it out")
+    if spec.compile == "blocks":
+        torch.compiler.reset()
+        for block in blocks:
+            block.forward = torch.compile(block.forward, dynamic=False)
+    if spec.activation_checkpointing == "blocks":
+        for block in blocks:
+            block.forward = checkpointed(block.forward)
+
+
+def checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a forward pass that keeps its inputs and its random state, and runs again in the backward pass."""
+    return lambda *inputs, **keywords: checkpoint(forward, *inputs, use_reentrant=False, **keywords)
 
 
 def units_of(workload: Workload, model: nn.Module) -> list[nn.Module]:
