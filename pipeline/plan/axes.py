@@ -434,6 +434,16 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             values={"fp32": ""},
         ),
     ] = "fp32"
+    cpu_offload: Annotated[
+        bool,
+        declare(
+            "FSDP keeps its shards of weights, gradients and the optimizer's state in the host's memory, where the "
+            "update is computed.",
+            "cpu_offload=true strategy=fsdp num_gpus=2",
+            BASELINE | CHOICE | TARGET,
+            strategies=("fsdp",),
+        ),
+    ] = False
     grad_accumulation: Annotated[
         PositiveInt,
         declare(

@@ -126,15 +126,16 @@ def gathered_bytes(model_bytes: int, units: UnitBytes | None, axes: "Axes") -> f
 
 
 def sharded_state(model_bytes: int, optimizer_bytes: int, units: UnitBytes | None, axes: "Axes") -> float | None:
-    """Return the bytes of a rank: shards of all, the root if it is not freed, and three units in flight.
+    """Return the bytes of a rank: shards of all unless the host has them, the root if it is not freed, units in flight.
 
-    In flight are two gathered units and the gradients of one; or of the two one, and a copy of these gradients that is
-    reduced. None if the units are not known.
+    In flight are three: two gathered units and the gradients of one; or of the two one, and a copy of these gradients
+    that is reduced. None if the units are not known.
     """
     if units is None:
         return None
     gathered, reduced = SHARE_OF_FP32[axes.param_dtype], SHARE_OF_FP32[axes.reduce_dtype]
-    shards, root = 2 * model_bytes / axes.num_gpus + optimizer_bytes, units.root_bytes * gathered
+    shards = 0.0 if axes.cpu_offload else 2 * model_bytes / axes.num_gpus + optimizer_bytes
+    root = units.root_bytes * gathered
     if axes.reshard == "never":
         return shards + units.units_bytes * gathered + root + (gathered + reduced) * units.largest_unit_bytes
     in_flight = (2 * gathered + max(gathered, reduced)) * (units.largest_unit_bytes or units.root_bytes)

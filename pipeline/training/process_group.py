@@ -73,13 +73,16 @@ def join_process_group(spec: Spec, store: Path | None = None) -> Rank:
     if spec.is_distributed:
         if spec.is_captured:  # required to capture a DDP step (pytorch.org/docs/stable/notes/cuda.html)
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+        backend = "nccl" if spec.device == "cuda" else "gloo"
+        if spec.cpu_offload and spec.device == "cuda":  # gradients are clipped where they lie
+            backend = "cpu:gloo,cuda:nccl"
         dist.init_process_group(
-            "nccl" if spec.device == "cuda" else "gloo",
+            backend,
             store=FileStore(str(store), rank.world_size) if store else None,
             rank=rank.rank,
             world_size=rank.world_size,
             timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
-            device_id=rank.device if spec.device == "cuda" else None,
+            device_id=rank.device if backend == "nccl" else None,
         )
     return rank
 

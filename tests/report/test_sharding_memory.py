@@ -73,6 +73,7 @@ def test_without_a_search_of_ddp_nothing_is_said_to_be_saved() -> None:
         ({**IN_BF16}, P, SHARDS, 2.625 * P),
         ({**IN_BF16, "reduce_dtype": "bf16"}, P, SHARDS, 2.5 * P),
         ({**IN_BF16, "reshard": "never"}, P, SHARDS, 2.875 * P),
+        ({"strategy": "fsdp", "cpu_offload": True}, P, SHARDS, P),
         ({"strategy": "dp"}, 2 * P, None, None),
         ({"strategy": "ddp"}, None, None, None),
     ],

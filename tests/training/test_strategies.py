@@ -4,7 +4,7 @@ import copy
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
+from functools import partial, partialmethod
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
         f"checkpointed {strategy}": {"strategy": strategy, "activation_checkpointing": "blocks"}
         for strategy in ("ddp", "fsdp")
     },
+    "offloaded": {"strategy": "fsdp", "cpu_offload": True},
     "compiled and checkpointed": {"strategy": "fsdp", "compile": "blocks", "activation_checkpointing": "blocks"},
 }
 CAST: dict[str, dict[str, Any]] = {
@@ -84,9 +85,21 @@ def train_each(place: Rank) -> dict[str, Any]:
             found[f"{name} {num_passes}"] = train(spec, place)
             if spec.strategy == "fsdp":
                 found[f"kept {name} {num_passes}"] = train(spec, place, has_kept_buffers=True)
+    for name, most in (("clipped", 0.1), ("not clipped", 1e9)):
+        with (
+            mock.patch.object(Gpt, "optimizer", lambda self, model: torch.optim.SGD(model.parameters(), lr=0.5)),
+            mock.patch.object(Gpt, "before_update", partialmethod(clip, most)),
+        ):
+            for strategy in ("ddp", "blocks", "offloaded"):
+                found[f"{strategy}, {name}"] = train(make_spec(**{**GPT, **STRATEGIES[strategy]}), place)
     for name, fields in CAST.items():
         found[f"{name} 1"] = train(make_spec(**{**GPT, "strategy": "fsdp", "precision": "bf16", **fields}), place)
     return found
+
+
+def clip(workload: Workload, most: float, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Clip the gradients of all ranks by their common norm, as a user's before_update does."""
+    nn.utils.clip_grad_norm_(model.parameters(), most)
 
 
 GLOBAL_BATCH_SIZE = 32
@@ -246,6 +259,16 @@ def test_two_gathers_in_a_row_do_not_share_a_buffer() -> None:
     buffers = [gather.allocate((8,), dtype=torch.float32, device=torch.device("cpu")).data_ptr() for _ in range(4)]
     assert buffers[0] != buffers[1]
     assert buffers[2:] == buffers[:2], "they are kept"
+
+
+@pytest.mark.training
+def test_gradients_of_shards_are_clipped_by_the_norm_of_all(trained: dict[str, dict[str, Any]]) -> None:
+    """By SGD, since AdamW follows no scale of gradients."""
+    clipped, free = (trained[f"ddp, {name}"]["losses"] for name in ("clipped", "not clipped"))
+    assert clipped[-1] > free[-1] + 0.01
+    for strategy in ("blocks", "offloaded"):
+        assert trained[f"{strategy}, clipped"]["losses"] == pytest.approx(clipped, rel=1e-6)
+        assert trained[f"{strategy}, not clipped"]["losses"] == pytest.approx(free, rel=1e-6)
 
 
 @pytest.mark.training

@@ -30,15 +30,21 @@ class FsdpStrategy(TorchStrategy):
         One unit at a time lies on the device as a whole.
         """
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
         if spec.param_dtype == "bf16":
             refuse_batchnorm(model)
         prepare_blocks(workload, model, spec)
         mesh = init_device_mesh(rank.device.type, (rank.world_size,))
+        is_pinned = rank.device.type == "cuda"
         for unit in (*shard_units_of(workload, model), model):
-            policy = mixed_precision(spec, unit is model)
-            fully_shard(unit, mesh=mesh, reshard_after_forward=RESHARD_AFTER_FORWARD[spec.reshard], mp_policy=policy)
+            fully_shard(
+                unit,
+                mesh=mesh,
+                reshard_after_forward=RESHARD_AFTER_FORWARD[spec.reshard],
+                mp_policy=mixed_precision(spec, unit is model),
+                offload_policy=CPUOffloadPolicy(pin_memory=is_pinned) if spec.cpu_offload else OffloadPolicy(),
+            )
         return model
 
     def describe_sharding(self, workload: Workload, model: nn.Module, spec: Spec) -> Sharding | None:
