@@ -24,13 +24,20 @@ PEAKS = {
     r"V100-PCIE-(16|32)GB": {"fp16": 112.0, "fp32": 14.0},
     r"A40": {"bf16": 149.7, "fp16": 149.7, "tf32": 74.8, "fp32": 37.4},
     r"A100-SXM4-[48]0GB|A100-PCIE-40GB|A100 80GB PCIe": {"bf16": 312.0, "fp16": 312.0, "tf32": 156.0, "fp32": 19.5},
+    r"T4": {"fp16": 65.0, "fp32": 8.1},
+    r"A10": {"bf16": 125.0, "fp16": 125.0, "tf32": 62.5, "fp32": 31.2},
+    r"L4": {"bf16": 121.0, "fp16": 121.0, "tf32": 60.0, "fp32": 30.3},
+    r"L40S": {"bf16": 362.05, "fp16": 362.05, "tf32": 183.0, "fp32": 91.6},
+    r"GeForce RTX 4090": {"bf16": 165.2, "fp16": 165.2, "tf32": 82.6, "fp32": 82.6},
+    r"B200": {"bf16": 2250.0, "fp16": 2250.0, "tf32": 1100.0, "fp32": 75.0},
     r"H100 PCIe": {"bf16": 756.0, "fp16": 756.0, "tf32": 378.0, "fp32": 51.0},
     r"H100 80GB HBM3": HOPPER_SXM,
     r"H200": HOPPER_SXM,
 }
-"""Dense peaks in TFLOP/s by the name that the driver reports, from NVIDIA's data sheets.
+"""Dense peaks in TFLOP/s by the name that the driver reports, from NVIDIA's data sheets; docs/strategies.md names them.
 
-A name must match as a whole: a part of a GPU (MIG) and other variants (NVL, V100S) have other peaks.
+Where a data sheet gives figures with sparsity alone (L4, B200) the dense ones are half. Matrix products accumulate in
+fp32. A name must match as a whole: a part of a GPU (MIG) and other variants (NVL, V100S, A10G) have other peaks.
 """
 
 

@@ -26,6 +26,14 @@ from pipeline.figures.compute_rate import Peak, find_peak
         ("NVIDIA H100 80GB HBM3", "tf32", 494),
         ("NVIDIA H200", "tf32", 494),
         ("NVIDIA H200", "fp32", 67),
+        ("Tesla T4", "fp16", 65),
+        ("NVIDIA A10", "bf16", 125),
+        ("NVIDIA L4", "bf16", 121),  # 242 with sparsity
+        ("NVIDIA L4", "tf32", 60),
+        ("NVIDIA L40S", "fp16", 362.05),
+        ("NVIDIA GeForce RTX 4090", "bf16", 165.2),  # products that accumulate in fp32
+        ("NVIDIA B200", "bf16", 2250),  # 4,500 with sparsity
+        ("NVIDIA B200", "tf32", 1100),
     ],
 )
 def test_the_peak_is_that_of_the_data_sheet_in_the_precision_that_computes(
@@ -46,7 +54,9 @@ def test_the_peak_is_that_of_the_data_sheet_in_the_precision_that_computes(
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16"),
         ("NVIDIA A400", "bf16"),
         ("NVIDIA A40 and NVIDIA H200", "bf16"),
-        ("NVIDIA GeForce RTX 4090", "bf16"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16"),
+        ("Tesla T4", "bf16"),
+        ("NVIDIA A10G", "bf16"),
         ("NVIDIA H200", ""),
         ("", "fp32"),
     ],

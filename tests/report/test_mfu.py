@@ -72,7 +72,7 @@ def test_a_record_without_a_count_has_empty_cells_and_no_columns() -> None:
     assert [NAMES & {*table_of(report(one), "Q1")[0]} for one in (record, counted(record))] == [set(), NAMES]
 
 
-@pytest.mark.parametrize("gpu", ["NVIDIA GeForce RTX 4090", ""])
+@pytest.mark.parametrize("gpu", ["NVIDIA GeForce RTX 3090", ""])
 def test_an_unknown_gpu_and_a_cpu_have_no_mfu_unless_their_peak_is_stated(gpu: str) -> None:
     environment = Environment(gpus=(Gpu(name=gpu),)) if gpu else Environment()
     record = counted(make_record(make_spec(), (9.0, 2.0), environment=environment))

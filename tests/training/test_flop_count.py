@@ -149,13 +149,36 @@ def leave(x: Tensor) -> Tensor:
     sys.exit(3)
 
 
-@pytest.mark.parametrize(("between", "said"), [(read_a_value, "Tensor.item"), (leave, "SystemExit: 3")])
-def test_a_model_that_does_not_run_on_the_meta_device_has_no_count_and_the_reason(
-    between: Callable[[Tensor], Tensor], said: str
+def add_from_the_cpu(x: Tensor) -> Tensor:
+    return x + torch.ones(16, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("between", "way"), [(add_from_the_cpu, "with fake tensors"), (read_a_value, "in a real pass")]
+)
+def test_a_model_that_does_not_run_on_the_meta_device_is_counted_otherwise_and_a_note_says_how(
+    between: Callable[[Tensor], Tensor], way: str
 ) -> None:
-    per_sample, note = count(lambda: Net(between))
-    assert str(note).startswith("FLOPs not counted: the model does not run on the meta device (")
-    assert (per_sample, said in str(note), len(str(note)) <= 400) == (None, True, True)
+    assert count(lambda: Net(between)) == (count(Net).per_sample, f"FLOPs counted {way}")
+    with_double = count(lambda: Net(lambda x: double(between(x))))
+    assert with_double == (count(Net).per_sample, f"FLOPs counted {way}; FLOPs without flopstest::double")
+
+
+def test_attention_costs_the_same_in_a_real_pass() -> None:
+    class Reading(Gpt):
+        def loss(self, model: Callable[..., Any], batch: dict[str, Tensor]) -> Tensor:
+            assert int(batch["tokens"].sum()) >= 0
+            return super().loss(model, batch)
+
+    (expected, note), found = (count_flops(kind(2, 4, 64, 32, 128), 2, ALONE) for kind in (Gpt, Reading))
+    assert (note, found) == (None, (expected, "FLOPs counted in a real pass"))
+
+
+def test_a_model_that_does_not_run_again_has_no_count_and_the_reason() -> None:
+    assert count(lambda: Net(leave)) == (
+        None,
+        "FLOPs not counted: the model does not run a second time (SystemExit: 3)",
+    )
 
 
 def test_a_model_that_needs_values_when_it_is_built_is_counted() -> None:
