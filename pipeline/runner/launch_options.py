@@ -70,15 +70,7 @@ def positive_integer(text: str) -> int:
 
 def add_point_arguments(points: argparse._ActionsContainer, folders: argparse._ActionsContainer) -> None:
     """Add the options that change and select the points, name their data folder and say what is written where."""
-    points.add_argument(
-        "--set",
-        dest="overrides",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="AXIS=VALUE[,VALUE]",
-        help="replace an axis in every block of the grid",
-    )
+    add_set_argument(points, "replace an axis in every block of the grid")
     again = "also run points whose record has this status; all: run every point again"
     points.add_argument("--rerun", choices=get_args(Rerun), help=again)
     folders.add_argument("--outputs", type=Path, default=DEFAULT_OUTPUTS, help="the parent of the experiment's folder")
@@ -86,6 +78,13 @@ def add_point_arguments(points: argparse._ActionsContainer, folders: argparse._A
         "--keep-trace", action="store_true", help="keep the profiler's traces of points that measure communication"
     )
     add_data_argument(folders)
+
+
+def add_set_argument(parser: argparse._ActionsContainer, meaning: str) -> None:
+    changes = "AXIS=VALUE[,VALUE]"
+    parser.add_argument(
+        "--set", dest="overrides", nargs="+", action="extend", default=[], metavar=changes, help=meaning
+    )
 
 
 def add_data_argument(parser: argparse._ActionsContainer) -> None:

@@ -6,7 +6,7 @@ The pass leaves no trace: buffers and random state are restored, and gradients a
 import functools
 import itertools
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from numbers import Number
 from typing import Any, Literal, get_args
@@ -47,6 +47,10 @@ MAX_NAMED_TENSORS = 6
 LISTS_CURE = "; its samples have lists of numbers: make each a torch.tensor in __getitem__, or write collate()"
 
 
+Each = Callable[[], AbstractContextManager[object]]
+"""Entered around each check, it may keep what the check refuses: then the others are made too."""
+
+
 def check_workload(
     workload: Workload,
     model: nn.Module,
@@ -60,43 +64,85 @@ def check_workload(
     Raises WorkloadError if the pass does not do what the point needs.
     """
     check_declarations(workload, spec)
-    refuse_synchronized_layers(model, spec)
+    optimizer = check_pass(workload, model, spec, rank, watch)
+    assert optimizer is not None, "nullcontext keeps no error"
+    return optimizer
+
+
+def check_pass(
+    workload: Workload,
+    model: nn.Module,
+    spec: Spec,
+    rank: Rank,
+    watch: AbstractContextManager[object],
+    each: Each = nullcontext,
+) -> torch.optim.Optimizer | None:
+    """Make the pass of check_workload. Return the model's optimizer; None if `each` kept why it is refused."""
+    optimizer = None
+    with each():
+        refuse_synchronized_layers(model, spec)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not trainable:
-        raise WorkloadError("the model has no parameter that trains; set requires_grad")
+    with each():
+        if not trainable:
+            raise WorkloadError("the model has no parameter that trains; set requires_grad")
     buffers = {name: (buffer, buffer.detach().clone()) for name, buffer in model.named_buffers()}
-    count = min(NUM_CHECKED_SAMPLES, spec.batch_size_per_gpu, *batch_sizes(spec))
     gpus = [rank.device] if rank.device.type == "cuda" else []
     # not compiled here: a batch of this size never comes again
     with torch.random.fork_rng(devices=gpus), torch.compiler.set_stance("force_eager"):
-        optimizer = optimizer_of(workload, model)
-        batch = synthetic_batch(workload, count, rank.device)
-        if spec.input == "dataloader":
-            batch = loaded_batch(workload, count, spec)
-        batch = place_batch(batch, rank.device, memory_format(spec))
-        model.train()
-        with watch:
-            loss = checked_loss(workload, model, batch, spec, rank)
-            versions = [parameter._version for parameter in trainable]
-            seen = {name: buffer._version for name, buffer in model.named_buffers()}
-            loss.backward()
-        if versions != [parameter._version for parameter in trainable]:
-            raise WorkloadError("backward() changes weights, as in a hook that steps; leave that to optimizer(model)")
-        changed = [name for name, buffer in model.named_buffers() if buffer._version != seen.get(name)]
-        if changed and spec.activation_checkpointing != "none":
-            raise WorkloadError(
-                f"the backward pass runs the blocks again, and changes the buffer {changed[0]} again, as BatchNorm's "
-                "statistics; leave out activation_checkpointing"
-            )
-        check_gradients(workload, model, spec, rank)
-        refuse_growing_buffers(workload, model, batch, buffers)
+        with each():
+            optimizer = optimizer_of(workload, model)
+        batch = check_batches(workload, spec, rank, each)
+        with each():
+            if batch is not None and trainable:
+                pass_batch(workload, model, batch, trainable, spec, rank, watch)
+                refuse_growing_buffers(workload, model, batch, buffers)
     model.zero_grad(set_to_none=True)
     restore_buffers(model, buffers)
-    del loss, batch
-    for update in range(spec.epochs * spec.steps_per_epoch):
-        learning_rate_of(workload, update)
+    del batch
+    with each():
+        for update in range(spec.epochs * spec.steps_per_epoch):
+            learning_rate_of(workload, update)
     devices.reset_memory_statistics(spec, rank)
     return optimizer
+
+
+def check_batches(workload: Workload, spec: Spec, rank: Rank, each: Each = nullcontext) -> Batch | None:
+    """Return a small batch on the device, of the data set if the point reads one; None if `each` kept a refusal."""
+    count = min(NUM_CHECKED_SAMPLES, spec.batch_size_per_gpu, *batch_sizes(spec))
+    batch = None
+    with each():
+        batch = synthetic_batch(workload, count, rank.device)
+    if spec.input == "dataloader":
+        with each():
+            batch = loaded_batch(workload, count, spec)
+    return batch if batch is None else place_batch(batch, rank.device, memory_format(spec))
+
+
+def pass_batch(
+    workload: Workload,
+    model: nn.Module,
+    batch: Batch,
+    trainable: list[nn.Parameter],
+    spec: Spec,
+    rank: Rank,
+    watch: AbstractContextManager[object],
+) -> None:
+    """Make a forward and a backward pass. Raises WorkloadError unless they alone change gradients, and all of them."""
+    model.train()
+    with watch:
+        loss = checked_loss(workload, model, batch, spec, rank)
+        versions = [parameter._version for parameter in trainable]
+        seen = {name: buffer._version for name, buffer in model.named_buffers()}
+        loss.backward()
+    if versions != [parameter._version for parameter in trainable]:
+        raise WorkloadError("backward() changes weights, as in a hook that steps; leave that to optimizer(model)")
+    changed = [name for name, buffer in model.named_buffers() if buffer._version != seen.get(name)]
+    if changed and spec.activation_checkpointing != "none":
+        raise WorkloadError(
+            f"the backward pass runs the blocks again, and changes the buffer {changed[0]} again, as BatchNorm's "
+            "statistics; leave out activation_checkpointing"
+        )
+    check_gradients(workload, model, spec, rank)
 
 
 def check_weights(model: nn.Module, spec: Spec) -> None:
@@ -167,23 +213,30 @@ def restore_buffers(model: nn.Module, before: Mapping[str, tuple[Tensor, Tensor]
         model.get_submodule(place)._buffers[key] = original
 
 
-def check_declarations(workload: Workload, spec: Spec) -> None:
+def check_declarations(workload: Workload, spec: Spec, each: Each = nullcontext) -> None:
     """Raise WorkloadError for what the class itself leaves out."""
-    num_items(workload)
-    text_of(workload, "unit")
-    text_of(workload, "merit")
+    with each():
+        num_items(workload)
+    with each():
+        text_of(workload, "unit")
+    with each():
+        text_of(workload, "merit")
+    for refusal in refused_declarations(workload, spec):
+        with each():
+            raise WorkloadError(refusal)
+
+
+def refused_declarations(workload: Workload, spec: Spec) -> Iterator[str]:
     if workload.better not in get_args(Better):
-        raise WorkloadError(
-            f"better={reprlib.repr(workload.better)} must be {' or '.join(map(repr, get_args(Better)))}"
-        )
+        yield f"better={reprlib.repr(workload.better)} must be {' or '.join(map(repr, get_args(Better)))}"
     if spec.evaluate and type(workload).evaluate is Workload.evaluate:
-        raise WorkloadError(f"{type(workload).__name__} has no evaluate(); add one, or leave out evaluate: true")
+        yield f"{type(workload).__name__} has no evaluate(); add one, or leave out evaluate: true"
     if spec.evaluate and not workload.merit:
-        raise WorkloadError("evaluate() returns a figure without a name; set merit, as in merit = 'test loss'")
+        yield "evaluate() returns a figure without a name; set merit, as in merit = 'test loss'"
     if workload.find_unused_parameters and spec.static_graph:
-        raise WorkloadError("static_graph=true does not work with find_unused_parameters; leave one out")
+        yield "static_graph=true does not work with find_unused_parameters; leave one out"
     if torch_strategy(spec.strategy).waits_for_all_gradients and spec.is_captured and workload.find_unused_parameters:
-        raise WorkloadError("find_unused_parameters does not work in a CUDA graph; use execution: eager or compile")
+        yield "find_unused_parameters does not work in a CUDA graph; use execution: eager or compile"
 
 
 def num_items(workload: Workload) -> int:

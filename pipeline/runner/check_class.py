@@ -1,0 +1,111 @@
+"""All refusals of a user's class at once: the checks that a rank makes before its clock, and three updates."""
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from pipeline.plan.axes import AXIS_DEFAULTS, DECLARED
+from pipeline.plan.spec import Spec
+from pipeline.runner.failed_record import describe_exception
+from pipeline.training.check_workload import (
+    check_batches,
+    check_declarations,
+    check_pass,
+    check_weights,
+    synthetic_batch,
+)
+from pipeline.training.loop import check_evaluation, set_precision
+from pipeline.training.process_group import Rank
+from pipeline.training.step import NUM_CHECKED_UPDATES, EagerStep, ignore_mark
+from pipeline.training.torch_strategies import torch_strategy
+from pipeline.workloads.find import Sources, build_workload
+from pipeline.workloads.user_code import describe_user_error
+from pipeline.workloads.workload import Workload, WorkloadError, model_of
+
+
+class ClassCheck(NamedTuple):
+    """What was checked of a class, and a sentence for each refusal."""
+
+    checked: list[str]
+    refusals: list[str]
+
+
+def check_class(spec: Spec, folder: Path) -> ClassCheck:
+    """Check the class of a point as its ranks would, in this process. Modules of the user's are found in `folder`.
+
+    Where the class has them, dataset() and evaluate() are checked, too.
+    """
+    refusals: list[str] = []
+    each = functools.partial(kept, refusals)
+    checked = ["build_model", "synthetic_batch", "loss", "optimizer"]
+    rank = Rank(0, 1, torch.device(spec.device))
+    set_precision(spec)
+    with each():
+        workload = build_workload(spec, Sources(modules=folder))
+        own = [name for name in ("dataset", "before_update", "evaluate") if has_own(workload, name)]
+        checked += own
+        spec = with_parts(spec, own)
+        check_declarations(workload, spec, each)
+        models: list[torch.nn.Module] = []
+        with each():
+            models.append(build_placed(workload, spec, rank))
+        if not models:
+            check_batches(workload, spec, rank, each)
+        for model in models:
+            optimizer = check_pass(workload, model, spec, rank, nullcontext(), each)
+            with each():
+                check_evaluation(workload, model, spec, rank)
+            if optimizer and not refusals:  # else they would fail for the same cause
+                with each():
+                    make_updates(workload, model, spec, rank, optimizer)
+    return ClassCheck(checked, list(dict.fromkeys(refusals)))
+
+
+def build_placed(workload: Workload, spec: Spec, rank: Rank) -> torch.nn.Module:
+    torch.manual_seed(spec.seed)
+    model = model_of(workload)
+    check_weights(model, spec)
+    return torch_strategy("single").place(model, workload, spec, rank)
+
+
+@contextmanager
+def kept(refusals: list[str]) -> Iterator[None]:
+    """Keep any error of the user's code as the sentence that a failed run would have."""
+    try:
+        yield
+    except WorkloadError as error:
+        refusals.append(str(error))
+    except Exception as error:
+        refusals.append(describe_user_error(error, describe_exception(error)).partition("\n")[0])
+
+
+def has_own(workload: Workload, name: str) -> bool:
+    return getattr(type(workload), name) is not getattr(Workload, name)
+
+
+def with_parts(spec: Spec, own: list[str]) -> Spec:
+    """Return the point with the input and the evaluation that its class has, where the point may have them."""
+    if "dataset" in own and spec.input == "synthetic":
+        with suppress(ValueError):
+            spec = msgspec.structs.replace(spec, input="dataloader", num_samples=spec.global_batch_size)
+    if "evaluate" in own:
+        with suppress(ValueError):
+            spec = msgspec.structs.replace(spec, evaluate=True)
+    return spec
+
+
+def make_updates(
+    workload: Workload, model: torch.nn.Module, spec: Spec, rank: Rank, optimizer: torch.optim.Optimizer
+) -> None:
+    """Make updates of one process. Raises WorkloadError if before_update() or the optimizer does what none may."""
+    of_others = {axis: AXIS_DEFAULTS[axis] for axis, declared in DECLARED.items() if declared.strategies}
+    alone = msgspec.structs.replace(spec, **of_others, strategy="single", num_gpus=1, num_nodes=1)
+    step = EagerStep(model, workload, alone, rank, optimizer=optimizer)
+    batch = synthetic_batch(workload, spec.batch_size_per_gpu, rank.device)
+    for _ in range(NUM_CHECKED_UPDATES):
+        step(batch, ignore_mark)
