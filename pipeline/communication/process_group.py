@@ -2,15 +2,16 @@
 
 It needs torch alone. Use:
 
-    controller = install()                    # before the training calls init_process_group
+    controller = install()                    # before the training wraps its model
     dist.init_process_group("nccl")           # as always; so are new_group, DeviceMesh, device_id, "cuda:nccl,cpu:gloo"
     controller.set_mode("silent")             # or "real", or "delay", delay_s=0.002, delay_s_per_byte=0.0
     with controller.counting() as calls: ...  # calls: Counter[Call]; call.collective, .num_bytes, .stays_real
     controller.delayed_s()                    # sum of this rank's delays since it was last asked
 
-Every group that is made after install() is a MeasuredGroup around the group that torch makes of NCCL or Gloo. The
-backend keeps its name (`dist.get_backend()`), its options and its watchdog. A mode holds for all groups of the process
-from the next call on. Set it between updates, on all ranks at the same one.
+Every group, also one that exists already, becomes a MeasuredGroup around the group that torch makes of NCCL or Gloo; a
+model that was wrapped before keeps the old one. The backend keeps its name (`dist.get_backend()`), its options and its
+watchdog. A mode holds for all groups of the process from the next call on. Set it between updates, on all ranks at the
+same one.
 
 "silent": a collective returns at once, and its result is finite and of usual size. Reductions in place keep the rank's
 own value, as a no-op hook of DDP does; a gather has the rank's own part in every place, a reduce-scatter the rank's own
@@ -33,6 +34,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -46,15 +48,21 @@ Mode = Literal["real", "silent", "delay"]
 Fill = Callable[[int, int, Any, Any], object]  # takes: rank, size, the first two arguments of a call
 
 CALIBRATION_CYCLES = 20_000_000  # about 10 ms of a GPU
-DDP_MODULE = "torch.nn.parallel.distributed"
+C10D_MODULES = ("torch.distributed.distributed_c10d", "torch.distributed.c10d_logger")
+DDP_MODULE = "torch.nn.parallel.distributed"  # it broadcasts buffers; its reducer is C++
 
 
 class Call(NamedTuple):
-    """A collective. `num_bytes`: of a gather the output, of every other operation the input."""
+    """A collective. `num_bytes`: of a gather the output, of every other operation the input.
+
+    `caller` is the module that called torch.distributed; "torch.autograd.graph" or "" stand for C++ in a backward pass,
+    such as the reducer of DDP.
+    """
 
     collective: str
     num_bytes: int
     stays_real: str = ""  # why it is real when others are silent
+    caller: str = ""
 
 
 class Controller:
@@ -203,27 +211,49 @@ METHODS: dict[
 NOT_DELAYED = ("barrier", "recv")
 
 
-def describe_call(collective: str, fill: Fill | str, args: Sequence[Any], is_buffer: bool) -> Call:
+def find_caller() -> str:
+    """Return the module that called torch.distributed."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__") in C10D_MODULES:
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__")) if frame is not None else ""
+
+
+def describe_call(collective: str, fill: Fill | str, args: Sequence[Any], caller: str) -> Call:
     """Return the call with its bytes, and with the reason if it stays real: the same on all ranks."""
-    first, second = flatten(args[0]) if args else [], flatten(args[1]) if len(args) > 1 else []
-    is_gather = collective in ("all_gather", "gather")
-    sent = second if second and collective != "all_gather" else first
-    num_bytes = sum(tensor.nbytes for tensor in sent)
+    num_bytes, stays_real = measure_bytes(collective, args), why_real(collective, fill, args, caller)
+    return Call(collective, num_bytes, stays_real, caller)
+
+
+def measure_bytes(collective: str, args: Sequence[Any]) -> int:
+    """Return the bytes of a call: of a gather the output, of every other operation the input."""
+    first, second = tensors_of(args)
+    return sum(tensor.nbytes for tensor in (second if second and collective != "all_gather" else first))
+
+
+def tensors_of(args: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the tensors of the first two arguments: of a call out of place the output and the input."""
+    return flatten(args[0]) if args else [], flatten(args[1]) if len(args) > 1 else []
+
+
+def why_real(collective: str, fill: Fill | str, args: Sequence[Any], caller: str) -> str:
+    """Return why a call stays real, the same on all ranks; "" if it can be silent."""
     if isinstance(fill, str):
-        return Call(collective, num_bytes, fill)
+        return fill
+    if caller == DDP_MODULE:  # buffers
+        return ""
+    first, second = tensors_of(args)
     own = second or first
-    if is_buffer:
-        return Call(collective, num_bytes)
     if not all(tensor.is_floating_point() or tensor.is_complex() for tensor in own):
-        return Call(collective, num_bytes, "integers, which the host may read")
+        return "integers, which the host may read"
     if sum(tensor.numel() for tensor in own) <= 1:
-        return Call(collective, num_bytes, "a single number, which the host may read")
-    by_place = not isinstance(args[0], Tensor) and (is_gather or collective == "reduce_scatter")
-    if by_place and len(first) != len(second) and len({tensor.shape for tensor in [*first, *second]}) > 1:
-        return Call(collective, num_bytes, "its parts differ in size")
+        return "a single number, which the host may read"
+    has_places = len(first) != len(second) and collective in ("all_gather", "reduce_scatter", "gather")
+    if has_places and len({tensor.shape for tensor in [*first, *second]}) > 1 and not isinstance(args[0], Tensor):
+        return "its parts differ in size"
     if collective == "all_to_all" and any(len(split) for split in args[2:4]):
-        return Call(collective, num_bytes, "its parts may differ in size")
-    return Call(collective, num_bytes)
+        return "its parts may differ in size"
+    return ""
 
 
 class MeasuredGroup(dist.ProcessGroup):
@@ -341,8 +371,7 @@ def forward(name: str, collective: str, fill: Fill | str) -> Callable[..., Any]:
     """Return the method of that name for MeasuredGroup."""
 
     def method(self: MeasuredGroup, *args: Any, **keywords: Any) -> Any:
-        is_buffer = collective == "broadcast" and sys._getframe(1).f_globals.get("__name__") == DDP_MODULE
-        call = describe_call(collective, fill, args, is_buffer)
+        call = describe_call(collective, fill, args, find_caller())
         counts = self._controller.counts
         if counts is not None:
             counts[call] += 1
@@ -360,10 +389,13 @@ def measure_group(group: dist.ProcessGroup, controller: Controller) -> MeasuredG
     c10d: Any = distributed_c10d
     world, name = c10d._world, group.group_name
     measured = MeasuredGroup(group, controller)
-    for table in (world.pg_map, world.pg_names, world.pg_backend_config, world.pg_to_tag):
-        table[measured] = table.pop(group)
+    for table in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.pg_to_tag):
+        if group in table:
+            table[measured] = table.pop(group)
     for groups in world.tags_to_pg.values():
         groups[:] = [measured if one is group else one for one in groups]
+    if world.default_pg is group:
+        world.default_pg = measured
     c10d._unregister_process_group(name)
     c10d._register_process_group(name, measured)
     return measured
@@ -373,22 +405,20 @@ installed: Controller | None = None
 
 
 def install() -> Controller:
-    """Let every process group that is made from now on be measured. Return the controller, the same in each call.
-
-    Raises RuntimeError if a process group was made before the first call.
-    """
+    """Let every process group of this process be measured. Return the controller, the same in each call."""
     global installed
     if installed is not None:
         return installed
-    if dist.is_initialized():
-        raise RuntimeError("install() comes before init_process_group()")
     controller = installed = Controller()
-    make_group = distributed_c10d._new_process_group_helper
+    c10d: Any = distributed_c10d
+    for group in list(c10d._world.pg_map):
+        measure_group(group, controller)
+    make_group = c10d._new_process_group_helper
 
     def make_measured_group(*args: Any, **keywords: Any) -> Any:
         group, store = make_group(*args, **keywords)
         is_new = isinstance(group, dist.ProcessGroup) and not isinstance(group, MeasuredGroup)
         return measure_group(group, controller) if is_new else group, store
 
-    distributed_c10d._new_process_group_helper = make_measured_group
+    c10d._new_process_group_helper = make_measured_group
     return controller
