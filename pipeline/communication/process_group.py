@@ -326,11 +326,13 @@ class MeasuredGroup(dist.ProcessGroup):
 
     def _called_later(self, method: Any, num_bytes: int, args: tuple[Any, ...], keywords: dict[str, Any]) -> Work:
         future: Future[Any] = Future()
+        is_grad_enabled = torch.is_grad_enabled()  # a thread has its own
 
         def call() -> None:
             try:
                 self._controller.pause(num_bytes, torch.device("cpu"))
-                work = method(*args, **keywords)
+                with torch.set_grad_enabled(is_grad_enabled):
+                    work = method(*args, **keywords)
                 if work is not None:
                     work.wait()
             except Exception as error:
@@ -389,9 +391,10 @@ def measure_group(group: dist.ProcessGroup, controller: Controller) -> MeasuredG
     c10d: Any = distributed_c10d
     world, name = c10d._world, group.group_name
     measured = MeasuredGroup(group, controller)
-    for table in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.pg_to_tag):
-        if group in table:
-            table[measured] = table.pop(group)
+    for table in (world.pg_map, world.pg_names, world.pg_backend_config, world.pg_to_tag):
+        table[measured] = table.pop(group)
+    if group in world.pg_group_ranks:  # it existed before install(): who holds it goes on with it
+        world.pg_group_ranks[measured] = world.pg_group_ranks[group]
     for groups in world.tags_to_pg.values():
         groups[:] = [measured if one is group else one for one in groups]
     if world.default_pg is group:

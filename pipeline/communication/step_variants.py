@@ -1,6 +1,8 @@
 """Variants of one training step. Their times differ by the cost of DDP, of its collectives, or of DataParallel."""
 
+import contextlib
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -12,6 +14,7 @@ from torch._C._distributed_c10d import Work, _create_work_from_future  # type: i
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from pipeline.communication.process_group import install
 from pipeline.data.batches import Batch, first_samples
 from pipeline.plan.axes import AXIS_DEFAULTS, CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, STRATEGY_AXES, Execution
 from pipeline.plan.spec import Spec
@@ -134,7 +137,8 @@ def build_variant(
     `plain`: the bare module. `ddp_one`: DDP on this rank alone. `ddp`: DDP over all ranks. `no_op_hook`: DDP that runs
     hooks and bucket copies, but no reduction and no division by N; it broadcasts buffers. `no_collectives`: DDP over a
     group whose collectives do nothing. `no_sync`: DDP in its no_sync context, without reduction. `dp`: DataParallel.
-    `fsdp`, `zero1`: these strategies over all ranks. `no_op`: the same without their collectives.
+    `fsdp`, `zero1`: these strategies over all ranks. `no_op`: the same without their collectives. `silent`: the
+    strategy over all ranks, in a group that is silent during the step (process_group.py), whatever it calls.
     The suffix `_again` repeats a variant: the difference between the two is noise.
 
     `after_backward` runs between backward and optimizer. `execution` is eager or graph. All ranks must call this
@@ -142,7 +146,7 @@ def build_variant(
     """
     assert execution not in COMPILED_EXECUTIONS, "the variants of a model would share their compiled code"
     base_name = name.removesuffix("_again")
-    assert base_name == "plain" or base_name in context.spec.facts.variants, "it needs another strategy"
+    assert base_name in ("plain", "silent", *context.spec.facts.variants), "it needs another strategy"
     spec = single_spec(context.spec) if base_name == "plain" else context.spec
     torch.manual_seed(spec.seed)
     built = model_of(context.workload)
@@ -165,9 +169,12 @@ def build_variant(
     train_step.begin_epoch()
     batch = context.batch if spec.facts.uses_threads else first_samples(context.batch, spec.batch_size_per_gpu)
 
+    silence = partial(install().in_mode, "silent") if base_name == "silent" else contextlib.nullcontext
+
     def eager() -> None:
-        for passes_left in reversed(range(spec.grad_accumulation)):
-            train_step(batch, ignore_mark, passes_left == 0)
+        with silence():
+            for passes_left in reversed(range(spec.grad_accumulation)):
+                train_step(batch, ignore_mark, passes_left == 0)
 
     step: StepFunction = eager
     if execution in CAPTURED_EXECUTIONS:

@@ -1,0 +1,244 @@
+"""Compares the process group that counts, silences and delays with the mechanisms it replaces, by turns in one process.
+
+    python benchmarks/bench_process_group.py                      # two GPUs (or two CPU processes); about 4 minutes
+    python benchmarks/bench_process_group.py --only ddp           # a strategy alone
+    python benchmarks/bench_process_group.py --links              # DDP by NVLink, shared memory and sockets, on GPUs
+
+Series of a strategy: `plain` over the group of torch, `real` over the measured one, `silent` over the same while it is
+silent, `old` by the mechanism before it (no-op hook, kept buffers, left-out broadcasts), `no_sync` of DDP, and `delay`
+with 2 ms at each collective. Each line has the median over rounds with its interval; a difference is taken round by
+round. It also prints bytes by both ways of counting, the losses of four updates, and each collective with its delay.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pipeline.communication import timing
+from pipeline.communication.process_group import Controller, MeasuredGroup, Mode, install
+from pipeline.communication.step_variants import (
+    StepContext,
+    StepVariant,
+    build_step_context,
+    build_variant,
+    list_silent_calls,
+)
+from pipeline.figures.intervals import median_interval
+from pipeline.figures.stopping_rule import LEAD_IN_STEPS
+from pipeline.plan.spec import Spec
+from pipeline.training import process_group
+from pipeline.training.loop import set_precision
+from pipeline.training.process_group import Rank
+from pipeline.training.torch_strategies.base import local_part
+
+GPT2 = ("layers=12", "heads=12", "width=768", "length=1024", "vocabulary=50304")
+SMALL = ("layers=2", "heads=2", "width=64", "length=32", "vocabulary=256")
+STRATEGIES = ("ddp", "zero1", "fsdp")
+LINKS = {
+    "as it is": {},
+    "shared memory": {"NCCL_P2P_DISABLE": "1"},
+    "sockets": {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"},
+}
+DELAY_S, LONG_DELAY_S = 0.002, 0.05
+STEPS = 3  # of a window
+NUM_UPDATES = 4
+MODES: tuple[Mode, ...] = ("real", "silent", "delay")
+OLD = {"ddp": "no_op_hook", "zero1": "no_op", "fsdp": "no_op"}
+
+COLLECTIVES: dict[str, tuple[float, Callable[..., Any]]] = {  # with the size of the output over that of the input
+    "all_reduce": (1, lambda out, own, **how: dist.all_reduce(out.copy_(own), **how)),
+    "broadcast": (1, lambda out, own, **how: dist.broadcast(out.copy_(own), 1, **how)),
+    "all_gather": (2, dist.all_gather_into_tensor),
+    "reduce_scatter": (0.5, dist.reduce_scatter_tensor),
+    "all_to_all": (1, dist.all_to_all_single),
+}
+
+
+def say(*words: Any) -> None:
+    if dist.get_rank() == 0:
+        print(*words, flush=True)
+
+
+def check_collectives(controller: Controller, rank: Rank) -> None:
+    """Call each collective both ways in each mode. Print its values and how long it took."""
+    for name, (factor, call) in COLLECTIVES.items():
+        for is_async in (False, True):
+            values, times_ms, delayed_ms = {}, {}, 0.0
+            for mode in MODES:
+                for _ in range(2):  # the first makes communicators
+                    own = torch.tensor([1.0, 2.0, 3.0, 4.0], device=rank.device) + 4 * rank.rank
+                    output = own.new_zeros(int(factor * len(own)))
+                    process_group.barrier(rank)
+                    process_group.synchronize(rank)
+                    controller.delayed_s()
+                    started = time.perf_counter()
+                    with controller.in_mode(mode, LONG_DELAY_S):
+                        work = call(output, own, async_op=is_async)
+                        if work is not None:
+                            work.wait()
+                        values[mode] = output.tolist()
+                    times_ms[mode] = round((time.perf_counter() - started) * 1e3, 2)
+                    delayed_ms = controller.delayed_s() * 1e3
+            is_right = values["real"] == values["delay"] and times_ms["delay"] > 1e3 * LONG_DELAY_S
+            say(
+                f"{'ok  ' if is_right else 'FAIL'} {name} {'async' if is_async else 'sync'}: {times_ms} ms, delay of "
+                f"{delayed_ms:.2f} ms; real {values['real']}, silent {values['silent']}"
+            )
+
+
+def make_spec(strategy: str, device: str, batch_size: int, options: Sequence[str]) -> Spec:
+    return Spec(
+        model="gpt",
+        options=tuple(options),
+        input="synthetic",
+        dataset=None,
+        precision="bf16" if device == "cuda" else "fp32",
+        device=device,  # type: ignore[arg-type]
+        num_gpus=2,
+        batch_size_per_gpu=batch_size,
+        strategy=strategy,
+        measure="communication",
+    )
+
+
+def lines_of(windows: dict[str, list[list[int]]], pairs: Sequence[tuple[str, str]]) -> None:
+    step_ms = {name: [max(ranks) / STEPS / 1e6 for ranks in rounds] for name, rounds in windows.items()}
+    for name, times in step_ms.items():
+        say(f"  {name:28} {with_interval(times)}")
+    for one, other in pairs:
+        if one in step_ms and other in step_ms:
+            apart = [a - b for a, b in zip(step_ms[one], step_ms[other], strict=True)]
+            say(f"  {one + ' - ' + other:28} {with_interval(apart)}")
+
+
+def with_interval(values: Sequence[float]) -> str:
+    interval = median_interval(values)
+    ends = f"({interval.low:.2f} to {interval.high:.2f})" if interval else ""
+    return f"{statistics.median(values):9.2f} {ends} ms, n = {len(values)}"
+
+
+def count(controller: Controller, variant: StepVariant) -> dict[str, int]:
+    """Return the bytes of a real step by collective."""
+    total: Counter[str] = Counter()
+    with controller.counting() as calls:
+        variant.eager()
+    for call, number in calls.items():
+        total[f"{call.collective}{' (real)' if call.stays_real else ''}"] += number * call.num_bytes
+        total[f"{call.collective} calls"] += number
+    return dict(total)
+
+
+def train(variant: StepVariant) -> list[float]:
+    """Return the sum of the squares of this rank's weights after each of a few updates."""
+    found = []
+    for _ in range(NUM_UPDATES):
+        variant.eager()
+        found.append(sum(float(local_part(one.detach()).double().square().sum()) for one in variant.model.parameters()))
+    return found
+
+
+def compare(strategy: str, context: StepContext, plain: StepVariant, controller: Controller, rounds: int) -> None:
+    rank = context.rank
+    started = time.perf_counter()
+    variants = {"plain": plain, "real": build_variant(context, strategy), "silent": build_variant(context, "silent")}
+    variants["old"] = build_variant(context, OLD[strategy])
+    variants["delay"] = build_variant(context, strategy)
+    if strategy == "ddp":
+        variants["no_sync"] = build_variant(context, "no_sync")
+    say(f"{strategy}, {context.spec.batch_size_per_gpu} sequences a process")
+    for name, found in {name: train(variants[name]) for name in ("plain", "real")}.items():
+        say(f"  squares of weights, {name:8} {found}")
+    for _ in range(3):
+        variants["old"].eager()  # the first gather of each buffer is real
+    old: Counter[str] = Counter()
+    for call in list_silent_calls(variants["old"]):
+        old[call.operation] += call.num_bytes
+    say(f"  counted {count(controller, variants['real'])}, by the old mechanism {dict(old)}")
+    run_ahead(build_variant(context, strategy), rounds * (STEPS + LEAD_IN_STEPS) + 30)
+    for variant in variants.values():
+        timing.time_steps(variant.step, 1, rank, timing.WARM_UP_STEPS_PER_VARIANT)
+    timers = {name: partial(timing.time_steps, one.step, STEPS, rank) for name, one in variants.items()}
+    timers["delay"] = partial(time_delayed, controller, variants["delay"], rank)
+    *_, windows = timing.time_rounds(timers, dict.fromkeys(timers, rounds))
+    pairs = [("real", "plain"), ("real", "silent"), ("real", "old"), ("silent", "old"), ("silent", "no_sync")]
+    lines_of(windows, [*pairs, ("delay", "real")])
+    asked_ms = controller.delayed_s() * 1e3 / rounds / (STEPS + LEAD_IN_STEPS)
+    say(f"  delays of a step on this rank: {asked_ms:.2f} ms; took {time.perf_counter() - started:.0f} s\n")
+
+
+def run_ahead(variant: StepVariant, num_steps: int) -> None:
+    """Run more updates than any other series will.
+
+    DTensor decides anew how to shard each operation whose numbers it has not seen, and AdamW's numbers are new in each
+    update. It remembers them for all models, so the series that is ahead would pay for the others.
+    """
+    for _ in range(num_steps):
+        variant.eager()
+
+
+def time_delayed(controller: Controller, variant: StepVariant, rank: Rank) -> int:
+    """Time a window of the real step, each collective delayed. The mode is set once: it measures the GPU's clock."""
+    with controller.in_mode("delay", DELAY_S):
+        return timing.time_steps(variant.eager, STEPS, rank)
+
+
+def run_rank(arguments: argparse.Namespace) -> None:
+    on_gpus = torch.cuda.device_count() > 1
+    number = int(os.environ["RANK"])
+    device = torch.device("cuda", number) if on_gpus else torch.device("cpu")
+    if on_gpus:
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+    dist.init_process_group("nccl" if on_gpus else "gloo", device_id=device if on_gpus else None)
+    rank = Rank(number, 2, device)
+    options, batch_size = (GPT2, arguments.batch_size or 48) if on_gpus else (SMALL, arguments.batch_size or 4)
+    contexts, plain = {}, {}
+    for strategy in arguments.only or STRATEGIES:
+        spec = make_spec(strategy, device.type, batch_size, options)
+        set_precision(spec)
+        contexts[strategy] = build_step_context(spec, rank)
+        plain[strategy] = build_variant(contexts[strategy], strategy)  # before install(): it keeps the group of torch
+    controller = install()
+    assert isinstance(dist.group.WORLD, MeasuredGroup)
+    if not arguments.link:
+        check_collectives(controller, rank)
+    for strategy, context in contexts.items():
+        compare(strategy, context, plain.pop(strategy), controller, arguments.rounds)
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    """Start two processes, or run as one of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=STRATEGIES)
+    parser.add_argument("--batch-size", type=int)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--links", action="store_true")
+    parser.add_argument("--link", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if "RANK" in os.environ:
+        run_rank(arguments)
+        return
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
+    if not arguments.links:
+        subprocess.run([*torchrun, *sys.argv[1:]], check=True)
+        return
+    for name, variables in LINKS.items():
+        print(f"link: {name}", flush=True)
+        own = ["--only", "ddp", "--batch-size", str(arguments.batch_size or 24), "--rounds", "6", "--link", name]
+        subprocess.run([*torchrun, *own], env=os.environ | variables, check=True)
+
+
+if __name__ == "__main__":
+    main()
