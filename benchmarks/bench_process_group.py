@@ -3,6 +3,7 @@
     python benchmarks/bench_process_group.py                      # two GPUs (or two CPU processes); about 4 minutes
     python benchmarks/bench_process_group.py --only ddp           # a strategy alone
     python benchmarks/bench_process_group.py --links              # DDP by NVLink, shared memory and sockets, on GPUs
+    python benchmarks/bench_process_group.py --pauses             # why pauses of the host cost more than they last
 
 Series of a strategy: `plain` over the group of torch, `real` over the measured one, `silent` over the same while it is
 silent, `old` by the mechanism before it (no-op hook, kept buffers, left-out broadcasts), `no_sync` of DDP, and `delay`
@@ -192,6 +193,62 @@ def time_delayed(controller: Controller, variant: StepVariant, rank: Rank) -> in
         return timing.time_steps(variant.eager, STEPS, rank)
 
 
+Pause = Callable[[], object]
+
+
+def spin(seconds: float) -> None:
+    started = time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        pass
+
+
+def compare_pauses(strategy: str, context: StepContext, controller: Controller, rounds: int) -> None:
+    """Stop the device before each collective, then pause the host: asleep, busy, or not at all; or pause the device.
+
+    What a pause adds to the step with stops alone is compared with its length on this rank, and with that of the
+    slowest rank at each collective. If a sleeping host costs more than a busy one, it wakes up slow; if the slowest
+    rank explains it, the length of one rank is the wrong measure.
+    """
+    rank, lengths = context.rank, list[float]()
+
+    def pause_by(pause: Pause) -> Callable[[int, torch.device], None]:
+        def run(num_bytes: int, device: torch.device) -> None:
+            process_group.synchronize(rank)
+            started = time.perf_counter()
+            pause()
+            process_group.synchronize(rank)
+            lengths.append(time.perf_counter() - started)
+
+        return run
+
+    pauses: dict[str, Pause] = {
+        "stopped": lambda: None,
+        "asleep": partial(time.sleep, DELAY_S),
+        "busy": partial(spin, DELAY_S),
+    }
+    if rank.device.type == "cuda":
+        pauses["device"] = partial(torch.cuda._sleep, round(DELAY_S * 1.7e9))
+    variant, own, slowest = build_variant(context, strategy), dict.fromkeys(pauses, 0.0), dict.fromkeys(pauses, 0.0)
+    times: dict[str, list[float]] = {name: [] for name in pauses}
+    for number in range(-3, rounds * 3):
+        for name, pause in pauses.items():
+            lengths.clear()
+            controller.pause = pause_by(pause)  # type: ignore[method-assign, assignment]
+            with controller.in_mode("delay"):
+                time_ns = timing.time_steps(variant.eager, 1, rank, 0)
+            by_rank = process_group.all_gather([time_ns / 1e6, *(1e3 * length for length in lengths)], list[float])
+            if number >= 0:
+                times[name].append(max(found[0] for found in by_rank))
+                own[name] += sum(by_rank[0][1:])
+                slowest[name] += sum(map(max, zip(*(found[1:] for found in by_rank), strict=True)))
+    del controller.pause
+    say(f"{strategy}: {len(lengths)} pauses of {DELAY_S * 1e3:g} ms in a step")
+    for name, found in times.items():
+        added = [one - stop for one, stop in zip(found, times["stopped"], strict=True)]
+        mine, longest = own[name] / len(found), slowest[name] / len(found)
+        say(f"  {name:8} adds {with_interval(added)}; its pauses last {mine:.2f} ms here, {longest:.2f} on the slowest")
+
+
 def run_rank(arguments: argparse.Namespace) -> None:
     on_gpus = torch.cuda.device_count() > 1
     number = int(os.environ["RANK"])
@@ -211,9 +268,12 @@ def run_rank(arguments: argparse.Namespace) -> None:
         plain[strategy] = build_variant(contexts[strategy], strategy)  # before install(): it keeps the group of torch
     controller = install()
     assert isinstance(dist.group.WORLD, MeasuredGroup)
-    if not arguments.link:
+    if not arguments.link and not arguments.pauses:
         check_collectives(controller, rank)
     for strategy, context in contexts.items():
+        if arguments.pauses:
+            compare_pauses(strategy, context, controller, arguments.rounds)
+            continue
         compare(strategy, context, plain.pop(strategy), controller, arguments.rounds)
     dist.destroy_process_group()
 
@@ -225,6 +285,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--links", action="store_true")
+    parser.add_argument("--pauses", action="store_true")
     parser.add_argument("--link", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if "RANK" in os.environ:
