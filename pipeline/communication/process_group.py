@@ -20,7 +20,8 @@ value of its part. What is written there is the one cost that stays.
 Some collectives stay real in "silent", on all ranks alike, with the reason in `stays_real`: those whose result the host
 is likely to read, since ranks would part ways or fail (integers: sizes, counts, pickled objects; single numbers: norms,
 logged losses, a scaler's flag), and those that leave no own value to stand in (point to point, scatter, parts whose
-sizes differ). Integer buffers of DDP are silent: the host does not read them.
+sizes differ). Integer buffers of DDP are silent: the host does not read them. DDP rebuilds its buckets in its second
+update, by integers of rank 0: let it run a few updates before a mode changes.
 
 "delay": on GPUs a kernel sleeps on the stream before the collective. An asynchronous call has a stream of its own for
 that, so what overlaps the collective also overlaps its delay; a synchronous one holds its caller's stream, as NCCL
@@ -49,7 +50,7 @@ Fill = Callable[[int, int, Any, Any], object]  # takes: rank, size, the first tw
 
 CALIBRATION_CYCLES = 20_000_000  # about 10 ms of a GPU
 C10D_MODULES = ("torch.distributed.distributed_c10d", "torch.distributed.c10d_logger")
-DDP_MODULE = "torch.nn.parallel.distributed"  # it broadcasts buffers; its reducer is C++
+DDP_MODULE, DDP_BUFFERS = "torch.nn.parallel.distributed", "_distributed_broadcast_coalesced"
 
 
 class Call(NamedTuple):
@@ -211,18 +212,18 @@ METHODS: dict[
 NOT_DELAYED = ("barrier", "recv")
 
 
-def find_caller() -> str:
-    """Return the module that called torch.distributed."""
+def find_caller() -> tuple[str, str]:
+    """Return the module and the function that called torch.distributed."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__") in C10D_MODULES:
         frame = frame.f_back
-    return str(frame.f_globals.get("__name__")) if frame is not None else ""
+    return (str(frame.f_globals.get("__name__")), frame.f_code.co_name) if frame is not None else ("", "")
 
 
-def describe_call(collective: str, fill: Fill | str, args: Sequence[Any], caller: str) -> Call:
+def describe_call(collective: str, fill: Fill | str, args: Sequence[Any], caller: tuple[str, str] = ("", "")) -> Call:
     """Return the call with its bytes, and with the reason if it stays real: the same on all ranks."""
-    num_bytes, stays_real = measure_bytes(collective, args), why_real(collective, fill, args, caller)
-    return Call(collective, num_bytes, stays_real, caller)
+    stays_real = "" if caller == (DDP_MODULE, DDP_BUFFERS) else why_real(collective, fill, args)
+    return Call(collective, measure_bytes(collective, args), stays_real, caller[0])
 
 
 def measure_bytes(collective: str, args: Sequence[Any]) -> int:
@@ -236,12 +237,10 @@ def tensors_of(args: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
     return flatten(args[0]) if args else [], flatten(args[1]) if len(args) > 1 else []
 
 
-def why_real(collective: str, fill: Fill | str, args: Sequence[Any], caller: str) -> str:
+def why_real(collective: str, fill: Fill | str, args: Sequence[Any]) -> str:
     """Return why a call stays real, the same on all ranks; "" if it can be silent."""
     if isinstance(fill, str):
         return fill
-    if caller == DDP_MODULE:  # buffers
-        return ""
     first, second = tensors_of(args)
     own = second or first
     if not all(tensor.is_floating_point() or tensor.is_complex() for tensor in own):

@@ -263,7 +263,7 @@ def test_the_backend_keeps_its_name(found: Any) -> None:
 def test_a_gather_of_parts_that_differ_stays_real_on_every_rank(sizes: tuple[int, int]) -> None:
     outputs = [torch.empty(size) for size in sizes]
     for own in outputs:
-        call = describe_call(*METHODS["allgather"], ([outputs], [own]), caller="")
+        call = describe_call(*METHODS["allgather"], ([outputs], [own]))
         assert bool(call.stays_real) == (sizes == (2, 3))
 
 

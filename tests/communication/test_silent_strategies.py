@@ -53,7 +53,7 @@ def count(context: StepContext) -> dict[str, Any]:
     """Count the calls of a silent step, and of the mechanism before it."""
     spec, workload = context.spec, context.workload
     silent, before = build_variant(context, "silent"), build_variant(context, str(spec.facts.no_op))
-    for _ in range(2):  # the first gather of each kept buffer is real
+    for _ in range(3):  # DDP rebuilds its buckets, and the first gather of each kept buffer is real
         before.step()
         with install().counting() as calls:
             silent.step()
@@ -71,7 +71,8 @@ def formula_bytes(spec: Spec, sharding: Any, model_bytes: int) -> dict[str, floa
     if sharding:
         gathered, scattered = gathered_bytes(0, sharding, spec), scattered_bytes(0, sharding, spec)
         return {"all_gather": gathered, "reduce_scatter": scattered}
-    return {"all_reduce": model_bytes} | ({"broadcast": model_bytes} if spec.strategy == "zero1" else {})
+    broadcast = {"broadcast": float(model_bytes)} if spec.strategy == "zero1" else {}
+    return {"all_reduce": float(model_bytes), **broadcast}
 
 
 def run_on_rank(rank: int, folder: str) -> None:
