@@ -1,0 +1,163 @@
+"""Print driver, torch, GPUs, NCCL, link, Slurm and data of this machine, and what would refuse a run, with its cure.
+
+    python -m pipeline.doctor
+    python -m pipeline.doctor --outputs /scratch/me/outputs --data /scratch/me/data
+
+The checks are those of submit and of a rank. It writes nothing.
+Exit codes: 0 runs can start, 1 something refuses them.
+"""
+
+import argparse
+import importlib
+import importlib.metadata
+import itertools
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from pipeline.data import staging
+from pipeline.plan.spec import Spec
+from pipeline.records.folder import DEFAULT_OUTPUTS, Experiment, warn_of_open_folders
+from pipeline.runner.launch_options import add_data_argument
+from pipeline.submission import slurm_queries
+from pipeline.submission.slurm_submit import refuse_unsafe_paths
+from pipeline.system import errors, host
+from pipeline.system.command_line import build_parser, command_name
+from pipeline.system.errors import CommandError, pluralize
+
+GIB = 2**30
+NO_SLURM = "none here: submit runs the points on this machine, one after another"
+NO_ANSWER = "it is configured and its controller does not answer; wait for it, or give submit --cluster local"
+NO_CUDA = (
+    "install the one for this driver: constraints.txt from 580 on, else constraints-volta.txt (docs/cluster.md); in a "
+    "container give it the GPUs"
+)
+
+
+class Finding(NamedTuple):
+    """What there is of something; `refused` begins with what is wrong and ends with the cure."""
+
+    level: Literal["ok", "note", "refused"]
+    what: str
+    said: str
+
+
+def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = build_parser("doctor", __doc__)
+    parser.add_argument("--outputs", type=Path, default=DEFAULT_OUTPUTS, help="the parent of experiments' folders")
+    add_data_argument(parser)
+    return parser.parse_args(words)
+
+
+def main() -> int:
+    findings = []
+    for finding in examine(parse_arguments()):
+        findings.append(finding)
+        errors.print_text(f"{finding.level:<8} {finding.what:<9} {finding.said}")
+    refusals = sum(finding.level == "refused" for finding in findings)
+    if refusals:
+        errors.print_text(f"Runs cannot start: {pluralize(refusals, 'refusal')}.")
+        return errors.EXIT_GAPS
+    has_gpus = any(finding.level == "ok" and finding.what in ("GPUs", "Slurm") for finding in findings)
+    grid = "scaling --dry-run" if has_gpus else "smoke"
+    errors.print_text(f"Runs can start. Next: {command_name('submit')} --grid {grid}")
+    return errors.EXIT_OK
+
+
+def examine(arguments: argparse.Namespace) -> Iterator[Finding]:
+    """Yield what each check finds. One that fails is a refusal, and the others go on."""
+    checks: dict[str, Callable[[argparse.Namespace], Iterator[Finding]]] = {
+        **{"packages": examine_packages, "GPUs": examine_gpus, "Slurm": examine_slurm},
+        **{"outputs": examine_outputs, "data": examine_data, "memory": examine_shared_memory},
+    }
+    for what, check in checks.items():
+        try:
+            yield from check(arguments)
+        except (CommandError, OSError, RuntimeError, ImportError) as error:  # RuntimeError: of torch, and GpuProblem
+            of_import = errors.import_error_as_command_error(error) if isinstance(error, ImportError) else None
+            yield Finding("refused", what, " ".join(str(of_import or error).split()))
+
+
+def examine_packages(_: argparse.Namespace) -> Iterator[Finding]:
+    for name in errors.RANK_PACKAGES:
+        importlib.import_module(name)  # one that is broken is found only so
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "torchvision")]
+    yield Finding("ok", "packages", ", ".join([f"Python {platform.python_version()}", *versions]))
+
+
+def examine_gpus(_: argparse.Namespace) -> Iterator[Finding]:
+    """Yield driver, GPUs and link, as a rank on all visible GPUs describes and checks them."""
+    num_gpus = host.num_visible_gpus()
+    cores = pluralize(len(os.sched_getaffinity(0)), "core")
+    if not num_gpus:
+        yield Finding("note", "GPUs", f"none is visible here: without Slurm runs take CPU processes, on {cores}")
+        return
+    import torch  # here: --help and completion answer at once
+
+    from pipeline.training import devices, provenance
+    from pipeline.training.process_group import Rank
+
+    if not torch.cuda.is_available():
+        why = "built without CUDA" if torch.version.cuda is None else f"for CUDA {torch.version.cuda}, finds no GPU"
+        raise CommandError(f"torch {torch.__version__}, {why}; {NO_CUDA}")
+    strategy = {"strategy": "dp", "precision": "fp32"} if num_gpus > 1 else {"strategy": "single", "precision": "fp32"}
+    spec = Spec(num_gpus=num_gpus, batch_size_per_gpu=1, device="cuda", **strategy)  # type: ignore[arg-type]
+    found = provenance.describe_environment(spec, Rank(0, 1, torch.device("cuda", 0)))
+    yield Finding("ok", "driver", f"{found.driver or 'version unknown'}, CUDA {found.cuda}, NCCL {found.nccl}")
+    devices.check_gpu_supported(spec, range(num_gpus))
+    kinds = [f"{gpu.name}, {(gpu.memory_bytes or 0) / GIB:.0f} GiB" for gpu in found.gpus]
+    counts = (f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
+    yield Finding("ok", "GPUs", f"{'; '.join(counts)}; {cores}")
+    if num_gpus > 1:
+        pairs = itertools.combinations(range(num_gpus), 2)
+        apart = [f"{one}-{other}" for one, other in pairs if not torch.cuda.can_device_access_peer(one, other)]
+        said = f"no peer access between {', '.join(apart)}: data passes through the host" if apart else "peer access"
+        yield Finding("note" if apart else "ok", "link", said)
+    devices.check_gpu_free({index: gpu.memory_of_others_bytes for index, gpu in enumerate(found.gpus)})
+
+
+def examine_slurm(_: argparse.Namespace) -> Iterator[Finding]:
+    presence = slurm_queries.probe_slurm()
+    if presence == "absent":
+        yield Finding("note", "Slurm", NO_SLURM)
+        return
+    if presence == "silent":
+        raise CommandError(NO_ANSWER)
+    errors.require_packages("submitit")
+    for partition, nodes in slurm_queries.query_nodes_by_partition().items():
+        gpus = sum(node.num_nodes * node.num_gpus for node in nodes)
+        counted = pluralize(sum(node.num_nodes for node in nodes), "node")
+        yield Finding("ok", "Slurm", f"partition {partition}: {counted}, {pluralize(gpus, 'GPU')}")
+
+
+def examine_outputs(arguments: argparse.Namespace) -> Iterator[Finding]:
+    """Yield if an experiment could be written there, and how much space there is."""
+    experiment = Experiment(arguments.outputs / "doctor")
+    experiment.require_writable()
+    experiment.refuse_open_folders()
+    refuse_unsafe_paths(experiment, arguments.data)
+    nearest = next(path for path in (arguments.outputs, *arguments.outputs.absolute().parents) if path.exists())
+    free = f"{shutil.disk_usage(nearest).free / GIB:,.0f} GiB free"
+    is_open = warn_of_open_folders([experiment])
+    yield Finding("note" if is_open else "ok", "outputs", f"{arguments.outputs} can be written, {free}")
+
+
+def examine_data(arguments: argparse.Namespace) -> Iterator[Finding]:
+    """Yield if CIFAR-10 is staged. Without it runs of synthetic images and of own models start."""
+    try:
+        staging.check_cifar10_files(staging.require_folder(arguments.data))
+    except staging.DataNotStaged as error:
+        yield Finding("note", "data", str(error))
+    else:
+        yield Finding("ok", "data", f"CIFAR-10 in {arguments.data}")
+
+
+def examine_shared_memory(_: argparse.Namespace) -> Iterator[Finding]:
+    yield Finding("ok", "memory", f"shared memory {host.shared_memory()}")
+
+
+if __name__ == "__main__":
+    errors.run_command(main)

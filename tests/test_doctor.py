@@ -1,0 +1,66 @@
+"""doctor: what this machine has for runs, and each refusal with its cure."""
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from conftest import Command, without_slurm
+from factories import assert_says
+from slurm_queue import DEAD, fake_slurm
+
+from pipeline import doctor
+from pipeline.system import host
+
+
+def lines_of(answer: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    """What each line says, by its subject; without the verdict, which is the last one."""
+    return {line.split()[1]: line for line in answer.stdout.splitlines()[:-1]}
+
+
+def on_cpu(env: Mapping[str, str]) -> dict[str, str]:
+    return {**env, "CUDA_VISIBLE_DEVICES": ""}
+
+
+def test_a_machine_without_gpus_and_slurm_can_start_runs(pipeline: Command, tmp_path: Path) -> None:
+    answer = pipeline(
+        "doctor", "--outputs", tmp_path / "x", "--data", tmp_path / "no", env=on_cpu(without_slurm(tmp_path / "bin"))
+    )
+    assert (answer.returncode, answer.stderr) == (0, "")
+    lines = lines_of(answer)
+    assert list(lines) == ["packages", "GPUs", "Slurm", "outputs", "data", "memory"]
+    assert_says(lines["packages"], "ok ", "torch ", "torchvision ")
+    assert_says(lines["GPUs"], "note ", "none is visible here", "CPU processes")
+    assert_says(lines["data"], "note ", f"{tmp_path}/no is absent", "pipeline.stage --data")
+    assert answer.stdout.splitlines()[-1] == "Runs can start. Next: python -m pipeline.submit --grid smoke"
+    assert not (tmp_path / "x").exists()
+
+
+def test_each_refusal_has_its_cure_and_hides_no_other(pipeline: Command, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    env = {**on_cpu(fake_slurm(tmp_path / "bin", DEAD)), "HIDDEN_PACKAGE": "torchvision"}
+    answer = pipeline("doctor", "--outputs", tmp_path / "file", env=env)
+    assert answer.returncode == 1
+    lines = lines_of(answer)
+    assert_says(lines["packages"], "refused ", "needs the package 'torchvision'; ", "pip install")
+    assert_says(lines["Slurm"], "refused ", "controller does not answer", "--cluster local")
+    assert_says(lines["outputs"], "refused ", "file is not a folder; choose another folder with --outputs")
+    assert answer.stdout.splitlines()[-1] == "Runs cannot start: 3 refusals."
+
+
+def test_a_torch_that_finds_no_gpu_is_refused_with_the_file_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(host, "num_visible_gpus", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    findings = {finding.what: finding for finding in doctor.examine(doctor.parse_arguments([]))}
+    assert findings["GPUs"].level == "refused"
+    assert_says(findings["GPUs"].said, "constraints-volta.txt")
+    assert findings["memory"].level == "ok"
+
+
+@pytest.mark.gpu
+def test_the_gpus_of_this_machine_are_described(pipeline: Command, tmp_path: Path) -> None:
+    lines = lines_of(pipeline("doctor", "--outputs", tmp_path / "x", env=without_slurm(tmp_path / "bin")))
+    assert_says(lines["driver"], "ok ", "CUDA ", "NCCL ")
+    assert_says(lines["GPUs"], "ok ", " x ", " GiB")
