@@ -34,7 +34,6 @@ KEY_HEIGHT = 18  # of a row of the key
 FONT_SIZE = 11
 MAX_TICKS = 6
 MAX_WHOLE = 65  # a linear axis that ends below it has ticks at measured values
-END_LABEL_SPACING = 0.075  # of the height of the axes
 MAX_MARKERS = 40  # of a line; with more they touch
 PANELS_IN_A_ROW = 3  # of a file; four stand in two rows of two
 
@@ -51,7 +50,6 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
 HATCHES = ("", "\\\\\\\\", "||||", "////", "----", "xxxx", "++++", "x")  # as plots.PART_MARKS
 DASHED = (0, (3, 3))
 BOLD_CHAR_PX = 7
-MIN_ROOM_BELOW = 0.15  # of the height of the axes, for a word below a point
 LINES = 'stroke-linejoin="round" stroke-linecap="butt"'  # as matplotlib's style of all elements
 STYLE = re.compile(r"([\w-]+): ([^;]*);?")
 HOLLOW: dict[str, Any] = {"markersize": 6, "markeredgewidth": 1.4, "markerfacecolor": PLACEHOLDERS["--bg"]}
@@ -182,7 +180,7 @@ def draw(
             axes = figure.add_subplot(grid[divmod(index, columns)])
             axes.set_title(panel.title)
             if isinstance(panel, LinePanel):
-                draw_lines(axes, panel, width)
+                draw_lines(axes, panel)
             elif isinstance(panel, HistogramPanel):
                 draw_histogram(axes, panel)
             else:
@@ -190,16 +188,17 @@ def draw(
         if key:
             pairs = (pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True))
             handles = {label: handle for handle, label in pairs}
-            chosen = [handles[entry.label] for entry in key if entry.label in handles]
-            figure.legend(handles=chosen, loc="outside lower left", ncols=key_columns)
+            chosen = {entry.label: plots.GREY if entry.mark == plots.GREY else entry.label for entry in key}
+            known = {label: handles[name] for label, name in chosen.items() if name in handles}
+            figure.legend(known.values(), known.keys(), loc="outside lower left", ncols=key_columns)
         picture = io.StringIO()
         said = {"Title": title, "Description": " ".join(panel.describe() for panel in panels)} if title else {}
         figure.savefig(picture, format="svg", metadata={"Date": None, "Creator": None} | said, transparent=not title)
     return replace_control_characters(picture.getvalue(), by=" ")  # XML has no place for some
 
 
-def draw_lines(axes: Axes, panel: LinePanel, width: int) -> None:
-    """Draw the series, then what stands beside them: where memory ends, the ideal, and words for lines and points."""
+def draw_lines(axes: Axes, panel: LinePanel) -> None:
+    """Draw the series, where memory ends, and the ideal."""
     if panel.x_scale != "linear" and not panel.x_names:
         axes.set_xscale("log", base=2 if panel.x_scale == "log2" else 10)
     for series in panel.series:
@@ -221,31 +220,6 @@ def draw_lines(axes: Axes, panel: LinePanel, width: int) -> None:
         axes.set_ylim(bottom=0)
     axes.locator_params(axis="y", nbins=5)
     axes.yaxis.set_major_formatter("{x:,.10g}")
-    flawed = {
-        point.flaw: (point, after)
-        for series in panel.series
-        for point, after in reversed([*zip(series.points, (*series.points[1:], series.points[-1]), strict=True)])
-        if point.flaw
-    }
-    bottom, top = axes.get_ylim()
-    for flaw, (point, after) in flawed.items():  # a word beside the first, on the side that its line leaves free
-        is_below = after.y > point.y > bottom + MIN_ROOM_BELOW * (top - bottom)
-        where = {"textcoords": "offset points", "xytext": (5, -14 if is_below else 7), "fontsize": FONT_SIZE - 1}
-        axes.annotate(flaw, (point.x, point.y), zorder=2, **where)
-    if panel.has_end_labels(width):
-        label_ends(axes, panel)
-
-
-def label_ends(axes: Axes, panel: LinePanel) -> None:
-    """Write the name of each line beside its last point; names that would touch move apart."""
-    bottom, top = axes.get_ylim()
-    last, right = -math.inf, axes.get_xlim()[1]
-    for series in sorted(filter(lambda line: line.is_line, panel.series), key=lambda line: line.points[-1].y):
-        last = max((series.points[-1].y - bottom) / (top - bottom), last + END_LABEL_SPACING)
-        x = right if panel.oom_from is not None else series.points[-1].x
-        colour = PLACEHOLDERS[f"--{plots.role_of(series.style)}"]
-        words: dict[str, Any] = {"color": colour, "va": "center", "fontsize": FONT_SIZE - 1, "annotation_clip": False}
-        axes.annotate(series.label, (x, last), (7, 0), ("data", "axes fraction"), "offset points", **words)
 
 
 def set_x_ticks(axes: Axes, panel: LinePanel) -> None:
@@ -281,7 +255,7 @@ def draw_series(axes: Axes, series: Series) -> None:
         if point.flaw:
             grey: dict[str, Any] = {"color": PLACEHOLDERS["--muted"], **HOLLOW}
             axes.plot(point.x, point.y, MARKERS[series.style], zorder=4, **grey)
-            axes.plot([], [], MARKERS[0], label=plots.GREY_LABELS[point.flaw], **grey)
+            axes.plot([], [], MARKERS[0], label=plots.GREY, **grey)
         if point.low is not None and point.high is not None:
             axes.vlines(point.x, point.low, point.high, color=colour, linewidth=1, zorder=2)
 

@@ -14,7 +14,7 @@ from pipeline.report.next_step import RULES, WAITING, has_next_step
 from pipeline.report.questions import Answer
 from pipeline.report.table import Row, Rows, Tables
 
-MAX_TILES = 8
+MAX_TILES = 7
 MAX_SUGGESTIONS = 6
 MIN_SHARE = 0.5  # of the configurations, from which one limit is the verdict on the experiment
 VERDICTS = {rule.limit: rule.verdict for rule in RULES}
@@ -56,11 +56,15 @@ class HeatMap(NamedTuple):
 
 
 def tiles_of(answers: Sequence[Answer]) -> list[Tile]:
-    """Return the answers as tiles; what was not asked has none. A badge that all of several tiles share is left out."""
-    found = [tile for answer in answers for tile in answer.tiles]
+    """Return at most MAX_TILES tiles, in order: the first of each question goes before the second of another.
+
+    What was not asked has none. A badge that all of several tiles share is left out.
+    """
+    ranked = sorted((rank, place) for place, answer in enumerate(answers) for rank in range(len(answer.tiles)))
+    found = [answers[place].tiles[rank] for place, rank in sorted((place, rank) for rank, place in ranked[:MAX_TILES])]
     badges = [set(tile.badges) for tile in found if tile.badges]
     shared = set.intersection(*badges) if len(badges) > 1 else set()
-    return [tile._replace(badges=tuple(one for one in tile.badges if one not in shared)) for tile in found[:MAX_TILES]]
+    return [tile._replace(badges=tuple(one for one in tile.badges if one not in shared)) for tile in found]
 
 
 def configurations_of(tables: Tables) -> Rows:

@@ -45,7 +45,7 @@ from pipeline.report.display import MAX_ROWS, ON_PAGE, display_tables, name_text
 from pipeline.report.files import csv_text
 from pipeline.report.int8 import int8_plots
 from pipeline.report.link import bandwidth_plots
-from pipeline.report.plots import Plot, PlotSource
+from pipeline.report.plots import Plot, PlotSource, keep_curves
 from pipeline.report.provenance import conditions_of, describe_setting, list_provenance
 from pipeline.report.q1 import batch_size_plots
 from pipeline.report.q2 import speedup_plots
@@ -186,7 +186,8 @@ def build_plots(source: PlotSource) -> list[Plot]:
     """Return every plot for which there are values, in the order of the questions. Those of a new kind belong here."""
     timed = (batch_size_plots, speedup_plots, step_plots, bandwidth_plots)
     builders = (*timed, accuracy_plots, final_accuracy_plots, int8_plots)
-    return [name_texts(plot, source.terms) for build in builders for plot in build(source)]
+    found = (keep_curves(plot) for build in builders for plot in build(source))
+    return [name_texts(plot, source.terms) for plot in found if plot.panels]
 
 
 def write_plots(folder: Path, plots: Sequence[Plot]) -> "list[RenderedPlot]":

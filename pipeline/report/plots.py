@@ -23,17 +23,12 @@ Scale = Literal["linear", "log2", "log10", "bytes"]
 
 MAX_SERIES = 8  # colours that one can tell apart
 MAX_BARS = 20
-MAX_END_LABELS, CHAR_PX, MAX_END_LABEL_SHARE = 6, 6, 0.4  # labels at the ends of lines: their number and width
 REFERENCE = -1  # the style of a series to compare with
 MARKS = "●■▲◆▼✚✖⬢"  # the markers of series as characters, for the key of a page
 PART_MARKS = "■▧▥▨▤▩▦▒"  # the hatches of parts of a bar, likewise
 LOADER_BOUND, SHARED_NODE, ABOVE_N = "loader-bound", "shared node", "above N"
-GREY_LABELS = {
-    LOADER_BOUND: f"{LOADER_BOUND}, the point or its baseline",
-    SHARED_NODE: f"{SHARED_NODE}, the point or its baseline",
-    ABOVE_N: "more than N times: noise or a slow baseline",
-}
-"""Word beside the grey points that no answer uses -> its entry in the key."""
+NO_BARS = "Without bars: one run of each has no interval."
+GREY = "○"  # the mark of points that no answer uses, in the key
 
 
 class PlotSource(NamedTuple):
@@ -59,7 +54,7 @@ class Point(NamedTuple):
     y: float
     low: float | None = None
     high: float | None = None
-    flaw: str = ""  # a key of GREY_LABELS
+    flaw: str = ""  # why no answer uses it
 
 
 class Series(NamedTuple):
@@ -102,10 +97,10 @@ class LinePanel(NamedTuple):
         """The label of the x axis, which says if the axis is logarithmic."""
         return self.x_label if self.x_scale == "linear" or self.x_names else f"{self.x_label}, logarithmic"
 
-    def has_end_labels(self, width: int) -> bool:
-        """True if the lines can be labelled at their ends in a picture of this width in px."""
-        longest = max((len(series.label) for series in self.series), default=0)
-        return 1 < len(self.series) <= MAX_END_LABELS and CHAR_PX * longest < MAX_END_LABEL_SHARE * width
+    @property
+    def is_curve(self) -> bool:
+        """True if the points have more than one place on the x axis."""
+        return len({point.x for series in self.series for point in series.points}) > 1
 
     def describe(self) -> str:
         """Return what the panel shows, in numbers."""
@@ -184,7 +179,7 @@ class Plot(NamedTuple):
     def key(self) -> list[KeyEntry]:
         """Return entries for series, parts and grey markers. The title names a single series, so it has no entry."""
         entries: dict[str, KeyEntry] = {}
-        flaws: set[str] = set()
+        flaws: dict[str, None] = {}
         shown = {part for panel in self.panels if isinstance(panel, BarPanel) for part in panel.parts}
         for panel in self.panels:
             if isinstance(panel, BarPanel):
@@ -192,9 +187,17 @@ class Plot(NamedTuple):
                 entries |= {part: KeyEntry(PART_MARKS[at], role_of(at), part) for part, at in styles.items()}
             elif isinstance(panel, LinePanel):
                 entries |= {line.label: KeyEntry(line.mark, role_of(line.style), line.label) for line in panel.series}
-                flaws |= {point.flaw for line in panel.series for point in line.points}
-        grey = [KeyEntry("○", role_of(REFERENCE), label) for flaw, label in GREY_LABELS.items() if flaw in flaws]
+                flaws |= {point.flaw: None for line in panel.series for point in line.points if point.flaw}
+        grey = [KeyEntry(GREY, role_of(REFERENCE), f"not used: {', '.join(flaws)}")] if flaws else []
         return (list(entries.values()) if len(entries) > 1 else []) + grey
+
+
+def keep_curves(plot: Plot) -> Plot:
+    """Return a plot without lines of a single place, which a table shows better. Its note says if nothing has a bar."""
+    panels = tuple(panel for panel in plot.panels if not isinstance(panel, LinePanel) or panel.is_curve)
+    lines = [line for panel in panels if isinstance(panel, LinePanel) for line in panel.series if line.is_line]
+    has_none = bool(lines) and all(point.low is None for line in lines for point in line.points)
+    return plot._replace(panels=panels, note=" ".join(filter(None, (plot.note, NO_BARS if has_none else ""))))
 
 
 def role_of(style: int) -> str:

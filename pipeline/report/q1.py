@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pipeline.figures.compute_rate import compute_rate_notes
 from pipeline.figures.energy import energy_notes, host_cpu_share_of
 from pipeline.figures.epoch_figures import time_figures, time_notes
-from pipeline.figures.pooling import PooledPoint, group_pairs
+from pipeline.figures.pooling import PooledPoint
 from pipeline.report import claims, plots
 from pipeline.report.claims import NO_RESULT, Claim, ClaimKind, badges_of, where_of
 from pipeline.report.columns import (
@@ -28,7 +28,7 @@ from pipeline.report.columns import (
     WORKERS,
 )
 from pipeline.report.memory import memory_claims
-from pipeline.report.plots import LinePanel, Plot, PlotSource, Point, Series, as_title, make_series
+from pipeline.report.plots import LinePanel, Plot, PlotSource, Series, as_title, make_series
 from pipeline.report.step_parts import BATCH
 from pipeline.report.table import Column, Row, Table, Tables, View, make_row
 
@@ -114,8 +114,6 @@ def batch_size_plots(source: PlotSource) -> Iterator[Plot]:
     if len({*(row[BATCH] for row in fitting), oom_from} - {None}) < 2:  # one point is no curve
         return
     groups, note = plots.group_series(fitting, BATCH)
-    if any(row["mfu"] for row in fitting):
-        groups = {label or "measured": group for label, group in groups.items()}
     shown = [
         (EPOCH_TIME.heading, make_series(groups, BATCH, EPOCH_TIME)),
         *throughput_lines(groups),
@@ -129,25 +127,10 @@ def batch_size_plots(source: PlotSource) -> Iterator[Plot]:
 
 
 def throughput_lines(groups: Mapping[str, Sequence[Row]]) -> Iterator[tuple[str, tuple[Series, ...]]]:
-    """Yield the heading and the lines of throughput, with those of the peaks, for each unit apart."""
+    """Yield the heading and the lines of throughput for each unit apart."""
     styles = {label: index for index, label in enumerate(groups)}
     units = dict.fromkeys(row["unit"] for rows in groups.values() for row in rows)
     for unit in units:
         own = {label: [row for row in rows if row["unit"] == unit] for label, rows in groups.items()}
-        own = {label: rows for label, rows in own.items() if rows}
         heading = THROUGHPUT.heading if len(units) == 1 else f"{unit} a second"
-        yield heading, (*make_series(own, BATCH, THROUGHPUT, styles), *peak_lines(own))
-
-
-def peak_lines(groups: Mapping[str, Sequence[Row]]) -> Iterator[Series]:
-    """Yield a line for each peak of the GPUs, in the items per second that MFU 1 would be."""
-    known = [(label, row) for label, rows in groups.items() for row in rows if row["mfu"]]
-    peaks = group_pairs((f"{row['throughput_items_per_s'] / row['mfu']:.3g}", (label, row)) for label, row in known)
-    for found in peaks.values():
-        sizes = [row[BATCH] for _, row in known]
-        label, row = found[0]
-        of_series = f" of {label}" if len(peaks) > 1 and label else ""
-        name = f"peak{of_series} ({row['peak_source']})"
-        rate = row["throughput_items_per_s"] / row["mfu"]
-        ends = tuple(Point(size, float(rate)) for size in sorted({min(sizes), max(sizes)}))
-        yield Series(name, ends, plots.REFERENCE)
+        yield heading, make_series(own, BATCH, THROUGHPUT, styles)

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.figures import exposed_communication as exposure
-from pipeline.figures import formulas
 from pipeline.figures.epoch_figures import timed_figures
 from pipeline.figures.exposed_communication import (
+    EXPOSURE_IS_NOISE,
     PointsByTraining,
     communications_of,
     group_by_training,
@@ -86,32 +86,17 @@ def split_row(point: PooledPoint) -> Row:
 BATCH = "batch_size_per_gpu"
 EXPOSED_PART = "exposed communication"
 RECORDED_PARTS = ("data_time_ns", "copy_ns", "forward_ns", "backward_ns", "optimizer_ns")
-AT_PEAK, DATA, LAUNCHES, SLOWEST = (
-    "computing at the peak",
-    "waiting for data",
-    "launches",
-    "waiting for the slowest rank",
-)
-REST = ("the rest of computing", "computing, launches", "computing, launches, communication")
+COMPUTE, NOT_SPLIT = "compute", "compute (cannot be split)"  # the second with launches, or communication too
+DATA, LAUNCHES, SLOWEST = "waiting for data", "kernel launches", "waiting for the slowest rank"
 STYLES = {
-    **{
-        AT_PEAK: 0,
-        REST[0]: 2,
-        REST[1]: 2,
-        REST[2]: 3,
-        LAUNCHES: 3,
-        EXPOSED_PART: 1,
-        SLOWEST: 6,
-        DATA: 7,
-        "optimizer": 5,
-    },
+    **{COMPUTE: 0, NOT_SPLIT: 2, LAUNCHES: 3, EXPOSED_PART: 1, SLOWEST: 6, DATA: 7, "optimizer": 5},
     "unexplained": 4,
 }
-"""The colour of each part, in the order of the parts in a bar. No bar has two parts of one colour."""
+"""The colour of each part, in the order of the parts in a bar."""
 
 SHORT = {
-    REST[0]: "computing",
-    REST[1]: "computing",
+    NOT_SPLIT: "compute",
+    LAUNCHES: "launches",
     EXPOSED_PART: "communication",
     SLOWEST: "slowest rank",
     DATA: "data",
@@ -181,15 +166,13 @@ def parts_of_step(point: PooledPoint, measured: PointsByTraining, row: Row | Non
         return {}
     data, *computing, optimizer = (total or 0.0 for total in totals)
     shares = epoch_evidence(point, measured).shares
-    peak_flops = (row["peak_tflops"] or 0.0) * formulas.TERA * point.spec.num_gpus
     inside = {
-        AT_PEAK: row["flops_per_sample"] * point.spec.num_samples / peak_flops if peak_flops else 0.0,
         LAUNCHES: max(shares.get("launches", 0.0), 0.0) * point.epoch_time,
         EXPOSED_PART: shares.get("communication", 0.0) * point.epoch_time,
         SLOWEST: row["batch_wait_s"] or 0.0,
     }
     is_apart = "communication" in shares or point.spec.num_gpus == 1
-    rest = REST[0 if "launches" in shares else 1] if is_apart else REST[2]
+    rest = COMPUTE if is_apart and "launches" in shares else NOT_SPLIT
     parts = {**inside, rest: max(sum(computing) - sum(inside.values()), 0.0), DATA: data, "optimizer": optimizer}
     parts["unexplained"] = point.epoch_time - sum(parts.values())
     known = {part: time_s for part, time_s in parts.items() if abs(time_s) > MIN_PART * point.epoch_time}
@@ -197,10 +180,10 @@ def parts_of_step(point: PooledPoint, measured: PointsByTraining, row: Row | Non
 
 
 def measured_steps(source: PlotSource) -> Steps:
-    """Return DDP's steps on synthetic images: exposed communication, and the rest."""
+    """Return the measured steps on synthetic images: exposed communication, and the rest; none within the noise."""
     steps = []
     for row in source.tables["communication"]:
-        if row["step_time_s"] and row["exposed_comm_time_s"] is not None:
+        if row["step_time_s"] and row["exposed_comm_time_s"] is not None and not row.has_note(EXPOSURE_IS_NOISE):
             exposed_s = min(max(row["exposed_comm_time_s"], 0.0), row["step_time_s"])
             steps.append((row.axes, {"all else": row["step_time_s"] - exposed_s, EXPOSED_PART: exposed_s}))
     return steps

@@ -46,6 +46,15 @@ def test_each_answer_is_a_tile_and_what_was_not_asked_has_none() -> None:
     assert [tile.label for tile in alone] == ["The only configuration", "The only batch, one GPU"]
 
 
+def test_the_first_tile_of_each_question_goes_before_the_second_of_another() -> None:
+    tiles = tiles_of(answers_of(published("h100x2/q4-study"), OF_GPUS))
+    labels = [tile.label.partition(",")[0] for tile in tiles]
+    assert labels == [
+        *("Configuration to use", "Cheapest at 87.98 %", "Best batch", "Largest batch that fits", "Scaling"),
+        *("Accuracy at batch 8", "Soonest at 87.98 %"),
+    ]
+
+
 def test_the_figure_of_a_tile_has_no_interval_inside_and_its_unit_apart() -> None:
     speed_up = next(
         tile

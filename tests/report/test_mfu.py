@@ -18,13 +18,12 @@ from factories import (
     windowed,
     with_measurement,
 )
-from rendered_plots import line_panel
 from rendered_tables import assert_row, build, cells, report, row_of, table_of
 
 from pipeline.collect import parse_peak
 from pipeline.records.record import Environment, Gpu, Record
 from pipeline.report.html import build_plots
-from pipeline.report.plots import REFERENCE, Plot, PlotSource
+from pipeline.report.plots import Plot, PlotSource
 from pipeline.report.tables import build_tables
 
 FLOPS = 2_000_000_000  # of a sample: 50,000 samples in 1 s are 100 TFLOP/s
@@ -93,29 +92,6 @@ def test_an_unknown_gpu_and_a_cpu_have_no_mfu_unless_their_peak_is_stated(gpu: s
 def test_what_the_count_lacks_is_a_note(fields: dict[str, Any], said: str) -> None:
     (row,) = build(counted(timed(2.0, 128), **fields))["Q1"]
     assert (said in str(row["note"]), row["mfu"] is None) == (True, "flops_per_sample" in fields)
-
-
-def peaks_of(*found: Record, **options: Any) -> dict[str, list[tuple[float, Any]]]:
-    """The reference lines of the throughput plot, by label."""
-    lines = [line for line in line_panel(plots(*found, **options)["q1"], 1).series if line.style == REFERENCE]
-    return {line.label: [(point.x, pytest.approx(point.y)) for point in line.points] for line in lines}
-
-
-def test_the_peak_is_a_line_in_the_unit_of_the_throughput_plot() -> None:
-    found = [counted(timed(2.0, 128)), counted(timed(1.0, 256))]
-    rate = 494e12 / FLOPS
-    assert peaks_of(*found) == {"peak (data sheet)": [(128, rate), (256, rate)]}
-    tokens = [counted(record, unit="tokens", items_per_sample=512) for record in found]
-    assert peaks_of(*tokens) == {"peak (data sheet)": [(128, 512 * rate), (256, 512 * rate)]}
-    assert peaks_of(*found, peak_tflops=200.0) == {"peak (stated)": [(128, 100_000), (256, 100_000)]}
-    assert peaks_of(timed(2.0, 128), timed(1.0, 256)) == {}
-    assert [entry.label for entry in plots(*found)["q1"].key()] == ["measured", "peak (data sheet)"]
-
-
-def test_two_precisions_have_two_peaks_with_their_names() -> None:
-    found = [counted(timed(2.0, size, precision="bf16"), precision_used="bf16") for size in (128, 256)]
-    found += [counted(timed(2.0, size)) for size in (128, 256)]
-    assert peaks_of(*found).keys() == {"peak of bf16 (data sheet)", "peak of tf32 (data sheet)"}
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "989e12", "many", ""])
