@@ -3,15 +3,13 @@
 import contextlib
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import WeakSet
 
 import msgspec
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch._C._distributed_c10d import Work, _create_work_from_future  # type: ignore[attr-defined]
-from torch.futures import Future
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.communication.process_group import install
@@ -32,43 +30,7 @@ from pipeline.training.torch_strategies.base import CollectiveCall, SyncContext
 from pipeline.workloads.find import NO_SOURCES, Sources
 from pipeline.workloads.workload import Workload, WorkloadError, model_of
 
-
-class SilentGroup(dist.ProcessGroup):
-    """A group of all ranks. Each collective that DDP calls returns at once, and each rank keeps its own data.
-
-    DDP does all its other work: hooks, buckets, division by N. No rank waits for another. Gradients are not summed
-    over ranks, so that ranks end up with different gradients.
-    """
-
-    def __init__(self, rank: Rank) -> None:
-        super().__init__(rank.rank, rank.world_size)  # type: ignore[call-arg]
-        self._devices: list[int | str | torch.device] | None = [rank.device] if rank.device.type == "cuda" else None
-
-    def getBackendName(self) -> str:
-        return "silent"
-
-    def allreduce(self, tensors: list[Tensor], options: Any = None) -> Work:  # type: ignore[override]
-        return self._completed(tensors)
-
-    def broadcast(self, tensors: list[Tensor], options: Any = None) -> Work:  # type: ignore[override]
-        return self._completed(tensors)
-
-    def allgather(  # type: ignore[override]
-        self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any = None
-    ) -> Work:
-        """Copy this rank's tensor into each rank's output, so that DDP finds the same parameter shapes on all ranks."""
-        for by_rank, tensor in zip(outputs, inputs, strict=True):
-            for output in by_rank:
-                output.copy_(tensor)
-        return self._completed(outputs)
-
-    def _completed(self, result: Any) -> Work:
-        future: Future[Any] = torch.futures.Future(devices=self._devices)
-        future.set_result(result)
-        work: Work = _create_work_from_future(future)
-        return work
-
-
+SILENT = ("no_collectives", "silent")
 built_models: WeakSet[nn.Module] = WeakSet()  # of the variants that there are
 
 
@@ -105,12 +67,8 @@ def build_step_context(spec: Spec, rank: Rank, sources: Sources = NO_SOURCES) ->
 def choose_variants(spec: Spec, execution: Execution) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of the variants to measure at a point, and notes on those that are not possible there."""
     missing: dict[str, str] = {}
-    if spec.sync_batchnorm:
-        missing["no_collectives"] = "no step without collectives: SyncBatchNorm needs its collectives"
-    elif execution in CAPTURED_EXECUTIONS:
+    if execution in CAPTURED_EXECUTIONS:
         missing["no_collectives"] = "no step without collectives: not tried in a CUDA graph"
-    elif spec.gradient_compression != "none":
-        missing["no_collectives"] = "no step without collectives: the hook that compresses needs a real group"
     if spec.static_graph:
         missing["no_sync"] = "no step without DDP's hooks: no_sync fails with static_graph"
     names = spec.facts.variants
@@ -135,10 +93,10 @@ def build_variant(
     """Build the variant of that name. It has its own parameters, with equal initial values on all ranks.
 
     `plain`: the bare module. `ddp_one`: DDP on this rank alone. `ddp`: DDP over all ranks. `no_op_hook`: DDP that runs
-    hooks and bucket copies, but no reduction and no division by N; it broadcasts buffers. `no_collectives`: DDP over a
-    group whose collectives do nothing. `no_sync`: DDP in its no_sync context, without reduction. `dp`: DataParallel.
-    `fsdp`, `zero1`: these strategies over all ranks. `no_op`: the same without their collectives. `silent`: the
-    strategy over all ranks, in a group that is silent during the step (process_group.py), whatever it calls.
+    hooks and bucket copies, but no reduction and no division by N; it broadcasts buffers. `no_collectives`: DDP whose
+    collectives return at once (process_group.py), those of the user's code too. `no_sync`: DDP in its no_sync context,
+    without reduction. `dp`: DataParallel. `fsdp`, `zero1`: these strategies over all ranks. `no_op`: the same without
+    their collectives. `silent`: any strategy as `no_collectives`.
     The suffix `_again` repeats a variant: the difference between the two is noise.
 
     `after_backward` runs between backward and optimizer. `execution` is eager or graph. All ranks must call this
@@ -169,7 +127,7 @@ def build_variant(
     train_step.begin_epoch()
     batch = context.batch if spec.facts.uses_threads else first_samples(context.batch, spec.batch_size_per_gpu)
 
-    silence = partial(install().in_mode, "silent") if base_name == "silent" else contextlib.nullcontext
+    silence = partial(install().in_mode, "silent") if base_name in SILENT else contextlib.nullcontext
 
     def eager() -> None:
         with silence():
@@ -208,7 +166,7 @@ def single_spec(spec: Spec) -> Spec:
 
 def wrap_variant(base_name: str, bare: nn.Module, context: StepContext) -> tuple[nn.Module, SyncContext | None]:
     """Return the placed model wrapped for the variant, and the context of each pass if it is not the usual one."""
-    group = {"ddp_one": context.single_rank_group, "no_collectives": SilentGroup(context.rank)}.get(base_name)
+    group = context.single_rank_group if base_name == "ddp_one" else None
     is_silent = base_name in ("no_op_hook", "no_op")  # it gets a hook of its own
     spec = msgspec.structs.replace(context.spec, gradient_compression="none") if is_silent else context.spec
     model = torch_strategy(spec.strategy).wrap(bare, context.workload, spec, context.rank, group)

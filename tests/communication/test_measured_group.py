@@ -157,9 +157,17 @@ def train(controller: Controller, rank: int) -> dict[str, Any]:
             model(batch).square().sum().backward()
             time_s = time.perf_counter() - started
         found[mode] = {"calls": [tuple(call) for call in calls.elements()], "time_s": time_s}
-    return found | {
-        "is_finite": all(bool(one.grad.isfinite().all()) for one in model.parameters() if one.grad is not None)
-    }
+    with controller.in_mode("silent"):
+        silent = gradients_of(model, batch)
+    return found | {"silent": found["silent"] | {"gradients": silent}, "alone": gradients_of(model.module, batch)}
+
+
+def gradients_of(model: nn.Module, batch: Tensor) -> list[float]:
+    model.zero_grad()
+    model(batch).square().sum().backward()
+    found = torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None])
+    values: list[float] = found.tolist()
+    return values
 
 
 def gather_in_mesh(controller: Controller) -> list[float]:
@@ -238,7 +246,12 @@ def test_all_that_ddp_sends_is_silent_also_integer_buffers(found: Any) -> None:
         Call("broadcast", 32, caller=DDP_MODULE),
     ]
     assert sorted(found["training"]["real"]["calls"]) == sorted(found["training"]["silent"]["calls"])
-    assert found["training"]["is_finite"]
+
+
+def test_silent_ddp_divides_its_own_gradients_by_the_number_of_ranks(found: Any) -> None:
+    alone = found["training"]["alone"]
+    assert max(map(abs, alone)) > 0.1
+    assert found["training"]["silent"]["gradients"] == pytest.approx([gradient / 2 for gradient in alone], abs=1e-6)
 
 
 def test_every_delay_of_a_step_appears(found: Any) -> None:
