@@ -28,7 +28,7 @@ from torch.multiprocessing.spawn import start_processes
 from pipeline.communication.step_variants import StepContext, build_variant
 from pipeline.figures.formulas import state_bytes
 from pipeline.plan.spec import Spec
-from pipeline.plan.strategies import gathered_bytes
+from pipeline.plan.strategies import gathered_bytes, scattered_bytes
 from pipeline.records.record import Measurement
 from pipeline.system.host import gpu_names, num_visible_gpus
 from pipeline.training.devices import set_memory_limit
@@ -47,6 +47,13 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "fsdp, reshard: blocks": {"strategy": "fsdp"},
     "fsdp, reshard: always": {"strategy": "fsdp", "reshard": "always"},
     "fsdp, reshard: never": {"strategy": "fsdp", "reshard": "never"},
+    "fsdp, param_dtype: bf16": {"strategy": "fsdp", "precision": "bf16", "param_dtype": "bf16"},
+    "fsdp, cpu_offload": {"strategy": "fsdp", "cpu_offload": True},
+    **{
+        f"{strategy}, {axis}: blocks": {"strategy": strategy, axis: "blocks"}
+        for strategy in ("ddp", "fsdp")
+        for axis in ("compile", "activation_checkpointing")
+    },
 }
 BATCH_SIZES = (4, 16)
 NUM_UPDATES = 4  # DDP builds its buckets anew in the second: for a moment it has both, which is no state of a step
@@ -149,7 +156,7 @@ def count_calls(fields: Found, rank: Rank) -> Found:
     formula = {"all_reduce": gradient_bytes} | ({"broadcast": gradient_bytes} if spec.strategy == "zero1" else {})
     if sharding:
         formula = {"all_gather": int(gathered_bytes(0, sharding, spec) or 0)}
-        formula["reduce_scatter"] = sharding.units_bytes + sharding.root_bytes
+        formula["reduce_scatter"] = int(scattered_bytes(0, sharding, spec) or 0)
     local = [
         parameter.to_local() if isinstance(parameter, DTensor) else parameter for parameter in silent.model.parameters()
     ]

@@ -31,6 +31,7 @@ from pipeline.figures.pooling import (
 )
 from pipeline.figures.straggler import MIN_LATE_SHARE, find_late_rank
 from pipeline.plan.axes import STRATEGY_AXES
+from pipeline.plan.model_names import is_image_model
 from pipeline.plan.spec import BASELINE_MAY_DIFFER, POOLED_AXES, Spec, alike_key
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report import claims
@@ -44,12 +45,16 @@ MIN_BATCH_RATIO = 2  # of two batches from which the fixed cost of a step is tak
 
 
 class Change(NamedTuple):
-    """One thing to change: its words, the axis, the value there (None: a larger one), and axes that may change too."""
+    """One thing to change: its words, the axis, the value there (None: a larger one), and axes that may change too.
+
+    `is_guess`: it is named as "not measured here" where it was not, since it helps some models alone.
+    """
 
     words: str
     axis: str
     value: str | bool | None = None
     others: tuple[str, ...] = ()
+    is_guess: bool = False
 
     @property
     def option(self) -> str:
@@ -88,6 +93,8 @@ ACCUMULATION = Change("grad_accumulation=2", "grad_accumulation", None, ("num_sa
 COMPRESSION = Change("gradient_compression=bf16", "gradient_compression", "bf16")
 DDP = Change("strategy=ddp", "strategy", "ddp", STRATEGY_AXES)
 NEVER = Change("reshard=never", "reshard", "never")
+GATHERS = Change("param_dtype=bf16", "param_dtype", "bf16", is_guess=True)
+BLOCKS = Change("compile=blocks", "compile", "blocks", is_guess=True)
 
 DATAPARALLEL = Rule(
     "DataParallel",
@@ -121,7 +128,7 @@ RULES = (
         "launches",
         0.25,
         "in a profiled step the GPU neither computes nor waits for communication; else the fixed cost of an eager step",
-        (GRAPH, NEVER, BATCH),
+        (GRAPH, BLOCKS, NEVER, BATCH),
         verdict="The host is the bottleneck: the $GPUs wait for kernel launches.",
     ),
     Rule(
@@ -135,14 +142,14 @@ RULES = (
         "the wrapper",
         0.1,
         "wrapper cost over the step",
-        (NEVER, DDP, BATCH),
+        (GATHERS, NEVER, DDP, BATCH),
         verdict="The overhead of the strategy is the bottleneck.",
     ),
     Rule(
         "communication",
         0.05,
         "exposed communication over the step",
-        (BATCH, ACCUMULATION, COMPRESSION),
+        (BATCH, ACCUMULATION, COMPRESSION, GATHERS),
         verdict="Communication is the bottleneck.",
     ),
     Rule(
@@ -165,7 +172,7 @@ RULES = (
         "low MFU",
         0,
         f"the step is not compiled, and has an MFU below {100 * LOW_MFU:.0f} % or was faster compiled",
-        (COMPILE, COMPILED_GRAPH),
+        (COMPILE, COMPILED_GRAPH, BLOCKS),
     ),
     POWER,
     UNEXPLAINED,
@@ -336,8 +343,9 @@ def describe_changes(changes: Sequence[Change], own: Evidence, found: Found) -> 
                 gains[change] = gain
         elif is_possible(change, own.point) and not tried.is_oom:
             gains[change] = None
-    said = [f"{change.words} ({gain:.3g}x)" if gain else change.words for change, gain in gains.items()]
-    return NextStep(" or ".join(said), tuple(gains), tuple(filter(None, gains.values())))
+    said = (f"({gain:.3g}x)" if gain else "(not measured here)" * change.is_guess for change, gain in gains.items())
+    words = (f"{change.words} {how}".rstrip() for change, how in zip(gains, said, strict=True))
+    return NextStep(" or ".join(words), tuple(gains), tuple(filter(None, gains.values())))
 
 
 def is_measured_faster(change: Change, own: Evidence, found: Found) -> bool:
@@ -356,6 +364,10 @@ def is_possible(change: Change, point: PooledPoint) -> bool:
     if change is COMPRESSION and find_peak(point.gpu, "fp16") and not find_peak(point.gpu, "bf16"):
         return False  # before Ampere
     spec = point.spec
+    if change is GATHERS and is_image_model(spec.model):
+        return False  # most have BatchNorm
+    if change is BLOCKS and spec.execution_problem("compile") is None:
+        return False  # that compiles more
     if getattr(spec, change.axis) == change.value or (change is COMPILE and spec.is_captured):
         return False
     value = change.value if change.value is not None else 2 * (getattr(spec, change.axis) or 1)
@@ -377,7 +389,7 @@ def derived_shares(own: Evidence, found: Found) -> dict[str, float]:
     if STRATEGIES[spec.strategy].uses_threads:
         return {}
     shares, fixed = {}, fixed_share(own, found)
-    if any(is_measured_faster(change, own, found) for change in (COMPILE, COMPILED_GRAPH)):
+    if any(is_measured_faster(change, own, found) for change in (COMPILE, COMPILED_GRAPH, BLOCKS)):
         shares["low MFU"] = 0.0
     if spec.num_gpus > 1:
         one = found.baseline(own.point)

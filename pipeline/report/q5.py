@@ -62,12 +62,13 @@ class Choice(NamedTuple):
 
     @property
     def simplicity(self) -> tuple[int, ...]:
-        """The sort key of what is simpler: fewer GPUs, then the strategy, then who issues the step."""
+        """The sort key of what is simpler: fewer GPUs, then the strategy, who issues the step, and changed blocks."""
         row = self.row
         return (
             row["num_gpus"],
             STRATEGIES[row["strategy"]].simplicity,
             EXECUTIONS_SIMPLEST_FIRST.index(row.axes.get("execution") or "eager"),
+            sum(row.axes.get(axis) == "blocks" for axis in ("compile", "activation_checkpointing")),
         )
 
 

@@ -21,7 +21,17 @@ from pipeline.plan.axes import AXIS_DEFAULTS
 from pipeline.records.folder import Experiment
 from pipeline.records.record import Environment, Gpu, GpuWindow, Record, Telemetry
 from pipeline.report.collected import collect_experiment
-from pipeline.report.next_step import EFFORT_AXES, LOW_MFU, NOTHING_FOUND, RULES, limit_words
+from pipeline.report.next_step import (
+    BLOCKS,
+    EFFORT_AXES,
+    GATHERS,
+    LOW_MFU,
+    NOTHING_FOUND,
+    RULES,
+    Change,
+    is_possible,
+    limit_words,
+)
 from pipeline.report.proposal import differs
 from pipeline.report.table import Row
 
@@ -59,6 +69,7 @@ def stated(record: Record) -> Record:
     return msgspec.structs.replace(record, measured=False)
 
 
+GPT: dict[str, Any] = {"model": "gpt", "dataset": None, "input": "synthetic"}
 OUT_OF_MEMORY = make_record(make_spec(batch_size_per_gpu=128, input="gpu", execution="graph"), status="oom")
 
 
@@ -87,6 +98,14 @@ OUT_OF_MEMORY = make_record(make_spec(batch_size_per_gpu=128, input="gpu", execu
             [resident(8, 32, execution="graph"), on("NVIDIA H200", OUT_OF_MEMORY)],
             [(None, NOTHING_FOUND), (None, None)],
             id="a larger batch that runs out of memory",
+        ),
+        pytest.param(
+            [timed(4, 128, **GPT), timed(2, 128, compile="blocks", **GPT)],
+            [
+                ("low MFU", "execution=compile or execution=compiled_graph or compile=blocks (2x)"),
+                (None, NOTHING_FOUND),
+            ],
+            id="compiled blocks that were measured to be faster",
         ),
         pytest.param([make_record(status="failed")], [(None, None)], id="a point without a time"),
         pytest.param(
@@ -277,11 +296,32 @@ def test_the_cost_of_a_wrapper_is_a_limit_and_a_strategy_is_not_advised_to_itsel
     blocks = found["fsdp", "blocks"]
     assert_row(
         blocks,
-        next_step="reshard=never (1.2x) or strategy=ddp (1.57x) or a larger batch",
+        next_step="param_dtype=bf16 (not measured here) or reshard=never (1.2x) or strategy=ddp (1.57x) or a larger "
+        "batch",
         limit_share=blocks["wrapper_time_s"] / blocks["step_time_s"],
     )
     without = (found["fsdp", "never"]["next_step"], found["ddp", "blocks"]["limit"])
-    assert without == ("strategy=ddp (1.3x) or a larger batch", None)
+    assert without == ("param_dtype=bf16 (not measured here) or strategy=ddp (1.3x) or a larger batch", None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "change", "is_offered"),
+    [
+        ({"strategy": "zero1", **GPT}, BLOCKS, True),
+        ({"strategy": "ddp", **GPT}, BLOCKS, False),  # its whole model can be compiled
+        ({"strategy": "zero1", **GPT, "compile": "blocks"}, BLOCKS, False),
+        ({"strategy": "zero1"}, BLOCKS, False),  # images
+        ({"strategy": "fsdp", "precision": "bf16", **GPT}, GATHERS, True),
+        ({"strategy": "fsdp", "precision": "bf16"}, GATHERS, False),  # BatchNorm
+        ({"strategy": "fsdp", "precision": "tf32", **GPT}, GATHERS, False),
+        ({"strategy": "ddp", "precision": "bf16", **GPT}, GATHERS, False),
+    ],
+)
+def test_a_change_of_blocks_or_gathers_is_offered_only_where_it_can_be_made(
+    fields: dict[str, Any], change: Change, is_offered: bool
+) -> None:
+    point: Any = SimpleNamespace(gpu="NVIDIA H200", spec=make_spec(num_gpus=2, **fields))
+    assert is_possible(change, point) == is_offered
 
 
 def own_axes(row: Row) -> Any:
