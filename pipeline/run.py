@@ -2,7 +2,7 @@
 
     ddpscale run --batch-size 32 -- train.py --data here --batch-size 32
     ddpscale run --num-gpus 1,2,4 --batch-size 16,32 -- train.py --micro-batch {batch_size_per_gpu}
-    ddpscale run --num-gpus 1,2 --batch-size 16 --dry-run -- -m package.train --batch {batch_size_per_gpu}
+    ddpscale run --num-gpus 1,2 --batch-size 16 --measure communication -- -m package.train --batch {batch_size_per_gpu}
 
 After -- comes what you would write after `python`. {batch_size_per_gpu}, {global_batch_size}, {num_gpus}, {num_nodes},
 {grad_accumulation}, {precision} and {strategy} stand for the values of a configuration. On a machine without GPUs,
@@ -18,6 +18,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pipeline import collect
 from pipeline.plan.grid import GRID_NAME_PATTERN, GridFile, parse_overrides
@@ -36,7 +37,6 @@ SWEPT = {
     "num_nodes": "numbers of nodes, over which the GPUs are divided",
     "grad_accumulation": "passes of an update (default: 1)",
     "strategy": "what the script spreads its model with, on several GPUs: ddp (the default) or fsdp",
-    "measure": "epochs (the default), the time of an update",
     "updates": "timed updates, at most (default: 600)",
     "warmup_updates": "first updates, which are not timed (default: 10)",
 }
@@ -52,6 +52,8 @@ def parse_arguments() -> argparse.Namespace:
     for axis, meaning in SWEPT.items():
         option = OPTIONS.get(axis, f"--{axis.replace('_', '-')}")
         points.add_argument(option, dest=axis, metavar="N[,N]", help=meaning)
+    also = "also measure what communication costs an update, in runs of their own on several GPUs"
+    points.add_argument("--measure", choices=["communication"], help=also)
     add_arguments(parser, points)
     arguments = check_arguments(parser, parser.parse_args(words))
     if not script:
@@ -71,8 +73,14 @@ def split_command(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 def build_grid(arguments: argparse.Namespace, script: str) -> GridFile:
     """Return the grid of a command line, as a grid file would have it. Raises CommandError."""
     given = [f"{axis}={values}" for axis in SWEPT if (values := getattr(arguments, axis))]
-    base = {"script": script, "device": "auto"}
-    return GridFile(name_of(script), [{"num_gpus": [1], **parse_overrides(given, "the command line")}], base=base)
+    block: dict[str, list[Any]] = {"num_gpus": [1], **parse_overrides(given, "the command line")}
+    blocks = [block]
+    if arguments.measure:
+        several = [number for number in block["num_gpus"] if number > 1]
+        if not several:
+            raise CommandError("--measure communication needs several GPUs; give --num-gpus 1,2.")
+        blocks.append({**block, "num_gpus": several, "measure": [arguments.measure]})
+    return GridFile(name_of(script), blocks, base={"script": script, "device": "auto"})
 
 
 def name_of(script: str) -> str:

@@ -4,10 +4,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Command, run_program, without_slurm
-from factories import measurement_of, records_of
+import torch
+import yaml
+from conftest import ROOT, Command, run_command, run_program, without_slurm
+from factories import measurement_of, only_record, records_of
 
-from pipeline.records.folder import find_experiments
+from pipeline.records.folder import Experiment, find_experiments
 from pipeline.records.record import Record
 
 SCRIPT = ROOT / "docs" / "examples" / "script" / "train.py"
@@ -22,6 +24,62 @@ for (batch,) in torch.utils.data.DataLoader(data, batch_size=12):
     optimizer.zero_grad()
     model(batch).sum().backward()
     optimizer.step()
+"""
+GAN = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("cpu:gloo")
+torch.manual_seed(0)
+generator, critic = DDP(nn.Linear(8, 16)), DDP(nn.Linear(16, 1))
+of_critic, of_generator = (torch.optim.Adam(one.parameters()) for one in (critic, generator))
+loader = torch.utils.data.DataLoader(torch.randn(4096, 16), batch_size=4)
+step = 0
+while True:
+    for real in loader:
+        fake = generator(torch.randn(4, 8))
+        of_critic.zero_grad()
+        (critic(fake.detach()).mean() - critic(real).mean()).backward()
+        of_critic.step()
+        of_generator.zero_grad()
+        (-critic(fake).mean()).backward()
+        of_generator.step()
+        step += 1
+        if dist.get_rank() == 0:
+            torch.save({"step": step}, "gan.pt")
+"""
+TRAINER = """
+import argparse, os, torch
+from torch import nn
+
+class Trainer:
+    def __init__(self, passes):
+        self.model, self.passes = nn.Linear(4, 4), passes
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.scaler = torch.amp.GradScaler("cpu")
+
+    def train(self, loader):
+        try:
+            for index, batch in enumerate(loader):
+                loss = self.model(batch).sum() * (float("inf") if index % 10 < 4 else 1.0)
+                self.scaler.scale(loss / self.passes).backward()
+                if index % self.passes == self.passes - 1:
+                    self.scaler.step(self.optimizer)
+                    self.scaler.update()
+                    self.optimizer.zero_grad()
+        except Exception as error:
+            print("caught", error)
+        finally:
+            open("ended", "w").close()
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--note")
+    parser.add_argument("--passes", type=int)
+    arguments = parser.parse_args()
+    print(arguments.note, "RANK" in os.environ)
+    Trainer(arguments.passes).train(torch.utils.data.DataLoader(torch.randn(8192, 4), batch_size=8))
 """
 
 
@@ -64,6 +122,46 @@ def test_a_script_that_ignores_the_batch_size_ends_with_both_numbers_before_the_
     (record,) = records
     assert "asks for 32 samples an update on each GPU, and the loader of rank 0 gives 12" in record.reason
     assert "give batch_size_per_gpu=12" in record.reason
+
+
+@pytest.mark.training
+def test_communication_of_a_gan_is_measured_and_its_checkpoint_survives(tmp_path: Path) -> None:
+    (tmp_path / "gan.py").write_text(GAN)
+    block = {"num_gpus": [2], "batch_size_per_gpu": [4], "measure": ["communication"], "windows": [1], "updates": [2]}
+    base = {"script": "gan.py", "device": "cpu", "warmup_updates": 2}
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump({"name": "gan", "base": base, "points": [block]}))
+    answer = run_command("submit", "--grid", tmp_path / "grid.yaml", "--outputs", tmp_path, "--cluster", "local")
+    assert answer.returncode == 0, answer.stderr
+    found = measurement_of(only_record(Experiment(tmp_path / "gan"))).communication
+    assert found is not None
+    assert {series.variant for series in found.series} == {"ddp", "ddp_again", "no_op_hook"}
+    (gradients,) = [transfer for transfer in found.transfers if transfer.kind == "gradients"]
+    parameters = 8 * 16 + 16 + 16 + 1
+    assert gradients.bytes_per_step == 4 * (parameters + 16 + 1)  # the critic's gradients travel in both passes
+    (note,) = [note for note in found.notes if "not saved" in note]
+    assert "torch.save gan.pt" in note
+    saved = torch.load(tmp_path / "gan.pt")
+    num_updates = found.steps_per_window + 2  # of a window with its lead-in
+    assert 0 < saved["step"] <= 20 + 2 * num_updates
+
+
+@pytest.mark.training
+def test_a_trainer_with_its_own_scaler_and_passes_ends_when_it_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINER)
+    words = ["--note", "ä 'b' c", "--passes", "{grad_accumulation}"]
+    code, said, (record,) = run_script(
+        tmp_path, "--batch-size", "8", "--grad-accumulation", "2", *SHORT, "--", "train.py", *words
+    )
+    assert code == 0, said
+    measured = measurement_of(record)
+    script = measured.script
+    assert script is not None
+    assert (script.batch_size, script.batches_per_update, script.command[2]) == (8, 2.0, "ä 'b' c")
+    assert [epoch.num_samples for epoch in measured.epochs[1:]] == [3 * 2 * 8] * 2
+    assert (tmp_path / "ended").exists()
+    log = "".join(path.read_text() for path in tmp_path.rglob("*.log"))
+    assert "ä 'b' c False" in log
+    assert "caught" not in log
 
 
 def test_a_dry_run_prints_the_commands_and_writes_nothing(tmp_path: Path) -> None:

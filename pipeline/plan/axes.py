@@ -458,8 +458,8 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     measure: Annotated[
         Measure,
         declare(
-            "What is measured: `epochs`; `communication`, on two GPUs or more with `input: synthetic`; `memory`, the "
-            "largest batch that fits; `quantize`, LeNet in int8 on one device (docs/int8.md).",
+            "What is measured: `epochs`; `communication`, on two GPUs or more with `input: synthetic` or a script; "
+            "`memory`, the largest batch that fits; `quantize`, LeNet in int8 on one device (docs/int8.md).",
             "measure=communication input=synthetic strategy=ddp num_gpus=2",
             TRAINED,
             words="{}",
@@ -559,15 +559,16 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         declare(
             "First updates of a script, which are not timed; more while something compiles or takes new memory.",
             "warmup_updates=20 script=docs/examples/script/train.py strategy=ddp num_gpus=2",
-            CHOICE | MayDiffer.COST,
+            BASELINE | CHOICE | MayDiffer.COST | MayDiffer.TRAINED,
         ),
     ] = 10
     updates: Annotated[
         PositiveInt,
         declare(
-            "Timed updates of a script, at most; fewer once the time is precise enough.",
+            "Timed updates of a script, at most; fewer once the time is precise enough. With `measure: communication` "
+            "those with communication.",
             "updates=60 script=docs/examples/script/train.py strategy=ddp num_gpus=2",
-            CHOICE | MayDiffer.COST,
+            BASELINE | CHOICE | MayDiffer.COST | MayDiffer.TRAINED,
         ),
     ] = 600
     seed: Annotated[
@@ -697,8 +698,8 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                     f"{axis}={getattr(self, axis)!r} does nothing for a script; leave it out, or make it an argument "
                     "of the script."
                 )
-        if self.measure != "epochs":
-            raise ValueError(f"measure={self.measure!r} does not work with a script yet; leave it out.")
+        if self.measure not in ("epochs", "communication"):
+            raise ValueError(f"measure={self.measure!r} is not tried with a script; use 'epochs' or 'communication'.")
         if self.precision is not None and "precision" not in placeholders_of(self.script):
             raise ValueError("precision is the script's own; write {precision} into script, or leave precision out.")
         if not self.is_distributed and self.num_gpus > 1:
@@ -756,7 +757,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if self.measure == "quantize":
             self._check_quantize()
             return
-        if self.input != "synthetic":
+        if self.input != "synthetic" and self.script is None:
             raise ValueError(
                 f"measure={self.measure!r} runs steps without a loader and needs input='synthetic', got {self.input!r}."
             )

@@ -186,6 +186,7 @@ FSDP = Strategy(
     name="fsdp",
     words="FSDP",
     title="FSDP2",
+    wrappers=("FSDPModule", "FullyShardedDataParallel"),
     simplicity=30,
     aliases=("fullyshardeddataparallel", "fsdp2"),
     is_distributed=True,

@@ -49,7 +49,10 @@ class Probe:
         self.autocast: Counter[str] = Counter()
         self.turn = 0
         self.has_ended = False
-        self.begin_block({"lead_in": 0, "updates": config["warmup_updates"]})
+        self.controller = load_controller(config["process_group"]) if config["process_group"] else None
+        self.skipped: Counter[str] = Counter()  # saves, by what was to be written
+        self.is_silenced = False  # from the first silent update on, after which the weights are not those of a training
+        self.begin_block({"lead_in": 0, "updates": config["warmup_updates"], "mode": "real"})
 
     # what torch calls
 
@@ -110,6 +113,15 @@ class Probe:
             self.end_update(optimizer)
         return result
 
+    def save(self, save: Callable[..., Any], what: str, words: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """Call a function that writes weights; from the first silent update on skip it, if it would write a file."""
+        values = [*words, *named.values()]
+        paths = [os.path.basename(str(value)) for value in values if isinstance(value, str | os.PathLike)]
+        if self.is_silenced and (paths or what != "torch.save"):
+            self.skipped[" ".join([what, *paths[:1]])] += 1
+            return None
+        return save(*words, **named)
+
     # time
 
     def mark(self) -> Any:
@@ -138,6 +150,10 @@ class Probe:
     def begin_block(self, block: Mapping[str, Any]) -> None:
         """Begin a block of updates: `lead_in` of them are not timed, `updates` are."""
         self.block, self.left = block, block["lead_in"] + block["updates"]
+        if self.controller is not None:
+            self.controller.set_mode(block["mode"])
+            self.controller.counts = None if block["lead_in"] else Counter()  # of the warm-up
+            self.is_silenced = self.is_silenced or block["mode"] == "silent"
         self.step_started = self.mark()
         self.start_clock(self.mark())
 
@@ -179,9 +195,18 @@ class Probe:
             "started": self.started_unix_ns,
             "updates": self.num_updates,
             "activity": self.activity(),
+            "calls": [[*call, count] for call, count in (self.controller.counts or {}).items()]
+            if self.controller
+            else [],
+            "skipped": sorted(self.skipped.items()),
             "seen": self.describe(),
             "memory": self.memory(),
         }
+
+    def calls(self) -> Mapping[tuple[str, int, str], int]:
+        """Return the number of each collective in this block, if they are counted."""
+        counts = self.controller.counts if self.controller is not None else None
+        return dict(counts or {})
 
     def activity(self) -> list[int]:
         """Return counts that grow while something compiles or the allocator takes new memory."""
@@ -289,28 +314,56 @@ def install(torch: Any, config: Mapping[str, Any]) -> Probe:
     iterator.__next__ = lambda loader: probe.next_batch(fetch, loader)
     scaler.step = lambda own, *words, **named: probe.scaled_step(step, own, *words, **named)
     region.__enter__ = enter_autocast
+    skip_saves(probe, torch, ["save"])
     return probe
 
 
-class TorchWatch:
-    """Finds torch as Python does, and calls `then` once the script has imported it."""
+def load_controller(path: str) -> Any:
+    """Return the controller of every process group that the script will make. `path` is that of process_group.py."""
+    spec: Any = importlib.util.spec_from_file_location("ddpscale_process_group", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module.install()
 
-    def __init__(self, then: Callable[[Any], None]) -> None:
-        self.then = then
+
+SAVES = {
+    "torch.distributed.checkpoint.state_dict_saver": ("save", "async_save", "save_state_dict"),
+    "safetensors.torch": ("save_file", "save_model"),
+}
+"""The modules that write weights, beside torch, and their functions."""
+
+
+def skip_saves(probe: Probe, module: Any, names: Sequence[str]) -> None:
+    """Let the probe skip these functions of a module, which the script has just imported."""
+    for name in names:
+        save = getattr(module, name, None)
+        if save is not None:
+            what = f"{module.__name__.removesuffix('.state_dict_saver')}.{name}"
+            setattr(
+                module, name, lambda *words, _save=save, _what=what, **named: probe.save(_save, _what, words, named)
+            )
+
+
+class ImportWatch:
+    """Finds modules as Python does, and calls a function with each of some modules once the script has imported it."""
+
+    def __init__(self, then: Mapping[str, Callable[[Any], object]]) -> None:
+        self.then = dict(then)
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
-        """Return the module spec of torch, and step aside; None for other modules."""
-        if name != "torch":
+        """Return the module spec of a watched module; None for others."""
+        then = self.then.pop(name, None)
+        if then is None:
             return None
-        sys.meta_path.remove(self)
-        found = importlib.util.find_spec("torch")
+        found = importlib.util.find_spec(name)
         if found is not None and found.loader is not None:
             loader: Any = found.loader
             execute = loader.exec_module
 
             def execute_then(module: Any) -> None:
                 execute(module)
-                self.then(module)
+                then(module)
 
             loader.exec_module = execute_then
         return found
@@ -359,7 +412,12 @@ def main() -> None:
     """Run the script under a probe, and leave a report of why it ended early, if it did."""
     config, words = json.loads(sys.argv[1]), sys.argv[2:]
     probes: list[Probe] = []
-    sys.meta_path.insert(0, TorchWatch(lambda torch: probes.append(install(torch, config))))
+
+    def watch_saves(module: Any) -> None:
+        skip_saves(probes[0], module, SAVES[module.__name__])
+
+    watched: dict[str, Callable[[Any], object]] = dict.fromkeys(SAVES, watch_saves)
+    sys.meta_path.insert(0, ImportWatch({**watched, "torch": lambda torch: probes.append(install(torch, config))}))
     found: BaseException | None = None
     with flushed_output():
         try:

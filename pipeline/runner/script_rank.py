@@ -10,6 +10,7 @@ import functools
 import json
 import math
 import os
+import random
 import subprocess
 import sys
 import time
@@ -21,16 +22,22 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from pipeline.figures.exposed_communication import NO_OP, is_communication_precise_enough
 from pipeline.figures.stopping_rule import LEAD_IN_STEPS, MAX_STEPS, MIN_STEPS, WINDOW_S, is_time_precise_enough
 from pipeline.plan.spec import MIN_WINDOWS_FOR_INTERVAL, Spec
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.records.record import (
+    Communication,
     DeviceMemory,
     Epoch,
     FailureKind,
     Measurement,
     ObservedScript,
     RankEpoch,
+    StepSeries,
+    Transfer,
+    TransferKind,
+    VariantName,
     short_text,
 )
 from pipeline.runner.classify_failure import classify
@@ -40,6 +47,14 @@ from pipeline.system import host
 from pipeline.system.errors import log_line
 
 PROBE = Path(__file__).with_name("script_probe.py")
+PROCESS_GROUP = Path(__file__).parents[1] / "communication" / "process_group.py"
+KINDS: dict[str, TransferKind] = {
+    "all_reduce": "gradients",
+    "reduce_scatter": "gradients",
+    "all_gather": "parameters",
+    "broadcast": "buffers",
+}
+"""What a collective of a script carries, as the strategies use it."""
 POLL_S = 0.005
 STORE_TIMEOUT_S = 300
 MAX_WARM_UP_BLOCKS = 10
@@ -79,6 +94,8 @@ class Block(msgspec.Struct, frozen=True):
     started: int
     updates: int  # from the start of the script
     activity: list[int]
+    calls: list[tuple[str, int, str, int]]  # of a warm-up block: collective, bytes, why it stays real, number
+    skipped: list[tuple[str, int]]  # saves
     seen: dict[str, Any]
     memory: dict[str, Any]
 
@@ -110,6 +127,12 @@ class ScriptRank:
         self.blocks: list[Timed] = []  # the last of the warm-up, then those that are timed
         self.num_blocks = 0  # that have ended
         self.is_timed = False
+        no_op = str(NO_OP.get(self.spec.strategy))
+        self.variants: list[VariantName] = [self.spec.strategy, f"{self.spec.strategy}_again", no_op]
+        self.windows: dict[VariantName, list[Timed]] = {variant: [] for variant in self.variants}
+        self.order: list[VariantName] = []  # that are left in this round
+        self.variant: VariantName = ""  # of the block that runs
+        self.shuffle = random.Random(0).shuffle
         self.has_launcher_variables = self.world_size > 1
 
     def meet(self, store: Path | None) -> tuple[str, int, Store]:
@@ -155,6 +178,7 @@ class ScriptRank:
         """Run the script in a new process, and return its exit code."""
         config = {"host": self.host, "port": self.port, "rank": self.rank, "report": str(self.report)}
         config["warmup_updates"] = self.spec.warmup_updates
+        config["process_group"] = str(PROCESS_GROUP) if self.spec.measure == "communication" else None
         self.report.unlink(missing_ok=True)
         command = [sys.executable, "-u", str(PROBE), json.dumps(config), *self.spec.script_command]
         parent = functools.partial(host.die_with_parent, os.getpid())
@@ -226,28 +250,69 @@ class ScriptRank:
         self.store.set(f"ddpscale/{self.num_blocks}/order", json.dumps(order))
         self.num_blocks += 1
 
-    def next_block(self, reported: Timed) -> dict[str, int] | None:
+    def next_block(self, reported: Timed) -> dict[str, Any] | None:
         """Return the block that follows this one; None if the script may end."""
-        spec = self.spec
-        if not self.blocks:
-            check_observed(spec, reported.ranks[0])
-        if self.is_timed:
-            self.blocks.append(reported)
-            self.log_block()
-        else:
+        if self.num_blocks == 0:
+            check_observed(self.spec, reported.ranks[0])
+        if not self.is_timed:
             was_quiet = bool(self.blocks) and self.activity_of(self.blocks[0]) == self.activity_of(reported)
             self.blocks[:] = [reported]
             if not was_quiet and self.num_blocks + 1 < MAX_WARM_UP_BLOCKS:
-                return {"lead_in": 0, "updates": spec.warmup_updates}
+                return {"lead_in": 0, "updates": self.spec.warmup_updates, "mode": "real"}
             self.is_timed = True
-            self.log_block()
+        elif self.variant:
+            self.windows[self.variant].append(reported)
+        else:
+            self.blocks.append(reported)
+        return self.next_round() if self.spec.measure == "communication" else self.next_window()
+
+    def next_window(self) -> dict[str, Any] | None:
+        """Return the next timed block; None if the time is precise enough."""
+        self.log_block()
         times = [block.update_ns for block in self.blocks[1:]]
-        if len(times) >= spec.windows or is_time_precise_enough(times):
+        if len(times) >= self.spec.windows or is_time_precise_enough(times):
             return None
-        return {
-            "lead_in": LEAD_IN_STEPS,
-            "updates": num_timed_updates(spec, min(block.update_ns for block in self.blocks)),
-        }
+        return self.timed_block(min(block.update_ns for block in self.blocks), "real")
+
+    def next_round(self) -> dict[str, Any] | None:
+        """Return the next block of a round, which has one of each variant in a random order; None if it is enough."""
+        if not self.order:
+            num_rounds = len(self.windows[self.variants[0]])
+            if num_rounds:
+                log_line(f"round {num_rounds} of {self.spec.windows}")
+                if num_rounds >= self.spec.windows or is_communication_precise_enough(self.communication()):
+                    return None
+            self.order = list(self.variants)
+            self.shuffle(self.order)
+        self.variant = self.order.pop()
+        mode = "silent" if self.variant == self.variants[-1] else "real"
+        return self.timed_block(self.blocks[0].update_ns, mode)
+
+    def timed_block(self, update_ns: float, mode: str) -> dict[str, Any]:
+        return {"lead_in": LEAD_IN_STEPS, "updates": num_timed_updates(self.spec, update_ns), "mode": mode}
+
+    def communication(self) -> Communication:
+        """Return the windows of each variant so far, and what rank 0 sends in an update."""
+        series = [
+            StepSeries(
+                variant=variant,
+                window_times_ns=tuple(tuple(block.time for block in found.ranks) for found in self.windows[variant]),
+            )
+            for variant in self.variants
+            if self.windows[variant]
+        ]
+        first = self.blocks[0].ranks[0]
+        last = self.windows[self.variants[0]][-1].ranks[0] if series else first
+        transfers, notes = transfers_of(first)
+        saves = ", ".join(f"{what} ({count})" for what, count in last.skipped)
+        if saves:
+            notes.append(f"not saved, since a step without collectives changes the weights: {saves}")
+        return Communication(
+            steps_per_window=num_timed_updates(self.spec, self.blocks[0].update_ns),
+            series=tuple(series),
+            transfers=tuple(transfers),
+            notes=tuple(notes),
+        )
 
     def activity_of(self, reported: Timed) -> list[list[int]]:
         return [block.activity for block in reported.ranks]
@@ -260,12 +325,15 @@ class ScriptRank:
 
     def measurement(self) -> Measurement:
         """Return what the blocks have measured."""
-        spec, last = self.spec, self.blocks[-1]
+        spec, last, is_communication = self.spec, self.blocks[-1], self.spec.measure == "communication"
         seen = last.ranks[0].seen
         autocast, parameter_type = seen["autocast"], seen["parameter_type"]
         size, batches = batch_of(last.ranks[0])
         return Measurement(
-            epochs=tuple(build_epoch(number, block, spec) for number, block in enumerate(self.blocks, 1)),
+            epochs=()
+            if is_communication
+            else tuple(build_epoch(number, block, spec) for number, block in enumerate(self.blocks, 1)),
+            communication=self.communication() if is_communication else None,
             num_parameters=seen["num_parameters"],
             gradient_bytes=seen["gradient_bytes"],
             memory=tuple(build_memory(rank, block.memory) for rank, block in enumerate(last.ranks)),
@@ -342,6 +410,26 @@ def cure_of_batch(spec: Spec, found: float) -> str:
     if not math.isclose(found / spec.batch_size_per_gpu, round(found / spec.batch_size_per_gpu)):
         return "let the script use its argument, or correct batch_size_per_gpu"
     return f"give grad_accumulation={round(found / spec.batch_size_per_gpu)} if it makes so many passes an update"
+
+
+def transfers_of(block: Block) -> tuple[list[Transfer], list[str]]:
+    """Return what a rank sends in an update, and notes on what stays real when others are silent."""
+    calls: Counter[str] = Counter()
+    num_bytes: Counter[str] = Counter()
+    real: dict[str, str] = {}
+    for collective, size, stays_real, count in block.calls:
+        if stays_real:
+            real[collective] = stays_real
+        if collective in KINDS:
+            calls[KINDS[collective]] += count
+            num_bytes[KINDS[collective]] += size * count
+    updates = len(block.steps)
+    transfers = [
+        Transfer(kind=kind, calls_per_step=calls[kind] / updates, bytes_per_step=num_bytes[kind] / updates)
+        for kind in dict.fromkeys(KINDS.values())
+        if calls[kind]
+    ]
+    return transfers, [f"{collective} stays real: {why}" for collective, why in real.items()]
 
 
 def build_epoch(number: int, block: Timed, spec: Spec) -> Epoch:
