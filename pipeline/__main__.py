@@ -19,7 +19,7 @@ from pipeline.system.errors import EXIT_OK, CommandError, run_command, suggest_n
 GROUPS = {
     "run": ("run", "submit", "status", "cancel", "drop"),
     "read": ("collect", "compare", "proposal", "export"),
-    "set up": ("doctor", "check", "stage", "selftest", "ingest", "completion"),
+    "set up": ("doctor", "init", "check", "stage", "selftest", "ingest", "completion"),
     "internal": ("launch", "jobfile"),
 }
 COMMANDS = tuple(itertools.chain.from_iterable(GROUPS.values()))
