@@ -23,6 +23,7 @@ Scale = Literal["linear", "log2", "log10", "bytes"]
 
 MAX_SERIES = 8  # colours that one can tell apart
 MAX_BARS = 20
+MAX_POINTS = 60  # of a line: more cannot be seen, and make a page large
 REFERENCE = -1  # the style of a series to compare with
 MARKS = "●■▲◆▼✚✖⬢"  # the markers of series as characters, for the key of a page
 PART_MARKS = "■▧▥▨▤▩▦▒"  # the hatches of parts of a bar, likewise
@@ -243,7 +244,8 @@ def make_series(
 ) -> tuple[Series, ...]:
     """Return a series of the column for each group with values.
 
-    If rows share an x, the last one counts. Without `styles` a label has the same style in every column.
+    If rows share an x, the last one counts. Of many places MAX_POINTS are drawn, evenly spread. Without `styles` a
+    label has the same style in every column.
     """
     found = []
     for style, (label, rows) in enumerate(groups.items()):
@@ -251,7 +253,8 @@ def make_series(
         points = {row[x]: make_point(row[x], row, column) for row in known}
         if points:
             chosen = styles[label] if styles else style
-            found.append(Series(label, tuple(points[place] for place in sorted(points)), chosen))
+            shown = evenly(sorted(points), MAX_POINTS)
+            found.append(Series(label, tuple(points[place] for place in shown), chosen))
     return tuple(found)
 
 

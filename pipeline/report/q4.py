@@ -31,7 +31,7 @@ from pipeline.report.columns import (
     REMEDIES,
     TEST_ACCURACY,
 )
-from pipeline.report.plots import LinePanel, Plot, PlotSource, as_title
+from pipeline.report.plots import LinePanel, Plot, PlotSource, Scale, as_title
 from pipeline.report.table import FIGURES_NOT_STATED, Column, Row, Rows, Table, View, make_row, sort_rows
 from pipeline.report.time_to_target import (
     DIVERGED,
@@ -391,7 +391,7 @@ def remedy_groups(rows: Sequence[Row]) -> tuple[dict[str, list[Row]], str]:
 
 
 def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
-    """Yield Q4 against time. With remedies there is a plot for each batch size, the largest first, else one plot.
+    """Yield Q4 during training. With remedies there is a plot for each batch size, the largest first, else one plot.
 
     Runs longer than the shortest of their batch size have a plot of their own. All but one are folded up: the first
     whose best accuracy is not below INFORMATIVE of the best, since the lines of the others are flat.
@@ -406,7 +406,7 @@ def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
         groups, note = plots.group_series(rows, "epoch")
         panels = accuracy_panels(groups, column, remedy_sets(rows))
         what = MERIT.heading if column is MERIT else "accuracy"
-        yield from time_first("q4", as_title(what), panels, note)
+        yield Plot("q4", "Q4", f"{as_title(what)} of training", panels, note)
     shows_main = False
     sets, reference = remedy_sets(rows), baseline_curve(source, rows)
     best = max((row[column.key] for row in rows), default=0)
@@ -425,14 +425,7 @@ def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
                 note = f"Medians over the seeds. {left_out}".rstrip()
                 is_main = not shows_main and max(row[column.key] for row in own) >= INFORMATIVE * best
                 shows_main |= is_main
-                yield from time_first(name, title, panels, note, is_main)
-
-
-def time_first(name: str, title: str, panels: Sequence[LinePanel], note: str, is_main: bool = True) -> Iterator[Plot]:
-    """Yield the plot against time, and folded up that by epoch and update."""
-    if panels:
-        yield Plot(name, "Q4", f"{title} against time", tuple(panels[:1]), note, is_main)
-        yield Plot(f"{name}-steps", "Q4", f"{title} by epoch and update", tuple(panels[1:]), note, is_main=False)
+                yield Plot(name, "Q4", title, panels, note, is_main)
 
 
 def baseline_curve(source: PlotSource, rows: Sequence[Row]) -> list[Row]:
@@ -459,18 +452,16 @@ def styles_of(groups: Groups, sets: RemedySets) -> dict[str, int]:
 def accuracy_panels(
     groups: Groups, column: Column, sets: RemedySets, reference: Sequence[Row] = ()
 ) -> tuple[LinePanel, ...]:
-    """Return accuracy by second, by epoch and by update; `reference` is a curve to compare with."""
+    """Return accuracy by second, or by epoch where no time is known; `reference` is a curve to compare with."""
     styles, compared = styles_of(groups, sets), {}
     if reference:
         batch = describe_axis(BATCH, reference[0][BATCH]).removesuffix(" in all")
         compared = {f"{batch} $images, no remedies": reference}
-    panels = []
-    for key, x_label in (("training_time_s", "seconds of training"), ("epoch", "epoch"), ("num_updates", "updates")):
+    for key, x_label in (("training_time_s", "seconds of training"), ("epoch", "epoch")):
         lines = plots.make_series(groups, key, column, styles)
-        lines += plots.make_series(compared, key, column, dict.fromkeys(compared, plots.REFERENCE))
-        ends = [line.points[-1].x for line in lines]
-        if key != "epoch" and ends and max(ends) > WIDE_RANGE * min(ends):
-            panels.append(LinePanel(as_title(column.heading), x_label, lines, "log10"))
-        elif lines:
-            panels.append(LinePanel(as_title(column.heading), x_label, lines, "linear"))
-    return tuple(panels)
+        if lines:
+            lines += plots.make_series(compared, key, column, dict.fromkeys(compared, plots.REFERENCE))
+            ends = [line.points[-1].x for line in lines]
+            scale: Scale = "log10" if key != "epoch" and max(ends) > WIDE_RANGE * min(ends) else "linear"
+            return (LinePanel(as_title(column.heading), x_label, lines, scale),)
+    return ()
