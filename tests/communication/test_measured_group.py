@@ -1,4 +1,4 @@
-"""The process group that counts, silences and delays: every collective, called both ways, on two CPU processes."""
+"""The process group that counts, silences and delays: every collective, called both ways, on two processes."""
 
 import json
 import time
@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pipeline.communication.process_group import DDP_MODULE, METHODS, Call, Controller, Mode, describe_call, install
 
 DELAY_S = 0.05
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
 class Case(NamedTuple):
@@ -33,24 +34,24 @@ class Case(NamedTuple):
 
 def on_output(call: Callable[..., Any], size: int) -> Callable[[Tensor, bool], tuple[Any, list[Tensor]]]:
     def run(own: Tensor, async_op: bool) -> tuple[Any, list[Tensor]]:
-        output = torch.full((size,), torch.nan)
+        output = torch.full((size,), torch.nan, device=own.device)
         return call(output, own, async_op=async_op), [output]
 
     return run
 
 
 def on_list(own: Tensor, async_op: bool) -> tuple[Any, list[Tensor]]:
-    outputs = [torch.full((2,), torch.nan) for _ in range(2)]
+    outputs = [torch.full((2,), torch.nan, device=own.device) for _ in range(2)]
     return dist.all_gather(outputs, own, async_op=async_op), outputs
 
 
 def scatter_list(own: Tensor, async_op: bool) -> tuple[Any, list[Tensor]]:
-    output = torch.full((1,), torch.nan)
+    output = torch.full((1,), torch.nan, device=own.device)
     return dist.reduce_scatter(output, list(own.split(1)), async_op=async_op), [output]
 
 
 def gather_on_first(own: Tensor, async_op: bool) -> tuple[Any, list[Tensor]]:
-    outputs = [torch.full((2,), torch.nan) for _ in range(2)] if dist.get_rank() == 0 else None
+    outputs = [torch.full((2,), torch.nan, device=own.device) for _ in range(2)] if dist.get_rank() == 0 else None
     return dist.gather(own, outputs, async_op=async_op), outputs or [own]
 
 
@@ -60,13 +61,13 @@ def in_place(call: Callable[..., Any]) -> Callable[[Tensor, bool], tuple[Any, li
 
 def gather_in_place(own: Tensor, async_op: bool) -> tuple[Any, list[Tensor]]:
     """As FSDP does: the input is the rank's place in the output."""
-    whole = torch.full((4,), torch.nan)
+    whole = torch.full((4,), torch.nan, device=own.device)
     place = whole[2 * dist.get_rank() :][:2].copy_(own)
     return dist.all_gather_into_tensor(whole, place, async_op=async_op), [whole]
 
 
 def scatter_from_first(own: Tensor, async_op: bool) -> tuple[Any, list[Tensor]]:
-    output = torch.full((2,), torch.nan)
+    output = torch.full((2,), torch.nan, device=own.device)
     parts = [own, own + 1] if dist.get_rank() == 0 else None
     return dist.scatter(output, parts, async_op=async_op), [output]
 
@@ -93,36 +94,46 @@ ALL_CASES = CASES | REAL_CASES
 MODES: tuple[Mode, ...] = ("real", "silent", "delay")
 
 
-def run_on_rank(rank: int, folder: str) -> None:
+def run_on_rank(rank: int, folder: str, device_type: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    device = torch.device("cuda", rank) if device_type == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(BACKENDS[device_type], init_method=f"file://{folder}/store", rank=rank, world_size=2)
     controller = install()
     assert install() is controller
     found = {
         "backend": dist.get_backend(),
-        "cases": {name: run_case(case, controller, rank) for name, case in ALL_CASES.items()},
+        "cases": {name: run_case(case, controller, rank, device) for name, case in ALL_CASES.items()},
         "objects": exchange_objects(controller, rank),
-        "training": train(controller, rank),
-        "mesh": gather_in_mesh(controller),
-        "failed": fail_late(controller),
+        "training": train(controller, rank, device),
+        "mesh": gather_in_mesh(controller, device),
+        "failed": fail_late(controller, device),
     }
     if rank == 0:
         Path(folder, "found.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
-def run_case(case: Case, controller: Controller, rank: int) -> dict[str, Any]:
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def run_case(case: Case, controller: Controller, rank: int, device: torch.device) -> dict[str, Any]:
     found = {}
     for mode in MODES:
         for is_async in (False, True):
-            own = torch.tensor([1.0, 2.0]) + 2 * rank
+            own = torch.tensor([1.0, 2.0], device=device) + 2 * rank
             dist.barrier()
+            synchronize(device)
             started = time.perf_counter()
             with controller.counting() as calls, controller.in_mode(mode, DELAY_S):
                 work, tensors = case.call(own, is_async)
                 issued = time.perf_counter()
                 if work is not None:
                     work.wait()
+            synchronize(device)
             ended = time.perf_counter()
             found[f"{mode} {'async' if is_async else 'sync'}"] = {
                 "values": torch.cat([tensor.flatten() for tensor in tensors]).tolist(),
@@ -142,11 +153,11 @@ def exchange_objects(controller: Controller, rank: int) -> list[Any]:
     return objects
 
 
-def train(controller: Controller, rank: int) -> dict[str, Any]:
+def train(controller: Controller, rank: int, device: torch.device) -> dict[str, Any]:
     """Train BatchNorm under DDP, with its buffers: their integers are silent too."""
     torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
-    batch = torch.randn(8, 4, generator=torch.Generator().manual_seed(rank))
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).to(device))
+    batch = torch.randn(8, 4, generator=torch.Generator().manual_seed(rank)).to(device)
     for _ in range(2):
         model(batch).square().sum().backward()
     found: dict[str, Any] = {}
@@ -155,6 +166,7 @@ def train(controller: Controller, rank: int) -> dict[str, Any]:
         with controller.counting() as calls, controller.in_mode(mode, DELAY_S):
             started = time.perf_counter()
             model(batch).square().sum().backward()
+            synchronize(device)
             time_s = time.perf_counter() - started
         found[mode] = {"calls": [tuple(call) for call in calls.elements()], "time_s": time_s}
     with controller.in_mode("silent"):
@@ -170,31 +182,35 @@ def gradients_of(model: nn.Module, batch: Tensor) -> list[float]:
     return values
 
 
-def gather_in_mesh(controller: Controller) -> list[float]:
+def gather_in_mesh(controller: Controller, device: torch.device) -> list[float]:
     """Gather in the sub-group of a mesh, silently."""
-    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("replicate", "shard"))
-    output = torch.full((4,), torch.nan)
+    mesh = init_device_mesh(device.type, (1, 2), mesh_dim_names=("replicate", "shard"))
+    output = torch.full((4,), torch.nan, device=device)
     with controller.in_mode("silent"):
-        dist.all_gather_into_tensor(output, torch.tensor([1.0, 2.0]), group=mesh.get_group("shard"))
+        dist.all_gather_into_tensor(output, torch.tensor([1.0, 2.0], device=device), group=mesh.get_group("shard"))
     values: list[float] = output.tolist()
     return values
 
 
-def fail_late(controller: Controller) -> str:
+def fail_late(controller: Controller, device: torch.device) -> str:
     """Wait for a delayed collective that fails, since its output has the wrong size."""
     with controller.in_mode("delay", 0.0):
         try:
-            work = dist.all_gather_into_tensor(torch.empty(3), torch.empty(2), async_op=True)
+            work = dist.all_gather_into_tensor(
+                torch.empty(3, device=device), torch.empty(2, device=device), async_op=True
+            )
             work.wait()
         except (RuntimeError, ValueError) as error:
             return str(error)
     return ""
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def found(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Any:
+    if request.param == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("NCCL needs two GPUs for two ranks")
     folder = tmp_path_factory.mktemp("group")
-    spawn(run_on_rank, (str(folder),), 2)
+    spawn(run_on_rank, (str(folder), request.param), 2)
     return json.loads((folder / "found.json").read_text())
 
 
@@ -223,7 +239,7 @@ def test_a_collective_is_counted_in_each_mode(found: Any, name: str) -> None:
 def test_a_delay_is_as_long_as_asked_and_an_asynchronous_call_returns_before_it(found: Any, name: str) -> None:
     for way in ("sync", "async"):
         delayed = found["cases"][name][f"delay {way}"]
-        assert DELAY_S <= delayed["delayed_s"] < delayed["time_s"]
+        assert 0.97 * DELAY_S <= delayed["delayed_s"] < delayed["time_s"]
         assert found["cases"][name][f"real {way}"]["delayed_s"] == 0.0
     if name != "a number":
         assert found["cases"][name]["delay async"]["issued_s"] < DELAY_S / 2
@@ -240,8 +256,9 @@ def test_objects_arrive_while_collectives_are_silent(found: Any) -> None:
 def test_all_that_ddp_sends_is_silent_also_integer_buffers(found: Any) -> None:
     calls = [Call(*call) for call in found["training"]["silent"]["calls"]]
     gradients = 4 * (4 * 4 + 4 + 4 + 4)
+    assert calls[-1].caller in ("torch.autograd.graph", "")
     assert sorted(calls) == [
-        Call("all_reduce", gradients, caller="torch.autograd.graph"),
+        Call("all_reduce", gradients, caller=calls[-1].caller),  # the reducer, in a thread of autograd on GPUs
         Call("broadcast", 8, caller=DDP_MODULE),  # the number of batches, an integer
         Call("broadcast", 32, caller=DDP_MODULE),
     ]
@@ -269,7 +286,7 @@ def test_an_error_of_a_delayed_collective_is_raised_where_it_is_waited_for(found
 
 
 def test_the_backend_keeps_its_name(found: Any) -> None:
-    assert found["backend"] == "gloo"
+    assert found["backend"] in BACKENDS.values()
 
 
 @pytest.mark.parametrize("sizes", [(2, 3), (2, 2)])
