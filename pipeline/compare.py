@@ -2,6 +2,7 @@
 
     python -m pipeline.compare outputs/driver-570 outputs/driver-580
     python -m pipeline.compare outputs/driver-570 outputs/driver-580 --fail-above 5%
+    python -m pipeline.compare outputs/a40 outputs/v100 --html a40-v100.html
 
 A and B are experiments, or folders of several: those are paired by name. Points are paired by all axes but repeat and
 seed. The verdict "slower" or "faster" needs six repeats of a point on both sides (submit --repeats 6), since one
@@ -19,12 +20,13 @@ from pathlib import Path
 from pipeline.figures.comparison import Comparison, compare_outcomes, is_failing
 from pipeline.records.folder import Experiment, find_experiments
 from pipeline.records.outcomes import PointOutcome, collect_outcomes
-from pipeline.report.compare import comparison_as_json, name_unchecked, render_comparison, summarize
-from pipeline.system import errors
+from pipeline.report.compare import Pairs, comparison_as_json, name_unchecked, render_comparison, summarize
+from pipeline.system import errors, files
 from pipeline.system.command_line import build_parser
 from pipeline.system.errors import CommandError, log_line, pluralize, shorten_list
 
 PERCENTAGE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?(%?)")
+PAGE = Path("compare.html")
 MAX_NAMED_POINTS = 5  # in the sentence on points that were not checked; the tables have them all
 
 
@@ -38,6 +40,8 @@ def parse_arguments() -> argparse.Namespace:
     allowing = "with --fail-above: a point without a verdict does not change the exit code"
     parser.add_argument("--allow-unchecked", action="store_true", help=allowing)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    page = f"also write a page with plots (default: {PAGE})"
+    parser.add_argument("--html", type=Path, nargs="?", const=PAGE, metavar="FILE", help=page)
     arguments = parser.parse_args()
     if arguments.allow_unchecked and arguments.fail_above is None:
         parser.error("--allow-unchecked needs --fail-above; give both or neither")
@@ -73,6 +77,8 @@ def main() -> int:
     if not points:
         problem = f"{arguments.a} and {arguments.b} share no timed point"
         raise CommandError(f"{problem}; compare two runs of the same grid.", errors.EXIT_NOTHING_FOUND)
+    if arguments.html:  # first: whoever reads stdout may go
+        write_page(arguments.html, comparisons)
     if arguments.json:
         described = {name: comparison_as_json(comparison) for name, (_, comparison) in comparisons.items()}
         limits = {"fail_above": arguments.fail_above, "allow_unchecked": arguments.allow_unchecked}
@@ -91,6 +97,15 @@ def main() -> int:
         cure = "measure both sides with --repeats 6, or allow it with --allow-unchecked"
         log_line(f"error: --fail-above could not check {problem}; {cure}.")
     return errors.EXIT_GAPS
+
+
+def write_page(path: Path, pairs: Pairs) -> None:
+    """Write the page and name it on stderr. Raises OSError, and CommandError if a package is missing."""
+    errors.require_packages("jinja2", "matplotlib")
+    from pipeline.report.compare_page import render_page  # here: it takes a second
+
+    files.replace_file_atomically(path, render_page(pairs).encode())
+    log_line(f"Page: {path}")
 
 
 def pair_experiments(a: Path, b: Path, codes: list[int]) -> dict[str, tuple[Experiment, Experiment]]:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import look_at, needs_chromium
 from conftest import Command, assert_refused
 from factories import (
     assert_says,
+    beside,
     make_communication,
     make_communication_record,
     make_experiment,
@@ -294,3 +296,81 @@ def test_a_hostile_name_stays_text(pipeline: Command, tmp_path: Path) -> None:
     for side in "ab":
         make_experiment(tmp_path / side / "x|<b>y", timed(32, environment=on(f"<i>|{side}")))
     assert_says(printed(pipeline, tmp_path), "# x\\|\\<b\\>y", "\\<i\\>\\|a in A")
+
+
+HEADLINES: dict[str, tuple[list[Record], list[Record], str]] = {
+    "windows of one run": (
+        [timed(size) for size in (32, 64, 128)],
+        [timed(32, slower(0.2)), timed(64, slower(0.25)), timed(128, slower(0.5))],
+        "B is 4 times as fast (median of 3 configurations); no verdict: that needs six runs",
+    ),
+    "six runs": (
+        [*repeated(32), *repeated(64)],
+        [*repeated(32, slower(2)), *repeated(64, slower(1.5))],
+        "B takes 1.75 times as long (median of 2 configurations); verdict: 2 slower",
+    ),
+    "one": (
+        [timed(32)],
+        [timed(32)],
+        "B is as fast as A within 0.5 % (one configuration); no verdict: that needs six runs",
+    ),
+    "none": ([timed(32)], [make_record(windows(32), status="oom")], "No configuration has a time in both."),
+}
+
+
+@pytest.mark.parametrize("name", HEADLINES)
+def test_the_first_line_says_how_much_faster_b_is_and_if_that_is_a_verdict(
+    pipeline: Command, tmp_path: Path, name: str
+) -> None:
+    a, b, headline = HEADLINES[name]
+    make_experiment(tmp_path / "a", *a)
+    make_experiment(tmp_path / "b", *b)
+    page = tmp_path / "page.html"
+    answer = pipeline("compare", tmp_path / "a", tmp_path / "b", "--html", page)
+    assert (answer.returncode, answer.stderr) == (0, f"Page: {page}\n")
+    assert answer.stdout.splitlines()[2] == f"**{headline}**"
+    text = page.read_text()
+    assert_says(text, f"<h1>{headline}</h1>", f"{tmp_path}/a", f"{tmp_path}/b", "What differs", "Epoch time</h3>")
+    num_sizes = len({record.spec.batch_size_per_gpu for record in a})
+    assert text.count("<figure") == (2 if num_sizes > 1 else 0)  # of one configuration the table says all
+
+
+def test_a_page_of_several_has_a_section_each_and_nobody_can_put_markup_in(pipeline: Command, tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>"
+    for side, factor in (("a", 1), ("b", 2)):
+        for name in ("one", "two"):
+            records = [timed(size, slower(factor), environment=on(evil + side)) for size in (32, 64)]
+            make_experiment(tmp_path / side / name, *records)
+    page = tmp_path / "page.html"
+    assert pipeline("compare", tmp_path / "a", tmp_path / "b", "--html", page).returncode == 0
+    text = page.read_text()
+    assert [text.count(f'<h2 id="{name}">') for name in ("one", "two")] == [1, 1]
+    assert text.count("B takes 2 times as long (median of 2 configurations)") == 2
+    assert_says(text, "B takes 2 times as long (median of 4 configurations)")
+    assert evil not in text
+    assert "&lt;script&gt;" in text
+
+
+def test_a_badge_that_all_rows_share_stands_once(pipeline: Command, tmp_path: Path) -> None:
+    make_experiment(tmp_path / "a", *beside(timed(32), timed(64)))
+    make_experiment(tmp_path / "b", timed(32), timed(64))
+    said = printed(pipeline, tmp_path)
+    assert said.count("shared node") == 1
+    assert "All rows: " in said
+    assert "note" not in said.splitlines()[6]
+
+
+@pytest.mark.browser
+@needs_chromium
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_stands_alone_and_fits(pipeline: Command, tmp_path: Path, width: int) -> None:
+    for side, factor in (("a", 1), ("b", 2)):
+        records = [timed(size, slower(factor), environment=on(f"GPU of {side} " * 9)) for size in (32, 64, 128)]
+        make_experiment(tmp_path / side, *records)
+    page = tmp_path / "page.html"
+    assert pipeline("compare", tmp_path / "a", tmp_path / "b", "--html", page).returncode == 0
+    found = look_at(page, tmp_path / "profile", width)
+    assert (found["console"], found["asked"], found["foreign"]) == ([], ["/page.html"], 0)
+    assert found["page_width"] <= width
+    assert any("32" in text for text in found["alternatives"])
+    assert any("verdict" in text for text in found["latex"].values())

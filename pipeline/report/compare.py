@@ -1,8 +1,9 @@
 """Comparisons of two experiments, in Markdown and in JSON."""
 
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 
@@ -12,6 +13,7 @@ from pipeline.figures.comparability import COMPARED_FACTS, fact_values
 from pipeline.figures.comparison import HARDWARE_FACTS, ComparedPoint, Comparison, TimedSide, Verdict
 from pipeline.figures.energy import clock_notes
 from pipeline.plan.point_label import NAMING_AXES, Terms, describe_point, distinguishing_axes, point_labels
+from pipeline.records.outcomes import ITEMS
 from pipeline.report.claims import badge_of
 from pipeline.report.display import STATUS_WORDS, DisplayColumn, DisplayTable, name_columns, name_texts, note_column
 from pipeline.report.formatter import render_notes
@@ -20,6 +22,8 @@ from pipeline.report.table import NOT_STATED
 from pipeline.system.errors import pluralize
 
 ABSENT = "-"
+SAME_TIME = 0.005  # a smaller difference is none to speak of
+NO_DIFFERENCE = "No difference is recorded in hardware, versions and settings."
 SUMMARY_FACTS = ("GPU", "torch", "driver")
 
 
@@ -27,47 +31,112 @@ TIMES = {"epoch_time_s": ("Epoch time", "s"), "step_time_s": ("Step time", "us")
 """Kind of time -> the heading of its table, and the unit of its columns."""
 
 
+Pairs = Mapping[str, tuple[tuple[str, str], Comparison]]
+"""Name of an experiment -> the folders of A and B, and their comparison."""
+
+
+class SideFacts(NamedTuple):
+    """One of the two experiments: its letter, its folder, what it ran on, and its versions."""
+
+    letter: str
+    folder: str
+    hardware: str
+    versions: dict[str, str]
+
+
 def render_comparison(name: str, folders: tuple[str, str], comparison: Comparison) -> str:
-    """Return the comparison of two experiments in Markdown: what differs first, then a row for each point."""
-    parts = [f"# {escape_markdown(name)}", render_sides(folders, comparison), render_differences(comparison)]
-    for key, (heading, unit) in TIMES.items():
-        if points := [point for point in comparison.points if compared.time_key(point.spec) == key]:
-            parts.append(render_points(heading, unit, points))
-    return "\n\n".join(parts) + "\n"
+    """Return the comparison of two experiments in Markdown: the answer, what differs, then a row for each point."""
+    sides = "\n".join(map(render_side, facts_of_sides(folders, comparison)))
+    answer = f"**{escape_markdown(headline_of(comparison.points))}**"
+    parts = [f"# {escape_markdown(name)}", answer, sides, render_differences(comparison)]
+    return "\n\n".join([*parts, *map(render_table, tables_of(comparison))]) + "\n"
 
 
-def render_sides(folders: tuple[str, str], comparison: Comparison) -> str:
-    """Return a line for each side: its folder, hardware and versions."""
-    lines = []
+def headline_of(points: Sequence[ComparedPoint]) -> str:
+    """Return how much faster B is, by the median over the configurations, and what the verdicts are."""
+    whole = [point for point in points if compared.time_key(point.spec) == "epoch_time_s" and point.ratio]
+    timed = whole or [point for point in points if point.ratio]
+    if not timed:
+        return "No configuration has a time in both."
+    ratio = statistics.median(point.ratio for point in timed if point.ratio)
+    if abs(ratio - 1) < SAME_TIME:
+        said = f"B is as fast as A within {100 * SAME_TIME:g} %"
+    else:
+        said = f"B is {1 / ratio:.3g} times as fast" if ratio < 1 else f"B takes {ratio:.3g} times as long"
+    over = f"median of {pluralize(len(timed), 'configuration')}" if len(timed) > 1 else "one configuration"
+    counts = Counter(point.verdict for point in timed if point.is_between_runs)
+    known = ", ".join(f"{counts[word]} {word}" for word in get_args(Verdict) if counts[word])
+    verdict = f"verdict: {known}" if known else f"no verdict: that needs {in_words(intervals.min_values())} runs"
+    return f"{said} ({over}); {verdict}"
+
+
+def range_of(points: Sequence[ComparedPoint]) -> str:
+    """Return the smallest and the largest ratio of the configurations; "" of fewer than two."""
+    ratios = [1 / point.ratio for point in points if point.ratio]
+    ends = f"{min(ratios):.3g} to {max(ratios):.3g}" if len(ratios) > 1 else ""
+    return ends and f"by configuration {ends} times as fast"
+
+
+def in_words(number: int) -> str:
+    return {6: "six"}.get(number, f"{number}")
+
+
+def facts_of_sides(folders: tuple[str, str], comparison: Comparison) -> list[SideFacts]:
+    """Return what A and B are: folder, hardware and versions."""
+    found = []
     sides = ([point.a for point in comparison.points], [point.b for point in comparison.points])
     for letter, folder, side in zip("AB", folders, sides, strict=True):
         records = [record for part in side for record in part.point.ok_records]
         values = {fact: " and ".join(fact_values(COMPARED_FACTS[fact], records)) for fact in SUMMARY_FACTS}
         hardware = values.pop("GPU") or " and ".join(fact_values(HARDWARE_FACTS["CPU"], records))
-        versions = [f"{fact} {value}" for fact, value in values.items() if value]
-        what = ", ".join([hardware or f"hardware {NOT_STATED}", *versions])
-        lines.append(f"- {letter}: {escape_markdown(folder)}: {escape_markdown(what)}")
-    return "\n".join(lines)
+        versions = {fact: value for fact, value in values.items() if value}
+        found.append(SideFacts(letter, folder, hardware or f"hardware {NOT_STATED}", versions))
+    return found
+
+
+def render_side(side: SideFacts) -> str:
+    what = ", ".join([side.hardware, *(f"{fact} {value}" for fact, value in side.versions.items())])
+    return f"- {side.letter}: {escape_markdown(side.folder)}: {escape_markdown(what)}"
+
+
+def differences_of(comparison: Comparison) -> dict[str, str]:
+    """Return each fact in which the two differ, with both values, and the number of points that only one has."""
+    differences = {fact: tuple(map(" and ".join, sides)) for fact, sides in comparison.differences.items()}
+    said = {fact: f"{a} in A, {b} in B" for fact, (a, b) in differences.items()}
+    alone = {"A": comparison.only_in_a, "B": comparison.only_in_b}
+    return said | {f"only in {letter}": pluralize(len(specs), "point") for letter, specs in alone.items() if specs}
 
 
 def render_differences(comparison: Comparison) -> str:
-    """Return a line for each fact in which the two differ, and the number of points that only one of them has."""
-    differences = {fact: tuple(map(" and ".join, sides)) for fact, sides in comparison.differences.items()}
-    lines = [f"- {fact}: {a} in A, {b} in B" for fact, (a, b) in differences.items()]
-    for letter, alone in (("A", comparison.only_in_a), ("B", comparison.only_in_b)):
-        if alone:
-            lines.append(f"- {pluralize(len(alone), 'point')} only in {letter}")
-    if not lines:
-        return "No difference is recorded in hardware, versions and settings."
-    return "Differs:\n\n" + "\n".join(map(escape_markdown, lines))
+    differences = differences_of(comparison)
+    if not differences:
+        return NO_DIFFERENCE
+    return "Differs:\n\n" + "\n".join(f"- {escape_markdown(f'{fact}: {said}')}" for fact, said in differences.items())
 
 
-def render_points(heading: str, unit: str, points: Sequence[ComparedPoint]) -> str:
+def terms_of(comparison: Comparison) -> Terms:
+    on_cpu = {point.spec.device for point in comparison.points} == {"cpu"}
+    units = {point.a.point.unit for point in comparison.points}
+    return Terms("processes" if on_cpu else "GPUs", units.pop() if len(units) == 1 else ITEMS)
+
+
+def tables_of(comparison: Comparison) -> list[DisplayTable]:
+    """Return a table for each kind of time, with a row for each point."""
+    found = []
+    for key, (heading, unit) in TIMES.items():
+        if points := [point for point in comparison.points if compared.time_key(point.spec) == key]:
+            found.append(name_texts(table_of_points(heading, unit, points), terms_of(comparison)))
+    return found
+
+
+def table_of_points(heading: str, unit: str, points: Sequence[ComparedPoint]) -> DisplayTable:
     axes = [msgspec.structs.asdict(point.spec) for point in points]
     varying = distinguishing_axes(axes)
     named, configurations = name_columns(axes, varying)
     badges = [badges_of_sides(point) for point in points]
-    footnotes = list(dict.fromkeys(badge for own in badges for badge in own))
+    every = dict.fromkeys(badge for own in badges for badge in own)
+    shared = [badge for badge in every if len(badges) > 1 and all(badge in own for own in badges)]
+    footnotes = [badge for badge in every if badge not in shared]
     ratios = [ABSENT if point.ratio is None else f"{point.ratio:.3f}" for point in points]
     ends = [f"{point.interval.low:.4f} to {point.interval.high:.4f}" if point.interval else ABSENT for point in points]
     columns = [
@@ -75,14 +144,17 @@ def render_points(heading: str, unit: str, points: Sequence[ComparedPoint]) -> s
         DisplayColumn(f"A [{unit}]", [format_time(point.a, unit) for point in points]),
         DisplayColumn(f"B [{unit}]", [format_time(point.b, unit) for point in points]),
         DisplayColumn("B / A", ratios),
-        DisplayColumn("interval", ends, "text"),
-        DisplayColumn("verdict", [point.verdict for point in points], "text"),
     ]
+    if {*ends} != {ABSENT}:
+        columns.append(DisplayColumn("interval", ends, "text"))
+    columns.append(DisplayColumn("verdict", [point.verdict for point in points], "text"))
     if footnotes:
-        columns.append(note_column([[footnotes.index(badge) + 1 for badge in own] for own in badges]))
-    common = describe_point(axes[0], [axis for axis in NAMING_AXES if axis not in varying])
+        numbers = [[footnotes.index(badge) + 1 for badge in own if badge in footnotes] for own in badges]
+        columns.append(note_column(numbers))
+    same = describe_point(axes[0], [axis for axis in NAMING_AXES if axis not in varying])
+    common = "; ".join(filter(None, [same, *shared]))
     legend = " ".join(filter(None, [configurations, *explain_intervals(points)]))
-    return render_table(name_texts(DisplayTable(heading, columns, footnotes, common, legend), Terms()))
+    return DisplayTable(heading, columns, footnotes, common, legend, badges=footnotes)
 
 
 def format_time(side: TimedSide, unit: str) -> str:

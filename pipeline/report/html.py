@@ -317,7 +317,7 @@ def render_template(name: str, said: Mapping[str, Any], **values: Any) -> str:
 
     folder = package_files.files("pipeline") / "templates"
     texts = {"style": (folder / "report.css").read_text()}
-    if name == "report.html.j2":
+    if name in ("report.html.j2", "compare.html.j2"):
         texts["script"] = (folder / "report.js").read_text()
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(lambda template: (folder / template).read_text()),
