@@ -67,6 +67,10 @@ class Dropping(Fine):
     def before_update(self, model, optimizer):
         optimizer.zero_grad()
 
+class Normed(Fine):
+    def build_model(self):
+        return nn.Sequential(nn.Linear(self.width, 2), nn.BatchNorm1d(2))
+
 class Half(Workload):
     def loss(self, model, batch):
         return None
@@ -126,6 +130,12 @@ def test_a_class_that_is_right_has_the_command_that_runs_it(
         f"Next: python -m pipeline.submit --grid own-model --set {chosen}",
     ]
     assert everything_in(models.parent) == before
+
+
+def test_what_a_strategy_cannot_place_is_refused_without_its_processes(pipeline: Command, models: Path) -> None:
+    answer = pipeline("check", f"{models}:Normed", "--set", "strategy=fsdp", "precision=bf16")
+    assert answer.stdout.startswith("- 1 is a BatchNorm1d, whose statistics are float32")
+    assert answer.returncode == 1
 
 
 def test_the_example_of_the_docs_is_right(pipeline: Command) -> None:

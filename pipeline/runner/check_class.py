@@ -70,6 +70,7 @@ def build_placed(workload: Workload, spec: Spec, rank: Rank) -> torch.nn.Module:
     torch.manual_seed(spec.seed)
     model = model_of(workload)
     check_weights(model, spec)
+    torch_strategy(spec.strategy).check(workload, model, spec)
     return torch_strategy("single").place(model, workload, spec, rank)
 
 

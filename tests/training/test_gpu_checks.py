@@ -73,6 +73,8 @@ NO_BF16 = "bf16 needs compute capability 8.0 or later; Tesla V100 has 7.0"
     [
         (V100, "compressed", f"{NO_BF16}; leave out gradient_compression"),
         (H100, "compressed", None),
+        (V100, "reduced", f"{NO_BF16}; leave out reduce_dtype"),
+        (V100, "gathered", f"{NO_BF16}; use precision=fp32"),
         (V100, "bf16", "bf16 needs compute capability 8.0 or later; Tesla V100 has 7.0; use precision=fp32"),
         ((7, 5), "bf16", "bf16 needs compute capability 8.0 or later; Tesla V100 has 7.5; use precision=fp32"),
         ((8, 0), "bf16", None),
@@ -84,8 +86,12 @@ NO_BF16 = "bf16 needs compute capability 8.0 or later; Tesla V100 has 7.0"
 def test_bf16_is_refused_where_it_would_be_emulated(
     capability: tuple[int, int], precision: str, said: str | None
 ) -> None:
-    compressed = {"strategy": "ddp", "num_gpus": 2, "gradient_compression": "bf16"}
-    spec = make_spec(**compressed) if precision == "compressed" else make_spec(precision=precision)
+    sent: dict[str, dict[str, Any]] = {
+        "compressed": {"strategy": "ddp", "num_gpus": 2, "gradient_compression": "bf16"},
+        "reduced": {"strategy": "fsdp", "num_gpus": 2, "reduce_dtype": "bf16"},
+        "gathered": {"strategy": "fsdp", "num_gpus": 2, "param_dtype": "bf16", "precision": "bf16"},
+    }
+    spec = make_spec(**sent.get(precision, {"precision": precision}))
     assert bf16_problem("Tesla V100", capability, spec) == said
 
 

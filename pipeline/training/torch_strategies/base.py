@@ -39,6 +39,9 @@ class TorchStrategy:
     waits_for_all_gradients = False  # an update does not end if a parameter gets no gradient
     keeps_buffers = False  # its silent step works in buffers that are kept, which its own step does not
 
+    def check(self, workload: Workload, model: nn.Module, spec: Spec) -> None:
+        """Raise WorkloadError for what of the bare model the strategy cannot place. It needs no process group."""
+
     def place(self, model: nn.Module, workload: Workload, spec: Spec, rank: Rank) -> nn.Module:
         """Move the bare model to the rank's device, its weights in the memory layout of the spec.
 

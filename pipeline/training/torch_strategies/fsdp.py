@@ -24,6 +24,11 @@ NORMALISATIONS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNo
 class FsdpStrategy(TorchStrategy):
     keeps_buffers = True
 
+    def check(self, workload: Workload, model: nn.Module, spec: Spec) -> None:
+        shard_units_of(workload, model)
+        if spec.param_dtype == "bf16":
+            refuse_batchnorm(model)
+
     def place(self, model: nn.Module, workload: Workload, spec: Spec, rank: Rank) -> nn.Module:
         """Shard the units of the workload one by one, then what is left in the root. Raises WorkloadError.
 
@@ -32,8 +37,7 @@ class FsdpStrategy(TorchStrategy):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
-        if spec.param_dtype == "bf16":
-            refuse_batchnorm(model)
+        self.check(workload, model, spec)
         prepare_blocks(workload, model, spec)
         mesh = init_device_mesh(rank.device.type, (rank.world_size,))
         is_pinned = rank.device.type == "cuda"
