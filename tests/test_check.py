@@ -67,7 +67,7 @@ class Dropping(Fine):
     def before_update(self, model, optimizer):
         optimizer.zero_grad()
 
-class Normed(Fine):
+class BatchNormed(Fine):
     def build_model(self):
         return nn.Sequential(nn.Linear(self.width, 2), nn.BatchNorm1d(2))
 
@@ -133,7 +133,7 @@ def test_a_class_that_is_right_has_the_command_that_runs_it(
 
 
 def test_what_a_strategy_cannot_place_is_refused_without_its_processes(pipeline: Command, models: Path) -> None:
-    answer = pipeline("check", f"{models}:Normed", "--set", "strategy=fsdp", "precision=bf16")
+    answer = pipeline("check", f"{models}:BatchNormed", "--set", "strategy=fsdp", "precision=bf16")
     assert answer.stdout.startswith("- 1 is a BatchNorm1d, whose statistics are float32")
     assert answer.returncode == 1
 
