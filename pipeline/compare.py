@@ -3,10 +3,11 @@
     python -m pipeline.compare outputs/driver-570 outputs/driver-580
     python -m pipeline.compare outputs/driver-570 outputs/driver-580 --fail-above 5%
     python -m pipeline.compare outputs/a40 outputs/v100 --html a40-v100.html
+    python -m pipeline.compare outputs/eager outputs/compiled --across execution
 
-A and B are experiments, or folders of several: those are paired by name. Points are paired by all axes but repeat and
-seed. The verdict "slower" or "faster" needs six repeats of a point on both sides (submit --repeats 6), since one
-process says nothing of the next one. With fewer a point at most "differs within one run".
+A and B are experiments, or folders of several: those are paired by name. Points are paired by all axes but repeat,
+seed and those of --across. The verdict "slower" or "faster" needs six repeats of a point on both sides (submit
+--repeats 6), since one process says nothing of the next one. With fewer a point at most "differs within one run".
 Exit codes: 0 success; 1 with --fail-above if a point is slower by more, is ok in A and not in B, or has no verdict
 (unless --allow-unchecked); 2 a folder cannot be read, or both are the same; 3 no experiment, or no timed point, is in
 both.
@@ -15,9 +16,12 @@ both.
 import argparse
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.figures.comparison import Comparison, compare_outcomes, is_failing
+from pipeline.plan.axes import AXES
+from pipeline.plan.grid import check_axes
 from pipeline.records.folder import Experiment, find_experiments
 from pipeline.records.outcomes import PointOutcome, collect_outcomes
 from pipeline.report.compare import Pairs, comparison_as_json, name_unchecked, render_comparison, summarize
@@ -39,6 +43,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--fail-above", type=parse_percentage, metavar="PERCENT", help=failing)
     allowing = "with --fail-above: a point without a verdict does not change the exit code"
     parser.add_argument("--allow-unchecked", action="store_true", help=allowing)
+    pairing = "pair points that may differ in these axes, such as strategy"
+    parser.add_argument("--across", nargs="+", default=[], metavar="AXIS", help=pairing)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     page = f"also write a page with plots (default: {PAGE})"
     parser.add_argument("--html", type=Path, nargs="?", const=PAGE, metavar="FILE", help=page)
@@ -62,21 +68,29 @@ def parse_percentage(text: str) -> float:
 
 def main() -> int:
     arguments = parse_arguments()
+    check_axes(arguments.across, "--across")
+    across, apart = tuple(arguments.across), dict[str, None]()
     codes: list[int] = []  # of errors after which the command went on
     comparisons: dict[str, tuple[tuple[str, str], Comparison]] = {}
     for name, (a, b) in pair_experiments(arguments.a, arguments.b, codes).items():
         with errors.go_on_after_error(name, codes):
-            comparison = compare_outcomes(read_outcomes(a), read_outcomes(b))
+            outcomes = read_outcomes(a), read_outcomes(b)
+            try:
+                comparison = compare_outcomes(*outcomes, across=across)
+            except ValueError as error:
+                raise CommandError(f"{name}: {error}; leave one out of --across.") from error
             if comparison.points:
                 comparisons[name] = (str(a.folder), str(b.folder)), comparison
             else:
                 log_line(f"Notice: {name}: no timed point is in both.")
+                apart |= dict.fromkeys(axes_apart(*outcomes))
     points = [point for _, comparison in comparisons.values() for point in comparison.points]
     if codes and not points:
         return max(codes)
     if not points:
         problem = f"{arguments.a} and {arguments.b} share no timed point"
-        raise CommandError(f"{problem}; compare two runs of the same grid.", errors.EXIT_NOTHING_FOUND)
+        cure = f", or pair them with --across {' '.join([*across, *apart])}" if apart else ""
+        raise CommandError(f"{problem}; compare two runs of the same grid{cure}.", errors.EXIT_NOTHING_FOUND)
     if arguments.html:  # first: whoever reads stdout may go
         write_page(arguments.html, comparisons)
     if arguments.json:
@@ -129,6 +143,13 @@ def pair_experiments(a: Path, b: Path, codes: list[int]) -> dict[str, tuple[Expe
         if one.folder.resolve() == other.folder.resolve():
             raise CommandError(f"A and B are both {one.folder}; give two different folders.")
     return pairs
+
+
+def axes_apart(a: Sequence[PointOutcome], b: Sequence[PointOutcome]) -> list[str]:
+    """Return the axes of which A and B share no value."""
+    return [
+        axis for axis in AXES if not {getattr(one.spec, axis) for one in a} & {getattr(other.spec, axis) for other in b}
+    ]
 
 
 def read_outcomes(experiment: Experiment) -> list[PointOutcome]:

@@ -50,10 +50,10 @@ def on(driver: str) -> Environment:
     return Environment(gpus=(Gpu(name="GPU X"),), torch="2.11", driver=driver, nodes=("n1",), cpu="CPU Y")
 
 
-def printed(pipeline: Command, folder: Path, *options: str) -> str:
+def printed(pipeline: Command, folder: Path, *options: str | Path) -> str:
     """What the comparison of a with b prints."""
     answer = pipeline("compare", folder / "a", folder / "b", *options)
-    assert (answer.returncode, answer.stderr) == (0, "")
+    assert (answer.returncode, answer.stderr.partition("Page: ")[0]) == (0, "")
     return answer.stdout
 
 
@@ -253,6 +253,23 @@ def test_times_that_drift_are_named(pipeline: Command, tmp_path: Path) -> None:
     sides = compare(pipeline, tmp_path)["points"][0]
     assert ("drift" in sides["a"]["note"], sides["b"]["note"]) == (True, None)
     assert "\n1. A drifted +27.3 %\n" in printed(pipeline, tmp_path)
+
+
+def test_points_that_differ_in_an_axis_are_paired_across_it(pipeline: Command, tmp_path: Path) -> None:
+    sizes = (32, 64)
+    make_experiment(tmp_path / "a", *(timed(size) for size in sizes))
+    make_experiment(tmp_path / "b", *(make_record(windows(size, momentum=0.5), slower(2)) for size in sizes))
+    both = ("compare", tmp_path / "a", tmp_path / "b")
+    cure = "compare two runs of the same grid, or pair them with --across momentum."
+    assert_refused(pipeline(*both), 3, "share no timed point", cure)
+    said = printed(pipeline, tmp_path, "--across", "momentum", "--html", tmp_path / "page.html")
+    assert_says(said, "B takes 2 times as long (median of 2 configurations)", "- momentum: 0.9 in A, 0.5 in B")
+    assert_says((tmp_path / "page.html").read_text(), "0.9 in A, 0.5 in B")
+    assert_refused(pipeline(*both, "--across", "momentun"), 2, "unknown axis 'momentun'; did you mean 'momentum'?")
+    ambiguous = ("--across", "momentum", "batch_size_per_gpu")
+    assert_refused(
+        pipeline(*both, *ambiguous), 2, "several points of A differ in momentum and batch_size_per_gpu alone"
+    )
 
 
 def test_what_is_no_comparison_is_refused(pipeline: Command, tmp_path: Path) -> None:

@@ -7,12 +7,14 @@ processes, so it needs six repeats on both sides. Windows of one process say not
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from pipeline.figures import intervals
 from pipeline.figures.comparability import Fact, compared_facts, fact_values
 from pipeline.figures.exposed_communication import communications_of, step_times_s, whole_step
 from pipeline.figures.intervals import Estimate, median_time
 from pipeline.figures.pooling import PooledPoint, group_pairs, pool_outcomes
-from pipeline.plan.spec import Spec
+from pipeline.plan.spec import Spec, alike_key
 from pipeline.records.outcomes import PointOutcome
 from pipeline.records.record import Record
 
@@ -54,11 +56,13 @@ class TimedSide:
 class ComparedPoint:
     """A point that both experiments expect. `ratio` is B's median over A's, with its interval if both have one.
 
-    `is_between_runs`: the interval has the spread between repeats, so that there is a verdict.
+    `axes` are those that both sides share. `is_between_runs`: the interval has the spread between repeats, so that
+    there is a verdict.
     """
 
-    def __init__(self, a: PooledPoint, b: PooledPoint) -> None:
+    def __init__(self, a: PooledPoint, b: PooledPoint, across: Sequence[str] = ()) -> None:
         self.spec = a.spec
+        self.axes = {axis: value for axis, value in msgspec.structs.asdict(a.spec).items() if axis not in across}
         self.a, self.b = TimedSide(a), TimedSide(b)
         time_a, time_b = self.a.time, self.b.time
         self.ratio = time_b / time_a if time_a is not None and time_b is not None else None
@@ -94,31 +98,46 @@ class Comparison(NamedTuple):
     differences: dict[str, tuple[list[str], list[str]]]  # fact -> its values in A and in B
 
 
-def compare_outcomes(a: Sequence[PointOutcome], b: Sequence[PointOutcome]) -> Comparison:
+def compare_outcomes(
+    a: Sequence[PointOutcome], b: Sequence[PointOutcome], *, across: tuple[str, ...] = ()
+) -> Comparison:
     """Return the comparison of two experiments.
 
-    Two points are shared if all their axes but repeat and seed are equal. On each GPU model that both sides have they
-    are compared apart; without such a model the first of each side. Points without a time to compare are left out
-    (`measure: memory` and `quantize`).
+    Two points are shared if all their axes but repeat and seed, and those in `across`, are equal. On each GPU model
+    that both sides have they are compared apart; without such a model the first of each side. Points without a time to
+    compare are left out (`measure: memory` and `quantize`). Raises ValueError if several points of a side are alike but
+    for `across`.
     """
-    points_a, points_b = (
-        group_pairs((p.spec, p) for p in pool_outcomes(outcomes) if p.spec.measure in TIMED_MEASURES)
-        for outcomes in (a, b)
-    )
+    pooled = [[p for p in pool_outcomes(outcomes) if p.spec.measure in TIMED_MEASURES] for outcomes in (a, b)]
+    points_a, points_b = (group_pairs((alike_key(p.spec, across), p) for p in points) for points in pooled)
+    for letter, points in (("A", points_a), ("B", points_b)):
+        if any(len({p.spec for p in alike}) > 1 for alike in points.values()):
+            raise ValueError(f"several points of {letter} differ in {' and '.join(across)} alone")
     shared = [
-        ComparedPoint(one, other)
-        for spec, of_a in points_a.items()
-        if spec in points_b
-        for one, other in pair_by_gpu(of_a, points_b[spec])
+        ComparedPoint(one, other, across)
+        for key, of_a in points_a.items()
+        if key in points_b
+        for one, other in pair_by_gpu(of_a, points_b[key])
     ]
     records_a = [record for point in shared for record in point.a.point.ok_records]
     records_b = [record for point in shared for record in point.b.point.ok_records]
     return Comparison(
         shared,
-        [spec for spec in points_a if spec not in points_b],
-        [spec for spec in points_b if spec not in points_a],
-        differing_facts(records_a, records_b) | unlike_gpu_models(shared),
+        [points[0].spec for key, points in points_a.items() if key not in points_b],
+        [points[0].spec for key, points in points_b.items() if key not in points_a],
+        differing_axes(shared, across) | differing_facts(records_a, records_b) | unlike_gpu_models(shared),
     )
+
+
+def differing_axes(points: Sequence[ComparedPoint], across: Sequence[str]) -> dict[str, tuple[list[str], list[str]]]:
+    """Return the axes that the pairs were not paired by and in which they differ, with the values of A and of B."""
+    found = {}
+    for axis in across:
+        pairs = [(getattr(point.a.point.spec, axis), getattr(point.b.point.spec, axis)) for point in points]
+        if any(one != other for one, other in pairs):
+            a, b = ([*map(str, dict.fromkeys(values))] for values in zip(*pairs, strict=True))
+            found[axis] = (a, b)
+    return found
 
 
 def pair_by_gpu(a: Sequence[PooledPoint], b: Sequence[PooledPoint]) -> list[tuple[PooledPoint, PooledPoint]]:

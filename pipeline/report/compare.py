@@ -130,7 +130,7 @@ def tables_of(comparison: Comparison) -> list[DisplayTable]:
 
 
 def table_of_points(heading: str, unit: str, points: Sequence[ComparedPoint]) -> DisplayTable:
-    axes = [msgspec.structs.asdict(point.spec) for point in points]
+    axes = [point.axes for point in points]
     varying = distinguishing_axes(axes)
     named, configurations = name_columns(axes, varying)
     badges = [badges_of_sides(point) for point in points]
@@ -151,7 +151,7 @@ def table_of_points(heading: str, unit: str, points: Sequence[ComparedPoint]) ->
     if footnotes:
         numbers = [[footnotes.index(badge) + 1 for badge in own if badge in footnotes] for own in badges]
         columns.append(note_column(numbers))
-    same = describe_point(axes[0], [axis for axis in NAMING_AXES if axis not in varying])
+    same = describe_point(axes[0], [axis for axis in NAMING_AXES if axis in axes[0] and axis not in varying])
     common = "; ".join(filter(None, [same, *shared]))
     legend = " ".join(filter(None, [configurations, *explain_intervals(points)]))
     return DisplayTable(heading, columns, footnotes, common, legend, badges=footnotes)

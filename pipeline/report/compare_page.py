@@ -1,9 +1,7 @@
 """A page that lays two experiments side by side: the answer, both sides, what differs, plots and tables."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from pipeline.figures import comparison as compared
 from pipeline.figures.comparison import ComparedPoint, Comparison, TimedSide
@@ -71,7 +69,7 @@ def draw(comparison: Comparison) -> "Sequence[RenderedPlot]":
 def plots_of(key: str, points: Sequence[ComparedPoint]) -> list[Plot]:
     """Return how much faster B is, and both times, over the axis that varies."""
     timed = [point for point in points if compared.time_key(point.spec) == key and point.ratio]
-    x = next((axis for axis in X_AXES if len({getattr(point.spec, axis) for point in timed}) > 1), "")
+    x = next((axis for axis in X_AXES if len({point.axes.get(axis) for point in timed}) > 1), "")
     if not x:
         return []
     rows = [ratio_row(point) for point in timed]
@@ -98,7 +96,7 @@ def plots_of(key: str, points: Sequence[ComparedPoint]) -> list[Plot]:
 
 def time_panels(points: Sequence[ComparedPoint], x: str, column: Column) -> list[LinePanel]:
     """Return a panel for each configuration but its x, with a line for A and one for B."""
-    axes = [msgspec.structs.asdict(point.spec) for point in points]
+    axes = [point.axes for point in points]
     others, models = label_axes(axes, (x,)), models_of(axes)
     labels = [describe_point(row, others, models) if others else "" for row in axes]
     panels = []
@@ -112,12 +110,8 @@ def time_panels(points: Sequence[ComparedPoint], x: str, column: Column) -> list
 def ratio_row(point: ComparedPoint) -> Row:
     assert point.ratio
     ends = (1 / point.interval.high, 1 / point.interval.low) if point.interval else (None, None)
-    return Row(axes_of(point), {FASTER.key: Estimate(1 / point.ratio, *ends)})
+    return Row(point.axes, {FASTER.key: Estimate(1 / point.ratio, *ends)})
 
 
 def time_row(point: ComparedPoint, side: TimedSide) -> Row:
-    return Row(axes_of(point), {"time_s": side.time})
-
-
-def axes_of(point: ComparedPoint) -> dict[str, Any]:
-    return msgspec.structs.asdict(point.spec)
+    return Row(point.axes, {"time_s": side.time})
