@@ -214,7 +214,7 @@ NOT_DELAYED = ("barrier", "recv")
 
 def find_caller() -> tuple[str, str]:
     """Return the module and the function that called torch.distributed."""
-    frame: FrameType | None = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(1).f_back  # None in a thread of C++, such as that of a backward pass
     while frame is not None and frame.f_globals.get("__name__") in C10D_MODULES:
         frame = frame.f_back
     return (str(frame.f_globals.get("__name__")), frame.f_code.co_name) if frame is not None else ("", "")

@@ -160,6 +160,8 @@ class Probe:
     def end_block(self) -> None:
         """Report the block to the launcher, and begin the next one or end the script."""
         self.synchronize()
+        if not self.block["lead_in"]:  # in the warm-up, since it looks at every object
+            self.seen = self.describe()
         order = self.exchange(self.report_block())
         if order is None:
             self.end()
@@ -199,11 +201,11 @@ class Probe:
             if self.controller
             else [],
             "skipped": sorted(self.skipped.items()),
-            "seen": self.describe(),
+            "seen": self.seen,
             "memory": self.memory(),
         }
 
-    def calls(self) -> Mapping[tuple[str, int, str], int]:
+    def calls(self) -> Mapping[Any, int]:
         """Return the number of each collective in this block, if they are counted."""
         counts = self.controller.counts if self.controller is not None else None
         return dict(counts or {})
