@@ -34,7 +34,7 @@ PEAKS = {
     r"H100 80GB HBM3": HOPPER_SXM,
     r"H200": HOPPER_SXM,
 }
-"""Dense peaks in TFLOP/s by the name that the driver reports, from NVIDIA's data sheets; docs/strategies.md names them.
+"""Dense peaks in TFLOP/s by the name that the driver reports, from NVIDIA's data sheets; docs/mfu.md names them.
 
 Where a data sheet gives figures with sparsity alone (L4, B200) the dense ones are half. Matrix products accumulate in
 fp32. A name must match as a whole: a part of a GPU (MIG) and other variants (NVL, V100S, A10G) have other peaks.
