@@ -197,9 +197,7 @@ class Probe:
             "started": self.started_unix_ns,
             "updates": self.num_updates,
             "activity": self.activity(),
-            "calls": [[*call, count] for call, count in (self.controller.counts or {}).items()]
-            if self.controller
-            else [],
+            "calls": [[call.collective, call.num_bytes, call.stays_real, n] for call, n in self.calls().items()],
             "skipped": sorted(self.skipped.items()),
             "seen": self.seen,
             "memory": self.memory(),
