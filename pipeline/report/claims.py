@@ -16,7 +16,6 @@ from pipeline.report.table import Row, kind_of
 
 SUBMIT = "ddpscale submit"
 NO_RESULT = ("failed", "missing", "rejected")  # the status of a point to run again
-MAX_NAMED_TIES = 1
 MAX_NOISE = 0.2
 """With fewer runs than a verdict needs, times that differ by less than this share are not told apart: twice the largest
 difference between runs of one point of a published experiment (published/h100x2/dp-bf16: 0.105).
@@ -209,11 +208,12 @@ def not_told_apart(row: Row, rows: Iterable[Row]) -> list[Row]:
 
 
 def name_ties(row: Row, ties: Sequence[Row], name: Callable[[Row], str]) -> str:
-    """Return the first ties with how much longer their time is, and how many more there are; "" without ties."""
-    shown = ties[:MAX_NAMED_TIES]
-    named = [f"{name(tie)} ({sample_time(tie) / sample_time(row) - 1:+.1%})".replace("%", " %") for tie in shown]
-    more = [f"{len(ties) - MAX_NAMED_TIES} more"] if len(ties) > MAX_NAMED_TIES else []
-    return " and ".join([*named, *more])
+    """Return the first tie with how much longer or shorter its time is, and how many more there are; "" without any."""
+    if not ties:
+        return ""
+    longer = 100 * (sample_time(ties[0]) / sample_time(row) - 1)
+    more = f" and {len(ties) - 1} more" if len(ties) > 1 else ""
+    return f"{name(ties[0])} ({abs(longer):.1f} % {'slower' if longer >= 0 else 'faster'}){more}"
 
 
 def differing_axes(row: Row, other: Row) -> list[str]:

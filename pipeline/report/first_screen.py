@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipeline.figures.loader import LOADER_BOUND
 from pipeline.figures.pooling import group_pairs
 from pipeline.plan.point_label import Terms, describe_axis, in_terms
 from pipeline.plan.strategies import STRATEGIES
@@ -19,7 +18,7 @@ MAX_SUGGESTIONS = 6
 MIN_SHARE = 0.5  # of the configurations, from which one limit is the verdict on the experiment
 VERDICTS = {rule.limit: rule.verdict for rule in RULES}
 EFFICIENCY_SHADES = ((0.85, "good"), (0.7, "fair"), (0.4, "poor"))
-HOLLOW = "○"  # beside a figure that shows the loader, and not the strategy
+HOLLOW = "○"  # beside a figure that no answer uses
 
 
 class Verdict(NamedTuple):
@@ -118,7 +117,7 @@ def heat_map_of(tables: Tables, terms: Terms) -> HeatMap | None:
         if any((name, size) in cells for size in sizes)
     ]
     has_hollow = any(cell.text.endswith(HOLLOW) for _, line in lines for cell in line)
-    note = f"{HOLLOW} limited by data loading: it shows the loader, not the strategy." if has_hollow else ""
+    note = f"{HOLLOW} No answer uses it: the row says why, such as data loading." if has_hollow else ""
     heading = in_terms(f"Efficiency on {describe_axis('num_gpus', most)} [%]", terms)
     return HeatMap(heading, [f"{size:,}" for size in sizes], lines, note)
 
@@ -132,7 +131,9 @@ def heat_cell(rows: Sequence[Row]) -> HeatCell:
     efficiency = float(row["parallel_efficiency"])
     if efficiency > 1 and not is_fit_for_answer(row, "speedup"):
         return HeatCell("", "", f"{efficiency:.0%} cannot be: noise, or a slow baseline")
-    is_hollow = bool(row["is_loader_bound"]) or row.has_note(LOADER_BOUND)
-    shade = next((name for least, name in EFFICIENCY_SHADES if efficiency >= least), "bad")
     text = f"{100 * efficiency:.0f}"
-    return HeatCell(f"{text} {HOLLOW}" if is_hollow else text, shade, row["note"] or "")
+    if row["is_loader_bound"] or not is_fit_for_answer(row, "speedup"):
+        return HeatCell(f"{text} {HOLLOW}", "", row["note"] or "")
+    return HeatCell(
+        text, next((name for least, name in EFFICIENCY_SHADES if efficiency >= least), "bad"), row["note"] or ""
+    )

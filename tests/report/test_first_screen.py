@@ -79,13 +79,17 @@ def test_what_to_try_is_grouped_with_the_range_of_the_measured_gains() -> None:
     ]
 
 
-def test_the_heat_map_has_the_efficiency_at_the_most_gpus_and_marks_what_the_loader_limits() -> None:
+def test_the_heat_map_has_the_efficiency_at_the_most_gpus_and_marks_what_no_answer_uses() -> None:
     found = heat_map_of(published("h200x4/scaling"), OF_GPUS)
     assert found is not None
     assert (found.heading, [*found.batch_sizes]) == ("Efficiency on 4 GPUs [%]", ["32", "128", "512", "2,048", "8,192"])
     rows = {strategy: [(cell.text, cell.shade) for cell in cells] for strategy, cells in found.rows}
-    assert rows["DDP"] == [("68", "poor"), ("72 ○", "fair"), ("92 ○", "good"), ("79 ○", "fair"), ("45 ○", "poor")]
-    assert {shade for _, shade in rows["DP"]} == {"bad"}
+    assert rows["DDP"] == [("68 ○", ""), ("72 ○", ""), ("92 ○", ""), ("79 ○", ""), ("45 ○", "")]
+    fit = heat_map_of(published("h200x2/graph"), OF_GPUS)
+    assert fit is not None
+    assert [(cell.text, cell.shade) for _, cells in fit.rows for cell in cells] == [
+        *(("81", "fair"), ("87", "good"), ("94", "good"), ("97", "good"))
+    ]
     assert heat_map_of(tables_of(make_record()), OF_GPUS) is None
 
 

@@ -275,7 +275,7 @@ def test_batch_sizes_without_a_result_are_a_badge() -> None:
 def test_a_batch_size_that_is_not_shown_to_be_slower_is_named() -> None:
     sizes = ((128, 1.5), (512, 1.0), (2048, 1.01))
     speed, _ = q1(*(windowed([factor * share for share in NOISY], size) for size, factor in sizes))
-    assert_row(speed.values, batch=512, place=", not told apart from 2,048 (+1.0 %)")
+    assert_row(speed.values, batch=512, place=", not told apart from 2,048 (1.0 % slower)")
 
 
 def test_only_alike_batch_sizes_are_as_fast() -> None:
@@ -338,7 +338,7 @@ def test_the_batch_that_fits_is_alike_the_one_that_does_not() -> None:
 
 def test_a_search_on_several_gpus_alone_is_an_answer() -> None:
     memory, speed = published_claims("h100x2/strategies-memory")["Q1"]
-    said = "Largest batch that fits: 77 images, 78 do not fit; on each of 2 GPUs, fsdp; one run."
+    said = "Largest batch that fits: 77 images, 78 do not fit; on each of 2 GPUs, fsdp; one run; fp32 gathers."
     assert memory.tile().text == said  # pages put their unit
     assert not speed.is_asked
 
