@@ -1,7 +1,7 @@
 """Experiments as pandas DataFrames: what `ddpscale.load` returns."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,7 +54,7 @@ EPOCH_COLUMNS = (*RUN, "epoch", "is_timed", *TIMES, *LEARNT)
 STEP_COLUMNS = (*RUN, "epoch", "step", "step_time_s")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Frames:
     """Experiments as DataFrames, which the columns `experiment` and `configuration` join.
 
@@ -62,7 +62,10 @@ class Frames:
     docs/words.md has their meaning.
     """
 
-    experiments: dict[str, CollectedExperiment] = field(repr=False)
+    experiments: dict[str, CollectedExperiment]
+
+    def __repr__(self) -> str:
+        return f"configurations, epochs, steps and tables of {', '.join(self.experiments)}"
 
     @cached_property
     def configurations(self) -> "DataFrame":

@@ -96,7 +96,9 @@ def test_a_folder_without_an_experiment_is_one_sentence(tmp_path: Path) -> None:
 def test_frames_of_several_experiments_are_told_apart_and_can_be_grouped(tmp_path: Path) -> None:
     for name, time_s in (("a", 1.0), ("b", 2.0)):
         make_experiment(tmp_path / name, timed(time_s, 128, remedies=("warmup", "linear_scaling")))
-    rows = ddpscale.load(tmp_path).configurations
+    frames = ddpscale.load(tmp_path)
+    assert repr(frames) == "configurations, epochs, steps and tables of a, b"
+    rows = frames.configurations
     assert rows.groupby(["experiment", "remedies"]).epoch_time_s.median().tolist() == [1.0, 2.0]
 
 
