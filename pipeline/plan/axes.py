@@ -522,7 +522,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "compile=blocks model=gpt input=synthetic strategy=ddp num_gpus=2",
             CHOICE | PROCESS,
             words="compiled {}",
-            values={"none": ""},
+            values={"none": "eager blocks"},
         ),
     ] = "none"
     activation_checkpointing: Annotated[
@@ -533,7 +533,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "activation_checkpointing=blocks model=gpt input=synthetic strategy=ddp num_gpus=2",
             CHOICE | PROCESS,
             words="checkpointed {}",
-            values={"none": ""},
+            values={"none": "activations kept"},
         ),
     ] = "none"
     num_calibration_samples: Annotated[
