@@ -827,4 +827,4 @@ def test_the_terminal_of_60_columns_gets_narrower_tables(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal, raising=False)
-    assert display_options(argparse.Namespace(only="", columns="few")).max_width == width
+    assert display_options(argparse.Namespace(only="", columns="few", format="markdown")).max_width == width
