@@ -75,6 +75,8 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     amount.add_argument("--full", action="store_true", help="print every table, as report.md has them")
     amount.add_argument("--brief", action="store_true", help="print few lines: short answers, one table")
     parser.add_argument("--no-write", action="store_true", help="only print; write no file")
+    parser.add_argument("--title", default="", help="heading of the page (default: what was measured)")
+    parser.add_argument("--author", default="", help="who stands below the heading of the page")
     strict = "exit 1 if a point has no result, or if anyone may write to the folder"
     parser.add_argument("--strict", action="store_true", help=strict)
     parser.add_argument("--link-latency-us", type=float, help="predict for a link with this latency per hop")
@@ -144,7 +146,9 @@ def main(words: Sequence[str] | None = None) -> int:
     targets = Targets(arguments.target_accuracy, arguments.target_merit)
     codes = [errors.EXIT_OK]
     experiments = find_all(arguments, codes)
-    pages = Pages(arguments.folder, len(experiments) > 1)
+    if arguments.title and len(experiments) > 1:
+        raise CommandError(f"--title is of one experiment, and {len(experiments)} were found; name the folder of one.")
+    pages = Pages(arguments.folder, len(experiments) > 1, arguments.title, arguments.author)
     links_by_folder: dict[Path, MeasuredLinks] = {}
     printed: list[Printed] = []
     for name, experiment in experiments.items():

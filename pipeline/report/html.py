@@ -98,8 +98,9 @@ PLOT_FILES = ("q[1-4]*.svg", "int8*.svg")  # the plots in a folder that earlier 
 class Pages:
     """Writes report.html of each experiment, and the index at the end. Says once what package is missing."""
 
-    def __init__(self, root: Path, has_index: bool) -> None:
+    def __init__(self, root: Path, has_index: bool, title: str = "", author: str = "") -> None:
         self.root, self.has_index = root, has_index
+        self.head = {"own_title": title, "author": author}
         self.entries: list[dict[str, Any]] = []
         self.written: dict[str, Path] = {}  # by the name of the experiment
         self.times: list[str] = []  # of the last record of each
@@ -114,7 +115,8 @@ class Pages:
             return
         folder, collected = found.experiment.folder, found.collected
         plots = build_plots(PlotSource(found.tables, collected.outcomes, collected.terms))
-        said = describe_experiment(name, found) | {"inputs_digest": digest_inputs(name, found, logs)}
+        said = describe_experiment(name, found) | self.head
+        said["inputs_digest"] = digest_inputs(name, found, logs, self.head)
         if not is_current(folder, plots, said["inputs_digest"]):
             has_plots = not plots or self.can_import("pipeline.report.draw", "no plots in report.html")
             drawn = write_plots(folder / PLOTS_FOLDER, plots) if has_plots else []
@@ -162,13 +164,13 @@ class Pages:
             files.update_file(self.root / INDEX_NAME, render_template("index.html.j2", said).encode())
 
 
-def digest_inputs(name: str, found: CollectedExperiment, logs: Mapping[str, Path]) -> str:
-    """Return the SHA-256 of what a page is made of: code, templates, tables, outcomes with their records, logs."""
+def digest_inputs(name: str, found: CollectedExperiment, logs: Mapping[str, Path], head: Mapping[str, str]) -> str:
+    """Return the SHA-256 of what a page is made of: head, code, templates, tables, outcomes with records, logs."""
     folder = package_files.files("pipeline") / "templates"
     templates = {entry.name: entry.read_text() for entry in folder.iterdir() if entry.is_file()}
     outcomes = [(part.status, part.reason, part.record, part.superseded) for part in found.collected.outcomes]
     paths = {run_id: os.fsencode(path) for run_id, path in logs.items()}
-    inputs = (name, DIGEST_AT_START, templates, found.content, outcomes, found.collected.notes, paths)
+    inputs = (name, head, DIGEST_AT_START, templates, found.content, outcomes, found.collected.notes, paths)
     return hashlib.sha256(msgspec.json.encode(inputs)).hexdigest()
 
 

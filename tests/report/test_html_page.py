@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from conftest import Command
 from factories import (
     INT8_RECORDS,
     assert_says,
@@ -246,6 +247,20 @@ def test_the_line_on_top_says_what_was_measured_where_when_and_how_often(tmp_pat
     on_cpu = make_record(make_spec(device="cpu", model="lenet", dataset="synthetic", input="synthetic"))
     assert describe_setting([on_cpu]) == ["LeNet on 1 CPU process", "one run each"]
     assert describe_setting([make_record(status="failed")]) == []
+
+
+def test_a_page_has_a_title_and_an_author_of_the_users_own_and_is_written_anew_with_them(
+    pipeline: Command, tmp_path: Path
+) -> None:
+    make_experiment(tmp_path / "x", make_record())
+    assert pipeline("collect", tmp_path / "x").returncode == 0
+    named = pipeline("collect", tmp_path / "x", "--title", "Ours <b>", "--author", "Ada Lovelace")
+    text = (tmp_path / "x" / "report.html").read_text()
+    assert (named.returncode, "<h1>Ours &lt;b&gt;</h1>" in text) == (0, True)
+    assert '<p class="muted">Ada Lovelace · x · ResNet-18 on 1 ' in text
+    make_experiment(tmp_path / "y", make_record())
+    several = pipeline("collect", tmp_path, "--title", "Ours")
+    assert (several.returncode, "name the folder of one" in several.stderr) == (2, True)
 
 
 def test_every_point_stands_in_one_state_with_its_reason(tmp_path: Path) -> None:
