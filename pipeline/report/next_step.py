@@ -121,6 +121,13 @@ POWER = Rule(
 UNEXPLAINED = Rule(
     "several GPUs", 0.1, "1 - efficiency, where communication was not measured", (), "measure=communication"
 )
+WRAPPER = Rule(
+    "the wrapper",
+    0.1,
+    "wrapper cost over the step",
+    (GATHERS, NEVER, DDP, BATCH),
+    verdict="The overhead of the strategy is the bottleneck.",
+)
 RULES = (
     DATAPARALLEL,
     WAITING,
@@ -138,13 +145,7 @@ RULES = (
         (BATCH,),
         verdict="The batch is the bottleneck: it is too small to keep a $GPU busy.",
     ),
-    Rule(
-        "the wrapper",
-        0.1,
-        "wrapper cost over the step",
-        (GATHERS, NEVER, DDP, BATCH),
-        verdict="The overhead of the strategy is the bottleneck.",
-    ),
+    WRAPPER,
     Rule(
         "communication",
         0.05,
