@@ -9,6 +9,7 @@ import yaml
 from conftest import ROOT, Command, run_command, run_program, without_slurm
 from factories import measurement_of, only_record, records_of
 
+import ddpscale
 from pipeline.records.folder import Experiment, find_experiments
 from pipeline.records.record import Record
 
@@ -80,6 +81,21 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     print(arguments.note, "RANK" in os.environ)
     Trainer(arguments.passes).train(torch.utils.data.DataLoader(torch.randn(8192, 4), batch_size=8))
+"""
+WORDS = """
+import contextlib, time, torch
+import ddpscale
+weight = torch.zeros(4, requires_grad=True)
+ddpscale.merit(0.5, "test accuracy of a word")
+for step in range(10_000):
+    (weight * torch.ones(4)).sum().backward()
+    with torch.no_grad():
+        weight -= 0.1 * weight.grad
+    ddpscale.items(torch.tensor(7 + step % 2), "tokens")
+    if step % 5 == 0:
+        with ddpscale.skip():
+            time.sleep(0.3)
+    ddpscale.update()
 """
 
 
@@ -162,6 +178,34 @@ def test_a_trainer_with_its_own_scaler_and_passes_ends_when_it_is_measured(tmp_p
     log = "".join(path.read_text() for path in tmp_path.rglob("*.log"))
     assert "ä 'b' c False" in log
     assert "caught" not in log
+
+
+@pytest.mark.training
+def test_the_words_of_a_script_count_items_and_updates_and_leave_out_an_evaluation(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WORDS)
+    options = ("--batch-size", "8", "--updates", "60", "--warmup", "5", "--set", "windows=6", "epochs=7")
+    code, said, (record,) = run_script(tmp_path, *options, "--", "train.py")
+    assert code == 0, said
+    measured = measurement_of(record)
+    assert (measured.unit, measured.merit, measured.script and measured.script.optimizers) == (
+        "tokens",
+        "test accuracy of a word",
+        (),
+    )
+    for epoch in measured.epochs[1:]:
+        num_steps = len(epoch.step_times_ns or ())
+        assert epoch.num_samples == pytest.approx(7.5 * num_steps, abs=num_steps)
+        assert epoch.time_ns < 250_000_000  # an update with its evaluation takes longer
+    assert "tokens/s" in said
+
+
+def test_the_words_do_nothing_in_a_script_that_is_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    ddpscale.items(3)
+    ddpscale.update()
+    ddpscale.merit(1.0, "accuracy")
+    with ddpscale.skip():
+        pass
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_dry_run_prints_the_commands_and_writes_nothing(tmp_path: Path) -> None:

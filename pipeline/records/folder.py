@@ -19,7 +19,7 @@ from pipeline.system.errors import EXIT_NOTHING_FOUND, CommandError, log_line
 from pipeline.system.host import parse_timestamp, utc_timestamp
 
 MANIFEST_VERSION: Literal[1] = 1
-MAX_MANIFEST_BYTES = 256_000_000  # 200,000 points with every axis set take 209 MB
+MAX_MANIFEST_BYTES = 320_000_000  # 200,000 points with every axis set take 271 MB
 MAX_MANIFEST_CONTAINERS = 2_000_000  # objects and lists, each of which takes far more memory than bytes in the file
 MAX_MANIFEST_VALUES = (
     12_000_000  # a short string takes 60 bytes of memory and 4 in the file; 200,000 points have 9 million

@@ -533,7 +533,8 @@ class Record(RecordStruct, frozen=True):
 
     def _check_measurement(self, measurement: Measurement) -> None:
         spec, epochs, ranks = self.spec, measurement.epochs, list(range(self.spec.world_size))
-        if measurement.num_parameters is None or measurement.gradient_bytes is None:
+        is_counted = measurement.num_parameters is not None and measurement.gradient_bytes is not None
+        if not is_counted and not spec.script:  # a script without an optimizer of torch shows none
             raise ValueError("a measured point has num_parameters and gradient_bytes")
         if [epoch.epoch for epoch in epochs] != list(range(1, len(epochs) + 1)):
             raise ValueError("epochs count from 1, one after another")

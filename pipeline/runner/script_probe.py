@@ -47,6 +47,8 @@ class Probe:
         self.steps: list[int] = []  # the optimizers whose steps run now, the outermost first
         self.num_updates = self.num_steps = 0
         self.autocast: Counter[str] = Counter()
+        self.unit = ""
+        self.merit: tuple[float, str, str] | None = None  # the last one
         self.turn = 0
         self.has_ended = False
         self.controller = load_controller(config["process_group"]) if config["process_group"] else None
@@ -122,6 +124,31 @@ class Probe:
             return None
         return save(*words, **named)
 
+    # what the script says, by the words of ddpscale.py
+
+    def add_items(self, count: Any, unit: str) -> None:
+        """Add what the rank has trained on. A tensor is read after the block, when nothing has to wait for it."""
+        self.items.append(count)
+        self.unit = unit
+
+    def mark_update(self) -> None:
+        """Count an update; the steps of optimizers no longer count."""
+        self.counted = id(self)
+        self.step_started = self.mark()
+        self.end_update(self)
+
+    @contextlib.contextmanager
+    def skip(self) -> Iterator[None]:
+        """Leave out the update in which the body runs."""
+        try:
+            yield
+        finally:
+            self.left_out.add(len(self.marks) - 1)
+
+    def note_merit(self, value: float, name: str, better: str) -> None:
+        """Note a figure of merit for the record."""
+        self.merit = (float(value), name, better)
+
     # time
 
     def mark(self) -> Any:
@@ -141,6 +168,8 @@ class Probe:
     def start_clock(self, mark: Any) -> None:
         """Begin the timed part of a block, after its first updates."""
         self.marks, self.wait_ns, self.started_unix_ns = [mark], 0, time.time_ns()
+        self.items: list[Any] = []
+        self.left_out: set[int] = set()  # steps of this block
         self.optimizer_marks: list[tuple[Any, Any]] = []
         self.waits: list[tuple[Any, Any]] = []
         self.sizes: Counter[int] = Counter()
@@ -194,6 +223,10 @@ class Probe:
             "wait": self.wait_ns if self.waits else None,
             "data": sum(of_device) if of_device else None,
             "sizes": sorted(self.sizes.items()),
+            "items": sum(map(float, self.items)) if self.items else None,
+            "unit": self.unit,
+            "left_out": sorted(self.left_out),
+            "merit": self.merit,
             "started": self.started_unix_ns,
             "updates": self.num_updates,
             "activity": self.activity(),
@@ -315,6 +348,8 @@ def install(torch: Any, config: Mapping[str, Any]) -> Probe:
     scaler.step = lambda own, *words, **named: probe.scaled_step(step, own, *words, **named)
     region.__enter__ = enter_autocast
     skip_saves(probe, torch, ["save"])
+    words: Any = probe
+    sys.modules["_ddpscale_probe"] = words  # of ddpscale.py
     return probe
 
 
@@ -419,6 +454,7 @@ def main() -> None:
     watched: dict[str, Callable[[Any], object]] = dict.fromkeys(SAVES, watch_saves)
     sys.meta_path.insert(0, ImportWatch({**watched, "torch": lambda torch: probes.append(install(torch, config))}))
     found: BaseException | None = None
+    sys.path.append(config["root"])  # for `import ddpscale`, behind all that the user has
     with flushed_output():
         try:
             run_script(words)

@@ -94,10 +94,15 @@ class Block(msgspec.Struct, frozen=True):
     started: int
     updates: int  # from the start of the script
     activity: list[int]
+    items: float | None  # that the script has named, with their unit
+    unit: str
+    left_out: list[int]  # indices of steps
+    merit: tuple[float, str, str] | None  # value, name, and which is better
     calls: list[tuple[str, int, str, int]]  # of a warm-up block: collective, bytes, why it stays real, number
     skipped: list[tuple[str, int]]  # saves
     seen: dict[str, Any]
     memory: dict[str, Any]
+    share: float = 1.0  # of the steps, that counts
 
 
 class Timed(NamedTuple):
@@ -178,6 +183,7 @@ class ScriptRank:
         """Run the script in a new process, and return its exit code."""
         config = {"host": self.host, "port": self.port, "rank": self.rank, "report": str(self.report)}
         config["warmup_updates"] = self.spec.warmup_updates
+        config["root"] = str(PYTHONPATH_ROOT)
         config["process_group"] = str(PROCESS_GROUP) if self.spec.measure == "communication" else None
         self.report.unlink(missing_ok=True)
         command = [sys.executable, "-u", str(PROBE), json.dumps(config), *self.spec.script_command]
@@ -245,7 +251,7 @@ class ScriptRank:
         keys = [f"ddpscale/{self.num_blocks}/{rank}" for rank in range(self.world_size)]
         if not self.store.check(keys):
             return
-        reported = Timed([msgspec.json.decode(self.store.get(key), type=Block) for key in keys])
+        reported = Timed(without_left_out([msgspec.json.decode(self.store.get(key), type=Block) for key in keys]))
         order = self.next_block(reported)
         self.store.set(f"ddpscale/{self.num_blocks}/order", json.dumps(order))
         self.num_blocks += 1
@@ -329,18 +335,21 @@ class ScriptRank:
         seen = last.ranks[0].seen
         autocast, parameter_type = seen["autocast"], seen["parameter_type"]
         size, batches = batch_of(last.ranks[0])
+        merit = next((block.ranks[0].merit for block in reversed(self.blocks) if block.ranks[0].merit), None)
         return Measurement(
             epochs=()
             if is_communication
             else tuple(build_epoch(number, block, spec) for number, block in enumerate(self.blocks, 1)),
             communication=self.communication() if is_communication else None,
-            num_parameters=seen["num_parameters"],
-            gradient_bytes=seen["gradient_bytes"],
+            num_parameters=seen["num_parameters"] or None,
+            gradient_bytes=seen["gradient_bytes"] or None,
             memory=tuple(build_memory(rank, block.memory) for rank, block in enumerate(last.ranks)),
             precision_used=precision_of(autocast or parameter_type, seen["allow_tf32"] and spec.device == "cuda"),
             num_threads=seen["num_threads"],
             execution_used="compile" if seen["is_compiled"] else "eager",
-            unit="samples",
+            unit=short_text(last.ranks[0].unit) or "samples",
+            merit=short_text(merit[1]) if merit else None,
+            better="lower" if merit and merit[2] == "lower" else "higher",
             script=ObservedScript(
                 command=tuple(spec.script_command),
                 world_size=seen["world_size"],
@@ -356,6 +365,19 @@ class ScriptRank:
                 has_launcher_variables=self.has_launcher_variables,
             ),
         )
+
+
+def without_left_out(ranks: list[Block]) -> list[Block]:
+    """Return the reports without the steps that any rank leaves out, since the others wait for it; not without all."""
+    left_out = set().union(*(block.left_out for block in ranks))
+    kept = [index for index in range(len(ranks[0].steps)) if index not in left_out]
+    if not kept or len(kept) == len(ranks[0].steps):
+        return ranks
+    return [
+        msgspec.structs.replace(block, time=sum(steps), steps=steps, share=len(kept) / len(block.steps))
+        for block in ranks
+        for steps in [[block.steps[index] for index in kept]]
+    ]
 
 
 def num_timed_updates(spec: Spec, update_ns: float) -> int:
@@ -434,26 +456,34 @@ def transfers_of(block: Block) -> tuple[list[Transfer], list[str]]:
 
 def build_epoch(number: int, block: Timed, spec: Spec) -> Epoch:
     """Return a block as an epoch of the record."""
-    samples = [sum(size * count for size, count in part.sizes) or None for part in block.ranks]
-    known = [count for count in samples if count is not None]
     asked = len(block.ranks[0].steps) * spec.global_batch_size
+    samples = [samples_of(part) for part in block.ranks]
+    known = [count for count in samples if count is not None]
+    merit = block.ranks[0].merit
     return Epoch(
         epoch=number,
         ranks=tuple(build_rank(rank, part, samples[rank]) for rank, part in enumerate(block.ranks)),
         num_updates=block.ranks[0].updates,
         num_samples=sum(known) if len(known) == len(block.ranks) else asked,
         step_times_ns=tuple(block.ranks[0].steps),
+        merit=merit[0] if merit and math.isfinite(merit[0]) else None,
     )
+
+
+def samples_of(block: Block) -> int | None:
+    """Return what a rank has trained on in the steps that count: as the script says, else by its loader."""
+    counted = sum(size * count for size, count in block.sizes) if block.items is None else block.items
+    return round(counted * block.share) or None
 
 
 def build_rank(rank: int, block: Block, num_samples: int | None) -> RankEpoch:
     return RankEpoch(
         rank=rank,
         epoch_time_ns=block.time,
-        compute_time_ns=None if block.data is None else max(0, block.time - block.data),
-        optimizer_ns=block.optimizer,
-        data_time_ns=block.data,
-        loader_wait_ns=block.wait,
+        compute_time_ns=None if block.data is None else max(0, round(block.time - block.data * block.share)),
+        optimizer_ns=round(block.optimizer * block.share),
+        data_time_ns=None if block.data is None else round(block.data * block.share),
+        loader_wait_ns=None if block.wait is None else round(block.wait * block.share),
         num_samples=num_samples,
         started_unix_ns=block.started,
     )
@@ -470,7 +500,9 @@ def build_memory(rank: int, found: dict[str, Any]) -> DeviceMemory:
     )
 
 
-def precision_of(number_type: str | None, allows_tf32: bool) -> str:
-    """Return the precision as a record names it, from the type of numbers that the script computes in."""
+def precision_of(number_type: str | None, allows_tf32: bool) -> str | None:
+    """Return the precision as a record names it, from the type of numbers that the script is seen to compute in."""
+    if number_type is None:
+        return None
     names = {"bfloat16": "bf16", "float16": "fp16", "float32": "tf32" if allows_tf32 else "fp32"}
-    return names.get(str(number_type), str(number_type))
+    return names.get(number_type, number_type)
