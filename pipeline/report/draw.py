@@ -51,6 +51,7 @@ HATCHES = ("", "\\\\\\\\", "||||", "////", "----", "xxxx", "++++", "x")  # as pl
 DASHED = (0, (3, 3))
 BOLD_CHAR_PX = 7
 LINES = 'stroke-linejoin="round" stroke-linecap="butt"'  # as matplotlib's style of all elements
+PLACE = re.compile(r"-?\d+\.\d{2,}")
 STYLE = re.compile(r"([\w-]+): ([^;]*);?")
 HOLLOW: dict[str, Any] = {"markersize": 6, "markeredgewidth": 1.4, "markerfacecolor": PLACEHOLDERS["--bg"]}
 
@@ -137,12 +138,16 @@ def inline(drawn: str) -> str:
     body = drawn[drawn.index("<defs>") : drawn.rindex("</svg>")]
     body = re.sub(r"<style.*?</style>|<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r'style="([^"]*)"', lambda found: STYLE.sub(r'\1="\2"', found[1]), body)
-    body = re.sub(r"-?\d+\.\d{2,}", lambda found: f"{float(found[0]):.1f}".removesuffix(".0"), body)
+    body = re.sub(r"<[^>]*>", lambda tag: PLACE.sub(round_place, tag[0]), body)  # not what people read: 0.25 stays
     body = re.sub(r' id="[a-z]+[\d._a-z]*_\d+"', "", body)  # nothing refers to them
     body = re.sub(r">\s+<", "><", re.sub(r"\s*\n\s*", " ", body))
     (view,) = re.findall(r'viewBox="[^"]*"', drawn)
     colours = {role: f"var({role})" for role in ROLES}
     return f'<svg {view} aria-hidden="true" {LINES}>{paint(body, colours)}</svg>'
+
+
+def round_place(found: re.Match[str]) -> str:
+    return f"{float(found[0]):.1f}".removesuffix(".0")
 
 
 def paint(drawn: str, theme: Mapping[str, str]) -> str:

@@ -346,6 +346,15 @@ def test_a_picture_is_deterministic_self_contained_and_described() -> None:
         assert_says(file, *(escape(entry.label) for entry in rendered.plot.key()))
 
 
+def test_the_numbers_of_an_axis_on_the_page_are_those_of_the_file() -> None:
+    """0.25 was 0.2 there, and 0.75 was 0.8: they were rounded with the coordinates."""
+    points = tuple(Point(x, y) for x, y in ((1, 0.1), (2, 0.9)))
+    rendered = render_plot(Plot("x", "", "x", (LinePanel("x", "x", (Series("", points),), y_covers=(0, 1)),)))
+    ticks = re.findall(r">([\d.]+)</text>", rendered.panels[0].svg)
+    assert {"0.25", "0.5", "0.75"} <= {*ticks}
+    assert {*ticks} <= {*re.findall(r">([\d.]+)</text>", rendered.file.decode())}
+
+
 def test_each_theme_has_its_own_colours_and_no_placeholder_is_left() -> None:
     rendered = render_plot(plots_of(*batch_records())["q1"])
     colours = set(re.findall(r"#[0-9a-f]{6}\b", rendered.file.decode()))
