@@ -23,13 +23,15 @@ Models = Collection[str | None]
 class Terms(NamedTuple):
     """The words for what the points of an experiment ran on, what their samples consist of, and what is tested.
 
-    `own_model` has the words after --set that choose the model, if it is none of images.
+    `own_model` has the words after --set that choose the model, if it is none of images; `script` those after
+    `ddpscale run` that choose a script.
     """
 
     processors: Literal["GPUs", "processes"] = "GPUs"
     unit: str = IMAGES
     merit: str = MERIT
     own_model: str = ""
+    script: str = ""
 
 
 OF_GPUS = Terms()

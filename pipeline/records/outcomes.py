@@ -76,7 +76,15 @@ class CollectedOutcomes(NamedTuple):
             units.pop() if len(units) == 1 else ITEMS if units else IMAGES,
             merits.pop() or MERIT if len(merits) == 1 else MERIT,
             next((choice_of(outcome.spec) for outcome in self.outcomes if not is_image_model(outcome.spec.model)), ""),
+            self.script_command,
         )
+
+    @property
+    def script_command(self) -> str:
+        """The batch sizes and the script as words of `ddpscale run`; "" without a script."""
+        specs = [outcome.spec for outcome in self.outcomes if outcome.spec.script]
+        sizes = ",".join(map(str, sorted({spec.batch_size_per_gpu for spec in specs})))
+        return f"--batch-size {sizes} -- {specs[0].script}" if specs else ""
 
 
 def choice_of(spec: Spec) -> str:

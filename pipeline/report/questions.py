@@ -63,6 +63,8 @@ class Answer(NamedTuple):
     def command(self) -> str:
         """The command that measures what is missing; "" if nothing is, or if no shipped grid does so."""
         command = next((claim.command for claim in self.claims if claim.command), "")
+        if command and self.terms.script:
+            return script_command(self.question, self.terms.script)
         if command and self.terms.own_model:
             return own_model_command(self.question, command, self.terms.own_model)
         return command
@@ -71,6 +73,12 @@ class Answer(NamedTuple):
 def not_asked(answers: Iterable[Answer]) -> list[str]:
     """Return what an experiment leaves out."""
     return [in_terms(ASKED_ABOUT[answer.question], answer.terms) for answer in answers if not answer.tiles]
+
+
+def script_command(question: str, script: str) -> str:
+    """Return the command that measures what is missing of a user's script; "" where no option of `run` does so."""
+    options = {"Q2": "--num-gpus 1,2", "Q3": "--num-gpus 2 --measure communication"}.get(question)
+    return f"ddpscale run {options} {script}" if options else ""
 
 
 def own_model_command(question: str, command: str, model: str) -> str:

@@ -174,3 +174,18 @@ def test_what_was_not_measured_of_an_own_model_is_measured_by_the_grid_for_such(
         "Q4": "",
         "Q5": "",
     }
+
+
+def test_what_was_not_measured_of_a_script_is_measured_by_run() -> None:
+    script = "/home/ada/train.py --batch '{batch_size_per_gpu}'"
+    axes: dict[str, Any] = {
+        "model": "train.py",
+        "script": script,
+        **dict.fromkeys(("dataset", "input", "num_workers", "precision")),
+    }
+    found = [make_record(make_spec(**axes, batch_size_per_gpu=size)) for size in (32, 16)]
+    assert {question: said[-1] for question, said in answers(*found).items()} == {
+        "Q2": f"ddpscale run --num-gpus 1,2 --batch-size 16,32 -- {script}",
+        "Q3": f"ddpscale run --num-gpus 2 --measure communication --batch-size 16,32 -- {script}",
+        **dict.fromkeys(("Q1", "Q4", "Q5"), ""),
+    }
