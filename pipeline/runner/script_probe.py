@@ -26,6 +26,7 @@ from datetime import timedelta
 from importlib.machinery import ModuleSpec
 from typing import Any
 
+MAX_OTHER_STEPS = 50  # then the counted optimizer has been replaced
 EXIT_LIMIT_S = 30  # for what the script does after its end
 STORE_TIMEOUT_S = 1800  # until the other ranks end their block
 
@@ -46,6 +47,7 @@ class Probe:
         self.counted: int | None = None  # the optimizer whose steps are updates
         self.steps: list[int] = []  # the optimizers whose steps run now, the outermost first
         self.num_updates = self.num_steps = 0
+        self.num_others = 0  # steps of other optimizers since the last update
         self.autocast: Counter[str] = Counter()
         self.unit = ""
         self.merit: tuple[float, str, str] | None = None  # the last one
@@ -77,7 +79,9 @@ class Probe:
 
     def end_update(self, optimizer: Any) -> None:
         """Count an update of the first optimizer that has ended one, and end the block after its last."""
-        self.counted = self.counted or id(optimizer)
+        self.num_others = 0 if self.counted == id(optimizer) else self.num_others + 1
+        if self.counted is None or self.num_others > MAX_OTHER_STEPS:
+            self.counted, self.num_others = id(optimizer), 0
         if id(optimizer) != self.counted:
             return
         self.num_updates += 1

@@ -11,10 +11,12 @@ import json
 import math
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -41,6 +43,7 @@ from pipeline.records.record import (
     short_text,
 )
 from pipeline.runner.classify_failure import classify
+from pipeline.runner.failed_record import signal_name
 from pipeline.runner.launch_options import PYTHONPATH_ROOT
 from pipeline.runner.rank_files import PointTask, RankFiles
 from pipeline.system import host
@@ -57,8 +60,10 @@ KINDS: dict[str, TransferKind] = {
 """What a collective of a script carries, as the strategies use it."""
 POLL_S = 0.005
 STORE_TIMEOUT_S = 300
+STALL_LIMIT_S = 300  # that a rank may evaluate alone
 MAX_WARM_UP_BLOCKS = 10
 MAX_SIZE_DIFFERENCE = 0.01  # of the samples of an update: what a smaller last batch may change
+MAX_BYTES_RATIO = 1.2  # of what travels over what is needed: padding and buffers take less
 LAUNCHER_VARIABLES = (
     "RANK",
     "LOCAL_RANK",
@@ -131,6 +136,7 @@ class ScriptRank:
         self.host, self.port, self.store = self.meet(store)
         self.blocks: list[Timed] = []  # the last of the warm-up, then those that are timed
         self.num_blocks = 0  # that have ended
+        self.waits_since_s: float | None = None  # when the first rank of a block had ended it
         self.is_timed = False
         no_op = str(NO_OP.get(self.spec.strategy))
         self.variants: list[VariantName] = [self.spec.strategy, f"{self.spec.strategy}_again", no_op]
@@ -227,7 +233,8 @@ class ScriptRank:
         report, name = self.read_report(), self.spec.model
         after = f"after {report.get('updates') or 0} updates"
         if exit_code < 0:
-            return ScriptProblem(f"{name} was killed by signal {-exit_code}", "signal")
+            hint = "; if the node ran out of memory, lower the batch" if -exit_code == signal.SIGKILL else ""
+            return ScriptProblem(f"{name} was killed by {signal_name(-exit_code)}{hint}", "signal")
         if not report:
             return ScriptProblem(f"{name} left its process (os._exit or exec) before it was measured", "exit")
         if "types" in report:
@@ -250,11 +257,26 @@ class ScriptRank:
         """Answer the probes, if all ranks have reported their block. Raises ScriptProblem."""
         keys = [f"ddpscale/{self.num_blocks}/{rank}" for rank in range(self.world_size)]
         if not self.store.check(keys):
+            self.check_progress(keys)
             return
+        self.waits_since_s = None
         reported = Timed(without_left_out([msgspec.json.decode(self.store.get(key), type=Block) for key in keys]))
         order = self.next_block(reported)
         self.store.set(f"ddpscale/{self.num_blocks}/order", json.dumps(order))
         self.num_blocks += 1
+
+    def check_progress(self, keys: Sequence[str]) -> None:
+        """Raise ScriptProblem if some ranks have ended their block for long, and others have not."""
+        late = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
+        if len(late) == len(keys):
+            return
+        self.waits_since_s = self.waits_since_s or time.monotonic()
+        if time.monotonic() - self.waits_since_s > STALL_LIMIT_S:
+            names = ", ".join(map(str, late))
+            raise ScriptProblem(
+                f"rank {names} has made fewer updates than the others for {STALL_LIMIT_S} s: let all ranks step alike, "
+                "and see what it waits for"
+            )
 
     def next_block(self, reported: Timed) -> dict[str, Any] | None:
         """Return the block that follows this one; None if the script may end."""
@@ -310,6 +332,7 @@ class ScriptRank:
         first = self.blocks[0].ranks[0]
         last = self.windows[self.variants[0]][-1].ranks[0] if series else first
         transfers, notes = transfers_of(first)
+        notes += ledger_notes(self.spec, first, transfers)
         saves = ", ".join(f"{what} ({count})" for what, count in last.skipped)
         if saves:
             notes.append(f"not saved, since a step without collectives changes the weights: {saves}")
@@ -420,6 +443,7 @@ def check_observed(spec: Spec, block: Block) -> None:
 
 
 WRAPPERS = {name: facts.wrappers for name, facts in STRATEGIES.items() if facts.wrappers}
+SHARDING_WRAPPERS = {name for facts in STRATEGIES.values() if facts.shards_parameters for name in facts.wrappers}
 
 
 def cure_of_batch(spec: Spec, found: float) -> str:
@@ -442,7 +466,7 @@ def transfers_of(block: Block) -> tuple[list[Transfer], list[str]]:
     for collective, size, stays_real, count in block.calls:
         if stays_real:
             real[collective] = stays_real
-        if collective in KINDS:
+        elif collective in KINDS:
             calls[KINDS[collective]] += count
             num_bytes[KINDS[collective]] += size * count
     updates = len(block.steps)
@@ -452,6 +476,36 @@ def transfers_of(block: Block) -> tuple[list[Transfer], list[str]]:
         if calls[kind]
     ]
     return transfers, [f"{collective} stays real: {why}" for collective, why in real.items()]
+
+
+def ledger_notes(spec: Spec, block: Block, transfers: Sequence[Transfer]) -> Iterator[str]:
+    """Yield what travels in an update without need, with its bytes, and the cure."""
+    needed, seen = block.seen["gradient_bytes"], block.seen
+    found = {transfer.kind: transfer for transfer in transfers}
+    gradients, parameters = found.get("gradients"), found.get("parameters")
+    _, batches = batch_of(block)
+    passes = spec.grad_accumulation if batches is None else round(batches)
+    if gradients and needed:
+        ratio = gradients.bytes_per_step / needed
+        sent = f"{gradients.bytes_per_step / 1e6:.1f} MB an update, of {needed / 1e6:.1f} MB of gradients"
+        if passes > 1 and round(ratio) == passes:
+            yield f"gradients travel in each of {passes} passes: {sent}; enter no_sync() in all passes but the last"
+        elif ratio > MAX_BYTES_RATIO:
+            yield f"gradients travel {ratio:.1f} times: {sent}; see what reduces them twice"
+        elif seen["autocast"] == "bfloat16" and seen["parameter_type"] == "float32" and ratio > 1 / MAX_BYTES_RATIO:
+            yield f"gradients travel in fp32 beside bf16 computation: {sent}; sent in bf16 they are half of it"
+    if not parameters or not needed or not set(seen["wrappers"]) & SHARDING_WRAPPERS:
+        return
+    if parameters.calls_per_step <= 2 * passes:
+        yield (
+            f"one unit gathers the whole model, {parameters.bytes_per_step / 1e6:.1f} MB an update in "
+            f"{parameters.calls_per_step:.3g} calls, which nothing hides; shard its blocks one by one, too"
+        )
+    elif parameters.bytes_per_step > 2 * MAX_BYTES_RATIO * needed * passes:
+        yield (
+            f"parameters are gathered {parameters.bytes_per_step / needed:.1f} times an update, "
+            f"{parameters.bytes_per_step / 1e6:.1f} MB; twice a pass is enough"
+        )
 
 
 def build_epoch(number: int, block: Timed, spec: Spec) -> Epoch:

@@ -1,0 +1,114 @@
+"""What the rank of a script makes of the reports of its probe: the check, the length of a block, and the ledger."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from factories import make_spec
+
+from pipeline.plan.spec import Spec
+from pipeline.runner.script_rank import (
+    Block,
+    ScriptProblem,
+    check_observed,
+    ledger_notes,
+    num_timed_updates,
+    transfers_of,
+    without_left_out,
+)
+
+MODEL_BYTES = 4_000_000
+SEEN: dict[str, Any] = {
+    "world_size": 2,
+    "wrappers": ["DistributedDataParallel"],
+    "gradient_bytes": MODEL_BYTES,
+    "autocast": None,
+    "parameter_type": "float32",
+}
+
+FSDP = {"wrappers": ["FSDPModule"]}
+
+
+def spec_of(command: str = "train.py", **fields: Any) -> Spec:
+    unstated = dict.fromkeys(("precision", "input", "num_workers", "dataset"))
+    shape = {"strategy": "ddp", "num_gpus": 2, "batch_size_per_gpu": 8, "model": "train.py", **unstated}
+    return make_spec(script=command, epochs=21, windows=20, **{**shape, **fields})
+
+
+def block_of(sizes: list[tuple[int, int]], calls: list[tuple[str, int, str, int]] | None = None, **seen: Any) -> Block:
+    """A block of ten updates of 1 ms."""
+    fields: dict[str, Any] = {"time": 10_000_000, "steps": [1_000_000] * 10, "optimizer": 0, "wait": 0, "data": 0}
+    fields |= {"started": 1, "updates": 10, "items": None, "unit": "", "left_out": [], "merit": None, "activity": []}
+    return Block(sizes=sizes, calls=calls or [], skipped=[], seen=SEEN | seen, memory={}, **fields)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fields", "words"),
+    [
+        ([(4, 10)], {}, ("8 samples", "gives 4", "write {global_batch_size}")),
+        ([(8, 40)], {}, ("8 samples", "gives 32", "grad_accumulation=4")),
+        ([(12, 10)], {"script": "train.py {batch_size_per_gpu}"}, ("gives 12", "let the script use its argument")),
+    ],
+)
+def test_a_script_that_takes_another_batch_is_refused_with_both_numbers_and_a_cure(
+    sizes: list[tuple[int, int]], fields: dict[str, str], words: tuple[str, ...]
+) -> None:
+    spec = spec_of(fields.get("script", "train.py {batch_size_per_gpu}"))
+    with pytest.raises(ScriptProblem) as refused:
+        check_observed(spec, block_of(sizes))
+    assert all(word in str(refused.value) for word in words), refused.value
+
+
+def test_a_smaller_last_batch_is_no_other_batch_and_a_script_without_a_loader_is_trusted() -> None:
+    check_observed(spec_of(), block_of([(3, 1), (8, 9)]))
+    check_observed(spec_of(), block_of([]))
+
+
+def test_another_world_or_strategy_than_asked_is_refused() -> None:
+    with pytest.raises(ScriptProblem, match="2 processes, and the script trains in a group of 1"):
+        check_observed(spec_of(), block_of([(8, 10)], world_size=1))
+    with pytest.raises(ScriptProblem, match="strategy=ddp, and the script uses FSDPModule; give strategy=fsdp"):
+        check_observed(spec_of(), block_of([(8, 10)], wrappers=["FSDPModule"]))
+
+
+@pytest.mark.parametrize(
+    ("update_ns", "updates", "length"), [(25e6, 600, 10), (1e9, 600, 5), (1e6, 600, 100), (1e9, 6, 1)]
+)
+def test_a_block_fills_a_window_with_at_most_the_updates_that_the_point_allows(
+    update_ns: float, updates: int, length: int
+) -> None:
+    assert num_timed_updates(spec_of(updates=updates), update_ns) == length
+
+
+def test_a_step_that_one_rank_leaves_out_counts_on_none() -> None:
+    first, second = block_of([(8, 10)]), block_of([(8, 10)])
+    slow = msgspec.structs.replace(second, steps=[1_000_000] * 9 + [500_000_000], left_out=[9])
+    left = without_left_out([first, slow])
+    assert [(block.time, len(block.steps), block.share) for block in left] == [(9_000_000, 9, 0.9)] * 2
+
+
+@pytest.mark.parametrize(
+    ("calls", "fields", "seen", "words"),
+    [
+        ([("all_reduce", MODEL_BYTES, "", 40)], {"grad_accumulation": 4}, {}, "in each of 4 passes: 16.0 MB"),
+        ([("all_reduce", MODEL_BYTES, "", 20)], {}, {}, "travel 2.0 times: 8.0 MB"),
+        ([("all_reduce", MODEL_BYTES, "", 10)], {}, {"autocast": "bfloat16"}, "fp32 beside bf16 computation: 4.0 MB"),
+        ([("all_gather", MODEL_BYTES, "", 20)], {}, FSDP, "one unit gathers the whole model, 8.0 MB"),
+        ([("all_gather", MODEL_BYTES // 10, "", 400)], {}, FSDP, "gathered 4.0 times an update"),
+    ],
+)
+def test_the_ledger_names_what_travels_without_need(
+    calls: list[tuple[str, int, str, int]], fields: dict[str, Any], seen: dict[str, Any], words: str
+) -> None:
+    spec = spec_of(**fields)
+    block = block_of([(8, 10 * spec.grad_accumulation)], calls, **seen)
+    (note,) = ledger_notes(spec, block, transfers_of(block)[0])
+    assert words in note
+
+
+def test_the_ledger_is_silent_where_gradients_travel_once_and_names_what_stays_real() -> None:
+    block = block_of([(8, 10)], [("all_reduce", MODEL_BYTES, "", 10), ("all_reduce", 4, "a single number", 10)])
+    transfers, notes = transfers_of(block)
+    assert [transfer.bytes_per_step for transfer in transfers] == [MODEL_BYTES]
+    assert notes == ["all_reduce stays real: a single number"]
+    assert [*ledger_notes(spec_of(), block, transfers)] == []
