@@ -3,6 +3,7 @@
     python benchmarks/bench_process_group.py                      # two GPUs (or two CPU processes); about 4 minutes
     python benchmarks/bench_process_group.py --only ddp           # a strategy alone
     python benchmarks/bench_process_group.py --links              # DDP by NVLink, shared memory and sockets, on GPUs
+    python benchmarks/bench_process_group.py --only ddp --graph   # the same steps as CUDA graphs
     python benchmarks/bench_process_group.py --pauses             # why pauses of the host cost more than they last
 
 Series of a strategy: `plain` over the group of torch, `real` over the measured one, `silent` over the same while it is
@@ -36,8 +37,10 @@ from pipeline.communication.step_variants import (
 )
 from pipeline.figures.intervals import median_interval
 from pipeline.figures.stopping_rule import LEAD_IN_STEPS
+from pipeline.plan.axes import Execution
 from pipeline.plan.spec import Spec
 from pipeline.training import process_group
+from pipeline.training.execution import execution_stream
 from pipeline.training.loop import set_precision
 from pipeline.training.process_group import Rank
 from pipeline.training.torch_strategies.base import local_part
@@ -148,14 +151,21 @@ def train(variant: StepVariant) -> list[float]:
     return found
 
 
-def compare(strategy: str, context: StepContext, plain: StepVariant, controller: Controller, rounds: int) -> None:
-    rank = context.rank
+def compare(
+    strategy: str,
+    context: StepContext,
+    plain: StepVariant,
+    controller: Controller,
+    rounds: int,
+    execution: Execution = "eager",
+) -> None:
+    rank, build = context.rank, partial(build_variant, context, execution=execution)
     started = time.perf_counter()
-    variants = {"plain": plain, "real": build_variant(context, strategy), "silent": build_variant(context, "silent")}
-    variants["old"] = build_variant(context, OLD[strategy])
-    variants["delay"] = build_variant(context, strategy)
+    variants = {"plain": plain, "real": build(strategy), "silent": build("silent")}
+    variants["old"] = build(OLD[strategy])
+    variants["delay"] = build(strategy)
     if strategy == "ddp":
-        variants["no_sync"] = build_variant(context, "no_sync")
+        variants["no_sync"] = build("no_sync")
     say(f"{strategy}, {context.spec.batch_size_per_gpu} sequences a process")
     for name, found in {name: train(variants[name]) for name in ("plain", "real")}.items():
         say(f"  squares of weights, {name:8} {found}")
@@ -165,7 +175,7 @@ def compare(strategy: str, context: StepContext, plain: StepVariant, controller:
     for call in list_silent_calls(variants["old"]):
         old[call.operation] += call.num_bytes
     say(f"  counted {count(controller, variants['real'])}, by the old mechanism {dict(old)}")
-    run_ahead(build_variant(context, strategy), rounds * (STEPS + LEAD_IN_STEPS) + 30)
+    run_ahead(build(strategy), rounds * (STEPS + LEAD_IN_STEPS) + 30)
     for variant in variants.values():
         timing.time_steps(variant.step, 1, rank, timing.WARM_UP_STEPS_PER_VARIANT)
     timers = {name: partial(timing.time_steps, one.step, STEPS, rank) for name, one in variants.items()}
@@ -257,25 +267,32 @@ def run_rank(arguments: argparse.Namespace) -> None:
         torch.cuda.set_device(device)
     else:
         torch.set_num_threads(1)
+    if arguments.graph:
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # required to capture a step of DDP
     dist.init_process_group("nccl" if on_gpus else "gloo", device_id=device if on_gpus else None)
-    rank = Rank(number, 2, device)
-    options, batch_size = (GPT2, arguments.batch_size or 48) if on_gpus else (SMALL, arguments.batch_size or 4)
-    contexts, plain = {}, {}
+    execution: Execution = "graph" if arguments.graph else "eager"
+    with execution_stream(execution, Rank(number, 2, device)):
+        run_strategies(arguments, Rank(number, 2, device), execution)
+    dist.destroy_process_group()
+
+
+def run_strategies(arguments: argparse.Namespace, rank: Rank, execution: Execution) -> None:
+    device, contexts, plain = rank.device.type, dict[str, StepContext](), dict[str, StepVariant]()
+    options, batch_size = (GPT2, 48) if device == "cuda" else (SMALL, 4)
     for strategy in arguments.only or STRATEGIES:
-        spec = make_spec(strategy, device.type, batch_size, options)
+        spec = make_spec(strategy, device, arguments.batch_size or batch_size, options)
         set_precision(spec)
-        contexts[strategy] = build_step_context(spec, rank)
-        plain[strategy] = build_variant(contexts[strategy], strategy)  # before install(): it keeps the group of torch
+        context = contexts[strategy] = build_step_context(spec, rank)
+        plain[strategy] = build_variant(context, strategy, execution=execution)  # it keeps the group of torch
     controller = install()
     assert isinstance(dist.group.WORLD, MeasuredGroup)
-    if not arguments.link and not arguments.pauses:
+    if not (arguments.link or arguments.pauses or arguments.graph):
         check_collectives(controller, rank)
     for strategy, context in contexts.items():
         if arguments.pauses:
             compare_pauses(strategy, context, controller, arguments.rounds)
-            continue
-        compare(strategy, context, plain.pop(strategy), controller, arguments.rounds)
-    dist.destroy_process_group()
+        else:
+            compare(strategy, context, plain.pop(strategy), controller, arguments.rounds, execution)
 
 
 def main() -> None:
@@ -286,6 +303,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--links", action="store_true")
     parser.add_argument("--pauses", action="store_true")
+    parser.add_argument("--graph", action="store_true")
     parser.add_argument("--link", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if "RANK" in os.environ:

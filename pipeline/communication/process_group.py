@@ -361,7 +361,7 @@ class WaitingWork(Work):
 def completed(result: Any) -> Work:
     """Return the work of a collective that is over, in the order of the current stream."""
     tensors = flatten(result)
-    on_gpu = bool(tensors) and tensors[0].device.type == "cuda"
+    on_gpu = bool(tensors) and tensors[0].device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
     future: Future[Any] = Future(devices=[tensors[0].device]) if on_gpu else Future()
     future.set_result(result)
     work: Work = _create_work_from_future(future)
