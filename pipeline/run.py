@@ -7,7 +7,7 @@
 After -- comes what you would write after `python`. {batch_size_per_gpu}, {global_batch_size}, {num_gpus}, {num_nodes},
 {grad_accumulation}, {precision} and {strategy} stand for the values of a configuration. On a machine without GPUs,
 --num-gpus counts processes on the CPU. All other options are those of `submit`, which runs the same from a grid file
-with `script: train.py ...`. The configuration on the fewest GPUs runs first: if it fails, the others do not start.
+with `script: train.py ...`. Here the configuration on the fewest GPUs runs first: if it fails, the others do not start.
 Exit codes: those of `submit`.
 """
 
@@ -16,13 +16,17 @@ import hashlib
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline import collect
+from pipeline.figures.intervals import ends_of, median_time
+from pipeline.figures.pooling import timed_epochs
 from pipeline.plan.grid import GRID_NAME_PATTERN, GridFile, parse_overrides
+from pipeline.plan.point_label import point_labels
 from pipeline.plan.script import script_name
+from pipeline.plan.spec import Spec
 from pipeline.records import store
 from pipeline.records.folder import Experiment
 from pipeline.submission import plan
@@ -99,7 +103,8 @@ def main() -> int:
     options = parse_arguments()
     grid = plan.expand_submission(options)
     experiment = Experiment(options.outputs / grid.name)
-    if not options.is_dry_run and not options.only and len(grid.points) > 1:
+    is_checked = not options.is_dry_run and not options.only and len(grid.points) > 1
+    if is_checked and plan.inspect_cluster(options).kind == "local":
         first = min(grid.points, key=lambda spec: (spec.num_gpus, spec.batch_size_per_gpu))
         options.only = [first.run_id()]
         if exit_code := submit(options):
@@ -108,7 +113,22 @@ def main() -> int:
     exit_code = submit(options)
     if not options.is_dry_run and store.load_folder(experiment.records_folder)[0]:
         exit_code = max(exit_code, collect.main([str(experiment.folder), "--brief"]))
+        errors.print_text("\n".join(describe_updates(experiment, grid.points)))
     return exit_code
+
+
+def describe_updates(experiment: Experiment, points: Sequence[Spec]) -> Iterator[str]:
+    """Yield the time of an update of each configuration of `points` that was timed, a line each, with its interval."""
+    labels = point_labels(points)
+    for record in store.load_folder(experiment.records_folder)[0]:
+        times_s = [
+            epoch.time_ns / len(epoch.step_times_ns) / 1e9 for epoch in timed_epochs(record) if epoch.step_times_ns
+        ]
+        found = median_time([times_s])
+        if found is not None and record.run_id in labels:
+            low, high = ends_of(found)
+            interval = f" ({low * 1e3:.4g} to {high * 1e3:.4g})" if low is not None and high is not None else ""
+            yield f"{labels[record.run_id]}: {found * 1e3:.4g} ms an update{interval}"
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """`run`: a script that nobody changed is measured on CPU processes, and one that does something else is refused."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -114,6 +115,7 @@ def test_a_script_is_measured_unchanged_on_one_and_two_processes(tmp_path: Path)
     assert code == 0, said
     assert "train.py on 1 to 2 CPU processes" in said
     assert "samples/s" in said
+    assert re.search(r"ddp 2 processes, 32 per process: [\d.]+ ms an update", said)
     one, two = sorted(records, key=lambda record: record.spec.num_gpus)
     script = measurement_of(two).script
     assert script is not None
