@@ -44,12 +44,11 @@ from factories import (
 from page_records import collected_in, every_question
 
 from pipeline.collect import DEFECT, address_of_words, display_options, go_on_after_defect
-from pipeline.plan.point_label import OF_GPUS
 from pipeline.records.folder import Experiment, find_experiments, folder_or_newest, start_submission
 from pipeline.records.record import Environment, Failure, Gpu, MemorySearch, MemoryTrial, Record, Telemetry
 from pipeline.report import terminal
 from pipeline.report.collected import collect_experiment
-from pipeline.report.display import MAX_WIDTH, DisplayColumn, DisplayTable
+from pipeline.report.display import MAX_WIDTH
 from pipeline.report.files import inert_cell
 from pipeline.report.questions import answers_of
 
@@ -725,14 +724,6 @@ def test_a_failed_row_on_the_terminal_begins_to_say_why(width: int, said: str, t
     assert row.endswith(f" {said}")
     brief = terminal.render_brief("x", found, answers, None, width).splitlines()
     assert [line for line in brief if line.startswith("- ddp 2 GPUs, 128 per GPU: failed")]
-
-
-def test_a_note_without_a_word_is_told_and_never_called_note(tmp_path: Path) -> None:
-    text = "no profile of this strategy: it calls its collectives itself"
-    table = DisplayTable("", [DisplayColumn("step [ms]", ["1.0", "2.0"]), DisplayColumn("note", ["1", ""], "text")])
-    table = table._replace(footnotes=[text], badges=["note"])
-    lines = terminal.table_lines(table, 16, 80, OF_GPUS)
-    assert [line.split(maxsplit=1) for line in lines[1:]] == [["[ms]", "note"], ["1.0", text], ["2.0"]]
 
 
 def test_a_reason_that_all_failed_rows_share_is_below_the_brief_table(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ STATUS_WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejecte
 MAX_LABEL = 44  # characters of a configuration in a cell
 WORDS = FIGURE_NAMES | {"sw_power_cap": "$GPU at its power limit"}  # what notes name
 MAX_BADGES = 3  # of a row
-MAX_WORD = 20  # characters of a short text that is its own badge
+MAX_WORD = 20  # characters of a text that is its own badge; the footnote has the rest
 USUAL = "usual"  # the configuration whose every value is the most frequent one
 
 Axes = Mapping[str, Any]
@@ -246,7 +246,8 @@ def word_of(note: Note) -> str:
     if note.kind == OF_BASELINE:
         return f"baseline {word_of(note.values['note'])}"
     if note.kind == TEXT:
-        return text if len(text := str(note.values["text"])) <= MAX_WORD else "note"
+        text = str(note.values["text"])
+        return text if len(text) <= MAX_WORD else f"{text[: MAX_WORD - 3].rstrip()}..."
     return note.kind.word or badge_of(note) or note.kind.name.replace("_", " ")
 
 

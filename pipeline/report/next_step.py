@@ -41,6 +41,7 @@ NOTHING_FOUND, AT_MOST = "none found", "at most"
 EFFORT_AXES = ("epochs", "windows", *POOLED_AXES)
 MIN_GAIN = 1.02  # of a changed point that was timed too, as a ratio of times
 LOW_MFU = 0.5  # a step that is not compiled and reaches less of the GPU's peak may gain by fused kernels
+MAX_CHANGES = 3  # of a next step: the first ones, in the order of the limit
 MIN_BATCH_RATIO = 2  # of two batches from which the fixed cost of a step is taken
 
 
@@ -344,6 +345,7 @@ def describe_changes(changes: Sequence[Change], own: Evidence, found: Found) -> 
                 gains[change] = gain
         elif is_possible(change, own.point) and not tried.is_oom:
             gains[change] = None
+    gains = dict(itertools.islice(gains.items(), MAX_CHANGES))
     said = (f"({gain:.3g}x)" if gain else "(not measured here)" * change.is_guess for change, gain in gains.items())
     words = (f"{change.words} {how}".rstrip() for change, how in zip(gains, said, strict=True))
     return NextStep(" or ".join(words), tuple(gains), tuple(filter(None, gains.values())))

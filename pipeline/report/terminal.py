@@ -229,13 +229,13 @@ def draw_table(columns: Sequence[DisplayColumn]) -> list[str]:
 def note_column(numbers: Sequence[str], is_lost: Sequence[bool], table: DisplayTable, room: int) -> DisplayColumn:
     """Return the column of the notes with these numbers: each the word of the first one, and how many more.
 
-    That of a row without a result begins to say why, and so does a note without a word: as much as has room.
+    That of a row without a result begins to say why, as much as has room.
     """
     cells = []
     for (first, *others), lost in zip((cell.split(", ") for cell in numbers), is_lost, strict=True):
         more = f" +{len(others)}" if others else ""
         word, text = (texts[int(first) - 1] if first else "" for texts in (table.badges, table.footnotes))
-        said = cut(text, max(room - len(more), MIN_NOTE)) if lost or word == "note" else word
+        said = cut(text, max(room - len(more), MIN_NOTE)) if lost else word
         cells.append(said + more)
     return DisplayColumn("note", cells, "text")
 

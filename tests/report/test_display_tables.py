@@ -10,7 +10,7 @@ from page_records import every_question
 from rendered_tables import assert_row, assert_said_once, build, cells, report, table_of
 
 from pipeline.figures.intervals import DRIFTED
-from pipeline.figures.notes import OF_BASELINE, make_note
+from pipeline.figures.notes import OF_BASELINE, TEXT, make_note
 from pipeline.plan.axes import REMEDIES, Remedy
 from pipeline.plan.grid import expand_grid, shipped_grids
 from pipeline.plan.spec import Spec
@@ -276,3 +276,9 @@ def test_points_past_the_largest_number_of_rows_are_cut_off_and_counted(monkeypa
     monkeypatch.setattr(display, "MAX_ROWS", 1_000)
     found = [make_record(make_spec(batch_size_per_gpu=size)) for size in range(1, 1_003)]
     assert "1,000 of 1,002 rows are shown." in report(*found)
+
+
+def test_a_long_text_is_a_badge_of_its_first_words_and_never_called_note() -> None:
+    text = "no profile of this strategy: it calls its collectives itself"
+    assert display.word_of(make_note(TEXT, text=text)) == "no profile of this..."
+    assert display.word_of(make_note(TEXT, text="stated elsewhere")) == "stated elsewhere"
