@@ -104,7 +104,7 @@ LENET_FASTER = [timed(0.1, 128, model="lenet"), timed(0.05, 128, 2, model="lenet
                 for record in scaling()
             ],
             *(None, "", "unfit for an answer"),
-            "Its hours and scaling are limited by data loading: a GPU waits for data",
+            "Its hours and scaling are limited by data loading.",
             id="every point waits for its loader",
         ),
         pytest.param(

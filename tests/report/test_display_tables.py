@@ -280,5 +280,5 @@ def test_points_past_the_largest_number_of_rows_are_cut_off_and_counted(monkeypa
 
 def test_a_long_text_is_a_badge_of_its_first_words_and_never_called_note() -> None:
     text = "no profile of this strategy: it calls its collectives itself"
-    assert display.word_of(make_note(TEXT, text=text)) == "no profile of this..."
+    assert display.word_of(make_note(TEXT, text=text)) == "no profile of thi..."
     assert display.word_of(make_note(TEXT, text="stated elsewhere")) == "stated elsewhere"
