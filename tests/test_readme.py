@@ -399,7 +399,8 @@ def test_the_route_on_a_cluster_runs_as_written_but_for_its_size(
     apptainer = write_script(tmp_path / "bin/apptainer", f'echo "$1 $2 $3 $4" >> {shlex.quote(str(noted))}', exec_rest)
     in_container = write_script(tmp_path / "in-container.sh", f"PATH={apptainer.parent}:$PATH", *wrapper)
     env = {**on_slurm, "PIPELINE_PYTHON": str(in_container)}
-    for line in (cut_sbatch, f"{submit} {CUT} --wait"):  # the job runs while the driver waits for its arrays
+    began = "until [ -e outputs/q4/manifest.json ]; do sleep 0.2; done"  # so that the newest experiment is scaling
+    for line in (f"{cut_sbatch}; {began}", f"{submit} {CUT} --wait"):  # the job runs while the driver waits
         succeeded(cluster.run("bash", "-c", f"{command}\n{line}", cwd=checkout, env=env, timeout_s=400, check=False))
     cluster.wait_idle(timeout_s=200)
     said, shown = (
