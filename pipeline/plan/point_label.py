@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from pipeline.plan.axes import AXES, DECLARED, REMEDIES
+from pipeline.plan.axes import AXES, DECLARED, REMEDIES, UNSTATED_BY_SCRIPTS
 from pipeline.plan.model_names import is_image_model, short_model_name
 from pipeline.plan.spec import Spec
 from pipeline.plan.strategies import STRATEGIES
@@ -97,12 +97,15 @@ def models_of(rows: Iterable[Mapping[str, Any]]) -> Models:
 
 
 def describe_point(row: Mapping[str, Any], axes: Sequence[str], beside: Models = ()) -> str:
-    """Return the row's values of these axes in words: `ddp 2 GPUs, 128 per GPU`. Axes of another strategy have none.
+    """Return the row's values of these axes in words: `ddp 2 GPUs, 128 per GPU`.
 
-    The name of a model tells it from the models `beside`.
+    Axes of another strategy have none, nor have those that no script states. The name of a model tells it from the
+    models `beside`.
     """
     strategy = row.get("strategy")
     axes = [axis for axis in axes if strategy is None or has_axis(strategy, axis)]
+    if row.get("script"):  # it has its own data
+        axes = [axis for axis in axes if axis not in UNSTATED_BY_SCRIPTS]
     # an own model has its own data set, and synthetic batches need none
     has_dataset = is_image_model(row.get("model")) and (row.get("dataset") or row.get("input") != "synthetic")
     parts = {axis: describe_axis(axis, row[axis]) for axis in axes if axis != "dataset" or has_dataset}
