@@ -6,6 +6,7 @@
 Exit codes: 0 the file is written; 2 it exists, or has no name of a module and a class.
 """
 
+import keyword
 import shlex
 import sys
 from importlib import resources
@@ -18,6 +19,7 @@ from pipeline.system.errors import CommandError
 
 DEFAULT = "workload.py:Training"
 TEMPLATE = "workload.py.j2"
+TAKEN = ("torch", "nn", "Workload")  # names that the file uses
 
 
 def main() -> int:
@@ -36,7 +38,8 @@ def main() -> int:
 def write_workload(model: str) -> Path:
     """Write the file of this model and return its path. Raises CommandError."""
     own = own_class(model)
-    if own is None or not own.is_file or not own.name.isidentifier():
+    is_name = own is not None and own.name.isidentifier() and not keyword.iskeyword(own.name)
+    if own is None or not own.is_file or not is_name or own.name in TAKEN:
         raise CommandError(f"{model!r} names no file and class; write FILE.py:CLASS, as in {DEFAULT}.")
     path = Path(own.module)
     if not path.stem.isidentifier() or path.stem in (*sys.stdlib_module_names, *errors.RANK_PACKAGES, "pipeline"):

@@ -29,11 +29,12 @@ from pipeline.plan.script import script_name
 from pipeline.plan.spec import Spec
 from pipeline.records import store
 from pipeline.records.folder import Experiment
+from pipeline.records.record import Record
 from pipeline.submission import plan
 from pipeline.submit import add_arguments, check_arguments, submit
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser
-from pipeline.system.errors import CommandError
+from pipeline.system.errors import EXIT_GAPS, CommandError
 
 SWEPT = {
     "num_gpus": "numbers of GPUs, or of processes on the CPU (default: 1)",
@@ -106,10 +107,14 @@ def main() -> int:
     is_checked = not options.is_dry_run and not options.only and len(grid.points) > 1
     if is_checked and plan.inspect_cluster(options).kind == "local":
         first = min(grid.points, key=lambda spec: (spec.num_gpus, spec.batch_size_per_gpu))
-        options.only = [first.run_id()]
-        if exit_code := submit(options):
-            return exit_code
-        options.only = []
+        if first.run_id() not in ok_records(experiment):
+            options.only = [first.run_id()]
+            if exit_code := submit(options):
+                return exit_code
+            options.only = []
+        if first.run_id() not in ok_records(experiment):
+            read = f"read why in ddpscale status {experiment.folder}, mend that, and add --rerun failed"
+            raise CommandError(f"the first configuration has no result, so the others do not start; {read}.", EXIT_GAPS)
     exit_code = submit(options)
     if not options.is_dry_run and store.load_folder(experiment.records_folder)[0]:
         exit_code = max(exit_code, collect.main([str(experiment.folder), "--brief"]))
@@ -117,10 +122,17 @@ def main() -> int:
     return exit_code
 
 
+def ok_records(experiment: Experiment) -> dict[str, Record]:
+    """Return the last ok record of each configuration, by run id."""
+    return {
+        record.run_id: record for record in store.load_folder(experiment.records_folder)[0] if record.status == "ok"
+    }
+
+
 def describe_updates(experiment: Experiment, points: Sequence[Spec]) -> Iterator[str]:
     """Yield the time of an update of each configuration of `points` that was timed, a line each, with its interval."""
     labels = point_labels(points)
-    for record in store.load_folder(experiment.records_folder)[0]:
+    for record in ok_records(experiment).values():
         times_s = [
             epoch.time_ns / len(epoch.step_times_ns) / 1e9 for epoch in timed_epochs(record) if epoch.step_times_ns
         ]

@@ -33,6 +33,8 @@ def test_without_a_name_it_is_workload_in_this_folder(tmp_path: Path, monkeypatc
         ("mine", "'mine' names no file and class; write FILE.py:CLASS"),
         ("mine.py:", "names no file and class"),
         ("mine.py:a-b", "names no file and class"),
+        ("mine.py:class", "names no file and class"),
+        ("mine.py:nn", "names no file and class"),
         ("mine.txt:A", "names no file and class"),
         ("{folder}/torch.py:A", "torch.py has no name of its own for a module"),
         ("{folder}/my-model.py:A", "my-model.py has no name of its own"),

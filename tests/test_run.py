@@ -140,6 +140,9 @@ def test_a_script_that_ignores_the_batch_size_ends_with_both_numbers_before_the_
     (record,) = records
     assert "asks for 32 samples an update on each GPU, and the loader of rank 0 gives 12" in record.reason
     assert "give batch_size_per_gpu=12" in record.reason
+    code, said, again = run_script(tmp_path, "--batch-size", "32,64", *SHORT, "--", "train.py")
+    assert (code, len(again)) == (1, 1)
+    assert "the first configuration has no result, so the others do not start" in said
 
 
 @pytest.mark.training

@@ -84,7 +84,9 @@ class CollectedOutcomes(NamedTuple):
         """The batch sizes and the script as words of `ddpscale run`; "" without a script."""
         specs = [outcome.spec for outcome in self.outcomes if outcome.spec.script]
         sizes = ",".join(map(str, sorted({spec.batch_size_per_gpu for spec in specs})))
-        return f"--batch-size {sizes} -- {specs[0].script}" if specs else ""
+        strategies = ",".join(sorted({spec.strategy for spec in specs if spec.num_gpus > 1}))
+        strategy = f"--strategy {strategies} " if strategies not in ("", "ddp") else ""
+        return f"{strategy}--batch-size {sizes} -- {specs[0].script}" if specs else ""
 
 
 def choice_of(spec: Spec) -> str:

@@ -13,6 +13,7 @@ next block or the end (script_rank). Nothing synchronizes within a block.
 import contextlib
 import gc
 import importlib.util
+import io
 import json
 import os
 import runpy
@@ -52,7 +53,7 @@ class Probe:
         self.unit = ""
         self.merit: tuple[float, str, str] | None = None  # the last one
         self.turn = 0
-        self.has_ended = False
+        self.has_ended = self.is_skipping = False
         self.controller = load_controller(config["process_group"]) if config["process_group"] else None
         self.skipped: Counter[str] = Counter()  # saves, by what was to be written
         self.is_silenced = False  # from the first silent update on, after which the weights are not those of a training
@@ -80,7 +81,8 @@ class Probe:
     def end_update(self, optimizer: Any) -> None:
         """Count an update of the first optimizer that has ended one, and end the block after its last."""
         self.num_others = 0 if self.counted == id(optimizer) else self.num_others + 1
-        if self.counted is None or self.num_others > MAX_OTHER_STEPS:
+        is_replaced = self.num_others > MAX_OTHER_STEPS and self.counted != id(self)
+        if self.counted is None or is_replaced:
             self.counted, self.num_others = id(optimizer), 0
         if id(optimizer) != self.counted:
             return
@@ -99,6 +101,8 @@ class Probe:
 
     def next_batch(self, fetch: Callable[[Any], Any], loader: Any) -> Any:
         """Return the loader's next batch; note its size, and how long host and device wait for it."""
+        if self.is_skipping:
+            return fetch(loader)
         started_ns, before = time.perf_counter_ns(), self.mark()
         batch = fetch(loader)
         self.wait_ns += time.perf_counter_ns() - started_ns
@@ -122,7 +126,9 @@ class Probe:
     def save(self, save: Callable[..., Any], what: str, words: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """Call a function that writes weights; from the first silent update on skip it, if it would write a file."""
         values = [*words, *named.values()]
-        paths = [os.path.basename(str(value)) for value in values if isinstance(value, str | os.PathLike)]
+        opened = [value.name for value in values if isinstance(value, io.IOBase) and hasattr(value, "name")]
+        named_paths = [value for value in values if isinstance(value, str | os.PathLike)]
+        paths = [os.path.basename(str(path)) for path in (*named_paths, *opened)]
         if self.is_silenced and (paths or what != "torch.save"):
             self.skipped[" ".join([what, *paths[:1]])] += 1
             return None
@@ -143,10 +149,12 @@ class Probe:
 
     @contextlib.contextmanager
     def skip(self) -> Iterator[None]:
-        """Leave out the update in which the body runs."""
+        """Leave out the update in which the body runs, and the batches that it takes."""
+        self.is_skipping = True
         try:
             yield
         finally:
+            self.is_skipping = False
             self.left_out.add(len(self.marks) - 1)
 
     def note_merit(self, value: float, name: str, better: str) -> None:
@@ -389,20 +397,25 @@ class ImportWatch:
 
     def __init__(self, then: Mapping[str, Callable[[Any], object]]) -> None:
         self.then = dict(then)
+        self.searched = ""  # the module that the other finders look for
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
-        """Return the module spec of a watched module; None for others."""
-        then = self.then.pop(name, None)
-        if then is None:
+        """Return the module spec of a watched module; None for others. A search need not lead to an import."""
+        if name not in self.then or name == self.searched:
             return None
-        found = importlib.util.find_spec(name)
+        self.searched = name
+        try:
+            found = importlib.util.find_spec(name)
+        finally:
+            self.searched = ""
         if found is not None and found.loader is not None:
             loader: Any = found.loader
             execute = loader.exec_module
 
             def execute_then(module: Any) -> None:
                 execute(module)
-                then(module)
+                if then := self.then.pop(name, None):
+                    then(module)
 
             loader.exec_module = execute_then
         return found

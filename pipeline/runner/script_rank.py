@@ -298,7 +298,9 @@ class ScriptRank:
         """Return the next timed block; None if the time is precise enough."""
         self.log_block()
         times = [block.update_ns for block in self.blocks[1:]]
-        if len(times) >= self.spec.windows or is_time_precise_enough(times):
+        num_updates = sum(len(block.ranks[0].steps) for block in self.blocks[1:])
+        is_enough = len(times) >= self.spec.windows or num_updates >= self.spec.updates
+        if is_enough or is_time_precise_enough(times):
             return None
         return self.timed_block(min(block.update_ns for block in self.blocks), "real")
 
@@ -414,7 +416,7 @@ def batch_of(block: Block) -> tuple[int | None, float | None]:
     sizes: Counter[int] = Counter(dict(block.sizes))
     if not sizes:
         return None, None
-    return sizes.most_common(1)[0][0], sizes.total() / len(block.steps)
+    return sizes.most_common(1)[0][0], sizes.total() * block.share / len(block.steps)
 
 
 def check_observed(spec: Spec, block: Block) -> None:
@@ -425,9 +427,10 @@ def check_observed(spec: Spec, block: Block) -> None:
             f"the point has {spec.world_size} processes, and the script trains in a group of {seen['world_size']}; let "
             "it call init_process_group() with the variables of torchrun"
         )
-    if size is not None and batches is not None:
+    if size is not None and batches is not None and block.items is None:  # else the script says what it trains on
         asked, found = spec.batch_size_per_gpu * spec.grad_accumulation, size * batches
-        if abs(found - asked) > max(MAX_SIZE_DIFFERENCE * asked, size / len(block.steps)):
+        one_ahead = size / len(block.steps)  # a loader may fetch a batch before it is asked
+        if abs(found - asked) > max(MAX_SIZE_DIFFERENCE * asked, one_ahead) * (1 + 1e-9):
             how = f"batches of {size}, {batches:.3g} an update"
             raise ScriptProblem(
                 f"the point asks for {asked} samples an update on each GPU, and the loader of rank 0 gives {found:.4g} "

@@ -1,5 +1,8 @@
 """What the rank of a script makes of the reports of its probe: the check, the length of a block, and the ledger."""
 
+import importlib.util
+import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -7,6 +10,7 @@ import pytest
 from factories import make_spec
 
 from pipeline.plan.spec import Spec
+from pipeline.runner.script_probe import ImportWatch
 from pipeline.runner.script_rank import (
     Block,
     ScriptProblem,
@@ -64,6 +68,22 @@ def test_a_smaller_last_batch_is_no_other_batch_and_a_script_without_a_loader_is
     check_observed(spec_of(), block_of([]))
 
 
+@pytest.mark.parametrize("size", [3, 8, 32, 100, 128])
+def test_a_loader_may_be_one_batch_ahead(size: int) -> None:
+    check_observed(spec_of(batch_size_per_gpu=size), block_of([(size, 11)]))
+    with pytest.raises(ScriptProblem):
+        check_observed(spec_of(batch_size_per_gpu=size), block_of([(size, 12)]))
+
+
+def test_where_the_script_names_its_items_their_batches_are_not_checked() -> None:
+    check_observed(spec_of(), msgspec.structs.replace(block_of([(1, 10)]), items=4096.0))
+
+
+def test_batches_of_a_step_that_is_left_out_are_not_of_the_others() -> None:
+    """The loader gave a batch to each of ten steps; one step is left out."""
+    check_observed(spec_of(), *without_left_out([msgspec.structs.replace(block_of([(8, 10)]), left_out=[2])]))
+
+
 def test_another_world_or_strategy_than_asked_is_refused() -> None:
     with pytest.raises(ScriptProblem, match="2 processes, and the script trains in a group of 1"):
         check_observed(spec_of(), block_of([(8, 10)], world_size=1))
@@ -78,6 +98,19 @@ def test_a_block_fills_a_window_with_at_most_the_updates_that_the_point_allows(
     update_ns: float, updates: int, length: int
 ) -> None:
     assert num_timed_updates(spec_of(updates=updates), update_ns) == length
+
+
+def test_a_watched_module_may_be_searched_before_it_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "watched_here.py").write_text("value = 1")
+    seen: list[Any] = []
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [ImportWatch({"watched_here": seen.append}), *sys.meta_path])
+    assert importlib.util.find_spec("watched_here")
+    assert seen == []
+    module = importlib.import_module("watched_here")
+    assert (seen, module.value) == ([module], 1)
 
 
 def test_a_step_that_one_rank_leaves_out_counts_on_none() -> None:
