@@ -85,7 +85,7 @@ class CollectedOutcomes(NamedTuple):
         specs = [outcome.spec for outcome in self.outcomes if outcome.spec.script]
         sizes = ",".join(map(str, sorted({spec.batch_size_per_gpu for spec in specs})))
         strategies = ",".join(sorted({spec.strategy for spec in specs if spec.num_gpus > 1}))
-        strategy = f"--strategy {strategies} " if strategies not in ("", "ddp") else ""
+        strategy = f"--strategy {strategies} " if strategies else ""
         return f"{strategy}--batch-size {sizes} -- {specs[0].script}" if specs else ""
 
 
