@@ -14,6 +14,7 @@ from pipeline.runner.script_probe import ImportWatch
 from pipeline.runner.script_rank import (
     Block,
     ScriptProblem,
+    batch_of,
     check_observed,
     ledger_notes,
     num_timed_updates,
@@ -76,12 +77,15 @@ def test_a_loader_may_be_one_batch_ahead(size: int) -> None:
 
 
 def test_where_the_script_names_its_items_their_batches_are_not_checked() -> None:
+    with pytest.raises(ScriptProblem):
+        check_observed(spec_of(), block_of([(1, 10)]))
     check_observed(spec_of(), msgspec.structs.replace(block_of([(1, 10)]), items=4096.0))
 
 
 def test_batches_of_a_step_that_is_left_out_are_not_of_the_others() -> None:
     """The loader gave a batch to each of ten steps; one step is left out."""
-    check_observed(spec_of(), *without_left_out([msgspec.structs.replace(block_of([(8, 10)]), left_out=[2])]))
+    (block,) = without_left_out([msgspec.structs.replace(block_of([(8, 10)]), left_out=[2])])
+    assert (len(block.steps), batch_of(block)) == (9, (8, 1.0))
 
 
 def test_another_world_or_strategy_than_asked_is_refused() -> None:
