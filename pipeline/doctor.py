@@ -38,7 +38,7 @@ NO_CUDA = (
 
 
 class Finding(NamedTuple):
-    """What there is of something; `refused` begins with what is wrong and ends with the cure."""
+    """A line of the output. One that is `refused` begins with what is wrong and ends with the cure."""
 
     level: Literal["ok", "note", "refused"]
     what: str

@@ -67,7 +67,7 @@ class Call(NamedTuple):
 
 
 class Controller:
-    """What all groups of this process do. `mode` is read-only: set_mode() changes it."""
+    """Tells all groups of this process what to do, and counts their calls. Only set_mode() changes `mode`."""
 
     def __init__(self) -> None:
         self.mode: Mode = "real"

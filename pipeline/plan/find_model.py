@@ -30,7 +30,7 @@ DYNAMIC_METHODS = {"__new__", "__getattribute__", "__init_subclass__"}
 
 
 class ClassSource(NamedTuple):
-    """What the sources of a class and of its bases tell: the names that they give, and the constructor."""
+    """The names and the constructor of a class, read from its source and those of its bases."""
 
     is_workload: bool
     names: frozenset[str] = frozenset()

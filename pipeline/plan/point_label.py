@@ -23,15 +23,15 @@ Models = Collection[str | None]
 class Terms(NamedTuple):
     """The words for what the points of an experiment ran on, what their samples consist of, and what is tested.
 
-    `own_model` has the words after --set that choose the model, if it is none of images; `script` those after
-    `ddpscale run` that choose a script.
+    `own_model` has the words after --set that choose the model, if it is none of images; `words_of_run`
+    those after `ddpscale run` that choose a script.
     """
 
     processors: Literal["GPUs", "processes"] = "GPUs"
     unit: str = IMAGES
     merit: str = MERIT
     own_model: str = ""
-    script: str = ""
+    words_of_run: str = ""
 
 
 OF_GPUS = Terms()

@@ -1,4 +1,4 @@
-"""What points request: resources per GPU, their shape, array elements and their order, and shared processes."""
+"""Requests of points: resources per GPU, their shape, array elements and their order, and shared processes."""
 
 import hashlib
 import re

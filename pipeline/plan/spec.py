@@ -112,7 +112,7 @@ class Spec(Axes, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False
 
     @property
     def code(self) -> str:
-        """What the user's code of the point is called in a manifest: the command of its script, or its model."""
+        """The name of the user's code in a manifest: the command of the point's script, or its model."""
         return self.script or self.model or ""
 
     @property

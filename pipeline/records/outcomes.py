@@ -76,11 +76,11 @@ class CollectedOutcomes(NamedTuple):
             units.pop() if len(units) == 1 else ITEMS if units else IMAGES,
             merits.pop() or MERIT if len(merits) == 1 else MERIT,
             next((choice_of(outcome.spec) for outcome in self.outcomes if not is_image_model(outcome.spec.model)), ""),
-            self.script_command,
+            self.words_of_run,
         )
 
     @property
-    def script_command(self) -> str:
+    def words_of_run(self) -> str:
         """The batch sizes and the script as words of `ddpscale run`; "" without a script."""
         specs = [outcome.spec for outcome in self.outcomes if outcome.spec.script]
         sizes = ",".join(map(str, sorted({spec.batch_size_per_gpu for spec in specs})))

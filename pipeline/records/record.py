@@ -325,7 +325,7 @@ class Sharding(RecordStruct, frozen=True):
 
 
 class ObservedScript(RecordStruct, frozen=True):
-    """What a user's script does, as the optimizers, loaders and wrappers of rank 0 show it; None: not seen."""
+    """Properties of a user's script, seen in the optimizers, loaders and wrappers of rank 0; None: not seen."""
 
     command: tuple[Text, ...]  # with this point's values
     world_size: PositiveInt

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pipeline.report.draw import RenderedPlot
 
 FASTER = Column("times_as_fast", "B, times as fast as A", "Time in A divided by that in B.")
-TIMES = {
+TIME_COLUMNS = {
     "epoch_time_s": Column("time_s", "epoch time [s]", "Median epoch time."),
     "step_time_s": Column("time_s", "step [ms]", "Median step time."),
 }
@@ -58,7 +58,7 @@ def render_page(pairs: Pairs) -> str:
 
 def draw(comparison: Comparison) -> "Sequence[RenderedPlot]":
     """Return the plots; none if neither batch size nor the number of GPUs varies."""
-    plots = [plot for key in TIMES for plot in plots_of(key, comparison.points)]
+    plots = [plot for key in TIME_COLUMNS for plot in plots_of(key, comparison.points)]
     if not plots:
         return ()
     from pipeline.report.draw import render_plot
@@ -79,8 +79,8 @@ def plots_of(key: str, points: Sequence[ComparedPoint]) -> list[Plot]:
     axis = AXIS_HEADINGS[x]
     groups = {label or "B": own for label, own in groups.items()}
     faster = LinePanel(FASTER.heading, axis, (*make_series(groups, x, FASTER), even), y_covers=(0, 1))
-    what = TIMES[key].heading.partition(" [")[0]
-    panels = time_panels(timed, x, TIMES[key])
+    what = TIME_COLUMNS[key].heading.partition(" [")[0]
+    panels = time_panels(timed, x, TIME_COLUMNS[key])
     shown = evenly(panels, MAX_PANELS)
     return [
         Plot(f"compare-{key}", "", f"Speed of B against A, by {what}", (faster,), note),

@@ -233,7 +233,7 @@ class Advice(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """What is known of the points with one change: the shortest time, and if one of them ran out of memory."""
+    """The points with one change: their shortest time, and if one of them ran out of memory."""
 
     time_s: float | None = None
     is_oom: bool = False

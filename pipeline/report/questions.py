@@ -55,7 +55,7 @@ class Answer(NamedTuple):
 
     @property
     def tiles(self) -> list[Tile]:
-        """What was asked, as tiles. One that only says why there is no answer has the topic and the command."""
+        """The tiles of what was asked. One that only says why there is no answer has the topic and the command."""
         found = (claim.tile(self.terms) for claim in self.claims if claim.is_asked)
         return [tile if tile.label else tile._replace(label=self.topic, command=self.command) for tile in found]
 
@@ -63,8 +63,8 @@ class Answer(NamedTuple):
     def command(self) -> str:
         """The command that measures what is missing; "" if nothing is, or if no shipped grid does so."""
         command = next((claim.command for claim in self.claims if claim.command), "")
-        if command and self.terms.script:
-            return script_command(self.question, self.terms.script)
+        if command and self.terms.words_of_run:
+            return run_command(self.question, self.terms.words_of_run)
         if command and self.terms.own_model:
             return own_model_command(self.question, command, self.terms.own_model)
         return command
@@ -75,10 +75,10 @@ def not_asked(answers: Iterable[Answer]) -> list[str]:
     return [in_terms(ASKED_ABOUT[answer.question], answer.terms) for answer in answers if not answer.tiles]
 
 
-def script_command(question: str, script: str) -> str:
+def run_command(question: str, words_of_run: str) -> str:
     """Return the command that measures what is missing of a user's script; "" where no option of `run` does so."""
     options = {"Q2": "--num-gpus 1,2", "Q3": "--num-gpus 2 --measure communication"}.get(question)
-    return f"ddpscale run {options} {script}" if options else ""
+    return f"ddpscale run {options} {words_of_run}" if options else ""
 
 
 def own_model_command(question: str, command: str, model: str) -> str:

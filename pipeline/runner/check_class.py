@@ -29,7 +29,7 @@ from pipeline.workloads.workload import Workload, WorkloadError, model_of
 
 
 class ClassCheck(NamedTuple):
-    """What was checked of a class, and a sentence for each refusal."""
+    """The methods of a class that were checked, and a sentence for each refusal."""
 
     checked: list[str]
     refusals: list[str]
