@@ -124,7 +124,9 @@ def test_a_repository_of_its_own_measures_its_training_with_the_installed_comman
 
     report = (repository / "outputs/arithmetic/report.md").read_text()
     q2 = "## Q2: weak scaling, speed-up against one process with the per-process batch fixed"
-    assert_says(report, "tokens/s", "sums/workload.py:Arithmetic", q2, "**Q3.** On 2 processes ")
+    assert_says(
+        report, "tokens/s", "sums/workload.py:Arithmetic", q2, "**Q3** Exposed communication: ", "on 2 processes"
+    )
     assert not re.search(r"\bimages?\b|\bGPUs?\b", report)
 
 
