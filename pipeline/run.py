@@ -23,7 +23,7 @@ from typing import Any
 from pipeline import collect
 from pipeline.figures.intervals import ends_of, median_time
 from pipeline.figures.pooling import timed_epochs
-from pipeline.plan.grid import GRID_NAME_PATTERN, GridFile, parse_overrides
+from pipeline.plan.grid import GPUS_PER_NODE, GRID_NAME_PATTERN, GridFile, parse_overrides
 from pipeline.plan.point_label import point_labels
 from pipeline.plan.script import script_name
 from pipeline.plan.spec import Spec
@@ -39,7 +39,8 @@ from pipeline.system.errors import EXIT_GAPS, CommandError
 SWEPT = {
     "num_gpus": "numbers of GPUs, or of processes on the CPU (default: 1)",
     "batch_size_per_gpu": "samples of a pass on each GPU",
-    "num_nodes": "numbers of nodes, over which the GPUs are divided",
+    "num_nodes": "numbers of nodes, over which the GPUs are divided (default: 1)",
+    GPUS_PER_NODE: "numbers of GPUs of each node, in place of --num-gpus",
     "grad_accumulation": "passes of an update (default: 1)",
     "strategy": "what the script spreads its model with, on several GPUs: ddp (the default) or fsdp",
     "updates": "timed updates, at most (default: 600)",
@@ -78,13 +79,16 @@ def split_command(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 def build_grid(arguments: argparse.Namespace, script: str) -> GridFile:
     """Return the grid of a command line, as a grid file would have it. Raises CommandError."""
     given = [f"{axis}={values}" for axis in SWEPT if (values := getattr(arguments, axis))]
-    block: dict[str, list[Any]] = {"num_gpus": [1], **parse_overrides(given, "the command line")}
+    block: dict[str, list[Any]] = parse_overrides(given, "the command line")
+    gpus = "num_gpus" if "num_gpus" in block else GPUS_PER_NODE
+    block = {gpus: [1], **block}
     blocks = [block]
-    if arguments.measure:
-        several = [number for number in block["num_gpus"] if number > 1]
-        if not several:
-            raise CommandError("--measure communication needs several GPUs; give --num-gpus 1,2.")
-        blocks.append({**block, "num_gpus": several, "measure": [arguments.measure]})
+    for num_nodes in block.get("num_nodes", [1]) if arguments.measure else ():
+        is_several = gpus == GPUS_PER_NODE and num_nodes > 1
+        if several := [number for number in block[gpus] if number > 1 or is_several]:
+            blocks.append({**block, gpus: several, "num_nodes": [num_nodes], "measure": [arguments.measure]})
+    if arguments.measure and len(blocks) == 1:
+        raise CommandError("--measure communication needs several GPUs; give --num-gpus 1,2.")
     return GridFile(name_of(script), blocks, base={"script": script, "device": "auto"})
 
 

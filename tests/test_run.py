@@ -11,8 +11,10 @@ from conftest import ROOT, Command, run_command, run_program, without_slurm
 from factories import measurement_of, only_record, records_of
 
 import ddpscale
+from pipeline.plan.grid import expand_grid
 from pipeline.records.folder import Experiment, find_experiments
 from pipeline.records.record import Record
+from pipeline.run import parse_arguments
 
 SCRIPT = ROOT / "docs" / "examples" / "script" / "train.py"
 SHORT = ("--updates", "6", "--warmup", "2", "--set", "windows=2", "epochs=3")
@@ -143,6 +145,26 @@ def test_a_script_that_ignores_the_batch_size_ends_with_both_numbers_before_the_
     code, said, again = run_script(tmp_path, "--batch-size", "32,64", *SHORT, "--", "train.py")
     assert (code, len(again)) == (1, 1)
     assert "the first configuration has no result, so the others do not start" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "shapes"),
+    [
+        ("--num-nodes 1,2", [(1, 1), (2, 2)]),
+        ("--num-nodes 1,2 --gpus-per-node 1,4", [(1, 1), (1, 4), (2, 2), (2, 8)]),
+        ("--num-gpus 2,4 --num-nodes 2", [(2, 2), (2, 4)]),
+    ],
+)
+def test_gpus_of_a_script_are_counted_by_node_unless_their_total_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, shapes: list[tuple[int, int]]
+) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    command = ["run", "--batch-size", "8", *words.split(), "--measure", "communication", "--", "train.py"]
+    monkeypatch.setattr("sys.argv", command)
+    found = sorted((spec.num_nodes, spec.num_gpus, spec.measure) for spec in expand_grid(parse_arguments().grid).points)
+    several = {(*shape, "communication") for shape in shapes if shape[1] > 1}
+    assert found == sorted({*((*shape, "epochs") for shape in shapes), *several})
 
 
 @pytest.mark.training

@@ -192,8 +192,9 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     num_nodes: Annotated[
         PositiveInt,
         declare(
-            "Nodes over which the GPUs are divided equally.",
-            "num_nodes=2 num_gpus=4 strategy=ddp",
+            "Nodes over which the GPUs are divided equally; a grid may give `gpus_per_node` in place of `num_gpus`. "
+            "With --set points of one process stay on one node.",
+            "num_nodes=1,2 gpus_per_node=2 strategy=ddp",
             BASELINE | MayDiffer.PREDICTION | CHOICE | TARGET,
             words="{} nodes",
             values={1: "{} node"},
@@ -607,7 +608,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if self.num_gpus % self.num_nodes:
             raise ValueError(
                 f"num_gpus={self.num_gpus} is the total over nodes and must be a multiple of "
-                f"num_nodes={self.num_nodes}."
+                f"num_nodes={self.num_nodes}; give gpus_per_node in its place."
             )
         if self.num_nodes > 1 and not self.is_distributed:
             raise ValueError(

@@ -22,6 +22,7 @@ from pipeline.plan.axes import (
     SHAPE_AXES,
     UNSTATED_BY_SCRIPTS,
     Device,
+    PositiveInt,
     leaves_of,
 )
 from pipeline.plan.find_model import check_models
@@ -37,7 +38,10 @@ SHIPPED_GRIDS = package_files.files("pipeline") / "templates" / "grids"
 MAX_GRID_BYTES = 64 * 1024
 MAX_POINTS = 200_000
 GRID_NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-GRID_AXES = tuple(axis for axis in AXES if axis != "options")
+GPUS_PER_NODE = "gpus_per_node"  # of a grid, in place of num_gpus
+GRID_TYPES: dict[str, Any] = {axis: found for axis, found in AXIS_TYPES.items() if axis != "options"}
+GRID_TYPES[GPUS_PER_NODE] = PositiveInt
+GRID_AXES = tuple(GRID_TYPES)
 REQUIRED_AXES = ("precision", "input", "num_workers", "dataset", "model")
 SCRIPT_WINDOWS = 20  # of a script, at most
 UNKNOWN_KEY = re.compile(r"unknown field `(\w+)`")  # of msgspec
@@ -108,19 +112,24 @@ def expand_grid(grid: str | GridFile, changes: Sequence[str] = (), *, has_gpus: 
     place_models(overrides, Path.cwd())
     place_models(file.base, folder)
     auto: Device = "cuda" if has_gpus else "cpu"
-    points: dict[Spec, int] = {}  # point -> index of its block
+    points: dict[Spec, None] = {}
     for index, block in enumerate(file.points):
         place_models(block, folder)
         for spec in expand_block(file.base, block, overrides, auto, f"points[{index}]"):
-            # overrides may make points of different blocks equal, which is no error
-            if spec in points and (not overrides or points[spec] == index):
+            if spec in points and not overrides:  # which may make points equal
                 raise CommandError(f"grid {file.name!r} has the point {spec.run_id()} twice; remove one.")
-            points.setdefault(spec, index)
+            points[spec] = None
             if len(points) > MAX_POINTS:
                 raise CommandError(f"grid {file.name!r} has more than {MAX_POINTS} points; split it.")
     if not points:
         raise CommandError(f"grid {file.name!r} has no points; give every axis of a block at least one value.")
     check_models(points, folder)
+    wanted = overrides.get("num_nodes", [])
+    if wanted and not any(spec.num_nodes in wanted for spec in points):
+        asked = f"--set num_nodes={','.join(map(str, wanted))}"
+        raise CommandError(
+            f"{asked} changes no point of grid {file.name!r}, since each has one process; use --grid nodes {asked}."
+        )
     replaced = tuple(describe_override(file, axis, values) for axis, values in overrides.items())
     return Grid(file.name, tuple(points), file.resources, replaced, folder)
 
@@ -271,8 +280,8 @@ def parse_value(axis: str, text: str) -> Any:
             return yaml.load(text, StrictLoader)
         return text
     if axis == "remedies":
-        return msgspec.convert([] if text == "none" else text.split("+"), AXIS_TYPES[axis])
-    return msgspec.convert("null" if text == "none" else text, AXIS_TYPES[axis], strict=False)
+        return msgspec.convert([] if text == "none" else text.split("+"), GRID_TYPES[axis])
+    return msgspec.convert("null" if text == "none" else text, GRID_TYPES[axis], strict=False)
 
 
 def expand_block(
@@ -296,7 +305,26 @@ def expand_block(
         elif "model" in changes:  # the block may be about another model, and state what this one does not have
             left_out = set(axes_of_others(str(fields["model"]))) - changes.keys()
             fields = {axis: value for axis, value in fields.items() if axis not in left_out}
+        fields = place_on_nodes(fields, changes)
         yield spec_from_fields(usual_in_bf16(fields) | fields, where)
+
+
+def place_on_nodes(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields with `num_gpus` as the total over nodes.
+
+    --set replaces `num_gpus` by `gpus_per_node` and the reverse. Nodes it changes only where each GPU has a process.
+    """
+    strategy = STRATEGIES.get(str(fields.get("strategy", "single" if fields.get("num_gpus") == 1 else "ddp")))
+    if strategy is None or strategy.is_distributed:
+        replaced = {"num_gpus"} if GPUS_PER_NODE in changes else {GPUS_PER_NODE} if "num_gpus" in changes else set()
+        left_out = replaced - changes.keys()
+    else:
+        left_out = changes.keys() & {"num_nodes", *([GPUS_PER_NODE] if "num_gpus" in fields else [])}
+    found = {axis: value for axis, value in fields.items() if axis not in left_out}
+    if GPUS_PER_NODE in found and "num_gpus" not in found:
+        number, num_nodes = found.pop(GPUS_PER_NODE), found.get("num_nodes", 1)
+        found["num_gpus"] = number * num_nodes if type(number) is type(num_nodes) is int else number
+    return found
 
 
 def usual_in_bf16(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -308,6 +336,8 @@ def usual_in_bf16(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def spec_from_fields(fields: Mapping[str, Any], where: str) -> Spec:
     """Return the point. Raises CommandError, also for what Spec accepts so that it reads older manifests."""
+    if GPUS_PER_NODE in fields:
+        raise CommandError(f"{where} gives num_gpus, the total over nodes, and gpus_per_node; leave one out.")
     is_script = fields.get("script") is not None
     fields = complete_script_fields(fields) if is_script else complete_model_fields(fields)
     for axis in () if is_script else REQUIRED_AXES:
@@ -394,7 +424,7 @@ def explain_type_error(error: msgspec.ValidationError, axis: str | None = None) 
     if axis is None and (named := re.search(r"`\$\.(\w+)", sentence)):
         axis = named[1]
     choices = (
-        [leaf for leaf in leaves_of(AXIS_TYPES.get(axis or "")) if isinstance(leaf, str)]
+        [leaf for leaf in leaves_of(GRID_TYPES.get(axis or "")) if isinstance(leaf, str)]
         if "Invalid enum value" in sentence
         else []
     )

@@ -33,6 +33,7 @@ PASSED_ON = {  # options that sbatch has under the same name -> help
     "exclude": "nodes that no job may use: node7 or node[1-3,9]",
     "nodelist": "nodes that each job must have; name one for points on one node",
     "reservation": "Slurm's reservation",
+    "switches": "leaf switches over which the nodes of a job may lie, at most, and how long to wait: 1@01:00:00",
 }
 
 Memory = Literal["0", "default"]
@@ -52,6 +53,7 @@ class SlurmOptions(NamedTuple):
     exclude: str | None = None
     nodelist: str | None = None
     reservation: str | None = None
+    switches: str | None = None
     no_gres: bool = False  # request whole nodes and no GPUs, for clusters where Slurm does not know the GPUs
 
     def gpus(self, count: int) -> dict[str, str]:

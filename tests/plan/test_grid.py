@@ -62,6 +62,11 @@ def one_sentence(text: str) -> str:
         ("q4", {"1 node x 1 GPU": 1, "1 node x 4 GPUs": 15}),  # 3 batch sizes x 5 sets of remedies
         # 54 over 30 epochs, 9 at half the rate, 6 with the baseline's updates; 2 global batches x 3 seeds on two GPUs
         ("q4-study", {"1 node x 1 GPU": 69, "1 node x 2 GPUs": 6}),
+        # 4 batch sizes; on 1, 2 and 4 nodes 4 and 3 of communication
+        (
+            "nodes",
+            {"1 node x 1 CPU process": 4, **{f"{n} x 4 CPU processes": 7 for n in ("1 node", "2 nodes", "4 nodes")}},
+        ),
     ],
 )
 def test_shipped_grids_have_so_many_points_of_each_shape(name: str, sizes: dict[str, int]) -> None:
@@ -76,7 +81,7 @@ def test_shipped_grids_have_so_many_points_of_each_shape(name: str, sizes: dict[
 def test_every_shipped_grid_expands_and_runs_on_gpus_unless_it_chooses(name: str) -> None:
     for has_gpus in (False, True):
         devices = {spec.device for spec in expand_grid(name, has_gpus=has_gpus).points}
-        chooses = name == "quantize" or (name in ("smoke", "own-model") and not has_gpus)
+        chooses = name == "quantize" or (name in ("smoke", "own-model", "nodes") and not has_gpus)
         assert devices == ({"cpu"} if chooses else {"cuda"})
 
 
@@ -108,6 +113,44 @@ def test_shapes_differ_by_device_nodes_and_gpus_of_a_node(expand: Expand) -> Non
     text = points("num_gpus: [4], num_nodes: [1, 2, 4]", "num_gpus: [2], device: [cpu]", head=head)
     shapes = [str(shape) for shape in group_by_shape(expand(text).points)]
     assert shapes == ["1 node x 4 GPUs", "2 nodes x 2 GPUs", "4 nodes x 1 GPU", "1 node x 2 CPU processes"]
+
+
+def test_the_grid_nodes_has_the_same_global_batch_on_one_gpu_and_on_each_number_of_nodes() -> None:
+    found = [spec for spec in expand_grid("nodes").points if spec.measure == "epochs"]
+    assert {spec.num_gpus for spec in found if spec.global_batch_size == 128} == {1, 4, 8, 16}
+
+
+def test_gpus_per_node_stands_for_the_total_and_has_its_run_ids(expand: Expand) -> None:
+    head = "name: t\nbase: {strategy: ddp, batch_size_per_gpu: 32}\n"
+    text = points("num_nodes: [1, 2], gpus_per_node: [4, 8]", head=head)
+    totals = points("num_nodes: [1], num_gpus: [4, 8]", "num_nodes: [2], num_gpus: [8, 16]", head=head)
+    assert [spec.run_id() for spec in expand(text).points] == [spec.run_id() for spec in expand(totals).points]
+    assert [spec.num_gpus for spec in expand(totals, ["gpus_per_node=2"]).points] == [2, 4]
+    assert [spec.num_gpus for spec in expand(text, ["num_gpus=6"]).points] == [6, 6]
+    for changes in (["num_gpus=6", "gpus_per_node=2"], ["gpus_per_node=0"], ["gpus_per_node=x"]):
+        refusal_of(lambda changes=changes: expand(text, changes))  # type: ignore[misc]
+    both = points("num_nodes: [1], num_gpus: [4], gpus_per_node: [4]", head=head)
+    assert "gives num_gpus, the total over nodes, and gpus_per_node" in refusal_of(lambda: expand(both))
+    assert "Expected `int`" in refusal_of(lambda: expand(points("gpus_per_node: [two]", head=head)))
+
+
+@pytest.mark.parametrize("name", shipped_grids())
+def test_two_nodes_can_be_asked_of_every_shipped_grid_or_the_refusal_says_how(name: str) -> None:
+    def two_nodes(name: str, *changes: str) -> list[tuple[int, bool, int]]:
+        found = expand_grid(name, changes).points
+        return [(spec.num_nodes, spec.is_distributed, spec.num_gpus) for spec in found]
+
+    if name in ("q1", "quantize"):
+        refusal = refusal_of(lambda: two_nodes(name, "num_nodes=2"))
+        assert "use --grid nodes --set num_nodes=2" in refusal
+        assert {nodes for nodes, _, _ in two_nodes("nodes", "num_nodes=2")} == {1, 2}
+    elif name == "memory":
+        assert "use one node" in refusal_of(lambda: two_nodes(name, "num_nodes=2"))
+    else:
+        found = two_nodes(name, "num_nodes=2")
+        assert all((nodes == 2) == is_distributed for nodes, is_distributed, _ in found)
+        before = {spec.num_gpus for spec in expand_grid(name).points if not spec.is_distributed}
+        assert {number for _, is_distributed, number in found if not is_distributed} == before
 
 
 def test_set_replaces_an_axis_in_every_block_and_blocks_that_fall_together_become_one(expand: Expand) -> None:
