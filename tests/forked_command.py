@@ -31,11 +31,11 @@ HIDE = """
 import os, sys
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == os.environ["HIDDEN_PACKAGE"]:
+        if name.partition(".")[0] in os.environ["HIDDEN_PACKAGES"].split():
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Finder())
 """
-"""Code after which this Python lacks the package that a variable names."""
+"""Code after which this Python lacks the packages that a variable names."""
 
 NEED_NUMPY = ("numpy", "pandas", "matplotlib")
 READ_AT_START = ("PYTHON", "LC_", "LANG", "LD_")  # variables that a running Python does not read again
@@ -79,8 +79,8 @@ def _become(module: str, arguments: Sequence[str], env: Mapping[str, str], stdou
     # or a test would wait a minute for a job that has long ended
     read_progress.LAST_POLL_S = state_rules.RECORD_GRACE_S = read_progress.FIRST_POLL_S
     experiment_folder.SUBMIT_LOCK_WAIT_S = 0.5
-    if package := env.get("HIDDEN_PACKAGE"):
-        _hide(package)
+    if packages := env.get("HIDDEN_PACKAGES"):
+        _hide(packages.split())
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except Exception:
@@ -88,9 +88,9 @@ def _become(module: str, arguments: Sequence[str], env: Mapping[str, str], stdou
         sys.exit(1)
 
 
-def _hide(package: str) -> None:
-    """Forget the package and all that may have imported it, and let nothing import it again."""
-    forgotten = {"pipeline", package, *(NEED_NUMPY if package == "numpy" else ())}
+def _hide(packages: Sequence[str]) -> None:
+    """Forget the packages and all that may have imported them, and let nothing import them again."""
+    forgotten = {"pipeline", *packages, *(NEED_NUMPY if "numpy" in packages else ())}
     for name in [name for name in sys.modules if name.partition(".")[0] in forgotten]:
         del sys.modules[name]
     sys.argv[0] = "-m"  # as Python has it when the command's package is imported

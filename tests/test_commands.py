@@ -268,7 +268,7 @@ def test_a_command_prints_the_version_and_the_commit(name: str) -> None:
     answer = run_program(sys.executable, "-m", module, "--version", env=plain_environment())
     assert (answer.returncode, answer.stderr) == (0, "")
     assert answer.stdout.strip().removesuffix(")").removesuffix(", changed") == (
-        f"ddp-scaling-pipeline {__version__} (commit {commit}" if commit else f"ddp-scaling-pipeline {__version__}"
+        f"ddpscale {__version__} (commit {commit}" if commit else f"ddpscale {__version__}"
     )
 
 
@@ -356,11 +356,11 @@ NEEDED = {
 }
 
 
-def hiding(folder: Path, package: str, env: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a new Python that lacks the package."""
+def hiding(folder: Path, packages: str, env: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a new Python that lacks the packages."""
     (folder / "hide").mkdir()
     (folder / "hide" / "sitecustomize.py").write_text(HIDE)
-    return {**env, "PYTHONPATH": os.pathsep.join([str(folder / "hide"), str(ROOT)]), "HIDDEN_PACKAGE": package}
+    return {**env, "PYTHONPATH": os.pathsep.join([str(folder / "hide"), str(ROOT)]), "HIDDEN_PACKAGES": packages}
 
 
 def arguments_of(command: str, folder: Path) -> tuple[str | Path, ...]:
@@ -402,7 +402,7 @@ def test_a_command_whose_package_is_missing_says_what_to_install(
     pipeline: Command, tmp_path: Path, command: str, package: str
 ) -> None:
     arguments = arguments_of(command, tmp_path)
-    env = {**without_slurm(tmp_path), "HIDDEN_PACKAGE": package}  # a fork of a Python that has it forgets it
+    env = {**without_slurm(tmp_path), "HIDDEN_PACKAGES": package}  # a fork of a Python that has it forgets it
     before = everything_in(tmp_path / "experiment")
     answer = pipeline(command, *arguments, env=env)
     assert_refused(answer, 2, package if (command, package) == ("collect", "numpy") else said_of(package), INSTALL)
@@ -413,11 +413,20 @@ def said_of(package: str) -> str:
     return f"needs the package {DISTRIBUTIONS.get(package, package)!r}; "
 
 
-@pytest.mark.parametrize("package", ["torch", "submitit"])
-def test_the_tables_need_neither_torch_nor_submitit(pipeline: Command, tmp_path: Path, package: str) -> None:
-    arguments = arguments_of("collect", tmp_path)
-    answer = pipeline("collect", *arguments, env=hiding(tmp_path, package, without_slurm(tmp_path)))
-    assert (answer.returncode, answer.stderr) == (0, "")
+LOAD = "import ddpscale, sys; print(len(ddpscale.load(sys.argv[1]).configurations))"
+
+
+@pytest.mark.parametrize("command", ["status", "collect", "compare", "export", "proposal", "ingest", "load"])
+def test_what_reads_records_needs_neither_torch_nor_submitit(tmp_path: Path, command: str) -> None:
+    folder = arguments_of("status", tmp_path)[0]
+    words: Sequence[str | Path] = {
+        "load": ("-c", LOAD, folder),
+        "compare": ("-m", "pipeline.compare", folder, make_experiment(tmp_path / "other", make_record()).folder),
+        "ingest": ("-m", "pipeline.ingest", ROOT / "tests/recorded/v100-dp.csv", "--outputs", tmp_path / "out"),
+    }.get(command, ("-m", f"pipeline.{command}", *arguments_of(command, tmp_path)))
+    env = hiding(tmp_path, "torch torchvision submitit", without_slurm(tmp_path))
+    answer = succeeded(run_program(sys.executable, *words, env=env))
+    assert "needs the package" not in answer.stderr
 
 
 @pytest.mark.parametrize(("package", "has_page"), [("jinja2", False), ("matplotlib", True)])
@@ -507,7 +516,7 @@ def test_the_script_of_zsh_loads_and_names_every_command(pipeline: Command, tmp_
 
 
 def test_without_shtab_a_sentence_says_what_to_install(pipeline: Command, tmp_path: Path) -> None:
-    answer = pipeline("completion", "bash", env={**without_slurm(tmp_path), "HIDDEN_PACKAGE": "shtab"})
+    answer = pipeline("completion", "bash", env={**without_slurm(tmp_path), "HIDDEN_PACKAGES": "shtab"})
     assert_refused(answer, 2, "needs the package 'shtab'", "-e '.[shtab]'")
 
 

@@ -38,7 +38,7 @@ def test_a_machine_without_gpus_and_slurm_can_start_runs(pipeline: Command, tmp_
 
 def test_each_refusal_has_its_cure_and_hides_no_other(pipeline: Command, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    env = {**on_cpu(fake_slurm(tmp_path / "bin", DEAD)), "HIDDEN_PACKAGE": "torchvision"}
+    env = {**on_cpu(fake_slurm(tmp_path / "bin", DEAD)), "HIDDEN_PACKAGES": "torchvision"}
     answer = pipeline("doctor", "--outputs", tmp_path / "file", env=env)
     assert answer.returncode == 1
     lines = lines_of(answer)

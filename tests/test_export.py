@@ -84,7 +84,7 @@ def test_each_figure_of_the_published_experiments_has_a_name_of_its_own() -> Non
 def test_a_tracker_that_is_not_installed_is_one_sentence_with_the_cure(
     pipeline: Command, measured: Experiment, target: str
 ) -> None:
-    env = {**without_slurm(measured.folder), "HIDDEN_PACKAGE": target}
+    env = {**without_slurm(measured.folder), "HIDDEN_PACKAGES": target}
     answer = pipeline("export", measured.folder, "--to", target, env=env)
     assert_refused(answer, 2, f"needs the package {target!r}", f"-e '.[{target}]'")
     assert not (measured.folder / target).exists()

@@ -11,11 +11,11 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from conftest import plain_environment, run_program, succeeded, without_make
+from conftest import assert_refused, plain_environment, run_program, succeeded, without_make
 from factories import ROOT, assert_says, records_of, write_script
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -24,26 +24,31 @@ from pipeline.records.folder import Experiment
 
 SOURCES = (
     *("pipeline", "ddpscale.py", "templates", "setup.cfg", "pyproject.toml", "LICENSE", "README.md"),
-    "constraints.txt",
+    *("constraints.txt", "constraints-volta.txt", "MANIFEST.in"),
 )
 NO_NETWORK = ("No matching distribution", "Could not find a version", "Connection", "Temporary failure")
 
 
-def recipe(marker: str) -> str:
-    """The line that docs/cluster.md has after this comment."""
-    after = (ROOT / "docs/cluster.md").read_text().split(f"<!-- run: {marker}", 1)[1]
+def recipe(marker: str, page: str = "docs/cluster.md") -> str:
+    """The line that a page has after this comment."""
+    after = (ROOT / page).read_text().split(f"<!-- run: {marker}", 1)[1]
     return after.split("```bash\n")[1].split("\n")[0]
+
+
+def copy_sources(to: Path) -> None:
+    """Copy what a wheel is built of."""
+    for name in filter(lambda name: (ROOT / name).exists(), SOURCES):
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, to / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, to / name)
 
 
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The package as docs/cluster.md brings it to a cluster without a network: a wheel, installed from its folder."""
     source = tmp_path_factory.mktemp("source")
-    for name in filter(lambda name: (ROOT / name).exists(), SOURCES):
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(ROOT / name, source / name)
+    copy_sources(source)
     target = tmp_path_factory.mktemp("unpacked")
     for marker, env in (("these lines, by", {}), ("these lines too", {"PIP_TARGET": str(target)})):
         command = recipe(marker).replace("python ", f"{shlex.quote(sys.executable)} ", 1)
@@ -54,6 +59,54 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
             pytest.skip("the build backend is absent and cannot be fetched")
         assert answer.returncode == 0, said
     return target
+
+
+BUILD = "from setuptools.build_meta import build_sdist; build_sdist('dist')"
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist, unpacked."""
+    folder = tmp_path_factory.mktemp("sdist")
+    copy_sources(folder / "source")
+    succeeded(run_program(sys.executable, "-c", BUILD, cwd=folder / "source"))
+    (archive,) = (folder / "source/dist").iterdir()
+    shutil.unpack_archive(archive, folder, filter="data")
+    (root,) = folder.glob("ddpscale-*")
+    return root
+
+
+@pytest.mark.wheel
+def test_an_sdist_holds_what_a_wheel_does(sdist: Path, unpacked: Path) -> None:
+    wheel = {path.relative_to(unpacked) for path in unpacked.rglob("*.*") if path.is_file()}
+    own = {path for path in wheel if path.parts[0] in ("pipeline", "ddpscale.py") and path.suffix != ".pyc"}
+    assert len(own) > 90
+    assert {str(path) for path in own if not (sdist / path).is_file()} == set()
+    assert (sdist / "constraints.txt").is_file(), "the lines that install name it"
+
+
+@pytest.mark.wheel
+def test_the_line_for_tables_alone_installs_what_they_need_in_a_fresh_environment(sdist: Path, tmp_path: Path) -> None:
+    """With packages from the network, all but torch, torchvision and submitit."""
+    line = recipe("tables", "README.md")
+    packages = {*line.partition("constraints.txt ")[2].partition(" && ")[0].split()}
+    required = {requirement.name for requirement in requirements_of_setup_cfg(extras=())}
+    assert packages == required - {"torch", "torchvision", "submitit"}
+
+    succeeded(run_program(sys.executable, "-m", "venv", tmp_path / "venv"))
+    env = plain_environment("PYTHONPATH", PATH=f"{tmp_path / 'venv/bin'}:{os.environ['PATH']}")
+    installed = run_program("bash", "-c", line, cwd=sdist, env=env)
+    if installed.returncode and any(phrase in installed.stderr for phrase in NO_NETWORK):
+        pytest.skip("the packages cannot be fetched")
+    succeeded(installed)
+    folder = tmp_path / "outputs/smoke"
+    shutil.copytree(ROOT / "published/two-cores/smoke", folder)
+    for words in (("collect",), ("status",), ("export", "--to", "json")):
+        assert succeeded(run_program("ddpscale", *words, "outputs/smoke", cwd=tmp_path, env=env)).stdout
+    assert "<svg" in (folder / "report.html").read_text()
+    load = "import ddpscale; print(len(ddpscale.load('outputs/smoke').configurations))"
+    assert succeeded(run_program("python", "-c", load, cwd=tmp_path, env=env)).stdout == "8\n"
+    assert_refused(run_program("ddpscale", "selftest", cwd=tmp_path, env=env), 2, "needs the package 'torch'")
 
 
 def run_outside(unpacked: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -196,11 +249,11 @@ def pins_of(name: str) -> dict[str, str]:
     return found
 
 
-def requirements_of_setup_cfg() -> list[Requirement]:
+def requirements_of_setup_cfg(extras: Sequence[str] = EXTRAS) -> list[Requirement]:
     """What the pipeline and its extras require."""
     parser = configparser.ConfigParser()
     parser.read(ROOT / "setup.cfg")
-    texts = [parser["options"]["install_requires"], *(parser["options.extras_require"][extra] for extra in EXTRAS)]
+    texts = [parser["options"]["install_requires"], *(parser["options.extras_require"][extra] for extra in extras)]
     return [Requirement(line) for text in texts for line in text.split("\n") if line]
 
 

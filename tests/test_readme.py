@@ -157,7 +157,7 @@ def test_the_laptop_route_ends_with_a_report(tmp_path: Path) -> None:
 
 
 SHOWN: dict[str, list[str]] = {
-    "README.md": ["commands", "output", "commands", "workload", "grid", *["commands"] * 4],
+    "README.md": ["commands", "output", "commands", "workload", "grid", *["commands"] * 5],
     "CONTRIBUTING.md": ["commands"],
     "docs/architecture.md": ["diagram", "diagram"],
     "docs/cluster.md": ["commands", "container", "wrapper", "commands", "prologue", "commands", "commands"],

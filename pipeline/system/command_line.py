@@ -54,5 +54,5 @@ class VersionAction(argparse.Action):
 
         commit, is_dirty = git_state(PACKAGE.parent)
         suffix = f" (commit {commit[:12]}{', changed' if is_dirty else ''})" if commit else ""
-        print(f"ddp-scaling-pipeline {__version__}{suffix}")
+        print(f"ddpscale {__version__}{suffix}")
         parser.exit()
