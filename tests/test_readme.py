@@ -32,7 +32,7 @@ from pipeline.plan.grid import SHIPPED_GRIDS, expand_grid
 from pipeline.plan.spec import Spec, non_default_fields
 from pipeline.records import store
 from pipeline.submission.batch_script import render_script
-from pipeline.submission.slurm_request import PASSED_ON
+from pipeline.submission.sbatch_options import PASSED_ON
 
 README = (ROOT / "README.md").read_text()
 PAGES = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}

@@ -7,7 +7,7 @@ from importlib import resources as package_files
 
 from pipeline.records.folder import Experiment, SlurmArray, Submission
 from pipeline.runner.launch_options import PYTHONPATH_ROOT
-from pipeline.submission.slurm_request import SlurmRequest
+from pipeline.submission.sbatch_options import SlurmRequest
 from pipeline.system.slurm_commands import STEP_VARIABLES
 
 MAX_RUNNING_ELEMENTS = 256  # without --max-parallel

@@ -37,7 +37,7 @@ from pipeline.runner.launch_options import LaunchOptions, launch_command
 from pipeline.runner.rank_files import PointResult, PointTask, RankError
 from pipeline.runner.rank_process import EarlierPoint, expected_memory_fraction, has_memory_headroom
 from pipeline.submission.plan import Cluster, PlannedArray, SubmitContext, plan_arrays
-from pipeline.submission.slurm_request import SlurmOptions
+from pipeline.submission.sbatch_options import SlurmOptions
 from pipeline.training.devices import reset_memory_statistics
 from pipeline.training.process_group import Rank
 

@@ -10,7 +10,7 @@ from factories import make_experiment, write_script
 from pipeline.records.folder import SlurmArray, start_submission
 from pipeline.submission import batch_script
 from pipeline.submission.batch_script import render_array, render_script
-from pipeline.submission.slurm_request import SlurmRequest
+from pipeline.submission.sbatch_options import SlurmRequest
 
 HOSTILE_NAME = "it's two words $(touch canary) `touch canary`; touch canary"
 ENV = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1", "PYTHONPATH": "mine"}

@@ -16,7 +16,7 @@ from pipeline.runner.launch_options import LaunchOptions
 from pipeline.runner.task_list import digest, read_task_list
 from pipeline.submission import slurm_queries, slurm_submit
 from pipeline.submission.plan import PlannedArray
-from pipeline.submission.slurm_request import SlurmOptions, build_request
+from pipeline.submission.sbatch_options import SlurmOptions, build_request
 from pipeline.system.errors import EXIT_SCHEDULER, CommandError
 
 SHAPE = ResourceShape("cpu", 1, 1)

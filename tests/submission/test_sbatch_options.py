@@ -22,8 +22,7 @@ from pipeline.records.outcomes import PointOutcome
 from pipeline.records.record import Failure
 from pipeline.submission.batch_script import render_script
 from pipeline.submission.plan import Cluster, ClusterKind, is_source_changed, num_cpu_threads, split_to_max_array_size
-from pipeline.submission.slurm_queries import NodeType
-from pipeline.submission.slurm_request import (
+from pipeline.submission.sbatch_options import (
     SAFE_OPTION_VALUE,
     Memory,
     SlurmOptions,
@@ -34,6 +33,7 @@ from pipeline.submission.slurm_request import (
     unsatisfiable_on_slurm,
     unsatisfiable_on_this_machine,
 )
+from pipeline.submission.slurm_queries import NodeType
 from pipeline.submission.slurm_submit import submit_array
 from pipeline.system.errors import CommandError
 
