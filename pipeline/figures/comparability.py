@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
+from pipeline.figures.links import describe_links
 from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.records.record import Record
 
@@ -39,6 +40,7 @@ COMPARED_FACTS: dict[str, Fact] = {
     "number of threads": lambda record: (
         str(record.measurement.num_threads or "") if record.measurement and record.spec.device == "cpu" else None
     ),
+    "link": describe_links,
     "data folder": lambda record: record.environment.data,
 }
 

@@ -10,6 +10,7 @@ from pipeline.figures import comparability, formulas, intervals
 from pipeline.figures.attempts import AttemptKey, attempt_key, count_neighbours
 from pipeline.figures.comparability import gpu_model, most_common
 from pipeline.figures.intervals import Estimate
+from pipeline.figures.links import link_notes
 from pipeline.figures.notes import Note, NoteKind, make_note, text_note
 from pipeline.plan.axes import AXIS_DEFAULTS
 from pipeline.plan.spec import FIRST_TIMED_EPOCH, POOLED_AXES, Spec, alike_key, without_repeat
@@ -179,6 +180,7 @@ class PooledPoint:
             *comparability.other_source_notes(self.records_by_environment, self.majority_source),
             *comparability.mixed_environment_notes(self.records_by_environment),
             *comparability.source_edited_notes(self.records_by_environment),
+            *link_notes(self.records_by_environment),
         ]
 
     @cached_property

@@ -468,6 +468,35 @@ class Gpu(RecordStruct, frozen=True):
     memory_of_others_bytes: NonNegativeInt | None = None
 
 
+class Link(RecordStruct, frozen=True):
+    """Pairs of ranks (sender, receiver) that NCCL has connected in one way, as its log states it."""
+
+    pairs: tuple[tuple[NonNegativeInt, NonNegativeInt], ...]
+    transport: ShortText  # P2P, SHM, NET/Socket, NET/IB, or a plugin's: NET/AWS Libfabric
+    num_channels: PositiveInt
+    device: ShortText | None = None  # of the sender's network: eth0, mlx5_0:1/IB
+    gpudirect: bool = False  # the network reads and writes the memory of GPUs
+
+
+class NetworkDevice(RecordStruct, frozen=True):
+    """A network interface that is up, or a port for RDMA, named as NCCL does: mlx5_0:1/IB."""
+
+    node: ShortText
+    name: ShortText
+    gbit_per_s: NonNegativeFloat | None = None
+    is_rdma: bool = False
+    is_up: bool = True
+
+
+class Binding(RecordStruct, frozen=True):
+    """The CPUs on which a rank may run, their NUMA nodes, and that of its GPU (None: not known)."""
+
+    rank: NonNegativeInt
+    cpus: ShortText  # 0-15,32-47
+    numa_nodes: tuple[NonNegativeInt, ...] = ()
+    gpu_numa_node: NonNegativeInt | None = None
+
+
 class Environment(RecordStruct, frozen=True):
     """The hardware, software and variables of an attempt; not part of the run id."""
 
@@ -498,6 +527,10 @@ class Environment(RecordStruct, frozen=True):
     model_changed: bool | None = None  # the file of the model was edited after it was submitted
     data: ShortText | None = None
     source: ShortText | None = None
+    links: tuple[Link, ...] = ()
+    gpu_paths: dict[ShortText, ShortText] = msgspec.field(default_factory=dict)  # of nvidia-smi, by GPUs: 0-1: NV4
+    network_devices: tuple[NetworkDevice, ...] = ()
+    bindings: tuple[Binding, ...] = ()
 
 
 class Record(RecordStruct, frozen=True):

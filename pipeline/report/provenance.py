@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
+from pipeline.figures.links import link_kinds
 from pipeline.plan.model_names import TORCHVISION, short_model_name
 from pipeline.plan.point_label import describe_axis, describe_training
 from pipeline.plan.spec import Spec
@@ -57,6 +58,8 @@ def list_provenance(records: Iterable[Record]) -> dict[str, str]:
         "GPU": mixed(gpu.name for place in places for gpu in place.gpus),
         "precision": mixed(record.measurement.precision_used for record in found if record.measurement),
     }
+    kinds = dict.fromkeys(kind for place in places for kind in link_kinds(place))
+    stated["link"] = "; ".join(f"{kind}, {pluralize(number, 'channel')}" for kind, number in kinds)
     for label, field in FIELDS.items():
         stated[label] = mixed((getattr(place, field) or "")[: MAX_DIGITS.get(label)] for place in places)
     if any(record.measured for record in found):

@@ -5,6 +5,7 @@ start_ranks starts it under torchrun's agent. rank_files lists the files in a po
 
 import contextlib
 import io
+import itertools
 import os
 import signal
 import sys
@@ -23,14 +24,14 @@ from pipeline.communication.selftest_runs import SELFTEST_TASKS
 from pipeline.plan.find_model import code_place, find_source
 from pipeline.plan.model_names import own_class
 from pipeline.plan.spec import PEAK_MEMORY_MAY_DIFFER, Spec, alike_key
-from pipeline.records.record import MAX_MESSAGE_CHARS, DeviceMemory, Environment, Measurement, short_text
+from pipeline.records.record import MAX_MESSAGE_CHARS, DeviceMemory, Environment, Link, Measurement, short_text
 from pipeline.runner.classify_failure import classify_error
 from pipeline.runner.failed_record import describe_exception
 from pipeline.runner.rank_files import PointResult, PointTask, RankError, RankFiles
 from pipeline.runner.script_rank import ScriptProblem, ScriptRank
 from pipeline.system import host, source_digest
 from pipeline.system.errors import redact_credentials
-from pipeline.training import devices, process_group, provenance
+from pipeline.training import devices, links, process_group, provenance
 from pipeline.training.loop import train_point
 from pipeline.training.process_group import Rank, device_indices
 from pipeline.training.step import PartTimesNs
@@ -99,6 +100,7 @@ def run_script(point: PointTask, rank_files: RankFiles, store: Path | None) -> N
 def describe_script_rank(point: PointTask, rank: Rank) -> Environment:
     """Return the environment of a rank, with the source of the script that it has run."""
     environment, place = provenance.describe_environment(point.spec, rank), code_place(point.spec)
+    environment = msgspec.structs.replace(environment, links=tuple(links.read_links(point.spec.num_gpus)))
     path = find_source(place, point.modules_folder or Path()) if place else None
     if path is None:
         return environment
@@ -215,7 +217,10 @@ def run_point(point: PointTask, rank: Rank, rank_files: RankFiles, num_points_be
     if point.task == "measure":
         measurement = run_measurement(point, rank, rank_files)
         memory = measurement.memory
+        sent = process_group.all_gather(links.read_links(point.spec.num_gpus), list[Link])  # NCCL connects in a step
         if rank.rank == 0:
+            merged = links.merge_links(itertools.chain.from_iterable(sent))
+            environment = msgspec.structs.replace(environment, links=tuple(merged))
             measurement = msgspec.structs.replace(measurement, num_points_before=num_points_before)
             environment = add_model_source(environment, point)
             rank_files.write_result(PointResult(measurement, environment))
@@ -238,6 +243,10 @@ def merge_environments(point: PointTask, by_rank: Sequence[Environment]) -> Envi
         gpus=tuple(gpu for part in by_rank for gpu in part.gpus),
         nodes=tuple(dict.fromkeys(node for part in by_rank for node in part.nodes)),
         boot_ids=tuple(dict.fromkeys(boot_id for part in by_rank for boot_id in part.boot_ids)),
+        links=tuple(links.merge_links(link for part in by_rank for link in part.links)),
+        gpu_paths={pair: path for part in by_rank for pair, path in part.gpu_paths.items()},
+        network_devices=tuple(dict.fromkeys(device for part in by_rank for device in part.network_devices)),
+        bindings=tuple(binding for part in by_rank for binding in part.bindings),
         source_changed=any(part.source_changed or part.source_digest != first.source_digest for part in by_rank),
         data=short_text(point.data) if point.data and point.spec.reads_data else None,
     )
@@ -298,6 +307,7 @@ def main(folder: Path, store: Path | None) -> None:
         sys.stdout.reconfigure(line_buffering=True)  # os._exit drops lines that are still buffered
     host.set_process_name(f"rank{os.environ['RANK']}")
     set_num_threads(os.environ.get("OMP_NUM_THREADS", ""))
+    links.start_log()
     run_rank(RankFiles(folder), store)
 
 

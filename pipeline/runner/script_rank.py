@@ -48,6 +48,7 @@ from pipeline.runner.launch_options import PYTHONPATH_ROOT
 from pipeline.runner.rank_files import PointTask, RankFiles
 from pipeline.system import host
 from pipeline.system.errors import log_line
+from pipeline.training import links
 
 PROBE = Path(__file__).with_name("script_probe.py")
 PROCESS_GROUP = Path(__file__).parents[1] / "communication" / "process_group.py"
@@ -195,7 +196,12 @@ class ScriptRank:
         command = [sys.executable, "-u", str(PROBE), json.dumps(config), *self.spec.script_command]
         parent = functools.partial(host.die_with_parent, os.getpid())
         with subprocess.Popen(
-            command, cwd=self.workdir, env=self.environment(), stdin=subprocess.DEVNULL, preexec_fn=parent
+            command,
+            cwd=self.workdir,
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            preexec_fn=parent,
+            pass_fds=links.log_descriptors(),
         ) as process:
             try:
                 while process.poll() is None:

@@ -15,6 +15,7 @@ from pipeline.records.record import Environment, Gpu, short_text, variable_use
 from pipeline.system import source_digest
 from pipeline.system.errors import REDACTED, redact_credentials
 from pipeline.system.host import boot_id, node_name
+from pipeline.training import links
 from pipeline.training.devices import memory_of_others_bytes
 from pipeline.training.process_group import Rank, device_indices
 
@@ -66,8 +67,9 @@ DRIVER_VERSION = r"\b(\d{3,}\.\d+(?:\.\d+)?)\b"
 def describe_environment(spec: Spec, rank: Rank) -> Environment:
     """Describe the environment of this rank. Records hold rank 0's, with the GPUs, nodes and boot ids of all ranks."""
     source = source_digest.imported_source()
+    gpus = tuple(describe_gpu(spec, index) for index in device_indices(spec, rank))
     return Environment(
-        gpus=tuple(describe_gpu(spec, index) for index in device_indices(spec, rank)),
+        gpus=gpus,
         num_gpus_allocated=torch.cuda.device_count() * spec.num_nodes if spec.device == "cuda" else None,
         nodes=(node_name(),),
         boot_ids=(short_text(known_boot),) if (known_boot := boot_id()) else (),
@@ -86,8 +88,20 @@ def describe_environment(spec: Spec, rank: Rank) -> Environment:
         source_digest=source.digest,
         source_changed=source.is_changed,
         slurm={name: short_text(os.environ[name]) for name in SLURM_VARIABLES if name in os.environ},
-        variables=recorded_variables(os.environ),
+        variables=recorded_variables({name: os.environ[name] for name in os.environ if not links.is_own(name)}),
+        gpu_paths=describe_gpu_paths(spec, rank),
+        network_devices=tuple(links.read_network_devices()),
+        bindings=(links.describe_binding(rank.rank, gpus[0].uuid if gpus else None),),
     )
+
+
+def describe_gpu_paths(spec: Spec, rank: Rank) -> dict[str, str]:
+    """Return the path between each two GPUs of this node, by their numbers in a record, on its first rank alone."""
+    if spec.device == "cpu" or spec.gpus_per_node == 1 or os.environ.get("LOCAL_RANK", "0") != "0":
+        return {}
+    uuids = (f"GPU-{torch.cuda.get_device_properties(index).uuid}" for index in range(spec.gpus_per_node))
+    paths = links.read_gpu_paths(tuple(uuids))
+    return {f"{rank.rank + one}-{rank.rank + other}": path for (one, other), path in paths.items()}
 
 
 def describe_gpu(spec: Spec, index: int) -> Gpu:

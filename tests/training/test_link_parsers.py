@@ -1,0 +1,210 @@
+"""What NCCL, nvidia-smi and the kernel say of the links, parsed. Lines are as they print them, with hosts renamed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from pipeline.records.record import Link, NetworkDevice
+from pipeline.training import links
+
+SOCKETS_2_18 = """\
+n1:857:857 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>
+n1:857:884 [0] NCCL INFO NET/IB : No device found.
+n1:857:884 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0> [1]eth1:10.0.1.1<0>
+n1:857:884 [0] NCCL INFO Using network Socket
+n1:857:884 [0] NCCL INFO comm 0x5f08a1 rank 0 nranks 4 cudaDev 0 nvmlDev 0 busId 27000 commId 0x438c - Init START
+n1:857:884 [0] NCCL INFO Channel 00/02 :    0   1   2   3
+n1:857:884 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC/read
+n1:857:884 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[1] via P2P/IPC/read
+n1:857:884 [0] NCCL INFO Channel 00/0 : 3[1] -> 0[0] [receive] via NET/Socket/1
+n1:857:884 [0] NCCL INFO Channel 00/0 : 0[0] -> 3[1] [send] via NET/Socket/1
+n1:857:884 [0] NCCL INFO Channel 01/0 : 0[0] -> 3[1] [send] via NET/Socket/1
+n1:857:884 [0] NCCL INFO Channel 00/1 : 0[0] -> 2[0] [send] via NET/Socket/0/Shared
+n1:857:884 [0] NCCL INFO Connected all rings
+n1:857:884 [0] NCCL INFO 2 coll channels, 0 nvls channels, 2 p2p channels, 2 p2p channels per peer
+"""
+INFINIBAND_2_14 = """\
+NCCL version 2.14.3+cuda11.7
+n1:22:31 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB ib0:10.0.0.1<0>
+n1:22:31 [0] NCCL INFO Channel 01 : 1[2a000] -> 0[27000] via SHM/direct/direct
+n1:22:31 [0] NCCL INFO Channel 00/0 : 1[2a000] -> 8[27000] [send] via NET/IB/1
+"""
+INFINIBAND_2_22 = """\
+n1:85:906 [3] NCCL INFO P2P plugin v8 IBext_v8
+n1:85:906 [3] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB/SHARP [1]mlx5_1:1/IB/SHARP [RO]; OOB ib0:10.0.0.1<0>
+n1:85:906 [3] NCCL INFO ncclCommInitRank comm 0x559d rank 3 nranks 8 cudaDev 3 nvmlDev 3 busId e6000 - Init START
+n1:85:906 [3] NCCL INFO Channel 03/0 : 7[3] -> 3[3] [receive] via NET/IBext_v8/1/GDRDMA
+n1:85:906 [3] NCCL INFO Channel 03/0 : 3[3] -> 7[3] [send] via NET/IBext_v8/1/GDRDMA
+n1:85:906 [3] NCCL INFO Channel 07/0 : 3[3] -> 7[3] [send] via NET/IBext_v8/1(2)/GDRDMA
+n1:85:906 [3] NCCL INFO Channel 02/0 : 3[3] -> 1[1] via P2P/CUMEM
+n1:85:906 [3] NCCL INFO Channel 04/0 : 3[3] -> 2[2] via P2P/direct pointer
+"""
+PLUGIN_2_28 = """\
+n1:85:906 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/AWS Libfabric/5/GDRDMA(PCI)/Shared
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "world_size", "found"),
+    [
+        (
+            SOCKETS_2_18,
+            4,
+            [
+                Link(pairs=((0, 1),), transport="P2P", num_channels=2),
+                Link(pairs=((0, 3),), transport="NET/Socket", num_channels=2, device="eth1"),
+            ],
+        ),
+        (
+            INFINIBAND_2_14,
+            16,
+            [
+                Link(pairs=((1, 0),), transport="SHM", num_channels=1),
+                Link(pairs=((1, 8),), transport="NET/IB", num_channels=1, device="mlx5_1:1/RoCE"),
+            ],
+        ),
+        (
+            INFINIBAND_2_22,
+            8,
+            [
+                Link(pairs=((3, 7),), transport="NET/IBext_v8", num_channels=2, device="mlx5_1:1/IB", gpudirect=True),
+                Link(pairs=((3, 1), (3, 2)), transport="P2P", num_channels=1),
+            ],
+        ),
+        (PLUGIN_2_28, 16, [Link(pairs=((0, 8),), transport="NET/AWS Libfabric", num_channels=1, gpudirect=True)]),
+        (SOCKETS_2_18, 8, []),  # a group of four beside that of all: its ranks are not known
+        ("", 2, []),
+        ("n1:85:906 [0] NCCL INFO Channel 00/0 : 0[0] -> via\n", 2, []),
+    ],
+)
+def test_the_log_of_nccl_names_transport_device_and_channels(log: str, world_size: int, found: list[Link]) -> None:
+    assert links.parse_links(log, world_size) == found
+
+
+def test_links_of_ranks_that_are_alike_become_one() -> None:
+    one, other = (Link(pairs=(pair,), transport="P2P", num_channels=2) for pair in ((1, 0), (0, 1)))
+    assert links.merge_links([one, other]) == [Link(pairs=((0, 1), (1, 0)), transport="P2P", num_channels=2)]
+
+
+LIST = """\
+GPU 0: NVIDIA A40 (UUID: GPU-aaaa)
+GPU 1: NVIDIA A40 (UUID: GPU-bbbb)
+  MIG 1g.5gb Device 0: (UUID: MIG-cccc)
+GPU 2: NVIDIA A40 (UUID: GPU-dddd)
+"""
+TOPOLOGY = """\
+\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
+GPU0\t X \tNV4\tSYS\tNODE\t0-15,32-47\t0\t\tN/A
+GPU1\tNV4\t X \tSYS\tPIX\t0-15,32-47\t0\t\tN/A
+GPU2\tSYS\tSYS\t X \tSYS\t16-31\t1\t\tN/A
+NIC0\tNODE\tPIX\tSYS\t X \t\t\t\t
+
+Legend:
+
+  X    = Self
+  NV#  = Connection traversing a bonded set of # NVLinks
+"""
+OLD_TOPOLOGY = """\
+        GPU0    GPU1    mlx5_0  CPU Affinity    NUMA Affinity
+GPU0     X      PHB     NODE    0-47,96-143     0
+GPU1    PHB      X      PXB     0-47,96-143     0
+mlx5_0  NODE    PXB      X
+"""
+
+
+def test_the_topology_of_nvidia_smi_gives_the_path_of_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert links.parse_topology(OLD_TOPOLOGY) == [["X", "PHB"], ["PHB", "X"]]
+    monkeypatch.setattr(links, "run_nvidia_smi", lambda *words: LIST if words == ("-L",) else TOPOLOGY)
+    read = links.read_gpu_paths.__wrapped__
+    assert read(("GPU-aaaa", "GPU-bbbb")) == {(0, 1): "NV4"}
+    assert read(("GPU-dddd", "GPU-bbbb", "GPU-aaaa")) == {(0, 1): "SYS", (0, 2): "SYS", (1, 2): "NV4"}
+    assert read(("GPU-aaaa", "GPU-eeee")) == {}
+    monkeypatch.setattr(links, "run_nvidia_smi", lambda *words: LIST if words == ("-L",) else OLD_TOPOLOGY)
+    assert read(("GPU-aaaa", "GPU-bbbb")) == {}  # two answers that do not fit
+
+
+def test_without_nvidia_smi_there_is_no_topology(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert links.run_nvidia_smi("-L") == ""
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho GPU 0\nexit 9\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    assert links.run_nvidia_smi("-L") == ""
+
+
+def write_files(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text + "\n")
+
+
+def test_interfaces_that_are_up_and_ports_of_infiniband_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    ports = "class/infiniband/mlx5_{}/ports/1"
+    write_files(
+        tmp_path,
+        {
+            **{"class/net/eth0/operstate": "up", "class/net/eth0/speed": "1000"},
+            **{"class/net/eth1/operstate": "down", "class/net/eth1/speed": "-1"},
+            **{"class/net/lo/operstate": "unknown"},
+            **{f"{ports.format(0)}/state": "4: ACTIVE", f"{ports.format(0)}/rate": "100 Gb/sec (4X EDR)"},
+            **{f"{ports.format(0)}/link_layer": "InfiniBand"},
+            **{f"{ports.format(1)}/state": "1: DOWN", f"{ports.format(1)}/link_layer": "Ethernet"},
+        },
+    )
+    assert links.read_network_devices(tmp_path) == [
+        NetworkDevice(node="n1", name="eth0", gbit_per_s=1),
+        NetworkDevice(node="n1", name="mlx5_0:1/IB", gbit_per_s=100, is_rdma=True),
+        NetworkDevice(node="n1", name="mlx5_1:1/RoCE", is_rdma=True, is_up=False),
+    ]
+    assert links.read_network_devices(tmp_path / "none") == []
+
+
+def test_a_rank_states_its_cpus_their_numa_nodes_and_that_of_its_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 9, 16})
+    nodes = "devices/system/node/node{}/cpulist"
+    write_files(tmp_path, {nodes.format(0): "0-3,8", nodes.format(1): "4-7,9-15", nodes.format(2): "20-31"})
+    write_files(
+        tmp_path, {"bus/pci/devices/0000:3b:00.0/numa_node": "1", "bus/pci/devices/0000:5e:00.0/numa_node": "-1"}
+    )
+    for bus, uuid in (("0000:3B:00.0", "aaaa"), ("0000:5E:00.0", "bbbb")):
+        write_files(tmp_path / "gpus", {f"{bus}/information": f"Model: NVIDIA A40\nGPU UUID: \t GPU-{uuid}"})
+    found = {
+        uuid: links.describe_binding(3, uuid, tmp_path, tmp_path / "gpus") for uuid in ("aaaa", "bbbb", "cccc", None)
+    }
+    assert {(one.rank, one.cpus, one.numa_nodes) for one in found.values()} == {(3, "0-2,9,16", (0, 1))}
+    assert [one.gpu_numa_node for one in found.values()] == [1, None, None, None]
+
+
+NCCL = """
+import ctypes, glob, sys
+from pathlib import Path
+from pipeline.training import links
+links.start_log()
+import torch
+libraries = [path for path in Path("/proc/self/maps").read_text().split() if "libnccl.so" in path]
+if not libraries:
+    sys.exit(print("no NCCL"))
+assert ctypes.CDLL(libraries[0]).ncclGetUniqueId(ctypes.create_string_buffer(256)) == 0
+print(links.read_links(2), [Path(f"/proc/self/fd/{one}").read_text().count("NCCL INFO") > 0 for one in links._log])
+"""
+
+
+@pytest.mark.parametrize(("variables", "said"), [({}, "[] [True]"), ({"NCCL_DEBUG": "WARN"}, "[] []")])
+def test_nccl_itself_writes_into_the_log_unless_the_user_has_asked_for_one(
+    variables: dict[str, str], said: str
+) -> None:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("NCCL_")}
+    done = subprocess.run(
+        [sys.executable, "-c", NCCL], env=environ | variables, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    if done.stdout.strip() == "no NCCL":
+        pytest.skip("this torch has no NCCL")
+    assert done.stdout.strip() == said
