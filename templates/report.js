@@ -2,9 +2,10 @@
 // Copies tables as Markdown, LaTeX or CSV, and saves plots as SVG. Without it the page only lacks these buttons.
 const escapes = {
   "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "<": "\\textless{}", ">": "\\textgreater{}",
-  "|": "\\textbar{}", '"': "\\textquotedbl{}", "--": "-{}-", "[": "{[}", "*": "{*}",
+  "|": "\\textbar{}", '"': "\\textquotedbl{}", "[": "{[}", "*": "{*}",
+  ...Object.fromEntries([..."-,'`!?"].map((sign) => [sign, sign + "{}"])),
 };
-const latex = (text) => text.replace(/[\\~^<>|"&%$#_{}]|--|^[\[*]/g, (sign) => escapes[sign] || "\\" + sign);  // as report/latex.py
+const latex = (text) => text.replace(/[\\~^<>|"&%$#_{}]|([-,'`])(?=\1)|[!?](?=`)|^[\[*]/g, (sign) => escapes[sign] || "\\" + sign);  // as report/latex.py
 const isFormula = (text) => /^[=+\-@]/.test(text) && isNaN(text.replaceAll(",", ""));
 const cell = (text) => (isFormula(text) ? "'" + text : text).replaceAll('"', '""');
 const forms = {

@@ -28,7 +28,7 @@ from pipeline.report.tables import build_tables
 
 ONE_GPU_S = {32: 12, 128: 5, 512: 4}  # epoch time by batch size
 REMEDIES: tuple[tuple[Remedy, ...], ...] = ((), ("linear_scaling",), ("linear_scaling", "warmup"))
-EVIL = '<script>alert("x")</script><img src=http://example.invalid/x.png>\u202e$\\frac{1}{2}$'
+EVIL = '<script>alert("x")</script><img src=http://example.invalid/x.png>\u202e$\\frac{1}{2}$ ---'
 
 
 PARTS = {"copy_ns": 0.1, "forward_ns": 0.3, "backward_ns": 0.5, "optimizer_ns": 0.1}  # of the time that computes

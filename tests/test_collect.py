@@ -650,6 +650,8 @@ def test_a_narrow_terminal_gets_narrow_lines(width: int, tmp_path: Path) -> None
     lines = "\n".join((whole, brief, overview)).splitlines()
     assert max(len(line) for line in lines if not line.startswith(("Tables: ", "Page: "))) <= width
     assert (len(brief.splitlines()) <= 17, "time [s]" in whole) == (True, True)
+    of_long_name = terminal.render_overview([terminal.summarize("n" * 200, found, answers, Path("x"))], None, width)
+    assert "nn...  Configuration to use" in of_long_name
 
 
 TWO_CORES = {

@@ -9,9 +9,10 @@ from pipeline.system.errors import replace_control_characters
 ESCAPES = {
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
     **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}"},
-    **{"--": "-{}-", "[": "{[}", "*": "{*}"},  # else a dash, and at the start of a row an option of the line before
+    **{"[": "{[}", "*": "{*}"},  # at the start of a row they are an option of the line before
+    **{sign: sign + "{}" for sign in "-,'`!?"},  # two of them are one sign
 }
-SPECIAL = re.compile(r'[\\~^<>|"&%$#_{}]|--|^[\[*]')
+SPECIAL = re.compile(r"""[\\~^<>|"&%$#_{}]|([-,'`])(?=\1)|[!?](?=`)|^[\[*]""")
 PACKAGES = r"% \usepackage{booktabs} \usepackage[T1]{fontenc}"
 
 

@@ -273,7 +273,7 @@ def render_overview(summaries: Sequence[Summary], index: Path | None, width: int
             continue
         conditions = [", ".join([*summary.conditions, *tile.badges]) for summary, tile in own]
         answers = [str(tile._replace(interval="")) for _, tile in own]
-        texts = {question: [summary.name for summary, _ in own], "answer": answers}
+        texts = {question: [cut(summary.name, width // 2) for summary, _ in own], "answer": answers}
         columns = [DisplayColumn(heading, cells, "text") for heading, cells in texts.items()]
         intervals = DisplayColumn("interval", [tile.interval for _, tile in own], "text")
         room = width - intervals.width - len(GAP)

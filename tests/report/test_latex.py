@@ -12,7 +12,7 @@ from page_records import EVIL, hostile_records
 from pipeline.report.display import DisplayColumn, DisplayTable
 from pipeline.report.latex import escape_latex, render_latex
 
-SIGNS = r"""\ ~ ^ & % $ # _ { } < > | " [ ] * -- `` '' ±"""
+SIGNS = r"""\ ~ ^ & % $ # _ { } < > | " [ ] * -- --- `` '' ,, ?` ±"""
 DOCUMENT = r"""\documentclass{article}
 \usepackage[T1]{fontenc}\usepackage{booktabs}\usepackage[paperwidth=4000mm,paperheight=800mm]{geometry}
 \begin{document}
@@ -32,6 +32,7 @@ needs_pdflatex = pytest.mark.skipif(
         ("~x^2", r"\textasciitilde{}x\textasciicircum{}2"),
         ("<0.1 | >2", r"\textless{}0.1 \textbar{} \textgreater{}2"),
         ('--set "a"', r"-{}-set \textquotedbl{}a\textquotedbl{}"),
+        ("a---b `` '' ,, ?` -", "a-{}-{}-b `{}` '{}' ,{}, ?{}` -"),
         ("[1] a[2]", r"{[}1] a[2]"),
         ("* 2", "{*} 2"),
         ("a\nb\x1b[0m\u202ec", "a b [0m c"),
@@ -84,7 +85,7 @@ def compile_latex(text: str, folder: Path) -> str:
 def test_what_pdflatex_prints_is_what_was_said(tmp_path: Path) -> None:
     table = DisplayTable("x", [DisplayColumn("a", [SIGNS, "[1] --set"], "text"), DisplayColumn("b", ["1", "*"])])
     shown = compile_latex(render_latex("x", [table]), tmp_path)
-    for sign in (*SIGNS.split()[:17], "[1] --set", "*"):
+    for sign in (*SIGNS.split()[:19], "[1] --set", "*"):
         assert sign in shown
 
 

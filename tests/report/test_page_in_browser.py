@@ -27,7 +27,10 @@ pytestmark = [pytest.mark.browser, needs_chromium]
 PHONE, DESKTOP = 390, 1280
 GROUNDS = {False: "rgb(255, 255, 255)", True: "rgb(20, 24, 28)"}
 INKS = {False: {"rgb(26, 31, 36)", "rgb(89, 99, 110)"}, True: {"rgb(232, 235, 238)", "rgb(163, 173, 184)"}}
-TABLE_HEADING = re.compile(r"(▸|▾|►|▼)?\s*(Q\d(\.\d)?|int8|All rows|Prediction|The memory boundary): ")
+TABLE_HEADING = re.compile(
+    r"(▸|▾|►|▼)?\s*(Q\d(\.\d)?|int8|All rows|Prediction|The memory boundary): (?!.*: \d+ rows?$)"
+)
+"""Of a table that is open; a closed one may stand alone."""
 MIN_SCALE = 0.9  # of a plot, whose smallest letters have 10 px
 
 
