@@ -1,4 +1,4 @@
-"""The straggler: the rank for which the others wait in all-reduces, and what is known of it.
+"""The straggler: the rank, or the node, for which the others wait in all-reduces, and what is known of it.
 
 The time of a step cannot tell it: an all-reduce makes all ranks look alike. The rank that arrives last has the shortest
 all-reduces, since it waits for nobody. Pure functions of records; times in seconds.
@@ -49,40 +49,51 @@ class LateRank(NamedTuple):
 
 
 def find_late_rank(records: Sequence[Record]) -> LateRank | None:
-    """Return the rank that is last in most profiled steps; None if none is, or if the records name different ones."""
-    found = [(record, late) for record in records if (late := last_rank(record)) is not None]
-    if not found or len(found) < len(records) or len({rank for _, (rank, _) in found}) > 1:
+    """Return the rank that is last in most profiled steps, or the first rank of the node whose ranks are.
+
+    None if there is none, or if the records name different ones.
+    """
+    found = [(record, late) for record in records if (late := last_ranks(record)) is not None]
+    if not found or len(found) < len(records) or len({ranks for _, (ranks, _) in found}) > 1:
         return None
-    record, (rank, _) = found[0]
-    gpus, nodes = record.environment.gpus, record.environment.nodes
+    record, (ranks, _) = found[0]
+    rank, gpus, nodes = ranks[0], record.environment.gpus, record.environment.nodes
     gpu = gpus[rank] if rank < len(gpus) else None
-    node = (gpu.node if gpu else None) or (nodes[0] if len(nodes) == 1 else "")
+    of_rank = nodes[rank // record.spec.num_processes_per_node] if len(nodes) == record.spec.num_nodes else ""
+    node = (gpu.node if gpu else None) or of_rank
     wait_s = statistics.median(seconds for _, (_, seconds) in found)
-    return LateRank(rank, wait_s, f"GPU {rank}" if gpu else "", node, len(nodes), tuple(facts_of(record, rank)))
+    facts = (*(["all ranks of its node are late"] if len(ranks) > 1 else []), *facts_of(record, rank))
+    return LateRank(rank, wait_s, f"GPU {rank}" if gpu else "", node, len(nodes), facts)
 
 
-def last_rank(record: Record) -> tuple[int, float] | None:
-    """Return the rank that is last in most profiled steps, and the seconds of a step that the others wait for it.
+def last_ranks(record: Record) -> tuple[range, float] | None:
+    """Return the ranks that are last in most profiled steps, and the seconds of a step that the others wait for them.
 
-    The profiler slows hosts, and not all alike. So the rank must also be slower in the timed bare step, which has no
-    communication, and the shorter of the two times counts.
+    That is one rank, or all of a node, of which now one and now another is last. The profiler slows hosts, and not all
+    alike. So they must also be slower in the timed bare step, which has no communication, and the shorter of the two
+    times counts.
     """
     part = record.measurement.communication if record.measurement else None
     steps = step_times_ns(part.profile) if part and part.profile else []
-    if part is None or not steps or len(steps[0]) < 2:
+    bare = [ranks for one in part.series if one.variant == "plain" for ranks in one.window_times_ns] if part else []
+    if part is None or not steps or not bare:
         return None
-    rank, count = Counter(times.index(min(times)) for times in steps).most_common(1)[0]
-    bare = [ranks for one in part.series if one.variant == "plain" for ranks in one.window_times_ns]
-    if count < MIN_LAST_SHARE * len(steps) or not bare:
-        return None
-    wait_ns = statistics.median(ahead_of_others_ns(times, rank) for times in steps)
-    slower_ns = -statistics.median(ahead_of_others_ns(times, rank) for times in bare) / part.steps_per_window
-    return (rank, min(wait_ns, slower_ns) / 1e9) if slower_ns > 0 else None
+    for size in (1, record.spec.num_processes_per_node):
+        place, count = Counter(times.index(min(times)) // size for times in steps).most_common(1)[0]
+        ranks = range(place * size, (place + 1) * size)
+        if count < MIN_LAST_SHARE * len(steps) or size == len(steps[0]):
+            continue
+        wait_ns = statistics.median(ahead_of_others_ns(times, ranks) for times in steps)
+        slower_ns = -statistics.median(ahead_of_others_ns(times, ranks) for times in bare) / part.steps_per_window
+        return (ranks, min(wait_ns, slower_ns) / 1e9) if slower_ns > 0 else None
+    return None
 
 
-def ahead_of_others_ns(times_ns: Sequence[int], rank: int) -> float:
-    """Return how much shorter the time of a rank is than that of the mean other rank."""
-    return statistics.fmean([*times_ns[:rank], *times_ns[rank + 1 :]]) - times_ns[rank]
+def ahead_of_others_ns(times_ns: Sequence[int], ranks: range) -> float:
+    """Return how much shorter the mean time of these ranks is than that of the others."""
+    return statistics.fmean([*times_ns[: ranks.start], *times_ns[ranks.stop :]]) - statistics.fmean(
+        times_ns[ranks.start : ranks.stop]
+    )
 
 
 def step_times_ns(profile: Profile) -> list[list[int]]:

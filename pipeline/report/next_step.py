@@ -7,6 +7,7 @@ it must be faster. All functions are pure. Shares are of a point's time.
 import bisect
 import itertools
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -24,6 +25,7 @@ from pipeline.figures.exposed_communication import (
     untold_notes,
 )
 from pipeline.figures.intervals import Estimate
+from pipeline.figures.links import link_problems
 from pipeline.figures.loader import MAX_DATA_SHARE, longest_data_share
 from pipeline.figures.pooling import (
     PooledPoint,
@@ -148,6 +150,14 @@ RULES = (
     ),
     WRAPPER,
     Rule(
+        "a slow link",
+        0.05,
+        "exposed communication over the step, where the record names a faster way between the ranks",
+        (),
+        "NCCL_SOCKET_IFNAME of a faster interface, leave out NCCL_IB_DISABLE, or load nvidia_peermem",
+        verdict="The ranks talk over a slower link than they could.",
+    ),
+    Rule(
         "communication",
         0.05,
         "exposed communication over the step",
@@ -166,7 +176,7 @@ RULES = (
         MIN_LATE_SHARE,
         "the wait of the others for it in profiled all-reduces, over the step",
         (),
-        "{late_rank}",
+        "exclude its node, or look at its GPU",
         verdict="One rank is slower than the others, and they wait for it.",
     ),
     Rule("full memory", 0, "the allocator freed its cache and tried again", (), "a smaller batch, or more GPUs"),
@@ -190,7 +200,7 @@ class Evidence(NamedTuple):
     """The figures of a point by which rules choose. Times are of a sample, shares those of its limits in the time.
 
     `compute_time_s` is without the wait for data. `alone_time_s` is that of the bare model on one GPU with the same
-    batch, if the point measured that too. `late_rank` is what to do about a late rank.
+    batch, if the point measured that too. `remedies` are next steps by limit, where records say more than the rule.
     `is_untold`: a measurement of communication gives no share here.
     """
 
@@ -199,7 +209,7 @@ class Evidence(NamedTuple):
     shares: Mapping[str, float]
     compute_time_s: float | None = None
     alone_time_s: float | None = None
-    late_rank: str = ""
+    remedies: Mapping[str, str] = MappingProxyType({})
     is_untold: bool = False
 
 
@@ -322,7 +332,7 @@ def advise(own: Evidence, found: Found) -> Advice | None:
         if not rules:
             return None
     for rule in sorted(rules, key=lambda rule: (PLACES.get(rule, 2), -shares[rule.limit])):
-        step = describe_changes(rule.changes, own, found) or NextStep(rule.otherwise.format(late_rank=own.late_rank))
+        step = describe_changes(rule.changes, own, found) or NextStep(own.remedies.get(rule.limit, rule.otherwise))
         if step:
             is_derived = rule.limit in OF_ONE_GPU and rule.limit not in own.shares
             share = shares[rule.limit] or None
@@ -439,13 +449,13 @@ def epoch_evidence(point: PooledPoint, measured: PointsByTraining, peak_tflops: 
     time_s, match = point.epoch_time, match_measured(point, measured)
     if not time_s:
         return Evidence(point, None, {})
-    num_samples, shares, late_rank = point.spec.num_samples, dict[str, float](), ""
+    num_samples, shares, step = point.spec.num_samples, dict[str, float](), Evidence(point, None, {})
     untold = untold_notes(point, measured)
     if match and point.spec.is_whole_epoch and not untold:
         step = step_evidence(match, measured)
         steps_s = (step.time_s or 0.0) * point.spec.global_batch_size * point.spec.full_steps_per_epoch
         of_epoch = steps_s / time_s
-        shares, late_rank = {limit: share * of_epoch for limit, share in step.shares.items()}, step.late_rank
+        shares = {limit: share * of_epoch for limit, share in step.shares.items()}
     compute_s = point.median(median_window_s("compute_time_ns"))
     if point.spec.input == "dataloader":
         shares["waiting for data"] = longest_data_share(point) or 0.0
@@ -456,7 +466,7 @@ def epoch_evidence(point: PooledPoint, measured: PointsByTraining, peak_tflops: 
         shares["low MFU"] = 0.0
     per_sample_s = None if compute_s is None else compute_s / num_samples
     shares |= other_limits(point)
-    return Evidence(point, time_s / num_samples, shares, per_sample_s, late_rank=late_rank, is_untold=bool(untold))
+    return Evidence(point, time_s / num_samples, shares, per_sample_s, remedies=step.remedies, is_untold=bool(untold))
 
 
 def step_evidence(point: PooledPoint, measured: PointsByTraining) -> Evidence:
@@ -471,6 +481,9 @@ def step_evidence(point: PooledPoint, measured: PointsByTraining) -> Evidence:
     exposed, noise_s = exposure.exposed_time(found)
     if exposed is not None:
         shares["communication"] = 0.0 if is_within_noise(exposed, noise_s) else max(exposed / step, 0.0)
+    problems = [problem for record in point.ok_records for problem in link_problems(record.environment)]
+    if problems and "communication" in shares:
+        shares["a slow link"] = shares["communication"]
     if point.spec.sync_batchnorm:
         shares["SyncBatchNorm"] = statistics_share(point, measured, step)
     busy = exposure.busy_share(found, step)
@@ -485,8 +498,9 @@ def step_evidence(point: PooledPoint, measured: PointsByTraining) -> Evidence:
         shares["a late rank"] = late.wait_s / step
     samples, plain = point.spec.global_batch_size, exposure.median_step_time(found, "plain")
     alone_s = plain * point.spec.num_gpus / samples if plain else None
-    remedy = late.remedy if late else ""
-    return Evidence(point, step / samples, shares | other_limits(point), step / samples, alone_s, remedy)
+    remedies = {"a late rank": late.remedy} if late else {}
+    remedies |= {"a slow link": problems[0].cure} if problems else {}
+    return Evidence(point, step / samples, shares | other_limits(point), step / samples, alone_s, remedies)
 
 
 def statistics_share(point: PooledPoint, measured: PointsByTraining, step_s: float) -> float:

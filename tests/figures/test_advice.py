@@ -58,7 +58,7 @@ def test_the_table_in_the_docs_is_that_of_the_rules() -> None:
         threshold = f"{100 * rule.threshold:g} %" if rule.threshold else ""
         assert (limit, share, measured_by) == (rule.limit, threshold, rule.measured_by)
         changes = " or ".join(change.words for change in rule.changes)
-        assert step == (changes or rule.otherwise.replace("{late_rank}", "exclude its node, or look at its GPU"))
+        assert step == (changes or rule.otherwise)
 
 
 def on(gpu: str, record: Record) -> Record:

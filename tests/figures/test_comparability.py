@@ -15,12 +15,17 @@ from pipeline.figures.comparability import (
 from pipeline.figures.pooling import pool_outcomes
 from pipeline.plan.axes import Device, Execution
 from pipeline.records.outcomes import resolve_outcomes
-from pipeline.records.record import Environment, Gpu, Record
+from pipeline.records.record import Environment, Gpu, Link, Record
 from pipeline.report.collected import collect_experiment
 from pipeline.report.formatter import MAX_VALUE_CHARS, shorten_values
 
 H200 = (Gpu(name="NVIDIA H200"),)
 DIFFERENCES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    (
+        "link",
+        {"links": (Link(pairs=((0, 1),), transport="SHM", num_channels=2),)},
+        {"links": (Link(pairs=((0, 1),), transport="NET/Socket", num_channels=2),)},
+    ),
     ("commit", {"git_commit": "a" * 40}, {"git_commit": "b" * 40}),
     ("source", {"source_digest": "a" * 64}, {"source_digest": "b" * 64}),
     ("model source", {"model_digest": "a" * 64}, {"model_digest": "b" * 64}),

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import pytest
 from factories import (
     LARGE,
     comm_point,
@@ -17,7 +18,18 @@ from factories import (
 from rendered_tables import build
 
 from pipeline.figures.straggler import LATE_RANK, find_late_rank
-from pipeline.records.record import Environment, Gpu, GpuWindow, Profile, Record, StepSeries, Telemetry, VariantName
+from pipeline.records.record import (
+    Environment,
+    Gpu,
+    GpuWindow,
+    Link,
+    NetworkDevice,
+    Profile,
+    Record,
+    StepSeries,
+    Telemetry,
+    VariantName,
+)
 
 NODES = Environment(
     gpus=tuple(Gpu(name="NVIDIA H200", node=f"node-{rank // 2}") for rank in range(4)), nodes=("node-0", "node-1")
@@ -57,11 +69,37 @@ def test_a_rank_that_is_last_and_slow_has_a_name_a_node_and_a_remedy() -> None:
     assert (late.rank, late.node, late.remedy, late.wait_s) == (3, "node-1", "exclude node-1", 300e-6)
 
 
+def test_a_node_whose_ranks_are_late_in_turns_is_named() -> None:
+    turns = [(500, 510, 490, 100), (500, 510, 100, 490)] * 4
+    late = find_late_rank([communicating(turns, (1000, 1000, 1300, 1310))])
+    assert late is not None
+    assert (late.rank, late.node, late.remedy) == (2, "node-1", "exclude node-1")
+    assert late.facts == ("all ranks of its node are late",)
+    assert late.wait_s == pytest.approx(210e-6)  # the bare step explains less: 305
+    without_gpus = find_late_rank([communicating(turns, (1000, 1000, 1300, 1310), Environment(nodes=("a", "b")))])
+    assert without_gpus is not None
+    assert (without_gpus.node, without_gpus.gpu) == ("b", "")
+
+
 def test_the_report_says_so_and_advises_it() -> None:
     (row,) = build(communicating(LATE))["communication"]
     assert (row["late_rank"], row["limit"], row["next_step"]) == (3, "a late rank", "exclude node-1")
     (said,) = [text for text in sentences(row.notes) if "rank 3" in text]
     assert said.startswith("the other ranks wait 300 us of a step for rank 3 (GPU 3 on node-1)")
+
+
+def test_a_slow_link_that_the_record_names_is_the_next_step_in_place_of_a_larger_batch() -> None:
+    sockets = Link(pairs=((0, 2),), transport="NET/Socket", num_channels=2, device="eth0")
+    fast = NetworkDevice(node="node-0", name="ib0", gbit_per_s=100)
+    slow = NetworkDevice(node="node-0", name="eth0", gbit_per_s=1)
+    even = [(500, 500, 500, 500)] * 4
+    for devices, limit, step in (
+        ((slow, fast), "a slow link", "NCCL_SOCKET_IFNAME=ib0"),
+        ((fast,), "communication", "a larger batch"),
+    ):
+        environment = msgspec.structs.replace(NODES, links=(sockets,), network_devices=devices)
+        (row,) = build(communicating(even, (1290, 1290, 1290, 1290), environment))["communication"]
+        assert (row["limit"], step in row["next_step"]) == (limit, True)
 
 
 def test_what_is_known_of_it_is_told() -> None:
