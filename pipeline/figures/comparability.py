@@ -23,6 +23,7 @@ OTHER_NODE = NoteKind(
     "other_node", "{what} from another node ({theirs:short} against {ours:short})", badge="other node"
 )
 OTHER_BOOT = NoteKind("other_boot", "{what} from another boot of its node", badge="other boot")
+UNLIKE_NODES = NoteKind("unlike_nodes", "{node} has {facts}, unlike the first node", badge="unlike nodes")
 OTHER_GPU = NoteKind("other_gpu", "{what} ran on another GPU of the same model", badge="other GPU")
 
 Fact = Callable[[Record], str | None]
@@ -82,6 +83,12 @@ def environment_difference_notes(what: str, others: Sequence[Record], records: S
     elif our_gpus and not their_gpus <= our_gpus and all(note.values["fact"] != "GPU" for note in notes):
         notes.append(make_note(OTHER_GPU, what=what))
     return notes
+
+
+def unlike_nodes_notes(records: Sequence[Record]) -> list[Note]:
+    """Return a note for each node whose software or GPUs differ from those of the first node of its point."""
+    found = dict.fromkeys(pair for record in records for pair in record.environment.unlike_nodes.items())
+    return [make_note(UNLIKE_NODES, node=node, facts=facts) for node, facts in found]
 
 
 def other_source_notes(records: Sequence[Record], majority: str) -> list[Note]:

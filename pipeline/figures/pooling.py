@@ -180,6 +180,7 @@ class PooledPoint:
             *comparability.other_source_notes(self.records_by_environment, self.majority_source),
             *comparability.mixed_environment_notes(self.records_by_environment),
             *comparability.source_edited_notes(self.records_by_environment),
+            *comparability.unlike_nodes_notes(self.records_by_environment),
             *link_notes(self.records_by_environment),
         ]
 

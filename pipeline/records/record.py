@@ -527,6 +527,7 @@ class Environment(RecordStruct, frozen=True):
     model_changed: bool | None = None  # the file of the model was edited after it was submitted
     data: ShortText | None = None
     source: ShortText | None = None
+    unlike_nodes: dict[ShortText, ShortText] = msgspec.field(default_factory=dict)  # in what they differ from the first
     links: tuple[Link, ...] = ()
     gpu_paths: dict[ShortText, ShortText] = msgspec.field(default_factory=dict)  # of nvidia-smi, by GPUs: 0-1: NV4
     network_devices: tuple[NetworkDevice, ...] = ()

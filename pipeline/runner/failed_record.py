@@ -1,8 +1,10 @@
 """The record of a launch that failed, built from the exit codes and the errors of its ranks."""
 
+import os
 import resource
 import signal
-from collections.abc import Mapping
+import socket
+from collections.abc import Mapping, Set
 from traceback import extract_tb
 from typing import NamedTuple
 
@@ -29,6 +31,8 @@ SHARED_MEMORY_SIGNS = (
 
 OPEN_FILES_SIGNS = ("Too many open files", "items of ancillary data")
 THREAD_SIGNS = ("can't start new thread", "Resource temporarily unavailable")
+INTERFACE_SIGNS = ("no socket interface found", "Unable to find address for")  # of NCCL, and of Gloo
+INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 TELLING_SIGNS = ("killed by signal", "out of memory", *OPEN_FILES_SIGNS, *THREAD_SIGNS)
 
 
@@ -81,12 +85,28 @@ def find_root_cause(rank_files: RankFiles, exits: Mapping[int, RankExit]) -> Fai
         if exit.exit_code < 0 and exit.exit_code != -signal.SIGTERM:
             return failure_from_signal(rank, -exit.exit_code)
     if errors:
-        return failure_from_error(errors[0])
+        failure = failure_from_error(errors[0])
+        silent = name_silent_nodes(rank_files, {error.rank for error in errors} | exits.keys())
+        return msgspec.structs.replace(failure, message=silent + failure.message) if silent else failure
     if exits_by_time:
         rank, code = exits_by_time[0][0], exits_by_time[0][1].exit_code
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with {code}"
         return Failure(kind="exit", message=f"rank {rank} {how}", rank=rank, exit_code=code)
     return Failure(kind="exit", message="every rank exited 0 and none left a result", exit_code=0)
+
+
+def name_silent_nodes(rank_files: RankFiles, known: Set[int]) -> str:
+    """Return the nodes none of whose ranks has said how it ended, before the words of another; "" if there are none.
+
+    `known` are the ranks of which an error or an exit is known. All lost a peer, so that node has most likely gone.
+    """
+    nodes = rank_files.read_environment().nodes
+    try:
+        size = rank_files.read_point().spec.num_processes_per_node
+    except (OSError, ValueError):
+        return ""
+    silent = [node for index, node in enumerate(nodes) if not known & {*range(index * size, (index + 1) * size)}]
+    return f"no word from {', '.join(silent)}: it may have gone; " if 0 < len(silent) < len(nodes) else ""
 
 
 def find_timeout_cause(rank_files: RankFiles, limit_s: float | None) -> Failure:
@@ -148,6 +168,10 @@ def limit_hint(error: BaseException) -> str:
         return "if the node ran out of memory, raise mem_per_gpu_gib in the grid file, or lower num_workers"
     if "getpwuid(): uid not found" in text:
         return "this user has no name on this node or in this container: export USER=NAME before you submit"
+    if contains_any(text, INTERFACE_SIGNS):
+        stated = [f"{name}={os.environ[name]}" for name in INTERFACE_VARIABLES if name in os.environ]
+        names = ", ".join(name for _, name in socket.if_nameindex())
+        return f"the interfaces of {host.node_name()} are {names}: see {' and '.join(stated or INTERFACE_VARIABLES)}"
     return full_disk_hint(text)
 
 

@@ -243,6 +243,7 @@ def merge_environments(point: PointTask, by_rank: Sequence[Environment]) -> Envi
         gpus=tuple(gpu for part in by_rank for gpu in part.gpus),
         nodes=tuple(dict.fromkeys(node for part in by_rank for node in part.nodes)),
         boot_ids=tuple(dict.fromkeys(boot_id for part in by_rank for boot_id in part.boot_ids)),
+        unlike_nodes=name_unlike_nodes(by_rank),
         links=tuple(links.merge_links(link for part in by_rank for link in part.links)),
         gpu_paths={pair: path for part in by_rank for pair, path in part.gpu_paths.items()},
         network_devices=tuple(dict.fromkeys(device for part in by_rank for device in part.network_devices)),
@@ -250,6 +251,23 @@ def merge_environments(point: PointTask, by_rank: Sequence[Environment]) -> Envi
         source_changed=any(part.source_changed or part.source_digest != first.source_digest for part in by_rank),
         data=short_text(point.data) if point.data and point.spec.reads_data else None,
     )
+
+
+def name_unlike_nodes(by_rank: Sequence[Environment]) -> dict[str, str]:
+    """Return the nodes whose software or GPUs differ from those of the first, with what they have."""
+    found = {}
+    for part in by_rank:
+        own, first = facts_of_node(part), facts_of_node(by_rank[0])
+        if differing := {name: value for name, value in own.items() if value != first[name]}:
+            found[part.nodes[0]] = short_text(", ".join(f"{name} {value}" for name, value in differing.items()))
+    return found
+
+
+def facts_of_node(environment: Environment) -> dict[str, str | None]:
+    """Return what should be equal on all nodes of a point."""
+    names = ("torch", "CUDA", "NCCL", "driver", "Python")
+    facts = {name: getattr(environment, name.lower()) for name in names}
+    return {**facts, "GPU": " and ".join(dict.fromkeys(gpu.name for gpu in environment.gpus))}
 
 
 def add_model_source(environment: Environment, point: PointTask) -> Environment:

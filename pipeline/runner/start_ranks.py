@@ -18,6 +18,7 @@ import os
 import re
 import resource
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -33,7 +34,7 @@ from pipeline.runner.launch_options import python_variables
 from pipeline.runner.rank_files import RankError, RankFiles
 from pipeline.system import host, imports
 from pipeline.system.errors import CommandError, log_line
-from pipeline.system.host import name_shared_memory, node_rank, slurm_number
+from pipeline.system.host import name_shared_memory, node_name, node_rank, slurm_number
 
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 RANK_MODULE, PRELOADED_MODULE = "pipeline.runner.rank_process", "pipeline.runner.fork_server_imports"
 FIRST_PORT, NUM_PORTS = 15_000, 15_000  # below the ephemeral range
 RENDEZVOUS_TIMEOUT_S = 300
+MASTER_VARIABLE = "PIPELINE_MASTER_ADDR"  # of the user: an address of the first node, or what follows its name there
 LAUNCHER_PID = "PIPELINE_LAUNCHER_PID"  # a variable, since the fork server takes no arguments
 RANK_POLL_S = 0.05
 EXIT_GRACE_S = 5  # for the end of a rank that has finished, and of what it has started
@@ -63,6 +65,7 @@ def run_node_ranks(spec: Spec, rank_files: RankFiles, launch_id: str, num_thread
 def run_under_agent(spec: Spec, rank_files: RankFiles, launch_id: str, start_method: str) -> dict[int, RankExit]:
     """Start the ranks under torchrun's agent by this start method of multiprocessing. Wait until all have ended."""
     with imports.without_garbage_collector():
+        from torch.distributed import DistError
         from torch.distributed.elastic.multiprocessing.api import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.elastic.rendezvous.api import RendezvousError
@@ -78,6 +81,10 @@ def run_under_agent(spec: Spec, rank_files: RankFiles, launch_id: str, start_met
         if isinstance(error, OSError):
             name_shared_memory(error)
         raise RuntimeError(describe_exception(error)) from error
+    except DistError as error:
+        if "imed out" not in str(error):
+            raise
+        raise RuntimeError(f"{explain_meeting(config)} ({describe_exception(error)})") from error
     except ChildFailedError as error:
         return {rank: RankExit(failure.exitcode, failure.timestamp) for rank, failure in error.failures.items()}
     except SignalException as error:
@@ -292,7 +299,7 @@ def rendezvous_settings(spec: Spec) -> dict[str, Any]:
 
     The store of several nodes is static: unlike torchrun's dynamic one (c10d) it unpickles nothing.
 
-    Raises CommandError for several nodes outside a Slurm job.
+    Raises CommandError for several nodes outside a Slurm job, and RuntimeError for an address that does not resolve.
     """
     if spec.num_nodes == 1:
         from pipeline.runner import one_node_rendezvous
@@ -302,9 +309,36 @@ def rendezvous_settings(spec: Spec) -> dict[str, Any]:
     nodes = os.environ.get("SLURM_JOB_NODELIST")
     if not nodes:
         raise CommandError(f"a point over {spec.num_nodes} nodes needs a Slurm job; submit it there.")
-    port = FIRST_PORT + slurm_number("SLURM_JOB_ID") % NUM_PORTS
+    host, port = master_address(nodes), FIRST_PORT + slurm_number("SLURM_JOB_ID") % NUM_PORTS
     configs = {"rank": node_rank(), "timeout": RENDEZVOUS_TIMEOUT_S}
-    return {"rdzv_backend": "static", "rdzv_endpoint": f"{first_host(nodes)}:{port}", "rdzv_configs": configs}
+    return {"rdzv_backend": "static", "rdzv_endpoint": f"{host}:{port}", "rdzv_configs": configs}
+
+
+def explain_meeting(config: "LaunchConfig") -> str:
+    """Return which node has not met the others, where, and the cure."""
+    who = "the other nodes have not come to" if config.rdzv_configs["rank"] == 0 else f"{node_name()} cannot reach"
+    return (
+        f"{who} {config.rdzv_endpoint} within {RENDEZVOUS_TIMEOUT_S} s; see that no firewall drops the port, or name "
+        f"another network by {MASTER_VARIABLE}"
+    )
+
+
+def master_address(nodes: str) -> str:
+    """Return the address of a job's first node: its name, or as PIPELINE_MASTER_ADDR says.
+
+    One that begins with a point or a hyphen follows the name: .cluster.local, -ib0. Raises RuntimeError for an address
+    that does not resolve: torch would try again until the time is over.
+    """
+    stated = os.environ.get(MASTER_VARIABLE, "")
+    address = first_host(nodes) + stated if not stated or stated.startswith((".", "-")) else stated
+    try:
+        socket.getaddrinfo(address, None)
+    except OSError as error:
+        cure = f"export {MASTER_VARIABLE} in the prologue, an address of it or what follows its name: .local, -ib0"
+        raise RuntimeError(
+            f"the first node's address {address!r} does not resolve on {node_name()} ({error.strerror}); {cure}"
+        ) from error
+    return address
 
 
 def first_host(nodes: str) -> str:

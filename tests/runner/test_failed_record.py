@@ -1,10 +1,11 @@
 """The kind of a failure, and the record of a launch that failed."""
 
+import re
 import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import cast, get_args
 
@@ -19,7 +20,7 @@ from pipeline.records.store import publish_record
 from pipeline.runner import failed_record
 from pipeline.runner.classify_failure import OOM_REASONS, classify_error, suggests_oom
 from pipeline.runner.launch_session import build_record
-from pipeline.runner.rank_files import PointResult, RankError, RankFiles
+from pipeline.runner.rank_files import PointResult, PointTask, RankError, RankFiles
 
 
 @pytest.fixture
@@ -92,6 +93,32 @@ def test_the_cause_is_the_first_failure_that_is_no_consequence(
     assert cause.message.startswith(said)
     assert ("raise mem_per_gpu_gib" in cause.message) == (exit_code == KILL)
     assert failed_record.may_be_consequence(cause) == (kind in ("exit", "collective"))
+
+
+@pytest.mark.parametrize(
+    ("lost", "exits", "said"),
+    [
+        ((0, 1), {}, "no word from node2: it may have gone; rank 0: boom"),
+        ((3,), {}, "no word from node1: it may have gone; rank 3: boom"),
+        ((0, 1, 2), {}, "rank 0: boom"),
+        ((0, 1), {3: (1, 1.0)}, "rank 0: boom"),
+    ],
+)
+def test_a_node_without_a_word_is_named_where_the_others_lost_a_peer(
+    rank_files: RankFiles, lost: Sequence[int], exits: dict[int, tuple[int, float]], said: str
+) -> None:
+    rank_files.write_point(PointTask(make_spec(strategy="ddp", num_gpus=4, num_nodes=2), None))
+    rank_files.write_environment(Environment(nodes=("node1", "node2")))
+    for rank in lost:
+        write_error(rank_files, rank, "collective", time_ns=rank)
+    ended = {number: failed_record.RankExit(*ended) for number, ended in exits.items()}
+    assert failed_record.find_root_cause(rank_files, ended).message == said
+
+
+def test_an_interface_that_is_not_there_is_named_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib7")
+    hint = failed_record.limit_hint(RuntimeError("Unable to find address for: ib7"))
+    assert re.fullmatch(r"the interfaces of \S+ are (\S+, )*lo(, \S+)*: see GLOO_SOCKET_IFNAME=ib7", hint), hint
 
 
 def test_the_memory_of_other_processes_is_kept_with_the_failure(rank_files: RankFiles) -> None:

@@ -9,13 +9,16 @@ import sys
 import types
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from conftest import ROOT
-from factories import assert_says, make_spec, raising
+from factories import assert_says, make_record, make_spec, raising
 
+from pipeline.figures.comparability import unlike_nodes_notes
 from pipeline.figures.formulas import GIB
 from pipeline.records.record import Environment, Gpu, Measurement
+from pipeline.report.formatter import render_note
 from pipeline.runner import rank_process
 from pipeline.runner.rank_files import PointTask, RankError, RankFiles
 from pipeline.system import host
@@ -182,6 +185,17 @@ def test_a_point_that_needs_free_gpus_does_not_begin_beside_another_process(
     with problem if needs_free_gpus else contextlib.nullcontext():
         rank_process.run_point(point, Rank(0, 1, torch.device("cpu")), rank_files, 0)
     assert begun == ([] if needs_free_gpus else [point])
+
+
+def test_a_node_of_other_software_or_gpus_is_named_with_what_it_has() -> None:
+    first = Environment(nodes=("a",), torch="2.11.0", driver="580.1", gpus=(Gpu(name="NVIDIA A40"),))
+    alike = msgspec.structs.replace(first, nodes=("b",))
+    other = msgspec.structs.replace(first, nodes=("c",), driver="535.2", gpus=(Gpu(name="NVIDIA L4"),))
+    found = rank_process.name_unlike_nodes([first, first, alike, other, other])
+    assert found == {"c": "driver 535.2, GPU NVIDIA L4"}
+    record = make_record(environment=msgspec.structs.replace(first, unlike_nodes=found))
+    (note,) = unlike_nodes_notes([record, record])
+    assert render_note(note) == "c has driver 535.2, GPU NVIDIA L4, unlike the first node"
 
 
 @pytest.mark.training

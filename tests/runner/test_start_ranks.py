@@ -211,6 +211,7 @@ def test_nodes_meet_on_the_first_one_of_the_job_by_a_static_store_and_without_sc
 ) -> None:
     """Python may run in a container, which has no commands of Slurm. The store of torchrun's c10d unpickles."""
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_: [])
     of_node = {"SLURM_JOB_ID": "30005", "SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "2", "MASTER_ADDR": "other"}
     for name, value in {**of_node, "SLURM_JOB_NODELIST": nodes}.items():
         monkeypatch.setenv(name, value)
@@ -219,6 +220,50 @@ def test_nodes_meet_on_the_first_one_of_the_job_by_a_static_store_and_without_sc
         "rdzv_endpoint": f"{first}:15005",
         "rdzv_configs": {"rank": 1, "timeout": start_ranks.RENDEZVOUS_TIMEOUT_S},
     }
+
+
+IRREGULAR = "rack[" + ",".join(f"{number:03}" for number in range(7, 607, 2)) + "]"  # 300 nodes
+
+
+@pytest.mark.parametrize(
+    ("nodes", "stated", "address"),
+    [
+        ("localhost,other", None, "localhost"),
+        ("local[host],other", "", "localhost"),
+        ("node7,node9", "localhost", "localhost"),
+        ("local,other", "host", None),
+        ("nowhere[1-2]", "-ib0.invalid", "nowhere1-ib0.invalid"),
+        ("nowhere[1-2]", ".invalid", "nowhere1.invalid"),
+        (IRREGULAR, ".invalid", "rack007.invalid"),
+    ],
+)
+def test_an_address_of_the_first_node_may_be_stated_and_one_that_does_not_resolve_is_named(
+    monkeypatch: pytest.MonkeyPatch, nodes: str, stated: str | None, address: str | None
+) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "node9")
+    monkeypatch.delenv(start_ranks.MASTER_VARIABLE, raising=False)
+    if stated is not None:
+        monkeypatch.setenv(start_ranks.MASTER_VARIABLE, stated)
+    if address == "localhost":
+        assert start_ranks.master_address(nodes) == address
+        return
+    with pytest.raises(RuntimeError) as error:
+        start_ranks.master_address(nodes)
+    assert_says(str(error.value), f"{(address or stated)!r} does not resolve on node9", "export PIPELINE_MASTER_ADDR")
+
+
+@pytest.mark.parametrize(("rank", "who"), [(0, "the other nodes have not come to"), (1, "node9 cannot reach")])
+def test_nodes_that_do_not_meet_name_address_and_port(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rank: int, who: str
+) -> None:
+    of_node = {"SLURM_JOB_ID": "30005", "SLURM_NODEID": str(rank), "SLURM_STEP_NUM_NODES": "2"}
+    for name, value in {**of_node, "SLURM_JOB_NODELIST": "localhost,node9", "SLURMD_NODENAME": "node9"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(start_ranks, "RENDEZVOUS_TIMEOUT_S", 1)
+    spec = make_spec(device="cpu", strategy="ddp", num_gpus=2, num_nodes=2)
+    with pytest.raises(RuntimeError) as error:
+        start_ranks.run_under_agent(spec, RankFiles(tmp_path), "launch", "spawn")
+    assert_says(str(error.value), f"{who} localhost:15005 within 1 s", "firewall", "PIPELINE_MASTER_ADDR")
 
 
 def test_nodes_outside_a_job_cannot_meet(monkeypatch: pytest.MonkeyPatch) -> None:
