@@ -32,8 +32,6 @@ from pipeline.plan.grid import expand_grid
 from pipeline.plan.point_label import format_number
 from pipeline.records.folder import Experiment
 from pipeline.report.collected import collect_experiment
-from pipeline.report.questions import answers_of
-from pipeline.report.terminal import render_brief
 from pipeline.report.time_to_target import Targets
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,7 +39,6 @@ PUBLISHED = ROOT / "published"
 TEMPLATES = ROOT / "docs" / "templates"
 BLOCK = re.compile(r"<!-- results: ([\w-]+) -->\n(.*?)<!-- /results -->\n", re.DOTALL)
 MAX_WIDTH = 128  # characters of a line of a paragraph
-README_WIDTH = 100  # of the terminal that README.md shows
 WORDS = (
     *("no", "one", "two", "three", "four", "five", "six", "seven", "eight"),
     *("nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen"),
@@ -249,14 +246,6 @@ def known_links() -> dict[str, list[Row]]:
     }
 
 
-def output_of_run(experiment: str) -> str:
-    """Return what `make run` prints of an experiment on a terminal of README_WIDTH columns."""
-    found = collect_experiment(Experiment(PUBLISHED / experiment))
-    answers = answers_of(found.tables, found.collected.terms)
-    page = Path("outputs") / Path(experiment).name / "report.html"
-    return render_brief(experiment, found, answers, page, README_WIDTH).rstrip()
-
-
 def read_selftest(machine: str) -> SavedSelftest:
     """Return a published self-test."""
     return msgspec.json.decode((PUBLISHED / machine / "selftest.json").read_bytes(), type=SavedSelftest)
@@ -382,7 +371,7 @@ NAMES = {
             exposed_quartiles_us,
             per_channel_gains,
         ),
-        *(output_of_run, commits_of, commit_words, epoch_autocorrelations),
+        *(commits_of, commit_words, epoch_autocorrelations),
         *(span, interval, with_interval, longer, longer_by_round, loop_ratios, expand_grid, re.findall, zip),
     )
 }

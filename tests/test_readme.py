@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 import shutil
+import struct
 import subprocess
 import sys
 import time
@@ -19,12 +20,14 @@ from typing import Any
 
 import msgspec
 import pytest
+import screenshot
 import yaml
+from browser import needs_chromium
 from cluster import Cluster
 from conftest import ROOT, plain_environment, run_command, run_program, succeeded, without_make
 from factories import assert_says, write_script
 
-from pipeline import stage
+from pipeline import __version__, stage
 from pipeline.completion import parser_of
 from pipeline.data import staging
 from pipeline.plan.find_model import find_lacking
@@ -35,9 +38,10 @@ from pipeline.submission.batch_script import render_script
 from pipeline.submission.sbatch_options import PASSED_ON
 
 README = (ROOT / "README.md").read_text()
-PAGES = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}
-ROUTES = ("laptop", "node", "cluster")
-MAX_WORDS, MAX_COMMANDS = 700, 4
+ALL_DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = {path.name: path.read_text() for path in ALL_DOCS if path.parent.name == "docs"}
+ROUTES = ("laptop", "example", "cluster")
+MAX_WORDS, MAX_COMMANDS = 900, 4
 CUT = "--set device=cpu model=lenet dataset=synthetic num_samples=64 strategy=ddp num_gpus=2 batch_size_per_gpu=8,16"
 CUT += " input=dataloader"
 CUT_NODE = "--set device=cpu model=lenet dataset=synthetic num_samples=64 strategy=ddp num_gpus=2 batch_size_per_gpu=8"
@@ -67,11 +71,23 @@ def without_slurm(**changes: str) -> dict[str, str]:
     return plain_environment("PYTHONPATH", **changes)
 
 
-def test_the_prose_is_short_and_has_one_plot_and_one_screenshot() -> None:
-    shown = re.sub(r"```.*?```|<!--.*?-->", "", README, flags=re.DOTALL)
-    prose = "\n".join(line for line in shown.splitlines() if not line.startswith("|"))
-    assert len(re.sub(r"\]\([^)]*\)", "]", prose).split()) <= MAX_WORDS
-    assert re.findall(r"!\[[^]]*\]\(([^)]*)\)", README) == ["docs/q2.svg", "docs/screenshots/report-desktop-light.png"]
+def test_the_readme_is_short_and_has_one_screenshot_and_one_plot() -> None:
+    assert len(README.split()) <= MAX_WORDS
+    assert re.findall(r"!\[[^]]*\]\(([^)]*)\)", README) == ["docs/report.png", "docs/q2.svg"]
+
+
+@pytest.mark.browser
+@needs_chromium
+def test_the_screenshot_is_taken_of_published_records(tmp_path: Path) -> None:
+    screenshot.take_screenshot(tmp_path / "report.png")
+    sizes = [size_of_picture(path) for path in (tmp_path / "report.png", ROOT / "docs/report.png")]
+    assert sizes == [(screenshot.WIDTH, screenshot.HEIGHT)] * 2
+
+
+def size_of_picture(path: Path) -> tuple[int, int]:
+    """The width and height of a PNG, which its first chunk states."""
+    width, height = struct.unpack(">II", path.read_bytes()[16:24])
+    return width, height
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -85,7 +101,10 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *(f"docs/{name}" for name in sorted(PAGES))])
+ALL_PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.relative_to(ROOT / 'docs')}" for path in ALL_DOCS)]
+
+
+@pytest.mark.parametrize("page", ALL_PAGES)
 def test_every_link_leads_somewhere(page: str) -> None:
     for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", (ROOT / page).read_text()):
         if target.startswith("https://"):
@@ -95,8 +114,10 @@ def test_every_link_leads_somewhere(page: str) -> None:
         assert not anchor or anchor in anchors(path.read_text()), f"{target}#{anchor}"
 
 
-def test_the_readme_links_every_page() -> None:
-    assert {name for name in PAGES if f"](docs/{name})" not in README} == set()
+def test_the_list_of_pages_has_every_page_and_the_readme_every_recipe() -> None:
+    names = {str(path.relative_to(ROOT / "docs")) for path in ALL_DOCS} - {"README.md"}
+    assert {name for name in names if f"]({name})" not in PAGES["README.md"]} == set()
+    assert {name for name in names if "recipes/" in name and f"](docs/{name})" not in README} == set()
 
 
 @pytest.mark.wheel
@@ -134,7 +155,7 @@ def test_the_line_that_stages_finds_what_is_staged(
 @pytest.mark.training
 def test_the_laptop_route_ends_with_a_report(tmp_path: Path) -> None:
     checkout = copy_project(tmp_path / "checkout", "Makefile", "setup.cfg", "constraints.txt")
-    (line,) = shell_lines("<!-- run: laptop -->")
+    _, line, _ = shell_lines("<!-- run: laptop -->")  # the last one is the next test's, the first one needs a network
     size = f'case "$*" in *pipeline.submit*) set -- "$@" {CUT_SMOKE};; esac'
     write_script(checkout / ".venv/bin/python", size, f'exec {shlex.quote(sys.executable)} "$@"')
     time.sleep(0.01)
@@ -156,8 +177,20 @@ def test_the_laptop_route_ends_with_a_report(tmp_path: Path) -> None:
     assert "Next: python -m pipeline.collect outputs/smoke" in done.stderr
 
 
+@pytest.mark.training
+def test_the_example_of_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
+    checkout = copy_project(tmp_path / "checkout")
+    shutil.copytree(ROOT / "docs/examples/script", checkout / "docs/examples/script")
+    write_script(checkout / "bin/ddpscale", f'exec {shlex.quote(sys.executable)} {checkout / "ddpscale.py"} "$@"')
+    activate, *lines = shell_lines("<!-- run: example -->")
+    assert activate == "source .venv/bin/activate"
+    env = without_slurm(PATH=f"{checkout / 'bin'}:/usr/bin:/bin")
+    done = succeeded(run_program("bash", "-e", "-c", "\n".join(lines), cwd=checkout, env=env))
+    assert_says(done.stdout, "Page: outputs/", "2 processes, 32 per process: ", " ms an update (", "2 points: 2 ok")
+
+
 SHOWN: dict[str, list[str]] = {
-    "README.md": ["commands", "output", "commands", "workload", "grid", *["commands"] * 5],
+    "README.md": [*["commands"] * 5, "citation"],
     "CONTRIBUTING.md": ["commands"],
     "docs/architecture.md": ["diagram", "diagram"],
     "docs/cluster.md": ["commands", "container", "wrapper", "commands", "prologue", "commands", "commands"],
@@ -175,7 +208,7 @@ SHOWN: dict[str, list[str]] = {
 """The blocks of each page in their order; of these kinds a test reads or runs every one:
 
 commands   the program that takes a line's options reads them; the routes of the README also run
-output     it is written from records (test_results.py); a diagram is no code
+citation   the version is that of the package; a diagram is no code
 container  the shell reads it, and its files exist
 wrapper, prologue  the route on a cluster, and a job, run them
 workload, grid, script, reader  written to a file and run
@@ -227,8 +260,8 @@ def test_every_block_has_a_kind_and_so_a_test() -> None:
         "README.md",
         "CONTRIBUTING.md",
         "CHANGELOG.md",
-        *(f"docs/{path.relative_to(ROOT / 'docs')}" for path in (ROOT / "docs").rglob("*.md")),
-    ]
+        *(f"docs/{path.relative_to(ROOT / 'docs')}" for path in ALL_DOCS if path.parent.name != "recipes"),
+    ]  # of a recipe: test_recipes.py
     numbers = {page: len(blocks_of(page)) for page in pages}
     assert {page: number for page, number in numbers.items() if number} == {
         page: len(its) for page, its in SHOWN.items()
@@ -242,9 +275,15 @@ def help_of(*words: str) -> str:
     return succeeded(run_program(sys.executable, *words, "--help")).stdout
 
 
+OTHERS = (
+    *(["source", ".venv/bin/activate"], ["chmod", "+x", "in-container.sh"]),
+    *(["git", "clone", "REPOSITORY", "ddpscale"], ["cd", "ddpscale"]),
+)
+
+
 def check_command(words: list[str]) -> None:
     """Fail unless the program that takes the options of this command has them."""
-    program, *rest = words
+    program, *rest = Path(words[0]).name, *words[1:]
     options = {word.partition("=")[0] for word in rest if word.startswith("-")}
     if program == "ddpscale":
         if rest[1:] or rest[0] != "stage":  # `stage` has its own test
@@ -267,7 +306,7 @@ def check_command(words: list[str]) -> None:
     elif rest and rest[0].endswith(".py"):
         assert all(f'"{option}"' in (ROOT / rest[0]).read_text() for option in options), words
     else:
-        assert words in (["source", ".venv/bin/activate"], ["chmod", "+x", "in-container.sh"]), words
+        assert words in OTHERS, words
 
 
 @pytest.mark.parametrize("page", [page for page, kinds in SHOWN.items() if "commands" in kinds])
@@ -284,11 +323,15 @@ def test_the_commands_of_a_page_are_taken_as_they_stand(
         check_command(words)
 
 
-@pytest.mark.parametrize(("page", "count"), [("README.md", 3 + 2 * 2 * 3), ("docs/grids.md", 1 * 2 * 3 + 2 * 2 * 3)])
-def test_the_grid_of_a_page_has_so_many_configurations(tmp_path: Path, page: str, count: int) -> None:
-    write_shown(tmp_path, page)
+def test_the_grid_of_a_page_has_so_many_configurations(tmp_path: Path) -> None:
+    write_shown(tmp_path, "docs/grids.md")
     answer = run_command("submit", "--grid", tmp_path / "grid.yaml", "--dry-run", "--json")
-    assert len(json.loads(answer.stdout)["points"]) == count
+    assert len(json.loads(answer.stdout)["points"]) == 1 * 2 * 3 + 2 * 2 * 3
+
+
+def test_the_citation_names_the_version() -> None:
+    assert f"version = {{{__version__}}}" in README
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_the_blocks_that_build_a_container_name_files_that_exist() -> None:

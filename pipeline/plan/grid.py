@@ -251,7 +251,7 @@ def check_axis_lists(block: Mapping[str, Any], where: str) -> None:
 def parse_overrides(changes: Sequence[str], by: str = "--set") -> dict[str, list[Any]]:
     """Parse `axis=value[,value]` of the option `by` into {axis: typed values}.
 
-    Remedies are joined by `+`, `none` stands for no value.
+    Remedies are joined by `+`. `none` stands for no value, unless it is one of the axis.
     """
     parsed: dict[str, list[Any]] = {}
     for change in changes:
@@ -281,7 +281,8 @@ def parse_value(axis: str, text: str) -> Any:
         return text
     if axis == "remedies":
         return msgspec.convert([] if text == "none" else text.split("+"), GRID_TYPES[axis])
-    return msgspec.convert("null" if text == "none" else text, GRID_TYPES[axis], strict=False)
+    is_null = text == "none" and AXIS_DEFAULTS.get(axis) != "none"
+    return msgspec.convert("null" if is_null else text, GRID_TYPES[axis], strict=False)
 
 
 def expand_block(

@@ -12,7 +12,7 @@ from hypothesis_profiles import examples
 
 from pipeline.plan import grid
 from pipeline.plan.axes import AXES
-from pipeline.plan.grid import GRID_AXES, Grid, expand_grid, shipped_grids
+from pipeline.plan.grid import GRID_AXES, Grid, expand_grid, parse_overrides, shipped_grids
 from pipeline.plan.resources import Resources, group_by_shape
 from pipeline.system.errors import CommandError
 
@@ -174,6 +174,11 @@ def test_set_replaces_an_axis_in_every_block_and_blocks_that_fall_together_becom
 def test_set_reads_values_as_the_axis_types_them(expand: Expand, change: str, values: list[Any]) -> None:
     axis = change.split("=")[0]
     assert [getattr(spec, axis) for spec in expand(points("seed: [0]"), [change]).points] == values
+
+
+def test_none_is_a_value_where_the_axis_has_it() -> None:
+    parsed = parse_overrides(["compile=none,blocks", "max_steps=none"])
+    assert parsed == {"compile": ["none", "blocks"], "max_steps": [None]}
 
 
 def test_a_cpu_that_auto_finds_computes_in_fp32_where_the_grid_says_tf32(expand: Expand) -> None:
