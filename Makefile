@@ -2,6 +2,7 @@
 # make check: linters, types, and the tests that need no Slurm and no browser and start no training process
 # make test: install what the tests need and run them all; make test-slow: those that check leaves out, and those of
 # which it draws few examples; make test-alone: those that time processes, one after the other
+# make docs: the site of these pages, build/site/site/index.html
 # make lint, make bench, make bench-gpu, make jobs, make words, make schema
 # make results: write the measured figures of README.md and docs/ anew from the records in published/
 # make golden: compare what the commands write with the digests in benchmarks/golden.json
@@ -26,7 +27,7 @@ PYTEST = python -m pytest -q -ra --numprocesses $(WORKERS) --dist worksteal
 # what check leaves out
 SLOW = slurm or training or browser or wheel
 
-.PHONY: run check test test-fast test-slow test-alone golden lint bench bench-gpu campaign mutations faults faults-page jobs words schema results slurm browser
+.PHONY: run check test test-fast test-slow test-alone golden lint bench bench-gpu campaign mutations faults faults-page jobs words schema results docs slurm browser
 
 run: $(INSTALLED)
 	python -m pipeline.submit --grid smoke --wait --skip-unsatisfiable --points-per-element 4 --repeats $(REPEATS)
@@ -59,11 +60,15 @@ faults: $(INSTALLED)-test slurm browser
 faults-page:
 	$(PYTHON) benchmarks/fault_matrix.py docs/faults.md
 
+docs: $(INSTALLED)-test
+	python benchmarks/docs_site.py build/site
+
 lint: $(INSTALLED)-test
 	ruff check .
 	ruff format --check .
 	mypy
 	lint-imports
+	python benchmarks/docs_site.py build/site
 	@if command -v shellcheck >/dev/null; then shellcheck jobs/*.sbatch .ci/run; \
 	else echo "shellcheck is not installed: the job files were not checked" >&2; fi
 
@@ -123,5 +128,5 @@ $(INSTALLED): setup.cfg $(CONSTRAINTS) $(VENV)/bin/python
 	touch $@
 
 $(INSTALLED)-test: setup.cfg $(CONSTRAINTS) $(INSTALLED)
-	python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[test]'
+	python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[test,docs]'
 	touch $@

@@ -233,7 +233,7 @@ def test_make_installs_by_the_constraints_that_it_is_given(
 
 
 FILES = ("constraints.txt", "constraints-volta.txt")
-EXTRAS = ("telemetry", "terminal", "test")
+EXTRAS = ("telemetry", "terminal", "docs", "test")
 # torch asks for it by its version or that of Python; an environment that is older than its pin keeps the one of venv
 OFTEN_DIFFERS = {"setuptools"}
 OF_TORCH = re.compile(r"torch|torchvision|cuda-\w+|nvidia-(?!ml-py).*")
