@@ -22,13 +22,10 @@ from typing import Any
 
 import jinja2
 import msgspec
-from bench_prediction import PairErrors, published_pairs
 
-from pipeline.communication.selftest_checks import SavedSelftest, difference_us
 from pipeline.figures.ring_model import SweepSample, fit_link
 from pipeline.figures.stopping_rule import MAX_TIME_HALF_WIDTH
 from pipeline.plan.axes import REMEDIES
-from pipeline.plan.grid import expand_grid
 from pipeline.plan.point_label import format_number
 from pipeline.records.folder import Experiment
 from pipeline.report.collected import collect_experiment
@@ -183,14 +180,6 @@ def training_rates(gpu: str, num_images: int) -> list[float]:
     return [one["spec"]["num_samples"] / statistics.median(epoch_times_s(one)[1:]) for one in captured]
 
 
-def kernel_share(record: Row) -> float:
-    """Return the time of kernels in the profile of a communication point, as a share of DDP's step time."""
-    found = record["measurement"]["communication"]
-    (ddp,) = (series for series in found["series"] if series["variant"] == "ddp")
-    step_ns = statistics.median(map(max, ddp["window_times_ns"])) / found["steps_per_window"]
-    return float(statistics.fmean(found["profile"]["compute_ns"]) / found["profile"]["num_steps"] / step_ns)
-
-
 def study(num_images: int, remedies: str, epochs: int = 30, num_gpus: int = 1, reference: int = 128) -> Row:
     """Return a row of the study of Q4. Remedies: "", "linear_scaling+warmup" or "all four"; half the rate: 256."""
     names = [*REMEDIES] if remedies == "all four" else [name for name in remedies.split("+") if name]
@@ -223,12 +212,6 @@ def link_fit_errors(*experiments: str) -> list[tuple[float, float]]:
 
 
 @functools.cache
-def pairs_of_predictions() -> list[PairErrors]:
-    """Return the errors of the predictions for every published pair of points."""
-    return list(published_pairs())
-
-
-@functools.cache
 def known_links() -> dict[str, list[Row]]:
     """Return what the tool read of links of known rate: `readings`, `growth` and `predictions`."""
     import bench_link_of_known_rate as bench_link  # these import torch
@@ -244,27 +227,6 @@ def known_links() -> dict[str, list[Row]]:
         "growth": [bench_link.growth_row(found) for found in of_ranks],
         "predictions": [bench_link.prediction_row(found) for found in of_rates],
     }
-
-
-def read_selftest(machine: str) -> SavedSelftest:
-    """Return a published self-test."""
-    return msgspec.json.decode((PUBLISHED / machine / "selftest.json").read_bytes(), type=SavedSelftest)
-
-
-def exposed_quartiles_us(machine: str, run: str) -> list[float]:
-    """Return the quartiles of exposed communication over the rounds of a run of a published self-test."""
-    return statistics.quantiles(difference_us(read_selftest(machine).runs[run], "ddp", "no_op_hook"), n=4)
-
-
-def per_channel_gains(count: str, stage: str, rule: str) -> list[float]:
-    """Return what one scale per channel adds to a count of test images, as a share of them, for each seed."""
-    gains = []
-    for record in records("two-cores/quantize"):
-        quantized = record["measurement"]["quantization"]
-        wanted = [one for one in quantized["results"] if (one["stage"], one["scale_rule"]) == (stage, rule)]
-        found = {one["granularity"]: one[count] for one in wanted}
-        gains.append((found["per_channel"] - found["per_tensor"]) / quantized["num_test_samples"])
-    return gains
 
 
 # How a figure is written.
@@ -299,12 +261,6 @@ def with_interval(row: Row, figure: str, spec: str, scale: float = 1, unit: str 
 def longer(one: Row, other: Row) -> float:
     """Return how much longer a benchmark's row takes than another, by the medians, as a fraction."""
     return float(statistics.median(one["windows_s"]) / statistics.median(other["windows_s"])) - 1
-
-
-def longer_by_round(one: Row, other: Row) -> float:
-    """Return how much longer a row takes than another: the median over rounds, each of which timed both."""
-    rounds = zip(one["windows_s"], other["windows_s"], strict=True)
-    return float(statistics.median(of_one / of_other for of_one, of_other in rounds)) - 1
 
 
 def loop_ratios(path: str, name: str, execution: str) -> list[float]:
@@ -361,18 +317,10 @@ def wrap_part(text: str) -> str:
 NAMES = {
     function.__name__: function
     for function in (
-        *(tables_of, rows, row, load, records, bench, require, epoch_times_s, duration_s, training_rates, kernel_share),
-        *(
-            study,
-            count_narrow,
-            link_fit_errors,
-            pairs_of_predictions,
-            known_links,
-            exposed_quartiles_us,
-            per_channel_gains,
-        ),
-        *(commits_of, commit_words, epoch_autocorrelations),
-        *(span, interval, with_interval, longer, longer_by_round, loop_ratios, expand_grid, re.findall, zip),
+        *(tables_of, rows, row, load, records, bench, require, epoch_times_s, duration_s, training_rates),
+        *(study, count_narrow, link_fit_errors, known_links),
+        *(commits_of, epoch_autocorrelations),
+        *(span, interval, with_interval, longer, loop_ratios, re.findall, zip),
     )
 }
 FILTERS = {"number": format_number, "percent": percent, "us": in_us, "span": span, "in_words": in_words}
