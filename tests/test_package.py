@@ -24,7 +24,7 @@ from pipeline.records.folder import Experiment
 
 SOURCES = (
     *("pipeline", "ddpscale.py", "templates", "setup.cfg", "pyproject.toml", "LICENSE", "README.md"),
-    *("constraints.txt", "constraints-volta.txt", "MANIFEST.in"),
+    "constraints.txt",
 )
 NO_NETWORK = ("No matching distribution", "Could not find a version", "Connection", "Temporary failure")
 
@@ -35,9 +35,9 @@ def recipe(marker: str, page: str = "docs/cluster.md") -> str:
     return after.split("```bash\n")[1].split("\n")[0]
 
 
-def copy_sources(to: Path) -> None:
-    """Copy what a wheel is built of."""
-    for name in filter(lambda name: (ROOT / name).exists(), SOURCES):
+def copy_sources(to: Path, *more: str) -> None:
+    """Copy what a wheel is built of, and more."""
+    for name in filter(lambda name: (ROOT / name).exists(), (*SOURCES, *more)):
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, to / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         else:
@@ -68,7 +68,7 @@ BUILD = "from setuptools.build_meta import build_sdist; build_sdist('dist')"
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sdist, unpacked."""
     folder = tmp_path_factory.mktemp("sdist")
-    copy_sources(folder / "source")
+    copy_sources(folder / "source", "MANIFEST.in", "constraints-volta.txt")
     succeeded(run_program(sys.executable, "-c", BUILD, cwd=folder / "source"))
     (archive,) = (folder / "source/dist").iterdir()
     shutil.unpack_archive(archive, folder, filter="data")
