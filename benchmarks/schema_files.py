@@ -16,7 +16,7 @@ from pipeline.records.outcomes import Coverage
 from pipeline.records.record import SCHEMA_VERSION, Operation, Record
 from pipeline.report.files import indented_json
 from pipeline.report.table import Column, Table
-from pipeline.report.tables import INT8_TABLES, TABLES
+from pipeline.report.tables import LEFT_OUT_IF_EMPTY, TABLES
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 NUMBER_OR_NULL: dict[str, Any] = {"type": ["number", "null"]}
@@ -59,7 +59,7 @@ def tables_schema() -> dict[str, Any]:
         "description": "Rows by table, and the number of points by what became of them.",
         "type": "object",
         "properties": {**tables, "coverage": coverage},
-        "required": [*(name for name in tables if name not in INT8_TABLES), "coverage"],
+        "required": [*(name for name in tables if name not in LEFT_OUT_IF_EMPTY), "coverage"],
         "additionalProperties": False,
         "$defs": {**definitions, "axes": axes},
     }

@@ -307,6 +307,8 @@ def expand_block(
             left_out = set(axes_of_others(str(fields["model"]))) - changes.keys()
             fields = {axis: value for axis, value in fields.items() if axis not in left_out}
         fields = place_on_nodes(fields, changes)
+        if GPUS_PER_NODE in changes and (fields.get("num_gpus"), fields.get("measure")) == (1, "communication"):
+            continue  # one GPU sends nothing
         yield spec_from_fields(usual_in_bf16(fields) | fields, where)
 
 

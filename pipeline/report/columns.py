@@ -9,6 +9,7 @@ STATUS = Column("status", "", "The status of the point: ok, oom, failed, rejecte
 PLACE = (GLOBAL_BATCH._replace(heading=""), STATUS)
 REMEDIES = Column("remedies", "", "Remedies for training with large batches.")
 
+SCALING = Column("scaling", "", "The batch that stays fixed as GPUs are added: weak (per GPU) or strong (global).")
 EPOCH_TIME = Column("epoch_time_s", "epoch time [s]", "Time of one epoch with data loading, on the slowest rank.")
 SPEEDUP = Column(
     "speedup",

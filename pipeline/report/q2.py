@@ -36,6 +36,7 @@ from pipeline.report.columns import (
     RUN_SPREAD,
     SAMPLE_ENERGY,
     SAMPLE_THROUGHPUT,
+    SCALING,
     SPEEDUP,
     STATUS,
     THROUGHPUT,
@@ -81,7 +82,7 @@ Q2 = Table(
     (
         GLOBAL_BATCH,
         STATUS,
-        Column("scaling", "", "The batch that stays fixed as GPUs are added: weak (per GPU) or strong (global)."),
+        SCALING,
         EPOCH_TIME._replace(interval="kept"),
         SPEEDUP,
         EFFICIENCY,

@@ -6,6 +6,7 @@ from typing import NamedTuple, get_args
 from pipeline.plan.point_label import Terms, in_terms
 from pipeline.report.claims import SUBMIT, Claim, SeparateAxis, Tile
 from pipeline.report.int8 import int8_claims
+from pipeline.report.nodes import node_claims
 from pipeline.report.q1 import batch_size_claims
 from pipeline.report.q2 import speedup_claims
 from pipeline.report.q3 import communication_claims
@@ -108,7 +109,7 @@ def answer_questions(tables: Tables) -> dict[str, list[Claim]]:
     use = claims_of_each(tables, BY, use_claims)
     return ({"Q5": use} if use else {}) | {
         "Q1": claims_of_each(tables, BY, batch_size_claims),
-        "Q2": claims_of_each(tables, BY, speedup_claims),
+        "Q2": claims_of_each(tables, BY, lambda own: [*speedup_claims(own), *node_claims(own)]),
         "Q3": claims_of_each(tables, BY, communication_claims),
         "Q4": large_batch_claims(tables["time_to_target"]),
     }

@@ -15,6 +15,7 @@ from pipeline.report.int8 import INT8, INT8_HISTOGRAMS, int8_histogram_rows, int
 from pipeline.report.link import BANDWIDTH, SWEEP, MeasuredLinks, bandwidth_rows, measured_links, sweep_rows
 from pipeline.report.memory import MEMORY_BOUNDARY, OOM, memory_rows, oom_row
 from pipeline.report.next_step import advise_all
+from pipeline.report.nodes import NODES, node_rows
 from pipeline.report.prediction import PREDICTION, prediction_rows
 from pipeline.report.q1 import Q1, q1_row
 from pipeline.report.q2 import Q2, q2_row
@@ -26,10 +27,10 @@ from pipeline.report.table import Row, Table, Tables
 from pipeline.report.time_to_target import FROM_BASELINE, TIME_TO_TARGET, Targets, time_to_target_rows
 from pipeline.report.transfers import TRANSFERS, transfer_row
 
-INT8_TABLES = ("int8", "int8_histograms")
+LEFT_OUT_IF_EMPTY = ("int8", "int8_histograms", "nodes")
 TABLES_OF_GPUS = ("Q1", "Q2", "communication", "split", "memory")
 
-ORDER = (Q1, MEMORY_BOUNDARY, Q2, COMMUNICATION, Q3, BANDWIDTH, SWEEP, TRANSFERS, SPLIT, PREDICTION, Q4)
+ORDER = (Q1, MEMORY_BOUNDARY, Q2, NODES, COMMUNICATION, Q3, BANDWIDTH, SWEEP, TRANSFERS, SPLIT, PREDICTION, Q4)
 
 TABLES = {table.name: table for table in (*ORDER, TIME_TO_TARGET, INT8, INT8_HISTOGRAMS, OOM, COST)}
 """Every table by name, in the order of the report."""
@@ -73,6 +74,7 @@ def build_tables(
             ),
             *(q2_row(point, baseline, "strong", peak_tflops) for point, baseline in strong_pairs(plain)),
         ),
+        "nodes": node_rows(plain, measured_alike, advices),
         "Q3": (q3_row(point, baseline, measured_alike, links) for point, baseline in weak if point.spec.num_gpus > 1),
         "Q4": (row for point in trained for row in q4_rows(point)),
         "oom": (oom_row(point) for point in pooled if any(outcome.status == "oom" for outcome in point.outcomes)),
@@ -93,8 +95,8 @@ def build_tables(
 
 
 def flatten(tables: Tables) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of JSON and CSV, by table. The tables of int8 are left out where no point quantizes."""
-    names = [name for name in TABLES if tables[name] or name not in INT8_TABLES]
+    """Return the rows of JSON and CSV, by table. Those of int8 and of nodes are left out where they have none."""
+    names = [name for name in TABLES if tables[name] or name not in LEFT_OUT_IF_EMPTY]
     return {name: [flatten_row(row, TABLES[name]) for row in tables[name]] for name in names}
 
 

@@ -120,6 +120,12 @@ def test_the_grid_nodes_has_the_same_global_batch_on_one_gpu_and_on_each_number_
     assert {spec.num_gpus for spec in found if spec.global_batch_size == 128} == {1, 4, 8, 16}
 
 
+def test_nodes_of_one_gpu_measure_no_communication_on_one_of_them() -> None:
+    found = expand_grid("nodes", ["gpus_per_node=1"]).points
+    assert {(spec.num_nodes, spec.num_gpus) for spec in found} == {(1, 1), (2, 2), (4, 4)}
+    assert {spec.num_nodes for spec in found if spec.measure == "communication"} == {2, 4}
+
+
 def test_gpus_per_node_stands_for_the_total_and_has_its_run_ids(expand: Expand) -> None:
     head = "name: t\nbase: {strategy: ddp, batch_size_per_gpu: 32}\n"
     text = points("num_nodes: [1, 2], gpus_per_node: [4, 8]", head=head)
