@@ -22,10 +22,10 @@ from typing import Any
 
 from pipeline import collect
 from pipeline.figures.intervals import ends_of, median_time
-from pipeline.figures.pooling import timed_epochs
+from pipeline.figures.pooling import update_times_s
 from pipeline.plan.grid import GPUS_PER_NODE, GRID_NAME_PATTERN, GridFile, parse_overrides
 from pipeline.plan.point_label import point_labels
-from pipeline.plan.script import script_name
+from pipeline.plan.script import place_script, script_name
 from pipeline.plan.spec import Spec
 from pipeline.records import store
 from pipeline.records.folder import Experiment
@@ -38,15 +38,17 @@ from pipeline.system.errors import EXIT_GAPS, CommandError
 
 SWEPT = {
     "num_gpus": "numbers of GPUs, or of processes on the CPU (default: 1)",
-    "batch_size_per_gpu": "samples of a pass on each GPU",
+    "batch_size_per_gpu": "samples of a pass on each GPU (default: a batch counts as one, and rates are in batches)",
     "num_nodes": "numbers of nodes, over which the GPUs are divided (default: 1)",
     GPUS_PER_NODE: "numbers of GPUs of each node, in place of --num-gpus",
     "grad_accumulation": "passes of an update (default: 1)",
     "strategy": "what the script spreads its model with, on several GPUs: ddp (the default) or fsdp",
+    "update_by": "with several optimizers, the one whose steps are updates: its class, or its number by first steps",
     "updates": "timed updates, at most (default: 600)",
     "warmup_updates": "first updates, which are not timed (default: 10)",
 }
 """Axes that have an option of their own."""
+NAMED = ("strategy", "update_by")
 OPTIONS = {"batch_size_per_gpu": "--batch-size", "warmup_updates": "--warmup"}
 
 
@@ -57,15 +59,14 @@ def parse_arguments() -> argparse.Namespace:
     points = parser.add_argument_group("what to measure")
     for axis, meaning in SWEPT.items():
         option = OPTIONS.get(axis, f"--{axis.replace('_', '-')}")
-        points.add_argument(option, dest=axis, metavar="N[,N]", help=meaning)
+        points.add_argument(option, dest=axis, metavar="NAME" if axis in NAMED else "N[,N]", help=meaning)
     also = "also measure what communication costs an update, in runs of their own on several GPUs"
     points.add_argument("--measure", choices=["communication"], help=also)
+    points.add_argument("--workdir", metavar="DIR", default="", help="where the script runs (default: here)")
     add_arguments(parser, points)
     arguments = check_arguments(parser, parser.parse_args(words))
     if not script:
         parser.error("no script is given; write it after --, as in -- train.py --batch-size {batch_size_per_gpu}")
-    if arguments.batch_size_per_gpu is None:
-        parser.error("give --batch-size, the samples of a pass on each GPU, which tell how many samples a second it is")
     arguments.grid = build_grid(arguments, shlex.join(script))
     return arguments
 
@@ -89,13 +90,14 @@ def build_grid(arguments: argparse.Namespace, script: str) -> GridFile:
             blocks.append({**block, gpus: several, "num_nodes": [num_nodes], "measure": [arguments.measure]})
     if arguments.measure and len(blocks) == 1:
         raise CommandError("--measure communication needs several GPUs; give --num-gpus 1,2.")
-    return GridFile(name_of(script), blocks, base={"script": script, "device": "auto"})
+    name = name_of(script, Path(arguments.workdir).resolve())
+    return GridFile(name, blocks, base={"script": script, "device": "auto"}, workdir=arguments.workdir)
 
 
-def name_of(script: str) -> str:
+def name_of(script: str, folder: Path) -> str:
     """Return the name of the experiment of a command: that of its script, and a digest that tells it from others."""
     try:
-        name = Path(script_name(script)).stem
+        name, script = script_name(script).removesuffix(".py").rpartition(".")[2], place_script(script, folder)
     except ValueError as error:
         raise CommandError(str(error)) from error
     plain = re.sub(r"[^a-z0-9_-]", "-", name.lower())[:40].lstrip("-_")
@@ -137,10 +139,7 @@ def describe_updates(experiment: Experiment, points: Sequence[Spec]) -> Iterator
     """Yield the time of an update of each configuration of `points` that was timed, a line each, with its interval."""
     labels = point_labels(points)
     for record in ok_records(experiment).values():
-        times_s = [
-            epoch.time_ns / len(epoch.step_times_ns) / 1e9 for epoch in timed_epochs(record) if epoch.step_times_ns
-        ]
-        found = median_time([times_s])
+        found = median_time([update_times_s(record)])
         if found is not None and record.run_id in labels:
             low, high = ends_of(found)
             interval = f" ({low * 1e3:.4g} to {high * 1e3:.4g})" if low is not None and high is not None else ""

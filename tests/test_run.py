@@ -101,11 +101,34 @@ for step in range(10_000):
     ddpscale.update()
 """
 
+DEADLOCK = """
+import time
+import torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 0:
+    dist.barrier()
+time.sleep(600)
+"""
+TWO_OPTIMIZERS = """
+import os, time, torch
+first, second = torch.zeros(4, requires_grad=True), torch.zeros(4, requires_grad=True)
+of_first, of_second = torch.optim.SGD([first]), torch.optim.Adam([second])
+print(os.environ["GREETING"], os.path.basename(os.getcwd()))
+print(("x" * 99 + "\\n") * 30_000)
+while True:
+    for _ in range(3):
+        (first * first).sum().backward()
+        of_first.step()
+    (second * second).sum().backward()
+    of_second.step()
+    time.sleep(0.005)
+"""
 
-def run_script(folder: Path, *words: str | Path) -> tuple[int, str, list[Record]]:
+
+def run_script(folder: Path, *words: str | Path, **variables: str) -> tuple[int, str, list[Record]]:
     """Run the command in a folder; return its exit code, all that it said, and the records."""
     command = [sys.executable, "-m", "pipeline.run", "--cluster", "local", *words]
-    answer = run_program(*command, cwd=folder, env=without_slurm(folder, PYTHONPATH=str(ROOT)))
+    answer = run_program(*command, cwd=folder, env=without_slurm(folder, PYTHONPATH=str(ROOT), **variables))
     found = [record for experiment in find_experiments(folder).values() for record in records_of(experiment)]
     return answer.returncode, answer.stdout + answer.stderr, found
 
@@ -118,6 +141,10 @@ def test_a_script_is_measured_unchanged_on_one_and_two_processes(tmp_path: Path)
     assert "train.py on 1 to 2 CPU processes" in said
     assert "samples/s" in said
     assert re.search(r"ddp 2 processes, 32 per process: [\d.]+ ms an update", said)
+    page = next(tmp_path.glob("outputs/*/report.md")).read_text()
+    again = "--batch-size 32 --updates 6 --warmup 2 --set windows=2 epochs=3 -- "
+    assert f"--num-gpus 2 --measure communication --cluster local {again}{SCRIPT}" in " ".join(page.split())
+    assert "update [ms]" in page
     one, two = sorted(records, key=lambda record: record.spec.num_gpus)
     script = measurement_of(two).script
     assert script is not None
@@ -226,6 +253,42 @@ def test_the_words_of_a_script_count_items_and_updates_and_leave_out_an_evaluati
     assert "tokens/s" in said
 
 
+@pytest.mark.training
+def test_a_deadlock_ends_with_the_line_in_which_each_rank_waits(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(DEADLOCK)
+    code, _, (record,) = run_script(tmp_path, "--num-gpus", "2", "--", "train.py", DDPSCALE_STALL_S="11")
+    assert code == 1
+    assert "no rank has computed for 11 s" in record.reason
+    assert "rank 0 is at train.py:6, in barrier, rank 1 is at train.py:7" in record.reason
+
+
+@pytest.mark.training
+def test_a_script_runs_in_its_folder_with_its_variables_and_counts_the_optimizer_that_is_named(tmp_path: Path) -> None:
+    """Without a batch size its batches count, and the middle of its output is left out."""
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "train.py").write_text(TWO_OPTIMIZERS)
+    words = ("--workdir", "inner", "--update-by", "2", *SHORT, "--", "GREETING=hello", "train.py")
+    code, said, (record,) = run_script(tmp_path, *words)
+    assert code == 0, said
+    measured = measurement_of(record)
+    assert measured.unit == "batches"
+    assert "batches/s" in said
+    assert all(epoch.time_ns > 5_000_000 * (epoch.num_timed_updates or 0) for epoch in measured.epochs[1:])
+    (log,) = tmp_path.glob("outputs/*/logs/*/*.log")
+    assert "hello inner" in log.read_text()
+    assert "bytes of the script's output are left out" in log.read_text()
+    assert log.stat().st_size < 1_100_000
+
+
+@pytest.mark.training
+def test_an_optimizer_that_does_not_exist_is_named_with_those_that_do(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TWO_OPTIMIZERS.replace("time.sleep(0.005)", ""))
+    words = ("--update-by", "Lion", *SHORT, "--", "GREETING=hello", "train.py")
+    code, _, (record,) = run_script(tmp_path, *words)
+    assert code == 1
+    assert "update_by=Lion is none of its optimizers, 1 SGD, 2 Adam" in record.reason
+
+
 def test_the_words_do_nothing_in_a_script_that_is_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
     ddpscale.items(3)
     ddpscale.update()
@@ -246,6 +309,5 @@ def test_a_dry_run_prints_the_commands_and_writes_nothing(tmp_path: Path) -> Non
     assert not (tmp_path / "outputs").exists()
 
 
-def test_without_a_script_or_a_batch_size_the_command_says_what_is_missing(pipeline: Command) -> None:
+def test_without_a_script_the_command_says_what_is_missing(pipeline: Command) -> None:
     assert "no script is given" in pipeline("run", "--batch-size", "4").stderr
-    assert "give --batch-size" in pipeline("run", "--", "train.py").stderr

@@ -35,6 +35,7 @@ def time_figures(point: PooledPoint, peak_tflops: float | None) -> dict[str, Any
         items_per_s = throughput * (point.items_per_sample or 1)
     return {
         **timed_figures("epoch_time_s", epoch_time_s),
+        "update_time_s": point.update_time,
         **energy_figures(point),
         **compute_rate_figures(point, peak_tflops),
         "compute_time_s": point.median(median_window_s("compute_time_ns")),

@@ -145,6 +145,11 @@ class PooledPoint:
         return intervals.median_time(self.epoch_times_s)
 
     @cached_property
+    def update_time(self) -> Estimate | None:
+        """The time of an update of a script, on the slowest rank; None of a model."""
+        return intervals.median_time([values for record in self.ok_records if (values := update_times_s(record))])
+
+    @cached_property
     def interval_notes(self) -> list[Note]:
         """A note if the epoch time's interval is over windows of several processes, or a note on why there is none."""
         time, num_windows = self.epoch_time, sum(map(len, self.epoch_times_s))
@@ -283,6 +288,11 @@ def per_epoch(record: Record, epoch: Epoch) -> float:
     It is 1 where the epoch has as many samples as its point says, and where it does not state them.
     """
     return record.spec.num_samples / (epoch.num_samples or record.spec.num_samples)
+
+
+def update_times_s(record: Record) -> list[float]:
+    """Return the mean time of an update in each timed window of a script, on the slowest rank; empty of a model."""
+    return [epoch.time_ns / epoch.num_timed_updates / 1e9 for epoch in timed_epochs(record) if epoch.num_timed_updates]
 
 
 def window_values_s(record: Record, field: str) -> list[float]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 
 from pipeline.plan.model_names import BUILT_IN_MODELS, CIFAR_MODELS, TORCHVISION, is_image_model
-from pipeline.plan.script import check_placeholders, placeholders_of, script_name
+from pipeline.plan.script import check_script_axes
 from pipeline.plan.strategies import NAMED_STRATEGIES, STRATEGIES, Strategy, StrategyName
 from pipeline.system.errors import NO_CONTROL_CHARACTERS
 
@@ -110,6 +110,7 @@ Measure = Literal["epochs", "communication", "memory", "quantize"]
 
 ModelName = Annotated[str, msgspec.Meta(max_length=400, pattern=NO_CONTROL_CHARACTERS)]  # see model_name
 ScriptCommand = Annotated[str, msgspec.Meta(max_length=4000, pattern=NO_CONTROL_CHARACTERS)]
+OptimizerName = Annotated[str, msgspec.Meta(max_length=200, pattern=r"\A\w+\Z")]
 ModelOption = Annotated[str, msgspec.Meta(max_length=400, pattern=NO_CONTROL_CHARACTERS)]  # `layers=4`
 PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
@@ -122,16 +123,6 @@ REFERENCE_GLOBAL_BATCH_SIZE = 128  # `learning_rate` is for this batch size, if 
 
 NUM_WARM_UP_EPOCHS = 1  # first epochs of a run, never reported: caches fill, kernels are chosen and compiled
 NUM_TRIAL_STEPS = 3  # in a trial of a memory search; not 1, because the first step creates the optimizer's state
-
-SHAPE_AXES = ("strategy", "num_gpus", "batch_size_per_gpu", "device", "num_nodes", "num_samples", "seed", "repeat")
-"""Axes that any training has."""
-SCRIPT_AXES = (
-    *SHAPE_AXES,
-    *("model", "options", "precision", "epochs", "windows", "grad_accumulation", "measure"),
-    *("script", "warmup_updates", "updates"),
-)
-"""Axes that a script has; whatever else it needs are arguments of its own."""
-UNSTATED_BY_SCRIPTS = ("dataset", "input", "num_workers")
 
 BASELINE, CHOICE, TARGET, PROCESS = MayDiffer.BASELINE, MayDiffer.CHOICE, MayDiffer.TARGET, MayDiffer.PROCESS
 TRAINED = MayDiffer.TRAINED | PROCESS  # input and length, which processes set anew
@@ -572,6 +563,16 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             BASELINE | CHOICE | MayDiffer.COST | MayDiffer.TRAINED,
         ),
     ] = 600
+    update_by: Annotated[
+        OptimizerName | None,
+        declare(
+            "The optimizer whose steps are the updates of a script: its class, or its number by their first steps; the "
+            "first by default.",
+            "update_by=2 script=docs/examples/script/train.py strategy=ddp num_gpus=2",
+            words="updates of {}",
+            values={None: ""},
+        ),
+    ] = None
     seed: Annotated[
         NonNegativeInt,
         declare(
@@ -598,7 +599,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         self._check_input()
         self._check_training()
         self._check_measure()
-        self._check_script()
+        check_script_axes(self, AXIS_DEFAULTS)
         if self.execution != "auto" and (problem := self.execution_problem(self.execution)):
             raise ValueError(problem)
 
@@ -682,29 +683,6 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             of_strategy, of_input = (f"strategy={self.strategy!r}", "'ddp'"), ("input='gpu'", "'dataloader'")
             what, cure = of_strategy if self.facts.uses_threads else of_input
             raise ValueError(f"{what} works for image models alone, got model={self.model!r}; use {cure}.")
-
-    def _check_script(self) -> None:
-        if self.script is None:
-            for axis in ("warmup_updates", "updates"):
-                if getattr(self, axis) != AXIS_DEFAULTS[axis]:
-                    raise ValueError(f"{axis}={getattr(self, axis)} is an axis of scripts; leave it out.")
-            return
-        check_placeholders(self.script, dict(option.split("=", 1) for option in self.options))
-        if self.model != script_name(self.script):
-            raise ValueError(f"model={self.model!r} is not the name of the script; leave model out.")
-        for axis, default in AXIS_DEFAULTS.items():
-            unstated = None if axis in UNSTATED_BY_SCRIPTS else default
-            if axis not in SCRIPT_AXES and getattr(self, axis) != unstated:
-                raise ValueError(
-                    f"{axis}={getattr(self, axis)!r} does nothing for a script; leave it out, or make it an argument "
-                    "of the script."
-                )
-        if self.measure not in ("epochs", "communication"):
-            raise ValueError(f"measure={self.measure!r} is not tried with a script; use 'epochs' or 'communication'.")
-        if self.precision is not None and "precision" not in placeholders_of(self.script):
-            raise ValueError("precision is the script's own; write {precision} into script, or leave precision out.")
-        if not self.is_distributed and self.num_gpus > 1:
-            raise ValueError(f"strategy={self.strategy!r} is not tried with a script on several GPUs; use 'ddp'.")
 
     def _check_input(self) -> None:
         if self.script is not None:  # its data is its own

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from pipeline.plan.model_names import BUILT_IN_MODELS, TORCHVISION, ClassPlace, own_class
-from pipeline.plan.script import script_words
+from pipeline.plan.script import read_command
 from pipeline.plan.spec import Spec
 from pipeline.system import files
 from pipeline.system.errors import CommandError, suggest_name
@@ -69,7 +69,7 @@ def check_script(script: str, folder: Path) -> None:
 
 def script_place(script: str) -> ClassPlace:
     """Return the place of a script's source; there is no class."""
-    words = script_words(script)
+    words = read_command(script).words
     return ClassPlace(words[1] if words[0] == "-m" else words[0], "")
 
 

@@ -19,8 +19,6 @@ from pipeline.plan.axes import (
     CIFAR10_SAMPLES,
     IMAGE_AXES,
     NUM_WARM_UP_EPOCHS,
-    SHAPE_AXES,
-    UNSTATED_BY_SCRIPTS,
     Device,
     PositiveInt,
     leaves_of,
@@ -28,7 +26,7 @@ from pipeline.plan.axes import (
 from pipeline.plan.find_model import check_models
 from pipeline.plan.model_names import CIFAR_MODELS, TORCHVISION, is_image_model, own_class
 from pipeline.plan.resources import Resources
-from pipeline.plan.script import place_script, script_name
+from pipeline.plan.script import SHAPE_AXES, UNSTATED_BY_SCRIPTS, place_script, script_name
 from pipeline.plan.spec import Spec
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.system.errors import CommandError, suggest_name
@@ -70,6 +68,7 @@ class GridFile(msgspec.Struct, forbid_unknown_fields=True):
     description: str = ""
     base: dict[str, Any] = {}
     resources: Resources = Resources()
+    workdir: str = ""  # where a script runs, and where paths begin; from the grid file's folder on, which it is else
 
 
 class StrictLoader(yaml.SafeLoader):
@@ -108,7 +107,10 @@ def expand_grid(grid: str | GridFile, changes: Sequence[str] = (), *, has_gpus: 
     """
     file = load_grid_file(grid) if isinstance(grid, str) else check_grid_file(grid)
     overrides = parse_overrides(changes)
-    folder = (Path(grid).parent if isinstance(grid, str) and is_path(grid) else Path()).resolve()
+    beside = Path(grid).parent if isinstance(grid, str) and is_path(grid) else Path()
+    folder = (beside / Path(file.workdir).expanduser()).resolve()
+    if not folder.is_dir():
+        raise CommandError(f"workdir {folder} is no folder; correct it.")
     place_models(overrides, Path.cwd())
     place_models(file.base, folder)
     auto: Device = "cuda" if has_gpus else "cpu"
@@ -367,7 +369,7 @@ def spec_from_fields(fields: Mapping[str, Any], where: str) -> Spec:
 
 def complete_script_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a point of a script with what it does not state, its options gathered as of a model."""
-    found = complete_model_fields({"model": script_name(str(fields["script"])), **fields})
+    found = complete_model_fields({"model": script_name(str(fields["script"])), "batch_size_per_gpu": 1, **fields})
     windows = found.setdefault("windows", SCRIPT_WINDOWS)
     stated = {**dict.fromkeys(UNSTATED_BY_SCRIPTS), "precision": None, "epochs": windows + NUM_WARM_UP_EPOCHS}
     stated["strategy"] = "single" if found.get("num_gpus") == 1 else "ddp"

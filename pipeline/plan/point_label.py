@@ -8,13 +8,15 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from pipeline.plan.axes import AXES, DECLARED, REMEDIES, UNSTATED_BY_SCRIPTS
+from pipeline.plan.axes import AXES, DECLARED, REMEDIES
 from pipeline.plan.model_names import is_image_model, short_model_name
+from pipeline.plan.script import UNSTATED_BY_SCRIPTS
 from pipeline.plan.spec import Spec
 from pipeline.plan.strategies import STRATEGIES
 
 MERIT = "figure of merit"
 IMAGES = "images"  # the unit of this project's own models
+BATCHES = "batches"  # that of a script whose samples are not stated
 
 
 Models = Collection[str | None]
@@ -196,14 +198,14 @@ def words_of_terms(terms: Terms) -> dict[str, str]:
     Each has a singular where texts use it, and a form that begins a title.
     """
     of_images = terms.unit == IMAGES
-    samples, processors = ("images" if of_images else "samples"), terms.processors
+    samples, processors = (terms.unit if terms.unit in (IMAGES, BATCHES) else "samples"), terms.processors
     words = {
         "GPUs": processors,
-        "GPU": processors.removesuffix("es" if processors == "processes" else "s"),
+        "GPU": singular(processors),
         "images": samples,
-        "image": samples.removesuffix("s"),
+        "image": singular(samples),
         "items": terms.unit,
-        "item": terms.unit.removesuffix("s"),
+        "item": singular(terms.unit),
         "augmented": "augmented images" if of_images else "training samples",
         "merit": terms.merit,
     }
@@ -212,6 +214,10 @@ def words_of_terms(terms: Terms) -> dict[str, str]:
         for word, text in words.items()
         if word[0].islower()
     }
+
+
+def singular(word: str) -> str:
+    return word.removesuffix("es" if word.endswith(("sses", "ches")) else "s")
 
 
 def in_terms(text: str, terms: Terms = OF_GPUS) -> str:

@@ -17,7 +17,7 @@ from pipeline.plan.axes import (
     MayDiffer,
     axes_that,
 )
-from pipeline.plan.script import PLACEHOLDERS, fill_words
+from pipeline.plan.script import PLACEHOLDERS, Command, counts_batches, fill_command
 
 RUN_ID_PATTERN = r"[a-z0-9-]{1,120}"
 FIRST_TIMED_EPOCH = NUM_WARM_UP_EPOCHS + 1  # epochs count from 1
@@ -116,11 +116,16 @@ class Spec(Axes, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False
         return self.script or self.model or ""
 
     @property
-    def script_command(self) -> list[str]:
-        """The words of the script's command, with the values of this point. Only a point of a script has one."""
+    def script_command(self) -> Command:
+        """The script's command with the values of this point. Only a point of a script has one."""
         assert self.script is not None
         options = {f"model.{name}": value for name, value in (option.split("=", 1) for option in self.options)}
-        return fill_words(self.script, {name: getattr(self, name) for name in PLACEHOLDERS} | options)
+        return fill_command(self.script, {name: getattr(self, name) for name in PLACEHOLDERS} | options)
+
+    @property
+    def counts_batches(self) -> bool:
+        """True for a script whose samples are not stated: a batch counts as one."""
+        return self.script is not None and counts_batches(self.script, self.batch_size_per_gpu)
 
     @property
     def unit(self) -> str:

@@ -19,6 +19,9 @@ from pipeline.system.files import CANNOT_READ
 
 ITEMS, SAMPLES = "items", "samples"  # the unit of an experiment with several; of a model that no record describes
 
+REPLACED_OPTIONS = ("--num-gpus", "--num-nodes", "--gpus-per-node", "--measure", "--only", "--rerun")
+"""Options of `run`, each with a value, that a suggested command does not repeat."""
+
 PointStatus = Literal["ok", "oom", "failed", "rejected", "missing"]
 
 
@@ -59,6 +62,7 @@ class CollectedOutcomes(NamedTuple):
     outcomes: list[PointOutcome]
     coverage: Coverage
     notes: list[str]
+    arguments: Sequence[str] = ()  # of the last `ddpscale run`
 
     @property
     def records(self) -> list[Record]:
@@ -81,12 +85,27 @@ class CollectedOutcomes(NamedTuple):
 
     @property
     def words_of_run(self) -> str:
-        """The batch sizes and the script as words of `ddpscale run`; "" without a script."""
+        """The batch sizes and the script as words of `ddpscale run`: the user's own, if it ran; "" without a script."""
+        if self.arguments:
+            return own_words(self.arguments)
         specs = [outcome.spec for outcome in self.outcomes if outcome.spec.script]
         sizes = ",".join(map(str, sorted({spec.batch_size_per_gpu for spec in specs})))
         strategies = ",".join(sorted({spec.strategy for spec in specs if spec.num_gpus > 1}))
         strategy = f"--strategy {strategies} " if strategies else ""
         return f"{strategy}--batch-size {sizes} -- {specs[0].script}" if specs else ""
+
+
+def own_words(arguments: Sequence[str]) -> str:
+    """Return the arguments of `ddpscale run` without those that say what is measured next, or only how it once ran."""
+    end, kept = arguments.index("--"), []
+    words = iter(arguments[:end])
+    for word in words:
+        option, equals, _ = word.partition("=")
+        if option not in REPLACED_OPTIONS:
+            kept.append(word)
+        elif not equals:
+            next(words, None)
+    return shlex.join([*kept, *arguments[end:]])
 
 
 def choice_of(spec: Spec) -> str:
@@ -118,7 +137,8 @@ def collect_outcomes(experiment: Experiment) -> CollectedOutcomes:
     else:
         points = {record.spec for record in found}
         expected = sorted(points, key=lambda s: (s.num_gpus, s.strategy, s.batch_size_per_gpu, s.run_id()))
-    return resolve_outcomes(expected, found, rejected)
+    ran = [part.arguments for part in (manifest.submissions if manifest else ()) if "--" in part.arguments]
+    return resolve_outcomes(expected, found, rejected)._replace(arguments=ran[-1] if ran else ())
 
 
 def resolve_outcomes(

@@ -88,6 +88,7 @@ class Epoch(RecordStruct, frozen=True):
     peak_learning_rate: float | None = None  # the largest of the epoch
     step_times_ns: tuple[Nanoseconds, ...] | None = None
     merit: float | None = None  # over the test set; test_accuracy if that is the figure of merit
+    num_timed_updates: PositiveInt | None = None  # of a script, in the time of this epoch
 
     @property
     def merit_or_accuracy(self) -> float | None:

@@ -11,6 +11,7 @@ REMEDIES = Column("remedies", "", "Remedies for training with large batches.")
 
 SCALING = Column("scaling", "", "The batch that stays fixed as GPUs are added: weak (per GPU) or strong (global).")
 EPOCH_TIME = Column("epoch_time_s", "epoch time [s]", "Time of one epoch with data loading, on the slowest rank.")
+UPDATE_TIME = Column("update_time_s", "update [ms]", "One update of a script, on the slowest rank.", interval="kept")
 SPEEDUP = Column(
     "speedup",
     "speed-up",

@@ -24,6 +24,7 @@ from pipeline.report.columns import (
     SAMPLE_THROUGHPUT,
     THROUGHPUT,
     TIMING,
+    UPDATE_TIME,
     WAITING,
     WORKERS,
 )
@@ -38,6 +39,7 @@ Q1 = Table(
     (
         *PLACE,
         EPOCH_TIME._replace(interval="kept"),
+        UPDATE_TIME,
         COMPUTE,
         WAITING,
         THROUGHPUT,
@@ -77,6 +79,8 @@ BATCH_ON_ONE = ClaimKind(
     "epoch {epoch_time:digits} s{where}{place}",
 )
 
+BATCH_OF_SCRIPT = BATCH_ON_ONE._replace(more="update {update_ms:digits} ms{where}{place}")
+
 
 def batch_size_claims(tables: Tables) -> list[Claim]:
     """Return the batch size with the highest throughput on one GPU, and the first that runs out of memory."""
@@ -93,16 +97,19 @@ def batch_size_claims(tables: Tables) -> list[Claim]:
     ties = list({row["global_batch_size"]: row for row in reversed(claims.not_told_apart(best, alike))}.values())[::-1]
     rivals = claims.name_ties(best, ties, lambda row: f"{row['global_batch_size']:,}")
     unclear = ("points without a result",) if {row["global_batch_size"] for row in lost} - sizes else ()
+    update_time = best["update_time_s"]
     values = {
         "which": "Best" if len(sizes) > 1 else "The only",
         "batch": best["global_batch_size"],
         "throughput": "$items/s not stated" if throughput is None else f"{throughput:,.0f} $items/s",
         "epoch_time": best["epoch_time_s"],
+        "update_ms": update_time and update_time.times(1000),
         "where": where_of(best, timed, "batch_size_per_gpu"),
         "place": f", not told apart from {rivals}" if rivals else "",
     }
     command = "" if memory else claims.grid_command("memory")
-    return [Claim("Q1", BATCH_ON_ONE, values, badges_of(best, *unclear), command), *memory]
+    kind = BATCH_ON_ONE if update_time is None else BATCH_OF_SCRIPT
+    return [Claim("Q1", kind, values, badges_of(best, *unclear), command), *memory]
 
 
 def batch_size_plots(source: PlotSource) -> Iterator[Plot]:

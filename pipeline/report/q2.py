@@ -41,6 +41,7 @@ from pipeline.report.columns import (
     STATUS,
     THROUGHPUT,
     TIMING,
+    UPDATE_TIME,
     WAITING,
     WORKERS,
 )
@@ -84,6 +85,7 @@ Q2 = Table(
         STATUS,
         SCALING,
         EPOCH_TIME._replace(interval="kept"),
+        UPDATE_TIME,
         SPEEDUP,
         EFFICIENCY,
         Column("serial_fraction_karp_flatt", "Karp-Flatt", "(1/S - 1/N)/(1 - 1/N) for N > 1."),
@@ -110,7 +112,7 @@ Q2 = Table(
         "Efficiency is speed-up/N.",
         scaled("weak", "batch_size_per_gpu"),
         keys=(
-            *("epoch_time_s", "speedup", "parallel_efficiency", "data_share", "noise_floor"),
+            *("epoch_time_s", "update_time_s", "speedup", "parallel_efficiency", "data_share", "noise_floor"),
             *("throughput_items_per_s", "tflops_per_gpu", "mfu", "num_workers_total", "run_spread_s"),
         ),
     ),

@@ -11,6 +11,7 @@ next block or the end (script_rank). Nothing synchronizes within a block.
 """
 
 import contextlib
+import faulthandler
 import gc
 import importlib.util
 import io
@@ -28,6 +29,7 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 MAX_OTHER_STEPS = 50  # then the counted optimizer has been replaced
+MAX_UNCOUNTED_STEPS = 1000  # of other optimizers, before the first update
 EXIT_LIMIT_S = 30  # for what the script does after its end
 STORE_TIMEOUT_S = 1800  # until the other ranks end their block
 
@@ -36,11 +38,15 @@ class Enough(BaseException):
     """Ends the script after its last update. No `except Exception` catches it."""
 
 
+class NoUpdate(BaseException):
+    """Ends a script whose optimizers are all others than the one that counts."""
+
+
 class Probe:
     """Counts and times the updates of this rank. torch is the module, imported by the script."""
 
     def __init__(self, torch: Any, config: Mapping[str, Any]) -> None:
-        self.torch, self.rank = torch, config["rank"]
+        self.torch, self.rank, self.update_by = torch, config["rank"], config["update_by"]
         timeout = timedelta(seconds=STORE_TIMEOUT_S)
         self.store = torch.distributed.TCPStore(config["host"], config["port"], is_master=False, timeout=timeout)
         self.device: Any = None  # of the parameters, on a GPU
@@ -82,9 +88,11 @@ class Probe:
         """Count an update of the first optimizer that has ended one, and end the block after its last."""
         self.num_others = 0 if self.counted == id(optimizer) else self.num_others + 1
         is_replaced = self.num_others > MAX_OTHER_STEPS and self.counted != id(self)
-        if self.counted is None or is_replaced:
+        if (self.counted is None or is_replaced) and self.may_count(optimizer):
             self.counted, self.num_others = id(optimizer), 0
         if id(optimizer) != self.counted:
+            if self.counted is None and self.num_others > MAX_UNCOUNTED_STEPS:
+                raise NoUpdate
             return
         self.num_updates += 1
         self.left -= 1
@@ -98,6 +106,11 @@ class Probe:
             self.optimizer_marks.append((self.step_started, mark))
         if self.left == 0:
             self.end_block()
+
+    def may_count(self, optimizer: Any) -> bool:
+        """True if the steps of this optimizer may be updates: of any one, or of the one that the user names."""
+        names = (type(optimizer).__name__, str([*self.optimizers].index(id(optimizer)) + 1))
+        return self.update_by is None or self.update_by in names
 
     def next_batch(self, fetch: Callable[[Any], Any], loader: Any) -> Any:
         """Return the loader's next batch; note its size, and how long host and device wait for it."""
@@ -442,11 +455,18 @@ def describe_error(error: BaseException) -> dict[str, Any]:
 
 def say_why(error: BaseException | None) -> dict[str, Any]:
     """Return the report of a script that ended, by itself or by an error, before it was measured."""
-    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+    if error is None or isinstance(error, NoUpdate) or (isinstance(error, SystemExit) and error.code in (None, 0)):
         return {"exit": 0}
     if isinstance(error, SystemExit):
-        return {"exit": error.code if isinstance(error.code, int) else 1, "text": str(error.code)}
+        is_code = isinstance(error.code, int)
+        return {"exit": error.code if is_code else 1, "text": "" if is_code else f": {error.code}"}
     return describe_error(error)
+
+
+def write_where(number: int, path: str) -> None:
+    """Let a signal write the stack of this thread to a file, also where it waits in C++."""
+    file = open(path, "a")  # noqa: SIM115 it stays open
+    faulthandler.register(number, file, all_threads=False)
 
 
 @contextlib.contextmanager
@@ -463,6 +483,7 @@ def flushed_output() -> Iterator[None]:
 def main() -> None:
     """Run the script under a probe, and leave a report of why it ended early, if it did."""
     config, words = json.loads(sys.argv[1]), sys.argv[2:]
+    write_where(config["wait_signal"], config["traces"])
     probes: list[Probe] = []
 
     def watch_saves(module: Any) -> None:
@@ -479,9 +500,11 @@ def main() -> None:
             found = error
         has_ended = bool(probes) and probes[0].has_ended
         if not has_ended:
-            if found is not None and not isinstance(found, SystemExit):
+            if found is not None and not isinstance(found, SystemExit | NoUpdate):
                 traceback.print_exception(found)
-            report = {"updates": probes[0].num_updates if probes else None, **say_why(found)}
+            updates = probes[0].num_updates if probes else None
+            stepped = [type(one).__name__ for one in probes[0].optimizers.values()] if probes else []
+            report = {"updates": updates, "optimizers": stepped, **say_why(found)}
             with open(config["report"], "w") as file:
                 json.dump(report, file)
     os._exit(0 if has_ended else 1)

@@ -6,13 +6,12 @@ is: warm-up while something compiles or the allocator takes new memory, then tim
 enough. The record calls them epochs: the first is the last block of the warm-up, and each later one a timed block.
 """
 
-import functools
+import contextlib
 import json
 import math
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -26,6 +25,7 @@ from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-de
 
 from pipeline.figures.exposed_communication import NO_OP, is_communication_precise_enough
 from pipeline.figures.stopping_rule import LEAD_IN_STEPS, MAX_STEPS, MIN_STEPS, WINDOW_S, is_time_precise_enough
+from pipeline.plan.point_label import BATCHES
 from pipeline.plan.spec import MIN_WINDOWS_FOR_INTERVAL, Spec
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.records.record import (
@@ -46,9 +46,8 @@ from pipeline.runner.classify_failure import classify
 from pipeline.runner.failed_record import signal_name
 from pipeline.runner.launch_options import PYTHONPATH_ROOT
 from pipeline.runner.rank_files import PointTask, RankFiles
-from pipeline.system import host
-from pipeline.system.errors import log_line
-from pipeline.training import links
+from pipeline.runner.script_process import WAIT_SIGNAL, ScriptProcess
+from pipeline.system.errors import log_line, shorten_list
 
 PROBE = Path(__file__).with_name("script_probe.py")
 PROCESS_GROUP = Path(__file__).parents[1] / "communication" / "process_group.py"
@@ -61,7 +60,12 @@ KINDS: dict[str, TransferKind] = {
 """What a collective of a script carries, as the strategies use it."""
 POLL_S = 0.005
 STORE_TIMEOUT_S = 300
-STALL_LIMIT_S = 300  # that a rank may evaluate alone
+STALL_LIMIT = "DDPSCALE_STALL_S"  # a variable: how long no rank may compute, or a rank may evaluate alone
+STALL_LIMIT_S = 300
+TICK_S = 5
+MAX_IDLE_SHARE = 0.02  # of a CPU, by a process that waits
+STALLED = "stalled"  # key of the store
+MAX_NAMED_RANKS = 4
 MAX_WARM_UP_BLOCKS = 10
 MAX_SIZE_DIFFERENCE = 0.01  # of the samples of an update: what a smaller last batch may change
 MAX_BYTES_RATIO = 1.2  # of what travels over what is needed: padding and buffers take less
@@ -133,11 +137,15 @@ class ScriptRank:
         self.spec, self.rank_files = point.spec, rank_files
         self.rank, self.world_size = int(os.environ["RANK"]), point.spec.world_size
         self.workdir = point.modules_folder or Path.cwd()
-        self.report = Path(os.path.realpath(rank_files.folder)) / f"rank{self.rank}.script.json"
+        folder = Path(os.path.realpath(rank_files.folder))
+        self.report, self.traces = folder / f"rank{self.rank}.script.json", folder / f"rank{self.rank}.where.txt"
         self.host, self.port, self.store = self.meet(store)
         self.blocks: list[Timed] = []  # the last of the warm-up, then those that are timed
         self.num_blocks = 0  # that have ended
-        self.waits_since_s: float | None = None  # when the first rank of a block had ended it
+        self.stall_limit_s = float(os.environ.get(STALL_LIMIT, STALL_LIMIT_S))
+        self.ticked_s = self.advanced_s = time.monotonic()  # when the last rank computed, or a block ended
+        self.busy_s, self.stalled_block = 0.0, -1
+        self.last_line = ""  # that the script printed
         self.is_timed = False
         no_op = str(NO_OP.get(self.spec.strategy))
         self.variants: list[VariantName] = [self.spec.strategy, f"{self.spec.strategy}_again", no_op]
@@ -190,31 +198,29 @@ class ScriptRank:
         """Run the script in a new process, and return its exit code."""
         config = {"host": self.host, "port": self.port, "rank": self.rank, "report": str(self.report)}
         config["warmup_updates"] = self.spec.warmup_updates
-        config["root"] = str(PYTHONPATH_ROOT)
+        config["root"], config["update_by"] = str(PYTHONPATH_ROOT), self.spec.update_by
         config["process_group"] = str(PROCESS_GROUP) if self.spec.measure == "communication" else None
+        config["traces"], config["wait_signal"] = str(self.traces), WAIT_SIGNAL
         self.report.unlink(missing_ok=True)
-        command = [sys.executable, "-u", str(PROBE), json.dumps(config), *self.spec.script_command]
-        parent = functools.partial(host.die_with_parent, os.getpid())
-        with subprocess.Popen(
-            command,
-            cwd=self.workdir,
-            env=self.environment(),
-            stdin=subprocess.DEVNULL,
-            preexec_fn=parent,
-            pass_fds=links.log_descriptors(),
-        ) as process:
-            try:
-                while process.poll() is None:
-                    if self.rank == 0:
-                        self.lead()
-                    time.sleep(POLL_S)
-            finally:
-                process.kill()
-        return process.returncode
+        command = [sys.executable, "-u", str(PROBE), json.dumps(config), *self.spec.script_command.words]
+        process = ScriptProcess(command, self.workdir, self.environment(), self.traces)
+        try:
+            while process.poll() is None:
+                if self.rank == 0:
+                    self.lead()
+                if time.monotonic() - self.ticked_s > TICK_S:
+                    self.watch(process)
+                    self.ticked_s = time.monotonic()
+                time.sleep(POLL_S)
+        finally:
+            exit_code = process.end()
+            self.last_line = process.last_line()
+        return exit_code
 
     def environment(self) -> dict[str, str]:
         """Return the variables that the script would have under torchrun; a single process has those of the user."""
         environ = dict(os.environ)
+        environ |= self.spec.script_command.variables
         environ.pop("PYTHONSAFEPATH", None)
         folders = environ.pop("PYTHONPATH", "").split(os.pathsep)
         if users := [folder for folder in folders if folder and folder != str(PYTHONPATH_ROOT)]:
@@ -235,54 +241,83 @@ class ScriptRank:
         return not report.get("updates") and any(name in report.get("text", "") for name in LAUNCHER_VARIABLES)
 
     def explain_exit(self, exit_code: int) -> ScriptProblem:
-        """Return why the script gave no measurement."""
+        """Return why the script gave no measurement, with the last line that it printed."""
         report, name = self.read_report(), self.spec.model
         after = f"after {report.get('updates') or 0} updates"
+        said = f'; its last line is "{self.last_line}"' if self.last_line else ""
         if exit_code < 0:
             hint = "; if the node ran out of memory, lower the batch" if -exit_code == signal.SIGKILL else ""
-            return ScriptProblem(f"{name} was killed by {signal_name(-exit_code)}{hint}", "signal")
+            return ScriptProblem(f"{name} was killed by {signal_name(-exit_code)}{hint}{said}", "signal")
         if not report:
-            return ScriptProblem(f"{name} left its process (os._exit or exec) before it was measured", "exit")
+            return ScriptProblem(f"{name} left its process (os._exit or exec) before it was measured{said}", "exit")
         if "types" in report:
             names, text = set(report["types"]), report["text"]
             kind = classify(names, text, uses_gpu=self.spec.device == "cuda", did_allocator_refuse=lambda: False)
             place = f" (at {report['place']})" if report["place"] else ""
             return ScriptProblem(f"{report['types'][0]}: {text.partition(chr(10))[0]}{place}, {after}\n{text}", kind)
         if report["exit"]:
-            return ScriptProblem(f"{name} exited with {report['exit']} {after}: {report['text']}", "exit")
+            return ScriptProblem(f"{name} exited with {report['exit']} {after}{report['text']}{said}", "exit")
         if report["updates"] is None:
-            return ScriptProblem(f"{name} ended and never imported torch", "exit")
+            return ScriptProblem(f"{name} ended and never imported torch{said}", "exit")
         if not report["updates"]:
-            why = "no optimizer of torch made a step in its process"
-            return ScriptProblem(f"{name} ended and no update was seen: {why}; train in the process that is started")
-        return ScriptProblem(f"{name} ended {after}, before its time was precise enough; {UPDATES_CURE}")
+            why = "no optimizer of torch made a step in its process; train in the process that is started"
+            if stepped := report["optimizers"]:
+                numbered = ", ".join(f"{number} {one}" for number, one in enumerate(stepped, 1))
+                why = f"update_by={self.spec.update_by} is none of its optimizers, {numbered}; name one of them"
+            return ScriptProblem(f"{name} ended and no update was seen: {why}{said}")
+        return ScriptProblem(f"{name} ended {after}, before its time was precise enough; {UPDATES_CURE}{said}")
 
     # the blocks, on rank 0
 
     def lead(self) -> None:
         """Answer the probes, if all ranks have reported their block. Raises ScriptProblem."""
-        keys = [f"ddpscale/{self.num_blocks}/{rank}" for rank in range(self.world_size)]
-        if not self.store.check(keys):
-            self.check_progress(keys)
+        if self.late_ranks():
             return
-        self.waits_since_s = None
+        keys = [f"ddpscale/{self.num_blocks}/{rank}" for rank in range(self.world_size)]
         reported = Timed(without_left_out([msgspec.json.decode(self.store.get(key), type=Block) for key in keys]))
         order = self.next_block(reported)
         self.store.set(f"ddpscale/{self.num_blocks}/order", json.dumps(order))
         self.num_blocks += 1
 
-    def check_progress(self, keys: Sequence[str]) -> None:
-        """Raise ScriptProblem if some ranks have ended their block for long, and others have not."""
-        late = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
-        if len(late) == len(keys):
+    def late_ranks(self) -> list[int]:
+        """Return the ranks that have not ended the block."""
+        keys = [f"ddpscale/{self.num_blocks}/{rank}" for rank in range(self.world_size)]
+        return [] if self.store.check(keys) else [rank for rank, key in enumerate(keys) if not self.store.check([key])]
+
+    def watch(self, process: ScriptProcess) -> None:
+        """Tell rank 0 whether this rank computes, and where it waits if rank 0 asks. Raises ScriptProblem on rank 0."""
+        self.store.set(f"busy/{self.rank}", str(process.busy_s()))
+        if self.rank != 0:
+            if self.store.check([STALLED]):
+                self.store.set(f"where/{self.rank}", process.waits_in(self.workdir))
             return
-        self.waits_since_s = self.waits_since_s or time.monotonic()
-        if time.monotonic() - self.waits_since_s > STALL_LIMIT_S:
-            names = ", ".join(map(str, late))
-            raise ScriptProblem(
-                f"rank {names} has made fewer updates than the others for {STALL_LIMIT_S} s: let all ranks step alike, "
-                "and see what it waits for"
+        late, now_s = self.late_ranks(), time.monotonic()
+        keys = [f"busy/{rank}" for rank in range(self.world_size)]
+        busy_s = sum(float(self.store.get(key)) for key in keys) if self.store.check(keys) else math.inf
+        has_computed = busy_s - self.busy_s > MAX_IDLE_SHARE * TICK_S * self.world_size
+        is_even = len(late) in (0, self.world_size)
+        if self.stalled_block != self.num_blocks or (is_even and has_computed):
+            self.advanced_s, self.stalled_block = now_s, self.num_blocks
+        self.busy_s = busy_s
+        if now_s - self.advanced_s > self.stall_limit_s:
+            raise self.explain_stall(late, process)
+
+    def explain_stall(self, late: Sequence[int], process: ScriptProcess) -> ScriptProblem:
+        """Return why no block ends, with the line of the script in which each late rank is."""
+        self.store.set(STALLED, "")
+        self.store.set("where/0", process.waits_in(self.workdir))
+        keys = {rank: f"where/{rank}" for rank in late}
+        with contextlib.suppress(RuntimeError):  # a rank does not answer
+            self.store.wait(list(keys.values()), timedelta(seconds=3 * TICK_S))
+        found = {rank: self.store.get(key).decode() for rank, key in keys.items() if self.store.check([key])}
+        places = shorten_list([f"rank {rank} is at {place}" for rank, place in found.items()], MAX_NAMED_RANKS)
+        names = shorten_list(list(map(str, late)), MAX_NAMED_RANKS)
+        limit = f"{self.stall_limit_s:g} s"
+        if len(late) < self.world_size:
+            return ScriptProblem(
+                f"rank {names} has made fewer updates than the others for {limit}: let all ranks step alike; {places}"
             )
+        return ScriptProblem(f"no rank has computed for {limit}: {places}; {STALL_LIMIT} sets another limit", "timeout")
 
     def next_block(self, reported: Timed) -> dict[str, Any] | None:
         """Return the block that follows this one; None if the script may end."""
@@ -378,11 +413,11 @@ class ScriptRank:
             precision_used=precision_of(autocast or parameter_type, seen["allow_tf32"] and spec.device == "cuda"),
             num_threads=seen["num_threads"],
             execution_used="compile" if seen["is_compiled"] else "eager",
-            unit=short_text(last.ranks[0].unit) or "samples",
+            unit=short_text(last.ranks[0].unit) or (BATCHES if spec.counts_batches and size != 1 else "samples"),
             merit=short_text(merit[1]) if merit else None,
             better="lower" if merit and merit[2] == "lower" else "higher",
             script=ObservedScript(
-                command=tuple(spec.script_command),
+                command=tuple(spec.script_command.words),
                 world_size=seen["world_size"],
                 backend=seen["backend"],
                 wrappers=tuple(map(short_text, seen["wrappers"])),
@@ -433,7 +468,8 @@ def check_observed(spec: Spec, block: Block) -> None:
             f"the point has {spec.world_size} processes, and the script trains in a group of {seen['world_size']}; let "
             "it call init_process_group() with the variables of torchrun"
         )
-    if size is not None and batches is not None and block.items is None:  # else the script says what it trains on
+    is_checked = block.items is None and not spec.counts_batches  # else the script says what it trains on
+    if size is not None and batches is not None and is_checked:
         asked, found = spec.batch_size_per_gpu * spec.grad_accumulation, size * batches
         one_ahead = size / len(block.steps)  # a loader may fetch a batch before it is asked
         if abs(found - asked) > max(MAX_SIZE_DIFFERENCE * asked, one_ahead) * (1 + 1e-9):
@@ -520,22 +556,24 @@ def ledger_notes(spec: Spec, block: Block, transfers: Sequence[Transfer]) -> Ite
 def build_epoch(number: int, block: Timed, spec: Spec) -> Epoch:
     """Return a block as an epoch of the record."""
     asked = len(block.ranks[0].steps) * spec.global_batch_size
-    samples = [samples_of(part) for part in block.ranks]
+    samples = [samples_of(part, spec.counts_batches) for part in block.ranks]
     known = [count for count in samples if count is not None]
     merit = block.ranks[0].merit
     return Epoch(
         epoch=number,
         ranks=tuple(build_rank(rank, part, samples[rank]) for rank, part in enumerate(block.ranks)),
         num_updates=block.ranks[0].updates,
+        num_timed_updates=len(block.ranks[0].steps),
         num_samples=sum(known) if len(known) == len(block.ranks) else asked,
         step_times_ns=tuple(block.ranks[0].steps),
         merit=merit[0] if merit and math.isfinite(merit[0]) else None,
     )
 
 
-def samples_of(block: Block) -> int | None:
+def samples_of(block: Block, counts_batches: bool) -> int | None:
     """Return what a rank has trained on in the steps that count: as the script says, else by its loader."""
-    counted = sum(size * count for size, count in block.sizes) if block.items is None else block.items
+    in_batches = sum((1 if counts_batches else size) * count for size, count in block.sizes)
+    counted = in_batches if block.items is None else block.items
     return round(counted * block.share) or None
 
 

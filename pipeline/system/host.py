@@ -49,11 +49,28 @@ def kill_descendants(timeout_s: float) -> None:
 
 def children_of(parent_pid: int) -> list[int]:
     """Return the processes whose parent is this one."""
-    found = []
+    return [pid for pid, (_, parent, *_) in read_processes().items() if int(parent) == parent_pid]
+
+
+def activity_of_tree(pid: int) -> tuple[float, bool]:
+    """Return the CPU time in s of a process and its descendants, and whether one could run now, or waits for a disk."""
+    processes, ticks, states, found = read_processes(), 0, "", [pid]
+    while found:
+        one = found.pop()
+        state, _, *fields = processes.get(one, ["", ""])
+        ticks += sum(map(int, fields[9:11]))
+        states += state
+        found += [child for child, (_, parent, *_) in processes.items() if int(parent) == one]
+    return ticks / os.sysconf("SC_CLK_TCK"), not {"R", "D"}.isdisjoint(states)
+
+
+def read_processes() -> dict[int, list[str]]:
+    """Return the fields of /proc/PID/stat after the name, of all processes (proc_pid_stat(5))."""
+    found = {}
     for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, IndexError):  # it has ended
-            if int((entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]) == parent_pid:
-                found.append(int(entry.name))
+        with contextlib.suppress(OSError):  # it has ended
+            if fields := (entry / "stat").read_text(errors="replace").rpartition(")")[2].split():
+                found[int(entry.name)] = fields
     return found
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.plan.grid import GridFile, expand_grid
-from pipeline.plan.script import fill_words, place_script, placeholders_of, script_name, script_words
+from pipeline.plan.script import fill_command, place_script, placeholders_of, read_command, script_name
 from pipeline.plan.spec import Spec
 from pipeline.system.errors import CommandError
 
@@ -28,8 +28,15 @@ def points_of(script: str, **block: object) -> tuple[Spec, ...]:
 def test_placeholders_are_filled_word_by_word_and_other_braces_stay() -> None:
     command = """train.py --b={batch_size_per_gpu} '{"lr": 0.1}' {{num_gpus}} 'a b' {}"""
     assert [*placeholders_of(command)] == ["batch_size_per_gpu"]
-    filled = fill_words(command, {"batch_size_per_gpu": 8, "num_gpus": 2})
-    assert filled == ["train.py", "--b=8", '{"lr": 0.1}', "{num_gpus}", "a b", "{}"]
+    filled = fill_command(command, {"batch_size_per_gpu": 8, "num_gpus": 2})
+    assert filled == ({}, ["train.py", "--b=8", '{"lr": 0.1}', "{num_gpus}", "a b", "{}"])
+
+
+def test_variables_before_a_script_are_those_of_its_environment(folder: Path) -> None:
+    assert read_command("A=1 B='x y' train.py C=2") == ({"A": "1", "B": "x y"}, ["train.py", "C=2"])
+    (spec, _) = points_of("NCCL_ALGO={model.algo} 'train it.py'", **{"model.algo": "Ring"})
+    assert spec.script_command == ({"NCCL_ALGO": "Ring"}, [str(folder / "train it.py")])
+    assert spec.model == "train it.py"
 
 
 @pytest.mark.parametrize(
@@ -42,14 +49,14 @@ def test_the_name_of_a_script_is_that_of_its_file_or_module(command: str, name: 
 @pytest.mark.parametrize("command", ["", "-m", "torchrun train.py", "train.py 'open"])
 def test_a_command_that_is_no_script_is_refused(command: str) -> None:
     with pytest.raises(ValueError, match="script"):
-        script_words(command)
+        read_command(command)
 
 
 def test_a_grid_of_a_script_states_only_what_a_script_has(folder: Path) -> None:
     one, two = points_of("'train it.py' --batch {global_batch_size}")
     assert (one.strategy, two.strategy, one.model) == ("single", "ddp", "train it.py")
     assert (one.precision, one.input, one.num_workers, one.dataset, one.epochs) == (None, None, None, None, 21)
-    assert two.script_command == [str(folder / "train it.py"), "--batch", "16"]
+    assert two.script_command.words == [str(folder / "train it.py"), "--batch", "16"]
     assert place_script(str(two.script), Path("/elsewhere")) == two.script
 
 

@@ -54,7 +54,7 @@ def test_every_point_is_in_exactly_one_state_and_every_record_counts_once(
     found = [record for spec, parts in zip(POINTS, statuses, strict=True) for record in make_attempts(spec, parts)]
     found += make_attempts(STRANGER, strange)
     found.sort(key=lambda record: record.attempt, reverse=newest_first)
-    outcomes, coverage, notes = resolve_outcomes(POINTS, found, [spoilt(POINTS[i]) for i in sorted(bad)])
+    outcomes, coverage, notes, _ = resolve_outcomes(POINTS, found, [spoilt(POINTS[i]) for i in sorted(bad)])
     by_rule = [
         next((status for status in BEST_FIRST if status in parts), "rejected" if i in bad else "missing")
         for i, parts in enumerate(statuses)
@@ -81,7 +81,7 @@ def test_every_point_is_in_exactly_one_state_and_every_record_counts_once(
 def test_the_latest_ok_speaks_for_a_point_else_the_latest_oom_else_the_latest_failed(
     statuses: Attempts, status: Status, attempt: int
 ) -> None:
-    (outcome,), coverage, _ = resolve_outcomes(POINTS[:1], make_attempts(POINTS[0], statuses), [])
+    (outcome,), coverage, *_ = resolve_outcomes(POINTS[:1], make_attempts(POINTS[0], statuses), [])
     assert (outcome.status, outcome.record and outcome.record.attempt) == (status, attempt)
     assert coverage.superseded == len(statuses) - 1
 
@@ -100,7 +100,7 @@ def test_files_count_as_duplicate_superseded_or_foreign_and_lose_nothing(tmp_pat
     (tmp_path / "notes.json").write_text("{}")  # junk: foreign
     store.publish_record(make_record(STRANGER), tmp_path)  # of another experiment: foreign
     (tmp_path / f"{POINTS[1].run_id()}.0.json").write_text('{"schema')  # its only record is invalid
-    outcomes, coverage, notes = resolve_folder(POINTS, tmp_path)
+    outcomes, coverage, notes, _ = resolve_folder(POINTS, tmp_path)
     assert [outcome.status for outcome in outcomes] == ["ok", "rejected", "missing", "missing"]
     assert (coverage.superseded, coverage.duplicate, coverage.foreign) == (1, 1, 2)
     assert len(notes) == 4
@@ -111,7 +111,7 @@ def test_files_count_as_duplicate_superseded_or_foreign_and_lose_nothing(tmp_pat
 def test_a_copy_of_nothing_that_is_there_is_the_point_rejected(tmp_path: Path) -> None:
     path = store.publish_record(make_record(POINTS[0]), tmp_path)
     path.rename(tmp_path / f"{POINTS[0].run_id()}.3.json")  # says attempt 3, holds attempt 0
-    (outcome,), coverage, _ = resolve_folder(POINTS[:1], tmp_path)
+    (outcome,), coverage, *_ = resolve_folder(POINTS[:1], tmp_path)
     assert (outcome.status, "which its name does not say" in outcome.reason) == ("rejected", True)
     assert (coverage.rejected, coverage.duplicate, coverage.foreign) == (1, 0, 0)
 
