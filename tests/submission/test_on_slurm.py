@@ -1,5 +1,6 @@
 """The pipeline on a real Slurm of two nodes on this machine: runs, faults, and variables that a shell passes on."""
 
+import contextlib
 import json
 import os
 import re
@@ -142,6 +143,13 @@ def test_communication_and_a_model_of_a_users_own_are_measured_over_two_nodes(
     assert row["throughput_items_per_s"] == pytest.approx(3 * row["throughput_samples_per_s"])
 
 
+def parent_of(pid: int) -> int:
+    """The parent of a process; itself once it has ended."""
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid
+
+
 def workers_on(cluster: Cluster, node_rank: int) -> list[int]:
     """The processes of ranks on that node of a step: of this cluster, beside which others may run."""
     return processes_with(f"SLURM_NODEID={node_rank}", f"SLURM_CONF={cluster.env['SLURM_CONF']}", name="rank")
@@ -164,6 +172,59 @@ def test_a_rank_that_dies_on_the_second_node_ends_the_job_and_is_named(
     assert "SIGKILL" in record["reason"]
     assert workers_on(cluster, 0) + workers_on(cluster, 1) == []
     assert "0 points to run, 1 recorded as failed" in pipeline(*submit, env=on_slurm).stderr
+
+
+@pytest.mark.fault("F16")
+def test_a_node_that_goes_is_named_by_the_others(
+    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
+) -> None:
+    submit = ("submit", "--grid", write_grid(tmp_path, LONG), "--outputs", tmp_path)
+    succeeded(pipeline(*submit, env=on_slurm))
+    wait_for(lambda: list(tmp_path.glob("long/logs/*/*/environment.json")))  # both ranks have met
+    cluster.kill_node("node2")
+    try:
+        own = processes_with("SLURM_NODEID=1", f"SLURM_CONF={cluster.env['SLURM_CONF']}")
+        for pid in [
+            *dict.fromkeys(parent_of(one) for one in own if parent_of(one) not in own),
+            *own,
+        ]:  # slurmstepd first
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: records_in(tmp_path), timeout_s=60)
+        wait_for(lambda: not queued(cluster), timeout_s=90)
+    finally:
+        cluster.kill_steps()
+        cluster.start_node("node2")
+    (record,) = records_in(tmp_path)
+    assert (record["status"], record["failure"]["kind"]) == ("failed", "collective")
+    assert record["reason"].startswith("no word from node2: it may have gone; rank 0: lost the connection")
+
+
+def test_the_grid_nodes_runs_on_one_and_two_nodes_and_says_what_the_second_brings(
+    pipeline: Command, on_slurm: Env, tmp_path: Path
+) -> None:
+    """With one process on each node, by the words that people give to the shipped grid."""
+    size = ("model.layers=1", "model.width=16", "model.heads=2", "model.length=8", "model.vocabulary=64")
+    changes = ("num_nodes=1,2", "gpus_per_node=1", *size, "batch_size_per_gpu=8", "num_samples=64", "windows=6")
+    submit = ("submit", "--grid", "nodes", "--outputs", tmp_path, "--wait", "--set", *changes)
+    env = {**on_slurm, "PIPELINE_MASTER_ADDR": "127.0.0.1", "CUDA_VISIBLE_DEVICES": ""}
+    succeeded(pipeline(*submit, env=env))
+    records = {
+        (one.spec.measure, one.spec.strategy, one.spec.num_nodes): one
+        for one in records_of(Experiment(tmp_path / "nodes"))
+    }
+    assert {*records} == {
+        ("epochs", "single", 1),
+        ("epochs", "ddp", 1),
+        ("epochs", "ddp", 2),
+        ("communication", "ddp", 2),
+    }
+    environment = records["epochs", "ddp", 2].environment
+    assert ([one.rank for one in environment.bindings], environment.unlike_nodes) == ([0, 1], {})
+    report = report_of(pipeline, tmp_path)
+    (row,) = report["nodes"]
+    assert (row["nodes"], row["scaling"]) == (2, "weak")
+    assert row["node_speedup"] > 0
 
 
 def test_plain_sbatch_runs_q4_and_collect_finds_it(
