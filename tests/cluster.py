@@ -39,7 +39,7 @@ RANDOM = random.SystemRandom()  # tests that seed `random` must not repeat ports
 
 SLURM_CONF = """\
 ClusterName=throwaway
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={host}({controller})
 SlurmctldPort={controller_port}
 SlurmUser=root
 AuthType=auth/munge
@@ -89,6 +89,18 @@ CGROUP_CONF = "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
 
 
 @dataclass(frozen=True)
+class Places:
+    """Where daemons and commands run: addresses by node, that of the controller, and words before a command line.
+
+    `enter` has the words for each daemon, such as `ip netns exec NAME`, and under "" those for commands.
+    """
+
+    addresses: Mapping[str, str] = field(default_factory=lambda: dict.fromkeys(GPU_TYPES, "127.0.0.1"))
+    controller: str = "127.0.0.1"
+    enter: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Cluster:
     """A running cluster; `root` holds its configuration and logs, `env` is what every command on it needs."""
 
@@ -96,6 +108,7 @@ class Cluster:
     env: Mapping[str, str] = field(repr=False)  # a failing test must not print a whole environment
     _runtime: Path = field(repr=False)  # sockets, spools, state, fake devices
     _daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict, repr=False)
+    _enter: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
 
     def run(
         self,
@@ -108,7 +121,7 @@ class Cluster:
         """Run a command with `env` on top of the cluster's; a CalledProcessError notes what stderr said."""
         try:
             return subprocess.run(
-                argv,
+                (*self._enter.get("", ()), *argv),
                 check=check,
                 timeout=timeout_s,
                 cwd=cwd,
@@ -163,7 +176,7 @@ class Cluster:
         with (self.root / f"{name}.out").open("ab") as output:
             self._daemons[name] = subprocess.Popen(
                 # The kernel kills the daemon when the thread that started it dies without its teardown.
-                ("setpriv", "--pdeathsig", "KILL", *argv),
+                ("setpriv", "--pdeathsig", "KILL", *self._enter.get(name, ()), *argv),
                 env=self.env,
                 cwd=self.root,
                 stdin=subprocess.DEVNULL,
@@ -231,14 +244,15 @@ def missing_parts() -> str | None:
 
 
 @contextmanager
-def throwaway_cluster(root: Path) -> Iterator[Cluster]:
-    """A cluster of node1 and node2 that ends with the block; RuntimeError if not up within 30 s."""
-    root = root.resolve()
-    _make_resolvable([*GPU_TYPES])
+def throwaway_cluster(root: Path, places: Places | None = None) -> Iterator[Cluster]:
+    """A cluster of node1 and node2, or of other nodes, that ends with the block; RuntimeError if not up in 30 s."""
+    root, places = root.resolve(), places or Places()
+    gpu_types = {node: GPU_TYPES.get(node, "a40") for node in places.addresses}
+    _make_resolvable([*gpu_types])
     env = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     # The path of a Unix socket holds 107 bytes and `root` may be deep.
     runtime = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
-    cluster = Cluster(root, env | {"SLURM_CONF": str(root / "slurm.conf")}, runtime)
+    cluster = Cluster(root, env | {"SLURM_CONF": str(root / "slurm.conf")}, runtime, _enter=places.enter)
     try:
         runtime.chmod(0o755)  # or only root could reach the MUNGE socket
         (runtime / "state").mkdir()
@@ -246,29 +260,30 @@ def throwaway_cluster(root: Path) -> Iterator[Cluster]:
         key.touch(mode=0o600)
         key.write_bytes(os.urandom(128))
         host = socket.gethostname().split(".")[0]
-        controller_port, *ports = _free_ports(1 + len(GPU_TYPES))
+        controller_port, *ports = _free_ports(1 + len(gpu_types))
         node_lines = [
-            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=8 RealMemory=12000 "
-            f"Gres=gpu:{gpu_type}:{GPUS_PER_NODE}"
-            for (node, gpu_type), port in zip(GPU_TYPES.items(), ports, strict=True)
+            f"NodeName={node} NodeHostname={host} NodeAddr={places.addresses[node]} Port={port} "
+            f"CPUs=8 RealMemory=12000 Gres=gpu:{gpu_type}:{GPUS_PER_NODE}"
+            for (node, gpu_type), port in zip(gpu_types.items(), ports, strict=True)
         ]
         slurm_conf = SLURM_CONF.format(
             root=root,
             runtime=runtime,
             host=host,
+            controller=places.controller,
             controller_port=controller_port,
             first_job_id=RANDOM.randrange(10_000, 60_000_000),
             nodes="\n".join(node_lines),
         )
         gres_lines = [
             f"NodeName={node} Name=gpu Type={gpu_type} File={file}\n"
-            for node, gpu_type in GPU_TYPES.items()
+            for node, gpu_type in gpu_types.items()
             for file in _fake_gpus(runtime / f"{node}-gpus")
         ]
         (root / "slurm.conf").write_text(slurm_conf)
         (root / "gres.conf").write_text("".join(gres_lines))
         (root / "cgroup.conf").write_text(CGROUP_CONF)
-        cluster._bring_up([*GPU_TYPES])
+        cluster._bring_up([*gpu_types])
         yield cluster
     finally:
         cluster._take_down()

@@ -193,7 +193,7 @@ SHOWN: dict[str, list[str]] = {
     "README.md": [*["commands"] * 5, "citation"],
     "CONTRIBUTING.md": ["commands"],
     "docs/architecture.md": ["diagram", "diagram"],
-    "docs/cluster.md": ["commands", "container", "wrapper", "commands", "prologue", "commands", "commands"],
+    "docs/cluster.md": ["commands", "container", "wrapper", "commands", "prologue", *["commands"] * 3],
     "docs/export.md": ["commands"],
     "docs/for-admins.md": ["commands"],
     "docs/grids.md": ["grid"],

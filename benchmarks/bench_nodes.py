@@ -1,0 +1,129 @@
+"""The shipped grid `nodes` on a real Slurm whose nodes are namespaces of this machine, with links of known rate.
+
+Needs root, Slurm, MUNGE and iproute2. Every node has one process on the CPU. Prints the bandwidth that the sweep reads
+beside the known one, and exposed communication beside bytes over rate:
+
+    sudo PYTHONPATH=tests python benchmarks/bench_nodes.py --nodes 2 --gbit-per-s 1 --outputs outputs/known-rate
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tabulate
+from cluster import Cluster, Places, throwaway_cluster
+from cluster import missing_parts as missing_for_slurm
+from shaped_network import (
+    BRIDGE,
+    INTERFACE,
+    ShapedNetwork,
+    address_of,
+    execute,
+    missing_parts,
+    namespace_of,
+    payload_bytes_per_s,
+    shaped_network,
+)
+
+from pipeline.figures.formulas import busbw_gb_s, ring_bytes_per_step
+from pipeline.records.folder import Experiment
+from pipeline.records.record import Record
+from pipeline.records.store import load_folder
+from pipeline.report.collected import collect_experiment
+
+CONTROLLER = "10.77.0.254"
+PROLOGUE = f"export PIPELINE_MASTER_ADDR={address_of(0)} GLOO_SOCKET_IFNAME={INTERFACE}\n"
+GPT = "layers=2 width=512 heads=8 length=16 vocabulary=8192"  # 42 MB of gradients
+SIZE = ("gpus_per_node=1", "device=cpu", "precision=fp32", "batch_size_per_gpu=1", "num_samples=16", "windows=6")
+TIME_LIMIT_S = 3600
+
+
+@contextmanager
+def slurm_of_namespaces(num_nodes: int, folder: Path) -> Iterator[tuple[Cluster, ShapedNetwork]]:
+    """Start a Slurm with a node in each namespace, and its controller beside the bridge."""
+    with shaped_network(num_nodes) as network:
+        bridge = namespace_of("bridge")
+        execute(f"ip -n {bridge} address add {CONTROLLER}/24 dev {BRIDGE}")
+        execute(f"ip -n {bridge} link set lo up")
+        hosts = {f"node{host + 1}": host for host in range(num_nodes)}
+        enter = {node: ("ip", "netns", "exec", namespace_of(host)) for node, host in hosts.items()}
+        enter |= dict.fromkeys(("", "slurmctld"), ("ip", "netns", "exec", bridge))
+        places = Places({node: address_of(host) for node, host in hosts.items()}, CONTROLLER, enter)
+        with throwaway_cluster(folder, places) as cluster:
+            yield cluster, network
+
+
+def measure(num_nodes: int, gbit_per_s: float, outputs: Path) -> None:
+    """Run the grid `nodes` on one node and on all of them, over links of that rate."""
+    with tempfile.TemporaryDirectory() as folder, slurm_of_namespaces(num_nodes, Path(folder)) as (cluster, network):
+        network.shape(1e9 * gbit_per_s)
+        prologue = Path(folder, "prologue.sh")
+        prologue.write_text(PROLOGUE)
+        changes = (f"num_nodes=1,{num_nodes}", *SIZE, *(f"model.{option}" for option in GPT.split()))
+        options = ("--outputs", str(outputs), "--prologue", str(prologue), "--wait", "--set", *changes)
+        cluster.run(sys.executable, "-m", "pipeline.submit", "--grid", "nodes", *options, timeout_s=TIME_LIMIT_S)
+
+
+def rows_of(experiment: Experiment, gbit_per_s: float) -> list[dict[str, Any]]:
+    """Return a row for each communication point: what is known, and what the tool says."""
+    payload = payload_bytes_per_s(1e9 * gbit_per_s)
+    exposed = {
+        row["num_nodes"]: row["exposed_comm_time_s"] for row in collect_experiment(experiment).tables["communication"]
+    }
+    return [
+        row_of(record, payload, exposed) for record in load_folder(experiment.records_folder)[0] if is_swept(record)
+    ]
+
+
+def is_swept(record: Record) -> bool:
+    """True for a record of measured communication."""
+    return bool(record.measurement and record.measurement.communication)
+
+
+def row_of(record: Record, payload: float, exposed_s: dict[int, float]) -> dict[str, Any]:
+    """Return the row of a record; `payload` is the known rate in bytes a second."""
+    assert record.measurement, "it is ok"
+    assert record.measurement.communication, "it measured communication"
+    spec, timed = record.spec, [size for size in record.measurement.communication.sweep if size.times_ns]
+    read = max(
+        busbw_gb_s(size.num_bytes, statistics.median(size.times_ns) / 1e9, spec.num_gpus, size.operation)
+        for size in timed
+    )
+    sent = ring_bytes_per_step(record.measurement.gradient_bytes or 0, spec.num_gpus)
+    return {
+        "nodes": spec.num_nodes,
+        "payload MB/s": payload / 1e6,
+        "sweep MB/s": read * 1e3,
+        "error %": 100 * (read * 1e9 / payload - 1),
+        "bytes over rate ms": 1e3 * sent / payload,
+        "exposed ms": 1e3 * exposed_s[spec.num_nodes],
+    }
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--gbit-per-s", type=float, default=1.0)
+    parser.add_argument(
+        "--outputs", type=Path, required=True, help="as that of submit; with records nothing is run again"
+    )
+    arguments = parser.parse_args()
+    if reason := missing_for_slurm() or missing_parts():
+        print(f"the grid nodes was not run: {reason}", file=sys.stderr)
+        return
+    experiment = Experiment(arguments.outputs / "nodes")
+    if not experiment.records_folder.exists():
+        measure(arguments.nodes, arguments.gbit_per_s, arguments.outputs.resolve())
+    print(
+        tabulate.tabulate(rows_of(experiment, arguments.gbit_per_s), headers="keys", tablefmt="github", floatfmt=".4g")
+    )
+
+
+if __name__ == "__main__":
+    main()
