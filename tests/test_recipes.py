@@ -16,6 +16,7 @@ BLOCK = re.compile(r"(?:<!-- (dry run|run) -->\n)?```(bash|python|sh)\n(.*?)```"
 PUBLISHED = {"scaling": "h200x4/scaling", "a40-ddp": "a40-ddp", "v100-dp": "v100-dp"}
 SMALL = {
     "ddpscale run ": "ddpscale run --updates 6 --warmup 2 --set windows=2 epochs=3 ",
+    " --batch-size 32,128 ": " --batch-size 32 ",
     "--set model=": "--set num_samples=256 batch_size_per_gpu=8 windows=1 epochs=2 measure=epochs model=",
 }
 DRY = {"ddpscale submit ": "ddpscale submit --dry-run ", "ddpscale run ": "ddpscale run --dry-run "}
