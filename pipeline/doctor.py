@@ -1,4 +1,4 @@
-"""Print driver, torch, GPUs, NCCL, link, Slurm and data of this machine, and what would refuse a run, with its cure.
+"""Print driver, torch, GPUs, NCCL, link, network, Slurm and data here, and what would refuse a run, with its cure.
 
     python -m pipeline.doctor
     python -m pipeline.doctor --outputs /scratch/me/outputs --data /scratch/me/data
@@ -70,7 +70,7 @@ def main() -> int:
 def examine(arguments: argparse.Namespace) -> Iterator[Finding]:
     """Yield what each check finds. One that fails is a refusal, and the others go on."""
     checks: dict[str, Callable[[argparse.Namespace], Iterator[Finding]]] = {
-        **{"packages": examine_packages, "GPUs": examine_gpus, "Slurm": examine_slurm},
+        **{"packages": examine_packages, "GPUs": examine_gpus, "network": examine_network, "Slurm": examine_slurm},
         **{"outputs": examine_outputs, "data": examine_data, "memory": examine_shared_memory},
     }
     for what, check in checks.items():
@@ -117,6 +117,17 @@ def examine_gpus(_: argparse.Namespace) -> Iterator[Finding]:
         said = f"no peer access between {', '.join(apart)}: data passes through the host" if apart else "peer access"
         yield Finding("note" if apart else "ok", "link", said)
     devices.check_gpu_free({index: gpu.memory_of_others_bytes for index, gpu in enumerate(found.gpus)})
+
+
+def examine_network(_: argparse.Namespace) -> Iterator[Finding]:
+    """Yield the interfaces that are up and the ports for RDMA, with their speed: what nodes may talk over."""
+    from pipeline.training import links
+
+    said = []
+    for device in links.read_network_devices():
+        speed = f" {device.gbit_per_s:g} Gbit/s" if device.gbit_per_s else ""
+        said.append(f"{device.name}{speed if device.is_up else ' is down'}")
+    yield Finding("ok" if said else "note", "network", ", ".join(said) or "no interface states its speed")
 
 
 def examine_slurm(_: argparse.Namespace) -> Iterator[Finding]:

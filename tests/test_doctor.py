@@ -10,7 +10,9 @@ from factories import assert_says
 from slurm_queue import DEAD, fake_slurm
 
 from pipeline import doctor
+from pipeline.records.record import NetworkDevice
 from pipeline.system import host
+from pipeline.training import links
 
 
 def lines_of(answer: subprocess.CompletedProcess[str]) -> dict[str, str]:
@@ -28,7 +30,7 @@ def test_a_machine_without_gpus_and_slurm_can_start_runs(pipeline: Command, tmp_
     )
     assert (answer.returncode, answer.stderr) == (0, "")
     lines = lines_of(answer)
-    assert list(lines) == ["packages", "GPUs", "Slurm", "outputs", "data", "memory"]
+    assert list(lines) == ["packages", "GPUs", "network", "Slurm", "outputs", "data", "memory"]
     assert_says(lines["packages"], "ok ", "torch ", "torchvision ")
     assert_says(lines["GPUs"], "note ", "none is visible here", "CPU processes")
     assert_says(lines["data"], "note ", f"{tmp_path}/no is absent", "pipeline.stage --data")
@@ -46,6 +48,21 @@ def test_each_refusal_has_its_cure_and_hides_no_other(pipeline: Command, tmp_pat
     assert_says(lines["Slurm"], "refused ", "controller does not answer", "--cluster local")
     assert_says(lines["outputs"], "refused ", "file is not a folder; choose another folder with --outputs")
     assert answer.stdout.splitlines()[-1] == "Runs cannot start: 3 refusals."
+
+
+def test_the_network_is_named_with_its_speed_and_what_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = [
+        NetworkDevice(node="n", name="eth0", gbit_per_s=1),
+        NetworkDevice(node="n", name="mlx5_0:1/IB", gbit_per_s=100, is_rdma=True),
+        NetworkDevice(node="n", name="mlx5_1:1/RoCE", is_rdma=True, is_up=False),
+    ]
+    for found, level, said in (
+        (devices, "ok", "eth0 1 Gbit/s, mlx5_0:1/IB 100 Gbit/s, mlx5_1:1/RoCE is down"),
+        ([], "note", "no interface states its speed"),
+    ):
+        monkeypatch.setattr(links, "read_network_devices", lambda found=found: found)
+        (finding,) = doctor.examine_network(doctor.parse_arguments([]))
+        assert (finding.level, finding.said) == (level, said)
 
 
 def test_a_torch_that_finds_no_gpu_is_refused_with_the_file_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

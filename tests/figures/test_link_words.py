@@ -10,6 +10,7 @@ from pipeline.figures.comparability import environment_difference_notes
 from pipeline.figures.links import describe_links, link_kinds, link_notes, link_problems
 from pipeline.records.record import Binding, Environment, Link, NetworkDevice, Record
 from pipeline.report.formatter import render_note
+from pipeline.report.provenance import list_provenance
 
 ONE_NODE = Link(pairs=((0, 1), (1, 0), (1, 2)), transport="P2P", num_channels=16)
 SOCKETS = Link(pairs=((0, 2), (2, 0)), transport="NET/Socket", num_channels=2, device="eth0")
@@ -51,6 +52,12 @@ def test_links_are_named_as_people_name_them(links: tuple[Link, ...], paths: dic
 
 def test_channels_are_counted_by_kind() -> None:
     assert link_kinds(linked(ONE_NODE, SOCKETS).environment) == [("peer-to-peer", 16), ("sockets", 2)]
+
+
+def test_the_page_states_kinds_and_channels() -> None:
+    found = list_provenance([linked(ONE_NODE, SOCKETS), linked(INFINIBAND)])
+    assert found["link"] == ("peer-to-peer, 16 channels; sockets, 2 channels; InfiniBand with GPUDirect, 4 channels")
+    assert "link" not in list_provenance([linked()])
 
 
 def test_sockets_here_and_infiniband_there_is_a_difference_of_two_points() -> None:
