@@ -51,6 +51,7 @@ from pipeline.system.errors import CommandError, log_line
 DEFECT = "a defect of the pipeline stopped its tables or plots"
 MAX_ERROR_CHARS = 200  # of such an error's own text
 WORDS = Path("docs") / "words.md"
+PLOT_FORMATS = {"svg": ("svg",), "all": ("svg", "pdf", "png")}
 MAX_PREDICTED_GPUS = 1_000_000
 MAX_PEAK_TFLOPS = 1_000_000  # a number in FLOP/s is larger
 
@@ -77,6 +78,8 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--no-write", action="store_true", help="only print; write no file")
     parser.add_argument("--title", default="", help="heading of the page (default: what was measured)")
     parser.add_argument("--author", default="", help="who stands below the heading of the page")
+    also = "all: the folder plots/ has each plot as PDF and PNG too, which takes twice as long"
+    parser.add_argument("--plots", choices=[*PLOT_FORMATS], default="svg", help=also)
     strict = "exit 1 if a point has no result, or if anyone may write to the folder"
     parser.add_argument("--strict", action="store_true", help=strict)
     parser.add_argument("--link-latency-us", type=float, help="predict for a link with this latency per hop")
@@ -148,7 +151,9 @@ def main(words: Sequence[str] | None = None) -> int:
     experiments = find_all(arguments, codes)
     if arguments.title and len(experiments) > 1:
         raise CommandError(f"--title is of one experiment, and {len(experiments)} were found; name the folder of one.")
-    pages = Pages(arguments.folder, len(experiments) > 1, arguments.title, arguments.author)
+    pages = Pages(
+        arguments.folder, len(experiments) > 1, arguments.title, arguments.author, PLOT_FORMATS[arguments.plots]
+    )
     links_by_folder: dict[Path, MeasuredLinks] = {}
     printed: list[Printed] = []
     for name, experiment in experiments.items():

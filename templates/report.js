@@ -50,7 +50,7 @@ for (const menu of document.querySelectorAll("[data-copy]")) {
   }
 }
 for (const menu of document.querySelectorAll("[data-save]")) {
-  const pictures = menu.closest("figure").querySelectorAll(".picture:not(.phone) svg");
+  const pictures = menu.closest("figure").querySelectorAll(".picture svg");
   pictures.forEach((svg, index) => {
     const button = menu.appendChild(document.createElement("button"));
     button.textContent = pictures.length > 1 ? `SVG ${index + 1}` : "SVG";

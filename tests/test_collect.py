@@ -204,8 +204,9 @@ def test_collect_writes_a_page_beside_the_records_and_an_index_over_several(pipe
     log.write_text("")
     with first.edit_manifest() as manifest:
         manifest.submissions.append(start_submission(SUBMISSION, "local"))
-    answer = pipeline("collect", tmp_path)
+    answer = pipeline("collect", tmp_path, "--plots", "all")
     assert (answer.returncode, answer.stderr) == (0, "")
+    assert {path.name for path in (second.folder / "plots").iterdir()} == {"q1.svg", "q1.pdf", "q1.png"}
     files = (f"records/{found[0].run_id}.0.json", f"logs/{SUBMISSION}/{found[0].run_id}.log")
     assert_says((first.folder / "report.html").read_text(), *(f">{file}<" for file in files))
     assert "<svg " in (second.folder / "plots" / "q1.svg").read_text()

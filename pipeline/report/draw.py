@@ -1,7 +1,7 @@
-"""Draws plots as SVG: a picture of each panel for the page, in a light and a dark theme, and the whole plot as a file.
+"""Draws plots: a picture of each panel as SVG for the page, and the whole plot as files in SVG, PDF and PNG.
 
-Only this module imports matplotlib, so import it only where a plot is made. A picture is drawn once: every role has a
-placeholder colour, and `paint` puts in those of a theme.
+Only this module imports matplotlib, so import it only where a plot is made. Each role has a colour of its own, which
+`inline` replaces by the role: on the page the style sheet colours a picture.
 """
 
 import io
@@ -25,9 +25,8 @@ from pipeline.report import plots  # noqa: E402
 from pipeline.report.plots import BarPanel, HistogramPanel, LinePanel, Panel, Plot, Series  # noqa: E402
 from pipeline.system.errors import replace_control_characters  # noqa: E402
 
-WIDTH, HEIGHT = 360, 250  # of a panel of lines, in px; it is as wide as a phone
-WIDE, WIDE_HEIGHT = 554, 300  # of one of at most two panels in a row of the page
-HISTOGRAM_HEIGHT = 170
+WIDTH, HEIGHT = 396, 275  # of a panel of lines, in px; the page scales it to what a phone or a column has
+HISTOGRAM_HEIGHT = 187
 BAR_HEIGHT, BAR_MARGINS = 34, 64  # a bar with its label above it; title and axis
 MIN_COUNT = 0.7  # where the axis of a histogram begins, so that a count of 1 is seen
 KEY_HEIGHT = 18  # of a row of the key
@@ -35,6 +34,14 @@ FONT_SIZE = 11
 MAX_TICKS = 6
 MAX_WHOLE = 65  # a linear axis that ends below it has ticks at measured values
 MAX_MARKERS = 40  # of a line; with more they touch
+DPI = 200  # of a PNG
+METADATA: dict[str, dict[str, None]] = {
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    "png": {"Software": None},
+}
+"""Format -> what is left out of a file, so that equal plots are equal files."""
+
 PANELS_IN_A_ROW = 3  # of a file; four stand in two rows of two
 
 SERIES_COLOURS = ("#4883e9", "#994702", "#1b9f89", "#5e2464", "#a68217", "#741d11", "#4e4fb0", "#5f626f")
@@ -45,7 +52,6 @@ Searched for the largest smallest distance between two of them, for normal sight
 
 ROLES = ("--fg", "--muted", "--line", "--shade", "--bg", *(f"--s{index}" for index in range(len(SERIES_COLOURS))))
 LIGHT = dict(zip(ROLES, ("#1a1f24", "#59636e", "#d5dade", "#f3e3df", "#ffffff", *SERIES_COLOURS), strict=True))
-PLACEHOLDERS = {role: f"#{index:06x}" for index, role in enumerate(ROLES, start=1)}  # SVG leaves out #000000
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
 HATCHES = ("", "\\\\\\\\", "||||", "////", "----", "xxxx", "++++", "x")  # as plots.PART_MARKS
 DASHED = (0, (3, 3))
@@ -53,7 +59,7 @@ BOLD_CHAR_PX = 7
 LINES = 'stroke-linejoin="round" stroke-linecap="butt"'  # as matplotlib's style of all elements
 PLACE = re.compile(r"-?\d+\.\d{2,}")
 STYLE = re.compile(r"([\w-]+): ([^;]*);?")
-HOLLOW: dict[str, Any] = {"markersize": 6, "markeredgewidth": 1.4, "markerfacecolor": PLACEHOLDERS["--bg"]}
+HOLLOW: dict[str, Any] = {"markersize": 6, "markeredgewidth": 1.4, "markerfacecolor": LIGHT["--bg"]}
 
 SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -61,24 +67,24 @@ SETTINGS: dict[Any, Any] = {
     "font.size": FONT_SIZE,
     "font.family": "DejaVu Sans",  # comes with matplotlib, so a layout does not depend on the machine
     "text.parse_math": False,
-    "text.color": PLACEHOLDERS["--muted"],
+    "text.color": LIGHT["--muted"],
     "axes.facecolor": "none",
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.edgecolor": PLACEHOLDERS["--muted"],
+    "axes.edgecolor": LIGHT["--muted"],
     "axes.titlelocation": "left",
     "axes.titlesize": FONT_SIZE + 1,
     "axes.titleweight": "bold",
-    "axes.titlecolor": PLACEHOLDERS["--fg"],
+    "axes.titlecolor": LIGHT["--fg"],
     "axes.titlepad": 10,
-    "axes.labelcolor": PLACEHOLDERS["--muted"],
+    "axes.labelcolor": LIGHT["--muted"],
     "axes.grid": True,
     "axes.grid.axis": "y",
     "axes.axisbelow": True,
     "axes.ymargin": 0.08,
-    "grid.color": PLACEHOLDERS["--line"],
-    "xtick.color": PLACEHOLDERS["--muted"],
-    "ytick.color": PLACEHOLDERS["--muted"],
+    "grid.color": LIGHT["--line"],
+    "xtick.color": LIGHT["--muted"],
+    "ytick.color": LIGHT["--muted"],
     "xtick.labelsize": FONT_SIZE - 1,
     "ytick.labelsize": FONT_SIZE - 1,
     "ytick.major.size": 0,
@@ -87,54 +93,45 @@ SETTINGS: dict[Any, Any] = {
     "figure.constrained_layout.use": True,
     "figure.constrained_layout.h_pad": 0.1,  # inches of 72 px
     "figure.constrained_layout.w_pad": 0.1,
-    "figure.facecolor": PLACEHOLDERS["--bg"],
+    "figure.facecolor": LIGHT["--bg"],
     "legend.frameon": False,
     "legend.handlelength": 3,
-    "legend.labelcolor": PLACEHOLDERS["--fg"],
+    "legend.labelcolor": LIGHT["--fg"],
 }
 
 
 class Picture(NamedTuple):
-    """A panel on the page: SVG in the colours of its style sheet, and the text for those who do not see it.
-
-    A wide one has a narrow one for phones.
-    """
+    """A panel on the page: SVG in the colours of its style sheet, and the text for those who do not see it."""
 
     svg: str
     text: str
-    narrow: str = ""
 
 
 class RenderedPlot(NamedTuple):
-    """A plot: its panels for the page, and the whole as a file."""
+    """A plot and its panels for the page."""
 
     plot: Plot
     panels: list[Picture]
-    file: bytes
+
+
+def render_files(plot: Plot, formats: Sequence[str]) -> dict[str, bytes]:
+    """Return the whole plot as a file in each of these formats."""
+    per_row = 2 if len(plot.panels) == 4 else PANELS_IN_A_ROW
+    return draw(plot.panels, plot.key(), per_row, plot.title, formats)
 
 
 def render_plot(plot: Plot) -> RenderedPlot:
-    """Return the plot as pictures for the page and as a file."""
-    per_row = 2 if len(plot.panels) == 4 else PANELS_IN_A_ROW
-    file = draw(plot.panels, plot.key(), per_row, plot.title, WIDE if len(plot.panels) == 1 else WIDTH)
-    pictures = [render_panel(panel) for panel in plot.panels]
-    if len(plot.panels) in (1, 2, 4) and not isinstance(plot.panels[0], HistogramPanel):
-        wide = (render_panel(panel, WIDE) for panel in plot.panels)
-        pictures = [picture._replace(narrow=narrow.svg) for picture, narrow in zip(wide, pictures, strict=True)]
-    return RenderedPlot(plot, pictures, paint(file, LIGHT).encode())
+    """Return the plot as pictures for the page."""
+    return RenderedPlot(plot, [Picture(inline(panel), f"{panel.title}. {panel.describe()}") for panel in plot.panels])
 
 
-def render_panel(panel: Panel, width: int = WIDTH) -> Picture:
-    """Return the picture of one panel."""
-    return Picture(inline(draw([panel], width=width)), f"{panel.title}. {panel.describe()}")
-
-
-def inline(drawn: str) -> str:
-    """Return an SVG as an element of the page, whose style sheet colours it.
+def inline(panel: Panel) -> str:
+    """Return a panel as an SVG element of the page, whose style sheet colours it.
 
     The content policy of the page allows no style of an element, so each becomes an attribute. Coordinates have a
     tenth of a point: more cannot be seen.
     """
+    drawn = draw([panel])["svg"].decode()
     body = drawn[drawn.index("<defs>") : drawn.rindex("</svg>")]
     body = re.sub(r"<style.*?</style>|<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r'style="([^"]*)"', lambda found: STYLE.sub(r'\1="\2"', found[1]), body)
@@ -142,26 +139,20 @@ def inline(drawn: str) -> str:
     body = re.sub(r' id="[a-z]+[\d._a-z]*_\d+"', "", body)  # nothing refers to them
     body = re.sub(r">\s+<", "><", re.sub(r"\s*\n\s*", " ", body))
     (view,) = re.findall(r'viewBox="[^"]*"', drawn)
-    colours = {role: f"var({role})" for role in ROLES}
-    return f'<svg {view} aria-hidden="true" {LINES}>{paint(body, colours)}</svg>'
+    for role, colour in LIGHT.items():
+        body = body.replace(colour, f"var({role})")
+    return f'<svg {view} aria-hidden="true" {LINES}>{body}</svg>'
 
 
 def round_place(found: re.Match[str]) -> str:
     return f"{float(found[0]):.1f}".removesuffix(".0")
 
 
-def paint(drawn: str, theme: Mapping[str, str]) -> str:
-    """Return an SVG with the colours of a theme in place of the placeholders."""
-    for role, placeholder in PLACEHOLDERS.items():
-        drawn = drawn.replace(placeholder, theme[role])
-    return drawn
-
-
-def height_of(panel: Panel, width: int = WIDTH) -> int:
+def height_of(panel: Panel) -> int:
     """Return the height of a panel in px."""
     if isinstance(panel, BarPanel):
         return BAR_MARGINS + BAR_HEIGHT * len(panel.bars)
-    return (HEIGHT if width == WIDTH else WIDE_HEIGHT) if isinstance(panel, LinePanel) else HISTOGRAM_HEIGHT
+    return HEIGHT if isinstance(panel, LinePanel) else HISTOGRAM_HEIGHT
 
 
 def draw(
@@ -169,17 +160,17 @@ def draw(
     key: Sequence[plots.KeyEntry] = (),
     per_row: int = 1,
     title: str = "",
-    width: int = WIDTH,
-) -> str:
-    """Return the panels, in rows, as SVG in placeholder colours. A title brings a ground, a key and a description."""
+    formats: Sequence[str] = ("svg",),
+) -> dict[str, bytes]:
+    """Return the panels, in rows, in each format. A title brings a ground, a key and a description."""
     columns = min(per_row, len(panels))
     rows = [panels[start : start + columns] for start in range(0, len(panels), columns)]
-    heights = [max(height_of(panel, width) for panel in row) for row in rows]
-    key_columns = max(1, int(columns * width // (44 + 6.5 * max((len(entry.label) for entry in key), default=0))))
+    heights = [max(height_of(panel) for panel in row) for row in rows]
+    key_columns = max(1, int(columns * WIDTH // (44 + 6.5 * max((len(entry.label) for entry in key), default=0))))
     key_height = KEY_HEIGHT * math.ceil(len(key) / key_columns)
     with matplotlib.rc_context(SETTINGS), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the reader's fonts draw the text
-        figure = Figure(figsize=(columns * width / 72, (sum(heights) + key_height) / 72))
+        figure = Figure(figsize=(columns * WIDTH / 72, (sum(heights) + key_height) / 72))
         grid = figure.add_gridspec(len(heights), columns, height_ratios=heights)
         for index, panel in enumerate(panels):
             axes = figure.add_subplot(grid[divmod(index, columns)])
@@ -189,17 +180,28 @@ def draw(
             elif isinstance(panel, HistogramPanel):
                 draw_histogram(axes, panel)
             else:
-                draw_bars(axes, panel, num_rows=(heights[index // columns] - BAR_MARGINS) / BAR_HEIGHT, width=width)
+                draw_bars(axes, panel, num_rows=(heights[index // columns] - BAR_MARGINS) / BAR_HEIGHT)
         if key:
             pairs = (pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True))
             handles = {label: handle for handle, label in pairs}
             chosen = {entry.label: plots.GREY if entry.mark == plots.GREY else entry.label for entry in key}
             known = {label: handles[name] for label, name in chosen.items() if name in handles}
             figure.legend(known.values(), known.keys(), loc="outside lower left", ncols=key_columns)
-        picture = io.StringIO()
         said = {"Title": title, "Description": " ".join(panel.describe() for panel in panels)} if title else {}
-        figure.savefig(picture, format="svg", metadata={"Date": None, "Creator": None} | said, transparent=not title)
-    return replace_control_characters(picture.getvalue(), by=" ")  # XML has no place for some
+        return {name: save(figure, name, said) for name in formats}
+
+
+def save(figure: Figure, name: str, said: Mapping[str, str]) -> bytes:
+    """Return a figure in a format."""
+    picture = io.BytesIO()
+    known = said if name != "pdf" else {key: text for key, text in said.items() if key == "Title"}
+    figure.savefig(picture, format=name, metadata={**METADATA[name], **known}, transparent=not said, dpi=DPI)
+    # XML has no place for some characters
+    return (
+        replace_control_characters(picture.getvalue().decode(), by=" ").encode()
+        if name == "svg"
+        else picture.getvalue()
+    )
 
 
 def draw_lines(axes: Axes, panel: LinePanel) -> None:
@@ -215,7 +217,7 @@ def draw_lines(axes: Axes, panel: LinePanel) -> None:
     if panel.ideal:
         ends = axes.get_xlim()
         ideal = [panel.ideal(x) for x in ends]
-        axes.plot(ends, ideal, color=PLACEHOLDERS["--muted"], linewidth=1, linestyle=DASHED, zorder=1, scalex=False)
+        axes.plot(ends, ideal, color=LIGHT["--muted"], linewidth=1, linestyle=DASHED, zorder=1, scalex=False)
         side = 0 if ideal[0] == ideal[1] else 1  # a flat one is named where fewer points lie
         where: dict[str, Any] = {"textcoords": "offset points", "ha": ("left", "right")[side]}
         axes.annotate("ideal", (ends[side], ideal[side]), ((2, -2)[side], 3), **where)
@@ -246,7 +248,7 @@ def set_x_ticks(axes: Axes, panel: LinePanel) -> None:
 
 def draw_series(axes: Axes, series: Series) -> None:
     """Draw one series with its intervals. Many points have no markers; buckets are hollow, unusable points grey too."""
-    colour = PLACEHOLDERS[f"--{plots.role_of(series.style)}"]
+    colour = LIGHT[f"--{plots.role_of(series.style)}"]
     looks: dict[str, Any] = {"linestyle": "-" if series.style < len(MARKERS) / 2 else (0, (5, 2))}
     if series.style == plots.REFERENCE:
         looks = {"linestyle": (0, (2, 2)), "marker": "" if len(series.points) > 1 else "_", "markersize": 12}
@@ -258,7 +260,7 @@ def draw_series(axes: Axes, series: Series) -> None:
     axes.plot(x, y, color=colour, linewidth=1.8, label=series.label, zorder=3, **looks)
     for point in series.points:
         if point.flaw:
-            grey: dict[str, Any] = {"color": PLACEHOLDERS["--muted"], **HOLLOW}
+            grey: dict[str, Any] = {"color": LIGHT["--muted"], **HOLLOW}
             axes.plot(point.x, point.y, MARKERS[series.style], zorder=4, **grey)
             axes.plot([], [], MARKERS[0], label=plots.GREY, **grey)
         if point.low is not None and point.high is not None:
@@ -268,7 +270,7 @@ def draw_series(axes: Axes, series: Series) -> None:
 def shade_from(axes: Axes, start: float, last: float) -> None:
     """Shade where nothing fits in memory; the region begins between the last point and the first that fails."""
     border, right = math.sqrt(start * last), 2.5 * start  # room for the words
-    axes.axvspan(border, right, color=PLACEHOLDERS["--shade"], linewidth=0, zorder=0)
+    axes.axvspan(border, right, color=LIGHT["--shade"], linewidth=0, zorder=0)
     middle = math.sqrt(border * right)
     axes.annotate("out of\nmemory", (middle, 0.5), xycoords=("data", "axes fraction"), ha="center", va="center")
     axes.set_xlim(right=right)
@@ -280,20 +282,20 @@ def draw_histogram(axes: Axes, panel: HistogramPanel) -> None:
     edges = np.linspace(panel.low - margin, panel.high + margin, len(panel.counts) + 1)
     heights = np.maximum(panel.counts, MIN_COUNT)
     axes.set_yscale("log")
-    axes.stairs(heights, edges, baseline=MIN_COUNT, fill=True, color=PLACEHOLDERS["--s0"], linewidth=0)
+    axes.stairs(heights, edges, baseline=MIN_COUNT, fill=True, color=LIGHT["--s0"], linewidth=0)
     lines: list[tuple[float, str, str, Any]] = [(end, "3 sigma", "--s1", DASHED) for end in panel.three_sigma]
     lines.append((panel.largest, f"largest {format_figure(panel.largest)}", "--fg", "-"))
     for x, _, role, dashes in lines:
-        axes.axvline(x, color=PLACEHOLDERS[role], linewidth=1.2, linestyle=dashes)
+        axes.axvline(x, color=LIGHT[role], linewidth=1.2, linestyle=dashes)
     middle = sum(axes.get_xlim()) / 2
     for (x, text, role, _), height in zip(lines[-2:], (1, 0.8), strict=True):
         axes.annotate(
             *(text, (x, height), (3 if x < middle else -3, 0), ("data", "axes fraction"), "offset points"),
             ha="left" if x < middle else "right",
             va="top",
-            color=PLACEHOLDERS[role],
+            color=LIGHT[role],
             fontsize=FONT_SIZE - 1,
-            bbox={"facecolor": PLACEHOLDERS["--bg"], "edgecolor": "none", "pad": 1},
+            bbox={"facecolor": LIGHT["--bg"], "edgecolor": "none", "pad": 1},
         )
     axes.set_ylim(MIN_COUNT, MIN_COUNT * (max(heights) / MIN_COUNT) ** 1.35)  # room for the words
     axes.yaxis.set_major_locator(LogLocator(numticks=4))
@@ -302,7 +304,7 @@ def draw_histogram(axes: Axes, panel: HistogramPanel) -> None:
     axes.locator_params(axis="x", nbins=MAX_TICKS)
 
 
-def draw_bars(axes: Axes, panel: BarPanel, num_rows: float, width: int) -> None:
+def draw_bars(axes: Axes, panel: BarPanel, num_rows: float) -> None:
     """Draw bars that are split by part, each with its name and its whole time above it, and room for `num_rows`.
 
     A part that has room for its name has it inside. Hatches tell parts apart in a print without colours.
@@ -310,22 +312,22 @@ def draw_bars(axes: Axes, panel: BarPanel, num_rows: float, width: int) -> None:
     left = np.zeros(len(panel.bars))
     inside: dict[str, Any] = {"fontsize": FONT_SIZE - 1, "fontweight": "bold"}
     for part, shares in panel.parts.items():
-        colour = PLACEHOLDERS[f"--{plots.role_of(panel.styles[part])}"]
-        looks: dict[str, Any] = {"height": 0.42, "edgecolor": PLACEHOLDERS["--bg"], "linewidth": 0.8}
+        colour = LIGHT[f"--{plots.role_of(panel.styles[part])}"]
+        looks: dict[str, Any] = {"height": 0.42, "edgecolor": LIGHT["--bg"], "linewidth": 0.8}
         looks["hatch"] = HATCHES[panel.styles[part]]
         names = [name for name in (part, panel.short.get(part)) if name]
         starts = np.where(np.asarray(shares) < 0, 0, left)
         axes.barh(range(len(panel.bars)), shares, left=starts, color=colour, label=part, **looks)
         for row, share in enumerate(shares):
             texts = (f"{name} {100 * share:.0f} %" for name in names)
-            if text := next((text for text in texts if BOLD_CHAR_PX * len(text) < share * (width - 40)), ""):
+            if text := next((text for text in texts if BOLD_CHAR_PX * len(text) < share * (WIDTH - 40)), ""):
                 middle = (starts[row] + share / 2, row)
                 ground = {"facecolor": colour, "edgecolor": "none", "pad": 0.5}
-                axes.annotate(text, middle, ha="center", va="center", color=PLACEHOLDERS["--bg"], bbox=ground, **inside)
+                axes.annotate(text, middle, ha="center", va="center", color=LIGHT["--bg"], bbox=ground, **inside)
         left += np.maximum(shares, 0)
     above: dict[str, Any] = {"xytext": (0, 3), "va": "bottom", "textcoords": "offset points", "fontsize": FONT_SIZE - 1}
     for row, (bar, total) in enumerate(zip(panel.bars, panel.totals_ms, strict=True)):
-        axes.annotate(bar, (0, row - 0.19), color=PLACEHOLDERS["--fg"], **above)
+        axes.annotate(bar, (0, row - 0.19), color=LIGHT["--fg"], **above)
         axes.annotate(f"{format_figure(total)} ms", (1, row - 0.19), ha="right", **above)
     lowest = min((share for shares in panel.parts.values() for share in shares), default=0)
     axes.set(

@@ -6,10 +6,8 @@ lead to places on it, or hold a file. The packages of pages and plots may be mis
 
 import base64
 import errno
-import functools
 import hashlib
 import importlib
-import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +23,6 @@ from pipeline.figures.comparability import gpu_model
 from pipeline.figures.intervals import MIN_COVERAGE
 from pipeline.figures.loader import MAX_DATA_SHARE
 from pipeline.figures.pooling import group_pairs
-from pipeline.plan.axes import AXES
 from pipeline.plan.point_label import (
     NAMING_AXES,
     Terms,
@@ -36,12 +33,12 @@ from pipeline.plan.point_label import (
     models_of,
     varying_axes,
 )
-from pipeline.plan.spec import peak_learning_rate
+from pipeline.plan.spec import without_repeat
 from pipeline.records.outcomes import CollectedOutcomes, PointOutcome
 from pipeline.report import first_screen
 from pipeline.report.collected import CollectedExperiment
 from pipeline.report.cost import ENDING_WORDS
-from pipeline.report.display import MAX_ROWS, ON_PAGE, display_tables, name_texts, named_axes
+from pipeline.report.display import MAX_ROWS, ON_PAGE, display_tables, name_texts
 from pipeline.report.files import csv_text
 from pipeline.report.int8 import int8_plots
 from pipeline.report.link import bandwidth_plots
@@ -92,14 +89,21 @@ GLOSSARY = (
 )
 MAX_LINK_BYTES = 200_000  # of a CSV file that the page holds
 MAX_PAGE_BYTES = 100_000_000  # of a page that an earlier run wrote
-PLOT_FILES = ("q[1-4]*.svg", "int8*.svg")  # the plots in a folder that earlier runs wrote
+PLOT_FILE = re.compile(r"(q[1-4]|int8).*\.(svg|pdf|png)")  # a plot that this or an earlier run wrote
 
 
 class Pages:
     """Writes report.html of each experiment, and the index at the end. Says once what package is missing."""
 
-    def __init__(self, root: Path, has_index: bool, title: str = "", author: str = "") -> None:
-        self.root, self.has_index = root, has_index
+    def __init__(
+        self,
+        root: Path,
+        has_index: bool,
+        title: str = "",
+        author: str = "",
+        formats: Sequence[str] = ("svg",),
+    ) -> None:
+        self.root, self.has_index, self.formats = root, has_index, formats  # of the plots as files
         self.head = {"own_title": title, "author": author}
         self.entries: list[dict[str, Any]] = []
         self.written: dict[str, Path] = {}  # by the name of the experiment
@@ -117,9 +121,10 @@ class Pages:
         plots = build_plots(PlotSource(found.tables, collected.outcomes, collected.terms))
         said = describe_experiment(name, found) | self.head
         said["inputs_digest"] = digest_inputs(name, found, logs, self.head)
-        if not is_current(folder, plots, said["inputs_digest"]):
+        files_of_plots = [f"{plot.name}.{suffix}" for plot in plots for suffix in self.formats]
+        if not is_current(folder, files_of_plots, said["inputs_digest"]):
             has_plots = not plots or self.can_import("pipeline.report.draw", "no plots in report.html")
-            drawn = write_plots(folder / PLOTS_FOLDER, plots) if has_plots else []
+            drawn = write_plots(folder / PLOTS_FOLDER, plots, self.formats) if has_plots else []
             hero = next((part for name in HERO_PLOTS for part in drawn if part.plot.name == name), None)
             sections = build_sections(found, said["answers"], [part for part in drawn if part is not hero])
             fates = list_fates(shown_outcomes(collected.outcomes), folder, logs)
@@ -174,13 +179,13 @@ def digest_inputs(name: str, found: CollectedExperiment, logs: Mapping[str, Path
     return hashlib.sha256(msgspec.json.encode(inputs)).hexdigest()
 
 
-def is_current(folder: Path, plots: Iterable[Plot], inputs_digest: str) -> bool:
-    """True if the page, which is written after its plots, was made of these inputs, and every plot is there."""
+def is_current(folder: Path, plots: Iterable[str], inputs_digest: str) -> bool:
+    """True if the page, which is written after its plots, was made of these inputs, and every plot's file is there."""
     try:
         page = files.read_bounded(folder / REPORT_NAME, MAX_PAGE_BYTES)
     except files.UnreadableFile:
         return False
-    drawn = all((folder / PLOTS_FOLDER / f"{plot.name}.svg").is_file() for plot in plots)
+    drawn = all((folder / PLOTS_FOLDER / name).is_file() for name in plots)
     return drawn and f'content="{inputs_digest}"'.encode() in page
 
 
@@ -192,23 +197,25 @@ def build_plots(source: PlotSource) -> list[Plot]:
     return [name_texts(plot, source.terms) for plot in found if plot.panels]
 
 
-def write_plots(folder: Path, plots: Sequence[Plot]) -> "list[RenderedPlot]":
+def write_plots(folder: Path, plots: Sequence[Plot], formats: Sequence[str]) -> "list[RenderedPlot]":
     """Write the plots, remove those of an earlier run, and return them. Raises OSError, also if the folder is a link.
 
     Without plots matplotlib is not imported.
     """
-    drawn = []
+    drawn, written = [], {}
     if folder.is_symlink():
         raise OSError(errno.ELOOP, f"{folder.name} is a link", str(folder))
     if plots:
-        from pipeline.report.draw import render_plot
+        from pipeline.report.draw import render_files, render_plot
 
         files.make_folder(folder)
         drawn = [render_plot(plot) for plot in plots]
-    for rendered in drawn:
-        files.replace_file_atomically(folder / f"{rendered.plot.name}.svg", rendered.file)
-    for path in itertools.chain.from_iterable(map(folder.glob, PLOT_FILES)):
-        if path.stem not in {plot.name for plot in plots}:
+        found = ((plot.name, render_files(plot, formats)) for plot in plots)
+        written = {f"{name}.{suffix}": content for name, own in found for suffix, content in own.items()}
+    for name, content in written.items():
+        files.replace_file_atomically(folder / name, content)
+    for path in folder.glob("*.*"):
+        if PLOT_FILE.fullmatch(path.name) and path.name not in written:
             path.unlink()
     return drawn
 
@@ -349,11 +356,10 @@ def printable(value: Any) -> Any:
 
 
 def shown_outcomes(outcomes: Sequence[PointOutcome]) -> Sequence[PointOutcome]:
-    """Return the points that the page lists. Of more than MAX_ROWS points it leaves out ok ones."""
+    """Return the first MAX_ROWS points; of more those that are not ok come first."""
     if len(outcomes) <= MAX_ROWS:
         return outcomes
-    ok = [outcome for outcome in outcomes if outcome.status == "ok"]
-    return [*(outcome for outcome in outcomes if outcome.status != "ok"), *ok[:MAX_ROWS]]
+    return sorted(outcomes, key=lambda outcome: outcome.status == "ok")[:MAX_ROWS]
 
 
 def list_fates(outcomes: Sequence[PointOutcome], folder: Path, logs: Mapping[str, Path]) -> list[dict[str, Any]]:
@@ -384,39 +390,15 @@ def list_fates(outcomes: Sequence[PointOutcome], folder: Path, logs: Mapping[str
 
 
 def point_links(outcomes: Sequence[PointOutcome]) -> Callable[[Row], str]:
-    """Return a function for the address on the page of the point that a table row stands for; "" if there is none.
-
-    The learning rate of a row is that of its point, or its peak where remedies change it.
-    """
-
-    @functools.cache
-    def by_values(axes: tuple[str, ...]) -> dict[tuple[str, ...], list[PointOutcome]]:
-        pairs = []
-        for outcome in outcomes:
-            spec = msgspec.structs.asdict(outcome.spec)
-            peak = spec | {"learning_rate": peak_learning_rate(outcome.spec)}
-            pairs += [(values, outcome) for values in {axis_values(spec, axes), axis_values(peak, axes)}]
-        return group_pairs(pairs)
+    """Return a function for the address on the page of the first run of a table row; "" if there is none."""
+    by_point = group_pairs((without_repeat(outcome.spec), outcome) for outcome in outcomes)
 
     def link_of(row: Row) -> str:
-        wanted = {"remedies": []} | named_axes(row)
-        gpu = wanted.pop("gpu", None) or ""
-        wanted.pop("unit", None)
-        axes = tuple(wanted)
-        if not {*axes} <= {*AXES}:  # a row of sweeps is of no point
-            return ""
-        matches = by_values(axes).get(axis_values(wanted, axes), [])
-        records = [outcome.record for outcome in matches if outcome.record]
-        records = [record for record in records if gpu_model(record) in ("", gpu)] or records
-        found = [record.run_id for record in records] or [outcome.spec.run_id() for outcome in matches]
-        return f"#{found[0]}" if found else ""
+        runs = by_point.get(row.spec, []) if row.spec else []
+        own = [run for run in runs if run.record and gpu_model(run.record) == row.axes["gpu"]] or runs
+        return f"#{own[0].spec.run_id()}" if own else ""
 
     return link_of
-
-
-def axis_values(point: Mapping[str, Any], axes: Sequence[str]) -> tuple[str, ...]:
-    values = (point[axis] for axis in axes)
-    return tuple(repr(list(value) if isinstance(value, tuple) else value) for value in values)
 
 
 def address_of(path: Path, folder: Path) -> str:

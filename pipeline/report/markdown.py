@@ -7,20 +7,20 @@ from collections.abc import Sequence
 import msgspec
 
 from pipeline.figures.pooling import group_pairs
-from pipeline.figures.stopping_rule import MAX_TIME_HALF_WIDTH
 from pipeline.plan import point_label
-from pipeline.plan.point_label import EFFORT_AXES, NAMING_AXES, describe_point, varying_axes
+from pipeline.plan.point_label import Terms
 from pipeline.records.outcomes import CollectedOutcomes, PointOutcome
 from pipeline.report.display import MAX_WIDTH, DisplayOptions, DisplayTable, display_tables
 from pipeline.report.provenance import describe_provenance
 from pipeline.report.questions import Answer, answers_of, not_asked
-from pipeline.report.table import Row, Tables
-from pipeline.system.errors import pluralize, replace_control_characters
+from pipeline.report.table import Tables
+from pipeline.system.errors import pluralize, replace_control_characters, shorten_list
 
 UNSAFE_CHARACTERS = re.compile(r"[|<>`\[\]\\]")
 BLOCK_START = re.compile(r"(#{1,6}(?=\s|$)|[-+*](?=\s|$)|>|=+\s*$|-+\s*$|~{3}|[-*_][-*_\s]+$)")
 UNBROKEN = re.compile(r"(?<!\\)`[^`]*`|\bn = \d|\d %| (?=\+ )")  # a command, n, per cent, a sum: on one line
 NUMBERED = re.compile(r"(\d{1,9})(?=[.)](?:\s|$))")
+MAX_SIZES = 10  # of batches that ran out of memory
 MAX_GAPS = 10  # points without a result that are listed
 
 
@@ -41,12 +41,12 @@ def render_experiment(
     if options.only:
         return "\n\n".join([title, *(shown or [f"No rows of {options.only}."])]) + "\n"
     parts = [title, render_answers(answers_of(tables, collected.terms))]
-    parts += [render_coverage(collected), *render_precision(tables)]
+    parts.append(render_coverage(collected))
     parts.append(wrap(escape_markdown(describe_provenance(collected.records))))
     parts += [f"What each column means: [docs/words.md]({words})."] if words and shown else []
     parts += shown
-    if tables["oom"] and not options.is_full:
-        parts.append(point_label.in_terms(render_oom(tables["oom"]), collected.terms))
+    if lost := describe_oom(tables, collected.terms):
+        parts.append(f"Out of memory: {lost}.")
     if collected.notes:
         parts.append("Files left out:\n\n" + "\n".join(wrap(escape_markdown(note), "- ") for note in collected.notes))
     return "\n\n".join(parts) + "\n"
@@ -105,22 +105,6 @@ def list_gaps(outcomes: Sequence[PointOutcome], width: int) -> list[str]:
     return gaps
 
 
-def render_precision(tables: Tables) -> list[str]:
-    """Return a line that counts the points whose time has a narrow interval; no line if no point has an interval."""
-    weak = [row for row in tables["Q2"] if row["scaling"] == "weak"]
-    timed: dict[str, Sequence[Row]] = {"epoch": weak, "step": [*tables["communication"], *tables["split"]]}
-    said = []
-    for time, rows in timed.items():
-        known = [row["noise_floor"] for row in rows if row["noise_floor"] is not None]
-        narrow = sum(floor <= MAX_TIME_HALF_WIDTH for floor in known)
-        said += [f"{narrow} of {len(known)} {time} times"] if known else []
-    if not said:
-        return []
-    known_within = f"known within ± {100 * MAX_TIME_HALF_WIDTH:.0f} % of the median"
-    counts = f"Of the rows with an interval {' and '.join(said)} are {known_within}."
-    return [wrap(f"{counts} At n = 1 an interval covers one run only.")]
-
-
 def render_table(table: DisplayTable) -> str:
     """Return one table with its heading, the table itself, its remarks and its footnotes."""
     import tabulate  # not at the top: --help of collect and compare answers without it
@@ -152,14 +136,14 @@ def escape_start(line: str) -> str:
     return f"{numbered[1]}\\{line[numbered.end() :]}" if numbered else line
 
 
-def render_oom(rows: Sequence[Row]) -> str:
-    axes = [*NAMING_AXES, *varying_axes([row.axes for row in rows], (*NAMING_AXES, *EFFORT_AXES))]
-    lines = []
-    for row in rows:
-        probe = f", probe of {row['max_steps']} steps" if row["max_steps"] else ""
-        where = describe_point(row.axes, [axis for axis in row.axes if axis in axes])
-        lines.append(wrap(f"{where}{probe}: OOM ({escape_markdown(row['reason'])})", "- "))
-    return "\n\n".join(["## Out of memory", "\n".join(lines)])
+def describe_oom(tables: Tables, terms: Terms) -> str:
+    """Return the batch sizes that ran out of memory, by number of GPUs."""
+    pairs = ((row["num_gpus"], row["batch_size_per_gpu"]) for row in tables["oom"])
+    said = "; ".join(
+        f"{shorten_list([f'{size:,}' for size in sorted(set(own))], MAX_SIZES)} per $GPU on {pluralize(count, '$GPU')}"
+        for count, own in sorted(group_pairs(pairs).items())
+    )
+    return point_label.in_terms(said, terms)
 
 
 def escape_markdown(text: str) -> str:

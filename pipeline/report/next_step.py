@@ -4,7 +4,6 @@ A rule names a change only if no measurement of the experiment contradicts it: w
 it must be faster. All functions are pure. Shares are of a point's time.
 """
 
-import bisect
 import itertools
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -27,10 +26,7 @@ from pipeline.figures.exposed_communication import (
 from pipeline.figures.intervals import Estimate
 from pipeline.figures.links import link_problems
 from pipeline.figures.loader import MAX_DATA_SHARE, longest_data_share
-from pipeline.figures.pooling import (
-    PooledPoint,
-    median_window_s,
-)
+from pipeline.figures.pooling import PooledPoint, group_pairs, median_window_s
 from pipeline.figures.straggler import MIN_LATE_SHARE, find_late_rank
 from pipeline.plan.axes import STRATEGY_AXES
 from pipeline.plan.model_names import is_image_model
@@ -248,28 +244,22 @@ class Tried(NamedTuple):
     time_s: float | None = None
     is_oom: bool = False
 
-    def beside(self, other: "Tried") -> "Tried":
-        """Return what is known of the points of both."""
-        times_s = [time_s for time_s in (self.time_s, other.time_s) if time_s is not None]
-        return Tried(min(times_s, default=None), self.is_oom or other.is_oom)
-
 
 class Found:
     """The evidence of the points of an experiment, indexed: the next step of each needs a look-up, no pass over all."""
 
     def __init__(self, found: Sequence[Evidence]) -> None:
-        changes = {BATCH: None} | {change: None for rule in RULES for change in rule.changes}
-        self._tried = {change: index_change(change, found) for change in changes}
+        changes = dict.fromkeys([BATCH, *(change for rule in RULES for change in rule.changes)])
+        self._alike = {change: group_pairs((alike(change, own.point), own) for own in found) for change in changes}
         on_one = (own for own in reversed(found) if own.point.spec.num_gpus == 1 and own.time_s)
         self._on_one = {(own.point.gpu, alike_key(own.point.spec, BASELINE_MAY_DIFFER)): own for own in on_one}
-        self._batch_times = index_batches(found)
-        self._batch_times_alone = index_batches([own._replace(compute_time_s=own.alone_time_s) for own in found])
 
     def tried(self, change: Change, own: PooledPoint) -> Tried:
         """Return what is known of the points that have this change, and are alike but for that and their length."""
-        ranks, results = self._tried[change].get(alike(change, own), NO_RESULTS)
-        place = bisect.bisect_right(ranks, change.rank(own.spec))
-        return results[place] if place < len(ranks) else Tried()
+        others = self._alike[change].get(alike(change, own), [])
+        made = [other for other in others if change.is_made(own.spec, other.point.spec)]
+        times_s = [other.time_s for other in made if other.time_s is not None]
+        return Tried(min(times_s, default=None), any(other.point.status == "oom" for other in made))
 
     def baseline(self, own: PooledPoint) -> Evidence | None:
         """Return the first alike point on one GPU that has a time."""
@@ -280,42 +270,15 @@ class Found:
 
         With `is_alone` that of the bare model on one GPU.
         """
-        sizes, times_s = (self._batch_times_alone if is_alone else self._batch_times).get(alike(BATCH, own), NO_TIMES)
-        place = bisect.bisect_left(sizes, MIN_BATCH_RATIO * own.spec.batch_size_per_gpu)
-        return (sizes[place] / own.spec.batch_size_per_gpu, times_s[place]) if place < len(sizes) else None
-
-
-NO_RESULTS: tuple[list[int], list[Tried]] = [], []
-NO_TIMES: tuple[list[int], list[float]] = [], []
+        others = self._alike[BATCH].get(alike(BATCH, own), [])
+        times_s = ((other.point.spec, other.alone_time_s if is_alone else other.compute_time_s) for other in others)
+        ratios = ((spec.batch_size_per_gpu / own.spec.batch_size_per_gpu, time_s) for spec, time_s in times_s)
+        return min(((ratio, time_s) for ratio, time_s in ratios if time_s and ratio >= MIN_BATCH_RATIO), default=None)
 
 
 def alike(change: Change, point: PooledPoint) -> tuple[object, ...]:
     """Return the key of the points that differ in the axes of a change and in how long they ran alone."""
     return point.gpu, alike_key(point.spec, (*EFFORT_AXES, change.axis, *change.others))
-
-
-def index_change(change: Change, found: Sequence[Evidence]) -> dict[object, tuple[list[int], list[Tried]]]:
-    """Return, by the key of `alike`, the ranks of a change in rising order, and what is known from each of them on."""
-    groups: dict[object, dict[int, Tried]] = {}
-    for own in found:
-        by_rank, rank = groups.setdefault(alike(change, own.point), {}), change.rank(own.point.spec)
-        by_rank[rank] = by_rank.get(rank, Tried()).beside(Tried(own.time_s, own.point.status == "oom"))
-    index = {}
-    for key, by_rank in groups.items():
-        ranks = sorted(by_rank)
-        from_last = itertools.accumulate((by_rank[rank] for rank in reversed(ranks)), Tried.beside)
-        index[key] = ranks, [*from_last][::-1]
-    return index
-
-
-def index_batches(found: Sequence[Evidence]) -> dict[object, tuple[list[int], list[float]]]:
-    """Return, by the key of `alike`, the batch sizes in rising order, and the computation of a sample at each."""
-    groups: dict[object, dict[int, float]] = {}
-    for own in found:
-        if own.compute_time_s is not None:
-            times_s, size = groups.setdefault(alike(BATCH, own.point), {}), own.point.spec.batch_size_per_gpu
-            times_s[size] = min(own.compute_time_s, times_s.get(size, own.compute_time_s))
-    return {key: (sorted(times_s), [times_s[size] for size in sorted(times_s)]) for key, times_s in groups.items()}
 
 
 def advise(own: Evidence, found: Found) -> Advice | None:

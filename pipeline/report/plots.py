@@ -168,14 +168,13 @@ Panel = LinePanel | BarPanel | HistogramPanel
 
 
 class Plot(NamedTuple):
-    """One plot: panels that share a key. `name` is the name of its file. The page folds up plots without `is_main`."""
+    """One plot: panels that share a key. `name` is the name of its file."""
 
     name: str
     question: str
     title: str
     panels: tuple[Panel, ...]
     note: str = ""
-    is_main: bool = True
 
     def key(self) -> list[KeyEntry]:
         """Return entries for series, parts and grey markers. The title names a single series, so it has no entry."""

@@ -29,23 +29,16 @@ FIELDS = {
     "model source": "model_digest",
     "stated by": "source",
 }
-DETAILS = ("CUDA", "Python", "pipeline")  # not in the sentence
 MAX_LISTED = 2  # models in the line on top of a page
 MAX_DIGITS = {"commit": 20, "source": 12, "model commit": 20, "model source": 12}  # of a digest in the sentence
 
 
 def describe_provenance(records: Iterable[Record]) -> str:
-    """Return the sentence of report.md: training, hardware, precision and versions. It names all values that occur."""
+    """Return the sentence of report.md: all that the page lists."""
     found = [record for record in records if is_result(record)]
     if not found:
         return "From no record: nothing was measured."
-    stated = {label: value for label, value in list_provenance(found).items() if label not in DETAILS}
-    if "GPU" in stated or not any(record.measured for record in found):
-        stated.pop("CPU", None)
-        stated.setdefault("GPU", NOT_STATED)
-    if not any(record.measured for record in found):
-        stated["versions"] = NOT_STATED
-    facts = "; ".join(" ".join(pair) for pair in stated.items())
+    facts = "; ".join(" ".join(pair) for pair in list_provenance(found).items())
     return f"From {pluralize(len(found), 'record')}: {facts}. Medians over n runs."
 
 
@@ -100,7 +93,9 @@ def describe_setting(records: Iterable[Record]) -> list[str]:
     on_cpu = "CPU process" if counts == {1} else "CPU processes"
     is_on_cpu = all(record.spec.device == "cpu" for record in found)
     processors = (
-        on_cpu if is_on_cpu else hardware_of(found) or ("GPU not stated" if counts == {1} else "GPUs not stated")
+        on_cpu
+        if is_on_cpu
+        else hardware_of(found) or f"GPU{'s' if max(counts) > 1 else ''} of a model that is not stated"
     )
     nodes = sorted({node for place in places for node in place.nodes})
     commits = sorted({place.git_commit[:7] for place in places if place.git_commit})

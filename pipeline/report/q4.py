@@ -365,7 +365,7 @@ def final_accuracy_plots(source: PlotSource) -> Iterator[Plot]:
         is_partial = TIMES in panels and any(row["num_timed"] < row["n"] for row in tested)
         note = " ".join(filter(None, (SEEDS_NOTE.format(what), SOME_TIMES_NOTE if is_partial else "", left_out)))
         title = as_title(f"{' and '.join(panels)}, by batch size")
-        yield Plot("q4-batch-size", "Q4", title, tuple(panels.values()), note, is_main=False)
+        yield Plot("q4-batch-size", "Q4", title, tuple(panels.values()), note)
 
 
 def first_known(columns: Sequence[Column], rows: Sequence[Row]) -> Column:
@@ -391,41 +391,31 @@ def remedy_groups(rows: Sequence[Row]) -> tuple[dict[str, list[Row]], str]:
 
 
 def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
-    """Yield Q4 during training. With remedies there is a plot for each batch size, the largest first, else one plot.
+    """Yield Q4 during training. With remedies it is of one batch size, beside the baseline.
 
-    Runs longer than the shortest of their batch size have a plot of their own. All but one are folded up: the first
-    whose best accuracy is not below INFORMATIVE of the best, since the lines of the others are flat.
+    That is the largest whose best accuracy is not below INFORMATIVE of the best, since the lines of the others are
+    flat; of it the shortest runs are shown.
     """
     rows = [row for row in source.tables["Q4"] if row["epoch"] is not None]
     column = first_known((TEST_ACCURACY, MERIT, TRAINING_ACCURACY), rows)
     known = [row for row in rows if row[column.key] is not None]
     curves = group_pairs((repr(row.axes), row) for row in known).values()
     rows = [row for curve in curves if len(curve) >= MIN_EPOCHS for row in curve]
-    remedied = sorted({row[BATCH] for row in rows if row["remedies"]}, reverse=True)
-    if rows and not remedied:
-        groups, note = plots.group_series(rows, "epoch")
-        panels = accuracy_panels(groups, column, remedy_sets(rows))
-        what = MERIT.heading if column is MERIT else "accuracy"
-        yield Plot("q4", "Q4", f"{as_title(what)} of training", panels, note)
-    shows_main = False
-    sets, reference = remedy_sets(rows), baseline_curve(source, rows)
-    best = max((row[column.key] for row in rows), default=0)
-    for batch in remedied:
-        by_length = group_pairs((int(row.axes.get("epochs", 0)), row) for row in rows if row[BATCH] == batch)
-        shortest = by_length.pop(min(by_length))
-        compared = [row for row in reference if row[BATCH] != batch]
-        for own, longer in ((shortest, ""), ([row for length in by_length.values() for row in length], "longer")):
-            if own:
-                first = ("remedies", "epochs") if longer else ("remedies",)
-                groups, left_out = plots.group_series(own, "epoch", first)
-                name = "-".join(filter(None, ("q4", "" if batch == remedied[0] else str(batch), longer)))
-                for_longer = " for longer" if longer else ""
-                title = f"Accuracy with {batch:,} $images a step{for_longer}"
-                panels = accuracy_panels(groups, column, sets, compared)
-                note = f"Medians over the seeds. {left_out}".rstrip()
-                is_main = not shows_main and max(row[column.key] for row in own) >= INFORMATIVE * best
-                shows_main |= is_main
-                yield Plot(name, "Q4", title, panels, note, is_main)
+    if not rows:
+        return
+    sizes, best = {row[BATCH] for row in rows if row["remedies"]}, max(row[column.key] for row in rows)
+    told = {row[BATCH] for row in rows if row[BATCH] in sizes and row[column.key] >= INFORMATIVE * best}
+    batch = max(told or sizes, default=None)
+    title = f"{as_title(MERIT.heading if column is MERIT else 'accuracy')} of training"
+    shown, compared, first = rows, list[Row](), tuple[str, ...]()
+    if batch:
+        own = group_pairs((int(row.axes.get("epochs", 0)), row) for row in rows if row[BATCH] == batch)
+        shown, first = own[min(own)], ("remedies",)
+        compared = [row for row in baseline_curve(source, rows) if row[BATCH] != batch]
+        title = f"Accuracy with {batch:,} $images a step"
+    groups, left_out = plots.group_series(shown, "epoch", first)
+    note = f"Medians over the seeds. {left_out}" if batch else left_out
+    yield Plot("q4", "Q4", title, accuracy_panels(groups, column, remedy_sets(rows), compared), note.rstrip())
 
 
 def baseline_curve(source: PlotSource, rows: Sequence[Row]) -> list[Row]:

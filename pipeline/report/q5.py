@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pipeline.figures.intervals import Estimate, ends_of, estimate, median_interval
+from pipeline.figures.intervals import Estimate, estimate, median_interval
 from pipeline.figures.notes import OF_BASELINE
 from pipeline.figures.pooling import group_pairs
 from pipeline.figures.scaling import BASELINE_RUNS, NO_DIFFERENCE
@@ -30,6 +30,7 @@ from pipeline.report.claims import (
     is_shown_slower,
     name_ties,
     not_told_apart,
+    sample_time,
 )
 from pipeline.report.next_step import limit_words
 from pipeline.report.table import Row, Tables
@@ -104,16 +105,9 @@ def make_choices(rows: Sequence[Row]) -> list[Choice]:
 
 def rivals_of(best: Choice, choices: Iterable[Choice]) -> list[Choice]:
     """Return the other configurations whose interval meets that of the one with the shortest time."""
-    _, end_s = sample_ends(best)
-    lows = ((other, sample_ends(other)[0]) for other in choices if other is not best)
+    end_s = sample_time(best.row).high
+    lows = ((other, sample_time(other.row).low) for other in choices if other is not best)
     return [other for other, low_s in lows if end_s is not None and low_s is not None and low_s <= end_s]
-
-
-def sample_ends(choice: Choice) -> tuple[float | None, float | None]:
-    """Return the ends of the time of a sample, over all repeats."""
-    samples = choice.row.axes.get("num_samples") or 1
-    low, high = ends_of(choice.row["epoch_time_s"])
-    return (None if low is None else low / samples), (None if high is None else high / samples)
 
 
 def choose(choices: Sequence[Choice]) -> Choice:

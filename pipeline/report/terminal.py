@@ -16,14 +16,14 @@ from pipeline.report.claims import NO_RESULT, Tile
 from pipeline.report.collected import CollectedExperiment
 from pipeline.report.columns import EPOCH_TIME, GLOBAL_BATCH, SPEEDUP
 from pipeline.report.display import MAX_WIDTH, STATUS_WORDS, DisplayColumn, DisplayOptions, DisplayTable, display_tables
-from pipeline.report.markdown import escape_markdown, list_gaps, name_source, render_coverage, wrap
+from pipeline.report.markdown import describe_oom, escape_markdown, list_gaps, name_source, render_coverage, wrap
 from pipeline.report.provenance import conditions_of, describe_setting
 from pipeline.report.questions import TOPICS, Answer, not_asked
 from pipeline.report.table import AXIS_HEADINGS, Row, Rows, Tables
-from pipeline.system.errors import pluralize, shorten_list
+from pipeline.system.errors import pluralize
 
 MAX_ROWS = 16  # of a table
-MAX_LISTED = 10  # files that were left out, and batch sizes
+MAX_LISTED = 10  # files that were left out
 BRIEF_LINES = 17
 MIN_ROWS = 3  # of a brief text's table, however long the answers are
 MIN_ANSWER = 60  # characters of an answer that has an interval beside it, among several experiments
@@ -60,22 +60,14 @@ def summarize(name: str, found: CollectedExperiment, answers: Sequence[Answer], 
     stated = conditions_of(outcome.spec for outcome in collected.outcomes).values()
     conditions = [condition for condition in stated if condition != "eager"]  # which goes without saying
     path = str(page or existing_report(found) or found.experiment.folder)
-    return Summary(name_source(name, collected), tiles, conditions, counts, describe_oom(found), path)
+    return Summary(
+        name_source(name, collected), tiles, conditions, counts, describe_oom(found.tables, found.collected.terms), path
+    )
 
 
 def existing_report(found: CollectedExperiment) -> Path | None:
     """Return report.md; None if it was never written."""
     return found.experiment.report if found.experiment.report.exists() else None
-
-
-def describe_oom(found: CollectedExperiment) -> str:
-    """Return the batch sizes that ran out of memory, by number of GPUs."""
-    pairs = ((row["num_gpus"], row["batch_size_per_gpu"]) for row in found.tables["oom"])
-    said = "; ".join(
-        f"{shorten_list([f'{size:,}' for size in sorted(set(own))], MAX_LISTED)} per $GPU on {pluralize(count, '$GPU')}"
-        for count, own in sorted(group_pairs(pairs).items())
-    )
-    return in_terms(said, found.collected.terms)
 
 
 def render_experiment(
@@ -89,7 +81,7 @@ def render_experiment(
     lines += [*answer_lines(answers, width), *gap, *unescape(render_coverage(collected, width)).splitlines()]
     for table in main_tables(found, {}):
         lines += [*gap, cut(f"## {table.heading}", width), *gap, *table_lines(table, MAX_ROWS, width, collected.terms)]
-    if said := describe_oom(found):
+    if said := describe_oom(found.tables, found.collected.terms):
         lines += [*gap, *fold(f"Out of memory: {said}.", width)]
     if collected.notes:
         left_out = (line for note in collected.notes[:MAX_LISTED] for line in fold(note, width, "- "))

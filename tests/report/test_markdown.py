@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from factories import (
+    assert_says,
     make_measurement,
     make_record,
     make_spec,
@@ -26,13 +27,12 @@ from pipeline.report.markdown import (
     escape_markdown,
     render_answers,
     render_coverage,
-    render_precision,
     wrap,
 )
 from pipeline.report.memory import ALL_FIT, LARGEST_FITTING
 from pipeline.report.provenance import list_provenance
 from pipeline.report.questions import Answer
-from pipeline.report.table import Row, Tables
+from pipeline.report.table import Row
 from pipeline.report.tables import TABLES
 
 EVIL = (
@@ -190,11 +190,11 @@ def on(gpu: str, spec: Spec) -> Record:
             ],
             {},
             [
-                "- single 1 GPU, 65,536 per GPU, probe of 3 steps: OOM (out of GPU memory)",
+                "Out of memory: 65,536 per GPU on 1 GPU.",
                 "From 1 record: training resnet18",
             ],
             [],
-            id="the probe that ran out of memory, and where it did",
+            id="the probe that ran out of memory",
         ),
         pytest.param(
             [
@@ -268,13 +268,10 @@ def test_the_report_says(found: list[Record], others: dict[str, Any], words: lis
     assert_said_once(report(*found, **others), *words, never=never)
 
 
-def test_points_out_of_memory_are_told_apart() -> None:
-    found = [make_record(make_spec(precision=name), status="oom", reason="full") for name in ("fp32", "bf16")]
-    listed = report(*found).split("## Out of memory")[1]
-    assert [line for line in listed.splitlines() if line] == [
-        "- single 1 GPU, 128 per GPU, fp32: OOM (full)",
-        "- single 1 GPU, 128 per GPU, bf16: OOM (full)",
-    ]
+def test_what_ran_out_of_memory_is_said_by_batch_size_and_each_row_has_the_reason() -> None:
+    found = [make_record(make_spec(precision=name), status="oom", reason=f"full {name}") for name in ("fp32", "bf16")]
+    text = report(*found, make_record(make_spec(batch_size_per_gpu=2048), status="oom"))
+    assert_says(text, "Out of memory: 128, 2,048 per GPU on 1 GPU.", "full fp32", "full bf16")
 
 
 def test_what_does_not_vary_is_said_once_below_and_is_no_column() -> None:
@@ -372,17 +369,6 @@ def test_an_answer_is_a_line_for_each_gpu_model_its_text_is_escaped_and_its_comm
 def test_a_figure_is_printed_by_its_unit(table: str, key: str, value: Any, printed: str) -> None:
     column, row = TABLES[table].column(key), Row({}, {key: value}, 2)
     assert format_cell(column, row, decimals_of(column, [row])) == printed
-
-
-def test_the_report_says_how_many_points_have_a_narrow_interval() -> None:
-    rows = [Row({}, {"scaling": "weak", "noise_floor": floor}) for floor in (0.02, 0.0201, None)]
-    strong = Row({}, {"scaling": "strong", "noise_floor": 0.001})
-    measured = [Row({}, {"noise_floor": 0.001})]
-    tables: Tables = {"Q2": [*rows, strong], "communication": measured, "split": []}
-    (said,) = render_precision(tables)
-    times = "1 of 2 epoch times and 1 of 1 step times"
-    assert said.startswith(f"Of the rows with an interval {times} are known within ± 2 % of the median.")
-    assert render_precision({"Q2": rows[2:], "communication": [], "split": []}) == []
 
 
 def stated_of(*environments: Environment) -> dict[str, str]:

@@ -38,7 +38,7 @@ from pipeline.plan.point_label import Terms
 from pipeline.records.folder import Experiment
 from pipeline.records.record import Record
 from pipeline.report.collected import collect_experiment
-from pipeline.report.draw import HATCHES, LIGHT, MARKERS, PLACEHOLDERS, render_plot
+from pipeline.report.draw import HATCHES, LIGHT, MARKERS, METADATA, render_files, render_plot
 from pipeline.report.html import build_plots
 from pipeline.report.plots import (
     ABOVE_N,
@@ -136,7 +136,7 @@ def test_a_loader_bound_point_is_grey_and_the_key_says_so() -> None:
     )
     assert "1 at 32, 1 at 128 (loader-bound)." in line_panel(plot).describe()
     assert_says(render_plot(plot).panels[0].svg, 'fill="var(--bg)" stroke="var(--muted)"')  # the marker
-    assert ">not used: loader-bound</text>" in render_plot(plot).file.decode()
+    assert ">not used: loader-bound</text>" in svg_file(plot)
 
 
 SHARED = [*beside(timed(4, 32), timed(4, 64)), timed(2.5, 32, 2), timed(2.5, 64, 2)]
@@ -188,7 +188,7 @@ def test_bars_stand_by_strategy_gpus_and_batch_size_and_many_have_a_panel_for_ea
 def test_on_the_cpu_plots_name_processes() -> None:
     specs = [on_gpus(count, size, device="cpu") for count in (1, 2) for size in (32, 64)]
     source = plot_source(*map(make_record, specs))._replace(terms=Terms("processes"))
-    texts = [render_plot(plot).file.decode() + plot.title + plot.note for plot in build_plots(source)]
+    texts = [svg_file(plot) + plot.title + plot.note for plot in build_plots(source)]
     assert len(texts) >= 2
     assert not [text for text in texts if "GPU" in text]
     assert "Speed-up of ddp on 2 processes" in "".join(texts)
@@ -329,6 +329,10 @@ def test_of_many_series_some_are_drawn_and_the_plot_says_how_many() -> None:
     )
 
 
+def svg_file(plot: Plot) -> str:
+    return render_files(plot, ["svg"])["svg"].decode()
+
+
 XLINK = 'xmlns:xlink="http://www.w3.org/1999/xlink" '  # which HTML knows by itself
 
 
@@ -338,7 +342,7 @@ def test_a_picture_is_deterministic_self_contained_and_described() -> None:
     assert once == again
     assert {"q1", "q2", "q3", "q3-bandwidth", "q4", "int8", "int8-weights"} <= {plot.name for plot in wanted}
     for rendered in once:
-        file = rendered.file.decode()
+        file = svg_file(rendered.plot)
         for svg in (file, *(panel.svg for panel in rendered.panels)):
             ElementTree.fromstring(svg.replace("<svg ", "<svg " + XLINK, 1) if svg is not file else svg)
             assert not re.search(r"<script|(?:src|href)=\"(?!#)|url\((?!#)", svg)
@@ -352,24 +356,31 @@ def test_the_numbers_of_an_axis_on_the_page_are_those_of_the_file() -> None:
     rendered = render_plot(Plot("x", "", "x", (LinePanel("x", "x", (Series("", points),), y_covers=(0, 1)),)))
     ticks = re.findall(r">([\d.]+)</text>", rendered.panels[0].svg)
     assert {"0.25", "0.5", "0.75"} <= {*ticks}
-    assert {*ticks} <= {*re.findall(r">([\d.]+)</text>", rendered.file.decode())}
+    assert {*ticks} <= {*re.findall(r">([\d.]+)</text>", svg_file(rendered.plot))}
 
 
-def test_each_theme_has_its_own_colours_and_no_placeholder_is_left() -> None:
+def test_a_file_has_colours_and_a_picture_has_roles() -> None:
     rendered = render_plot(plots_of(*batch_records())["q1"])
-    colours = set(re.findall(r"#[0-9a-f]{6}\b", rendered.file.decode()))
+    colours = set(re.findall(r"#[0-9a-f]{6}\b", svg_file(rendered.plot)))
     assert {LIGHT["--s0"], LIGHT["--fg"]} <= colours <= set(LIGHT.values())
     picture = rendered.panels[0].svg
     assert {"--s0", "--fg"} <= set(re.findall(r"var\(([-\w]+)\)", picture)) <= set(LIGHT)
     assert not re.findall(r"#[0-9a-f]{6}\b|style=", picture)  # the content policy allows no style of an element
-    assert not set(PLACEHOLDERS.values()) & {*LIGHT.values()}
+    assert len({*LIGHT.values()}) == len(LIGHT)  # else the style sheet could not tell two roles apart
+
+
+def test_a_plot_is_a_file_in_each_format_and_the_same_each_time() -> None:
+    plot = plots_of(*batch_records())["q1"]
+    once, again = (render_files(plot, [*METADATA]) for _ in range(2))
+    assert once == again
+    assert {name: content[:4] for name, content in once.items()} == {"svg": b"<?xm", "pdf": b"%PDF", "png": b"\x89PNG"}
 
 
 def test_a_file_has_the_key_of_its_plot() -> None:
     plot = plots_of(*batch_records(), *scaling_records())["q2"]
     names = [entry.label for entry in plot.key()]
     assert names == ["32 per GPU", "128 per GPU", "512 per GPU"]
-    assert_says(render_plot(plot).file.decode(), *names)
+    assert_says(svg_file(plot), *names)
 
 
 def themes() -> list[dict[str, str]]:
