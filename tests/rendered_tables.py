@@ -12,7 +12,7 @@ from pipeline.plan.spec import Spec
 from pipeline.records.folder import Experiment
 from pipeline.records.record import Record
 from pipeline.records.store import RejectedFile
-from pipeline.report.claims import Claim
+from pipeline.report.claims import Tile
 from pipeline.report.collected import collect_experiment
 from pipeline.report.display import DisplayOptions
 from pipeline.report.markdown import render_experiment
@@ -20,7 +20,7 @@ from pipeline.report.questions import Answer, answer_questions
 from pipeline.report.table import Row, Tables
 from pipeline.report.tables import build_tables
 
-Answers = dict[str, list[Claim]]
+Answers = dict[str, list[Tile]]
 
 
 def build(*found: Record, missing: Sequence[Spec] = (), **options: Any) -> Tables:

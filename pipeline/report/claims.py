@@ -1,17 +1,17 @@
-"""Claims: what an experiment answers, as values with their conditions and badges, and the words for each kind."""
+"""Tiles: what an experiment answers, each a figure with its conditions and badges."""
 
-import string
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 
 from pipeline.figures.comparison import verdict_on
 from pipeline.figures.energy import POWER_LIMITS, THROTTLED, is_power_limited
 from pipeline.figures.intervals import Estimate, ends_of, min_values
 from pipeline.figures.notes import OF_BASELINE, Note
 from pipeline.plan.axes import AXIS_DEFAULTS
-from pipeline.plan.point_label import EFFORT_AXES, OF_GPUS, Terms, describe_point, in_terms, models_of, varying_axes
+from pipeline.plan.point_label import EFFORT_AXES, Terms, describe_point, models_of, varying_axes
 from pipeline.plan.strategies import STRATEGIES
-from pipeline.report.formatter import ClaimFormatter, NoteFormatter
+from pipeline.report.formatter import ClaimFormatter, NoteFormatter, name_texts
 from pipeline.report.table import Row, kind_of
 
 SUBMIT = "ddpscale submit"
@@ -22,28 +22,20 @@ difference between runs of one point of a published experiment (published/h100x2
 """
 
 
-class ClaimKind(NamedTuple):
-    """The templates of a kind of claim: a label, its figure with the unit behind a space, and what it means.
-
-    `more` has conditions, `warning` what the figure leaves out. The interval is that of the figure's first value.
-    A template is left out if one of its values is None.
-    """
-
-    label: str
-    figure: str
-    line: str = ""
-    more: str = ""
-    warning: str = ""
+SeparateAxis = Literal["gpu", "unit", "model"]
+"""An axis by whose values times, memory and throughput are kept apart."""
 
 
 class Tile(NamedTuple):
-    """One answer: a figure with its unit and interval, what it means, what weakens it, and a command.
+    """One answer: a figure with its unit and interval, what it means, and what weakens it.
 
-    Without a figure `line` says why there is none.
+    Without a figure `line` says why there is none; unless that `is_answer` itself, there is no label. `more` has
+    conditions, `warning` what the figure leaves out. `command` measures what is missing. `is_asked` is False where the
+    experiment leaves the question out.
     """
 
-    label: str
-    figure: str
+    label: str = ""
+    figure: str = ""
     unit: str = ""
     interval: str = ""
     line: str = ""
@@ -51,6 +43,24 @@ class Tile(NamedTuple):
     warning: str = ""
     badges: tuple[str, ...] = ()
     command: str = ""
+    about: Mapping[str, str] = MappingProxyType({})  # GPU model, unit and model, each if the experiment has several
+    is_asked: bool = True
+
+    @property
+    def is_answer(self) -> bool:
+        """True unless it only says why there is no answer."""
+        return bool(self.label)
+
+    def narrow(self, axis: SeparateAxis, value: str) -> "Tile":
+        """Return the tile as one about a single value of an axis, without the command of the whole question."""
+        return self._replace(command="", about={axis: value, **self.about})
+
+    def in_words_of(self, terms: Terms) -> "Tile":
+        """Return the tile in the words of an experiment."""
+        processors = "GPUs" if "gpu" in self.about else terms.processors
+        terms = terms._replace(unit=self.about.get("unit", terms.unit), processors=processors)
+        tile: Tile = name_texts(self, terms)
+        return tile._replace(label=", ".join(filter(None, (tile.label, *self.about.values()))))
 
     def __str__(self) -> str:
         """Return the tile in one line: its figure and what it means."""
@@ -65,69 +75,17 @@ class Tile(NamedTuple):
         return f"{said}. {self.warning}." if self.warning else f"{said}."
 
 
-NOT_ANSWERED = ClaimKind("", "", "{why}")
+def figure_of(value: float, form: str, unit: str = "") -> tuple[str, str, str]:
+    """Return a figure in this form, its unit, and the ends of its interval: what a tile has behind its label."""
+    number, _, sign = shown(value, form).partition(" ")
+    low, high = (None if end is None else shown(end, form) for end in ends_of(value))
+    ends = f"{low.removesuffix(' %')} to {high}" if low is not None and high is not None else ""
+    return number, f"{sign} {unit}".strip(), ends
 
 
-SeparateAxis = Literal["gpu", "unit", "model"]
-"""An axis by whose values times, memory and throughput are kept apart."""
-
-
-class Claim(NamedTuple):
-    """One answer: its question, the kind that chooses its words, and its values.
-
-    `badges` are what a reader must know beside it. `command` measures what is missing. `gpu`, `unit` (of what a
-    sample consists) and `model` say what it is about, each if the experiment has several. `is_asked` is False where
-    the experiment leaves the question out.
-    """
-
-    question: str
-    kind: ClaimKind
-    values: dict[str, Any]
-    badges: tuple[str, ...] = ()
-    command: str = ""
-    gpu: str = ""
-    unit: str = ""
-    model: str = ""
-    is_asked: bool = True
-
-    @property
-    def is_answer(self) -> bool:
-        """True unless it only says why there is no answer."""
-        return self.kind != NOT_ANSWERED
-
-    @property
-    def about(self) -> tuple[str, str, str]:
-        """The GPU model, unit and model that it is about; "" where the experiment has one."""
-        return self.gpu, self.unit, self.model
-
-    def narrow(self, axis: SeparateAxis, value: str) -> "Claim":
-        """Return the claim as one about a single value of an axis, without the command of the whole question."""
-        return self._replace(command="", **{axis: value})  # type: ignore[arg-type]  # all three are texts
-
-    def tile(self, terms: Terms = OF_GPUS) -> Tile:
-        """Return the claim as a tile in the words of an experiment."""
-        terms = terms._replace(unit=self.unit or terms.unit, processors="GPUs" if self.gpu else terms.processors)
-        plain = {name: float(value) if isinstance(value, float) else value for name, value in self.values.items()}
-        formatter = ClaimFormatter({})
-        texts = (formatter.vformat(text, (), plain) if self.knows(text) else "" for text in self.kind)
-        label, figure, line, more, warning = (in_terms(text, terms).removeprefix(", ") for text in texts)
-        _, value, form, _ = next(iter(string.Formatter().parse(self.kind.figure)), ("", "", "", ""))
-        interval = interval_words(self.values.get(value or ""), form or "")
-        badges = tuple(in_terms(badge, terms) for badge in self.badges)
-        number, _, unit = figure.partition(" ")
-        label = ", ".join(filter(None, (label, *self.about)))
-        return Tile(label, number, unit, interval, line, more, warning, badges, self.command)
-
-    def knows(self, text: str) -> bool:
-        """True if every value of a template is known."""
-        names = (name for _, name, _, _ in string.Formatter().parse(text) if name)
-        return all(self.values.get(name) is not None for name in names)
-
-
-def interval_words(value: Any, form: str) -> str:
-    """Return the ends of a figure in this form, the unit behind the second; "" without an interval."""
-    low, high = (None if end is None else ClaimFormatter({}).format_field(float(end), form) for end in ends_of(value))
-    return f"{low.removesuffix(' %')} to {high}" if low is not None and high is not None else ""
+def shown(value: float, form: str) -> str:
+    """Return a number in this form, without its interval."""
+    return ClaimFormatter({}).format_field(float(value), form)
 
 
 def badges_of(row: Row, *more: str) -> tuple[str, ...]:
@@ -226,17 +184,17 @@ def grid_command(grid: str) -> str:
     return f"{SUBMIT} --grid {grid}"
 
 
-def not_answered(question: str, why: str, grid: str, *, is_asked: bool = False) -> Claim:
-    """Return the claim of a question without an answer: why, and the grid that gives one."""
-    return Claim(question, NOT_ANSWERED, {"why": why}, command=grid_command(grid), is_asked=is_asked)
+def not_answered(why: str, grid: str, *, is_asked: bool = False) -> Tile:
+    """Return the tile of a question without an answer: why, and the grid that gives one."""
+    return Tile(line=why, command=grid_command(grid), is_asked=is_asked)
 
 
-def no_result(question: str, what: str, rows: Iterable[Row]) -> Claim:
-    """Return the claim of a question whose points have no result. What failed is to be mended before it runs again."""
+def no_result(what: str, rows: Iterable[Row]) -> Tile:
+    """Return the tile of a question whose configurations have no result. What failed is to be mended before it runs."""
     cure = "run the same submit command again"
     if any(row.status == "failed" for row in rows):
         cure = f"read in the failed rows why, mend that, and {cure} with --rerun failed"
-    return Claim(question, NOT_ANSWERED, {"why": f"{what} have no result; {cure}"})
+    return Tile(line=f"{what} have no result; {cure}")
 
 
 def is_fit_for_answer(row: Row, figure: str) -> bool:

@@ -15,8 +15,8 @@ from pipeline.figures.energy import clock_notes
 from pipeline.plan.point_label import NAMING_AXES, Terms, describe_point, distinguishing_axes, point_labels
 from pipeline.records.outcomes import ITEMS
 from pipeline.report.claims import badge_of
-from pipeline.report.display import STATUS_WORDS, DisplayColumn, DisplayTable, name_columns, name_texts, note_column
-from pipeline.report.formatter import render_notes
+from pipeline.report.display import STATUS_WORDS, DisplayColumn, DisplayTable, name_columns, note_column
+from pipeline.report.formatter import name_texts, render_notes
 from pipeline.report.markdown import escape_markdown, render_table
 from pipeline.report.table import NOT_STATED
 from pipeline.system.errors import pluralize

@@ -9,7 +9,7 @@ from pipeline.figures.intervals import Estimate
 from pipeline.figures.pooling import group_pairs
 from pipeline.plan.point_label import describe_point, models_of
 from pipeline.report.compare import Pairs, differences_of, facts_of_sides, headline_of, range_of, tables_of, terms_of
-from pipeline.report.display import name_texts
+from pipeline.report.formatter import name_texts
 from pipeline.report.html import render_template
 from pipeline.report.plots import (
     REFERENCE,

@@ -27,7 +27,7 @@ from pipeline.plan.point_label import (
 from pipeline.records.outcomes import CollectedOutcomes
 from pipeline.report.claims import badge_of
 from pipeline.report.columns import EFFICIENCY, EPOCH_TIME, SPEEDUP
-from pipeline.report.formatter import Range, render_note
+from pipeline.report.formatter import Range, name_texts, render_note
 from pipeline.report.plots import note_on_number
 from pipeline.report.table import AXIS_HEADINGS, FIGURES_NOT_STATED, NOT_STATED, Column, Row, Table, Tables, View
 from pipeline.report.tables import FIGURE_NAMES, TABLES
@@ -102,16 +102,6 @@ class Footnotes(NamedTuple):
     words: list[str]
     numbers: list[tuple[int, ...]]
     shared: list[str]
-
-
-def name_texts(part: Any, terms: Terms) -> Any:
-    """Return a table, a plot or a part of one, with the word for what its points ran on in every text."""
-    if isinstance(part, str):
-        return point_label.in_terms(part, terms)
-    if not isinstance(part, list | tuple):
-        return part
-    named = [name_texts(inner, terms) for inner in part]
-    return type(part)(*named) if hasattr(part, "_fields") else tuple(named)
 
 
 def named_axes(row: Row) -> dict[str, Any]:

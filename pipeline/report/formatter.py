@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from pipeline.figures.intervals import ends_of
 from pipeline.figures.notes import Note
-from pipeline.plan.point_label import format_number, in_terms
+from pipeline.plan.point_label import Terms, format_number, in_terms
 from pipeline.system.errors import shorten_list
 
 MAX_LISTED_VALUES = 3
@@ -60,6 +60,16 @@ def render_note(note: Note, words: Mapping[str, str] | None = None) -> str:
 def render_notes(notes: Iterable[Note]) -> str | None:
     """Return the sentences of a row's notes, joined; None without notes."""
     return in_terms("; ".join(map(render_note, notes))) or None
+
+
+def name_texts(part: Any, terms: Terms) -> Any:
+    """Return a table, a plot or a part of one, with the word for what its points ran on in every text."""
+    if isinstance(part, str):
+        return in_terms(part, terms)
+    if not isinstance(part, list | tuple):
+        return part
+    named = [name_texts(inner, terms) for inner in part]
+    return type(part)(*named) if hasattr(part, "_fields") else tuple(named)
 
 
 class ClaimFormatter(NoteFormatter):

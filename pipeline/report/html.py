@@ -38,8 +38,9 @@ from pipeline.records.outcomes import CollectedOutcomes, PointOutcome
 from pipeline.report import first_screen
 from pipeline.report.collected import CollectedExperiment
 from pipeline.report.cost import ENDING_WORDS
-from pipeline.report.display import MAX_ROWS, ON_PAGE, display_tables, name_texts
+from pipeline.report.display import MAX_ROWS, ON_PAGE, display_tables
 from pipeline.report.files import csv_text
+from pipeline.report.formatter import name_texts
 from pipeline.report.int8 import int8_plots
 from pipeline.report.link import bandwidth_plots
 from pipeline.report.plots import Plot, PlotSource, keep_curves

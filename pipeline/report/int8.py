@@ -10,7 +10,7 @@ from pipeline.figures.notes import NoteKind, make_note, text_note
 from pipeline.figures.pooling import PooledPoint, group_pairs
 from pipeline.records.record import Quantization, StageResult
 from pipeline.report import plots
-from pipeline.report.claims import NOT_ANSWERED, Claim, ClaimKind, describe_own
+from pipeline.report.claims import Tile, describe_own, figure_of, shown
 from pipeline.report.columns import (
     PLACE,
     TEST_ACCURACY,
@@ -165,15 +165,7 @@ def int8_histogram_rows(point: PooledPoint) -> list[Row]:
     return rows
 
 
-INT8_CHANGE = ClaimKind(
-    "Accuracy in int8",
-    "{change:+.2f} points",
-    "from {fp32:.1%} in fp32",
-    "{which}{num_bytes:,} of {num_bytes_fp32:,} bytes, {seeds}",
-)
-
-
-def int8_claims(rows: Sequence[Row]) -> list[Claim]:
+def int8_claims(rows: Sequence[Row]) -> list[Tile]:
     """Return what int8 changes in accuracy and bytes: every tensor in int8, one scale a tensor by its largest value."""
     usual = ("biases", "largest_magnitude", "per_tensor")
     full = [row for row in rows if (row["stage"], row["scale_rule"], row["granularity"]) == usual]
@@ -182,19 +174,20 @@ def int8_claims(rows: Sequence[Row]) -> list[Claim]:
     if row is None or row["accuracy_change"] is None or before is None:
         why = next((str(row["note"]).rstrip(".") for row in full if row["note"]), "").replace("`", "'")  # no command
         problem = f"no network was quantized in full ({why})" if why else "no quantized network was tested"
-        return [Claim("int8", NOT_ANSWERED, {"why": problem})]
+        return [Tile(line=problem)]
     change = row["accuracy_change"]
     low, high = ends_of(change)
     is_unclear = low is not None and high is not None and low <= 0 <= high
-    values = {
-        "which": f"{describe_own(row, full)}, " if len(full) > 1 else "",
-        "change": change.times(100),
-        "fp32": float(before["test_accuracy"]),
-        "seeds": f"n = {pluralize(row.n, 'seed')}",
-        "num_bytes": row["network_bytes"] or 0,
-        "num_bytes_fp32": before["network_bytes"] or 0,
-    }
-    return [Claim("int8", INT8_CHANGE, values, ("no change shown",) if is_unclear else ())]
+    which = f"{describe_own(row, full)}, " if len(full) > 1 else ""
+    sizes = f"{row['network_bytes'] or 0:,} of {before['network_bytes'] or 0:,} bytes"
+    tile = Tile(
+        "Accuracy in int8",
+        *figure_of(change.times(100), "+.2f", "points"),
+        line=f"from {shown(before['test_accuracy'], '.1%')} in fp32",
+        more=f"{which}{sizes}, n = {pluralize(row.n, 'seed')}",
+        badges=("no change shown",) if is_unclear else (),
+    )
+    return [tile]
 
 
 CHANGE = INT8.column("accuracy_change")

@@ -16,7 +16,7 @@ from pipeline.plan.spec import POOLED_AXES, alike_key
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.records.record import MemorySearch
 from pipeline.report import claims
-from pipeline.report.claims import Claim, ClaimKind, badges_of, where_of
+from pipeline.report.claims import Tile, badges_of, where_of
 from pipeline.report.columns import MEMORY, PLACE, PREDICTION_ERROR
 from pipeline.report.table import Column, Row, Table, Tables, View, make_row, sort_rows
 
@@ -233,12 +233,11 @@ def oom_row(point: PooledPoint) -> Row:
     return make_row(OOM, point, status="oom", n=len(records), reason=reason, max_steps=point.spec.max_steps)
 
 
-LARGEST_FITTING = ClaimKind("Largest batch that fits", "{fits:,} $images", "{fails}", "{where}")
-SMALLEST_OOM = ClaimKind("Largest batch that fits", "", "{fails}", "{where}")
 ALL_FIT = "the largest that was tried"
+LARGEST_FITTING = Tile("Largest batch that fits", unit="$images", line=ALL_FIT)
 
 
-def memory_claims(tables: Tables) -> list[Claim]:
+def memory_claims(tables: Tables) -> list[Tile]:
     """Return the largest batch size that fits one GPU, or each of several if one was not tried; none for a single size.
 
     Where no search was made, and nothing ran out of memory, the claim has the grid that searches.
@@ -250,9 +249,9 @@ def memory_claims(tables: Tables) -> list[Claim]:
         fails = best["smallest_failing_batch_size_per_gpu"]
         each = "" if alone else f"on each of {best['num_gpus']} $GPUs"
         where = each + where_of(best, alone or searched, "batch_size_per_gpu")
-        fail_words = ALL_FIT if fails is None else f"{fails:,} do not fit"
-        values = {"fits": best["largest_batch_size_per_gpu"], "fails": fail_words, "where": where}
-        return [Claim("Q1", LARGEST_FITTING, values, badges_of(best))]
+        largest = LARGEST_FITTING._replace(figure=f"{best['largest_batch_size_per_gpu']:,}", badges=badges_of(best))
+        said = ALL_FIT if fails is None else f"{fails:,} do not fit"
+        return [largest._replace(line=said, more=where.removeprefix(", "))]
     lost = [row for row in tables["Q1"] if row.status == "oom"]
     fitting = [row for row in tables["Q1"] if row.status == "ok"]
     if lost:
@@ -262,9 +261,8 @@ def memory_claims(tables: Tables) -> list[Claim]:
         smaller = max((other for other in alike if other < size), default=None)
         named = claims.describe_own(first, tables["Q1"], "batch_size_per_gpu")
         which = ", the smallest size tried," if smaller is None else ""
-        values = {"fits": smaller, "fails": f"{size:,}{which} runs out of memory", "where": named}
-        return [Claim("Q1", SMALLEST_OOM if smaller is None else LARGEST_FITTING, values)]
+        lost_tile = LARGEST_FITTING._replace(line=f"{size:,}{which} runs out of memory", more=named)
+        return [lost_tile._replace(unit="") if smaller is None else lost_tile._replace(figure=f"{smaller:,}")]
     sizes = {row["global_batch_size"] for row in fitting}
-    values = {"fits": max(sizes, default=0), "fails": ALL_FIT, "where": ""}
     command = claims.grid_command("memory")
-    return [Claim("Q1", LARGEST_FITTING, values, command=command)] if len(sizes) > 1 else []
+    return [LARGEST_FITTING._replace(figure=f"{max(sizes):,}", command=command)] if len(sizes) > 1 else []

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 from pipeline.figures.compute_rate import MFU_PEAK, NO_PEAK
 from pipeline.plan.point_label import Terms, in_terms
 from pipeline.records.outcomes import CollectedOutcomes
-from pipeline.report.display import DisplayOptions, DisplayTable, build_table, name_texts
+from pipeline.report.display import DisplayOptions, DisplayTable, build_table
+from pipeline.report.formatter import name_texts
 from pipeline.report.html import render_template
 from pipeline.report.markdown import escape_markdown, name_source, render_table, wrap
 from pipeline.report.plots import PlotSource

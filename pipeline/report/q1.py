@@ -7,7 +7,7 @@ from pipeline.figures.energy import energy_notes, host_cpu_share_of
 from pipeline.figures.epoch_figures import time_figures, time_notes
 from pipeline.figures.pooling import PooledPoint
 from pipeline.report import claims, plots
-from pipeline.report.claims import NO_RESULT, Claim, ClaimKind, badges_of, where_of
+from pipeline.report.claims import NO_RESULT, Tile, badges_of, shown, where_of
 from pipeline.report.columns import (
     COMPUTE,
     COMPUTE_RATE,
@@ -72,44 +72,34 @@ def q1_row(point: PooledPoint, peak_tflops: float | None = None) -> Row:
     )
 
 
-BATCH_ON_ONE = ClaimKind(
-    "{which} batch, one $GPU",
-    "{batch:,} $images",
-    "{throughput}",
-    "epoch {epoch_time:digits} s{where}{place}",
-)
-
-BATCH_OF_SCRIPT = BATCH_ON_ONE._replace(more="update {update_ms:digits} ms{where}{place}")
-
-
-def batch_size_claims(tables: Tables) -> list[Claim]:
+def batch_size_claims(tables: Tables) -> list[Tile]:
     """Return the batch size with the highest throughput on one GPU, and the first that runs out of memory."""
     rows, memory = tables["Q1"], memory_claims(tables)
     timed = [row for row in rows if row["epoch_time_s"]]
     lost = [row for row in rows if row.status in NO_RESULT]
     if not timed:
-        speed = claims.not_answered("Q1", "no epoch was timed on one $GPU", "q1")
-        return [*memory, claims.no_result("Q1", "points on one $GPU", lost) if lost else speed]
+        speed = claims.not_answered("no epoch was timed on one $GPU", "q1")
+        return [*memory, claims.no_result("configurations on one $GPU", lost) if lost else speed]
     best = max(timed, key=lambda row: (row["throughput_items_per_s"] or 0.0, -row["epoch_time_s"]))
     sizes, throughput = {row["global_batch_size"] for row in timed}, best["throughput_items_per_s"]
     alike = [row for row in timed if row["global_batch_size"] != best["global_batch_size"]]
     alike = [row for row in alike if not claims.differing_axes(row, best)]
     ties = list({row["global_batch_size"]: row for row in reversed(claims.not_told_apart(best, alike))}.values())[::-1]
     rivals = claims.name_ties(best, ties, lambda row: f"{row['global_batch_size']:,}")
-    unclear = ("points without a result",) if {row["global_batch_size"] for row in lost} - sizes else ()
-    update_time = best["update_time_s"]
-    values = {
-        "which": "Best" if len(sizes) > 1 else "The only",
-        "batch": best["global_batch_size"],
-        "throughput": "$items/s not stated" if throughput is None else f"{throughput:,.0f} $items/s",
-        "epoch_time": best["epoch_time_s"],
-        "update_ms": update_time and update_time.times(1000),
-        "where": where_of(best, timed, "batch_size_per_gpu"),
-        "place": f", not told apart from {rivals}" if rivals else "",
-    }
-    command = "" if memory else claims.grid_command("memory")
-    kind = BATCH_ON_ONE if update_time is None else BATCH_OF_SCRIPT
-    return [Claim("Q1", kind, values, badges_of(best, *unclear), command), *memory]
+    unclear = ("configurations without a result",) if {row["global_batch_size"] for row in lost} - sizes else ()
+    update_s = best["update_time_s"]
+    epoch = f"epoch {shown(best['epoch_time_s'], 'digits')} s"
+    time = epoch if update_s is None else f"update {shown(1000 * update_s, 'digits')} ms"
+    tile = Tile(
+        f"{'Best' if len(sizes) > 1 else 'The only'} batch, one $GPU",
+        f"{best['global_batch_size']:,}",
+        "$images",
+        line="$items/s not stated" if throughput is None else f"{throughput:,.0f} $items/s",
+        more=time + where_of(best, timed, "batch_size_per_gpu") + (f", not told apart from {rivals}" if rivals else ""),
+        badges=badges_of(best, *unclear),
+        command="" if memory else claims.grid_command("memory"),
+    )
+    return [tile, *memory]
 
 
 def batch_size_plots(source: PlotSource) -> Iterator[Plot]:

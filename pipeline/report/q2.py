@@ -20,7 +20,7 @@ from pipeline.plan.point_label import EFFORT_AXES, varying_axes
 from pipeline.plan.spec import BASELINE_MAY_DIFFER
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report import claims, plots
-from pipeline.report.claims import NO_RESULT, Claim, ClaimKind, badges_of, where_of
+from pipeline.report.claims import NO_RESULT, Tile, badges_of, figure_of, shown, where_of
 from pipeline.report.columns import (
     BASELINE,
     COMPUTE,
@@ -144,24 +144,6 @@ def q2_row(
     return make_row(Q2, point, notes, **time_figures(point, peak_tflops), **gains)
 
 
-CONDITIONS = "{strategy}, {scaling} scaling{where}"
-LEFT_OUT = "{left_out} of {timed} speed-ups left out: {why}{larger}"
-SPEEDUP_SHOWN = ClaimKind(
-    "Speed-up on {num_gpus} $GPUs",
-    "{speedup:.2f}x",
-    "{efficiency:.0%} efficient",
-    f"{CONDITIONS}{{against_best}}",
-    LEFT_OUT,
-)
-NO_SPEEDUP = ClaimKind("Speed-up on {num_gpus} $GPUs", "none shown", "{low:.2f} to {high:.2f}", CONDITIONS, LEFT_OUT)
-SPEEDUP_IN_PART = ClaimKind(
-    "Speed-up on {num_gpus} $GPUs",
-    "noisy",
-    "{low:.2f} to {high:.2f}",
-    f"{CONDITIONS}; more than {{num_gpus}} is impossible here: use --repeats 6",
-    LEFT_OUT,
-)
-
 WAITS = "limited by data loading"
 SHARED = "with others on the node"
 ABOVE_N = "above the number of $GPUs"
@@ -169,16 +151,16 @@ WAIT_NOT_STATED = "without the wait for data"
 WITHOUT_LOADER, ALONE = "--set input=dataloader,gpu", "--exclusive"
 
 
-def speedup_claims(tables: Tables) -> list[Claim]:
+def speedup_claims(tables: Tables) -> list[Tile]:
     """Return speed-up and efficiency at the largest N that has a row which can be used."""
     rows = tables["Q2"]
     several = [row for row in rows if row["num_gpus"] > 1]
     timed = [row for row in several if row["speedup"] is not None]
     if not timed and (lost := lost_scaling(rows)):
-        return [claims.no_result("Q2", "points", lost)]
+        return [claims.no_result("configurations", lost)]
     if not timed:
-        why = "no point on several $GPUs" + " has a timed one on one $GPU to compare with" * bool(several)
-        return [claims.not_answered("Q2", why, "scaling", is_asked=bool(several))]
+        why = "no configuration on several $GPUs" + " has a timed one on one $GPU to compare with" * bool(several)
+        return [claims.not_answered(why, "scaling", is_asked=bool(several))]
     fit = usable_rows(rows)
     unknown = () if fit else ("wait for data not stated",)
     fit = fit or usable_rows(rows, is_loader_bound=None)
@@ -190,33 +172,31 @@ def speedup_claims(tables: Tables) -> list[Claim]:
         options = {WAITS: WITHOUT_LOADER, SHARED: ALONE}
         cures = [option for reason, option in options.items() if reason in reasons] or ["--repeats 3"]
         why = f"none of {len(timed)} speed-ups can be used: {why}; the largest: {largest}"
-        return [claims.not_answered("Q2", why, " ".join(["scaling", *cures]), is_asked=True)]
+        return [claims.not_answered(why, " ".join(["scaling", *cures]), is_asked=True)]
     most = max(row["num_gpus"] for row in fit)
     best = max((row for row in fit if row["num_gpus"] == most), key=usefulness)
     low, high = ends_of(best["speedup"])
     larger = largest_of_each([row for row in timed if row["speedup"] > best["speedup"]])
     elsewhere = ", ".join(f"{row['speedup']:.2f}" for row in larger)
-    values = {
-        "num_gpus": most,
-        "strategy": STRATEGIES[best["strategy"]].words,
-        "speedup": best["speedup"],
-        "against_best": against_best(best, rows),
-        "low": low,
-        "high": high,
-        "efficiency": float(best["parallel_efficiency"]),
-        "scaling": best["scaling"],
-        "where": where_of(best, fit, "strategy"),
-        "left_out": reasons.total() or None,
-        "timed": len(timed),
-        "why": why,
-        "larger": f"; larger elsewhere: {elsewhere}" if larger else "",
-    }
-    badges = badges_of(best, *unknown)
+    left_out = f"{reasons.total()} of {len(timed)} speed-ups left out: {why}" if reasons else ""
+    badges, ends = badges_of(best, *unknown), f"{low:.2f} to {high:.2f}" if low is not None and high is not None else ""
+    tile = Tile(
+        f"Speed-up on {most} $GPUs",
+        "noisy",
+        line=ends,
+        more=f"{STRATEGIES[best['strategy']].words}, {best['scaling']} scaling{where_of(best, fit, 'strategy')}",
+        warning=left_out + (f"; larger elsewhere: {elsewhere}" if larger and left_out else ""),
+        badges=badges,
+    )
     if best["speedup"] > most:
-        return [Claim("Q2", SPEEDUP_IN_PART, values, badges)]
+        return [tile._replace(more=f"{tile.more}; more than {most} is impossible here: use --repeats 6")]
     if best.has_note(NO_DIFFERENCE):
-        return [Claim("Q2", NO_SPEEDUP, values, tuple(badge for badge in badges if badge != NO_DIFFERENCE.badge))]
-    return [Claim("Q2", SPEEDUP_SHOWN, values, badges)]
+        others = tuple(badge for badge in badges if badge != NO_DIFFERENCE.badge)
+        return [tile._replace(figure="none", unit="shown", badges=others)]
+    number, _, interval = figure_of(best["speedup"], ".2f")
+    efficient = f"{shown(best['parallel_efficiency'], '.0%')} efficient"
+    more = f"{tile.more}{against_best(best, rows)}"
+    return [tile._replace(figure=f"{number}x", interval=interval, line=efficient, more=more)]
 
 
 def against_best(row: Row, rows: Sequence[Row]) -> str:

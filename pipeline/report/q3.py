@@ -27,7 +27,7 @@ from pipeline.plan.spec import TRAINED_MAY_DIFFER
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.records.record import Communication, VariantName
 from pipeline.report import claims
-from pipeline.report.claims import NO_RESULT, Claim, ClaimKind, badges_of, where_of
+from pipeline.report.claims import NO_RESULT, Tile, badges_of, figure_of, where_of
 from pipeline.report.columns import (
     COMM_TIME,
     EXPOSED,
@@ -258,32 +258,10 @@ def time_notes(found: Sequence[Communication], variant: VariantName, step: Estim
     return intervals.pooled_notes(by_repeat, step.basis) + drifted
 
 
-EXPOSED_SHARE = ClaimKind(
-    "Exposed communication",
-    "{share:.1%} of the step",
-    "on {num_gpus} $GPUs",
-    "{exposed_us:,.0f} us of {step_ms:,.2f} ms for {collectives}{where}{of_many}",
-    "{warning}",
-)
-EXPOSED_UNCLEAR = ClaimKind(
-    "Exposed communication",
-    "",
-    "not measured on {num_gpus} $GPUs: the noise is larger than the effect",
-    "",
-    "{warning}",
-)
-SUBTRACTED = ClaimKind(
-    "Communication, at most",
-    "{share:.0%} of the epoch",
-    "by subtraction, not measured",
-    "{where}",
-    "Subtraction counts every cost that does not shrink with N{unmeasured}",
-)
-
 OWN = "the model or its loss calls collectives itself, in every measured step"
 
 
-def communication_claims(tables: Tables) -> list[Claim]:
+def communication_claims(tables: Tables) -> list[Tile]:
     """Return the largest measured share of exposed communication, and beside it the share that subtraction gives."""
     rows = tables["communication"]
     measured = [row for row in rows if row["exposed_comm_share"] is not None]
@@ -298,22 +276,27 @@ def communication_claims(tables: Tables) -> list[Claim]:
     own = any(row.has_note(OWN_COLLECTIVES) for row in (*rows, *tables["Q3"]))
     if subtracted:
         most_by = max(subtracted, key=lambda row: float(row["comm_share_subtraction"]))
-        where = where_of(most_by, subtracted, also="num_gpus")
-        unmeasured = f"; {OWN}" if own else ""
-        values = {"share": float(most_by["comm_share_subtraction"]), "where": where, "unmeasured": unmeasured}
-        command = "" if own else claims.grid_command("communication")
-        return [Claim("Q3", SUBTRACTED, values, badges_of(most_by), command)]
+        tile = Tile(
+            "Communication, at most",
+            *figure_of(float(most_by["comm_share_subtraction"]), ".0%", "of the epoch"),
+            line="by subtraction, not measured",
+            more=where_of(most_by, subtracted, also="num_gpus").removeprefix(", "),
+            warning=f"Subtraction counts every cost that does not shrink with N{f'; {OWN}' if own else ''}",
+            badges=badges_of(most_by),
+            command="" if own else claims.grid_command("communication"),
+        )
+        return [tile]
     if own:
-        return [claims.not_answered("Q3", OWN, "communication", is_asked=True)._replace(command="")]
+        return [claims.not_answered(OWN, "communication", is_asked=True)._replace(command="")]
     if lost := [row for row in rows if row.status in NO_RESULT]:
-        return [claims.no_result("Q3", "points that measure communication", lost)]
-    why = "no point on several $GPUs measures communication"
+        return [claims.no_result("configurations that measure communication", lost)]
+    why = "no configuration on several $GPUs measures communication"
     if known:
         why += ", and subtraction fails, counts waiting for data or shows no more than noise"
-    return [claims.not_answered("Q3", why, "communication", is_asked=bool(known))]
+    return [claims.not_answered(why, "communication", is_asked=bool(known))]
 
 
-def measured_claim(rows: Sequence[Row], measured: Sequence[Row], compared: str) -> Claim:
+def measured_claim(rows: Sequence[Row], measured: Sequence[Row], compared: str) -> Tile:
     """Return the largest and the smallest share of communication in these rows, and how many rows show none."""
     noisy, negative = ([row for row in rows if row.has_note(kind)] for kind in (EXPOSURE_IS_NOISE, EXPOSURE_NEGATIVE))
     told = [row for row in rows if not row.has_note(EXPOSURE_IS_NOISE, EXPOSURE_NEGATIVE)]
@@ -323,20 +306,18 @@ def measured_claim(rows: Sequence[Row], measured: Sequence[Row], compared: str) 
         parts.append(f"{len(noisy)} of {len(rows)} show no more than the noise, up to {100 * noise:.1f} % of the step")
     if negative:
         parts.append(f"{len(negative)} of {len(rows)} show a step faster than without its collectives")
-    values = {"num_gpus": rows[0]["num_gpus"], "warning": "; ".join(parts)}
+    where = f"on {rows[0]['num_gpus']} $GPUs"
+    unclear = f"not measured {where}: the noise is larger than the effect"
+    tile = Tile("Exposed communication", line=unclear, warning="; ".join(parts))
     if not told:
-        return Claim("Q3", EXPOSED_UNCLEAR, values)
+        return tile
     worst, best = (choose(told, key=lambda row: float(row["exposed_comm_share"])) for choose in (max, min))
     of_many = f"; the largest of {len(told)}, the smallest is {100 * best['exposed_comm_share']:.1f} %"
-    values |= {
-        "collectives": STRATEGIES[worst["strategy"]].collective_words,
-        "exposed_us": 1e6 * worst["exposed_comm_time_s"],
-        "step_ms": 1e3 * worst["step_time_s"],
-        "share": worst["exposed_comm_share"],
-        "where": where_of(worst, measured),
-        "of_many": of_many if len(told) > 1 else "",
-    }
-    return Claim("Q3", EXPOSED_SHARE, values, badges_of(worst))
+    number, unit, interval = figure_of(worst["exposed_comm_share"], ".1%", "of the step")
+    times = f"{1e6 * worst['exposed_comm_time_s']:,.0f} us of {1e3 * worst['step_time_s']:,.2f} ms"
+    collectives = STRATEGIES[worst["strategy"]].collective_words
+    more = f"{times} for {collectives}{where_of(worst, measured)}{of_many if len(told) > 1 else ''}"
+    return tile._replace(figure=number, unit=unit, interval=interval, line=where, more=more, badges=badges_of(worst))
 
 
 def compare_subtraction(rows: Sequence[Row], measured: Sequence[Row]) -> str:

@@ -1,7 +1,6 @@
 """Q4, accuracy: what a large batch costs in accuracy, and what recovers it. Its table, answer and plots."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 from pipeline.figures import formulas
 from pipeline.figures.comparability import gpu_model
@@ -15,13 +14,13 @@ from pipeline.plan.spec import TARGET_MAY_DIFFER, peak_learning_rate
 from pipeline.records.record import Epoch, Record
 from pipeline.report import plots
 from pipeline.report.claims import (
-    NOT_ANSWERED,
-    Claim,
-    ClaimKind,
+    Tile,
     badges_of,
+    figure_of,
     grid_command,
     no_result,
     not_answered,
+    shown,
 )
 from pipeline.report.columns import (
     GLOBAL_BATCH,
@@ -181,93 +180,69 @@ def has_known_rate(point: PooledPoint) -> bool:
     return is_image_model(point.spec.model) and any(record.measured for record in point.ok_records)
 
 
-LARGE_BATCH = ClaimKind(
-    "Accuracy at batch {batch:,}",
-    "{accuracy:.1%}",
-    "{small_accuracy:.1%} at {small_batch:,}{unclear}",
-    "{mended:.1%} with {remedies}, the best of {num_sets}{mended_unclear}; {epochs}{where}",
-    "{few}",
-)
-OWN_ACCURACY = ClaimKind(
-    "Accuracy at batch {batch:,}", "{final:.1%}", "{small_final:.1%} at {small_batch:,}{unclear}", "{epochs}{where}"
-)
-OWN_MERIT = OWN_ACCURACY._replace(
-    label="$Merit at batch {batch:,}",
-    figure="{final:digits}",
-    line="{small_final:digits} at {small_batch:,}{unclear}",
-)
-SOONEST = ClaimKind("Soonest at {target}", "{time:digits} s", "{what}", "{beside}")
-NONE_REACHES = ClaimKind("Soonest at {target}", "", "no run reaches it")
-
 MIN_RUNS, MIN_EPOCHS_TO_TELL = 3, 10  # below these an accuracy cannot tell a remedy from noise
 
 
-def large_batch_claims(all_rows: Sequence[Row]) -> list[Claim]:
+def large_batch_claims(all_rows: Sequence[Row]) -> list[Tile]:
     """Return what large batches cost in test accuracy, what remedies mend of it, and what gets to the target soonest.
 
     It is about one study (main_study). Accuracies are compared at the epochs of its baseline.
     """
     rows, small = main_study(all_rows)
     if small is None:
-        return [not_answered("Q4", "no test accuracy of a small and of a large batch was measured", "q4-study")]
+        return [not_answered("no test accuracy of a small and of a large batch was measured", "q4-study")]
     batch = f"{small['global_batch_size']:,} $images a step without remedies, the runs to compare with,"
     if small.has_note(DIVERGED):
-        return [Claim("Q4", NOT_ANSWERED, {"why": f"{batch} diverged"})]
+        return [Tile(line=f"{batch} diverged")]
     if final_of(small) is None:
-        return [no_result("Q4", batch, [small])]
+        return [no_result(batch, [small])]
     epochs = pluralize(small["epochs"], "epoch")
     as_long = [row for row in rows if row["epochs"] == small["epochs"]]
     larger = [row for row in as_long if row["global_batch_size"] > small["global_batch_size"]]
     large = large_batch(larger)
     if large is None:
-        return [not_answered("Q4", f"no test accuracy of a larger batch after {epochs}", "q4-study")]
+        return [not_answered(f"no test accuracy of a larger batch after {epochs}", "q4-study")]
     if not is_image_model(small.axes.get("model")):
-        return [own_model_claim(small, large), *soonest_claims(rows, small)]
+        return [own_model_tile(small, large), *soonest_claims(rows, small)]
     tried = rows_with_remedies(larger, large)
     known = [row for row in tried if row["final_test_accuracy"] is not None]
     if not known:
         what = "has a result with remedies" if tried else "tried a remedy"
         run = f"no run of {large['global_batch_size']:,} $images a step for {epochs} {what}"
-        return [not_answered("Q4", run, "q4-study", is_asked=bool(tried))]
+        return [not_answered(run, "q4-study", is_asked=bool(tried))]
     best = max(known, key=lambda row: (row.n >= MIN_RUNS, float(row["final_test_accuracy"])))
     axes = [axis for axis in varying_axes([row.axes for row in all_rows]) if axis not in TARGET_MAY_DIFFER]
     study = [describe_point(small.axes, axes)] if len(rows) < len(all_rows) else []
     runs = min(row.n for row in (small, large, best))
     is_few, is_short = runs < MIN_RUNS, small["epochs"] < MIN_EPOCHS_TO_TELL
     few = " and ".join([epochs] * is_short + [pluralize(runs, "run")] * is_few)
-    values: dict[str, Any] = {
-        "epochs": epochs,
-        "batch": large["global_batch_size"],
-        "accuracy": large["final_test_accuracy"],
-        "small_batch": small["global_batch_size"],
-        "small_accuracy": small["final_test_accuracy"],
-        "unclear": unclear_words(small, large),
-        "where": "".join(f", {condition}" for condition in (*study, f"n = {runs}")),
-        # the rate may be the only thing in which two rows differ
-        "remedies": f"{describe_axis('remedies', best['remedies'])} (rate {best['learning_rate']:.3g})",
-        "mended": best["final_test_accuracy"],
-        "mended_unclear": unclear_words(large, best),
-        "num_sets": pluralize(len({tuple(row["remedies"]) for row in known}), "set"),
-        "few": f"{few} cannot show whether a remedy helps" if few else "",
-    }
     untimed = any(row["epochs_to_target"] is not None and row["time_to_target_s"] is None for row in rows)
-    badges = badges_of(large, *(("other $GPU",) if untimed else ()))
-    command = grid_command("q4-study") if few else ""
-    return [Claim("Q4", LARGE_BATCH, values, badges, command), *soonest_claims(rows, small)]
+    # the rate may be the only thing in which two rows differ
+    remedies = f"{describe_axis('remedies', best['remedies'])} (rate {best['learning_rate']:.3g})"
+    num_sets = pluralize(len({tuple(row["remedies"]) for row in known}), "set")
+    mended = f"{shown(best['final_test_accuracy'], '.1%')} with {remedies}, the best of {num_sets}"
+    tile = accuracy_tile(small, large, ".1%")._replace(
+        more=f"{mended}{unclear_words(large, best)}; {', '.join((epochs, *study, f'n = {runs}'))}",
+        warning=f"{few} cannot show whether a remedy helps" if few else "",
+        badges=badges_of(large, *(("other $GPU",) if untimed else ())),
+        command=grid_command("q4-study") if few else "",
+    )
+    return [tile, *soonest_claims(rows, small)]
 
 
-def own_model_claim(small: Row, large: Row) -> Claim:
+def own_model_tile(small: Row, large: Row) -> Tile:
     """Return what a larger batch costs a model of the user's, which has no remedies here."""
-    values = {
-        "epochs": pluralize(small["epochs"], "epoch"),
-        "batch": large["global_batch_size"],
-        "final": final_of(large),
-        "small_batch": small["global_batch_size"],
-        "small_final": final_of(small),
-        "where": f", n = {min(small.n, large.n)}",
-        "unclear": unclear_words(small, large),
-    }
-    return Claim("Q4", OWN_ACCURACY if small["final_merit"] is None else OWN_MERIT, values, badges_of(large))
+    tile = accuracy_tile(small, large, ".1%" if small["final_merit"] is None else "digits")
+    label = tile.label if small["final_merit"] is None else tile.label.replace("Accuracy", "$Merit", 1)
+    return tile._replace(label=label, more=f"{pluralize(small['epochs'], 'epoch')}, n = {min(small.n, large.n)}")
+
+
+def accuracy_tile(small: Row, large: Row, form: str) -> Tile:
+    """Return what the large batch reaches beside the small one."""
+    number, unit, interval = figure_of(final_of(large), form)
+    of_small = f"{shown(final_of(small), form)} at {small['global_batch_size']:,}{unclear_words(small, large)}"
+    label = f"Accuracy at batch {large['global_batch_size']:,}"
+    return Tile(label, number, unit, interval, of_small, badges=badges_of(large))
 
 
 def large_batch(larger: Sequence[Row]) -> Row | None:
@@ -295,16 +270,16 @@ def unclear_words(before: Row, after: Row) -> str:
     return " (no difference is shown)" if is_known and max(lows) <= min(highs) else ""
 
 
-def soonest_claims(rows: Sequence[Row], small: Row) -> list[Claim]:
+def soonest_claims(rows: Sequence[Row], small: Row) -> list[Tile]:
     """Return which run gets to the target soonest, beside the small batch's time; nothing where no time is known.
 
     Runs whose interval meets that of the soonest may be as soon: they are counted.
     """
-    values: dict[str, Any] = {"target": format_target(small)}
+    label = f"Soonest at {format_target(small)}"
     first = next((row for row in rows if "seconds" in (row["soonest"] or "").split(" and ")), None)
     if first is None:
         is_missed = all(row["reached"] in (None, NEVER_REACHED) for row in rows)
-        return [Claim("Q4", NONE_REACHES, values)] if is_missed else []
+        return [Tile(label, line="no run reaches it")] if is_missed else []
     missed = first["reached"] != f"{first.n} of {first.n}"  # the interval has no end if a seed missed the target
     end_s = float("inf") if missed else ends_of(first["time_to_target_s"])[1] or first["time_to_target_s"]
     timed = [row for row in rows if row["time_to_target_s"] is not None and row is not first]
@@ -313,8 +288,8 @@ def soonest_claims(rows: Sequence[Row], small: Row) -> list[Claim]:
     if first is not small and small["time_to_target_s"] is not None:
         beside.append(f"{small['global_batch_size']:,} $images take {small['time_to_target_s']:,.1f} s")
     beside += [f"{rivals} more may be as soon"] if rivals else []
-    values |= {"time": first["time_to_target_s"], "what": describe_run(first, rows), "beside": "; ".join(beside)}
-    return [Claim("Q4", SOONEST, values)]
+    time = figure_of(first["time_to_target_s"], "digits", "s")
+    return [Tile(label, *time, line=describe_run(first, rows), more="; ".join(beside))]
 
 
 Groups = Mapping[str, Sequence[Row]]

@@ -23,25 +23,20 @@ from pipeline.plan.point_label import (
 from pipeline.plan.spec import CHOICE_MAY_DIFFER
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report.claims import (
-    Claim,
-    ClaimKind,
+    Tile,
     badges_of,
     describe_own,
+    figure_of,
     is_shown_slower,
     name_ties,
     not_told_apart,
     sample_time,
+    shown,
 )
 from pipeline.report.next_step import limit_words
 from pipeline.report.table import Row, Tables
 from pipeline.report.time_to_target import describe_run, format_target, main_study
 from pipeline.system.errors import pluralize
-
-USE = ClaimKind(
-    "Configuration to use", "{throughput}", "{what}", "epoch {epoch_time:digits} s, {place} among {choice}", "{limited}"
-)
-ONLY_CHOICE = USE._replace(label="The only configuration", more="epoch {epoch_time:digits} s, {choice}")
-CHEAPEST = ClaimKind("Cheapest at {target}", "{gpu_seconds:digits} $GPU-seconds", "{what}", "n = {n}, among {choice}")
 
 EXECUTIONS_SIMPLEST_FIRST = ("eager", "compile", "graph", "compiled_graph", "auto")
 MAX_WORKLOADS = 3  # that are answered; of more those with the most configurations
@@ -73,7 +68,7 @@ class Choice(NamedTuple):
         )
 
 
-def use_claims(tables: Tables) -> list[Claim]:
+def use_claims(tables: Tables) -> list[Tile]:
     """Return the claims of Q5: none where no epoch was timed."""
     timed = [row for row in tables["Q2"] if row["scaling"] == "weak" and row["epoch_time_s"]]
     real = [row for row in timed if row["input"] != "synthetic"]  # no one trains on one batch
@@ -121,26 +116,27 @@ def choose(choices: Sequence[Choice]) -> Choice:
     return next(usable, best)
 
 
-def fastest_claim(rows: Sequence[Row], all_rows: Sequence[Row]) -> Claim:
+def fastest_claim(rows: Sequence[Row], all_rows: Sequence[Row]) -> Tile:
     """Return which configuration of one workload to use, and what limits it."""
     choices = make_choices(rows)
     used = choose(choices)
     row, limit = used.row, limit_words(used.row)
     is_learnt_alike = all(len({repr(other.axes.get(axis)) for other in rows}) == 1 for axis in LEARNING_AXES)
-    values = {
-        "what": name_of(row, all_rows),
-        "throughput": throughput_words(used),
-        "epoch_time": used.stated,
-        "place": place_words(row, rows, all_rows),
-        "choice": choice_words(rows),
-        "limited": f"Limited by {limit}: {row['next_step']}" if limit and row["next_step"] else "",
-    }
     learnt = "accuracy" if (row.axes.get("unit") or IMAGES) == IMAGES else "learning"
-    badges = (*own_badges(row), *(() if is_learnt_alike else (f"{learnt} not compared",)))
+    number, _, unit = throughput_words(used).partition(" ")
+    tile = Tile(
+        "Configuration to use",
+        number,
+        unit,
+        line=name_of(row, all_rows),
+        more=f"epoch {shown(used.stated, 'digits')} s, ",
+        warning=f"Limited by {limit}: {row['next_step']}" if limit and row["next_step"] else "",
+        badges=(*own_badges(row), *(() if is_learnt_alike else (f"{learnt} not compared",))),
+    )
     if len(choices) == 1:
         runs = "one run" if row.n == 1 else f"n = {row.n}"
-        return Claim("Q5", ONLY_CHOICE, values | {"choice": runs}, badges)
-    return Claim("Q5", USE, values, badges)
+        return tile._replace(label="The only configuration", more=f"{tile.more}{runs}")
+    return tile._replace(more=f"{tile.more}{place_words(row, rows, all_rows)} among {choice_words(rows)}")
 
 
 def name_of(row: Row, rows: Sequence[Row]) -> str:
@@ -189,17 +185,17 @@ def choice_words(rows: Sequence[Row]) -> str:
     return f"{number}, {runs}, {split}"
 
 
-def cheapest_claims(tables: Tables) -> list[Claim]:
+def cheapest_claims(tables: Tables) -> list[Tile]:
     """Return what reaches the target of the main study in the fewest GPU-seconds; nothing without a study."""
     rows, _ = main_study(tables["time_to_target"])
     row = next((row for row in rows if "GPU-seconds" in (row["soonest"] or "")), None)
     if row is None:
         return []
-    values = {
-        "target": format_target(row),
-        "what": f"{describe_run(row, rows)}, {pluralize(row['epochs'], 'epoch')}",
-        "gpu_seconds": row["time_to_target_s"].times(row["num_gpus"]),
-        "n": row.n,
-        "choice": pluralize(len(rows), "configuration"),
-    }
-    return [Claim("Q5", CHEAPEST, values, tuple(badge for badge in badges_of(row) if "reach" in badge))]
+    tile = Tile(
+        f"Cheapest at {format_target(row)}",
+        *figure_of(row["time_to_target_s"].times(row["num_gpus"]), "digits", "$GPU-seconds"),
+        line=f"{describe_run(row, rows)}, {pluralize(row['epochs'], 'epoch')}",
+        more=f"n = {row.n}, among {pluralize(len(rows), 'configuration')}",
+        badges=tuple(badge for badge in badges_of(row) if "reach" in badge),
+    )
+    return [tile]

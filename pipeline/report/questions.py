@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, get_args
 
 from pipeline.plan.point_label import Terms, in_terms
-from pipeline.report.claims import SUBMIT, Claim, SeparateAxis, Tile
+from pipeline.report.claims import SUBMIT, SeparateAxis, Tile
 from pipeline.report.int8 import int8_claims
 from pipeline.report.nodes import node_claims
 from pipeline.report.q1 import batch_size_claims
@@ -40,7 +40,7 @@ class Answer(NamedTuple):
     """The answer to a question: its claims, and the word for what the points ran on."""
 
     question: str
-    claims: Sequence[Claim]
+    claims: Sequence[Tile]
     terms: Terms
 
     @property
@@ -57,7 +57,7 @@ class Answer(NamedTuple):
     @property
     def tiles(self) -> list[Tile]:
         """The tiles of what was asked. One that only says why there is no answer has the topic and the command."""
-        found = (claim.tile(self.terms) for claim in self.claims if claim.is_asked)
+        found = (claim.in_words_of(self.terms) for claim in self.claims if claim.is_asked)
         return [tile if tile.label else tile._replace(label=self.topic, command=self.command) for tile in found]
 
     @property
@@ -98,7 +98,7 @@ def answers_of(tables: Tables, terms: Terms) -> list[Answer]:
     return [Answer(question, claims, terms) for question, claims in answer_questions(tables).items()]
 
 
-def answer_questions(tables: Tables) -> dict[str, list[Claim]]:
+def answer_questions(tables: Tables) -> dict[str, list[Tile]]:
     """Return the claims of each question. If the rows hold no answer, a claim has the command that measures one.
 
     Q5, what to use, comes first, and is left out where no epoch was timed. An experiment that quantizes has one
@@ -115,7 +115,7 @@ def answer_questions(tables: Tables) -> dict[str, list[Claim]]:
     }
 
 
-def claims_of_each(tables: Tables, axes: Sequence[SeparateAxis], claim: Callable[[Tables], list[Claim]]) -> list[Claim]:
+def claims_of_each(tables: Tables, axes: Sequence[SeparateAxis], claim: Callable[[Tables], list[Tile]]) -> list[Tile]:
     """Return the claims about times or memory, for each value of these axes apart if there are several."""
     if not axes:
         return claim(tables)

@@ -4,42 +4,38 @@ from typing import Any
 
 import pytest
 from factories import (
-    ends,
     int8_record,
     make_record,
     make_spec,
     studied,
 )
-from rendered_tables import assert_row, build, claims_of, published_claims
+from rendered_tables import build, claims_of, published_claims
 
+from pipeline.plan.point_label import OF_GPUS
 from pipeline.records.record import Record, StageResult
-from pipeline.report.claims import Claim
+from pipeline.report.claims import Tile
 from pipeline.report.questions import answer_questions
 from pipeline.report.time_to_target import Targets
 
 STUDY = [*studied(128, 0.9, 0), *studied(2048, 0.8, 0), *studied(2048, 0.89, 0, "warmup")]
 
 
-def q4(*found: Record, target_accuracy: float | None = None) -> Claim:
+def q4(*found: Record, target_accuracy: float | None = None) -> Tile:
     return answer_questions(build(*found, targets=Targets(target_accuracy)))["Q4"][0]
 
 
 def soonest(*found: Record, target_accuracy: float | None = None) -> str:
     """The words of the claim that names the run that is soonest at the target."""
-    return answer_questions(build(*found, targets=Targets(target_accuracy)))["Q4"][1].tile().text
+    return answer_questions(build(*found, targets=Targets(target_accuracy)))["Q4"][1].in_words_of(OF_GPUS).text
 
 
 def test_six_seeds_tell_a_remedy_from_noise_or_say_that_they_do_not() -> None:
     plain = [*studied(128, 0.9, 0.001), *studied(2048, 0.8, 0.001)]
-    told = q4(*plain, *studied(2048, 0.88, 0.001, "linear_scaling")).values
-    assert_row(
-        told,
-        **{"batch": 2048, "small_batch": 128, "where": ", n = 6", "small_accuracy": 0.9025},
-        **{"remedies": "linear_scaling (rate 1.6)", "mended": 0.8825, "mended_unclear": ""},
-    )
-    assert ends(told["accuracy"]) == pytest.approx((0.8, 0.8025, 0.805))
-    unclear = q4(*plain, *studied(2048, 0.801, 0.001, "linear_scaling")).values["mended_unclear"]
-    assert unclear == " (no difference is shown)"
+    told = q4(*plain, *studied(2048, 0.88, 0.001, "linear_scaling"))
+    assert str(told) == "Accuracy at batch 2,048: 80.3 % (80.0 to 80.5 %), 90.3 % at 128"
+    assert told.more == "88.2 % with linear_scaling (rate 1.6), the best of 1 set; 30 epochs, n = 6"
+    unclear = q4(*plain, *studied(2048, 0.801, 0.001, "linear_scaling")).more
+    assert "the best of 1 set (no difference is shown); " in unclear
 
 
 @pytest.mark.parametrize(
@@ -77,23 +73,25 @@ def test_a_seed_that_misses_leaves_the_end_open_and_the_baseline_may_be_a_rival(
 
 
 def test_the_baseline_trains_as_long_as_the_large_batch_and_a_diverged_one_is_none() -> None:
-    assert_row(q4(*studied(128, 0.6, 0, epochs=5), *STUDY).values, epochs="30 epochs", small_accuracy=0.9)
+    tile = q4(*studied(128, 0.6, 0, epochs=5), *STUDY)
+    assert ("; 30 epochs, " in tile.more, tile.line) == (True, "90.0 % at 128")
     lost = make_record(make_spec(epochs=30, evaluate=True), [1.0] * 30, diverged_at_update=7, test_accuracy=0.1)
     claim = q4(lost, *STUDY[6:])
-    assert (claim.is_answer, "diverged" in claim.values["why"]) == (False, True)
+    assert (claim.is_answer, "diverged" in claim.line) == (False, True)
 
 
 def test_the_answer_is_about_the_largest_batch_that_tried_a_remedy() -> None:
     found = [*studied(128, 0.9, 0), *studied(512, 0.8, 0), *studied(512, 0.89, 0, "warmup"), *studied(8192, 0.5, 0)]
-    assert_row(q4(*found).values, batch=512, mended=0.89)
+    assert (q4(*found).label, q4(*found).more[:6]) == ("Accuracy at batch 512", "89.0 %")
     plain = q4(*(record for record in found if not record.spec.remedies))
-    assert plain.values["why"] == "no run of 8,192 $images a step for 30 epochs tried a remedy"
+    assert plain.line == "no run of 8,192 $images a step for 30 epochs tried a remedy"
 
 
 def test_six_seeds_count_before_one_and_a_study_with_an_answer_before_one_without() -> None:
-    assert q4(*STUDY, *studied(2048, 0.895, 0, "zero_gamma")[:1]).values["remedies"].startswith("warmup")
+    assert " % with warmup (" in q4(*STUDY, *studied(2048, 0.895, 0, "zero_gamma")[:1]).more
     other = [*studied(128, 0.7, 0, precision="bf16"), *studied(2048, 0.6, 0, precision="bf16")]
-    assert_row(q4(*other, *STUDY).values, mended=0.89, where=", tf32, n = 6")
+    more = q4(*other, *STUDY).more
+    assert (more[:6], more.endswith(", tf32, n = 6")) == ("89.0 %", True)
 
 
 def test_a_target_that_nobody_reaches_is_said() -> None:
@@ -105,25 +103,25 @@ def test_few_epochs_or_runs_show_no_remedy() -> None:
     short += studied(2048, 0.89, 0, "warmup", epochs=5)
     for found, few in (([record for record in STUDY if record.spec.seed < 2], "2 runs"), (short, "5 epochs")):
         claim = q4(*found)
-        assert claim.values["few"] == f"{few} cannot show whether a remedy helps"
+        assert claim.warning == f"{few} cannot show whether a remedy helps"
         assert claim.command.endswith("--grid q4-study")
-    assert q4(*STUDY).values["few"] == ""
+    assert q4(*STUDY).warning == ""
 
 
 def test_sets_of_remedies_are_counted_once() -> None:
-    assert q4(*STUDY, *studied(2048, 0.85, 0, "warmup", learning_rate=0.3)).values["num_sets"] == "1 set"
+    assert "the best of 1 set;" in q4(*STUDY, *studied(2048, 0.85, 0, "warmup", learning_rate=0.3)).more
 
 
 def test_a_study_without_its_baseline_answers_nothing_yet() -> None:
     (claim,) = claims_of(*studied(2048, 0.8, 0.001), missing=[make_spec(evaluate=True, epochs=30)])["Q4"]
-    assert claim.values["why"].endswith("the runs to compare with, have no result; run the same submit command again")
+    assert claim.line.endswith("the runs to compare with, have no result; run the same submit command again")
 
 
 def test_an_experiment_that_quantizes_answers_what_int8_costs() -> None:
     ((question, (claim,)),) = published_claims("two-cores/quantize").items()
     assert (question, claim.badges) == ("int8", ("no change shown",))
-    assert ends(claim.values["change"]) == pytest.approx((-0.43, -0.08, 0.17), abs=0.005)
-    assert (claim.values["num_bytes"], claim.values["num_bytes_fp32"]) == (62_758, 248_024)
+    assert (claim.figure, claim.interval) == ("-0.08", "-0.43 to +0.17")
+    assert claim.more.startswith("62,758 of 248,024 bytes, ")
 
 
 def test_a_network_that_cannot_be_quantized_says_why_and_its_other_stages_keep_their_figures() -> None:
@@ -131,7 +129,7 @@ def test_a_network_that_cannot_be_quantized_says_why_and_its_other_stages_keep_t
     failed = StageResult(stage="biases", scale_rule="largest_magnitude", granularity="per_tensor", problem=why)
     tables = build(int8_record(0, failed))
     (claim,) = answer_questions(tables)["int8"]
-    assert claim.values["why"] == f"no network was quantized in full ({why.rstrip('.')})"
+    assert claim.line == f"no network was quantized in full ({why.rstrip('.')})"
     assert tables["int8"][0]["test_accuracy"] == 0.6
 
 
@@ -139,4 +137,4 @@ def test_the_answer_about_one_seed_is_in_the_singular_and_without_an_interval() 
     tested = StageResult("biases", "largest_magnitude", "per_tensor", 598, 950, 0, 62_758)
     (claim,) = answer_questions(build(int8_record(0, tested)))["int8"]
     said = "Accuracy in int8: -0.20 points, from 60.0 % in fp32; 62,758 of 248,024 bytes, n = 1 seed."
-    assert claim.tile().text == said
+    assert claim.in_words_of(OF_GPUS).text == said

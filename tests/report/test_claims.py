@@ -1,7 +1,6 @@
 """The words of claims: their figures, badges and sentences."""
 
 import re
-import string
 
 import pytest
 from factories import ROOT, make_record, make_spec
@@ -15,11 +14,10 @@ from pipeline.figures.notes import OF_BASELINE, make_note
 from pipeline.figures.pooling import SHARED_NODE
 from pipeline.plan.point_label import OF_GPUS, Terms
 from pipeline.records.folder import Experiment
-from pipeline.report import claims, int8, memory, q1, q2, q3, q4, q5
-from pipeline.report.claims import Claim, ClaimKind, badge_of, badges_of
+from pipeline.report.claims import badge_of, badges_of
 from pipeline.report.collected import collect_experiment
 from pipeline.report.formatter import ClaimFormatter
-from pipeline.report.memory import ALL_FIT, LARGEST_FITTING
+from pipeline.report.memory import LARGEST_FITTING
 from pipeline.report.questions import answers_of as answers_of_tables
 from pipeline.report.table import Row
 
@@ -44,18 +42,6 @@ def test_a_figure_has_its_interval_and_the_decimals_that_tell_its_ends_apart(
     assert ClaimFormatter({}).format_field(figure, spec) == shown
 
 
-MODULES = (claims, memory, q1, q2, q3, q4, q5, int8)
-KINDS = {value for module in MODULES for value in vars(module).values() if isinstance(value, ClaimKind)}
-
-
-@pytest.mark.parametrize("kind", sorted(KINDS), ids=lambda kind: kind.label)
-def test_a_text_whose_values_are_not_known_is_left_out(kind: ClaimKind) -> None:
-    claim = Claim("Q1", kind, {})
-    for text in kind:
-        has_values = any(name for _, name, _, _ in string.Formatter().parse(text))
-        assert claim.knows(text) is not has_values
-
-
 def test_every_published_answer_is_a_figure_or_says_why_there_is_none_in_at_most_two_sentences() -> None:
     for manifest in sorted((ROOT / "published").glob("**/manifest.json")):
         found = collect_experiment(Experiment(manifest.parent))
@@ -73,7 +59,7 @@ def test_badges_stand_once_and_those_of_the_baseline_last() -> None:
     notes = (make_note(OF_BASELINE, note=capped), capped, make_note(SHARED_NODE, others=2), capped)
     badges = badges_of(Row({}, {}, 1, notes))
     assert badges == ("one run", CAPPED, "shared node", f"baseline {CAPPED}")
-    tile = Claim("Q1", LARGEST_FITTING, {"fits": 512, "fails": ALL_FIT}, badges[:2]).tile()
+    tile = LARGEST_FITTING._replace(figure="512", badges=badges[:2]).in_words_of(OF_GPUS)
     assert tile.text == f"Largest batch that fits: 512 images, the largest that was tried; one run; {CAPPED}."
 
 

@@ -17,12 +17,12 @@ from factories import (
 )
 from rendered_tables import build, claims_of, published_claims
 
+from pipeline.plan.point_label import OF_GPUS
 from pipeline.records.record import Record
-from pipeline.report.claims import NOT_ANSWERED, Claim, is_fit_for_answer
-from pipeline.report.q3 import EXPOSED_UNCLEAR, SUBTRACTED
+from pipeline.report.claims import Tile, is_fit_for_answer
 
 
-def q3(*found: Record) -> Claim:
+def q3(*found: Record) -> Tile:
     (claim,) = claims_of(*found)["Q3"]
     return claim
 
@@ -42,8 +42,8 @@ def test_a_measured_share_is_never_above_1(exposed_us: tuple[float, ...], share:
         make_communication_record(comm_point(batch_size_per_gpu=64), measured(*exposed_us)),
     )
     said = f"Subtraction says 40 % of the epoch where {100 * share:.1f} % of the step is measured" if share else ""
-    assert claim.values["warning"].startswith(said)
-    assert ("Subtraction" in claim.values["warning"]) is (share is not None)
+    assert claim.warning.startswith(said)
+    assert ("Subtraction" in claim.warning) is (share is not None)
 
 
 @pytest.mark.fault("F63")
@@ -53,8 +53,8 @@ def test_collectives_of_the_users_own_are_said_and_not_to_be_measured_again(one_
     step = make_communication_record(comm_point(), measured()) if in_step else timed(10, 128, 2)
     records = [timed(one_gpu_s, 128), *([timed(10, 128, 2)] if in_step else [])]
     claim = q3(*records, with_measurement(step, own_collectives=("all_gather",)))
-    assert (claim.kind, claim.command) == (SUBTRACTED if one_gpu_s == 12 else NOT_ANSWERED, "")
-    assert "the model or its loss calls collectives itself, in every measured step" in claim.tile().text
+    assert (claim.is_answer, claim.command) == (one_gpu_s == 12, "")
+    assert "the model or its loss calls collectives itself, in every measured step" in claim.in_words_of(OF_GPUS).text
 
 
 def test_what_only_waiting_rows_subtract_is_no_answer() -> None:
@@ -72,29 +72,29 @@ def test_subtraction_inside_its_noise_is_no_answer(two_gpus_s: float, is_said: b
     assert (time_s.low, time_s.high) == pytest.approx((two_gpus_s * 0.95 - 1.05 / 2, two_gpus_s * 1.05 - 0.95 / 2))
     assert (time_s.noise is None, row["comm_share_subtraction"].noise is None) == (is_said, is_said)
     assert is_fit_for_answer(row, "comm_time_subtraction_s") is is_said
-    assert q3(*found).kind == (SUBTRACTED if is_said else NOT_ANSWERED)
+    assert q3(*found).is_answer is is_said
 
 
 def test_the_row_of_a_subtraction_is_named_with_its_gpus() -> None:
-    assert q3(timed(10, 128), timed(6, 128, 2), timed(4, 128, 4)).values["where"].startswith(", ddp 4 GPUs, 128 per")
+    assert q3(timed(10, 128), timed(6, 128, 2), timed(4, 128, 4)).more.startswith("ddp 4 GPUs, 128 per")
 
 
 def test_exposed_communication_that_may_be_none_is_said() -> None:
     claim = q3(make_communication_record(comm_point(), measured(-30, 10, 30, 40, 60, 90)))
-    assert (claim.values["exposed_us"], "may be 0" in claim.badges) == (pytest.approx(35), True)
+    assert (claim.more.startswith("35 us of "), "may be 0" in claim.badges) == (True, True)
 
 
 def test_ddp_faster_than_without_all_reduces_is_not_called_noise() -> None:
     claim = q3(make_communication_record(comm_point(), measured(-61, -61, -61, -61, -61, -61)))
-    assert (claim.kind, "noise" in claim.values["warning"]) == (EXPOSED_UNCLEAR, False)
-    assert claim.values["warning"].startswith("1 of 1 show a step faster than without its collectives")
+    assert (claim.figure, "noise" in claim.warning) == ("", False)
+    assert claim.warning.startswith("1 of 1 show a step faster than without its collectives")
 
 
 @pytest.mark.parametrize(
     ("name", "has_figure", "words"),
     [
-        ("h100x2/strategies", True, {"collectives": "all-gathers and reduce-scatters", "where": ".*fsdp.*"}),
-        ("h100x2/captured", True, {"collectives": "all-reduces of gradients"}),
+        ("h100x2/strategies", True, {"more": ".* for all-gathers and reduce-scatters.*fsdp.*"}),
+        ("h100x2/captured", True, {"more": ".* for all-reduces of gradients.*"}),
         ("h200x2/batchnorm", False, {"warning": r".*up to 27\.7 % of the step.*"}),
     ],
 )
@@ -102,17 +102,17 @@ def test_the_collectives_of_a_claim_are_those_of_its_strategy(
     name: str, has_figure: bool, words: dict[str, str]
 ) -> None:
     (claim,) = published_claims(name)["Q3"]
-    assert bool(claim.tile().figure) is has_figure
+    assert bool(claim.in_words_of(OF_GPUS).figure) is has_figure
     for value, said in words.items():
-        assert re.fullmatch(said, claim.values[value])
+        assert re.fullmatch(said, getattr(claim, value))
 
 
 def test_points_below_their_noise_are_counted_beside_the_only_share() -> None:
     (claim,) = published_claims("h200x2/communication")["Q3"]
     noise = "3 of 4 show no more than the noise, up to 13.5 % of the step"
-    assert (claim.values["of_many"], claim.values["warning"]) == ("", noise)
+    assert ("the largest of" in claim.more, claim.warning) == (False, noise)
 
 
 def test_the_smallest_share_stands_beside_the_largest() -> None:
     (claim,) = published_claims("h200x2/communication-captured")["Q3"]
-    assert claim.values["of_many"] == "; the largest of 4, the smallest is 0.7 %"
+    assert claim.more.endswith("; the largest of 4, the smallest is 0.7 %")

@@ -21,7 +21,7 @@ from pipeline.plan.spec import Spec
 from pipeline.records.outcomes import CollectedOutcomes, Coverage
 from pipeline.records.record import Environment, Failure, Gpu, Record
 from pipeline.records.store import RejectedFile
-from pipeline.report.claims import NOT_ANSWERED, Claim
+from pipeline.report.claims import Tile
 from pipeline.report.display import MAX_WIDTH, decimals_of, format_cell
 from pipeline.report.markdown import (
     escape_markdown,
@@ -29,7 +29,7 @@ from pipeline.report.markdown import (
     render_coverage,
     wrap,
 )
-from pipeline.report.memory import ALL_FIT, LARGEST_FITTING
+from pipeline.report.memory import LARGEST_FITTING
 from pipeline.report.provenance import list_provenance
 from pipeline.report.questions import Answer
 from pipeline.report.table import Row
@@ -328,12 +328,12 @@ def test_weak_and_strong_scaling_are_two_tables_that_name_what_is_fixed() -> Non
     ]
 
 
-ALL_OF_THEM_FIT = Claim("Q1", LARGEST_FITTING, {"fits": 1024, "fails": ALL_FIT}, command="submit --grid memory")
-UNANSWERED = Claim("Q1", NOT_ANSWERED, {"why": "nothing <b>"}, command="submit --grid q1")
+ALL_OF_THEM_FIT = LARGEST_FITTING._replace(figure="1,024", command="submit --grid memory")
+UNANSWERED = Tile(line="nothing <b>", command="submit --grid q1")
 
 
 def test_an_answer_is_a_line_for_each_gpu_model_its_text_is_escaped_and_its_command_is_code() -> None:
-    models = [ALL_OF_THEM_FIT._replace(gpu="A"), ALL_OF_THEM_FIT._replace(gpu="B", command="")]
+    models = [ALL_OF_THEM_FIT._replace(about={"gpu": "A"}), ALL_OF_THEM_FIT._replace(about={"gpu": "B"}, command="")]
     not_asked = Answer("Q3", [UNANSWERED._replace(is_asked=False)], Terms())
     said = render_answers([Answer("Q1", [UNANSWERED], Terms()), Answer("Q2", models, Terms()), not_asked])
     assert said.split("\n") == [

@@ -19,6 +19,7 @@ from factories import (
 from rendered_tables import answers_of, assert_said_once, build, claims_of, published_claims, report
 
 from pipeline.figures.intervals import median_time
+from pipeline.plan.point_label import OF_GPUS
 from pipeline.records.record import Environment, Gpu, Record
 from pipeline.report.claims import sample_time
 from pipeline.report.q5 import place_words
@@ -172,7 +173,7 @@ def test_it_is_the_first_line_of_the_report() -> None:
 def test_what_limits_it_comes_with_its_next_step() -> None:
     (use,) = published_claims("h200x2/scaling")["Q5"]
     assert use.badges == ("waits for data 33 %", "accuracy not compared")
-    assert_says(use.tile().warning, "waiting for data, 33 %", "input=gpu or more loader workers")
+    assert_says(use.in_words_of(OF_GPUS).warning, "waiting for data, 33 %", "input=gpu or more loader workers")
 
 
 def drawn(draw: random.Random, name: int, num_runs: int, factor: float = 1.0) -> Row:
