@@ -1,16 +1,17 @@
-"""Compare the times of two experiments point by point: which are slower, and which are inside the noise.
+"""Compare the times of two experiments by configuration: which are slower, and which are inside the noise.
 
     python -m pipeline.compare outputs/driver-570 outputs/driver-580
     python -m pipeline.compare outputs/driver-570 outputs/driver-580 --fail-above 5%
     python -m pipeline.compare outputs/a40 outputs/v100 --html a40-v100.html
     python -m pipeline.compare outputs/eager outputs/compiled --across execution
 
-A and B are experiments, or folders of several: those are paired by name. Points are paired by all axes but repeat,
-seed and those of --across. The verdict "slower" or "faster" needs six repeats of a point on both sides (submit
---repeats 6), since one process says nothing of the next one. With fewer a point at most "differs within one run".
-Exit codes: 0 success; 1 with --fail-above if a point is slower by more, is ok in A and not in B, or has no verdict
-(unless --allow-unchecked); 2 a folder cannot be read, or both are the same; 3 no experiment, or no timed point, is in
-both.
+A and B are experiments, or folders of several: those are paired by name. Configurations are paired by all axes but
+repeat, seed and those of --across. The verdict "slower" or "faster" needs six repeats of a configuration on both sides
+(submit --repeats 6), since one process says nothing of the next one. With fewer a configuration at most "differs within
+one run".
+Exit codes: 0 success; 1 with --fail-above if a configuration is slower by more, is ok in A and not in B, or has no
+verdict (unless --allow-unchecked); 2 a folder cannot be read, or both are the same; 3 no experiment, or no timed
+configuration, is in both.
 """
 
 import argparse
@@ -39,11 +40,11 @@ def parse_arguments() -> argparse.Namespace:
     folder = "an experiment's folder, or one that holds experiments at any depth"
     parser.add_argument("a", type=Path, metavar="A", help=f"the reference: {folder}")
     parser.add_argument("b", type=Path, metavar="B", help="what is compared with it: likewise")
-    failing = "exit 1 if a point of B is slower by more than this, or has no verdict; 5 and 5%% are 5 per cent"
+    failing = "exit 1 if a configuration of B is slower by more than this, or has no verdict; 5 and 5%% are 5 per cent"
     parser.add_argument("--fail-above", type=parse_percentage, metavar="PERCENT", help=failing)
-    allowing = "with --fail-above: a point without a verdict does not change the exit code"
+    allowing = "with --fail-above: a configuration without a verdict does not change the exit code"
     parser.add_argument("--allow-unchecked", action="store_true", help=allowing)
-    pairing = "pair points that may differ in these axes, such as strategy"
+    pairing = "pair configurations that may differ in these axes, such as strategy"
     parser.add_argument("--across", nargs="+", default=[], metavar="AXIS", help=pairing)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     page = f"also write a page with plots (default: {PAGE})"
@@ -82,13 +83,13 @@ def main() -> int:
             if comparison.points:
                 comparisons[name] = (str(a.folder), str(b.folder)), comparison
             else:
-                log_line(f"Notice: {name}: no timed point is in both.")
+                log_line(f"Notice: {name}: no timed configuration is in both.")
                 apart |= dict.fromkeys(axes_apart(*outcomes))
     points = [point for _, comparison in comparisons.values() for point in comparison.points]
     if codes and not points:
         return max(codes)
     if not points:
-        problem = f"{arguments.a} and {arguments.b} share no timed point"
+        problem = f"{arguments.a} and {arguments.b} share no timed configuration"
         cure = f", or pair them with --across {' '.join([*across, *apart])}" if apart else ""
         raise CommandError(f"{problem}; compare two runs of the same grid{cure}.", errors.EXIT_NOTHING_FOUND)
     if arguments.html:  # first: whoever reads stdout may go
@@ -107,7 +108,7 @@ def main() -> int:
     unchecked = name_unchecked({name: comparison for name, (_, comparison) in comparisons.items()})
     if unchecked and not arguments.allow_unchecked:
         names = shorten_list(unchecked, MAX_NAMED_POINTS)
-        problem = f"{pluralize(len(unchecked), 'point')} without a verdict ({names})"
+        problem = f"{pluralize(len(unchecked), 'configuration')} without a verdict ({names})"
         cure = "measure both sides with --repeats 6, or allow it with --allow-unchecked"
         log_line(f"error: --fail-above could not check {problem}; {cure}.")
     return errors.EXIT_GAPS

@@ -78,10 +78,12 @@ def main() -> int:
             elif points:
                 export_to_tracker(arguments.to, arguments.store, name, experiment, points)
             else:
-                log_line(f"Notice: {name}: no point has a record.")
+                log_line(f"Notice: {name}: no configuration has a record.")
     if arguments.to == "json":
         if not entries and max(codes) == errors.EXIT_OK:
-            raise CommandError(f"no figure under {arguments.folder}; measure a point first.", errors.EXIT_NOTHING_FOUND)
+            raise CommandError(
+                f"no figure under {arguments.folder}; measure a configuration first.", errors.EXIT_NOTHING_FOUND
+            )
         sys.stdout.buffer.write(indented_json(entries))
     return max(codes)
 

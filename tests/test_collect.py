@@ -265,7 +265,7 @@ def test_junk_among_the_records_is_named_and_nothing_else_is_lost(pipeline: Comm
     assert_says(
         answer.stdout,
         *(f"records/{name}.json" for name in (path.stem, *junk, "folder", "link", "fifo")),
-        *("2 points expected: 1 ok, 0 OOM, 0 failed, 0 missing, 1 rejected", "6 foreign"),
+        *("2 configurations expected: 1 ok, 0 OOM, 0 failed, 0 missing, 1 rejected", "6 foreign"),
     )
 
 
@@ -585,7 +585,7 @@ def test_several_experiments_have_a_table_for_each_question_and_a_line_each(pipe
         ["y", "The only batch, one GPU: 64 images, 50,000 images/s", "tf32, dataloader, one run"],
     ]
     assert [line for line in lines if line.startswith("- ")] == [f"- {name}: 512 per GPU on 1 GPU" for name in "xy"]
-    assert f"{tmp_path}/x/report.html  2 points" in lines
+    assert f"{tmp_path}/x/report.html  2 configurations" in lines
     assert lines[-2:] == [f"Page: {tmp_path}/index.html", "--full prints every table."]
 
 

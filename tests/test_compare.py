@@ -128,7 +128,11 @@ def test_the_exit_code_is_1_only_where_the_whole_interval_is_above_the_limit(
     make_experiment(tmp_path / "a", *repeated(32))
     make_experiment(tmp_path / "b", *repeated(32, slower(factor)))  # the interval begins at factor / 1.05
     answer = pipeline("compare", tmp_path / "a", tmp_path / "b", "--fail-above", limit)
-    assert (answer.returncode, answer.stderr, f"{code} of 1 point with a verdict" in answer.stdout) == (code, "", True)
+    assert (answer.returncode, answer.stderr, f"{code} of 1 configuration with a verdict" in answer.stdout) == (
+        code,
+        "",
+        True,
+    )
     assert ("Exit code 1." in answer.stdout) == bool(code)
 
 
@@ -143,8 +147,8 @@ def test_a_limit_needs_six_repeats_on_both_sides_and_names_the_point_that_has_fe
     limit = ("--fail-above", "50%")  # B is not slower than that
     answer = pipeline("compare", tmp_path / "a", tmp_path / "b", *limit)
     words = (
-        'could not check 1 point without a verdict ("a and b: single 1 GPU, 32 per GPU")',
-        *("--repeats 6", "1 point without a verdict was not checked."),
+        'could not check 1 configuration without a verdict ("a and b: single 1 GPU, 32 per GPU")',
+        *("--repeats 6", "1 configuration without a verdict was not checked."),
     )
     assert (answer.returncode, [said in answer.stdout + answer.stderr for said in words]) == (code, [bool(code)] * 3)
     found = json.loads(printed(pipeline, tmp_path, *limit, "--allow-unchecked", "--json"))
@@ -162,7 +166,7 @@ def test_a_point_without_verdict_does_not_hide_one_that_is_slower(pipeline: Comm
     for more, is_named in (((), True), (("--allow-unchecked",), False)):
         answer = pipeline(*command, *more)
         assert (answer.returncode, "could not check" in answer.stderr) == (1, is_named)
-        assert "1 of 1 point with a verdict is slower than the limit of 5 %." in answer.stdout
+        assert "1 of 1 configuration with a verdict is slower than the limit of 5 %." in answer.stdout
 
 
 def test_a_point_that_has_no_result_in_a_is_not_checked_and_an_oom_there_is_a_result(
@@ -173,7 +177,7 @@ def test_a_point_that_has_no_result_in_a_is_not_checked_and_an_oom_there_is_a_re
     make_experiment(tmp_path / "b", *repeated(32), *(timed(size) for size in (64, 128, 256)))
     answer = pipeline("compare", tmp_path / "a", tmp_path / "b", "--fail-above", "5%")
     assert answer.returncode == 1
-    first = '2 points without a verdict ("a and b: single 1 GPU, 64 per GPU'
+    first = '2 configurations without a verdict ("a and b: single 1 GPU, 64 per GPU'
     assert_says(answer.stderr, first, '", "a and b: single 1 GPU, 256 per GPU')
 
 
@@ -183,7 +187,7 @@ def test_a_point_that_fits_in_a_and_not_in_b_passes_no_limit(pipeline: Command, 
     limit = ("--fail-above", "5%")
     answer = pipeline("compare", tmp_path / "a", tmp_path / "b", *limit)
     assert answer.returncode == 1
-    assert_says(" ".join(answer.stdout.split()), "1 point ok in A but not in B", "| OOM |")
+    assert_says(" ".join(answer.stdout.split()), "1 configuration ok in A but not in B", "| OOM |")
     for sides in (("a", "b"), ("b", "a", *limit)):
         assert pipeline("compare", tmp_path / sides[0], tmp_path / sides[1], *sides[2:]).returncode == 0
 
@@ -202,12 +206,12 @@ def test_one_window_has_no_interval_and_says_what_an_interval_needs(pipeline: Co
     make_experiment(tmp_path / "b", make_record(epoch_times_s=(2.0, 9.0)))
     answer = pipeline("compare", tmp_path / "a", tmp_path / "b", "--fail-above", "5%")
     assert answer.returncode == 1
-    assert 'could not check 1 point without a verdict ("a and b: single 1 GPU, 128 per GPU")' in answer.stderr
+    assert 'could not check 1 configuration without a verdict ("a and b: single 1 GPU, 128 per GPU")' in answer.stderr
     assert_says(
         " ".join(answer.stdout.split()),
         "An interval needs 6 windows",
-        "1 point: 1 no interval. 0 of 0 points with a verdict",
-        "1 point without a verdict was not checked.",
+        "1 point: 1 no interval. 0 of 0 configurations with a verdict",
+        "1 configuration without a verdict was not checked.",
     )
 
 
@@ -261,7 +265,7 @@ def test_points_that_differ_in_an_axis_are_paired_across_it(pipeline: Command, t
     make_experiment(tmp_path / "b", *(make_record(windows(size, momentum=0.5), slower(2)) for size in sizes))
     both = ("compare", tmp_path / "a", tmp_path / "b")
     cure = "compare two runs of the same grid, or pair them with --across momentum."
-    assert_refused(pipeline(*both), 3, "share no timed point", cure)
+    assert_refused(pipeline(*both), 3, "share no timed configuration", cure)
     said = printed(pipeline, tmp_path, "--across", "momentum", "--html", tmp_path / "page.html")
     assert_says(said, "B takes 2 times as long (median of 2 configurations)", "- momentum: 0.9 in A, 0.5 in B")
     assert_says((tmp_path / "page.html").read_text(), "0.9 in A, 0.5 in B")
@@ -278,7 +282,7 @@ def test_what_is_no_comparison_is_refused(pipeline: Command, tmp_path: Path) -> 
         make_experiment(tmp_path / name, timed(size))
     (tmp_path / "empty").mkdir()
     refused: list[tuple[tuple[Path | str, ...], int, tuple[str, ...]]] = [
-        ((a, b), 3, ("share no timed point",)),
+        ((a, b), 3, ("share no timed configuration",)),
         ((a, tmp_path / "empty"), 3, ("no experiment under",)),
         ((a, tmp_path / "absent"), 2, ("cannot read", "absent")),
         *(((a, same), 2, ("A and B are both",)) for same in (a, tmp_path / "b" / ".." / "a")),

@@ -92,11 +92,16 @@ LENET_FASTER = [timed(0.1, 128, model="lenet"), timed(0.05, 128, 2, model="lenet
         pytest.param(scaling(), 1, "images on 1 GPU,", "", "", id="one GPU"),
         pytest.param(
             scaling((2, 4)),
-            *(None, "GPU-hours", "no point on several GPUs has one on one GPU to compare with", ""),
+            *(None, "GPU-hours", "no configuration on several GPUs has one on one GPU to compare with", ""),
             id="no baseline: hours and no efficiency",
         ),
         pytest.param(
-            scaling((1,)), None, "", "since no point on several GPUs was timed", "", id="one point: nothing beyond"
+            scaling((1,)),
+            None,
+            "",
+            "since no configuration on several GPUs was timed",
+            "",
+            id="one point: nothing beyond",
         ),
         pytest.param(
             [

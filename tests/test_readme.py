@@ -450,8 +450,8 @@ def test_the_route_on_a_cluster_runs_as_written_but_for_its_size(
         cluster.run("bash", "-c", f"{command}\n{line}", cwd=checkout, env=on_slurm).stdout for line in (status, collect)
     )
     assert_says(said, "scaling: 2 points: 2 ok")
-    of_q4 = "outputs/q4/report.html  10 points, 8 without a result"
-    assert_says(shown, "Q5  ", "outputs/scaling/report.html  2 points", of_q4)
+    of_q4 = "outputs/q4/report.html  10 configurations, 8 without a result"
+    assert_says(shown, "Q5  ", "outputs/scaling/report.html  2 configurations", of_q4)
     assert (checkout / "outputs" / "scaling" / "report.md").exists()
     assert noted.read_text() == "exec --nv pipeline.sif python\n" * 2
 

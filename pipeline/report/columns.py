@@ -5,7 +5,7 @@ from pipeline.figures.loader import MAX_DATA_SHARE
 from pipeline.report.table import Column
 
 GLOBAL_BATCH = Column("global_batch_size", "$images a step", "Samples per step over all GPUs.", is_set=True)
-STATUS = Column("status", "", "The status of the point: ok, oom, failed, rejected or missing.")
+STATUS = Column("status", "", "The status of the configuration: ok, oom, failed, rejected or missing.")
 PLACE = (GLOBAL_BATCH._replace(heading=""), STATUS)
 REMEDIES = Column("remedies", "", "Remedies for training with large batches.")
 
@@ -85,7 +85,7 @@ TIMING = (
     Column("energy_j", "", "Energy of all GPUs used, without the host."),
     Column("sm_clock_mhz", "", "Clock of the slowest GPU."),
 )
-BASELINE = Column("baseline", "", "Strategy of the one-GPU point that the row is compared with.")
+BASELINE = Column("baseline", "", "Strategy of the configuration on one GPU that the row is compared with.")
 STEP_TIME = Column("step_time_s", "step [ms]", "One training step, on the slowest rank.")
 PLAIN_STEP_TIME = Column(
     "plain_step_time_s", "one $GPU [ms]", "Model without DDP on one GPU, with one GPU's share of the batch."

@@ -104,7 +104,9 @@ def differences_of(comparison: Comparison) -> dict[str, str]:
     differences = {fact: tuple(map(" and ".join, sides)) for fact, sides in comparison.differences.items()}
     said = {fact: f"{a} in A, {b} in B" for fact, (a, b) in differences.items()}
     alone = {"A": comparison.only_in_a, "B": comparison.only_in_b}
-    return said | {f"only in {letter}": pluralize(len(specs), "point") for letter, specs in alone.items() if specs}
+    return said | {
+        f"only in {letter}": pluralize(len(specs), "configuration") for letter, specs in alone.items() if specs
+    }
 
 
 def render_differences(comparison: Comparison) -> str:
@@ -197,18 +199,18 @@ def summarize(points: Sequence[ComparedPoint], fail_above: float | None, allow_u
     """Return the sentences at the end: the number of points by verdict, and those beyond the limit."""
     counts = Counter(point.verdict for point in points)
     listed = ", ".join(f"{counts[word]} {word}" for word in get_args(Verdict) if counts[word])
-    sentences = [f"{pluralize(len(points), 'point')}: {listed}."]
+    sentences = [f"{pluralize(len(points), 'configuration')}: {listed}."]
     if fail_above is not None:
         slower = sum(point.is_slower_by(fail_above) for point in points)
         known = sum(point.is_between_runs for point in points)
         verb = "is" if known == 1 else "are"
-        of_known = f"{slower} of {pluralize(known, 'point')} with a verdict"
+        of_known = f"{slower} of {pluralize(known, 'configuration')} with a verdict"
         sentences.append(f"{of_known} {verb} slower than the limit of {100 * fail_above:g} %.")
         if unchecked := sum(point.is_unchecked for point in points):
             verb = "was" if unchecked == 1 else "were"
-            sentences.append(f"{pluralize(unchecked, 'point')} without a verdict {verb} not checked.")
+            sentences.append(f"{pluralize(unchecked, 'configuration')} without a verdict {verb} not checked.")
     if lost := sum(point.is_lost for point in points):
-        sentences.append(f"{pluralize(lost, 'point')} ok in A but not in B.")
+        sentences.append(f"{pluralize(lost, 'configuration')} ok in A but not in B.")
     if compared.is_failing(points, fail_above, allow_unchecked):
         sentences.append("Exit code 1.")
     return sentences

@@ -34,7 +34,7 @@ COST = Table(
     View(
         "Cost: what the attempts took, by how they ended",
         "Hours from each launch to its record, times the $GPUs allocated; n counts attempts. The attempts that "
-        "ended ok have two rows: their timed windows on the $GPUs used (every epoch of a point that evaluates), and "
+        "ended ok have two rows: their timed windows on the $GPUs used (every epoch where it evaluates), and "
         "all else: start-up, warm-up, evaluation, unused $GPUs.",
         lambda rows: [row for row in rows if row.n or row.notes],
         shows_n=True,

@@ -23,16 +23,7 @@ from pipeline.figures.comparability import gpu_model
 from pipeline.figures.intervals import MIN_COVERAGE
 from pipeline.figures.loader import MAX_DATA_SHARE
 from pipeline.figures.pooling import group_pairs
-from pipeline.plan.point_label import (
-    NAMING_AXES,
-    Terms,
-    describe_point,
-    describe_training,
-    format_figure,
-    in_terms,
-    models_of,
-    varying_axes,
-)
+from pipeline.plan.point_label import describe_training, format_figure, in_terms, point_labels
 from pipeline.plan.spec import without_repeat
 from pipeline.records.outcomes import CollectedOutcomes, PointOutcome
 from pipeline.report import first_screen
@@ -66,7 +57,7 @@ HERO_PLOTS = ("q4-batch-size", "q2", "q2-strong", "q3-communication", "q1", "int
 
 VERSIONS = ("torch", "CUDA", "NCCL", "driver", "node")
 GLOSSARY = (
-    ("configuration", "One point of the grid. A run is one measurement of it."),
+    ("configuration", "One value of each axis of the grid. A run is one measurement of it."),
     ("weak scaling", "Every $GPU keeps its batch size, so N $GPUs train on N times as many samples a step."),
     ("strong scaling", "The global batch size stays the same, so each of N $GPUs gets 1/N of it."),
     ("speed-up", "The time of an epoch on one $GPU over that on N $GPUs, for the same samples."),
@@ -128,13 +119,13 @@ class Pages:
             drawn = write_plots(folder / PLOTS_FOLDER, plots, self.formats) if has_plots else []
             hero = next((part for name in HERO_PLOTS for part in drawn if part.plot.name == name), None)
             sections = build_sections(found, said["answers"], [part for part in drawn if part is not hero])
-            fates = list_fates(shown_outcomes(collected.outcomes), folder, logs)
+            fates = list_fates(collected.outcomes, folder, logs)
             shown = {
                 "sections": sections,
                 "hero": hero,
                 "has_plots": has_plots,
                 "fates": fates,
-                "glossary": glossary_of(collected.terms),
+                "glossary": name_texts(GLOSSARY, collected.terms),
             }
             page = render_template("report.html.j2", said, **shown)
             files.replace_file_atomically(folder / REPORT_NAME, page.encode())
@@ -228,8 +219,7 @@ def build_sections(
 
     Of timings measured elsewhere, and of an experiment that quantizes, every question with plots or tables is shown.
     """
-    link_of = point_links(shown_outcomes(found.collected.outcomes))
-    options = ON_PAGE._replace(link_of=link_of)
+    options = ON_PAGE._replace(link_of=point_links(found.collected.outcomes))
     tables = group_pairs(display_tables(found.tables, found.collected, options))
     figures = group_pairs((rendered.plot.question, rendered) for rendered in drawn)
     answers = {answer.question: answer for answer in asked}
@@ -248,11 +238,6 @@ def build_sections(
         }
         sections += [section] if answer or shows_all else []
     return sections
-
-
-def glossary_of(terms: Terms) -> list[tuple[str, str]]:
-    """Return the words that a reader of the page may not know, and their meanings, in the words of the experiment."""
-    return [(word, in_terms(meaning, terms)) for word, meaning in GLOSSARY]
 
 
 def facts_of(collected: CollectedOutcomes) -> dict[str, str]:
@@ -356,29 +341,20 @@ def printable(value: Any) -> Any:
     return replace_control_characters(value, by=" ") if type(value) is str else value
 
 
-def shown_outcomes(outcomes: Sequence[PointOutcome]) -> Sequence[PointOutcome]:
-    """Return the first MAX_ROWS points; of more those that are not ok come first."""
-    if len(outcomes) <= MAX_ROWS:
-        return outcomes
-    return sorted(outcomes, key=lambda outcome: outcome.status == "ok")[:MAX_ROWS]
-
-
 def list_fates(outcomes: Sequence[PointOutcome], folder: Path, logs: Mapping[str, Path]) -> list[dict[str, Any]]:
-    """Return the fate of every point, with the paths in `folder` of its records and log.
+    """Return the fate of at most MAX_ROWS points, those that are not ok first, with the paths of its records and log.
 
-    A record that a later attempt replaced comes first.
+    Paths are in `folder`. A record that a later attempt replaced comes first.
     """
-    specs = [msgspec.structs.asdict(outcome.spec) for outcome in outcomes]
-    axes = list(dict.fromkeys([*NAMING_AXES, *varying_axes(specs)]))
-    fates, models = [], models_of(specs)
-    for outcome, spec in zip(outcomes, specs, strict=True):
+    fates, labels = [], point_labels([outcome.spec for outcome in outcomes])
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.status == "ok")[:MAX_ROWS]:
         run_id = outcome.spec.run_id()
         log = logs.get(run_id)
         attempts = [*outcome.superseded, *([outcome.record] if outcome.record else [])]
         fates.append(
             {
                 "run_id": run_id,
-                "label": describe_point(spec, axes, models),
+                "label": labels[run_id],
                 "status": outcome.status,
                 "reason": outcome.reason,
                 "records": [f"records/{record.run_id}.{record.attempt}.json" for record in attempts],

@@ -263,7 +263,9 @@ def histogram_plots(rows: Sequence[Row]) -> Iterator[Plot]:
     for tensor, (name, title) in HISTOGRAMS.items():
         own = [row for row in rows if row["tensor"] == tensor]
         if own:
-            shown = f"seed {own[0]['seed']}" + (f" of the first of {len(points)} points" if len(points) > 1 else "")
+            shown = f"seed {own[0]['seed']}" + (
+                f" of the first of {len(points)} configurations" if len(points) > 1 else ""
+            )
             signs = "plus" if tensor == "after_relu" else "plus and minus"
             note = f"Number of values in a bin, logarithmic; {shown}. Dashed: mean {signs} 3 sigma. Solid: the "
             note += "largest magnitude."

@@ -75,7 +75,7 @@ def render_coverage(collected: CollectedOutcomes, width: int = MAX_WIDTH) -> str
     """Return the number of points in each status, and a line for each point without a result."""
     coverage = collected.coverage
     line = (
-        f"{pluralize(coverage.expected, 'point')} expected: {coverage.ok:,} ok, {coverage.oom:,} OOM, "
+        f"{pluralize(coverage.expected, 'configuration')} expected: {coverage.ok:,} ok, {coverage.oom:,} OOM, "
         f"{coverage.failed:,} failed, {coverage.missing:,} missing, {coverage.rejected:,} rejected."
     )
     counts = {word: getattr(coverage, word) for word in ("superseded", "duplicate", "foreign")}

@@ -95,7 +95,7 @@ OOM = Table(
     "",
     (
         *PLACE,
-        Column("reason", "", "Why the point ran out of memory."),
+        Column("reason", "", "Why the configuration ran out of memory."),
         Column("max_steps", "", "Steps after which an epoch is cut off."),
     ),
 )

@@ -526,8 +526,8 @@ def has_next_step(rows: Rows) -> Rows:
 
 
 ADVICE = (
-    "By the rules of docs/advice.md, which found none for points that are not listed; (2x): measured here to be twice "
-    "as fast. A larger batch changes the training: what it learns is a question of its own (Q4)."
+    "By the rules of docs/advice.md, which found none for configurations that are not listed; (2x): measured here to "
+    "be twice as fast. A larger batch changes the training: what it learns is a question of its own (Q4)."
 )
 
 

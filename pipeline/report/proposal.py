@@ -169,10 +169,10 @@ def checked_num_gpus(asked: int | None, measured: Sequence[int]) -> int:
         return asked or most
     if asked < most:
         raise CommandError(
-            f"no point on {pluralize(asked, 'GPU')} was timed; choose one of {listed}, or up to {2 * most}."
+            f"no configuration on {pluralize(asked, 'GPU')} was timed; choose one of {listed}, or up to {2 * most}."
         )
     if most == 1:
-        problem = f"a model of {asked} GPUs needs points on several GPUs, and none was timed"
+        problem = f"a model of {asked} GPUs needs configurations on several GPUs, and none was timed"
         raise CommandError(f"{problem}; measure some with {SUBMIT} --grid scaling.")
     if asked > 2 * most:
         problem = f"{asked} GPUs are more than twice the {most} that were measured, where no model was tested"
@@ -213,10 +213,9 @@ def say_work(work: Work, num_gpus: int, label: str, asked: Row | None, beyond: S
 def say_efficiency(kind: str, rows: Sequence[Row]) -> str:
     """Return the efficiency at the most GPUs, or where it falls below the limit."""
     known = [row for row in rows if row["num_gpus"] > 1 and row["parallel_efficiency"] is not None]
-    if rows[-1]["num_gpus"] == 1:
-        return f"{kind} scaling: no efficiency, since no point on several $GPUs was timed."
     if not known:
-        return f"{kind} scaling: no efficiency, since no point on several $GPUs has one on one $GPU to compare with."
+        lacks = "was timed" if rows[-1]["num_gpus"] == 1 else "has one on one $GPU to compare with"
+        return f"{kind} scaling: no efficiency, since no configuration on several $GPUs {lacks}."
     least = f"{100 * MIN_EFFICIENCY:.0f} %"
     below = [index for index, row in enumerate(known) if row["parallel_efficiency"] < MIN_EFFICIENCY]
     row = known[below[0]] if below else known[-1]
@@ -250,7 +249,11 @@ def assume_choice(label: str, chosen: Row, candidates: Sequence[Row], rows: Sequ
     if faster:
         best = max(faster, key=lambda row: float(row["throughput_samples_per_s"]))
         ratio = best["throughput_samples_per_s"] / rate
-        why = "other points ran on its node at the same time" if has_neighbours(best) else "its batches are synthetic"
+        why = (
+            "other configurations ran on its node at the same time"
+            if has_neighbours(best)
+            else "its batches are synthetic"
+        )
         said.append(f"{describe_own(best, rows)} is {ratio:.2f} times as fast and left out: {why}.")
     if chosen["is_loader_bound"] or chosen.has_note(LOADER_BOUND):
         what = "hours and scaling are" if chosen["is_loader_bound"] else "scaling is"
@@ -284,7 +287,7 @@ def assume_figures(tables: Tables, rows: Sequence[Row], beyond: Sequence[Row]) -
         )
         if beyond[-1]["none_hidden_gpu_hours"] is None:
             cure = "measure it with ddpscale submit --grid communication"
-            said.append(f"No point like this one tells its communication on as many $GPUs: {cure}.")
+            said.append(f"No configuration like this one tells its communication on as many $GPUs: {cure}.")
     for what, axis in (("$GPU models", "gpu"), ("models", "model")):
         if others := {row.axes.get(axis) for row in tables["Q2"]} - {rows[0].axes.get(axis), None}:
             said.append(f"Other {what} were measured too and are left out: {', '.join(sorted(map(str, others)))}.")

@@ -102,7 +102,7 @@ Q2 = Table(
         *FLOPS,
         *TIMING,
         BASELINE,
-        Column("baseline_batch_size_per_gpu", "", "Batch size per GPU of the baseline point."),
+        Column("baseline_batch_size_per_gpu", "", "Batch size per GPU of the baseline."),
         *NEXT_STEP,
     ),
     View(
@@ -124,7 +124,7 @@ Q2 = Table(
         scaled("strong", "global_batch_size"),
         hidden_axes=("batch_size_per_gpu",),
     ),
-    next_step_view("Next step of each point"),
+    next_step_view("Next step of each configuration"),
 )
 
 

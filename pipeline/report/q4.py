@@ -1,6 +1,6 @@
 """Q4, accuracy: what a large batch costs in accuracy, and what recovers it. Its table, answer and plots."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.figures import formulas
 from pipeline.figures.comparability import gpu_model
@@ -61,21 +61,6 @@ def is_about_learning(row: Row) -> bool:
     return tested or bool(row["remedies"]) or row["diverged_at_update"] is not None or row.has_note(FIGURES_NOT_STATED)
 
 
-def epochs_of(*, with_merit: bool) -> Callable[[Rows], Rows]:
-    """Return the choice of epochs of the models that have another merit than the test accuracy, or that have none."""
-
-    def choose(rows: Rows) -> Rows:
-        models = {row.axes.get("model") for row in rows if row["merit"] is not None}
-        return first_and_last_epochs([row for row in rows if (row.axes.get("model") in models) == with_merit])
-
-    return choose
-
-
-def is_input_known(row: Row) -> bool:
-    """True for what was measured here; an ingested table does not state its images."""
-    return row.axes.get("input", "") is not None
-
-
 EPOCH = Column("epoch", "epoch", "The epoch, counted from 1.", is_set=True)
 
 Q4 = Table(
@@ -101,23 +86,9 @@ Q4 = Table(
         Column("diverged_at_update", "", "First update whose loss was not finite."),
     ),
     View(
-        "Q4: loss and accuracy by epoch",
-        "The table shows the first and the last epoch of each point. Loss and training accuracy are of $augmented, "
-        "during the epoch.",
-        lambda rows: [row for row in epochs_of(with_merit=False)(rows) if is_input_known(row)],
-        hidden_axes=("gpu",),
-    ),
-    View(
-        "Q4: stated loss and accuracy by epoch",
-        "The table shows the first and the last epoch of each point. The source does not state of which $images loss "
-        "and accuracy are.",
-        lambda rows: [row for row in epochs_of(with_merit=False)(rows) if not is_input_known(row)],
-        hidden_axes=("gpu",),
-    ),
-    View(
-        f"Q4: loss and {MERIT.heading} by epoch",
-        "The table shows the first and the last epoch of each point. Loss is of training samples, during the epoch.",
-        epochs_of(with_merit=True),
+        "Q4: first and last epoch",
+        "Loss and training accuracy are those during the epoch, of $augmented where they were measured here.",
+        first_and_last_epochs,
         hidden_axes=("gpu",),
     ),
 )
@@ -306,7 +277,7 @@ WIDE_RANGE = 8  # the largest over the smallest end of a curve, from which the a
 TIMES = "time to the target"  # the panel of times, in the title
 SEEDS_NOTE = (
     "Medians over the seeds. Bars: of six seeds or more the interval of the median, of two to five seeds the lowest "
-    "and the highest. A point without a bar: one seed, or a seed missed the target. The axis of the {} does not begin "
+    "and the highest. A marker without a bar: one seed, or a seed missed the target. The axis of the {} does not begin "
     "at 0."
 )
 SOME_TIMES_NOTE = "Times are of one $GPU model: seeds on another have none."

@@ -120,7 +120,7 @@ def step_plots(source: PlotSource) -> Iterator[Plot]:
     ):
         known = sorted((step for step in steps if sum(step[1].values()) > 0), key=lambda step: order_of(step[0]))
         if known:
-            note = plots.note_on_number(len(known), plots.MAX_BARS, "points")
+            note = plots.note_on_number(len(known), plots.MAX_BARS, "configurations")
             axes = plots.label_axes([row for row, _ in steps])
             shown = plots.evenly(known, plots.MAX_BARS)
             parts = group_pairs((order_of(step[0])[:2], step) for step in shown).values()
@@ -135,7 +135,7 @@ def order_of(row: Mapping[str, Any]) -> tuple[int, int, int]:
 def make_bars(steps: Steps, axes: Sequence[str], styles: Mapping[str, int]) -> BarPanel:
     """Return a bar for each step by these axes of its point, with parts in the order of `styles`."""
     models = models_of(row for row, _ in steps)
-    labels = tuple(describe_point(row, axes, models) or "every point" for row, _ in steps)
+    labels = tuple(describe_point(row, axes, models) or "every configuration" for row, _ in steps)
     totals = [sum(parts.values()) for _, parts in steps]
     shares = {
         part: tuple(parts.get(part, 0.0) / total for (_, parts), total in zip(steps, totals, strict=True))

@@ -33,7 +33,7 @@ def test_six_seeds_tell_a_remedy_from_noise_or_say_that_they_do_not() -> None:
     plain = [*studied(128, 0.9, 0.001), *studied(2048, 0.8, 0.001)]
     told = q4(*plain, *studied(2048, 0.88, 0.001, "linear_scaling"))
     assert str(told) == "Accuracy at batch 2,048: 80.3 % (80.0 to 80.5 %), 90.3 % at 128"
-    assert told.more == "88.2 % with linear_scaling (rate 1.6), the best of 1 set; 30 epochs, n = 6"
+    assert told.more == "88.3 % with linear_scaling (rate 1.6), the best of 1 set; 30 epochs, n = 6"
     unclear = q4(*plain, *studied(2048, 0.801, 0.001, "linear_scaling")).more
     assert "the best of 1 set (no difference is shown); " in unclear
 

@@ -62,7 +62,9 @@ def test_an_axis_of_one_strategy_is_named_in_its_rows_alone() -> None:
 
 
 def test_next_steps_are_of_the_points_where_one_was_found() -> None:
-    steps = [row["next step"] for row in table_of(published_report("h100x2/captured"), "Next step of each point")]
+    steps = [
+        row["next step"] for row in table_of(published_report("h100x2/captured"), "Next step of each configuration")
+    ]
     assert [step.partition(" (")[0] for step in steps] == [
         *["a larger batch"] * 4,
         *["execution=compiled_graph"] * 4,

@@ -169,7 +169,7 @@ def test_a_point_without_a_time_says_its_state_in_the_cell_of_the_time(status: A
 FAILED, ABSENT = make_spec(batch_size_per_gpu=64), make_spec(batch_size_per_gpu=32)
 SEEDS = [make_spec(batch_size_per_gpu=64, seed=seed) for seed in range(4)]
 COMMITTED = Environment(torch="2.9", git_commit="c" * 40)
-LOSSES = "## Q4: loss and accuracy"
+LOSSES = "## Q4: first and last epoch"
 
 
 def on(gpu: str, spec: Spec) -> Record:
@@ -217,7 +217,7 @@ def on(gpu: str, spec: Spec) -> Record:
             [make_record(), make_record(FAILED, status="failed", reason="rank 0 was ended by SIGKILL")],
             {"missing": [ABSENT]},
             [
-                "3 points expected: 1 ok, 0 OOM, 1 failed, 1 missing, 0 rejected.",
+                "3 configurations expected: 1 ok, 0 OOM, 1 failed, 1 missing, 0 rejected.",
                 f"- single 1 GPU, 64 per GPU: failed, rank 0 was ended by SIGKILL ({FAILED.run_id()})",
                 f"- single 1 GPU, 32 per GPU: missing, no record ({ABSENT.run_id()})",
             ],
@@ -398,4 +398,4 @@ def test_the_digest_of_the_source_stands_in_for_a_commit_that_git_could_not_give
 
 def test_a_thousand_points_have_a_separator() -> None:
     text = render_coverage(CollectedOutcomes([], Coverage(10_000, 9_999, 0, 0, 1, 0, 0, 0, 0), []))
-    assert text.startswith("10,000 points expected: 9,999 ok, 0 OOM, 0 failed, 1 missing")
+    assert text.startswith("10,000 configurations expected: 9,999 ok, 0 OOM, 0 failed, 1 missing")

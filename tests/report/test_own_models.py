@@ -79,7 +79,7 @@ def test_of_a_lower_merit_the_target_lies_above_the_baseline_and_is_reached_from
     final = table_of(text, "Q4: final test loss")
     assert cells(final, "test loss") == [("2.000",), ("2.050",)]
     assert "learning" not in "".join(final[0])
-    by_epoch = [row["test loss"] for row in table_of(text, "Q4: loss and test loss by epoch")]
+    by_epoch = [row["test loss"] for row in table_of(text, "Q4: first and last epoch")]
     assert by_epoch == ["4.000", "2.000", "5.000", "2.050"]
 
 
