@@ -210,7 +210,7 @@ def test_one_window_has_no_interval_and_says_what_an_interval_needs(pipeline: Co
     assert_says(
         " ".join(answer.stdout.split()),
         "An interval needs 6 windows",
-        "1 point: 1 no interval. 0 of 0 configurations with a verdict",
+        "1 configuration: 1 no interval. 0 of 0 configurations with a verdict",
         "1 configuration without a verdict was not checked.",
     )
 

@@ -138,7 +138,7 @@ LENET_FASTER = [timed(0.1, 128, model="lenet"), timed(0.05, 128, 2, model="lenet
         pytest.param(
             [*scaling(), *beside(timed(1.0, 256, 4), timed(1.0, 512, 4))],
             *(None, "ddp, 128 per GPU", ""),
-            "other points ran on its node at the same time",
+            "other configurations ran on its node at the same time",
             id="shared nodes are left out and named",
         ),
     ],
@@ -172,7 +172,7 @@ def test_the_rows_of_weak_scaling(
 
 def test_of_one_gpu_nothing_follows_for_several(tmp_path: Path) -> None:
     assert proposal_of(tmp_path, *scaling((1,))).strong == []
-    with pytest.raises(CommandError, match="needs points on several GPUs"):
+    with pytest.raises(CommandError, match="needs configurations on several GPUs"):
         proposal_of(tmp_path, num_gpus=2)
 
 
@@ -188,7 +188,7 @@ def test_ingested_times_are_said() -> None:
         (("--samples", "nan"), 2, ("--samples",)),
         (("--samples", "many"), 2, ("--samples",)),
         (("--samples", "1e9", "--gpus", "0"), 2, ("--gpus", "from 1")),
-        (("--samples", "1e9", "--gpus", "3"), 2, ("no point on 3 GPUs was timed", "1, 2, 4", "up to 8")),
+        (("--samples", "1e9", "--gpus", "3"), 2, ("no configuration on 3 GPUs was timed", "1, 2, 4", "up to 8")),
         (("--samples", "1e9", "--gpus", "9"), 2, ("more than twice the 4", "measure 5", "at most 8")),
     ],
 )
