@@ -50,6 +50,7 @@ from pipeline.report import terminal
 from pipeline.report.collected import collect_experiment
 from pipeline.report.display import MAX_WIDTH
 from pipeline.report.files import inert_cell
+from pipeline.report.markdown import describe_oom
 from pipeline.report.questions import answers_of
 
 Make = Callable[[Path], object]
@@ -703,7 +704,7 @@ def test_the_terminal_gets_no_escapes_and_no_gpus_of_a_cpu(tmp_path: Path) -> No
         lines = terminal.render_experiment(name, found, answers, None, 80)
         assert (lines.isascii(), "\\" in lines) == (True, False)
         assert ("GPU" in lines) == ("cores" not in name)
-    assert "32,768 per process on 1 process" in terminal.describe_oom(found) or "cores" not in name
+    assert "32,768 per process on 1 process" in describe_oom(found.tables, found.collected.terms) or "cores" not in name
     on_cpu = make_record(make_spec(device="cpu", precision="tf32", num_workers=0))
     found = collected_in(tmp_path / "x", on_cpu)
     summary = terminal.summarize("x", found, answers_of(found.tables, found.collected.terms), None)

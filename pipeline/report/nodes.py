@@ -8,7 +8,7 @@ from pipeline.figures.intervals import Estimate, estimate
 from pipeline.figures.pooling import PooledPoint
 from pipeline.figures.scaling import FIXED_AXIS, Scaling
 from pipeline.plan.spec import alike_key
-from pipeline.report.claims import Claim, ClaimKind, badges_of, where_of
+from pipeline.report.claims import Tile, badges_of, figure_of, shown, where_of
 from pipeline.report.columns import EFFICIENCY, EPOCH_TIME, PLACE, SCALING, SPEEDUP
 from pipeline.report.next_step import NEXT_STEP, Advices, limit_words
 from pipeline.report.subtraction import exposed_per_epoch
@@ -85,15 +85,7 @@ def node_row(
     )
 
 
-SPEEDUP_OF_NODES = ClaimKind(
-    "{nodes} nodes against one",
-    "{speedup:.2f}x",
-    "{efficiency:.0%} efficient",
-    "{gpus} $GPUs a node, {scaling} scaling{where}{why}",
-)
-
-
-def node_claims(tables: Tables) -> list[Claim]:
+def node_claims(tables: Tables) -> list[Tile]:
     """Return the speed-up of the most nodes over one, and what limits it; none without a point on several nodes."""
     rows = [row for row in tables["nodes"] if row["node_speedup"]]
     if not rows:
@@ -105,13 +97,14 @@ def node_claims(tables: Tables) -> list[Claim]:
 
     best = max((row for row in rows if row["nodes"] == most), key=usefulness)
     limit = limit_words(best)
-    values = {
-        "nodes": most,
-        "speedup": best["node_speedup"],
-        "efficiency": float(best["node_efficiency"]),
-        "gpus": best["num_gpus"] // most,
-        "scaling": best["scaling"],
-        "where": where_of(best, rows, "num_nodes"),
-        "why": f"; limited by {limit}" if limit else "",
-    }
-    return [Claim("Q2", SPEEDUP_OF_NODES, values, badges_of(best))]
+    number, _, interval = figure_of(best["node_speedup"], ".2f")
+    conditions = f"{best['num_gpus'] // most} $GPUs a node, {best['scaling']} scaling"
+    tile = Tile(
+        f"{most} nodes against one",
+        f"{number}x",
+        interval=interval,
+        line=f"{shown(best['node_efficiency'], '.0%')} efficient",
+        more=conditions + where_of(best, rows, "num_nodes") + (f"; limited by {limit}" if limit else ""),
+        badges=badges_of(best),
+    )
+    return [tile]

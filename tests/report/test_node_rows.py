@@ -85,7 +85,7 @@ def test_the_row_says_what_is_exposed_and_why() -> None:
     (row,) = tables["nodes"]
     assert_row(row, exposed_share_of_epoch=pytest.approx(0.25), limit="communication", limit_share=pytest.approx(0.25))
     (claim,) = node_claims(tables)
-    tile = claim.tile(OF_GPUS)
+    tile = claim.in_words_of(OF_GPUS)
     assert (tile.label, tile.figure, tile.line) == ("2 nodes against one", "1.56x", "78 % efficient")
     assert tile.more.startswith("4 GPUs a node, weak scaling, ddp, 8 per GPU")
     assert tile.more.endswith("; limited by communication, 25 % of its time")
