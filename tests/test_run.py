@@ -1,8 +1,10 @@
 """`run`: a script that nobody changed is measured on CPU processes, and one that does something else is refused."""
 
+import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -83,6 +85,8 @@ if __name__ == "__main__":
     parser.add_argument("--passes", type=int)
     arguments = parser.parse_args()
     print(arguments.note, "RANK" in os.environ)
+    for _ in torch.utils.data.DataLoader(torch.randn(64, 4), batch_size=16):
+        pass  # an evaluation before the training
     Trainer(arguments.passes).train(torch.utils.data.DataLoader(torch.randn(8192, 4), batch_size=8))
 """
 WORDS = """
@@ -123,6 +127,51 @@ while True:
     of_second.step()
     time.sleep(0.005)
 """
+
+MISTAKES = """
+import contextlib, sys, torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+mistake = sys.argv[1]
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Sequential(*[nn.Linear(32, 32) for _ in range(4)])
+if mistake in ("whole model", "another forward pass"):
+    for block in model if mistake == "another forward pass" else ():
+        fully_shard(block)
+    fully_shard(model)
+elif mistake not in ("no wrapper", "late"):
+    model = DDP(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+autocast = torch.autocast("cpu", torch.bfloat16) if mistake == "fp32" else contextlib.nullcontext()
+while True:
+    for _ in range(4 if mistake == "each pass" else 1):
+        with autocast:
+            loss = model(torch.randn(4, 32)).float().square().mean()
+        loss.backward()
+    if mistake in ("late", "twice"):
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= 2
+    if mistake == "another forward pass":
+        with torch.no_grad():
+            model(torch.randn(4, 32))
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+NUM_BYTES = 4 * 4 * (32 * 32 + 32)
+NAMED_MISTAKES = {
+    "each pass": f"in each of 4 passes: {4 * NUM_BYTES / 1e6:.4g} MB an update",
+    "twice": f"travel 2.0 times: {2 * NUM_BYTES / 1e6:.4g} MB an update",
+    "late": f"{NUM_BYTES / 1e6:.4g} MB of gradients an update travel after the backward pass",
+    "fp32": f"in fp32 beside bf16 computation: {NUM_BYTES / 1e6:.4g} MB an update",
+    "no wrapper": f"none of {NUM_BYTES / 1e6:.4g} MB of gradients travel",
+    "whole model": "one unit gathers the whole model",
+    "another forward pass": "parameters are gathered 3.",
+}
 
 
 def run_script(folder: Path, *words: str | Path, **variables: str) -> tuple[int, str, list[Record]]:
@@ -213,6 +262,32 @@ def test_communication_of_a_gan_is_measured_and_its_checkpoint_survives(tmp_path
     saved = torch.load(tmp_path / "gan.pt")
     num_updates = found.steps_per_window + 2  # of a window with its lead-in
     assert 0 < saved["step"] <= 20 + 2 * num_updates
+
+
+@pytest.mark.training
+def test_each_mistake_is_named_with_its_bytes_and_is_what_to_try_next(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(MISTAKES)
+    options = {"num_gpus": [2], "measure": ["communication"], "windows": [1], "updates": [1]}
+    fields: dict[str, dict[str, list[Any]]] = {
+        "each pass": {"grad_accumulation": [4]},
+        "whole model": {"strategy": ["fsdp"]},
+        "another forward pass": {"strategy": ["fsdp"]},
+    }
+    blocks = [{**options, "model.mistake": [name], **fields.get(name, {})} for name in NAMED_MISTAKES]
+    base = {"script": "train.py '{model.mistake}'", "device": "cpu", "warmup_updates": 2}
+    (tmp_path / "grid.yaml").write_text(json.dumps({"name": "mistakes", "base": base, "points": blocks}))
+    answer = run_command("submit", "--grid", tmp_path / "grid.yaml", "--outputs", tmp_path, "--cluster", "local")
+    assert answer.returncode == 0, answer.stderr
+    records = records_of(Experiment(tmp_path / "mistakes"))
+    found = {record.spec.options[0]: measurement_of(record).communication for record in records}
+    for name, words in NAMED_MISTAKES.items():
+        communication = found[f"mistake={name}"]
+        assert communication is not None
+        assert words in communication.mistakes[0]
+        assert len(communication.mistakes) == (2 if name == "twice" else 1)  # what travels again does so late
+    assert run_command("collect", tmp_path / "mistakes").returncode == 0
+    page = (tmp_path / "mistakes" / "report.html").read_text()
+    assert NAMED_MISTAKES["late"] in page.partition('id="next"')[2]
 
 
 @pytest.mark.training

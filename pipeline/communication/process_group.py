@@ -50,20 +50,22 @@ Fill = Callable[[int, int, Any, Any], object]  # takes: rank, size, the first tw
 
 CALIBRATION_CYCLES = 20_000_000  # about 10 ms of a GPU
 C10D_MODULES = ("torch.distributed.distributed_c10d", "torch.distributed.c10d_logger")
+BACKWARD_CALLERS = ("torch.autograd.graph", "")
 DDP_MODULE, DDP_BUFFERS = "torch.nn.parallel.distributed", "_distributed_broadcast_coalesced"
 
 
 class Call(NamedTuple):
     """A collective. `num_bytes`: of a gather the output, of every other operation the input.
 
-    `caller` is the module that called torch.distributed; "torch.autograd.graph" or "" stand for C++ in a backward pass,
-    such as the reducer of DDP.
+    `caller` is the module that called torch.distributed; BACKWARD_CALLERS stand for C++ in a backward pass, such as the
+    reducer of DDP.
     """
 
     collective: str
     num_bytes: int
     stays_real: str = ""  # why it is real when others are silent
     caller: str = ""
+    in_backward: bool = False  # called while a backward pass runs
 
 
 class Controller:
@@ -223,7 +225,8 @@ def find_caller() -> tuple[str, str]:
 def describe_call(collective: str, fill: Fill | str, args: Sequence[Any], caller: tuple[str, str] = ("", "")) -> Call:
     """Return the call with its bytes, and with the reason if it stays real: the same on all ranks."""
     stays_real = "" if caller == (DDP_MODULE, DDP_BUFFERS) else why_real(collective, fill, args)
-    return Call(collective, measure_bytes(collective, args), stays_real, caller[0])
+    in_backward = torch._C._current_graph_task_id() != -1 or caller[0] in BACKWARD_CALLERS
+    return Call(collective, measure_bytes(collective, args), stays_real, caller[0], in_backward)
 
 
 def measure_bytes(collective: str, args: Sequence[Any]) -> int:

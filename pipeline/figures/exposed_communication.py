@@ -147,7 +147,7 @@ def communications_of(records: Sequence[Record]) -> list[Communication]:
 
 def job_notes(found: Sequence[Communication]) -> list[Note]:
     """Return the notes that jobs made on parts that they could not measure, without repeats."""
-    return [text_note(note) for note in dict.fromkeys(note for part in found for note in part.notes)]
+    return [text_note(note) for note in dict.fromkeys(note for part in found for note in (*part.mistakes, *part.notes))]
 
 
 def step_times_s(found: Communication, variant: VariantName) -> list[float]:

@@ -198,6 +198,7 @@ class Communication(RecordStruct, frozen=True):
     sweep_captured: bool | None = None  # True if the calls of the sweep ran as one CUDA graph; None without a sweep
     split: tuple[SplitPart, ...] = ()
     notes: tuple[Text, ...] = ()  # on parts that could not be measured, with the reason
+    mistakes: tuple[Text, ...] = ()  # what a script sends without need, with the bytes and the cure
 
     def __post_init__(self) -> None:
         rounds = {len(series.window_times_ns) for series in self.series}

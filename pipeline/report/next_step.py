@@ -117,6 +117,14 @@ POWER = Rule(
     "none, since the GPU is at its power limit",
     verdict="The $GPUs are at their power limit, so this is as fast as they get.",
 )
+NEEDLESS = Rule(
+    "needless communication",
+    0,
+    "the collectives of a script are compared with what its parameters need",
+    (),
+    "see the note",
+    verdict="The script sends what it need not.",
+)
 UNEXPLAINED = Rule(
     "several GPUs", 0.1, "1 - efficiency, where communication was not measured", (), "measure=communication"
 )
@@ -129,6 +137,7 @@ WRAPPER = Rule(
 )
 RULES = (
     DATAPARALLEL,
+    NEEDLESS,
     WAITING,
     Rule(
         "launches",
@@ -188,7 +197,7 @@ RULES = (
 """DataParallel comes first, then waiting for data: a faster step would only wait longer. Of the others the largest
 share wins, then come those without a share, in this order, and last what has no cure. docs/advice.md has this table.
 """
-PLACES = {DATAPARALLEL: 0, WAITING: 1, POWER: 3, UNEXPLAINED: 4}  # 2: those between, by their share
+PLACES = {DATAPARALLEL: 0, NEEDLESS: 0, WAITING: 1, POWER: 3, UNEXPLAINED: 4}  # 2: those between, by their share
 OF_ONE_GPU = ("launches", "a small batch")  # their shares, where they follow from other points
 
 
@@ -462,6 +471,8 @@ def step_evidence(point: PooledPoint, measured: PointsByTraining) -> Evidence:
     samples, plain = point.spec.global_batch_size, exposure.median_step_time(found, "plain")
     alone_s = plain * point.spec.num_gpus / samples if plain else None
     remedies = {"a late rank": late.remedy} if late else {}
+    if mistakes := [mistake for part in found for mistake in part.mistakes]:
+        shares[NEEDLESS.limit], remedies[NEEDLESS.limit] = 0.0, mistakes[0]
     remedies |= {"a slow link": problems[0].cure} if problems else {}
     return Evidence(point, step / samples, shares | other_limits(point), step / samples, alone_s, remedies)
 

@@ -55,6 +55,8 @@ class Probe:
         self.steps: list[int] = []  # the optimizers whose steps run now, the outermost first
         self.num_updates = self.num_steps = 0
         self.num_others = 0  # steps of other optimizers since the last update
+        self.fetched: dict[int, Counter[int]] = {}  # batches since the last update, by data set: others evaluate
+        self.last_data = 0  # from which the last batch came: that of the training, at an update
         self.autocast: Counter[str] = Counter()
         self.unit = ""
         self.merit: tuple[float, str, str] | None = None  # the last one
@@ -97,6 +99,8 @@ class Probe:
         self.num_updates += 1
         self.left -= 1
         mark = self.mark()
+        self.sizes += self.fetched.pop(self.last_data, Counter())
+        self.fetched.clear()
         if self.left > self.block["updates"]:
             return
         if self.left == self.block["updates"]:
@@ -120,9 +124,9 @@ class Probe:
         batch = fetch(loader)
         self.wait_ns += time.perf_counter_ns() - started_ns
         self.waits.append((before, self.mark()))
-        size = size_of(batch, self.torch.Tensor)
+        size, self.last_data = size_of(batch, self.torch.Tensor), id(loader._dataset)
         if size is not None:
-            self.sizes[size] += 1
+            self.fetched.setdefault(self.last_data, Counter())[size] += 1
         return batch
 
     def scaled_step(self, step: Callable[..., Any], scaler: Any, optimizer: Any, *words: Any, **named: Any) -> Any:
@@ -255,7 +259,7 @@ class Probe:
             "started": self.started_unix_ns,
             "updates": self.num_updates,
             "activity": self.activity(),
-            "calls": [[call.collective, call.num_bytes, call.stays_real, n] for call, n in self.calls().items()],
+            "calls": [[*call[:3], call.in_backward, n] for call, n in self.calls().items()],
             "skipped": sorted(self.skipped.items()),
             "seen": self.seen,
             "memory": self.memory(),

@@ -68,6 +68,7 @@ STALLED = "stalled"  # key of the store
 MAX_NAMED_RANKS = 4
 MAX_WARM_UP_BLOCKS = 10
 MAX_SIZE_DIFFERENCE = 0.01  # of the samples of an update: what a smaller last batch may change
+MIN_LATE_BYTES_RATIO = 0.5  # of gradients: what a script averages beside them is less
 MAX_BYTES_RATIO = 1.2  # of what travels over what is needed: padding and buffers take less
 LAUNCHER_VARIABLES = (
     "RANK",
@@ -92,6 +93,16 @@ class ScriptProblem(Exception):
         self.kind = kind
 
 
+class CountedCall(msgspec.Struct, frozen=True, array_like=True):
+    """A collective, its bytes, why it stays real, if it is called in a backward pass, and the number of such calls."""
+
+    collective: str
+    num_bytes: int
+    stays_real: str
+    in_backward: bool
+    count: int
+
+
 class Block(msgspec.Struct, frozen=True):
     """The report of one rank on one block: times in ns, `sizes` as pairs of batch size and number of batches."""
 
@@ -108,7 +119,7 @@ class Block(msgspec.Struct, frozen=True):
     unit: str
     left_out: list[int]  # indices of steps
     merit: tuple[float, str, str] | None  # value, name, and which is better
-    calls: list[tuple[str, int, str, int]]  # of a warm-up block: collective, bytes, why it stays real, number
+    calls: list[CountedCall]  # of a warm-up block
     skipped: list[tuple[str, int]]  # saves
     seen: dict[str, Any]
     memory: dict[str, Any]
@@ -375,7 +386,6 @@ class ScriptRank:
         first = self.blocks[0].ranks[0]
         last = self.windows[self.variants[0]][-1].ranks[0] if series else first
         transfers, notes = transfers_of(first)
-        notes += ledger_notes(self.spec, first, transfers)
         saves = ", ".join(f"{what} ({count})" for what, count in last.skipped)
         if saves:
             notes.append(f"not saved, since a step without collectives changes the weights: {saves}")
@@ -384,6 +394,7 @@ class ScriptRank:
             series=tuple(series),
             transfers=tuple(transfers),
             notes=tuple(notes),
+            mistakes=tuple(find_mistakes(self.spec, first, transfers)),
         )
 
     def activity_of(self, reported: Timed) -> list[list[int]]:
@@ -508,12 +519,12 @@ def transfers_of(block: Block) -> tuple[list[Transfer], list[str]]:
     calls: Counter[str] = Counter()
     num_bytes: Counter[str] = Counter()
     real: dict[str, str] = {}
-    for collective, size, stays_real, count in block.calls:
-        if stays_real:
-            real[collective] = stays_real
-        elif collective in KINDS:
-            calls[KINDS[collective]] += count
-            num_bytes[KINDS[collective]] += size * count
+    for call in block.calls:
+        if call.stays_real:
+            real[call.collective] = call.stays_real
+        elif call.collective in KINDS:
+            calls[KINDS[call.collective]] += call.count
+            num_bytes[KINDS[call.collective]] += call.num_bytes * call.count
     updates = len(block.steps)
     transfers = [
         Transfer(kind=kind, calls_per_step=calls[kind] / updates, bytes_per_step=num_bytes[kind] / updates)
@@ -523,33 +534,49 @@ def transfers_of(block: Block) -> tuple[list[Transfer], list[str]]:
     return transfers, [f"{collective} stays real: {why}" for collective, why in real.items()]
 
 
-def ledger_notes(spec: Spec, block: Block, transfers: Sequence[Transfer]) -> Iterator[str]:
-    """Yield what travels in an update without need, with its bytes, and the cure."""
+def find_mistakes(spec: Spec, block: Block, transfers: Sequence[Transfer]) -> Iterator[str]:
+    """Yield what travels in an update without need, or does not, with its bytes, and the cure."""
     needed, seen = block.seen["gradient_bytes"], block.seen
     found = {transfer.kind: transfer for transfer in transfers}
     gradients, parameters = found.get("gradients"), found.get("parameters")
     _, batches = batch_of(block)
     passes = spec.grad_accumulation if batches is None else round(batches)
-    if gradients and needed:
+    if not needed:
+        return
+    if gradients:
         ratio = gradients.bytes_per_step / needed
-        sent = f"{gradients.bytes_per_step / 1e6:.1f} MB an update, of {needed / 1e6:.1f} MB of gradients"
+        sent = f"{gradients.bytes_per_step / 1e6:.4g} MB an update, of {needed / 1e6:.4g} MB of gradients"
         if passes > 1 and round(ratio) == passes:
             yield f"gradients travel in each of {passes} passes: {sent}; enter no_sync() in all passes but the last"
         elif ratio > MAX_BYTES_RATIO:
             yield f"gradients travel {ratio:.1f} times: {sent}; see what reduces them twice"
         elif seen["autocast"] == "bfloat16" and seen["parameter_type"] == "float32" and ratio > 1 / MAX_BYTES_RATIO:
             yield f"gradients travel in fp32 beside bf16 computation: {sent}; sent in bf16 they are half of it"
-    if not parameters or not needed or not set(seen["wrappers"]) & SHARDING_WRAPPERS:
+        late = [call for call in block.calls if call.collective == "all_reduce" and not call.in_backward]
+        late_bytes = sum(call.num_bytes * call.count for call in late if not call.stays_real) / len(block.steps)
+        if late_bytes > MIN_LATE_BYTES_RATIO * needed:
+            yield (
+                f"{late_bytes / 1e6:.4g} MB of gradients an update travel after the backward pass, where nothing hides "
+                "them; let DistributedDataParallel send them"
+            )
+        if spec.device == "cuda" and seen["backend"] == "gloo":
+            yield f"gradients of GPUs travel through sockets of Gloo: {sent}; call init_process_group('nccl')"
+    elif spec.num_gpus > 1:
+        yield (
+            f"none of {needed / 1e6:.4g} MB of gradients travel: each rank trains a model of its own; wrap it in "
+            "DistributedDataParallel"
+        )
+    if not parameters or not set(seen["wrappers"]) & SHARDING_WRAPPERS:
         return
     if parameters.calls_per_step <= 2 * passes:
         yield (
-            f"one unit gathers the whole model, {parameters.bytes_per_step / 1e6:.1f} MB an update in "
+            f"one unit gathers the whole model, {parameters.bytes_per_step / 1e6:.4g} MB an update in "
             f"{parameters.calls_per_step:.3g} calls, which nothing hides; shard its blocks one by one, too"
         )
     elif parameters.bytes_per_step > 2 * MAX_BYTES_RATIO * needed * passes:
         yield (
             f"parameters are gathered {parameters.bytes_per_step / needed:.1f} times an update, "
-            f"{parameters.bytes_per_step / 1e6:.1f} MB; twice a pass is enough"
+            f"{parameters.bytes_per_step / 1e6:.4g} MB; twice a pass is enough"
         )
 
 

@@ -13,10 +13,11 @@ from pipeline.plan.spec import Spec
 from pipeline.runner.script_probe import ImportWatch
 from pipeline.runner.script_rank import (
     Block,
+    CountedCall,
     ScriptProblem,
     batch_of,
     check_observed,
-    ledger_notes,
+    find_mistakes,
     num_timed_updates,
     transfers_of,
     without_left_out,
@@ -28,10 +29,12 @@ SEEN: dict[str, Any] = {
     "wrappers": ["DistributedDataParallel"],
     "gradient_bytes": MODEL_BYTES,
     "autocast": None,
+    "backend": "nccl",
     "parameter_type": "float32",
 }
 
 FSDP = {"wrappers": ["FSDPModule"]}
+SCATTER = CountedCall("reduce_scatter", MODEL_BYTES, "", True, 10)
 
 
 def spec_of(command: str = "train.py", **fields: Any) -> Spec:
@@ -40,7 +43,7 @@ def spec_of(command: str = "train.py", **fields: Any) -> Spec:
     return make_spec(script=command, epochs=21, windows=20, **{**shape, **fields})
 
 
-def block_of(sizes: list[tuple[int, int]], calls: list[tuple[str, int, str, int]] | None = None, **seen: Any) -> Block:
+def block_of(sizes: list[tuple[int, int]], calls: list[CountedCall] | None = None, **seen: Any) -> Block:
     """A block of ten updates of 1 ms."""
     fields: dict[str, Any] = {"time": 10_000_000, "steps": [1_000_000] * 10, "optimizer": 0, "wait": 0, "data": 0}
     fields |= {"started": 1, "updates": 10, "items": None, "unit": "", "left_out": [], "merit": None, "activity": []}
@@ -127,25 +130,64 @@ def test_a_step_that_one_rank_leaves_out_counts_on_none() -> None:
 @pytest.mark.parametrize(
     ("calls", "fields", "seen", "words"),
     [
-        ([("all_reduce", MODEL_BYTES, "", 40)], {"grad_accumulation": 4}, {}, "in each of 4 passes: 16.0 MB"),
-        ([("all_reduce", MODEL_BYTES, "", 20)], {}, {}, "travel 2.0 times: 8.0 MB"),
-        ([("all_reduce", MODEL_BYTES, "", 10)], {}, {"autocast": "bfloat16"}, "fp32 beside bf16 computation: 4.0 MB"),
-        ([("all_gather", MODEL_BYTES, "", 20)], {}, FSDP, "one unit gathers the whole model, 8.0 MB"),
-        ([("all_gather", MODEL_BYTES // 10, "", 400)], {}, FSDP, "gathered 4.0 times an update"),
+        (
+            [CountedCall("all_reduce", MODEL_BYTES, "", True, 40)],
+            {"grad_accumulation": 4},
+            {},
+            "in each of 4 passes: 16 MB",
+        ),
+        ([CountedCall("all_reduce", MODEL_BYTES, "", True, 20)], {}, {}, "travel 2.0 times: 8 MB"),
+        (
+            [CountedCall("all_reduce", MODEL_BYTES, "", True, 10)],
+            {},
+            {"autocast": "bfloat16"},
+            "fp32 beside bf16 computation: 4 MB",
+        ),
+        (
+            [CountedCall("all_reduce", MODEL_BYTES, "", False, 10)],
+            {},
+            {},
+            "4 MB of gradients an update travel after the",
+        ),
+        (
+            [CountedCall("all_reduce", MODEL_BYTES, "", True, 10)],
+            {"device": "cuda"},
+            {"backend": "gloo"},
+            "sockets of Gloo",
+        ),
+        ([], {}, {}, "none of 4 MB of gradients travel"),
+        (
+            [SCATTER, CountedCall("all_gather", MODEL_BYTES, "", True, 20)],
+            {},
+            FSDP,
+            "one unit gathers the whole model, 8 MB",
+        ),
+        (
+            [SCATTER, CountedCall("all_gather", MODEL_BYTES // 10, "", True, 400)],
+            {},
+            FSDP,
+            "gathered 4.0 times an update",
+        ),
     ],
 )
 def test_the_ledger_names_what_travels_without_need(
-    calls: list[tuple[str, int, str, int]], fields: dict[str, Any], seen: dict[str, Any], words: str
+    calls: list[CountedCall], fields: dict[str, Any], seen: dict[str, Any], words: str
 ) -> None:
     spec = spec_of(**fields)
     block = block_of([(8, 10 * spec.grad_accumulation)], calls, **seen)
-    (note,) = ledger_notes(spec, block, transfers_of(block)[0])
+    (note,) = find_mistakes(spec, block, transfers_of(block)[0])
     assert words in note
 
 
 def test_the_ledger_is_silent_where_gradients_travel_once_and_names_what_stays_real() -> None:
-    block = block_of([(8, 10)], [("all_reduce", MODEL_BYTES, "", 10), ("all_reduce", 4, "a single number", 10)])
+    block = block_of(
+        [(8, 10)],
+        [
+            CountedCall("all_reduce", MODEL_BYTES, "", True, 10),
+            CountedCall("all_reduce", 4, "a single number", True, 10),
+        ],
+    )
     transfers, notes = transfers_of(block)
     assert [transfer.bytes_per_step for transfer in transfers] == [MODEL_BYTES]
     assert notes == ["all_reduce stays real: a single number"]
-    assert [*ledger_notes(spec_of(), block, transfers)] == []
+    assert [*find_mistakes(spec_of(), block, transfers)] == []
