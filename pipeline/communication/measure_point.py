@@ -9,22 +9,26 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, comm
 
+from pipeline.communication import process_group as measured_group
 from pipeline.communication import profiling, step_variants, timing
 from pipeline.communication.profiling import mean_transfers
 from pipeline.communication.step_variants import StepContext, StepVariant
 from pipeline.communication.timing import sweep_collectives
+from pipeline.figures.delays import is_delay_precise_enough
 from pipeline.figures.exposed_communication import NO_OP, is_communication_precise_enough, whole_step
 from pipeline.figures.pooling import group_pairs
+from pipeline.figures.stopping_rule import LEAD_IN_STEPS
 from pipeline.plan.spec import Spec
 from pipeline.records.record import (
     Communication,
+    DelayedSteps,
     Measurement,
     Profile,
     SplitPart,
@@ -33,7 +37,7 @@ from pipeline.records.record import (
     TransferKind,
     VariantName,
 )
-from pipeline.training import devices
+from pipeline.training import devices, process_group
 from pipeline.training.execution import choose_execution, execution_stream
 from pipeline.training.loop import build_measurement, refuse_changed_flags, set_precision
 from pipeline.training.process_group import Rank, device_indices
@@ -208,6 +212,81 @@ def time_step_variants(
         if not only and is_communication_precise_enough(communication):
             break
     return communication
+
+
+DELAYS_BY_BYTES = (0.25, 0.5, 1.0)  # times the step: the sum of delays that grow with the bytes of a collective
+EQUAL_DELAYS = (0.5,)  # likewise of delays that are equal
+NO_COLLECTIVE = "the step calls no collective: there is nothing to delay"
+
+
+class Delay(NamedTuple):
+    """How much longer a collective takes: `latency_s`, and its bytes times `s_per_byte`."""
+
+    latency_s: float
+    s_per_byte: float
+
+
+def measure_network(spec: Spec, rank: Rank, sources: Sources) -> Measurement:
+    """Measure a point of `measure: network`: the step as it is, and while each collective takes longer, by turns."""
+    set_precision(spec)
+    devices.set_memory_limit(spec, rank)
+    measured_group.install()  # before a model is wrapped
+    context = step_variants.build_step_context(spec, rank, sources)
+    with refuse_changed_flags():
+        whole = step_variants.build_variant(context, spec.strategy)
+        communication = time_delayed_steps(whole.step, spec, rank)
+    return build_measurement(
+        context.workload, spec, rank, whole.model, (), communication=communication, execution_used="eager"
+    )
+
+
+def time_delayed_steps(step: StepFunction, spec: Spec, rank: Rank) -> Communication:
+    """Time rounds of the step, twice as it is and once with each delay, until the differences are precise enough."""
+    num_steps = spec.max_steps or timing.warm_up_and_size_windows({spec.strategy: step}, rank)
+    with measured_group.install().counting() as counted:
+        step()
+    calls = [counted.total(), sum(call.num_bytes * count for call, count in counted.items())]
+    num_calls, num_bytes = process_group.all_gather(calls, list[int])[0]
+    windows_ns = process_group.all_gather(timing.time_steps(step, num_steps, rank), int)
+    delays = choose_delays(num_calls, num_bytes, max(windows_ns) / num_steps / 1e9)
+    names = (spec.strategy, f"{spec.strategy}_again")
+    delays_ns: list[list[int]] = [[] for _ in delays]
+    timers = {name: partial(timing.time_steps, step, num_steps, rank) for name in names}
+    timers |= {
+        f"delay {index}": partial(time_while_delayed, step, num_steps, rank, delay, delays_ns[index])
+        for index, delay in enumerate(delays)
+    }
+    for windows in timing.time_rounds(timers, dict.fromkeys(timers, spec.windows)):
+        times_ns = {name: tuple(map(tuple, values)) for name, values in windows.items()}
+        communication = Communication(
+            steps_per_window=num_steps,
+            series=tuple(StepSeries(variant=name, window_times_ns=times_ns[name]) for name in names),
+            delayed=tuple(
+                DelayedSteps(*delay, delays_ns=tuple(delays_ns[index]), window_times_ns=times_ns[f"delay {index}"])
+                for index, delay in enumerate(delays)
+            ),
+            notes=() if delays else (NO_COLLECTIVE,),
+        )
+        if is_delay_precise_enough(communication):
+            break
+    return communication
+
+
+def choose_delays(num_calls: int, num_bytes: int, step_s: float) -> list[Delay]:
+    """Return delays whose sums over the collectives of a step are shares of it: hidden ones, and ones that are not."""
+    if not num_calls or not num_bytes:
+        return []
+    equal = [Delay(share * step_s / num_calls, 0.0) for share in EQUAL_DELAYS]
+    return [*equal, *(Delay(0.0, share * step_s / num_bytes) for share in DELAYS_BY_BYTES)]
+
+
+def time_while_delayed(step: StepFunction, num_steps: int, rank: Rank, delay: Delay, delays_ns: list[int]) -> int:
+    """Return the time of `num_steps` steps with delays, in ns. Append the sum of the delays in a step of this rank."""
+    controller = measured_group.install()
+    with controller.in_mode("delay", *delay):
+        time_ns = timing.time_steps(step, num_steps, rank)
+    delays_ns.append(round(controller.delayed_s() * 1e9 / (LEAD_IN_STEPS + num_steps)))
+    return time_ns
 
 
 def add_sweep_and_profile(

@@ -106,7 +106,7 @@ Dataset = Literal["cifar10", "imagefolder", "synthetic"]
 Remedy = Literal["linear_scaling", "warmup", "zero_gamma", "no_bias_decay"]
 REMEDIES: tuple[Remedy, ...] = get_args(Remedy)
 Schedule = Literal["constant", "cosine"]
-Measure = Literal["epochs", "communication", "memory", "quantize"]
+Measure = Literal["epochs", "communication", "network", "memory", "quantize"]
 
 ModelName = Annotated[str, msgspec.Meta(max_length=400, pattern=NO_CONTROL_CHARACTERS)]  # see model_name
 ScriptCommand = Annotated[str, msgspec.Meta(max_length=4000, pattern=NO_CONTROL_CHARACTERS)]
@@ -451,7 +451,8 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Measure,
         declare(
             "What is measured: `epochs`; `communication`, on two GPUs or more with `input: synthetic` or a script; "
-            "`memory`, the largest batch that fits; `quantize`, LeNet in int8 on one device (docs/int8.md).",
+            "`network`, there too, the step while each collective takes longer; `memory`, the largest batch that fits; "
+            "`quantize`, LeNet in int8 on one device (docs/int8.md).",
             "measure=communication input=synthetic strategy=ddp num_gpus=2",
             TRAINED,
             words="{}",
@@ -742,6 +743,13 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             )
         if self.evaluate or self.remedies:
             raise ValueError(f"measure={self.measure!r} keeps no trained model; leave out evaluate and remedies.")
+        if self.measure == "network" and (not self.is_distributed or self.num_gpus < 2 or self.execution != "eager"):
+            raise ValueError(
+                "measure='network' delays the collectives of an eager step and needs num_gpus>=2, execution='eager' "
+                f"and a strategy with processes, such as 'ddp', got {self.strategy!r} on {self.num_gpus}."
+            )
+        if self.measure == "network":
+            return
         if self.measure == "communication":
             if not self.facts.is_parallel or self.num_gpus < 2:
                 raise ValueError(

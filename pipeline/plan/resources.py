@@ -105,9 +105,9 @@ def points_for_same_processes(points: Sequence[Spec]) -> list[Spec]:
 def may_share_processes(spec: Spec) -> bool:
     """True if a point may run in processes that ran other points before and will run others after it."""
     near_boundary = spec.is_probe or spec.measure == "memory" or spec.memory_limit_gib is not None
-    profiles = spec.measure == "communication"
+    times_steps = spec.measure in ("communication", "network")
     is_compiled = spec.execution != "eager" or spec.compile != "none"
-    is_alone = is_compiled or near_boundary or profiles or spec.script is not None
+    is_alone = is_compiled or near_boundary or times_steps or spec.script is not None
     return not is_alone and spec.num_nodes == 1
 
 

@@ -127,6 +127,18 @@ class StepSeries(RecordStruct, frozen=True):
     window_times_ns: tuple[tuple[PositiveNanoseconds, ...], ...]
 
 
+class DelayedSteps(RecordStruct, frozen=True):
+    """The times of the step while each collective takes `latency_s` and its bytes times `s_per_byte` longer.
+
+    `delays_ns` is the sum of these delays in a step of rank 0, by window; `window_times_ns` as in StepSeries.
+    """
+
+    latency_s: NonNegativeFloat
+    s_per_byte: NonNegativeFloat
+    delays_ns: tuple[Nanoseconds, ...]
+    window_times_ns: tuple[tuple[PositiveNanoseconds, ...], ...]
+
+
 class Collective(RecordStruct, frozen=True):
     """One collective of the profiled steps. A profile lists collectives by start time."""
 
@@ -188,7 +200,7 @@ class SplitPart(RecordStruct, frozen=True):
 
 
 class Communication(RecordStruct, frozen=True):
-    """The raw result of `measure: communication`."""
+    """The raw result of `measure: communication` and `network`."""
 
     steps_per_window: PositiveInt
     series: tuple[StepSeries, ...]
@@ -197,12 +209,15 @@ class Communication(RecordStruct, frozen=True):
     sweep: tuple[SweptCollective, ...] = ()
     sweep_captured: bool | None = None  # True if the calls of the sweep ran as one CUDA graph; None without a sweep
     split: tuple[SplitPart, ...] = ()
+    delayed: tuple[DelayedSteps, ...] = ()
     notes: tuple[Text, ...] = ()  # on parts that could not be measured, with the reason
     mistakes: tuple[Text, ...] = ()  # what a script sends without need, with the bytes and the cure
 
     def __post_init__(self) -> None:
-        rounds = {len(series.window_times_ns) for series in self.series}
-        ranks = {len(window) for series in self.series for window in series.window_times_ns}
+        windows = [series.window_times_ns for series in self.series]
+        windows += [series.window_times_ns for series in self.delayed]
+        rounds = {len(times_ns) for times_ns in (*windows, *(series.delays_ns for series in self.delayed))}
+        ranks = {len(window) for times_ns in windows for window in times_ns}
         if len(rounds) > 1 or len(ranks) > 1 or 0 in rounds | ranks:
             raise ValueError("all variants need the same number of windows, and all windows the same ranks")
         if len({series.variant for series in self.series}) < len(self.series):

@@ -34,6 +34,7 @@ from pipeline.report.files import csv_text
 from pipeline.report.formatter import name_texts
 from pipeline.report.int8 import int8_plots
 from pipeline.report.link import bandwidth_plots
+from pipeline.report.network import network_plots
 from pipeline.report.plots import Plot, PlotSource, keep_curves
 from pipeline.report.provenance import conditions_of, describe_setting, list_provenance
 from pipeline.report.q1 import batch_size_plots
@@ -183,7 +184,7 @@ def is_current(folder: Path, plots: Iterable[str], inputs_digest: str) -> bool:
 
 def build_plots(source: PlotSource) -> list[Plot]:
     """Return every plot for which there are values, in the order of the questions. Those of a new kind belong here."""
-    timed = (batch_size_plots, speedup_plots, step_plots, bandwidth_plots)
+    timed = (batch_size_plots, speedup_plots, step_plots, network_plots, bandwidth_plots)
     builders = (*timed, accuracy_plots, final_accuracy_plots, int8_plots)
     found = (keep_curves(plot) for build in builders for plot in build(source))
     return [name_texts(plot, source.terms) for plot in found if plot.panels]

@@ -248,7 +248,7 @@ def make_series(
     """
     found = []
     for style, (label, rows) in enumerate(groups.items()):
-        known = [row for row in rows if row[x] and row[column.key] is not None]
+        known = [row for row in rows if row[x] is not None and row[column.key] is not None]
         points = {row[x]: make_point(row[x], row, column) for row in known}
         if points:
             chosen = styles[label] if styles else style

@@ -14,6 +14,7 @@ from pipeline.report.cost import COST, cost_rows
 from pipeline.report.int8 import INT8, INT8_HISTOGRAMS, int8_histogram_rows, int8_rows
 from pipeline.report.link import BANDWIDTH, SWEEP, MeasuredLinks, bandwidth_rows, measured_links, sweep_rows
 from pipeline.report.memory import MEMORY_BOUNDARY, OOM, memory_rows, oom_row
+from pipeline.report.network import NETWORK, network_rows
 from pipeline.report.next_step import advise_all
 from pipeline.report.nodes import NODES, node_rows
 from pipeline.report.prediction import PREDICTION, prediction_rows
@@ -27,10 +28,10 @@ from pipeline.report.table import Row, Table, Tables
 from pipeline.report.time_to_target import FROM_BASELINE, TIME_TO_TARGET, Targets, time_to_target_rows
 from pipeline.report.transfers import TRANSFERS, transfer_row
 
-LEFT_OUT_IF_EMPTY = ("int8", "int8_histograms", "nodes")
+LEFT_OUT_IF_EMPTY = ("int8", "int8_histograms", "nodes", "network")
 TABLES_OF_GPUS = ("Q1", "Q2", "communication", "split", "memory")
 
-ORDER = (Q1, MEMORY_BOUNDARY, Q2, NODES, COMMUNICATION, Q3, BANDWIDTH, SWEEP, TRANSFERS, SPLIT, PREDICTION, Q4)
+ORDER = (Q1, MEMORY_BOUNDARY, Q2, NODES, COMMUNICATION, NETWORK, Q3, BANDWIDTH, SWEEP, TRANSFERS, SPLIT, PREDICTION, Q4)
 
 TABLES = {table.name: table for table in (*ORDER, TIME_TO_TARGET, INT8, INT8_HISTOGRAMS, OOM, COST)}
 """Every table by name, in the order of the report."""
@@ -79,6 +80,7 @@ def build_tables(
         "Q4": (row for point in trained for row in q4_rows(point)),
         "oom": (oom_row(point) for point in pooled if any(outcome.status == "oom" for outcome in point.outcomes)),
         "communication": (exposed_row(point, advices.get(id(point))) for point in distributed),
+        "network": (row for point in pooled if point.spec.measure == "network" for row in network_rows(point)),
         "bandwidth": (row for point in reducing for row in bandwidth_rows(point)),
         "sweep": (row for rows in sweep_rows(distributed).values() for row in rows),
         "transfers": (transfer_row(point, trained_alike) for point in measured),

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import torch
 
-from pipeline.communication.measure_point import measure_communication
+from pipeline.communication.measure_point import measure_communication, measure_network
 from pipeline.communication.selftest_runs import SELFTEST_TASKS
 from pipeline.plan.find_model import code_place, find_source
 from pipeline.plan.model_names import own_class
@@ -295,6 +295,8 @@ def run_measurement(point: PointTask, rank: Rank, rank_files: RankFiles) -> Meas
             rank_files.traces.mkdir(exist_ok=True)
         traces = rank_files.traces if point.keep_trace else None
         return measure_communication(point.spec, rank, sources, traces, point.only)
+    if point.spec.measure == "network":
+        return measure_network(point.spec, rank, sources)
     if point.spec.measure == "quantize":
         from pipeline.training.quantize_point import quantize_point
 

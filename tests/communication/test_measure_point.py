@@ -10,7 +10,7 @@ from conftest import run_command
 from factories import assert_says, make_spec
 
 from pipeline.communication import step_variants
-from pipeline.communication.measure_point import add_sweep_and_profile
+from pipeline.communication.measure_point import add_sweep_and_profile, choose_delays
 from pipeline.records import store
 from pipeline.records.record import Communication, Record
 from pipeline.training import process_group
@@ -21,7 +21,8 @@ GRID = """
 name: comm
 base: {device: cpu, model: lenet, input: synthetic, precision: fp32, measure: communication, windows: 6}
 points:
-  - {strategy: [ddp], num_gpus: [2], batch_size_per_gpu: [1], max_steps: [1], num_samples: [64], bucket_cap_mb: [0.04]}
+  - {strategy: [ddp], num_gpus: [2], batch_size_per_gpu: [1], max_steps: [1], num_samples: [64], bucket_cap_mb: [0.04],
+     measure: [communication, network]}
 """
 LENET_GRADIENT_BYTES = 248_024  # in three buckets of such a cap
 RESNET18_GRADIENT_BYTES = 44_695_848
@@ -39,11 +40,16 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "comm"
 
 
+def record_of(outputs: Path, measure: str) -> Record:
+    records, rejected = store.load_folder(outputs / "records")
+    assert not rejected
+    (found,) = (record for record in records if record.spec.measure == measure)
+    return found
+
+
 @pytest.fixture
 def record(outputs: Path) -> Record:
-    (found,), rejected = store.load_folder(outputs / "records")
-    assert not rejected
-    return found
+    return record_of(outputs, "communication")
 
 
 @pytest.fixture
@@ -129,3 +135,22 @@ def test_the_tables_show_it(outputs: Path) -> None:
     assert_says(report, "five step times", "communication of one step, measured", "what travels in a step")
     assert "Prediction" not in report  # of processes on CPUs
     assert (outputs / "communication.csv").exists()
+
+
+def test_each_collective_of_a_delayed_step_takes_as_long_as_asked(outputs: Path) -> None:
+    record = record_of(outputs, "network")
+    assert record.measurement is not None, record.reason
+    found = record.measurement.communication
+    assert found is not None
+    assert [len(ranks) for series in found.series for ranks in series.window_times_ns] == [2] * 12
+    equal, *by_bytes = found.delayed
+    assert (equal.s_per_byte, [series.latency_s for series in by_bytes]) == (0.0, [0.0] * 3)
+    assert min(equal.delays_ns) >= 3 * equal.latency_s * 1e9 > 0, "one for each of three buckets"
+    for series in by_bytes:
+        assert min(series.delays_ns) >= LENET_GRADIENT_BYTES * series.s_per_byte * 1e9 > 0
+        assert [len(ranks) for ranks in series.window_times_ns] == [2] * 6
+    assert [series.s_per_byte for series in by_bytes] == sorted(series.s_per_byte for series in by_bytes)
+
+
+def test_a_step_without_collectives_has_no_delays() -> None:
+    assert choose_delays(num_calls=0, num_bytes=0, step_s=0.1) == []
