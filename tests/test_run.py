@@ -79,6 +79,13 @@ class Trainer:
         finally:
             open("ended", "w").close()
 
+def buffered(loader):
+    batches = []
+    for batch in loader:
+        batches.append(batch)
+        if len(batches) > 5:
+            yield batches.pop(0)
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--note")
@@ -87,7 +94,7 @@ if __name__ == "__main__":
     print(arguments.note, "RANK" in os.environ)
     for _ in torch.utils.data.DataLoader(torch.randn(64, 4), batch_size=16):
         pass  # an evaluation before the training
-    Trainer(arguments.passes).train(torch.utils.data.DataLoader(torch.randn(8192, 4), batch_size=8))
+    Trainer(arguments.passes).train(buffered(torch.utils.data.DataLoader(torch.randn(8192, 4), batch_size=8)))
 """
 WORDS = """
 import contextlib, time, torch

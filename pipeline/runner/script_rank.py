@@ -332,7 +332,7 @@ class ScriptRank:
 
     def next_block(self, reported: Timed) -> dict[str, Any] | None:
         """Return the block that follows this one; None if the script may end."""
-        if self.num_blocks == 0:
+        if self.num_blocks == 1:  # in the first one a stream fills its buffer
             check_observed(self.spec, reported.ranks[0])
         if not self.is_timed:
             was_quiet = bool(self.blocks) and self.activity_of(self.blocks[0]) == self.activity_of(reported)
