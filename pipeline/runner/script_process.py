@@ -22,7 +22,7 @@ MAX_TAIL_BYTES = 4_000  # that are kept of what is left out
 MAX_LINE_CHARS = 200
 TAIL_WAIT_S = 1  # for the output of a script that has ended; what it has started may hold it open
 WAIT_SIGNAL = signal.SIGRTMIN + 9  # the probe then writes where the script is
-WHERE_TIMEOUT_S = 2
+WHERE_TIMEOUT_S = 5
 FRAME = re.compile(r'File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)')  # of faulthandler
 
 

@@ -319,7 +319,7 @@ class ScriptRank:
         self.store.set("where/0", process.waits_in(self.workdir))
         keys = {rank: f"where/{rank}" for rank in late}
         with contextlib.suppress(RuntimeError):  # a rank does not answer
-            self.store.wait(list(keys.values()), timedelta(seconds=3 * TICK_S))
+            self.store.wait(list(keys.values()), timedelta(seconds=4 * TICK_S))
         found = {rank: self.store.get(key).decode() for rank, key in keys.items() if self.store.check([key])}
         places = shorten_list([f"rank {rank} is at {place}" for rank, place in found.items()], MAX_NAMED_RANKS)
         names = shorten_list(list(map(str, late)), MAX_NAMED_RANKS)
