@@ -35,6 +35,12 @@ class CollectedExperiment:
     tables: Tables
 
     @cached_property
+    def labels(self) -> dict[Spec, str]:
+        """Return the label of each configuration, by its spec with repeat and seed at 0."""
+        specs = list(dict.fromkeys(without_repeat(outcome.spec) for outcome in self.collected.outcomes))
+        return dict(zip(specs, point_labels(specs).values(), strict=True))
+
+    @cached_property
     def content(self) -> dict[str, Any]:
         """Return the rows of the tables and the coverage, as JSON has them."""
         return {**flatten(self.tables), "coverage": msgspec.to_builtins(self.collected.coverage)}
@@ -146,7 +152,6 @@ class PointFigures(NamedTuple):
 
 def figures_by_point(found: CollectedExperiment) -> list[PointFigures]:
     """Return the figures of each point with a record, in the order of the tables. Nothing is computed anew."""
-    labels = point_labels(list(dict.fromkeys(without_repeat(part.spec) for part in found.collected.outcomes)))
     tables = [(TABLES[name], row) for name, rows in found.tables.items() for row in rows if TABLES[name].question]
     rows_by_point = group_pairs(((row.spec, row.axes["gpu"] or ""), (table, row)) for table, row in tables if row.spec)
     has_models = group_pairs((spec, gpu) for spec, gpu in rows_by_point)
@@ -157,7 +162,7 @@ def figures_by_point(found: CollectedExperiment) -> list[PointFigures]:
             continue
         is_split = len(has_models[spec]) > 1
         run_id = f"{spec.run_id()}-{'-'.join(gpu.lower().split())}" if is_split else spec.run_id()
-        label = ", ".join(filter(None, (labels.get(spec.run_id(), spec.run_id()), gpu if is_split else "")))
+        label = ", ".join(filter(None, (found.labels[spec], gpu if is_split else "")))
         notes = dict.fromkeys(note for _, row in rows if (note := row["note"]))
         figures = [figure for table, row in rows for figure in figures_of(table, row, spec)]
         points.append(PointFigures(run_id, label, spec, gpu, status, list(notes), figures))

@@ -25,8 +25,8 @@ from pipeline.report import plots  # noqa: E402
 from pipeline.report.plots import BarPanel, HistogramPanel, LinePanel, Panel, Plot, Series  # noqa: E402
 from pipeline.system.errors import replace_control_characters  # noqa: E402
 
-WIDTH, HEIGHT = 396, 275  # of a panel of lines, in px; the page scales it to what a phone or a column has
-HISTOGRAM_HEIGHT = 187
+WIDTH, HEIGHT = 380, 264  # of a panel of lines, in px; the page scales it to what a phone or a column has
+HISTOGRAM_HEIGHT = 180
 BAR_HEIGHT, BAR_MARGINS = 34, 64  # a bar with its label above it; title and axis
 MIN_COUNT = 0.7  # where the axis of a histogram begins, so that a count of 1 is seen
 KEY_HEIGHT = 18  # of a row of the key

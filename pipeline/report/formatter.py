@@ -73,7 +73,7 @@ def name_texts(part: Any, terms: Terms) -> Any:
 
 
 class ClaimFormatter(NoteFormatter):
-    """Formats the values of claims: a figure with its interval, `digits` with the decimals that its interval needs."""
+    """Formats the values of tiles: a figure with its interval, `digits` with the decimals that its interval needs."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
         """Return one value as text."""

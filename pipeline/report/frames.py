@@ -10,8 +10,7 @@ import msgspec
 
 from pipeline.figures.pooling import group_pairs, pool_outcomes
 from pipeline.plan.axes import AXES
-from pipeline.plan.point_label import point_labels
-from pipeline.plan.spec import POOLED_AXES, Spec, without_repeat
+from pipeline.plan.spec import POOLED_AXES, without_repeat
 from pipeline.records import store
 from pipeline.records.folder import require_experiments
 from pipeline.records.record import Record
@@ -109,15 +108,7 @@ def load_frames(folder: str | Path) -> Frames:
     return Frames({name: collect_experiment(experiment) for name, experiment in found.items()})
 
 
-def labels_of(found: CollectedExperiment) -> dict[Spec, str]:
-    """Return the label of each configuration, by its spec with repeat and seed at 0."""
-    specs = list(dict.fromkeys(without_repeat(outcome.spec) for outcome in found.collected.outcomes))
-    labels = point_labels(specs)
-    return {spec: labels[spec.run_id()] for spec in specs}
-
-
 def configuration_rows(found: CollectedExperiment) -> Iterator[FlatRow]:
-    labels = labels_of(found)
     rows = [(TABLES[name], row) for name in OF_ONE_CONFIGURATION for row in found.tables[name]]
     by_point = group_pairs(((row.spec, row.axes["gpu"]), (table, row)) for table, row in rows)
     for point in pool_outcomes(found.collected.outcomes):
@@ -136,7 +127,7 @@ def configuration_rows(found: CollectedExperiment) -> Iterator[FlatRow]:
             **figures,
             **msgspec.structs.asdict(point.spec),
             **axes_of(point),
-            "configuration": labels[point.spec],
+            "configuration": found.labels[point.spec],
             "status": point.status,
             "reason": "; ".join(reasons),
             "n": len(point.ok_records),
@@ -168,10 +159,9 @@ def step_rows(found: CollectedExperiment) -> Iterator[FlatRow]:
 
 def runs_of(found: CollectedExperiment) -> Iterator[tuple[FlatRow, Record]]:
     """Yield what names each run, and its record."""
-    labels = labels_of(found)
     for outcome in found.collected.outcomes:
         if outcome.record:
-            names = {"configuration": labels[without_repeat(outcome.spec)], "run_id": outcome.record.run_id}
+            names = {"configuration": found.labels[without_repeat(outcome.spec)], "run_id": outcome.record.run_id}
             yield {**names, "repeat": outcome.spec.repeat, "seed": outcome.spec.seed}, outcome.record
 
 

@@ -100,7 +100,6 @@ class Pages:
         self.head = {"own_title": title, "author": author}
         self.entries: list[dict[str, Any]] = []
         self.written: dict[str, Path] = {}  # by the name of the experiment
-        self.times: list[str] = []  # of the last record of each
         self.missing: set[str] = set()
 
     def write(self, name: str, found: CollectedExperiment, logs: Mapping[str, Path]) -> None:
@@ -131,8 +130,8 @@ class Pages:
             page = render_template("report.html.j2", said, **shown)
             files.replace_file_atomically(folder / REPORT_NAME, page.encode())
         self.written[name] = folder / REPORT_NAME
-        self.times.append(max((record.started_at or "" for record in collected.records), default=""))
-        self.entries.append(said | {"href": address_of(folder / REPORT_NAME, self.root)})
+        latest = max((record.started_at or "" for record in collected.records), default="")
+        self.entries.append(said | {"href": address_of(folder / REPORT_NAME, self.root), "latest": latest})
 
     def can_import(self, module: str, what: str) -> bool:
         """True if a module can be imported; else log once what there is not, and what to install."""
@@ -157,8 +156,8 @@ class Pages:
         """Write the index if several experiments were found. Raises OSError."""
         if self.has_index and self.entries:
             count = pluralize(len(self.entries), "experiment")
-            latest = sorted(zip(self.times, self.entries, strict=True), key=lambda pair: pair[0], reverse=True)
-            said = {"title": "Experiments", "count": count, "entries": [entry for _, entry in latest]}
+            entries = sorted(self.entries, key=lambda entry: str(entry["latest"]), reverse=True)
+            said = {"title": "Experiments", "count": count, "entries": entries}
             files.update_file(self.root / INDEX_NAME, render_template("index.html.j2", said).encode())
 
 
