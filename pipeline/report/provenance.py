@@ -92,11 +92,7 @@ def describe_setting(records: Iterable[Record]) -> list[str]:
     counts = {record.spec.num_gpus for record in found}
     on_cpu = "CPU process" if counts == {1} else "CPU processes"
     is_on_cpu = all(record.spec.device == "cpu" for record in found)
-    processors = (
-        on_cpu
-        if is_on_cpu
-        else hardware_of(found) or f"GPU{'s' if max(counts) > 1 else ''} of a model that is not stated"
-    )
+    processors = on_cpu if is_on_cpu else hardware_of(found) or f"GPU{'s' if max(counts) > 1 else ''} of unknown model"
     nodes = sorted({node for place in places for node in place.nodes})
     commits = sorted({place.git_commit[:7] for place in places if place.git_commit})
     is_partial = "" if all(place.git_commit for place in places) else " (not of all records)"
