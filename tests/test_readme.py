@@ -192,6 +192,7 @@ def test_the_example_of_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
 SHOWN: dict[str, list[str]] = {
     "README.md": [*["commands"] * 5, "citation"],
     "CONTRIBUTING.md": ["commands"],
+    "docs/advice.md": ["commands"],
     "docs/architecture.md": ["diagram", "diagram"],
     "docs/cluster.md": ["commands", "container", "wrapper", "commands", "prologue", *["commands"] * 3],
     "docs/export.md": ["commands"],
