@@ -171,7 +171,7 @@ def name_ties(row: Row, ties: Sequence[Row], name: Callable[[Row], str]) -> str:
         return ""
     longer = 100 * (sample_time(ties[0]) / sample_time(row) - 1)
     more = f" and {len(ties) - 1} more" if len(ties) > 1 else ""
-    return f"{name(ties[0])} ({abs(longer):.1f} % {'slower' if longer >= 0 else 'faster'}){more}"
+    return f"{name(ties[0])} (takes {abs(longer):.1f} % {'longer' if longer >= 0 else 'less'}){more}"
 
 
 def differing_axes(row: Row, other: Row) -> list[str]:

@@ -59,7 +59,7 @@ H100 = Environment(gpus=(Gpu(name="NVIDIA H100"),))
             [GRAPH, windowed(times(1.001), 128)],
             [
                 ", 1 GPU with 128 images a step in tf32, eager",
-                "not told apart from 1 GPU, 128 per GPU, graph (0.1 % faster) among 2 configurations",
+                "not told apart from 1 GPU, 128 per GPU, graph (takes 0.1 % less) among 2 configurations",
             ],
             [],
             id="of a tie the simpler one",
@@ -76,14 +76,14 @@ H100 = Environment(gpus=(Gpu(name="NVIDIA H100"),))
                 *repeated((1.02, 1.03, 1.03, 1.03, 1.03, 1.04), execution="compile"),
                 *repeated((1.06, 1.07, 1.07, 1.07, 1.07, 1.08)),
             ],
-            ["in tf32, compile", "not told apart from 1 GPU, 128 per GPU, graph (2.9 % faster) among 3"],
+            ["in tf32, compile", "not told apart from 1 GPU, 128 per GPU, graph (takes 2.9 % less) among 3"],
             [],
             # it meets the shortest time, whose runs vary, and not the steady one that is slower than that
             id="not the simple one, than which another is shown to be faster",
         ),
         pytest.param(
             [windowed(NOISY, 128), windowed(times(0.99), 128, 2)],
-            [", 1 GPU with 128", "not told apart from ddp 2 GPUs, 128 per GPU (0.9 % faster)"],
+            [", 1 GPU with 128", "not told apart from ddp 2 GPUs, 128 per GPU (takes 0.9 % less)"],
             [],
             id="a tie between numbers of GPUs",
         ),
