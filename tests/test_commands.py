@@ -419,11 +419,12 @@ LOAD = "import ddpscale, sys; print(len(ddpscale.load(sys.argv[1]).configuration
 @pytest.mark.parametrize("command", ["status", "collect", "compare", "export", "proposal", "ingest", "load"])
 def test_what_reads_records_needs_neither_torch_nor_submitit(tmp_path: Path, command: str) -> None:
     folder = arguments_of("status", tmp_path)[0]
-    words: Sequence[str | Path] = {
+    own: dict[str, Sequence[str | Path]] = {
         "load": ("-c", LOAD, folder),
         "compare": ("-m", "pipeline.compare", folder, make_experiment(tmp_path / "other", make_record()).folder),
         "ingest": ("-m", "pipeline.ingest", ROOT / "tests/recorded/v100-dp.csv", "--outputs", tmp_path / "out"),
-    }.get(command, ("-m", f"pipeline.{command}", *arguments_of(command, tmp_path)))
+    }
+    words = own[command] if command in own else ("-m", f"pipeline.{command}", *arguments_of(command, tmp_path))
     env = hiding(tmp_path, "torch torchvision submitit", without_slurm(tmp_path))
     answer = succeeded(run_program(sys.executable, *words, env=env))
     assert "needs the package" not in answer.stderr
