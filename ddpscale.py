@@ -8,7 +8,7 @@ import importlib
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipeline.report.frames import Frames
@@ -58,7 +58,7 @@ def part(name: str) -> Any:
         sys.path.remove(HERE)
 
 
-def run() -> NoReturn:
+def run() -> None:
     errors, command = part("system.errors"), part("__main__")
     errors.open_closed_streams()
     sys.excepthook = errors.report_uncaught
