@@ -81,7 +81,7 @@ def last_ranks(record: Record) -> tuple[range, float] | None:
     for size in (1, record.spec.num_processes_per_node):
         place, count = Counter(times.index(min(times)) // size for times in steps).most_common(1)[0]
         ranks = range(place * size, (place + 1) * size)
-        if count < MIN_LAST_SHARE * len(steps) or size == len(steps[0]):
+        if count < MIN_LAST_SHARE * len(steps) or size >= len(steps[0]):
             continue
         wait_ns = statistics.median(ahead_of_others_ns(times, ranks) for times in steps)
         slower_ns = -statistics.median(ahead_of_others_ns(times, ranks) for times in bare) / part.steps_per_window

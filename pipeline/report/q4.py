@@ -87,7 +87,7 @@ Q4 = Table(
     ),
     View(
         "Q4: first and last epoch",
-        "Loss and training accuracy are those during the epoch, of $augmented where they were measured here.",
+        "Loss and other figures of training are those during the epoch, of $augmented where they were measured here.",
         first_and_last_epochs,
         hidden_axes=("gpu",),
     ),

@@ -238,7 +238,7 @@ def test_an_implied_oom_is_a_record_and_the_tables_name_what_implies_it(tmp_path
     said = f"implied by {cause.run_id}"
     assert [(row["status"], row["note"]) for row in tables["Q1"]] == [("oom", None), ("oom", said)]
     assert [row["reason"] for row in tables["oom"]] == ["", said]
-    assert f"4,096 per GPU: OOM ({said})" in render_experiment("x", tables, collected)
+    assert "1 more not run: a smaller batch ran out of memory" in render_experiment("x", tables, collected)
     assert collected.coverage.oom == 2
 
 

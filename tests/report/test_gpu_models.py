@@ -160,7 +160,7 @@ def test_a_batch_size_is_not_called_fastest_since_its_gpu_is() -> None:
 def test_a_faster_model_is_no_speed_up(gpu: str, is_answered: bool) -> None:
     found = [timed(H100, 2.0), timed(H100, 1.5, 256), timed(gpu, 1.2, **TWO)]
     answers = answers_of(*found)
-    words = ("Speed-up on 2 GPUs: 1.67x", "no point on several GPUs")
+    words = ("Speed-up on 2 GPUs: 1.67x", "no configuration on several GPUs")
     assert [word in answers["Q2"] for word in words] == [is_answered, not is_answered]
     assert ("by subtraction" in answers["Q3"]) is is_answered
     assert (row_of(build(*found)["Q2"], num_gpus=2)["speedup"] is not None) is is_answered

@@ -163,7 +163,7 @@ def test_q4_has_every_epoch_for_scripts_and_the_first_and_last_for_people() -> N
         *((time_s, 0.1) for time_s in (2, 4, 6, 8)),
         *((number / 2, 0.4) for number in range(1, 12)),
     ]
-    shown = cells(table_of(report(*found), "Q4: loss"), "images per GPU", "epoch")
+    shown = cells(table_of(report(*found), "Q4: first and last epoch"), "images per GPU", "epoch")
     assert shown == [("128", "1"), ("128", "4"), ("512", "1"), ("512", "11")]
 
 
