@@ -90,7 +90,7 @@ CGROUP_CONF = "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
 
 @dataclass(frozen=True)
 class Places:
-    """Where daemons and commands run: addresses by node, that of the controller, and words before a command line.
+    """Places of daemons and commands: addresses by node, that of the controller, and words before a command line.
 
     `enter` has the words for each daemon, such as `ip netns exec NAME`, and under "" those for commands.
     """

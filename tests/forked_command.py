@@ -83,7 +83,7 @@ def _become(module: str, arguments: Sequence[str], env: Mapping[str, str], stdou
         _hide(packages.split())
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except Exception:
+    except Exception:  # whatever it is: a Python of its own would print it and end with 1
         sys.excepthook(*sys.exc_info())
         sys.exit(1)
 

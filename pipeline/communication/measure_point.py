@@ -220,7 +220,7 @@ NO_COLLECTIVE = "the step calls no collective: there is nothing to delay"
 
 
 class Delay(NamedTuple):
-    """How much longer a collective takes: `latency_s`, and its bytes times `s_per_byte`."""
+    """A delay of each collective: `latency_s`, and its bytes times `s_per_byte`."""
 
     latency_s: float
     s_per_byte: float

@@ -1,4 +1,4 @@
-"""What a slower network would cost: the step while each collective takes longer, against the step as it is.
+"""A slower network, tried by delays: the step while each collective takes longer, against the step as it is.
 
 Computation hides a delay until it is too long, so the steps lie on a bend and not on a line. Differences are taken
 round by round. Pure functions of records; times in seconds.
@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from pipeline.figures.exposed_communication import step_times_s, whole_step
+from pipeline.figures.exposed_communication import slowest_times_s, step_times_s, whole_step
 from pipeline.figures.intervals import Estimate, median_time
 from pipeline.figures.pooling import group_pairs
 from pipeline.figures.stopping_rule import is_difference_precise_enough, is_time_precise_enough
@@ -27,29 +27,18 @@ class DelayedStep(NamedTuple):
     @property
     def hidden_share(self) -> Estimate:
         """The share of the delays that does not make the step longer, cut to 0 to 1."""
-        low, high = (None if end is None else cut(1 - end / self.added_s) for end in self.longer_ends)
-        return Estimate(cut(1 - self.longer_s / self.added_s), low, high)
-
-    @property
-    def longer_ends(self) -> tuple[float | None, float | None]:
-        return self.longer_s.high, self.longer_s.low
-
-
-def cut(share: float) -> float:
-    """Return the share, at least 0 and at most 1."""
-    return min(max(share, 0.0), 1.0)
-
-
-def times_s(found: Communication, delayed: DelayedSteps) -> list[float]:
-    """Return the slowest rank's step time in each window."""
-    return [max(ranks) / found.steps_per_window / 1e9 for ranks in delayed.window_times_ns]
+        ends = (self.longer_s, self.longer_s.high, self.longer_s.low)
+        share, low, high = (None if end is None else min(max(1 - end / self.added_s, 0.0), 1.0) for end in ends)
+        assert share is not None, "only the ends may be missing"
+        return Estimate(share, low, high)
 
 
 def differences_s(found: Communication, delayed: DelayedSteps) -> list[float]:
     """Return the delayed step minus the mean of both steps without delays, for each round."""
     step = whole_step([found])
+    slow_s = slowest_times_s(found, delayed.window_times_ns)
     usual = zip(step_times_s(found, step), step_times_s(found, f"{step}_again"), strict=True)
-    return [slow - statistics.fmean(two) for slow, two in zip(times_s(found, delayed), usual, strict=True)]
+    return [slow - statistics.fmean(two) for slow, two in zip(slow_s, usual, strict=True)]
 
 
 def is_delay_precise_enough(found: Communication) -> bool:
@@ -61,10 +50,10 @@ def is_delay_precise_enough(found: Communication) -> bool:
 
 
 def delayed_steps(found: Sequence[Communication]) -> Iterator[DelayedStep]:
-    """Yield the step with each delay, the shortest first. Delays are chosen in each run, so repeats have their own."""
+    """Yield the step with each delay, in the order of the run. Delays of repeats, which each chooses, are pooled."""
     by_place = group_pairs((place, (part, one)) for part in found for place, one in enumerate(part.delayed))
     for pairs in by_place.values():
-        step = median_time([times_s(part, one) for part, one in pairs])
+        step = median_time([slowest_times_s(part, one.window_times_ns) for part, one in pairs])
         longer = median_time([differences_s(part, one) for part, one in pairs])
         added_s = statistics.median(ns for _, one in pairs for ns in one.delays_ns) / 1e9
         latency_s = statistics.median(one.latency_s for _, one in pairs)

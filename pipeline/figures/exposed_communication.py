@@ -152,8 +152,13 @@ def job_notes(found: Sequence[Communication]) -> list[Note]:
 
 def step_times_s(found: Communication, variant: VariantName) -> list[float]:
     """Return the slowest rank's step time in each window; empty if the variant was not run."""
-    windows = (ranks for series in found.series if series.variant == variant for ranks in series.window_times_ns)
-    return [max(ranks) / found.steps_per_window / 1e9 for ranks in windows]
+    series = (one for one in found.series if one.variant == variant)
+    return [time_s for one in series for time_s in slowest_times_s(found, one.window_times_ns)]
+
+
+def slowest_times_s(found: Communication, window_times_ns: Sequence[Sequence[int]]) -> list[float]:
+    """Return the slowest rank's step time in each window."""
+    return [max(ranks) / found.steps_per_window / 1e9 for ranks in window_times_ns]
 
 
 def median_step_time(found: Sequence[Communication], variant: VariantName) -> Estimate | None:

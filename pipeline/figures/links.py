@@ -1,4 +1,4 @@
-"""How the ranks of a record were connected, in words, and what is wrong with it. Pure functions of records."""
+"""Links between the ranks of a record, in words, and those that are slower than need be. Pure functions of records."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -17,7 +17,7 @@ NETWORKS_OFF = {"NCCL_IB_DISABLE": ("1",), "NCCL_NET": ("Socket", "socket")}
 
 
 class LinkProblem(NamedTuple):
-    """What is slower than it need be between ranks, and the cure."""
+    """A link that is slower than need be, and the cure."""
 
     what: str
     cure: str

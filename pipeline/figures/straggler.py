@@ -35,7 +35,7 @@ class LateRank(NamedTuple):
 
     @property
     def remedy(self) -> str:
-        """What to do about it: leave out its node if there are others, else look at its GPU."""
+        """The cure: leave out its node if there are others, else look at its GPU."""
         if self.num_nodes > 1 and self.node:
             return f"exclude {self.node}"
         return f"look at GPU {self.rank}"

@@ -743,13 +743,13 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             )
         if self.evaluate or self.remedies:
             raise ValueError(f"measure={self.measure!r} keeps no trained model; leave out evaluate and remedies.")
-        if self.measure == "network" and (not self.is_distributed or self.num_gpus < 2 or self.execution != "eager"):
+        if self.measure == "network":
+            if self.is_distributed and self.num_gpus > 1 and self.execution == "eager":
+                return
             raise ValueError(
                 "measure='network' delays the collectives of an eager step and needs num_gpus>=2, execution='eager' "
                 f"and a strategy with processes, such as 'ddp', got {self.strategy!r} on {self.num_gpus}."
             )
-        if self.measure == "network":
-            return
         if self.measure == "communication":
             if not self.facts.is_parallel or self.num_gpus < 2:
                 raise ValueError(

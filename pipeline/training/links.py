@@ -1,4 +1,4 @@
-"""How ranks are connected: what NCCL chose, by its own log, and the GPUs, networks and NUMA nodes of this machine.
+"""Links between ranks: what NCCL chose, by its own log, and the GPUs, networks and NUMA nodes of this machine.
 
 NCCL's lines are those of 2.14 to 2.30 (src/transport/{p2p,shm,net,net_socket}.cc, net_ib). What cannot be read is left
 out: nothing here ends a run.

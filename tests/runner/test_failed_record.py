@@ -323,5 +323,6 @@ def test_a_log_suggests_an_oom_by_its_words(log: str, expected: bool) -> None:
 
 
 def test_the_module_imports_without_torch() -> None:
-    code = "import sys; sys.modules['torch'] = None; import pipeline.runner.classify_failure"
-    succeeded(subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60))
+    code = "import sys; sys.modules['torch'] = None; import pipeline.runner.classify_failure as m; print(m.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert succeeded(done).stdout == "pipeline.runner.classify_failure\n"

@@ -155,13 +155,19 @@ def workers_on(cluster: Cluster, node_rank: int) -> list[int]:
     return processes_with(f"SLURM_NODEID={node_rank}", f"SLURM_CONF={cluster.env['SLURM_CONF']}", name="rank")
 
 
+def submit_long(pipeline: Command, env: Env, folder: Path) -> tuple[str, str, Path, str, Path]:
+    """Submit a point of hours on two nodes, wait until its ranks have met, and return the command."""
+    submit = ("submit", "--grid", write_grid(folder, LONG), "--outputs", folder)
+    succeeded(pipeline(*submit, env=env))
+    wait_for(lambda: list(folder.glob("long/logs/*/*/environment.json")))
+    return submit
+
+
 @pytest.mark.fault("F16")
 def test_a_rank_that_dies_on_the_second_node_ends_the_job_and_is_named(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
-    submit = ("submit", "--grid", write_grid(tmp_path, LONG), "--outputs", tmp_path)
-    succeeded(pipeline(*submit, env=on_slurm))
-    wait_for(lambda: list(tmp_path.glob("long/logs/*/*/environment.json")))  # both ranks have met
+    submit = submit_long(pipeline, on_slurm, tmp_path)
     time.sleep(1)
     os.kill(workers_on(cluster, 1)[0], signal.SIGKILL)
     killed_s = time.monotonic()
@@ -178,9 +184,7 @@ def test_a_rank_that_dies_on_the_second_node_ends_the_job_and_is_named(
 def test_a_node_that_goes_is_named_by_the_others(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
-    submit = ("submit", "--grid", write_grid(tmp_path, LONG), "--outputs", tmp_path)
-    succeeded(pipeline(*submit, env=on_slurm))
-    wait_for(lambda: list(tmp_path.glob("long/logs/*/*/environment.json")))  # both ranks have met
+    submit_long(pipeline, on_slurm, tmp_path)
     cluster.kill_node("node2")
     try:
         own = processes_with("SLURM_NODEID=1", f"SLURM_CONF={cluster.env['SLURM_CONF']}")
