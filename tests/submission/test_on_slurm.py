@@ -33,6 +33,7 @@ from pipeline.records.folder import Experiment
 from pipeline.runner.launch_options import LaunchOptions
 from pipeline.runner.rank_files import PointTask, RankFiles
 from pipeline.runner.task_list import TaskList
+from pipeline.system import host
 
 LONG = """
 name: long
@@ -145,9 +146,8 @@ def test_communication_and_a_model_of_a_users_own_are_measured_over_two_nodes(
 
 def parent_of(pid: int) -> int:
     """The parent of a process; itself once it has ended."""
-    with contextlib.suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return pid
+    _, parent, *_ = host.read_processes().get(pid, ["", str(pid)])
+    return int(parent)
 
 
 def workers_on(cluster: Cluster, node_rank: int) -> list[int]:
