@@ -1,4 +1,4 @@
-"""Compares the process group that counts, silences and delays with the mechanisms it replaces, by turns in one process.
+"""Measures steps over the process group that counts, silences and delays, by turns in one process.
 
     python benchmarks/bench_process_group.py                      # two GPUs (or two CPU processes); about 4 minutes
     python benchmarks/bench_process_group.py --only ddp           # a strategy alone
@@ -7,9 +7,9 @@
     python benchmarks/bench_process_group.py --pauses             # why pauses of the host cost more than they last
 
 Series of a strategy: `plain` over the group of torch, `real` over the measured one, `silent` over the same while it is
-silent, `old` by the mechanism before it (no-op hook, kept buffers, left-out broadcasts), `no_sync` of DDP, and `delay`
-with 2 ms at each collective. Each line has the median over rounds with its interval; a difference is taken round by
-round. It also prints bytes by both ways of counting, the losses of four updates, and each collective with its delay.
+silent, `no_sync` of DDP, and `delay` with 2 ms at each collective. Each line has the median over rounds with its
+interval; a difference is taken round by round. It also prints counted bytes, the weights of four updates, and each
+collective with its delay.
 """
 
 import argparse
@@ -31,17 +31,16 @@ from pipeline.communication.process_group import Controller, MeasuredGroup, Mode
 from pipeline.communication.step_variants import (
     StepContext,
     StepVariant,
-    build_step_context,
     build_variant,
-    list_silent_calls,
 )
+from pipeline.figures.exposed_communication import NO_OP
 from pipeline.figures.intervals import median_interval
 from pipeline.figures.stopping_rule import LEAD_IN_STEPS
 from pipeline.plan.axes import Execution
 from pipeline.plan.spec import Spec
 from pipeline.training import process_group
 from pipeline.training.execution import execution_stream
-from pipeline.training.loop import set_precision
+from pipeline.training.loop import build_model, set_precision
 from pipeline.training.process_group import Rank
 from pipeline.training.torch_strategies.base import local_part
 
@@ -57,7 +56,6 @@ DELAY_S, LONG_DELAY_S = 0.002, 0.05
 STEPS = 3  # of a window
 NUM_UPDATES = 4
 MODES: tuple[Mode, ...] = ("real", "silent", "delay")
-OLD = {"ddp": "no_op_hook", "zero1": "no_op", "fsdp": "no_op"}
 
 COLLECTIVES: dict[str, tuple[float, Callable[..., Any]]] = {  # with the size of the output over that of the input
     "all_reduce": (1, lambda out, own, **how: dist.all_reduce(out.copy_(own), **how)),
@@ -161,27 +159,21 @@ def compare(
 ) -> None:
     rank, build = context.rank, partial(build_variant, context, execution=execution)
     started = time.perf_counter()
-    variants = {"plain": plain, "real": build(strategy), "silent": build("silent")}
-    variants["old"] = build(OLD[strategy])
+    variants = {"plain": plain, "real": build(strategy), "silent": build(NO_OP[strategy])}
     variants["delay"] = build(strategy)
     if strategy == "ddp":
         variants["no_sync"] = build("no_sync")
     say(f"{strategy}, {context.spec.batch_size_per_gpu} sequences a process")
     for name, found in {name: train(variants[name]) for name in ("plain", "real")}.items():
         say(f"  squares of weights, {name:8} {found}")
-    for _ in range(3):
-        variants["old"].eager()  # the first gather of each buffer is real
-    old: Counter[str] = Counter()
-    for call in list_silent_calls(variants["old"]):
-        old[call.operation] += call.num_bytes
-    say(f"  counted {count(controller, variants['real'])}, by the old mechanism {dict(old)}")
+    say(f"  counted {count(controller, variants['real'])}")
     run_ahead(build(strategy), rounds * (STEPS + LEAD_IN_STEPS) + 30)
     for variant in variants.values():
         timing.time_steps(variant.step, 1, rank, timing.WARM_UP_STEPS_PER_VARIANT)
     timers = {name: partial(timing.time_steps, one.step, STEPS, rank) for name, one in variants.items()}
     timers["delay"] = partial(time_delayed, controller, variants["delay"], rank)
     *_, windows = timing.time_rounds(timers, dict.fromkeys(timers, rounds))
-    pairs = [("real", "plain"), ("real", "silent"), ("real", "old"), ("silent", "old"), ("silent", "no_sync")]
+    pairs = [("real", "plain"), ("real", "silent"), ("silent", "no_sync")]
     lines_of(windows, [*pairs, ("delay", "real")])
     asked_ms = controller.delayed_s() * 1e3 / rounds / (STEPS + LEAD_IN_STEPS)
     say(f"  delays of a step on this rank: {asked_ms:.2f} ms; took {time.perf_counter() - started:.0f} s\n")
@@ -282,7 +274,9 @@ def run_strategies(arguments: argparse.Namespace, rank: Rank, execution: Executi
     for strategy in arguments.only or STRATEGIES:
         spec = make_spec(strategy, device, arguments.batch_size or batch_size, options)
         set_precision(spec)
-        context = contexts[strategy] = build_step_context(spec, rank)
+        workload, _ = build_model(spec, rank)
+        batch = workload.synthetic_batch(spec.batch_size_per_gpu, rank.device)
+        context = contexts[strategy] = StepContext(spec, rank, workload, batch, None)
         plain[strategy] = build_variant(context, strategy, execution=execution)  # it keeps the group of torch
     controller = install()
     assert isinstance(dist.group.WORLD, MeasuredGroup)

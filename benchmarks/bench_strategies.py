@@ -25,7 +25,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.spawn import start_processes
 
-from pipeline.communication.step_variants import StepContext, build_variant
+from pipeline.communication.process_group import install
+from pipeline.communication.step_variants import StepContext, build_variant, count_calls
 from pipeline.figures.formulas import state_bytes
 from pipeline.plan.spec import Spec
 from pipeline.plan.strategies import gathered_bytes, scattered_bytes
@@ -36,7 +37,6 @@ from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, ignore_mark
 from pipeline.training.torch_strategies import torch_strategy
 from pipeline.training.torch_strategies.base import optimizer_bytes
-from pipeline.training.torch_strategies.fsdp import keep_buffers
 from pipeline.workloads.find import build_workload
 
 SIZES = {"layers": 8, "width": 512, "heads": 8, "length": 128, "vocabulary": 8192}  # 29 million parameters
@@ -70,14 +70,12 @@ def make_point(batch_size: int, sizes: dict[str, int], **fields: Any) -> Spec:
     return Spec(**(common | fields))
 
 
-def train(spec: Spec, rank: Rank, is_kept: bool = False) -> tuple[Found, int]:
+def train(spec: Spec, rank: Rank) -> tuple[Found, int]:
     """Train a few updates on the same tokens. Return what was found, and the peak of the last two in bytes."""
     workload = build_workload(spec)
     torch.manual_seed(0)
     strategy = torch_strategy(spec.strategy)
     model = strategy.wrap(strategy.place(workload.build_model(), workload, spec, rank), workload, spec, rank)
-    if is_kept:
-        keep_buffers(model, [], is_silent=False)
     step = EagerStep(model, workload, spec, rank)
     torch.manual_seed(1 + rank.rank)
     batch = workload.synthetic_batch(spec.batch_size_per_gpu, rank.device)
@@ -105,12 +103,8 @@ def most_of_all_ranks(number: int, rank: Rank) -> int:
 
 
 def measure_strategy_alone(fields: Found, rank: Rank) -> Found:
-    """Return the memory, losses and counted bytes of a strategy, and for FSDP its losses in kept buffers."""
-    found = measure_memory(fields, rank) | count_calls(fields, rank)
-    if fields["strategy"] == "fsdp":
-        kept, _ = train(make_point(BATCH_SIZES[-1], SIZES, **fields), rank, is_kept=True)
-        found["kept_losses"] = kept["losses"]
-    return found
+    """Return the memory, losses and counted bytes of a strategy."""
+    return measure_memory(fields, rank) | count_bytes(fields, rank)
 
 
 def measure_memory(fields: Found, rank: Rank) -> Found:
@@ -139,18 +133,17 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def count_calls(fields: Found, rank: Rank) -> Found:
+def count_bytes(fields: Found, rank: Rank) -> Found:
     """Return the bytes of an update's collectives as counted in a silent one, those by formula, and if it is finite."""
     spec = make_point(BATCH_SIZES[0], SMALL_SIZES, **fields)
     workload = build_workload(spec)
     context = StepContext(spec, rank, workload, workload.synthetic_batch(spec.batch_size_per_gpu, rank.device), None)
     silent = build_variant(context, "no_op_hook" if spec.strategy == "ddp" else "no_op")
-    for _ in range(3):  # the first gather of each buffer is real
-        silent.calls.clear()
-        silent.step()
+    for _ in range(3):  # DDP rebuilds its buckets after the first step
+        calls = count_calls(silent)
     counted: dict[str, int] = {}
-    for call in silent.calls:
-        counted[call.operation] = counted.get(call.operation, 0) + call.num_bytes
+    for call in calls.elements():
+        counted[call.collective] = counted.get(call.collective, 0) + call.num_bytes
     sharding = torch_strategy(spec.strategy).describe_sharding(workload, silent.model, spec)
     gradient_bytes = sum(parameter.nbytes for parameter in silent.model.parameters())
     formula = {"all_reduce": gradient_bytes} | ({"broadcast": gradient_bytes} if spec.strategy == "zero1" else {})
@@ -194,6 +187,7 @@ def run_rank(rank: int, folder: str, part: str) -> None:
     backend = "nccl" if num_gpus > 1 else "gloo"
     device_id = device if num_gpus > 1 else None
     dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=2, device_id=device_id)
+    install()
     found = PARTS[part](Rank(rank, 2, device))
     if rank == 0:
         Path(folder, "found.json").write_text(json.dumps(found))

@@ -5,7 +5,6 @@ Their sum is therefore longer than the step, which overlaps some of them.
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,10 +18,10 @@ from torch.nn.parallel import DataParallel, comm
 from pipeline.communication import process_group as measured_group
 from pipeline.communication import profiling, step_variants, timing
 from pipeline.communication.profiling import mean_transfers
-from pipeline.communication.step_variants import StepContext, StepVariant
+from pipeline.communication.step_variants import CollectiveCall, StepContext, StepVariant
 from pipeline.communication.timing import sweep_collectives
 from pipeline.figures.delays import is_delay_precise_enough
-from pipeline.figures.exposed_communication import NO_OP, is_communication_precise_enough, whole_step
+from pipeline.figures.exposed_communication import CALLED, NO_OP, is_communication_precise_enough, whole_step
 from pipeline.figures.pooling import group_pairs
 from pipeline.figures.stopping_rule import LEAD_IN_STEPS
 from pipeline.plan.spec import Spec
@@ -42,7 +41,6 @@ from pipeline.training.execution import choose_execution, execution_stream
 from pipeline.training.loop import build_measurement, refuse_changed_flags, set_precision
 from pipeline.training.process_group import Rank, device_indices
 from pipeline.training.step import MarkPart, StepFunction
-from pipeline.training.torch_strategies.base import CollectiveCall
 from pipeline.workloads.find import Sources
 
 DATA_PARALLEL_PARTS = ("scatter", "replicate", "parallel_forward", "gather", "backward", "optimizer")
@@ -176,14 +174,18 @@ def measure_communication(
         names, notes = step_variants.choose_variants(spec, execution)
         variants = step_variants.build_variants(context, names, execution)
         with refuse_changed_flags():
-            communication = msgspec.structs.replace(time_step_variants(variants, spec, rank, only), notes=notes)
-            own_collectives = step_variants.list_own_collectives(variants["plain"], rank)
+            communication = time_step_variants(variants, spec, rank, only)
+            own = step_variants.count_calls(variants["plain"])
+            communication = msgspec.structs.replace(
+                communication, notes=notes + step_variants.describe_own(own), counts_own=True
+            )
             if spec.facts.uses_threads:
                 communication = add_step_parts(communication, variants[spec.strategy], context)
             elif not only:
                 whole = whole_step([communication])
                 silent = variants[NO_OP[whole]]
-                communication = add_sweep_and_profile(communication, variants[whole], silent, rank, traces)
+                calls = step_variants.list_calls(step_variants.count_calls(silent), own)
+                communication = add_sweep_and_profile(communication, variants[whole], silent, calls, rank, traces)
         model = variants["plain"].model
         return build_measurement(
             context.workload,
@@ -193,7 +195,7 @@ def measure_communication(
             (),
             communication=communication,
             execution_used=execution,
-            own_collectives=own_collectives,
+            own_collectives=tuple(sorted({call.collective for call in own})),
         )
 
 
@@ -290,21 +292,23 @@ def time_while_delayed(step: StepFunction, num_steps: int, rank: Rank, delay: De
 
 
 def add_sweep_and_profile(
-    communication: Communication, whole: StepVariant, no_op: StepVariant, rank: Rank, traces: Path | None
+    communication: Communication,
+    whole: StepVariant,
+    no_op: StepVariant,
+    calls: Sequence[CollectiveCall],
+    rank: Rank,
+    traces: Path | None,
 ) -> Communication:
     """Add a sweep of the step's collectives, then a profile: it comes last, because the profiler may stay attached.
 
-    `no_op` is the same step without the collectives that its strategy calls.
+    `no_op` is the same step without the collectives of gradients and parameters among `calls`.
     """
-    calls = step_variants.list_silent_calls(no_op)
-    sweep = sweep_collectives(group_pairs((call.operation, call.num_bytes) for call in calls), rank)
-    profile, notes = profile_collectives(whole, no_op, calls, rank, traces)
-    called = [(call.kind, call.num_bytes) for call in calls]
-    seen = [(one.kind, one.num_bytes) for one in profile.collectives] if profile else []
-    has_all = not Counter(called) - Counter(seen)  # then it has the buffers too, which every step broadcasts
+    called = [call for call in calls if call.kind in CALLED]
+    sweep = sweep_collectives(group_pairs((call.operation, call.num_bytes) for call in called), rank)
+    profile, notes = profile_collectives(whole, no_op, called, rank, traces)
     return msgspec.structs.replace(
         communication,
-        transfers=profiling.mean_transfers(seen if has_all else called, num_steps=1),
+        transfers=profiling.mean_transfers(((call.kind, call.num_bytes) for call in calls), num_steps=1),
         profile=profile,
         sweep=sweep,
         sweep_captured=rank.device.type == "cuda",  # see capture_stream

@@ -5,6 +5,7 @@ It needs torch alone. Use:
     controller = install()                    # before the training wraps its model
     dist.init_process_group("nccl")           # as always; so are new_group, DeviceMesh, device_id, "cuda:nccl,cpu:gloo"
     controller.set_mode("silent")             # or "real", or "delay", delay_s=0.002, delay_s_per_byte=0.0
+    controller.set_mode("silent", but=(DDP_MODULE,))  # what this module calls stays real: the buffers of DDP
     with controller.counting() as calls: ...  # calls: Counter[Call]; call.collective, .num_bytes, .stays_real
     controller.delayed_s()                    # sum of this rank's delays since it was last asked
 
@@ -34,7 +35,7 @@ import contextlib
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import FrameType
 from typing import Any, Literal, NamedTuple
 
@@ -52,6 +53,7 @@ CALIBRATION_CYCLES = 20_000_000  # about 10 ms of a GPU
 C10D_MODULES = ("torch.distributed.distributed_c10d", "torch.distributed.c10d_logger")
 BACKWARD_CALLERS = ("torch.autograd.graph", "")
 DDP_MODULE, DDP_BUFFERS = "torch.nn.parallel.distributed", "_distributed_broadcast_coalesced"
+SYNC_BATCHNORM_MODULE = "torch.nn.modules._functions"
 
 
 class Call(NamedTuple):
@@ -74,28 +76,31 @@ class Controller:
     def __init__(self) -> None:
         self.mode: Mode = "real"
         self.counts: Counter[Call] | None = None
+        self.but: Collection[str] = ()
         self._delay_s = self._delay_s_per_byte = 0.0
         self._cycles_per_s = 0.0
         self._delays: list[Callable[[], float]] = []
 
-    def set_mode(self, mode: Mode, delay_s: float = 0.0, delay_s_per_byte: float = 0.0) -> None:
+    def set_mode(
+        self, mode: Mode, delay_s: float = 0.0, delay_s_per_byte: float = 0.0, but: Collection[str] = ()
+    ) -> None:
         """Change the mode of the next calls. A delay is `delay_s` + `delay_s_per_byte` x bytes of the call.
 
-        On GPUs "delay" waits for the device, to measure the clock that counts the delay. Raises ValueError for a delay
-        below zero.
+        Calls of the modules `but` are not silent. On GPUs "delay" waits for the device, to measure the clock that
+        counts the delay. Raises ValueError for a delay below zero.
         """
         if min(delay_s, delay_s_per_byte) < 0:
             raise ValueError("a delay cannot be below zero")
-        self._delay_s, self._delay_s_per_byte = delay_s, delay_s_per_byte
+        self._delay_s, self._delay_s_per_byte, self.but = delay_s, delay_s_per_byte, but
         if mode == "delay" and torch.cuda.is_available():
             torch.cuda.synchronize()
             self._cycles_per_s = CALIBRATION_CYCLES / measure_sleep(CALIBRATION_CYCLES)()
         self.mode = mode
 
     @contextlib.contextmanager
-    def in_mode(self, mode: Mode, delay_s: float = 0.0, delay_s_per_byte: float = 0.0) -> Iterator[None]:
-        """Enter a mode; the block ends in "real"."""
-        self.set_mode(mode, delay_s, delay_s_per_byte)
+    def in_mode(self, mode: Mode, *how: Any, **named: Any) -> Iterator[None]:
+        """Enter a mode, as set_mode() does; the block ends in "real"."""
+        self.set_mode(mode, *how, **named)
         try:
             yield
         finally:
@@ -298,7 +303,8 @@ class MeasuredGroup(dist.ProcessGroup):
 
     def _call(self, name: str, call: Call, fill: Fill | str, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         controller = self._controller
-        if controller.mode == "silent" and not call.stays_real and not isinstance(fill, str):
+        is_silent = controller.mode == "silent" and not call.stays_real and call.caller not in controller.but
+        if is_silent and not isinstance(fill, str):
             with torch.no_grad():
                 fill(self.rank(), self.size(), args[0], args[1] if len(args) > 1 else None)
             return completed(args[0])

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import msgspec
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from pipeline.communication.step_variants import CollectiveCall
 from pipeline.figures.pooling import group_pairs
 from pipeline.records.record import Collective, Profile, Transfer, TransferKind
 from pipeline.system import files
 from pipeline.training import process_group
 from pipeline.training.process_group import Rank
 from pipeline.training.step import StepFunction
-from pipeline.training.torch_strategies.base import CollectiveCall
 
 SpanUs = tuple[float, float]  # start and end
 

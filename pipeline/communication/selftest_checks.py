@@ -34,10 +34,6 @@ STRATEGY_ROUND_SHARES = {  # of the process that measures FSDP or ZeRO-1
     "zero1": 0.45,
     "no_op": 0.45,
     "no_op_again": 0.45,
-    "kept": 0.45,
-    "stopped": 0.1,
-    "delayed": 0.1,
-    "delayed_no_op": 0.1,
 }
 SOCKET_ROUND_SHARES = {"ddp": 0.05, "no_op_hook": 0.05}
 CLOCK_PAIR_SHARES = {"large": 0.25, "small": 3.0}  # of a window with marks and one without: the most, by batch
@@ -78,7 +74,8 @@ class Findings(msgspec.Struct, frozen=True):
     parts_share: list[float] = []  # sum of the parts over the wall time, by window
     clock_batches: dict[str, int] = {}  # samples per GPU of "large" and "small"
     strategy: str = "ddp"
-    delay_ns: int = 0  # pauses before the collectives of one step of "delayed"
+    delay_added_ns: list[int] = []  # by how much a step with delayed collectives is longer, by step
+    delay_ns: int = 0  # delays of the collectives of one step
 
 
 class SavedSelftest(msgspec.Struct, kw_only=True):
@@ -451,17 +448,6 @@ CHECKS = {
 }
 
 
-def compare_kept(found: Findings) -> Figures | NotMeasured:
-    """Compare a step in kept buffers with that of the strategy."""
-    if "kept" not in found.windows:
-        return "not applicable", "only FSDP has buffers that are kept"
-    return {
-        "difference_us": median_of(difference_us(found, "kept", found.strategy)),
-        "limit_us": strategy_tolerance_us(found),
-        "step_us": statistics.median(step_us(found, found.strategy)),
-    }
-
-
 def strategy_tolerance_us(found: Findings) -> float:
     """Return the tolerance of a difference between steps: that of exposed communication, as `measure` stops at."""
     exposed = statistics.median(difference_us(found, found.strategy, "no_op"))
@@ -469,16 +455,13 @@ def strategy_tolerance_us(found: Findings) -> float:
 
 
 def compare_delayed(found: Findings) -> Figures:
-    """Compare what pauses before the collectives add to a step with their sum, and to the step without collectives.
+    """Compare what delays of the collectives add to a step with their sum.
 
-    Each pause begins with a stop of the device, which costs overlap: the other step has the stops alone.
+    In older files hosts paused in their place, in windows of their own beside steps that stopped as often.
     """
-    added = median_of(difference_us(found, "delayed", "stopped"))
-    return {
-        "added_us": added,
-        "delay_us": found.delay_ns / 1e3,
-        "no_op_added_us": median_of(difference_us(found, "delayed_no_op", "no_op")),
-    }
+    added_ns = found.delay_added_ns
+    added = median_us(added_ns) if added_ns else median_of(difference_us(found, "delayed", "stopped"))
+    return {"added_us": added, "delay_us": found.delay_ns / 1e3}
 
 
 STRATEGY_CHECKS = {
@@ -492,19 +475,11 @@ STRATEGY_CHECKS = {
         "two interleaved series of the step without collectives differ by {difference_us:.1f} us, limit {limit_us:.1f}",
         runs=("strategy",),
     ),
-    "kept buffers": Check(
-        compare_kept,
-        {"difference_us": Limits(-1, 1, of="limit_us")},
-        "FSDP in kept buffers takes {difference_us:+.1f} us more than in its own, limit {limit_us:.1f}, of "
-        "{step_us:.0f} us",
-        runs=("strategy",),
-    ),
     "delayed collectives": Check(
         compare_delayed,
-        {"added_us": Limits(0.8, 1.2, of="delay_us"), "no_op_added_us": Limits(-0.2, 0.2, of="delay_us")},
-        "pauses of {delay_us:.0f} us before the collectives add {added_us:.0f} us to a step, limit "
-        "{limits[added_us].low:.0f} to {limits[added_us].high:.0f}, and {no_op_added_us:+.0f} us to the step without "
-        "them, limit {limits[no_op_added_us].high:.0f}",
+        {"added_us": Limits(0.8, 1.2, of="delay_us")},
+        "delays of {delay_us:.0f} us at the collectives add {added_us:.0f} us to a step, limit "
+        "{limits[added_us].low:.0f} to {limits[added_us].high:.0f}",
         runs=("strategy",),
     ),
 }

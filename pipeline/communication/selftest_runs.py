@@ -3,6 +3,7 @@
 import math
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -12,31 +13,33 @@ import torch.distributed as dist
 
 from pipeline.communication import profiling, selftest_checks, timing
 from pipeline.communication.measure_point import total_bytes
+from pipeline.communication.process_group import install
 from pipeline.communication.selftest_checks import ALL_REDUCE_WINDOWS, Findings, count_windows
 from pipeline.communication.step_variants import (
+    CollectiveCall,
     StepContext,
     StepVariant,
     build_step_context,
     build_variant,
     build_variants,
-    list_silent_calls,
+    count_calls,
+    list_calls,
 )
 from pipeline.communication.timing import NUM_WINDOWS, capture_stream, time_collective
-from pipeline.figures.exposed_communication import collectives_of_kinds
-from pipeline.figures.stopping_rule import WINDOW_S
+from pipeline.figures.exposed_communication import CALLED, collectives_of_kinds
+from pipeline.figures.stopping_rule import MIN_STEPS, WINDOW_S
 from pipeline.plan.spec import Spec
 from pipeline.records.record import Profile
 from pipeline.training import process_group
 from pipeline.training.loop import build_batches, build_model, run_epoch, set_precision
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, StepFunction, StepTimer, UnmarkedTimer
-from pipeline.training.torch_strategies import torch_strategy
-from pipeline.training.torch_strategies.base import CollectiveCall, nothing
 
 INJECTED_BYTES = {"cuda": 256 * 2**20, "cpu": 32 * 2**20}
 LARGE_BUCKET_MB = 100.0
 DELAY_S = {"cuda": 0.002, "cpu": 0.02}  # before each collective of a strategy
-NUM_DELAYED_STEPS = 5  # a pause is longer where the host is busy: the median step counts
+NUM_DELAYED_STEPS = 12
+DELAYED_SHARE = 10  # of a step: delays that are together so long cannot hide behind it
 SLEEP_S = {"cuda": 0.02, "cpu": 0.1}
 HEAD_START_S = {"cuda": 0.05, "cpu": 0.0}  # pause of every device, so that no host is late while it is profiled
 CYCLES_PER_S = 2e9  # of a GPU's clock, about; measured before use
@@ -58,35 +61,35 @@ def measure_exposure(spec: Spec, rank: Rank) -> Findings:
 
 
 def measure_strategy(spec: Spec, rank: Rank) -> Findings:
-    """Time FSDP or ZeRO-1 with its collectives, without, in kept buffers, and delayed. Called by all ranks."""
+    """Time FSDP or ZeRO-1 with its collectives, without, and delayed. Called by all ranks."""
     set_precision(spec)
     context = build_step_context(spec, rank)
     variants = build_variants(context, (spec.strategy, "no_op", "no_op_again"))
-    strategy, lengths = torch_strategy(spec.strategy), list[LengthNs]()
-    pauses: dict[str, Callable[[], object]] = {
-        "stopped": partial(process_group.synchronize, rank),
-        "delayed": partial(note_pause, rank, lengths),
-        "delayed_no_op": partial(note_pause, rank, []),
-    }
-    if strategy.keeps_buffers:
-        pauses["kept"] = nothing  # a step that differs from its own in the buffers alone
-    for name, pause in pauses.items():
-        is_silent = name == "delayed_no_op"
-        variant = variants[name] = build_variant(context, "no_op" if is_silent else spec.strategy)
-        strategy.delay(variant.model, variant.optimizer, pause, is_silent)
     findings = time_selftest_variants(variants, context, selftest_checks.STRATEGY_ROUND_SHARES)
-    delays_ns = []
+    return add_delayed_steps(msgspec.structs.replace(findings, strategy=spec.strategy), variants[spec.strategy], rank)
+
+
+def add_delayed_steps(findings: Findings, variant: StepVariant, rank: Rank) -> Findings:
+    """Time pairs of steps, one of them with a known delay at each collective. Return the findings with both.
+
+    Delays follow each other as on one link, and together they last so much longer than a step that hardly any of it can
+    hide them.
+    """
+    controller, num_calls = install(), count_calls(variant).total()
+    longest_ns = max(process_group.all_gather(timing.time_steps(variant.step, MIN_STEPS, rank), int)) / MIN_STEPS
+    delay_s = max(DELAY_S[rank.device.type], DELAYED_SHARE * longest_ns / 1e9 / num_calls)
+    found = []
     for _ in range(NUM_DELAYED_STEPS):
-        lengths.clear()
-        variants["delayed"].step()
-        delays_ns.append(sum(length() for length in lengths))
-    return msgspec.structs.replace(findings, strategy=spec.strategy, delay_ns=round(statistics.median(delays_ns)))
-
-
-def note_pause(rank: Rank, lengths: list[LengthNs]) -> None:
-    """Stop this rank's device and pause its host: neither can work meanwhile, so nothing hides the pause."""
-    process_group.synchronize(rank)
-    lengths.append(pause_host(DELAY_S[rank.device.type]))
+        usual_ns = timing.time_steps(variant.step, 1, rank, 0)
+        with controller.in_mode("delay", delay_s):
+            controller.delayed_s()
+            delayed_ns = timing.time_steps(variant.step, 1, rank, 0)
+            length_ns = round(controller.delayed_s() * 1e9)
+        found.append([usual_ns, delayed_ns, length_ns])
+    by_rank = process_group.all_gather(found, list[list[int]])
+    slowest = [[max(values) for values in zip(*step, strict=True)] for step in zip(*by_rank, strict=True)]
+    added_ns, lengths_ns = [delayed - usual for usual, delayed, _ in slowest], [length for *_, length in slowest]
+    return msgspec.structs.replace(findings, delay_added_ns=added_ns, delay_ns=round(statistics.median(lengths_ns)))
 
 
 def measure_known_answers(spec: Spec, rank: Rank) -> Findings:
@@ -110,7 +113,7 @@ def measure_known_answers(spec: Spec, rank: Rank) -> Findings:
         extra_bytes=extra.nbytes,
         extra_ns=list(time_collective(extra.nbytes, rank, num_windows=ALL_REDUCE_WINDOWS)),
     )
-    calls = list_silent_calls(variants["no_op_hook"])
+    calls = [call for call in list_calls(count_calls(variants["no_op_hook"]), Counter()) if call.kind in CALLED]
     return add_sleeping_rank(findings, variants["ddp"], calls, rank)  # last: the profiler may stay attached
 
 

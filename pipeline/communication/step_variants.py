@@ -1,7 +1,8 @@
 """Variants of one training step. Their times differ by the cost of DDP, of its collectives, or of DataParallel."""
 
-import contextlib
+from collections import Counter
 from collections.abc import Iterable
+from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple
 from weakref import WeakSet
@@ -12,10 +13,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pipeline.communication.process_group import install
+from pipeline.communication.process_group import DDP_MODULE, SYNC_BATCHNORM_MODULE, Call, MeasuredGroup, install
 from pipeline.data.batches import Batch, first_samples
 from pipeline.plan.axes import AXIS_DEFAULTS, CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, STRATEGY_AXES, Execution
 from pipeline.plan.spec import Spec
+from pipeline.records.record import Operation, TransferKind
 from pipeline.training.check_workload import check_workload
 from pipeline.training.execution import (
     graph_capturer,
@@ -23,14 +25,39 @@ from pipeline.training.execution import (
     warm_up_and_capture,
 )
 from pipeline.training.loop import build_batches, build_model, refuse_changed_flags, set_precision
-from pipeline.training.process_group import CollectiveWatch, Rank
+from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, StepFunction, ignore_mark
 from pipeline.training.torch_strategies import torch_strategy
-from pipeline.training.torch_strategies.base import CollectiveCall, SyncContext
+from pipeline.training.torch_strategies.base import SyncContext
 from pipeline.workloads.find import NO_SOURCES, Sources
 from pipeline.workloads.workload import Workload, WorkloadError, model_of
 
-SILENT = ("no_collectives", "silent")
+KINDS: dict[str, TransferKind] = {  # by the module that calls, or by the collective
+    DDP_MODULE: "buffers",
+    SYNC_BATCHNORM_MODULE: "batchnorm_statistics",
+    "all_reduce": "gradients",
+    "reduce_scatter": "gradients",
+    "all_gather": "parameters",
+    "broadcast": "parameters",
+}
+BUFFERS = (DDP_MODULE, SYNC_BATCHNORM_MODULE)
+SILENT: dict[str, tuple[str, ...]] = {  # variants whose collectives return at once, but for calls of these modules
+    "no_collectives": (),
+    "no_op_hook": BUFFERS,
+    "no_op": BUFFERS,
+    "no_sync": (),
+    "plain": (),
+}
+
+
+class CollectiveCall(NamedTuple):
+    """A collective that a rank calls. `num_bytes`: of a gather the output, of every other operation the input."""
+
+    kind: TransferKind
+    operation: Operation
+    num_bytes: int
+
+
 built_models: WeakSet[nn.Module] = WeakSet()  # of the variants that there are
 
 
@@ -41,7 +68,6 @@ class StepVariant(NamedTuple):
     optimizer: torch.optim.Optimizer
     step: StepFunction
     eager: StepFunction
-    calls: list[CollectiveCall]  # that a silent step leaves out
 
 
 class StepContext(NamedTuple):
@@ -56,6 +82,7 @@ class StepContext(NamedTuple):
 
 def build_step_context(spec: Spec, rank: Rank, sources: Sources = NO_SOURCES) -> StepContext:
     """Build the context of a rank. All ranks must call it, because all take part in making every process group."""
+    install()  # both steps of a difference go through the measured group
     workload, model = build_model(spec, rank, sources)
     with refuse_changed_flags():
         check_workload(workload, model, spec, rank)
@@ -92,19 +119,18 @@ def build_variant(
 ) -> StepVariant:
     """Build the variant of that name. It has its own parameters, with equal initial values on all ranks.
 
-    `plain`: the bare module. `ddp_one`: DDP on this rank alone. `ddp`: DDP over all ranks. `no_op_hook`: DDP that runs
-    hooks and bucket copies, but no reduction and no division by N; it broadcasts buffers. `no_collectives`: DDP whose
-    collectives return at once (process_group.py), those of the user's code too. `no_sync`: DDP in its no_sync context,
-    without reduction. `dp`: DataParallel. `fsdp`, `zero1`: these strategies over all ranks. `no_op`: the same without
-    their collectives. `silent`: any strategy as `no_collectives`.
-    The suffix `_again` repeats a variant: the difference between the two is noise.
+    `plain`: the bare module. `ddp_one`: DDP on this rank alone. `ddp`, `fsdp`, `zero1`: these strategies over all
+    ranks. `no_collectives`: DDP whose collectives return at once (process_group.py), those of the user's code too.
+    `no_op_hook` of DDP and `no_op` of the others: the same, but for buffers and statistics of BatchNorm. `no_sync`: DDP
+    in its no_sync context, without reduction. `dp`: DataParallel. The suffix `_again` repeats a variant: the difference
+    between the two is noise.
 
     `after_backward` runs between backward and optimizer. `execution` is eager or graph. All ranks must call this
     function inside execution.execution_stream(execution).
     """
     assert execution not in COMPILED_EXECUTIONS, "the variants of a model would share their compiled code"
     base_name = name.removesuffix("_again")
-    assert base_name in ("plain", "silent", *context.spec.facts.variants), "it needs another strategy"
+    assert base_name in ("plain", *context.spec.facts.variants), "it needs another strategy"
     spec = single_spec(context.spec) if base_name == "plain" else context.spec
     torch.manual_seed(spec.seed)
     built = model_of(context.workload)
@@ -121,13 +147,11 @@ def build_variant(
     train_step = EagerStep(
         model, context.workload, spec, context.rank, sync_context=sync_context, after_backward=after_backward
     )
-    calls: list[CollectiveCall] = []
-    if base_name in ("no_op_hook", "no_op"):
-        strategy.silence(model, train_step.optimizer, spec, calls)
     train_step.begin_epoch()
     batch = context.batch if spec.facts.uses_threads else first_samples(context.batch, spec.batch_size_per_gpu)
 
-    silence = partial(install().in_mode, "silent") if base_name in SILENT else contextlib.nullcontext
+    assert base_name not in SILENT or not dist.is_initialized() or isinstance(dist.group.WORLD, MeasuredGroup)
+    silence = partial(install().in_mode, "silent", but=SILENT[base_name]) if base_name in SILENT else nullcontext
 
     def eager() -> None:
         with silence():
@@ -138,23 +162,32 @@ def build_variant(
     if execution in CAPTURED_EXECUTIONS:
         with prepare_capture(train_step):
             step = warm_up_and_capture(eager, strategy.capture_warm_up_steps, graph_capturer())
-    return StepVariant(model, train_step.optimizer, step, eager, calls)
+    return StepVariant(model, train_step.optimizer, step, eager)
 
 
-def list_silent_calls(no_op: StepVariant) -> list[CollectiveCall]:
-    """Run a step without collectives once, on all ranks and outside a graph. Return the calls that it leaves out."""
-    no_op.calls.clear()
-    no_op.eager()
-    return list(no_op.calls)
+def count_calls(variant: StepVariant) -> Counter[Call]:
+    """Run a step once, on all ranks and outside a graph. Return the collectives that this rank calls."""
+    with install().counting() as calls:
+        variant.eager()
+    return calls
 
 
-def list_own_collectives(plain: StepVariant, rank: Rank) -> tuple[str, ...]:
-    """Run a step of the bare model once, on all ranks and outside a graph. Return the collectives that it calls."""
-    watch = CollectiveWatch()
-    if rank.world_size > 1:
-        with watch, torch.compiler.set_stance("force_eager"):
-            plain.eager()
-    return watch.gather()
+def list_calls(calls: Counter[Call], own: Counter[Call]) -> list[CollectiveCall]:
+    """Return the calls of a strategy's step that are not those of the user's code, nor left real in a silent step."""
+    return [
+        CollectiveCall(KINDS.get(call.caller) or KINDS[call.collective], call.collective, call.num_bytes)  # type: ignore[arg-type]
+        for call in calls.elements()
+        if call not in own and not call.stays_real
+    ]
+
+
+def describe_own(own: Counter[Call]) -> tuple[str, ...]:
+    """Return notes on the collectives of the user's code: what is silent without them, and what stays real."""
+    silent = [f"{call.collective} of {call.num_bytes / 1e6:.3g} MB" for call in own if not call.stays_real]
+    real = [f"{call.collective} ({call.stays_real})" for call in own if call.stays_real]
+    notes = {"the model or its loss calls {}: that is communication too": silent}
+    notes["in every step, the reference too, stay real: {}"] = real
+    return tuple(text.format(", ".join(sorted(set(names)))) for text, names in notes.items() if names)
 
 
 def single_spec(spec: Spec) -> Spec:
@@ -167,9 +200,7 @@ def single_spec(spec: Spec) -> Spec:
 def wrap_variant(base_name: str, bare: nn.Module, context: StepContext) -> tuple[nn.Module, SyncContext | None]:
     """Return the placed model wrapped for the variant, and the context of each pass if it is not the usual one."""
     group = context.single_rank_group if base_name == "ddp_one" else None
-    is_silent = base_name in ("no_op_hook", "no_op")  # it gets a hook of its own
-    spec = msgspec.structs.replace(context.spec, gradient_compression="none") if is_silent else context.spec
-    model = torch_strategy(spec.strategy).wrap(bare, context.workload, spec, context.rank, group)
+    model = torch_strategy(context.spec.strategy).wrap(bare, context.workload, context.spec, context.rank, group)
     if base_name == "no_sync" and isinstance(model, DistributedDataParallel):
         without_reduction = model.no_sync
         return model, lambda is_last: without_reduction()

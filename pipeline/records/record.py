@@ -212,6 +212,8 @@ class Communication(RecordStruct, frozen=True):
     delayed: tuple[DelayedSteps, ...] = ()
     notes: tuple[Text, ...] = ()  # on parts that could not be measured, with the reason
     mistakes: tuple[Text, ...] = ()  # what a script sends without need, with the bytes and the cure
+    # True: the step without collectives is without those of the user's code too; they count as communication
+    counts_own: bool = False
 
     def __post_init__(self) -> None:
         windows = [series.window_times_ns for series in self.series]

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,8 @@ def test_every_variant_steps_with_batchnorm_and_transfers_count_gradients_and_bu
                 variant.step()
             assert all(bool(buffer.isfinite().all()) for buffer in variant.model.buffers())
         none = Communication(steps_per_window=1, series=())
-        found = add_sweep_and_profile(none, variants["ddp"], variants["no_op_hook"], rank, None)
+        calls = step_variants.list_calls(step_variants.count_calls(variants["no_op_hook"]), Counter())
+        found = add_sweep_and_profile(none, variants["ddp"], variants["no_op_hook"], calls, rank, None)
     finally:
         process_group.leave_process_group()
     counted = {transfer.kind: transfer for transfer in found.transfers}

@@ -42,7 +42,7 @@ from pipeline.communication.profiling import (
     summarize_trace,
     torch_operation_name,
 )
-from pipeline.communication.step_variants import StepVariant
+from pipeline.communication.step_variants import CollectiveCall, StepVariant
 from pipeline.communication.timing import (
     CALLS_PER_WINDOW,
     NUM_WINDOWS,
@@ -52,7 +52,6 @@ from pipeline.communication.timing import (
 )
 from pipeline.training.process_group import Rank
 from pipeline.training.step import StepFunction
-from pipeline.training.torch_strategies.base import CollectiveCall
 
 BUCKET = 4000
 CALLS = [CollectiveCall("gradients", "all_reduce", BUCKET)]
@@ -75,9 +74,9 @@ def quiet_inside() -> None:
 
 
 NO_OPTIMIZER = torch.optim.SGD([torch.zeros(1)])
-DDP = StepVariant(nn.Identity(), NO_OPTIMIZER, outside, outside, [])
-CAPTURED = StepVariant(nn.Identity(), NO_OPTIMIZER, inside, outside, [])
-QUIET = StepVariant(nn.Identity(), NO_OPTIMIZER, quiet_inside, quiet_outside, [])
+DDP = StepVariant(nn.Identity(), NO_OPTIMIZER, outside, outside)
+CAPTURED = StepVariant(nn.Identity(), NO_OPTIMIZER, inside, outside)
+QUIET = StepVariant(nn.Identity(), NO_OPTIMIZER, quiet_inside, quiet_outside)
 
 
 def rank_trace(*steps: list[tuple[str, int, float]], compute_ns: int = 900) -> RankTrace:

@@ -1,4 +1,4 @@
-"""Every strategy in the measured group, on two CPU processes: losses, bytes, and weights of silent steps."""
+"""Every strategy in the measured group, on two CPU processes: updates, and weights of silent steps."""
 
 import json
 from pathlib import Path
@@ -11,11 +11,8 @@ from factories import make_spec
 from torch.multiprocessing.spawn import spawn
 
 from pipeline.communication.process_group import install
-from pipeline.communication.step_variants import StepContext, build_variant, list_silent_calls
-from pipeline.plan.spec import Spec
-from pipeline.plan.strategies import gathered_bytes, scattered_bytes
+from pipeline.communication.step_variants import StepContext, build_variant, count_calls
 from pipeline.training.process_group import Rank
-from pipeline.training.torch_strategies import torch_strategy
 from pipeline.training.torch_strategies.base import local_part
 from pipeline.workloads.find import build_workload
 
@@ -49,30 +46,14 @@ def train(context: StepContext) -> list[float]:
     return found
 
 
-def count(context: StepContext) -> dict[str, Any]:
-    """Count the calls of a silent step, and of the mechanism before it."""
-    spec, workload = context.spec, context.workload
-    silent, before = build_variant(context, "silent"), build_variant(context, str(spec.facts.no_op))
-    for _ in range(3):  # DDP rebuilds its buckets, and the first gather of each kept buffer is real
-        before.step()
-        with install().counting() as calls:
-            silent.step()
-    sharding = torch_strategy(spec.strategy).describe_sharding(workload, silent.model, spec)
+def be_silent(context: StepContext) -> dict[str, Any]:
+    silent = build_variant(context, str(context.spec.facts.no_op))
+    for _ in range(3):  # DDP rebuilds its buckets after the first step
+        calls = count_calls(silent)
     return {
-        "calls": sorted((call.collective, call.num_bytes) for call in calls.elements()),
         "stay_real": [call for call in calls if call.stays_real],
-        "before": sorted((call.operation, call.num_bytes) for call in list_silent_calls(before)),
-        "formula": formula_bytes(spec, sharding, sum(weights.nbytes for weights in silent.model.parameters())),
         "largest": max(float(local_part(one.detach()).abs().max()) for one in silent.model.parameters()),
     }
-
-
-def formula_bytes(spec: Spec, sharding: Any, model_bytes: int) -> dict[str, float | None]:
-    if sharding:
-        gathered, scattered = gathered_bytes(0, sharding, spec), scattered_bytes(0, sharding, spec)
-        return {"all_gather": gathered, "reduce_scatter": scattered}
-    broadcast = {"broadcast": float(model_bytes)} if spec.strategy == "zero1" else {}
-    return {"all_reduce": float(model_bytes), **broadcast}
 
 
 def run_on_rank(rank: int, folder: str) -> None:
@@ -81,7 +62,7 @@ def run_on_rank(rank: int, folder: str) -> None:
     contexts = {name: context_of(fields, Rank(rank, 2, torch.device("cpu"))) for name, fields in STRATEGIES.items()}
     plain = {name: train(context) for name, context in contexts.items()}
     install()
-    found = {name: {"plain": plain[name], "measured": train(one), **count(one)} for name, one in contexts.items()}
+    found = {name: {"plain": plain[name], "measured": train(one), **be_silent(one)} for name, one in contexts.items()}
     if rank == 0:
         Path(folder, "found.json").write_text(json.dumps(found))
     dist.destroy_process_group()
@@ -102,16 +83,8 @@ def test_the_measured_group_changes_no_update(found: Any, name: str) -> None:
     assert len(set(found[name]["plain"])) == NUM_UPDATES
 
 
-def test_a_silent_step_calls_what_the_mechanism_before_left_out(found: Any, name: str) -> None:
-    assert found[name]["calls"] == found[name]["before"]
+def test_a_silent_step_leaves_no_collective_real(found: Any, name: str) -> None:
     assert found[name]["stay_real"] == []
-
-
-def test_counted_bytes_are_those_of_the_formula(found: Any, name: str) -> None:
-    total: dict[str, int] = {}
-    for collective, num_bytes in found[name]["calls"]:
-        total[collective] = total.get(collective, 0) + num_bytes
-    assert total == found[name]["formula"]
 
 
 def test_weights_of_a_silent_step_are_of_usual_size(found: Any, name: str) -> None:

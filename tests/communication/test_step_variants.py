@@ -1,3 +1,4 @@
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,19 +8,21 @@ import torch.distributed as dist
 from torch import nn
 
 from pipeline.communication import step_variants
+from pipeline.communication.process_group import DDP_MODULE, SYNC_BATCHNORM_MODULE, Call, install
 from pipeline.communication.step_variants import (
+    CollectiveCall,
     StepContext,
     build_variants,
     choose_variants,
-    list_own_collectives,
+    count_calls,
+    describe_own,
+    list_calls,
     wrap_variant,
 )
 from pipeline.plan.axes import Execution
 from pipeline.plan.spec import Spec
 from pipeline.plan.strategies import DDP
 from pipeline.training.process_group import Rank
-from pipeline.training.torch_strategies import torch_strategy
-from pipeline.training.torch_strategies.base import CollectiveCall
 from pipeline.workloads.find import build_workload
 
 FIRST_OF_TWO = Rank(0, 2, torch.device("cpu"))
@@ -68,23 +71,43 @@ def test_where_collectives_cannot_be_left_out_a_note_says_so(
 
 @pytest.mark.usefixtures("alone_in_a_group")
 @pytest.mark.parametrize(("compression", "num_bytes"), [("none", 64), ("bf16", 32)])
-def test_the_step_without_reduction_gives_every_gradient_to_the_no_op_hook(compression: str, num_bytes: int) -> None:
+def test_the_step_without_reduction_makes_the_bucket_and_the_casts(compression: str, num_bytes: int) -> None:
     """A layer of 3 x 4 weights and 4 biases: one bucket of 16 gradients."""
-    calls: list[CollectiveCall] = []
+    install()
     spec = ddp_spec(device="cpu", gradient_compression=compression)
     model, _ = wrap_variant("no_op_hook", nn.Linear(3, 4), context_of(spec, Rank(0, 1, torch.device("cpu"))))
-    torch_strategy(spec.strategy).silence(model, torch.optim.SGD(model.parameters()), spec, calls)
-    model(torch.ones(2, 3)).sum().backward()
-    assert calls == [CollectiveCall("gradients", "all_reduce", num_bytes)]
+    with install().counting() as calls, install().in_mode("silent"):
+        model(torch.ones(2, 3)).sum().backward()
+    assert list_calls(calls, Counter()) == [CollectiveCall("gradients", "all_reduce", num_bytes)]
     torch.testing.assert_close(next(model.parameters()).grad, torch.full((4, 3), 2.0))
+
+
+def test_calls_have_their_kind_by_module_and_collective_without_those_of_the_user() -> None:
+    own = Counter([Call("all_gather", 64_000_000, "", "user"), Call("all_reduce", 4, "a single number", "user")])
+    calls = own + Counter(
+        [
+            Call("all_reduce", 64, caller="torch.autograd.graph"),
+            Call("broadcast", 8, caller=DDP_MODULE),
+            Call("all_gather", 36, caller=SYNC_BATCHNORM_MODULE),
+            Call("all_reduce", 8, "a single number", "torch.distributed.tensor"),
+        ]
+    )
+    assert list_calls(calls, own) == [
+        CollectiveCall("gradients", "all_reduce", 64),
+        CollectiveCall("buffers", "broadcast", 8),
+        CollectiveCall("batchnorm_statistics", "all_gather", 36),
+    ]
+    assert describe_own(own) == (
+        "the model or its loss calls all_gather of 64 MB: that is communication too",
+        "in every step, the reference too, stay real: all_reduce (a single number)",
+    )
+    assert describe_own(Counter()) == ()
 
 
 @pytest.mark.usefixtures("alone_in_a_group")
 @pytest.mark.fault("F63")
 def test_the_collectives_of_the_users_code_are_those_of_the_bare_step() -> None:
     """As in before_update(): a metric, or the norm of gradients."""
-    step: Any = SimpleNamespace(eager=lambda: dist.all_reduce(torch.ones(1)))
-    assert [list_own_collectives(step, FIRST_OF_TWO._replace(world_size=size)) for size in (2, 1)] == [
-        ("all_reduce",),
-        (),
-    ]
+    install()
+    step: Any = SimpleNamespace(eager=lambda: dist.all_reduce(torch.ones(2)))
+    assert [(call.collective, call.num_bytes) for call in count_calls(step)] == [("all_reduce", 8)]

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial, partialmethod
@@ -20,8 +21,9 @@ from torch import nn
 from torch.multiprocessing.spawn import spawn
 
 from pipeline.communication import step_variants
+from pipeline.communication.process_group import install
 from pipeline.communication.profiling import profile_ranks
-from pipeline.communication.step_variants import StepContext, list_silent_calls
+from pipeline.communication.step_variants import StepContext, list_calls
 from pipeline.plan.spec import Spec
 from pipeline.plan.strategies import gathered_bytes, scattered_bytes
 from pipeline.training.execution import num_compiled_graphs, prepare_step
@@ -29,7 +31,7 @@ from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, ignore_mark
 from pipeline.training.torch_strategies import torch_strategy
 from pipeline.training.torch_strategies.base import optimizer_bytes
-from pipeline.training.torch_strategies.fsdp import KeptAllGather, keep_buffers, shard_units_of
+from pipeline.training.torch_strategies.fsdp import shard_units_of
 from pipeline.training.torch_strategies.zero1 import STRATEGY as ZERO1
 from pipeline.workloads.cifar_classifier import build_model
 from pipeline.workloads.find import build_workload
@@ -66,6 +68,7 @@ def run_on_rank(rank: int, folder: str) -> None:
     """Do on two ranks what the tests of this file look at, and write what rank 0 found."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    install()
     place = Rank(rank, 2, torch.device("cpu"))
     with mock.patch.object(torch, "compile", partial(torch.compile, backend="eager")):  # without a C++ compiler
         trained = train_each(place)
@@ -83,8 +86,6 @@ def train_each(place: Rank) -> dict[str, Any]:
             small = GPT["batch_size_per_gpu"] // num_passes
             spec = make_spec(**{**GPT, **fields, "grad_accumulation": num_passes, "batch_size_per_gpu": small})
             found[f"{name} {num_passes}"] = train(spec, place)
-            if spec.strategy == "fsdp":
-                found[f"kept {name} {num_passes}"] = train(spec, place, has_kept_buffers=True)
     for name, most in (("clipped", 0.1), ("not clipped", 1e9)):
         with (
             mock.patch.object(Gpt, "optimizer", lambda self, model: torch.optim.SGD(model.parameters(), lr=0.5)),
@@ -124,7 +125,7 @@ def batches_of(rank: int, size: int) -> list[dict[str, torch.Tensor]]:
     return [{"tokens": part[:, :-1], "next": part[:, 1:]} for part in tokens.split(size)]
 
 
-def train(spec: Spec, rank: Rank, has_kept_buffers: bool = False) -> dict[str, Any]:
+def train(spec: Spec, rank: Rank) -> dict[str, Any]:
     workload = build_workload(spec)
     torch.manual_seed(0)
     strategy, num_graphs = torch_strategy(spec.strategy), [num_compiled_graphs()]
@@ -132,8 +133,6 @@ def train(spec: Spec, rank: Rank, has_kept_buffers: bool = False) -> dict[str, A
     step = ready.step
     num_graphs.append(num_compiled_graphs())
     assert isinstance(step, EagerStep)
-    if has_kept_buffers:
-        keep_buffers(step.model, [], is_silent=False)
     losses = []
     for _ in range(NUM_UPDATES):
         batches = batches_of(rank.rank, spec.batch_size_per_gpu)
@@ -143,15 +142,14 @@ def train(spec: Spec, rank: Rank, has_kept_buffers: bool = False) -> dict[str, A
     context = StepContext(spec, rank, workload, batches[0], None)
     variants = step_variants.build_variants(context, (str(spec.facts.no_op), "plain"))
     silent = variants[str(spec.facts.no_op)]
-    for _ in range(3):  # the first gather of each buffer is real
-        silent.calls.clear()
-        silent.step()
+    for _ in range(3):  # DDP rebuilds its buckets after the first step
+        counted = step_variants.count_calls(silent)
     return {
         "losses": losses,
         "graphs": [after - before for before, after in pairwise(num_graphs)],
         "compile_time_s": ready.compile_time_s,
         "optimizer_bytes": optimizer_bytes(step.optimizer),
-        "calls": [(call.kind, call.operation, call.num_bytes) for call in silent.calls],
+        "calls": [(call.kind, call.operation, call.num_bytes) for call in list_calls(counted, Counter())],
         "is_finite": all(bool(parameter.isfinite().all()) for parameter in silent.model.parameters()),
         "gradient_bytes": sum(parameter.nbytes for parameter in variants["plain"].model.parameters()),
         "gathered_by_formula": gathered_bytes(0, sharding, spec) if sharding else None,
@@ -247,31 +245,6 @@ def test_fsdp_trains_in_each_format_as_one_process_does_in_the_same(
 
 
 @pytest.mark.training
-@pytest.mark.parametrize("num_passes", [1, 2])
-@pytest.mark.parametrize("name", ["blocks", "always", "never"])
-def test_fsdp_trains_the_same_in_kept_buffers(trained: dict[str, dict[str, Any]], name: str, num_passes: int) -> None:
-    assert trained[f"kept {name} {num_passes}"]["losses"] == trained[f"{name} {num_passes}"]["losses"]
-
-
-def test_two_gathers_in_a_row_do_not_share_a_buffer() -> None:
-    """On a GPU one is filled while the other is read: with one buffer, losses on two H100s differed."""
-    gather = KeptAllGather([], is_silent=False)
-    buffers = [gather.allocate((8,), dtype=torch.float32, device=torch.device("cpu")).data_ptr() for _ in range(4)]
-    assert buffers[0] != buffers[1]
-    assert buffers[2:] == buffers[:2], "they are kept"
-
-
-@pytest.mark.training
-def test_gradients_of_shards_are_clipped_by_the_norm_of_all(trained: dict[str, dict[str, Any]]) -> None:
-    """By SGD, since AdamW follows no scale of gradients."""
-    clipped, free = (trained[f"ddp, {name}"]["losses"] for name in ("clipped", "not clipped"))
-    assert clipped[-1] > free[-1] + 0.01
-    for strategy in ("blocks", "offloaded"):
-        assert trained[f"{strategy}, clipped"]["losses"] == pytest.approx(clipped, rel=1e-6)
-        assert trained[f"{strategy}, not clipped"]["losses"] == pytest.approx(free, rel=1e-6)
-
-
-@pytest.mark.training
 def test_sharded_optimizers_keep_half_of_the_state(trained: dict[str, dict[str, Any]]) -> None:
     whole = trained["ddp 1"]["optimizer_bytes"]
     assert whole == pytest.approx(2 * trained["ddp 1"]["gradient_bytes"], rel=0.01), "AdamW has two states"
@@ -314,14 +287,14 @@ def test_steps_without_collectives_stay_finite(trained: dict[str, dict[str, Any]
 # The real step calls each collective; the step without collectives calls none.
 
 CALLS = {
-    "fsdp all_gather_into_tensor": 5,
-    "fsdp reduce_scatter_tensor": 3,
+    "fsdp _allgather_base": 5,
+    "fsdp _reduce_scatter_base": 3,
     "zero1 broadcast": 2,
 }  # two blocks and the root are gathered; ZeRO-1 broadcasts each rank's part
 
 
 def count_calls(place: Rank) -> dict[str, Any]:
-    """Count what reaches torch.distributed in a step of each variant, after steps that fill the kept buffers."""
+    """Count what reaches the group of torch in a step of each variant."""
     found: dict[str, Any] = {}
     for strategy, operation in (name.split() for name in CALLS):
         spec = make_spec(**{**GPT, "strategy": strategy})
@@ -331,21 +304,15 @@ def count_calls(place: Rank) -> dict[str, Any]:
         for variant_name, variant in variants.items():
             for _ in range(2):
                 variant.step()
-            with mock.patch.object(dist, operation, wraps=getattr(dist, operation)) as called:
+            world: Any = dist.group.WORLD
+            with mock.patch.object(world, "inner", mock.MagicMock(wraps=world.inner)) as inner:
                 variant.step()
-            found[f"{variant_name} {operation}"] = called.call_count
-        calls = list_silent_calls(variants["no_op"])
+            found[f"{variant_name} {operation}"] = getattr(inner, operation).call_count
+        calls = list_calls(step_variants.count_calls(variants["no_op"]), Counter())
         profile, notes = profile_ranks(variants[strategy].step, place, calls)
         assert profile is not None, notes
         profiled = [(one.kind, one.operation, one.num_bytes) for one in profile.collectives]
         found[f"profile of {strategy}"] = (sorted(profiled), sorted(calls), profile.num_steps, len(profile.comm_ns))
-        for is_silent in (False, True):
-            variant, pauses = step_variants.build_variant(context, "no_op" if is_silent else strategy), list[int]()
-            torch_strategy(strategy).delay(variant.model, variant.optimizer, partial(pauses.append, 1), is_silent)
-            for _ in range(3):
-                pauses.clear()
-                variant.step()
-            found[f"pauses of {strategy}{', silent' * is_silent}"] = len(pauses)
     return found
 
 
@@ -353,19 +320,12 @@ def count_calls(place: Rank) -> dict[str, Any]:
 def test_the_step_without_collectives_calls_none_of_those_of_the_real_one(found: Any) -> None:
     """So a delay inside one is exposed: the self-test measures that (test_selftest)."""
     calls = found["calls"]
-    pauses = {name: count for name, count in calls.items() if name.startswith("pauses")}
     profiles = {name: profile for name, profile in calls.items() if name.startswith("profile")}
-    counts = {name: count for name, count in calls.items() if name not in pauses | profiles}
+    counts = {name: count for name, count in calls.items() if name not in profiles}
     assert counts == CALLS | {f"no_op {name.split()[1]}": 0 for name in CALLS}
     assert len(profiles) == 2
     for profiled, called, *counts in profiles.values():  # the trace has the calls of a step, by kind, operation, bytes
         assert (profiled, counts) == (called, [6, 2])
-    assert pauses == {
-        "pauses of fsdp": 5 + 3,
-        "pauses of fsdp, silent": 0,
-        "pauses of zero1": 2,
-        "pauses of zero1, silent": 0,
-    }, "the self-test's delay is one pause for each"
 
 
 def test_the_random_state_holds_where_a_block_with_dropout_is_computed_again() -> None:

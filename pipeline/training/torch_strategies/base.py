@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,24 +12,11 @@ from torch.utils.checkpoint import checkpoint
 
 from pipeline.data.batches import memory_format
 from pipeline.plan.spec import Spec
-from pipeline.records.record import Operation, Sharding, TransferKind
+from pipeline.records.record import Sharding
 from pipeline.training.process_group import Rank
 from pipeline.workloads.workload import Workload, WorkloadError, describe
 
-
-class CollectiveCall(NamedTuple):
-    """A collective that a rank calls. `num_bytes`: of a gather the output, of every other operation the input."""
-
-    kind: TransferKind
-    operation: Operation
-    num_bytes: int
-
-
 SyncContext = Callable[[bool], contextlib.AbstractContextManager[Any]]  # takes: is this the last pass of an update?
-
-
-def nothing() -> None:
-    """Do nothing."""
 
 
 class TorchStrategy:
@@ -37,7 +24,6 @@ class TorchStrategy:
 
     capture_warm_up_steps = 3
     waits_for_all_gradients = False  # an update does not end if a parameter gets no gradient
-    keeps_buffers = False  # its silent step works in buffers that are kept, which its own step does not
 
     def check(self, workload: Workload, model: nn.Module, spec: Spec) -> None:
         """Raise WorkloadError for what of the bare model the strategy cannot place. It needs no process group."""
@@ -68,19 +54,6 @@ class TorchStrategy:
     def sync_if_last(self, model: nn.Module, is_last: bool) -> contextlib.AbstractContextManager[Any]:
         """Return the context of a pass: gradients travel only in the last pass of an update."""
         return contextlib.nullcontext()
-
-    def silence(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, spec: Spec, calls: list[CollectiveCall]
-    ) -> None:
-        """Let the collectives of the model's updates return at once; all other work stays: hooks, copies, casts.
-
-        Each collective that is left out is appended to `calls`.
-        """
-
-    def delay(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, pause: Callable[[], object], is_silent: bool
-    ) -> None:
-        """Let each collective that the strategy delays pause first; silent ones never run."""
 
 
 def prepare_blocks(workload: Workload, model: nn.Module, spec: Spec) -> None:

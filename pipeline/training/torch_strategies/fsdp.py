@@ -1,17 +1,17 @@
 """FSDP2 (torch.distributed.fsdp.fully_shard): a rank keeps its shard of each parameter, gradient and state."""
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from pipeline.plan.spec import Spec
 from pipeline.records.record import Sharding
 from pipeline.training.process_group import Rank
-from pipeline.training.torch_strategies.base import CollectiveCall, TorchStrategy, nothing, prepare_blocks, units_of
+from pipeline.training.torch_strategies.base import TorchStrategy, prepare_blocks, units_of
 from pipeline.workloads.workload import Workload, WorkloadError
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ NORMALISATIONS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNo
 
 
 class FsdpStrategy(TorchStrategy):
-    keeps_buffers = True
-
     def check(self, workload: Workload, model: nn.Module, spec: Spec) -> None:
         shard_units_of(workload, model)
         if spec.param_dtype == "bf16":
@@ -67,16 +65,6 @@ class FsdpStrategy(TorchStrategy):
         if isinstance(model, FSDPModule):
             model.set_requires_gradient_sync(is_last)
         return contextlib.nullcontext()
-
-    def silence(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, spec: Spec, calls: list[CollectiveCall]
-    ) -> None:
-        keep_buffers(model, calls, is_silent=True)
-
-    def delay(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, pause: Callable[[], object], is_silent: bool
-    ) -> None:
-        keep_buffers(model, [], is_silent, pause)
 
 
 def shard_units_of(workload: Workload, model: nn.Module) -> list[nn.Module]:
@@ -139,89 +127,6 @@ def padded_bytes(module: nn.Module) -> int:
         rows = max(1, len(parameter))
         total += parameter.nbytes // rows * (rows + -rows % num_ranks)
     return total
-
-
-def keep_buffers(
-    model: nn.Module, calls: list[CollectiveCall], is_silent: bool, before: Callable[[], object] = nothing
-) -> None:
-    """Let FSDP gather and scatter in buffers that are kept. Silent ones skip all gathers after the first of a buffer.
-
-    `before` runs before each collective that is not skipped.
-
-    The other ranks' shards stay in the buffer; this rank's shard is copied into it anew.
-    """
-    gather, inputs = KeptAllGather(calls, is_silent, before), dict[tuple[object, ...], Tensor]()
-    from torch.distributed.fsdp import FSDPModule
-
-    for module in model.modules():
-        if isinstance(module, FSDPModule):  # the setters do not reach the modules inside
-            module.set_custom_all_gather(gather)  # type: ignore[arg-type]  # it need not be torch's private class
-            scatter = KeptReduceScatter(calls, is_silent, before, inputs)
-            module.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]
-
-
-class KeptAllGather:
-    """An all-gather with two kept buffers for each size, as FSDPModule.set_custom_all_gather takes it.
-
-    They take turns: FSDP fills the next unit's buffer while it still copies weights out of the last one's.
-    """
-
-    def __init__(self, calls: list[CollectiveCall], is_silent: bool, before: Callable[[], object] = nothing) -> None:
-        self._calls, self._is_silent, self._before = calls, is_silent, before
-        self._kept: dict[tuple[object, ...], list[Tensor]] = {}
-        self._gathered: set[int] = set()
-
-    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        kept = self._kept.setdefault((*size, dtype), [])
-        buffer = torch.zeros(*size, dtype=dtype, device=device) if len(kept) < 2 else kept.pop(0)
-        kept.append(buffer)
-        return buffer
-
-    def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
-    ) -> dist.Work | None:
-        self._calls.append(CollectiveCall("parameters", "all_gather", output_tensor.nbytes))
-        if self._is_silent and output_tensor.data_ptr() in self._gathered:
-            return None
-        self._gathered.add(output_tensor.data_ptr())
-        self._before()
-        work: dist.Work | None = dist.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
-        return work
-
-
-class KeptReduceScatter:
-    """A unit's reduce-scatter with kept buffers, for FSDPModule.set_custom_reduce_scatter. Silent outputs stay zero.
-
-    `inputs` has a buffer for each size, for all units. Outputs are the unit's own: its gradients are views of them.
-    """
-
-    def __init__(
-        self,
-        calls: list[CollectiveCall],
-        is_silent: bool,
-        before: Callable[[], object],
-        inputs: dict[tuple[object, ...], Tensor],
-    ) -> None:
-        self._calls, self._is_silent, self._before = calls, is_silent, before
-        self._inputs, self._outputs = inputs, dict[tuple[object, ...], Tensor]()
-        self._is_input = False
-
-    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        self._is_input = not self._is_input  # FSDP asks for the input, then for the output
-        kept, key = self._inputs if self._is_input else self._outputs, (*size, dtype)
-        if key not in kept:
-            kept[key] = torch.zeros(*size, dtype=dtype, device=device)
-        return kept[key]
-
-    def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
-    ) -> dist.Work | None:
-        self._calls.append(CollectiveCall("gradients", "reduce_scatter", input_tensor.nbytes))
-        if self._is_silent:
-            return None
-        self._before()
-        work: dist.Work | None = dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
-        return work
 
 
 STRATEGY = FsdpStrategy()

@@ -1,14 +1,9 @@
 """ZeRO-1 around DDP (torch.distributed.optim.ZeroRedundancyOptimizer): a rank updates a part of the parameters."""
 
 import inspect
-from collections.abc import Callable
-from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
 
-from pipeline.plan.spec import Spec
-from pipeline.training.torch_strategies.base import CollectiveCall
 from pipeline.training.torch_strategies.ddp import DdpStrategy
 from pipeline.workloads.workload import WorkloadError
 
@@ -42,27 +37,6 @@ class Zero1Strategy(DdpStrategy):
 
         return ZeroRedundancyOptimizer(groups, optimizer_class=kind, parameters_as_bucket_view=True, **settings)
 
-    def silence(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, spec: Spec, calls: list[CollectiveCall]
-    ) -> None:
-        super().silence(model, optimizer, spec, calls)
-        leave_out_broadcasts(optimizer, calls)
-
-    def delay(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, pause: Callable[[], object], is_silent: bool
-    ) -> None:
-        """Let each broadcast pause first."""
-        if is_silent:
-            return
-        broadcast = cast(Any, optimizer)._broadcast_params_from_rank
-
-        def late(rank: int) -> list[Any]:
-            pause()
-            handles: list[Any] = broadcast(rank)
-            return handles
-
-        cast(Any, optimizer)._broadcast_params_from_rank = late
-
 
 def what_is_attached(optimizer: torch.optim.Optimizer, rebuilt: torch.optim.Optimizer) -> list[str]:
     """Return what an optimizer has beside its settings: hooks, replaced methods, keys of its parameter groups."""
@@ -71,17 +45,6 @@ def what_is_attached(optimizer: torch.optim.Optimizer, rebuilt: torch.optim.Opti
     groups = {key for group in optimizer.param_groups for key in group if key != "param_names"}
     added = groups - {key for group in rebuilt.param_groups for key in group}
     return [*hooks, *(name for name in own if name not in plain), *sorted(added)]
-
-
-def leave_out_broadcasts(optimizer: Any, calls: list[CollectiveCall]) -> None:
-    """Leave out the broadcasts of the parameters that each rank has updated."""
-
-    def note(rank: int) -> list[Any]:
-        buckets: list[list[Tensor]] = optimizer._buckets  # views of the parameters, by device and rank
-        calls.extend(CollectiveCall("parameters", "broadcast", by_rank[rank].nbytes) for by_rank in buckets)
-        return []
-
-    optimizer._broadcast_params_from_rank = note
 
 
 STRATEGY = Zero1Strategy()
