@@ -307,7 +307,8 @@ def untold_notes(point: PooledPoint, measured: PointsByTraining) -> list[Note]:
     wait for data, by more than MAX_STEP_DEVIATION.
     """
     match = match_measured(point, measured)
-    own = point.own_collectives_notes or (match.own_collectives_notes if match else [])
+    counts_own = match is not None and all(part.counts_own for part in communications_of(match.ok_records))
+    own = [] if counts_own else point.own_collectives_notes or (match.own_collectives_notes if match else [])
     if own or match is None or not point.epoch_time or not point.spec.is_whole_epoch:
         return own
     found = communications_of(match.ok_records)

@@ -101,7 +101,8 @@ class PooledPoint:
     def own_collectives(self) -> list[str]:
         """The collectives that the user's code calls in every timed step, so that no difference shows them."""
         measured = [record.measurement for record in self.ok_records if record.measurement]
-        return sorted({name for measurement in measured for name in measurement.own_collectives})
+        untold = [one for one in measured if one.communication is None or not one.communication.counts_own]
+        return sorted({name for measurement in untold for name in measurement.own_collectives})
 
     @property
     def own_collectives_notes(self) -> list[Note]:

@@ -277,6 +277,19 @@ def test_a_collective_of_the_users_own_leaves_no_figure_of_communication_and_no_
 
 
 @pytest.mark.fault("F63")
+@pytest.mark.parametrize("in_epochs", [True, False], ids=["seen in both", "seen in the step alone"])
+def test_collectives_of_the_users_own_that_the_reference_leaves_out_count_as_communication(in_epochs: bool) -> None:
+    single, double = make_record(ONE_GPU, (9, 0.2)), make_record(TWO_GPUS, (9, 0.245))
+    step = make_communication_record(comm_point(), measured(profile=profile()))
+    told = build(single, double, step)
+    counted = make_communication_record(comm_point(), measured(profile=profile(), counts_own=True))
+    found = build(single, with_own(double, "all_gather") if in_epochs else double, with_own(counted, "all_gather"))
+    for name in ("communication", "Q3"):
+        assert cells(found[name], "exposed_comm_time_s") == cells(told[name], "exposed_comm_time_s")
+        assert None not in cells(found[name], "exposed_comm_time_s")[0]
+
+
+@pytest.mark.fault("F63")
 def test_a_collective_that_the_epochs_alone_record_leaves_them_no_share_either() -> None:
     single, double = make_record(ONE_GPU, (9, 0.2)), make_record(TWO_GPUS, (9, 0.245))
     assert build(single, double)["Q2"][1]["limit"] == "several GPUs"
