@@ -60,20 +60,18 @@ def test_the_steps_of_a_strategy_without_collectives_are_checked_on_cpu(
     assert done.returncode in (0, 1), done.stderr
     shape = json.loads(done.stdout)
     answers = {answer["check"]: answer for answer in shape["answers"]}
-    assert list(answers) == ["two no-op series of the strategy", "kept buffers", "delayed collectives"]
-    assert (answers["kept buffers"]["verdict"] == "not applicable") is (strategy == "zero1")
+    assert list(answers) == ["two no-op series of the strategy", "delayed collectives"]
     delayed = answers["delayed collectives"]["figures"]
-    num_calls = {"fsdp": 9 + 5, "zero1": 2}[strategy]  # four blocks and the root; two ranks
-    assert num_calls * 20_000 <= delayed["delay_us"] < 2 * num_calls * 20_000  # a busy machine sleeps longer
+    num_calls = {"fsdp": 9 + 5, "zero1": 2 + 2}[strategy]  # four blocks and the root; two buckets and two ranks
+    assert num_calls * 20_000 <= delayed["delay_us"]
     # a busy machine widens the intervals
     assert delayed["added_us_low"] / 1.2 < delayed["delay_us"] < delayed["added_us_high"] / 0.8
-    assert delayed["no_op_added_us_low"] / 0.2 < delayed["delay_us"] < delayed["added_us"] / 0.5
     assert shape["runs"]["strategy"]["strategy"] == strategy
 
 
 PUBLISHED = [
-    ("h100x2/selftest-fsdp", [], "3 pass, 0 undecided, 0 fail, 0 not applicable"),
-    ("h100x2/selftest-zero1", [], "2 pass, 0 undecided, 0 fail, 1 not applicable"),
+    ("h100x2/selftest-fsdp", [], "2 pass, 0 undecided, 0 fail, 0 not applicable"),
+    ("h100x2/selftest-zero1", [], "2 pass, 0 undecided, 0 fail, 0 not applicable"),
     ("h100x2/selftest", ["two entry points", "a rank asleep"], "9 pass, 2 undecided, 0 fail, 0 not applicable"),
 ]
 
