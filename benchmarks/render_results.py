@@ -23,6 +23,7 @@ from typing import Any
 import jinja2
 import msgspec
 
+from pipeline.figures.intervals import median_interval
 from pipeline.figures.ring_model import SweepSample, fit_link
 from pipeline.figures.stopping_rule import MAX_TIME_HALF_WIDTH
 from pipeline.plan.axes import REMEDIES
@@ -77,6 +78,26 @@ def records(experiment: str, run_ids: str = "*") -> list[Row]:
     """Return the records of an experiment whose run ids match a pattern such as `ddp-*-b32-*`."""
     paths = sorted((PUBLISHED / experiment / "records").glob(f"{run_ids}.json"))
     return [json.loads(path.read_text()) for path in paths]
+
+
+def text_of(path: str) -> str:
+    """Return the text of a file below published/, such as what a benchmark printed."""
+    return (PUBLISHED / path).read_text()
+
+
+SERIES = re.compile(r" +(.+?) +(-?[\d.]+) \((-?[\d.]+) to (-?[\d.]+)\) ms, n = \d+")
+SERIES_OF = re.compile(r"(?:link: (.+)\n+)?(\w+), \d+ sequences a process\n((?: .*\n)+)")
+
+
+def readings(path: str) -> dict[str, dict[str, Row]]:
+    """Return the series of a file of bench_process_group.py by link, else by strategy: in ms, with their ends."""
+    return {
+        link or strategy: {
+            name: {"ms": float(middle), "ms_low": float(low), "ms_high": float(high)}
+            for name, middle, low, high in SERIES.findall(lines)
+        }
+        for link, strategy, lines in SERIES_OF.findall(text_of(path))
+    }
 
 
 def bench(path: str, section: str, name: str) -> Row:
@@ -318,7 +339,7 @@ NAMES = {
     function.__name__: function
     for function in (
         *(tables_of, rows, row, load, records, bench, require, epoch_times_s, duration_s, training_rates),
-        *(study, count_narrow, link_fit_errors, known_links),
+        *(study, count_narrow, link_fit_errors, known_links, text_of, readings, median_interval),
         *(commits_of, epoch_autocorrelations),
         *(span, interval, with_interval, longer, loop_ratios, re.findall, zip),
     )

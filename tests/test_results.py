@@ -37,7 +37,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "docs/templates/results-memory.md.j2": ("finds the largest batch that fits, to 1 %",),
     "docs/templates/trust-link.md.j2": ("0.5 and 2 Gbit/s",),
-    "docs/templates/trust-strategies.md.j2": ("the limit of 20 % hides that",),
     "docs/templates/trust-narrow.md.j2": ("times within 2 %", "known within 2 %"),
 }
 """Definitions, versions, sizes and options that were asked for, and figures of other reports: no run measured them."""
