@@ -46,10 +46,15 @@ SWEPT = {
     "update_by": "with several optimizers, the one whose steps are updates: its class, or its number by first steps",
     "updates": "timed updates, at most (default: 600)",
     "warmup_updates": "first updates, which are not timed (default: 10)",
+    "stated_flops_per_sample": "FLOPs of a sample, for MFU (default: counted in a warm-up update, if it can be)",
 }
 """Axes that have an option of their own."""
 NAMED = ("strategy", "update_by")
-OPTIONS = {"batch_size_per_gpu": "--batch-size", "warmup_updates": "--warmup"}
+OPTIONS = {
+    "batch_size_per_gpu": "--batch-size",
+    "warmup_updates": "--warmup",
+    "stated_flops_per_sample": "--flops-per-sample",
+}
 
 
 def parse_arguments() -> argparse.Namespace:

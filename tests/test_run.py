@@ -41,13 +41,21 @@ torch.manual_seed(0)
 generator, critic = DDP(nn.Linear(8, 16)), DDP(nn.Linear(16, 1))
 of_critic, of_generator = (torch.optim.Adam(one.parameters()) for one in (critic, generator))
 loader = torch.utils.data.DataLoader(torch.randn(4096, 16), batch_size=4)
-step = 0
+scaler = torch.amp.GradScaler("cpu")
+step = num_overflows = 0
 while True:
     for real in loader:
         fake = generator(torch.randn(4, 8))
         of_critic.zero_grad()
-        (critic(fake.detach()).mean() - critic(real).mean()).backward()
-        of_critic.step()
+        overflows = dist.get_rank() == 1 and step % 4 == 0
+        loss = critic(fake.detach()).mean() - critic(real).mean()
+        scaler.scale(loss * (float("inf") if overflows else 1.0)).backward()
+        scale = scaler.get_scale()
+        scaler.step(of_critic)
+        scaler.update()
+        num_overflows += scaler.get_scale() < scale
+        with open(f"overflows{dist.get_rank()}", "w") as file:
+            file.write(str(num_overflows))
         of_generator.zero_grad()
         (-critic(fake).mean()).backward()
         of_generator.step()
@@ -61,7 +69,7 @@ from torch import nn
 
 class Trainer:
     def __init__(self, passes):
-        self.model, self.passes = nn.Linear(4, 4), passes
+        self.model, self.passes = torch.compile(nn.Linear(4, 4), backend="eager"), passes
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.scaler = torch.amp.GradScaler("cpu")
 
@@ -99,15 +107,17 @@ if __name__ == "__main__":
 WORDS = """
 import contextlib, time, torch
 import ddpscale
-weight = torch.zeros(4, requires_grad=True)
+weight = torch.zeros(4, 4, requires_grad=True)
 ddpscale.merit(0.5, "test accuracy of a word")
 for step in range(10_000):
-    (weight * torch.ones(4)).sum().backward()
+    tokens = 7 + step % 2
+    (torch.ones(tokens, 4) @ weight).sum().backward()
     with torch.no_grad():
         weight -= 0.1 * weight.grad
-    ddpscale.items(torch.tensor(7 + step % 2), "tokens")
-    if step % 5 == 0:
+    ddpscale.items(torch.tensor(tokens), "tokens")
+    if step % 5 == 4:
         with ddpscale.skip():
+            torch.ones(9, 9) @ torch.ones(9, 9)
             time.sleep(0.3)
     ddpscale.update()
 """
@@ -214,6 +224,10 @@ def test_a_script_is_measured_unchanged_on_one_and_two_processes(tmp_path: Path)
     assert alone is not None
     assert not alone.has_launcher_variables
     assert alone.num_warm_up_updates >= 4
+    weights = 64 * 256 + 256 * 256 + 256 * 10
+    flops = 6 * weights - 2 * 64 * 256  # the input needs no gradient
+    assert [measurement_of(record).flops_per_sample for record in (one, two)] == [flops, flops]
+    assert "TFLOP/s" in said
     assert two.environment.model_digest
 
 
@@ -252,6 +266,7 @@ def test_gpus_of_a_script_are_counted_by_node_unless_their_total_is_given(
 
 @pytest.mark.training
 def test_communication_of_a_gan_is_measured_and_its_checkpoint_survives(tmp_path: Path) -> None:
+    """Gradients of rank 1 overflow in each fourth update. Where all-reduces are silent, rank 1 alone skips its step."""
     (tmp_path / "gan.py").write_text(GAN)
     block = {"num_gpus": [2], "batch_size_per_gpu": [4], "measure": ["communication"], "windows": [1], "updates": [2]}
     base = {"script": "gan.py", "device": "cpu", "warmup_updates": 2}
@@ -266,6 +281,8 @@ def test_communication_of_a_gan_is_measured_and_its_checkpoint_survives(tmp_path
     assert gradients.bytes_per_step == 4 * (parameters + 16 + 1)  # the critic's gradients travel in both passes
     (note,) = [note for note in found.notes if "not saved" in note]
     assert "torch.save gan.pt" in note
+    overflows = [int((tmp_path / f"overflows{rank}").read_text()) for rank in (0, 1)]
+    assert overflows[1] > overflows[0] > 0
     saved = torch.load(tmp_path / "gan.pt")
     num_updates = found.steps_per_window + 2  # of a window with its lead-in
     assert 0 < saved["step"] <= 20 + 2 * num_updates
@@ -310,6 +327,8 @@ def test_a_trainer_with_its_own_scaler_and_passes_ends_when_it_is_measured(tmp_p
     assert script is not None
     assert (script.batch_size, script.batches_per_update, script.command[2]) == (8, 2.0, "ä 'b' c")
     assert [epoch.num_samples for epoch in measured.epochs[1:]] == [3 * 2 * 8] * 2
+    note = "FLOPs not counted: the script compiles; --flops-per-sample states them"
+    assert (script.is_compiled, measured.flops_per_sample, measured.flops_note) == (True, None, note)
     assert (tmp_path / "ended").exists()
     log = "".join(path.read_text() for path in tmp_path.rglob("*.log"))
     assert "ä 'b' c False" in log
@@ -328,6 +347,7 @@ def test_the_words_of_a_script_count_items_and_updates_and_leave_out_an_evaluati
         "test accuracy of a word",
         (),
     )
+    assert measured.flops_per_sample == 2 * 2 * 4 * 4  # of a token, not of the evaluation
     for epoch in measured.epochs[1:]:
         num_steps = len(epoch.step_times_ns or ())
         assert epoch.num_samples == pytest.approx(7.5 * num_steps, abs=num_steps)
@@ -349,11 +369,13 @@ def test_a_script_runs_in_its_folder_with_its_variables_and_counts_the_optimizer
     """Without a batch size its batches count, and the middle of its output is left out."""
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "train.py").write_text(TWO_OPTIMIZERS)
-    words = ("--workdir", "inner", "--update-by", "2", *SHORT, "--", "GREETING=hello", "train.py")
+    stated = ("--flops-per-sample", "1e15")
+    words = ("--workdir", "inner", "--update-by", "2", *stated, *SHORT, "--", "GREETING=hello", "train.py")
     code, said, (record,) = run_script(tmp_path, *words)
     assert code == 0, said
     measured = measurement_of(record)
     assert measured.unit == "batches"
+    assert (measured.flops_per_sample, measured.flops_note) == (10**15, "FLOPs as stated")
     assert "batches/s" in said
     assert all(epoch.time_ns > 5_000_000 * (epoch.num_timed_updates or 0) for epoch in measured.epochs[1:])
     (log,) = tmp_path.glob("outputs/*/logs/*/*.log")

@@ -115,6 +115,7 @@ ModelOption = Annotated[str, msgspec.Meta(max_length=400, pattern=NO_CONTROL_CHA
 PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
+Flops = Annotated[float, msgspec.Meta(ge=1, le=2**62)]
 FractionBelowOne = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 
 CIFAR10_SAMPLES = 50_000  # images of the training set
@@ -572,6 +573,14 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "update_by=2 script=docs/examples/script/train.py strategy=ddp num_gpus=2",
             words="updates of {}",
             values={None: ""},
+        ),
+    ] = None
+    stated_flops_per_sample: Annotated[
+        Flops | None,
+        declare(
+            "FLOPs of the forward and backward pass of a sample, for MFU, where a script is not counted; docs/mfu.md.",
+            "stated_flops_per_sample=1e12 script=docs/examples/script/train.py strategy=ddp num_gpus=2",
+            BASELINE | CHOICE | MayDiffer.COST | MayDiffer.OOM | MayDiffer.PEAK_MEMORY | MayDiffer.TRAINED,
         ),
     ] = None
     seed: Annotated[

@@ -26,7 +26,7 @@ VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 SHAPE_AXES = ("strategy", "num_gpus", "batch_size_per_gpu", "device", "num_nodes", "num_samples", "seed", "repeat")
 """Axes that any training has."""
-OWN_AXES = ("warmup_updates", "updates", "update_by")
+OWN_AXES = ("warmup_updates", "updates", "update_by", "stated_flops_per_sample")
 """Axes that only scripts have."""
 SCRIPT_AXES = (
     *SHAPE_AXES,

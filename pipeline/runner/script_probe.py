@@ -62,27 +62,34 @@ class Probe:
         self.merit: tuple[float, str, str] | None = None  # the last one
         self.turn = 0
         self.has_ended = self.is_skipping = False
-        self.controller = load_controller(config["process_group"]) if config["process_group"] else None
+        path = config["process_group"]
+        self.controller = load_module("ddpscale_process_group", path).install() if path else None
+        self.flop_counter_path = config["flop_counter"]
+        self.counter: Any = None  # of FLOPs, while it counts
+        self.flops: list[Any] | None = None  # of an update: their number, its items, and operations without a formula
+        self.is_in_optimizer = False  # that computes no gradients
         self.skipped: Counter[str] = Counter()  # saves, by what was to be written
         self.is_silenced = False  # from the first silent update on, after which the weights are not those of a training
-        self.begin_block({"lead_in": 0, "updates": config["warmup_updates"], "mode": "real"})
+        self.begin_block({"lead_in": 0, "updates": max(2, config["warmup_updates"]), "mode": "real"})
 
     # what torch calls
 
-    def before_step(self, optimizer: Any, *_: Any) -> None:
-        """Note the start of an optimizer's step."""
+    def before_step(self, optimizer: Any, *words: Any) -> None:
+        """Note the start of an optimizer's step, and whether it computes gradients by a closure."""
         if id(optimizer) in self.steps:  # an earlier one has failed
             self.steps.clear()
         self.steps.append(id(optimizer))
         self.optimizers.setdefault(id(optimizer), optimizer)
         if len(self.steps) == 1 and self.counted in (None, id(optimizer)):
             self.step_started = self.mark()
+        self.is_in_optimizer = not any(callable(word) for word in (*words[0][1:], *words[1].values()))
 
     def after_step(self, optimizer: Any, *_: Any) -> None:
         """Count an update if this is the end of the outermost step of the counted optimizer."""
         if id(optimizer) in self.steps:
             del self.steps[self.steps.index(id(optimizer)) :]
         if not self.steps:
+            self.is_in_optimizer = False
             self.num_steps += 1
             self.end_update(optimizer)
 
@@ -98,6 +105,7 @@ class Probe:
             return
         self.num_updates += 1
         self.left -= 1
+        self.count_flops()
         mark = self.mark()
         self.sizes += self.fetched.pop(self.last_data, Counter())
         self.fetched.clear()
@@ -110,6 +118,35 @@ class Probe:
             self.optimizer_marks.append((self.step_started, mark))
         if self.left == 0:
             self.end_block()
+
+    def count_flops(self) -> None:
+        """Begin to count FLOPs before the last update of the first block, and end it after that one.
+
+        What a script has compiled would run in parts there, and so would what has modes of its own: these do not count.
+        """
+        if self.counter is not None:
+            items = sum(map(float, self.items)) if self.items else None
+            self.flops = [self.counter.flops, items, sorted(self.counter.without_formula)]
+            self.stop_counter()
+        is_before_last = self.turn == 0 and self.left == 1 and self.flop_counter_path
+        if is_before_last and not self.activity()[0] and not self.torch._C._len_torch_dispatch_stack():
+            self.items.clear()
+            counter = load_module("ddpscale_flop_counter", self.flop_counter_path)
+            self.counter = counter.FlopCounter(is_paused=lambda: self.is_in_optimizer or self.is_skipping)
+            self.stance = self.torch.compiler.set_stance("force_eager")  # for what is first compiled now
+            self.torch._C._push_on_torch_dispatch_stack(self.counter)
+            os.register_at_fork(after_in_child=self.stop_counter)
+
+    def stop_counter(self) -> None:
+        """Leave the counter of FLOPs, and keep the modes that the script has entered since."""
+        if self.counter is None:
+            return
+        stack = self.torch._C
+        modes = [stack._pop_torch_dispatch_stack(None) for _ in range(stack._len_torch_dispatch_stack())]
+        for mode in reversed([mode for mode in modes if mode is not self.counter]):
+            stack._push_on_torch_dispatch_stack(mode)
+        self.stance.__exit__(None, None, None)
+        self.counter = None
 
     def may_count(self, optimizer: Any) -> bool:
         """True if the steps of this optimizer may be updates: of any one, or of the one that the user names."""
@@ -260,6 +297,7 @@ class Probe:
             "updates": self.num_updates,
             "activity": self.activity(),
             "calls": [[*call[:3], call.in_backward, n] for call, n in self.calls().items()],
+            "flops": self.flops,
             "skipped": sorted(self.skipped.items()),
             "seen": self.seen,
             "memory": self.memory(),
@@ -382,13 +420,13 @@ def install(torch: Any, config: Mapping[str, Any]) -> Probe:
     return probe
 
 
-def load_controller(path: str) -> Any:
-    """Return the controller of every process group that the script will make. `path` is that of process_group.py."""
-    spec: Any = importlib.util.spec_from_file_location("ddpscale_process_group", path)
+def load_module(name: str, path: str) -> Any:
+    """Return the module in a file of this project that needs torch alone."""
+    spec: Any = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
-    return module.install()
+    return module
 
 
 SAVES = {

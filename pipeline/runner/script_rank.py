@@ -47,10 +47,13 @@ from pipeline.runner.failed_record import signal_name
 from pipeline.runner.launch_options import PYTHONPATH_ROOT
 from pipeline.runner.rank_files import PointTask, RankFiles
 from pipeline.runner.script_process import WAIT_SIGNAL, ScriptProcess
+from pipeline.system import host
 from pipeline.system.errors import log_line, shorten_list
+from pipeline.training.flop_count import FlopCount, flops_of_sample
 
 PROBE = Path(__file__).with_name("script_probe.py")
 PROCESS_GROUP = Path(__file__).parents[1] / "communication" / "process_group.py"
+FLOP_COUNTER = Path(__file__).parents[1] / "training" / "flop_counter.py"
 KINDS: dict[str, TransferKind] = {
     "all_reduce": "gradients",
     "reduce_scatter": "gradients",
@@ -62,6 +65,8 @@ POLL_S = 0.005
 STORE_TIMEOUT_S = 300
 STALL_LIMIT = "DDPSCALE_STALL_S"  # a variable: how long no rank may compute, or a rank may evaluate alone
 STALL_LIMIT_S = 300
+BLOCK_LIMIT = "DDPSCALE_BLOCK_S"  # likewise: how long the updates of a block may take
+BLOCK_LIMIT_S = 3600
 TICK_S = 5
 MAX_IDLE_SHARE = 0.02  # of a CPU, by a process that waits
 STALLED = "stalled"  # key of the store
@@ -120,6 +125,7 @@ class Block(msgspec.Struct, frozen=True):
     left_out: list[int]  # indices of steps
     merit: tuple[float, str, str] | None  # value, name, and which is better
     calls: list[CountedCall]  # of a warm-up block
+    flops: tuple[int, float | None, list[str]] | None  # of an update: number, items, operations without a formula
     skipped: list[tuple[str, int]]  # saves
     seen: dict[str, Any]
     memory: dict[str, Any]
@@ -154,7 +160,10 @@ class ScriptRank:
         self.blocks: list[Timed] = []  # the last of the warm-up, then those that are timed
         self.num_blocks = 0  # that have ended
         self.stall_limit_s = float(os.environ.get(STALL_LIMIT, STALL_LIMIT_S))
-        self.ticked_s = self.advanced_s = time.monotonic()  # when the last rank computed, or a block ended
+        self.block_limit_s = float(os.environ.get(BLOCK_LIMIT, BLOCK_LIMIT_S))
+        self.ticked_s = self.block_began_s = time.monotonic()
+        self.advanced_s = self.ticked_s  # when the last rank computed, or a block ended
+        self.num_oom_kills = host.num_oom_kills()
         self.busy_s, self.stalled_block = 0.0, -1
         self.last_line = ""  # that the script printed
         self.is_timed = False
@@ -210,7 +219,10 @@ class ScriptRank:
         config = {"host": self.host, "port": self.port, "rank": self.rank, "report": str(self.report)}
         config["warmup_updates"] = self.spec.warmup_updates
         config["root"], config["update_by"] = str(PYTHONPATH_ROOT), self.spec.update_by
-        config["process_group"] = str(PROCESS_GROUP) if self.spec.measure == "communication" else None
+        is_communication = self.spec.measure == "communication"
+        config["process_group"] = str(PROCESS_GROUP) if is_communication else None
+        is_counted = not is_communication and self.spec.stated_flops_per_sample is None
+        config["flop_counter"] = str(FLOP_COUNTER) if is_counted else None
         config["traces"], config["wait_signal"] = str(self.traces), WAIT_SIGNAL
         self.report.unlink(missing_ok=True)
         command = [sys.executable, "-u", str(PROBE), json.dumps(config), *self.spec.script_command.words]
@@ -257,8 +269,12 @@ class ScriptRank:
         after = f"after {report.get('updates') or 0} updates"
         said = f'; its last line is "{self.last_line}"' if self.last_line else ""
         if exit_code < 0:
-            hint = "; if the node ran out of memory, lower the batch" if -exit_code == signal.SIGKILL else ""
-            return ScriptProblem(f"{name} was killed by {signal_name(-exit_code)}{hint}{said}", "signal")
+            is_kill = -exit_code == signal.SIGKILL
+            is_oom = is_kill and host.num_oom_kills() > self.num_oom_kills
+            hint = ": its memory limit is reached" if is_oom else ", often for want of host memory" * is_kill
+            cure = "; lower the batch, or ask for more memory" * is_kill
+            killed = f"{name} was killed by {signal_name(-exit_code)}{hint}{cure}{said}"
+            return ScriptProblem(killed, "host_oom" if is_oom else "signal")
         if not report:
             return ScriptProblem(f"{name} left its process (os._exit or exec) before it was measured{said}", "exit")
         if "types" in report:
@@ -307,13 +323,17 @@ class ScriptRank:
         busy_s = sum(float(self.store.get(key)) for key in keys) if self.store.check(keys) else math.inf
         has_computed = busy_s - self.busy_s > MAX_IDLE_SHARE * TICK_S * self.world_size
         is_even = len(late) in (0, self.world_size)
-        if self.stalled_block != self.num_blocks or (is_even and has_computed):
-            self.advanced_s, self.stalled_block = now_s, self.num_blocks
+        if self.stalled_block != self.num_blocks:
+            self.advanced_s = self.block_began_s = now_s
+            self.stalled_block = self.num_blocks
+        elif is_even and has_computed:
+            self.advanced_s = now_s
         self.busy_s = busy_s
-        if now_s - self.advanced_s > self.stall_limit_s:
-            raise self.explain_stall(late, process)
+        is_stalled = now_s - self.advanced_s > self.stall_limit_s
+        if is_stalled or now_s - self.block_began_s > self.block_limit_s:
+            raise self.explain_stall(late, process, is_stalled)
 
-    def explain_stall(self, late: Sequence[int], process: ScriptProcess) -> ScriptProblem:
+    def explain_stall(self, late: Sequence[int], process: ScriptProcess, is_stalled: bool) -> ScriptProblem:
         """Return why no block ends, with the line of the script in which each late rank is."""
         self.store.set(STALLED, "")
         self.store.set("where/0", process.waits_in(self.workdir))
@@ -323,6 +343,13 @@ class ScriptRank:
         found = {rank: self.store.get(key).decode() for rank, key in keys.items() if self.store.check([key])}
         places = shorten_list([f"rank {rank} is at {place}" for rank, place in found.items()], MAX_NAMED_RANKS)
         names = shorten_list(list(map(str, late)), MAX_NAMED_RANKS)
+        if not is_stalled:
+            return ScriptProblem(
+                f"the script computes, and a block of updates has not ended in {self.block_limit_s:g} s, after "
+                f"{self.num_blocks} blocks: {places}; let an optimizer of torch step, or call ddpscale.update(); "
+                f"{BLOCK_LIMIT} sets another limit, and fewer warmup_updates make a shorter block",
+                "timeout",
+            )
         limit = f"{self.stall_limit_s:g} s"
         if len(late) < self.world_size:
             return ScriptProblem(
@@ -412,6 +439,7 @@ class ScriptRank:
         seen = last.ranks[0].seen
         autocast, parameter_type = seen["autocast"], seen["parameter_type"]
         size, batches = batch_of(last.ranks[0])
+        flops = FlopCount() if is_communication else flops_of(spec, last.ranks[0])
         merit = next((block.ranks[0].merit for block in reversed(self.blocks) if block.ranks[0].merit), None)
         return Measurement(
             epochs=()
@@ -426,6 +454,8 @@ class ScriptRank:
             execution_used="compile" if seen["is_compiled"] else "eager",
             unit=short_text(last.ranks[0].unit) or (BATCHES if spec.counts_batches and size != 1 else "samples"),
             merit=short_text(merit[1]) if merit else None,
+            flops_per_sample=flops.per_sample,
+            flops_note=flops.note,
             better="lower" if merit and merit[2] == "lower" else "higher",
             script=ObservedScript(
                 command=tuple(spec.script_command.words),
@@ -578,6 +608,19 @@ def find_mistakes(spec: Spec, block: Block, transfers: Sequence[Transfer]) -> It
             f"parameters are gathered {parameters.bytes_per_step / needed:.1f} times an update, "
             f"{parameters.bytes_per_step / 1e6:.4g} MB; twice a pass is enough"
         )
+
+
+def flops_of(spec: Spec, block: Block) -> FlopCount:
+    """Return the FLOPs of a sample: as stated, else those of one update in the warm-up."""
+    if spec.stated_flops_per_sample is not None:
+        return FlopCount(round(spec.stated_flops_per_sample), "FLOPs as stated")
+    if block.flops is None:
+        why = "the script compiles" if block.seen["is_compiled"] else "the script has modes of its own"
+        return FlopCount(None, f"FLOPs not counted: {why}; --flops-per-sample states them")
+    flops, items, without_formula = block.flops
+    known, asked = samples_of(block, spec.counts_batches), spec.global_batch_size / spec.num_gpus
+    samples = items or (asked if known is None else known / len(block.steps))
+    return flops_of_sample(flops / samples, without_formula)
 
 
 def build_epoch(number: int, block: Timed, spec: Spec) -> Epoch:

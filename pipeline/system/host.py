@@ -17,6 +17,7 @@ from pipeline.system.errors import CommandError
 NVIDIA_GPUS_PATH = Path("/proc/driver/nvidia/gpus")
 BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 SHARED_MEMORY = Path("/dev/shm")
+CGROUPS = Path("/sys/fs/cgroup")
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
 
 
@@ -45,6 +46,19 @@ def kill_descendants(timeout_s: float) -> None:
                     os.kill(pid, signal.SIGKILL)
             if os.waitpid(-1, os.WNOHANG) == (0, 0):
                 time.sleep(0.01)
+
+
+def num_oom_kills() -> int:
+    """Return how many processes of this control group the kernel has killed for memory; 0 if it is unknown."""
+    found = 0
+    for line in Path("/proc/self/cgroup").read_text().split():
+        _, controllers, group = line.split(":", 2)
+        of_v2, of_v1 = Path(f"{CGROUPS}{group}/memory.events"), Path(f"{CGROUPS}/memory{group}/memory.oom_control")
+        if not controllers or "memory" in controllers.split(","):
+            with contextlib.suppress(OSError):
+                counts = (of_v1 if controllers else of_v2).read_text().splitlines()
+                found += sum(int(count.split()[1]) for count in counts if count.startswith("oom_kill "))
+    return found
 
 
 def children_of(parent_pid: int) -> list[int]:

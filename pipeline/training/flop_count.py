@@ -5,30 +5,23 @@ checkpoint computes again in the backward pass does not count.
 """
 
 import contextlib
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.data.batches import Batch, map_tensors
 from pipeline.records.record import short_text
 from pipeline.system.errors import redact_credentials, shorten_list
-from pipeline.training.process_group import COLLECTIVE_NAMESPACES, Rank
+from pipeline.training.flop_counter import COLLECTIVE_NAMESPACES, FlopCounter
+from pipeline.training.process_group import Rank
 from pipeline.training.step import ModelCall
 from pipeline.workloads.workload import Workload, model_of
 
 META, CPU = torch.device("meta"), torch.device("cpu")
 NUM_SAMPLES = 2  # where the meta device fails; not 1, since BatchNorm needs more than one value a channel
-TORCH_NAMESPACES = ("aten", "prim", "prims", "profiler")
-PRODUCTS_WITHOUT_FORMULA = (  # of aten
-    *("_grouped_mm", "_scaled_grouped_mm", "_int_mm", "mv", "addmv", "dot"),
-    "_scaled_dot_product_flash_attention_for_cpu",
-)
 MAX_NAMED_OPERATIONS = 5
 
 
@@ -37,55 +30,6 @@ class FlopCount(NamedTuple):
 
     per_sample: int | None = None
     note: str | None = None
-
-
-class FlopCounter(TorchDispatchMode):
-    """Sums the FLOPs of all operations by torch's formulas, and names the operations that have none.
-
-    Raises RuntimeError at a collective: other ranks do not count, so it would wait for them.
-    """
-
-    def __init__(self) -> None:
-        from torch.utils.flop_counter import FlopCounterMode  # here, since importing it takes a tenth of a second
-
-        super().__init__()  # type: ignore[no-untyped-call]
-        corrected = {torch.ops.aten.convolution_backward: convolution_backward_flops}
-        self._formulas = FlopCounterMode(display=False, custom_mapping=corrected).flop_registry
-        self.flops = 0
-        self.without_formula: set[str] = set()
-        self.is_backward = False
-
-    def forget(self) -> None:
-        """Begin anew."""
-        self.flops = 0
-        self.without_formula.clear()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace in COLLECTIVE_NAMESPACES:
-            raise RuntimeError(f"it calls {func.name()}, and other ranks do not")
-        found = func(*args, **(kwargs or {}))
-        is_recomputed = self.is_backward and torch.is_grad_enabled()  # only a checkpoint turns it on there
-        formula = self._formulas.get(func.overloadpacket)
-        if formula is not None and not is_recomputed:
-            self.flops += formula(*args, **(kwargs or {}), out_val=found)
-        name = func.name().partition(".")[0]
-        is_product = name.removeprefix("aten::") in PRODUCTS_WITHOUT_FORMULA
-        if formula is None and (is_product or func.namespace not in TORCH_NAMESPACES):
-            self.without_formula.add(name)
-        return found
-
-
-def convolution_backward_flops(
-    grad_shape: list[int], input_shape: list[int], weight_shape: list[int], *others: Any, out_shape: Any = None
-) -> int:
-    """Return the FLOPs of a convolution's gradients. Each costs as much as the forward pass.
-
-    torch's own formula multiplies the weight's gradient by the number of groups (torch 2.11).
-    """
-    is_transposed, output_mask = others[4], others[7]
-    positions = (input_shape if is_transposed else grad_shape)[2:]
-    num_products = input_shape[0] * math.prod(positions) * math.prod(weight_shape)
-    return 2 * num_products * int(output_mask[0] + output_mask[1])
 
 
 def count_flops(workload: Workload, batch_size: int, rank: Rank) -> FlopCount:
@@ -103,23 +47,25 @@ def count_flops(workload: Workload, batch_size: int, rank: Rank) -> FlopCount:
     devices = [rank.device] if rank.device.type == "cuda" else []
     what = ""
     for way, (num_samples, run) in ways.items():
-        counter = FlopCounter()
+        counter = FlopCounter(COLLECTIVE_NAMESPACES)
         try:
             with torch.random.fork_rng(devices=devices), torch.compiler.set_stance("force_eager"):
                 run(counter)
         except (Exception, SystemExit) as error:
             what = redact_credentials(" ".join(f"{type(error).__name__}: {error}".split()))
             continue
-        without = shorten_list(sorted(counter.without_formula), MAX_NAMED_OPERATIONS)
-        per_sample = round(counter.flops / num_samples)
-        if per_sample == 0:
-            seen = f" in {without}" * bool(without)
-            return FlopCount(
-                None, short_text(f"FLOPs not counted: torch knows of no matrix product or convolution{seen}")
-            )
-        notes = [way, f"FLOPs without {without}" if without else ""]
-        return FlopCount(per_sample, short_text("; ".join(filter(None, notes))) or None)
+        return flops_of_sample(counter.flops / num_samples, counter.without_formula, way)
     return FlopCount(None, short_text(f"FLOPs not counted: the model does not run a second time ({what})"))
+
+
+def flops_of_sample(flops: float, without_formula: Iterable[str], way: str = "") -> FlopCount:
+    """Return a count with a note on what it lacks, and on the way in which it was made."""
+    without, per_sample = shorten_list(sorted(without_formula), MAX_NAMED_OPERATIONS), round(flops)
+    if per_sample == 0:
+        seen = f" in {without}" * bool(without)
+        return FlopCount(None, short_text(f"FLOPs not counted: torch knows of no matrix product or convolution{seen}"))
+    notes = [way, f"FLOPs without {without}" if without else ""]
+    return FlopCount(per_sample, short_text("; ".join(filter(None, notes))) or None)
 
 
 def run_on_meta(workload: Workload, batch_size: int, counter: FlopCounter) -> None:
@@ -179,12 +125,8 @@ def as_float(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def run_pass(workload: Workload, model: nn.Module, batch: Batch, counter: FlopCounter) -> None:
-    """Run the forward and the backward pass inside the counter.
-
-    Attention runs as plain products: torch's formulas of fused kernels count what their backward pass computes again.
-    """
-    with sdpa_kernel(SDPBackend.MATH), counter:
+    """Run the forward and the backward pass inside the counter."""
+    with counter:
         found = workload.loss(ModelCall(model), batch)
         loss = found[0] if isinstance(found, tuple) else found
-        counter.is_backward = True
         loss.backward()

@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.data.batches import Shard
 from pipeline.plan.spec import Spec
+from pipeline.training.flop_counter import COLLECTIVE_NAMESPACES
 
 COLLECTIVE_TIMEOUT_S = 300
-COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
 OPERATIONS = (
     *("reduce_scatter", "all_reduce", "all_gather", "all_to_all", "broadcast", "barrier"),
     *("reduce", "gather", "scatter", "send", "recv"),

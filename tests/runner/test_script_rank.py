@@ -46,7 +46,16 @@ def spec_of(command: str = "train.py", **fields: Any) -> Spec:
 def block_of(sizes: list[tuple[int, int]], calls: list[CountedCall] | None = None, **seen: Any) -> Block:
     """A block of ten updates of 1 ms."""
     fields: dict[str, Any] = {"time": 10_000_000, "steps": [1_000_000] * 10, "optimizer": 0, "wait": 0, "data": 0}
-    fields |= {"started": 1, "updates": 10, "items": None, "unit": "", "left_out": [], "merit": None, "activity": []}
+    fields |= {
+        "started": 1,
+        "updates": 10,
+        "items": None,
+        "unit": "",
+        "left_out": [],
+        "merit": None,
+        "activity": [],
+        "flops": None,
+    }
     return Block(sizes=sizes, calls=calls or [], skipped=[], seen=SEEN | seen, memory={}, **fields)
 
 

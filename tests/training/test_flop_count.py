@@ -11,10 +11,12 @@ import torch.distributed as dist
 from factories import LENET, make_spec
 from image_steps import ALONE
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.training.execution import num_compiled_graphs
 from pipeline.training.flop_count import FlopCount, count_flops
+from pipeline.training.flop_counter import FlopCounter
 from pipeline.training.loop import train_point
 from pipeline.workloads.find import build_workload
 from pipeline.workloads.gpt import Gpt
@@ -103,6 +105,14 @@ def test_a_batch_in_bf16_is_counted_although_the_meta_device_has_no_autocast() -
             return super().synthetic_batch(size, device).bfloat16()
 
     assert count_flops(Halved(lambda: nn.Conv2d(3, 4, 3), 3, 6, 6), SIZE, ALONE) == (2 * 2 * 4 * 4 * 3 * 4 * 9, None)
+
+
+def test_a_fused_kernel_of_attention_costs_its_products_and_two_gradients_of_each() -> None:
+    counter = FlopCounter()
+    query, key = torch.randn(2, 4, 8, 16, requires_grad=True), torch.randn(2, 4, 32, 16)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), counter:
+        nn.functional.scaled_dot_product_attention(query, key, key).sum().backward()
+    assert (counter.flops, counter.without_formula) == (3 * 2 * (2 * 2 * 4 * 8 * 32 * 16), set())
 
 
 @pytest.mark.parametrize("groups", [1, 4, 8])

@@ -1,0 +1,93 @@
+"""A counter of the FLOPs that torch's operations need. It needs torch alone: it also counts in users' scripts."""
+
+import math
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
+NAMESPACES_WITHOUT_PRODUCTS = (*COLLECTIVE_NAMESPACES, "aten", "fsdp", "prim", "prims", "profiler")
+PRODUCTS_WITHOUT_FORMULA = ("_grouped_mm", "_scaled_grouped_mm", "_int_mm", "mv", "addmv", "dot")  # of aten
+ATTENTION_KERNELS = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
+
+
+class FlopCounter(TorchDispatchMode):
+    """Sums the FLOPs of all operations by torch's formulas, and names the operations that have none.
+
+    Raises RuntimeError at an operation of the namespaces `refused`. While `is_paused()` nothing counts.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, refused: Collection[str] = (), is_paused: Callable[[], bool] = lambda: False) -> None:
+        from torch.distributed.tensor import DTensor  # here, since importing them takes time
+        from torch.utils.flop_counter import FlopCounterMode
+
+        super().__init__()  # type: ignore[no-untyped-call]
+        aten = torch.ops.aten
+        attentions = [f"_scaled_dot_product_{kind}" for kind in ATTENTION_KERNELS]
+        corrected = {
+            aten.convolution_backward: convolution_backward_flops,
+            **{getattr(aten, name): attention_flops for name in attentions},
+            **{getattr(aten, f"{name}_backward"): attention_backward_flops for name in attentions},
+        }
+        self._formulas = FlopCounterMode(display=False, custom_mapping=corrected).flop_registry
+        self._whole, self._refused, self._is_paused = DTensor, refused, is_paused
+        self.flops = 0
+        self.without_formula: set[str] = set()
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.flops = 0
+        self.without_formula.clear()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._whole in types or not hasattr(func, "overloadpacket"):
+            return NotImplemented  # it comes apart first
+        if func.namespace in self._refused:
+            raise RuntimeError(f"it calls {func.name()}, and other ranks do not")
+        found = func(*args, **(kwargs or {}))
+        if self._is_paused() or is_recomputed():
+            return found
+        formula, name = self._formulas.get(func.overloadpacket), func.name().partition(".")[0]
+        if formula is not None:
+            try:
+                self.flops += formula(*args, **(kwargs or {}), out_val=found)
+            except Exception:  # a shape that torch's formula does not know
+                self.without_formula.add(name)
+        is_product = name.removeprefix("aten::") in PRODUCTS_WITHOUT_FORMULA
+        if formula is None and (is_product or func.namespace not in NAMESPACES_WITHOUT_PRODUCTS):
+            self.without_formula.add(name)
+        return found
+
+
+def is_recomputed() -> bool:
+    """True in a backward pass with gradients, which only a checkpoint turns on there."""
+    return torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1
+
+
+def convolution_backward_flops(
+    grad_shape: list[int], input_shape: list[int], weight_shape: list[int], *others: Any, out_shape: Any = None
+) -> int:
+    """Return the FLOPs of a convolution's gradients. Each costs as much as the forward pass.
+
+    torch's own formula multiplies the weight's gradient by the number of groups (torch 2.11).
+    """
+    is_transposed, output_mask = others[4], others[7]
+    positions = (input_shape if is_transposed else grad_shape)[2:]
+    num_products = input_shape[0] * math.prod(positions) * math.prod(weight_shape)
+    return 2 * num_products * int(output_mask[0] + output_mask[1])
+
+
+def attention_flops(query: list[int], key: list[int], value: list[int], *others: Any, **named: Any) -> int:
+    """Return the FLOPs of attention: the products of queries with keys, and of the weights with values."""
+    return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
+def attention_backward_flops(
+    grad: list[int], query: list[int], key: list[int], value: list[int], *others: Any, **named: Any
+) -> int:
+    """Return the FLOPs of attention's gradients, two of each product. torch's adds what a kernel computes again."""
+    return 2 * attention_flops(query, key, value)
