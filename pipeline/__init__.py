@@ -1,4 +1,4 @@
-"""Measure how data-parallel training scales: a grid of points, Slurm arrays, JSON records, tables."""
+"""Measure how data-parallel training scales: a grid of configurations, Slurm arrays, JSON records, tables."""
 
 import os
 import sys

@@ -1,14 +1,14 @@
-"""Cancel the queued and running Slurm jobs of an experiment, and end a `submit` that runs its points here.
+"""Cancel the queued and running Slurm jobs of an experiment, and end a `submit` that runs its configurations here.
 
     python -m pipeline.cancel outputs/scaling
     python -m pipeline.cancel outputs/scaling --only RUN_ID
 
-All records are kept. To run the cancelled points again, repeat the same submit command. If one experiment cannot be
-cancelled, the others are, and the highest exit code counts. A job that has an id of the manifest, but another name or
-owner, is named and runs on.
-Exit codes: 0 success, also if nothing of the experiment was queued or running; 2 a folder cannot be read, it belongs to
-another user, a submit process uses it, or a job also has points that --only does not name; 3 no experiment, or an
-unknown RUN_ID; 4 Slurm refuses or is silent.
+All records are kept. To run the cancelled configurations again, repeat the same submit command. If one experiment
+cannot be cancelled, the others are, and the highest exit code counts. A job that has an id of the manifest, but
+another name or owner, is named and runs on.
+Exit codes: 0 success, also if nothing of the experiment was queued or running; 2 a folder cannot be read, it belongs
+to another user, a submit process uses it, or a job also has configurations that --only does not name; 3 no experiment,
+or an unknown RUN_ID; 4 Slurm refuses or is silent.
 """
 
 import argparse
@@ -47,7 +47,7 @@ class UnfinishedJob(NamedTuple):
 def parse_arguments() -> argparse.Namespace:
     parser = build_parser("cancel", __doc__)
     parser.add_argument("folder", type=Path, help="an experiment's folder, or one that holds experiments at any depth")
-    only = "only the job of this point; may be repeated"
+    only = "only the job of this configuration; may be repeated"
     parser.add_argument("--only", action="append", default=[], metavar="RUN_ID", help=only)
     return parser.parse_args()
 
@@ -68,7 +68,7 @@ def main() -> int:
         return max(codes)
     known = {spec.run_id() for manifest in manifests.values() for spec in manifest.points}
     if unknown := [run_id for run_id in arguments.only if run_id not in known]:
-        problem = f"--only {unknown[0]}: no experiment under {arguments.folder} has this point"
+        problem = f"--only {unknown[0]}: no experiment under {arguments.folder} has this configuration"
         raise CommandError(f"{problem}; take a run id that status prints.", errors.EXIT_NOTHING_FOUND)
     num_cancelled = 0
     for name, manifest in manifests.items():
@@ -78,9 +78,9 @@ def main() -> int:
             with errors.go_on_after_error(name, codes):
                 num_cancelled += cancel_experiment(name, experiments[name], manifest, only)
     if num_cancelled:
-        log_line(f"{pluralize(num_cancelled, 'job')} cancelled; the same submit runs their points again.")
+        log_line(f"{pluralize(num_cancelled, 'job')} cancelled; the same submit runs their configurations again.")
     elif not codes:
-        print(f"{'None of these points' if arguments.only else 'Nothing'} is queued or running in Slurm.")
+        print(f"{'None of these configurations' if arguments.only else 'Nothing'} is queued or running in Slurm.")
     return max(codes, default=errors.EXIT_OK)
 
 
@@ -128,7 +128,7 @@ def end_driver(name: str, experiment: Experiment, manifest: Manifest) -> bool:
     deadline_s = time.monotonic() + END_WAIT_S
     while experiment.holds_submission_lock(driver.pid):
         if time.monotonic() > deadline_s:
-            problem = f"process {driver.pid} on {driver.host} runs points of {name} and does not end"
+            problem = f"process {driver.pid} on {driver.host} runs configurations of {name} and does not end"
             raise CommandError(f"{problem}; end it there with kill -KILL {driver.pid}.")
         time.sleep(0.1)
     print(replace_control_characters(f"ended {name} process {driver.pid} on this machine"))
@@ -203,7 +203,9 @@ def select_jobs(jobs: Sequence[UnfinishedJob], only: Collection[str]) -> list[Un
         others = [run_id for run_id in job.run_ids if run_id not in only]
         if others:
             options = " ".join(f"--only {run_id}" for run_id in others)
-            problem = f"job {job_text(job.key)} also has {pluralize(len(others), 'point')} that --only does not name"
+            problem = (
+                f"job {job_text(job.key)} also has {pluralize(len(others), 'configuration')} that --only does not name"
+            )
             raise CommandError(f"{problem}; to cancel them too, add {options}")
     return selected
 

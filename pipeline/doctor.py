@@ -29,7 +29,7 @@ from pipeline.system.command_line import build_parser, command_name
 from pipeline.system.errors import CommandError, pluralize
 
 GIB = 2**30
-NO_SLURM = "none here: submit runs the points on this machine, one after another"
+NO_SLURM = "none here: submit runs the configurations on this machine, one after another"
 NO_ANSWER = "it is configured and its controller does not answer; wait for it, or give submit --cluster local"
 NO_CUDA = (
     "install the one for this driver: constraints.txt from 580 on, else constraints-volta.txt (docs/cluster.md); in a "

@@ -1,14 +1,14 @@
-"""Take points out of an experiment, with their records: they are no longer expected.
+"""Take configurations out of an experiment, with their records: they are no longer expected.
 
     python -m pipeline.drop outputs/smoke --only batch_size_per_gpu=64 max_steps=3
     python -m pipeline.drop outputs/smoke --only RUN_ID
 
 Nothing is deleted. Records, step times, weights and traces move into dropped/1/ in the experiment's folder, those of
 the next call into dropped/2/, each under its former path. Moved back, they count again once `submit` expects their
-points. Logs stay.
+configurations. Logs stay.
 Exit codes: 0 success; 2 an unknown axis or value, the folder cannot be read or belongs to another user, a submit
-process uses it, or a point is queued or running; 3 no experiment, or --only selects no point; 4 Slurm does not answer
-and a point may still run.
+process uses it, or a configuration is queued or running; 3 no experiment, or --only selects no configuration; 4 Slurm
+does not answer and a configuration may still run.
 """
 
 import argparse
@@ -31,7 +31,7 @@ CLAIM = ".claim-"  # begins the name of the empty file that reserves the name of
 def parse_arguments() -> argparse.Namespace:
     parser = build_parser("drop", __doc__)
     parser.add_argument("folder", type=Path, help="the folder of one experiment")
-    only = "the points that have these values of all these axes, as for --set of submit; or run ids, which narrow them"
+    only = "configurations with these values of all these axes, as for --set of submit; or run ids, which narrow them"
     words = "AXIS=VALUE[,VALUE]|RUN_ID"
     parser.add_argument("--only", nargs="+", action="extend", required=True, metavar=words, help=only)
     return parser.parse_args()
@@ -55,7 +55,7 @@ def main() -> int:
             manifest.points = [spec for spec in manifest.points if spec.run_id() not in dropped]
     print_text("\n".join(f"dropped {run_id}" for run_id in sorted(dropped)))
     moved = f", {num_moved} of their files and folders moved into {target}" if num_moved else ""
-    log_line(f"{pluralize(len(dropped), 'point')} dropped, {len(manifest.points):,} left{moved}.")
+    log_line(f"{pluralize(len(dropped), 'configuration')} dropped, {len(manifest.points):,} left{moved}.")
     log_line(f"Next: {command('collect', experiment.folder)}")
     return errors.EXIT_OK
 
@@ -71,10 +71,12 @@ def select_points(experiment: Experiment, manifest: Manifest, only: Sequence[str
     known = {spec.run_id(): spec for spec in manifest.points}
     see = f"see {command('status', experiment.folder)} --json"
     if unknown := [run_id for run_id in run_ids if run_id not in known]:
-        raise CommandError(f"--only names {unknown[0]!r}, which is no expected point; {see}.", EXIT_NOTHING_FOUND)
+        raise CommandError(
+            f"--only names {unknown[0]!r}, which is no expected configuration; {see}.", EXIT_NOTHING_FOUND
+        )
     found = [known[run_id] for run_id in run_ids or known if matches(known[run_id], wanted)]
     if not found:
-        raise CommandError(f"--only selects no point of {experiment.folder}; {see}.", EXIT_NOTHING_FOUND)
+        raise CommandError(f"--only selects no configuration of {experiment.folder}; {see}.", EXIT_NOTHING_FOUND)
     return found
 
 

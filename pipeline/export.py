@@ -1,11 +1,11 @@
-"""Export the figures of every point to MLflow or Weights & Biases, or as JSON for continuous benchmarks.
+"""Export the figures of every configuration to MLflow or Weights & Biases, or as JSON for continuous benchmarks.
 
     python -m pipeline.export outputs/scaling --to mlflow
     python -m pipeline.export outputs/scaling --to json > benchmark.json
 
-One run a point: its axes as parameters, its figures as collect has them with the ends of their intervals, its status
-and notes. The page of collect goes with them. A second export makes no second run. Nothing leaves this machine: MLflow
-writes mlflow.db into --store, W&B its offline files, unless --store is the address of an MLflow server or
+One run a configuration: its axes as parameters, its figures as collect has them with the ends of their intervals, its
+status and notes. The page of collect goes with them. A second export makes no second run. Nothing leaves this machine:
+MLflow writes mlflow.db into --store, W&B its offline files, unless --store is the address of an MLflow server or
 WANDB_MODE=online. `json` prints the name, unit, value and range of what is better if smaller, for benchmark actions.
 Exit codes: 0 success; 2 an experiment cannot be read, a package is missing, or the store cannot be written; 3 no
 experiment, or no figure, in the folder.
@@ -135,7 +135,7 @@ def export_to_tracker(
     except Exception as error:  # each tracker has errors of its own
         said = " ".join(str(error).split())[:200]
         raise CommandError(f"{name}: {target} failed ({type(error).__name__}: {said}); check --store.") from error
-    log_line(f"{name}: {pluralize(len(points), 'point')}, {num_new} new or changed{shown}")
+    log_line(f"{name}: {pluralize(len(points), 'configuration')}, {num_new} new or changed{shown}")
 
 
 def values_of(point: PointFigures) -> dict[int, dict[str, float]]:

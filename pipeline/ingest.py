@@ -38,7 +38,7 @@ COLUMNS_HELP = f"""columns of the file, in any order; an empty cell means not me
   strategy            {STRATEGY_CELLS}, or the name of torch's class
   num_gpus            GPUs in total
   batch_size_per_gpu  samples per GPU and step
-  epoch_time_s        seconds of the epoch; empty, or OOM, if the point ran out of memory
+  epoch_time_s        seconds of the epoch; empty, or OOM, if the configuration ran out of memory
 optional columns:
   status              ok or oom, in lower or upper case (without the column: ok)
   epoch               number from 1 (empty, or without the column: 2, the first epoch after the warm-up)
@@ -172,7 +172,7 @@ def read_rows(raw: bytes, name: str) -> list[CsvRow]:
         raise CommandError(f"{name} is not UTF-8 text; save it as CSV in UTF-8.") from error
     lines, factors, separator = read_table(list(io.StringIO(text, newline="")), name)
     if not lines:
-        raise CommandError(f"{name} has no rows below its header; give at least one point.")
+        raise CommandError(f"{name} has no rows below its header; give at least one configuration.")
     decimal = find_decimal_mark(lines, separator)
     return [read_row(line, factors, decimal) for line in lines]
 
@@ -528,7 +528,7 @@ def publish_all(records: list[Record], experiment: Experiment) -> int:
     experiment.create()
     known, _ = store.load_folder(experiment.records_folder)
     if any(record.measured for record in known):
-        raise CommandError(f"{experiment.folder} has points measured here; give the file a folder of its own.")
+        raise CommandError(f"{experiment.folder} has configurations measured here; give the file a folder of its own.")
     published = {comparable_content(record) for record in known}
     new = [record for record in records if comparable_content(record) not in published]
     with experiment.edit_manifest() as manifest:

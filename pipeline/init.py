@@ -46,7 +46,7 @@ def write_workload(model: str) -> Path:
         raise CommandError(f"{path.name} has no name of its own for a module; choose another, as in workload.py.")
     import jinja2  # --help answers without it
 
-    text = (resources.files("pipeline") / "templates" / TEMPLATE).read_text()
+    text = (resources.files("pipeline") / "templates" / TEMPLATE).read_text("utf-8")
     try:
         with path.open("x") as file:
             file.write(jinja2.Template(text, keep_trailing_newline=True).render(name=own.name))

@@ -31,7 +31,7 @@ def render_job(name: str) -> str:
     least, most = min(gpus_per_node), max(gpus_per_node)
     if least < most:
         comments += [
-            f"It holds {most} GPUs a node for every point, also for those that use {least}. The thrifty way:",
+            f"It holds {most} GPUs a node for every configuration, also for those that use {least}. The thrifty way:",
             f"`ddpscale submit --grid {file.name}` asks for one array a shape.",
         ]
     named = {"job-name": file.name, "array": array_option(len(points)), "output": "outputs/%x-%A_%a-%N.log"}

@@ -1,10 +1,10 @@
-"""Run the points of one array element one after another, and publish a record of each.
+"""Run the configurations of one array element one after another, and publish a record of each.
 
-    python -m pipeline.launch --grid q4 --index 3                    a point of a grid (jobs/*.sbatch)
+    python -m pipeline.launch --grid q4 --index 3                    a configuration of a grid (jobs/*.sbatch)
     python -m pipeline.launch --tasks PATH --sha256 HEX --index 3    an element of a task list (the arrays of `submit`)
-    python -m pipeline.launch --manifest PATH --run-id ID ...        points of a manifest
+    python -m pipeline.launch --manifest PATH --run-id ID ...        configurations of a manifest
 
-Exit codes: 0 every point is ok, 1 at least one is not ok (its record says why), 2 wrong usage.
+Exit codes: 0 every configuration is ok, 1 at least one is not ok (its record says why), 2 wrong usage.
 """
 
 import argparse
@@ -41,15 +41,19 @@ def parse_arguments() -> argparse.Namespace:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--grid", help="a shipped grid's name, or a path")
     source.add_argument("--tasks", type=Path, help="the task list of an array; it has all other options")
-    source.add_argument("--manifest", type=Path, help="the manifest.json that holds the points")
-    parser.add_argument("--index", type=int, help="the index of the point in the grid or of the element, from 0")
+    source.add_argument("--manifest", type=Path, help="the manifest.json that holds the configurations")
+    parser.add_argument(
+        "--index", type=int, help="the index of the configuration in the grid or of the element, from 0"
+    )
     parser.add_argument("--sha256", metavar="HEX", help="the SHA-256 that the task list must have")
-    parser.add_argument("--run-id", action="append", default=[], help="a point of the manifest; may be repeated")
+    parser.add_argument(
+        "--run-id", action="append", default=[], help="a configuration of the manifest; may be repeated"
+    )
     modules = "the folder of the modules of your models (default: that of the grid file)"
     parser.add_argument("--modules", type=Path, metavar="DIR", help=modules)
     threads = "CPU threads of each process that trains on the CPU (default: the grid's cpus_per_gpu; with --manifest 1)"
     parser.add_argument("--num-threads", type=positive_integer, metavar="N", help=threads)
-    limit = "stop a point that runs longer than S seconds, and run the next one"
+    limit = "stop a configuration that runs longer than S seconds, and run the next one"
     parser.add_argument("--point-limit-s", type=positive_integer, metavar="S", help=limit)
     add_point_arguments(parser, parser)
     return parser.parse_args()
@@ -110,9 +114,11 @@ def resolve_manifest(path: Path, run_ids: list[str]) -> tuple[Experiment, list[S
     known = {spec.run_id(): spec for spec in manifest.points}
     missing = [run_id for run_id in run_ids if run_id not in known]
     if not run_ids:
-        raise CommandError(f"no point of {path} is named; add --run-id with the run id of a point.")
+        raise CommandError(f"no configuration of {path} is named; add --run-id with the run id of a configuration.")
     if missing:
-        raise CommandError(f"{path} has no point {', '.join(missing)}; give --run-id one of its points.")
+        raise CommandError(
+            f"{path} has no configuration {', '.join(missing)}; give --run-id one of its configurations."
+        )
     return experiment, [known[run_id] for run_id in run_ids]
 
 
@@ -123,7 +129,7 @@ def resolve_grid(grid: Grid, index: int | None, outputs: Path) -> tuple[Experime
     id is not valid.
     """
     if index is None or index < 0:
-        raise CommandError("--grid needs --index, the number of a point from 0.")
+        raise CommandError("--grid needs --index, the number of a configuration from 0.")
     array_id = os.environ.get("SLURM_ARRAY_JOB_ID")
     if array_id and not (array_id.isascii() and array_id.isdigit()):  # no manifest with such an id can be read
         raise CommandError(f"SLURM_ARRAY_JOB_ID={array_id!r} is not a job id; unset it.")
@@ -135,7 +141,9 @@ def resolve_grid(grid: Grid, index: int | None, outputs: Path) -> tuple[Experime
     if manifest is None or not is_listed or not all(spec.run_id() in known for spec in grid.points):
         publish_manifest(experiment, grid.name, list(grid.points), array_id)
     if index >= len(grid.points):
-        log_line(f"grid {grid.name} has {pluralize(len(grid.points), 'point')}; element {index} has nothing to do.")
+        log_line(
+            f"grid {grid.name} has {pluralize(len(grid.points), 'configuration')}; element {index} has nothing to do."
+        )
         return experiment, []
     return experiment, [grid.points[index]]
 

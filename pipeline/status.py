@@ -1,12 +1,12 @@
-"""Print the state of every point, and the reason if it waits or failed.
+"""Print the state of every configuration, and the reason if it waits or failed.
 
     python -m pipeline.status
     python -m pipeline.status outputs/
     python -m pipeline.status outputs/ --watch
 
 Without a folder it takes your newest experiment below outputs/. Of several experiments it prints a line each.
-Exit codes: 0 success; 1 with --strict: a point has no result, or anyone may write to a folder; 2 the folder cannot be
-read; 3 it has no experiment.
+Exit codes: 0 success; 1 with --strict: a configuration has no result, or anyone may write to a folder; 2 the folder
+cannot be read; 3 it has no experiment.
 """
 
 import argparse
@@ -43,12 +43,12 @@ WIDTH_WITHOUT_TERMINAL = 10_000  # columns: so wide that no line of a file or pi
 def parse_arguments() -> argparse.Namespace:
     parser = build_parser("status", __doc__)
     parser.add_argument("folder", type=Path, nargs="?", help=FOLDER_HELP)
-    everything = "list every point of every experiment, also those that have a result"
+    everything = "list every configuration of every experiment, also those that have a result"
     parser.add_argument("--all", dest="shows_all", action="store_true", help=everything)
-    watch = "repeat until no point is queued or running: a live table on a terminal (needs rich), else text on a change"
+    watch = "repeat until nothing is queued or running: a live table on a terminal (needs rich), else text on a change"
     parser.add_argument("--watch", action="store_true", help=watch)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    strict = "exit 1 if a point has no result, or if anyone may write to a folder"
+    strict = "exit 1 if a configuration has no result, or if anyone may write to a folder"
     parser.add_argument("--strict", action="store_true", help=strict)
     arguments = parser.parse_args()
     if arguments.watch and arguments.json:
@@ -91,7 +91,7 @@ def read_experiments(found: Mapping[str, Experiment], codes: list[int]) -> Point
                 progress[name] = read_progress(experiment, manifest)
             else:
                 records = f"{command_name('collect')} shows its records"
-                log_line(f"Notice: {name} has no manifest, so its points are not known; {records}.")
+                log_line(f"Notice: {name} has no manifest, so its configurations are not known; {records}.")
     return progress
 
 
@@ -151,7 +151,7 @@ def render_all(found: Mapping[str, Experiment], progress: PointsByExperiment, *,
 
 def render_overview(progress: PointsByExperiment, width: int) -> str:
     """Return a table with a line for each experiment: its points, their states, and why the first has no result."""
-    rows = [("experiment", "points", "states", "first reason")]
+    rows = [("experiment", "configurations", "states", "first reason")]
     for name, points in progress.items():
         ended = (point for point in points if point.state.word not in (*RESULTS, *IN_FLIGHT, "missing"))
         reason = next((point.state.reason for point in ended), "").replace("\n", " ")
@@ -161,7 +161,7 @@ def render_overview(progress: PointsByExperiment, width: int) -> str:
     for name, number, states, reason in rows:
         line = f"{name:<{widths[0]}}  {number:>{widths[1]}}  {states:<{widths[2]}}  {reason}".rstrip()
         lines.append(line if len(line) <= width else f"{line[: width - 1]}\N{HORIZONTAL ELLIPSIS}")
-    lines.append("Name the folder of one to list its points, or list all with --all.")
+    lines.append("Name the folder of one to list its configurations, or list all with --all.")
     return replace_control_characters("\n".join(lines))
 
 
@@ -180,7 +180,7 @@ def render_experiment(experiment: Experiment, points: Sequence[PointProgress], s
     path of a log stays whole.
     """
     wrap = functools.partial(textwrap.wrap, break_on_hyphens=False, break_long_words=False)
-    lines = [f"{experiment.folder}: {errors.pluralize(len(points), 'point')}: {count_states(points)}"]
+    lines = [f"{experiment.folder}: {errors.pluralize(len(points), 'configuration')}: {count_states(points)}"]
     labels = point_labels([point.spec for point in points])
     running = [point.spec for point in points if point.started_unix_s is not None]
     earlier = find_comparable_attempts(running, experiment.folder.parent, gpu_of(points))
@@ -240,7 +240,7 @@ def next_command(experiment: Experiment, points: Sequence[PointProgress]) -> tup
     todo, rerun = (failed, ["--rerun", "failed"]) if failed else (gaps, [])
     if not todo or any(point.state.word == "unknown" for point in todo):
         return "", []
-    which = f"{'failed points' if failed else 'points without a record'} ({len(todo)})"
+    which = f"{'failed configurations' if failed else 'configurations without a record'} ({len(todo)})"
     manifest = experiment.read_manifest()
     submissions = manifest.submissions if manifest else []
     known = [tuple(without_rerun(submission.arguments)) for submission in submissions if submission.arguments]

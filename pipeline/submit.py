@@ -1,11 +1,11 @@
-"""Expand a grid and run the points that have no record: as Slurm arrays, or here if there is no Slurm.
+"""Expand a grid and run the configurations that have no record: as Slurm arrays, or here if there is no Slurm.
 
     python -m pipeline.submit --grid scaling
     python -m pipeline.submit --grid scaling --dry-run
 
-Exit codes: 0 success, also if there is nothing to run; 1 a point that ran here has no result (with --wait: any
-expected point); 2 wrong usage or configuration; 3 --only or --rerun select no point; 4 Slurm refused an array, or
-Slurm is configured and does not answer.
+Exit codes: 0 success, also if there is nothing to run; 1 a configuration that ran here has no result (with --wait: any
+expected configuration); 2 wrong usage or settings; 3 --only or --rerun select no configuration; 4 Slurm refused
+an array, or Slurm is configured and does not answer.
 """
 
 import argparse
@@ -41,36 +41,39 @@ def parse_arguments() -> argparse.Namespace:
 
 def add_arguments(parser: argparse.ArgumentParser, points: argparse._ArgumentGroup) -> None:
     """Add every option but the one that says what is measured, which comes first in the group `points`."""
-    only = "only this point; may be repeated"
+    only = "only this configuration; may be repeated"
     points.add_argument("--only", action="append", default=[], metavar="RUN_ID", help=only)
-    repeats = "run every point N times, each in new processes (repeat=0 to N-1)"
+    repeats = "run every configuration N times, each in new processes (repeat=0 to N-1)"
     points.add_argument("--repeats", type=int, metavar="N", help=repeats)
-    skipping = "leave out points that cannot run here"
-    piloting = "run only the smallest point of each shape, whose record --dry-run then estimates the others from"
+    skipping = "leave out configurations that cannot run here"
+    piloting = (
+        "run only the smallest configuration of each shape, whose record --dry-run then estimates the others from"
+    )
     points.add_argument("--pilot", dest="is_pilot", action="store_true", help=piloting)
     points.add_argument("--skip-unsatisfiable", action="store_true", help=skipping)
     folders = parser.add_argument_group("where data and results are")
     naming = "the experiment's folder below --outputs (default: the grid's name)"
     folders.add_argument("--name", help=naming)
     merging = (
-        "add points also to a folder that holds another grid: it has other values of an axis of --set, and neither has "
-        "all of the other's (a grid with more or fewer values is the same one); without it or --name that is refused"
+        "add configurations also to a folder that holds another grid: it has other values of an axis of --set, and "
+        "neither has all of the other's (a grid with more or fewer values is the same one); without it or --name that "
+        "is refused"
     )
     folders.add_argument("--merge", dest="is_merged", action="store_true", help=merging)
     add_point_arguments(points, folders)
     running = parser.add_argument_group("how to run it")
-    printing = "print how many points run on what, their hours and the arrays; write nothing"
+    printing = "print how many configurations run on what, their hours and the arrays; write nothing"
     running.add_argument("--dry-run", dest="is_dry_run", action="store_true", help=printing)
-    listing = "with --dry-run: also print every point, and the batch scripts or commands"
+    listing = "with --dry-run: also print every configuration, and the batch scripts or commands"
     running.add_argument("-v", "--verbose", dest="is_verbose", action="store_true", help=listing)
     running.add_argument("--json", action="store_true", help="with --dry-run: print one JSON object")
-    waiting = "wait until no point is queued or running; exit code 1 if a point has no result"
+    waiting = "wait until no configuration is queued or running; exit code 1 if a configuration has no result"
     running.add_argument("--wait", action="store_true", help=waiting)
-    costly = "refuse if the points may take more GPU-hours than this"
+    costly = "refuse if the configurations may take more GPU-hours than this"
     running.add_argument("--max-gpu-hours", type=float, metavar="HOURS", help=costly)
     where = "auto (the default): on Slurm if it is configured, else on this machine"
     running.add_argument("--cluster", choices=("auto", "slurm", "local"), default="auto", help=where)
-    packing = "let each array element run N points with equal resources, one after another (default: 1)"
+    packing = "let each array element run N configurations with equal resources, one after another (default: 1)"
     running.add_argument("--points-per-element", type=positive_integer, default=1, metavar="N", help=packing)
     add_cluster_arguments(parser.add_argument_group("what to ask of Slurm"))
 
@@ -80,7 +83,7 @@ def check_arguments(parser: argparse.ArgumentParser, arguments: argparse.Namespa
     if not arguments.is_dry_run and (arguments.json or arguments.is_verbose):
         parser.error(f"{'--json' if arguments.json else '--verbose'} needs --dry-run")
     if arguments.is_pilot and arguments.only:
-        parser.error("--pilot and --only both choose points; give one of them")
+        parser.error("--pilot and --only both choose configurations; give one of them")
     if arguments.repeats is not None:
         if not 1 <= arguments.repeats <= MAX_REPEATS:
             parser.error(f"--repeats must be between 1 and {MAX_REPEATS}")
@@ -96,7 +99,7 @@ def check_arguments(parser: argparse.ArgumentParser, arguments: argparse.Namespa
 def add_cluster_arguments(slurm: argparse._ArgumentGroup) -> None:
     for name, meaning in PASSED_ON.items():
         slurm.add_argument(f"--{name}", metavar="NODES" if "node" in meaning else "NAME", help=meaning)
-    exclusive = "request whole nodes, so that no other job runs beside a point"
+    exclusive = "request whole nodes, so that no other job runs beside a configuration"
     slurm.add_argument("--exclusive", action="store_true", help=exclusive)
     slurm.add_argument("--gpu-type", metavar="TYPE", help="request GPUs of this type, as Slurm names it (a40)")
     gres = "request GPUs with --gres, for clusters without --gpus-per-node"
@@ -105,7 +108,7 @@ def add_cluster_arguments(slurm: argparse._ArgumentGroup) -> None:
     slurm.add_argument("--no-gres", action="store_true", help=unknown)
     memory = "0: all memory of a node; default: the cluster's default (without the option: the grid's)"
     slurm.add_argument("--mem", choices=("0", "default"), help=memory)
-    slurm.add_argument("--time", help="the time limit of a point, as [[days-]hours:]minutes:seconds")
+    slurm.add_argument("--time", help="the time limit of a configuration, as [[days-]hours:]minutes:seconds")
     slurm.add_argument("--prologue", type=Path, metavar="FILE", help="your own shell file; each job sources it first")
     parallel = "elements of an array that may run together"
     slurm.add_argument("--max-parallel", type=positive_integer, metavar="N", help=parallel)
@@ -122,7 +125,7 @@ def submit(options: argparse.Namespace) -> int:
     if options.is_pilot:
         options.only = [spec.run_id() for spec in pilot_points(grid.points)]
         if not options.only:
-            problem = "--pilot selects no point, since all are probes of memory"
+            problem = "--pilot selects no configuration, since all are probes of memory"
             raise CommandError(f"{problem}; run them without it.", errors.EXIT_NOTHING_FOUND)
     cluster = plan.inspect_cluster(options)
     experiment = Experiment(options.outputs / grid.name)
@@ -177,7 +180,7 @@ def submit_or_run(context: SubmitContext, planned: Sequence[Spec]) -> list[Spec]
         selection = plan.select_points(context)
         log_line(f"{selection.describe()}.")
         if "recorded as failed" in selection.skipped:
-            log_line("To run the failed points again, add --rerun failed.")
+            log_line("To run the failed configurations again, add --rerun failed.")
         known = set(planned)
         stage_data([spec for spec in selection.todo if spec not in known], options.data)
         with experiment.edit_manifest() as manifest:
@@ -227,7 +230,9 @@ def report_end(context: SubmitContext, submitted: Sequence[Spec]) -> int:
         pilot = "the same command with --dry-run in place of --pilot says how long the rest takes"
         log_line(f"Next: {pilot if options.is_pilot else command('collect', experiment.folder)}")
         return EXIT_OK
-    gaps = f"{num_gaps} of {pluralize(len(expected), 'point')} {'has' if len(expected) == 1 else 'have'} no result"
+    gaps = (
+        f"{num_gaps} of {pluralize(len(expected), 'configuration')} {'has' if len(expected) == 1 else 'have'} no result"
+    )
     log_line(f"{gaps}; see {command('status', experiment.folder)}")
     return errors.EXIT_GAPS
 

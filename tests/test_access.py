@@ -150,7 +150,7 @@ def test_a_member_of_the_group_submits_beside_a_colleague_and_leaves_the_colleag
     (experiment.folder / ".submit.lock").unlink(missing_ok=True)
     _, *arguments = submit(tmp_path, experiment.folder.parent)
     answer = run_unprivileged("submit", *arguments, "--dry-run", group=65533)
-    assert (answer.returncode, answer.stdout.splitlines()[0][:14]) == (0, "1 point to run"), answer.stderr
+    assert (answer.returncode, answer.stdout.splitlines()[0][:22]) == (0, "1 configuration to run"), answer.stderr
     assert run_unprivileged("status", experiment.folder, group=65533).returncode == 0
     assert not (experiment.folder / ".submit.lock").exists()
     assert run_unprivileged("submit", *arguments, "--dry-run", group=65532).returncode == 2
@@ -208,7 +208,10 @@ def test_a_member_of_the_group_gets_the_status_without_the_logs(tmp_path: Path) 
         os.chown(path, 65534, 65533)
         path.chmod(0o640 if path.is_file() else 0o750)
     experiment.log_folder(SUBMISSION).chmod(0o700)
-    for name, start in {"status": f"{experiment.folder}: 2 points: 1 ok, 1 unknown", "collect": "# x\n"}.items():
+    for name, start in {
+        "status": f"{experiment.folder}: 2 configurations: 1 ok, 1 unknown",
+        "collect": "# x\n",
+    }.items():
         answer = run_unprivileged(name, tmp_path, group=65533)
         assert (answer.returncode, answer.stdout[: len(start)]) == (0, start), answer.stderr
         assert run_unprivileged(name, tmp_path, group=65532).returncode == 2

@@ -96,7 +96,7 @@ REFUSALS = {
     "Wrong": [
         "better='more' must be 'higher' or 'lower'",
         "optimizer returns None; return one torch.optim.Optimizer",
-        "the data set has 3 samples and the point needs 16; lower num_samples",
+        "the data set has 3 samples and the configuration needs 16; lower num_samples",
         "the loss does not call the model; call it once",
         "learning_rate(0) returns 'fast'; return a finite number, or None",
         "ZeroDivisionError: division by zero (at models_to_check.py:56 in evaluate)",

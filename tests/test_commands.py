@@ -173,7 +173,10 @@ def test_everything_measured_already_is_0_and_nothing_runs(
     pipeline: Command, measured: tuple[str | Path, ...], tmp_path: Path
 ) -> None:
     before = sorted(path.name for path in tmp_path.rglob("*.json"))
-    assert "0 points to run, 1 recorded as failed, 1 recorded as oom" in succeeded(pipeline("submit", *measured)).stderr
+    assert (
+        "0 configurations to run, 1 recorded as failed, 1 recorded as oom"
+        in succeeded(pipeline("submit", *measured)).stderr
+    )
     assert sorted(path.name for path in tmp_path.rglob("*.json")) == before
 
 
@@ -195,7 +198,7 @@ def test_a_grid_runs_to_its_end_on_this_machine_and_again_runs_only_what_rerun_n
     assert [row["num_updates"] for row in tables["Q4"]] == [8, 16]  # 64 samples at 8: 8 steps
     states = json.loads(pipeline("status", out, "--json").stdout)["experiments"]["tiny"]
     assert [(part["state"], Path(part["log"]).is_file()) for part in states] == [("ok", True), ("oom", True)]
-    assert "0 points to run" in succeeded(pipeline(*submit)).stderr
+    assert "0 configurations to run" in succeeded(pipeline(*submit)).stderr
     succeeded(pipeline(*submit, "--rerun", "oom"))
     attempts = [(one.spec.batch_size_per_gpu, one.attempt, one.status) for one in records_of(Experiment(out / "tiny"))]
     assert sorted(attempts) == [(8, 0, "ok"), (65_536, 0, "oom"), (65_536, 1, "oom")]

@@ -246,8 +246,8 @@ def test_a_label_has_the_length_of_a_point_only_where_that_tells_points_apart(
     rows = [line.split("|") for line in lines if line.startswith("|") and "noise of one run" in line]
     assert [row[1].strip() for row in rows] == ["6 windows", "9 windows", "32", "64"]
     assert [line.partition(". ")[0] for line in lines if line.startswith("All rows")] == [
-        "All rows: single 1 GPU, 32 per GPU",
-        "All rows: single 1 GPU",
+        "All rows: strategy: single · GPUs: 1 · images per GPU: 32",
+        "All rows: strategy: single · GPUs: 1",
     ]
 
 
@@ -272,7 +272,7 @@ def test_points_that_differ_in_an_axis_are_paired_across_it(pipeline: Command, t
     assert_refused(pipeline(*both, "--across", "momentun"), 2, "unknown axis 'momentun'; did you mean 'momentum'?")
     ambiguous = ("--across", "momentum", "batch_size_per_gpu")
     assert_refused(
-        pipeline(*both, *ambiguous), 2, "several points of A differ in momentum and batch_size_per_gpu alone"
+        pipeline(*both, *ambiguous), 2, "several configurations of A differ in momentum and batch_size_per_gpu alone"
     )
 
 

@@ -61,7 +61,7 @@ def test_a_dropped_point_is_no_longer_expected_and_all_that_it_left_is_kept(
     assert len(after) == len(before)
     assert list(find_experiments(experiment.folder.parent)) == ["mine"]
     collected = pipeline("collect", experiment.folder, "--strict", env=without_slurm(tmp_path))
-    assert (collected.returncode, "belongs to no point" in collected.stdout) == (0, False)
+    assert (collected.returncode, "belongs to no configuration" in collected.stdout) == (0, False)
 
 
 def test_a_point_that_is_measured_and_dropped_again_overwrites_nothing(
@@ -83,10 +83,10 @@ def test_the_same_submission_expects_a_dropped_point_again_and_takes_its_record_
     succeeded(pipeline("drop", experiment.folder, "--only", points[1].run_id(), env=without_slurm(tmp_path)))
     submit = ("submit", "--grid", write_grid(tmp_path, PLANNED), "--outputs", tmp_path, "--cluster", "local")
     planned = pipeline(*submit, "--dry-run", env=without_slurm(tmp_path)).stdout
-    assert planned.startswith("1 point to run, 1 recorded as ok, local")
+    assert planned.startswith("1 configuration to run, 1 recorded as ok, local")
     shutil.copytree(experiment.dropped / "1", experiment.folder, dirs_exist_ok=True)
     back = pipeline(*submit, "--dry-run", env=without_slurm(tmp_path)).stdout
-    assert back.startswith("0 points to run, 2 recorded as ok, local")
+    assert back.startswith("0 configurations to run, 2 recorded as ok, local")
 
 
 @pytest.mark.parametrize(
@@ -94,10 +94,10 @@ def test_the_same_submission_expects_a_dropped_point_again_and_takes_its_record_
     [
         (("batch_size=8",), 2, ("--only names an unknown axis", "did you mean 'batch_size_per_gpu'")),
         (("batch_size_per_gpu=many",), 2, ("--only 'batch_size_per_gpu=many'",)),
-        (("batch_size_per_gpu=64",), 3, ("--only selects no point",)),
-        (("batch_size_per_gpu=8", "seed=1"), 3, ("--only selects no point",)),
-        (("batch_size_per_gpu=16", SMALL.run_id()), 3, ("--only selects no point",)),
-        (("ddp-9gpu-b1-0123456789abcdef",), 3, ("'ddp-9gpu-b1-0123456789abcdef', which is no expected point",)),
+        (("batch_size_per_gpu=64",), 3, ("--only selects no configuration",)),
+        (("batch_size_per_gpu=8", "seed=1"), 3, ("--only selects no configuration",)),
+        (("batch_size_per_gpu=16", SMALL.run_id()), 3, ("--only selects no configuration",)),
+        (("ddp-9gpu-b1-0123456789abcdef",), 3, ("'ddp-9gpu-b1-0123456789abcdef', which is no expected configuration",)),
     ],
 )
 def test_what_selects_nothing_is_refused_and_changes_nothing(

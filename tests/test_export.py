@@ -128,7 +128,7 @@ def test_mlflow_has_one_run_a_point_with_parameters_intervals_and_the_page_also_
     store = tmp_path / "a store"
     call = ("export", measured.folder, "--to", "mlflow", "--store", store)
     answer = pipeline(*call, env=offline(tmp_path))
-    assert (answer.returncode, "3 points, 3 new or changed" in answer.stderr) == (0, True), answer.stderr
+    assert (answer.returncode, "3 configurations, 3 new or changed" in answer.stderr) == (0, True), answer.stderr
     runs = mlflow_runs(store)
     assert len(runs) == 4
     for row in rows_of(measured, "Q2"):
@@ -141,7 +141,7 @@ def test_mlflow_has_one_run_a_point_with_parameters_intervals_and_the_page_also_
     assert sorted(run.data.tags.get("status", "") for run in runs.values()) == ["", "ok", "ok", "oom"]
     assert next((store / "artifacts").rglob("report.html")).read_text() == "<p>the page</p>"
 
-    assert "3 points, 0 new or changed" in pipeline(*call, env=offline(tmp_path)).stderr
+    assert "3 configurations, 0 new or changed" in pipeline(*call, env=offline(tmp_path)).stderr
     assert {run.info.run_id for run in mlflow_runs(store).values()} == {run.info.run_id for run in runs.values()}
 
     more = make_experiment(tmp_path / "more" / "x", *(windowed(TIMES_S, size) for size in (128, 64)))

@@ -17,7 +17,7 @@ def test_the_class_is_refused_by_nothing_and_its_next_command_plans_points(pipel
     assert check[:3] == ["python", "-m", "pipeline.check"]
     assert_says(succeeded(pipeline("check", *check[3:])).stdout, "Nothing is refused", "optimizer, dataset.")
     planned = pipeline("submit", *submit[3:], "--dry-run", "--cluster", "local", "--outputs", tmp_path)
-    assert_says(succeeded(planned).stdout, "points to run")
+    assert_says(succeeded(planned).stdout, "configurations to run")
 
 
 def test_without_a_name_it_is_workload_in_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def test_a_job_asks_for_the_largest_shape_of_its_grid_has_an_element_a_point_and
 def test_a_job_whose_smaller_points_hold_more_gpus_than_they_use_says_so(name: str) -> None:
     num_gpus = [spec.gpus_per_node for spec in expand_grid(name).points]
     assert {"q4": {1, 4}, "q1": {1}}.get(name, {*num_gpus}) == {*num_gpus}, "some job is wasteful and some is not"
-    held = f"holds {max(num_gpus)} GPUs a node for every point, also for those that use {min(num_gpus)}"
+    held = f"holds {max(num_gpus)} GPUs a node for every configuration, also for those that use {min(num_gpus)}"
     cure = f"ddpscale submit --grid {name}` asks for one array a shape"
     comment = " ".join(line.removeprefix("# ") for line in text_of(name).splitlines() if line.startswith("# "))
     assert [words in comment for words in (held, cure)] == [min(num_gpus) < max(num_gpus)] * 2

@@ -140,7 +140,7 @@ def test_the_installed_command_runs_where_another_package_is_called_pipeline(unp
     (tmp_path / "pipeline" / "__init__.py").touch()
     env = os.environ | {"PYTHONPATH": f"{tmp_path}:{unpacked}"}
     called = functools.partial(run_program, sys.executable, unpacked / "ddpscale.py", cwd=tmp_path, env=env)
-    assert "13 points to run" in succeeded(called("submit", "--grid", "own-model", "--dry-run")).stdout
+    assert "13 configurations to run" in succeeded(called("submit", "--grid", "own-model", "--dry-run")).stdout
     assert called("collcet").stderr == "error: unknown command 'collcet'; did you mean 'collect'?\n"
     assert called("status", "--help").stdout.startswith("usage: ddpscale status")
 

@@ -186,7 +186,9 @@ def test_the_example_of_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
     assert activate == "source .venv/bin/activate"
     env = without_slurm(PATH=f"{checkout / 'bin'}:/usr/bin:/bin")
     done = succeeded(run_program("bash", "-e", "-c", "\n".join(lines), cwd=checkout, env=env))
-    assert_says(done.stdout, "Page: outputs/", "2 processes, 32 per process: ", " ms an update (", "2 points: 2 ok")
+    assert_says(
+        done.stdout, "Page: outputs/", "2 processes, 32 per process: ", " ms an update (", "2 configurations: 2 ok"
+    )
 
 
 SHOWN: dict[str, list[str]] = {
@@ -450,7 +452,7 @@ def test_the_route_on_a_cluster_runs_as_written_but_for_its_size(
     said, shown = (
         cluster.run("bash", "-c", f"{command}\n{line}", cwd=checkout, env=on_slurm).stdout for line in (status, collect)
     )
-    assert_says(said, "scaling: 2 points: 2 ok")
+    assert_says(said, "scaling: 2 configurations: 2 ok")
     of_q4 = "outputs/q4/report.html  10 configurations, 8 without a result"
     assert_says(shown, "Q5  ", "outputs/scaling/report.html  2 configurations", of_q4)
     assert (checkout / "outputs" / "scaling" / "report.md").exists()

@@ -106,10 +106,10 @@ def test_a_point_whose_record_a_later_pipeline_wrote_is_not_run_again(pipeline: 
     assert_refused(
         pipeline(*submit), 2, "has schema 99 of a later pipeline", "update the pipeline, or use another --out"
     )
-    said = "0 points to run, 1 in a state that cannot be read, 1 recorded as ok"
+    said = "0 configurations to run, 1 in a state that cannot be read, 1 recorded as ok"
     assert said in pipeline(*submit, "--dry-run").stdout
     first.write_text("{")  # nobody can mend this one
-    assert "1 point to run" in pipeline(*submit, "--dry-run").stdout
+    assert "1 configuration to run" in pipeline(*submit, "--dry-run").stdout
 
 
 def test_points_for_which_the_users_class_lacks_a_method_are_told_before_they_run(
@@ -120,13 +120,15 @@ def test_points_for_which_the_users_class_lacks_a_method_are_told_before_they_ru
         "points:\n  - {strategy: [single], num_gpus: [1], batch_size_per_gpu: [4, 8], input: [synthetic, dataloader]}\n"
     )
     submit = ("submit", "--grid", tmp_path / "grid.yaml", "--outputs", tmp_path / "out", "--cluster", "local")
-    said = "2 of 4 points cannot run here: 2 points need dataset() for input: dataloader, and Tiny of"
+    said = "2 of 4 configurations cannot run here: 2 configurations need dataset() for input: dataloader, and Tiny of"
     assert_refused(pipeline(*submit), 2, said, "correct the class, or leave them out with --skip-unsatisfiable")
     assert not (tmp_path / "out").exists()
     dry = pipeline(*submit, "--dry-run")
     assert dry.stderr.splitlines()[-1].startswith(f"Without --dry-run this is refused: {said}")
     left = pipeline(*submit, "--dry-run", "--skip-unsatisfiable")
-    assert_says(left.stdout + left.stderr, "2 points to run, local", "Left out: 2 points need dataset()")
+    assert_says(
+        left.stdout + left.stderr, "2 configurations to run, local", "Left out: 2 configurations need dataset()"
+    )
 
 
 def test_more_gpus_than_the_machine_has_are_2_and_the_cure_is_one_that_helps(pipeline: Command, tmp_path: Path) -> None:
@@ -134,11 +136,15 @@ def test_more_gpus_than_the_machine_has_are_2_and_the_cure_is_one_that_helps(pip
     arguments = ("submit", "--grid", "scaling", "--outputs", tmp_path / "out")
     for more in ((), ("--skip-unsatisfiable",)):
         answer = pipeline(*arguments, *more, env=env)
-        assert_refused(answer, 2, "58 of 58 points cannot run here: ", "--grid smoke, which runs anywhere, or change")
+        assert_refused(
+            answer, 2, "58 of 58 configurations cannot run here: ", "--grid smoke, which runs anywhere, or change"
+        )
         # a run id for each number of GPUs
         assert (answer.stderr.count("leave them out"), answer.stderr.count("gpu-b")) == (0, 3)
     dry = succeeded(pipeline(*arguments, "--dry-run", env=env))
-    assert dry.stderr.splitlines()[-1].startswith("Without --dry-run this is refused: 58 of 58 points cannot run here")
+    assert dry.stderr.splitlines()[-1].startswith(
+        "Without --dry-run this is refused: 58 of 58 configurations cannot run here"
+    )
     assert "Next:" not in dry.stderr
     assert not (tmp_path / "out").exists()
 
@@ -171,16 +177,28 @@ def test_a_partition_without_gpus_names_the_ones_that_have_enough(pipeline: Comm
     submit = ("submit", "--grid", "scaling", "--outputs", tmp_path / "out", "--set", "dataset=synthetic")
     env = without_slurm(tmp_path / "bin")
     answer = pipeline(*submit, env=env)
-    assert_refused(answer, 2, "58 of 58 points cannot run", "; choose another --partition (fat, new), or change them")
+    assert_refused(
+        answer, 2, "58 of 58 configurations cannot run", "; choose another --partition (fat, new), or change them"
+    )
     some = pipeline(*submit, "--partition", "old", env=env)
-    assert_refused(some, 2, "20 of 58 points cannot run here: 20 points need 4 GPUs per node", "--skip-unsatisfiable")
+    assert_refused(
+        some,
+        2,
+        "20 of 58 configurations cannot run here: 20 configurations need 4 GPUs per node",
+        "--skip-unsatisfiable",
+    )
     plan = json.loads(pipeline(*submit, "--partition", "fat", "--dry-run", "--json", env=env).stdout)
     first_run_id = plan["points"][0]["run_id"]
     run_id = next(point["run_id"] for point in plan["points"] if point["run_id"].startswith("ddp-4gpu"))
     left_out = pipeline(*submit, "--partition", "old", "--only", run_id, "--skip-unsatisfiable", env=env)
-    assert_refused(left_out, 2, "1 of 1 point cannot run here: 1 point needs 4 GPUs per node", "--partition (fat, new)")
+    assert_refused(
+        left_out,
+        2,
+        "1 of 1 configuration cannot run here: 1 configuration needs 4 GPUs per node",
+        "--partition (fat, new)",
+    )
     both = ("--partition", "old", "--only", run_id, "--only", first_run_id, "--dry-run", "--json")
-    assert "Without --dry-run this is refused: 1 of 2 points" in pipeline(*submit, *both, env=env).stderr
+    assert "Without --dry-run this is refused: 1 of 2 configurations" in pipeline(*submit, *both, env=env).stderr
     one = pipeline(*submit, *both, "--skip-unsatisfiable", env=env)
     assert [point["run_id"] for point in json.loads(one.stdout)["points"]] == [first_run_id]
     assert "Next: the same command without --dry-run" in one.stderr
@@ -257,7 +275,7 @@ def test_launch_refuses_a_run_id_that_the_manifest_does_not_hold(pipeline: Comma
 def test_an_index_past_the_grid_has_nothing_to_do_and_is_0(pipeline: Command, tmp_path: Path) -> None:
     answer = pipeline("launch", "--grid", write_grid(tmp_path, PLANNED), "--index", "2", "--outputs", tmp_path / "out")
     assert (answer.returncode, answer.stdout) == (0, "")
-    assert "has 2 points; element 2 has nothing to do" in answer.stderr
+    assert "has 2 configurations; element 2 has nothing to do" in answer.stderr
     assert Experiment(tmp_path / "out" / "planned").read_manifest() is not None
 
 

@@ -409,7 +409,7 @@ def test_a_dry_run_prints_the_commands_and_writes_nothing(tmp_path: Path) -> Non
     )
     assert (code, records) == (0, []), said
     assert "pipeline.launch --manifest" in said
-    assert "1 point to run" in said
+    assert "1 configuration to run" in said
     assert not (tmp_path / "outputs").exists()
 
 

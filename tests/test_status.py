@@ -53,7 +53,7 @@ def test_counts_come_first_and_then_what_has_no_result(
     answer = pipeline("status", experiment.folder, env=without_slurm(tmp_path))
     *points, todo = answer.stdout.split("\n", 3)
     assert points == [
-        f"{experiment.folder}: 4 points: 1 ok, 1 oom, 1 failed, 1 missing",
+        f"{experiment.folder}: 4 configurations: 1 ok, 1 oom, 1 failed, 1 missing",
         "  failed   ddp 2 GPUs, 32 per GPU  rank 0: lost",
         "  missing  ddp 2 GPUs, 64 per GPU  no record",
     ]
@@ -69,10 +69,10 @@ def test_of_several_experiments_there_is_a_line_each_with_the_first_reason(
     make_experiment(tmp_path / "out" / "planned", missing=[OK, OOM])
     answer = pipeline("status", tmp_path / "out", env=without_slurm(tmp_path))
     assert answer.stdout.splitlines()[:-1] == [
-        "experiment  points  states                            first reason",
-        "done             1  1 ok",
-        "mine             4  1 ok, 1 oom, 1 failed, 1 missing  rank 0: lost",
-        "planned          2  2 missing",
+        "experiment  configurations  states                            first reason",
+        "done                     1  1 ok",
+        "mine                     4  1 ok, 1 oom, 1 failed, 1 missing  rank 0: lost",
+        "planned                  2  2 missing",
     ]
     narrow = pipeline("status", tmp_path / "out", env=without_slurm(tmp_path, COLUMNS="60")).stdout.splitlines()[:-1]
     assert (len(narrow), max(map(len, narrow)), narrow[2][-1]) == (4, 60, "…")
@@ -90,7 +90,7 @@ def test_the_command_that_goes_on_is_the_one_that_submitted(
             submission.arguments = arguments
             manifest.submissions.append(submission)
     assert pipeline("status", experiment.folder, env=without_slurm(tmp_path)).stdout.splitlines()[-3:] == [
-        "To run the failed points (1):",
+        "To run the failed configurations (1):",
         "  python -m pipeline.submit --grid 'my grid.yaml' --set num_gpus=2 --rerun failed",
         "  python -m pipeline.submit --grid 'my grid.yaml' --rerun failed",
     ]

@@ -42,7 +42,7 @@ def test_waiting_is_1_while_an_expected_point_has_no_result(
     options = Namespace(only=[], wait=True, is_pilot=False)
     context = plan.SubmitContext(options, experiment, Grid("x", tuple(points), Resources()), plan.Cluster("slurm"))
     assert report_end(context, []) == code
-    assert ("1 of 2 points have no result" in capsys.readouterr().err) is (code == 1)
+    assert ("1 of 2 configurations have no result" in capsys.readouterr().err) is (code == 1)
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ class LoaderBatches:
 
     def __init__(self, spec: Spec, shard: Shard, dataset: Dataset[Any], collate: Collate) -> None:
         self._sampler = build_sampler(spec.num_samples, shard.world_size, shard.rank, spec.seed)
-        assert spec.num_workers is not None, "num_workers must be set in a point that runs"
+        assert spec.num_workers is not None, "num_workers must be set in a configuration that runs"
         self._loader = DataLoader(
             dataset,
             batch_size=spec.batch_size_per_process,

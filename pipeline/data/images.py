@@ -68,7 +68,7 @@ def shuffled_subset(images: Images, num_samples: int, root: Path) -> Images:
     available = len(images.labels)
     if num_samples > available:
         raise staging.DataNotStaged(
-            f"{root} has {available} training images and the point needs {num_samples}; complete the folder, "
+            f"{root} has {available} training images and the configuration needs {num_samples}; complete the folder, "
             "or lower num_samples."
         )
     if num_samples == available:

@@ -108,8 +108,8 @@ def require_images(folder: Path, num_samples: int) -> None:
     available = sum(not entry.name.startswith(".") for entry in entries)
     if available < num_samples:
         raise DataNotStaged(
-            f"{folder} has {available} training images and the points need {num_samples}; complete the folder, or "
-            f"use --set num_samples={available}."
+            f"{folder} has {available} training images and the configurations need {num_samples}; complete the "
+            f"folder, or use --set num_samples={available}."
         )
 
 

@@ -13,7 +13,7 @@ from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.records.record import Record
 
 MIXED_FACTS = NoteKind("mixed_facts", "{facts:mixed}")
-OTHER_SOURCE = NoteKind("other_source", "source {ours:short}, other points of this experiment {majority}")
+OTHER_SOURCE = NoteKind("other_source", "source {ours:short}, other configurations of this experiment {majority}")
 SOURCE_EDITED = NoteKind("source_edited", "source edited after it was imported")
 MODEL_EDITED = NoteKind("model_edited", "the file of the model was edited after it was submitted")
 OTHER_FACT = NoteKind(

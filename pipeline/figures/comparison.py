@@ -112,7 +112,7 @@ def compare_outcomes(
     points_a, points_b = (group_pairs((alike_key(p.spec, across), p) for p in points) for points in pooled)
     for letter, points in (("A", points_a), ("B", points_b)):
         if any(len({p.spec for p in alike}) > 1 for alike in points.values()):
-            raise ValueError(f"several points of {letter} differ in {' and '.join(across)} alone")
+            raise ValueError(f"several configurations of {letter} differ in {' and '.join(across)} alone")
     shared = [
         ComparedPoint(one, other, across)
         for key, of_a in points_a.items()

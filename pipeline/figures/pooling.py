@@ -20,12 +20,14 @@ from pipeline.records.record import Epoch, RankEpoch, Record
 REPEATS_NOT_OK = NoteKind("repeats_not_ok", "{count} of {repeats} repeats: {statuses:list}")
 SHARED_NODE = NoteKind(
     "shared_node",
-    "other points of this experiment on its node meanwhile: {others}",
+    "other configurations of this experiment on its node meanwhile: {others}",
     badge="shared node",
     forbids=("speedup", "comm_time_subtraction_s"),
 )
 OTHER_SHARED_NODE = NoteKind(
-    "other_shared_node", "{what}: other points of this experiment on its node meanwhile: {others}", badge="shared node"
+    "other_shared_node",
+    "{what}: other configurations of this experiment on its node meanwhile: {others}",
+    badge="shared node",
 )
 PROBE_FITS = NoteKind("probe_fits", "probe of {steps} steps: it fits, and has no epoch time")
 EPOCHS_CUT = NoteKind("epochs_cut", "epochs end after {steps} of {full} steps: no epoch time")

@@ -12,7 +12,7 @@ from pipeline.figures.pooling import OTHER_SHARED_NODE, PooledPoint, group_pairs
 from pipeline.plan.spec import BASELINE_MAY_DIFFER, Spec, alike_key
 from pipeline.plan.strategies import STRATEGIES
 
-NO_BASELINE = NoteKind("no_baseline", "no baseline: the experiment has no point on 1 $GPU with these axes")
+NO_BASELINE = NoteKind("no_baseline", "no baseline: the experiment has no configuration on 1 $GPU with these axes")
 BASELINE_UNTIMED = NoteKind("baseline_untimed", "no baseline: {strategy} on 1 $GPU is {status}")
 NO_DIFFERENCE = NoteKind(
     "no_difference", "no difference from the baseline: 1 lies inside the interval", badge="no difference shown"

@@ -185,7 +185,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         PositiveInt,
         declare(
             "Nodes over which the GPUs are divided equally; a grid may give `gpus_per_node` in place of `num_gpus`. "
-            "With --set points of one process stay on one node.",
+            "With --set configurations of one process stay on one node.",
             "num_nodes=1,2 gpus_per_node=2 strategy=ddp",
             BASELINE | MayDiffer.PREDICTION | CHOICE | TARGET,
             words="{} nodes",
@@ -263,8 +263,8 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_steps: Annotated[
         PositiveInt | None,
         declare(
-            "Steps after which an epoch is cut off; a cut epoch has no epoch time. With `input: synthetic` the point "
-            "is a probe: it asks what fits, so its batch may exceed the data set.",
+            "Steps after which an epoch is cut off; a cut epoch has no epoch time. With `input: synthetic` the "
+            "configuration is a probe: it asks what fits, so its batch may exceed the data set.",
             "max_steps=3 epochs=1 input=synthetic",
             MayDiffer.COST_PER_STEP | MayDiffer.PEAK_MEMORY | TRAINED,
             words="at most {} steps",
@@ -586,14 +586,15 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     seed: Annotated[
         NonNegativeInt,
         declare(
-            "Seed of weights and data. Points that differ in it and in `repeat` alone are pooled: the tables show the "
-            "median and n.",
+            "Seed of weights and data. Configurations that differ in it and in `repeat` alone are pooled: the tables "
+            "show the median and n.",
             "seed=1",
             REPEATED,
         ),
     ] = 0
     repeat: Annotated[
-        NonNegativeInt, declare("Number of a repeat of the point, pooled like `seed`.", "repeat=0,1,2", REPEATED)
+        NonNegativeInt,
+        declare("Number of a repeat of the configuration, pooled like `seed`.", "repeat=0,1,2", REPEATED),
     ] = 0
 
     def __post_init__(self) -> None:
@@ -712,7 +713,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError(
                 f"batch_size_per_gpu={self.batch_size_per_gpu} is larger than the shard of {self.shard_size} samples "
                 f"(num_samples={self.num_samples} over num_gpus={self.num_gpus}) and would never be full; lower "
-                "batch_size_per_gpu, or make the point a probe with input: synthetic and max_steps: 3."
+                "batch_size_per_gpu, or make the configuration a probe with input: synthetic and max_steps: 3."
             )
 
     def _check_training(self) -> None:

@@ -119,18 +119,18 @@ def expand_grid(grid: str | GridFile, changes: Sequence[str] = (), *, has_gpus: 
         place_models(block, folder)
         for spec in expand_block(file.base, block, overrides, auto, f"points[{index}]"):
             if spec in points and not overrides:  # which may make points equal
-                raise CommandError(f"grid {file.name!r} has the point {spec.run_id()} twice; remove one.")
+                raise CommandError(f"grid {file.name!r} has the configuration {spec.run_id()} twice; remove one.")
             points[spec] = None
             if len(points) > MAX_POINTS:
-                raise CommandError(f"grid {file.name!r} has more than {MAX_POINTS} points; split it.")
+                raise CommandError(f"grid {file.name!r} has more than {MAX_POINTS} configurations; split it.")
     if not points:
-        raise CommandError(f"grid {file.name!r} has no points; give every axis of a block at least one value.")
+        raise CommandError(f"grid {file.name!r} has no configurations; give every axis of a block at least one value.")
     check_models(points, folder)
     wanted = overrides.get("num_nodes", [])
     if wanted and not any(spec.num_nodes in wanted for spec in points):
         asked = f"--set num_nodes={','.join(map(str, wanted))}"
         raise CommandError(
-            f"{asked} changes no point of grid {file.name!r}, since each has one process; use --grid nodes {asked}."
+            f"{asked} changes no configuration of grid {file.name!r}: each has one process; use --grid nodes {asked}."
         )
     replaced = tuple(describe_override(file, axis, values) for axis, values in overrides.items())
     return Grid(file.name, tuple(points), file.resources, replaced, folder)
@@ -245,8 +245,8 @@ def check_axis_lists(block: Mapping[str, Any], where: str) -> None:
         if not isinstance(values, list):
             as_list = "[[linear_scaling, warmup]]" if axis == "remedies" else "[...]"
             raise CommandError(
-                f"{where}.{axis} must be a list of values, written {axis}: {as_list}; put a value that all points "
-                "share in base."
+                f"{where}.{axis} must be a list of values, written {axis}: {as_list}; put a value that all "
+                "configurations share in base."
             )
 
 
@@ -296,7 +296,9 @@ def expand_block(
         if not values:
             raise CommandError(f"{where}.{axis} has no value; give it at least one, or leave the axis out.")
         if len({repr(value) for value in values}) < len(values):
-            raise CommandError(f"{where}.{axis} gives a value twice, which would be a duplicate point; remove one.")
+            raise CommandError(
+                f"{where}.{axis} gives a value twice, which would be a duplicate configuration; remove one."
+            )
     for combination in itertools.product(*lists.values()):
         fields = dict(zip(lists, combination, strict=True))
         if fields.get("device") == "auto":
@@ -348,7 +350,7 @@ def spec_from_fields(fields: Mapping[str, Any], where: str) -> Spec:
     for axis in () if is_script else REQUIRED_AXES:
         is_implied = axis == "dataset" and fields["model"] not in CIFAR_MODELS
         if axis in fields and fields[axis] is None and not is_implied:
-            raise CommandError(f"{where}.{axis} is null; a point that runs must state it.")
+            raise CommandError(f"{where}.{axis} is null; a configuration that runs must state it.")
     first_axes = ", ".join(f"{axis}={fields[axis]!r}" for axis in AXES[:3] if axis in fields)
     try:
         spec = msgspec.convert(fields, Spec)

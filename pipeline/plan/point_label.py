@@ -101,16 +101,10 @@ def models_of(rows: Iterable[Mapping[str, Any]]) -> Models:
 def describe_point(row: Mapping[str, Any], axes: Sequence[str], beside: Models = ()) -> str:
     """Return the row's values of these axes in words: `ddp 2 GPUs, 128 per GPU`.
 
-    Axes of another strategy have none, nor have those that no script states. The name of a model tells it from the
-    models `beside`.
+    The name of a model tells it from the models `beside`.
     """
-    strategy = row.get("strategy")
-    axes = [axis for axis in axes if strategy is None or has_axis(strategy, axis)]
-    if row.get("script"):  # it has its own data
-        axes = [axis for axis in axes if axis not in UNSTATED_BY_SCRIPTS]
-    # an own model has its own data set, and synthetic batches need none
-    has_dataset = is_image_model(row.get("model")) and (row.get("dataset") or row.get("input") != "synthetic")
-    parts = {axis: describe_axis(axis, row[axis]) for axis in axes if axis != "dataset" or has_dataset}
+    axes = own_axes(row, axes)
+    parts = {axis: describe_axis(axis, row[axis]) for axis in axes}
     if "model" in parts and row["model"]:
         parts["model"] = short_model_name(row["model"], beside)
     if "strategy" in parts and "num_gpus" in parts:
@@ -118,7 +112,23 @@ def describe_point(row: Mapping[str, Any], axes: Sequence[str], beside: Models =
     text = ", ".join(filter(None, parts.values()))
     if not text:  # a usual value goes without saying, but not alone
         text = ", ".join(f"{axis} {row[axis]}" for axis in axes if row[axis] is not None)
-    return in_terms(text, Terms("processes") if row.get("device") == "cpu" else OF_GPUS)
+    return in_terms(text, terms_of(row))
+
+
+def own_axes(row: Mapping[str, Any], axes: Iterable[str]) -> list[str]:
+    """Return those of the axes that the row has: none of another strategy, and none that no script states.
+
+    An own model has its own data set, and synthetic batches need none.
+    """
+    strategy = row.get("strategy")
+    has_dataset = is_image_model(row.get("model")) and (row.get("dataset") or row.get("input") != "synthetic")
+    without = {*(UNSTATED_BY_SCRIPTS if row.get("script") else ()), *(() if has_dataset else ("dataset",))}
+    return [axis for axis in axes if axis not in without and (strategy is None or has_axis(strategy, axis))]
+
+
+def terms_of(row: Mapping[str, Any]) -> Terms:
+    """Return the words for what a point with these axes ran on."""
+    return Terms("processes") if row.get("device") == "cpu" else OF_GPUS
 
 
 def has_axis(strategy: str, axis: str) -> bool:

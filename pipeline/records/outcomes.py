@@ -164,7 +164,7 @@ def resolve_outcomes(
     )
     notes = [f"records/{file.path.name} was not read: {file.reason}." for file in rejected]
     notes += [
-        f"{record.run_id} (attempt {record.attempt}) belongs to no point of this experiment."
+        f"{record.run_id} (attempt {record.attempt}) belongs to no configuration of this experiment."
         for record in unexpected_records
     ]
     return CollectedOutcomes(outcomes, coverage, notes)

@@ -588,11 +588,13 @@ class Record(RecordStruct, frozen=True):
         spec, epochs, ranks = self.spec, measurement.epochs, list(range(self.spec.world_size))
         is_counted = measurement.num_parameters is not None and measurement.gradient_bytes is not None
         if not is_counted and not spec.script:  # a script without an optimizer of torch shows none
-            raise ValueError("a measured point has num_parameters and gradient_bytes")
+            raise ValueError("a measured configuration has num_parameters and gradient_bytes")
         if [epoch.epoch for epoch in epochs] != list(range(1, len(epochs) + 1)):
             raise ValueError("epochs count from 1, one after another")
         if spec.measure in ("epochs", "quantize") and not spec.min_epochs <= len(epochs) <= spec.epochs:
-            raise ValueError(f"the point has at least {spec.min_epochs} of {spec.epochs} epochs, and not {len(epochs)}")
+            raise ValueError(
+                f"the configuration has at least {spec.min_epochs} of {spec.epochs} epochs, and not {len(epochs)}"
+            )
         for epoch in epochs:
             if [clock.rank for clock in epoch.ranks] != ranks or any(not clock.epoch_time_ns for clock in epoch.ranks):
                 raise ValueError(f"epoch {epoch.epoch} needs the time of each of {len(ranks)} ranks, in their order")

@@ -12,10 +12,19 @@ from pipeline.figures import intervals
 from pipeline.figures.comparability import COMPARED_FACTS, fact_values
 from pipeline.figures.comparison import HARDWARE_FACTS, ComparedPoint, Comparison, TimedSide, Verdict
 from pipeline.figures.energy import clock_notes
-from pipeline.plan.point_label import NAMING_AXES, Terms, describe_point, distinguishing_axes, point_labels
+from pipeline.plan import point_label
+from pipeline.plan.point_label import NAMING_AXES, Terms, distinguishing_axes, point_labels
 from pipeline.records.outcomes import ITEMS
 from pipeline.report.claims import badge_of
-from pipeline.report.display import STATUS_WORDS, DisplayColumn, DisplayTable, name_columns, note_column
+from pipeline.report.display import (
+    SEPARATOR,
+    STATUS_WORDS,
+    DisplayColumn,
+    DisplayTable,
+    describe_values,
+    name_columns,
+    note_column,
+)
 from pipeline.report.formatter import name_texts, render_notes
 from pipeline.report.markdown import escape_markdown, render_table
 from pipeline.report.table import NOT_STATED
@@ -153,10 +162,9 @@ def table_of_points(heading: str, unit: str, points: Sequence[ComparedPoint]) ->
     if footnotes:
         numbers = [[footnotes.index(badge) + 1 for badge in own if badge in footnotes] for own in badges]
         columns.append(note_column(numbers))
-    same = describe_point(axes[0], [axis for axis in NAMING_AXES if axis in axes[0] and axis not in varying])
-    common = "; ".join(filter(None, [same, *shared]))
+    same = describe_values(axes[0], [axis for axis in NAMING_AXES if axis in axes[0] and axis not in varying])
     legend = " ".join(filter(None, [configurations, *explain_intervals(points)]))
-    return DisplayTable(heading, columns, footnotes, common, legend, badges=footnotes)
+    return DisplayTable(heading, columns, footnotes, SEPARATOR.join([*same, *shared]), legend, badges=footnotes)
 
 
 def format_time(side: TimedSide, unit: str) -> str:
@@ -187,7 +195,7 @@ def explain_intervals(points: Sequence[ComparedPoint]) -> list[str]:
         lines.append(f"Another sitting alone moves a time by {moved}, so a verdict on less may be of the sitting.")
     over_windows = sum(point.interval is not None and not point.is_between_runs for point in points)
     if over_windows:
-        of_points = pluralize(over_windows, "point")
+        of_points = pluralize(over_windows, "configuration")
         lines.append(f"Intervals over the windows of a run ({of_points}) leave out changes from run to run.")
         lines.append(f"A verdict needs {needed} repeats on both sides.")
     if any(point.verdict == "no interval" for point in points):
@@ -267,5 +275,5 @@ def side_as_json(side: TimedSide) -> dict[str, Any]:
         "high_s": high_s,
         "interval_over": None if side.time is None else side.time.basis,
         "n": len(side.point.ok_records),
-        "note": render_notes(side.notes),
+        "note": render_notes(side.notes, point_label.terms_of(msgspec.structs.asdict(side.point.spec))),
     }

@@ -7,7 +7,7 @@ size, as published reports print them.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from pipeline.figures.intervals import ends_of
@@ -15,10 +15,12 @@ from pipeline.figures.notes import OF_BASELINE, TEXT, Note, NoteKind
 from pipeline.figures.pooling import group_pairs
 from pipeline.plan import point_label
 from pipeline.plan.axes import REMEDIES
+from pipeline.plan.model_names import short_model_name
 from pipeline.plan.point_label import (
     EFFORT_AXES,
     Terms,
     axes_fixed_by_model,
+    describe_axis,
     describe_point,
     distinguishing_axes,
     format_number,
@@ -37,6 +39,8 @@ MAX_LABEL = 44  # characters of a configuration in a cell
 WORDS = FIGURE_NAMES | {"sw_power_cap": "$GPU at its power limit"}  # what notes name
 MAX_BADGES = 3  # of a row
 MAX_WORD = 20  # characters of a text that is its own badge; the footnote has the rest
+OTHER_NAMES = {"gpu": "$GPU model", "options": "model options"}  # of axes that share a column
+SEPARATOR = " · "  # between what all rows share
 USUAL = "usual"  # the configuration whose every value is the most frequent one
 
 Axes = Mapping[str, Any]
@@ -138,7 +142,7 @@ def name_columns(points: Sequence[Axes], varying: Sequence[str]) -> tuple[list[D
         explained.append(f"Each model: {'; '.join(of_each.values())}.")
     if not others:
         return columns, " ".join(explained)
-    heading = {"gpu": "$GPU model"}.get(others[0], others[0]) if len(others) == 1 else "configuration"
+    heading = OTHER_NAMES.get(others[0], others[0]) if len(others) == 1 else "configuration"
     names = [describe_point(point, others, models) for point in points]
     if max(map(len, names)) > MAX_LABEL:
         usual = {axis: Counter(repr(point[axis]) for point in points).most_common(1)[0][0] for axis in others}
@@ -151,11 +155,33 @@ def name_columns(points: Sequence[Axes], varying: Sequence[str]) -> tuple[list[D
     return [*columns, DisplayColumn(heading, names, "text")], " ".join(explained)
 
 
-def describe_common(points: Sequence[Axes], varying: Sequence[str], hidden: Sequence[str]) -> str:
-    """Return what all rows share, in words."""
-    without = (*varying, *hidden, *(axis for axis in point_label.EFFORT_AXES if axis != "epochs"))
+def describe_common(points: Sequence[Axes], varying: Sequence[str], hidden: Sequence[str]) -> list[str]:
+    """Return what all rows share, each as `key: value`."""
+    without = (*varying, *hidden, *(axis for axis in EFFORT_AXES if axis != "epochs"))
     same = (axis for axis, value in points[0].items() if axis not in without and value not in (False, []))
-    return describe_point(points[0], [axis for axis in same if all(point[axis] == points[0][axis] for point in points)])
+    return describe_values(
+        points[0], [axis for axis in same if all(point[axis] == points[0][axis] for point in points)]
+    )
+
+
+def describe_values(point: Axes, axes: Iterable[str]) -> list[str]:
+    """Return the values of these axes that do not go without saying, each as `key: value`."""
+    found = {axis: point[axis] for axis in point_label.own_axes(point, axes) if describe_axis(axis, point[axis])}
+    return [f"{name_axis(axis)}: {describe_value(axis, value)}" for axis, value in found.items()]
+
+
+def name_axis(axis: str) -> str:
+    """Return an axis in words, without the unit of its values."""
+    return AXIS_HEADINGS.get(axis) or OTHER_NAMES.get(axis) or Column(axis, "", "").name.removeprefix("num ")
+
+
+def describe_value(axis: str, value: Any) -> str:
+    """Return a value of an axis in words, with its unit and without the name of the axis."""
+    if isinstance(value, bool | list | tuple):
+        return "yes" if value is True else describe_axis(axis, value)
+    words = point_label.words_of(axis)[1].get(value, "{}")
+    text = format_value(short_model_name(value) if axis == "model" and value else value) if "{}" in words else words
+    return f"{text} {Column(axis, '', '').unit}".rstrip()
 
 
 def status_of(row: Row) -> str:
@@ -169,7 +195,8 @@ def format_value(value: Any) -> str:
     """Return a value that is no measured number."""
     if isinstance(value, list):
         return " + ".join(map(str, value)) or "none"
-    return f"{value:,}" if type(value) is int else NOT_STATED if value is None else str(value)
+    form = {int: ",", float: "g"}.get(type(value), "")
+    return NOT_STATED if value is None else format(value, form)
 
 
 def decimals_of(column: Column, rows: Sequence[Row]) -> int:
@@ -354,14 +381,14 @@ def build_table(table: Table, view: View, all_rows: Sequence[Row], options: Disp
             texts_beside[0] = name_texts(named, options.terms)
         kept = columns_that_fit(texts, [*texts_beside[0], *texts_beside[1]], always, options.max_width)
     said, left_out = describe_omitted([column for index, column in enumerate(shown) if index not in kept])
-    common = [describe_common(points, varying, view.hidden_axes), *said, *notes.shared]
+    common = [*describe_common(points, varying, view.hidden_axes), *said, *notes.shared]
     remarks = [columns[index].remark for index in kept]
     legend = (configurations, view.legend, *remarks, note_on_number(len(all_rows), MAX_ROWS, "rows"), left_out)
     return DisplayTable(
         view.heading,
         [*named, *(shown[index] for index in kept), *beside],
         notes.texts,
-        common="; ".join(filter(None, common)),
+        common=SEPARATOR.join(common),
         legend=" ".join(filter(None, legend)),
         source=table.name,
         is_folded=view.is_folded or len(rows) > MAX_ROWS_UNFOLDED,
@@ -415,10 +442,10 @@ def describe_omitted(columns: Sequence[DisplayColumn]) -> tuple[list[str], str]:
     """Return what omitted columns say if all rows have it, and the sentence that names the others."""
     said, others = [], []
     for column in columns:
-        what, _, unit = column.heading.partition(" [")
+        what, _, unit = column.heading.rstrip("]").partition(" [")
         texts = set(column.cells)
         if len(texts) == 1 and "" not in texts:
-            said.append(" ".join(filter(None, (what, *texts, unit.rstrip("]")))))
+            said.append(f"{what}: {texts.pop()} {unit}".rstrip())
         else:
             others.append(what)
     return said, f"Not shown for lack of room: {', '.join(others)}." if others else ""

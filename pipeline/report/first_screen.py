@@ -9,7 +9,7 @@ from pipeline.plan.point_label import Terms, describe_axis, in_terms
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report.claims import Tile, is_fit_for_answer
 from pipeline.report.display import status_of
-from pipeline.report.next_step import RULES, WAITING, has_next_step
+from pipeline.report.next_step import RULES, WAITING, faster, has_next_step
 from pipeline.report.questions import Answer
 from pipeline.report.table import Row, Rows, Tables
 
@@ -89,13 +89,11 @@ def suggestions_of(tables: Tables, terms: Terms, limit: str = "") -> list[Sugges
     rows = [*has_next_step(tables["Q2"]), *has_next_step(tables["communication"])]
     steps = (row["next_step"] for row in rows if limit in ("", row["limit"]))
     found = []
-    for change, own in group_pairs((step.plain, step) for step in steps).items():
-        gains = sorted(gain for step in own for gain in step.gains)
-        ends = dict.fromkeys(f"{gain:.3g}x" for gain in gains[:1] + gains[-1:])
-        said = f"measured {' to '.join(ends)}" if gains else ""
-        option = next((first.option for first in own[0].changes[:1]), "")
+    for words, own in group_pairs((step.plain, step) for step in steps).items():
+        gains = [gain for step in own for gain in step.gains.values() if gain]
+        option = next((change.option for change in own[0].gains), "")
         command = f"--set {option} --merge" if option else ""
-        found.append(Suggestion(len(own), in_terms(change, terms), said, command))
+        found.append(Suggestion(len(own), in_terms(words, terms), faster(*gains) if gains else "", command))
     return sorted(found, key=lambda one: -one.num_configurations)[:MAX_SUGGESTIONS]
 
 

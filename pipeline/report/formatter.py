@@ -57,9 +57,9 @@ def render_note(note: Note, words: Mapping[str, str] | None = None) -> str:
     return NoteFormatter(words or {}).vformat(note.kind.words, (), note.values)
 
 
-def render_notes(notes: Iterable[Note]) -> str | None:
+def render_notes(notes: Iterable[Note], terms: Terms) -> str | None:
     """Return the sentences of a row's notes, joined; None without notes."""
-    return in_terms("; ".join(map(render_note, notes))) or None
+    return in_terms("; ".join(map(render_note, notes)), terms) or None
 
 
 def name_texts(part: Any, terms: Terms) -> Any:

@@ -164,7 +164,7 @@ class Pages:
 def digest_inputs(name: str, found: CollectedExperiment, logs: Mapping[str, Path], head: Mapping[str, str]) -> str:
     """Return the SHA-256 of what a page is made of: head, code, templates, tables, outcomes with records, logs."""
     folder = package_files.files("pipeline") / "templates"
-    templates = {entry.name: entry.read_text() for entry in folder.iterdir() if entry.is_file()}
+    templates = {entry.name: entry.read_text("utf-8") for entry in folder.iterdir() if entry.is_file()}
     outcomes = [(part.status, part.reason, part.record, part.superseded) for part in found.collected.outcomes]
     paths = {run_id: os.fsencode(path) for run_id, path in logs.items()}
     inputs = (name, head, DIGEST_AT_START, templates, found.content, outcomes, found.collected.notes, paths)
@@ -311,11 +311,11 @@ def render_template(name: str, said: Mapping[str, Any], **values: Any) -> str:
     import jinja2
 
     folder = package_files.files("pipeline") / "templates"
-    texts = {"style": (folder / "report.css").read_text()}
+    texts = {"style": (folder / "report.css").read_text("utf-8")}
     if name in ("report.html.j2", "compare.html.j2"):
-        texts["script"] = (folder / "report.js").read_text()
+        texts["script"] = (folder / "report.js").read_text("utf-8")
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(lambda template: (folder / template).read_text()),
+        loader=jinja2.FunctionLoader(lambda template: (folder / template).read_text("utf-8")),
         undefined=jinja2.StrictUndefined,
         autoescape=True,
         finalize=printable,

@@ -219,20 +219,31 @@ class Evidence(NamedTuple):
 
 
 class NextStep(str):
-    """A next step in words, with its changes and the gains of those that were timed too."""
+    """A next step in words, with the gain of each change: the ratio of times, None where it was not timed too."""
 
-    changes: tuple[Change, ...]
-    gains: tuple[float, ...]
+    gains: Mapping[Change, float | None]
 
-    def __new__(cls, words: str, changes: tuple[Change, ...] = (), gains: tuple[float, ...] = ()) -> "NextStep":
+    def __new__(cls, words: str, gains: Mapping[Change, float | None] = MappingProxyType({})) -> "NextStep":
         step = super().__new__(cls, words)
-        step.changes, step.gains = changes, gains
+        step.gains = gains
         return step
 
     @property
     def plain(self) -> str:
         """The words without the gains."""
-        return " or ".join(change.words for change in self.changes) or str(self)
+        return " or ".join(change.words for change in self.gains) or str(self)
+
+    @property
+    def sentence(self) -> str:
+        """The words where no legend explains the gains."""
+        said = (change.words + (f" ({faster(gain)})" if gain else "") for change, gain in self.gains.items())
+        return " or ".join(said) or str(self)
+
+
+def faster(*gains: float) -> str:
+    """Return measured ratios of times in words, from the smallest to the largest."""
+    ends = dict.fromkeys(f"{gain:.3g}" for gain in (min(gains), max(gains)))
+    return f"measured here: {' to '.join(ends)} times as fast"
 
 
 class Advice(NamedTuple):
@@ -330,7 +341,7 @@ def describe_changes(changes: Sequence[Change], own: Evidence, found: Found) -> 
     gains = dict(itertools.islice(gains.items(), MAX_CHANGES))
     said = (f"({gain:.3g}x)" if gain else "(not measured here)" * change.is_guess for change, gain in gains.items())
     words = (f"{change.words} {how}".rstrip() for change, how in zip(gains, said, strict=True))
-    return NextStep(" or ".join(words), tuple(gains), tuple(filter(None, gains.values())))
+    return NextStep(" or ".join(words), gains)
 
 
 def is_measured_faster(change: Change, own: Evidence, found: Found) -> bool:

@@ -108,11 +108,14 @@ def describe_setting(records: Iterable[Record]) -> list[str]:
 
 def conditions_of(points: Iterable[Spec]) -> dict[str, str]:
     """Return precision, execution and input of the points by name, with every value that occurs."""
-    points = list(points)
-    precisions = ["fp32" if (point.device, point.precision) == ("cpu", "tf32") else point.precision for point in points]
-    values = {"precision": precisions}
-    values |= {axis: [getattr(point, axis) for point in points] for axis in ("execution", "input")}
-    return {axis: " or ".join(dict.fromkeys(describe_axis(axis, one) for one in own)) for axis, own in values.items()}
+    found: dict[str, dict[str, None]] = {"precision": {}, "execution": {}, "input": {}}
+    for point in points:
+        is_fp32 = (point.device, point.precision) == ("cpu", "tf32")
+        blocks = "" if point.compile == "none" else f" with {describe_axis('compile', point.compile)}"
+        found["precision"][describe_axis("precision", "fp32" if is_fp32 else point.precision)] = None
+        found["execution"][describe_axis("execution", point.execution) + blocks] = None
+        found["input"][describe_axis("input", point.input)] = None
+    return {name: " or ".join(values) for name, values in found.items()}
 
 
 def model_title(model: str | None) -> str:

@@ -130,7 +130,7 @@ def fastest_claim(rows: Sequence[Row], all_rows: Sequence[Row]) -> Tile:
         unit,
         line=name_of(row, all_rows),
         more=f"epoch {shown(used.stated, 'digits')} s, ",
-        warning=f"Limited by {limit}: {row['next_step']}" if limit and row["next_step"] else "",
+        warning=f"Limited by {limit}; next step: {row['next_step'].sentence}" if limit and row["next_step"] else "",
         badges=(*own_badges(row), *(() if is_learnt_alike else (f"{learnt} not compared",))),
     )
     if len(choices) == 1:

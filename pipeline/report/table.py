@@ -12,6 +12,7 @@ import msgspec
 from pipeline.figures.compute_rate import shown_precision
 from pipeline.figures.notes import OF_BASELINE, Note, NoteKind, make_note
 from pipeline.figures.pooling import PooledPoint
+from pipeline.plan.point_label import terms_of
 from pipeline.plan.spec import Spec
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report.formatter import render_notes
@@ -57,7 +58,7 @@ class Row(msgspec.Struct, frozen=True):
     def __getitem__(self, key: str) -> Any:
         """Return the value of an axis, a figure, n, or the note in words. Raises KeyError."""
         if key == "note":
-            return render_notes(self.notes)
+            return render_notes(self.notes, terms_of(self.axes))
         return self.n if key == "n" else self.axes[key] if key in self.axes else self.figures[key]
 
     @property

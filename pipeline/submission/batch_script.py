@@ -62,7 +62,7 @@ def render_script(
     """
     import jinja2  # here: it takes longer to import than most commands run
 
-    text = (package_files.files("pipeline") / "templates" / "job.sbatch.j2").read_text()
+    text = (package_files.files("pipeline") / "templates" / "job.sbatch.j2").read_text("utf-8")
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
     return environment.from_string(text).render(  # a shell script, not HTML
         comments=comments,

@@ -104,7 +104,7 @@ def render_plan(plan: dict[str, Any], selection: PointSelection, is_verbose: boo
     if is_verbose and is_local:
         lines += ["", "one after another:", *plan["commands"]] if plan["commands"] else []
     elif not is_verbose and plan["points"]:
-        lines.append(f"-v lists the points and the {'commands' if is_local else 'batch scripts'}")
+        lines.append(f"-v lists the configurations and the {'commands' if is_local else 'batch scripts'}")
     return "\n".join(lines)
 
 

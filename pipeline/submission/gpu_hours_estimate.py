@@ -65,7 +65,7 @@ class DurationRange(NamedTuple):
 
     low_s: float
     high_s: float
-    source: Literal["equal points", "the pilot", "their rounds"]
+    source: Literal["equal configurations", "the pilot", "their rounds"]
 
 
 class HoursEstimate(NamedTuple):
@@ -96,7 +96,9 @@ class HoursEstimate(NamedTuple):
         most = "" if limit is None else f", at most {format_figure(limit)} by their time limit"
         if self.hours is None:
             return f"{unit} unknown: {self.why_unknown()}{most}"
-        known = f"{unit}: about {format_figure(self.hours)} for {self.num_estimated} of {self.num_points} points"
+        known = (
+            f"{unit}: about {format_figure(self.hours)} for {self.num_estimated} of {self.num_points} configurations"
+        )
         on = f" on {self.gpu}" if self.gpu else ""
         counts = Counter(record.rpartition("/")[0] for record in self.records)
         folders = shorten_list([f"{count} in {name}" for name, count in counts.items()], MAX_FOLDERS)
@@ -107,9 +109,9 @@ class HoursEstimate(NamedTuple):
     def why_unknown(self) -> str:
         if self.device == "cuda" and self.requested_gpu is None:
             why = "the GPU model is not known (on Slurm, give --gpu-type), so no earlier record is comparable"
-            return f"{why} with the {pluralize(self.num_points, 'point')}"
+            return f"{why} with the {pluralize(self.num_points, 'configuration')}"
         on = f" on {self.requested_gpu}" if self.device == "cuda" else ""
-        points = "the point" if self.num_points == 1 else f"any of the {self.num_points} points"
+        points = "the configuration" if self.num_points == 1 else f"any of the {self.num_points} configurations"
         return f"no earlier record{on} is comparable with {points}"
 
 
@@ -270,7 +272,7 @@ def predict_ranges(
     for spec in points:
         same_shape = [attempt for attempt in pilots if pilot_key(attempt.spec) == pilot_key(spec)]
         if (seconds := alike_s.get(spec.run_id())) is not None:
-            found = DurationRange(ALIKE_RANGE[0] * seconds, ALIKE_RANGE[1] * seconds, "equal points")
+            found = DurationRange(ALIKE_RANGE[0] * seconds, ALIKE_RANGE[1] * seconds, "equal configurations")
         elif rounds := rounds_range(spec, [*earlier, *pilots]):
             found = rounds
         elif same_shape and spec.measure in ("epochs", "quantize"):
@@ -319,7 +321,9 @@ def describe_ranges(points: Sequence[Spec], ranges: Mapping[str, DurationRange],
         low_s, high_s = sum(found.low_s for _, found in known), sum(found.high_s for _, found in known)
         by = Counter(found.source for _, found in known)
         sources = ", ".join(f"{count} by {source}" for source, count in by.items())
-        said.append(f"time: {format_duration(low_s)} to {format_duration(high_s)}, one point after another ({sources})")
+        said.append(
+            f"time: {format_duration(low_s)} to {format_duration(high_s)}, one configuration after another ({sources})"
+        )
         if not one_by_one:
             low_h = sum(found.low_s * spec.num_gpus for spec, found in known) / 3600
             high_h = sum(found.high_s * spec.num_gpus for spec, found in known) / 3600
@@ -330,7 +334,7 @@ def describe_ranges(points: Sequence[Spec], ranges: Mapping[str, DurationRange],
         why = f", {rounds} of them with rounds of steps whose time no record tells" if rounds else ""
         is_pilot_shorter = len(pilot_points(others)) < sum(not spec.is_probe for spec in others)
         cure = ": run the smallest of each shape with --pilot" if is_pilot_shorter else ""
-        said.append(f"time of {pluralize(len(others), 'point')} unknown{why}{cure}")
+        said.append(f"time of {pluralize(len(others), 'configuration')} unknown{why}{cure}")
     return "; ".join(said)
 
 
@@ -339,7 +343,7 @@ def check_gpu_hours_limit(estimates: Iterable[HoursEstimate], max_gpu_hours: flo
     limit = f"--max-gpu-hours {max_gpu_hours:g}"
     for estimate in (estimate for estimate in estimates if estimate.device == "cuda"):
         if estimate.hours_at_limit is None:
-            unknown = f"{estimate.num_unknown} of {estimate.num_points} points"
+            unknown = f"{estimate.num_unknown} of {estimate.num_points} configurations"
             raise CommandError(
                 f"{limit} cannot be checked: {unknown} have no comparable record and no time limit on this machine; "
                 "run one of them first with --only, or omit the option."
@@ -347,6 +351,6 @@ def check_gpu_hours_limit(estimates: Iterable[HoursEstimate], max_gpu_hours: flo
         most_hours = (estimate.hours or 0.0) + estimate.hours_at_limit
         if most_hours > max_gpu_hours:
             raise CommandError(
-                f"the points to run may take {format_figure(most_hours)} GPU-hours, more than {limit} "
+                f"the configurations to run may take {format_figure(most_hours)} GPU-hours, more than {limit} "
                 f"({estimate.sentence()}); choose fewer with --only or --set, or raise the option."
             )

@@ -178,7 +178,7 @@ class ProgressDisplay:
     def end(self, spec: Spec, outcome: str) -> None:
         duration_s = time.monotonic() - self._begin_s
         self._durations_s.append(duration_s)
-        rest = pluralize(len(self._waiting), "point")
+        rest = pluralize(len(self._waiting), "configuration")
         left = f"; {describe_time_left(self.time_left_s())} for {rest}" if self._waiting else ""
         if self.is_terminal:
             print(ERASE_LINE, end="", file=sys.stderr)

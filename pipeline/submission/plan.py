@@ -34,7 +34,7 @@ MAX_VALUES = 4  # likewise
 UNCLEAR = "in a state that cannot be read"
 WITHOUT_GRES = "if its nodes have GPUs that Slurm does not know, ask for whole nodes with --no-gres"
 UNDER_WSL = "use Linux itself, since under WSL 2 GPUs have no device files and are not supported"
-NOT_PACKED = "since a failed point on several nodes is ended only with its whole element"
+NOT_PACKED = "since a failed configuration on several nodes is ended only with its whole element"
 
 
 class Cluster(NamedTuple):
@@ -85,7 +85,7 @@ class PointSelection(NamedTuple):
 
     def describe(self) -> str:
         skipped = "".join(f", {count} {reason}" for reason, count in sorted(self.skipped.items()))
-        return f"{pluralize(len(self.todo), 'point')} to run{skipped}"
+        return f"{pluralize(len(self.todo), 'configuration')} to run{skipped}"
 
 
 def command(name: str, folder: Path) -> str:
@@ -118,7 +118,7 @@ def inspect_cluster(options: argparse.Namespace) -> Cluster:
     if presence == "up":
         return query_cluster(options)
     if presence == "absent" and options.cluster == "auto":
-        return Cluster("local", notices=["No Slurm here: the points run on this machine, one after another."])
+        return Cluster("local", notices=["No Slurm here: the configurations run on this machine, one after another."])
     problem = "Slurm is configured and its controller does not answer" if presence == "silent" else "no Slurm here"
     if options.is_dry_run:
         return Cluster("slurm", notices=[f"Notice: {problem}; its nodes are unknown."])
@@ -209,7 +209,7 @@ def drop_unsatisfiable(context: SubmitContext, todo: Sequence[Spec]) -> tuple[Su
     if is_any_left:
         cures.append("leave them out with --skip-unsatisfiable")
     cures.append("change them with --set")
-    problem = f"{len(reasons)} of {pluralize(len(selected), 'point')} cannot run here: {'; '.join(lines)}"
+    problem = f"{len(reasons)} of {pluralize(len(selected), 'configuration')} cannot run here: {'; '.join(lines)}"
     return context, CommandError(f"{problem}; {', or '.join(cures)}.")
 
 
@@ -277,7 +277,7 @@ def select_points(context: SubmitContext) -> PointSelection:
             todo.append(progress.spec)
     if not todo and options.rerun and not skipped.get("queued or running"):
         cure = f"see {command('status', experiment.folder)}"
-        raise CommandError(f"--rerun selects no point; {cure}.", EXIT_NOTHING_FOUND)
+        raise CommandError(f"--rerun selects no configuration; {cure}.", EXIT_NOTHING_FOUND)
     return PointSelection(todo, dict(skipped))
 
 
@@ -348,7 +348,9 @@ def plan_arrays(context: SubmitContext, todo: Sequence[Spec]) -> list[PlannedArr
         if num_points > 1:
             request = sbatch_options.sum_time_limits(request, shape, num_points, cluster.partition_limit_min)
         elif shape.num_nodes > 1 and most > 1:
-            request = request._replace(notices=(*request.notices, f"{shape}: one point per element, {NOT_PACKED}"))
+            request = request._replace(
+                notices=(*request.notices, f"{shape}: one configuration per element, {NOT_PACKED}")
+            )
         parts = split_to_max_array_size(elements, cluster.max_array_size)
         arrays += [PlannedArray(shape, request, part) for part in parts]
     return arrays

@@ -31,7 +31,7 @@ PASSED_ON = {  # options that sbatch has under the same name -> help
     "qos": "Slurm's quality of service",
     "constraint": "features that the nodes must have, by Slurm's operators: 'a100&nvlink', 'a40|a100', '[rack1|rack2]'",
     "exclude": "nodes that no job may use: node7 or node[1-3,9]",
-    "nodelist": "nodes that each job must have; name one for points on one node",
+    "nodelist": "nodes that each job must have; name one for configurations on one node",
     "reservation": "Slurm's reservation",
     "switches": "leaf switches over which the nodes of a job may lie, at most, and how long to wait: 1@01:00:00",
 }
@@ -176,7 +176,7 @@ def sum_time_limits(
     point_min = int(request.options["time"])
     sum_min = num_points * point_min
     limit_min = max(point_min, min(sum_min, partition_limit_min or sum_min))
-    packing = f"{shape}: up to {num_points} points in sequence per element"
+    packing = f"{shape}: up to {num_points} configurations in sequence per element"
     notice = f"{packing}, limit {num_points} x {point_min} = {sum_min} min"
     if limit_min < sum_min:
         notice += f", reduced to {limit_min} min, the limit of the partition"
@@ -231,6 +231,8 @@ def group_by_reason(reasons: Mapping[str, str]) -> list[str]:
     for run_id, reason in reasons.items():
         groups.setdefault(reason, []).append(run_id)
     return [
-        f"{len(ids)} points need {reason}, such as {ids[0]}" if len(ids) > 1 else f"1 point needs {reason}: {ids[0]}"
+        f"{len(ids)} configurations need {reason}, such as {ids[0]}"
+        if len(ids) > 1
+        else f"1 configuration needs {reason}: {ids[0]}"
         for reason, ids in groups.items()
     ]

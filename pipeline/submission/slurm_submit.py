@@ -92,7 +92,7 @@ def submit_arrays(
         finally:
             write_submission(experiment, submission)
         count, num_points = len(array.elements), sum(len(element) for element in array.elements)
-        points = f", {num_points} points" if num_points > count else ""
+        points = f", {num_points} configurations" if num_points > count else ""
         print(f"array {array.job_id}: {pluralize(count, 'element')}, {planned.shape}{points}", flush=True)
 
 

@@ -70,12 +70,12 @@ def decide_state(
 ) -> PointState:
     """Return the state of a point. `job` is None if Slurm does not know it; it tells only of the point it runs now."""
     if outcome.status == "missing" and position == "passed":
-        return PointState("lost", "its element has run a later point and there is no record; submit again")
+        return PointState("lost", "its element has run a later configuration and there is no record; submit again")
     if position == "passed":
         job = None
     if outcome.status == "missing" and position == "waiting" and job is not None:
         if job.state in RUNNING_JOB_STATES:
-            return PointState("pending", "waits for the points before it in its element")
+            return PointState("pending", "waits for the configurations before it in its element")
         if job.state in UNSUCCESSFUL_JOB_STATES and not has_just_ended(job, now):
             return PointState("missing", f"not started: its element ended before it, Slurm says {job.state}")
     if outcome.status == "ok" and job is not None and job.state in UNSUCCESSFUL_JOB_STATES:

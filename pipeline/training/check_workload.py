@@ -442,7 +442,7 @@ def loaded_batch(workload: Workload, count: int, spec: Spec) -> Batch:
         raise WorkloadError(f"the data set has {lengths} samples, by rank; give each rank the same one")
     if lengths[0] < spec.num_samples:
         raise WorkloadError(
-            f"the data set has {lengths[0]} samples and the point needs {spec.num_samples}; lower num_samples"
+            f"the data set has {lengths[0]} samples and the configuration needs {spec.num_samples}; lower num_samples"
         )
     with torch.random.fork_rng(devices=[]):
         samples = [dataset[index] for index in range(count)]

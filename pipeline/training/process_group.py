@@ -55,8 +55,8 @@ def find_rank(spec: Spec) -> Rank:
         visible = torch.cuda.device_count()
         if visible < spec.gpus_per_node:
             raise RuntimeError(
-                f"the point uses {spec.gpus_per_node} GPUs per node, of which {visible} are visible here; request more "
-                "GPUs, or lower num_gpus."
+                f"the configuration uses {spec.gpus_per_node} GPUs per node, of which {visible} are visible here; "
+                "request more GPUs, or lower num_gpus."
             )
         device = torch.device("cuda", local_rank)
     return Rank(rank, world_size, device)

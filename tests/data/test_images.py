@@ -52,7 +52,7 @@ def test_the_first_samples_are_of_every_class_alike_and_always_the_same() -> Non
 
 def test_more_samples_than_there_are_is_refused_with_the_numbers() -> None:
     with pytest.raises(
-        staging.DataNotStaged, match=r"root has 50 training images and the point needs 51; complete the folder"
+        staging.DataNotStaged, match=r"root has 50 training images and the configuration needs 51; complete the folder"
     ):
         shuffled_subset(synthetic_images(50, "train", 0), 51, Path("root"))
 

@@ -319,5 +319,7 @@ def test_splits_with_different_classes_are_refused_since_their_labels_would_diff
 def test_fewer_images_than_the_points_need_are_refused_before_anything_runs(tmp_path: Path) -> None:
     write_images(tmp_path, ("cat", "dog"), ("cat", "dog"))
     require_images(tmp_path, 2)
-    with pytest.raises(DataNotStaged, match=r"has 2 training images and the points need 3; .*--set num_samples=2"):
+    with pytest.raises(
+        DataNotStaged, match=r"has 2 training images and the configurations need 3; .*--set num_samples=2"
+    ):
         require_images(tmp_path, 3)

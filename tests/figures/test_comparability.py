@@ -261,7 +261,7 @@ def test_two_types_of_gpu_in_one_experiment_are_named_wherever_they_meet() -> No
         (1, 128, "16GB", None),
         (2, 128, "16GB", None),
         (1, 64, " A40", None),
-        (2, 64, "16GB", "no baseline: the experiment has no point on 1 GPU with these axes"),
+        (2, 64, "16GB", "no baseline: the experiment has no configuration on 1 GPU with these axes"),
     ]
 
 

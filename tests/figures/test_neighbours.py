@@ -15,7 +15,7 @@ from pipeline.figures.attempts import attempt_key, count_neighbours
 from pipeline.plan.spec import Spec
 from pipeline.records.record import Environment, Gpu, Record
 
-BESIDE_ONE = "other points of this experiment on its node meanwhile: 1"
+BESIDE_ONE = "other configurations of this experiment on its node meanwhile: 1"
 OTHERS = {size: make_spec(batch_size_per_gpu=size) for size in (32, 64, 128, 256)}
 TWO_GPUS = make_spec(strategy="ddp", num_gpus=2)
 
@@ -119,7 +119,7 @@ def on(spec: Spec, *uuids: str | None, name: str = "NVIDIA H200") -> Record:
         (
             on(OTHERS[128], "x", name="NVIDIA A40"),
             on(TWO_GPUS, "y", "z"),
-            "no baseline: the experiment has no point on 1 GPU with these axes",
+            "no baseline: the experiment has no configuration on 1 GPU with these axes",
         ),
         (on(OTHERS[128], "y"), on(TWO_GPUS, "y", "z"), None),
         (on(OTHERS[128], None), on(TWO_GPUS, "y", "z"), None),

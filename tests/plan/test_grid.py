@@ -208,7 +208,7 @@ def test_a_cpu_that_auto_finds_computes_in_fp32_where_the_grid_says_tf32(expand:
         ("memory_limit_gib=inf", "Expected `float` <= "),
         ("precision=fp64", "choose from fp32, tf32, bf16, fp16"),
         ("remedies=linear_scaling+prayer", "choose from linear_scaling, warmup, zero_gamma"),
-        ("num_workers=null", "num_workers is null; a point that runs must state it"),
+        ("num_workers=null", "num_workers is null; a configuration that runs must state it"),
         ("strategy=a\nb", "choose from single, dp, ddp"),
     ],
 )
@@ -257,9 +257,9 @@ NO_VALUES = ("!!map x", "!!int x", "!!float x", "!!bool x", "!!timestamp x", "20
         (points("remedies: warmup"), "points[0].remedies must be a list of values, written remedies: [["),
         (points("seed: []"), "points[0].seed has no value; give it at least one, or leave the axis out"),
         (points("seed: [0]", "seed: [1], repeat: []"), "points[1].repeat has no value"),
-        (HEAD + "points: []\n", "has no points"),
+        (HEAD + "points: []\n", "has no configurations"),
         *(
-            (points(f"{axis}: [null]"), f"{axis} is null; a point that runs must state it")
+            (points(f"{axis}: [null]"), f"{axis} is null; a configuration that runs must state it")
             for axis in ("model", "input")
         ),
         (points("seed: &a [0], repeat: *a"), "aliases (*name) are not allowed"),
@@ -321,7 +321,7 @@ def test_an_unknown_name_lists_the_grids_and_a_path_that_cannot_be_read_says_why
 def test_more_points_than_can_be_handled_are_refused(expand: Expand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid, "MAX_POINTS", 3)
     assert len(expand(points("seed: [0, 1, 2]")).points) == 3
-    assert "more than 3 points; split it" in refusal_of(lambda: expand(points("seed: [0, 1, 2, 3]")))
+    assert "more than 3 configurations; split it" in refusal_of(lambda: expand(points("seed: [0, 1, 2, 3]")))
 
 
 @pytest.mark.parametrize(

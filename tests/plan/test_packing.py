@@ -178,7 +178,7 @@ def test_a_point_that_fails_takes_none_with_it_and_the_rest_runs_in_new_processe
     code, found = run(tmp_path, points)
     records = [found[spec.run_id()] for spec in points]
     assert (code, [record.status for record in records]) == (1, ["ok", "ok", "failed", "ok"])
-    assert "has 8 training images and the point needs 9" in records[2].reason
+    assert "has 8 training images and the configuration needs 9" in records[2].reason
     assert [m and m.num_points_before for m in (record.measurement for record in records)] == [0, 1, None, 0]
     assert [record.launch_id == records[0].launch_id for record in records] == [True, True, True, False]
     times = [(record.started_at or "", record.ended_at or "") for record in records]
@@ -353,7 +353,7 @@ TWO_NODES = [make_spec(strategy="ddp", num_gpus=2, num_nodes=2, repeat=repeat) f
         # at most two elements an array; minutes: 4 x 20, and 3 x 20 for the pair of GPUs
         ([*PACKED, *TWO_GPUS], None, [([4, 4], "80"), ([2], "80"), ([3], "60")], "limit 4 x 20 = 80 min"),
         (PACKED, 60, [([4, 4], "60"), ([2], "60")], "4 x 20 = 80 min, reduced to 60 min, the limit of the partition"),
-        (TWO_NODES, None, [([1, 1], "20")], "2 nodes x 1 GPU: one point per element"),
+        (TWO_NODES, None, [([1, 1], "20")], "2 nodes x 1 GPU: one configuration per element"),
         *((PACKED[:1], limit_min, [([1], "20")], "") for limit_min in (None, 60)),
     ],
 )

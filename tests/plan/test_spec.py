@@ -113,7 +113,7 @@ SHARDED: dict[str, Any] = {"strategy": "fsdp", "num_gpus": 2, "device": "cpu"}
         # samples
         (
             {"batch_size_per_gpu": 50_001},
-            "larger than the shard of 50000 samples ...lower batch_size_per_gpu, or make the point a probe",
+            "larger than the shard of 50000 samples ...lower batch_size_per_gpu, or make the configuration a probe",
         ),
         ({**DDP, "num_gpus": 4, "batch_size_per_gpu": 12_501}, "larger than the shard of 12500 samples"),
         ({"batch_size_per_gpu": 50_001, "max_steps": 3}, "larger than the shard"),  # cut, but real samples

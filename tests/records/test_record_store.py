@@ -87,7 +87,7 @@ def test_a_record_with_a_flipped_bit_is_invalid_or_still_a_record_of_its_point(
         (VERSION, '"schema_version": 2', EARLIER.format(2)),
         (VERSION, '"schema_version": 15', EARLIER.format(15)),
         (VERSION, '"schema_version": 16', LATER.format(16)),
-        ('"num_parameters": 11173962', '"num_parameters": null', "a measured point has num_parameters and"),
+        ('"num_parameters": 11173962', '"num_parameters": null', "a measured configuration has num_parameters and"),
         ('"num_updates": 391', '"num_updates": null', "epoch 1 cannot end after None updates"),
         ('"attempt": 0', '"attempt": 1', "holds attempt 1 of"),
         ('"attempt": 0', '"attempt": 0, "extra": 1', "unknown field `extra`"),

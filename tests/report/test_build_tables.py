@@ -81,7 +81,7 @@ def test_the_spread_between_runs_is_that_of_their_medians_and_one_run_has_none()
 
 DP, DP4 = make_spec(strategy="dp"), make_spec(strategy="dp", num_gpus=4)
 FAR = ddp(4, num_nodes=2, epochs=5, repeat=1, seed=7)
-NO_BASELINE = "no baseline: the experiment has no point on 1 GPU with these axes"
+NO_BASELINE = "no baseline: the experiment has no configuration on 1 GPU with these axes"
 
 
 @pytest.mark.parametrize(

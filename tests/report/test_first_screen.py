@@ -74,8 +74,8 @@ def test_what_to_try_is_grouped_with_the_range_of_the_measured_gains() -> None:
     found = suggestions_of(published("h200x4/scaling"), OF_GPUS)
     assert [(one.num_configurations, one.gain, one.command) for one in found] == [
         (12, "", "--set input=gpu --merge"),
-        (10, "measured 1.65x to 4.46x", "--set strategy=ddp --merge"),
-        (3, "measured 2.9x to 3.57x", "--set execution=graph --merge"),
+        (10, "measured here: 1.65 to 4.46 times as fast", "--set strategy=ddp --merge"),
+        (3, "measured here: 2.9 to 3.57 times as fast", "--set execution=graph --merge"),
     ]
 
 

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -38,7 +39,7 @@ from pipeline.report import html
 from pipeline.report.cost import ENDING_WORDS
 from pipeline.report.files import csv_text
 from pipeline.report.html import Pages, describe_cost, point_links
-from pipeline.report.provenance import describe_setting
+from pipeline.report.provenance import conditions_of, describe_setting
 from pipeline.report.questions import TOPICS
 from pipeline.report.table import Row
 
@@ -164,6 +165,22 @@ def test_the_index_has_the_latest_first_with_its_conditions(tmp_path: Path) -> N
     )
     assert re.findall(r"(\w+)</a>", text) == ["new", "old", "bare"]
     assert "bf16; graph; images on the device; resnet18 on cifar10" in text
+
+
+def test_the_conditions_say_which_steps_have_compiled_blocks() -> None:
+    both = [make_spec(model="gpt", dataset=None, input="synthetic", compile=parts) for parts in ("none", "blocks")]
+    said = "eager or eager with compiled blocks"
+    assert conditions_of(both) == {"precision": "tf32", "execution": said, "input": "synthetic"}
+
+
+def test_a_page_is_the_same_where_the_locale_is_not_utf_8(pipeline: Command, tmp_path: Path) -> None:
+    folder = make_experiment(tmp_path / "x", *batch_records()).folder
+    pages = []
+    for locale in ({}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}):
+        assert pipeline("collect", folder, env=os.environ | locale).returncode == 0
+        pages.append((folder / html.REPORT_NAME).read_text("utf-8"))
+        (folder / html.REPORT_NAME).unlink()
+    assert pages[0] == pages[1]
 
 
 def test_the_index_says_what_was_ingested(tmp_path: Path) -> None:

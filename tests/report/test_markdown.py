@@ -276,7 +276,8 @@ def test_what_ran_out_of_memory_is_said_by_batch_size_and_each_row_has_the_reaso
 
 def test_what_does_not_vary_is_said_once_below_and_is_no_column() -> None:
     text = report(*(make_record(make_spec(batch_size_per_gpu=size, num_workers=size)) for size in (32, 64)))
-    assert "All rows: single 1 GPU, tf32, dataloader" in text
+    shared = "strategy: single · GPUs: 1 · precision: tf32 · input: dataloader."
+    assert_says(" ".join(text.split()), f"All rows: {shared}")
     first, second = table_of(text, "Q1")
     assert [*first][:2] == ["images per GPU", "num_workers"]
     assert [first["num_workers"], second["num_workers"]] == ["32 loader workers", "64 loader workers"]

@@ -16,7 +16,7 @@ from factories import (
     timed,
     windowed,
 )
-from rendered_tables import answers_of, assert_said_once, build, claims_of, published_claims, report
+from rendered_tables import answers_of, assert_said_once, build, claims_of, published_claims, published_tables, report
 
 from pipeline.figures.intervals import median_time
 from pipeline.plan.point_label import OF_GPUS
@@ -173,7 +173,14 @@ def test_it_is_the_first_line_of_the_report() -> None:
 def test_what_limits_it_comes_with_its_next_step() -> None:
     (use,) = published_claims("h200x2/scaling")["Q5"]
     assert use.badges == ("waits for data 33 %", "accuracy not compared")
-    assert_says(use.in_words_of(OF_GPUS).warning, "waiting for data, 33 %", "input=gpu or more loader workers")
+    said = "Limited by waiting for data, 33 % of its time; next step: input=gpu or more loader workers"
+    assert use.in_words_of(OF_GPUS).warning == said
+
+
+def test_a_gain_says_against_what_it_was_measured_where_no_legend_does() -> None:
+    rows = published_tables("h100x2/fsdp-formats")["Q2"]
+    (step,) = (row["next_step"] for row in rows if row["next_step"] == "compile=blocks (1.09x)")
+    assert step.sentence == "compile=blocks (measured here: 1.09 times as fast)"
 
 
 def drawn(draw: random.Random, name: int, num_runs: int, factor: float = 1.0) -> Row:

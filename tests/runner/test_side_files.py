@@ -179,10 +179,10 @@ def test_the_next_submit_publishes_the_result_of_a_killed_launcher(pipeline: Com
     experiment, record = make_unpublished(tmp_path)
     assert load_attempts(experiment.records_folder, record.run_id) == []
     grid = ("--grid", write_grid(tmp_path, PLANNED), "--outputs", tmp_path, "--cluster", "local")
-    assert "1 point to run" in pipeline("submit", *grid, "--dry-run").stdout
+    assert "1 configuration to run" in pipeline("submit", *grid, "--dry-run").stdout
     answer = succeeded(pipeline("submit", *grid))
     assert f"{record.run_id}: its launcher was killed before it published the record; its result is" in answer.stderr
-    assert "0 points to run, 2 recorded as ok" in answer.stderr
+    assert "0 configurations to run, 2 recorded as ok" in answer.stderr
     (found,) = load_attempts(experiment.records_folder, record.run_id)
     assert (found.status, found.launch_id, found.measurement) == ("ok", "killed", record.measurement)
     assert found.started_at is not None

@@ -287,4 +287,4 @@ def test_a_real_slurm_cancels_one_point_then_the_others_and_then_has_nothing_lef
     assert list(after.values()) == ["cancelled", "cancelled"]
     nothing = pipeline("cancel", tmp_path, env=env)
     assert (nothing.returncode, nothing.stdout) == (0, NOTHING)
-    assert "3 points to run" in pipeline(*submit, "--dry-run", env=on_slurm).stdout
+    assert "3 configurations to run" in pipeline(*submit, "--dry-run", env=on_slurm).stdout

@@ -38,9 +38,9 @@ def test_a_dry_run_is_the_points_by_shape_the_hours_and_the_arrays_and_no_line_a
     arguments = ("submit", "--grid", "scaling", "--dry-run", "--cluster", cluster, "--outputs", tmp_path)
     env = without_slurm(tmp_path, CUDA_VISIBLE_DEVICES="")
     first, *lines = pipeline(*arguments, env=env).stdout.splitlines()
-    assert first == f"58 points to run, {cluster}, into {tmp_path / 'scaling'}"
+    assert first == f"58 configurations to run, {cluster}, into {tmp_path / 'scaling'}"
     assert lines[:3] == ["  10 on 1 node x 1 GPU", "  28 on 1 node x 2 GPUs", "  20 on 1 node x 4 GPUs"]
-    assert [line.partition(":")[0] for line in lines[3:5]] == ["GPU-hours unknown", "time of 58 points unknown"]
+    assert [line.partition(":")[0] for line in lines[3:5]] == ["GPU-hours unknown", "time of 58 configurations unknown"]
     assert lines[5:-1] == arrays
     long = pipeline(*arguments, "-v", env=env).stdout.splitlines()
     assert long[:6] == [first, *lines[:5]]

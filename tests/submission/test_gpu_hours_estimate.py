@@ -216,7 +216,7 @@ def test_the_estimate_names_its_records_and_their_gpu_and_says_why_there_are_non
     assert_says(
         estimated,
         "GPU-hours: about 0.5",
-        "1 of 2 points",
+        "1 of 2 configurations",
         f"1 earlier record on {H100} (1 in deep/earlier)",
     )
     assert_says(rest, "1 have no comparable record", "at most 0.5", "time limit")
@@ -260,7 +260,7 @@ def test_an_experiment_whose_manifest_cannot_be_read_tells_nothing(tmp_path: Pat
 def test_where_there_is_no_folder_nothing_is_known_and_it_is_said(tmp_path: Path) -> None:
     (found,) = estimate_points([make_spec(), make_spec(repeat=1)], tmp_path / "absent", None, "a40")
     assert counts(found) == (2, 0, None, None)
-    assert_says(found.sentence(), "GPU-hours unknown", "no earlier record on a40", "2 points")
+    assert_says(found.sentence(), "GPU-hours unknown", "no earlier record on a40", "2 configurations")
     assert "limit" not in found.sentence()
 
 
@@ -268,7 +268,9 @@ def test_the_devices_are_apart_and_named_for_what_they_hold(tmp_path: Path) -> N
     found = estimate_points([make_spec(), make_spec(device="cpu")], tmp_path, LIMIT_MIN, None)
     rows = [(row["gpu_hours_at_limit"], row["process_hours_at_limit"]) for row in map(HoursEstimate.as_row, found)]
     assert rows == [(0.5, None), (None, 0.5)]
-    assert found[1].sentence().startswith("process-hours unknown: no earlier record is comparable with the point")
+    assert (
+        found[1].sentence().startswith("process-hours unknown: no earlier record is comparable with the configuration")
+    )
     assert estimate_points([], tmp_path, LIMIT_MIN, None) == []
 
 
@@ -283,7 +285,7 @@ def test_more_than_allowed_is_refused_and_points_without_an_earlier_one_count_at
 
 
 def test_where_nothing_ends_a_point_that_nothing_tells_of_the_limit_cannot_be_kept() -> None:
-    with pytest.raises(CommandError, match="1 of 3 points have no comparable record and no time limit"):
+    with pytest.raises(CommandError, match="1 of 3 configurations have no comparable record and no time limit"):
         check_gpu_hours_limit([HoursEstimate("cuda", 3, 2, 0.5, None)], 1000)
     check_gpu_hours_limit([HoursEstimate("cpu", 3, 2, 0.5, None)], 0)  # no GPU
 
@@ -310,10 +312,8 @@ def test_a_dry_run_says_what_the_points_may_take_and_what_would_be_refused(
     assert rows == [[2, 2, 1.0, None, None], [2, 0, None, None, 1.0]]
     assert ("Without --dry-run this is refused" in answer.stderr) is is_refused
     text = pipeline("submit", *arguments, "--gpu-type", "h100").stdout
-    assert f"GPU-hours: about 1 for 2 of 2 points, from 1 earlier record on {H100} (1 in earlier)\n" in text
-    unknown = (
-        "the GPU model is not known (on Slurm, give --gpu-type), so no earlier record is comparable with the 2 points"
-    )
+    assert f"GPU-hours: about 1 for 2 of 2 configurations, from 1 earlier record on {H100} (1 in earlier)\n" in text
+    unknown = "(on Slurm, give --gpu-type), so no earlier record is comparable with the 2 configurations"
     assert unknown in pipeline("submit", *arguments).stdout
 
 
@@ -352,7 +352,9 @@ def test_points_are_estimated_from_equal_points_then_from_the_pilot() -> None:
     assert found[points[2].run_id()][:2] == pytest.approx([factor * seconds for factor in PILOT_RANGE])
     assert predict_ranges([took(32, 2).spec], [], [pilot]) == {}  # another shape
     said = describe_ranges(points, found, one_by_one=True)
-    assert said == "time: 24 s to 3 min 00 s, one point after another (1 by equal points, 2 by the pilot)"
+    assert (
+        said == "time: 24 s to 3 min 00 s, one configuration after another (1 by equal configurations, 2 by the pilot)"
+    )
     assert describe_ranges(points, found, one_by_one=False).endswith("; 0.00667 to 0.05 GPU-hours")
 
 
@@ -364,7 +366,7 @@ def test_a_communication_point_is_bounded_by_its_rounds_or_says_why_not() -> Non
     on_cpu = make_spec(**fields, windows=7, max_steps=20, device="cpu", precision="fp32")
     assert rounds_range(on_cpu, []) is None
     assert describe_ranges([on_cpu], {}, one_by_one=True) == (
-        "time of 1 point unknown, 1 of them with rounds of steps whose time no record tells"
+        "time of 1 configuration unknown, 1 of them with rounds of steps whose time no record tells"
     )
     trained = took(128, 2, 0.001, device="cpu", precision="fp32")  # a step of 256 samples takes 0.256 s
     known = rounds_range(on_cpu, [trained])
@@ -433,12 +435,16 @@ points:
     arguments = ("submit", "--grid", tmp_path / "grid.yaml", "--outputs", tmp_path, "--cluster", "local", "--dry-run")
     env = without_slurm(tmp_path)
     assert (
-        "time of 3 points unknown: run the smallest of each shape with --pilot" in pipeline(*arguments, env=env).stdout
+        "time of 3 configurations unknown: run the smallest of each shape with --pilot"
+        in pipeline(*arguments, env=env).stdout
     )
-    assert_says(pipeline(*arguments, "--pilot", "-v", env=env).stdout, "1 point to run", "single-1proc-b8")
+    assert_says(pipeline(*arguments, "--pilot", "-v", env=env).stdout, "1 configuration to run", "single-1proc-b8")
     spec, _ = planned_points()
     started, ended = "2025-06-01T12:00:00Z", "2025-06-01T12:00:20Z"
     make_experiment(tmp_path / "piloted", make_record(spec, (1.0, 1.0), started_at=started, ended_at=ended))
-    assert "time: 6 s to 1 min 20 s, one point after another (2 by the pilot)" in pipeline(*arguments, env=env).stdout
+    assert (
+        "time: 6 s to 1 min 20 s, one configuration after another (2 by the pilot)"
+        in pipeline(*arguments, env=env).stdout
+    )
     refused = pipeline(*arguments, "--pilot", "--only", spec.run_id(), env=env)
     assert (refused.returncode, "give one of them" in refused.stderr) == (2, True)

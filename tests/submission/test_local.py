@@ -66,7 +66,7 @@ def test_a_rank_that_is_killed_costs_its_point_alone(tmp_path: Path) -> None:
     wait_for(lambda: both_ranks_train(tmp_path))
     os.kill(workers_of(tmp_path)[0], signal.SIGKILL)
     _, said = driver.communicate(timeout=120)
-    assert "1 of 2 points have no result; see python -m pipeline.status" in said
+    assert "1 of 2 configurations have no result; see python -m pipeline.status" in said
     ends = {record.spec.num_samples: record for record in records_of(Experiment(tmp_path / "two"))}
     assert {size: record.status for size, record in ends.items()} == {1_000_000: "failed", 64: "ok"}
     assert (failure_of(ends[1_000_000]).kind, "SIGKILL" in ends[1_000_000].reason) == ("signal", True)
@@ -89,7 +89,7 @@ def test_cancel_ends_the_driver_and_its_ranks_and_status_says_so_with_the_comman
     assert re.search(interrupted, " ".join(text.split()))  # a long path is on a line of its own
     command = f"python -m pipeline.submit --grid {tmp_path / 'grid.yaml'} --cluster local --outputs {tmp_path}"
     *_, todo, last = text.splitlines()
-    assert (todo.partition(" (")[0], last) == ("To run the points without a record", f"  {command}")
+    assert (todo.partition(" (")[0], last) == ("To run the configurations without a record", f"  {command}")
 
 
 def test_a_point_past_its_limit_is_ended_with_its_ranks_and_the_points_around_it_are_measured(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_launcher_that_is_killed_leaves_no_rank_behind(tmp_path: Path) -> None
     _, said = driver.communicate(timeout=120)
     (log,) = re.findall(r"no record; see (.*\.log) after", said)
     assert (Path(log).is_file(), driver.returncode) == (True, 1), said
-    assert "1 of 2 points have no result; see python -m pipeline.status" in said
+    assert "1 of 2 configurations have no result; see python -m pipeline.status" in said
     record = only_record(Experiment(tmp_path / "two"))  # of the second point
     assert (record.status, record.spec.num_samples) == ("ok", 64)
 

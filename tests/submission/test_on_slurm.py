@@ -62,7 +62,7 @@ def test_a_mixed_grid_runs_in_one_array_a_shape_and_is_never_submitted_twice(
         "1 element, 2 nodes x 1 CPU process",
     ]
     again = pipeline(*submit, "--wait", env=on_slurm)  # while the first arrays wait or run
-    assert "0 points to run, 3 queued or running" in again.stderr
+    assert "0 configurations to run, 3 queued or running" in again.stderr
     assert {part["state"] for part in states(pipeline, out, on_slurm).values()} == {"ok"}
 
     report = report_of(pipeline, out)
@@ -75,7 +75,7 @@ def test_a_mixed_grid_runs_in_one_array_a_shape_and_is_never_submitted_twice(
 
     next(out.glob("mixed/records/ddp-1proc*.json")).unlink()
     resumed = pipeline(*submit, "--wait", env=on_slurm)
-    assert "1 point to run, 2 recorded as ok" in resumed.stderr
+    assert "1 configuration to run, 2 recorded as ok" in resumed.stderr
     assert array_of(resumed)
     assert "array" not in succeeded(pipeline(*submit, env=on_slurm)).stdout
     assert len(json.loads((out / "mixed" / "manifest.json").read_text())["submissions"]) == 2
@@ -92,13 +92,13 @@ def test_an_element_of_several_points_that_is_cancelled_loses_the_running_one_an
     num_samples = {point["run_id"]: point["num_samples"] for point in plan["points"]}
     assert [num_samples[run_id] for run_id in order] == [64, 2_000_000, 67]  # as the seed draws them
     sent = pipeline(*submit, env=on_slurm)
-    assert sent.stdout.splitlines()[0].endswith(": 1 element, 1 node x 1 CPU process, 3 points"), sent.stderr
+    assert sent.stdout.splitlines()[0].endswith(": 1 element, 1 node x 1 CPU process, 3 configurations"), sent.stderr
 
     wait_for(lambda: list(tmp_path.glob(f"long/logs/*/{order[1]}.*/environment.json")), timeout_s=120)
     wait_for(lambda: list(tmp_path.glob(f"long/records/{order[0]}.*.json")), timeout_s=10)  # once its sampler has ended
     found = states(pipeline, tmp_path, on_slurm)
     assert [found[run_id]["state"] for run_id in order] == ["ok", "running", "pending"]
-    assert "0 points to run, 2 queued or running, 1 recorded as ok" in pipeline(*submit, env=on_slurm).stderr
+    assert "0 configurations to run, 2 queued or running, 1 recorded as ok" in pipeline(*submit, env=on_slurm).stderr
 
     cluster.run("scancel", found[order[1]]["job"])
     wait_for(lambda: not queued(cluster), timeout_s=30)
@@ -177,7 +177,7 @@ def test_a_rank_that_dies_on_the_second_node_ends_the_job_and_is_named(
     assert (record["status"], record["failure"]["kind"], record["failure"]["rank"]) == ("failed", "signal", 1)
     assert "SIGKILL" in record["reason"]
     assert workers_on(cluster, 0) + workers_on(cluster, 1) == []
-    assert "0 points to run, 1 recorded as failed" in pipeline(*submit, env=on_slurm).stderr
+    assert "0 configurations to run, 1 recorded as failed" in pipeline(*submit, env=on_slurm).stderr
 
 
 @pytest.mark.fault("F16")
@@ -244,7 +244,7 @@ def test_plain_sbatch_runs_q4_and_collect_finds_it(
     assert "queued or running" in pipeline("submit", "--grid", "q4", *arguments, "--dry-run", env=on_slurm).stdout
     cluster.wait_idle(timeout_s=120)
     logs = {path.name: path.read_text() for path in tmp_path.glob("*.log")}
-    assert "grid q4 has 5 points; element 15 has nothing to do." in logs["15.log"]
+    assert "grid q4 has 5 configurations; element 15 has nothing to do." in logs["15.log"]
     report = report_of(pipeline, tmp_path)
     assert (report["coverage"]["expected"], report["coverage"]["ok"]) == (5, 2), logs
     assert [row["remedies"] for row in report["Q4"] if row["epoch"] == 5] == [[], ["linear_scaling"]]
@@ -338,7 +338,7 @@ def test_a_point_whose_job_is_preempted_is_preempted_and_can_be_submitted_again(
     wait_for(lambda: not queued(cluster), timeout_s=60)
     (part,) = states(pipeline, tmp_path, on_slurm).values()
     assert (part["state"], records_in(tmp_path)) == ("preempted", [])
-    assert "1 point to run" in pipeline(*submit, "--dry-run", env=on_slurm).stdout
+    assert "1 configuration to run" in pipeline(*submit, "--dry-run", env=on_slurm).stdout
 
 
 @pytest.mark.fault("F05")
@@ -353,7 +353,7 @@ def test_a_job_past_its_limit_is_a_timeout_and_a_short_one_beside_it_is_not_ende
     (long,) = (part["job"] for part in states(pipeline, tmp_path, on_slurm).values() if part["state"] == "running")
     cluster.run("scontrol", "update", f"JobId={long}", "EndTime=now+1")
     answer = pipeline(*submit, "--wait", env=on_slurm)
-    assert (answer.returncode, "0 points to run" in answer.stderr) == (1, True), answer.stderr
+    assert (answer.returncode, "0 configurations to run" in answer.stderr) == (1, True), answer.stderr
     assert sorted(part["state"] for part in states(pipeline, tmp_path, on_slurm).values()) == ["ok", "timeout"]
     tables = json.loads(pipeline("collect", tmp_path, "--format", "json").stdout)["experiments"]["faults"]
     timed = {row["epoch_time_s"] is not None for row in tables["Q2"]}
@@ -374,7 +374,7 @@ def test_a_point_on_a_node_that_fails_is_node_fail_and_has_one_attempt(
         wait_for(lambda: not queued(cluster), timeout_s=90)
         (part,) = states(pipeline, tmp_path, on_slurm).values()
         assert (part["state"], records_in(tmp_path)) == ("node_fail", [])
-        assert "1 point to run" in pipeline(*submit, "--dry-run", env=on_slurm).stdout
+        assert "1 configuration to run" in pipeline(*submit, "--dry-run", env=on_slurm).stdout
     finally:
         cluster.kill_steps()  # which live on without their slurmd
         cluster.start_node(node)
@@ -408,7 +408,7 @@ def test_each_point_of_an_array_ends_as_it_did_and_only_those_without_a_result_a
     cases = [f"{index}) {FAULTS.get(size_of[run_id], 'true')};;" for index, (run_id,) in enumerate(array["elements"])]
     prologue = write_script(tmp_path / "prologue.sh", "case $SLURM_ARRAY_TASK_ID in", *cases, "esac")
     answer = pipeline(*submit, "--prologue", prologue, "--wait", env=on_slurm)
-    assert (answer.returncode, "3 of 6 points have no result" in answer.stderr) == (1, True), answer.stderr
+    assert (answer.returncode, "3 of 6 configurations have no result" in answer.stderr) == (1, True), answer.stderr
     found = {size_of[run_id]: part for run_id, part in states(pipeline, tmp_path, on_slurm).items()}
     assert {size: part["state"] for size, part in found.items()} == {
         **{1: "ok", 2: "failed", 3: "failed", 4: "lost", 5: "ok", 65536: "oom"}
@@ -583,7 +583,7 @@ def test_what_is_set_for_slurms_commands_changes_no_state_and_runs_nothing_twice
         (part,) = states(pipeline, tmp_path, {**on_slurm, **{name: ANSWERS[name] for name in names}}).values()
         assert part["state"] == "running", names
     again = succeeded(pipeline(*submit, env={**on_slurm, **ANSWERS}))
-    assert ("0 points to run, 1 queued or running" in again.stderr, "array" in again.stdout) == (True, False)
+    assert ("0 configurations to run, 1 queued or running" in again.stderr, "array" in again.stdout) == (True, False)
     assert all(again.stderr.count(f"{name},") + again.stderr.count(f"{name};") == 1 for name in ANSWERS)
 
 

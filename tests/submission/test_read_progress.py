@@ -195,9 +195,9 @@ def test_off_a_terminal_a_point_has_two_lines_with_the_time_left(
         progress.end(spec, "ok")
     assert capsys.readouterr().err.splitlines() == [
         "[1/3] batch 8: running",
-        "[1/3] batch 8: ok after 20 s; about 2 min 00 s left for 2 points",  # an earlier record says 100 s
+        "[1/3] batch 8: ok after 20 s; about 2 min 00 s left for 2 configurations",  # an earlier record says 100 s
         "[2/3] batch 16: running, about 1 min 40 s left",
-        "[2/3] batch 16: ok after 20 s; about 20 s left for 1 point",
+        "[2/3] batch 16: ok after 20 s; about 20 s left for 1 configuration",
     ]
 
 

@@ -265,7 +265,7 @@ def test_this_machine_runs_one_node_and_no_more_gpus_than_it_has(fields: dict[st
 
 @pytest.mark.parametrize(
     ("count", "line"),
-    [(1, "1 point needs 4 GPUs: run-0"), (1000, "1000 points need 4 GPUs, such as run-0")],
+    [(1, "1 configuration needs 4 GPUs: run-0"), (1000, "1000 configurations need 4 GPUs, such as run-0")],
 )
 def test_points_that_cannot_run_are_counted_and_the_first_is_named(count: int, line: str) -> None:
     assert group_by_reason({f"run-{number}": "4 GPUs" for number in range(count)}) == [line]
@@ -287,7 +287,7 @@ def test_an_element_of_several_points_gets_the_sum_of_their_limits_within_the_pa
     packed = sum_time_limits(alone, FOUR_GPUS, 4, partition_limit_min)
     assert packed.options == alone.options | {"time": str(limit_min)}
     (notice,) = packed.notices
-    assert notice.startswith("1 node x 4 GPUs: up to 4 points in sequence per element, limit 4 x 20 = 80 min")
+    assert notice.startswith("1 node x 4 GPUs: up to 4 configurations in sequence per element, limit 4 x 20 = 80 min")
     assert cut_to in notice if cut_to else "cut" not in notice
 
 

@@ -327,7 +327,7 @@ def test_any_bytes_of_a_log_will_do(tmp_path: Path) -> None:
 
 # whenever this test runs, its end is less than a minute ago
 JUST_NOW = job("FAILED", 1, ended_s_ago=0, now=datetime.now() + timedelta(days=1))
-WAITS = {3: "waits for the points before it in its element"}
+WAITS = {3: "waits for the configurations before it in its element"}
 PENDING = ["pending"] * 3
 
 

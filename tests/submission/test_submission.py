@@ -35,12 +35,12 @@ def test_arrays_are_cut_to_the_sites_limit_and_a_down_partition_is_named(
     down = "PartitionDown: the partition is down; choose another with --partition"
     assert {(part["state"], part["reason"]) for part in found.values()} == {("pending", down)}
     assert len({part["job"] for part in found.values()}) == len(found) == 45
-    assert "0 points to run, 45 queued or running" in pipeline(*submit, *points, env=on_slurm).stderr
+    assert "0 configurations to run, 45 queued or running" in pipeline(*submit, *points, env=on_slurm).stderr
     cluster.run("scancel", next(iter(found.values()))["job"])
     assert (
         sorted(part["state"] for part in states(pipeline, tmp_path, on_slurm).values()) == ["lost"] + ["pending"] * 44
     )  # without accounting, a waiting element that is cancelled is forgotten
-    assert "1 point to run, 44 queued or running" in pipeline(*submit, *points, env=on_slurm).stderr
+    assert "1 configuration to run, 44 queued or running" in pipeline(*submit, *points, env=on_slurm).stderr
 
 
 @pytest.mark.parametrize("options", [(), ("--points-per-element", "2", "--max-parallel", "1", "--exclusive")])
@@ -109,7 +109,7 @@ def test_an_array_whose_driver_was_killed_once_sbatch_had_taken_it_runs_to_its_e
     submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path, "--wait", "--set")
     killing = with_sbatch(tmp_path, on_slurm, '{real} "$@"; kill -KILL $PPID')
     assert pipeline(*submit, *changes, env=killing).returncode == -signal.SIGKILL
-    assert "0 points to run" in succeeded(pipeline(*submit, *changes, env=on_slurm)).stderr
+    assert "0 configurations to run" in succeeded(pipeline(*submit, *changes, env=on_slurm)).stderr
     found = states(pipeline, tmp_path, on_slurm)
     assert {part["state"] for part in found.values()} == {"ok"}, found
     records = sorted(path.name for path in tmp_path.glob("mixed/records/*.json"))
@@ -127,7 +127,7 @@ def test_an_array_that_slurm_said_nothing_of_stays_announced_and_is_found_by_the
     assert_refused(pipeline(*submit, env=env), 4, "submit again")
     (array,) = json.loads((tmp_path / "mixed" / "manifest.json").read_text())["submissions"][0]["arrays"]
     assert (array["job_id"], len(array["elements"])) == (None, 3)
-    assert "0 points to run" in succeeded(pipeline(*submit, env=on_slurm)).stderr
+    assert "0 configurations to run" in succeeded(pipeline(*submit, env=on_slurm)).stderr
     assert_each_ran_once(tmp_path, 3)
 
 
@@ -139,7 +139,7 @@ def test_an_array_that_sbatch_submits_after_its_driver_was_killed_and_replaced_r
     wait = f"until test -e {tmp_path}/go; do sleep 0.1; done"
     late = f'cp "$1" {tmp_path}/late.sh; kill -KILL $PPID; {wait}; {{real}} {tmp_path}/late.sh; touch {tmp_path}/sent'
     assert pipeline(*submit, env=with_sbatch(tmp_path, on_slurm, late)).returncode == -signal.SIGKILL
-    assert "3 points to run" in succeeded(pipeline(*submit, env=on_slurm)).stderr
+    assert "3 configurations to run" in succeeded(pipeline(*submit, env=on_slurm)).stderr
     (tmp_path / "go").touch()
     wait_for((tmp_path / "sent").exists)
     cluster.wait_idle(timeout_s=60)

@@ -121,7 +121,7 @@ def test_a_submission_runs_the_code_of_its_start_and_rows_of_several_sources_are
     assert seen == {32: [first, False, first_head, False], 64: [second, False, first_head, True]}
     shown, said = run(tree, "collect", "out", "--format", "json").communicate(timeout=60)
     notes = {row["batch_size_per_gpu"]: row["note"] for row in json.loads(shown)["experiments"]["two"]["Q1"]}
-    assert f"source {second[:12]}, other points of this experiment {first[:12]}" in notes[64]
+    assert f"source {second[:12]}, other configurations of this experiment {first[:12]}" in notes[64]
     assert "source" not in (notes[32] or ""), "of two the first is the usual one"
 
 

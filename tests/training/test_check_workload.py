@@ -246,7 +246,7 @@ def test_what_would_measure_something_else_is_refused(workload: Workload, said: 
 @pytest.mark.parametrize(
     ("workload", "said"),
     [
-        (changed(dataset=lambda self: Samples(15)), "has 15 samples and the point needs 16; lower num_samples"),
+        (changed(dataset=lambda self: Samples(15)), "has 15 samples and the configuration needs 16; lower num_samples"),
         (
             changed(dataset=lambda self: Samples(16, 5)),
             r"gives float32 \[4\] as batch\['x'\] and the data set float32 \[5\]; make them alike",
