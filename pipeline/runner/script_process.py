@@ -66,17 +66,18 @@ class ScriptProcess:
     def copy_output(self) -> None:
         """Copy the first part of the output, and keep its end."""
         assert self.process.stdout is not None
-        source, kept = self.process.stdout.fileno(), 0
-        while part := os.read(source, 65536):
-            copied = part[: max(0, MAX_OUTPUT_BYTES - self.num_bytes)]
-            self.num_bytes += len(part)
-            self.tail.append(part)
-            kept += len(part)
-            while kept - len(self.tail[0]) > MAX_TAIL_BYTES:
-                kept -= len(self.tail.popleft())
-            with contextlib.suppress(OSError):  # nobody reads the log
-                while copied:
-                    copied = copied[os.write(2, copied) :]
+        kept = 0
+        with self.process.stdout as source:
+            while part := os.read(source.fileno(), 65536):
+                copied = part[: max(0, MAX_OUTPUT_BYTES - self.num_bytes)]
+                self.num_bytes += len(part)
+                self.tail.append(part)
+                kept += len(part)
+                while kept - len(self.tail[0]) > MAX_TAIL_BYTES:
+                    kept -= len(self.tail.popleft())
+                with contextlib.suppress(OSError):  # nobody reads the log
+                    while copied:
+                        copied = copied[os.write(2, copied) :]
 
     def last_line(self) -> str:
         """Return the last line that the script has printed; "" without one."""

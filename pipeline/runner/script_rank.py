@@ -69,7 +69,7 @@ BLOCK_LIMIT = "DDPSCALE_BLOCK_S"  # likewise: how long the updates of a block ma
 BLOCK_LIMIT_S = 3600
 TICK_S = 5
 MAX_IDLE_SHARE = 0.02  # of a CPU, by a process that waits
-STALLED = "stalled"  # key of the store
+STALLED, MEASURED = "stalled", "measured"  # keys of the store
 MAX_NAMED_RANKS = 4
 MAX_WARM_UP_BLOCKS = 10
 MAX_SIZE_DIFFERENCE = 0.01  # of the samples of an update: what a smaller last batch may change
@@ -207,11 +207,11 @@ class ScriptRank:
     def run(self) -> None:
         """Run the script until it is measured. Raises ScriptProblem."""
         exit_code = self.run_once()
-        if exit_code and not self.has_launcher_variables and self.needs_launcher_variables():
+        if not self.has_launcher_variables and self.needs_launcher_variables():
             log_line("the script needs the variables of torchrun: it starts again with them")
             self.has_launcher_variables = True
             exit_code = self.run_once()
-        if exit_code:
+        if not self.store.check([MEASURED]):  # else it may end as it likes
             raise self.explain_exit(exit_code)
 
     def run_once(self) -> int:
@@ -303,6 +303,8 @@ class ScriptRank:
         keys = [f"ddpscale/{self.num_blocks}/{rank}" for rank in range(self.world_size)]
         reported = Timed(without_left_out([msgspec.json.decode(self.store.get(key), type=Block) for key in keys]))
         order = self.next_block(reported)
+        if order is None:
+            self.store.set(MEASURED, "")
         self.store.set(f"ddpscale/{self.num_blocks}/order", json.dumps(order))
         self.num_blocks += 1
 
