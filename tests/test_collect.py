@@ -686,6 +686,14 @@ def test_speed_up_and_time_come_first_and_intervals_go_first(width: int) -> None
     assert_says("\n".join(brief_of("two-cores/smoke", MAX_WIDTH)), " 1.196 (0.884 to 1.591) ")
 
 
+@pytest.mark.parametrize("name", ["two-cores/smoke", "h100x2/fsdp-formats", "h200x4/scaling", "h100x2/q4-study"])
+def test_on_forty_columns_no_table_is_wider_and_each_shows_its_first_figure(name: str) -> None:
+    found = collect_experiment(Experiment(ROOT / "published" / name))
+    whole = terminal.render_experiment("x", found, answers_of(found.tables, found.collected.terms), None, 40)
+    assert [line for line in whole.splitlines() if len(line) > 40 and not line.startswith(("Tables", "Next"))] == []
+    assert "speed-up" in whole or "time [s]" in whole
+
+
 def test_a_table_with_more_rows_than_lines_shows_the_largest_speedups() -> None:
     lines = brief_of("h200x4/scaling", 80)
     start = lines.index("Weak scaling, ddp 4 GPUs:")
@@ -735,7 +743,7 @@ def test_a_reason_that_all_failed_rows_share_is_below_the_brief_table(tmp_path: 
     found = collected_in(tmp_path / "x", *failed)
     text = terminal.render_brief("x", found, answers_of(found.tables, found.collected.terms), None, 120)
     (said,) = [line for line in text.splitlines() if line.startswith("All rows: ")]
-    assert said.endswith("; no [disk].")
+    assert said.endswith(" · no [disk].")
 
 
 def test_a_page_that_was_not_written_is_not_named(pipeline: Command, tmp_path: Path) -> None:

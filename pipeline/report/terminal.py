@@ -147,8 +147,9 @@ def main_tables(found: CollectedExperiment, other_rows: Tables) -> list[DisplayT
 def table_lines(table: DisplayTable, max_rows: int, width: int, terms: Terms) -> list[str]:
     """Return the lines of a table that is no wider than `width`, as far as what is never left out allows.
 
-    That is what tells the rows apart, the speed-up and the time. Then come other figures, intervals, notes, and last
-    columns of one value. The note of a row without a result comes before other figures.
+    That is what tells the rows apart, the longest text cut where it must be, and the first of speed-up and time. Then
+    come the second, other figures, intervals, notes, and last columns of one value. The note of a row without a result
+    comes before other figures.
     """
     parts = [(column.heading.replace("±", "+/-"), column) for column in table.columns]  # in ASCII
     columns = {heading: DisplayColumn(heading, column.cells[:max_rows], column.kind) for heading, column in parts}
@@ -164,9 +165,14 @@ def table_lines(table: DisplayTable, max_rows: int, width: int, terms: Terms) ->
         for name, column in columns.items()
     }
     notes = [note_column(numbers, is_lost, table, MIN_REASON)] if numbers else []
-    wanted = [*notes] if any(is_lost) else []
+    wanted = [*(plain[name] for name in main), *(notes if any(is_lost) else [])]
     wanted += [*(plain[name] for name in varying), *(columns[name] for name in varying), *notes, *columns.values()]
-    shown = {heading: plain[heading] for heading in (*telling_apart(axes, columns), *main)}
+    shown = {heading: plain[heading] for heading in (*telling_apart(axes, columns), main[0])}
+    over = max(total_width(shown.values()) - width, 0)
+    texts = [column for column in shown.values() if column.kind == "text"]
+    for column in sorted(texts, key=width_of)[-1:]:
+        cells = [cut(cell, max(width_of(column) - over, MIN_NOTE)) for cell in column.cells]
+        shown[column.heading] = column._replace(cells=cells)
     for column in wanted:
         wider = {**shown, column.heading: column}
         shown = wider if total_width(wider.values()) <= width else shown
