@@ -29,7 +29,7 @@ from pipeline.communication.process_group import install
 from pipeline.communication.step_variants import StepContext, build_variant, count_calls
 from pipeline.figures.formulas import state_bytes
 from pipeline.plan.spec import Spec
-from pipeline.plan.strategies import gathered_bytes, scattered_bytes
+from pipeline.plan.strategies import gathered_bytes, reduced_bytes
 from pipeline.records.record import Measurement
 from pipeline.system.host import gpu_names, num_visible_gpus
 from pipeline.training.devices import set_memory_limit
@@ -149,7 +149,7 @@ def count_bytes(fields: Found, rank: Rank) -> Found:
     formula = {"all_reduce": gradient_bytes} | ({"broadcast": gradient_bytes} if spec.strategy == "zero1" else {})
     if sharding:
         formula = {"all_gather": int(gathered_bytes(0, sharding, spec) or 0)}
-        formula["reduce_scatter"] = int(scattered_bytes(0, sharding, spec) or 0)
+        formula["reduce_scatter"] = int(reduced_bytes(0, sharding, spec) or 0)
     local = [
         parameter.to_local() if isinstance(parameter, DTensor) else parameter for parameter in silent.model.parameters()
     ]

@@ -299,12 +299,14 @@ def add_sweep_and_profile(
     rank: Rank,
     traces: Path | None,
 ) -> Communication:
-    """Add a sweep of the step's collectives, then a profile: it comes last, because the profiler may stay attached.
+    """Add a sweep of the step's collectives over all ranks, then a profile.
 
-    `no_op` is the same step without the collectives of gradients and parameters among `calls`.
+    The profile comes last, because the profiler may stay attached. `no_op` is the same step without the collectives of
+    gradients and parameters among `calls`.
     """
     called = [call for call in calls if call.kind in CALLED]
-    sweep = sweep_collectives(group_pairs((call.operation, call.num_bytes) for call in called), rank)
+    of_all = [call for call in called if call.num_ranks == rank.world_size]
+    sweep = sweep_collectives(group_pairs((call.operation, call.num_bytes) for call in of_all), rank)
     profile, notes = profile_collectives(whole, no_op, called, rank, traces)
     return msgspec.structs.replace(
         communication,

@@ -68,6 +68,7 @@ class Call(NamedTuple):
     stays_real: str = ""  # why it is real when others are silent
     caller: str = ""
     in_backward: bool = False  # called while a backward pass runs
+    num_ranks: int = 0  # of its group
 
 
 class Controller:
@@ -227,11 +228,13 @@ def find_caller() -> tuple[str, str]:
     return (str(frame.f_globals.get("__name__")), frame.f_code.co_name) if frame is not None else ("", "")
 
 
-def describe_call(collective: str, fill: Fill | str, args: Sequence[Any], caller: tuple[str, str] = ("", "")) -> Call:
+def describe_call(
+    collective: str, fill: Fill | str, args: Sequence[Any], caller: tuple[str, str] = ("", ""), num_ranks: int = 0
+) -> Call:
     """Return the call with its bytes, and with the reason if it stays real: the same on all ranks."""
     stays_real = "" if caller == (DDP_MODULE, DDP_BUFFERS) else why_real(collective, fill, args)
     in_backward = torch._C._current_graph_task_id() != -1 or caller[0] in BACKWARD_CALLERS
-    return Call(collective, measure_bytes(collective, args), stays_real, caller[0], in_backward)
+    return Call(collective, measure_bytes(collective, args), stays_real, caller[0], in_backward, num_ranks)
 
 
 def measure_bytes(collective: str, args: Sequence[Any]) -> int:
@@ -381,7 +384,7 @@ def forward(name: str, collective: str, fill: Fill | str) -> Callable[..., Any]:
     """Return the method of that name for MeasuredGroup."""
 
     def method(self: MeasuredGroup, *args: Any, **keywords: Any) -> Any:
-        call = describe_call(collective, fill, args, find_caller())
+        call = describe_call(collective, fill, args, find_caller(), self.size())
         counts = self._controller.counts
         if counts is not None:
             counts[call] += 1

@@ -31,6 +31,7 @@ ROUND_SHARES = {  # of the process that measures the known answers, by variant
 }
 STRATEGY_ROUND_SHARES = {  # of the process that measures FSDP or ZeRO-1
     "fsdp": 0.45,
+    "hsdp": 0.45,
     "zero1": 0.45,
     "no_op": 0.45,
     "no_op_again": 0.45,

@@ -56,6 +56,7 @@ class CollectiveCall(NamedTuple):
     kind: TransferKind
     operation: Operation
     num_bytes: int
+    num_ranks: int = 0  # of its group
 
 
 built_models: WeakSet[nn.Module] = WeakSet()  # of the variants that there are
@@ -119,8 +120,8 @@ def build_variant(
 ) -> StepVariant:
     """Build the variant of that name. It has its own parameters, with equal initial values on all ranks.
 
-    `plain`: the bare module. `ddp_one`: DDP on this rank alone. `ddp`, `fsdp`, `zero1`: these strategies over all
-    ranks. `no_collectives`: DDP whose collectives return at once (process_group.py), those of the user's code too.
+    `plain`: the bare module. `ddp_one`: DDP on this rank alone. `ddp`, `fsdp`, `hsdp`, `zero1`: these strategies over
+    all ranks. `no_collectives`: DDP whose collectives return at once (process_group.py), those of the user's code too.
     `no_op_hook` of DDP and `no_op` of the others: the same, but for buffers and statistics of BatchNorm. `no_sync`: DDP
     in its no_sync context, without reduction. `dp`: DataParallel. The suffix `_again` repeats a variant: the difference
     between the two is noise.
@@ -175,7 +176,9 @@ def count_calls(variant: StepVariant) -> Counter[Call]:
 def list_calls(calls: Counter[Call], own: Counter[Call]) -> list[CollectiveCall]:
     """Return the calls of a strategy's step that are not those of the user's code, nor left real in a silent step."""
     return [
-        CollectiveCall(KINDS.get(call.caller) or KINDS[call.collective], call.collective, call.num_bytes)  # type: ignore[arg-type]
+        CollectiveCall(
+            KINDS.get(call.caller) or KINDS[call.collective], call.collective, call.num_bytes, call.num_ranks
+        )  # type: ignore[arg-type]
         for call in calls.elements()
         if call not in own and not call.stays_real
     ]

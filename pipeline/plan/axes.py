@@ -398,10 +398,22 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "What FSDP frees after the forward pass: `blocks`, `always` or `never`; docs/strategies.md.",
             "reshard=blocks,always,never strategy=fsdp num_gpus=2",
             OF_STRATEGY,
-            strategies=("fsdp",),
+            strategies=("fsdp", "hsdp"),
             values={"blocks": ""},
         ),
     ] = "blocks"
+    shard_size: Annotated[
+        PositiveInt | None,
+        declare(
+            "GPUs that share one copy of the model with HSDP (default: those of a node). Gradients are reduced between "
+            "the copies.",
+            "shard_size=2 strategy=hsdp num_gpus=4",
+            OF_STRATEGY,
+            strategies=("hsdp",),
+            words="shards over {}",
+            values={None: "shards over a node"},
+        ),
+    ] = None
     param_dtype: Annotated[
         ShardFormat,
         declare(
@@ -410,7 +422,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "for models of images.",
             "param_dtype=bf16 precision=bf16 model=lenet strategy=fsdp num_gpus=2",
             OF_STRATEGY,
-            strategies=("fsdp",),
+            strategies=("fsdp", "hsdp"),
             changes_learning=True,
             values={"fp32": "fp32 gathers", "bf16": "bf16 gathers"},
         ),
@@ -421,7 +433,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "Number format of gradients in FSDP's reduce-scatters: `fp32`, or `bf16`, which halves what they send.",
             "reduce_dtype=bf16 strategy=fsdp num_gpus=2",
             OF_STRATEGY,
-            strategies=("fsdp",),
+            strategies=("fsdp", "hsdp"),
             changes_learning=True,
             words="{} gradients",
             values={"fp32": ""},
@@ -434,7 +446,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "update is computed.",
             "cpu_offload=true strategy=fsdp num_gpus=2",
             BASELINE | CHOICE | TARGET,
-            strategies=("fsdp",),
+            strategies=("fsdp", "hsdp"),
         ),
     ] = False
     grad_accumulation: Annotated[
@@ -646,6 +658,10 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 "static_graph=true does not work with grad_accumulation: DDP's no_sync changes the graph; leave one "
                 "out."
             )
+        if self.num_gpus % self.num_shards:
+            raise ValueError(
+                f"shard_size={self.num_shards} does not divide num_gpus={self.num_gpus} into groups; take a divisor."
+            )
         if self.facts.shards_state and self.num_gpus == 1:
             raise ValueError(
                 f"strategy={self.strategy!r} shards over GPUs and needs num_gpus>=2; use 'single' for one."
@@ -709,10 +725,10 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 f"num_samples={self.num_samples} is no multiple of the {self.global_batch_size} samples of an update "
                 f"with grad_accumulation={self.grad_accumulation}; change num_samples."
             )
-        if not always_full and self.batch_size_per_gpu > self.shard_size:
+        if not always_full and self.batch_size_per_gpu > self.samples_per_gpu:
             raise ValueError(
-                f"batch_size_per_gpu={self.batch_size_per_gpu} is larger than the shard of {self.shard_size} samples "
-                f"(num_samples={self.num_samples} over num_gpus={self.num_gpus}) and would never be full; lower "
+                f"batch_size_per_gpu={self.batch_size_per_gpu} is larger than the {self.samples_per_gpu} samples of "
+                f"a GPU (num_samples={self.num_samples} over num_gpus={self.num_gpus}) and would never be full; lower "
                 "batch_size_per_gpu, or make the configuration a probe with input: synthetic and max_steps: 3."
             )
 
@@ -865,7 +881,12 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self.batch_size_per_gpu * self.num_gpus * self.grad_accumulation
 
     @property
-    def shard_size(self) -> int:
+    def num_shards(self) -> int:
+        """Shards of the model: the GPUs that share one copy of it."""
+        return self.shard_size or self.num_gpus // self.num_nodes if self.facts.replicates else self.num_gpus
+
+    @property
+    def samples_per_gpu(self) -> int:
         """Samples of the data set for each GPU, rounded up."""
         return math.ceil(self.num_samples / self.num_gpus)
 

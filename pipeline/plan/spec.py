@@ -67,7 +67,7 @@ class Spec(Axes, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False
     @property
     def full_steps_per_epoch(self) -> int:
         """Updates of an epoch that visits every sample."""
-        return math.ceil(self.shard_size / (self.batch_size_per_gpu * self.grad_accumulation))
+        return math.ceil(self.samples_per_gpu / (self.batch_size_per_gpu * self.grad_accumulation))
 
     @property
     def steps_per_epoch(self) -> int:

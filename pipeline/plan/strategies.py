@@ -54,6 +54,7 @@ class Strategy(NamedTuple):
     is_distributed: bool = False  # each GPU has a process of its own; otherwise one process uses all GPUs
     shards_state: bool = False  # a GPU keeps a part of the optimizer's state
     shards_parameters: bool = False  # and of the parameters and their gradients
+    replicates: bool = False  # groups of GPUs have copies, each sharded over its group
     is_eager_only: bool = False  # not tried compiled or captured
     syncs_batchnorm: bool = False  # tried with BatchNorm over all GPUs
     wrappers: tuple[str, ...] = ()  # classes of torch by which a script is seen to use it
@@ -111,15 +112,24 @@ def all_parameters(model_bytes: int, units: UnitBytes | None, axes: "Axes") -> f
     return float(model_bytes)
 
 
-def scattered_bytes(model_bytes: int, units: UnitBytes | None, axes: "Axes") -> float | None:
-    """Return the input of the reduce-scatters in an update; None if the units are not known."""
-    return (units.units_bytes + units.root_bytes) * SHARE_OF_FP32[axes.reduce_dtype] if units else None
+def reduced_bytes(model_bytes: int, units: UnitBytes | None, axes: "Axes") -> float | None:
+    """Return the input of the reduce-scatters in an update, and that of the all-reduces of shards between copies.
+
+    A group of one GPU calls nothing. None if the units are not known.
+    """
+    if units is None:
+        return None
+    whole = (units.units_bytes + units.root_bytes) * SHARE_OF_FP32[axes.reduce_dtype]
+    between_copies = whole / axes.num_shards if axes.num_shards < axes.num_gpus else 0
+    return between_copies + (whole if axes.num_shards > 1 else 0)
 
 
 def gathered_bytes(model_bytes: int, units: UnitBytes | None, axes: "Axes") -> float | None:
     """Return the output of the all-gathers in an update: once a pass, and again if the forward pass frees it."""
     if units is None:
         return None
+    if axes.num_shards == 1:
+        return 0.0
     in_units = units.units_bytes * (1 if axes.reshard == "never" else 2)
     in_root = units.root_bytes * (2 if axes.reshard == "always" else 1)
     return (in_units + in_root) * axes.grad_accumulation * SHARE_OF_FP32[axes.param_dtype]
@@ -129,12 +139,12 @@ def sharded_state(model_bytes: int, optimizer_bytes: int, units: UnitBytes | Non
     """Return the bytes of a rank: shards of all unless the host has them, the root if it is not freed, units in flight.
 
     In flight are three: two gathered units and the gradients of one; or of the two one, and a copy of these gradients
-    that is reduced. None if the units are not known.
+    that is reduced. None if the units are not known, or each GPU has a whole copy.
     """
-    if units is None:
+    if units is None or axes.num_shards == 1:
         return None
     gathered, reduced = SHARE_OF_FP32[axes.param_dtype], SHARE_OF_FP32[axes.reduce_dtype]
-    shards = 0.0 if axes.cpu_offload else 2 * model_bytes / axes.num_gpus + optimizer_bytes
+    shards = 0.0 if axes.cpu_offload else 2 * model_bytes / axes.num_shards + optimizer_bytes
     root = units.root_bytes * gathered
     if axes.reshard == "never":
         return shards + units.units_bytes * gathered + root + (gathered + reduced) * units.largest_unit_bytes
@@ -207,9 +217,21 @@ FSDP = Strategy(
     variants=("fsdp", "fsdp_again", "no_op", "plain"),
     no_op="no_op",
     saves_against="ddp",
-    gradient_bytes=scattered_bytes,
+    gradient_bytes=reduced_bytes,
     parameter_bytes=gathered_bytes,
     state_bytes=sharded_state,
+)
+HSDP = FSDP._replace(
+    name="hsdp",
+    words="HSDP",
+    title="FSDP2 in groups of GPUs, with a copy of the model in each",
+    wrappers=(),  # a script is seen to use FSDP
+    simplicity=40,
+    aliases=("hybridshardeddataparallel",),
+    replicates=True,
+    collectives=("all_gather", "reduce_scatter", "all_reduce"),
+    collective_words="all-gathers and reduce-scatters in groups and all-reduces between them",
+    variants=("hsdp", "hsdp_again", "no_op", "plain"),
 )
 ZERO1 = Strategy(
     name="zero1",
@@ -229,7 +251,7 @@ ZERO1 = Strategy(
     state_bytes=bucket_state,
 )
 
-STRATEGIES = {one.name: one for one in (SINGLE, DATAPARALLEL, DDP, FSDP, ZERO1)}
+STRATEGIES = {one.name: one for one in (SINGLE, DATAPARALLEL, DDP, FSDP, HSDP, ZERO1)}
 """Every strategy by its name, in the order in which help names them."""
 
 *OTHERS, LAST = (f"`{one.name}` ({one.title})" for one in STRATEGIES.values())

@@ -113,11 +113,17 @@ SHARDED: dict[str, Any] = {"strategy": "fsdp", "num_gpus": 2, "device": "cpu"}
         # samples
         (
             {"batch_size_per_gpu": 50_001},
-            "larger than the shard of 50000 samples ...lower batch_size_per_gpu, or make the configuration a probe",
+            "larger than the 50000 samples ...lower batch_size_per_gpu, or make the configuration a probe",
         ),
-        ({**DDP, "num_gpus": 4, "batch_size_per_gpu": 12_501}, "larger than the shard of 12500 samples"),
-        ({"batch_size_per_gpu": 50_001, "max_steps": 3}, "larger than the shard"),  # cut, but real samples
-        ({"batch_size_per_gpu": 50_001, "input": "synthetic"}, "larger than the shard"),  # synthetic, but timed
+        ({**DDP, "num_gpus": 4, "batch_size_per_gpu": 12_501}, "larger than the 12500 samples of a GPU"),
+        (
+            {"batch_size_per_gpu": 50_001, "max_steps": 3},
+            "larger than the 50000 samples of a GPU",
+        ),  # cut, but real samples
+        (
+            {"batch_size_per_gpu": 50_001, "input": "synthetic"},
+            "larger than the 50000 samples of a GPU",
+        ),  # synthetic, but timed
         ({**DDP, "num_gpus": 4, "num_samples": 3, "batch_size_per_gpu": 1}, "without a sample; raise"),
         ({"num_samples": 1000, "grad_accumulation": 4}, "1000 is no multiple of the 512 samples of an update"),
         # training
@@ -165,7 +171,15 @@ SHARDED: dict[str, Any] = {"strategy": "fsdp", "num_gpus": 2, "device": "cpu"}
         ({**SHARDED, "precision": "fp16"}, "precision='fp16' is not tried with strategy='fsdp'; use 'bf16'"),
         ({**SHARDED, "sync_batchnorm": True}, "sync_batchnorm=true shares statistics over the GPUs of DDP"),
         ({**SHARDED, "param_dtype": "bf16"}, "computes in bf16, got precision='tf32'; use precision='bf16'"),
-        ({**DDP, "reshard": "never"}, "reshard='never' is an axis of strategy='fsdp'...got 'ddp'; leave it out"),
+        (
+            {**DDP, "reshard": "never"},
+            "reshard='never' is an axis of strategy='fsdp' or 'hsdp'...got 'ddp'; leave it out",
+        ),
+        ({**SHARDED, "shard_size": 2}, "shard_size=2 is an axis of strategy='hsdp', got 'fsdp'; leave it out"),
+        (
+            {**SHARDED, "strategy": "hsdp", "num_gpus": 4, "shard_size": 3},
+            "shard_size=3 does not divide num_gpus=4 into groups; take a divisor",
+        ),
         (
             {**DDP, "num_samples": 1024, "static_graph": True, "grad_accumulation": 2},
             "static_graph=true does not work with grad_accumulation",
@@ -320,7 +334,7 @@ def test_a_point_keeps_its_run_id_through_json_and_through_its_stated_fields_alo
 def test_dp_and_ddp_take_as_many_steps_and_no_step_is_empty(spec: Spec) -> None:
     steps, batch = spec.steps_per_epoch, spec.batch_size_per_gpu
     assert steps == -(-spec.num_samples // spec.global_batch_size)  # DataParallel: one process, global batches
-    assert (steps - 1) * batch < spec.shard_size <= steps * batch
+    assert (steps - 1) * batch < spec.samples_per_gpu <= steps * batch
 
 
 def test_as_few_windows_as_a_point_may_stop_at_are_those_of_an_interval() -> None:

@@ -25,7 +25,7 @@ from pipeline.communication.process_group import install
 from pipeline.communication.profiling import profile_ranks
 from pipeline.communication.step_variants import StepContext, list_calls
 from pipeline.plan.spec import Spec
-from pipeline.plan.strategies import gathered_bytes, scattered_bytes
+from pipeline.plan.strategies import gathered_bytes, reduced_bytes
 from pipeline.training.execution import num_compiled_graphs, prepare_step
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, ignore_mark
@@ -54,6 +54,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
         for strategy in ("ddp", "fsdp")
     },
     "offloaded": {"strategy": "fsdp", "cpu_offload": True},
+    "one copy": {"strategy": "hsdp"},
+    "a copy each": {"strategy": "hsdp", "shard_size": 1},
     "compiled and checkpointed": {"strategy": "fsdp", "compile": "blocks", "activation_checkpointing": "blocks"},
 }
 CAST: dict[str, dict[str, Any]] = {
@@ -73,6 +75,28 @@ def run_on_rank(rank: int, folder: str) -> None:
     with mock.patch.object(torch, "compile", partial(torch.compile, backend="eager")):  # without a C++ compiler
         trained = train_each(place)
     found = {"trained": trained, "calls": count_calls(place), "gradients": gradients_of_share(place)}
+    if rank == 0:
+        Path(folder, "found.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+OF_FOUR: dict[str, dict[str, Any]] = {"ddp": {"strategy": "ddp"}, "hsdp": {"strategy": "hsdp", "shard_size": 2}}
+
+
+def run_on_one_of_four(rank: int, folder: str) -> None:
+    """Train DDP, and two copies that are sharded over two ranks each; write what rank 0 found."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=4)
+    install()
+    place = Rank(rank, 4, torch.device("cpu"))
+    found = {
+        f"{name} {num_passes}": train(
+            make_spec(**{**GPT, **fields, "num_gpus": 4, "grad_accumulation": num_passes, "batch_size_per_gpu": size}),
+            place,
+        )
+        for name, fields in OF_FOUR.items()
+        for num_passes, size in ((1, 4), (2, 2))
+    }
     if rank == 0:
         Path(folder, "found.json").write_text(json.dumps(found))
     dist.destroy_process_group()
@@ -153,7 +177,7 @@ def train(spec: Spec, rank: Rank) -> dict[str, Any]:
         "is_finite": all(bool(parameter.isfinite().all()) for parameter in silent.model.parameters()),
         "gradient_bytes": sum(parameter.nbytes for parameter in variants["plain"].model.parameters()),
         "gathered_by_formula": gathered_bytes(0, sharding, spec) if sharding else None,
-        "scattered_by_formula": scattered_bytes(0, sharding, spec) if sharding else None,
+        "reduced_by_formula": reduced_bytes(0, sharding, spec) if sharding else None,
     }
 
 
@@ -162,6 +186,14 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What two ranks found, started once for this file."""
     folder = tmp_path_factory.mktemp("strategies")
     spawn(run_on_rank, (str(folder),), 2)
+    return json.loads((folder / "found.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def trained_on_four(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What four ranks found."""
+    folder = tmp_path_factory.mktemp("four")
+    spawn(run_on_one_of_four, (str(folder),), 4)
     return json.loads((folder / "found.json").read_text())
 
 
@@ -252,31 +284,51 @@ def test_sharded_optimizers_keep_half_of_the_state(trained: dict[str, dict[str, 
         assert trained[name]["optimizer_bytes"] == pytest.approx(whole / 2, rel=0.1), name
 
 
+def sent_bytes(found: dict[str, Any]) -> dict[str, int]:
+    """Return the bytes of a step by kind and operation."""
+    sent: Counter[str] = Counter()
+    for kind, operation, num_bytes in found["calls"]:
+        sent[f"{kind} {operation}"] += num_bytes
+    return dict(sent)
+
+
 @pytest.mark.training
 @pytest.mark.parametrize("num_passes", [1, 2])
 def test_counted_bytes_are_those_of_the_formulas(trained: dict[str, dict[str, Any]], num_passes: int) -> None:
     for name in (*STRATEGIES, *CAST) if num_passes == 1 else set(STRATEGIES) - {"static_graph"}:
         found = trained[f"{name} {num_passes}"]
-        sent: dict[str, int] = {}
-        for kind, operation, num_bytes in found["calls"]:
-            sent[f"{kind} {operation}"] = sent.get(f"{kind} {operation}", 0) + num_bytes
-        gathered, scattered = found["gathered_by_formula"], found["scattered_by_formula"]
+        gathered, reduced = found["gathered_by_formula"], found["reduced_by_formula"]
         if gathered is None:
             expected = {"gradients all_reduce": found["gradient_bytes"]}
             expected |= {"parameters broadcast": found["gradient_bytes"]} if name.endswith("zero1") else {}
+        elif name == "a copy each":
+            expected = {"gradients all_reduce": reduced}
+            assert gathered == 0
         else:
-            expected = {"parameters all_gather": gathered, "gradients reduce_scatter": scattered}
-        assert sent == expected, name
+            expected = {"parameters all_gather": gathered, "gradients reduce_scatter": reduced}
+        assert sent_bytes(found) == expected, name
     sizes = {name: trained[f"{name} 1"] for name in ("blocks", *CAST)}
-    assert sizes["blocks"]["scattered_by_formula"] > sizes["blocks"]["gradient_bytes"], "63 rows are padded to 64"
+    assert sizes["blocks"]["reduced_by_formula"] > sizes["blocks"]["gradient_bytes"], "63 rows are padded to 64"
     ratios = [
-        [
-            sizes["blocks"][f"{kind}_by_formula"] / sizes[name][f"{kind}_by_formula"]
-            for kind in ("gathered", "scattered")
-        ]
+        [sizes["blocks"][f"{kind}_by_formula"] / sizes[name][f"{kind}_by_formula"] for kind in ("gathered", "reduced")]
         for name in CAST
     ]
     assert ratios == [[2, 1], [2, 2], [1, 2]]
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("num_passes", [1, 2])
+def test_copies_that_are_sharded_train_as_ddp_does_and_send_what_the_formula_says(
+    trained_on_four: dict[str, dict[str, Any]], num_passes: int
+) -> None:
+    ddp, hsdp = (trained_on_four[f"{name} {num_passes}"] for name in OF_FOUR)
+    assert hsdp["losses"] == pytest.approx(ddp["losses"], rel=1e-5)
+    sent = sent_bytes(hsdp)
+    scattered, between_copies = sent["gradients reduce_scatter"], sent["gradients all_reduce"]
+    assert (scattered, scattered + between_copies) == (2 * between_copies, hsdp["reduced_by_formula"])
+    assert sent["parameters all_gather"] == hsdp["gathered_by_formula"] > hsdp["gradient_bytes"]
+    assert hsdp["optimizer_bytes"] == pytest.approx(ddp["optimizer_bytes"] / 2, rel=0.1)
+    assert hsdp["is_finite"]
 
 
 @pytest.mark.training

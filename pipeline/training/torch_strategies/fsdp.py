@@ -5,7 +5,6 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from pipeline.plan.spec import Spec
@@ -15,6 +14,7 @@ from pipeline.training.torch_strategies.base import TorchStrategy, prepare_block
 from pipeline.workloads.workload import Workload, WorkloadError
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
 RESHARD_AFTER_FORWARD = {"blocks": None, "always": True, "never": False}  # None: blocks reshard, the root does not
@@ -32,12 +32,11 @@ class FsdpStrategy(TorchStrategy):
 
         One unit at a time lies on the device as a whole.
         """
-        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
         self.check(workload, model, spec)
         prepare_blocks(workload, model, spec)
-        mesh = init_device_mesh(rank.device.type, (rank.world_size,))
+        mesh = build_mesh(spec, rank)
         is_pinned = rank.device.type == "cuda"
         for unit in (*shard_units_of(workload, model), model):
             fully_shard(
@@ -51,12 +50,12 @@ class FsdpStrategy(TorchStrategy):
 
     def describe_sharding(self, workload: Workload, model: nn.Module, spec: Spec) -> Sharding | None:
         units = shard_units_of(workload, model)
-        in_units = [padded_bytes(unit) for unit in units]
+        in_units = [padded_bytes(unit, spec.num_shards) for unit in units]
         return Sharding(
             num_units=len(units),
             units_bytes=sum(in_units),
             largest_unit_bytes=max(in_units, default=0),
-            root_bytes=padded_bytes(model) - sum(in_units),
+            root_bytes=padded_bytes(model, spec.num_shards) - sum(in_units),
         )
 
     def sync_if_last(self, model: nn.Module, is_last: bool) -> contextlib.AbstractContextManager[Any]:
@@ -65,6 +64,16 @@ class FsdpStrategy(TorchStrategy):
         if isinstance(model, FSDPModule):
             model.set_requires_gradient_sync(is_last)
         return contextlib.nullcontext()
+
+
+def build_mesh(spec: Spec, rank: Rank) -> "DeviceMesh":
+    """Return the ranks in one line if they share one copy of the model, else a row for each copy."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    num_copies = rank.world_size // spec.num_shards
+    if num_copies == 1:
+        return init_device_mesh(rank.device.type, (rank.world_size,))
+    return init_device_mesh(rank.device.type, (num_copies, spec.num_shards), mesh_dim_names=("replicate", "shard"))
 
 
 def shard_units_of(workload: Workload, model: nn.Module) -> list[nn.Module]:
@@ -120,12 +129,12 @@ def refuse_batchnorm(model: nn.Module) -> None:
             )
 
 
-def padded_bytes(module: nn.Module) -> int:
-    """Return the bytes of a module's parameters, their first dimensions padded to a multiple of the ranks."""
-    num_ranks, total = dist.get_world_size(), 0
+def padded_bytes(module: nn.Module, num_shards: int) -> int:
+    """Return the bytes of a module's parameters, their first dimensions padded to a multiple of the shards."""
+    total = 0
     for parameter in module.parameters():
         rows = max(1, len(parameter))
-        total += parameter.nbytes // rows * (rows + -rows % num_ranks)
+        total += parameter.nbytes // rows * (rows + -rows % num_shards)
     return total
 
 
