@@ -175,12 +175,15 @@ def count_calls(variant: StepVariant) -> Counter[Call]:
 
 def list_calls(calls: Counter[Call], own: Counter[Call]) -> list[CollectiveCall]:
     """Return the calls of a strategy's step that are not those of the user's code, nor left real in a silent step."""
+    sent = (call for call in calls.elements() if call not in own and not call.stays_real)
     return [
         CollectiveCall(
-            KINDS.get(call.caller) or KINDS[call.collective], call.collective, call.num_bytes, call.num_ranks
-        )  # type: ignore[arg-type]
-        for call in calls.elements()
-        if call not in own and not call.stays_real
+            KINDS.get(call.caller) or KINDS[call.collective],
+            call.collective,  # type: ignore[arg-type]
+            call.num_bytes,
+            call.num_ranks,
+        )
+        for call in sent
     ]
 
 
