@@ -201,8 +201,9 @@ def run_script(folder: Path, *words: str | Path, **variables: str) -> tuple[int,
 
 @pytest.mark.training
 def test_a_script_is_measured_unchanged_on_one_and_two_processes(tmp_path: Path) -> None:
-    words = ("--num-gpus", "1,2", "--batch-size", "32", *SHORT, "--", SCRIPT, "--batch-size", "{batch_size_per_gpu}")
-    code, said, records = run_script(tmp_path, *words)
+    width = 1024  # so that no process waits for its data
+    command = (SCRIPT, "--width", str(width), "--batch-size", "{batch_size_per_gpu}")
+    code, said, records = run_script(tmp_path, "--num-gpus", "1,2", "--batch-size", "32", *SHORT, "--", *command)
     assert code == 0, said
     assert "train.py on 1 to 2 CPU processes" in said
     assert "samples/s" in said
@@ -215,7 +216,7 @@ def test_a_script_is_measured_unchanged_on_one_and_two_processes(tmp_path: Path)
     script = measurement_of(two).script
     assert script is not None
     assert (script.world_size, script.wrappers, script.batch_size) == (2, ("DistributedDataParallel",), 32)
-    assert script.command[1:] == ("--batch-size", "32")
+    assert script.command[1:] == ("--width", "1024", "--batch-size", "32")
     epochs = measurement_of(two).epochs
     assert [len(epoch.ranks) for epoch in epochs] == [2, 2, 2]
     assert [epoch.num_samples for epoch in epochs[1:]] == [2 * 32 * 3] * 2
@@ -224,8 +225,8 @@ def test_a_script_is_measured_unchanged_on_one_and_two_processes(tmp_path: Path)
     assert alone is not None
     assert not alone.has_launcher_variables
     assert alone.num_warm_up_updates >= 4
-    weights = 64 * 256 + 256 * 256 + 256 * 10
-    flops = 6 * weights - 2 * 64 * 256  # the input needs no gradient
+    weights = 64 * width + width * width + width * 10
+    flops = 6 * weights - 2 * 64 * width  # the input needs no gradient
     assert [measurement_of(record).flops_per_sample for record in (one, two)] == [flops, flops]
     assert "TFLOP/s" in said
     assert two.environment.model_digest
