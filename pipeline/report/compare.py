@@ -7,10 +7,18 @@ from typing import Any, NamedTuple, get_args
 
 import msgspec
 
-from pipeline.figures import comparison as compared
 from pipeline.figures import intervals
 from pipeline.figures.comparability import COMPARED_FACTS, fact_values
-from pipeline.figures.comparison import HARDWARE_FACTS, ComparedPoint, Comparison, TimedSide, Verdict
+from pipeline.figures.comparison import (
+    HARDWARE_FACTS,
+    SITTING_DEVIATION,
+    ComparedPoint,
+    Comparison,
+    TimedSide,
+    Verdict,
+    is_failing,
+    time_key,
+)
 from pipeline.figures.energy import clock_notes
 from pipeline.plan import point_label
 from pipeline.plan.point_label import NAMING_AXES, Terms, distinguishing_axes, point_labels
@@ -63,7 +71,7 @@ def render_comparison(name: str, folders: tuple[str, str], comparison: Compariso
 
 def headline_of(points: Sequence[ComparedPoint]) -> str:
     """Return how much faster B is, by the median over the configurations, and what the verdicts are."""
-    whole = [point for point in points if compared.time_key(point.spec) == "epoch_time_s" and point.ratio]
+    whole = [point for point in points if time_key(point.spec) == "epoch_time_s" and point.ratio]
     timed = whole or [point for point in points if point.ratio]
     if not timed:
         return "No configuration has a time in both."
@@ -135,7 +143,7 @@ def tables_of(comparison: Comparison) -> list[DisplayTable]:
     """Return a table for each kind of time, with a row for each point."""
     found = []
     for key, (heading, unit) in TIMES.items():
-        if points := [point for point in comparison.points if compared.time_key(point.spec) == key]:
+        if points := [point for point in comparison.points if time_key(point.spec) == key]:
             found.append(name_texts(table_of_points(heading, unit, points), terms_of(comparison)))
     return found
 
@@ -191,7 +199,7 @@ def explain_intervals(points: Sequence[ComparedPoint]) -> list[str]:
         text = "An interval over repeats contains the true ratio with a probability of at least"
         lines.append(f"{text} {100 * min(coverages):.1f} %.")
     if any(point.verdict in ("slower", "faster") for point in points):
-        moved = f"{100 * compared.SITTING_DEVIATION:g} % (standard deviation, on H100s)"
+        moved = f"{100 * SITTING_DEVIATION:g} % (standard deviation, on H100s)"
         lines.append(f"Another sitting alone moves a time by {moved}, so a verdict on less may be of the sitting.")
     over_windows = sum(point.interval is not None and not point.is_between_runs for point in points)
     if over_windows:
@@ -219,7 +227,7 @@ def summarize(points: Sequence[ComparedPoint], fail_above: float | None, allow_u
             sentences.append(f"{pluralize(unchecked, 'configuration')} without a verdict {verb} not checked.")
     if lost := sum(point.is_lost for point in points):
         sentences.append(f"{pluralize(lost, 'configuration')} ok in A but not in B.")
-    if compared.is_failing(points, fail_above, allow_unchecked):
+    if is_failing(points, fail_above, allow_unchecked):
         sentences.append("Exit code 1.")
     return sentences
 
@@ -253,7 +261,7 @@ def point_as_json(point: ComparedPoint) -> dict[str, Any]:
     return {
         "run_id": point.spec.run_id(),
         "axes": msgspec.to_builtins(point.spec),
-        "time": compared.time_key(point.spec),
+        "time": time_key(point.spec),
         "a": side_as_json(point.a),
         "b": side_as_json(point.b),
         "ratio": point.ratio,

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pipeline.figures import comparison as compared
-from pipeline.figures.comparison import ComparedPoint, Comparison, TimedSide
+from pipeline.figures.comparison import ComparedPoint, Comparison, TimedSide, time_key
 from pipeline.figures.intervals import Estimate
 from pipeline.figures.pooling import group_pairs
 from pipeline.plan.point_label import describe_point, models_of
@@ -68,7 +67,7 @@ def draw(comparison: Comparison) -> "Sequence[RenderedPlot]":
 
 def plots_of(key: str, points: Sequence[ComparedPoint]) -> list[Plot]:
     """Return how much faster B is, and both times, over the axis that varies."""
-    timed = [point for point in points if compared.time_key(point.spec) == key and point.ratio]
+    timed = [point for point in points if time_key(point.spec) == key and point.ratio]
     x = next((axis for axis in X_AXES if len({point.axes.get(axis) for point in timed}) > 1), "")
     if not x:
         return []

@@ -13,10 +13,10 @@ from typing import Any, Literal, NamedTuple
 from pipeline.figures.intervals import ends_of
 from pipeline.figures.notes import OF_BASELINE, TEXT, Note, NoteKind
 from pipeline.figures.pooling import group_pairs
-from pipeline.plan import point_label
 from pipeline.plan.axes import REMEDIES
 from pipeline.plan.model_names import short_model_name
 from pipeline.plan.point_label import (
+    ALL_REMEDIES,
     EFFORT_AXES,
     Terms,
     axes_fixed_by_model,
@@ -25,6 +25,8 @@ from pipeline.plan.point_label import (
     distinguishing_axes,
     format_number,
     models_of,
+    own_axes,
+    words_of,
 )
 from pipeline.records.outcomes import CollectedOutcomes
 from pipeline.report.claims import badge_of
@@ -108,11 +110,6 @@ class Footnotes(NamedTuple):
     shared: list[str]
 
 
-def named_axes(row: Row) -> dict[str, Any]:
-    """Return the axes of a row, with the remedies where they are a figure."""
-    return row.axes | ({"remedies": row["remedies"]} if "remedies" in row.figures else {})
-
-
 def name_columns(points: Sequence[Axes], varying: Sequence[str]) -> tuple[list[DisplayColumn], str]:
     """Return the columns that name the points, and what explains them.
 
@@ -150,7 +147,7 @@ def name_columns(points: Sequence[Axes], varying: Sequence[str]) -> tuple[list[D
         names = [describe_point(point, own) if own else USUAL for point, own in zip(points, differing, strict=True)]
         values = {axis: next(point[axis] for point in points if repr(point[axis]) == usual[axis]) for axis in others}
         explained.append(f"Configurations name what differs from the {USUAL} one: {describe_point(values, others)}.")
-    if any(point_label.ALL_REMEDIES in text for text in (*names, *explained)):
+    if any(ALL_REMEDIES in text for text in (*names, *explained)):
         explained.append(f"All remedies: {', '.join(REMEDIES)}.")
     return [*columns, DisplayColumn(heading, names, "text")], " ".join(explained)
 
@@ -166,7 +163,7 @@ def describe_common(points: Sequence[Axes], varying: Sequence[str], hidden: Sequ
 
 def describe_values(point: Axes, axes: Iterable[str]) -> list[str]:
     """Return the values of these axes that do not go without saying, each as `key: value`."""
-    found = {axis: point[axis] for axis in point_label.own_axes(point, axes) if describe_axis(axis, point[axis])}
+    found = {axis: point[axis] for axis in own_axes(point, axes) if describe_axis(axis, point[axis])}
     return [f"{name_axis(axis)}: {describe_value(axis, value)}" for axis, value in found.items()]
 
 
@@ -179,7 +176,7 @@ def describe_value(axis: str, value: Any) -> str:
     """Return a value of an axis in words, with its unit and without the name of the axis."""
     if isinstance(value, bool | list | tuple):
         return "yes" if value is True else describe_axis(axis, value)
-    words = point_label.words_of(axis)[1].get(value, "{}")
+    words = words_of(axis)[1].get(value, "{}")
     text = format_value(short_model_name(value) if axis == "model" and value else value) if "{}" in words else words
     return f"{text} {Column(axis, '', '').unit}".rstrip()
 
@@ -355,7 +352,7 @@ def display_tables(
 def build_table(table: Table, view: View, all_rows: Sequence[Row], options: DisplayOptions) -> DisplayTable:
     """Return a table before its texts are named by the terms, with the columns that have room once they are."""
     rows = all_rows[:MAX_ROWS]
-    points = [named_axes(row) for row in rows]
+    points = [row.axes | ({"remedies": row["remedies"]} if "remedies" in row.figures else {}) for row in rows]
     varying = distinguishing_axes(points, view.hidden_axes)
     if options.is_full:
         by_key = ((axis, [format_value(point[axis]) for point in points]) for axis in varying)

@@ -21,8 +21,19 @@ from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.ticker import FixedLocator, LogLocator, PercentFormatter  # noqa: E402
 
 from pipeline.plan.point_label import format_figure  # noqa: E402
-from pipeline.report import plots  # noqa: E402
-from pipeline.report.plots import BarPanel, HistogramPanel, LinePanel, Panel, Plot, Series  # noqa: E402
+from pipeline.report.plots import (  # noqa: E402
+    GREY,
+    REFERENCE,
+    BarPanel,
+    HistogramPanel,
+    KeyEntry,
+    LinePanel,
+    Panel,
+    Plot,
+    Series,
+    format_x,
+    role_of,
+)
 from pipeline.system.errors import replace_control_characters  # noqa: E402
 
 WIDTH, HEIGHT = 380, 264  # of a panel of lines, in px; the page scales it to what a phone or a column has
@@ -53,7 +64,7 @@ Searched for the largest smallest distance between two of them, for normal sight
 ROLES = ("--fg", "--muted", "--line", "--shade", "--bg", *(f"--s{index}" for index in range(len(SERIES_COLOURS))))
 LIGHT = dict(zip(ROLES, ("#1a1f24", "#59636e", "#d5dade", "#f3e3df", "#ffffff", *SERIES_COLOURS), strict=True))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
-HATCHES = ("", "\\\\\\\\", "||||", "////", "----", "xxxx", "++++", "x")  # as plots.PART_MARKS
+HATCHES = ("", "\\\\\\\\", "||||", "////", "----", "xxxx", "++++", "x")  # as PART_MARKS
 DASHED = (0, (3, 3))
 BOLD_CHAR_PX = 7
 LINES = 'stroke-linejoin="round" stroke-linecap="butt"'  # as matplotlib's style of all elements
@@ -135,17 +146,14 @@ def inline(panel: Panel) -> str:
     body = drawn[drawn.index("<defs>") : drawn.rindex("</svg>")]
     body = re.sub(r"<style.*?</style>|<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r'style="([^"]*)"', lambda found: STYLE.sub(r'\1="\2"', found[1]), body)
-    body = re.sub(r"<[^>]*>", lambda tag: PLACE.sub(round_place, tag[0]), body)  # not what people read: 0.25 stays
+    tags = re.compile(r"<[^>]*>")  # not what people read: 0.25 stays
+    body = tags.sub(lambda tag: PLACE.sub(lambda at: f"{float(at[0]):.1f}".removesuffix(".0"), tag[0]), body)
     body = re.sub(r' id="[a-z]+[\d._a-z]*_\d+"', "", body)  # nothing refers to them
     body = re.sub(r">\s+<", "><", re.sub(r"\s*\n\s*", " ", body))
     (view,) = re.findall(r'viewBox="[^"]*"', drawn)
     for role, colour in LIGHT.items():
         body = body.replace(colour, f"var({role})")
     return f'<svg {view} aria-hidden="true" {LINES}>{body}</svg>'
-
-
-def round_place(found: re.Match[str]) -> str:
-    return f"{float(found[0]):.1f}".removesuffix(".0")
 
 
 def height_of(panel: Panel) -> int:
@@ -157,7 +165,7 @@ def height_of(panel: Panel) -> int:
 
 def draw(
     panels: Sequence[Panel],
-    key: Sequence[plots.KeyEntry] = (),
+    key: Sequence[KeyEntry] = (),
     per_row: int = 1,
     title: str = "",
     formats: Sequence[str] = ("svg",),
@@ -184,7 +192,7 @@ def draw(
         if key:
             pairs = (pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True))
             handles = {label: handle for handle, label in pairs}
-            chosen = {entry.label: plots.GREY if entry.mark == plots.GREY else entry.label for entry in key}
+            chosen = {entry.label: GREY if entry.mark == GREY else entry.label for entry in key}
             known = {label: handles[name] for label, name in chosen.items() if name in handles}
             figure.legend(known.values(), known.keys(), loc="outside lower left", ncols=key_columns)
         said = {"Title": title, "Description": " ".join(panel.describe() for panel in panels)} if title else {}
@@ -243,14 +251,14 @@ def set_x_ticks(axes: Axes, panel: LinePanel) -> None:
     else:
         axes.locator_params(axis="x", nbins=MAX_TICKS)
     axes.minorticks_off()
-    axes.xaxis.set_major_formatter(lambda value, _: plots.format_x(value, panel.x_scale))
+    axes.xaxis.set_major_formatter(lambda value, _: format_x(value, panel.x_scale))
 
 
 def draw_series(axes: Axes, series: Series) -> None:
     """Draw one series with its intervals. Many points have no markers; buckets are hollow, unusable points grey too."""
-    colour = LIGHT[f"--{plots.role_of(series.style)}"]
+    colour = LIGHT[f"--{role_of(series.style)}"]
     looks: dict[str, Any] = {"linestyle": "-" if series.style < len(MARKERS) / 2 else (0, (5, 2))}
-    if series.style == plots.REFERENCE:
+    if series.style == REFERENCE:
         looks = {"linestyle": (0, (2, 2)), "marker": "" if len(series.points) > 1 else "_", "markersize": 12}
     elif not series.is_line:
         looks = {"linestyle": "none", "marker": "D", "markersize": 7, "markerfacecolor": "none"}
@@ -262,7 +270,7 @@ def draw_series(axes: Axes, series: Series) -> None:
         if point.flaw:
             grey: dict[str, Any] = {"color": LIGHT["--muted"], **HOLLOW}
             axes.plot(point.x, point.y, MARKERS[series.style], zorder=4, **grey)
-            axes.plot([], [], MARKERS[0], label=plots.GREY, **grey)
+            axes.plot([], [], MARKERS[0], label=GREY, **grey)
         if point.low is not None and point.high is not None:
             axes.vlines(point.x, point.low, point.high, color=colour, linewidth=1, zorder=2)
 
@@ -312,7 +320,7 @@ def draw_bars(axes: Axes, panel: BarPanel, num_rows: float) -> None:
     left = np.zeros(len(panel.bars))
     inside: dict[str, Any] = {"fontsize": FONT_SIZE - 1, "fontweight": "bold"}
     for part, shares in panel.parts.items():
-        colour = LIGHT[f"--{plots.role_of(panel.styles[part])}"]
+        colour = LIGHT[f"--{role_of(panel.styles[part])}"]
         looks: dict[str, Any] = {"height": 0.42, "edgecolor": LIGHT["--bg"], "linewidth": 0.8}
         looks["hatch"] = HATCHES[panel.styles[part]]
         names = [name for name in (part, panel.short.get(part)) if name]

@@ -9,13 +9,22 @@ from pipeline.figures.intervals import NOMINAL, OF_FEWEST_VALUES, ends_of, estim
 from pipeline.figures.notes import NoteKind, make_note, text_note
 from pipeline.figures.pooling import PooledPoint, group_pairs
 from pipeline.records.record import Quantization, StageResult
-from pipeline.report import plots
 from pipeline.report.claims import Tile, describe_own, figure_of, shown
 from pipeline.report.columns import (
     PLACE,
     TEST_ACCURACY,
 )
-from pipeline.report.plots import HistogramPanel, LinePanel, Plot, PlotSource, Point, Series
+from pipeline.report.plots import (
+    REFERENCE,
+    HistogramPanel,
+    LinePanel,
+    Plot,
+    PlotSource,
+    Point,
+    Series,
+    group_series,
+    make_point,
+)
 from pipeline.report.table import Column, Row, Table, View, make_row
 from pipeline.system.errors import pluralize
 
@@ -215,14 +224,14 @@ def change_plot(rows: Sequence[Row]) -> Plot:
 
     If one series hides how small the others are, these are shown again without it. All panels of a row have one range.
     """
-    groups, left_out = plots.group_series(rows, "stage", first=("scale_rule",), panel="granularity")
+    groups, left_out = group_series(rows, "stage", first=("scale_rule",), panel="granularity")
     lines: dict[str, list[Series]] = {granularity: [] for granularity in GRANULARITIES}
     for style, (label, of_label) in enumerate(groups.items()):
         shift = SPACING * (style - (len(groups) - 1) / 2)
         for granularity, own in lines.items():
             wanted = [row for row in of_label if row["granularity"] == granularity]
             places = [list(STAGES).index(row["stage"]) + shift for row in wanted]
-            points = tuple(plots.make_point(x, row, CHANGE) for x, row in zip(places, wanted, strict=True))
+            points = tuple(make_point(x, row, CHANGE) for x, row in zip(places, wanted, strict=True))
             own += [Series(label, points, style)] if points else []
     every = [line for own in lines.values() for line in own]
     reach = {label: max(map(abs, ends_of_changes(line for line in every if line.label == label))) for label in groups}
@@ -242,7 +251,7 @@ def change_panels(lines: Mapping[str, Sequence[Series]], labels: Sequence[str], 
     """Yield a panel for each granularity with the series of these labels, all with the same range."""
     chosen = {granularity: [line for line in own if line.label in labels] for granularity, own in lines.items()}
     covers = tuple(end for own in chosen.values() for end in ends_of_changes(own))
-    reference = Series("fp32", (Point(-0.5, 0), Point(len(STAGES) - 0.5, 0)), plots.REFERENCE)
+    reference = Series("fp32", (Point(-0.5, 0), Point(len(STAGES) - 0.5, 0)), REFERENCE)
     for granularity, own in chosen.items():
         if own:
             title = f"{GRANULARITIES[granularity]}: {CHANGE.heading.replace(CHANGE.name, name)}"

@@ -12,9 +12,8 @@ from pipeline.plan.axes import CAPTURED_EXECUTIONS
 from pipeline.plan.point_label import describe_point, varying_axes
 from pipeline.plan.spec import Spec
 from pipeline.records.record import Collective, Communication, Operation, Profile, Record, SweptCollective
-from pipeline.report import plots
 from pipeline.report.columns import COMM_TIME, NUM_WINDOWS, PLACE, STATUS
-from pipeline.report.plots import LinePanel, Plot, PlotSource, Series, as_title
+from pipeline.report.plots import MAX_SERIES, LinePanel, Plot, PlotSource, Series, as_title, make_point
 from pipeline.report.table import Column, Row, Table, View, make_row
 
 NUM_BYTES = Column("num_bytes", "size [MB]", "Bytes of one all-reduce (S).", is_set=True)
@@ -198,13 +197,13 @@ def bandwidth_plots(source: PlotSource) -> Iterator[Plot]:
     for style, link in enumerate(sorted(set(map(link_of, rows)))):
         for kind, found in known.items():
             own = [row for row in found if link_of(row) == link]
-            points = sorted({plots.make_point(row["num_bytes"], row, BUS_BANDWIDTH) for row in own})
+            points = sorted({make_point(row["num_bytes"], row, BUS_BANDWIDTH) for row in own})
             if is_isolated := kind == "isolated":
                 points = list({point.x: point for point in points}.values())
             if points:
                 named = describe_point(own[0].axes, ["operation"]) if is_isolated else ""
                 label = f"{kind} {named}".strip() + f", {describe_point(own[0].axes, axes)}"
-                lines.append(Series(label, tuple(points), style % plots.MAX_SERIES, is_line=is_isolated))
+                lines.append(Series(label, tuple(points), style % MAX_SERIES, is_line=is_isolated))
     if lines:
         panel = LinePanel(as_title(BUS_BANDWIDTH.heading), "size of one message", tuple(lines), "bytes")
         yield Plot("q3-bandwidth", "Q3", "Bus bandwidth against message size", (panel,))

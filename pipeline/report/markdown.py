@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from pipeline.figures.pooling import group_pairs
-from pipeline.plan import point_label
-from pipeline.plan.point_label import Terms
+from pipeline.plan.point_label import Terms, in_terms, point_labels
 from pipeline.records.outcomes import CollectedOutcomes, PointOutcome
 from pipeline.report.display import MAX_WIDTH, DisplayOptions, DisplayTable, display_tables
 from pipeline.report.provenance import describe_provenance
@@ -94,7 +93,7 @@ def list_gaps(outcomes: Sequence[PointOutcome], width: int) -> list[str]:
     if not lost:
         return []
     points = {outcome.spec: msgspec.structs.replace(outcome.spec, repeat=0, seed=0) for outcome in outcomes}
-    labels = point_label.point_labels(list(dict.fromkeys(points.values())))
+    labels = point_labels(list(dict.fromkeys(points.values())))
     alike = group_pairs(((points[outcome.spec].run_id(), outcome.status, outcome.reason), outcome) for outcome in lost)
     gaps = []
     for (run_id, status, reason), group in alike.items():
@@ -143,7 +142,7 @@ def describe_oom(tables: Tables, terms: Terms) -> str:
         f"{shorten_list([f'{size:,}' for size in sorted(set(own))], MAX_SIZES)} per $GPU on {pluralize(count, '$GPU')}"
         for count, own in sorted(group_pairs(pairs).items())
     )
-    return point_label.in_terms(said, terms)
+    return in_terms(said, terms)
 
 
 def escape_markdown(text: str) -> str:

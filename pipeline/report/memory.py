@@ -15,8 +15,7 @@ from pipeline.plan.axes import NUM_TRIAL_STEPS, STRATEGY_AXES
 from pipeline.plan.spec import POOLED_AXES, alike_key
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.records.record import MemorySearch
-from pipeline.report import claims
-from pipeline.report.claims import Tile, badges_of, where_of
+from pipeline.report.claims import Tile, badges_of, describe_own, differing_axes, grid_command, where_of
 from pipeline.report.columns import MEMORY, PLACE, PREDICTION_ERROR
 from pipeline.report.table import Column, Row, Table, Tables, View, make_row, sort_rows
 
@@ -257,12 +256,12 @@ def memory_claims(tables: Tables) -> list[Tile]:
     if lost:
         first = min(lost, key=lambda row: int(row["global_batch_size"]))
         size = first["global_batch_size"]
-        alike = [row["global_batch_size"] for row in fitting if not claims.differing_axes(row, first)]
+        alike = [row["global_batch_size"] for row in fitting if not differing_axes(row, first)]
         smaller = max((other for other in alike if other < size), default=None)
-        named = claims.describe_own(first, tables["Q1"], "batch_size_per_gpu")
+        named = describe_own(first, tables["Q1"], "batch_size_per_gpu")
         which = ", the smallest size tried," if smaller is None else ""
         lost_tile = LARGEST_FITTING._replace(line=f"{size:,}{which} runs out of memory", more=named)
         return [lost_tile._replace(unit="") if smaller is None else lost_tile._replace(figure=f"{smaller:,}")]
     sizes = {row["global_batch_size"] for row in fitting}
-    command = claims.grid_command("memory")
+    command = grid_command("memory")
     return [LARGEST_FITTING._replace(figure=f"{max(sizes):,}", command=command)] if len(sizes) > 1 else []

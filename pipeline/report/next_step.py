@@ -11,17 +11,22 @@ from typing import NamedTuple
 
 import msgspec
 
-from pipeline.figures import exposed_communication as exposure
 from pipeline.figures.compute_rate import compute_rate_figures, find_peak
 from pipeline.figures.energy import MIN_CLOCK_LOSS, clock_notes, is_power_limited
 from pipeline.figures.exposed_communication import (
     PointsByTraining,
+    busy_share,
     communications_of,
+    exposed_time,
     group_by_training,
     is_within_noise,
     match_measured,
+    median_step_time,
+    profiled_transfer_s,
     training_key,
     untold_notes,
+    whole_step,
+    wrapper_time,
 )
 from pipeline.figures.intervals import Estimate
 from pipeline.figures.links import link_problems
@@ -350,11 +355,6 @@ def is_measured_faster(change: Change, own: Evidence, found: Found) -> bool:
     return bool(own.time_s and time_s and own.time_s / time_s >= MIN_GAIN)
 
 
-def is_changed_by(change: Change, own: PooledPoint, other: PooledPoint) -> bool:
-    """True if another point differs from a point in this change alone, and in how long it ran."""
-    return alike(change, own) == alike(change, other) and change.is_made(own.spec, other.spec)
-
-
 def is_possible(change: Change, point: PooledPoint) -> bool:
     """True if the changed point would be a point that may be measured on this GPU."""
     if change is COMPRESSION and find_peak(point.gpu, "fp16") and not find_peak(point.gpu, "bf16"):
@@ -455,13 +455,13 @@ def epoch_evidence(point: PooledPoint, measured: PointsByTraining, peak_tflops: 
 def step_evidence(point: PooledPoint, measured: PointsByTraining) -> Evidence:
     """Return what is known of the steps of a communication point, beside all of them."""
     found = communications_of(point.ok_records)
-    step = exposure.median_step_time(found, exposure.whole_step(found))
+    step = median_step_time(found, whole_step(found))
     if not step:
         return Evidence(point, None, {})
     if point.own_collectives:
         return Evidence(point, step / point.spec.global_batch_size, other_limits(point))
     shares: dict[str, float] = {}
-    exposed, noise_s = exposure.exposed_time(found)
+    exposed, noise_s = exposed_time(found)
     if exposed is not None:
         shares["communication"] = 0.0 if is_within_noise(exposed, noise_s) else max(exposed / step, 0.0)
     problems = [problem for record in point.ok_records for problem in link_problems(record.environment)]
@@ -469,17 +469,17 @@ def step_evidence(point: PooledPoint, measured: PointsByTraining) -> Evidence:
         shares["a slow link"] = shares["communication"]
     if point.spec.sync_batchnorm:
         shares["SyncBatchNorm"] = statistics_share(point, measured, step)
-    busy = exposure.busy_share(found, step)
+    busy = busy_share(found, step)
     if busy is not None and not point.spec.is_captured and point.spec.device == "cuda":
         waits = shares.get("communication", 0.0) + shares.get("SyncBatchNorm", 0.0)
         shares["launches"] = max(1 - busy - waits, 0.0)
-    wrapper = exposure.wrapper_time(found)
+    wrapper = wrapper_time(found)
     if wrapper is not None:
         shares["the wrapper"] = wrapper / step - shares.get("SyncBatchNorm", 0.0)
     late = find_late_rank(point.ok_records)
     if late is not None:
         shares["a late rank"] = late.wait_s / step
-    samples, plain = point.spec.global_batch_size, exposure.median_step_time(found, "plain")
+    samples, plain = point.spec.global_batch_size, median_step_time(found, "plain")
     alone_s = plain * point.spec.num_gpus / samples if plain else None
     remedies = {"a late rank": late.remedy} if late else {}
     if mistakes := [mistake for part in found for mistake in part.mistakes]:
@@ -495,12 +495,13 @@ def statistics_share(point: PooledPoint, measured: PointsByTraining, step_s: flo
     costs the host. They hide behind nothing: the next layer needs their result.
     """
     found = communications_of(point.ok_records)
-    parts_s = (exposure.profiled_transfer_s(found, ["batchnorm_statistics"], waiting) for waiting in (False, True))
+    parts_s = (profiled_transfer_s(found, ["batchnorm_statistics"], waiting) for waiting in (False, True))
     in_profile_s = sum(part_s or 0.0 for part_s in parts_s)
     local = training_key(point.gpu, msgspec.structs.replace(point.spec, sync_batchnorm=False))
-    without = (other for other in measured.get(local, []) if is_changed_by(LOCAL_BATCHNORM, point, other))
+    key = alike(LOCAL_BATCHNORM, point)
+    without = (other for other in measured.get(local, []) if alike(LOCAL_BATCHNORM, other) == key)
     others = (communications_of(other.ok_records) for other in without)
-    steps_s = (exposure.median_step_time(other, exposure.whole_step(other)) for other in others)
+    steps_s = (median_step_time(other, whole_step(other)) for other in others)
     saved_s = max((step_s - other_s for other_s in steps_s if other_s), default=0.0)
     return min(max(in_profile_s, saved_s) / step_s, 1.0)
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from pipeline.figures import formulas, intervals
+from pipeline.figures import formulas
 from pipeline.figures.exposed_communication import PointsByTraining
-from pipeline.figures.intervals import Estimate, estimate
+from pipeline.figures.intervals import Estimate, estimate, time_ratio_interval
 from pipeline.figures.pooling import PooledPoint
 from pipeline.figures.scaling import FIXED_AXIS, Scaling
 from pipeline.plan.spec import alike_key
@@ -68,7 +68,7 @@ def node_row(
     time_s, one_s = point.epoch_time, baseline.epoch_time
     assert time_s is not None, "it is timed"
     assert one_s is not None, "so is the one on one node"
-    gain = estimate(formulas.speedup(one_s, time_s), intervals.time_ratio_interval(one_s, time_s))
+    gain = estimate(formulas.speedup(one_s, time_s), time_ratio_interval(one_s, time_s))
     exposed_s, _ = exposed_per_epoch(point, measured)
     advice = advices.get(id(point))
     return make_row(

@@ -5,11 +5,18 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pipeline.figures import ring_model
 from pipeline.figures.exposed_communication import communications_of, median_step_time, whole_step
 from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.figures.pooling import PooledPoint, group_pairs
-from pipeline.figures.ring_model import Link, LinkFit, MeasuredStep, SweepSample
+from pipeline.figures.ring_model import (
+    Link,
+    LinkFit,
+    MeasuredStep,
+    SweepSample,
+    fit_large_messages,
+    predict_all_hidden_step_s,
+    predict_step_s,
+)
 from pipeline.plan.axes import CAPTURED_EXECUTIONS
 from pipeline.plan.spec import PREDICTION_MAY_DIFFER, alike_key
 from pipeline.records.record import VariantName
@@ -116,7 +123,7 @@ def fit_buckets(base: PredictionBase, sweeps: Mapping[SweepKey, Sequence[Row]]) 
         place = captured
     timed = [row for row in sweeps.get(place, ()) if row["time_s"]]
     samples = [SweepSample(place.num_gpus, row["num_bytes"], row["time_s"]) for row in timed]
-    fit = ring_model.fit_large_messages(samples, min(base.measured.bucket_bytes) / SIZES_BELOW_BUCKETS)
+    fit = fit_large_messages(samples, min(base.measured.bucket_bytes) / SIZES_BELOW_BUCKETS)
     return fit and fit._replace(is_host_bound=place.device == "cuda" and place.execution not in CAPTURED_EXECUTIONS)
 
 
@@ -155,8 +162,8 @@ def predicted_row(
     if used:
         figures |= {"latency_us": used.latency_s * 1e6, "link_gb_s": used.bandwidth_bytes_per_s / 1e9}
     if fit and used:
-        step_s = ring_model.predict_step_s(step, used, num_gpus, fit.link)
-        hidden_step_s = ring_model.predict_all_hidden_step_s(step, used, num_gpus, fit.link)
+        step_s = predict_step_s(step, used, num_gpus, fit.link)
+        hidden_step_s = predict_all_hidden_step_s(step, used, num_gpus, fit.link)
         figures |= {
             "fit_worst_error": fit.worst_error,
             "predicted_step_time_s": step_s,

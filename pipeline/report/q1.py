@@ -6,8 +6,19 @@ from pipeline.figures.compute_rate import compute_rate_notes
 from pipeline.figures.energy import energy_notes, host_cpu_share_of
 from pipeline.figures.epoch_figures import time_figures, time_notes
 from pipeline.figures.pooling import PooledPoint
-from pipeline.report import claims, plots
-from pipeline.report.claims import NO_RESULT, Tile, badges_of, shown, where_of
+from pipeline.report.claims import (
+    NO_RESULT,
+    Tile,
+    badges_of,
+    differing_axes,
+    grid_command,
+    name_ties,
+    no_result,
+    not_answered,
+    not_told_apart,
+    shown,
+    where_of,
+)
 from pipeline.report.columns import (
     COMPUTE,
     COMPUTE_RATE,
@@ -29,7 +40,7 @@ from pipeline.report.columns import (
     WORKERS,
 )
 from pipeline.report.memory import memory_claims
-from pipeline.report.plots import LinePanel, Plot, PlotSource, Series, as_title, make_series
+from pipeline.report.plots import LinePanel, Plot, PlotSource, Series, as_title, group_series, make_series
 from pipeline.report.step_parts import BATCH
 from pipeline.report.table import Column, Row, Table, Tables, View, make_row
 
@@ -78,14 +89,14 @@ def batch_size_claims(tables: Tables) -> list[Tile]:
     timed = [row for row in rows if row["epoch_time_s"]]
     lost = [row for row in rows if row.status in NO_RESULT]
     if not timed:
-        speed = claims.not_answered("no epoch was timed on one $GPU", "q1")
-        return [*memory, claims.no_result("configurations on one $GPU", lost) if lost else speed]
+        speed = not_answered("no epoch was timed on one $GPU", "q1")
+        return [*memory, no_result("configurations on one $GPU", lost) if lost else speed]
     best = max(timed, key=lambda row: (row["throughput_items_per_s"] or 0.0, -row["epoch_time_s"]))
     sizes, throughput = {row["global_batch_size"] for row in timed}, best["throughput_items_per_s"]
     alike = [row for row in timed if row["global_batch_size"] != best["global_batch_size"]]
-    alike = [row for row in alike if not claims.differing_axes(row, best)]
-    ties = list({row["global_batch_size"]: row for row in reversed(claims.not_told_apart(best, alike))}.values())[::-1]
-    rivals = claims.name_ties(best, ties, lambda row: f"{row['global_batch_size']:,}")
+    alike = [row for row in alike if not differing_axes(row, best)]
+    ties = list({row["global_batch_size"]: row for row in reversed(not_told_apart(best, alike))}.values())[::-1]
+    rivals = name_ties(best, ties, lambda row: f"{row['global_batch_size']:,}")
     unclear = ("configurations without a result",) if {row["global_batch_size"] for row in lost} - sizes else ()
     update_s = best["update_time_s"]
     epoch = f"epoch {shown(best['epoch_time_s'], 'digits')} s"
@@ -97,7 +108,7 @@ def batch_size_claims(tables: Tables) -> list[Tile]:
         line="$items/s not stated" if throughput is None else f"{throughput:,.0f} $items/s",
         more=time + where_of(best, timed, "batch_size_per_gpu") + (f", not told apart from {rivals}" if rivals else ""),
         badges=badges_of(best, *unclear),
-        command="" if memory else claims.grid_command("memory"),
+        command="" if memory else grid_command("memory"),
     )
     return [tile, *memory]
 
@@ -110,7 +121,7 @@ def batch_size_plots(source: PlotSource) -> Iterator[Plot]:
     oom_from = min((row[BATCH] for row in rows if row.status == "oom" and row[BATCH] > largest), default=None)
     if len({*(row[BATCH] for row in fitting), oom_from} - {None}) < 2:  # one point is no curve
         return
-    groups, note = plots.group_series(fitting, BATCH)
+    groups, note = group_series(fitting, BATCH)
     shown = [
         (EPOCH_TIME.heading, make_series(groups, BATCH, EPOCH_TIME)),
         *throughput_lines(groups),

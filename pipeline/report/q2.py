@@ -19,8 +19,18 @@ from pipeline.figures.scaling import NO_DIFFERENCE, SUPERLINEAR, Baseline, Scali
 from pipeline.plan.point_label import EFFORT_AXES, varying_axes
 from pipeline.plan.spec import BASELINE_MAY_DIFFER
 from pipeline.plan.strategies import STRATEGIES
-from pipeline.report import claims, plots
-from pipeline.report.claims import NO_RESULT, Tile, badges_of, figure_of, shown, where_of
+from pipeline.report.claims import (
+    NO_RESULT,
+    Tile,
+    badges_of,
+    figure_of,
+    is_fit_for_answer,
+    no_result,
+    not_answered,
+    sample_time,
+    shown,
+    where_of,
+)
 from pipeline.report.columns import (
     BASELINE,
     COMPUTE,
@@ -46,7 +56,7 @@ from pipeline.report.columns import (
     WORKERS,
 )
 from pipeline.report.next_step import NEXT_STEP, Advice, next_step_view
-from pipeline.report.plots import LinePanel, Plot, PlotSource, Point, as_title, make_series
+from pipeline.report.plots import LinePanel, Plot, PlotSource, Point, as_title, group_series, make_series
 from pipeline.report.step_parts import BATCH
 from pipeline.report.table import (
     AXIS_HEADINGS,
@@ -157,10 +167,10 @@ def speedup_claims(tables: Tables) -> list[Tile]:
     several = [row for row in rows if row["num_gpus"] > 1]
     timed = [row for row in several if row["speedup"] is not None]
     if not timed and (lost := lost_scaling(rows)):
-        return [claims.no_result("configurations", lost)]
+        return [no_result("configurations", lost)]
     if not timed:
         why = "no configuration on several $GPUs" + " has a timed one on one $GPU to compare with" * bool(several)
-        return [claims.not_answered(why, "scaling", is_asked=bool(several))]
+        return [not_answered(why, "scaling", is_asked=bool(several))]
     fit = usable_rows(rows)
     unknown = () if fit else ("wait for data not stated",)
     fit = fit or usable_rows(rows, is_loader_bound=None)
@@ -172,7 +182,7 @@ def speedup_claims(tables: Tables) -> list[Tile]:
         options = {WAITS: WITHOUT_LOADER, SHARED: ALONE}
         cures = [option for reason, option in options.items() if reason in reasons] or ["--repeats 3"]
         why = f"none of {len(timed)} speed-ups can be used: {why}; the largest: {largest}"
-        return [claims.not_answered(why, " ".join(["scaling", *cures]), is_asked=True)]
+        return [not_answered(why, " ".join(["scaling", *cures]), is_asked=True)]
     most = max(row["num_gpus"] for row in fit)
     best = max((row for row in fit if row["num_gpus"] == most), key=usefulness)
     low, high = ends_of(best["speedup"])
@@ -205,10 +215,10 @@ def against_best(row: Row, rows: Sequence[Row]) -> str:
     alone = [one for one in rows if one["num_gpus"] == 1 and one["epoch_time_s"] and one["strategy"] == row["baseline"]]
     fit = [one for one in alone if not one.has_note(LOADER_BOUND, SHARED_NODE)]
     alike = [one for one in fit if not varying_axes([one.axes, row.axes], may_differ)]
-    best = min(alike, key=claims.sample_time, default=None)
+    best = min(alike, key=sample_time, default=None)
     if best is None or best["batch_size_per_gpu"] == row["baseline_batch_size_per_gpu"]:
         return ""
-    speedup = claims.sample_time(best) / claims.sample_time(row)
+    speedup = sample_time(best) / sample_time(row)
     return f"; {speedup:.2f}x against one $GPU at its best batch of {best['batch_size_per_gpu']:,}"
 
 
@@ -221,7 +231,7 @@ def largest_of_each(rows: Sequence[Row]) -> list[Row]:
 def usable_rows(rows: Sequence[Row], is_loader_bound: bool | None = False) -> list[Row]:
     """Return the rows on several GPUs with a fit speed-up that are not loader-bound; None: where that is not known."""
     several = [row for row in rows if row["num_gpus"] > 1 and row["is_loader_bound"] is is_loader_bound]
-    return [row for row in several if claims.is_fit_for_answer(row, "speedup")]
+    return [row for row in several if is_fit_for_answer(row, "speedup")]
 
 
 def usefulness(row: Row) -> tuple[bool, float, float]:
@@ -264,11 +274,11 @@ def speedup_panels(rows: Sequence[Row], batch: str, fixed: str) -> tuple[tuple[L
     counts, strategies = ({row[axis] for row in rows} for axis in ("num_gpus", "strategy"))
     optional = (BATCH, *EFFORT_AXES)
     if len(counts) == 1:
-        groups, note = plots.group_series(rows, batch, ("strategy",), optional)
+        groups, note = group_series(rows, batch, ("strategy",), optional)
         of_strategy = f"of {min(strategies)} " if len(strategies) == 1 else ""
         title = f"{as_title(SPEEDUP.heading)} {of_strategy}on {max(counts)} $GPUs"
         return (LinePanel(title, fixed, make_series(groups, batch, SPEEDUP), ideal=lambda _: max(counts)),), note
-    groups, note = plots.group_series(rows, "num_gpus", (batch,), optional, panel="strategy")
+    groups, note = group_series(rows, "num_gpus", (batch,), optional, panel="strategy")
     panels = []
     for strategy in sorted(strategies):
         chosen = {label: [row for row in group if row["strategy"] == strategy] for label, group in groups.items()}

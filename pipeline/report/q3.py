@@ -2,23 +2,36 @@
 
 from collections.abc import Sequence
 
-from pipeline.figures import exposed_communication as exposure
-from pipeline.figures import formulas, intervals
+from pipeline.figures import formulas
 from pipeline.figures.epoch_figures import timed_figures
 from pipeline.figures.exposed_communication import (
+    CALLED,
     EXPOSURE_IS_NOISE,
     EXPOSURE_MAY_BE_ZERO,
     EXPOSURE_NEGATIVE,
     LAUNCH_EXPOSED,
     NO_BUCKET_PROFILED,
+    NO_OP,
     OF_MEASURED_EXPOSURE,
     STEP_DIFFERS,
     TracedExposure,
+    busy_share,
     communications_of,
+    drifted_exposure_notes,
+    explain_trace_disagreement,
+    exposed_time,
     is_within_noise,
+    job_notes,
+    median_difference,
+    median_step_time,
     num_rounds,
+    profiled_transfer_s,
+    step_times_s,
+    traced_exposure,
+    whole_step,
+    wrapper_time,
 )
-from pipeline.figures.intervals import Estimate
+from pipeline.figures.intervals import Estimate, drift_notes, min_values, pooled_notes
 from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.figures.pooling import OWN_COLLECTIVES, PooledPoint
 from pipeline.figures.straggler import LATE_RANK, MIN_LATE_SHARE, find_late_rank
@@ -26,8 +39,17 @@ from pipeline.plan.point_label import varying_axes
 from pipeline.plan.spec import TRAINED_MAY_DIFFER
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.records.record import Communication, VariantName
-from pipeline.report import claims
-from pipeline.report.claims import NO_RESULT, Tile, badges_of, figure_of, where_of
+from pipeline.report.claims import (
+    NO_RESULT,
+    Tile,
+    badges_of,
+    figure_of,
+    grid_command,
+    is_fit_for_answer,
+    no_result,
+    not_answered,
+    where_of,
+)
 from pipeline.report.columns import (
     COMM_TIME,
     EXPOSED,
@@ -153,28 +175,28 @@ COMPARED_STEPS: tuple[VariantName, ...] = ("plain", "ddp_one", "no_sync")  # bes
 def exposed_row(point: PooledPoint, advice: Advice | None = None) -> Row:
     """Return a row of Q3.1: the step with and without its collectives, and the time of the transfers."""
     found, late = communications_of(point.ok_records), find_late_rank(point.ok_records)
-    whole = exposure.whole_step(found)
+    whole = whole_step(found)
     told = found  # whose differences and profile show the communication
     if point.own_collectives:
         told, late = [], None
-    no_op = exposure.NO_OP.get(whole, "no_op_hook")
-    step, overhead = exposure.median_step_time(found, whole), exposure.median_difference(told, "no_op_hook", "no_sync")
-    exposed, floor_s = exposure.exposed_time(told)
+    no_op = NO_OP.get(whole, "no_op_hook")
+    step, overhead = median_step_time(found, whole), median_difference(told, "no_op_hook", "no_sync")
+    exposed, floor_s = exposed_time(told)
     # None, not 0, if the trace does not name the collectives
-    comm_s = exposure.profiled_transfer_s(told, exposure.CALLED) or None
-    traced = exposure.traced_exposure(told) if comm_s else TracedExposure()
+    comm_s = profiled_transfer_s(told, CALLED) or None
+    traced = traced_exposure(told) if comm_s else TracedExposure()
     split = split_exposed(exposed, comm_s, floor_s)
     named = [late.note()] if late and step and late.wait_s > MIN_LATE_SHARE * step else []
     return make_row(
         COMMUNICATION,
         point,
-        **{f"{name}_step_time_s": exposure.median_step_time(found, name) for name in COMPARED_STEPS},
-        no_op_hook_step_time_s=exposure.median_step_time(found, no_op),
-        wrapper_time_s=exposure.wrapper_time(told),
+        **{f"{name}_step_time_s": median_step_time(found, name) for name in COMPARED_STEPS},
+        no_op_hook_step_time_s=median_step_time(found, no_op),
+        wrapper_time_s=wrapper_time(told),
         **timed_figures("step_time_s", step),
         exposed_comm_time_s=exposed,
         exposed_comm_share=exposed_share(exposed, step, floor_s),
-        collectives_time_s=exposure.median_difference(told, whole, "no_collectives"),
+        collectives_time_s=median_difference(told, whole, "no_collectives"),
         ddp_overhead_time_s=overhead,
         exposed_comm_time_run_spread_s=formulas.run_spread(exposed.run_medians) if exposed is not None else None,
         noise_floor_time_s=floor_s,
@@ -182,8 +204,8 @@ def exposed_row(point: PooledPoint, advice: Advice | None = None) -> Row:
         **split,
         traced_exposed_comm_time_s=traced.exposed_s,
         slowed_compute_time_s=traced.slowed_s,
-        buffer_comm_time_s=exposure.profiled_transfer_s(told, ["buffers", "batchnorm_statistics"]),
-        straggler_wait_time_s=exposure.profiled_transfer_s(told, exposure.CALLED, waiting=True) if comm_s else None,
+        buffer_comm_time_s=profiled_transfer_s(told, ["buffers", "batchnorm_statistics"]),
+        straggler_wait_time_s=profiled_transfer_s(told, CALLED, waiting=True) if comm_s else None,
         num_windows=num_rounds(found),
         late_rank=late.rank if late else None,
         late_rank_wait_time_s=late.wait_s if late else None,
@@ -230,14 +252,14 @@ def exposed_notes(
 ) -> list[Note]:
     """Return the notes on step times and on exposed communication."""
     found = communications_of(point.ok_records)
-    notes = [*point.own_collectives_notes, *exposure.job_notes(found)]
-    if exposure.profiled_transfer_s(found, exposure.CALLED) == 0:
+    notes = [*point.own_collectives_notes, *job_notes(found)]
+    if profiled_transfer_s(found, CALLED) == 0:
         notes.append(make_note(NO_BUCKET_PROFILED))
     if exposed is None or step is None:
         return notes
     if exposed.interval is None:
-        notes.append(make_note(TOO_FEW_WINDOWS, needed=intervals.min_values(), found=num_rounds(found)))
-    notes += time_notes(found, exposure.whole_step(found), step) + exposure.drifted_exposure_notes(found)
+        notes.append(make_note(TOO_FEW_WINDOWS, needed=min_values(), found=num_rounds(found)))
+    notes += time_notes(found, whole_step(found), step) + drifted_exposure_notes(found)
     if is_within_noise(exposed, floor_s):
         notes.append(make_note(EXPOSURE_IS_NOISE))
     elif exposed < 0:
@@ -247,15 +269,15 @@ def exposed_notes(
     if launch_s is not None:
         notes.append(make_note(LAUNCH_EXPOSED))
     # a captured step does not wait for the host
-    busy = None if point.spec.is_captured else exposure.busy_share(found, step)
-    disagreement = exposure.explain_trace_disagreement(exposed, traced, busy)
+    busy = None if point.spec.is_captured else busy_share(found, step)
+    disagreement = explain_trace_disagreement(exposed, traced, busy)
     return [*notes, disagreement] if disagreement else notes
 
 
 def time_notes(found: Sequence[Communication], variant: VariantName, step: Estimate) -> list[Note]:
-    by_repeat = [times_s for part in found if (times_s := exposure.step_times_s(part, variant))]
-    drifted = intervals.drift_notes("step_time_s", by_repeat) if step.basis == "windows" else []
-    return intervals.pooled_notes(by_repeat, step.basis) + drifted
+    by_repeat = [times_s for part in found if (times_s := step_times_s(part, variant))]
+    drifted = drift_notes("step_time_s", by_repeat) if step.basis == "windows" else []
+    return pooled_notes(by_repeat, step.basis) + drifted
 
 
 OWN = "the model or its loss calls collectives itself, in every measured step"
@@ -266,13 +288,13 @@ def communication_claims(tables: Tables) -> list[Tile]:
     rows = tables["communication"]
     measured = [row for row in rows if row["exposed_comm_share"] is not None]
     known = [row for row in tables["Q3"] if row["comm_share_subtraction"] is not None]
-    subtracted = [row for row in known if claims.is_fit_for_answer(row, "comm_time_subtraction_s")]
+    subtracted = [row for row in known if is_fit_for_answer(row, "comm_time_subtraction_s")]
     if measured:
         most = max(row["num_gpus"] for row in measured)
         on_most = [row for row in measured if row["num_gpus"] == most]
         compared = compare_subtraction([row for row in subtracted if row["num_gpus"] == most], on_most)
         claim = measured_claim(on_most, measured, compared)
-        return [claim if known else claim._replace(command=claims.grid_command("q3"))]
+        return [claim if known else claim._replace(command=grid_command("q3"))]
     own = any(row.has_note(OWN_COLLECTIVES) for row in (*rows, *tables["Q3"]))
     if subtracted:
         most_by = max(subtracted, key=lambda row: float(row["comm_share_subtraction"]))
@@ -283,17 +305,17 @@ def communication_claims(tables: Tables) -> list[Tile]:
             more=where_of(most_by, subtracted, also="num_gpus").removeprefix(", "),
             warning=f"Subtraction counts every cost that does not shrink with N{f'; {OWN}' if own else ''}",
             badges=badges_of(most_by),
-            command="" if own else claims.grid_command("communication"),
+            command="" if own else grid_command("communication"),
         )
         return [tile]
     if own:
-        return [claims.not_answered(OWN, "communication", is_asked=True)._replace(command="")]
+        return [not_answered(OWN, "communication", is_asked=True)._replace(command="")]
     if lost := [row for row in rows if row.status in NO_RESULT]:
-        return [claims.no_result("configurations that measure communication", lost)]
+        return [no_result("configurations that measure communication", lost)]
     why = "no configuration on several $GPUs measures communication"
     if known:
         why += ", and subtraction fails, counts waiting for data or shows no more than noise"
-    return [claims.not_answered(why, "communication", is_asked=bool(known))]
+    return [not_answered(why, "communication", is_asked=bool(known))]
 
 
 def measured_claim(rows: Sequence[Row], measured: Sequence[Row], compared: str) -> Tile:

@@ -12,7 +12,6 @@ from pipeline.plan.model_names import is_image_model
 from pipeline.plan.point_label import EFFORT_AXES, describe_axis, describe_point, varying_axes
 from pipeline.plan.spec import TARGET_MAY_DIFFER, peak_learning_rate
 from pipeline.records.record import Epoch, Record
-from pipeline.report import plots
 from pipeline.report.claims import (
     Tile,
     badges_of,
@@ -30,7 +29,17 @@ from pipeline.report.columns import (
     REMEDIES,
     TEST_ACCURACY,
 )
-from pipeline.report.plots import LinePanel, Plot, PlotSource, Scale, as_title
+from pipeline.report.plots import (
+    MAX_SERIES,
+    REFERENCE,
+    LinePanel,
+    Plot,
+    PlotSource,
+    Scale,
+    as_title,
+    group_series,
+    make_series,
+)
 from pipeline.report.table import FIGURES_NOT_STATED, Column, Row, Rows, Table, View, make_row, sort_rows
 from pipeline.report.time_to_target import (
     DIVERGED,
@@ -123,8 +132,9 @@ def q4_row(point: PooledPoint, epochs: Sequence[Epoch], times_s: Sequence[float]
     `times_s` are the training seconds up to its end, of the repeats on the model `point.gpu` that state them.
     """
     diverged = [epoch.diverged_at_update for epoch in epochs if epoch.diverged_at_update is not None]
-    has_loss = is_image_model(point.spec.model)  # evaluate() of another model need not return one
-    untold = sum(has_loss and epoch.test_accuracy is not None and epoch.test_loss is None for epoch in epochs)
+    is_of_images = is_image_model(point.spec.model)  # evaluate() of another model need not return a loss
+    has_rate = is_of_images and any(record.measured for record in point.ok_records)
+    untold = sum(is_of_images and epoch.test_accuracy is not None and epoch.test_loss is None for epoch in epochs)
     notes = []
     if diverged:
         notes.append(make_note(DIVERGED, count=len(diverged), repeats=len(epochs)))
@@ -139,16 +149,11 @@ def q4_row(point: PooledPoint, epochs: Sequence[Epoch], times_s: Sequence[float]
         epoch=epochs[0].epoch,
         num_updates=epochs[0].num_updates,
         training_time_s=formulas.median_of_known(times_s),
-        learning_rate=peak_learning_rate(point.spec) if has_known_rate(point) else None,
+        learning_rate=peak_learning_rate(point.spec) if has_rate else None,
         **{key: formulas.median_of_known(getattr(epoch, key) for epoch in epochs) for key in learnt},
         diverged_at_update=min(diverged, default=None),
         notes=notes,
     )
-
-
-def has_known_rate(point: PooledPoint) -> bool:
-    """True if the learning rate follows from the point: of image models, unless others measured them."""
-    return is_image_model(point.spec.model) and any(record.measured for record in point.ok_records)
 
 
 MIN_RUNS, MIN_EPOCHS_TO_TELL = 3, 10  # below these an accuracy cannot tell a remedy from noise
@@ -296,13 +301,13 @@ def final_accuracy_plots(source: PlotSource) -> Iterator[Plot]:
     final = first_known(FINALS, as_long)
     tested = [row for row in as_long if row[final.key] is not None]
     (groups, left_out), sets = remedy_groups(tested), remedy_sets(source.tables["Q4"])
-    lines = plots.make_series(groups, BATCH, final, styles_of(groups, sets))
+    lines = make_series(groups, BATCH, final, styles_of(groups, sets))
     what, heading = ("accuracy", TEST_ACCURACY.heading) if final is FINALS[0] else (MERIT.heading, MERIT.heading)
     accuracies = LinePanel(as_title(heading), GLOBAL_BATCH.heading, lines, y_covers=())
     panels = {f"{what} after {pluralize(baseline['epochs'], 'epoch')}": accuracies}
     if baseline["target_accuracy"] is not None or baseline["target_merit"] is not None:
         alike, _ = remedy_groups([row for row in tested if row["num_gpus"] == baseline["num_gpus"]])
-        lines = plots.make_series(alike, BATCH, TARGET_TIME, styles_of(alike, sets))
+        lines = make_series(alike, BATCH, TARGET_TIME, styles_of(alike, sets))
         title = f"Training time to {format_target(baseline)} [s]"
         panels[TIMES] = LinePanel(title, GLOBAL_BATCH.heading, lines)
     places = {what: {point.x for line in panel.series for point in line.points} for what, panel in panels.items()}
@@ -333,7 +338,7 @@ def remedy_groups(rows: Sequence[Row]) -> tuple[dict[str, list[Row]], str]:
     used = group_pairs(pairs)
     fewest = [row for row, (place, gpus) in zip(rows, pairs, strict=True) if gpus == min(used[place])]
     first = ("remedies",) if any(row["remedies"] for row in rows) else ()
-    return plots.group_series(fewest, BATCH, first, (*FOLLOWS_FROM_BATCH, *EFFORT_AXES))
+    return group_series(fewest, BATCH, first, (*FOLLOWS_FROM_BATCH, *EFFORT_AXES))
 
 
 def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
@@ -359,7 +364,7 @@ def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
         shown, first = own[min(own)], ("remedies",)
         compared = [row for row in baseline_curve(source, rows) if row[BATCH] != batch]
         title = f"Accuracy with {batch:,} $images a step"
-    groups, left_out = plots.group_series(shown, "epoch", first)
+    groups, left_out = group_series(shown, "epoch", first)
     note = f"Medians over the seeds. {left_out}" if batch else left_out
     yield Plot("q4", "Q4", title, accuracy_panels(groups, column, remedy_sets(rows), compared), note.rstrip())
 
@@ -375,9 +380,9 @@ def baseline_curve(source: PlotSource, rows: Sequence[Row]) -> list[Row]:
 
 def styles_of(groups: Groups, sets: RemedySets) -> dict[str, int]:
     """Return the style of each label: that of its remedies in every plot; a second line of the same has a free one."""
-    if len(sets) > plots.MAX_SERIES:
+    if len(sets) > MAX_SERIES:
         sets = remedy_sets([rows[0] for rows in groups.values()])
-    free = [*range(len(sets), plots.MAX_SERIES), *range(len(sets))]
+    free = [*range(len(sets), MAX_SERIES), *range(len(sets))]
     styles: dict[str, int] = {}
     for label in sorted(groups, key=lambda label: (groups[label][0]["num_gpus"], len(label))):  # the plainest first
         own = sets.index(tuple(groups[label][0]["remedies"]))
@@ -394,9 +399,9 @@ def accuracy_panels(
         batch = describe_axis(BATCH, reference[0][BATCH]).removesuffix(" in all")
         compared = {f"{batch} $images, no remedies": reference}
     for key, x_label in (("training_time_s", "seconds of training"), ("epoch", "epoch")):
-        lines = plots.make_series(groups, key, column, styles)
+        lines = make_series(groups, key, column, styles)
         if lines:
-            lines += plots.make_series(compared, key, column, dict.fromkeys(compared, plots.REFERENCE))
+            lines += make_series(compared, key, column, dict.fromkeys(compared, REFERENCE))
             ends = [line.points[-1].x for line in lines]
             scale: Scale = "log10" if key != "epoch" and max(ends) > WIDE_RANGE * min(ends) else "linear"
             return (LinePanel(as_title(column.heading), x_label, lines, scale),)

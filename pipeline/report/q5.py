@@ -10,7 +10,7 @@ from pipeline.figures.intervals import Estimate, estimate, median_interval
 from pipeline.figures.notes import OF_BASELINE
 from pipeline.figures.pooling import group_pairs
 from pipeline.figures.scaling import BASELINE_RUNS, NO_DIFFERENCE
-from pipeline.plan.axes import AXES, DECLARED
+from pipeline.plan.axes import DECLARED
 from pipeline.plan.point_label import (
     EFFORT_AXES,
     IMAGES,
@@ -34,7 +34,7 @@ from pipeline.report.claims import (
     shown,
 )
 from pipeline.report.next_step import limit_words
-from pipeline.report.table import Row, Tables
+from pipeline.report.table import Row, Tables, key_without
 from pipeline.report.time_to_target import describe_run, format_target, main_study
 from pipeline.system.errors import pluralize
 
@@ -72,16 +72,11 @@ def use_claims(tables: Tables) -> list[Tile]:
     """Return the claims of Q5: none where no epoch was timed."""
     timed = [row for row in tables["Q2"] if row["scaling"] == "weak" and row["epoch_time_s"]]
     real = [row for row in timed if row["input"] != "synthetic"]  # no one trains on one batch
-    workloads = list(group_pairs((workload_key(row), row) for row in real or timed).values())
+    workloads = list(group_pairs((key_without(row, CHOICE_MAY_DIFFER), row) for row in real or timed).values())
     fastest = [fastest_claim(rows, real or timed) for rows in sorted(workloads, key=len, reverse=True)[:MAX_WORKLOADS]]
     if len(fastest) > 1:
         return fastest
     return [*fastest, *cheapest_claims(tables)]
-
-
-def workload_key(row: Row) -> tuple[str, ...]:
-    """Return what is trained: the axes that are no choice."""
-    return tuple(repr(row.axes[axis]) for axis in AXES if axis in row.axes and axis not in CHOICE_MAY_DIFFER)
 
 
 def make_choices(rows: Sequence[Row]) -> list[Choice]:

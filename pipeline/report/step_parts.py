@@ -4,18 +4,18 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pipeline.figures import exposed_communication as exposure
 from pipeline.figures.epoch_figures import timed_figures
 from pipeline.figures.exposed_communication import (
     EXPOSURE_IS_NOISE,
     PointsByTraining,
     communications_of,
     group_by_training,
+    median_step_time,
+    whole_step,
 )
 from pipeline.figures.pooling import PooledPoint, group_pairs, median_window_s, pool_outcomes
 from pipeline.plan.point_label import describe_point, models_of
 from pipeline.plan.strategies import STRATEGIES
-from pipeline.report import plots
 from pipeline.report.columns import (
     INTERVAL,
     INTERVAL_OVER,
@@ -25,7 +25,7 @@ from pipeline.report.columns import (
     STEP_TIME,
 )
 from pipeline.report.next_step import WRAPPER, epoch_evidence
-from pipeline.report.plots import BarPanel, Plot, PlotSource
+from pipeline.report.plots import MAX_BARS, BarPanel, Plot, PlotSource, evenly, label_axes, note_on_number
 from pipeline.report.q3 import time_notes
 from pipeline.report.table import Column, Row, Table, View, axes_of, make_row
 
@@ -70,12 +70,12 @@ def split_row(point: PooledPoint) -> Row:
     parts = [part for communication in found for part in communication.split]
     times_ns = group_pairs((part.part, time_ns) for part in parts for time_ns in part.times_ns)
     medians_s = {name: statistics.median(part_ns) / 1e9 for name, part_ns in times_ns.items()}
-    whole = exposure.whole_step(found)
-    step = exposure.median_step_time(found, whole)
+    whole = whole_step(found)
+    step = median_step_time(found, whole)
     return make_row(
         SPLIT,
         point,
-        plain_step_time_s=exposure.median_step_time(found, "plain"),
+        plain_step_time_s=median_step_time(found, "plain"),
         **timed_figures("step_time_s", step),
         **{f"{name}_time_s": medians_s.get(name) for name in SPLIT_PARTS},
         parts_time_s=sum(medians_s.values()) if medians_s else None,
@@ -120,9 +120,9 @@ def step_plots(source: PlotSource) -> Iterator[Plot]:
     ):
         known = sorted((step for step in steps if sum(step[1].values()) > 0), key=lambda step: order_of(step[0]))
         if known:
-            note = plots.note_on_number(len(known), plots.MAX_BARS, "configurations")
-            axes = plots.label_axes([row for row, _ in steps])
-            shown = plots.evenly(known, plots.MAX_BARS)
+            note = note_on_number(len(known), MAX_BARS, "configurations")
+            axes = label_axes([row for row, _ in steps])
+            shown = evenly(known, MAX_BARS)
             parts = group_pairs((order_of(step[0])[:2], step) for step in shown).values()
             panels = parts if len(shown) > MAX_BARS_A_PANEL else [shown]
             yield Plot(name, "Q3", title, tuple(make_bars(own, axes, styles) for own in panels), note)

@@ -12,6 +12,7 @@ import msgspec
 from pipeline.figures.compute_rate import shown_precision
 from pipeline.figures.notes import OF_BASELINE, Note, NoteKind, make_note
 from pipeline.figures.pooling import PooledPoint
+from pipeline.plan.axes import AXES
 from pipeline.plan.point_label import terms_of
 from pipeline.plan.spec import Spec
 from pipeline.plan.strategies import STRATEGIES
@@ -180,6 +181,11 @@ class Table:
     def column(self, key: str) -> Column:
         """Return the column with this key."""
         return next(column for column in self.columns if column.key == key)
+
+
+def key_without(row: Row, may_differ: Container[str]) -> tuple[str, ...]:
+    """Return the axes of a row but for those that may differ."""
+    return tuple(repr(row.axes[axis]) for axis in AXES if axis in row.axes and axis not in may_differ)
 
 
 def kind_of(note: Note) -> NoteKind:

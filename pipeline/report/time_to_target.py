@@ -4,13 +4,24 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from pipeline.figures import time_to_target
 from pipeline.figures.energy import all_windows, throttled_notes
 from pipeline.figures.intervals import NOMINAL, Estimate
 from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.figures.pooling import REPEATS_NOT_OK, PooledPoint, group_pairs
-from pipeline.figures.time_to_target import Merit
-from pipeline.plan.axes import AXES
+from pipeline.figures.time_to_target import (
+    Merit,
+    cost_to_target,
+    default_target,
+    evaluated_records,
+    final_merit,
+    is_diverged,
+    loss_ranges,
+    merit_of,
+    spread,
+    study_baseline,
+    throughput_per_gpu,
+    timed_records,
+)
 from pipeline.plan.model_names import is_image_model
 from pipeline.plan.point_label import describe_axis, format_number
 from pipeline.plan.spec import POOLED_AXES, TARGET_MAY_DIFFER, alike_key, peak_learning_rate
@@ -22,7 +33,7 @@ from pipeline.report.columns import (
     REMEDIES,
     STATUS,
 )
-from pipeline.report.table import Column, Row, Table, View, make_row
+from pipeline.report.table import Column, Row, Table, View, key_without, make_row
 
 NEVER_REACHED = "never reached"
 
@@ -169,13 +180,10 @@ def time_to_target_rows(points: Sequence[PooledPoint], targets: Targets = FROM_B
 
 def main_study(rows: Sequence[Row]) -> tuple[list[Row], Row | None]:
     """Return the rows of the most complete study, of several the first, and its baseline if it has one."""
-    study = max(group_pairs((study_key(row), row) for row in rows).values(), key=completeness, default=[])
+    study = max(
+        group_pairs((key_without(row, TARGET_MAY_DIFFER), row) for row in rows).values(), key=completeness, default=[]
+    )
     return study, next((row for row in study if row["is_baseline"]), None)
-
-
-def study_key(row: Row) -> tuple[str, ...]:
-    """Return the values of the axes that are equal in a study."""
-    return tuple(repr(row.axes[axis]) for axis in AXES if axis in row.axes and axis not in TARGET_MAY_DIFFER)
 
 
 def completeness(study: Sequence[Row]) -> int:
@@ -212,11 +220,11 @@ def describe_run(row: Row, rows: Sequence[Row]) -> str:
 
 def study_rows(study: Sequence[PooledPoint], targets: Targets) -> list[Row]:
     """Return the rows of one study by global batch, with the soonest marked."""
-    baseline, merit = time_to_target.study_baseline(study), time_to_target.merit_of(study)
+    baseline, merit = study_baseline(study), merit_of(study)
     gpu = (baseline or study[0]).gpu  # times on other models do not compare
     target = targets.accuracy if merit.is_accuracy else targets.merit
     if target is None:
-        target = time_to_target.default_target(baseline, merit)
+        target = default_target(baseline, merit)
     alone = {equal_batch_key(point): point for point in reversed(study) if point.spec.num_gpus == 1}
     ordered = sorted(study, key=study_order)
     rows = [target_row(point, baseline, merit, target, gpu, alone.get(equal_batch_key(point))) for point in ordered]
@@ -244,11 +252,11 @@ def target_row(
 
     Times are those on the model `gpu`. `one` is the same training on one GPU, with an equal global batch.
     """
-    records, timed = time_to_target.evaluated_records(point), time_to_target.timed_records(point, gpu)
-    final = estimate_spread([time_to_target.final_merit(record) for record in records])
+    records, timed = evaluated_records(point), timed_records(point, gpu)
+    final = estimate_spread([final_merit(record) for record in records])
     final_key, target_key = merit_keys(merit)
     figures: dict[str, Any] = {final_key: final, target_key: target}
-    num_diverged = sum(map(time_to_target.is_diverged, records))
+    num_diverged = sum(map(is_diverged, records))
     notes = [make_note(DIVERGED, count=num_diverged, repeats=len(records))] if num_diverged else []
     notes += [*missing_notes(point), *equal_batch_notes(point, one), *throttled_notes(all_windows(timed))]
     if target is None:
@@ -287,10 +295,10 @@ def reaching_figures(
 
     A note says so if some seeds miss the target. Without a result nothing is said of who reached it.
     """
-    progress = [time_to_target.cost_to_target(record, target, merit) for record in records]
+    progress = [cost_to_target(record, target, merit) for record in records]
     epochs, time_s = estimate_spread([part.epochs for part in progress]), None
     if epochs is not None:  # else the times of a few would tell of what most do not reach
-        time_s = estimate_spread([time_to_target.cost_to_target(run, target, merit).time_s for run in timed])
+        time_s = estimate_spread([cost_to_target(run, target, merit).time_s for run in timed])
     num_reached, reached = sum(math.isfinite(part.epochs) for part in progress), None
     if records:
         reached = f"{num_reached} of {len(records)}" if num_reached else NEVER_REACHED
@@ -306,7 +314,7 @@ def reaching_figures(
 
 def estimate_spread(values: Sequence[float]) -> Estimate | None:
     """Return the median of the seeds with its ends; None if it was not reached, and no ends of a single seed."""
-    found = time_to_target.spread(values)
+    found = spread(values)
     if found is None or not math.isfinite(found[0]):
         return None
     ends = (end if math.isfinite(end) and len(values) > 1 else None for end in found[1:])
@@ -317,10 +325,10 @@ def efficiencies(
     point: PooledPoint, baseline: PooledPoint, merit: Merit, target: float, gpu: str, epochs_to_target: float | None
 ) -> dict[str, float | None]:
     """Return throughput efficiency, statistical efficiency and their product, against the baseline."""
-    ours, theirs = (time_to_target.throughput_per_gpu(part, gpu) for part in (point, baseline))
+    ours, theirs = (throughput_per_gpu(part, gpu) for part in (point, baseline))
     throughput = ours / theirs if ours and theirs else None
-    records = time_to_target.evaluated_records(baseline)
-    needed = time_to_target.spread([time_to_target.cost_to_target(record, target, merit).epochs for record in records])
+    records = evaluated_records(baseline)
+    needed = spread([cost_to_target(record, target, merit).epochs for record in records])
     statistical = None
     if epochs_to_target is not None and needed and math.isfinite(needed.median):
         statistical = needed.median / epochs_to_target
@@ -348,7 +356,7 @@ def equal_batch_notes(point: PooledPoint, one: PooledPoint | None) -> list[Note]
     """
     if point.spec.num_gpus == 1 or one is None:
         return []
-    ours, theirs = time_to_target.loss_ranges(point), time_to_target.loss_ranges(one)
+    ours, theirs = loss_ranges(point), loss_ranges(one)
     pairs = list(zip(ours, theirs, strict=False))
     meeting = sum(low <= other_high and other_low <= high for (low, high), (other_low, other_high) in pairs)
     return [make_note(EQUAL_GLOBAL_BATCH, count=meeting, epochs=len(pairs))] if pairs else []

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from typing import get_args
 
-from pipeline.figures import exposed_communication as exposure
 from pipeline.figures.exposed_communication import (
     PointsByTraining,
     communications_of,
+    job_notes,
+    median_step_time,
     training_key,
+    whole_step,
 )
 from pipeline.figures.pooling import PooledPoint
 from pipeline.plan.spec import Spec
@@ -77,7 +79,7 @@ def transfer_row(point: PooledPoint, trained: PointsByTraining) -> Row:
     measured = [record.measurement for record in point.ok_records if record.measurement]
     same = trained.get(training_key(point.gpu, point.spec), [])
     match = next((other for other in same if other.epoch_time is not None), None)  # a probe has no epoch time
-    notes = [] if counted else exposure.job_notes(found)
+    notes = [] if counted else job_notes(found)
     if match:
         notes += point.difference_notes("training", match)
     return make_row(
@@ -86,7 +88,7 @@ def transfer_row(point: PooledPoint, trained: PointsByTraining) -> Row:
         **transfers,
         gradients_bytes_formula=formula_bytes(measured, "gradients", spec),
         parameters_bytes_formula=formula_bytes(measured, "parameters", spec),
-        step_time_s=exposure.median_step_time(found, exposure.whole_step(found)),
+        step_time_s=median_step_time(found, whole_step(found)),
         epoch_time_s=match.epoch_time if match else None,
         test_accuracy=match.median(last_test_accuracy) if match else None,
         notes=notes,
