@@ -176,7 +176,9 @@ def choice_words(rows: Sequence[Row]) -> str:
     if most == 1:
         return f"{number}, one run each"
     runs = f"n = {fewest}" if fewest == most else f"n = {fewest} to {most}"
-    split = "chosen and stated by the same runs" if fewest == 1 else "half of them choose, the others are stated"
+    split = (
+        "chosen and stated by the same runs" if fewest == 1 else "half of the runs choose, the others give the figures"
+    )
     return f"{number}, {runs}, {split}"
 
 

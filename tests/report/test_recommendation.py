@@ -97,7 +97,7 @@ H100 = Environment(gpus=(Gpu(name="NVIDIA H100"),))
             [*repeated((1.0, 1.4, 1.0, 1.4), precision="bf16"), *repeated((1.1, 1.1, 1.1, 1.1), precision="fp32")],
             [
                 f"{50_000 / 1.4:,.0f} images/s, 1 GPU with 128 images a step in bf16; epoch 1.40 s",
-                "n = 4, half of them choose, the others are stated",
+                "n = 4, half of the runs choose, the others give the figures",
                 "; accuracy not compared",
             ],
             [],
@@ -105,7 +105,7 @@ H100 = Environment(gpus=(Gpu(name="NVIDIA H100"),))
         ),
         pytest.param(
             [*repeated((1.0, 1.1)), *repeated((2.0, 2.1, 2.2), precision="fp32")],
-            ["among 2 configurations, n = 2 to 3, half of them choose"],
+            ["among 2 configurations, n = 2 to 3, half of the runs choose"],
             [],
             id="unlike numbers of runs",
         ),
