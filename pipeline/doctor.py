@@ -37,6 +37,11 @@ NO_CUDA = (
 )
 
 
+TO_SEND = (
+    "this text, manifest.json and records/ of the experiment, and the log of a failed configuration from its logs/"
+)
+
+
 class Finding(NamedTuple):
     """A line of the output. One that is `refused` begins with what is wrong and ends with the cure."""
 
@@ -57,6 +62,7 @@ def main() -> int:
     for finding in examine(parse_arguments()):
         findings.append(finding)
         errors.print_text(f"{finding.level:<8} {finding.what:<9} {finding.said}")
+    errors.print_text(f"To report a problem, send {TO_SEND}.")
     refusals = sum(finding.level == "refused" for finding in findings)
     if refusals:
         errors.print_text(f"Runs cannot start: {pluralize(refusals, 'refusal')}.")
