@@ -37,9 +37,7 @@ NO_CUDA = (
 )
 
 
-TO_SEND = (
-    "this text, manifest.json and records/ of the experiment, and the log of a failed configuration from its logs/"
-)
+TO_SEND = "of a problem: this text, manifest.json and records/ of the experiment, the log of what failed from its logs/"
 
 
 class Finding(NamedTuple):
@@ -62,7 +60,6 @@ def main() -> int:
     for finding in examine(parse_arguments()):
         findings.append(finding)
         errors.print_text(f"{finding.level:<8} {finding.what:<9} {finding.said}")
-    errors.print_text(f"To report a problem, send {TO_SEND}.")
     refusals = sum(finding.level == "refused" for finding in findings)
     if refusals:
         errors.print_text(f"Runs cannot start: {pluralize(refusals, 'refusal')}.")
@@ -85,6 +82,7 @@ def examine(arguments: argparse.Namespace) -> Iterator[Finding]:
         except (CommandError, OSError, RuntimeError, ImportError) as error:  # RuntimeError: of torch, and GpuProblem
             of_import = errors.import_error_as_command_error(error) if isinstance(error, ImportError) else None
             yield Finding("refused", what, " ".join(str(of_import or error).split()))
+    yield Finding("note", "to send", TO_SEND)
 
 
 def examine_packages(_: argparse.Namespace) -> Iterator[Finding]:

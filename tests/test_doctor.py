@@ -30,11 +30,11 @@ def test_a_machine_without_gpus_and_slurm_can_start_runs(pipeline: Command, tmp_
     )
     assert (answer.returncode, answer.stderr) == (0, "")
     lines = lines_of(answer)
-    assert list(lines) == ["packages", "GPUs", "network", "Slurm", "outputs", "data", "memory"]
+    assert list(lines) == ["packages", "GPUs", "network", "Slurm", "outputs", "data", "memory", "to"]
     assert_says(lines["packages"], "ok ", "torch ", "torchvision ")
     assert_says(lines["GPUs"], "note ", "none is visible here", "CPU processes")
     assert_says(lines["data"], "note ", f"{tmp_path}/no is absent", "pipeline.stage --data")
-    assert "send this text, manifest.json and records/" in answer.stdout.splitlines()[-2]
+    assert_says(lines["to"], "note ", "send", "this text, manifest.json and records/")
     assert answer.stdout.splitlines()[-1] == "Runs can start. Next: python -m pipeline.submit --grid smoke"
     assert not (tmp_path / "x").exists()
 
