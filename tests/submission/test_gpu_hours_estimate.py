@@ -395,7 +395,9 @@ def test_the_ranges_hold_for_the_published_experiments() -> None:
             span = attempt_span(record)
             if (record.spec.measure, record.spec.device) == ("communication", "cuda") and record.measurement and span:
                 found = rounds_range(record.spec, [])
-                assert found is not None
+                if found is None:
+                    assert record.spec.max_steps, "without a record of a step the length of so many is not known"
+                    continue
                 assert found.low_s <= span.end - span.start <= found.high_s, (name, record.run_id)
                 num_points += 1
         attempts = [attempt for record in records for attempt in split_duration(record, name)]
@@ -411,8 +413,8 @@ def test_the_ranges_hold_for_the_published_experiments() -> None:
         if predicted_s:
             num_grids += 1
             assert PILOT_RANGE[0] <= actual_s / predicted_s <= PILOT_RANGE[1], name
-    assert (num_grids, num_points) == (21, 56)
-    assert_says((ROOT / "docs/cluster.md").read_text(), "of each of 21 published grids", "as were 56 of 56")
+    assert (num_grids, num_points) == (22, 56)
+    assert_says((ROOT / "docs/cluster.md").read_text(), "of each of 22 published grids", "as were 56 of 56")
 
 
 def test_equal_points_of_the_published_records_take_half_to_twice_as_long() -> None:
