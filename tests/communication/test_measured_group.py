@@ -233,8 +233,8 @@ def test_a_collective_has_its_values_in_each_mode(found: Any, name: str, way: st
 @pytest.mark.parametrize("name", ALL_CASES)
 def test_a_collective_is_counted_in_each_mode(found: Any, name: str) -> None:
     for one in found["cases"][name].values():
-        ((collective, num_bytes, stays_real, caller, in_backward),) = one["calls"]
-        assert (caller, in_backward) == (__name__, False)
+        ((collective, num_bytes, stays_real, caller, in_backward, num_ranks),) = one["calls"]
+        assert (caller, in_backward, num_ranks) == (__name__, False, 2)
         assert (collective, num_bytes) == ALL_CASES[name].counted
         assert bool(stays_real) == (name in REAL_CASES)
 
@@ -263,10 +263,10 @@ def test_all_that_ddp_sends_is_silent_also_integer_buffers(found: Any) -> None:
     assert calls[-1].caller in ("torch.autograd.graph", "")
     assert sorted(calls) == [
         Call(
-            "all_reduce", gradients, "", calls[-1].caller, in_backward=True
+            "all_reduce", gradients, "", calls[-1].caller, in_backward=True, num_ranks=2
         ),  # the reducer, in a thread of autograd on GPUs
-        Call("broadcast", 8, caller=DDP_MODULE),  # the number of batches, an integer
-        Call("broadcast", 32, caller=DDP_MODULE),
+        Call("broadcast", 8, caller=DDP_MODULE, num_ranks=2),  # the number of batches, an integer
+        Call("broadcast", 32, caller=DDP_MODULE, num_ranks=2),
     ]
     assert sorted(found["training"]["real"]["calls"]) == sorted(found["training"]["silent"]["calls"])
 
