@@ -23,8 +23,7 @@ WORKERS ?= 2
 # most of the slow tests wait: for Slurm, or for a time limit
 SLOW_WORKERS ?= 4
 # a worker runs its half in order, so that a file's tests share its fixtures, and takes from the other's half at the end
-DIST = worksteal
-PYTEST = python -m pytest -q -ra --numprocesses $(WORKERS) --dist $(DIST)
+PYTEST = python -m pytest -q -ra --numprocesses $(WORKERS) --dist worksteal
 # what check leaves out
 SLOW = slurm or training or browser or wheel
 
@@ -46,7 +45,6 @@ test-fast: $(INSTALLED)-test
 	$(PYTEST) -m "not ($(SLOW) or alone)"
 
 test-slow: WORKERS = $(SLOW_WORKERS)
-test-slow: DIST = loadfile  # what a file starts once it starts in one worker
 test-slow: $(INSTALLED)-test slurm browser
 	$(PYTEST) -m "($(SLOW) or hypothesis) and not alone" --hypothesis-profile=all
 
