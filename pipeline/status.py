@@ -244,11 +244,18 @@ def next_command(experiment: Experiment, points: Sequence[PointProgress]) -> tup
     manifest = experiment.read_manifest()
     submissions = manifest.submissions if manifest else []
     known = [tuple(without_rerun(submission.arguments)) for submission in submissions if submission.arguments]
-    commands = [f"{command_name('submit')} {shlex.join([*given, *rerun])}" for given in dict.fromkeys(known)]
+    commands = [command_again(given, rerun) for given in dict.fromkeys(known)]
     if commands:
         return f"To run the {which}:", commands
     option = " with --rerun failed" if failed else ""
     return f"To run the {which}, repeat the submit command of {experiment.folder.name}{option}.", []
+
+
+def command_again(given: Sequence[str], rerun: Sequence[str]) -> str:
+    """Return the command of these arguments with more options. Those of `run` end where its script begins."""
+    end = given.index("--") if "--" in given else len(given)
+    command = command_name("submit" if end == len(given) else "run")
+    return f"{command} {shlex.join([*given[:end], *rerun, *given[end:]])}"
 
 
 def without_rerun(arguments: Sequence[str]) -> list[str]:

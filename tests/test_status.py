@@ -12,6 +12,7 @@ import pytest
 from conftest import Command, without_slurm
 from factories import ROOT, SUBMISSION, assert_says, make_experiment, make_record, make_spec
 
+from pipeline import status
 from pipeline.records.folder import Experiment, start_submission
 from pipeline.records.record import Environment, Gpu
 from pipeline.system.errors import format_duration
@@ -170,3 +171,9 @@ def test_a_terminal_shows_a_live_table_unless_it_cannot(
 )
 def test_a_duration_is_written_for_people(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
+
+
+def test_the_command_for_a_script_has_more_options_before_the_script() -> None:
+    given = ["--num-gpus", "2", "--", "train.py", "--lr", "1"]
+    command = "python -m pipeline.run --num-gpus 2 --rerun failed -- train.py --lr 1"
+    assert status.command_again(given, ["--rerun", "failed"]) == command
