@@ -28,7 +28,8 @@ from pipeline.records.record import MAX_MESSAGE_CHARS, DeviceMemory, Environment
 from pipeline.runner.classify_failure import classify_error
 from pipeline.runner.failed_record import describe_exception
 from pipeline.runner.rank_files import PointResult, PointTask, RankError, RankFiles
-from pipeline.runner.script_rank import ScriptProblem, ScriptRank
+from pipeline.runner.script_blocks import ScriptProblem
+from pipeline.runner.script_rank import ScriptRank
 from pipeline.system import host, source_digest
 from pipeline.system.errors import redact_credentials
 from pipeline.training import devices, links, process_group, provenance

@@ -1,6 +1,6 @@
 """Runs a user's training script and times its updates. Started in place of the script, in a process of its own.
 
-    python script_probe.py CONFIG SCRIPT ARGUMENTS...      CONFIG is JSON: see `Config` of script_rank
+    python script_probe.py CONFIG SCRIPT ARGUMENTS...      CONFIG is JSON: see run_once() of script_rank
     python script_probe.py CONFIG -m MODULE ARGUMENTS...
 
 It imports nothing of this project, so that it shadows no module of the user's, and torch only after the script has done

@@ -14,7 +14,8 @@ from factories import make_spec
 from pipeline.records.record import Measurement
 from pipeline.runner import script_rank
 from pipeline.runner.rank_files import PointTask, RankFiles
-from pipeline.runner.script_rank import ScriptProblem, ScriptRank
+from pipeline.runner.script_blocks import ScriptProblem
+from pipeline.runner.script_rank import ScriptRank
 from pipeline.system import host
 
 TRAIN = """

@@ -10,8 +10,7 @@ import pytest
 from factories import make_spec
 
 from pipeline.plan.spec import Spec
-from pipeline.runner.script_probe import ImportWatch
-from pipeline.runner.script_rank import (
+from pipeline.runner.script_blocks import (
     Block,
     CountedCall,
     ScriptProblem,
@@ -22,6 +21,7 @@ from pipeline.runner.script_rank import (
     transfers_of,
     without_left_out,
 )
+from pipeline.runner.script_probe import ImportWatch
 
 MODEL_BYTES = 4_000_000
 SEEN: dict[str, Any] = {
@@ -110,7 +110,7 @@ def test_batches_of_a_step_that_is_left_out_are_not_of_the_others() -> None:
 
 
 def test_another_world_or_strategy_than_asked_is_refused() -> None:
-    with pytest.raises(ScriptProblem, match="2 processes, and the script trains in a group of 1"):
+    with pytest.raises(ScriptProblem, match="2 processes, and the script trains in 1;"):
         check_observed(spec_of(), block_of([(8, 10)], world_size=1))
     with pytest.raises(ScriptProblem, match="strategy=ddp, and the script uses FSDPModule; give strategy=fsdp"):
         check_observed(spec_of(), block_of([(8, 10)], wrappers=["FSDPModule"]))

@@ -1,0 +1,288 @@
+"""The report of each rank on a block of updates of a script: what is checked in it, and what the record gets from it.
+
+Pure functions of blocks.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pipeline.figures.stopping_rule import MAX_STEPS, MIN_STEPS, WINDOW_S
+from pipeline.plan.spec import MIN_WINDOWS_FOR_INTERVAL, Spec
+from pipeline.plan.strategies import STRATEGIES
+from pipeline.records.record import DeviceMemory, Epoch, FailureKind, RankEpoch, Transfer, TransferKind
+from pipeline.training.flop_count import FlopCount, flops_of_sample
+
+KINDS: dict[str, TransferKind] = {
+    "all_reduce": "gradients",
+    "reduce_scatter": "gradients",
+    "all_gather": "parameters",
+    "broadcast": "buffers",
+}
+"""What a collective of a script carries, as the strategies use it."""
+MAX_SIZE_DIFFERENCE = 0.01  # of the samples of an update: what a smaller last batch may change
+MIN_LATE_BYTES_RATIO = 0.5  # of gradients: what a script averages beside them is less
+MAX_BYTES_RATIO = 1.2  # of what travels over what is needed: padding and buffers take less
+WRAPPERS = {name: facts.wrappers for name, facts in STRATEGIES.items() if facts.wrappers}
+SHARDING_WRAPPERS = {name for facts in STRATEGIES.values() if facts.shards_parameters for name in facts.wrappers}
+
+
+class ScriptProblem(Exception):
+    """The script did not do what the point needs. The message says what, with the cure."""
+
+    def __init__(self, text: str, kind: FailureKind = "exception") -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+class CountedCall(msgspec.Struct, frozen=True, array_like=True):
+    """A collective, its bytes, why it stays real, if it is called in a backward pass, and the number of such calls."""
+
+    collective: str
+    num_bytes: int
+    stays_real: str
+    in_backward: bool
+    count: int
+
+
+class Block(msgspec.Struct, frozen=True):
+    """The report of one rank on one block: times in ns, `sizes` as pairs of batch size and number of batches."""
+
+    time: int
+    steps: list[int]
+    optimizer: int
+    wait: int | None
+    data: int | None
+    sizes: list[tuple[int, int]]
+    started: int
+    updates: int  # from the start of the script
+    activity: list[int]
+    items: float | None  # that the script has named, with their unit
+    unit: str
+    left_out: list[int]  # indices of steps
+    merit: tuple[float, str, str] | None  # value, name, and which is better
+    calls: list[CountedCall]  # of a warm-up block
+    flops: tuple[int, float | None, list[str]] | None  # of an update: number, items, operations without a formula
+    skipped: list[tuple[str, int]]  # saves
+    seen: dict[str, Any]
+    memory: dict[str, Any]
+    share: float = 1.0  # of the steps, that counts
+
+
+class Timed(NamedTuple):
+    """A block with the reports of all ranks, in their order."""
+
+    ranks: list[Block]
+
+    @property
+    def time_ns(self) -> int:
+        return max(block.time for block in self.ranks)
+
+    @property
+    def update_ns(self) -> float:
+        """The time of an update on the slowest rank."""
+        return self.time_ns / len(self.ranks[0].steps)
+
+
+def without_left_out(ranks: list[Block]) -> list[Block]:
+    """Return the reports without the steps that any rank leaves out, since the others wait for it; not without all."""
+    left_out = set().union(*(block.left_out for block in ranks))
+    kept = [index for index in range(len(ranks[0].steps)) if index not in left_out]
+    if not kept or len(kept) == len(ranks[0].steps):
+        return ranks
+    return [
+        msgspec.structs.replace(block, time=sum(steps), steps=steps, share=len(kept) / len(block.steps))
+        for block in ranks
+        for steps in [[block.steps[index] for index in kept]]
+    ]
+
+
+def num_timed_updates(spec: Spec, update_ns: float) -> int:
+    """Return the updates of a timed block: as many as fill a window, of those that the point allows."""
+    wanted = min(MAX_STEPS, max(MIN_STEPS, math.ceil(WINDOW_S / update_ns * 1e9)))
+    return max(1, min(wanted, spec.updates // min(MIN_WINDOWS_FOR_INTERVAL, spec.windows)))
+
+
+def batch_of(block: Block) -> tuple[int | None, float | None]:
+    """Return the most frequent batch size of a loader, and the batches an update; None without a loader."""
+    sizes: Counter[int] = Counter(dict(block.sizes))
+    if not sizes:
+        return None, None
+    return sizes.most_common(1)[0][0], sizes.total() * block.share / len(block.steps)
+
+
+def check_observed(spec: Spec, block: Block) -> None:
+    """Raise ScriptProblem if the script does something else than the point asks for."""
+    seen, (size, batches) = block.seen, batch_of(block)
+    if seen["world_size"] != spec.world_size:
+        raise ScriptProblem(
+            f"the configuration has {spec.world_size} processes, and the script trains in {seen['world_size']}; "
+            "let it call init_process_group() with the variables of torchrun"
+        )
+    is_checked = block.items is None and not spec.counts_batches  # else the script says what it trains on
+    if size is not None and batches is not None and is_checked:
+        asked, found = spec.batch_size_per_gpu * spec.grad_accumulation, size * batches
+        one_ahead = size / len(block.steps)  # a loader may fetch a batch before it is asked
+        if abs(found - asked) > max(MAX_SIZE_DIFFERENCE * asked, one_ahead) * (1 + 1e-9):
+            how = f"batches of {size}, {batches:.3g} an update"
+            raise ScriptProblem(
+                f"the configuration asks for {asked} samples an update on each GPU, and the loader of rank 0 gives "
+                f"{found:.4g} ({how}); {cure_of_batch(spec, found)}"
+            )
+    wrappers = seen["wrappers"]
+    if spec.is_distributed and wrappers and not set(wrappers) & set(WRAPPERS.get(spec.strategy, wrappers)):
+        others = [name for name, classes in WRAPPERS.items() if set(classes) & set(wrappers)]
+        cure = f"give strategy={others[0]}" if others else "leave the script out"
+        raise ScriptProblem(
+            f"the configuration says strategy={spec.strategy}, and the script uses {', '.join(wrappers)}; {cure}"
+        )
+
+
+def cure_of_batch(spec: Spec, found: float) -> str:
+    """Return what may be wrong with the batch size of a script that takes `found` samples an update on each GPU."""
+    asked = spec.batch_size_per_gpu * spec.grad_accumulation
+    if spec.num_gpus > 1 and math.isclose(found * spec.num_gpus, asked, rel_tol=MAX_SIZE_DIFFERENCE):
+        return "its batch size is that of all GPUs together: write {global_batch_size} in place of {batch_size_per_gpu}"
+    if "batch_size_per_gpu" not in (spec.script or "") and "global_batch_size" not in (spec.script or ""):
+        return f"write {{batch_size_per_gpu}} into script, or give batch_size_per_gpu={found:.4g}"
+    if not math.isclose(found / spec.batch_size_per_gpu, round(found / spec.batch_size_per_gpu)):
+        return "let the script use its argument, or correct batch_size_per_gpu"
+    return f"give grad_accumulation={round(found / spec.batch_size_per_gpu)} if it makes so many passes an update"
+
+
+def transfers_of(block: Block) -> tuple[list[Transfer], list[str]]:
+    """Return what a rank sends in an update, and notes on what stays real when others are silent."""
+    calls: Counter[str] = Counter()
+    num_bytes: Counter[str] = Counter()
+    real: dict[str, str] = {}
+    for call in block.calls:
+        if call.stays_real:
+            real[call.collective] = call.stays_real
+        elif call.collective in KINDS:
+            calls[KINDS[call.collective]] += call.count
+            num_bytes[KINDS[call.collective]] += call.num_bytes * call.count
+    updates = len(block.steps)
+    transfers = [
+        Transfer(kind=kind, calls_per_step=calls[kind] / updates, bytes_per_step=num_bytes[kind] / updates)
+        for kind in dict.fromkeys(KINDS.values())
+        if calls[kind]
+    ]
+    return transfers, [f"{collective} stays real: {why}" for collective, why in real.items()]
+
+
+def find_mistakes(spec: Spec, block: Block, transfers: Sequence[Transfer]) -> Iterator[str]:
+    """Yield what travels in an update without need, or does not, with its bytes, and the cure."""
+    needed, seen = block.seen["gradient_bytes"], block.seen
+    found = {transfer.kind: transfer for transfer in transfers}
+    gradients, parameters = found.get("gradients"), found.get("parameters")
+    _, batches = batch_of(block)
+    passes = spec.grad_accumulation if batches is None else round(batches)
+    if not needed:
+        return
+    if gradients:
+        ratio = gradients.bytes_per_step / needed
+        sent = f"{gradients.bytes_per_step / 1e6:.4g} MB an update, of {needed / 1e6:.4g} MB of gradients"
+        if passes > 1 and round(ratio) == passes:
+            yield f"gradients travel in each of {passes} passes: {sent}; enter no_sync() in all passes but the last"
+        elif ratio > MAX_BYTES_RATIO:
+            yield f"gradients travel {ratio:.1f} times: {sent}; see what reduces them twice"
+        elif seen["autocast"] == "bfloat16" and seen["parameter_type"] == "float32" and ratio > 1 / MAX_BYTES_RATIO:
+            yield f"gradients travel in fp32 beside bf16 computation: {sent}; sent in bf16 they are half of it"
+        late = [call for call in block.calls if call.collective == "all_reduce" and not call.in_backward]
+        late_bytes = sum(call.num_bytes * call.count for call in late if not call.stays_real) / len(block.steps)
+        if late_bytes > MIN_LATE_BYTES_RATIO * needed:
+            yield (
+                f"{late_bytes / 1e6:.4g} MB of gradients an update travel after the backward pass, where nothing hides "
+                "them; let DistributedDataParallel send them"
+            )
+        if spec.device == "cuda" and seen["backend"] == "gloo":
+            yield f"gradients of GPUs travel through sockets of Gloo: {sent}; call init_process_group('nccl')"
+    elif spec.num_gpus > 1:
+        yield (
+            f"none of {needed / 1e6:.4g} MB of gradients travel: each rank trains a model of its own; wrap it in "
+            "DistributedDataParallel"
+        )
+    if not parameters or not set(seen["wrappers"]) & SHARDING_WRAPPERS:
+        return
+    if parameters.calls_per_step <= 2 * passes:
+        yield (
+            f"one unit gathers the whole model, {parameters.bytes_per_step / 1e6:.4g} MB an update in "
+            f"{parameters.calls_per_step:.3g} calls, which nothing hides; shard its blocks one by one, too"
+        )
+    elif parameters.bytes_per_step > 2 * MAX_BYTES_RATIO * needed * passes:
+        yield (
+            f"parameters are gathered {parameters.bytes_per_step / needed:.1f} times an update, "
+            f"{parameters.bytes_per_step / 1e6:.4g} MB; twice a pass is enough"
+        )
+
+
+def flops_of(spec: Spec, block: Block) -> FlopCount:
+    """Return the FLOPs of a sample: as stated, else those of one update in the warm-up."""
+    if spec.stated_flops_per_sample is not None:
+        return FlopCount(round(spec.stated_flops_per_sample), "FLOPs as stated")
+    if block.flops is None:
+        why = "the script compiles" if block.seen["is_compiled"] else "the script has modes of its own"
+        return FlopCount(None, f"FLOPs not counted: {why}; --flops-per-sample states them")
+    flops, items, without_formula = block.flops
+    known, asked = samples_of(block, spec.counts_batches), spec.global_batch_size / spec.num_gpus
+    samples = items or (asked if known is None else known / len(block.steps))
+    return flops_of_sample(flops / samples, without_formula)
+
+
+def build_epoch(number: int, block: Timed, spec: Spec) -> Epoch:
+    """Return a block as an epoch of the record."""
+    asked = len(block.ranks[0].steps) * spec.global_batch_size
+    samples = [samples_of(part, spec.counts_batches) for part in block.ranks]
+    known = [count for count in samples if count is not None]
+    merit = block.ranks[0].merit
+    return Epoch(
+        epoch=number,
+        ranks=tuple(build_rank(rank, part, samples[rank]) for rank, part in enumerate(block.ranks)),
+        num_updates=block.ranks[0].updates,
+        num_timed_updates=len(block.ranks[0].steps),
+        num_samples=sum(known) if len(known) == len(block.ranks) else asked,
+        step_times_ns=tuple(block.ranks[0].steps),
+        merit=merit[0] if merit and math.isfinite(merit[0]) else None,
+    )
+
+
+def samples_of(block: Block, counts_batches: bool) -> int | None:
+    """Return what a rank has trained on in the steps that count: as the script says, else by its loader."""
+    in_batches = sum((1 if counts_batches else size) * count for size, count in block.sizes)
+    counted = in_batches if block.items is None else block.items
+    return round(counted * block.share) or None
+
+
+def build_rank(rank: int, block: Block, num_samples: int | None) -> RankEpoch:
+    return RankEpoch(
+        rank=rank,
+        epoch_time_ns=block.time,
+        compute_time_ns=None if block.data is None else max(0, round(block.time - block.data * block.share)),
+        optimizer_ns=round(block.optimizer * block.share),
+        data_time_ns=None if block.data is None else round(block.data * block.share),
+        loader_wait_ns=None if block.wait is None else round(block.wait * block.share),
+        num_samples=num_samples,
+        started_unix_ns=block.started,
+    )
+
+
+def build_memory(rank: int, found: dict[str, Any]) -> DeviceMemory:
+    return DeviceMemory(
+        rank=rank,
+        device=found["device"],
+        peak_allocated_bytes=found["allocated"],
+        usable_bytes=found.get("usable"),
+        peak_reserved_bytes=found.get("reserved"),
+        num_alloc_retries=found.get("retries"),
+    )
+
+
+def precision_of(number_type: str | None, allows_tf32: bool) -> str | None:
+    """Return the precision as a record names it, from the type of numbers that the script is seen to compute in."""
+    if number_type is None:
+        return None
+    names = {"bfloat16": "bf16", "float16": "fp16", "float32": "tf32" if allows_tf32 else "fp32"}
+    return names.get(number_type, number_type)
