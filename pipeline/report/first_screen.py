@@ -9,7 +9,7 @@ from pipeline.plan.point_label import Terms, describe_axis, in_terms
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report.claims import Tile, is_fit_for_answer
 from pipeline.report.display import status_of
-from pipeline.report.next_step import RULES, WAITING, faster, has_next_step
+from pipeline.report.next_step import POWER, RULES, WAITING, faster, has_next_step
 from pipeline.report.questions import Answer
 from pipeline.report.table import Row, Rows, Tables
 
@@ -85,9 +85,9 @@ def verdict_of(tables: Tables, terms: Terms) -> Verdict | None:
 
 
 def suggestions_of(tables: Tables, terms: Terms, limit: str = "") -> list[Suggestion]:
-    """Return what to try next, the most frequent first, of the rows with that limit or of all."""
+    """Return what to try next, the most frequent first, of the rows with that limit or of all that can be changed."""
     rows = [*has_next_step(tables["Q2"]), *has_next_step(tables["communication"])]
-    steps = (row["next_step"] for row in rows if limit in ("", row["limit"]))
+    steps = (row["next_step"] for row in rows if limit in ("", row["limit"]) and row["limit"] != POWER.limit)
     found = []
     for words, own in group_pairs((step.plain, step) for step in steps).items():
         gains = [gain for step in own for gain in step.gains.values() if gain]

@@ -110,3 +110,10 @@ def test_the_page_has_the_verdict_the_tiles_and_the_map_before_the_folded_sectio
     places = [text.index(part) for part in ('<div class="tiles">', '<div class="hero">', '<details class="section"')]
     assert places == sorted(places)
     assert "<details open" not in text
+
+
+def test_what_no_change_helps_is_no_suggestion() -> None:
+    tables = published("h200x2/six-runs")
+    assert "power" in {row["limit"] for row in tables["Q2"]}
+    assert [one.change for one in suggestions_of(tables, OF_GPUS) if one.change.startswith("none")] == []
+    assert suggestions_of(tables, OF_GPUS, "power") == []
