@@ -114,7 +114,7 @@ def find_timeout_cause(rank_files: RankFiles, limit_s: float | None) -> Failure:
     cause = find_root_cause(rank_files, {})
     if not may_be_consequence(cause):
         return cause
-    message = f"ended at its limit of {limit_s} s, so that the points after it can run; raise --time"
+    message = f"ended at its limit of {limit_s} s, so that the configurations after it can run; raise --time"
     return Failure(kind="timeout", message=message)
 
 

@@ -71,11 +71,11 @@ def positive_integer(text: str) -> int:
 def add_point_arguments(points: argparse._ActionsContainer, folders: argparse._ActionsContainer) -> None:
     """Add the options that change and select the points, name their data folder and say what is written where."""
     add_set_argument(points, "replace an axis in every block of the grid")
-    again = "also run points whose record has this status; all: run every point again"
+    again = "also run configurations whose record has this status; all: run every one again"
     points.add_argument("--rerun", choices=get_args(Rerun), help=again)
     folders.add_argument("--outputs", type=Path, default=DEFAULT_OUTPUTS, help="the parent of the experiment's folder")
     folders.add_argument(
-        "--keep-trace", action="store_true", help="keep the profiler's traces of points that measure communication"
+        "--keep-trace", action="store_true", help="keep the profiler's traces where communication is measured"
     )
     add_data_argument(folders)
 

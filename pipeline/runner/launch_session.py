@@ -146,7 +146,7 @@ class LaunchSession:
         try:
             record, path = self._publish_valid(record)
         except OSError as error:  # go on, because the ranks already run the next point
-            kept = f"submit again to measure the point again; its files are in {self.current_files.folder.resolve()}"
+            kept = f"submit again to measure it again; its files are in {self.current_files.folder.resolve()}"
             problem = f"cannot publish its record: {describe_os_error(error)}; {kept}"
             failure = Failure(kind="exception", message=problem)
             record = store.new_record(record.spec, "failed", self.id, failure=failure, reason=problem)
@@ -258,7 +258,9 @@ def recover_results(experiment: Experiment, unpublished: Iterable[RankFiles]) ->
                 publish_with_retries(record, experiment.records_folder)
                 log_line(f"{run_id}: its launcher was killed before it published the record; its result is published.")
         except (OSError, ValueError) as error:  # ValueError: of msgspec, or the record would be invalid
-            log_line(f"{run_id}: the result of a killed launcher cannot be used ({error}); the point runs again.")
+            log_line(
+                f"{run_id}: the result of a killed launcher cannot be used ({error}); the configuration runs again."
+            )
 
 
 def recovered_record(rank_files: RankFiles) -> Record | None:

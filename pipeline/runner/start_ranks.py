@@ -222,7 +222,9 @@ def supervise(run: Callable[[], None], first: RankFiles) -> int:
     if is_finished or (rank.exitcode and not must_end):
         return rank.exitcode or 0  # its error is in its file, unless a signal ended it
     how = "became another program (exec)" if must_end else "exited with 0"
-    write_exit(f"{how} before its point had ended; remove os._exit, exec or exit() from the code that it runs", first)
+    write_exit(
+        f"{how} before its configuration had ended; remove os._exit, exec or exit() from the code that it runs", first
+    )
     return 1
 
 
@@ -308,7 +310,7 @@ def rendezvous_settings(spec: Spec) -> dict[str, Any]:
         return {"rdzv_backend": one_node_rendezvous.NAME}
     nodes = os.environ.get("SLURM_JOB_NODELIST")
     if not nodes:
-        raise CommandError(f"a point over {spec.num_nodes} nodes needs a Slurm job; submit it there.")
+        raise CommandError(f"a configuration over {spec.num_nodes} nodes needs a Slurm job; submit it there.")
     host, port = master_address(nodes), FIRST_PORT + slurm_number("SLURM_JOB_ID") % NUM_PORTS
     configs = {"rank": node_rank(), "timeout": RENDEZVOUS_TIMEOUT_S}
     return {"rdzv_backend": "static", "rdzv_endpoint": f"{host}:{port}", "rdzv_configs": configs}

@@ -104,7 +104,7 @@ def assert_failed(ended: Ended, limit_s: float, status: str, kind: str, said: st
     [
         (OOM, "oom", "cuda_oom", "out of GPU memory"),
         (KILL, "failed", "signal", "rank 1 was killed by SIGKILL"),
-        (EXIT, "failed", "exit", "rank 1: exited with 0 before its point had ended; remove os._exit"),
+        (EXIT, "failed", "exit", "rank 1: exited with 0 before its configuration had ended; remove os._exit"),
         (HANG, "failed", "timeout", f"limit of {LIMIT_S} s"),
     ],
     ids=["raises OOM", "is killed", "exits with 0", "hangs"],
@@ -126,7 +126,7 @@ def test_a_rank_that_fails_ends_its_point_with_one_record(
 def test_a_rank_that_leaves_without_a_result_fails_its_point_within_seconds(
     ended: dict[tuple[str, int], Ended], fault: str, said: str, num_gpus: int
 ) -> None:
-    said = f"rank {num_gpus - 1}: {said} before its point had ended; remove os._exit"
+    said = f"rank {num_gpus - 1}: {said} before its configuration had ended; remove os._exit"
     assert_failed(ended[fault, num_gpus], 20, "failed", "exit", said)
 
 

@@ -226,7 +226,7 @@ def test_a_result_that_is_not_that_of_its_point_is_not_published(
     with side_files.open_launches(experiment) as launches:
         recover_results(experiment, find_unpublished(experiment, launches))
     assert load_attempts(experiment.records_folder, record.run_id) == []
-    assert ("the point runs again" in capsys.readouterr().err) == (fault != "a rank's error")
+    assert ("the configuration runs again" in capsys.readouterr().err) == (fault != "a rank's error")
 
 
 def test_what_a_rank_wrote_under_a_umask_of_0_is_closed_to_others_as_it_is_moved(killed: Killed) -> None:
