@@ -80,7 +80,7 @@ def test_the_files_and_calls_of_two_points(pipeline: Command, on_slurm: Env, tmp
     assert_says(
         PAGE,
         "2 scontrol, 1 sinfo, 1 sbatch for a grid of one shape",
-        "| 2 for each attempt at a point |",
+        "| 2 for each attempt at a configuration |",
         "| 1 for each array element |",
         "| 1 for each array |",
         "an experiment is 0750, those of its logs 0700",
@@ -92,9 +92,9 @@ def test_the_limits_of_the_page_are_those_of_the_code() -> None:
     assert_says(
         PAGE,
         f"at most {MAX_RUNNING_ELEMENTS} elements",
-        f"{default.time_min()} minutes a point",
+        f"{default.time_min()} minutes a configuration",
         f"{default.cpus_per_gpu} CPUs and {default.mem_per_gpu_gib} GiB for each GPU",
-        f"at most {MAX_POINTS:,} points",
+        f"at most {MAX_POINTS:,} configurations",
         f"unused for {MAX_UNUSED_DAYS} days, and of the rest what is beyond {MAX_CACHE_BYTES // 2**30} GiB",
         f"{IMAGE_SIZE_PX**2 * 3 // 1024} KiB an image",
         f"from {FIRST_PORT} to {FIRST_PORT + NUM_PORTS - 1}",
