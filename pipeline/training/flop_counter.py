@@ -1,7 +1,9 @@
 """A counter of the FLOPs that torch's operations need. It needs torch alone: it also counts in users' scripts."""
 
 import math
+import sys
 from collections.abc import Callable, Collection
+from types import FrameType
 from typing import Any
 
 import torch
@@ -11,6 +13,8 @@ COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd"
 NAMESPACES_WITHOUT_PRODUCTS = (*COLLECTIVE_NAMESPACES, "aten", "fsdp", "prim", "prims", "profiler")
 PRODUCTS_WITHOUT_FORMULA = ("_grouped_mm", "_scaled_grouped_mm", "_int_mm", "mv", "addmv", "dot")  # of aten
 ATTENTION_KERNELS = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
+
+WITHIN_THE_COUNTER = (__name__, "torch._dynamo", "torch._compile")  # between a function here and its caller
 
 
 class FlopCounter(TorchDispatchMode):
@@ -64,8 +68,16 @@ class FlopCounter(TorchDispatchMode):
 
 
 def is_recomputed() -> bool:
-    """True in a backward pass with gradients, which only a checkpoint turns on there."""
-    return torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1
+    """True where Python code computes with gradients in a backward pass: a checkpoint does.
+
+    What autograd itself calls there is no repetition: a gradient penalty needs it (`create_graph`).
+    """
+    if not torch.is_grad_enabled() or torch._C._current_graph_task_id() == -1:
+        return False
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals["__name__"].startswith(WITHIN_THE_COUNTER):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals["__name__"] != "torch.autograd.graph"  # None: a thread of autograd
 
 
 def convolution_backward_flops(

@@ -135,6 +135,15 @@ def test_what_a_checkpoint_computes_again_does_not_count(is_reentrant: bool) -> 
     assert count(Checkpointed).per_sample == 3 * TWO_LAYERS
 
 
+def test_a_gradient_penalty_counts_although_its_backward_pass_computes_with_gradients() -> None:
+    layer, x = nn.Linear(8, 8, bias=False), torch.randn(4, 8, requires_grad=True)
+    with FlopCounter() as counter:
+        (gradient,) = torch.autograd.grad(layer(x).sum(), x, create_graph=True)
+        (gradient.norm() - 1).square().backward()
+    product = 2 * 4 * 8 * 8
+    assert counter.flops == 3 * product  # the output, its gradient by x, and the penalty's by the weights
+
+
 def test_an_operation_without_a_formula_is_named() -> None:
     assert count(lambda: Net(double)) == (count(Net).per_sample, "FLOPs without flopstest::double")
     assert (
