@@ -746,6 +746,19 @@ def test_a_reason_that_all_failed_rows_share_is_below_the_brief_table(tmp_path: 
     assert said.endswith(" · no [disk].")
 
 
+@pytest.mark.parametrize("options", [(), ("--full",)], ids=["answers", "every table"])
+def test_a_terminal_of_ascii_alone_gets_an_ascii_form_of_what_separates_words(
+    pipeline: Command, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    failed = [make_record(make_spec(batch_size_per_gpu=size), status="failed", reason="no disk") for size in (8, 16)]
+    folder = make_experiment(tmp_path / "x", *failed).folder
+    ascii_alone = without_slurm(tmp_path, PYTHONIOENCODING="ascii", LC_ALL="C")
+    text = pipeline("collect", folder, "--no-write", *options, env=ascii_alone).stdout
+    said = " ".join(text.partition("All rows: ")[2].split())
+    assert said.startswith("strategy: single; GPUs: 1; precision: tf32; input: dataloader; no disk. ")
+    assert "\\x" not in text
+
+
 def test_a_page_that_was_not_written_is_not_named(pipeline: Command, tmp_path: Path) -> None:
     folder = make_experiment(tmp_path / "x", make_record()).folder
     for option in ((), ("--brief",)):

@@ -1,5 +1,6 @@
 """Exit codes, CommandError (one sentence with the cure), and run_command, which runs every command."""
 
+import codecs
 import contextlib
 import difflib
 import errno
@@ -98,8 +99,14 @@ def discard(stream: TextIO) -> None:
 
 
 def print_text(text: str, end: str = "\n") -> None:
-    """Print text to stdout without characters that control a terminal: it may have names and messages of others."""
-    print(replace_control_characters(text), end=end)
+    """Print text to stdout without characters that control a terminal: it may have names and messages of others.
+
+    A terminal of ASCII alone gets an ASCII form of what separates the words of a report.
+    """
+    shown = replace_control_characters(text)
+    if codecs.lookup(sys.stdout.encoding or "ascii").name == "ascii":
+        shown = shown.replace(" ·", ";").replace("·", ";").replace("±", "+/-")
+    print(shown, end=end)
 
 
 def log_line(sentence: str) -> None:
