@@ -9,7 +9,7 @@ from pipeline.plan.point_label import Terms, describe_axis, in_terms
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report.claims import Tile, is_fit_for_answer
 from pipeline.report.display import status_of
-from pipeline.report.next_step import POWER, RULES, WAITING, faster, has_next_step
+from pipeline.report.next_step import LIMIT_WORDS, POWER, RULES, WAITING, faster, has_next_step
 from pipeline.report.questions import Answer
 from pipeline.report.table import Row, Rows, Tables
 
@@ -29,9 +29,10 @@ class Verdict(NamedTuple):
 
 
 class Suggestion(NamedTuple):
-    """One thing to try, for how many configurations, and the gain that was measured, if it was."""
+    """One thing to try against a limit, for how many configurations, and the gain that was measured, if it was."""
 
     num_configurations: int
+    limit: str
     change: str
     gain: str
     command: str
@@ -87,13 +88,15 @@ def verdict_of(tables: Tables, terms: Terms) -> Verdict | None:
 def suggestions_of(tables: Tables, terms: Terms, limit: str = "") -> list[Suggestion]:
     """Return what to try next, the most frequent first, of the rows with that limit or of all that can be changed."""
     rows = [*has_next_step(tables["Q2"]), *has_next_step(tables["communication"])]
-    steps = (row["next_step"] for row in rows if limit in ("", row["limit"]) and row["limit"] != POWER.limit)
+    wanted = [row for row in rows if limit in ("", row["limit"]) and row["limit"] != POWER.limit]
+    groups = group_pairs(((row["limit"], row["next_step"].plain), row["next_step"]) for row in wanted)
     found = []
-    for words, own in group_pairs((step.plain, step) for step in steps).items():
-        gains = [gain for step in own for gain in step.gains.values() if gain]
-        option = next((change.option for change in own[0].gains), "")
+    for (cause, change), steps in groups.items():
+        gains = [gain for step in steps for gain in step.gains.values() if gain]
+        option = next((change.option for change in steps[0].gains), "")
+        words = [in_terms(text, terms) for text in (LIMIT_WORDS.get(cause, cause), change)]
         command = f"--set {option} --merge" if option else ""
-        found.append(Suggestion(len(own), in_terms(words, terms), faster(*gains) if gains else "", command))
+        found.append(Suggestion(len(steps), *words, faster(*gains) if gains else "", command))
     return sorted(found, key=lambda one: -one.num_configurations)[:MAX_SUGGESTIONS]
 
 

@@ -6,7 +6,7 @@ import pytest
 from factories import ROOT, make_record, make_spec, resolved
 from page_records import batch_records, every_question, scaling_records, write_page
 
-from pipeline.plan.point_label import OF_GPUS
+from pipeline.plan.point_label import OF_GPUS, Terms
 from pipeline.records.folder import Experiment
 from pipeline.records.record import Record
 from pipeline.report.collected import collect_experiment
@@ -72,11 +72,16 @@ def test_a_badge_that_all_tiles_share_stands_on_none() -> None:
 
 def test_what_to_try_is_grouped_with_the_range_of_the_measured_gains() -> None:
     found = suggestions_of(published("h200x4/scaling"), OF_GPUS)
-    assert [(one.num_configurations, one.gain, one.command) for one in found] == [
-        (12, "", "--set input=gpu --merge"),
-        (10, "measured here: 1.65 to 4.46 times as fast", "--set strategy=ddp --merge"),
-        (3, "measured here: 2.9 to 3.57 times as fast", "--set execution=graph --merge"),
+    assert [(one.num_configurations, one.limit, one.gain, one.command) for one in found] == [
+        (12, "waiting for data", "", "--set input=gpu --merge"),
+        (10, "DataParallel", "measured here: 1.65 to 4.46 times as fast", "--set strategy=ddp --merge"),
+        (3, "launches", "measured here: 2.9 to 3.57 times as fast", "--set execution=graph --merge"),
     ]
+
+
+def test_the_first_screen_names_the_limits_of_processes() -> None:
+    found = suggestions_of(published("two-cores/smoke"), Terms("processes", "images"))
+    assert [one.limit for one in found] == ["communication", "several processes"]
 
 
 def test_the_heat_map_has_the_efficiency_at_the_most_gpus_and_marks_what_no_answer_uses() -> None:
