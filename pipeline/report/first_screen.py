@@ -94,9 +94,9 @@ def suggestions_of(tables: Tables, terms: Terms, limit: str = "") -> list[Sugges
     for (cause, change), steps in groups.items():
         gains = [gain for step in steps for gain in step.gains.values() if gain]
         option = next((change.option for change in steps[0].gains), "")
-        words = [in_terms(text, terms) for text in (LIMIT_WORDS.get(cause, cause), change)]
+        against, words = in_terms(LIMIT_WORDS.get(cause, cause), terms), in_terms(change, terms)
         command = f"--set {option} --merge" if option else ""
-        found.append(Suggestion(len(steps), *words, faster(*gains) if gains else "", command))
+        found.append(Suggestion(len(steps), against, words, faster(*gains) if gains else "", command))
     return sorted(found, key=lambda one: -one.num_configurations)[:MAX_SUGGESTIONS]
 
 
