@@ -1,11 +1,8 @@
-"""The imports of a rank, done once in the fork server of start_ranks, from which every rank is forked.
+"""The imports of agent and ranks, done once in the fork server of start_ranks, from which both are forked.
 
 Nothing here touches a device. Import this module nowhere else: it makes the importing process end with its parent. A
 failed import raises nothing here: it fails again in the rank, and the point's record holds the error. The second error
 may be another, since torch keeps what the first import has left, so the rank finds the first in `import_error`.
-
-TorchDynamo, 1.0 s of CPU, is imported too, since torch's optimizers do so, and then every rank for itself: without it a
-launch of two ranks took 4.8 s of CPU in place of 3.7.
 """
 
 import contextlib
@@ -20,8 +17,7 @@ import_error: Exception | None = None
 try:
     with imports.without_garbage_collector():
         importlib.import_module("pipeline.runner.rank_process")
-        torch = importlib.import_module("torch")
-        torch.optim.SGD([torch.zeros(1)])  # its constructor imports TorchDynamo
+        importlib.import_module("pipeline.runner.agent")
 except Exception as error:
     import_error = error
 with contextlib.suppress(Exception):

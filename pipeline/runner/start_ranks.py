@@ -1,8 +1,8 @@
 """The launcher's side: it starts this node's ranks under torchrun's agent and waits for them.
 
-Every rank is a new process. It is forked from a fork server, which has imported what ranks need (fork_server_imports)
-and has done nothing else. Without it each rank would import torch and torchvision again, which takes longer than many
-points.
+Every rank is a new process. The agent forks it, and the agent is forked from a fork server, which has imported what
+ranks need (fork_server_imports) and has done nothing else. Without it each launch would import torch and torchvision
+again, which takes longer than many points. The launcher imports no torch.
 
 The agent starts a supervisor for each rank, and the supervisor the rank. The agent waits for ever for a process that
 exits with 0 inside the user's code; the supervisor makes a failure of it. It also ends what the rank has left behind.
@@ -11,7 +11,6 @@ exits with 0 inside the user's code; the supervisor makes a failure of it. It al
 import contextlib
 import fcntl
 import importlib
-import logging
 import math
 import multiprocessing
 import os
@@ -24,31 +23,63 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from pipeline.plan.model_names import TORCHVISION, is_image_model
 from pipeline.plan.spec import Spec
 from pipeline.runner.failed_record import RankExit, describe_exception
 from pipeline.runner.launch_options import python_variables
 from pipeline.runner.rank_files import RankError, RankFiles
-from pipeline.system import host, imports
+from pipeline.system import host
 from pipeline.system.errors import CommandError, log_line
 from pipeline.system.host import name_shared_memory, node_name, node_rank, slurm_number
 
 if TYPE_CHECKING:
-    from torch.distributed.launcher.api import LaunchConfig
+    from multiprocessing.connection import Connection
 
-# named, not imported: this process does not need them
-RANK_MODULE, PRELOADED_MODULE = "pipeline.runner.rank_process", "pipeline.runner.fork_server_imports"
+# named, not imported: they import torch, which the launcher does not need
+AGENT_MODULE, RANK_MODULE = "pipeline.runner.agent", "pipeline.runner.rank_process"
+PRELOADED_MODULE = "pipeline.runner.fork_server_imports"
+DYNAMO = "torch._dynamo"
+ONE_NODE = "one_node"  # name of the agent's rendezvous on a single node
 FIRST_PORT, NUM_PORTS = 15_000, 15_000  # below the ephemeral range
 RENDEZVOUS_TIMEOUT_S = 300
 MASTER_VARIABLE = "PIPELINE_MASTER_ADDR"  # of the user: an address of the first node, or what follows its name there
 LAUNCHER_PID = "PIPELINE_LAUNCHER_PID"  # a variable, since the fork server takes no arguments
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+SIGNAL_GRACE_S = 1
 RANK_POLL_S = 0.05
 EXIT_GRACE_S = 5  # for the end of a rank that has finished, and of what it has started
 
+ProcessContext = ForkServerContext | SpawnContext
+EnvironChanges = tuple[dict[str, str], list[str]]
+"""Environment variables set, and names removed, since the fork server started."""
+
 _fork_server_environ: dict[str, str] = {}  # os.environ when the fork server started
+
+
+class NodeLaunch(NamedTuple):
+    """What torchrun's agent of this node is told. `folder` is that of the ranks' first point, `store` where they meet.
+
+    `private` is a folder of this launch alone.
+    """
+
+    folder: Path
+    id: str
+    num_nodes: int
+    num_ranks: int
+    rendezvous: dict[str, Any]
+    private: Path
+    store: Path | None
+
+
+class StoppedBySignal(BaseException):
+    """A signal asks this process to end."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        self.signal = number
 
 
 def run_node_ranks(spec: Spec, rank_files: RankFiles, launch_id: str, num_threads: int = 1) -> dict[int, RankExit]:
@@ -58,39 +89,82 @@ def run_node_ranks(spec: Spec, rank_files: RankFiles, launch_id: str, num_thread
     record is written: Slurm's job state then gives the reason.
     """
     variables = {**default_omp_threads(spec, num_threads), **python_variables(), LAUNCHER_PID: str(os.getpid())}
-    with environment_variables(variables):
-        return run_under_agent(spec, rank_files, launch_id, start_fork_server(spec))
-
-
-def run_under_agent(spec: Spec, rank_files: RankFiles, launch_id: str, start_method: str) -> dict[int, RankExit]:
-    """Start the ranks under torchrun's agent by this start method of multiprocessing. Wait until all have ended."""
-    with imports.without_garbage_collector():
-        from torch.distributed import DistError
-        from torch.distributed.elastic.multiprocessing.api import SignalException
-        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-        from torch.distributed.elastic.rendezvous.api import RendezvousError
-        from torch.distributed.launcher.api import elastic_launch
-
-    logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(drop_traceback)
     try:
-        with rank_folder() as private:
-            config = launch_config(spec, private, launch_id, start_method)
-            store = Path(private, "store") if spec.is_distributed and spec.num_nodes == 1 else None
-            elastic_launch(config, supervise_rank)(rank_files.folder, store, *environ_changes())
-    except (RendezvousError, OSError, EOFError) as error:  # the last two: the store or the fork server failed
-        if isinstance(error, OSError):
-            name_shared_memory(error)
+        with environment_variables(variables), rank_folder() as private:
+            launch = NodeLaunch(
+                rank_files.folder,
+                launch_id,
+                spec.num_nodes,
+                spec.num_processes_per_node,
+                rendezvous_settings(spec),
+                Path(private),
+                Path(private, "store") if spec.is_distributed and spec.num_nodes == 1 else None,
+            )
+            answer = run_under_agent(launch, start_fork_server(spec))
+    except OSError as error:
+        name_shared_memory(error)
         raise RuntimeError(describe_exception(error)) from error
-    except DistError as error:
-        if "imed out" not in str(error):
-            raise
-        raise RuntimeError(f"{explain_meeting(config)} ({describe_exception(error)})") from error
-    except ChildFailedError as error:
-        return {rank: RankExit(failure.exitcode, failure.timestamp) for rank, failure in error.failures.items()}
-    except SignalException as error:
-        log_line(f"{spec.run_id()}: stopped by {signal.Signals(error.sigval).name}; no record is written")
-        sys.exit(128 + error.sigval)
-    return {}
+    except StoppedBySignal as stopped:
+        log_line(f"{spec.run_id()}: stopped by {stopped.signal.name}; no record is written")
+        sys.exit(128 + stopped.signal)
+    if isinstance(answer, str):
+        raise RuntimeError(answer)
+    return answer
+
+
+def run_under_agent(launch: NodeLaunch, context: ProcessContext) -> dict[int, RankExit] | str:
+    """Start the ranks under torchrun's agent, a process of this context. Wait until all have ended.
+
+    The agent is a process of its own: so the fork server alone imports torch. Return the exits of the ranks that
+    failed, or why the ranks could not be started. Raises StoppedBySignal.
+    """
+    receiver, sender = context.Pipe(duplex=False)
+    agent = context.Process(target=become_agent, args=(launch, environ_changes(), sender))
+    with raise_stop_signals():
+        try:
+            agent.start()
+            sender.close()
+            answer: dict[int, RankExit] | str = receiver.recv()
+        except EOFError:
+            time.sleep(SIGNAL_GRACE_S)  # what has ended the agent may be about to end this process
+            agent.join()
+            answer = f"torchrun's agent has ended with exit code {agent.exitcode}"
+        finally:  # a time limit and a signal end the ranks, too
+            if agent.is_alive():
+                agent.terminate()
+                agent.join()
+    return answer
+
+
+@contextlib.contextmanager
+def raise_stop_signals() -> Iterator[None]:
+    """In the body, a signal that asks this process to end raises StoppedBySignal."""
+
+    def stop(number: int, _: object) -> NoReturn:
+        raise StoppedBySignal(signal.Signals(number))
+
+    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def become_agent(launch: NodeLaunch, changes: EnvironChanges, sender: "Connection") -> None:
+    """Make this new process the agent of a launch: run AGENT_MODULE, and send what it returns."""
+    preloaded = sys.modules.get(PRELOADED_MODULE)  # absent without a fork server
+    host.die_with_parent(preloaded.SERVER_PID if preloaded else int(os.environ[LAUNCHER_PID]))
+    change_environ(changes)
+    sender.send(importlib.import_module(AGENT_MODULE).main(launch))
+
+
+def change_environ(changes: EnvironChanges) -> None:
+    """Give this new process the environment of the launcher."""
+    changed, removed = changes
+    os.environ.update(changed)
+    for name in removed:
+        os.environ.pop(name, None)
 
 
 def rank_folder() -> tempfile.TemporaryDirectory[str]:
@@ -102,89 +176,65 @@ def rank_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="pipeline-ranks-", ignore_cleanup_errors=True)
 
 
-def drop_traceback(line: logging.LogRecord) -> bool:
-    """Remove the agent's own traceback from its log line about a rank that exited; keep a rank's traceback.
+def start_fork_server(spec: Spec) -> ProcessContext:
+    """Start the fork server if there is none yet. It imports what agent and ranks need.
 
-    This is a logging filter: True keeps the line. To print the agent's traceback, torch would import TorchDynamo. When
-    a rank has run out of memory, that takes up to five seconds.
+    What only some points need it imports for the first one; a rank of another point imports it then.
+
+    Return the context in which multiprocessing starts the agent: of the server, or of new processes if there can be
+    none.
     """
-    from torch.multiprocessing.spawn import ProcessExitedException
-
-    if line.exc_info and isinstance(line.exc_info[1], ProcessExitedException):
-        line.exc_info = None
-    return True
-
-
-def launch_config(spec: Spec, private: str, launch_id: str, start_method: str) -> "LaunchConfig":
-    """Return the configuration of torchrun's agent: this node's ranks, their rendezvous, and no restarts."""
-    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
-    from torch.distributed.launcher.api import LaunchConfig
-
-    return LaunchConfig(
-        min_nodes=spec.num_nodes,
-        max_nodes=spec.num_nodes,
-        nproc_per_node=spec.num_processes_per_node,
-        run_id=launch_id,
-        max_restarts=0,
-        monitor_interval=0.1,
-        start_method=start_method,
-        **rendezvous_settings(spec),
-        logs_specs=DefaultLogsSpecs(private),  # the default is TMPDIR, where nobody would remove them
-    )
-
-
-def start_fork_server(spec: Spec) -> str:
-    """Start the fork server if there is none yet. It imports what ranks need while this process imports torchrun.
-
-    What only some models need it imports for that of its first point; a rank with another model imports it then.
-
-    Return the start method of multiprocessing: "forkserver", or "spawn" if there can be no server.
-    """
-    multiprocessing.set_forkserver_preload([PRELOADED_MODULE, *modules_of(spec.model)])
+    multiprocessing.set_forkserver_preload([PRELOADED_MODULE, *modules_of(spec)])
     if not _fork_server_environ:
         _fork_server_environ.update(os.environ)
     try:
         forkserver.ensure_running()
     except OSError as error:  # its socket is in TMPDIR, whose path may be too long
         log_line(f"every rank imports torch again: TMPDIR={tempfile.gettempdir()} cannot hold a socket ({error})")
-        return "spawn"
-    return "forkserver"
+        return multiprocessing.get_context("spawn")
+    return multiprocessing.get_context("forkserver")
 
 
-def modules_of(model: str | None) -> list[str]:
-    """Return the module of a built-in image model, which imports torchvision."""
-    if not is_image_model(model):
+def modules_of(spec: Spec) -> list[str]:
+    """Return what the ranks of a point need beside PRELOADED_MODULE: nothing if they start a script.
+
+    A built-in image model imports torchvision. An optimizer of torch imports TorchDynamo, 1.0 s of CPU, in every rank.
+    """
+    if spec.script:
         return []
-    return [f"pipeline.workloads.{'torchvision' if str(model).startswith(TORCHVISION) else 'cifar'}_classifier"]
+    if not is_image_model(spec.model):
+        return [DYNAMO]
+    return [
+        DYNAMO,
+        f"pipeline.workloads.{'torchvision' if str(spec.model).startswith(TORCHVISION) else 'cifar'}_classifier",
+    ]
 
 
-def environ_changes() -> tuple[dict[str, str], list[str]]:
+def environ_changes() -> EnvironChanges:
     """Return the environment variables set, and the names removed, since the fork server started."""
     changed = {name: value for name, value in os.environ.items() if _fork_server_environ.get(name) != value}
     return changed, [name for name in _fork_server_environ if name not in os.environ]
 
 
-def become_rank(folder: Path, store: Path | None, changed: dict[str, str], removed: list[str]) -> None:
-    """Make this new process a rank: set its environment, then run RANK_MODULE.
+def become_rank(folder: Path, store: Path | None) -> None:
+    """Make this new process a rank: run RANK_MODULE.
 
     The start method goes back to the default, so that data loaders start their workers as usual.
     """
-    os.environ.update(changed)
-    for name in removed:
-        os.environ.pop(name, None)
     multiprocessing.set_start_method(None, force=True)
     importlib.import_module(RANK_MODULE).main(folder, store)
 
 
-def supervise_rank(folder: Path, store: Path | None, changed: dict[str, str], removed: list[str]) -> None:
+def supervise_rank(agent_pid: int, folder: Path, store: Path | None) -> None:
     """Run a rank in a child of this new process. Return when it has finished, else end as it has ended.
 
     `folder` is that of the rank's first point, through the launcher's descriptor.
     """
-    preloaded = sys.modules.get(PRELOADED_MODULE)  # absent without a fork server
-    host.die_with_parent(preloaded.SERVER_PID if preloaded else int(os.environ[LAUNCHER_PID]))
+    host.die_with_parent(agent_pid)
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)  # the agent has handlers
     try:
-        exit_code = supervise(lambda: become_rank(folder, store, changed, removed), RankFiles(folder))
+        exit_code = supervise(lambda: become_rank(folder, store), RankFiles(folder))
     except OSError as error:
         write_exit(f"could not be started: {describe_exception(error)}", RankFiles(folder))
         raise
@@ -304,25 +354,13 @@ def rendezvous_settings(spec: Spec) -> dict[str, Any]:
     Raises CommandError for several nodes outside a Slurm job, and RuntimeError for an address that does not resolve.
     """
     if spec.num_nodes == 1:
-        from pipeline.runner import one_node_rendezvous
-
-        one_node_rendezvous.register()
-        return {"rdzv_backend": one_node_rendezvous.NAME}
+        return {"rdzv_backend": ONE_NODE}
     nodes = os.environ.get("SLURM_JOB_NODELIST")
     if not nodes:
         raise CommandError(f"a configuration over {spec.num_nodes} nodes needs a Slurm job; submit it there.")
     host, port = master_address(nodes), FIRST_PORT + slurm_number("SLURM_JOB_ID") % NUM_PORTS
     configs = {"rank": node_rank(), "timeout": RENDEZVOUS_TIMEOUT_S}
     return {"rdzv_backend": "static", "rdzv_endpoint": f"{host}:{port}", "rdzv_configs": configs}
-
-
-def explain_meeting(config: "LaunchConfig") -> str:
-    """Return which node has not met the others, where, and the cure."""
-    who = "the other nodes have not come to" if config.rdzv_configs["rank"] == 0 else f"{node_name()} cannot reach"
-    return (
-        f"{who} {config.rdzv_endpoint} within {RENDEZVOUS_TIMEOUT_S} s; see that no firewall drops the port, or name "
-        f"another network by {MASTER_VARIABLE}"
-    )
 
 
 def master_address(nodes: str) -> str:

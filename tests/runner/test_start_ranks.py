@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ from conftest import ROOT, processes_of, wait_for
 from factories import assert_says, make_spec, raising
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
-from pipeline.runner import start_ranks
+from pipeline.runner import agent, start_ranks
 from pipeline.runner.rank_files import PointTask, RankFiles
 from pipeline.runner.rank_process import set_num_threads
 from pipeline.system import host, source_digest
@@ -45,13 +46,11 @@ def test_a_rank_starts_loader_workers_with_the_default_start_method(
         seen.append((folder, store, multiprocessing.get_start_method(allow_none=True)))
 
     monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(main=main))
-    start_ranks.become_rank(tmp_path, tmp_path / "store", {}, [])
+    start_ranks.become_rank(tmp_path, tmp_path / "store")
     assert seen == [(tmp_path, tmp_path / "store", None)]
 
 
-def test_a_rank_sees_the_variables_of_its_own_launch_only(
-    forked_by_a_server: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_rank_sees_the_variables_of_its_own_launch_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The self-test disables transports of NCCL for one of its launches."""
     monkeypatch.setattr(start_ranks, "_fork_server_environ", {"NCCL_P2P_DISABLE": "1", "KEPT": "0", "CHANGED": "0"})
     launcher = {"KEPT": "0", "CHANGED": "1", "NEW": "2"}
@@ -61,8 +60,7 @@ def test_a_rank_sees_the_variables_of_its_own_launch_only(
     assert changes == ({"CHANGED": "1", "NEW": "2"}, ["NCCL_P2P_DISABLE"])
     forked = {"NCCL_P2P_DISABLE": "1", "KEPT": "0", "CHANGED": "0", "RANK": "3"}
     monkeypatch.setattr(os, "environ", forked)
-    monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(main=lambda folder, store: None))
-    start_ranks.become_rank(tmp_path, None, *changes)
+    start_ranks.change_environ(changes)
     assert forked == {**launcher, "RANK": "3"}
 
 
@@ -76,13 +74,13 @@ from pipeline.runner.start_ranks import run_node_ranks
 if __name__ == "__main__":
     spec, rank_files = make_spec(device="cpu", model="lenet"), RankFiles(Path(sys.argv[1]) / "point")
     rank_files.write_point(PointTask(spec, str(Path(sys.argv[1]) / "absent")))
-    print(sorted(run_node_ranks(spec, rank_files, "launch")), "torch._dynamo" in sys.modules)
+    print(sorted(run_node_ranks(spec, rank_files, "launch")), "torch" in sys.modules)
 """
 
 
 @pytest.mark.training
 def test_a_rank_that_fails_is_logged_without_the_agents_own_traceback(tmp_path: Path) -> None:
-    """To print one, torch would import TorchDynamo, which takes seconds."""
+    """The launcher itself imports no torch, not even for a failure."""
     (tmp_path / "failing.py").write_text(FAILING)
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     command = [sys.executable, str(tmp_path / "failing.py"), str(tmp_path)]
@@ -119,6 +117,10 @@ def test_a_rank_that_ignores_sigterm_ends_with_its_supervisor(tmp_path: Path) ->
     wait_for(lambda: processes_of(tmp_path) == [], timeout_s=5)
 
 
+def node_launch(folder: Path) -> start_ranks.NodeLaunch:
+    return start_ranks.NodeLaunch(folder, "launch", 1, 1, {"rdzv_backend": start_ranks.ONE_NODE}, folder, None)
+
+
 @pytest.fixture
 def named_parents(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The process ids with which host.die_with_parent is called."""
@@ -130,13 +132,61 @@ def named_parents(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.fault("F27")
 @pytest.mark.parametrize(("server", "parent"), [(SimpleNamespace(SERVER_PID=5), 5), (None, 7)])
-def test_a_supervisor_ends_with_the_fork_server_or_else_with_the_launcher(
+def test_the_agent_ends_with_the_fork_server_or_else_with_the_launcher(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named_parents: list[int], server: object, parent: int
 ) -> None:
     monkeypatch.setitem(sys.modules, start_ranks.PRELOADED_MODULE, server)
+    monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(main=lambda launch: {}))
+    sent: list[object] = []
+    start_ranks.become_agent(node_launch(tmp_path), ({}, []), SimpleNamespace(send=sent.append))  # type: ignore[arg-type]
+    assert (named_parents, sent) == ([parent], [{}])
+
+
+@pytest.fixture
+def agent_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable[[object], object]], object]:
+    """Run a launch whose agent is a fork of this process and does so."""
+    monkeypatch.setenv(start_ranks.LAUNCHER_PID, str(os.getpid()))
+
+    def run(main: Callable[[object], object]) -> object:
+        monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(main=main))
+        return start_ranks.run_under_agent(node_launch(tmp_path), multiprocessing.get_context("fork"))  # type: ignore[arg-type]
+
+    return run
+
+
+@pytest.mark.fault("F27")
+def test_a_signal_to_the_launcher_ends_the_agent(agent_of: Callable[..., object], tmp_path: Path) -> None:
+    def stop_launcher(launch: object) -> None:
+        (tmp_path / "pid").write_text(str(os.getpid()))
+        os.kill(os.getppid(), signal.SIGHUP)
+        time.sleep(600)
+
+    before = signal.getsignal(signal.SIGHUP)
+    with pytest.raises(start_ranks.StoppedBySignal) as stopped:
+        agent_of(stop_launcher)
+    assert stopped.value.signal == signal.SIGHUP
+    assert not Path("/proc", (tmp_path / "pid").read_text()).exists()
+    assert signal.getsignal(signal.SIGHUP) == before
+
+
+@pytest.mark.fault("F27")
+def test_an_agent_that_is_killed_is_named(agent_of: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start_ranks, "SIGNAL_GRACE_S", 0)
+    found = agent_of(lambda launch: os.kill(os.getpid(), signal.SIGKILL))
+    assert found == "torchrun's agent has ended with exit code -9"
+
+
+@pytest.mark.fault("F27")
+def test_a_supervisor_ends_with_the_agent_and_by_its_signals(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named_parents: list[int]
+) -> None:
+    """The agent has forked it, and handles the signals by which it is to end."""
     monkeypatch.setattr(start_ranks, "supervise", lambda run, first: 0)
-    start_ranks.supervise_rank(tmp_path, None, {}, [])
-    assert named_parents == [parent]
+    seen: dict[int, object] = {}
+    monkeypatch.setattr(signal, "signal", seen.__setitem__)
+    start_ranks.supervise_rank(9, tmp_path, None)
+    assert named_parents == [9]
+    assert seen == dict.fromkeys(start_ranks.STOP_SIGNALS, signal.SIG_DFL)
 
 
 @pytest.mark.fault("F27")
@@ -164,7 +214,7 @@ def test_a_process_whose_parent_had_died_before_it_asked_for_the_signal_ends_at_
 )
 def test_only_a_ranks_own_traceback_is_kept(error: Exception, kept: bool) -> None:
     line = logging.LogRecord("agent", logging.ERROR, "api.py", 1, "failed", (), (type(error), error, None))
-    assert start_ranks.drop_traceback(line)
+    assert agent.drop_traceback(line)
     assert bool(line.exc_info) is kept
 
 
@@ -174,11 +224,12 @@ def test_a_rank_that_cannot_be_forked_is_named_with_the_limit(
     """The record had said "rank 0 exited with 1"."""
 
     monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     monkeypatch.setattr(start_ranks, "supervise", raising(BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))))
     rank_files = RankFiles(tmp_path)
     rank_files.write_point(PointTask(make_spec(), None))
     with pytest.raises(BlockingIOError):
-        start_ranks.supervise_rank(tmp_path, None, {}, [])
+        start_ranks.supervise_rank(7, tmp_path, None)
     (found,) = rank_files.read_errors()
     said = "could not be started: BlockingIOError: [Errno 11] Resource temporarily unavailable; "
     assert found.message.startswith(said)
@@ -189,7 +240,7 @@ def test_ranks_without_room_for_their_store_cannot_be_started(monkeypatch: pytes
     """Of an error the launcher makes a failed record."""
 
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/pipeline-ranks-x")
-    monkeypatch.setattr(start_ranks, "start_fork_server", lambda spec: "spawn")
+    monkeypatch.setattr(start_ranks, "start_fork_server", lambda spec: multiprocessing.get_context("spawn"))
     monkeypatch.setattr(tempfile, "TemporaryDirectory", raising(error))
     spec = make_spec(device="cpu", strategy="ddp", num_gpus=2)
     with pytest.raises(RuntimeError, match="No space left on device: '/tmp/pipeline-ranks-x'"):
@@ -261,9 +312,9 @@ def test_nodes_that_do_not_meet_name_address_and_port(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(start_ranks, "RENDEZVOUS_TIMEOUT_S", 1)
     spec = make_spec(device="cpu", strategy="ddp", num_gpus=2, num_nodes=2)
-    with pytest.raises(RuntimeError) as error:
-        start_ranks.run_under_agent(spec, RankFiles(tmp_path), "launch", "spawn")
-    assert_says(str(error.value), f"{who} localhost:15005 within 1 s", "firewall", "PIPELINE_MASTER_ADDR")
+    monkeypatch.setattr(agent, "RENDEZVOUS_TIMEOUT_S", 1)
+    launch = node_launch(tmp_path)._replace(num_nodes=2, rendezvous=start_ranks.rendezvous_settings(spec))
+    assert_says(str(agent.main(launch)), f"{who} localhost:15005 within 1 s", "firewall", "PIPELINE_MASTER_ADDR")
 
 
 def test_nodes_outside_a_job_cannot_meet(monkeypatch: pytest.MonkeyPatch) -> None:
