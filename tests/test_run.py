@@ -4,13 +4,12 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
-import yaml
 from conftest import ROOT, Command, run_command, run_program, without_slurm
-from factories import measurement_of, only_record, records_of
+from factories import measurement_of, records_of
 
 import ddpscale
 from pipeline.plan.grid import expand_grid
@@ -156,20 +155,19 @@ mistake = sys.argv[1]
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = nn.Sequential(*[nn.Linear(32, 32) for _ in range(4)])
-if mistake in ("whole model", "another forward pass"):
-    for block in model if mistake == "another forward pass" else ():
+if mistake == "another forward pass":
+    for block in model:
         fully_shard(block)
     fully_shard(model)
-elif mistake not in ("no wrapper", "late"):
+else:
     model = DDP(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 autocast = torch.autocast("cpu", torch.bfloat16) if mistake == "fp32" else contextlib.nullcontext()
 while True:
-    for _ in range(4 if mistake == "each pass" else 1):
-        with autocast:
-            loss = model(torch.randn(4, 32)).float().square().mean()
-        loss.backward()
-    if mistake in ("late", "twice"):
+    with autocast:
+        loss = model(torch.randn(4, 32)).float().square().mean()
+    loss.backward()
+    if mistake == "twice":
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
             parameter.grad /= 2
@@ -181,14 +179,14 @@ while True:
 """
 NUM_BYTES = 4 * 4 * (32 * 32 + 32)
 NAMED_MISTAKES = {
-    "each pass": f"in each of 4 passes: {4 * NUM_BYTES / 1e6:.4g} MB an update",
-    "twice": f"travel 2.0 times: {2 * NUM_BYTES / 1e6:.4g} MB an update",
-    "late": f"{NUM_BYTES / 1e6:.4g} MB of gradients an update travel after the backward pass",
-    "fp32": f"in fp32 beside bf16 computation: {NUM_BYTES / 1e6:.4g} MB an update",
-    "no wrapper": f"none of {NUM_BYTES / 1e6:.4g} MB of gradients travel",
-    "whole model": "one unit gathers the whole model",
-    "another forward pass": "parameters are gathered 3.",
+    "twice": (
+        f"travel 2.0 times: {2 * NUM_BYTES / 1e6:.4g} MB an update",
+        f"{NUM_BYTES / 1e6:.4g} MB of gradients an update travel after the backward pass",  # what travels again
+    ),
+    "fp32": (f"in fp32 beside bf16 computation: {NUM_BYTES / 1e6:.4g} MB an update",),
+    "another forward pass": ("parameters are gathered 3.",),
 }
+"""The others: test_the_ledger_names_what_travels_without_need."""
 
 
 def run_script(folder: Path, *words: str | Path, **variables: str) -> tuple[int, str, list[Record]]:
@@ -265,16 +263,55 @@ def test_gpus_of_a_script_are_counted_by_node_unless_their_total_is_given(
     assert found == sorted({*((*shape, "epochs") for shape in shapes), *several})
 
 
+SHORT_AXES: dict[str, list[Any]] = {"num_gpus": [1], "updates": [6], "windows": [2], "epochs": [3]}
+TWO_RANKS: dict[str, list[Any]] = {"num_gpus": [2], "measure": ["communication"], "windows": [1], "updates": [1]}
+STRATEGIES = {"another forward pass": "fsdp"}  # of the others: ddp
+MISTAKEN: list[dict[str, list[Any]]] = [
+    {**TWO_RANKS, "model.mistake": [name], "strategy": [STRATEGIES.get(name, "ddp")]} for name in NAMED_MISTAKES
+]
+GRID: list[dict[str, list[Any]]] = [
+    {"script": ["gan.py"], **TWO_RANKS, "batch_size_per_gpu": [4], "updates": [2]},
+    *({"script": ["mistakes.py '{model.mistake}'"], **block} for block in MISTAKEN),
+    {"script": ["words.py"], **SHORT_AXES, "updates": [60], "warmup_updates": [5], "windows": [6], "epochs": [7]},
+    {"script": ["GREETING=hello optimizers.py"], **SHORT_AXES, "update_by": ["Lion"]},
+    {"script": ["deadlock.py"], "num_gpus": [2]},
+]
+
+
+class Measured(NamedTuple):
+    """The folder of the scripts, and their records by the names of the files."""
+
+    folder: Path
+    records: dict[str, list[Record]]
+
+    def one(self, name: str) -> Record:
+        (found,) = self.records[name]
+        return found
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    """Scripts that one launch measures, one after the other."""
+    folder = tmp_path_factory.mktemp("scripts")
+    texts = {"gan": GAN, "mistakes": MISTAKES, "words": WORDS, "optimizers": TWO_OPTIMIZERS, "deadlock": DEADLOCK}
+    for name, text in texts.items():
+        (folder / f"{name}.py").write_text(text)
+    blocks = [{"warmup_updates": [2], **block} for block in GRID]
+    (folder / "grid.yaml").write_text(json.dumps({"name": "scripts", "base": {"device": "cpu"}, "points": blocks}))
+    where = ("--outputs", folder, "--cluster", "local", "--points-per-element", "99")
+    env = without_slurm(folder, DDPSCALE_STALL_S="11")
+    assert run_command("submit", "--grid", folder / "grid.yaml", *where, env=env).returncode == 1
+    records: dict[str, list[Record]] = {name: [] for name in texts}
+    for record in records_of(Experiment(folder / "scripts")):
+        (name,) = (name for name in texts if f"{name}.py" in str(record.spec.script))
+        records[name].append(record)
+    return Measured(folder, records)
+
+
 @pytest.mark.training
-def test_communication_of_a_gan_is_measured_and_its_checkpoint_survives(tmp_path: Path) -> None:
+def test_communication_of_a_gan_is_measured_and_its_checkpoint_survives(measured: Measured) -> None:
     """Gradients of rank 1 overflow in each fourth update. Where all-reduces are silent, rank 1 alone skips its step."""
-    (tmp_path / "gan.py").write_text(GAN)
-    block = {"num_gpus": [2], "batch_size_per_gpu": [4], "measure": ["communication"], "windows": [1], "updates": [2]}
-    base = {"script": "gan.py", "device": "cpu", "warmup_updates": 2}
-    (tmp_path / "grid.yaml").write_text(yaml.safe_dump({"name": "gan", "base": base, "points": [block]}))
-    answer = run_command("submit", "--grid", tmp_path / "grid.yaml", "--outputs", tmp_path, "--cluster", "local")
-    assert answer.returncode == 0, answer.stderr
-    found = measurement_of(only_record(Experiment(tmp_path / "gan"))).communication
+    found = measurement_of(measured.one("gan")).communication
     assert found is not None
     assert {series.variant for series in found.series} == {"ddp", "ddp_again", "no_op_hook"}
     (gradients,) = [transfer for transfer in found.transfers if transfer.kind == "gradients"]
@@ -282,37 +319,24 @@ def test_communication_of_a_gan_is_measured_and_its_checkpoint_survives(tmp_path
     assert gradients.bytes_per_step == 4 * (parameters + 16 + 1)  # the critic's gradients travel in both passes
     (note,) = [note for note in found.notes if "not saved" in note]
     assert "torch.save gan.pt" in note
-    overflows = [int((tmp_path / f"overflows{rank}").read_text()) for rank in (0, 1)]
+    overflows = [int((measured.folder / f"overflows{rank}").read_text()) for rank in (0, 1)]
     assert overflows[1] > overflows[0] > 0
-    saved = torch.load(tmp_path / "gan.pt")
+    saved = torch.load(measured.folder / "gan.pt")
     num_updates = found.steps_per_window + 2  # of a window with its lead-in
     assert 0 < saved["step"] <= 20 + 2 * num_updates
 
 
 @pytest.mark.training
-def test_each_mistake_is_named_with_its_bytes_and_is_what_to_try_next(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(MISTAKES)
-    options = {"num_gpus": [2], "measure": ["communication"], "windows": [1], "updates": [1]}
-    fields: dict[str, dict[str, list[Any]]] = {
-        "each pass": {"grad_accumulation": [4]},
-        "whole model": {"strategy": ["fsdp"]},
-        "another forward pass": {"strategy": ["fsdp"]},
-    }
-    blocks = [{**options, "model.mistake": [name], **fields.get(name, {})} for name in NAMED_MISTAKES]
-    base = {"script": "train.py '{model.mistake}'", "device": "cpu", "warmup_updates": 2}
-    (tmp_path / "grid.yaml").write_text(json.dumps({"name": "mistakes", "base": base, "points": blocks}))
-    answer = run_command("submit", "--grid", tmp_path / "grid.yaml", "--outputs", tmp_path, "--cluster", "local")
-    assert answer.returncode == 0, answer.stderr
-    records = records_of(Experiment(tmp_path / "mistakes"))
-    found = {record.spec.options[0]: measurement_of(record).communication for record in records}
-    for name, words in NAMED_MISTAKES.items():
+def test_a_mistake_is_named_with_its_bytes_and_is_what_to_try_next(measured: Measured) -> None:
+    found = {record.spec.options[0]: measurement_of(record).communication for record in measured.records["mistakes"]}
+    for name, all_words in NAMED_MISTAKES.items():
         communication = found[f"mistake={name}"]
         assert communication is not None
-        assert words in communication.mistakes[0]
-        assert len(communication.mistakes) == (2 if name == "twice" else 1)  # what travels again does so late
-    assert run_command("collect", tmp_path / "mistakes").returncode == 0
-    page = (tmp_path / "mistakes" / "report.html").read_text()
-    assert NAMED_MISTAKES["late"] in page.partition('id="next"')[2]
+        for mistake, words in zip(communication.mistakes, all_words, strict=True):
+            assert words in mistake
+    assert run_command("collect", measured.folder / "scripts").returncode == 0
+    page = (measured.folder / "scripts" / "report.html").read_text()
+    assert NAMED_MISTAKES["twice"][0] in page.partition('id="next"')[2]
 
 
 @pytest.mark.training
@@ -337,32 +361,34 @@ def test_a_trainer_with_its_own_scaler_and_passes_ends_when_it_is_measured(tmp_p
 
 
 @pytest.mark.training
-def test_the_words_of_a_script_count_items_and_updates_and_leave_out_an_evaluation(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(WORDS)
-    options = ("--batch-size", "8", "--updates", "60", "--warmup", "5", "--set", "windows=6", "epochs=7")
-    code, said, (record,) = run_script(tmp_path, *options, "--", "train.py")
-    assert code == 0, said
-    measured = measurement_of(record)
-    assert (measured.unit, measured.merit, measured.script and measured.script.optimizers) == (
+def test_the_words_of_a_script_count_items_and_updates_and_leave_out_an_evaluation(measured: Measured) -> None:
+    found = measurement_of(measured.one("words"))
+    assert (found.unit, found.merit, found.script and found.script.optimizers) == (
         "tokens",
         "test accuracy of a word",
         (),
     )
-    assert measured.flops_per_sample == 2 * 2 * 4 * 4  # of a token, not of the evaluation
-    for epoch in measured.epochs[1:]:
+    assert found.flops_per_sample == 2 * 2 * 4 * 4  # of a token, not of the evaluation
+    for epoch in found.epochs[1:]:
         num_steps = len(epoch.step_times_ns or ())
         assert epoch.num_samples == pytest.approx(7.5 * num_steps, abs=num_steps)
         assert epoch.time_ns < 250_000_000  # an update with its evaluation takes longer
-    assert "tokens/s" in said
+    assert "tokens/s" in run_command("collect", measured.folder / "scripts").stdout
 
 
 @pytest.mark.training
-def test_a_deadlock_ends_with_the_line_in_which_each_rank_waits(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(DEADLOCK)
-    code, _, (record,) = run_script(tmp_path, "--num-gpus", "2", "--", "train.py", DDPSCALE_STALL_S="11")
-    assert code == 1
+def test_a_deadlock_ends_with_the_line_in_which_each_rank_waits(measured: Measured) -> None:
+    record = measured.one("deadlock")
+    assert record.status == "failed"
     assert "no rank has computed for 11 s" in record.reason
-    assert "rank 0 is at train.py:6, in barrier, rank 1 is at train.py:7" in record.reason
+    assert "rank 0 is at deadlock.py:6, in barrier, rank 1 is at deadlock.py:7" in record.reason
+
+
+@pytest.mark.training
+def test_an_optimizer_that_does_not_exist_is_named_with_those_that_do(measured: Measured) -> None:
+    record = measured.one("optimizers")
+    assert record.status == "failed"
+    assert "update_by=Lion is none of its optimizers, 1 SGD, 2 Adam" in record.reason
 
 
 @pytest.mark.training
@@ -383,15 +409,6 @@ def test_a_script_runs_in_its_folder_with_its_variables_and_counts_the_optimizer
     assert "hello inner" in log.read_text()
     assert "bytes of the script's output are left out" in log.read_text()
     assert log.stat().st_size < 1_100_000
-
-
-@pytest.mark.training
-def test_an_optimizer_that_does_not_exist_is_named_with_those_that_do(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TWO_OPTIMIZERS.replace("time.sleep(0.005)", ""))
-    words = ("--update-by", "Lion", *SHORT, "--", "GREETING=hello", "train.py")
-    code, _, (record,) = run_script(tmp_path, *words)
-    assert code == 1
-    assert "update_by=Lion is none of its optimizers, 1 SGD, 2 Adam" in record.reason
 
 
 def test_the_words_do_nothing_in_a_script_that_is_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
