@@ -40,6 +40,8 @@ points:
   - {num_samples: [64], batch_size_per_gpu: [8]}
 """
 
+IMPORTS_AGAIN = "imports torch again"  # a rank, where it is not forked from a server
+
 
 def start_driver(tmp_path: Path, is_in_background: bool = False, grid: str = GRID) -> subprocess.Popen[str]:
     """A submit; the shell of a script lets one in the background ignore SIGINT."""
@@ -58,19 +60,6 @@ def start_driver(tmp_path: Path, is_in_background: bool = False, grid: str = GRI
 
 def both_ranks_train(tmp_path: Path) -> bool:
     return bool(list(tmp_path.glob("two/logs/scratch/*/environment.json"))) and len(workers_of(tmp_path)) >= 2
-
-
-@pytest.mark.fault("F16")
-def test_a_rank_that_is_killed_costs_its_point_alone(tmp_path: Path) -> None:
-    driver = start_driver(tmp_path)
-    wait_for(lambda: both_ranks_train(tmp_path))
-    os.kill(workers_of(tmp_path)[0], signal.SIGKILL)
-    _, said = driver.communicate(timeout=120)
-    assert "1 of 2 configurations have no result; see python -m pipeline.status" in said
-    ends = {record.spec.num_samples: record for record in records_of(Experiment(tmp_path / "two"))}
-    assert {size: record.status for size, record in ends.items()} == {1_000_000: "failed", 64: "ok"}
-    assert (failure_of(ends[1_000_000]).kind, "SIGKILL" in ends[1_000_000].reason) == ("signal", True)
-    assert (driver.returncode, workers_of(tmp_path)) == (1, [])
 
 
 @pytest.mark.parametrize("is_in_background", [False, True])
@@ -94,8 +83,10 @@ def test_cancel_ends_the_driver_and_its_ranks_and_status_says_so_with_the_comman
 
 def test_a_point_past_its_limit_is_ended_with_its_ranks_and_the_points_around_it_are_measured(tmp_path: Path) -> None:
     """The first begins the processes that the second shares; the second would take hours; the third has new ones."""
+    waits = "time.sleep(600 if len(batch['x']) == 1 else 0); return nn.functional"
+    path = write_model(tmp_path, "import time\n" + with_change("return nn.functional", waits))
     sizes = {64: 8, 1_000_000: 1, 128: 8}
-    small = {**LENET, "input": "synthetic", "strategy": "ddp", "num_gpus": 2}
+    small = {**LENET, "model": f"{path}:Tiny", "dataset": None, "input": "synthetic", "strategy": "ddp", "num_gpus": 2}
     points = [make_spec(**small | {"num_samples": count, "batch_size_per_gpu": size}) for count, size in sizes.items()]
     experiment = make_experiment(tmp_path / "x", missing=points)
     options = LaunchOptions(tmp_path, point_limit_s=40)
@@ -155,7 +146,7 @@ points:
 
 @pytest.mark.fault("F27")
 @pytest.mark.parametrize("killed", ["driver", "launcher"])
-@pytest.mark.parametrize("after_s", [0.7, 1.3, 1.8, 2.3, 2.8, 3.5, 5.0])
+@pytest.mark.parametrize("after_s", [0.7, 1.8, 2.8, 5.0])
 def test_nothing_outlives_a_driver_or_a_launcher_that_is_killed_at_any_moment(
     tmp_path: Path, killed: str, after_s: float
 ) -> None:
@@ -170,19 +161,24 @@ def test_nothing_outlives_a_driver_or_a_launcher_that_is_killed_at_any_moment(
     wait_for(lambda: processes_of(tmp_path) == [], timeout_s=5)
 
 
-@pytest.mark.parametrize("long", [False, True])
+def names_in(folder: str) -> set[str]:
+    """What is left in a folder for temporary files, without torch's cache."""
+    return {name for name in os.listdir(folder) if not name.startswith("torchinductor_")}
+
+
 def test_nothing_is_left_in_tmpdir_also_where_its_path_is_too_long_for_a_socket(
-    pipeline: Command, tmp_path: Path, long: bool
+    pipeline: Command, tmp_path: Path
 ) -> None:
+    """Where it is not: test_an_element_of_several_points_shares_processes_here_too_and_each_is_said_as_it_ends."""
     (tmp_path / "grid.yaml").write_text(GRID)
     submit = ("submit", "--grid", tmp_path / "grid.yaml", "--outputs", tmp_path, "--cluster", "local")
     small = ("--set", "num_samples=64", "batch_size_per_gpu=8")
-    with tempfile.TemporaryDirectory(prefix="x" * 100 if long else "x") as folder:
+    with tempfile.TemporaryDirectory(prefix="x" * 100) as folder:
         succeeded(pipeline(*submit, *small, env={**os.environ, "TMPDIR": folder}))
-        assert {name for name in os.listdir(folder) if not name.startswith("torchinductor_")} == set()  # torch's cache
+        assert names_in(folder) == set()
     assert only_record(Experiment(tmp_path / "two")).status == "ok"
     (log,) = tmp_path.glob("two/logs/*/*.log")
-    assert ("imports torch again" in log.read_text()) == long
+    assert IMPORTS_AGAIN in log.read_text()
 
 
 def test_a_result_that_is_too_large_to_publish_is_a_failed_point_and_no_silence(tmp_path: Path) -> None:
@@ -206,7 +202,9 @@ def test_an_element_of_several_points_shares_processes_here_too_and_each_is_said
     grid = ("submit", "--grid", tmp_path / "grid.yaml", "--cluster", "local", "--outputs", tmp_path)
     # of a surrounding job, which do not reach a local point
     env = {**os.environ, "SLURM_NODEID": "1", "PIPELINE_LAUNCH_ID": "x"}
-    said = pipeline(*grid, "--points-per-element", "2", env=env).stderr
+    with tempfile.TemporaryDirectory(prefix="x") as folder:
+        said = pipeline(*grid, "--points-per-element", "2", env={**env, "TMPDIR": folder}).stderr
+        assert names_in(folder) == set()
     first, second = records_of(Experiment(tmp_path / "two"))
     assert first.launch_id == second.launch_id
     assert first.launch_id.startswith("here-")
@@ -214,6 +212,7 @@ def test_an_element_of_several_points_shares_processes_here_too_and_each_is_said
     assert re.findall(r"^\[.*?: (\w+)", said, re.MULTILINE) == ["running", "ok"] * 2
     logs = {path.stem: path.read_text() for path in tmp_path.glob("two/logs/*/*.log")}
     assert ({*logs}, len({*logs.values()})) == ({first.run_id, second.run_id}, 1)
+    assert IMPORTS_AGAIN not in logs[first.run_id]
 
 
 def test_an_earlier_record_is_not_taken_for_the_ending_of_a_point_that_left_none(tmp_path: Path) -> None:
