@@ -7,7 +7,7 @@
 
 The published experiments are rebuilt from their records in a temporary folder. Names of this machine, user, checkout
 and terminal are in no text: each task runs in a fresh process with an environment of its own.
-Exit codes: 0 all digests are equal; 1 some differ, or a name is new or gone.
+Exit codes: 0 all digests are equal; 1 some differ, a name is new or gone, or a text tells of a defect.
 """
 
 import argparse
@@ -282,6 +282,8 @@ def main() -> int:
     parser.add_argument("--published", type=Path, default=ROOT / "published", metavar="FOLDER", help="of experiments")
     arguments = parser.parse_args()
     sys.path.insert(0, str(ROOT))  # not the installed pipeline, which may be that of another checkout
+    from pipeline.collect import DEFECT
+
     tasks = list_tasks(arguments.published)
     chosen = {name: tasks[name] for name in tasks if any(word in name for word in arguments.words or [""])}
     texts = generate(chosen, arguments.published.resolve())
@@ -293,6 +295,7 @@ def main() -> int:
     known = {name: every[name] for name in every if name in texts or not arguments.words}
     found = {name: digest(text) for name, text in texts.items()}
     changed = name_changes(known, found)
+    changed += [f"holds a defect: {name}" for name, text in texts.items() if DEFECT in text]
     print("\n".join([*changed, f"{len(found)} digests, {len(changed)} of them not as in {DIGESTS.name}"]))
     if not arguments.write:
         return 1 if changed else 0

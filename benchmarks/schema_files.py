@@ -14,9 +14,9 @@ from words_page import NOTE, NUM_RUNS
 from pipeline.plan.axes import AXES
 from pipeline.records.outcomes import Coverage
 from pipeline.records.record import SCHEMA_VERSION, Operation, Record
-from pipeline.report.files import indented_json
+from pipeline.report.collected import indented_json
+from pipeline.report.questions import LEFT_OUT_IF_EMPTY, TABLES
 from pipeline.report.table import Column, Table
-from pipeline.report.tables import LEFT_OUT_IF_EMPTY, TABLES
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 NUMBER_OR_NULL: dict[str, Any] = {"type": ["number", "null"]}

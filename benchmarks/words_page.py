@@ -13,8 +13,8 @@ import msgspec
 
 from pipeline.plan.axes import AXIS_DEFAULTS, DECLARED
 from pipeline.plan.point_label import in_terms
+from pipeline.report.questions import TABLES
 from pipeline.report.table import AXIS_HEADINGS, Column
-from pipeline.report.tables import TABLES
 
 NUM_RUNS = Column("n", "n", "Number of runs that the row pools.")
 NOTE = Column("note", "", "Facts that a reader needs to judge the row.")

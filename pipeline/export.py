@@ -29,8 +29,7 @@ import msgspec
 from pipeline.figures.intervals import ends_of
 from pipeline.figures.pooling import group_pairs
 from pipeline.records.folder import Experiment, require_experiments
-from pipeline.report.collected import PointFigures, collect_experiment, figures_by_point
-from pipeline.report.files import indented_json
+from pipeline.report.collected import PointFigures, collect_experiment, figures_by_point, indented_json
 from pipeline.system import errors, files
 from pipeline.system.command_line import build_parser
 from pipeline.system.errors import CommandError, log_line, pluralize

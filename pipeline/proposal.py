@@ -15,8 +15,7 @@ from pathlib import Path
 
 from pipeline.records.folder import Experiment, find_experiments
 from pipeline.report.collected import collect_experiment, sibling_predictions
-from pipeline.report.proposal import Work, propose
-from pipeline.report.proposal_page import render_html, render_markdown
+from pipeline.report.proposal import Work, propose, render_html, render_markdown
 from pipeline.system import errors, files
 from pipeline.system.command_line import build_parser
 from pipeline.system.errors import CommandError, shorten_list

@@ -24,7 +24,6 @@ LATE = (
     "pipeline.report.compare",
     "pipeline.report.draw",
     "pipeline.report.html",
-    "pipeline.report.files",
     "pipeline.submission.read_progress",
 )
 HIDE = """

@@ -29,8 +29,8 @@ from pipeline.plan.spec import Spec
 from pipeline.records.outcomes import PointOutcome, resolve_outcomes
 from pipeline.records.record import Measurement
 from pipeline.report.prediction import prediction_rows
+from pipeline.report.questions import build_tables
 from pipeline.report.table import Row, Tables
-from pipeline.report.tables import build_tables
 from pipeline.training import process_group
 from pipeline.training.process_group import Rank
 from pipeline.workloads import cifar_classifier

@@ -24,7 +24,7 @@ from pipeline.records.store import RejectedFile
 from pipeline.report.collected import CollectedExperiment
 from pipeline.report.html import Pages
 from pipeline.report.plots import PlotSource
-from pipeline.report.tables import build_tables
+from pipeline.report.questions import build_tables
 
 ONE_GPU_S = {32: 12, 128: 5, 512: 4}  # epoch time by batch size
 REMEDIES: tuple[tuple[Remedy, ...], ...] = ((), ("linear_scaling",), ("linear_scaling", "warmup"))

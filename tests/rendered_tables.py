@@ -16,9 +16,8 @@ from pipeline.report.claims import Tile
 from pipeline.report.collected import collect_experiment
 from pipeline.report.display import DisplayOptions
 from pipeline.report.markdown import render_experiment
-from pipeline.report.questions import Answer, answer_questions
+from pipeline.report.questions import Answer, answer_questions, build_tables
 from pipeline.report.table import Row, Tables
-from pipeline.report.tables import build_tables
 
 Answers = dict[str, list[Tile]]
 

@@ -47,9 +47,8 @@ from pipeline.collect import DEFECT, address_of_words, display_options, go_on_af
 from pipeline.records.folder import Experiment, find_experiments, folder_or_newest, start_submission
 from pipeline.records.record import Environment, Failure, Gpu, MemorySearch, MemoryTrial, Record, Telemetry
 from pipeline.report import terminal
-from pipeline.report.collected import collect_experiment
+from pipeline.report.collected import collect_experiment, inert_cell
 from pipeline.report.display import MAX_WIDTH
-from pipeline.report.files import inert_cell
 from pipeline.report.markdown import describe_oom
 from pipeline.report.questions import answers_of
 
@@ -692,6 +691,13 @@ def test_on_forty_columns_no_table_is_wider_and_each_shows_its_first_figure(name
     whole = terminal.render_experiment("x", found, answers_of(found.tables, found.collected.terms), None, 40)
     assert [line for line in whole.splitlines() if len(line) > 40 and not line.startswith(("Tables", "Next"))] == []
     assert "speed-up" in whole or "time [s]" in whole
+
+
+def test_a_table_without_a_figure_is_shown_on_the_terminal() -> None:
+    """Next steps of one limit, whose share no rule has."""
+    found = collect_experiment(Experiment(ROOT / "published" / "h100" / "models"))
+    whole = terminal.render_experiment("x", found, answers_of(found.tables, found.collected.terms), None, 120)
+    assert "execution=compile (1.21x) or execution=compiled_graph  low MFU" in whole
 
 
 def test_a_table_with_more_rows_than_lines_shows_the_largest_speedups() -> None:

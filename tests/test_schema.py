@@ -14,8 +14,7 @@ from referencing import Registry
 from schema_files import schema_files
 
 from pipeline.records.folder import find_experiments
-from pipeline.report.collected import collect_experiment
-from pipeline.report.files import indented_json
+from pipeline.report.collected import collect_experiment, indented_json
 
 SCHEMAS = ROOT / "docs" / "schema"
 RECORDS = sorted((ROOT / "published").rglob("records/*.json"))

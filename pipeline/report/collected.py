@@ -1,7 +1,9 @@
 """The outcomes and tables of one experiment from its folder, with the links that experiments beside it measured."""
 
 import contextlib
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,10 +22,11 @@ from pipeline.records.folder import Experiment, is_experiment
 from pipeline.records.outcomes import CollectedOutcomes, collect_outcomes
 from pipeline.report.link import MeasuredLinks, is_swept, measured_links
 from pipeline.report.q4 import EPOCH
+from pipeline.report.questions import TABLES, build_tables, flatten
 from pipeline.report.table import Column, Row, Table, Tables
-from pipeline.report.tables import TABLES, build_tables, flatten
 from pipeline.report.time_to_target import FROM_BASELINE, Targets
-from pipeline.system.errors import CommandError
+from pipeline.system import files
+from pipeline.system.errors import CommandError, replace_control_characters
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,3 +184,58 @@ def figures_of(table: Table, row: Row, spec: Spec) -> list[Figure]:
         for column in table.columns
         if not column.is_set and isinstance(value := row[column.key], int | float) and not isinstance(value, bool)
     ]
+
+
+FlatRows = Sequence[Mapping[str, Any]]
+
+FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r]")  # a spreadsheet runs a cell that begins so
+NOT_ASCII = re.compile(r"[^\n -~]")
+
+
+def write_tables(found: CollectedExperiment, report: str) -> None:
+    """Write report.md, tables.json, and a CSV for each table that has rows; remove the others. Raises OSError."""
+    experiment, content = found.experiment, found.content
+    texts = {name: csv_text(content.get(name, ())) for name in found.tables}
+    files.update_file(experiment.report, report.encode())
+    files.update_file(experiment.folder / "tables.json", indented_json(content))
+    for name, text in texts.items():
+        path = experiment.folder / f"{name.lower()}.csv"
+        if text:
+            files.update_file(path, text.encode())
+        else:
+            path.unlink(missing_ok=True)
+
+
+def indented_json(value: object) -> bytes:
+    """Return the value as JSON in ASCII, one space a level: other characters could control a terminal."""
+    text = msgspec.json.format(msgspec.json.encode(value), indent=1).decode()
+    return NOT_ASCII.sub(lambda match: json.dumps(match[0])[1:-1], text).encode() + b"\n"
+
+
+def one_csv(rows_by_experiment: Mapping[str, FlatRows]) -> str:
+    """Return the rows of one table as CSV, of several experiments with the name of each in front."""
+    if len(rows_by_experiment) == 1:
+        return csv_text(*rows_by_experiment.values())
+    return csv_text([{"experiment": name, **row} for name, rows in rows_by_experiment.items() for row in rows])
+
+
+def csv_text(rows: FlatRows) -> str:
+    """Return rows as CSV, with a header; empty without rows."""
+    import pandas  # takes half a second, and JSON does not need it
+
+    inert = [{column: inert_cell(value) for column, value in row.items()} for row in rows]
+    return pandas.DataFrame(inert, dtype=object).to_csv(index=False, lineterminator="\n") if inert else ""
+
+
+def inert_cell(value: Any) -> Any:
+    """Return the value of a CSV cell. A quote before a formula makes a spreadsheet show it as text.
+
+    Carriage returns become line feeds: the CSV writer does not quote them, and readers would start a new row. Other
+    control characters are replaced, because CSV cannot escape them. A list is JSON.
+    """
+    if isinstance(value, list):
+        return json.dumps(value)
+    if not isinstance(value, str):
+        return value
+    one_row = replace_control_characters(value.replace("\r\n", "\n").replace("\r", "\n"))
+    return f"'{one_row}" if FORMULA.match(value) else one_row

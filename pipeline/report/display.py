@@ -30,11 +30,22 @@ from pipeline.plan.point_label import (
 )
 from pipeline.records.outcomes import CollectedOutcomes
 from pipeline.report.claims import badge_of
-from pipeline.report.columns import EFFICIENCY, EPOCH_TIME, SPEEDUP
 from pipeline.report.formatter import Range, name_texts, render_note
 from pipeline.report.plots import note_on_number
-from pipeline.report.table import AXIS_HEADINGS, FIGURES_NOT_STATED, NOT_STATED, Column, Row, Table, Tables, View
-from pipeline.report.tables import FIGURE_NAMES, TABLES
+from pipeline.report.questions import FIGURE_NAMES, TABLES
+from pipeline.report.table import (
+    AXIS_HEADINGS,
+    EFFICIENCY,
+    EPOCH_TIME,
+    FIGURES_NOT_STATED,
+    NOT_STATED,
+    SPEEDUP,
+    Column,
+    Row,
+    Table,
+    Tables,
+    View,
+)
 
 STATUS_WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}
 MAX_LABEL = 44  # characters of a configuration in a cell

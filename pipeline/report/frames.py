@@ -15,10 +15,9 @@ from pipeline.records import store
 from pipeline.records.folder import require_experiments
 from pipeline.records.record import Record
 from pipeline.report.collected import CollectedExperiment, collect_experiment
-from pipeline.report.columns import EFFICIENCY, SPEEDUP
 from pipeline.report.q1 import Q1, q1_row
-from pipeline.report.table import axes_of
-from pipeline.report.tables import TABLES, flatten_row
+from pipeline.report.questions import TABLES, flatten_row
+from pipeline.report.table import EFFICIENCY, SPEEDUP, axes_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -27,10 +27,9 @@ from pipeline.plan.point_label import describe_training, format_figure, in_terms
 from pipeline.plan.spec import without_repeat
 from pipeline.records.outcomes import CollectedOutcomes, PointOutcome
 from pipeline.report import first_screen
-from pipeline.report.collected import CollectedExperiment
+from pipeline.report.collected import CollectedExperiment, csv_text
 from pipeline.report.cost import ENDING_WORDS
 from pipeline.report.display import MAX_ROWS, ON_PAGE, display_tables
-from pipeline.report.files import csv_text
 from pipeline.report.formatter import name_texts
 from pipeline.report.int8 import int8_plots
 from pipeline.report.link import bandwidth_plots

@@ -10,10 +10,6 @@ from pipeline.figures.notes import NoteKind, make_note, text_note
 from pipeline.figures.pooling import PooledPoint, group_pairs
 from pipeline.records.record import Quantization, StageResult
 from pipeline.report.claims import Tile, describe_own, figure_of, shown
-from pipeline.report.columns import (
-    PLACE,
-    TEST_ACCURACY,
-)
 from pipeline.report.plots import (
     REFERENCE,
     HistogramPanel,
@@ -25,7 +21,15 @@ from pipeline.report.plots import (
     group_series,
     make_point,
 )
-from pipeline.report.table import Column, Row, Table, View, make_row
+from pipeline.report.table import (
+    PLACE,
+    TEST_ACCURACY,
+    Column,
+    Row,
+    Table,
+    View,
+    make_row,
+)
 from pipeline.system.errors import pluralize
 
 STAGE_WORDS = {"activations": "+ activations", "biases": "+ biases (all)"}

@@ -16,8 +16,7 @@ from pipeline.plan.spec import POOLED_AXES, alike_key
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.records.record import MemorySearch
 from pipeline.report.claims import Tile, badges_of, describe_own, differing_axes, grid_command, where_of
-from pipeline.report.columns import MEMORY, PLACE, PREDICTION_ERROR
-from pipeline.report.table import Column, Row, Table, Tables, View, make_row, sort_rows
+from pipeline.report.table import MEMORY, PLACE, PREDICTION_ERROR, Column, Row, Table, Tables, View, make_row, sort_rows
 
 MEMORY_BOUNDARY = Table(
     "memory",

@@ -12,9 +12,8 @@ from pipeline.figures.exposed_communication import (
 )
 from pipeline.figures.pooling import PooledPoint, group_pairs
 from pipeline.plan.point_label import describe_point, varying_axes
-from pipeline.report.columns import NUM_WINDOWS, PLACE, STEP_TIME
 from pipeline.report.plots import LinePanel, Plot, PlotSource, as_title, make_series
-from pipeline.report.table import Column, Row, Table, View, make_row
+from pipeline.report.table import NUM_WINDOWS, PLACE, STEP_TIME, Column, Row, Table, View, make_row
 
 ADDED = Column("delay_time_s", "delays [ms]", "Sum of the delays of all collectives in a step, on rank 0.")
 DELAYED = STEP_TIME._replace(interval="shown")

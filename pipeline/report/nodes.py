@@ -9,10 +9,22 @@ from pipeline.figures.pooling import PooledPoint
 from pipeline.figures.scaling import FIXED_AXIS, Scaling
 from pipeline.plan.spec import alike_key
 from pipeline.report.claims import Tile, badges_of, figure_of, shown, where_of
-from pipeline.report.columns import EFFICIENCY, EPOCH_TIME, PLACE, SCALING, SPEEDUP
 from pipeline.report.next_step import NEXT_STEP, Advices, limit_words
-from pipeline.report.subtraction import exposed_per_epoch
-from pipeline.report.table import Column, Row, Table, Tables, View, make_row, sort_rows
+from pipeline.report.q3 import exposed_per_epoch
+from pipeline.report.table import (
+    EFFICIENCY,
+    EPOCH_TIME,
+    PLACE,
+    SCALING,
+    SPEEDUP,
+    Column,
+    Row,
+    Table,
+    Tables,
+    View,
+    make_row,
+    sort_rows,
+)
 
 MAY_DIFFER = ("num_nodes", "num_gpus", "batch_size_per_gpu", "epochs", "windows")
 SCALINGS: tuple[Scaling, ...] = ("weak", "strong")

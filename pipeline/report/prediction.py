@@ -20,9 +20,8 @@ from pipeline.figures.ring_model import (
 from pipeline.plan.axes import CAPTURED_EXECUTIONS
 from pipeline.plan.spec import PREDICTION_MAY_DIFFER, alike_key
 from pipeline.records.record import VariantName
-from pipeline.report.columns import PLACE, PREDICTION_ERROR
 from pipeline.report.link import SweepKey, sweep_key, sweep_rows
-from pipeline.report.table import Column, Row, Table, View, make_row
+from pipeline.report.table import PLACE, PREDICTION_ERROR, Column, Row, Table, View, make_row
 
 PREDICTION = Table(
     "prediction",

@@ -19,7 +19,10 @@ from pipeline.report.claims import (
     shown,
     where_of,
 )
-from pipeline.report.columns import (
+from pipeline.report.memory import memory_claims
+from pipeline.report.plots import LinePanel, Plot, PlotSource, Series, as_title, group_series, make_series
+from pipeline.report.step_parts import BATCH
+from pipeline.report.table import (
     COMPUTE,
     COMPUTE_RATE,
     ENERGY,
@@ -38,11 +41,13 @@ from pipeline.report.columns import (
     UPDATE_TIME,
     WAITING,
     WORKERS,
+    Column,
+    Row,
+    Table,
+    Tables,
+    View,
+    make_row,
 )
-from pipeline.report.memory import memory_claims
-from pipeline.report.plots import LinePanel, Plot, PlotSource, Series, as_title, group_series, make_series
-from pipeline.report.step_parts import BATCH
-from pipeline.report.table import Column, Row, Table, Tables, View, make_row
 
 Q1 = Table(
     "Q1",

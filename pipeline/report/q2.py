@@ -31,7 +31,11 @@ from pipeline.report.claims import (
     shown,
     where_of,
 )
-from pipeline.report.columns import (
+from pipeline.report.next_step import NEXT_STEP, Advice, next_step_view
+from pipeline.report.plots import LinePanel, Plot, PlotSource, Point, as_title, group_series, make_series
+from pipeline.report.step_parts import BATCH
+from pipeline.report.table import (
+    AXIS_HEADINGS,
     BASELINE,
     COMPUTE,
     COMPUTE_RATE,
@@ -54,12 +58,6 @@ from pipeline.report.columns import (
     UPDATE_TIME,
     WAITING,
     WORKERS,
-)
-from pipeline.report.next_step import NEXT_STEP, Advice, next_step_view
-from pipeline.report.plots import LinePanel, Plot, PlotSource, Point, as_title, group_series, make_series
-from pipeline.report.step_parts import BATCH
-from pipeline.report.table import (
-    AXIS_HEADINGS,
     Column,
     Row,
     Rows,

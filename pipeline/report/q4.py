@@ -21,14 +21,6 @@ from pipeline.report.claims import (
     not_answered,
     shown,
 )
-from pipeline.report.columns import (
-    GLOBAL_BATCH,
-    LEARNING_RATE,
-    MERIT,
-    PLACE,
-    REMEDIES,
-    TEST_ACCURACY,
-)
 from pipeline.report.plots import (
     MAX_SERIES,
     REFERENCE,
@@ -40,7 +32,22 @@ from pipeline.report.plots import (
     group_series,
     make_series,
 )
-from pipeline.report.table import FIGURES_NOT_STATED, Column, Row, Rows, Table, View, make_row, sort_rows
+from pipeline.report.table import (
+    FIGURES_NOT_STATED,
+    GLOBAL_BATCH,
+    LEARNING_RATE,
+    MERIT,
+    PLACE,
+    REMEDIES,
+    TEST_ACCURACY,
+    Column,
+    Row,
+    Rows,
+    Table,
+    View,
+    make_row,
+    sort_rows,
+)
 from pipeline.report.time_to_target import (
     DIVERGED,
     NEVER_REACHED,

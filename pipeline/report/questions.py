@@ -1,19 +1,142 @@
-"""Every question of a report in order. The words of an answer stand with its question, in q1 to q5, memory and int8."""
+"""Every table of an experiment with its rows, and every question with its answer, in order.
+
+The words of an answer stand with its question, in q1 to q5, memory and int8.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
+from pipeline.figures.exposed_communication import group_by_training
+from pipeline.figures.intervals import ends_of
+from pipeline.figures.pooling import pool_outcomes
+from pipeline.figures.ring_model import Link
+from pipeline.figures.scaling import pair_with_baselines, strong_pairs
 from pipeline.plan.point_label import Terms, in_terms
+from pipeline.plan.strategies import STRATEGIES
+from pipeline.records.outcomes import PointOutcome
 from pipeline.report.claims import SUBMIT, SeparateAxis, Tile
-from pipeline.report.int8 import int8_claims
-from pipeline.report.nodes import node_claims
-from pipeline.report.q1 import batch_size_claims
-from pipeline.report.q2 import speedup_claims
-from pipeline.report.q3 import communication_claims
-from pipeline.report.q4 import large_batch_claims
+from pipeline.report.cost import COST, cost_rows
+from pipeline.report.int8 import INT8, INT8_HISTOGRAMS, int8_claims, int8_histogram_rows, int8_rows
+from pipeline.report.link import (
+    BANDWIDTH,
+    SWEEP,
+    TRANSFERS,
+    MeasuredLinks,
+    bandwidth_rows,
+    measured_links,
+    sweep_rows,
+    transfer_row,
+)
+from pipeline.report.memory import MEMORY_BOUNDARY, OOM, memory_rows, oom_row
+from pipeline.report.network import NETWORK, network_rows
+from pipeline.report.next_step import advise_all
+from pipeline.report.nodes import NODES, node_claims, node_rows
+from pipeline.report.prediction import PREDICTION, prediction_rows
+from pipeline.report.q1 import Q1, batch_size_claims, q1_row
+from pipeline.report.q2 import Q2, q2_row, speedup_claims
+from pipeline.report.q3 import COMMUNICATION, Q3, communication_claims, exposed_row, q3_row
+from pipeline.report.q4 import Q4, large_batch_claims, q4_rows
 from pipeline.report.q5 import use_claims
-from pipeline.report.table import Tables
-from pipeline.report.tables import part_of, values_of
+from pipeline.report.step_parts import SPLIT, split_row
+from pipeline.report.table import Row, Table, Tables
+from pipeline.report.time_to_target import FROM_BASELINE, TIME_TO_TARGET, Targets, time_to_target_rows
+
+LEFT_OUT_IF_EMPTY = ("int8", "int8_histograms", "nodes", "network")
+TABLES_OF_GPUS = ("Q1", "Q2", "communication", "split", "memory")
+
+ORDER = (Q1, MEMORY_BOUNDARY, Q2, NODES, COMMUNICATION, NETWORK, Q3, BANDWIDTH, SWEEP, TRANSFERS, SPLIT, PREDICTION, Q4)
+
+TABLES = {table.name: table for table in (*ORDER, TIME_TO_TARGET, INT8, INT8_HISTOGRAMS, OOM, COST)}
+"""Every table by name, in the order of the report."""
+
+FIGURE_NAMES = {column.key: column.name for table in reversed(TABLES.values()) for column in table.columns}
+"""The figures that notes name, in words. JSON and CSV have the key."""
+
+
+def build_tables(
+    outcomes: Sequence[PointOutcome],
+    link: Link | None = None,
+    sibling_links: MeasuredLinks | None = None,
+    targets: Targets = FROM_BASELINE,
+    predict_to: int | None = None,
+    peak_tflops: float | None = None,
+) -> Tables:
+    """Return the tables of an experiment, rows in the order of the grid.
+
+    Predictions are for `link` and up to `predict_to` GPUs, times to target for `targets`, and MFU is of `peak_tflops`
+    if it is stated.
+    `sibling_links` are those that other experiments measured; the own ones come first.
+    """
+    pooled, over_gpus = pool_outcomes(outcomes), pool_outcomes(outcomes, by_gpu=False)
+    trained = [point for point in over_gpus if point.spec.measure == "epochs"]
+    points = [point for point in pooled if point.spec.measure == "epochs"]
+    measured = [point for point in pooled if point.spec.measure == "communication"]
+    distributed = [point for point in measured if point.spec.is_distributed]
+    reducing = [point for point in distributed if STRATEGIES[point.spec.strategy].has_all_reduces_alone]
+    plain = [point for point in points if not point.spec.remedies]
+    quantized = [point for point in over_gpus if point.spec.measure == "quantize"]
+    weak = pair_with_baselines(plain, "weak")
+    links = (sibling_links or {}) | measured_links(record for point in distributed for record in point.ok_records)
+    advices = advise_all(plain, distributed, peak_tflops)
+    trained_alike, measured_alike = group_by_training(points), group_by_training(measured)
+    found: dict[str, Iterable[Row]] = {
+        "Q1": (q1_row(point, peak_tflops) for point in plain if point.spec.num_gpus == 1),
+        "Q2": (
+            *(
+                q2_row(point, baseline, "weak", peak_tflops, advices.get(id(point)), measured_alike)
+                for point, baseline in weak
+            ),
+            *(q2_row(point, baseline, "strong", peak_tflops) for point, baseline in strong_pairs(plain)),
+        ),
+        "nodes": node_rows(plain, measured_alike, advices),
+        "Q3": (q3_row(point, baseline, measured_alike, links) for point, baseline in weak if point.spec.num_gpus > 1),
+        "Q4": (row for point in trained for row in q4_rows(point)),
+        "oom": (oom_row(point) for point in pooled if any(outcome.status == "oom" for outcome in point.outcomes)),
+        "communication": (exposed_row(point, advices.get(id(point))) for point in distributed),
+        "network": (row for point in pooled if point.spec.measure == "network" for row in network_rows(point)),
+        "bandwidth": (row for point in reducing for row in bandwidth_rows(point)),
+        "sweep": (row for rows in sweep_rows(distributed).values() for row in rows),
+        "transfers": (transfer_row(point, trained_alike) for point in measured),
+        "split": (split_row(point) for point in measured if STRATEGIES[point.spec.strategy].uses_threads),
+        # processes share the CPUs of a machine, so more of them compute more slowly: the model says nothing of that
+        "prediction": prediction_rows([point for point in reducing if point.spec.device == "cuda"], link, predict_to),
+        "memory": memory_rows([point for point in pooled if point.spec.measure == "memory"]),
+        "cost": cost_rows(outcomes),
+        "time_to_target": time_to_target_rows(trained, targets),
+        "int8": (row for point in quantized for row in int8_rows(point)),
+        "int8_histograms": (row for point in quantized for row in int8_histogram_rows(point)),
+    }
+    return {name: list(found[name]) for name in TABLES}
+
+
+def flatten(tables: Tables) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of JSON and CSV, by table. Those of int8 and of nodes are left out where they have none."""
+    names = [name for name in TABLES if tables[name] or name not in LEFT_OUT_IF_EMPTY]
+    return {name: [flatten_row(row, TABLES[name]) for row in tables[name]] for name in names}
+
+
+def flatten_row(row: Row, table: Table) -> dict[str, Any]:
+    """Return a row of JSON and CSV: axes, figures with the ends of their intervals, n, note."""
+    flat = dict(row.axes)
+    for column in table.columns:
+        value = row.figures[column.key]
+        flat |= {
+            key: float(part) if isinstance(part, float) else str(part) if isinstance(part, str) else part
+            for key, part in zip(column.keys, (value, *ends_of(value)), strict=False)
+        }
+    return flat | {"n": row.n, "note": row["note"]}
+
+
+def values_of(tables: Tables, axis: str) -> list[str]:
+    """Return what the points have on an axis, such as their GPU models, in the order of their rows."""
+    found = (row.axes.get(axis) for name in TABLES_OF_GPUS for row in tables[name])
+    return [value for value in dict.fromkeys(found) if value]
+
+
+def part_of(tables: Tables, axis: str, value: str) -> Tables:
+    """Return the tables without the rows of other values of an axis; rows that state none stay."""
+    return {name: [row for row in rows if row.axes.get(axis) in (value, None)] for name, rows in tables.items()}
+
 
 BY: tuple[SeparateAxis, ...] = get_args(SeparateAxis)
 

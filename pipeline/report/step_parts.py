@@ -16,18 +16,23 @@ from pipeline.figures.exposed_communication import (
 from pipeline.figures.pooling import PooledPoint, group_pairs, median_window_s, pool_outcomes
 from pipeline.plan.point_label import describe_point, models_of
 from pipeline.plan.strategies import STRATEGIES
-from pipeline.report.columns import (
+from pipeline.report.next_step import WRAPPER, epoch_evidence
+from pipeline.report.plots import MAX_BARS, BarPanel, Plot, PlotSource, evenly, label_axes, note_on_number
+from pipeline.report.q3 import time_notes
+from pipeline.report.table import (
     INTERVAL,
     INTERVAL_OVER,
     PLACE,
     PLAIN_STEP_TIME,
     RUN_SPREAD,
     STEP_TIME,
+    Column,
+    Row,
+    Table,
+    View,
+    axes_of,
+    make_row,
 )
-from pipeline.report.next_step import WRAPPER, epoch_evidence
-from pipeline.report.plots import MAX_BARS, BarPanel, Plot, PlotSource, evenly, label_axes, note_on_number
-from pipeline.report.q3 import time_notes
-from pipeline.report.table import Column, Row, Table, View, axes_of, make_row
 
 
 def split_part(part: str, meaning: str) -> Column:

@@ -14,12 +14,11 @@ from pipeline.figures.pooling import group_pairs
 from pipeline.plan.point_label import NAMING_AXES, Terms, describe_point, in_terms
 from pipeline.report.claims import NO_RESULT, Tile
 from pipeline.report.collected import CollectedExperiment
-from pipeline.report.columns import EPOCH_TIME, GLOBAL_BATCH, SPEEDUP
 from pipeline.report.display import MAX_WIDTH, STATUS_WORDS, DisplayColumn, DisplayOptions, DisplayTable, display_tables
 from pipeline.report.markdown import describe_oom, escape_markdown, list_gaps, name_source, render_coverage, wrap
 from pipeline.report.provenance import conditions_of, describe_setting
 from pipeline.report.questions import TOPICS, Answer, not_asked
-from pipeline.report.table import AXIS_HEADINGS, Row, Rows, Tables
+from pipeline.report.table import AXIS_HEADINGS, EPOCH_TIME, GLOBAL_BATCH, SPEEDUP, Row, Rows, Tables
 from pipeline.system.errors import pluralize
 
 MAX_ROWS = 16  # of a table
@@ -167,7 +166,7 @@ def table_lines(table: DisplayTable, max_rows: int, width: int, terms: Terms) ->
     notes = [note_column(numbers, is_lost, table, MIN_REASON)] if numbers else []
     wanted = [*(plain[name] for name in main), *(notes if any(is_lost) else [])]
     wanted += [*(plain[name] for name in varying), *(columns[name] for name in varying), *notes, *columns.values()]
-    shown = {heading: plain[heading] for heading in (*telling_apart(axes, columns), main[0])}
+    shown = {heading: plain[heading] for heading in (*telling_apart(axes, columns), *main[:1])}
     over = max(total_width(shown.values()) - width, 0)
     texts = [column for column in shown.values() if column.kind == "text"]
     for column in sorted(texts, key=width_of)[-1:]:

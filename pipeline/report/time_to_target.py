@@ -26,14 +26,19 @@ from pipeline.plan.model_names import is_image_model
 from pipeline.plan.point_label import describe_axis, format_number
 from pipeline.plan.spec import POOLED_AXES, TARGET_MAY_DIFFER, alike_key, peak_learning_rate
 from pipeline.records.record import Record
-from pipeline.report.columns import (
+from pipeline.report.table import (
     GLOBAL_BATCH,
     LEARNING_RATE,
     MERIT,
     REMEDIES,
     STATUS,
+    Column,
+    Row,
+    Table,
+    View,
+    key_without,
+    make_row,
 )
-from pipeline.report.table import Column, Row, Table, View, key_without, make_row
 
 NEVER_REACHED = "never reached"
 

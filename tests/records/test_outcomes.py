@@ -17,7 +17,7 @@ from pipeline.records.outcomes import CollectedOutcomes, resolve_outcomes
 from pipeline.records.record import Environment, Failure, Gpu, Record, Status
 from pipeline.records.store import find_implying_oom, implied_oom_record
 from pipeline.report.markdown import render_experiment
-from pipeline.report.tables import build_tables
+from pipeline.report.questions import build_tables
 from pipeline.runner.launch_options import LaunchOptions, Rerun, launch_command
 from pipeline.system import host
 

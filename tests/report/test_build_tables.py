@@ -25,11 +25,9 @@ from pipeline.records.folder import Experiment, find_experiments
 from pipeline.records.outcomes import resolve_outcomes
 from pipeline.records.record import DeviceMemory, Environment, Gpu, GpuWindow, HostWindow, Record, Telemetry
 from pipeline.records.store import publish_record
-from pipeline.report.collected import collect_experiment, find_sibling_links
-from pipeline.report.files import csv_text
+from pipeline.report.collected import collect_experiment, csv_text, find_sibling_links
 from pipeline.report.markdown import render_experiment
-from pipeline.report.questions import answer_questions
-from pipeline.report.tables import build_tables, flatten
+from pipeline.report.questions import answer_questions, build_tables, flatten
 
 GIB = 2**30
 

@@ -29,8 +29,8 @@ from pipeline.records.record import Communication, Record, SplitPart, VariantNam
 from pipeline.records.store import encode_record
 from pipeline.report.next_step import NEXT_STEP_KEYS, NOTHING_FOUND
 from pipeline.report.q3 import split_exposed
+from pipeline.report.questions import flatten
 from pipeline.report.table import Row
-from pipeline.report.tables import flatten
 
 STEPS_S = 196 * 1_250 * US  # of an epoch with the steps of `measured`, and with waiting
 

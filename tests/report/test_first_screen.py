@@ -11,9 +11,8 @@ from pipeline.records.folder import Experiment
 from pipeline.records.record import Record
 from pipeline.report.collected import collect_experiment
 from pipeline.report.first_screen import heat_map_of, suggestions_of, tiles_of, verdict_of
-from pipeline.report.questions import answers_of
+from pipeline.report.questions import answers_of, build_tables
 from pipeline.report.table import Tables
-from pipeline.report.tables import build_tables
 
 
 def tables_of(*found: Record) -> Tables:

@@ -36,8 +36,8 @@ from pipeline.figures.pooling import SHARED_NODE
 from pipeline.figures.scaling import NO_BASELINE
 from pipeline.records.record import Environment, Gpu, Record
 from pipeline.report import html
+from pipeline.report.collected import csv_text
 from pipeline.report.cost import ENDING_WORDS
-from pipeline.report.files import csv_text
 from pipeline.report.html import Pages, describe_cost, point_links
 from pipeline.report.provenance import conditions_of, describe_setting
 from pipeline.report.questions import TOPICS

@@ -16,8 +16,8 @@ from factories import (
 from rendered_tables import assert_row, build, cells, report, table_of
 
 from pipeline.records.record import Record
+from pipeline.report.questions import flatten
 from pipeline.report.table import Tables
-from pipeline.report.tables import flatten
 
 
 def tables_of(*found: Record) -> Tables:

@@ -31,9 +31,8 @@ from pipeline.report.markdown import (
 )
 from pipeline.report.memory import LARGEST_FITTING
 from pipeline.report.provenance import list_provenance
-from pipeline.report.questions import Answer
+from pipeline.report.questions import TABLES, Answer
 from pipeline.report.table import Row
-from pipeline.report.tables import TABLES
 
 EVIL = (
     "<script>alert(1)</script>",

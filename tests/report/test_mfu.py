@@ -24,7 +24,7 @@ from pipeline.collect import parse_peak
 from pipeline.records.record import Environment, Gpu, Record
 from pipeline.report.html import build_plots
 from pipeline.report.plots import Plot, PlotSource
-from pipeline.report.tables import build_tables
+from pipeline.report.questions import build_tables
 
 FLOPS = 2_000_000_000  # of a sample: 50,000 samples in 1 s are 100 TFLOP/s
 NAMES = {"TFLOP/s per GPU", "MFU [%]"}

@@ -33,8 +33,8 @@ from pipeline.records.record import Environment, Gpu, Record, SweptCollective
 from pipeline.report.claims import Tile, badges_of, is_fit_for_answer
 from pipeline.report.collected import collect_experiment
 from pipeline.report.q2 import ABOVE_N, SHARED, WAITS, usable_rows
+from pipeline.report.q3 import BANDWIDTH_ABOVE_LINK, SUBTRACTION_IS_NOISE
 from pipeline.report.questions import Answer
-from pipeline.report.subtraction import BANDWIDTH_ABOVE_LINK, SUBTRACTION_IS_NOISE
 from pipeline.report.table import Row
 
 ONE, TWO = make_spec(), make_spec(strategy="ddp", num_gpus=2)

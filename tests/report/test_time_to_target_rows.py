@@ -18,8 +18,8 @@ from pipeline.plan.spec import Spec
 from pipeline.records.record import Record
 from pipeline.report.display import DisplayOptions
 from pipeline.report.markdown import render_experiment
+from pipeline.report.questions import build_tables
 from pipeline.report.table import Row
-from pipeline.report.tables import build_tables
 from pipeline.report.time_to_target import Targets
 
 

@@ -19,7 +19,7 @@ from rendered_tables import assert_row, build
 from pipeline.plan.grid import expand_grid
 from pipeline.plan.spec import TRAINED_MAY_DIFFER, alike_key
 from pipeline.records.record import Transfer, VariantName
-from pipeline.report.transfers import KINDS
+from pipeline.report.link import KINDS
 
 
 @pytest.mark.parametrize(
