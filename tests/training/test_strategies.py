@@ -1,10 +1,10 @@
-"""The strategies on two CPU processes: equal training, counted bytes, steps without collectives, and refusals."""
+"""The strategies on CPU processes: equal training, counted bytes, steps without collectives, and refusals."""
 
 import copy
 import json
 from collections import Counter
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial, partialmethod
 from itertools import pairwise
 from pathlib import Path
@@ -30,7 +30,7 @@ from pipeline.training.execution import num_compiled_graphs, prepare_step
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, ignore_mark
 from pipeline.training.torch_strategies import torch_strategy
-from pipeline.training.torch_strategies.base import optimizer_bytes
+from pipeline.training.torch_strategies.base import local_part, optimizer_bytes
 from pipeline.training.torch_strategies.fsdp import shard_units_of
 from pipeline.training.torch_strategies.zero1 import STRATEGY as ZERO1
 from pipeline.workloads.cifar_classifier import build_model
@@ -63,33 +63,57 @@ CAST: dict[str, dict[str, Any]] = {
     "bf16 gathers and scatters": {"param_dtype": "bf16", "reduce_dtype": "bf16"},
     "autocast, bf16 scatters": {"reduce_dtype": "bf16"},
 }
+IN_PASSES = [name for name in STRATEGIES if name not in ("static_graph", "compiled zero1", "compiled fsdp")]
+"""Strategies that are also trained in two passes. Of those that compile, DDP's and what FSDP is compiled with."""
 NUM_UPDATES = 4
 
 
+OF_FOUR: dict[str, dict[str, Any]] = {"ddp": {"strategy": "ddp"}, "hsdp": {"strategy": "hsdp", "shard_size": 2}}
+MEASURED: dict[str, dict[str, Any]] = {
+    "ddp": {"strategy": "ddp"},
+    "ddp in two passes": {"strategy": "ddp", "grad_accumulation": 2},
+    "zero1": {"strategy": "zero1"},
+    "fsdp": {"strategy": "fsdp"},
+    "fsdp in two passes": {"strategy": "fsdp", "grad_accumulation": 2, "reshard": "always"},
+    "fsdp of bf16": {"strategy": "fsdp", "precision": "bf16", "param_dtype": "bf16"},
+}
+
+
 def run_on_rank(rank: int, folder: str) -> None:
-    """Do on two ranks what the tests of this file look at, and write what rank 0 found."""
+    """Do what the tests of this file look at, first on four ranks, then on two, and write what rank 0 found."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    install()
-    place = Rank(rank, 2, torch.device("cpu"))
-    with mock.patch.object(torch, "compile", partial(torch.compile, backend="eager")):  # without a C++ compiler
-        trained = train_each(place)
-    found = {"trained": trained, "calls": count_calls(place), "gradients": gradients_of_share(place)}
+    with group_of(4, rank, folder) as place:
+        install()
+        found: dict[str, Any] = {"of four": train_on_four(place)}
+    if rank >= 2:
+        return
+    with group_of(2, rank, folder) as place:
+        contexts = {name: context_of(fields, place) for name, fields in MEASURED.items()}
+        plain = {name: sums_of_weights(context) for name, context in contexts.items()}
+        install()
+        found["measured"] = {
+            name: {"plain": plain[name], "measured": sums_of_weights(one), **be_silent(one)}
+            for name, one in contexts.items()
+        }
+        with mock.patch.object(torch, "compile", partial(torch.compile, backend="eager")):  # without a C++ compiler
+            found["trained"] = train_each(place)
+        found |= {"calls": count_calls(place), "gradients": gradients_of_share(place)}
     if rank == 0:
         Path(folder, "found.json").write_text(json.dumps(found))
+
+
+@contextmanager
+def group_of(world_size: int, rank: int, folder: str) -> Iterator[Rank]:
+    """A process group of the first ranks."""
+    store = f"file://{folder}/store{world_size}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size)
+    yield Rank(rank, world_size, torch.device("cpu"))
     dist.destroy_process_group()
 
 
-OF_FOUR: dict[str, dict[str, Any]] = {"ddp": {"strategy": "ddp"}, "hsdp": {"strategy": "hsdp", "shard_size": 2}}
-
-
-def run_on_one_of_four(rank: int, folder: str) -> None:
-    """Train DDP, and two copies that are sharded over two ranks each; write what rank 0 found."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=4)
-    install()
-    place = Rank(rank, 4, torch.device("cpu"))
-    found = {
+def train_on_four(place: Rank) -> dict[str, Any]:
+    """Train DDP, and two copies that are sharded over two ranks each."""
+    return {
         f"{name} {num_passes}": train(
             make_spec(**{**GPT, **fields, "num_gpus": 4, "grad_accumulation": num_passes, "batch_size_per_gpu": size}),
             place,
@@ -97,16 +121,13 @@ def run_on_one_of_four(rank: int, folder: str) -> None:
         for name, fields in OF_FOUR.items()
         for num_passes, size in ((1, 4), (2, 2))
     }
-    if rank == 0:
-        Path(folder, "found.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
 
 
 def train_each(place: Rank) -> dict[str, Any]:
     """Train each strategy, at once and in passes; return losses, calls and sizes of rank 0."""
     found = {}
     for name, fields in STRATEGIES.items():
-        for num_passes in (1,) if name == "static_graph" else (1, 2):
+        for num_passes in (1, 2) if name in IN_PASSES else (1,):
             small = GPT["batch_size_per_gpu"] // num_passes
             spec = make_spec(**{**GPT, **fields, "grad_accumulation": num_passes, "batch_size_per_gpu": small})
             found[f"{name} {num_passes}"] = train(spec, place)
@@ -181,19 +202,37 @@ def train(spec: Spec, rank: Rank) -> dict[str, Any]:
     }
 
 
+def context_of(fields: dict[str, Any], place: Rank) -> StepContext:
+    spec = make_spec(**{**GPT, "batch_size_per_gpu": 2, **fields})
+    workload = build_workload(spec)
+    torch.manual_seed(1 + place.rank)
+    return StepContext(spec, place, workload, workload.synthetic_batch(spec.batch_size_per_gpu, place.device), None)
+
+
+def sums_of_weights(context: StepContext) -> list[float]:
+    """Return a sum of this rank's weights after each update. It follows from the losses, to the last bit."""
+    variant, found = step_variants.build_variant(context, context.spec.strategy), []
+    for _ in range(NUM_UPDATES):
+        variant.step()
+        found.append(sum(float(local_part(weights.detach()).double().sum()) for weights in variant.model.parameters()))
+    return found
+
+
+def be_silent(context: StepContext) -> dict[str, Any]:
+    silent = step_variants.build_variant(context, str(context.spec.facts.no_op))
+    for _ in range(3):  # DDP rebuilds its buckets after the first step
+        calls = step_variants.count_calls(silent)
+    return {
+        "stay_real": [call for call in calls if call.stays_real],
+        "largest": max(float(local_part(one.detach()).abs().max()) for one in silent.model.parameters()),
+    }
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What two ranks found, started once for this file."""
+    """What the ranks found, started once for this file."""
     folder = tmp_path_factory.mktemp("strategies")
-    spawn(run_on_rank, (str(folder),), 2)
-    return json.loads((folder / "found.json").read_text())
-
-
-@pytest.fixture(scope="module")
-def trained_on_four(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What four ranks found."""
-    folder = tmp_path_factory.mktemp("four")
-    spawn(run_on_one_of_four, (str(folder),), 4)
+    spawn(run_on_rank, (str(folder),), 4)
     return json.loads((folder / "found.json").read_text())
 
 
@@ -231,7 +270,7 @@ def test_blocks_are_compiled_before_the_clock_and_share_their_code(
 
 
 @pytest.mark.training
-@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "static_graph"])
+@pytest.mark.parametrize("name", IN_PASSES)
 def test_two_passes_of_half_the_batch_train_as_one_of_all(trained: dict[str, dict[str, Any]], name: str) -> None:
     losses = trained[f"{name} 2"]["losses"]
     assert losses == pytest.approx(trained["ddp 1"]["losses"], rel=1e-5)
@@ -295,7 +334,7 @@ def sent_bytes(found: dict[str, Any]) -> dict[str, int]:
 @pytest.mark.training
 @pytest.mark.parametrize("num_passes", [1, 2])
 def test_counted_bytes_are_those_of_the_formulas(trained: dict[str, dict[str, Any]], num_passes: int) -> None:
-    for name in (*STRATEGIES, *CAST) if num_passes == 1 else set(STRATEGIES) - {"static_graph"}:
+    for name in (*STRATEGIES, *CAST) if num_passes == 1 else IN_PASSES:
         found = trained[f"{name} {num_passes}"]
         gathered, reduced = found["gathered_by_formula"], found["reduced_by_formula"]
         if gathered is None:
@@ -318,10 +357,8 @@ def test_counted_bytes_are_those_of_the_formulas(trained: dict[str, dict[str, An
 
 @pytest.mark.training
 @pytest.mark.parametrize("num_passes", [1, 2])
-def test_copies_that_are_sharded_train_as_ddp_does_and_send_what_the_formula_says(
-    trained_on_four: dict[str, dict[str, Any]], num_passes: int
-) -> None:
-    ddp, hsdp = (trained_on_four[f"{name} {num_passes}"] for name in OF_FOUR)
+def test_copies_that_are_sharded_train_as_ddp_does_and_send_what_the_formula_says(found: Any, num_passes: int) -> None:
+    ddp, hsdp = (found["of four"][f"{name} {num_passes}"] for name in OF_FOUR)
     assert hsdp["losses"] == pytest.approx(ddp["losses"], rel=1e-5)
     sent = sent_bytes(hsdp)
     scattered, between_copies = sent["gradients reduce_scatter"], sent["gradients all_reduce"]
@@ -383,6 +420,28 @@ def test_the_step_without_collectives_calls_none_of_those_of_the_real_one(found:
     assert len(profiles) == 2
     for profiled, called, *counts in profiles.values():  # the trace has the calls of a step, by kind, operation, bytes
         assert (profiled, counts) == (called, [6, 2])
+
+
+# The measured group: updates, and weights of silent steps.
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("name", MEASURED)
+def test_the_measured_group_changes_no_update(found: Any, name: str) -> None:
+    assert found["measured"][name]["measured"] == found["measured"][name]["plain"]
+    assert len(set(found["measured"][name]["plain"])) == NUM_UPDATES
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_silent_step_leaves_no_collective_real(found: Any, name: str) -> None:
+    assert found["measured"][name]["stay_real"] == []
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("name", MEASURED)
+def test_weights_of_a_silent_step_are_of_usual_size(found: Any, name: str) -> None:
+    assert 0.1 < found["measured"][name]["largest"] < 10
 
 
 def test_the_random_state_holds_where_a_block_with_dropout_is_computed_again() -> None:
@@ -508,17 +567,17 @@ def test_a_tie_of_modules_in_two_units_is_refused(units: tuple[str, ...], is_bro
 FITS = """
 name: fits
 base:
-  {device: cpu, model: gpt, input: synthetic, precision: fp32, num_samples: 64, memory_limit_gib: 1.5, max_steps: 3,
-   epochs: 1, model.layers: 8, model.width: 1024, model.length: 16, model.vocabulary: 1024, model.heads: 8}
+  {device: cpu, model: gpt, input: synthetic, precision: fp32, num_samples: 64, memory_limit_gib: 0.75, max_steps: 1,
+   epochs: 1, model.layers: 4, model.width: 1024, model.length: 16, model.vocabulary: 1024, model.heads: 8}
 points: [{strategy: [ddp, fsdp], num_gpus: [2], batch_size_per_gpu: [1]}]
 """
 
 
 @pytest.mark.training
 def test_a_model_that_ddp_cannot_hold_within_the_limit_fits_with_fsdp(pipeline: Command, tmp_path: Path) -> None:
-    """102 million weights: 2 GB for DDP with AdamW, by the formula; 1 GB for FSDP on two ranks."""
+    """52 million weights: 1 GB for DDP with AdamW, by the formula; 0.5 GB for FSDP on two ranks."""
     (tmp_path / "fits.yaml").write_text(FITS)
-    where = ("--cluster", "local", "--outputs", str(tmp_path))
+    where = ("--cluster", "local", "--outputs", str(tmp_path), "--points-per-element", "2")
     assert pipeline("submit", "--grid", tmp_path / "fits.yaml", *where).returncode == 0
     points = json.loads(pipeline("collect", tmp_path, "--format", "json").stdout)["experiments"]["fits"]["Q2"]
     assert {(row["strategy"], row["status"]) for row in points if row["scaling"] == "weak"} == {
