@@ -1,10 +1,17 @@
 """check: every refusal of a class at once, in the sentences of a run, before any run."""
 
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Command, assert_refused, everything_in, plain_environment
+from conftest import Command, assert_refused, everything_in
 from factories import ROOT, assert_says
+
+from pipeline.check import main
+from pipeline.system.errors import UMASK, run_command
 
 MODELS = """
 import torch
@@ -77,13 +84,30 @@ class Half(Workload):
 """
 
 pytestmark = pytest.mark.training
+Check = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def models(tmp_path: Path) -> Path:
+def check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Check:
+    """The command in this process, which has imported torch; in its own: test_the_example_of_the_docs_is_right."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["-m", *arguments])
+        before = os.umask(UMASK)
+        with pytest.raises(SystemExit) as ended:
+            run_command(main)
+        os.umask(before)
+        return subprocess.CompletedProcess(arguments, int(ended.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "models_to_check.py"
     path.write_text(MODELS)
-    return path
+    yield path
+    sys.modules.pop(path.stem, None)
 
 
 REFUSALS = {
@@ -107,8 +131,8 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_each_refusal_of_a_class_is_a_line_and_no_other_hides_it(pipeline: Command, models: Path, name: str) -> None:
-    answer = pipeline("check", f"{models}:{name}")
+def test_each_refusal_of_a_class_is_a_line_and_no_other_hides_it(check: Check, models: Path, name: str) -> None:
+    answer = check(f"{models}:{name}")
     found = answer.stdout.splitlines()
     assert [line[:2] for line in found] == ["- "] * len(REFUSALS[name]), answer
     assert [line for line, said in zip(found, REFUSALS[name], strict=True) if not line.startswith(f"- {said}")] == []
@@ -118,10 +142,10 @@ def test_each_refusal_of_a_class_is_a_line_and_no_other_hides_it(pipeline: Comma
 
 @pytest.mark.parametrize("changes", [(), ("strategy=fsdp", "precision=bf16"), ("strategy=single", "num_gpus=1")])
 def test_a_class_that_is_right_has_the_command_that_runs_it(
-    pipeline: Command, models: Path, changes: tuple[str, ...]
+    check: Check, models: Path, changes: tuple[str, ...]
 ) -> None:
     before = everything_in(models.parent)
-    answer = pipeline("check", f"{models}:Fine", *(("--set", *changes) if changes else ()))
+    answer = check(f"{models}:Fine", *(("--set", *changes) if changes else ()))
     assert (answer.returncode, answer.stderr) == (0, "")
     checked = "build_model, synthetic_batch, loss, optimizer, dataset, evaluate."
     chosen = " ".join([f"model={models}:Fine", *changes])
@@ -132,8 +156,8 @@ def test_a_class_that_is_right_has_the_command_that_runs_it(
     assert everything_in(models.parent) == before
 
 
-def test_what_a_strategy_cannot_place_is_refused_without_its_processes(pipeline: Command, models: Path) -> None:
-    answer = pipeline("check", f"{models}:BatchNormed", "--set", "strategy=fsdp", "precision=bf16")
+def test_what_a_strategy_cannot_place_is_refused_without_its_processes(check: Check, models: Path) -> None:
+    answer = check(f"{models}:BatchNormed", "--set", "strategy=fsdp", "precision=bf16")
     assert answer.stdout.startswith("- 1 is a BatchNorm1d, whose statistics are float32")
     assert answer.returncode == 1
 
@@ -156,8 +180,9 @@ def test_the_example_of_the_docs_is_right(pipeline: Command) -> None:
     ],
 )
 def test_what_cannot_be_checked_is_one_sentence(
-    pipeline: Command, models: Path, arguments: tuple[str, ...], said: str
+    check: Check, models: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
 ) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     words = (word.format(models=models) for word in arguments)
-    answer = pipeline("check", *words, env=plain_environment(CUDA_VISIBLE_DEVICES=""))
+    answer = check(*words)
     assert_refused(answer, 2, said)
