@@ -1,5 +1,6 @@
-"""The built-in workloads: every model of torchvision is built, one of each family trains, and the decoder learns."""
+"""The built-in workloads: every model of torchvision is built, one of each kind trains, and the decoder learns."""
 
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,8 @@ from pipeline.workloads.workload import Workload
 
 ALONE = Rank(0, 1, torch.device("cpu"))
 NAMES = torchvision.models.list_models(module=torchvision.models)
-FAMILIES = (
-    *("alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "googlenet", "inception_v3", "maxvit_t"),
-    *("mnasnet0_5", "mobilenet_v2", "mobilenet_v3_small", "regnet_y_400mf", "resnet18", "shufflenet_v2_x0_5"),
-    *("squeezenet1_1", "swin_t", "swin_v2_t", "vgg11", "vit_b_32"),
-)
+# the two with auxiliary heads, and one of each kind of the others, the smallest; all are built
+TRAINED = ("googlenet", "inception_v3", "mobilenet_v3_small", "resnet18", "squeezenet1_1", "vit_b_32")
 
 
 def torchvision_point(name: str, **fields: Any) -> Spec:
@@ -58,8 +56,8 @@ def test_every_classification_model_of_torchvision_is_built(name: str, monkeypat
 
 
 @pytest.mark.training
-@pytest.mark.parametrize("name", FAMILIES)
-def test_one_model_of_each_family_trains_for_a_step(name: str) -> None:
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_model_of_torchvision_trains_for_a_step(name: str) -> None:
     spec = torchvision_point(name)
     workload = build_workload(spec)
     torch.manual_seed(0)
@@ -72,9 +70,11 @@ def test_one_model_of_each_family_trains_for_a_step(name: str) -> None:
     assert any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
 
 
-def test_every_family_is_tried() -> None:
-    modules = {torchvision.models.get_model_builder(name).__module__ for name in NAMES}
-    assert {torchvision.models.get_model_builder(name).__module__ for name in FAMILIES} == modules
+def test_every_model_with_auxiliary_heads_is_trained() -> None:
+    builders = {name: torchvision.models.get_model_builder(name) for name in NAMES}
+    heads = {name for name, builder in builders.items() if "aux_logits" in inspect.getsource(builder)}
+    assert heads
+    assert heads <= {*TRAINED}
 
 
 def test_auxiliary_heads_count_in_the_loss_with_their_weight() -> None:
