@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, settings
 
 ALL, FEW = "all", "few"
 SUPPRESSED = (HealthCheck.too_slow,)
-settings.register_profile(ALL, max_examples=100, suppress_health_check=SUPPRESSED)
-settings.register_profile(FEW, max_examples=20, suppress_health_check=SUPPRESSED)
+settings.register_profile(ALL, max_examples=100, deadline=None, suppress_health_check=SUPPRESSED)
+settings.register_profile(FEW, max_examples=20, deadline=None, suppress_health_check=SUPPRESSED)
 settings.load_profile(FEW)
 
 
