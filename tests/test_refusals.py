@@ -33,7 +33,7 @@ from slurm_queue import NO_CONFIGURATION, fake_slurm, write_commands
 
 from pipeline.__main__ import COMMANDS
 from pipeline.data.staging import CIFAR10_FILES, CIFAR10_FOLDER
-from pipeline.plan.grid import Grid
+from pipeline.plan.grid import Grid, expand_grid
 from pipeline.plan.resources import Resources
 from pipeline.records.folder import Experiment
 from pipeline.submission import plan
@@ -333,14 +333,15 @@ ONE_POINT = ("--set", *SMALL, "strategy=ddp", "num_gpus=1", "batch_size_per_gpu=
 def test_a_launch_id_that_a_point_had_before_is_refused(pipeline: Command, tmp_path: Path) -> None:
     env = without_slurm(Path(os.environ["PATH"]), PIPELINE_LAUNCH_ID="mine")
     launch = ("launch", "--grid", SMALL_GRID, "--index", "0", "--outputs", tmp_path, *ONE_POINT, "--rerun", "all")
+    (spec,) = expand_grid(str(SMALL_GRID), ONE_POINT[1:]).points
+    experiment = Experiment(tmp_path / "small")
+    experiment.create()
+    experiment.scratch_folder.mkdir(mode=0o700)
+    experiment.launch_folder(spec.run_id(), "mine").mkdir()  # as a launch leaves it that was killed
+    assert_refused(pipeline(*launch, env=env), 2, spec.run_id(), "PIPELINE_LAUNCH_ID", "unset it")
+    env["PIPELINE_LAUNCH_ID"] = "another"
     assert pipeline(*launch, env=env).returncode == 0
-    (record,) = tmp_path.glob("small/records/*.json")
-    run_id = record.name.split(".")[0]
-    assert_refused(pipeline(*launch, env=env), 2, run_id, "PIPELINE_LAUNCH_ID", "unset it")
-    record.unlink()
-    Experiment(tmp_path / "small").launch_folder(run_id, "mine").mkdir()  # as a launch leaves it that was killed
-    assert_refused(pipeline(*launch, env=env), 2, run_id, "PIPELINE_LAUNCH_ID", "unset it")
-    assert pipeline(*launch, env={**env, "PIPELINE_LAUNCH_ID": "another"}).returncode == 0
+    assert_refused(pipeline(*launch, env=env), 2, spec.run_id(), "PIPELINE_LAUNCH_ID", "unset it")
     assert len(list(tmp_path.glob("small/records/*.json"))) == 1
 
 

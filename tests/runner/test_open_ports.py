@@ -24,7 +24,7 @@ TWO_NODES = """
 name: two
 base: {device: cpu, model: lenet, dataset: synthetic, input: synthetic, precision: fp32, strategy: ddp}
 points:
-  - {num_gpus: [2], num_nodes: [2], batch_size_per_gpu: [8], num_samples: [10000]}
+  - {num_gpus: [2], num_nodes: [2], batch_size_per_gpu: [8], num_samples: [6000]}
 resources: {cpus_per_gpu: 1, mem_per_gpu_gib: 3, time: "00:10:00"}
 """
 
@@ -62,18 +62,18 @@ def test_launches_at_once_on_a_node_where_torchruns_port_is_taken_are_all_ok(tmp
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # somebody else holds it
             stack.enter_context(socket.create_server(("", TORCHRUNS_PORT)))
-        launches = [make_launch(tmp_path / str(number), 64) for number in range(4)]
+        launches = [make_launch(tmp_path / str(number), 64) for number in range(2)]
         started = [subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) for _, command in launches]
         said = [process.communicate(timeout=300)[1] for process in started]
-    assert [process.returncode for process in started] == [0] * 4, said
-    assert [only_record(experiment).status for experiment, _ in launches] == ["ok"] * 4
+    assert [process.returncode for process in started] == [0] * 2, said
+    assert [only_record(experiment).status for experiment, _ in launches] == ["ok"] * 2
 
 
 @needs_root
 @pytest.mark.training
 @pytest.mark.fault("F42")
 def test_on_one_node_only_the_ranks_listen_and_what_they_are_sent_does_not_run(tmp_path: Path) -> None:
-    experiment, command = make_launch(tmp_path / "x", 10_000)
+    experiment, command = make_launch(tmp_path / "x", 6000)
     with Attack(tmp_path) as attack:
         run_program(*command, env={**os.environ, "PYTHONPATH": str(ROOT), "TEST_FOLDER": str(tmp_path)})
     assert list(attack.canaries.iterdir()) == []

@@ -83,14 +83,13 @@ def test_two_files_of_one_name_are_two_models_and_one_that_was_edited_is_noted(t
 
 
 @pytest.mark.training
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_data_set_that_raises_at_a_sample_fails_its_point_with_the_users_line(
-    tmp_path: Path, num_workers: int
-) -> None:
+def test_a_data_set_that_raises_at_a_sample_fails_its_point_with_the_users_line(tmp_path: Path) -> None:
     path = write_model(tmp_path, SMALLEST + DATA)
     line = path.read_text().splitlines().index('            raise ValueError("sample 17 is torn")') + 1
-    spec = own_point(path, input="dataloader", num_workers=num_workers)
-    record = launch(make_experiment(tmp_path / "x", missing=[spec]), spec)[spec]
-    failure = failure_of(record)
-    assert (record.status, failure.kind, failure.rank) == ("failed", "exception", 0)
-    assert_says(record.reason.splitlines()[0], "ValueError: sample 17 is torn", f"(at tiny.py:{line} in __getitem__)")
+    points = [own_point(path, input="dataloader", num_workers=num_workers) for num_workers in (0, 1)]
+    found = launch(make_experiment(tmp_path / "x", missing=points), *points)
+    for record in (found[spec] for spec in points):
+        failure = failure_of(record)
+        assert (record.status, failure.kind, failure.rank) == ("failed", "exception", 0)
+        raised = f"(at tiny.py:{line} in __getitem__)"
+        assert_says(record.reason.splitlines()[0], "ValueError: sample 17 is torn", raised)

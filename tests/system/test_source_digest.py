@@ -19,7 +19,7 @@ GRID = """
 name: two
 base: {device: cpu, model: lenet, dataset: synthetic, input: synthetic, precision: fp32, strategy: single, num_gpus: 1}
 points:
-  - {num_samples: [8192], batch_size_per_gpu: [16]}
+  - {num_samples: [4096], batch_size_per_gpu: [16]}
   - {num_samples: [256], batch_size_per_gpu: [64]}
 """
 EDIT = "\n# edited\n"
@@ -110,7 +110,7 @@ def test_a_submission_runs_the_code_of_its_start_and_rows_of_several_sources_are
     with (tree / "pipeline" / "training" / "loop.py").open("a") as file:
         file.write(EDIT)
     second = digest_of(tree)
-    driver = submit(tree, "--set", "num_samples=8192", "batch_size_per_gpu=64", "--merge")
+    driver = submit(tree, "--set", "num_samples=4096", "batch_size_per_gpu=64", "--merge")
     wait_for(lambda: first_point_runs(tree))
     (tree / "grid.yaml").write_text("name: two\npoints: []\n")
     _, said = driver.communicate(timeout=200)

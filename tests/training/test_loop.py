@@ -469,7 +469,7 @@ def last_epoch(spec: Spec) -> Epoch:
 
 
 @pytest.mark.training
-@pytest.mark.parametrize("remedies", [(), ("linear_scaling", "warmup"), ALL], ids=len)
+@pytest.mark.parametrize("remedies", [(), ALL], ids=len)
 def test_shuffled_labels_are_not_learnt_with_any_remedy(
     remedies: tuple[Remedy, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

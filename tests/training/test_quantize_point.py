@@ -211,7 +211,8 @@ def test_histograms_cover_weights_and_outputs_before_and_after_relu() -> None:
 def test_a_submitted_point_leaves_its_weights_beside_its_record(pipeline: Command, tmp_path: Path) -> None:
     changes = ("dataset=synthetic", "num_samples=320", "num_calibration_samples=32", "epochs=2", "seed=0,1")
     sets = [part for change in changes for part in ("--set", change)]
-    done = pipeline("submit", "--grid", "quantize", *sets, "--cluster", "local", "--outputs", tmp_path)
+    where = ("--cluster", "local", "--outputs", tmp_path, "--points-per-element", "2")
+    done = pipeline("submit", "--grid", "quantize", *sets, *where)
     assert done.returncode == 0, done.stderr
     paths = sorted((tmp_path / "quantize" / "records").glob("*.json"))
     assert len(paths) == 2
