@@ -4,13 +4,17 @@ Needs root, Slurm, MUNGE and iproute2. Every node has one process on the CPU. Pr
 beside the known one, and exposed communication beside bytes over rate:
 
     sudo PYTHONPATH=tests python benchmarks/bench_nodes.py --nodes 2 --gbit-per-s 1 --outputs outputs/known-rate
+
+With --predict it runs campaign_other_link.yaml, and prints the step on two nodes beside what delays on one predict:
+
+    sudo PYTHONPATH=tests python benchmarks/bench_nodes.py --predict --gbit-per-s 1 --outputs outputs/known-rate
 """
 
 import argparse
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +35,7 @@ from shaped_network import (
 )
 
 from pipeline.figures.formulas import busbw_gb_s, ring_bytes_per_step
+from pipeline.plan.point_label import describe_point, varying_axes
 from pipeline.records.folder import Experiment
 from pipeline.records.record import Record
 from pipeline.records.store import load_folder
@@ -40,6 +45,7 @@ CONTROLLER = "10.77.0.254"
 PROLOGUE = f"export PIPELINE_MASTER_ADDR={address_of(0)} GLOO_SOCKET_IFNAME={INTERFACE}\n"
 GPT = "layers=2 width=512 heads=8 length=16 vocabulary=8192"  # 42 MB of gradients
 SIZE = ("gpus_per_node=1", "device=cpu", "precision=fp32", "batch_size_per_gpu=1", "num_samples=16", "windows=6")
+OTHER_LINK = Path(__file__).with_name("campaign_other_link.yaml")
 TIME_LIMIT_S = 3600
 
 
@@ -58,15 +64,14 @@ def slurm_of_namespaces(num_nodes: int, folder: Path) -> Iterator[tuple[Cluster,
             yield cluster, network
 
 
-def measure(num_nodes: int, gbit_per_s: float, outputs: Path) -> None:
-    """Run the grid `nodes` on one node and on all of them, over links of that rate."""
+def measure(grid: Sequence[str], num_nodes: int, gbit_per_s: float, outputs: Path) -> None:
+    """Run a grid, named by options of submit, on nodes with links of that rate."""
     with tempfile.TemporaryDirectory() as folder, slurm_of_namespaces(num_nodes, Path(folder)) as (cluster, network):
         network.shape(1e9 * gbit_per_s)
         prologue = Path(folder, "prologue.sh")
         prologue.write_text(PROLOGUE)
-        changes = (f"num_nodes=1,{num_nodes}", *SIZE, *(f"model.{option}" for option in GPT.split()))
-        options = ("--outputs", str(outputs), "--prologue", str(prologue), "--wait", "--set", *changes)
-        cluster.run(sys.executable, "-m", "pipeline.submit", "--grid", "nodes", *options, timeout_s=TIME_LIMIT_S)
+        options = ("--outputs", str(outputs), "--prologue", str(prologue), "--wait")
+        cluster.run(sys.executable, "-m", "pipeline.submit", *grid, *options, timeout_s=TIME_LIMIT_S)
 
 
 def rows_of(experiment: Experiment, gbit_per_s: float) -> list[dict[str, Any]]:
@@ -77,6 +82,18 @@ def rows_of(experiment: Experiment, gbit_per_s: float) -> list[dict[str, Any]]:
     }
     return [
         row_of(record, payload, exposed) for record in load_folder(experiment.records_folder)[0] if is_swept(record)
+    ]
+
+
+def predicted_rows(experiment: Experiment) -> list[dict[str, Any]]:
+    """Return the step on two nodes that one predicts, in ms, beside the measured one."""
+    names = ("longer_collectives_s", "by_delays_step_time_s", "no_change_step_time_s", "measured_step_time_s")
+    rows = collect_experiment(experiment).tables["other_link"]
+    axes = varying_axes([row.axes for row in rows])
+    return [
+        {"step": describe_point(row.axes, axes)}
+        | {name.removesuffix("_s").replace("_", " ") + " ms": row[name] and 1e3 * row[name] for name in names}
+        for row in rows
     ]
 
 
@@ -113,16 +130,18 @@ def main() -> None:
     parser.add_argument(
         "--outputs", type=Path, required=True, help="as that of submit; with records nothing is run again"
     )
+    parser.add_argument("--predict", action="store_true", help="the step on two nodes from delays on one")
     arguments = parser.parse_args()
     if reason := missing_for_slurm() or missing_parts():
         print(f"the grid nodes was not run: {reason}", file=sys.stderr)
         return
-    experiment = Experiment(arguments.outputs / "nodes")
+    experiment = Experiment(arguments.outputs / ("other-link" if arguments.predict else "nodes"))
     if not experiment.records_folder.exists():
-        measure(arguments.nodes, arguments.gbit_per_s, arguments.outputs.resolve())
-    print(
-        tabulate.tabulate(rows_of(experiment, arguments.gbit_per_s), headers="keys", tablefmt="github", floatfmt=".4g")
-    )
+        changes = (f"num_nodes=1,{arguments.nodes}", *SIZE, *(f"model.{option}" for option in GPT.split()))
+        grid = ("--grid", str(OTHER_LINK)) if arguments.predict else ("--grid", "nodes", "--set", *changes)
+        measure(grid, arguments.nodes, arguments.gbit_per_s, arguments.outputs.resolve())
+    rows = predicted_rows(experiment) if arguments.predict else rows_of(experiment, arguments.gbit_per_s)
+    print(tabulate.tabulate(rows, headers="keys", tablefmt="github", floatfmt=".4g"))
 
 
 if __name__ == "__main__":

@@ -216,7 +216,7 @@ def time_step_variants(
     return communication
 
 
-DELAYS_BY_BYTES = (0.25, 0.5, 1.0)  # times the step: the sum of delays that grow with the bytes of a collective
+DELAYS_BY_BYTES = (0.25, 0.5, 1.0, 3.0)  # times the step: the sum of delays that grow with the bytes of a collective
 EQUAL_DELAYS = (0.5,)  # likewise of delays that are equal
 NO_COLLECTIVE = "the step calls no collective: there is nothing to delay"
 

@@ -4,6 +4,7 @@ Computation hides a delay until it is too long, so the steps lie on a bend and n
 round by round. Pure functions of records; times in seconds.
 """
 
+import itertools
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -59,3 +60,15 @@ def delayed_steps(found: Sequence[Communication]) -> Iterator[DelayedStep]:
         latency_s = statistics.median(one.latency_s for _, one in pairs)
         if step is not None and longer is not None and added_s:
             yield DelayedStep(latency_s, statistics.median(one.s_per_byte for _, one in pairs), added_s, step, longer)
+
+
+def delay_costs_s(found: Sequence[Communication], added_s: float) -> float | None:
+    """Return what the step takes longer if its collectives take `added_s` longer in all; None if none was as long.
+
+    Between two measured delays that grow with the bytes it lies on the line between them.
+    """
+    costs = {step.added_s: float(step.longer_s) for step in delayed_steps(found) if not step.latency_s}
+    for (low_s, low_cost_s), (high_s, high_cost_s) in itertools.pairwise(sorted({0.0: 0.0, **costs}.items())):
+        if low_s <= added_s <= high_s:
+            return low_cost_s + (high_cost_s - low_cost_s) * (added_s - low_s) / (high_s - low_s)
+    return None

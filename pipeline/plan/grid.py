@@ -34,6 +34,7 @@ from pipeline.system.files import read_bounded
 
 SHIPPED_GRIDS = package_files.files("pipeline") / "templates" / "grids"
 MAX_GRID_BYTES = 64 * 1024
+COLLECTIVE_MEASURES = ("communication", "network")  # those of two GPUs or more
 MAX_POINTS = 200_000
 GRID_NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 GPUS_PER_NODE = "gpus_per_node"  # of a grid, in place of num_gpus
@@ -311,7 +312,7 @@ def expand_block(
             left_out = set(axes_of_others(str(fields["model"]))) - changes.keys()
             fields = {axis: value for axis, value in fields.items() if axis not in left_out}
         fields = place_on_nodes(fields, changes)
-        if GPUS_PER_NODE in changes and (fields.get("num_gpus"), fields.get("measure")) == (1, "communication"):
+        if GPUS_PER_NODE in changes and fields.get("num_gpus") == 1 and fields.get("measure") in COLLECTIVE_MEASURES:
             continue  # one GPU sends nothing
         yield spec_from_fields(usual_in_bf16(fields) | fields, where)
 

@@ -152,7 +152,7 @@ def bandwidth_rows(point: PooledPoint) -> list[Row]:
     # repeats need not have the same buckets
     buckets = group_pairs(((number, collective.num_bytes), collective) for number, collective in numbered)
     return [
-        bandwidth_row(point, number, seen, isolated_all_reduce_time_s(found, num_bytes))
+        bandwidth_row(point, number, seen, isolated_time_s(found, num_bytes))
         for (number, num_bytes), seen in sorted(buckets.items())
     ]
 
@@ -179,9 +179,9 @@ def bandwidth_row(point: PooledPoint, bucket: int, seen: Sequence[Collective], i
     return make_row(BANDWIDTH, point, notes, bucket=bucket, num_bytes=num_bytes, comm_time_s=duration_s, **bandwidths)
 
 
-def isolated_all_reduce_time_s(found: Sequence[Communication], num_bytes: int) -> float | None:
-    """Return the median time of isolated all-reduces of that size in the same jobs; None where none was timed."""
-    swept = [size for part in found for size in part.sweep if size.operation == "all_reduce"]
+def isolated_time_s(found: Sequence[Communication], num_bytes: int, operation: str = "all_reduce") -> float | None:
+    """Return the median time of isolated collectives of that size in the same jobs; None where none was timed."""
+    swept = [size for part in found for size in part.sweep if size.operation == operation]
     sizes = [size for size in swept if size.num_bytes == num_bytes]
     return formulas.median_of_known(time_ns / 1e9 for size in sizes for time_ns in size.times_ns)
 

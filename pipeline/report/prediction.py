@@ -23,12 +23,19 @@ from pipeline.records.record import VariantName
 from pipeline.report.link import SweepKey, sweep_key, sweep_rows
 from pipeline.report.table import PLACE, PREDICTION_ERROR, Column, Row, Table, View, make_row
 
+FROM_GPUS = Column("from_num_gpus", "from", "Number of GPUs whose measurements the prediction uses.", is_set=True)
+NO_CHANGE = (
+    Column("no_change_step_time_s", "no change [ms]", "Step time as measured on from_num_gpus: nothing is added."),
+    Column("no_change_error", "its error [%]", "no_change_step_time_s divided by measured_step_time_s, minus 1."),
+    Column("measured_step_time_s", "measured [ms]", "Step time that was measured on that number of GPUs."),
+)
+
 PREDICTION = Table(
     "prediction",
     "Q3",
     (
         *PLACE,
-        Column("from_num_gpus", "from", "Number of GPUs whose measurements the prediction uses.", is_set=True),
+        FROM_GPUS,
         Column(
             "predicted_step_time_s",
             "none hidden [ms]",
@@ -36,9 +43,7 @@ PREDICTION = Table(
             decimals=1,
         ),
         PREDICTION_ERROR,
-        Column("no_change_step_time_s", "no change [ms]", "Step time as measured on from_num_gpus: nothing is added."),
-        Column("no_change_error", "its error [%]", "no_change_step_time_s divided by measured_step_time_s, minus 1."),
-        Column("measured_step_time_s", "measured [ms]", "Step time that was measured on that number of GPUs."),
+        *NO_CHANGE,
         Column(
             "predicted_parallel_efficiency",
             "none hidden efficiency [%]",

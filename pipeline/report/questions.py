@@ -28,7 +28,7 @@ from pipeline.report.link import (
     transfer_row,
 )
 from pipeline.report.memory import MEMORY_BOUNDARY, OOM, memory_rows, oom_row
-from pipeline.report.network import NETWORK, network_rows
+from pipeline.report.network import NETWORK, OTHER_LINK, network_rows, other_link_rows
 from pipeline.report.next_step import advise_all
 from pipeline.report.nodes import NODES, node_claims, node_rows
 from pipeline.report.prediction import PREDICTION, prediction_rows
@@ -41,10 +41,11 @@ from pipeline.report.step_parts import SPLIT, split_row
 from pipeline.report.table import Row, Table, Tables
 from pipeline.report.time_to_target import FROM_BASELINE, TIME_TO_TARGET, Targets, time_to_target_rows
 
-LEFT_OUT_IF_EMPTY = ("int8", "int8_histograms", "nodes", "network")
+LEFT_OUT_IF_EMPTY = ("int8", "int8_histograms", "nodes", "network", "other_link")
 TABLES_OF_GPUS = ("Q1", "Q2", "communication", "split", "memory")
 
-ORDER = (Q1, MEMORY_BOUNDARY, Q2, NODES, COMMUNICATION, NETWORK, Q3, BANDWIDTH, SWEEP, TRANSFERS, SPLIT, PREDICTION, Q4)
+OF_STEPS = (COMMUNICATION, NETWORK, OTHER_LINK, Q3, BANDWIDTH, SWEEP, TRANSFERS, SPLIT, PREDICTION)
+ORDER = (Q1, MEMORY_BOUNDARY, Q2, NODES, *OF_STEPS, Q4)
 
 TABLES = {table.name: table for table in (*ORDER, TIME_TO_TARGET, INT8, INT8_HISTOGRAMS, OOM, COST)}
 """Every table by name, in the order of the report."""
@@ -72,6 +73,7 @@ def build_tables(
     points = [point for point in pooled if point.spec.measure == "epochs"]
     measured = [point for point in pooled if point.spec.measure == "communication"]
     distributed = [point for point in measured if point.spec.is_distributed]
+    delayed = [point for point in pooled if point.spec.measure == "network"]
     reducing = [point for point in distributed if STRATEGIES[point.spec.strategy].has_all_reduces_alone]
     plain = [point for point in points if not point.spec.remedies]
     quantized = [point for point in over_gpus if point.spec.measure == "quantize"]
@@ -93,7 +95,8 @@ def build_tables(
         "Q4": (row for point in trained for row in q4_rows(point)),
         "oom": (oom_row(point) for point in pooled if any(outcome.status == "oom" for outcome in point.outcomes)),
         "communication": (exposed_row(point, advices.get(id(point))) for point in distributed),
-        "network": (row for point in pooled if point.spec.measure == "network" for row in network_rows(point)),
+        "network": (row for point in delayed for row in network_rows(point)),
+        "other_link": other_link_rows(delayed, distributed),
         "bandwidth": (row for point in reducing for row in bandwidth_rows(point)),
         "sweep": (row for rows in sweep_rows(distributed).values() for row in rows),
         "transfers": (transfer_row(point, trained_alike) for point in measured),

@@ -1,9 +1,10 @@
 """The step on a slower network, from windows by hand."""
 
+import msgspec
 import pytest
 from factories import make_spec
 
-from pipeline.figures.delays import delayed_steps, is_delay_precise_enough
+from pipeline.figures.delays import delay_costs_s, delayed_steps, is_delay_precise_enough
 from pipeline.records.record import Communication, DelayedSteps, StepSeries
 
 MS = 1_000_000
@@ -39,6 +40,18 @@ def test_repeats_are_pooled_by_their_place() -> None:
     found = list(delayed_steps([one, other]))
     assert [step.step_s for step in found] == pytest.approx([0.012, 0.015])
     assert [step.added_s for step in found] == pytest.approx([0.005, 0.005])
+
+
+@pytest.mark.parametrize(
+    ("added_ms", "cost_ms"), [(0, 0), (2, 0.5), (4, 1), (6, 3), (8, 5), (-1, None), (8.1, None)], ids=str
+)
+def test_between_two_delays_the_step_lies_on_their_line_and_beyond_them_nowhere(
+    added_ms: float, cost_ms: float | None
+) -> None:
+    short, long = communication(11, delays_ms=4), communication(15, delays_ms=8)
+    found = msgspec.structs.replace(short, delayed=(*long.delayed, *short.delayed))
+    cost_s = delay_costs_s([found], added_ms / 1e3)
+    assert cost_s == (cost_ms if cost_ms is None else pytest.approx(cost_ms / 1e3))
 
 
 def test_equal_windows_are_precise_enough() -> None:

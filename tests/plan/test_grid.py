@@ -62,10 +62,14 @@ def one_sentence(text: str) -> str:
         ("q4", {"1 node x 1 GPU": 1, "1 node x 4 GPUs": 15}),  # 3 batch sizes x 5 sets of remedies
         # 54 over 30 epochs, 9 at half the rate, 6 with the baseline's updates; 2 global batches x 3 seeds on two GPUs
         ("q4-study", {"1 node x 1 GPU": 69, "1 node x 2 GPUs": 6}),
-        # 4 batch sizes; on 1, 2 and 4 nodes 4 and 3 of communication
+        # 4 batch sizes; on 1, 2 and 4 nodes 4 and 3 of communication; on 1 node one with delays
         (
             "nodes",
-            {"1 node x 1 CPU process": 4, **{f"{n} x 4 CPU processes": 7 for n in ("1 node", "2 nodes", "4 nodes")}},
+            {
+                "1 node x 1 CPU process": 4,
+                "1 node x 4 CPU processes": 8,
+                **{f"{n} nodes x 4 CPU processes": 7 for n in (2, 4)},
+            },
         ),
     ],
 )
@@ -123,7 +127,7 @@ def test_the_grid_nodes_has_the_same_global_batch_on_one_gpu_and_on_each_number_
 def test_nodes_of_one_gpu_measure_no_communication_on_one_of_them() -> None:
     found = expand_grid("nodes", ["gpus_per_node=1"]).points
     assert {(spec.num_nodes, spec.num_gpus) for spec in found} == {(1, 1), (2, 2), (4, 4)}
-    assert {spec.num_nodes for spec in found if spec.measure == "communication"} == {2, 4}
+    assert {spec.num_nodes for spec in found if spec.measure != "epochs"} == {2, 4}
 
 
 def test_gpus_per_node_stands_for_the_total_and_has_its_run_ids(expand: Expand) -> None:
