@@ -54,7 +54,7 @@ RECORDED_STATUSES = ("ok", "oom", "failed")
 
 
 class PointState(NamedTuple):
-    """One of the states that docs/trust.md lists, and the reason."""
+    """One of the states that docs/exit-codes.md lists, and the reason."""
 
     word: str
     reason: str

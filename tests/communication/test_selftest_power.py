@@ -5,7 +5,6 @@ import re
 import numpy as np
 import pytest
 from bench_selftest import (
-    NUM_DRAWS,
     CheckWithDefects,
     Power,
     entry_points_as_published,
@@ -14,7 +13,7 @@ from bench_selftest import (
 )
 from conftest import ROOT
 from drawn_selftests import Runs, read_recorded
-from published_pages import missing_in, shown_rows
+from published_pages import missing_in
 
 from pipeline.communication.selftest_checks import (
     difference,
@@ -97,18 +96,6 @@ def test_a_difference_of_separate_medians_holds_the_truth_as_often_as_its_interv
         for _ in range(1000)
     )
     assert sum(one.low <= 0 <= one.high for one in apart) >= 975
-
-
-def test_the_docs_show_every_check_with_its_limit_its_windows_and_its_power(
-    checks: list[CheckWithDefects], powers: list[Power]
-) -> None:
-    rows = shown_rows(TRUST, "**How often a check decides.**")
-    assert [row[:3] for row in rows] == [[check.name, check.limit, check.windows] for check in checks]
-    assert {row[0] for row in rows for share in row[3:5] if float(share.removesuffix(" %")) < 90} == SELDOM
-    for (_, *drawn), row in zip(powers, rows, strict=True):
-        for share, said in zip(drawn, row[3:5], strict=True):
-            assert share == pytest.approx(float(said.removesuffix(" %")) / 100, abs=0.13), row[0]  # 3.6 standard errors
-    assert f"({NUM_DRAWS:,} draws, seeded)" in TRUST
 
 
 def test_the_docs_say_what_the_entry_points_give_as_they_were_published() -> None:
