@@ -1,5 +1,6 @@
 """Tiles: what an experiment answers, each a figure with its conditions and badges."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -9,9 +10,9 @@ from pipeline.figures.energy import POWER_LIMITS, THROTTLED, is_power_limited
 from pipeline.figures.intervals import Estimate, ends_of, min_values
 from pipeline.figures.notes import OF_BASELINE, Note
 from pipeline.plan.axes import AXIS_DEFAULTS
-from pipeline.plan.point_label import EFFORT_AXES, Terms, describe_point, models_of, varying_axes
+from pipeline.plan.point_label import EFFORT_AXES, Terms, describe_point, format_number, models_of, varying_axes
 from pipeline.plan.strategies import STRATEGIES
-from pipeline.report.formatter import ClaimFormatter, NoteFormatter, name_texts
+from pipeline.report.formatter import NoteFormatter, name_texts
 from pipeline.report.table import Row, kind_of
 
 SUBMIT = "ddpscale submit"
@@ -84,8 +85,15 @@ def figure_of(value: float, form: str, unit: str = "") -> tuple[str, str, str]:
 
 
 def shown(value: float, form: str) -> str:
-    """Return a number in this form, without its interval."""
-    return ClaimFormatter({}).format_field(float(value), form)
+    """Return a number in this form, without its interval; `digits` shows three digits of it."""
+    decimals = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 2
+    return format_number(value, f",.{decimals}f" if form == "digits" else form).replace("%", " %")
+
+
+def with_ends(value: float, form: str) -> str:
+    """Return a number in this form, with its interval in brackets if it has one."""
+    number, unit, ends = figure_of(value, form)
+    return f"{number} {unit}".rstrip() + (f" ({ends})" if ends else "")
 
 
 def badges_of(row: Row, *more: str) -> tuple[str, ...]:
@@ -144,11 +152,6 @@ def is_shown_slower(row: Row, other: Row) -> bool:
     return verdict_on(sample_time(row), sample_time(other)) == "slower"
 
 
-def has_verdict(row: Row, other: Row) -> bool:
-    """True if both rows have the six runs that a verdict needs."""
-    return min(len(one["epoch_time_s"].run_medians) for one in (row, other)) >= min_values()
-
-
 def not_told_apart(row: Row, rows: Iterable[Row]) -> list[Row]:
     """Return the rows that are not told apart from this one, the shortest time first.
 
@@ -159,7 +162,8 @@ def not_told_apart(row: Row, rows: Iterable[Row]) -> list[Row]:
     for other in rows:
         time_s = sample_time(other)
         low, high = time_s.low or time_s, own_s.high or own_s
-        is_near = has_verdict(row, other) or low <= high or time_s < (1 + MAX_NOISE) * own_s
+        has_verdict = min(len(one["epoch_time_s"].run_medians) for one in (row, other)) >= min_values()
+        is_near = has_verdict or low <= high or time_s < (1 + MAX_NOISE) * own_s
         if other is not row and is_near and not is_shown_slower(row, other):
             found.append(other)
     return sorted(found, key=sample_time)

@@ -1,11 +1,9 @@
-"""Fills the templates of notes and claims with figures, their intervals and lists."""
+"""Fills the templates of notes with figures and lists."""
 
-import math
 import string
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from pipeline.figures.intervals import ends_of
 from pipeline.figures.notes import Note
 from pipeline.plan.point_label import Terms, format_number, in_terms
 from pipeline.system.errors import shorten_list
@@ -70,26 +68,3 @@ def name_texts(part: Any, terms: Terms) -> Any:
         return part
     named = [name_texts(inner, terms) for inner in part]
     return type(part)(*named) if hasattr(part, "_fields") else tuple(named)
-
-
-class ClaimFormatter(NoteFormatter):
-    """Formats the values of tiles: a figure with its interval, `digits` with the decimals that its interval needs."""
-
-    def format_field(self, value: Any, format_spec: str) -> str:
-        """Return one value as text."""
-        low, high = ends_of(value) if isinstance(value, float) else (None, None)
-        spec = f",.{num_decimals(value, low, high)}f" if format_spec == "digits" else format_spec
-        if low is None or high is None:
-            return super().format_field(float(value) if isinstance(value, float) else value, spec)
-        text, first, last = (format_number(part, spec).replace("%", " %") for part in (value, low, high))
-        return f"{text} ({first.removesuffix(' %')} to {last})"
-
-
-def num_decimals(value: float, low: float | None, high: float | None) -> int:
-    """Return the decimals for three digits of a figure, and up to three more that tell its ends apart."""
-    least = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 2
-    if low is None or high is None:
-        return least
-    specs = {more: f".{more}f" for more in range(least, least + 4)}
-    apart = (more for more, spec in specs.items() if format_number(low, spec) != format_number(high, spec))
-    return next(apart, least)

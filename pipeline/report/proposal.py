@@ -14,9 +14,9 @@ from pipeline.plan.axes import AXIS_DEFAULTS
 from pipeline.plan.point_label import EFFORT_AXES, Terms, in_terms, varying_axes
 from pipeline.plan.spec import BASELINE_MAY_DIFFER, TRAINED_MAY_DIFFER
 from pipeline.records.outcomes import CollectedOutcomes
-from pipeline.report.claims import SUBMIT, badges_of, describe_own, is_fit_for_answer, not_told_apart
+from pipeline.report.claims import SUBMIT, badges_of, describe_own, is_fit_for_answer, not_told_apart, shown, with_ends
 from pipeline.report.display import DisplayOptions, DisplayTable, build_table
-from pipeline.report.formatter import ClaimFormatter, name_texts
+from pipeline.report.formatter import name_texts
 from pipeline.report.html import render_template
 from pipeline.report.markdown import escape_markdown, name_source, render_table, wrap
 from pipeline.report.plots import PlotSource
@@ -210,15 +210,15 @@ def say_work(work: Work, num_gpus: int, label: str, asked: Row | None, beyond: S
     """Return what the work takes, and what it takes on one GPU."""
     start = f"{work.num_samples:,} $images on {pluralize(num_gpus, '$GPU')}{f', {label}' * bool(label)}: "
     if asked is None:
-        has_scaled = beyond[-1]["none_hidden_gpu_hours"] is not None
-        scaled = ", {none_hidden_gpu_hours:digits} if none is hidden" * has_scaled
-        text = "no change: {no_change_gpu_hours:digits} $GPU-hours" + scaled + " (models, not measured)."
-        return start + fill(text, beyond[-1])
-    energy = "" if asked["energy_kwh"] is None else ", {energy_kwh:digits} kWh"
+        no_change_h, scaled_h = (beyond[-1][f"{model}_gpu_hours"] for model in ("no_change", "none_hidden"))
+        scaled = "" if scaled_h is None else f", {shown(scaled_h, 'digits')} if none is hidden"
+        return f"{start}no change: {shown(no_change_h, 'digits')} $GPU-hours{scaled} (models, not measured)."
     badges = ", ".join(badges_of(asked))
-    text = fill("{wall_hours:digits} h, {gpu_hours:digits} $GPU-hours" + energy, asked)
+    text = f"{with_ends(asked['wall_hours'], 'digits')} h, {with_ends(asked['gpu_hours'], 'digits')} $GPU-hours"
+    if asked["energy_kwh"] is not None:
+        text += f", {with_ends(asked['energy_kwh'], 'digits')} kWh"
     if one and one["num_gpus"] != num_gpus:
-        text += fill("; {gpu_hours:digits} $GPU-hours on 1 $GPU", one)
+        text += f"; {with_ends(one['gpu_hours'], 'digits')} $GPU-hours on 1 $GPU"
     return f"{start}{text}{f' ({badges})' * bool(badges)}."
 
 
@@ -233,7 +233,7 @@ def say_efficiency(kind: str, rows: Sequence[Row]) -> str:
     row = known[below[0]] if below else known[-1]
     falls = f"falls below {least} at" if below else f"is at least {least} up to"
     text = f"{kind} scaling: efficiency {falls} {row['num_gpus']} $GPUs, where it is "
-    text += fill("{parallel_efficiency:.1%}", row).replace("%", " %").replace("  ", " ")
+    text += with_ends(row["parallel_efficiency"], ".1%")
     if below and below[0]:
         before = known[below[0] - 1]
         text += f"; on {before['num_gpus']} it is {100 * before['parallel_efficiency']:.1f} %"
@@ -241,10 +241,6 @@ def say_efficiency(kind: str, rows: Sequence[Row]) -> str:
     unclear = f"; its interval contains {least}" if low and high and low <= MIN_EFFICIENCY <= high else ""
     why = "" if is_fit_for_answer(row, "speedup") else f"; unfit for an answer: {reason_left_out(row)}"
     return f"{text}{unclear}{why}."
-
-
-def fill(text: str, row: Row) -> str:
-    return ClaimFormatter({}).vformat(text, (), row.figures)
 
 
 def assume_choice(label: str, chosen: Row, candidates: Sequence[Row], rows: Sequence[Row]) -> list[str]:

@@ -183,15 +183,15 @@ def speedup_claims(tables: Tables) -> list[Tile]:
         return [not_answered(why, " ".join(["scaling", *cures]), is_asked=True)]
     most = max(row["num_gpus"] for row in fit)
     best = max((row for row in fit if row["num_gpus"] == most), key=usefulness)
-    low, high = ends_of(best["speedup"])
+    number, _, interval = figure_of(best["speedup"], ".2f")
     larger = largest_of_each([row for row in timed if row["speedup"] > best["speedup"]])
     elsewhere = ", ".join(f"{row['speedup']:.2f}" for row in larger)
     left_out = f"{reasons.total()} of {len(timed)} speed-ups left out: {why}" if reasons else ""
-    badges, ends = badges_of(best, *unknown), f"{low:.2f} to {high:.2f}" if low is not None and high is not None else ""
+    badges = badges_of(best, *unknown)
     tile = Tile(
         f"Speed-up on {most} $GPUs",
         "noisy",
-        line=ends,
+        line=interval,
         more=f"{STRATEGIES[best['strategy']].words}, {best['scaling']} scaling{where_of(best, fit, 'strategy')}",
         warning=left_out + (f"; larger elsewhere: {elsewhere}" if larger and left_out else ""),
         badges=badges,
@@ -201,7 +201,6 @@ def speedup_claims(tables: Tables) -> list[Tile]:
     if best.has_note(NO_DIFFERENCE):
         others = tuple(badge for badge in badges if badge != NO_DIFFERENCE.badge)
         return [tile._replace(figure="none", unit="shown", badges=others)]
-    number, _, interval = figure_of(best["speedup"], ".2f")
     efficient = f"{shown(best['parallel_efficiency'], '.0%')} efficient"
     more = f"{tile.more}{against_best(best, rows)}"
     return [tile._replace(figure=f"{number}x", interval=interval, line=efficient, more=more)]
