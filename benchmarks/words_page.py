@@ -23,8 +23,8 @@ INTRODUCTION = """
 # The columns
 
 Reports show a figure under a heading with its unit. CSV and JSON have it under its key, in the unit of the key: times
-in seconds, fractions from 0 to 1 without a unit, sizes in bytes. `ddpscale collect outputs/ --columns all`
-prints tables with every key. Times are medians over the timed windows, on the slowest rank. An empty cell means that
+in seconds, fractions from 0 to 1 without a unit, sizes in bytes. The CSV files and tables.json beside the records
+have every key. Times are medians over the timed windows, on the slowest rank. An empty cell means that
 the figure is not known; the notes of the row say why.
 
 Each row names its point by strategy, number of nodes and GPUs, batch size, precision and input, and by every other axis

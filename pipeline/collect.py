@@ -69,7 +69,6 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     formats = "the format on stdout; csv prints one table, which --only names; latex needs booktabs"
     parser.add_argument("--format", choices=("markdown", "csv", "json", "latex"), default="markdown", help=formats)
     parser.add_argument("--only", choices=[*TABLES], type=parse_table, default="", help="print this table alone")
-    parser.add_argument("--columns", choices=("few", "all"), default="few", help="all: wide tables, with every column")
     amount = parser.add_mutually_exclusive_group()
     amount.add_argument("--full", action="store_true", help="print every table, as report.md has them")
     amount.add_argument("--brief", action="store_true", help="print few lines: short answers, one table")
@@ -209,7 +208,7 @@ def go_on_after_defect(name: str, codes: list[int]) -> Iterator[None]:
 
 def has_tables(arguments: argparse.Namespace) -> bool:
     """True if whole tables are asked for."""
-    return bool(arguments.full or arguments.only or arguments.columns == "all")
+    return bool(arguments.full or arguments.only)
 
 
 def find_all(arguments: argparse.Namespace, codes: list[int]) -> dict[str, Experiment]:
@@ -223,9 +222,9 @@ def find_all(arguments: argparse.Namespace, codes: list[int]) -> dict[str, Exper
 def display_options(arguments: argparse.Namespace) -> DisplayOptions:
     """Return how to print tables: LaTeX as the page has them; a narrow terminal gets fewer columns than the report."""
     if arguments.format == "latex":
-        return ON_PAGE._replace(only=arguments.only, is_full=arguments.columns == "all")
+        return ON_PAGE._replace(only=arguments.only)
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else MAX_WIDTH
-    return DisplayOptions(min(columns or MAX_WIDTH, MAX_WIDTH), arguments.only, arguments.columns == "all")
+    return DisplayOptions(min(columns or MAX_WIDTH, MAX_WIDTH), arguments.only)
 
 
 def address_of_words(experiment: Experiment) -> str:

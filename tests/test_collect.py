@@ -508,7 +508,7 @@ def unprintable(text: str) -> set[str]:
 
 SHOWN: tuple[tuple[str, ...], ...] = (
     ("collect",),
-    ("collect", "--columns", "all"),
+    ("collect", "--full"),
     ("collect", "--format", "json"),
     *(("collect", "--format", "csv", "--only", table) for table in ("Q1", "oom", "int8_histograms")),
     ("status", "--all"),
@@ -831,11 +831,15 @@ def test_no_write_changes_no_file(pipeline: Command, tmp_path: Path) -> None:
     assert everything_in(tmp_path) == before
 
 
-def test_all_columns_are_printed_by_their_keys_and_the_report_stays_as_it_is(pipeline: Command, tmp_path: Path) -> None:
-    experiment = make_experiment(tmp_path / "x", make_record())
-    answer = pipeline("collect", tmp_path, "--columns", "all")
-    assert "| status | epoch_time_s [s] |" in re.sub(" +", " ", answer.stdout)
-    assert "epoch_time_s [s]" not in experiment.report.read_text()
+@pytest.mark.parametrize(
+    ("table", "name", "shown"), [("oom", "smoke", "out of host memory"), ("int8_histograms", "quantize", "three sigma")]
+)
+def test_a_table_that_is_in_no_report_is_printed_if_it_is_asked_for(
+    pipeline: Command, table: str, name: str, shown: str
+) -> None:
+    answer = pipeline("collect", ROOT / "published" / "two-cores" / name, "--only", table, "--no-write")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert shown in answer.stdout
 
 
 def test_a_published_report_links_to_the_page_of_words() -> None:

@@ -112,15 +112,6 @@ class DisplayTable(NamedTuple):
         return found + ([(f"{len(rest)} more", "; ".join(rest))] if rest else [])
 
 
-class Footnotes(NamedTuple):
-    """The footnotes of a table with a word for each, the numbers of each row's, and the notes that all rows share."""
-
-    texts: list[str]
-    words: list[str]
-    numbers: list[tuple[int, ...]]
-    shared: list[str]
-
-
 def name_columns(points: Sequence[Axes], varying: Sequence[str]) -> tuple[list[DisplayColumn], str]:
     """Return the columns that name the points, and what explains them.
 
@@ -209,7 +200,7 @@ def format_value(value: Any) -> str:
 
 def decimals_of(column: Column, rows: Sequence[Row]) -> int:
     """Return the decimals of a column: four digits of its smallest value, if its unit allows; none for counts."""
-    known = [row[column.key] for row in rows if row[column.key] is not None and not isinstance(row[column.key], str)]
+    known = [value for row in rows if isinstance(value := row[column.key], int | float)]
     sizes = [abs(column.factor * value) for value in known if value and math.isfinite(value)]
     if not sizes or (column.factor == 1 and all(isinstance(value, int) for value in known)):
         return 0
@@ -217,15 +208,13 @@ def decimals_of(column: Column, rows: Sequence[Row]) -> int:
     return min(max(max(most, 3) - math.floor(math.log10(min(sizes))), 0), most)
 
 
-def display_column(column: Column, rows: Sequence[Row], is_full: bool = False) -> DisplayColumn:
-    """Return a column of the rows; numbers of a full table have up to six digits."""
-    is_text = any(isinstance(row[column.key], str | list) for row in rows)
-    decimals = None if is_full else decimals_of(column, rows)
+def display_column(column: Column, rows: Sequence[Row]) -> DisplayColumn:
+    is_text, decimals = any(isinstance(row[column.key], str | list) for row in rows), decimals_of(column, rows)
     cells = [format_cell(column, row, decimals) for row in rows]
-    return DisplayColumn(column.heading, cells, "text" if is_text else "number")
+    return DisplayColumn(column.heading or column.name, cells, "text" if is_text else "number")
 
 
-def format_cell(column: Column, row: Row, decimals: int | None) -> str:
+def format_cell(column: Column, row: Row, decimals: int) -> str:
     """Return the number, with its interval if the column shows it; empty if it is not known, and why if a note says.
 
     Minimum and maximum of one run are no interval. A number that noise hides is "<" and the noise.
@@ -239,12 +228,12 @@ def format_cell(column: Column, row: Row, decimals: int | None) -> str:
     if isinstance(value, str | list | bool):
         return column.words.get(str(value)) or format_value(value)
     noise, shown = getattr(value, "noise", None), column.factor * value
-    if noise is not None and decimals is not None:
+    if noise is not None:
         return f"<{column.factor * noise:.3g}"
     if column.is_set and isinstance(value, float) and column.factor == 1:
         return f"{value:.6g}"  # as it was set
-    if decimals is None or not math.isfinite(shown) or abs(shown) >= 1e9:
-        return f"{shown:.6g}" if decimals is None else f"{shown:.3g}"
+    if not math.isfinite(shown) or abs(shown) >= 1e9:
+        return f"{shown:.3g}"
     if 0 < shown < 10**-decimals / 2:
         return f"<{10**-decimals:.{decimals}f}"
     low, high = ends_of(value) if column.interval == "shown" else (None, None)
@@ -254,8 +243,13 @@ def format_cell(column: Column, row: Row, decimals: int | None) -> str:
     return f"{text} ({' to '.join(ends)})" if ends and not (row.n == 1 and low == high) else text
 
 
-def number_notes(rows: Sequence[Row], hidden: Container[NoteKind] | None = ()) -> Footnotes:
-    """Return the footnotes of the rows, without the kinds of notes that are hidden; None hides all."""
+def number_notes(
+    rows: Sequence[Row], hidden: Container[NoteKind] | None = ()
+) -> tuple[list[tuple[str, str]], list[tuple[int, ...]], list[str]]:
+    """Return the footnotes with their badges, the numbers of those of each row, and the notes that all rows share.
+
+    The kinds of notes that are hidden are left out; None hides all.
+    """
     shown = [[note for note in row.notes if hidden is not None and note.kind not in hidden] for row in rows]
     of_rows = [{note_key(note): note for note in notes} for notes in shown]
     groups = group_pairs(pair for notes in of_rows for pair in notes.items())
@@ -263,7 +257,7 @@ def number_notes(rows: Sequence[Row], hidden: Container[NoteKind] | None = ()) -
     shared = [texts.pop(key) for key, notes in groups.items() if len(notes) == len(rows) > 1]
     numbers = {key: number for number, key in enumerate(texts, start=1)}
     own = [tuple(sorted(numbers[key] for key in notes if key in numbers)) for notes in of_rows]
-    return Footnotes(list(texts.values()), [word_of(groups[key][0]) for key in texts], own, shared)
+    return [(text, word_of(groups[key][0])) for key, text in texts.items()], own, shared
 
 
 def word_of(note: Note) -> str:
@@ -314,13 +308,13 @@ MAX_COLUMNS = 10
 MAX_WIDTH = 120  # characters of a row in Markdown
 MAX_ROWS_UNFOLDED = 40
 MAX_ROWS = 10_000  # a page with more is slow; the CSV files have all
-MAX_BATCH_SIZES = 7  # of one table by GPUs and batch size
+MAX_BATCH_SIZES = 14  # of one table by GPUs and batch size
 N_TIMES_SPEEDUP = SPEEDUP._replace(heading="N x T(1)/T(N)")
 TWO_OVER_FOUR = SPEEDUP._replace(heading="T(2)/T(4)")
 
 
 class DisplayOptions(NamedTuple):
-    """Options of the tables that are shown. `only` names one table; with `is_full` it has every column, however wide.
+    """Options of the tables that are shown. `only` names one table.
 
     `link_of` gives the address of a row's point, `terms` the word for what the points ran on. The page groups the next
     steps, so it leaves their tables out.
@@ -328,7 +322,6 @@ class DisplayOptions(NamedTuple):
 
     max_width: int = MAX_WIDTH
     only: str = ""
-    is_full: bool = False
     link_of: Callable[[Row], str] = lambda row: ""
     terms: Terms = Terms()
     has_next_steps: bool = True
@@ -342,11 +335,12 @@ def display_tables(
     tables: Tables, collected: CollectedOutcomes, options: DisplayOptions
 ) -> Iterator[tuple[str, DisplayTable]]:
     """Yield the tables that have rows, in order, each with its question."""
-    options = options._replace(is_full=options.is_full or options.only == "oom", terms=collected.terms)
+    options = options._replace(terms=collected.terms)
     for table in TABLES.values():
         if options.only not in ("", table.name):
             continue
-        for view in [View(table.name, choose=list)] if options.is_full else table.views:
+        whole = View(table.name, choose=list, keys=tuple(column.key for column in table.columns))
+        for view in table.views or ([whole] if options.only else []):
             if view.is_of_next_steps and not options.has_next_steps:
                 continue
             if table.name in TABLES_WITHOUT_REMEDIES and any(row["remedies"] for row in tables["Q4"]):
@@ -365,53 +359,40 @@ def build_table(table: Table, view: View, all_rows: Sequence[Row], options: Disp
     rows = all_rows[:MAX_ROWS]
     points = [row.axes | ({"remedies": row["remedies"]} if "remedies" in row.figures else {}) for row in rows]
     varying = distinguishing_axes(points, view.hidden_axes)
-    if options.is_full:
-        by_key = ((axis, [format_value(point[axis]) for point in points]) for axis in varying)
-        named, configurations = [DisplayColumn(axis, values, "text") for axis, values in by_key], ""
-    else:
-        named, configurations = name_columns(points, varying)
-    notes = number_notes(rows, view.hidden_notes)
-    columns = columns_to_show(table, view, rows, options.is_full)
+    named, configurations = name_columns(points, varying)
+    footnotes, numbers, shared = number_notes(rows, view.hidden_notes)
+    columns = columns_to_show(table, view, rows)
     main = next((index for index, column in enumerate(columns) if not column.is_set), 0)
-    shown = [display_column(column, rows, options.is_full) for column in columns]
-    texts = [text or status_of(row) for text, row in zip(shown[main].cells, rows, strict=True)]
-    shown[main] = shown[main]._replace(cells=texts, links=list(map(options.link_of, rows)))
+    shown = [display_column(column, rows) for column in columns]
+    cells = [text or status_of(row) for text, row in zip(shown[main].cells, rows, strict=True)]
+    shown[main] = shown[main]._replace(cells=cells, links=list(map(options.link_of, rows)))
     shows_n = view.shows_n or any(row.n > 1 for row in rows)
     beside = [DisplayColumn("n", [f"{row.n:,}" for row in rows])] if shows_n else []
-    beside += [note_column(notes.numbers)] if notes.texts else []
-    kept = [*range(len(columns))]
-    if not options.is_full:
-        always = [index for index, column in enumerate(columns) if index == main or tells_apart(column, rows)]
-        texts, *texts_beside = (name_texts(part, options.terms) for part in (shown, named, beside))
-        least = [column for part in texts_beside for column in part] + [texts[index] for index in always]
-        if not fits(least, options.max_width):
-            named = [column._replace(heading=column.heading.removeprefix("$images ")) for column in named]
-            texts_beside[0] = name_texts(named, options.terms)
-        kept = columns_that_fit(texts, [*texts_beside[0], *texts_beside[1]], always, options.max_width)
+    beside += [note_column(numbers)] if footnotes else []
+    always = [index for index, column in enumerate(columns) if index == main or tells_apart(column, rows)]
+    texts, names, others = (name_texts(part, options.terms) for part in (shown, named, beside))
+    if not fits([*names, *others, *(texts[index] for index in always)], options.max_width):
+        named = [column._replace(heading=column.heading.removeprefix("$images ")) for column in named]
+        names = name_texts(named, options.terms)
+    kept = columns_that_fit(texts, [*names, *others], always, options.max_width)
     said, left_out = describe_omitted([column for index, column in enumerate(shown) if index not in kept])
-    common = [*describe_common(points, varying, view.hidden_axes), *said, *notes.shared]
+    common = [*describe_common(points, varying, view.hidden_axes), *said, *shared]
     remarks = [columns[index].remark for index in kept]
     legend = (configurations, view.legend, *remarks, note_on_number(len(all_rows), MAX_ROWS, "rows"), left_out)
     return DisplayTable(
         view.heading,
         [*named, *(shown[index] for index in kept), *beside],
-        notes.texts,
+        [text for text, _ in footnotes],
         common=SEPARATOR.join(common),
         legend=" ".join(filter(None, legend)),
         source=table.name,
         is_folded=view.is_folded or len(rows) > MAX_ROWS_UNFOLDED,
-        badges=notes.words,
+        badges=[badge for _, badge in footnotes],
     )
 
 
-def columns_to_show(table: Table, view: View, rows: Sequence[Row], is_full: bool) -> list[Column]:
-    """Return the columns of a view that say something, in order of weight; of a full table all, by their keys."""
-    if is_full:
-        return [
-            Column(column.key, f"{column.key} [{column.unit}]" if column.unit else column.key, "", is_set=column.is_set)
-            for column in table.columns
-            if column.key not in rows[0].axes and column.key != "remedies"
-        ]
+def columns_to_show(table: Table, view: View, rows: Sequence[Row]) -> list[Column]:
+    """Return the columns of a view that say something, in order of weight."""
     wanted = [table.column(key) for key in view.keys] or [column for column in table.columns if column.heading]
     found = [column for column in wanted if is_known(column, rows, view.hides_zeros)]
     main = next((column for column in wanted if not column.is_set), wanted[0])
@@ -465,7 +446,7 @@ def build_pivots(rows: Sequence[Row], is_stated: bool) -> Iterator[DisplayTable]
     For a report that was ingested (`is_stated`) also N x T(1)/T(N) and T(2)/T(4), its own terms.
     """
     sizes = sorted({row["batch_size_per_gpu"] for row in rows if row["num_gpus"] > 1 and row["baseline"]})
-    if not 1 < len(sizes) <= 2 * MAX_BATCH_SIZES:
+    if not 1 < len(sizes) <= MAX_BATCH_SIZES:
         return
     pivots = [(column, [(row, row[column.key]) for row in rows]) for column in (EPOCH_TIME, SPEEDUP, EFFICIENCY)]
     if is_stated:
@@ -475,10 +456,7 @@ def build_pivots(rows: Sequence[Row], is_stated: bool) -> Iterator[DisplayTable]
         if all(value is None for _, value in values):
             continue
         wanted = [pair for pair in values if column is EPOCH_TIME or pair[0]["num_gpus"] > 1]
-        for first in range(0, len(sizes), MAX_BATCH_SIZES):
-            shown = sizes[first : first + MAX_BATCH_SIZES]
-            if part := [pair for pair in wanted if pair[0]["batch_size_per_gpu"] in shown]:
-                yield pivot(column, part)
+        yield pivot(column, [pair for pair in wanted if pair[0]["batch_size_per_gpu"] in sizes])
 
 
 def two_over_four(rows: Sequence[Row]) -> list[tuple[Row, float | None]]:
