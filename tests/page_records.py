@@ -17,13 +17,14 @@ from factories import (
 )
 
 from pipeline.plan.axes import Remedy
+from pipeline.plan.point_label import OF_GPUS, Terms
 from pipeline.plan.spec import Spec
 from pipeline.records.folder import Experiment
 from pipeline.records.record import Environment, Gpu, Record, SweptCollective
 from pipeline.records.store import RejectedFile
 from pipeline.report.collected import CollectedExperiment
-from pipeline.report.html import Pages
-from pipeline.report.plots import PlotSource
+from pipeline.report.html import Pages, build_plots
+from pipeline.report.plots import Plot
 from pipeline.report.questions import build_tables
 
 ONE_GPU_S = {32: 12, 128: 5, 512: 4}  # epoch time by batch size
@@ -94,9 +95,9 @@ def hostile_records() -> list[Record]:
     ]
 
 
-def plot_source(*found: Record) -> PlotSource:
+def plots_of_records(*found: Record, terms: Terms = OF_GPUS) -> list[Plot]:
     outcomes = resolved(*found).outcomes
-    return PlotSource(build_tables(outcomes), outcomes)
+    return build_plots(build_tables(outcomes), outcomes, terms)
 
 
 def collected_in(

@@ -2,15 +2,14 @@
 
 from typing import Any
 
-from page_records import plot_source
+from page_records import plots_of_records
 
 from pipeline.records.record import Record
-from pipeline.report.html import build_plots
 from pipeline.report.plots import BarPanel, LinePanel, Plot, Series
 
 
 def plots_of(*found: Record) -> dict[str, Plot]:
-    return {plot.name: plot for plot in build_plots(plot_source(*found))}
+    return {plot.name: plot for plot in plots_of_records(*found)}
 
 
 def line_panel(plot: Plot, index: int = 0) -> LinePanel:

@@ -23,7 +23,7 @@ from pipeline.figures.comparability import gpu_model
 from pipeline.figures.intervals import MIN_COVERAGE
 from pipeline.figures.loader import MAX_DATA_SHARE
 from pipeline.figures.pooling import group_pairs
-from pipeline.plan.point_label import describe_training, format_figure, in_terms, point_labels
+from pipeline.plan.point_label import OF_GPUS, Terms, describe_training, format_figure, in_terms, point_labels
 from pipeline.plan.spec import without_repeat
 from pipeline.records.outcomes import CollectedOutcomes, PointOutcome
 from pipeline.report import first_screen
@@ -34,14 +34,14 @@ from pipeline.report.formatter import name_texts
 from pipeline.report.int8 import int8_plots
 from pipeline.report.link import bandwidth_plots
 from pipeline.report.network import network_plots
-from pipeline.report.plots import Plot, PlotSource, keep_curves
+from pipeline.report.plots import Plot, keep_curves
 from pipeline.report.provenance import conditions_of, describe_setting, list_provenance
 from pipeline.report.q1 import batch_size_plots
 from pipeline.report.q2 import speedup_plots
 from pipeline.report.q4 import accuracy_plots, final_accuracy_plots
 from pipeline.report.questions import TOPICS, Answer, answers_of, not_asked
 from pipeline.report.step_parts import step_plots
-from pipeline.report.table import Row
+from pipeline.report.table import Row, Tables
 from pipeline.system import files
 from pipeline.system.errors import import_error_as_command_error, log_line, pluralize, replace_control_characters
 from pipeline.system.source_digest import DIGEST_AT_START
@@ -109,7 +109,7 @@ class Pages:
         if not self.can_import("jinja2", "no report.html"):
             return
         folder, collected = found.experiment.folder, found.collected
-        plots = build_plots(PlotSource(found.tables, collected.outcomes, collected.terms))
+        plots = build_plots(found.tables, collected.outcomes, collected.terms)
         said = describe_experiment(name, found) | self.head
         said["inputs_digest"] = digest_inputs(name, found, logs, self.head)
         files_of_plots = [f"{plot.name}.{suffix}" for plot in plots for suffix in self.formats]
@@ -180,12 +180,13 @@ def is_current(folder: Path, plots: Iterable[str], inputs_digest: str) -> bool:
     return drawn and f'content="{inputs_digest}"'.encode() in page
 
 
-def build_plots(source: PlotSource) -> list[Plot]:
+def build_plots(tables: Tables, outcomes: Sequence[PointOutcome], terms: Terms = OF_GPUS) -> list[Plot]:
     """Return every plot for which there are values, in the order of the questions. Those of a new kind belong here."""
-    timed = (batch_size_plots, speedup_plots, step_plots, network_plots, bandwidth_plots)
-    builders = (*timed, accuracy_plots, final_accuracy_plots, int8_plots)
-    found = (keep_curves(plot) for build in builders for plot in build(source))
-    return [name_texts(plot, source.terms) for plot in found if plot.panels]
+    timed = (*batch_size_plots(tables), *speedup_plots(tables), *step_plots(tables, outcomes))
+    communication = (*network_plots(tables), *bandwidth_plots(tables))
+    accuracy = (*accuracy_plots(tables), *final_accuracy_plots(tables), *int8_plots(tables))
+    found = map(keep_curves, (*timed, *communication, *accuracy))
+    return [name_texts(plot, terms) for plot in found if plot.panels]
 
 
 def write_plots(folder: Path, plots: Sequence[Plot], formats: Sequence[str]) -> "list[RenderedPlot]":

@@ -15,7 +15,6 @@ from pipeline.report.plots import (
     HistogramPanel,
     LinePanel,
     Plot,
-    PlotSource,
     Point,
     Series,
     group_series,
@@ -27,6 +26,7 @@ from pipeline.report.table import (
     Column,
     Row,
     Table,
+    Tables,
     View,
     make_row,
 )
@@ -215,12 +215,12 @@ SPACING = 0.05  # between the series of a stage: as wide as a marker, so that in
 SMALL = 1 / 3  # of the largest change; series that stay below it have panels of their own
 
 
-def int8_plots(source: PlotSource) -> Iterator[Plot]:
+def int8_plots(tables: Tables) -> Iterator[Plot]:
     """Yield the change of accuracy by stage, and the histograms of one seed, by tensor."""
-    rows = [row for row in source.tables["int8"] if row[CHANGE.key] is not None]
+    rows = [row for row in tables["int8"] if row[CHANGE.key] is not None]
     if rows:
         yield change_plot(rows)
-    yield from histogram_plots(source.tables["int8_histograms"])
+    yield from histogram_plots(tables["int8_histograms"])
 
 
 def change_plot(rows: Sequence[Row]) -> Plot:

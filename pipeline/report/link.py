@@ -33,7 +33,7 @@ from pipeline.records.record import (
     SweptCollective,
     TransferKind,
 )
-from pipeline.report.plots import MAX_SERIES, LinePanel, Plot, PlotSource, Series, as_title, make_point
+from pipeline.report.plots import MAX_SERIES, LinePanel, Plot, Series, as_title, make_point
 from pipeline.report.table import (
     COMM_TIME,
     EPOCH_TIME,
@@ -45,6 +45,7 @@ from pipeline.report.table import (
     Column,
     Row,
     Table,
+    Tables,
     View,
     make_row,
 )
@@ -217,12 +218,12 @@ def sweep_row(place: SweepKey, num_bytes: int, found: Sequence[tuple[Record, Swe
     return Row(place._asdict() | {"gpu": place.gpu or None}, SWEEP.complete(figures), len(timed), tuple(notes))
 
 
-def bandwidth_plots(source: PlotSource) -> Iterator[Plot]:
+def bandwidth_plots(tables: Tables) -> Iterator[Plot]:
     """Yield Q3.2: bus bandwidth against message size, of isolated collectives and of DDP's buckets.
 
     Of several collectives of one kind and size the fastest is shown, of several buckets each.
     """
-    kinds = {"isolated": source.tables["sweep"], "DDP's buckets": source.tables["bandwidth"]}
+    kinds = {"isolated": tables["sweep"], "DDP's buckets": tables["bandwidth"]}
     known = {kind: [row for row in rows if row["busbw_gb_s"] is not None] for kind, rows in kinds.items()}
     rows = [row for found in known.values() for row in found]
     axes = ["num_gpus", *varying_axes([{"gpu": row["gpu"]} for row in rows])]

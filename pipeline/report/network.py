@@ -16,9 +16,9 @@ from pipeline.plan.point_label import describe_point, varying_axes
 from pipeline.plan.spec import PREDICTION_MAY_DIFFER, alike_key
 from pipeline.records.record import Communication
 from pipeline.report.link import isolated_time_s
-from pipeline.report.plots import LinePanel, Plot, PlotSource, as_title, make_series
+from pipeline.report.plots import LinePanel, Plot, as_title, make_series
 from pipeline.report.prediction import FROM_GPUS, NO_CHANGE
-from pipeline.report.table import NUM_WINDOWS, PLACE, PREDICTION_ERROR, STEP_TIME, Column, Row, Table, View, make_row
+from pipeline.report.table import NUM_WINDOWS, PLACE, PREDICTION_ERROR, STEP_TIME, Column, Row, Table, Tables, View, make_row
 
 ADDED = Column("delay_time_s", "delays [ms]", "Sum of the delays of all collectives in a step, on rank 0.")
 DELAYED = STEP_TIME._replace(interval="shown")
@@ -154,9 +154,9 @@ def collectives_alone_s(found: Sequence[Communication]) -> float | None:
     return sum(known_s) if len(known_s) == len(times_s) else None
 
 
-def network_plots(source: PlotSource) -> Iterator[Plot]:
+def network_plots(tables: Tables) -> Iterator[Plot]:
     """Yield the step against the delays that grow with the bytes of a collective."""
-    rows = [row for row in source.tables["network"] if row["step_time_s"] is not None and not row["added_latency_s"]]
+    rows = [row for row in tables["network"] if row["step_time_s"] is not None and not row["added_latency_s"]]
     axes = varying_axes([row.axes for row in rows])
     groups = group_pairs((describe_point(row.axes, axes), row) for row in rows)
     if groups:

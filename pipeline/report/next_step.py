@@ -70,10 +70,6 @@ class Change(NamedTuple):
         value = getattr(spec, self.axis)
         return value or 0 if self.value is None else int(value == self.value)
 
-    def is_made(self, own: Spec, other: Spec) -> bool:
-        """True if the second point has the change and the first does not."""
-        return self.rank(own) < self.rank(other)
-
 
 class Rule(NamedTuple):
     """A limit, the share of time from which it counts, how that is measured, and the changes that help."""
@@ -263,13 +259,6 @@ class Advice(NamedTuple):
     limit_share_is: str | None = None
 
 
-class Tried(NamedTuple):
-    """The points with one change: their shortest time, and if one of them ran out of memory."""
-
-    time_s: float | None = None
-    is_oom: bool = False
-
-
 class Found:
     """The evidence of the points of an experiment, indexed: the next step of each needs a look-up, no pass over all."""
 
@@ -279,12 +268,15 @@ class Found:
         on_one = (own for own in reversed(found) if own.point.spec.num_gpus == 1 and own.time_s)
         self._on_one = {(own.point.gpu, alike_key(own.point.spec, BASELINE_MAY_DIFFER)): own for own in on_one}
 
-    def tried(self, change: Change, own: PooledPoint) -> Tried:
-        """Return what is known of the points that have this change, and are alike but for that and their length."""
+    def made(self, change: Change, own: PooledPoint) -> list[Evidence]:
+        """Return the points that have this change, and are alike but for that and their length."""
         others = self._alike[change].get(alike(change, own), [])
-        made = [other for other in others if change.is_made(own.spec, other.point.spec)]
-        times_s = [other.time_s for other in made if other.time_s is not None]
-        return Tried(min(times_s, default=None), any(other.point.status == "oom" for other in made))
+        return [other for other in others if change.rank(own.spec) < change.rank(other.point.spec)]
+
+    def gain(self, change: Change, own: Evidence) -> float | None:
+        """Return the ratio of times to the fastest point with this change; None where none was timed too."""
+        times_s = [other.time_s for other in self.made(change, own.point) if other.time_s is not None]
+        return own.time_s / min(times_s) if own.time_s and times_s else None
 
     def baseline(self, own: PooledPoint) -> Evidence | None:
         """Return the first alike point on one GPU that has a time."""
@@ -337,22 +329,15 @@ def describe_changes(changes: Sequence[Change], own: Evidence, found: Found) -> 
     """
     gains: dict[Change, float | None] = {}
     for change in changes:
-        tried = found.tried(change, own.point)
-        if tried.time_s is not None and own.time_s:
-            if (gain := own.time_s / tried.time_s) >= MIN_GAIN:
-                gains[change] = gain
-        elif is_possible(change, own.point) and not tried.is_oom:
-            gains[change] = None
+        gain = found.gain(change, own)
+        is_oom = any(other.point.status == "oom" for other in found.made(change, own.point))
+        is_open = gain is None and not is_oom and is_possible(change, own.point)
+        if is_open or (gain is not None and gain >= MIN_GAIN):
+            gains[change] = gain
     gains = dict(itertools.islice(gains.items(), MAX_CHANGES))
     said = (f"({gain:.3g}x)" if gain else "(not measured here)" * change.is_guess for change, gain in gains.items())
     words = (f"{change.words} {how}".rstrip() for change, how in zip(gains, said, strict=True))
     return NextStep(" or ".join(words), gains)
-
-
-def is_measured_faster(change: Change, own: Evidence, found: Found) -> bool:
-    """True if the changed point was timed too, and is faster."""
-    time_s = found.tried(change, own.point).time_s
-    return bool(own.time_s and time_s and own.time_s / time_s >= MIN_GAIN)
 
 
 def is_possible(change: Change, point: PooledPoint) -> bool:
@@ -385,7 +370,7 @@ def derived_shares(own: Evidence, found: Found) -> dict[str, float]:
     if STRATEGIES[spec.strategy].uses_threads:
         return {}
     shares, fixed = {}, fixed_share(own, found)
-    if any(is_measured_faster(change, own, found) for change in (COMPILE, COMPILED_GRAPH, BLOCKS)):
+    if any((found.gain(change, own) or 0) >= MIN_GAIN for change in (COMPILE, COMPILED_GRAPH, BLOCKS)):
         shares["low MFU"] = 0.0
     if spec.num_gpus > 1:
         one = found.baseline(own.point)

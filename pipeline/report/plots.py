@@ -8,15 +8,13 @@ from pipeline.figures.intervals import ends_of
 from pipeline.figures.pooling import group_pairs
 from pipeline.plan.point_label import (
     EFFORT_AXES,
-    Terms,
     axes_fixed_by_model,
     describe_point,
     distinguishing_axes,
     format_figure,
     models_of,
 )
-from pipeline.records.outcomes import PointOutcome
-from pipeline.report.table import Column, Row, Tables
+from pipeline.report.table import Column, Row
 
 Item = TypeVar("Item")
 Scale = Literal["linear", "log2", "log10", "bytes"]
@@ -30,14 +28,6 @@ PART_MARKS = "■▧▥▨▤▩▦▒"  # the hatches of parts of a bar, likewi
 LOADER_BOUND, SHARED_NODE, ABOVE_N = "loader-bound", "shared node", "above N"
 NO_BARS = "Without bars: one run of each has no interval."
 GREY = "○"  # the mark of points that no answer uses, in the key
-
-
-class PlotSource(NamedTuple):
-    """The sources of plots: the tables, and the outcomes of the points."""
-
-    tables: Tables
-    outcomes: Sequence[PointOutcome]
-    terms: Terms = Terms()
 
 
 class KeyEntry(NamedTuple):

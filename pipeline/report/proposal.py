@@ -19,7 +19,6 @@ from pipeline.report.display import DisplayOptions, DisplayTable, build_table
 from pipeline.report.formatter import name_texts
 from pipeline.report.html import render_template
 from pipeline.report.markdown import escape_markdown, name_source, render_table, wrap
-from pipeline.report.plots import PlotSource
 from pipeline.report.provenance import describe_provenance
 from pipeline.report.q2 import reason_left_out, speedup_plots
 from pipeline.report.table import (
@@ -359,5 +358,4 @@ def draw(proposal: Proposal, terms: Terms) -> "Sequence[RenderedPlot]":
     """Return the curves of weak and strong scaling, of every batch size."""
     from pipeline.report.draw import render_plot
 
-    plots = speedup_plots(PlotSource({"Q2": proposal.plotted}, (), terms))
-    return [render_plot(name_texts(plot, terms)) for plot in plots]
+    return [render_plot(name_texts(plot, terms)) for plot in speedup_plots({"Q2": proposal.plotted})]

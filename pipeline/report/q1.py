@@ -20,7 +20,7 @@ from pipeline.report.claims import (
     where_of,
 )
 from pipeline.report.memory import memory_claims
-from pipeline.report.plots import LinePanel, Plot, PlotSource, Series, as_title, group_series, make_series
+from pipeline.report.plots import LinePanel, Plot, Series, as_title, group_series, make_series
 from pipeline.report.step_parts import BATCH
 from pipeline.report.table import (
     COMPUTE,
@@ -118,9 +118,9 @@ def batch_size_claims(tables: Tables) -> list[Tile]:
     return [tile, *memory]
 
 
-def batch_size_plots(source: PlotSource) -> Iterator[Plot]:
+def batch_size_plots(tables: Tables) -> Iterator[Plot]:
     """Yield Q1: time, throughput and memory against batch size on one GPU."""
-    rows = source.tables["Q1"]
+    rows = tables["Q1"]
     fitting = [row for row in rows if row.status == "ok"]
     largest = max((row[BATCH] for row in fitting), default=0)
     oom_from = min((row[BATCH] for row in rows if row.status == "oom" and row[BATCH] > largest), default=None)

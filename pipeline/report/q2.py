@@ -32,7 +32,7 @@ from pipeline.report.claims import (
     where_of,
 )
 from pipeline.report.next_step import NEXT_STEP, Advice, next_step_view
-from pipeline.report.plots import LinePanel, Plot, PlotSource, Point, as_title, group_series, make_series
+from pipeline.report.plots import LinePanel, Plot, Point, as_title, group_series, make_series
 from pipeline.report.step_parts import BATCH
 from pipeline.report.table import (
     AXIS_HEADINGS,
@@ -251,13 +251,13 @@ def reason_left_out(row: Row) -> str:
     return ABOVE_N if row.has_note(SUPERLINEAR) else WAIT_NOT_STATED
 
 
-def speedup_plots(source: PlotSource) -> Iterator[Plot]:
+def speedup_plots(tables: Tables) -> Iterator[Plot]:
     """Yield Q2: speed-up with weak and with strong scaling."""
     for name, scaling, batch, fixed in (
         ("q2", "weak", BATCH, AXIS_HEADINGS[BATCH]),
         ("q2-strong", "strong", "global_batch_size", GLOBAL_BATCH.heading),
     ):
-        rows = [row for row in source.tables["Q2"] if row["speedup"] is not None and row["num_gpus"] > 1]
+        rows = [row for row in tables["Q2"] if row["speedup"] is not None and row["num_gpus"] > 1]
         if rows := sorted((row for row in rows if row["scaling"] == scaling), key=lambda row: int(row[batch])):
             panels, note = speedup_panels(rows, batch, fixed)
             yield Plot(name, "Q2", f"Speed-up over one $GPU, {scaling} scaling: {fixed} stay fixed", panels, note)

@@ -26,7 +26,6 @@ from pipeline.report.plots import (
     REFERENCE,
     LinePanel,
     Plot,
-    PlotSource,
     Scale,
     as_title,
     group_series,
@@ -44,6 +43,7 @@ from pipeline.report.table import (
     Row,
     Rows,
     Table,
+    Tables,
     View,
     make_row,
     sort_rows,
@@ -295,19 +295,19 @@ SEEDS_NOTE = (
 SOME_TIMES_NOTE = "Times are of one $GPU model: seeds on another have none."
 
 
-def final_accuracy_plots(source: PlotSource) -> Iterator[Plot]:
+def final_accuracy_plots(tables: Tables) -> Iterator[Plot]:
     """Yield Q4: final accuracy and time to target against the batch size, a line for each set of remedies.
 
     All runs are of one study (main_study) and have the epochs of its baseline. Of equal global batches only the run on
     the fewest GPUs is shown. Times are compared on the baseline's number of GPUs.
     """
-    study, baseline = main_study(source.tables["time_to_target"])
+    study, baseline = main_study(tables["time_to_target"])
     if baseline is None or baseline["epochs"] < MIN_EPOCHS:
         return
     as_long = [row for row in study if row["epochs"] == baseline["epochs"]]
     final = first_known(FINALS, as_long)
     tested = [row for row in as_long if row[final.key] is not None]
-    (groups, left_out), sets = remedy_groups(tested), remedy_sets(source.tables["Q4"])
+    (groups, left_out), sets = remedy_groups(tested), remedy_sets(tables["Q4"])
     lines = make_series(groups, BATCH, final, styles_of(groups, sets))
     what, heading = ("accuracy", TEST_ACCURACY.heading) if final is FINALS[0] else (MERIT.heading, MERIT.heading)
     accuracies = LinePanel(as_title(heading), GLOBAL_BATCH.heading, lines, y_covers=())
@@ -348,13 +348,13 @@ def remedy_groups(rows: Sequence[Row]) -> tuple[dict[str, list[Row]], str]:
     return group_series(fewest, BATCH, first, (*FOLLOWS_FROM_BATCH, *EFFORT_AXES))
 
 
-def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
+def accuracy_plots(tables: Tables) -> Iterator[Plot]:
     """Yield Q4 during training. With remedies it is of one batch size, beside the baseline.
 
     That is the largest whose best accuracy is not below INFORMATIVE of the best, since the lines of the others are
     flat; of it the shortest runs are shown.
     """
-    rows = [row for row in source.tables["Q4"] if row["epoch"] is not None]
+    rows = [row for row in tables["Q4"] if row["epoch"] is not None]
     column = first_known((TEST_ACCURACY, MERIT, TRAINING_ACCURACY), rows)
     known = [row for row in rows if row[column.key] is not None]
     curves = group_pairs((repr(row.axes), row) for row in known).values()
@@ -369,16 +369,16 @@ def accuracy_plots(source: PlotSource) -> Iterator[Plot]:
     if batch:
         own = group_pairs((int(row.axes.get("epochs", 0)), row) for row in rows if row[BATCH] == batch)
         shown, first = own[min(own)], ("remedies",)
-        compared = [row for row in baseline_curve(source, rows) if row[BATCH] != batch]
+        compared = [row for row in baseline_curve(tables, rows) if row[BATCH] != batch]
         title = f"Accuracy with {batch:,} $images a step"
     groups, left_out = group_series(shown, "epoch", first)
     note = f"Medians over the seeds. {left_out}" if batch else left_out
     yield Plot("q4", "Q4", title, accuracy_panels(groups, column, remedy_sets(rows), compared), note.rstrip())
 
 
-def baseline_curve(source: PlotSource, rows: Sequence[Row]) -> list[Row]:
+def baseline_curve(tables: Tables, rows: Sequence[Row]) -> list[Row]:
     """Return the rows of the baseline (main_study), to compare larger batches with."""
-    _, baseline = main_study(source.tables["time_to_target"])
+    _, baseline = main_study(tables["time_to_target"])
     if baseline is None:
         return []
     axes = {axis: value for axis, value in baseline.axes.items() if axis != "gpu"}

@@ -16,8 +16,9 @@ from pipeline.figures.exposed_communication import (
 from pipeline.figures.pooling import PooledPoint, group_pairs, median_window_s, pool_outcomes
 from pipeline.plan.point_label import describe_point, models_of
 from pipeline.plan.strategies import STRATEGIES
+from pipeline.records.outcomes import PointOutcome
 from pipeline.report.next_step import WRAPPER, epoch_evidence
-from pipeline.report.plots import MAX_BARS, BarPanel, Plot, PlotSource, evenly, label_axes, note_on_number
+from pipeline.report.plots import MAX_BARS, BarPanel, Plot, evenly, label_axes, note_on_number
 from pipeline.report.q3 import time_notes
 from pipeline.report.table import (
     INTERVAL,
@@ -28,7 +29,9 @@ from pipeline.report.table import (
     STEP_TIME,
     Column,
     Row,
+    Rows,
     Table,
+    Tables,
     View,
     axes_of,
     make_row,
@@ -116,12 +119,17 @@ Steps = Sequence[tuple[Mapping[str, Any], Mapping[str, float]]]
 """The axes of each point, and the seconds of each part of its step."""
 
 
-def step_plots(source: PlotSource) -> Iterator[Plot]:
+def step_plots(tables: Tables, outcomes: Sequence[PointOutcome]) -> Iterator[Plot]:
     """Yield Q3: one step by part, of training points, of DDP's measured steps, and of DataParallel's."""
     for name, title, steps, styles in (
-        ("q3", "Where the time of a training step goes", trained_steps(source), STYLES),
-        ("q3-communication", "Communication in a step, data loading left out", measured_steps(source), MEASURED_STYLES),
-        ("q3-dataparallel", "DataParallel's step, part by part", dataparallel_steps(source), SPLIT_STYLES),
+        ("q3", "Where the time of a training step goes", trained_steps(tables["Q2"], outcomes), STYLES),
+        (
+            "q3-communication",
+            "Communication in a step, data loading left out",
+            measured_steps(tables["communication"]),
+            MEASURED_STYLES,
+        ),
+        ("q3-dataparallel", "DataParallel's step, part by part", dataparallel_steps(tables["split"]), SPLIT_STYLES),
     ):
         known = sorted((step for step in steps if sum(step[1].values()) > 0), key=lambda step: order_of(step[0]))
         if known:
@@ -150,12 +158,12 @@ def make_bars(steps: Steps, axes: Sequence[str], styles: Mapping[str, int]) -> B
     return BarPanel("Share of one step", labels, tuple(1e3 * total for total in totals), shares, styles, SHORT)
 
 
-def trained_steps(source: PlotSource) -> Steps:
+def trained_steps(timed: Rows, outcomes: Sequence[PointOutcome]) -> Steps:
     """Return the step of training points on one and on the most GPUs; nothing where all ran on one."""
-    points = pool_outcomes(source.outcomes)
+    points = pool_outcomes(outcomes)
     plain = [point for point in points if point.spec.is_whole_epoch and not point.spec.remedies]
     measured = group_by_training([point for point in points if point.spec.measure == "communication"])
-    rows = {repr(row.axes): row for row in source.tables["Q2"]}
+    rows = {repr(row.axes): row for row in timed}
     most = max((point.spec.num_gpus for point in plain), default=1)
     shown = [(point, axes_of(point)) for point in plain if most > 1 and point.spec.num_gpus in (1, most)]
     return [(axes, parts_of_step(point, measured, rows.get(repr(axes)))) for point, axes in shown]
@@ -185,13 +193,13 @@ def parts_of_step(point: PooledPoint, measured: PointsByTraining, row: Row | Non
     return {part: time_s / point.spec.full_steps_per_epoch for part, time_s in known.items()}
 
 
-def measured_steps(source: PlotSource) -> Steps:
+def measured_steps(rows: Rows) -> Steps:
     """Return the measured steps on synthetic images: exposed communication, and the rest; none within the noise.
 
     Strategy overhead is a part where the rules call it a limit; beside SyncBatchNorm, which it holds, it is none.
     """
     steps = []
-    for row in source.tables["communication"]:
+    for row in rows:
         if row["step_time_s"] and row["exposed_comm_time_s"] is not None and not row.has_note(EXPOSURE_IS_NOISE):
             exposed_s = min(max(row["exposed_comm_time_s"], 0.0), row["step_time_s"])
             parts = {"all else": row["step_time_s"] - exposed_s, EXPOSED_PART: exposed_s}
@@ -203,8 +211,8 @@ def measured_steps(source: PlotSource) -> Steps:
     return steps
 
 
-def dataparallel_steps(source: PlotSource) -> Steps:
+def dataparallel_steps(rows: Rows) -> Steps:
     """Return DataParallel's steps. Devices are synchronized after each part, so their sum differs from the step."""
     keys = {part: f"{part.replace(' ', '_')}_time_s" for part in SPLIT_STYLES}
-    known = [row for row in source.tables["split"] if all(row[key] is not None for key in keys.values())]
+    known = [row for row in rows if all(row[key] is not None for key in keys.values())]
     return [(row.axes, {part: row[key] for part, key in keys.items()}) for row in known]

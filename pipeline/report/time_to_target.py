@@ -259,8 +259,9 @@ def target_row(
     """
     records, timed = evaluated_records(point), timed_records(point, gpu)
     final = estimate_spread([final_merit(record) for record in records])
-    final_key, target_key = merit_keys(merit)
-    figures: dict[str, Any] = {final_key: final, target_key: target}
+    of_accuracy, of_merit = ("final_test_accuracy", "target_accuracy"), ("final_merit", "target_merit")
+    keys = of_accuracy if merit.is_accuracy else of_merit
+    figures: dict[str, Any] = dict(zip(keys, (final, target), strict=True))
     num_diverged = sum(map(is_diverged, records))
     notes = [make_note(DIVERGED, count=num_diverged, repeats=len(records))] if num_diverged else []
     notes += [*missing_notes(point), *equal_batch_notes(point, one), *throttled_notes(all_windows(timed))]
@@ -286,11 +287,6 @@ def target_row(
     )
     row.axes["gpu"] = gpu or None
     return row
-
-
-def merit_keys(merit: Merit) -> tuple[str, str]:
-    """Return the keys of the final value and of the target."""
-    return ("final_test_accuracy", "target_accuracy") if merit.is_accuracy else ("final_merit", "target_merit")
 
 
 def reaching_figures(

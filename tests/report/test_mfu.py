@@ -23,7 +23,7 @@ from rendered_tables import assert_row, build, cells, report, row_of, table_of
 from pipeline.collect import parse_peak
 from pipeline.records.record import Environment, Gpu, Record
 from pipeline.report.html import build_plots
-from pipeline.report.plots import Plot, PlotSource
+from pipeline.report.plots import Plot
 from pipeline.report.questions import build_tables
 
 FLOPS = 2_000_000_000  # of a sample: 50,000 samples in 1 s are 100 TFLOP/s
@@ -37,7 +37,7 @@ def counted(record: Record, **fields: Any) -> Record:
 
 def plots(*found: Record, peak_tflops: float | None = None) -> dict[str, Plot]:
     outcomes = resolved(*found).outcomes
-    shown = build_plots(PlotSource(build_tables(outcomes, peak_tflops=peak_tflops), outcomes))
+    shown = build_plots(build_tables(outcomes, peak_tflops=peak_tflops), outcomes)
     return {plot.name: plot for plot in shown}
 
 

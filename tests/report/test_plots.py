@@ -27,7 +27,7 @@ from page_records import (
     batch_records,
     communication_records,
     every_question,
-    plot_source,
+    plots_of_records,
     scaling_records,
     timed_record,
 )
@@ -53,7 +53,6 @@ from pipeline.report.plots import (
     HistogramPanel,
     LinePanel,
     Plot,
-    PlotSource,
     Point,
     Series,
 )
@@ -187,8 +186,8 @@ def test_bars_stand_by_strategy_gpus_and_batch_size_and_many_have_a_panel_for_ea
 
 def test_on_the_cpu_plots_name_processes() -> None:
     specs = [on_gpus(count, size, device="cpu") for count in (1, 2) for size in (32, 64)]
-    source = plot_source(*map(make_record, specs))._replace(terms=Terms("processes"))
-    texts = [svg_file(plot) + plot.title + plot.note for plot in build_plots(source)]
+    plots = plots_of_records(*map(make_record, specs), terms=Terms("processes"))
+    texts = [svg_file(plot) + plot.title + plot.note for plot in plots]
     assert len(texts) >= 2
     assert not [text for text in texts if "GPU" in text]
     assert "Speed-up of ddp on 2 processes" in "".join(texts)
@@ -217,7 +216,7 @@ def test_communication_that_was_not_measured_is_one_part_with_compute() -> None:
 
 def test_communication_within_the_noise_has_no_bar() -> None:
     found = collect_experiment(Experiment(ROOT / "published/h200x2/communication"))
-    (plot,) = (plot for plot in build_plots(PlotSource(found.tables, [])) if plot.name == "q3-communication")
+    (plot,) = (plot for plot in build_plots(found.tables, []) if plot.name == "q3-communication")
     assert len(found.tables["communication"]) == 4
     assert bar_panel(plot).totals_ms == pytest.approx((88.4,), rel=1e-3)  # the others show no more than the noise
 
@@ -225,7 +224,7 @@ def test_communication_within_the_noise_has_no_bar() -> None:
 def test_the_cost_of_a_strategy_is_a_part_of_its_step_where_it_is_a_limit() -> None:
     """FSDP of a GPT: 28.91 of 89.21 ms, and 6.81 exposed. DDP's 1.39 of 56.92 ms are no limit."""
     found = collect_experiment(Experiment(ROOT / "published/h100x2/strategies"))
-    (plot,) = (plot for plot in build_plots(PlotSource(found.tables, [])) if plot.name == "q3-communication")
+    (plot,) = (plot for plot in build_plots(found.tables, []) if plot.name == "q3-communication")
     panel = bar_panel(plot)
     overhead_ms = dict(zip(panel.totals_ms, panel.parts["strategy overhead"], strict=True))
     shares = {round(total_ms, 2): share for total_ms, share in overhead_ms.items()}
@@ -257,7 +256,7 @@ def test_bandwidth_shows_the_sweep_and_the_buckets() -> None:
 
 def test_each_kind_of_collective_is_a_line_of_its_own() -> None:
     found = collect_experiment(Experiment(ROOT / "published" / "h100x2" / "strategies"))
-    panel = line_panel({plot.name: plot for plot in build_plots(PlotSource(found.tables, []))}["q3-bandwidth"])
+    panel = line_panel({plot.name: plot for plot in build_plots(found.tables, [])}["q3-bandwidth"])
     assert [label.partition(",")[0] for label in labels(panel)] == [
         "isolated all-gather",
         "isolated all-reduce",
@@ -283,7 +282,7 @@ def test_int8_shows_the_change_by_stage_in_points_and_what_three_sigma_covers() 
 
 
 def test_histograms_name_the_layer_without_relu_and_every_stage_stands_in_the_order_of_the_pipeline() -> None:
-    change, weights, before, after = build_plots(PlotSource(published_tables("two-cores/quantize"), []))
+    change, weights, before, after = build_plots(published_tables("two-cores/quantize"), [])
     assert [len(plot.panels) for plot in (change, weights, before, after)] == [4, 5, 5, 4]
     assert [panel.title.split(":")[0] for panel in before.panels][3:] == ["fc2", "fc3 (no ReLU)"]
     panels = [line_panel(change, index) for index in range(4)]
@@ -337,7 +336,7 @@ XLINK = 'xmlns:xlink="http://www.w3.org/1999/xlink" '  # which HTML knows by its
 
 
 def test_a_picture_is_deterministic_self_contained_and_described() -> None:
-    wanted = [*build_plots(plot_source(*every_question())), *build_plots(plot_source(*INT8_RECORDS))]
+    wanted = [*plots_of_records(*every_question()), *plots_of_records(*INT8_RECORDS)]
     once, again = ([render_plot(plot) for plot in wanted] for _ in range(2))
     assert once == again
     assert {"q1", "q2", "q3", "q3-bandwidth", "q4", "int8", "int8-weights"} <= {plot.name for plot in wanted}
