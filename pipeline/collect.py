@@ -140,6 +140,8 @@ def read_link_options(arguments: argparse.Namespace) -> Link | None:
 def main(words: Sequence[str] | None = None) -> int:
     """Collect what the words of a command line ask for; without them those of this process."""
     arguments = parse_arguments(words)
+    if not arguments.no_write:
+        errors.require_packages("jinja2", "matplotlib")
     arguments.folder = folder_or_newest(arguments.folder)
     gc.disable()  # records form no reference cycles, so the garbage collector would find nothing and cost time
     link, options = read_link_options(arguments), display_options(arguments)

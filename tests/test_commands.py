@@ -28,7 +28,6 @@ from factories import (
     assert_says,
     make_experiment,
     make_record,
-    make_spec,
     only_record,
     planned_points,
     records_of,
@@ -342,7 +341,7 @@ NEEDED = {
     "run": ("msgspec", "yaml", "filelock"),
     "launch": ("msgspec", "yaml", "filelock", "numpy", "PIL", "torch", "torchvision"),
     "status": ("msgspec", "filelock"),
-    "collect": ("msgspec", "filelock", "pandas", "numpy"),
+    "collect": ("msgspec", "filelock", "pandas", "numpy", "jinja2", "matplotlib"),
     "cancel": ("msgspec", "filelock"),
     "drop": ("msgspec", "yaml", "filelock"),
     "compare": ("msgspec", "filelock"),
@@ -431,23 +430,6 @@ def test_what_reads_records_needs_neither_torch_nor_submitit(tmp_path: Path, com
     env = hiding(tmp_path, "torch torchvision submitit", without_slurm(tmp_path))
     answer = succeeded(run_program(sys.executable, *words, env=env))
     assert "needs the package" not in answer.stderr
-
-
-@pytest.mark.parametrize(("package", "has_page"), [("jinja2", False), ("matplotlib", True)])
-def test_without_the_packages_of_the_page_collect_writes_the_tables_and_says_what_to_install(
-    pipeline: Command, tmp_path: Path, package: str, has_page: bool
-) -> None:
-    for name in "ab":
-        found = [make_record(make_spec(batch_size_per_gpu=size)) for size in (32, 64)]
-        experiment = make_experiment(tmp_path / "outputs" / name, *found)
-    (said,) = succeeded(
-        pipeline("collect", tmp_path / "outputs", env=hiding(tmp_path, package, without_slurm(tmp_path)))
-    ).stderr.splitlines()  # once, for both experiments
-    assert (said_of(package) in said, said.endswith(INSTALL)) == (True, True)
-    assert experiment.report.exists()
-    page = experiment.folder / "report.html"
-    assert (page.exists(), (experiment.folder / "plots").exists()) == (has_page, False)
-    assert not has_page or "There are no plots" in page.read_text()
 
 
 def test_a_submission_without_submitit_is_refused_before_anything_is_written(

@@ -1,13 +1,12 @@
 """report.html of an experiment, the index over all experiments, and the plots as files.
 
 A page is one file: no remote asset, and a content policy that allows its own style sheet and script alone. Its links
-lead to places on it, or hold a file. The packages of pages and plots may be missing: tables need none.
+lead to places on it, or hold a file.
 """
 
 import base64
 import errno
 import hashlib
-import importlib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,7 +42,7 @@ from pipeline.report.questions import TOPICS, Answer, answers_of, not_asked
 from pipeline.report.step_parts import step_plots
 from pipeline.report.table import Row, Tables
 from pipeline.system import files
-from pipeline.system.errors import import_error_as_command_error, log_line, pluralize, replace_control_characters
+from pipeline.system.errors import pluralize, replace_control_characters
 from pipeline.system.source_digest import DIGEST_AT_START
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ PLOT_FILE = re.compile(r"(q[1-4]|int8).*\.(svg|pdf|png)")  # a plot that this or
 
 
 class Pages:
-    """Writes report.html of each experiment, and the index at the end. Says once what package is missing."""
+    """Writes report.html of each experiment, and the index at the end."""
 
     def __init__(
         self,
@@ -99,52 +98,27 @@ class Pages:
         self.head = {"own_title": title, "author": author}
         self.entries: list[dict[str, Any]] = []
         self.written: dict[str, Path] = {}  # by the name of the experiment
-        self.missing: set[str] = set()
 
     def write(self, name: str, found: CollectedExperiment, logs: Mapping[str, Path]) -> None:
         """Write the page and the plots of one experiment, unless they are those of equal inputs. Raises OSError.
 
         `logs` are by run id. Plots take nine tenths of the time of `collect`.
         """
-        if not self.can_import("jinja2", "no report.html"):
-            return
         folder, collected = found.experiment.folder, found.collected
         plots = build_plots(found.tables, collected.outcomes, collected.terms)
         said = describe_experiment(name, found) | self.head
         said["inputs_digest"] = digest_inputs(name, found, logs, self.head)
         files_of_plots = [f"{plot.name}.{suffix}" for plot in plots for suffix in self.formats]
         if not is_current(folder, files_of_plots, said["inputs_digest"]):
-            has_plots = not plots or self.can_import("pipeline.report.draw", "no plots in report.html")
-            drawn = write_plots(folder / PLOTS_FOLDER, plots, self.formats) if has_plots else []
+            drawn = write_plots(folder / PLOTS_FOLDER, plots, self.formats)
             hero = next((part for name in HERO_PLOTS for part in drawn if part.plot.name == name), None)
             sections = build_sections(found, said["answers"], [part for part in drawn if part is not hero])
-            fates = list_fates(collected.outcomes, folder, logs)
-            shown = {
-                "sections": sections,
-                "hero": hero,
-                "has_plots": has_plots,
-                "fates": fates,
-                "glossary": name_texts(GLOSSARY, collected.terms),
-            }
-            page = render_template("report.html.j2", said, **shown)
+            fates, glossary = list_fates(collected.outcomes, folder, logs), name_texts(GLOSSARY, collected.terms)
+            page = render_template("report.html.j2", said, sections=sections, hero=hero, fates=fates, glossary=glossary)
             files.replace_file_atomically(folder / REPORT_NAME, page.encode())
         self.written[name] = folder / REPORT_NAME
         latest = max((record.started_at or "" for record in collected.records), default="")
         self.entries.append(said | {"href": address_of(folder / REPORT_NAME, self.root), "latest": latest})
-
-    def can_import(self, module: str, what: str) -> bool:
-        """True if a module can be imported; else log once what there is not, and what to install."""
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            refusal = import_error_as_command_error(error)
-            if refusal is None:
-                raise
-            if what not in self.missing:
-                log_line(f"{what}: it {refusal}")
-            self.missing.add(what)
-            return False
-        return True
 
     @property
     def front(self) -> Path | None:

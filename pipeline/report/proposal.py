@@ -1,6 +1,5 @@
 """A compute proposal from the tables of an experiment: how one configuration scales, and what the asked work takes."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -178,16 +177,10 @@ def checked_num_gpus(asked: int | None, measured: Sequence[int]) -> int:
     most, listed = measured[-1], ", ".join(map(str, measured))
     if asked is None or asked in measured:
         return asked or most
-    if asked < most:
-        raise CommandError(
-            f"no configuration on {pluralize(asked, 'GPU')} was timed; choose one of {listed}, or up to {2 * most}."
-        )
-    if most == 1:
-        problem = f"a model of {asked} GPUs needs configurations on several GPUs, and none was timed"
-        raise CommandError(f"{problem}; measure some with {SUBMIT} --grid scaling.")
-    if asked > 2 * most:
-        problem = f"{asked} GPUs are more than twice the {most} that were measured, where no model was tested"
-        raise CommandError(f"{problem}; measure {math.ceil(asked / 2)}, or ask for at most {2 * most}.")
+    if most == 1 or not most < asked <= 2 * most:
+        reach = f", or up to {2 * most}" if most > 1 else ""
+        problem = f"no configuration on {pluralize(asked, 'GPU')} was timed, and no model reaches so far"
+        raise CommandError(f"{problem}; choose one of {listed}{reach}, or measure more with {SUBMIT} --grid scaling.")
     return asked
 
 
