@@ -18,7 +18,18 @@ from pipeline.records.record import Communication
 from pipeline.report.link import isolated_time_s
 from pipeline.report.plots import LinePanel, Plot, as_title, make_series
 from pipeline.report.prediction import FROM_GPUS, NO_CHANGE
-from pipeline.report.table import NUM_WINDOWS, PLACE, PREDICTION_ERROR, STEP_TIME, Column, Row, Table, Tables, View, make_row
+from pipeline.report.table import (
+    NUM_WINDOWS,
+    PLACE,
+    PREDICTION_ERROR,
+    STEP_TIME,
+    Column,
+    Row,
+    Table,
+    Tables,
+    View,
+    make_row,
+)
 
 ADDED = Column("delay_time_s", "delays [ms]", "Sum of the delays of all collectives in a step, on rank 0.")
 DELAYED = STEP_TIME._replace(interval="shown")
