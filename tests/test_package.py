@@ -94,7 +94,8 @@ def test_the_line_for_tables_alone_installs_what_they_need_in_a_fresh_environmen
     assert packages == required - {"torch", "torchvision", "submitit"}
 
     succeeded(run_program(sys.executable, "-m", "venv", tmp_path / "venv"))
-    env = plain_environment("PYTHONPATH", PATH=f"{tmp_path / 'venv/bin'}:{os.environ['PATH']}")
+    path = f"{tmp_path / 'venv/bin'}:{os.environ['PATH']}"
+    env = plain_environment("PYTHONPATH", PATH=path, PIP_NO_COMPILE="1")
     installed = run_program("bash", "-c", line, cwd=sdist, env=env)
     if installed.returncode and any(phrase in installed.stderr for phrase in NO_NETWORK):
         pytest.skip("the packages cannot be fetched")
@@ -155,8 +156,9 @@ def test_a_repository_of_its_own_measures_its_training_with_the_installed_comman
     shutil.copytree(ROOT / "docs/examples/gpt", repository, ignore=shutil.ignore_patterns("__pycache__", "outputs"))
     env = plain_environment(PYTHONPATH=str(unpacked), TEST_FOLDER=str(tmp_path))
     run = functools.partial(run_program, sys.executable, unpacked / "ddpscale.py", cwd=repository, env=env)
-    sizes = ("--set", "batch_size_per_gpu=32", "num_samples=512", "model.layers=1")
-    done = succeeded(run("submit", "--grid", "grid.yaml", "--cluster", "local", *sizes))
+    sizes = ("batch_size_per_gpu=32", "num_samples=512", "model.layers=1", "epochs=7", "windows=6")
+    submit = ("submit", "--grid", "grid.yaml", "--cluster", "local", "--points-per-element", "4")
+    done = succeeded(run(*submit, "--set", *sizes))
     assert done.stderr.endswith("Next: ddpscale collect outputs/arithmetic\n")
     succeeded(run("collect", "outputs/arithmetic"))
 

@@ -14,10 +14,11 @@ from factories import ROOT, make_experiment, make_record, make_spec, write_scrip
 PAGES = sorted((ROOT / "docs/recipes").glob("*.md"))
 BLOCK = re.compile(r"(?:<!-- (dry run|run) -->\n)?```(bash|python|sh)\n(.*?)```", re.DOTALL)
 PUBLISHED = {"scaling": "h200x4/scaling", "a40-ddp": "a40-ddp", "v100-dp": "v100-dp"}
+ONE_POINT = "measure=epochs strategy=single num_gpus=1 batch_size_per_gpu=8 num_samples=256 windows=1 epochs=2"
 SMALL = {
     "ddpscale run ": "ddpscale run --updates 6 --warmup 2 --set windows=2 epochs=3 ",
-    " --batch-size 32,128 ": " --batch-size 32 ",
-    "--set model=": "--set num_samples=256 batch_size_per_gpu=8 windows=1 epochs=2 measure=epochs model=",
+    " --num-gpus 1,2 --batch-size 32,128 ": " --num-gpus 1 --batch-size 32 ",
+    "--set model=": f"--set {ONE_POINT} model=",
 }
 DRY = {"ddpscale submit ": "ddpscale submit --dry-run ", "ddpscale run ": "ddpscale run --dry-run "}
 MAX_WORDS = 200
