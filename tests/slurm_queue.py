@@ -10,7 +10,7 @@ from typing import Any
 
 from cluster import Cluster
 from conftest import Command, without_slurm
-from factories import write_script
+from factories import ROOT, write_script
 
 Env = Mapping[str, str]
 
@@ -65,3 +65,38 @@ def fake_slurm(folder: Path, ping: str) -> Mapping[str, str]:
     """A PATH with a Slurm that notes every sbatch and whose controller says that to a ping."""
     write_commands(folder, {"scontrol": ping, "sbatch": f"/bin/touch {folder / 'sbatch.was.called'}", "srun": ""})
     return without_slurm(folder)
+
+
+# run by the Python of a job: a point has a result at once, without torch and without a rank
+QUICK = """
+import importlib.util, sys
+
+def write_result(spec, rank_files, launch_id, num_threads=1):
+    from factories import make_measurement
+    from pipeline.records.record import Environment
+    from pipeline.runner.rank_files import PointResult
+    rank_files.write_result(PointResult(make_measurement(spec), Environment()))
+    return {}
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pipeline.runner.start_ranks":
+            sys.meta_path.remove(self)
+            found = importlib.util.find_spec(name)
+            self.execute, found.loader.exec_module = found.loader.exec_module, self.exec_module
+            return found
+
+    def exec_module(self, module):
+        self.execute(module)
+        module.run_node_ranks = write_result
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def quick_points(folder: Path) -> tuple[str, ...]:
+    """Options for a submission whose launchers start no ranks: for what Slurm and drivers do, any result will do."""
+    (folder / "quick").mkdir()
+    (folder / "quick" / "sitecustomize.py").write_text(QUICK)
+    paths = f"{folder / 'quick'}:{ROOT / 'tests'}"
+    return ("--prologue", str(write_script(folder / "quick" / "prologue.sh", f"export PYTHONPATH=$PYTHONPATH:{paths}")))

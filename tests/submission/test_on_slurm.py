@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from cluster import Cluster
-from conftest import CPU_SIZE, ROOT, Command, processes_with, succeeded, wait_for, workers_of
+from conftest import CPU_SIZE, ROOT, Command, processes_with, succeeded, wait_for
 from factories import (
     LENET,
     SMALLEST,
@@ -42,6 +42,14 @@ points:
   - {num_gpus: [2], num_nodes: [2], batch_size_per_gpu: [1], num_samples: [2000000]}
 resources: {cpus_per_gpu: 1, mem_per_gpu_gib: 3, time: "00:10:00"}
 """
+LENET_BASE = "model: lenet, dataset: synthetic"
+
+
+def sleeping(grid: str, folder: Path) -> Path:
+    """Write the grid with a model in place of LeNet that needs no core: each of its steps sleeps."""
+    write_model(folder, "import time\n" + with_change("return nn.functional", "time.sleep(0.05); return nn.functional"))
+    assert LENET_BASE in grid
+    return write_grid(folder, grid.replace(LENET_BASE, 'model: "tiny.py:Tiny"'))
 
 
 def report_of(pipeline: Command, folder: Path) -> dict[str, Any]:
@@ -51,11 +59,24 @@ def report_of(pipeline: Command, folder: Path) -> dict[str, Any]:
     return report
 
 
+OWN = """
+name: mixed
+base: {device: cpu, input: synthetic, precision: fp32, num_samples: 64, strategy: ddp, batch_size_per_gpu: 8}
+points:
+  - {model: [lenet], dataset: [synthetic], num_gpus: [1, 2]}
+  - {model: ["models/tiny.py:Tiny"], model.width: [6], num_gpus: [2], num_nodes: [2], epochs: [3]}
+resources: {cpus_per_gpu: 1, mem_per_gpu_gib: 3, time: "00:10:00"}
+"""
+
+
 def test_a_mixed_grid_runs_in_one_array_a_shape_and_is_never_submitted_twice(
     pipeline: Command, on_slurm: Env, tmp_path: Path
 ) -> None:
+    """On two nodes it is a model of a user's own: its file lies in the folder of the grid, with a module beside it."""
     out = tmp_path / "out put"  # a space, as people have them
-    submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", out)
+    write_model(tmp_path / "models", with_change("import torch\n", "import sizes\nimport torch\n"))
+    (tmp_path / "models" / "sizes.py").touch()
+    submit = ("submit", "--grid", write_grid(tmp_path, OWN), "--outputs", out)
     assert [line.split(": ")[1] for line in succeeded(pipeline(*submit, env=on_slurm)).stdout.splitlines()[:-1]] == [
         "1 element, 1 node x 1 CPU process",
         "1 element, 1 node x 2 CPU processes",
@@ -67,14 +88,19 @@ def test_a_mixed_grid_runs_in_one_array_a_shape_and_is_never_submitted_twice(
 
     report = report_of(pipeline, out)
     assert report["coverage"]["ok"] == 3
-    assert [(row["num_nodes"], row["num_gpus"]) for row in report["Q2"]] == [(1, 1), (1, 2), (2, 2)]
-    assert all(row["speedup"] > 0 for row in report["Q2"])
+    rows = {(row["num_nodes"], row["num_gpus"]): row for row in report["Q2"]}
+    assert {*rows} == {(1, 1), (1, 2), (2, 2)}
+    assert min(rows[1, num_gpus]["speedup"] for num_gpus in (1, 2)) > 0
+    row = rows[2, 2]
+    assert row["throughput_items_per_s"] == pytest.approx(3 * row["throughput_samples_per_s"])
     (two_nodes,) = (record for record in records_of(Experiment(out / "mixed")) if record.spec.num_nodes == 2)
-    assert two_nodes.environment.slurm["SLURM_JOB_ID"]
-    assert (two_nodes.environment.nodes, len(measurement_of(two_nodes).epochs[1].ranks)) == (("node1", "node2"), 2)
+    own, environment = measurement_of(two_nodes), two_nodes.environment
+    assert environment.slurm["SLURM_JOB_ID"]
+    assert (environment.nodes, environment.model_changed) == (("node1", "node2"), False)
+    assert (own.num_parameters, own.unit, own.items_per_sample, len(own.epochs[1].ranks)) == (7, "atoms", 3, 2)
 
     next(out.glob("mixed/records/ddp-1proc*.json")).unlink()
-    resumed = pipeline(*submit, "--wait", env=on_slurm)
+    resumed = pipeline(*submit, "--partition", "down", env=on_slurm)
     assert "1 configuration to run, 2 recorded as ok" in resumed.stderr
     assert array_of(resumed)
     assert "array" not in succeeded(pipeline(*submit, env=on_slurm)).stdout
@@ -108,43 +134,6 @@ def test_an_element_of_several_points_that_is_cancelled_loses_the_running_one_an
     assert resumed["arrays"][0]["elements"] == [order[1:]]
 
 
-TWO_NODES = """
-name: two
-base: {device: cpu, input: synthetic, precision: fp32, strategy: ddp, num_gpus: 2, num_nodes: 2, batch_size_per_gpu: 8}
-points:
-  - {model: [lenet], measure: [communication], windows: [6], max_steps: [3]}
-  - {model: ["models/tiny.py:Tiny"], num_samples: [64], epochs: [3], model.width: [6]}
-resources: {cpus_per_gpu: 1, mem_per_gpu_gib: 3, time: "00:10:00"}
-"""
-
-
-def test_communication_and_a_model_of_a_users_own_are_measured_over_two_nodes(
-    pipeline: Command, on_slurm: Env, tmp_path: Path
-) -> None:
-    """The model's file lies in the folder of the grid, with a module beside it."""
-    write_model(tmp_path / "repository" / "models", with_change("import torch\n", "import sizes\nimport torch\n"))
-    (tmp_path / "repository" / "models" / "sizes.py").touch()
-    grid = write_grid(tmp_path / "repository", TWO_NODES)
-    submit = ("submit", "--grid", grid, "--outputs", tmp_path, "--points-per-element", "2")
-    succeeded(pipeline(*submit, "--keep-trace", "--wait", env=on_slurm))
-    records = {record.spec.measure: record for record in records_of(Experiment(tmp_path / "two"))}
-    places = [(one.environment.nodes, one.environment.model_changed) for one in records.values()]
-    assert sorted(places, key=str) == [(("node1", "node2"), False), (("node1", "node2"), None)]
-    measured, own = (measurement_of(records[name]) for name in ("communication", "epochs"))
-    found = measured.communication
-    assert found is not None
-    assert all(len(ranks) == 2 for series in found.series for ranks in series.window_times_ns)
-    assert [transfer.bytes_per_step for transfer in found.transfers] == [measured.gradient_bytes]
-    assert len(list(tmp_path.glob("two/traces/*/rank*.pt.trace.json.gz"))) == 2
-    assert (own.num_parameters, own.unit, own.items_per_sample) == (7, "atoms", 3)
-    report = report_of(pipeline, tmp_path)
-    (row,) = report["communication"]
-    assert (row["num_nodes"], row["num_windows"]) == (2, 6)
-    assert row["exposed_comm_time_low_s"] <= row["exposed_comm_time_s"] <= row["exposed_comm_time_high_s"]
-    (row,) = report["Q2"]
-    assert row["throughput_items_per_s"] == pytest.approx(3 * row["throughput_samples_per_s"])
-
-
 def parent_of(pid: int) -> int:
     """The parent of a process; itself once it has ended."""
     _, parent, *_ = host.read_processes().get(pid, ["", str(pid)])
@@ -158,7 +147,7 @@ def workers_on(cluster: Cluster, node_rank: int) -> list[int]:
 
 def submit_long(pipeline: Command, env: Env, folder: Path) -> tuple[str, str, Path, str, Path]:
     """Submit a point of hours on two nodes, wait until its ranks have met, and return the command."""
-    submit = ("submit", "--grid", write_grid(folder, LONG), "--outputs", folder)
+    submit = ("submit", "--grid", sleeping(LONG, folder), "--outputs", folder)
     succeeded(pipeline(*submit, env=env))
     wait_for(lambda: list(folder.glob("long/logs/*/*/environment.json")))
     return submit
@@ -211,18 +200,7 @@ def test_the_grid_nodes_runs_on_one_and_two_nodes_and_says_what_the_second_bring
     """With one process on each node, by the words that people give to the shipped grid."""
     size = ("model.layers=1", "model.width=16", "model.heads=2", "model.length=8", "model.vocabulary=64")
     changes = ("num_nodes=1,2", "gpus_per_node=1", *size, "batch_size_per_gpu=8", "num_samples=64", "windows=1")
-    submit = (
-        "submit",
-        "--grid",
-        "nodes",
-        "--outputs",
-        tmp_path,
-        "--wait",
-        "--points-per-element",
-        "2",
-        "--set",
-        *changes,
-    )
+    submit = ("submit", "--grid", "nodes", "--outputs", tmp_path, "--points-per-element", "2", "--keep-trace", "--wait")
     env = {**on_slurm, "PIPELINE_MASTER_ADDR": "127.0.0.1", "CUDA_VISIBLE_DEVICES": ""}
     succeeded(pipeline(*submit, "--set", *changes, env=env))
     records = {
@@ -234,13 +212,22 @@ def test_the_grid_nodes_runs_on_one_and_two_nodes_and_says_what_the_second_bring
         ("epochs", "ddp", 1),
         ("epochs", "ddp", 2),
         ("communication", "ddp", 2),
+        ("network", "ddp", 2),
     }
     environment = records["epochs", "ddp", 2].environment
     assert ([one.rank for one in environment.bindings], environment.unlike_nodes) == ([0, 1], {})
+    measured = measurement_of(records["communication", "ddp", 2])
+    found = measured.communication
+    assert found is not None
+    assert all(len(ranks) == 2 for series in found.series for ranks in series.window_times_ns)
+    assert [transfer.bytes_per_step for transfer in found.transfers] == [measured.gradient_bytes]
+    assert len(list(tmp_path.glob("nodes/traces/*/rank*.pt.trace.json.gz"))) == 2
     report = report_of(pipeline, tmp_path)
     (row,) = report["nodes"]
     assert (row["nodes"], row["scaling"]) == (2, "weak")
     assert row["node_speedup"] > 0
+    (row,) = report["communication"]
+    assert (row["num_nodes"], row["num_windows"], row["exposed_comm_time_s"] is None) == (2, 1, False)
 
 
 def test_plain_sbatch_runs_q4_and_collect_finds_it(
@@ -314,22 +301,17 @@ points:
   - {num_samples: [64], batch_size_per_gpu: [8]}
 resources: {cpus_per_gpu: 1, mem_per_gpu_gib: 3, time: "00:10:00"}
 """
-MINUTES = ("--set", "batch_size_per_gpu=1", "num_samples=200000")
+MINUTES = ("--set", "batch_size_per_gpu=1", "num_samples=200000")  # of a model that sleeps
 
 
-def submit_of(folder: Path, *more: str, grid: str = GRID) -> tuple[str, ...]:
+def submit_of(folder: Path, *more: str, grid: str = GRID, sleeps: bool = False) -> tuple[str, ...]:
     """The driver for the grid, whose outputs lie in the folder."""
-    return ("submit", "--grid", str(write_grid(folder, grid)), "--outputs", str(folder), *more)
+    path = sleeping(grid, folder) if sleeps else write_grid(folder, grid)
+    return ("submit", "--grid", str(path), "--outputs", str(folder), *more)
 
 
 def wait_until_training(folder: Path) -> None:
     wait_for(lambda: list(folder.glob("faults/logs/*/*/environment.json")))
-
-
-def stop_training(folder: Path) -> None:
-    """Stop the ranks whose environment names this folder: they need no core while a test waits for Slurm."""
-    for rank in wait_for(lambda: workers_of(folder)):
-        os.kill(rank, signal.SIGSTOP)
 
 
 def holding_prologue(folder: Path) -> Path:
@@ -343,7 +325,7 @@ def holding_prologue(folder: Path) -> Path:
 def test_a_point_whose_job_is_preempted_is_preempted_and_can_be_submitted_again(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
-    submit = submit_of(tmp_path, *MINUTES)
+    submit = submit_of(tmp_path, *MINUTES, sleeps=True)
     assert pipeline(*submit, env=on_slurm).returncode == 0
     wait_until_training(tmp_path)
     cluster.run("sbatch", "--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=true")
@@ -357,11 +339,11 @@ def test_a_point_whose_job_is_preempted_is_preempted_and_can_be_submitted_again(
 def test_a_job_past_its_limit_is_a_timeout_and_a_short_one_beside_it_is_not_ended(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
-    """Both have a limit of a minute. That of the long one is brought forward. Slurm continues what it is to end."""
-    submit = submit_of(tmp_path, "--time", "00:01:00", "--set", "batch_size_per_gpu=1", "num_samples=64,200000")
-    assert pipeline(*submit, env={**on_slurm, "TEST_FOLDER": str(tmp_path)}).returncode == 0
+    """Both have a limit of a minute. That of the long one is brought forward."""
+    changes = ("--set", "batch_size_per_gpu=1", "num_samples=8,200000")
+    submit = submit_of(tmp_path, "--time", "00:01:00", *changes, sleeps=True)
+    assert pipeline(*submit, env=on_slurm).returncode == 0
     wait_for(lambda: records_in(tmp_path))
-    stop_training(tmp_path)
     (long,) = (part["job"] for part in states(pipeline, tmp_path, on_slurm).values() if part["state"] == "running")
     cluster.run("scontrol", "update", f"JobId={long}", "EndTime=now+1")
     answer = pipeline(*submit, "--wait", env=on_slurm)
@@ -376,10 +358,9 @@ def test_a_job_past_its_limit_is_a_timeout_and_a_short_one_beside_it_is_not_ende
 def test_a_point_on_a_node_that_fails_is_node_fail_and_has_one_attempt(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
-    submit = submit_of(tmp_path, *MINUTES)
-    assert pipeline(*submit, env={**on_slurm, "TEST_FOLDER": str(tmp_path)}).returncode == 0
+    submit = submit_of(tmp_path, *MINUTES, sleeps=True)
+    assert pipeline(*submit, env=on_slurm).returncode == 0
     wait_until_training(tmp_path)
-    stop_training(tmp_path)
     node = cluster.run("squeue", "-h", "-o", "%N").stdout.strip()
     cluster.kill_node(node)
     try:
@@ -606,12 +587,13 @@ def test_the_drivers_jobs_are_the_same_whatever_the_shell_has_set(
     set_aside = STEP | {name: value for name, value in REQUEST.items() if name != "PIPELINE_LAUNCH_ID"}
     found: dict[str, list[dict[str, str]]] = {}
     submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--set", *TWO_POINTS, "--wait")
-    for name, changes in {"clean": {}, "set": STEP | REQUEST}.items():
-        answer = succeeded(pipeline(*submit, "--outputs", tmp_path / name, env={**on_slurm, **changes}))
-        assert [record["status"] for record in records_in(tmp_path / name)] == ["ok", "ok"]
+    ends = ("--prologue", write_script(tmp_path / "prologue.sh", "exit 0"))  # nothing runs where nothing is set
+    for name, changes, more in (("clean", {}, ends), ("set", STEP | REQUEST, ())):
+        answer = pipeline(*submit, *more, "--outputs", tmp_path / name, env={**on_slurm, **changes})
         found[name] = request_of(cluster, array_of(answer))
         notices = [line for line in answer.stderr.splitlines() if "set aside" in line]
         assert len(notices) == (name == "set")
+    assert [record["status"] for record in records_in(tmp_path / "set")] == ["ok", "ok"]
     assert [dict(set(a.items()) ^ set(b.items())) for a, b in zip(*found.values(), strict=True)] == [{}, {}]
     assert (len(found["clean"]), found["clean"][0]["Partition"]) == (2, "main")
     assert not any("set aside" in log.read_text() for log in tmp_path.glob("*/mixed/logs/*/*.log"))

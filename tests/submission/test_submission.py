@@ -12,7 +12,7 @@ import pytest
 from cluster import Cluster
 from conftest import CPU_SIZE, SMALL_GRID, Command, assert_refused, succeeded, wait_for
 from factories import SUBMISSION, assert_says, make_experiment, make_spec, raising, write_grid, write_script
-from slurm_queue import MIXED, Env, array_of, states, with_sbatch
+from slurm_queue import MIXED, Env, array_of, quick_points, states, with_sbatch
 
 from pipeline.records.folder import Experiment
 from pipeline.submission import plan, read_progress, slurm_queries, slurm_submit
@@ -87,14 +87,19 @@ ONE_NODE = ("num_gpus=1", "num_nodes=1", "batch_size_per_gpu=4,8")
 TWO_NODES = ("num_gpus=2", "num_nodes=2", "batch_size_per_gpu=8")
 
 
+def submit_quick(folder: Path) -> tuple[str, ...]:
+    """A submission up to its changes, whose points have a result at once."""
+    grid = str(write_grid(folder, MIXED))
+    return ("submit", "--grid", grid, "--outputs", str(folder), "--wait", *quick_points(folder), "--set")
+
+
 @pytest.mark.fault("F25")
 def test_an_array_that_sbatch_took_and_says_it_did_not_is_one_sbatch_and_every_element_runs_its_own_point(
     pipeline: Command, on_slurm: Env, tmp_path: Path
 ) -> None:
     """One that it says it took: test_the_files_and_calls_of_two_points."""
     env = with_sbatch(tmp_path, on_slurm, f'echo called >> {tmp_path}/calls\n{{real}} "$@" >/dev/null; exit 1')
-    submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path, "--wait")
-    succeeded(pipeline(*submit, "--set", *ONE_NODE, env=env))
+    succeeded(pipeline(*submit_quick(tmp_path), *ONE_NODE, env=env))
     assert (tmp_path / "calls").read_text().split() == ["called"]
     assert [part["state"] for part in states(pipeline, tmp_path, on_slurm).values()] == ["ok"] * 2
 
@@ -104,7 +109,7 @@ def test_an_array_that_sbatch_took_and_says_it_did_not_is_one_sbatch_and_every_e
 def test_an_array_whose_driver_was_killed_once_sbatch_had_taken_it_runs_to_its_end_and_once(
     pipeline: Command, on_slurm: Env, tmp_path: Path, changes: tuple[str, ...]
 ) -> None:
-    submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path, "--wait", "--set")
+    submit = submit_quick(tmp_path)
     killing = with_sbatch(tmp_path, on_slurm, '{real} "$@"; kill -KILL $PPID')
     assert pipeline(*submit, *changes, env=killing).returncode == -signal.SIGKILL
     assert "0 configurations to run" in succeeded(pipeline(*submit, *changes, env=on_slurm)).stderr
@@ -118,7 +123,7 @@ def test_an_array_whose_driver_was_killed_once_sbatch_had_taken_it_runs_to_its_e
 def test_an_array_that_slurm_said_nothing_of_stays_announced_and_is_found_by_the_next_driver(
     pipeline: Command, on_slurm: Env, tmp_path: Path
 ) -> None:
-    submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path, "--wait", "--set", *ONE_NODE)
+    submit = (*submit_quick(tmp_path), *ONE_NODE)
     env = with_sbatch(tmp_path, on_slurm, f'{{real}} "$@" >/dev/null; touch {tmp_path}/taken; exit 1')
     asked = f'exec {shutil.which("squeue")} "$@"'
     write_script(tmp_path / "bin" / "squeue", f"test -e {tmp_path}/taken && exit 1", asked)
@@ -133,7 +138,7 @@ def test_an_array_that_slurm_said_nothing_of_stays_announced_and_is_found_by_the
 def test_an_array_that_sbatch_submits_after_its_driver_was_killed_and_replaced_runs_nothing(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
-    submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path, "--wait", "--set", *ONE_NODE)
+    submit = (*submit_quick(tmp_path), *ONE_NODE)
     wait = f"until test -e {tmp_path}/go; do sleep 0.1; done"
     late = f'cp "$1" {tmp_path}/late.sh; kill -KILL $PPID; {wait}; {{real}} {tmp_path}/late.sh; touch {tmp_path}/sent'
     assert pipeline(*submit, env=with_sbatch(tmp_path, on_slurm, late)).returncode == -signal.SIGKILL
