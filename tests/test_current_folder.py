@@ -16,7 +16,7 @@ from pipeline.records.folder import Experiment
 
 TINY = """
 name: tiny
-base: {device: cpu, model: lenet, dataset: synthetic, input: synthetic, precision: fp32, strategy: ddp, num_gpus: 2}
+base: {device: cpu, model: lenet, dataset: synthetic, input: synthetic, precision: fp32, strategy: single, num_gpus: 1}
 points:
   - {num_samples: [64], batch_size_per_gpu: [8]}
 resources: {cpus_per_gpu: 1, mem_per_gpu_gib: 3, time: "00:10:00"}

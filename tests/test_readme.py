@@ -25,7 +25,7 @@ import yaml
 from browser import needs_chromium
 from cluster import Cluster
 from conftest import ROOT, plain_environment, run_command, run_program, succeeded, without_make
-from factories import assert_says, write_script
+from factories import assert_says, measurement_of, records_of, write_script
 
 from pipeline import __version__, stage
 from pipeline.completion import parser_of
@@ -34,6 +34,7 @@ from pipeline.plan.find_model import find_lacking
 from pipeline.plan.grid import SHIPPED_GRIDS, expand_grid
 from pipeline.plan.spec import Spec, non_default_fields
 from pipeline.records import store
+from pipeline.records.folder import find_experiments
 from pipeline.submission.batch_script import render_script
 from pipeline.submission.sbatch_options import PASSED_ON
 
@@ -42,11 +43,9 @@ ALL_DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = {path.name: path.read_text() for path in ALL_DOCS if path.parent.name == "docs"}
 ROUTES = ("laptop", "example", "cluster")
 MAX_WORDS, MAX_COMMANDS = 900, 4
-CUT = "--set device=cpu model=lenet dataset=synthetic num_samples=64 strategy=ddp num_gpus=2 batch_size_per_gpu=8,16"
+CUT = "--set device=cpu model=lenet dataset=synthetic num_samples=64 strategy=ddp num_gpus=2 batch_size_per_gpu=8"
 CUT += " input=dataloader"
-CUT_NODE = "--set device=cpu model=lenet dataset=synthetic num_samples=64 strategy=ddp num_gpus=2 batch_size_per_gpu=8"
-CUT_NODE += " input=dataloader"
-CUT_REQUEST = "--gpus-per-node=0 --cpus-per-task=4 --mem=5G --array=0-1"
+CUT_REQUEST = "--gpus-per-node=0 --cpus-per-task=4 --mem=5G --array=0"
 CUT_SMOKE = "--set num_samples=1024 windows=1 epochs=2 device=cpu"
 
 
@@ -178,17 +177,46 @@ def test_the_laptop_route_ends_with_a_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.training
-def test_the_example_of_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
+def test_the_example_of_the_readme_is_measured_unchanged_on_one_and_two_processes(tmp_path: Path) -> None:
+    """With fewer updates, and a model so large that no process waits for its data."""
     checkout = copy_project(tmp_path / "checkout")
     shutil.copytree(ROOT / "docs/examples/script", checkout / "docs/examples/script")
     write_script(checkout / "bin/ddpscale", f'exec {shlex.quote(sys.executable)} {checkout / "ddpscale.py"} "$@"')
     activate, *lines = shell_lines("<!-- run: example -->")
     assert activate == "source .venv/bin/activate"
     env = without_slurm(PATH=f"{checkout / 'bin'}:/usr/bin:/bin")
-    done = succeeded(run_program("bash", "-e", "-c", "\n".join(lines), cwd=checkout, env=env))
+    width, short = 1024, "--batch-size 32 --updates 18 --warmup 2 --set windows=6 epochs=7 "
+    run, *others = lines
+    assert run.startswith("ddpscale run --num-gpus 1,2 --batch-size 32 -- ")
+    short_run = f"{run.replace('--batch-size 32 ', short)} --width {width}"
+    done = succeeded(run_program("bash", "-e", "-c", "\n".join([short_run, *others]), cwd=checkout, env=env))
     assert_says(
         done.stdout, "Page: outputs/", "2 processes, 32 per process: ", " ms an update (", "2 configurations: 2 ok"
     )
+    said = done.stdout + done.stderr
+    assert_says(said, "train.py on 1 to 2 CPU processes", "samples/s", "TFLOP/s")
+    assert re.search(r"ddp 2 processes, 32 per process: [\d.]+ ms an update", said)
+    (experiment,) = find_experiments(checkout / "outputs").values()
+    page = experiment.report.read_text()
+    assert f"--num-gpus 2 --measure communication {short}-- docs/examples/script/train.py" in " ".join(page.split())
+    assert "update [ms]" in page
+    one, two = sorted(records_of(experiment), key=lambda record: record.spec.num_gpus)
+    script = measurement_of(two).script
+    assert script is not None
+    assert (script.world_size, script.wrappers, script.batch_size) == (2, ("DistributedDataParallel",), 32)
+    assert script.command[1:] == ("--batch-size", "32", "--width", "1024")
+    epochs = measurement_of(two).epochs
+    assert [len(epoch.ranks) for epoch in epochs] == [2] * 7
+    assert [epoch.num_samples for epoch in epochs[1:]] == [2 * 32 * 3] * 6
+    assert all(rank.optimizer_ns and rank.data_time_ns for epoch in epochs for rank in epoch.ranks)
+    alone = measurement_of(one).script
+    assert alone is not None
+    assert not alone.has_launcher_variables
+    assert alone.num_warm_up_updates >= 4
+    weights = 64 * width + width * width + width * 10
+    flops = 6 * weights - 2 * 64 * width  # the input needs no gradient
+    assert [measurement_of(record).flops_per_sample for record in (one, two)] == [flops, flops]
+    assert two.environment.model_digest
 
 
 SHOWN: dict[str, list[str]] = {
@@ -375,8 +403,8 @@ def test_the_training_script_that_the_docs_show_trains() -> None:
 
 
 def tiny(spec: Spec) -> Spec:
-    """The same configuration on a CPU, as small as it gets: one sample a process, one window, two epochs."""
-    more: dict[str, Any] = {"dataset": "synthetic"} if spec.dataset else {}
+    """The same configuration on a CPU, as small as it gets: LeNet, one sample a process, one window, two epochs."""
+    more: dict[str, Any] = {"dataset": "synthetic", "model": "lenet"} if spec.dataset else {}
     more |= {"max_steps": 1} if spec.measure == "communication" else {}
     return msgspec.structs.replace(
         spec,
@@ -402,14 +430,15 @@ def as_block(spec: Spec) -> dict[str, list[Any]]:
 def test_every_configuration_of_the_grids_that_the_pages_show_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is cut to a CPU, one sample a process and sequences of 64, not 1,024; else what the blocks say stays."""
+    """Each is cut to a CPU, one sample a process, sequences of 64, not 1,024, and a network smaller than ResNet-18."""
+    smaller = {"1024": "64", "1025": "65", "resnet18": "squeezenet1_1"}
     points: dict[Spec, None] = {}
     for page in SHOWN:
         folder = tmp_path / Path(page).stem
         folder.mkdir()
         write_shown(folder, page)
         for path in folder.glob("*.py"):
-            path.write_text(path.read_text().replace("1024", "64").replace("1025", "65"))
+            path.write_text(re.sub("|".join(smaller), lambda match: smaller[match[0]], path.read_text()))
         monkeypatch.chdir(folder)
         classes = [
             f"{path.name}:{name}"
@@ -417,7 +446,8 @@ def test_every_configuration_of_the_grids_that_the_pages_show_runs(
             for name in re.findall(r"^class (\w+)", path.read_text(), re.M)
         ]
         assert len(classes) == len(shown("workload", page))
-        inputs = (("input=synthetic",), ("input=dataloader", "measure=epochs", "windows=1"))
+        one_process = ("measure=epochs", "windows=1", "strategy=single", "num_gpus=1")
+        inputs = (("input=synthetic",), ("input=dataloader", *one_process))
         own = [("own-model", (f"model={model}", *changes)) for changes in inputs for model in classes]
         for grid, changes in [("grid.yaml", ()), *own] if shown("grid", page) else own:
             expanded = expand_grid(grid, changes, has_gpus=True).points
@@ -452,11 +482,11 @@ def test_the_route_on_a_cluster_runs_as_written_but_for_its_size(
     said, shown = (
         cluster.run("bash", "-c", f"{command}\n{line}", cwd=checkout, env=on_slurm).stdout for line in (status, collect)
     )
-    assert_says(said, "scaling: 2 configurations: 2 ok")
-    of_q4 = "outputs/q4/report.html  10 configurations, 8 without a result"
-    assert_says(shown, "Q5  ", "outputs/scaling/report.html  2 configurations", of_q4)
+    assert_says(said, "scaling: 1 configuration: 1 ok")
+    of_q4 = "outputs/q4/report.html  5 configurations, 4 without a result"
+    assert_says(shown, "Q5  ", "outputs/scaling/report.html  1 configuration", of_q4)
     assert (checkout / "outputs" / "scaling" / "report.md").exists()
-    assert noted.read_text() == "exec --nv pipeline.sif python\n" * 2
+    assert noted.read_text() == "exec --nv pipeline.sif python\n"
 
 
 def test_the_prologue_for_module_systems_runs_in_a_job(tmp_path: Path) -> None:

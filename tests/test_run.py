@@ -1,7 +1,10 @@
-"""`run`: a script that nobody changed is measured on CPU processes, and one that does something else is refused."""
+"""`run`: a script that nobody changed is measured on CPU processes, and one that does something else is refused.
+
+The example of the README: test_the_example_of_the_readme_is_measured_unchanged_on_one_and_two_processes.
+"""
 
 import json
-import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +20,6 @@ from pipeline.records.folder import Experiment, find_experiments
 from pipeline.records.record import Record
 from pipeline.run import parse_arguments
 
-SCRIPT = ROOT / "docs" / "examples" / "script" / "train.py"
 SHORT = ("--updates", "6", "--warmup", "2", "--set", "windows=2", "epochs=3")
 IGNORES = """
 import torch
@@ -198,39 +200,6 @@ def run_script(folder: Path, *words: str | Path, **variables: str) -> tuple[int,
 
 
 @pytest.mark.training
-def test_a_script_is_measured_unchanged_on_one_and_two_processes(tmp_path: Path) -> None:
-    width = 1024  # so that no process waits for its data
-    command = (SCRIPT, "--width", str(width), "--batch-size", "{batch_size_per_gpu}")
-    code, said, records = run_script(tmp_path, "--num-gpus", "1,2", "--batch-size", "32", *SHORT, "--", *command)
-    assert code == 0, said
-    assert "train.py on 1 to 2 CPU processes" in said
-    assert "samples/s" in said
-    assert re.search(r"ddp 2 processes, 32 per process: [\d.]+ ms an update", said)
-    page = next(tmp_path.glob("outputs/*/report.md")).read_text()
-    again = "--batch-size 32 --updates 6 --warmup 2 --set windows=2 epochs=3 -- "
-    assert f"--num-gpus 2 --measure communication --cluster local {again}{SCRIPT}" in " ".join(page.split())
-    assert "update [ms]" in page
-    one, two = sorted(records, key=lambda record: record.spec.num_gpus)
-    script = measurement_of(two).script
-    assert script is not None
-    assert (script.world_size, script.wrappers, script.batch_size) == (2, ("DistributedDataParallel",), 32)
-    assert script.command[1:] == ("--width", "1024", "--batch-size", "32")
-    epochs = measurement_of(two).epochs
-    assert [len(epoch.ranks) for epoch in epochs] == [2, 2, 2]
-    assert [epoch.num_samples for epoch in epochs[1:]] == [2 * 32 * 3] * 2
-    assert all(rank.optimizer_ns and rank.data_time_ns for epoch in epochs for rank in epoch.ranks)
-    alone = measurement_of(one).script
-    assert alone is not None
-    assert not alone.has_launcher_variables
-    assert alone.num_warm_up_updates >= 4
-    weights = 64 * width + width * width + width * 10
-    flops = 6 * weights - 2 * 64 * width  # the input needs no gradient
-    assert [measurement_of(record).flops_per_sample for record in (one, two)] == [flops, flops]
-    assert "TFLOP/s" in said
-    assert two.environment.model_digest
-
-
-@pytest.mark.training
 def test_a_script_that_ignores_the_batch_size_ends_with_both_numbers_before_the_others_start(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(IGNORES)
     code, said, records = run_script(tmp_path, "--batch-size", "32,64", *SHORT, "--", "train.py")
@@ -263,17 +232,33 @@ def test_gpus_of_a_script_are_counted_by_node_unless_their_total_is_given(
     assert found == sorted({*((*shape, "epochs") for shape in shapes), *several})
 
 
+NOTE = "ä 'b' c"
+
+
+def test_the_words_after_the_dashes_reach_the_script_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    words = ["train.py", "--note", NOTE, "--passes", "{grad_accumulation}"]
+    monkeypatch.setattr("sys.argv", ["run", "--batch-size", "8", "--grad-accumulation", "2", "--", *words])
+    (spec,) = expand_grid(parse_arguments().grid).points
+    assert spec.script_command.words[1:] == ["--note", NOTE, "--passes", "2"]
+
+
 SHORT_AXES: dict[str, list[Any]] = {"num_gpus": [1], "updates": [6], "windows": [2], "epochs": [3]}
 TWO_RANKS: dict[str, list[Any]] = {"num_gpus": [2], "measure": ["communication"], "windows": [1], "updates": [1]}
 STRATEGIES = {"another forward pass": "fsdp"}  # of the others: ddp
 MISTAKEN: list[dict[str, list[Any]]] = [
     {**TWO_RANKS, "model.mistake": [name], "strategy": [STRATEGIES.get(name, "ddp")]} for name in NAMED_MISTAKES
 ]
+TWO_PASSES: dict[str, list[Any]] = {"batch_size_per_gpu": [8], "grad_accumulation": [2]}
 GRID: list[dict[str, list[Any]]] = [
     {"script": ["gan.py"], **TWO_RANKS, "batch_size_per_gpu": [4], "updates": [2]},
     *({"script": ["mistakes.py '{model.mistake}'"], **block} for block in MISTAKEN),
     {"script": ["words.py"], **SHORT_AXES, "updates": [60], "warmup_updates": [5], "windows": [6], "epochs": [7]},
     {"script": ["GREETING=hello optimizers.py"], **SHORT_AXES, "update_by": ["Lion"]},
+    {"script": [f"trainer.py --note {shlex.quote(NOTE)} --passes {{grad_accumulation}}"], **SHORT_AXES, **TWO_PASSES},
     {"script": ["deadlock.py"], "num_gpus": [2]},
 ]
 
@@ -293,7 +278,8 @@ class Measured(NamedTuple):
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     """Scripts that one launch measures, one after the other."""
     folder = tmp_path_factory.mktemp("scripts")
-    texts = {"gan": GAN, "mistakes": MISTAKES, "words": WORDS, "optimizers": TWO_OPTIMIZERS, "deadlock": DEADLOCK}
+    texts = {"gan": GAN, "mistakes": MISTAKES, "words": WORDS, "optimizers": TWO_OPTIMIZERS, "trainer": TRAINER}
+    texts["deadlock"] = DEADLOCK
     for name, text in texts.items():
         (folder / f"{name}.py").write_text(text)
     blocks = [{"warmup_updates": [2], **block} for block in GRID]
@@ -340,23 +326,18 @@ def test_a_mistake_is_named_with_its_bytes_and_is_what_to_try_next(measured: Mea
 
 
 @pytest.mark.training
-def test_a_trainer_with_its_own_scaler_and_passes_ends_when_it_is_measured(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TRAINER)
-    words = ["--note", "ä 'b' c", "--passes", "{grad_accumulation}"]
-    code, said, (record,) = run_script(
-        tmp_path, "--batch-size", "8", "--grad-accumulation", "2", *SHORT, "--", "train.py", *words
-    )
-    assert code == 0, said
-    measured = measurement_of(record)
-    script = measured.script
+def test_a_trainer_with_its_own_scaler_and_passes_ends_when_it_is_measured(measured: Measured) -> None:
+    record = measured.one("trainer")
+    found = measurement_of(record)
+    script = found.script
     assert script is not None
-    assert (script.batch_size, script.batches_per_update, script.command[2]) == (8, 2.0, "ä 'b' c")
-    assert [epoch.num_samples for epoch in measured.epochs[1:]] == [3 * 2 * 8] * 2
+    assert (script.batch_size, script.batches_per_update, script.command[2]) == (8, 2.0, NOTE)
+    assert [epoch.num_samples for epoch in found.epochs[1:]] == [3 * 2 * 8] * 2
     note = "FLOPs not counted: the script compiles; --flops-per-sample states them"
-    assert (script.is_compiled, measured.flops_per_sample, measured.flops_note) == (True, None, note)
-    assert (tmp_path / "ended").exists()
-    log = "".join(path.read_text() for path in tmp_path.rglob("*.log"))
-    assert "ä 'b' c False" in log
+    assert (script.is_compiled, found.flops_per_sample, found.flops_note) == (True, None, note)
+    assert (measured.folder / "ended").exists()
+    log = next(measured.folder.glob(f"scripts/logs/*/{record.run_id}.log")).read_text()
+    assert f"{NOTE} False" in log
     assert "caught" not in log
 
 

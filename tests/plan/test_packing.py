@@ -154,8 +154,8 @@ def write_images(folder: Path, count: int) -> None:
 
 @pytest.mark.training
 def test_points_of_one_element_share_processes_and_learn_what_they_learn_alone(tmp_path: Path) -> None:
-    points = [make_spec(**SMALL, batch_size_per_gpu=size, num_samples=1024) for size in (512, 64)]
-    points += [make_spec(**SMALL, batch_size_per_gpu=128, num_samples=1024, input="synthetic")]
+    points = [make_spec(**SMALL, batch_size_per_gpu=size, num_samples=512) for size in (512, 64)]
+    points += [make_spec(**SMALL, batch_size_per_gpu=128, num_samples=512, input="synthetic")]
     code, shared = run(tmp_path / "shared", points)
     assert (code, len({record.launch_id for record in shared.values()})) == (0, 1)
     assert [measurement_of(shared[spec.run_id()]).num_points_before for spec in points] == [0, 1, 2]

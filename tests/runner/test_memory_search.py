@@ -234,7 +234,7 @@ GRID = """
 name: boundary
 base: {device: cpu, model: lenet, dataset: synthetic, input: synthetic, precision: fp32, measure: memory}
 points:
-  - {strategy: [single], num_gpus: [1], batch_size_per_gpu: [512], memory_limit_gib: [0.25]}
+  - {strategy: [single], num_gpus: [1], batch_size_per_gpu: [256], memory_limit_gib: [0.125]}
 """
 
 
@@ -247,7 +247,7 @@ def test_on_a_cpu_the_boundary_is_found_through_the_commands(tmp_path: Path) -> 
     assert (fits[found.largest_fitting], fits[found.smallest_failing or 0]) == (True, False)
     assert (found.smallest_failing or 0) <= found.largest_fitting * 1.01
     peaks = [trial.peak_allocated_bytes for trial in found.trials if trial.fits]
-    assert all(peak is not None and 0 < peak <= 0.25 * GIB * 1.1 for peak in peaks)
+    assert all(peak is not None and 0 < peak <= 0.125 * GIB * 1.1 for peak in peaks)
 
     tables = json.loads(run_command("collect", tmp_path, "--format", "json").stdout)["experiments"]["boundary"]
     (row,) = tables["memory"]

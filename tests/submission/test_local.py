@@ -62,11 +62,11 @@ def both_ranks_train(tmp_path: Path) -> bool:
     return bool(list(tmp_path.glob("two/logs/scratch/*/environment.json"))) and len(workers_of(tmp_path)) >= 2
 
 
-@pytest.mark.parametrize("is_in_background", [False, True])
 def test_cancel_ends_the_driver_and_its_ranks_and_status_says_so_with_the_command_that_goes_on(
-    pipeline: Command, tmp_path: Path, is_in_background: bool
+    pipeline: Command, tmp_path: Path
 ) -> None:
-    driver = start_driver(tmp_path, is_in_background)
+    """Also one that a shell began in the background."""
+    driver = start_driver(tmp_path, is_in_background=True)
     wait_for(lambda: both_ranks_train(tmp_path))
     answer = pipeline("cancel", tmp_path / "two")
     _, said = driver.communicate(timeout=60)
@@ -146,7 +146,7 @@ points:
 
 @pytest.mark.fault("F27")
 @pytest.mark.parametrize("killed", ["driver", "launcher"])
-@pytest.mark.parametrize("after_s", [0.7, 1.8, 2.8, 5.0])
+@pytest.mark.parametrize("after_s", [0.7, 1.8, 5.0])
 def test_nothing_outlives_a_driver_or_a_launcher_that_is_killed_at_any_moment(
     tmp_path: Path, killed: str, after_s: float
 ) -> None:
@@ -172,7 +172,7 @@ def test_nothing_is_left_in_tmpdir_also_where_its_path_is_too_long_for_a_socket(
     """Where it is not: test_an_element_of_several_points_shares_processes_here_too_and_each_is_said_as_it_ends."""
     (tmp_path / "grid.yaml").write_text(GRID)
     submit = ("submit", "--grid", tmp_path / "grid.yaml", "--outputs", tmp_path, "--cluster", "local")
-    small = ("--set", "num_samples=64", "batch_size_per_gpu=8")
+    small = ("--set", "num_samples=64", "batch_size_per_gpu=8", "strategy=single", "num_gpus=1")
     with tempfile.TemporaryDirectory(prefix="x" * 100) as folder:
         succeeded(pipeline(*submit, *small, env={**os.environ, "TMPDIR": folder}))
         assert names_in(folder) == set()

@@ -59,7 +59,7 @@ def report_of(pipeline: Command, folder: Path) -> dict[str, Any]:
     return report
 
 
-OWN = """
+ONE_OF_OWN = """
 name: mixed
 base: {device: cpu, input: synthetic, precision: fp32, num_samples: 64, strategy: ddp, batch_size_per_gpu: 8}
 points:
@@ -76,7 +76,7 @@ def test_a_mixed_grid_runs_in_one_array_a_shape_and_is_never_submitted_twice(
     out = tmp_path / "out put"  # a space, as people have them
     write_model(tmp_path / "models", with_change("import torch\n", "import sizes\nimport torch\n"))
     (tmp_path / "models" / "sizes.py").touch()
-    submit = ("submit", "--grid", write_grid(tmp_path, OWN), "--outputs", out)
+    submit = ("submit", "--grid", write_grid(tmp_path, ONE_OF_OWN), "--outputs", out)
     assert [line.split(": ")[1] for line in succeeded(pipeline(*submit, env=on_slurm)).stdout.splitlines()[:-1]] == [
         "1 element, 1 node x 1 CPU process",
         "1 element, 1 node x 2 CPU processes",

@@ -80,23 +80,20 @@ def environments(tree: Path) -> dict[int, dict[str, Any]]:
 
 @pytest.mark.fault("F26")
 @pytest.mark.training
-@pytest.mark.parametrize(("has_git", "is_committed"), [(True, True), (False, False)])
-def test_points_after_an_edit_name_the_code_that_was_imported_before_it(
-    tree: Path, has_git: bool, is_committed: bool
-) -> None:
-    before, head = digest_of(tree), commit(tree) if has_git else None
+def test_points_after_an_edit_name_the_code_that_was_imported_before_it(tree: Path) -> None:
+    """Without git: test_a_checkout_is_dirty_once_a_tracked_file_of_the_pipeline_is_edited."""
+    before, head = digest_of(tree), commit(tree)
     driver = submit(tree)
     wait_for(lambda: first_point_runs(tree))
     with (tree / "pipeline" / "training" / "loop.py").open("a") as file:
         file.write(EDIT)
-    if is_committed:
-        commit(tree)
+    commit(tree)
     assert not list(tree.glob("out/two/records/*.json")), "edited while the first point ran"
     _, said = driver.communicate(timeout=200)
     assert driver.returncode == 0, said
     found = environments(tree)
     assert sorted(found) == [0, 1], "one process ran both"
-    expected = {"git_commit": head, "git_dirty": False if has_git else None}
+    expected = {"git_commit": head, "git_dirty": False}
     expected |= {"source_digest": before, "source_changed": True}
     assert [{key: environment.get(key) for key in expected} for environment in found.values()] == [expected] * 2
 
@@ -157,6 +154,8 @@ def test_a_process_that_imported_another_source_than_its_ranks_is_marked(monkeyp
 def test_a_checkout_is_dirty_once_a_tracked_file_of_the_pipeline_is_edited(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("PIPELINE_COMMIT", raising=False)
+    assert source_digest.git_state(tree) == (None, None)
     monkeypatch.setenv("PIPELINE_COMMIT", "given")
     assert source_digest.git_state(tree) == ("given", None)
     head = commit(tree)

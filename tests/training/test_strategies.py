@@ -567,7 +567,7 @@ def test_a_tie_of_modules_in_two_units_is_refused(units: tuple[str, ...], is_bro
 FITS = """
 name: fits
 base:
-  {device: cpu, model: gpt, input: synthetic, precision: fp32, num_samples: 64, memory_limit_gib: 0.75, max_steps: 1,
+  {device: cpu, model: gpt, input: synthetic, precision: fp32, num_samples: 64, memory_limit_gib: 0.8, max_steps: 1,
    epochs: 1, model.layers: 4, model.width: 1024, model.length: 16, model.vocabulary: 1024, model.heads: 8}
 points: [{strategy: [ddp, fsdp], num_gpus: [2], batch_size_per_gpu: [1]}]
 """
