@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
+from forked_ranks import run_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.multiprocessing.spawn import spawn
@@ -214,7 +215,7 @@ def found(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
     if request.param == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("NCCL needs two GPUs for two ranks")
     folder = tmp_path_factory.mktemp("group")
-    spawn(run_on_rank, (str(folder), request.param), 2)
+    (run_ranks if request.param == "cpu" else spawn)(run_on_rank, (str(folder), request.param), 2)
     return json.loads((folder / "found.json").read_text())
 
 

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional_collectives
 import torch.distributed.nn.functional as dist_functions
+from forked_ranks import run_ranks
 from port_attacker import Canary
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
-from torch.multiprocessing.spawn import spawn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
@@ -154,5 +154,5 @@ def gather_beside_an_attacker(rank: int, folder: str) -> None:
 @pytest.mark.training
 @pytest.mark.fault("F42")
 def test_a_pickle_from_another_rank_is_refused_and_does_not_run(tmp_path: Path) -> None:
-    spawn(gather_beside_an_attacker, (str(tmp_path),), 2)
+    run_ranks(gather_beside_an_attacker, (str(tmp_path),), 2)
     assert ((tmp_path / "refused").exists(), (tmp_path / "canary").exists()) == (True, False)

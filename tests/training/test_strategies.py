@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from conftest import Command
 from factories import LENET, make_spec
+from forked_ranks import run_ranks
 from image_steps import ALONE, step_of
 from torch import nn
-from torch.multiprocessing.spawn import spawn
 
 from pipeline.communication import step_variants
 from pipeline.communication.process_group import install
@@ -232,7 +232,7 @@ def be_silent(context: StepContext) -> dict[str, Any]:
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What the ranks found, started once for this file."""
     folder = tmp_path_factory.mktemp("strategies")
-    spawn(run_on_rank, (str(folder),), 4)
+    run_ranks(run_on_rank, (str(folder),), 4)
     return json.loads((folder / "found.json").read_text())
 
 
