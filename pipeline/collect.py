@@ -36,7 +36,6 @@ from pipeline.report.collected import CollectedExperiment, collect_experiment, i
 from pipeline.report.display import MAX_WIDTH, ON_PAGE, DisplayOptions, display_tables
 from pipeline.report.html import Pages
 from pipeline.report.latex import render_latex
-from pipeline.report.link import MeasuredLinks
 from pipeline.report.markdown import render_experiment
 from pipeline.report.questions import TABLES, answers_of
 from pipeline.report.terminal import Summary, summarize
@@ -153,12 +152,11 @@ def main(words: Sequence[str] | None = None) -> int:
     pages = Pages(
         arguments.folder, len(experiments) > 1, arguments.title, arguments.author, PLOT_FORMATS[arguments.plots]
     )
-    links_by_folder: dict[Path, MeasuredLinks] = {}
     printed: list[Printed] = []
     for name, experiment in experiments.items():
         with go_on_after_defect(name, codes):
             stated = (arguments.predict_to, arguments.peak_tflops)
-            found = collect_experiment(experiment, link, links_by_folder, targets, *stated)
+            found = collect_experiment(experiment, link, targets, *stated)
             if arguments.strict and found.collected.coverage.num_gaps:
                 codes.append(errors.EXIT_GAPS)
             words = address_of_words(experiment)

@@ -20,7 +20,7 @@ MIN_CLOCK_LOSS = 0.03
 def energy_figures(point: PooledPoint) -> dict[str, float | None]:
     """Return the energy columns of Q1 and Q2. Energy is that of all GPUs used, without host and switches."""
     energy_j = point.median(energy_j_of)
-    per_sample_j = None if energy_j is None else formulas.energy_per_sample_j(energy_j, point.spec.num_samples)
+    per_sample_j = None if energy_j is None else energy_j / point.spec.num_samples
     return {
         "energy_j": energy_j,
         "energy_per_sample_j": per_sample_j,

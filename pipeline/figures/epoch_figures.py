@@ -31,7 +31,7 @@ def time_figures(point: PooledPoint, peak_tflops: float | None) -> dict[str, Any
     data_time_s = point.median(median_window_s("data_time_ns"))
     throughput = items_per_s = None
     if epoch_time_s is not None and point.num_samples is not None:
-        throughput = formulas.throughput_samples_per_s(point.num_samples, epoch_time_s)
+        throughput = point.num_samples / epoch_time_s
         items_per_s = throughput * (point.items_per_sample or 1)
     return {
         **timed_figures("epoch_time_s", epoch_time_s),

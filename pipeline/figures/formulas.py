@@ -77,16 +77,6 @@ def bandwidth_gb_s(num_bytes: float, time_s: float) -> float:
     return num_bytes / time_s / GB
 
 
-def energy_per_sample_j(energy_j: float, num_samples: int) -> float:
-    """Return joules per sample; samples repeated to fill the shards do not count."""
-    return energy_j / num_samples
-
-
-def throughput_samples_per_s(num_samples: int, time_s: float) -> float:
-    """Return samples per second of all GPUs; samples repeated to fill the shards do not count."""
-    return num_samples / time_s
-
-
 def busbw_gb_s(num_bytes: float, time_s: float, num_ranks: int, operation: Operation = "all_reduce") -> float:
     """Return the bus bandwidth, comparable with the link's at any n (nccl-tests, doc/PERFORMANCE.md).
 

@@ -1,4 +1,4 @@
-"""The outcomes and tables of one experiment from its folder, with the links that experiments beside it measured."""
+"""The outcomes and tables of one experiment from its folder, and the files of these tables."""
 
 import contextlib
 import json
@@ -17,10 +17,8 @@ from pipeline.figures.ring_model import Link
 from pipeline.plan.axes import AXES
 from pipeline.plan.point_label import point_labels
 from pipeline.plan.spec import POOLED_AXES, Spec, without_repeat
-from pipeline.records import store
 from pipeline.records.folder import Experiment, is_experiment
 from pipeline.records.outcomes import CollectedOutcomes, collect_outcomes
-from pipeline.report.link import MeasuredLinks, is_swept, measured_links
 from pipeline.report.q4 import EPOCH
 from pipeline.report.questions import TABLES, build_tables, flatten
 from pipeline.report.table import Column, Row, Table, Tables
@@ -52,33 +50,14 @@ class CollectedExperiment:
 def collect_experiment(
     experiment: Experiment,
     link: Link | None = None,
-    links_by_folder: dict[Path, MeasuredLinks] | None = None,
     targets: Targets = FROM_BASELINE,
     predict_to: int | None = None,
     peak_tflops: float | None = None,
 ) -> CollectedExperiment:
-    """Return the outcomes and tables of one experiment. Raises CommandError.
-
-    `links_by_folder` keeps what was read of sibling experiments, for the next call.
-    """
+    """Return the outcomes and tables of one experiment. Raises CommandError."""
     collected = collect_outcomes(experiment)
-    expected = [outcome.spec for outcome in collected.outcomes]
-    sibling_links: MeasuredLinks = {}
-    if any(spec.num_gpus > 1 and spec.is_whole_epoch for spec in expected) and not any(map(is_swept, expected)):
-        sibling_links = find_sibling_links(experiment, {} if links_by_folder is None else links_by_folder)
-    tables = build_tables(collected.outcomes, link, sibling_links, targets, predict_to, peak_tflops)
+    tables = build_tables(collected.outcomes, link, targets, predict_to, peak_tflops)
     return CollectedExperiment(experiment, collected, tables)
-
-
-def find_sibling_links(experiment: Experiment, links_by_folder: dict[Path, MeasuredLinks]) -> MeasuredLinks:
-    """Return the fastest link that experiments in the same folder measured on each kind of place."""
-    links: MeasuredLinks = {}
-    for path in siblings_of(experiment):
-        if path not in links_by_folder:
-            links_by_folder[path] = read_links(Experiment(path))
-        for key, gb_s in links_by_folder[path].items():
-            links[key] = max(gb_s, links.get(key, 0.0))
-    return links
 
 
 def siblings_of(experiment: Experiment) -> list[Path]:
@@ -99,17 +78,6 @@ def sibling_predictions(experiment: Experiment, own: Sequence[Row], predict_to: 
             if manifest and any(spec.measure == "communication" for spec in manifest.points):
                 rows += collect_experiment(Experiment(path), predict_to=predict_to).tables["prediction"]
     return rows
-
-
-def read_links(experiment: Experiment) -> MeasuredLinks:
-    """Return the links that an experiment measured; none if it has no manifest or cannot be read."""
-    try:
-        manifest = experiment.read_manifest()
-        swept = {spec.run_id() for spec in manifest.points if is_swept(spec)} if manifest else set()
-        found, _ = store.load_folder(experiment.records_folder, for_tables=True) if swept else ([], [])
-    except (CommandError, OSError):
-        return {}
-    return measured_links(record for record in found if record.run_id in swept)
 
 
 NAMING_COLUMNS = ("scaling", "bucket", "stage", "scale_rule", "granularity")

@@ -1,7 +1,6 @@
 """A page that lays two experiments side by side: the answer, both sides, what differs, plots and tables."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from pipeline.figures.comparison import ComparedPoint, Comparison, TimedSide, time_key
 from pipeline.figures.intervals import Estimate
@@ -15,6 +14,7 @@ from pipeline.report.plots import (
     LinePanel,
     Plot,
     Point,
+    RenderedPlot,
     Series,
     as_title,
     evenly,
@@ -24,9 +24,6 @@ from pipeline.report.plots import (
     note_on_number,
 )
 from pipeline.report.table import AXIS_HEADINGS, Column, Row
-
-if TYPE_CHECKING:
-    from pipeline.report.draw import RenderedPlot
 
 FASTER = Column("times_as_fast", "B, times as fast as A", "Time in A divided by that in B.")
 TIME_COLUMNS = {
@@ -55,7 +52,7 @@ def render_page(pairs: Pairs) -> str:
     return render_template("compare.html.j2", said, sections=sections)
 
 
-def draw(comparison: Comparison) -> "Sequence[RenderedPlot]":
+def draw(comparison: Comparison) -> Sequence[RenderedPlot]:
     """Return the plots; none if neither batch size nor the number of GPUs varies."""
     plots = [plot for key in TIME_COLUMNS for plot in plots_of(key, comparison.points)]
     if not plots:

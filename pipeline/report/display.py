@@ -345,9 +345,8 @@ def display_tables(
                 continue
             if table.name in TABLES_WITHOUT_REMEDIES and any(row["remedies"] for row in tables["Q4"]):
                 view = view._replace(legend=f"{view.legend} {REMEDIES_ELSEWHERE}".strip())
-            shown = []
-            if rows := view.choose(tables[table.name]):
-                shown.append(build_table(table, view, rows, options))
+            rows = view.choose(tables[table.name])
+            shown = [build_table(table, view, rows, options)] if rows else []
             if table.name == "Q2" and view.heading == table.views[0].heading:
                 is_stated = any(not record.measured for record in collected.records)
                 shown += build_pivots(rows, is_stated)

@@ -10,7 +10,7 @@ import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells of its font cache on stderr
 
@@ -29,7 +29,9 @@ from pipeline.report.plots import (  # noqa: E402
     KeyEntry,
     LinePanel,
     Panel,
+    Picture,
     Plot,
+    RenderedPlot,
     Series,
     format_x,
     role_of,
@@ -109,20 +111,6 @@ SETTINGS: dict[Any, Any] = {
     "legend.handlelength": 3,
     "legend.labelcolor": LIGHT["--fg"],
 }
-
-
-class Picture(NamedTuple):
-    """A panel on the page: SVG in the colours of its style sheet, and the text for those who do not see it."""
-
-    svg: str
-    text: str
-
-
-class RenderedPlot(NamedTuple):
-    """A plot and its panels for the page."""
-
-    plot: Plot
-    panels: list[Picture]
 
 
 def render_files(plot: Plot, formats: Sequence[str]) -> dict[str, bytes]:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources as package_files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -33,7 +33,7 @@ from pipeline.report.formatter import name_texts
 from pipeline.report.int8 import int8_plots
 from pipeline.report.link import bandwidth_plots
 from pipeline.report.network import network_plots
-from pipeline.report.plots import Plot, keep_curves
+from pipeline.report.plots import Plot, RenderedPlot, keep_curves
 from pipeline.report.provenance import conditions_of, describe_setting, list_provenance
 from pipeline.report.q1 import batch_size_plots
 from pipeline.report.q2 import speedup_plots
@@ -44,9 +44,6 @@ from pipeline.report.table import Row, Tables
 from pipeline.system import files
 from pipeline.system.errors import pluralize, replace_control_characters
 from pipeline.system.source_digest import DIGEST_AT_START
-
-if TYPE_CHECKING:
-    from pipeline.report.draw import RenderedPlot
 
 REPORT_NAME = "report.html"
 INDEX_NAME = "index.html"
@@ -163,7 +160,7 @@ def build_plots(tables: Tables, outcomes: Sequence[PointOutcome], terms: Terms =
     return [name_texts(plot, terms) for plot in found if plot.panels]
 
 
-def write_plots(folder: Path, plots: Sequence[Plot], formats: Sequence[str]) -> "list[RenderedPlot]":
+def write_plots(folder: Path, plots: Sequence[Plot], formats: Sequence[str]) -> list[RenderedPlot]:
     """Write the plots, remove those of an earlier run, and return them. Raises OSError, also if the folder is a link.
 
     Without plots matplotlib is not imported.
@@ -187,7 +184,7 @@ def write_plots(folder: Path, plots: Sequence[Plot], formats: Sequence[str]) -> 
 
 
 def build_sections(
-    found: CollectedExperiment, asked: Sequence[Answer], drawn: "Sequence[RenderedPlot]"
+    found: CollectedExperiment, asked: Sequence[Answer], drawn: Sequence[RenderedPlot]
 ) -> list[dict[str, Any]]:
     """Return the questions that were asked and have plots or tables, with them.
 

@@ -129,11 +129,6 @@ def link_key(record: Record) -> LinkKey:
     return record.spec.device, record.spec.num_nodes, comparability.gpu_model(record)
 
 
-def is_swept(spec: Spec) -> bool:
-    """True if the point times isolated collectives."""
-    return spec.measure == "communication" and spec.is_distributed
-
-
 def measured_links(records: Iterable[Record]) -> MeasuredLinks:
     """Return the largest bus bandwidth of any isolated collective on each kind of place."""
     links: MeasuredLinks = {}

@@ -182,6 +182,20 @@ class Plot(NamedTuple):
         return (list(entries.values()) if len(entries) > 1 else []) + grey
 
 
+class Picture(NamedTuple):
+    """A panel on the page: SVG in the colours of its style sheet, and the text for those who do not see it."""
+
+    svg: str
+    text: str
+
+
+class RenderedPlot(NamedTuple):
+    """A plot and its panels for the page."""
+
+    plot: Plot
+    panels: list[Picture]
+
+
 def keep_curves(plot: Plot) -> Plot:
     """Return a plot without lines of a single place, which a table shows better. Its note says if nothing has a bar."""
     panels = tuple(panel for panel in plot.panels if not isinstance(panel, LinePanel) or panel.is_curve)

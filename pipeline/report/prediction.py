@@ -1,4 +1,4 @@
-"""Every table: its columns, and how people see it. JSON and CSV have all columns in this order, reports what fits."""
+"""Prediction: the step on more GPUs, from what was measured on fewer, by one ring over equal links. Its table."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple

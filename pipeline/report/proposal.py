@@ -1,7 +1,7 @@
 """A compute proposal from the tables of an experiment: how one configuration scales, and what the asked work takes."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,6 +18,7 @@ from pipeline.report.display import DisplayOptions, DisplayTable, build_table
 from pipeline.report.formatter import name_texts
 from pipeline.report.html import render_template
 from pipeline.report.markdown import escape_markdown, name_source, render_table, wrap
+from pipeline.report.plots import RenderedPlot
 from pipeline.report.provenance import describe_provenance
 from pipeline.report.q2 import reason_left_out, speedup_plots
 from pipeline.report.table import (
@@ -305,9 +306,6 @@ def share_of_other(tables: Tables) -> str:
     return f" (of the short runs here they were {100 * other / (timed + other):.0f} %)"
 
 
-if TYPE_CHECKING:
-    from pipeline.report.draw import RenderedPlot
-
 HIDDEN_NOTES = (MFU_PEAK, NO_PEAK)
 MAX_WIDTH = 140  # characters of a row in Markdown: every column with its interval fits
 
@@ -347,7 +345,7 @@ def tables_of(proposal: Proposal, terms: Terms) -> list[DisplayTable]:
     return [name_texts(table._replace(source=""), terms) for table in tables]
 
 
-def draw(proposal: Proposal, terms: Terms) -> "Sequence[RenderedPlot]":
+def draw(proposal: Proposal, terms: Terms) -> Sequence[RenderedPlot]:
     """Return the curves of weak and strong scaling, of every batch size."""
     from pipeline.report.draw import render_plot
 

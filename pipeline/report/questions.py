@@ -1,6 +1,6 @@
 """Every table of an experiment with its rows, and every question with its answer, in order.
 
-The words of an answer stand with its question, in q1 to q5, memory and int8.
+The words of an answer stand with its question, in q1 to q5 and int8.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,18 +21,16 @@ from pipeline.report.link import (
     BANDWIDTH,
     SWEEP,
     TRANSFERS,
-    MeasuredLinks,
     bandwidth_rows,
     measured_links,
     sweep_rows,
     transfer_row,
 )
-from pipeline.report.memory import MEMORY_BOUNDARY, OOM, memory_rows, oom_row
 from pipeline.report.network import NETWORK, OTHER_LINK, network_rows, other_link_rows
 from pipeline.report.next_step import advise_all
 from pipeline.report.nodes import NODES, node_claims, node_rows
 from pipeline.report.prediction import PREDICTION, prediction_rows
-from pipeline.report.q1 import Q1, batch_size_claims, q1_row
+from pipeline.report.q1 import MEMORY_BOUNDARY, OOM, Q1, batch_size_claims, memory_rows, oom_row, q1_row
 from pipeline.report.q2 import Q2, q2_row, speedup_claims
 from pipeline.report.q3 import COMMUNICATION, Q3, communication_claims, exposed_row, q3_row
 from pipeline.report.q4 import Q4, large_batch_claims, q4_rows
@@ -57,7 +55,6 @@ FIGURE_NAMES = {column.key: column.name for table in reversed(TABLES.values()) f
 def build_tables(
     outcomes: Sequence[PointOutcome],
     link: Link | None = None,
-    sibling_links: MeasuredLinks | None = None,
     targets: Targets = FROM_BASELINE,
     predict_to: int | None = None,
     peak_tflops: float | None = None,
@@ -66,7 +63,6 @@ def build_tables(
 
     Predictions are for `link` and up to `predict_to` GPUs, times to target for `targets`, and MFU is of `peak_tflops`
     if it is stated.
-    `sibling_links` are those that other experiments measured; the own ones come first.
     """
     pooled, over_gpus = pool_outcomes(outcomes), pool_outcomes(outcomes, by_gpu=False)
     trained = [point for point in over_gpus if point.spec.measure == "epochs"]
@@ -78,7 +74,7 @@ def build_tables(
     plain = [point for point in points if not point.spec.remedies]
     quantized = [point for point in over_gpus if point.spec.measure == "quantize"]
     weak = pair_with_baselines(plain, "weak")
-    links = (sibling_links or {}) | measured_links(record for point in distributed for record in point.ok_records)
+    links = measured_links(record for point in distributed for record in point.ok_records)
     advices = advise_all(plain, distributed, peak_tflops)
     trained_alike, measured_alike = group_by_training(points), group_by_training(measured)
     found: dict[str, Iterable[Row]] = {

@@ -1,4 +1,4 @@
-"""Every table: its columns, and how people see it. JSON and CSV have all columns in this order, reports what fits."""
+"""Time to a target: what each batch size needs to reach it, beside the smallest without remedies. Its table."""
 
 import math
 from collections.abc import Sequence

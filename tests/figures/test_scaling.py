@@ -13,7 +13,7 @@ from factories import (
 )
 from rendered_tables import assert_row, build, cells, row_of
 
-from pipeline.figures.scaling import Scaling, check_invariant
+from pipeline.figures.scaling import Scaling
 from pipeline.plan.spec import BASELINE_MAY_DIFFER, Spec
 from pipeline.records.record import Environment, Record
 from pipeline.report.table import Row
@@ -138,19 +138,6 @@ def test_a_baseline_without_a_time_stands_in_the_strong_rows_and_the_others_say_
     first, second = sorted(rows_of("strong", *found, timed(5, 128, 2), missing=[one]), key=lambda row: row["num_gpus"])
     assert (first["status"], first["speedup"]) == (status, None)
     assert_row(second, speedup=None, serial_fraction_karp_flatt=None, note=f"no baseline: single on 1 GPU is {status}")
-
-
-def test_a_baseline_that_breaks_the_invariant_is_refused() -> None:
-    check_invariant(on_gpus(4, 128), on_gpus(1, 128), "weak")
-    check_invariant(on_gpus(4, 128), on_gpus(1, 512), "strong")
-    refused: list[tuple[Spec, Scaling, str]] = [
-        (on_gpus(1, 512), "weak", "weak scaling holds batch_size_per_gpu fixed: 128 against a baseline of 512"),
-        (on_gpus(1, 128), "strong", "strong scaling holds global_batch_size fixed: 512 against a baseline of 128"),
-        (on_gpus(2, 256), "strong", "runs on 1 GPU, got 2"),
-    ]
-    for baseline, scaling, said in refused:
-        with pytest.raises(ValueError, match=said):
-            check_invariant(on_gpus(4, 128), baseline, scaling)
 
 
 def test_the_intervals_are_carried_into_speedup_and_efficiency() -> None:

@@ -25,7 +25,7 @@ from pipeline.records.folder import Experiment, find_experiments
 from pipeline.records.outcomes import resolve_outcomes
 from pipeline.records.record import DeviceMemory, Environment, Gpu, GpuWindow, HostWindow, Record, Telemetry
 from pipeline.records.store import publish_record
-from pipeline.report.collected import collect_experiment, csv_text, find_sibling_links
+from pipeline.report.collected import collect_experiment, csv_text
 from pipeline.report.markdown import render_experiment
 from pipeline.report.questions import answer_questions, build_tables, flatten
 
@@ -386,7 +386,7 @@ def test_what_is_not_kept_for_tables_is_in_no_table() -> None:
         manifest, (found, rejected) = experiment.read_manifest(), store.load_folder(experiment.records_folder)
         assert manifest is not None
         outcomes = resolve_outcomes(manifest.points, found, rejected).outcomes
-        whole = build_tables(outcomes, sibling_links=find_sibling_links(experiment, {}))
+        whole = build_tables(outcomes)
         assert flatten(collect_experiment(experiment).tables) == flatten(whole)
 
 

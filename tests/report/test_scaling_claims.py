@@ -1,6 +1,5 @@
 """The claims of Q1 and Q2: which row they are about, what weakens them, and what is no answer."""
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,7 +11,6 @@ from factories import (
     beside,
     comm_point,
     make_communication_record,
-    make_experiment,
     make_measurement,
     make_record,
     make_spec,
@@ -31,7 +29,6 @@ from pipeline.plan.grid import shipped_grids
 from pipeline.plan.point_label import OF_GPUS, Terms
 from pipeline.records.record import Environment, Gpu, Record, SweptCollective
 from pipeline.report.claims import Tile, badges_of, is_fit_for_answer
-from pipeline.report.collected import collect_experiment
 from pipeline.report.q2 import ABOVE_N, SHARED, WAITS, usable_rows
 from pipeline.report.q3 import BANDWIDTH_ABOVE_LINK, SUBTRACTION_IS_NOISE
 from pipeline.report.questions import Answer
@@ -130,17 +127,6 @@ def test_a_bandwidth_by_subtraction_above_the_measured_link_is_printed_and_not_u
 def test_without_a_sweep_on_such_gpus_there_is_no_check() -> None:
     for more in ((), (swept(8.0, gpu="NVIDIA A40"),)):
         assert not subtracted(*more).has_note(BANDWIDTH_ABOVE_LINK)
-
-
-def test_the_link_may_be_that_of_a_sibling_and_its_own_comes_first(tmp_path: Path) -> None:
-    own = make_experiment(tmp_path / "scaling", timed(10, 128), timed(6, 128, 2))
-    sibling = make_experiment(tmp_path / "communication", swept(8.0))
-    make_experiment(tmp_path / "others" / "communication", swept(7.0))  # no sibling: another folder
-    assert "bandwidth above the 8 GB/s of the measured link" in collect_experiment(own).tables["Q3"][0]["note"]
-    both = make_experiment(tmp_path / "q3", timed(10, 128), timed(6, 128, 2), swept(9.0))
-    (sibling.folder / "manifest.json").write_text("broken")
-    for experiment in (own, both):  # the broken one is left out; q3, with 9 GB/s, is a sibling too
-        assert not collect_experiment(experiment).tables["Q3"][0].has_note(BANDWIDTH_ABOVE_LINK)
 
 
 @pytest.mark.parametrize(
