@@ -40,7 +40,7 @@ from pipeline.records.record import (
     VariantName,
 )
 from pipeline.records.store import RejectedFile, load_folder, publish_record
-from pipeline.report.formatter import render_note
+from pipeline.report.table import render_note
 
 ROOT = Path(__file__).resolve().parent.parent
 RESNET18_PARAMETERS = 11_173_962  # the CIFAR ResNet-18 with ten classes

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 
 class NoteKind(NamedTuple):
-    """A kind of note: its name, and templates that `report.formatter` fills with the values of a note.
+    """A kind of note: its name, and templates that `report.table` fills with the values of a note.
 
     `words` is the sentence. `badge` stands beside an answer about the row. `word` stands in a table; if it is empty,
     the badge does, or else the name. No answer uses the figures that the note `forbids`.

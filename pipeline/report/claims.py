@@ -12,8 +12,7 @@ from pipeline.figures.notes import OF_BASELINE, Note
 from pipeline.plan.axes import AXIS_DEFAULTS
 from pipeline.plan.point_label import EFFORT_AXES, Terms, describe_point, format_number, models_of, varying_axes
 from pipeline.plan.strategies import STRATEGIES
-from pipeline.report.formatter import NoteFormatter, name_texts
-from pipeline.report.table import Row, kind_of
+from pipeline.report.table import NoteFormatter, Row, kind_of, name_texts
 
 SUBMIT = "ddpscale submit"
 NO_RESULT = ("failed", "missing", "rejected")  # the status of a point to run again

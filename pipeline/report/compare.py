@@ -33,9 +33,8 @@ from pipeline.report.display import (
     name_columns,
     note_column,
 )
-from pipeline.report.formatter import name_texts, render_notes
 from pipeline.report.markdown import escape_markdown, render_table
-from pipeline.report.table import NOT_STATED
+from pipeline.report.table import NOT_STATED, name_texts, render_notes
 from pipeline.system.errors import pluralize
 
 ABSENT = "-"

@@ -7,7 +7,6 @@ from pipeline.figures.intervals import Estimate
 from pipeline.figures.pooling import group_pairs
 from pipeline.plan.point_label import describe_point, models_of
 from pipeline.report.compare import Pairs, differences_of, facts_of_sides, headline_of, range_of, tables_of, terms_of
-from pipeline.report.formatter import name_texts
 from pipeline.report.html import render_template
 from pipeline.report.plots import (
     REFERENCE,
@@ -23,7 +22,7 @@ from pipeline.report.plots import (
     make_series,
     note_on_number,
 )
-from pipeline.report.table import AXIS_HEADINGS, Column, Row
+from pipeline.report.table import AXIS_HEADINGS, Column, Row, name_texts
 
 FASTER = Column("times_as_fast", "B, times as fast as A", "Time in A divided by that in B.")
 TIME_COLUMNS = {

@@ -30,7 +30,6 @@ from pipeline.plan.point_label import (
 )
 from pipeline.records.outcomes import CollectedOutcomes
 from pipeline.report.claims import badge_of
-from pipeline.report.formatter import Range, name_texts, render_note
 from pipeline.report.plots import note_on_number
 from pipeline.report.questions import FIGURE_NAMES, TABLES
 from pipeline.report.table import (
@@ -41,10 +40,13 @@ from pipeline.report.table import (
     NOT_STATED,
     SPEEDUP,
     Column,
+    Range,
     Row,
     Table,
     Tables,
     View,
+    name_texts,
+    render_note,
 )
 
 STATUS_WORDS = {"oom": "OOM", "failed": "failed", "missing": "missing", "rejected": "rejected"}

@@ -29,7 +29,6 @@ from pipeline.report import first_screen
 from pipeline.report.collected import CollectedExperiment, csv_text
 from pipeline.report.cost import ENDING_WORDS
 from pipeline.report.display import MAX_ROWS, ON_PAGE, display_tables
-from pipeline.report.formatter import name_texts
 from pipeline.report.int8 import int8_plots
 from pipeline.report.link import bandwidth_plots
 from pipeline.report.network import network_plots
@@ -40,7 +39,7 @@ from pipeline.report.q2 import speedup_plots
 from pipeline.report.q4 import accuracy_plots, final_accuracy_plots
 from pipeline.report.questions import TOPICS, Answer, answers_of, not_asked
 from pipeline.report.step_parts import step_plots
-from pipeline.report.table import Row, Tables
+from pipeline.report.table import Row, Tables, name_texts
 from pipeline.system import files
 from pipeline.system.errors import pluralize, replace_control_characters
 from pipeline.system.source_digest import DIGEST_AT_START

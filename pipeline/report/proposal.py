@@ -15,7 +15,6 @@ from pipeline.plan.spec import BASELINE_MAY_DIFFER, TRAINED_MAY_DIFFER
 from pipeline.records.outcomes import CollectedOutcomes
 from pipeline.report.claims import SUBMIT, badges_of, describe_own, is_fit_for_answer, not_told_apart, shown, with_ends
 from pipeline.report.display import DisplayOptions, DisplayTable, build_table
-from pipeline.report.formatter import name_texts
 from pipeline.report.html import render_template
 from pipeline.report.markdown import escape_markdown, name_source, render_table, wrap
 from pipeline.report.plots import RenderedPlot
@@ -31,6 +30,7 @@ from pipeline.report.table import (
     Table,
     Tables,
     View,
+    name_texts,
 )
 from pipeline.system.errors import EXIT_NOTHING_FOUND, CommandError, pluralize
 

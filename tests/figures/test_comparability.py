@@ -17,7 +17,7 @@ from pipeline.plan.axes import Device, Execution
 from pipeline.records.outcomes import resolve_outcomes
 from pipeline.records.record import Environment, Gpu, Link, Record
 from pipeline.report.collected import collect_experiment
-from pipeline.report.formatter import MAX_VALUE_CHARS, shorten_values
+from pipeline.report.table import MAX_VALUE_CHARS, shorten_values
 
 H200 = (Gpu(name="NVIDIA H200"),)
 DIFFERENCES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [

@@ -23,7 +23,7 @@ from pipeline.figures.exposed_communication import (
     traced_exposure,
 )
 from pipeline.records.record import Communication, Profile, StepSeries, TransferKind, VariantName
-from pipeline.report.formatter import render_note
+from pipeline.report.table import render_note
 
 US = 1e-6
 DRIFT_US = (0.0, 100.0, 200.0, 300.0, 400.0, 500.0)  # a machine that slows down from round to round

@@ -9,8 +9,8 @@ from factories import make_record, make_spec
 from pipeline.figures.comparability import environment_difference_notes
 from pipeline.figures.links import describe_links, link_kinds, link_notes, link_problems
 from pipeline.records.record import Binding, Environment, Link, NetworkDevice, Record
-from pipeline.report.formatter import render_note
 from pipeline.report.provenance import list_provenance
+from pipeline.report.table import render_note
 
 ONE_NODE = Link(pairs=((0, 1), (1, 0), (1, 2)), transport="P2P", num_channels=16)
 SOCKETS = Link(pairs=((0, 2), (2, 0)), transport="NET/Socket", num_channels=2, device="eth0")

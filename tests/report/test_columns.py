@@ -8,10 +8,9 @@ from words_page import render_words
 from pipeline.figures.notes import OF_BASELINE, make_note, text_note
 from pipeline.figures.scaling import SUPERLINEAR_IS_NOISE
 from pipeline.report.display import format_cell
-from pipeline.report.formatter import render_note
 from pipeline.report.q1 import Q1
 from pipeline.report.questions import FIGURE_NAMES, TABLES, flatten_row
-from pipeline.report.table import FACTORS, FIGURES_NOT_STATED, Column, Row, Table
+from pipeline.report.table import FACTORS, FIGURES_NOT_STATED, Column, Row, Table, render_note
 
 COLUMNS = {(table.name, column.key): column for table in TABLES.values() for column in table.columns}
 

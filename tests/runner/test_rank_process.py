@@ -18,7 +18,7 @@ from factories import assert_says, make_record, make_spec, raising
 from pipeline.figures.comparability import unlike_nodes_notes
 from pipeline.figures.formulas import GIB
 from pipeline.records.record import Environment, Gpu, Measurement
-from pipeline.report.formatter import render_note
+from pipeline.report.table import render_note
 from pipeline.runner import rank_process
 from pipeline.runner.rank_files import PointTask, RankError, RankFiles
 from pipeline.system import host
