@@ -16,7 +16,6 @@ from pipeline.figures.comparison import (
     Comparison,
     TimedSide,
     Verdict,
-    is_failing,
     time_key,
 )
 from pipeline.figures.energy import clock_notes
@@ -195,22 +194,24 @@ def explain_intervals(points: Sequence[ComparedPoint]) -> list[str]:
     """Return the sentences below a table: how far to trust the intervals, and what a verdict needs."""
     lines, needed = [], intervals.min_values()
     if coverages := [point.interval.coverage for point in points if point.interval and point.is_between_runs]:
-        text = "An interval over repeats contains the true ratio with a probability of at least"
-        lines.append(f"{text} {100 * min(coverages):.1f} %.")
+        least = f"{100 * min(coverages):.1f} %"
+        lines.append(f"An interval over repeats contains the true ratio with a probability of at least {least}.")
     if any(point.verdict in ("slower", "faster") for point in points):
         moved = f"{100 * SITTING_DEVIATION:g} % (standard deviation, on H100s)"
         lines.append(f"Another sitting alone moves a time by {moved}, so a verdict on less may be of the sitting.")
     over_windows = sum(point.interval is not None and not point.is_between_runs for point in points)
     if over_windows:
         of_points = pluralize(over_windows, "configuration")
-        lines.append(f"Intervals over the windows of a run ({of_points}) leave out changes from run to run.")
-        lines.append(f"A verdict needs {needed} repeats on both sides.")
+        lines += [
+            f"Intervals over the windows of a run ({of_points}) leave out changes from run to run.",
+            f"A verdict needs {needed} repeats on both sides.",
+        ]
     if any(point.verdict == "no interval" for point in points):
         lines.append(f"An interval needs {needed} windows in a run, or {needed} repeats, on both sides.")
     return lines
 
 
-def summarize(points: Sequence[ComparedPoint], fail_above: float | None, allow_unchecked: bool) -> list[str]:
+def summarize(points: Sequence[ComparedPoint], fail_above: float | None) -> list[str]:
     """Return the sentences at the end: the number of points by verdict, and those beyond the limit."""
     counts = Counter(point.verdict for point in points)
     listed = ", ".join(f"{counts[word]} {word}" for word in get_args(Verdict) if counts[word])
@@ -226,8 +227,6 @@ def summarize(points: Sequence[ComparedPoint], fail_above: float | None, allow_u
             sentences.append(f"{pluralize(unchecked, 'configuration')} without a verdict {verb} not checked.")
     if lost := sum(point.is_lost for point in points):
         sentences.append(f"{pluralize(lost, 'configuration')} ok in A but not in B.")
-    if is_failing(points, fail_above, allow_unchecked):
-        sentences.append("Exit code 1.")
     return sentences
 
 

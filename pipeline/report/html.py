@@ -260,8 +260,10 @@ def describe_experiment(name: str, found: CollectedExperiment) -> dict[str, Any]
 def describe_counts(collected: CollectedOutcomes) -> str:
     """Return the number of configurations in each state that occurs."""
     coverage = collected.coverage
-    counts = {"ok": coverage.ok, "out of memory": coverage.oom, "failed": coverage.failed}
-    counts |= {"missing": coverage.missing, "rejected": coverage.rejected}
+    counts = {
+        **{"ok": coverage.ok, "out of memory": coverage.oom, "failed": coverage.failed},
+        **{"missing": coverage.missing, "rejected": coverage.rejected},
+    }
     stated = ", ".join(f"{number:,} {word}" for word, number in counts.items() if number)
     return f"{pluralize(coverage.expected, 'configuration')}: {stated}" if coverage.expected else "no configurations"
 

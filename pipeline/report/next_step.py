@@ -82,14 +82,12 @@ class Rule(NamedTuple):
     verdict: str = ""  # on an experiment that this limits in most configurations
 
 
-INPUT = Change("input=gpu", "input", "gpu", ("num_workers",))
 WORKERS = Change("more loader workers", "num_workers")
 GRAPH = Change("execution=graph", "execution", "graph")
 COMPILE = Change("execution=compile", "execution", "compile")
 COMPILED_GRAPH = Change("execution=compiled_graph", "execution", "compiled_graph")
 LOCAL_BATCHNORM = Change("sync_batchnorm=false", "sync_batchnorm", False)
 BATCH = Change("a larger batch", "batch_size_per_gpu")
-ACCUMULATION = Change("grad_accumulation=2", "grad_accumulation", None, ("num_samples",))
 COMPRESSION = Change("gradient_compression=bf16", "gradient_compression", "bf16")
 DDP = Change("strategy=ddp", "strategy", "ddp", STRATEGY_AXES)
 NEVER = Change("reshard=never", "reshard", "never")
@@ -107,7 +105,7 @@ WAITING = Rule(
     "waiting for data",
     MAX_DATA_SHARE,
     "data time and batch wait over the epoch time",
-    (INPUT, WORKERS),
+    (Change("input=gpu", "input", "gpu", ("num_workers",)), WORKERS),
     verdict="Data loading is the bottleneck, not the strategy.",
 )
 POWER = Rule(
@@ -167,7 +165,7 @@ RULES = (
         "communication",
         0.05,
         "exposed communication over the step",
-        (BATCH, ACCUMULATION, COMPRESSION, GATHERS),
+        (BATCH, Change("grad_accumulation=2", "grad_accumulation", None, ("num_samples",)), COMPRESSION, GATHERS),
         verdict="Communication is the bottleneck.",
     ),
     Rule(

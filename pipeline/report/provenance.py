@@ -90,9 +90,11 @@ def describe_setting(records: Iterable[Record]) -> list[str]:
     places = environments_of(found)
     models = shorten_list(sorted({model_title(record.spec.model) for record in found}), MAX_LISTED)
     counts = {record.spec.num_gpus for record in found}
-    on_cpu = "CPU process" if counts == {1} else "CPU processes"
-    is_on_cpu = all(record.spec.device == "cpu" for record in found)
-    processors = on_cpu if is_on_cpu else hardware_of(found) or f"GPU{'s' if max(counts) > 1 else ''} of unknown model"
+    processors = mixed(gpu.name for place in places for gpu in place.gpus) or mixed(place.cpu for place in places)
+    if all(record.spec.device == "cpu" for record in found):
+        processors = "CPU process" if counts == {1} else "CPU processes"
+    elif not processors:
+        processors = f"GPU{'s' if max(counts) > 1 else ''} of unknown model"
     nodes = sorted({node for place in places for node in place.nodes})
     commits = sorted({place.git_commit[:7] for place in places if place.git_commit})
     is_partial = "" if all(place.git_commit for place in places) else " (not of all records)"
@@ -134,12 +136,6 @@ def named(what: str, names: Sequence[str]) -> list[str]:
     if len(names) == 1:
         return [names[0] if names[0].startswith(what) else f"{what} {names[0]}"]
     return [f"{len(names)} {what}s"] if names else []
-
-
-def hardware_of(records: Iterable[Record]) -> str:
-    """Return the models of the GPUs that the records name, or of the CPUs if there are none."""
-    places = environments_of(records)
-    return mixed(gpu.name for place in places for gpu in place.gpus) or mixed(place.cpu for place in places)
 
 
 def environments_of(records: Iterable[Record]) -> list[Environment]:

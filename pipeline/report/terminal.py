@@ -51,8 +51,7 @@ class Summary(NamedTuple):
 
 def summarize(name: str, found: CollectedExperiment, answers: Sequence[Answer], page: Path | None) -> Summary:
     """Return what is printed of one experiment among several."""
-    collected = found.collected
-    coverage = collected.coverage
+    collected, coverage = found.collected, found.collected.coverage
     tiles = {answer.question: [tile for tile in answer.tiles if tile.figure][:1] for answer in answers}
     gaps = f", {coverage.num_gaps:,} without a result" if coverage.num_gaps else ""
     counts = pluralize(coverage.expected, "configuration") + gaps
@@ -95,10 +94,9 @@ def render_brief(
     terms, tables = found.collected.terms, found.tables
     lines = setting_of(found, width)
     setting = " ".join(lines)  # says "one run each", so no answer does
-    for answer in answers:
-        texts = ([str(tile), *(badge for badge in tile.badges if badge not in setting)] for tile in answer.tiles[:1])
-        said = map("; ".join, texts)
-        lines += [line for text in said for line in fold(text, width, f"{answer.question}  ")]
+    for question, tile in ((answer.question, tile) for answer in answers for tile in answer.tiles[:1]):
+        badges = (badge for badge in tile.badges if badge not in setting)
+        lines += fold("; ".join([str(tile), *badges]), width, f"{question}  ")
     lines += [cut(unescape(gap), width) for gap in list_gaps(found.collected.outcomes, MAX_WIDTH)[:1]]
     closing = [f"Page: {path}"] if (path := page or existing_report(found)) else []
     most = max(BRIEF_LINES - len(lines) - len(closing) - 6, MIN_ROWS)
