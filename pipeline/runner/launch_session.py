@@ -16,13 +16,12 @@ from pathlib import Path
 
 import msgspec
 
-from pipeline.figures import telemetry_summary
 from pipeline.plan.axes import NUM_WARM_UP_EPOCHS
 from pipeline.plan.spec import Spec
 from pipeline.records import store
 from pipeline.records.folder import Experiment
 from pipeline.records.record import MAX_MESSAGE_CHARS, Environment, Failure, Record
-from pipeline.runner import failed_record, side_files, telemetry_sampler
+from pipeline.runner import failed_record, side_files, telemetry_sampler, telemetry_summary
 from pipeline.runner.failed_record import RankExit
 from pipeline.runner.rank_files import LOCK_NAME, PointResult, RankFiles
 from pipeline.system import source_digest

@@ -20,11 +20,11 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from pipeline.figures import telemetry_summary
-from pipeline.figures.telemetry_summary import GpuSample, NodeSamples, SamplerHeader, SamplerNote, SamplingRound
 from pipeline.plan.spec import Spec
+from pipeline.runner import telemetry_summary
 from pipeline.runner.launch_options import python_variables
 from pipeline.runner.rank_files import RankFiles
+from pipeline.runner.telemetry_summary import GpuSample, NodeSamples, SamplerHeader, SamplerNote, SamplingRound
 from pipeline.system import host
 
 SAMPLING_INTERVAL_S = 0.1

@@ -14,9 +14,9 @@ from conftest import CPU_SIZE, ROOT, SMALL_GRID, Command, processes_of, succeede
 from factories import make_spec
 from slurm_queue import records_in
 
-from pipeline.figures.telemetry_summary import NodeSamples, read_node_samples
 from pipeline.runner import telemetry_sampler
 from pipeline.runner.rank_files import PointTask, RankFiles
+from pipeline.runner.telemetry_summary import NodeSamples, read_node_samples
 
 UUIDS = [f"{letter * 8}-0000-0000-0000-000000000000" for letter in "abcd"]
 # four GPUs; the last is old: no energy counter, and throttle reasons under the old name

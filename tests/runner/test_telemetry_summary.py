@@ -9,7 +9,9 @@ import msgspec
 import pytest
 from factories import make_measurement, make_record, make_spec
 
-from pipeline.figures.telemetry_summary import (
+from pipeline.records import store
+from pipeline.records.record import Environment, Epoch, Gpu, GpuWindow
+from pipeline.runner.telemetry_summary import (
     MAX_GPU_WINDOWS,
     GpuSample,
     NodeSamples,
@@ -22,8 +24,6 @@ from pipeline.figures.telemetry_summary import (
     read_node_samples,
     summarize_telemetry,
 )
-from pipeline.records import store
-from pipeline.records.record import Environment, Epoch, Gpu, GpuWindow
 
 S = 1_000_000_000  # nanoseconds
 T0 = 1_700_000_000 * S
