@@ -311,8 +311,6 @@ MAX_WIDTH = 120  # characters of a row in Markdown
 MAX_ROWS_UNFOLDED = 40
 MAX_ROWS = 10_000  # a page with more is slow; the CSV files have all
 MAX_BATCH_SIZES = 14  # of one table by GPUs and batch size
-N_TIMES_SPEEDUP = SPEEDUP._replace(heading="N x T(1)/T(N)")
-TWO_OVER_FOUR = SPEEDUP._replace(heading="T(2)/T(4)")
 
 
 class DisplayOptions(NamedTuple):
@@ -452,7 +450,8 @@ def build_pivots(rows: Sequence[Row], is_stated: bool) -> Iterator[DisplayTable]
     pivots = [(column, [(row, row[column.key]) for row in rows]) for column in (EPOCH_TIME, SPEEDUP, EFFICIENCY)]
     if is_stated:
         scaled = [(row, row["speedup"] and row["num_gpus"] * row["speedup"]) for row in rows]
-        pivots += [(N_TIMES_SPEEDUP, scaled), (TWO_OVER_FOUR, two_over_four(rows))]
+        pivots.append((SPEEDUP._replace(heading="N x T(1)/T(N)"), scaled))
+        pivots.append((SPEEDUP._replace(heading="T(2)/T(4)"), two_over_four(rows)))
     for column, values in pivots:
         if all(value is None for _, value in values):
             continue
