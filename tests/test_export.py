@@ -18,8 +18,9 @@ from factories import (
     windowed,
 )
 
+from pipeline.export import figures_by_point
 from pipeline.records.folder import Experiment, find_experiments
-from pipeline.report.collected import collect_experiment, figures_by_point
+from pipeline.report.collected import collect_experiment
 
 TIMES_S = (1.0, 1.1, 0.9, 1.05, 0.95, 1.02)
 
