@@ -5,9 +5,8 @@ import errno
 import gzip
 import itertools
 import json
+import multiprocessing
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -260,30 +259,32 @@ def test_a_rank_whose_profiler_fails_runs_every_step_since_the_others_wait_for_i
     assert len(steps) == PROFILER_WARM_UP_STEPS + NUM_PROFILED_STEPS["cpu"]
 
 
-LONELY_RANK = """
-import os, sys, torch
-from pipeline.communication.profiling import profile_ranks
-from pipeline.training.process_group import Rank
-rank = int(os.environ["RANK"])
-torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
-def step():
-    if rank == 1:
-        raise RuntimeError("this rank is lost")
-    torch.distributed.all_reduce(torch.ones(1))
-profile_ranks(step, Rank(rank, 2, torch.device("cpu")), [])
-"""
+def run_lonely_rank(rank: int, meeting: Path) -> None:
+    """Profile steps of which that of rank 1 fails."""
+    store = f"file://{meeting}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+
+    def step() -> None:
+        if rank == 1:
+            raise RuntimeError("this rank is lost")
+        torch.distributed.all_reduce(torch.ones(1))
+
+    profile_ranks(step, Rank(rank, 2, torch.device("cpu")), [])
 
 
 @pytest.mark.training
-def test_a_step_that_fails_in_the_profile_ends_its_rank_and_the_others_at_once(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", LONELY_RANK, str(tmp_path / "meeting")]
-    ranks = [
-        subprocess.Popen(command, env={**os.environ, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
-        for rank in (0, 1)
-    ]
-    said = [rank.communicate(timeout=60)[1] for rank in ranks]  # it was 300 s: the timeout of a collective
-    assert [rank.returncode for rank in ranks] == [1, 1]
-    assert "this rank is lost" in said[1]
+@pytest.mark.filterwarnings("default")  # of Python 3.12: the process that is forked has threads
+def test_a_step_that_fails_in_the_profile_ends_its_rank_and_the_others_at_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=run_lonely_rank, args=(rank, tmp_path / "meeting")) for rank in (0, 1)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(60)  # it was 300 s: the timeout of a collective
+    assert [rank.exitcode for rank in ranks] == [1, 1]
+    assert "this rank is lost" in capfd.readouterr().err
 
 
 def test_running_out_of_memory_in_the_profile_is_the_points_ending(monkeypatch: pytest.MonkeyPatch) -> None:
