@@ -67,14 +67,17 @@ def fake_slurm(folder: Path, ping: str) -> Mapping[str, str]:
     return without_slurm(folder)
 
 
-# run by the Python of a job: a point has a result at once, without torch and without a rank
+# run by the Python of a job: a point has a result at once, or a long one after hours, without torch and without a rank
 QUICK = """
-import importlib.util, sys
+import importlib.util, sys, time
 
 def write_result(spec, rank_files, launch_id, num_threads=1):
     from factories import make_measurement
     from pipeline.records.record import Environment
     from pipeline.runner.rank_files import PointResult
+    rank_files.write_environment(Environment())
+    if spec.num_samples > 100_000:
+        time.sleep(7200)
     rank_files.write_result(PointResult(make_measurement(spec), Environment()))
     return {}
 

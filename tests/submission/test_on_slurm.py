@@ -26,7 +26,7 @@ from factories import (
     write_model,
     write_script,
 )
-from slurm_queue import MIXED, Env, array_of, queued, records_in, states, with_sbatch
+from slurm_queue import MIXED, Env, array_of, queued, quick_points, records_in, states, with_sbatch
 
 from pipeline.plan.grid import expand_grid
 from pipeline.plan.spec import Spec
@@ -43,14 +43,12 @@ points:
   - {num_gpus: [2], num_nodes: [2], batch_size_per_gpu: [1], num_samples: [2000000]}
 resources: {cpus_per_gpu: 1, mem_per_gpu_gib: 3, time: "00:10:00"}
 """
-LENET_BASE = "model: lenet, dataset: synthetic"
 
 
 def sleeping(grid: str, folder: Path) -> Path:
     """Write the grid with a model in place of LeNet that needs no core: each of its steps sleeps."""
     write_model(folder, "import time\n" + with_change("return nn.functional", "time.sleep(0.05); return nn.functional"))
-    assert LENET_BASE in grid
-    return write_grid(folder, grid.replace(LENET_BASE, 'model: "tiny.py:Tiny"'))
+    return write_grid(folder, grid.replace("model: lenet, dataset: synthetic", 'model: "tiny.py:Tiny"'))
 
 
 def report_of(pipeline: Command, folder: Path) -> dict[str, Any]:
@@ -112,8 +110,8 @@ def test_an_element_of_several_points_that_is_cancelled_loses_the_running_one_an
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
     changes = ("num_gpus=1", "num_nodes=1", "batch_size_per_gpu=8", "num_samples=64,67,2000000")
-    grid = ("--grid", write_grid(tmp_path, LONG))
-    submit = ("submit", *grid, "--outputs", tmp_path, "--points-per-element", "3", "--set", *changes)
+    quick = quick_points(tmp_path)
+    submit = submit_of(tmp_path, "--points-per-element", "3", *quick, "--set", *changes, grid=LONG)
     plan = json.loads(pipeline(*submit, "--dry-run", "--json", env=on_slurm).stdout)
     ((order,),) = (array["elements"] for array in plan["arrays"])
     num_samples = {point["run_id"]: point["num_samples"] for point in plan["points"]}
@@ -303,13 +301,12 @@ points:
   - {num_samples: [64], batch_size_per_gpu: [8]}
 resources: {cpus_per_gpu: 1, mem_per_gpu_gib: 3, time: "00:10:00"}
 """
-MINUTES = ("--set", "batch_size_per_gpu=1", "num_samples=200000")  # of a model that sleeps
+MINUTES = ("--set", "batch_size_per_gpu=1", "num_samples=200000")
 
 
-def submit_of(folder: Path, *more: str, grid: str = GRID, sleeps: bool = False) -> tuple[str, ...]:
+def submit_of(folder: Path, *more: str, grid: str = GRID) -> tuple[str, ...]:
     """The driver for the grid, whose outputs lie in the folder."""
-    path = sleeping(grid, folder) if sleeps else write_grid(folder, grid)
-    return ("submit", "--grid", str(path), "--outputs", str(folder), *more)
+    return ("submit", "--grid", str(write_grid(folder, grid)), "--outputs", str(folder), *more)
 
 
 def wait_until_training(folder: Path) -> None:
@@ -327,7 +324,7 @@ def holding_prologue(folder: Path) -> Path:
 def test_a_point_whose_job_is_preempted_is_preempted_and_can_be_submitted_again(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
-    submit = submit_of(tmp_path, *MINUTES, sleeps=True)
+    submit = submit_of(tmp_path, *quick_points(tmp_path), *MINUTES)
     assert pipeline(*submit, env=on_slurm).returncode == 0
     wait_until_training(tmp_path)
     cluster.run("sbatch", "--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=true")
@@ -343,7 +340,7 @@ def test_a_job_past_its_limit_is_a_timeout_and_a_short_one_beside_it_is_not_ende
 ) -> None:
     """Both have a limit of a minute. That of the long one is brought forward."""
     changes = ("--set", "batch_size_per_gpu=1", "num_samples=8,200000")
-    submit = submit_of(tmp_path, "--time", "00:01:00", *changes, sleeps=True)
+    submit = submit_of(tmp_path, *quick_points(tmp_path), "--time", "00:01:00", *changes)
     assert pipeline(*submit, env=on_slurm).returncode == 0
     wait_for(lambda: records_in(tmp_path))
     (long,) = (part["job"] for part in states(pipeline, tmp_path, on_slurm).values() if part["state"] == "running")
@@ -360,7 +357,7 @@ def test_a_job_past_its_limit_is_a_timeout_and_a_short_one_beside_it_is_not_ende
 def test_a_point_on_a_node_that_fails_is_node_fail_and_has_one_attempt(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
-    submit = submit_of(tmp_path, *MINUTES, sleeps=True)
+    submit = submit_of(tmp_path, *quick_points(tmp_path), *MINUTES)
     assert pipeline(*submit, env=on_slurm).returncode == 0
     wait_until_training(tmp_path)
     node = cluster.run("squeue", "-h", "-o", "%N").stdout.strip()
@@ -489,7 +486,8 @@ def test_an_interrupt_between_two_arrays_keeps_the_first_and_the_next_driver_sub
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
     """Two shapes are two arrays. The second sbatch takes nothing, and its driver is interrupted."""
-    submit = submit_of(tmp_path, "--wait", "--set", "num_gpus=1,2", "batch_size_per_gpu=4")
+    quick = quick_points(tmp_path)
+    submit = submit_of(tmp_path, "--wait", *quick, "--set", "num_gpus=1,2", "batch_size_per_gpu=4")
     count = f"echo called >> {tmp_path}/calls; test $(wc -l < {tmp_path}/calls) -lt 2"
     env = with_sbatch(tmp_path, on_slurm, f'{count} && exec {{real}} "$@"; kill -INT $PPID; exec sleep 60')
     interrupted = pipeline(*submit, env=env)
