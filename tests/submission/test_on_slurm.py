@@ -569,7 +569,7 @@ def test_what_is_set_for_slurms_commands_changes_no_state_and_runs_nothing_twice
     pipeline: Command, on_slurm: Env, tmp_path: Path
 ) -> None:
     changes = ("num_gpus=1", "num_nodes=1", "num_samples=2000000")
-    submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path, "--set", *changes)
+    submit = submit_of(tmp_path, *quick_points(tmp_path), "--set", *changes, grid=MIXED)
     assert pipeline(*submit, env=on_slurm).returncode == 0
     wait_for(lambda: list(tmp_path.glob("mixed/logs/*/*/environment.json")))
     for names in (("SQUEUE_PARTITION",), ("SQUEUE_USERS",), ANSWERS):
