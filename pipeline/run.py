@@ -46,6 +46,7 @@ SWEPT = {
     "update_by": "with several optimizers, the one whose steps are updates: its class, or its number by first steps",
     "updates": "timed updates, at most (default: 600)",
     "warmup_updates": "first updates, which are not timed (default: 10)",
+    "num_samples": "samples of your data set, for the time of an epoch (default: 50000)",
     "stated_flops_per_sample": "FLOPs of a sample, for MFU (default: counted in a warm-up update, if it can be)",
 }
 """Axes that have an option of their own."""
@@ -61,6 +62,7 @@ def parse_arguments() -> argparse.Namespace:
     words, script = split_command(sys.argv[1:])
     parser = build_parser("run", __doc__)
     parser.usage = f"{parser.prog} [OPTIONS] -- SCRIPT ARGUMENTS"
+    parser.cure_of_unknown = f"the script and its arguments stand after --: {parser.prog} -- train.py --lr 0.1"
     points = parser.add_argument_group("what to measure")
     for axis, meaning in SWEPT.items():
         option = OPTIONS.get(axis, f"--{axis.replace('_', '-')}")

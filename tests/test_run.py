@@ -19,6 +19,7 @@ from pipeline.plan.grid import expand_grid
 from pipeline.records.folder import Experiment, find_experiments
 from pipeline.records.record import Record
 from pipeline.run import parse_arguments
+from pipeline.system.errors import EXIT_USAGE
 
 SHORT = ("--updates", "6", "--warmup", "2", "--set", "windows=2", "epochs=3")
 IGNORES = """
@@ -414,3 +415,22 @@ def test_a_dry_run_prints_the_commands_and_writes_nothing(tmp_path: Path) -> Non
 
 def test_without_a_script_the_command_says_what_is_missing(pipeline: Command) -> None:
     assert "no script is given" in pipeline("run", "--batch-size", "4").stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("--lr", "0.1", "--", "train.py", "--batch_size", "4"),
+            "arguments: --lr 0.1; the script and its",
+        ),
+        (("train.py", "--epochs", "3"), "arguments: train.py --epochs 3; the script and its arguments stand after --"),
+        (("--num_gpus", "1", "--", "train.py"), "--num_gpus: did you mean '--num-gpus'?; the script"),
+    ],
+)
+def test_an_option_that_run_does_not_know_is_perhaps_one_of_the_script(
+    pipeline: Command, words: tuple[str, ...], said: str
+) -> None:
+    """What follows -- is of the script, and no option is suggested for it."""
+    refused = pipeline("run", *words)
+    assert (refused.returncode, said in refused.stderr) == (EXIT_USAGE, True), refused.stderr

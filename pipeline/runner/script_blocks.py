@@ -65,7 +65,8 @@ class Block(msgspec.Struct, frozen=True):
     left_out: list[int]  # indices of steps
     merit: tuple[float, str, str] | None  # value, name, and which is better
     calls: list[CountedCall]  # of a warm-up block
-    flops: tuple[int, float | None, list[str]] | None  # of an update: number, items, operations without a formula
+    flops: tuple[int, float | None, list[str], list[tuple[int, int]]] | None
+    """Of an update: their number, its items, operations without a formula, and its batches as in `sizes`."""
     skipped: list[tuple[str, int]]  # saves
     seen: dict[str, Any]
     memory: dict[str, Any]
@@ -132,6 +133,12 @@ def check_observed(spec: Spec, block: Block) -> None:
                 f"the configuration asks for {asked} samples an update on each GPU, and the loader of rank 0 gives "
                 f"{found:.4g} ({how}); {cure_of_batch(spec, found)}"
             )
+    if spec.world_size > 1 and seen["collectives"] == 0:
+        raise ScriptProblem(
+            f"the {spec.world_size} ranks exchange nothing in {len(block.steps)} updates: each trains a model of its "
+            "own; wrap it in DistributedDataParallel (a Trainer without GPUs needs ACCELERATE_USE_CPU=true before the "
+            "script), or raise warmup_updates if they meet more seldom"
+        )
     wrappers = seen["wrappers"]
     if spec.is_distributed and wrappers and not set(wrappers) & set(WRAPPERS.get(spec.strategy, wrappers)):
         others = [name for name, classes in WRAPPERS.items() if set(classes) & set(wrappers)]
@@ -226,9 +233,8 @@ def flops_of(spec: Spec, block: Block) -> FlopCount:
     if block.flops is None:
         why = "the script compiles" if block.seen["is_compiled"] else "the script has modes of its own"
         return FlopCount(None, f"FLOPs not counted: {why}; --flops-per-sample states them")
-    flops, items, without_formula = block.flops
-    known, asked = samples_of(block, spec.counts_batches), spec.global_batch_size / spec.num_gpus
-    samples = items or (asked if known is None else known / len(block.steps))
+    flops, items, without_formula, sizes = block.flops
+    samples = items or num_samples_in(sizes, spec.counts_batches) or spec.global_batch_size / spec.num_gpus
     return flops_of_sample(flops / samples, without_formula)
 
 
@@ -251,9 +257,13 @@ def build_epoch(number: int, block: Timed, spec: Spec) -> Epoch:
 
 def samples_of(block: Block, counts_batches: bool) -> int | None:
     """Return what a rank has trained on in the steps that count: as the script says, else by its loader."""
-    in_batches = sum((1 if counts_batches else size) * count for size, count in block.sizes)
-    counted = in_batches if block.items is None else block.items
+    counted = num_samples_in(block.sizes, counts_batches) if block.items is None else block.items
     return round(counted * block.share) or None
+
+
+def num_samples_in(sizes: Sequence[tuple[int, int]], counts_batches: bool) -> int:
+    """Return the samples of batches, given as sizes and their numbers; or the number of batches."""
+    return sum((1 if counts_batches else size) * count for size, count in sizes)
 
 
 def build_rank(rank: int, block: Block, num_samples: int | None) -> RankEpoch:

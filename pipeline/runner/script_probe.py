@@ -66,7 +66,7 @@ class Probe:
         self.controller = load_module("ddpscale_process_group", path).install() if path else None
         self.flop_counter_path = config["flop_counter"]
         self.counter: Any = None  # of FLOPs, while it counts
-        self.flops: list[Any] | None = None  # of an update: their number, its items, and operations without a formula
+        self.flops: list[Any] | None = None  # of an update, as script_blocks.Block has them
         self.is_in_optimizer = False  # that computes no gradients
         self.skipped: Counter[str] = Counter()  # saves, by what was to be written
         self.is_silenced = False  # from the first silent update on, after which the weights are not those of a training
@@ -126,7 +126,8 @@ class Probe:
         """
         if self.counter is not None:
             items = sum(map(float, self.items)) if self.items else None
-            self.flops = [self.counter.flops, items, sorted(self.counter.without_formula)]
+            sizes = sorted(self.fetched.get(self.last_data, Counter()).items())
+            self.flops = [self.counter.flops, items, sorted(self.counter.without_formula), sizes]
             self.stop_counter()
         is_before_last = self.turn == 0 and self.left == 1 and self.flop_counter_path
         if is_before_last and not self.activity()[0] and not self.torch._C._len_torch_dispatch_stack():
@@ -239,6 +240,7 @@ class Probe:
         self.optimizer_marks: list[tuple[Any, Any]] = []
         self.waits: list[tuple[Any, Any]] = []
         self.sizes: Counter[int] = Counter()
+        self.collectives_before = self.num_collectives()
 
     # blocks
 
@@ -308,6 +310,22 @@ class Probe:
         counts = self.controller.counts if self.controller is not None else None
         return dict(counts or {})
 
+    def num_collectives(self) -> int | None:
+        """Return the collectives that this rank has called, as its groups number them; None if one does not."""
+        dist = self.torch.distributed
+        groups = dist.distributed_c10d._world.pg_map if dist.is_initialized() else ()
+        try:
+            return sum(int(group._get_sequence_number_for_group()) for group in groups)
+        except (AttributeError, RuntimeError):
+            return None
+
+    def collectives_of_block(self) -> int | None:
+        """Return how many collectives this rank has called in this block; None if it is not known."""
+        if self.controller is not None:
+            return sum(self.calls().values())
+        before, now = self.collectives_before, self.num_collectives()
+        return None if before is None or now is None else now - before
+
     def activity(self) -> list[int]:
         """Return counts that grow while something compiles or the allocator takes new memory."""
         dynamo = sys.modules.get("torch._dynamo.utils")
@@ -346,6 +364,7 @@ class Probe:
         return {
             "world_size": dist.get_world_size() if dist.is_initialized() else 1,
             "backend": dist.get_backend() if dist.is_initialized() else None,
+            "collectives": self.collectives_of_block(),
             "wrappers": sorted(name for module, name in kinds if is_wrapper(module, name)),
             "optimizers": sorted(names),
             "num_parameters": sum(dtypes.values()),

@@ -372,7 +372,7 @@ class ScriptRank:
         spec, last, is_communication = self.spec, self.blocks[-1], self.spec.measure == "communication"
         seen = last.ranks[0].seen
         autocast, parameter_type = seen["autocast"], seen["parameter_type"]
-        size, batches = batch_of(last.ranks[0])
+        size, batches = batch_of(self.blocks[0].ranks[0])  # as checked; a timed block may cross the end of the data
         flops = FlopCount() if is_communication else flops_of(spec, last.ranks[0])
         merit = next((block.ranks[0].merit for block in reversed(self.blocks) if block.ranks[0].merit), None)
         return Measurement(

@@ -1,33 +1,42 @@
 """The part of the command line that all commands share: description and --version."""
 
 import argparse
+import difflib
+import itertools
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
 from pipeline import __version__
-from pipeline.system.errors import CommandError, suggest_name
+from pipeline.system.errors import CommandError
 
 SCRIPT = "ddpscale"  # that pip installs
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose errors are one sentence, which suggests the option that was meant and names --help."""
+    """A parser whose errors are one sentence, which suggests the option that was meant and names --help.
+
+    `cure_of_unknown` says what else unknown arguments may be.
+    """
+
+    cure_of_unknown = ""
 
     def error(self, message: str) -> NoReturn:
-        known = list(self._option_string_actions)
-        words = [word.partition("=")[0] for word in sys.argv[1:]]
-        options = [word for word in words if word.startswith("--") and len(word) > 2]
+        known = {name.removeprefix("--"): name for name in self._option_string_actions}
+        own = itertools.takewhile(lambda word: word != "--", sys.argv[1:])
+        options = [word.partition("=")[0].removeprefix("--") for word in own if word.startswith("--")]
         unknown = [option for option in options if not any(name.startswith(option) for name in known)]
-        cures = ((option, suggest_name(option, known)) for option in unknown)
-        near = [f"{option}: {cure}" for option, cure in cures if cure.startswith("did you mean")]
-        raise CommandError(f"{'; '.join([message, *near])} (see {self.prog} --help)")
+        near = ((option, difflib.get_close_matches(option, known, n=1)) for option in unknown)
+        said = [f"--{option}: did you mean '{known[found[0]]}'?" for option, found in near if found]
+        if self.cure_of_unknown and message.startswith("unrecognized arguments"):
+            said.append(self.cure_of_unknown)
+        raise CommandError(f"{'; '.join([message, *said])} (see {self.prog} --help)")
 
 
 parser_class = CommandParser  # pipeline.completion sets another, to get the parsers of all commands
 
 
-def build_parser(name: str, docstring: str | None) -> argparse.ArgumentParser:
+def build_parser(name: str, docstring: str | None) -> CommandParser:
     """Return the parser of a command, with --version; the docstring's first line describes it."""
     parser = parser_class(prog=command_name(name), description=first_line(docstring))
     version = "print the version, and the commit in a git checkout"

@@ -26,8 +26,13 @@ if os.environ.get("WORLD_SIZE") == "2":
     dist.init_process_group("gloo")
 weight = torch.zeros(4, requires_grad=True)
 optimizer = torch.optim.SGD([weight], lr=0.1)
+num_updates = 0
 def update():
+    global num_updates
+    num_updates += 1
     (weight * torch.ones(4)).sum().backward()
+    if dist.is_initialized() and num_updates <= 10:  # in the warm-up; later ranks part ways
+        dist.all_reduce(weight.grad)
     optimizer.step()
 """
 IS_SECOND = 'os.environ["RANK"] == "1"'
@@ -142,6 +147,14 @@ def test_a_script_that_trains_too_little_or_elsewhere_is_told_so(
     assert words in str(problem)
 
 
+@pytest.mark.training
+def test_ranks_that_train_alone_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have a process group, as a Trainer has on CPUs, and never use it."""
+    alone = TRAIN.replace("dist.all_reduce(weight.grad)", "pass")
+    problem = run_ranks(folder, alone + "while True: update()", monkeypatch, world_size=2)[0]
+    assert "the 2 ranks exchange nothing in 5 updates: each trains a model of its own" in str(problem), problem
+
+
 @pytest.mark.parametrize(
     ("lines", "rank", "limit_s", "words"),
     [
@@ -149,13 +162,13 @@ def test_a_script_that_trains_too_little_or_elsewhere_is_told_so(
             f"for step in range(99):\n    if step == 16 and {IS_SECOND}: raise ValueError('no sample')\n    update()",
             1,
             300,
-            "ValueError: no sample (at train.py:13 in <module>), after 16 updates",
+            "ValueError: no sample (at train.py:18 in <module>), after 16 updates",
         ),
         (
-            f"while True:\n    if {IS_SECOND}: signal.pause()\n    update()",
+            f"while True:\n    if num_updates > 10 and {IS_SECOND}: signal.pause()\n    update()",
             0,
             4,
-            "rank 1 has made fewer updates than the others for 4 s: let all ranks step alike; rank 1 is at train.py:13",
+            "rank 1 has made fewer updates than the others for 4 s: let all ranks step alike; rank 1 is at train.py:18",
         ),
     ],
 )

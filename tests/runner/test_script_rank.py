@@ -17,6 +17,7 @@ from pipeline.runner.script_blocks import (
     batch_of,
     check_observed,
     find_mistakes,
+    flops_of,
     num_timed_updates,
     transfers_of,
     without_left_out,
@@ -30,6 +31,7 @@ SEEN: dict[str, Any] = {
     "gradient_bytes": MODEL_BYTES,
     "autocast": None,
     "backend": "nccl",
+    "collectives": 10,
     "parameter_type": "float32",
 }
 
@@ -114,6 +116,25 @@ def test_another_world_or_strategy_than_asked_is_refused() -> None:
         check_observed(spec_of(), block_of([(8, 10)], world_size=1))
     with pytest.raises(ScriptProblem, match="strategy=ddp, and the script uses FSDPModule; give strategy=fsdp"):
         check_observed(spec_of(), block_of([(8, 10)], wrappers=["FSDPModule"]))
+
+
+def test_ranks_that_exchange_nothing_are_refused_whatever_wraps_their_models() -> None:
+    """Two trainings side by side are no training on two ranks: their speed-up would be near two."""
+    for wrappers in ([], ["DistributedDataParallel"]):
+        with pytest.raises(ScriptProblem, match=r"the 2 ranks exchange nothing in 10 updates.*ACCELERATE_USE_CPU"):
+            check_observed(spec_of(), block_of([(8, 10)], wrappers=wrappers, collectives=0))
+    check_observed(spec_of(), block_of([(8, 10)], wrappers=[], collectives=None))  # the group does not number them
+    check_observed(
+        spec_of(num_gpus=1, strategy="single"), block_of([(8, 10)], world_size=1, wrappers=[], collectives=0)
+    )
+
+
+def test_flops_are_of_the_samples_of_the_update_that_was_counted() -> None:
+    """A timed block may have the smaller batches of the end of the data."""
+    counted = msgspec.structs.replace(block_of([(8, 9), (4, 1)]), flops=(6400, None, [], [(8, 1)]))
+    assert flops_of(spec_of(), counted).per_sample == 800
+    assert flops_of(spec_of(), msgspec.structs.replace(counted, flops=(6400, 64.0, [], [(8, 1)]))).per_sample == 100
+    assert flops_of(spec_of(), msgspec.structs.replace(counted, flops=(6400, None, [], []))).per_sample == 800
 
 
 @pytest.mark.parametrize(
