@@ -129,6 +129,8 @@ def run_under_agent(launch: NodeLaunch, context: ProcessContext) -> dict[int, Ra
             time.sleep(SIGNAL_GRACE_S)  # what has ended the agent may be about to end this process
             agent.join()
             answer = f"torchrun's agent has ended with exit code {agent.exitcode}"
+        else:
+            agent.join(EXIT_GRACE_S)  # it ends by itself
         finally:  # a time limit and a signal end the ranks, too
             if agent.is_alive():
                 agent.terminate()
