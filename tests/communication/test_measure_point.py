@@ -11,7 +11,7 @@ from conftest import run_command
 from factories import assert_says, make_spec
 
 from pipeline.communication import step_variants
-from pipeline.communication.measure_point import add_sweep_and_profile, choose_delays
+from pipeline.communication.measure_point import DELAYS_BY_BYTES, add_sweep_and_profile, choose_delays
 from pipeline.records import store
 from pipeline.records.record import Communication, Record
 from pipeline.training import process_group
