@@ -186,7 +186,8 @@ def large_batch_claims(all_rows: Sequence[Row]) -> list[Tile]:
     if large is None:
         return [not_answered(f"no test accuracy of a larger batch after {epochs}", "q4-study")]
     if not is_image_model(small.axes.get("model")):
-        return [own_model_tile(small, large), *soonest_claims(rows, small)]
+        tile = accuracy_tile(small, large)._replace(more=f"{epochs}, n = {min(small.n, large.n)}")
+        return [tile, *soonest_claims(rows, small)]  # there are no remedies for it here
     tried = rows_with_remedies(larger, large)
     known = [row for row in tried if row["final_test_accuracy"] is not None]
     if not known:
@@ -204,7 +205,7 @@ def large_batch_claims(all_rows: Sequence[Row]) -> list[Tile]:
     remedies = f"{describe_axis('remedies', best['remedies'])} (rate {best['learning_rate']:.3g})"
     num_sets = pluralize(len({tuple(row["remedies"]) for row in known}), "set")
     mended = f"{shown(best['final_test_accuracy'], '.1%')} with {remedies}, the best of {num_sets}"
-    tile = accuracy_tile(small, large, ".1%")._replace(
+    tile = accuracy_tile(small, large)._replace(
         more=f"{mended}{unclear_words(large, best)}; {', '.join((epochs, *study, f'n = {runs}'))}",
         warning=f"{few} cannot show whether a remedy helps" if few else "",
         badges=badges_of(large, *(("other $GPU",) if untimed else ())),
@@ -213,19 +214,12 @@ def large_batch_claims(all_rows: Sequence[Row]) -> list[Tile]:
     return [tile, *soonest_claims(rows, small)]
 
 
-def own_model_tile(small: Row, large: Row) -> Tile:
-    """Return what a larger batch costs a model of the user's, which has no remedies here."""
-    tile = accuracy_tile(small, large, ".1%" if small["final_merit"] is None else "digits")
-    label = tile.label if small["final_merit"] is None else tile.label.replace("Accuracy", "$Merit", 1)
-    return tile._replace(label=label, more=f"{pluralize(small['epochs'], 'epoch')}, n = {min(small.n, large.n)}")
-
-
-def accuracy_tile(small: Row, large: Row, form: str) -> Tile:
-    """Return what the large batch reaches beside the small one."""
-    number, unit, interval = figure_of(final_of(large), form)
+def accuracy_tile(small: Row, large: Row) -> Tile:
+    """Return what the large batch reaches beside the small one: an accuracy, or another merit."""
+    what, form = ("Accuracy", ".1%") if small["final_merit"] is None else ("$Merit", "digits")
     of_small = f"{shown(final_of(small), form)} at {small['global_batch_size']:,}{unclear_words(small, large)}"
-    label = f"Accuracy at batch {large['global_batch_size']:,}"
-    return Tile(label, number, unit, interval, of_small, badges=badges_of(large))
+    label = f"{what} at batch {large['global_batch_size']:,}"
+    return Tile(label, *figure_of(final_of(large), form), of_small, badges=badges_of(large))
 
 
 def large_batch(larger: Sequence[Row]) -> Row | None:
