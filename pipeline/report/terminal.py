@@ -25,7 +25,6 @@ MAX_ROWS = 16  # of a table
 MAX_LISTED = 10  # files that were left out
 BRIEF_LINES = 17
 MIN_ROWS = 3  # of a brief text's table, however long the answers are
-MIN_ANSWER = 60  # characters of an answer that has an interval beside it, among several experiments
 MIN_NOTE = 10  # characters
 MIN_REASON = 24  # of why a point has no result
 LOST = {STATUS_WORDS[status] for status in NO_RESULT}
@@ -266,15 +265,13 @@ def render_overview(summaries: Sequence[Summary], index: Path | None, width: int
         own = [(summary, tile) for summary in summaries for tile in summary.tiles.get(question, ())]
         if not own:
             continue
-        conditions = [", ".join([*summary.conditions, *tile.badges]) for summary, tile in own]
-        answers = [str(tile._replace(interval="")) for _, tile in own]
-        texts = {question: [cut(summary.name, width // 2) for summary, _ in own], "answer": answers}
+        texts = {
+            question: [cut(summary.name, width // 2) for summary, _ in own],
+            "answer": [str(tile) for _, tile in own],
+            "conditions": [", ".join([*summary.conditions, *tile.badges]) for summary, tile in own],
+        }
         columns = [DisplayColumn(heading, cells, "text") for heading, cells in texts.items()]
-        intervals = DisplayColumn("interval", [tile.interval for _, tile in own], "text")
-        room = width - intervals.width - len(GAP)
-        if room >= min(total_width(columns), columns[0].width + MIN_ANSWER):
-            columns = [*fitting(columns, room), intervals]  # which is never cut
-        lines += [*draw_table(fitting([*columns, DisplayColumn("conditions", conditions, "text")], width)), ""]
+        lines += [*draw_table(fitting(columns, width)), ""]
     lost = [(summary.name, summary.out_of_memory) for summary in summaries if summary.out_of_memory]
     if lost:
         lines += ["Out of memory:", *(line for name, said in lost for line in fold(f"{name}: {said}", width, "- ")), ""]
