@@ -170,7 +170,9 @@ def table_of_points(heading: str, unit: str, points: Sequence[ComparedPoint]) ->
         columns.append(note_column(numbers))
     same = describe_values(axes[0], [axis for axis in NAMING_AXES if axis in axes[0] and axis not in varying])
     legend = " ".join(filter(None, [configurations, *explain_intervals(points)]))
-    return DisplayTable(heading, columns, footnotes, SEPARATOR.join([*same, *shared]), legend, badges=footnotes)
+    return DisplayTable(
+        heading, columns, [(badge, badge) for badge in footnotes], SEPARATOR.join([*same, *shared]), legend
+    )
 
 
 def format_time(side: TimedSide, unit: str) -> str:

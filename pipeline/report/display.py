@@ -78,17 +78,16 @@ class DisplayColumn(NamedTuple):
 class DisplayTable(NamedTuple):
     """A table for people. `common` is what all rows share; `source` is the name of its table.
 
-    `badges` has a word for each footnote.
+    A footnote is its badge and its text.
     """
 
     heading: str
     columns: Sequence[DisplayColumn]
-    footnotes: Sequence[str] = ()
+    footnotes: Sequence[tuple[str, str]] = ()
     common: str = ""
     legend: str = ""
     source: str = ""
     is_folded: bool = False
-    badges: Sequence[str] = ()
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
@@ -109,8 +108,8 @@ class DisplayTable(NamedTuple):
     def badges_of(self, numbers: str) -> list[tuple[str, str]]:
         """Return the badges for a cell with the numbers of notes, each with what it stands for; at most four."""
         own = [int(number) - 1 for number in numbers.split(", ") if number]
-        found = [(self.badges[number], self.footnotes[number]) for number in own[:MAX_BADGES]]
-        rest = [self.footnotes[number] for number in own[MAX_BADGES:]]
+        found = [self.footnotes[number] for number in own[:MAX_BADGES]]
+        rest = [self.footnotes[number][1] for number in own[MAX_BADGES:]]
         return found + ([(f"{len(rest)} more", "; ".join(rest))] if rest else [])
 
 
@@ -248,7 +247,7 @@ def format_cell(column: Column, row: Row, decimals: int) -> str:
 def number_notes(
     rows: Sequence[Row], hidden: Container[NoteKind] | None = ()
 ) -> tuple[list[tuple[str, str]], list[tuple[int, ...]], list[str]]:
-    """Return the footnotes with their badges, the numbers of those of each row, and the notes that all rows share.
+    """Return the footnotes, each with its badge, the numbers of those of each row, and the notes that all rows share.
 
     The kinds of notes that are hidden are left out; None hides all.
     """
@@ -259,7 +258,7 @@ def number_notes(
     shared = [texts.pop(key) for key, notes in groups.items() if len(notes) == len(rows) > 1]
     numbers = {key: number for number, key in enumerate(texts, start=1)}
     own = [tuple(sorted(numbers[key] for key in notes if key in numbers)) for notes in of_rows]
-    return [(text, word_of(groups[key][0])) for key, text in texts.items()], own, shared
+    return [(word_of(groups[key][0]), text) for key, text in texts.items()], own, shared
 
 
 def word_of(note: Note) -> str:
@@ -381,12 +380,11 @@ def build_table(table: Table, view: View, all_rows: Sequence[Row], options: Disp
     return DisplayTable(
         view.heading,
         [*named, *(shown[index] for index in kept), *beside],
-        [text for text, _ in footnotes],
+        footnotes,
         common=SEPARATOR.join(common),
         legend=" ".join(filter(None, legend)),
         source=table.name,
         is_folded=view.is_folded or len(rows) > MAX_ROWS_UNFOLDED,
-        badges=[badge for _, badge in footnotes],
     )
 
 

@@ -20,8 +20,7 @@ def render_latex(name: str, tables: Iterable[DisplayTable]) -> str:
     """Return the tables of one experiment. Comments have what stands beside each table on the page."""
     parts = [f"{PACKAGES}\n{as_comment(name)}"]
     for table in tables:
-        pairs = zip(table.badges, table.footnotes, strict=True)
-        notes = (note if note.startswith(badge) else f"{badge}: {note}" for badge, note in pairs)
+        notes = (note if note.startswith(badge) else f"{badge}: {note}" for badge, note in table.footnotes)
         common = f"All rows: {table.common}." if table.common else ""
         parts.append("\n".join([as_comment(table.heading), render_tabular(table)]))
         parts[-1] += "".join(f"\n{as_comment(text)}" for text in (common, table.legend, *notes) if text)

@@ -108,7 +108,7 @@ def render_table(table: DisplayTable) -> str:
     """Return one table with its heading, the table itself, its remarks and its footnotes."""
     import tabulate  # not at the top: --help of collect and compare answers without it
 
-    notes = [wrap(escape_markdown(note), f"{number}. ") for number, note in enumerate(table.footnotes, 1)]
+    notes = [wrap(escape_markdown(note), f"{number}. ") for number, (_, note) in enumerate(table.footnotes, 1)]
     lines = [[column.heading for column in table.columns], *(map(escape_markdown, cells) for cells in table.rows)]
     alignment = ["right" if column.kind == "number" else "left" for column in table.columns]
     drawn = tabulate.tabulate(lines, tablefmt="pipe", disable_numparse=True, colalign=alignment)

@@ -228,7 +228,7 @@ def note_column(numbers: Sequence[str], is_lost: Sequence[bool], table: DisplayT
     cells = []
     for (first, *others), lost in zip((cell.split(", ") for cell in numbers), is_lost, strict=True):
         more = f" +{len(others)}" if others else ""
-        word, text = (texts[int(first) - 1] if first else "" for texts in (table.badges, table.footnotes))
+        word, text = table.footnotes[int(first) - 1] if first else ("", "")
         said = cut(text, max(room - len(more), MIN_NOTE)) if lost else word
         cells.append(said + more)
     return DisplayColumn("note", cells, "text")

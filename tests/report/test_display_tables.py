@@ -262,7 +262,7 @@ def test_an_ingested_report_is_also_shown_in_its_own_terms() -> None:
 def test_merged_notes_state_the_range_of_their_quantities(drifts: list[float], merged: str, of_baseline: bool) -> None:
     notes = [make_note(DRIFTED, what="epoch_time_s", drift=drift) for drift in drifts]
     notes = [make_note(OF_BASELINE, note=note) for note in notes] if of_baseline else notes
-    ((text, _),), numbers, shared = number_notes([Row({}, {}, 1, (note,)) for note in notes] + [Row({}, {})])
+    ((_, text),), numbers, shared = number_notes([Row({}, {}, 1, (note,)) for note in notes] + [Row({}, {})])
     assert text.startswith(f"baseline: {merged}" if of_baseline else merged)
     assert (numbers, shared) == ([(1,)] * len(drifts) + [()], [])
 

@@ -48,7 +48,7 @@ def test_a_table_is_one_of_booktabs_with_its_notes_as_comments() -> None:
         DisplayColumn("time [s]", ["1.0", "<0.1"]),
         DisplayColumn("note", ["", "1, 2"], "line"),
     ]
-    table = DisplayTable("Q2: 50 %", columns, ["why\nnot", "n"], common="bf16", badges=["shared node", "n"])
+    table = DisplayTable("Q2: 50 %", columns, [("shared node", "why\nnot"), ("n", "n")], common="bf16")
     said = render_latex("x_y", [table])
     assert (
         said
