@@ -140,6 +140,13 @@ def where_of(row: Row, rows: Sequence[Row], but: str = "", also: str = "") -> st
     return "".join(f", {condition}" for condition in conditions if condition)
 
 
+def time_words(row: Row, epoch_time_s: float) -> str:
+    """Return that time of an epoch of the row in words; of a script that of an update."""
+    if row["update_time_s"] is None:
+        return f"epoch {shown(epoch_time_s, 'digits')} s"
+    return f"update {shown(1000 * row['update_time_s'] * epoch_time_s / row['epoch_time_s'], 'digits')} ms"
+
+
 def sample_time(row: Row) -> Estimate:
     """Return the epoch time of a row for each sample, in seconds."""
     time_s: Estimate = row["epoch_time_s"]

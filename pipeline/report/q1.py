@@ -32,7 +32,7 @@ from pipeline.report.claims import (
     no_result,
     not_answered,
     not_told_apart,
-    shown,
+    time_words,
     where_of,
 )
 from pipeline.report.plots import LinePanel, Plot, Series, as_title, group_series, make_series
@@ -120,17 +120,15 @@ def batch_size_claims(tables: Tables) -> list[Tile]:
     ties = list({row["global_batch_size"]: row for row in reversed(not_told_apart(best, alike))}.values())[::-1]
     rivals = name_ties(best, ties, lambda row: f"{row['global_batch_size']:,}")
     unclear = ("configurations without a result",) if {row["global_batch_size"] for row in lost} - sizes else ()
-    update_s = best["update_time_s"]
-    epoch = f"epoch {shown(best['epoch_time_s'], 'digits')} s"
-    time = epoch if update_s is None else f"update {shown(1000 * update_s, 'digits')} ms"
+    apart = f", not told apart from {rivals}" if rivals else ""
     tile = Tile(
         f"{'Best' if len(sizes) > 1 else 'The only'} batch, one $GPU",
         f"{best['global_batch_size']:,}",
         "$images",
         line="$items/s not stated" if throughput is None else f"{throughput:,.0f} $items/s",
-        more=time + where_of(best, timed, "batch_size_per_gpu") + (f", not told apart from {rivals}" if rivals else ""),
+        more=time_words(best, best["epoch_time_s"]) + where_of(best, timed, "batch_size_per_gpu") + apart,
         badges=badges_of(best, *unclear),
-        command="" if memory else grid_command("memory"),
+        command="" if memory or best.axes.get("script") else grid_command("memory"),
     )
     return [tile, *memory]
 

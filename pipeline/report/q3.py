@@ -168,11 +168,10 @@ COMMUNICATION = Table(
         ),
     ),
     View(
-        "Q3.1: five step times",
-        "One training step on synthetic $images, on the slowest rank; windows of each in turn on the same $GPUs. "
-        "`step` is that of the strategy, `reference` the same whose collectives return at once (DDP: those of "
-        "gradients, by a no-op hook). The table above has medians of differences between neighbouring windows, not "
-        "differences of these medians.",
+        "Q3.1: the step times behind it",
+        "One training step on the slowest rank; windows of each in turn on the same $GPUs. `step` is that of the "
+        "strategy, `reference` the same whose collectives return at once (of DDP those of gradients). The table above "
+        "has medians of differences between neighbouring windows, not differences of these medians.",
         keys=(
             *("plain_step_time_s", "ddp_one_step_time_s", "no_sync_step_time_s", "no_op_hook_step_time_s"),
             "step_time_s",

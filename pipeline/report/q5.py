@@ -31,7 +31,7 @@ from pipeline.report.claims import (
     name_ties,
     not_told_apart,
     sample_time,
-    shown,
+    time_words,
 )
 from pipeline.report.next_step import limit_words
 from pipeline.report.table import Row, Tables, key_without
@@ -124,7 +124,7 @@ def fastest_claim(rows: Sequence[Row], all_rows: Sequence[Row]) -> Tile:
         number,
         unit,
         line=name_of(row, all_rows),
-        more=f"epoch {shown(used.stated, 'digits')} s, ",
+        more=f"{time_words(row, used.stated)}, ",
         warning=f"Limited by {limit}; next step: {row['next_step'].sentence}" if limit and row["next_step"] else "",
         badges=(*own_badges(row), *(() if is_learnt_alike else (f"{learnt} not compared",))),
     )

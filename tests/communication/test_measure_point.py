@@ -134,7 +134,7 @@ def test_the_tables_show_it(outputs: Path) -> None:
     assert (row["num_windows"], [part["bucket"] for part in shape["bandwidth"][:3]]) == (6, [1, 2, 3])
     assert shape["Q1"] == shape["Q2"] == shape["Q4"] == []
     report = (outputs / "report.md").read_text()
-    assert_says(report, "five step times", "communication of one step, measured", "what travels in a step")
+    assert_says(report, "the step times behind it", "communication of one step, measured", "what travels in a step")
     assert "Prediction" not in report  # of processes on CPUs
     assert (outputs / "communication.csv").exists()
 

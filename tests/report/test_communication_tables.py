@@ -25,7 +25,7 @@ def test_the_measured_tables_for_people() -> None:
         make_communication_record(comm_point(), measured(transfers=transfers)),
         missing=[comm_point(num_gpus=4)],
     )
-    five = cells(table_of(text, "Q3.1: five step times"), "one GPU [ms]", "step [ms]", "note")
+    five = cells(table_of(text, "Q3.1: the step times behind it"), "one GPU [ms]", "step [ms]", "note")
     assert five == [("0.800", "1.190", ""), ("missing", "", "1")]
     rows = table_of(text, "Q3.1: communication of one step, measured")
     columns = ("step [ms]", "exposed communication [us]", "hidden [%]", "noise [us]")
@@ -93,7 +93,7 @@ def test_a_table_in_which_no_point_has_a_result_still_says_every_state() -> None
         missing=[comm_point("dp")],
     )
     for heading, column, states in (
-        ("Q3.1: five step times", "one GPU [ms]", ["OOM"]),
+        ("Q3.1: the step times behind it", "one GPU [ms]", ["OOM"]),
         ("Q3.1: communication of one step", "step [ms]", ["OOM"]),
         ("Q3: what travels", "gradients [MB]", ["OOM", "missing"]),
         ("Q3: DataParallel's step", "step [ms]", ["missing"]),
@@ -125,4 +125,4 @@ def test_a_dataparallel_table_for_people() -> None:
     assert (row["step [ms]"], row["scatter [ms]"], row["sum of parts [ms]"]) == ("31.00", "150.0", "300.0")
     assert "gather [ms]" not in row
     assert cells(table_of(text, "Q3: what travels"), "parameters [MB]", "inputs [MB]") == [("44.70", "0.786")]
-    assert "five step times" not in text, "they are DDP's"
+    assert "the step times behind it" not in text, "they are DDP's"

@@ -327,4 +327,4 @@ def test_a_note_is_a_badge_with_a_word_and_its_text_on_hover_and_below(tmp_path:
 
 def test_one_row_is_one_row(tmp_path: Path) -> None:
     text = write_page(tmp_path / "x", *communication_records()).read_text()
-    assert_said_once(text, "five step times: 1 row<", never=[" 1 rows"])
+    assert_said_once(text, "the step times behind it: 1 row<", never=[" 1 rows"])

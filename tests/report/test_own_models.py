@@ -184,7 +184,7 @@ def test_what_was_not_measured_of_a_script_is_measured_by_run() -> None:
         **dict.fromkeys(("dataset", "input", "num_workers", "precision")),
     }
     found = [make_record(make_spec(**axes, batch_size_per_gpu=size)) for size in (32, 16)]
-    assert not re.search("(input|num_workers) not stated", report(*found))
+    assert not re.search("(input|num_workers) not stated|--grid memory", report(*found))
     assert {question: said[-1] for question, said in answers(*found).items()} == {
         "Q2": f"ddpscale run --num-gpus 1,2 --batch-size 16,32 -- {script}",
         "Q3": f"ddpscale run --num-gpus 2 --measure communication --batch-size 16,32 -- {script}",
