@@ -581,8 +581,8 @@ def test_several_experiments_have_a_table_for_each_question_and_a_line_each(pipe
     assert [line.split()[0] for line in lines if "  answer " in line] == ["Q5", "Q1"]
     table = [re.split("  +", line) for line in lines[: lines.index("Out of memory:") - 1]]
     assert table[-2:] == [
-        ["x", "The only batch, one GPU: 32 images, 50,000 images/s", "tf32, dataloader, one run"],
-        ["y", "The only batch, one GPU: 64 images, 50,000 images/s", "tf32, dataloader, one run"],
+        ["x", "Only batch tried, one GPU: 32 images, 50,000 images/s", "tf32, dataloader, one run"],
+        ["y", "Only batch tried, one GPU: 64 images, 50,000 images/s", "tf32, dataloader, one run"],
     ]
     assert [line for line in lines if line.startswith("- ")] == [f"- {name}: 512 per GPU on 1 GPU" for name in "xy"]
     assert f"{tmp_path}/x/report.html  2 configurations" in lines

@@ -204,7 +204,7 @@ def test_what_neither_the_file_nor_an_option_states_is_no_figure(tmp_path: Path)
     assert_says(first["note"], "not stated: training_time_s, learning_rate, num_updates")
     assert_said_once(
         run_command("collect", folder).stdout,
-        "The only batch, one GPU: 10 images, images/s not stated; epoch 4.00 s",
+        "Only batch tried, one GPU: 10 images, images/s not stated; epoch 4.00 s",
         never=("12,500 images/s", "GB/s", "| updates"),
     )
     found = measurement_of(records_in(folder)[0])

@@ -82,7 +82,7 @@ def verdict_of(tables: Tables, terms: Terms) -> Verdict | None:
     if not VERDICTS.get(limit) or count <= MIN_SHARE * len(rows):
         return None
     cure = "".join(f" Try {suggestion.change}." for suggestion in suggestions_of(tables, terms, limit)[:1])
-    return Verdict(in_terms(VERDICTS[limit], terms), f"It limits {count} of {len(rows)} configurations.{cure}")
+    return Verdict(in_terms(VERDICTS[limit], terms), f"It slows {count} of {len(rows)} configurations.{cure}")
 
 
 def suggestions_of(tables: Tables, terms: Terms, limit: str = "") -> list[Suggestion]:
@@ -118,7 +118,7 @@ def heat_map_of(tables: Tables, terms: Terms) -> HeatMap | None:
         if any((name, size) in cells for size in sizes)
     ]
     has_hollow = any(cell.text.endswith(HOLLOW) for _, line in lines for cell in line)
-    note = f"{HOLLOW} No answer uses it: the row says why, such as data loading." if has_hollow else ""
+    note = f"{HOLLOW} Not used in the answers above: data loading, a shared node or the like." if has_hollow else ""
     heading = in_terms(f"Efficiency on {describe_axis('num_gpus', most)} [%]", terms)
     return HeatMap(heading, [f"{size:,}" for size in sizes], lines, note)
 

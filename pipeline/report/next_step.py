@@ -501,7 +501,11 @@ def other_limits(point: PooledPoint) -> dict[str, float]:
     return shares
 
 
-LIMIT_WORDS = {UNEXPLAINED.limit: "several $GPUs"}
+LIMIT_WORDS = {
+    UNEXPLAINED.limit: "what several $GPUs cost, not measured",
+    WRAPPER.limit: "the strategy's overhead",
+    "launches": "kernel launches",
+}
 NEXT_STEP = (
     Column(
         "next_step",

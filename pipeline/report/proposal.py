@@ -240,7 +240,7 @@ def assume_choice(label: str, chosen: Row, candidates: Sequence[Row], rows: Sequ
     """Return which configuration the proposal is about, and which faster ones it leaves out."""
     num_gpus, rate = chosen["num_gpus"], chosen["throughput_samples_per_s"]
     number = len(not_told_apart(chosen, candidates))
-    ties = f", not told apart from {pluralize(number, 'other')}" if number else ""
+    ties = f", tied with {pluralize(number, 'other')}" if number else ""
     of_many = (
         f", with the fewest $GPU-hours of {len(candidates)} on {pluralize(num_gpus, '$GPU')}{ties}; "
         "the best of many looks better than it is"

@@ -120,9 +120,9 @@ def batch_size_claims(tables: Tables) -> list[Tile]:
     ties = list({row["global_batch_size"]: row for row in reversed(not_told_apart(best, alike))}.values())[::-1]
     rivals = name_ties(best, ties, lambda row: f"{row['global_batch_size']:,}")
     unclear = ("configurations without a result",) if {row["global_batch_size"] for row in lost} - sizes else ()
-    apart = f", not told apart from {rivals}" if rivals else ""
+    apart = f", tied with {rivals}" if rivals else ""
     tile = Tile(
-        f"{'Best' if len(sizes) > 1 else 'The only'} batch, one $GPU",
+        f"{'Best batch' if len(sizes) > 1 else 'Only batch tried'}, one $GPU",
         f"{best['global_batch_size']:,}",
         "$images",
         line="$items/s not stated" if throughput is None else f"{throughput:,.0f} $items/s",

@@ -200,7 +200,7 @@ def speedup_claims(tables: Tables) -> list[Tile]:
         return [tile._replace(more=f"{tile.more}; more than {most} is impossible here: use --repeats 6")]
     if best.has_note(NO_DIFFERENCE):
         others = tuple(badge for badge in badges if badge != NO_DIFFERENCE.badge)
-        return [tile._replace(figure="none", unit="shown", badges=others)]
+        return [tile._replace(figure="unproven", line=f"{interval}; 1 is no gain", badges=others)]
     efficient = f"{shown(best['parallel_efficiency'], '.0%')} efficient"
     more = f"{tile.more}{against_best(best, rows)}"
     return [tile._replace(figure=f"{number}x", interval=interval, line=efficient, more=more)]

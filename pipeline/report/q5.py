@@ -150,7 +150,7 @@ def name_of(row: Row, rows: Sequence[Row]) -> str:
 def place_words(row: Row, rows: Sequence[Row], all_rows: Sequence[Row]) -> str:
     """Return how the configuration compares: "the fastest" only if `compare` would call each of the others slower."""
     if ties := not_told_apart(row, rows):
-        return f"not told apart from {name_ties(row, ties, lambda tie: describe_own(tie, all_rows, also='num_gpus'))}"
+        return f"tied with {name_ties(row, ties, lambda tie: describe_own(tie, all_rows, also='num_gpus'))}"
     is_shown = all(is_shown_slower(row, other) for other in rows if other is not row)
     return "the fastest" if is_shown else "the shortest time"
 
@@ -176,9 +176,7 @@ def choice_words(rows: Sequence[Row]) -> str:
     if most == 1:
         return f"{number}, one run each"
     runs = f"n = {fewest}" if fewest == most else f"n = {fewest} to {most}"
-    split = (
-        "chosen and stated by the same runs" if fewest == 1 else "half of the runs choose, the others give the figures"
-    )
+    split = "chosen and measured by the same runs" if fewest == 1 else "some runs choose it, the others measure it"
     return f"{number}, {runs}, {split}"
 
 

@@ -185,8 +185,8 @@ def test_power_is_a_limit_only_where_the_clock_is_lower_by_more_than_3_per_cent(
 def test_a_share_of_one_gpu_is_at_most_that_on_several() -> None:
     rows = weak(resident(8, 32), resident(4, 64), resident(5, 32, 2), resident(2.8, 64, 2))
     assert {row["num_gpus"]: limit_words(row) for row in rows if row["batch_size_per_gpu"] == 32} == {
-        1: "launches, 100 % of its time",
-        2: "launches, at most 88 % of its time",
+        1: "kernel launches, 100 % of its time",
+        2: "kernel launches, at most 88 % of its time",
     }
     assert [row["limit_share_is"] for row in rows] == [None, None, "at most", None]
 

@@ -27,7 +27,7 @@ def test_a_cause_that_limits_most_configurations_is_the_verdict_and_says_what_to
     found = verdict_of(published("h200x4/scaling"), OF_GPUS)
     assert found is not None
     assert found.headline == "Data loading is the bottleneck, not the strategy."
-    assert found.text == "It limits 18 of 25 configurations. Try input=gpu or more loader workers."
+    assert found.text == "It slows 18 of 25 configurations. Try input=gpu or more loader workers."
 
 
 def test_without_a_common_cause_there_is_no_verdict() -> None:
@@ -42,7 +42,7 @@ def test_each_answer_is_a_tile_and_what_was_not_asked_has_none() -> None:
     assert {"Best batch, one GPU", "Largest batch that fits", "Exposed communication"} <= set(labels)
     assert all(tile.figure and tile.line for tile in tiles)
     alone = tiles_of(answers_of(tables_of(make_record()), OF_GPUS))
-    assert [tile.label for tile in alone] == ["The only configuration", "The only batch, one GPU"]
+    assert [tile.label for tile in alone] == ["The only configuration", "Only batch tried, one GPU"]
 
 
 def test_the_first_tile_of_each_question_goes_before_the_second_of_another() -> None:
@@ -74,13 +74,13 @@ def test_what_to_try_is_grouped_with_the_range_of_the_measured_gains() -> None:
     assert [(one.num_configurations, one.limit, one.gain, one.command) for one in found] == [
         (12, "waiting for data", "", "--set input=gpu --merge"),
         (10, "DataParallel", "measured here: 1.65 to 4.46 times as fast", "--set strategy=ddp --merge"),
-        (3, "launches", "measured here: 2.9 to 3.57 times as fast", "--set execution=graph --merge"),
+        (3, "kernel launches", "measured here: 2.9 to 3.57 times as fast", "--set execution=graph --merge"),
     ]
 
 
 def test_the_first_screen_names_the_limits_of_processes() -> None:
     found = suggestions_of(published("two-cores/smoke"), Terms("processes", "images"))
-    assert [one.limit for one in found] == ["communication", "several processes"]
+    assert [one.limit for one in found] == ["communication", "what several processes cost, not measured"]
 
 
 def test_the_heat_map_has_the_efficiency_at_the_most_gpus_and_marks_what_no_answer_uses() -> None:

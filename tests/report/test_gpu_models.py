@@ -150,7 +150,7 @@ def test_an_oom_is_that_of_the_model_that_ran_out_of_memory() -> None:
 def test_a_batch_size_is_not_called_fastest_since_its_gpu_is() -> None:
     alike = [timed(H100, 2.0), timed(H100, 1.5, 256)]
     said = answers_of(*alike, timed(H200, 1.0, 512))["Q1"]
-    words = (f"Best batch, one GPU, {H100}: 256 images", f"The only batch, one GPU, {H200}: 512 images")
+    words = (f"Best batch, one GPU, {H100}: 256 images", f"Only batch tried, one GPU, {H200}: 512 images")
     assert_says(said, *words)
     assert H100 not in answers_of(*alike)["Q1"]
     assert "Best batch, one GPU: 512 images" in answers_of(*alike, timed(H100, 1.0, 512))["Q1"]

@@ -154,7 +154,7 @@ def test_the_cost_is_in_words() -> None:
 
 def test_the_index_has_what_is_answered(tmp_path: Path) -> None:
     said = Page(write_index(tmp_path, x=make_record())).text
-    assert_said_once(said, "The only batch, one GPU: 128 images, 50,000 images/s", never=("Not answered", "Next:"))
+    assert_said_once(said, "Only batch tried, one GPU: 128 images, 50,000 images/s", never=("Not answered", "Next:"))
 
 
 def test_the_index_has_the_latest_first_with_its_conditions(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_two_units_are_answered_apart_and_share_a_table_that_names_them() -> Non
     of_images = make_record(make_spec(input="synthetic", batch_size_per_gpu=64))
     said, text = answers(timed(), of_images)["Q1"], report(timed(), of_images)
     for part, unit, rate in zip(said[:-1], ("tokens", "images"), ("25,600,000", "50,000"), strict=True):
-        assert (part.partition(":")[0], f"{rate} {unit}/s" in part) == (f"The only batch, one GPU, {unit}", True)
+        assert (part.partition(":")[0], f"{rate} {unit}/s" in part) == (f"Only batch tried, one GPU, {unit}", True)
     assert {row["items/s"] for row in table_of(text, "Q1")} == {"25,600,000", "50,000"}
     assert "tokens" in text.split("## Q1", 1)[1]
 

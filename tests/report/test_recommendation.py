@@ -59,7 +59,7 @@ H100 = Environment(gpus=(Gpu(name="NVIDIA H100"),))
             [GRAPH, windowed(times(1.001), 128)],
             [
                 ", 1 GPU with 128 images a step in tf32, eager",
-                "not told apart from 1 GPU, 128 per GPU, graph (takes 0.1 % less) among 2 configurations",
+                "tied with 1 GPU, 128 per GPU, graph (takes 0.1 % less) among 2 configurations",
             ],
             [],
             id="of a tie the simpler one",
@@ -76,20 +76,20 @@ H100 = Environment(gpus=(Gpu(name="NVIDIA H100"),))
                 *repeated((1.02, 1.03, 1.03, 1.03, 1.03, 1.04), execution="compile"),
                 *repeated((1.06, 1.07, 1.07, 1.07, 1.07, 1.08)),
             ],
-            ["in tf32, compile", "not told apart from 1 GPU, 128 per GPU, graph (takes 2.9 % less) among 3"],
+            ["in tf32, compile", "tied with 1 GPU, 128 per GPU, graph (takes 2.9 % less) among 3"],
             [],
             # it meets the shortest time, whose runs vary, and not the steady one that is slower than that
             id="not the simple one, than which another is shown to be faster",
         ),
         pytest.param(
             [windowed(NOISY, 128), windowed(times(0.99), 128, 2)],
-            [", 1 GPU with 128", "not told apart from ddp 2 GPUs, 128 per GPU (takes 0.9 % less)"],
+            [", 1 GPU with 128", "tied with ddp 2 GPUs, 128 per GPU (takes 0.9 % less)"],
             [],
             id="a tie between numbers of GPUs",
         ),
         pytest.param(
             [windowed(times(1.001), 128, 2), make_record(SHARDED, (9.0, *STEADY), environment=H200)],
-            [", DDP on 2 GPUs", "not told apart from fsdp 2 GPUs, 128 per GPU"],
+            [", DDP on 2 GPUs", "tied with fsdp 2 GPUs, 128 per GPU"],
             [],
             id="a tie between strategies",
         ),
@@ -97,7 +97,7 @@ H100 = Environment(gpus=(Gpu(name="NVIDIA H100"),))
             [*repeated((1.0, 1.4, 1.0, 1.4), precision="bf16"), *repeated((1.1, 1.1, 1.1, 1.1), precision="fp32")],
             [
                 f"{50_000 / 1.4:,.0f} images/s, 1 GPU with 128 images a step in bf16; epoch 1.40 s",
-                "n = 4, half of the runs choose, the others give the figures",
+                "n = 4, some runs choose it, the others measure it",
                 "; accuracy not compared",
             ],
             [],
@@ -105,13 +105,13 @@ H100 = Environment(gpus=(Gpu(name="NVIDIA H100"),))
         ),
         pytest.param(
             [*repeated((1.0, 1.1)), *repeated((2.0, 2.1, 2.2), precision="fp32")],
-            ["among 2 configurations, n = 2 to 3, half of the runs choose"],
+            ["among 2 configurations, n = 2 to 3, some runs choose it"],
             [],
             id="unlike numbers of runs",
         ),
         pytest.param(
             [*repeated((1.0, 1.2)), timed(3, 512)],
-            ["epoch 1.10 s", "among 2 configurations, n = 1 to 2, chosen and stated by the same runs"],
+            ["epoch 1.10 s", "among 2 configurations, n = 1 to 2, chosen and measured by the same runs"],
             [],
             id="one run leaves no half to choose by",
         ),
@@ -198,7 +198,7 @@ def said_of(rows: list[Row]) -> str:
 def num_ties(said: str) -> int:
     """The ties of a text: the one that it names, and those that it counts."""
     (more,) = re.findall(r"er\) and (\d+) more", said) or (0,)
-    return (1 + int(more)) * ("not told apart" in said)
+    return (1 + int(more)) * ("tied with" in said)
 
 
 @pytest.mark.parametrize("num_runs", [1, 3, 6])
@@ -232,7 +232,7 @@ def test_all_ties_of_equal_simplicity_are_counted_and_the_first_are_named(num_ru
     ]
     said = answers_of(*records)["Q5"]
     assert 20 <= num_ties(said) <= 23  # the best of 24 is partly luck, so a pair may look apart
-    assert_said_once(said, "not told apart from ddp 2 GPUs, 128 per GPU, buckets of", never=["fastest"])
+    assert_said_once(said, "tied with ddp 2 GPUs, 128 per GPU, buckets of", never=["fastest"])
 
 
 def test_the_cheapest_at_a_target_counts_gpu_seconds() -> None:
