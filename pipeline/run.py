@@ -71,6 +71,7 @@ def parse_arguments() -> argparse.Namespace:
     points.add_argument("--measure", choices=["communication"], help=also)
     points.add_argument("--workdir", metavar="DIR", default="", help="where the script runs (default: here)")
     add_arguments(parser, points)
+    parser.set_defaults(is_collected=True)  # this command prints the answer itself
     arguments = check_arguments(parser, parser.parse_args(words))
     if not script:
         parser.error("no script is given; write it after --, as in -- train.py --batch-size {batch_size_per_gpu}")

@@ -41,6 +41,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def add_arguments(parser: argparse.ArgumentParser, points: argparse._ArgumentGroup) -> None:
     """Add every option but the one that says what is measured, which comes first in the group `points`."""
+    parser.set_defaults(is_collected=False)
     only = "only this configuration; may be repeated"
     points.add_argument("--only", action="append", default=[], metavar="RUN_ID", help=only)
     repeats = "run every configuration N times, each in new processes (repeat=0 to N-1)"
@@ -228,7 +229,8 @@ def report_end(context: SubmitContext, submitted: Sequence[Spec]) -> int:
     num_gaps = read_progress.count_gaps(experiment, expected)
     if not num_gaps:
         pilot = "the same command with --dry-run in place of --pilot says how long the rest takes"
-        log_line(f"Next: {pilot if options.is_pilot else command('collect', experiment.folder)}")
+        if options.is_pilot or not options.is_collected:
+            log_line(f"Next: {pilot if options.is_pilot else command('collect', experiment.folder)}")
         return EXIT_OK
     gaps = (
         f"{num_gaps} of {pluralize(len(expected), 'configuration')} {'has' if len(expected) == 1 else 'have'} no result"

@@ -11,6 +11,7 @@ from typing import Any
 from cluster import Cluster
 from conftest import Command, without_slurm
 from factories import ROOT, write_script
+from import_hook import when_imported
 
 Env = Mapping[str, str]
 
@@ -69,7 +70,7 @@ def fake_slurm(folder: Path, ping: str) -> Mapping[str, str]:
 
 # run by the Python of a job: a point has a result at once, or a long one after hours, without torch and without a rank
 QUICK = """
-import importlib.util, sys, time
+import time
 
 def write_result(spec, rank_files, launch_id, num_threads=1):
     from factories import make_measurement
@@ -81,20 +82,8 @@ def write_result(spec, rank_files, launch_id, num_threads=1):
     rank_files.write_result(PointResult(make_measurement(spec), Environment()))
     return {}
 
-class Finder:
-    def find_spec(self, name, path=None, target=None):
-        if name == "pipeline.runner.start_ranks":
-            sys.meta_path.remove(self)
-            found = importlib.util.find_spec(name)
-            self.execute, found.loader.exec_module = found.loader.exec_module, self.exec_module
-            return found
-
-    def exec_module(self, module):
-        self.execute(module)
-        module.run_node_ranks = write_result
-
-sys.meta_path.insert(0, Finder())
 """
+QUICK += when_imported("pipeline.runner.start_ranks", "module.run_node_ranks = write_result")
 
 
 def quick_points(folder: Path) -> tuple[str, ...]:

@@ -195,6 +195,7 @@ def test_the_example_of_the_readme_is_measured_unchanged_on_one_and_two_processe
     )
     said = done.stdout + done.stderr
     assert_says(said, "train.py on 1 to 2 CPU processes", "samples/s", "TFLOP/s")
+    assert "Next: ddpscale collect" not in said, "it has collected"
     assert re.search(r"ddp 2 processes, 32 per process: [\d.]+ ms an update", said)
     (experiment,) = find_experiments(checkout / "outputs").values()
     page = experiment.report.read_text()

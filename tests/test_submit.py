@@ -39,7 +39,7 @@ def test_waiting_is_1_while_an_expected_point_has_no_result(
     points = [make_spec(repeat=number) for number in range(2)]
     experiment = make_experiment(tmp_path / "x", *map(make_record, points[:num_recorded]), missing=points)
     monkeypatch.setattr(read_progress, "wait_until_finished", lambda _: None)
-    options = Namespace(only=[], wait=True, is_pilot=False)
+    options = Namespace(only=[], wait=True, is_pilot=False, is_collected=False)
     context = plan.SubmitContext(options, experiment, Grid("x", tuple(points), Resources()), plan.Cluster("slurm"))
     assert report_end(context, []) == code
     assert ("1 of 2 configurations have no result" in capsys.readouterr().err) is (code == 1)

@@ -9,6 +9,7 @@ from datetime import datetime
 import pytest
 from conftest import ROOT, count_points, processes_of, run_program
 from factories import LENET, failure_of, make_experiment, make_spec, records_of
+from import_hook import when_imported
 
 from pipeline.records.record import Record
 from pipeline.runner.launch_options import LaunchOptions, launch_command
@@ -16,30 +17,19 @@ from pipeline.runner.launch_options import LaunchOptions, launch_command
 LIMIT_S = 60  # of each point
 # run by Python at its start: the last rank notes the time and has the fault of its seed where its epoch would begin
 SITECUSTOMIZE = """
-import importlib.util, os, pathlib, signal, sys, time
+import os, pathlib, signal, time
 
-class Finder:
-    def find_spec(self, name, path=None, target=None):
-        if name == "pipeline.training.loop":
-            sys.meta_path.remove(self)
-            found = importlib.util.find_spec(name)
-            self.execute, found.loader.exec_module = found.loader.exec_module, self.exec_module
-            return found
-
-    def exec_module(self, module):
-        self.execute(module)
-        module.run_epoch, self.run_epoch = self.fail, module.run_epoch
-
-    def fail(self, *arguments):
+def failing(run_epoch):
+    def fail(*arguments):
         import torch
         seed = arguments[1].seed
         if os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
             pathlib.Path(os.environ["TEST_FOLDER"], f"failed_at.{seed}").write_text(str(time.time()))
             exec(FAULTS[seed])
-        return self.run_epoch(*arguments)
-
-sys.meta_path.insert(0, Finder())
+        return run_epoch(*arguments)
+    return fail
 """
+SITECUSTOMIZE += when_imported("pipeline.training.loop", "module.run_epoch = failing(module.run_epoch)")
 
 
 EXIT, EXEC = "os._exit(0)", "os.execv('/bin/sleep', ['sleep', '600'])"
