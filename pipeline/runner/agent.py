@@ -46,7 +46,7 @@ def main(launch: NodeLaunch) -> dict[int, RankExit] | str:
     except DistError as error:
         timed_out = launch.rendezvous["rdzv_backend"] != ONE_NODE and "imed out" in str(error)
         return f"{explain_meeting(config)} ({describe_exception(error)})" if timed_out else describe_exception(error)
-    except Exception as error:  # the store, the fork server or a limit of this node
+    except Exception as error:  # of the store, or a limit of this node
         if isinstance(error, OSError):
             name_shared_memory(error)
         sys.excepthook(type(error), error, error.__traceback__)

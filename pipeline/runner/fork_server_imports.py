@@ -3,6 +3,8 @@
 Nothing here touches a device. Import this module nowhere else: it makes the importing process end with its parent. A
 failed import raises nothing here: it fails again in the rank, and the point's record holds the error. The second error
 may be another, since torch keeps what the first import has left, so the rank finds the first in `import_error`.
+
+TorchDynamo, 1.0 s of CPU, is among them, since torch's optimizers import it, and then every rank for itself.
 """
 
 import contextlib
@@ -18,6 +20,7 @@ try:
     with imports.without_garbage_collector():
         importlib.import_module("pipeline.runner.rank_process")
         importlib.import_module("pipeline.runner.agent")
+        importlib.import_module("torch._dynamo")
 except Exception as error:
     import_error = error
 with contextlib.suppress(Exception):

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 # named, not imported: they import torch, which the launcher does not need
 AGENT_MODULE, RANK_MODULE = "pipeline.runner.agent", "pipeline.runner.rank_process"
 PRELOADED_MODULE = "pipeline.runner.fork_server_imports"
-DYNAMO = "torch._dynamo"
 ONE_NODE = "one_node"  # name of the agent's rendezvous on a single node
 FIRST_PORT, NUM_PORTS = 15_000, 15_000  # below the ephemeral range
 RENDEZVOUS_TIMEOUT_S = 300
@@ -61,7 +60,7 @@ _fork_server_environ: dict[str, str] = {}  # os.environ when the fork server sta
 
 
 class NodeLaunch(NamedTuple):
-    """What torchrun's agent of this node is told. `folder` is that of the ranks' first point, `store` where they meet.
+    """The order to torchrun's agent of this node. `folder` is that of the ranks' first point, `store` where they meet.
 
     `private` is a folder of this launch alone.
     """
@@ -127,8 +126,10 @@ def run_under_agent(launch: NodeLaunch, context: ProcessContext) -> dict[int, Ra
             answer: dict[int, RankExit] | str = receiver.recv()
         except EOFError:
             time.sleep(SIGNAL_GRACE_S)  # what has ended the agent may be about to end this process
-            agent.join()
-            answer = f"torchrun's agent has ended with exit code {agent.exitcode}"
+            answer = "the fork server has ended; the log says why"
+            if agent.pid is not None:  # it was started
+                agent.join()
+                answer = f"torchrun's agent has ended with exit code {agent.exitcode}"
         else:
             agent.join(EXIT_GRACE_S)  # it ends by itself
         finally:  # a time limit and a signal end the ranks, too
@@ -181,35 +182,27 @@ def rank_folder() -> tempfile.TemporaryDirectory[str]:
 def start_fork_server(spec: Spec) -> ProcessContext:
     """Start the fork server if there is none yet. It imports what agent and ranks need.
 
-    What only some points need it imports for the first one; a rank of another point imports it then.
+    What only some models need it imports for that of its first point; a rank with another model imports it then.
 
     Return the context in which multiprocessing starts the agent: of the server, or of new processes if there can be
     none.
     """
-    multiprocessing.set_forkserver_preload([PRELOADED_MODULE, *modules_of(spec)])
+    multiprocessing.set_forkserver_preload([PRELOADED_MODULE, *modules_of(spec.model)])
     if not _fork_server_environ:
         _fork_server_environ.update(os.environ)
     try:
         forkserver.ensure_running()
     except OSError as error:  # its socket is in TMPDIR, whose path may be too long
-        log_line(f"every rank imports torch again: TMPDIR={tempfile.gettempdir()} cannot hold a socket ({error})")
+        log_line(f"every launch imports torch again: TMPDIR={tempfile.gettempdir()} cannot hold a socket ({error})")
         return multiprocessing.get_context("spawn")
     return multiprocessing.get_context("forkserver")
 
 
-def modules_of(spec: Spec) -> list[str]:
-    """Return what the ranks of a point need beside PRELOADED_MODULE: nothing if they start a script.
-
-    A built-in image model imports torchvision. An optimizer of torch imports TorchDynamo, 1.0 s of CPU, in every rank.
-    """
-    if spec.script:
+def modules_of(model: str | None) -> list[str]:
+    """Return the module of a built-in image model, which imports torchvision."""
+    if not is_image_model(model):
         return []
-    if not is_image_model(spec.model):
-        return [DYNAMO]
-    return [
-        DYNAMO,
-        f"pipeline.workloads.{'torchvision' if str(spec.model).startswith(TORCHVISION) else 'cifar'}_classifier",
-    ]
+    return [f"pipeline.workloads.{'torchvision' if str(model).startswith(TORCHVISION) else 'cifar'}_classifier"]
 
 
 def environ_changes() -> EnvironChanges:

@@ -176,6 +176,15 @@ def test_an_agent_that_is_killed_is_named(agent_of: Callable[..., object], monke
     assert found == "torchrun's agent has ended with exit code -9"
 
 
+def test_a_fork_server_that_has_ended_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """multiprocessing finds the end of a file where the server would tell the number of the new process."""
+    monkeypatch.setattr(start_ranks, "SIGNAL_GRACE_S", 0)
+    context = multiprocessing.get_context("spawn")
+    monkeypatch.setattr(context.Process, "start", raising(EOFError("unexpected EOF")))
+    said = start_ranks.run_under_agent(node_launch(tmp_path), context)
+    assert said == "the fork server has ended; the log says why"
+
+
 @pytest.mark.fault("F27")
 def test_a_supervisor_ends_with_the_agent_and_by_its_signals(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named_parents: list[int]

@@ -40,7 +40,7 @@ points:
   - {num_samples: [64], batch_size_per_gpu: [8]}
 """
 
-IMPORTS_AGAIN = "imports torch again"  # a rank, where it is not forked from a server
+IMPORTS_AGAIN = "imports torch again"  # a launch, where its agent is not forked from a server
 
 
 def start_driver(tmp_path: Path, is_in_background: bool = False, grid: str = GRID) -> subprocess.Popen[str]:
