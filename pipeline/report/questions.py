@@ -1,6 +1,6 @@
 """Every table of an experiment with its rows, and every question with its answer, in order.
 
-The words of an answer stand with its question, in q1 to q5 and int8.
+The words of an answer stand with its question, in q1 to q5, memory and int8.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,11 +26,12 @@ from pipeline.report.link import (
     sweep_rows,
     transfer_row,
 )
+from pipeline.report.memory import MEMORY_BOUNDARY, OOM, memory_rows, oom_row
 from pipeline.report.network import NETWORK, OTHER_LINK, network_rows, other_link_rows
 from pipeline.report.next_step import advise_all
 from pipeline.report.nodes import NODES, node_claims, node_rows
 from pipeline.report.prediction import PREDICTION, prediction_rows
-from pipeline.report.q1 import MEMORY_BOUNDARY, OOM, Q1, batch_size_claims, memory_rows, oom_row, q1_row
+from pipeline.report.q1 import Q1, batch_size_claims, q1_row
 from pipeline.report.q2 import Q2, q2_row, speedup_claims
 from pipeline.report.q3 import COMMUNICATION, Q3, communication_claims, exposed_row, q3_row
 from pipeline.report.q4 import Q4, large_batch_claims, q4_rows

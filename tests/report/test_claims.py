@@ -16,7 +16,7 @@ from pipeline.plan.point_label import OF_GPUS, Terms
 from pipeline.records.folder import Experiment
 from pipeline.report.claims import badge_of, badges_of, with_ends
 from pipeline.report.collected import collect_experiment
-from pipeline.report.q1 import LARGEST_FITTING
+from pipeline.report.memory import LARGEST_FITTING
 from pipeline.report.questions import answers_of as answers_of_tables
 from pipeline.report.table import Row
 
