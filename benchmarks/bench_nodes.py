@@ -8,10 +8,16 @@ beside the known one, and exposed communication beside bytes over rate:
 With --predict it runs campaign_other_link.yaml, and prints the step on two nodes beside what delays on one predict:
 
     sudo PYTHONPATH=tests python benchmarks/bench_nodes.py --predict --gbit-per-s 1 --outputs outputs/known-rate
+
+With --gpus LINK it runs campaign_nodes.yaml and a training script on two GPUs: what needs one node on this machine,
+the rest on a Slurm whose two nodes have a GPU each, over that link (no namespaces, no known rate):
+
+    sudo PYTHONPATH=tests python benchmarks/bench_nodes.py --gpus sockets --outputs outputs/sockets
 """
 
 import argparse
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -46,6 +52,15 @@ PROLOGUE = f"export PIPELINE_MASTER_ADDR={address_of(0)} GLOO_SOCKET_IFNAME={INT
 GPT = "layers=2 width=512 heads=8 length=16 vocabulary=8192"  # 42 MB of gradients
 SIZE = ("gpus_per_node=1", "device=cpu", "precision=fp32", "batch_size_per_gpu=1", "num_samples=16", "windows=6")
 OTHER_LINK = Path(__file__).with_name("campaign_other_link.yaml")
+ON_GPUS = Path(__file__).with_name("campaign_nodes.yaml")
+SCRIPT = (
+    str(Path(__file__).with_name("gpt_script.py")),
+    "--batch-size",
+    "{batch_size_per_gpu}",
+    "--updates",
+    "1000000",
+)
+NCCL_LINKS = {"sockets": "NCCL_HOSTID=$SLURMD_NODENAME", "shared-memory": "NCCL_P2P_DISABLE=1"}
 TIME_LIMIT_S = 3600
 
 
@@ -72,6 +87,22 @@ def measure(grid: Sequence[str], num_nodes: int, gbit_per_s: float, outputs: Pat
         prologue.write_text(PROLOGUE)
         options = ("--outputs", str(outputs), "--prologue", str(prologue), "--wait")
         cluster.run(sys.executable, "-m", "pipeline.submit", *grid, *options, timeout_s=TIME_LIMIT_S)
+
+
+def measure_on_gpus(link: str, outputs: Path) -> None:
+    """Run the grid and the script on this machine, then on a Slurm of two nodes that NCCL joins by that link."""
+    grid = ("pipeline.submit", "--grid", str(ON_GPUS), "--wait")
+    script = ("pipeline.run", "--wait", "--num-nodes", "1,2", "--gpus-per-node", "1", "--batch-size", "24")
+    options = ("--outputs", str(outputs), "--skip-unsatisfiable", "--points-per-element", "24")
+    here = (sys.executable, "-m", *grid, *options, "--cluster", "local")
+    subprocess.run(here, check=True)
+    exports = ("CUDA_VISIBLE_DEVICES=$((${SLURMD_NODENAME#node} - 1))", NCCL_LINKS[link])
+    prolog = "".join(f'echo "export {variable}"\n' for variable in exports)
+    places = Places(gpus_per_node=1, memory_mb=48000, prolog=prolog)
+    with tempfile.TemporaryDirectory() as folder, throwaway_cluster(Path(folder), places) as cluster:
+        for command in ((*grid, *options), (*script, *options, "--", *SCRIPT)):
+            done = cluster.run(sys.executable, "-m", *command, timeout_s=TIME_LIMIT_S, check=False)
+            print(done.stdout, done.stderr, flush=True)
 
 
 def rows_of(experiment: Experiment, gbit_per_s: float) -> list[dict[str, Any]]:
@@ -130,8 +161,12 @@ def main() -> None:
     parser.add_argument(
         "--outputs", type=Path, required=True, help="as that of submit; with records nothing is run again"
     )
+    parser.add_argument("--gpus", choices=NCCL_LINKS, help="on two GPUs, as two nodes with this link between them")
     parser.add_argument("--predict", action="store_true", help="the step on two nodes from delays on one")
     arguments = parser.parse_args()
+    if arguments.gpus and not missing_for_slurm():
+        measure_on_gpus(arguments.gpus, arguments.outputs.resolve())
+        return
     if reason := missing_for_slurm() or missing_parts():
         print(f"the grid nodes was not run: {reason}", file=sys.stderr)
         return

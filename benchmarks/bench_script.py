@@ -6,14 +6,23 @@
 Each turn is a process of its own. Alone, the script reads its own clock (see gpt_script.py); measured, its time of an
 update is that of its record. Prints both of each turn, then the median ratio of time and of peak memory with its
 interval.
+
+    python benchmarks/bench_script.py --nanogpt FOLDER --turns 3 --batch-size 12    # a clone of nanoGPT, two GPUs
+
+runs its train.py, and prints what its own lines say of an iteration beside the time between these lines, when it logs
+each iteration (which waits for the GPU) and every tenth, and the record's time of an update when it logs every tenth.
 """
 
 import argparse
 import json
+import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -23,7 +32,9 @@ from pipeline.figures.intervals import median_interval
 
 SCRIPT = str(Path(__file__).resolve().with_name("gpt_script.py"))
 NUM_UPDATES = 100  # of the script alone
+WARM_UP_UPDATES = 20  # of nanoGPT
 MANY_UPDATES = 1_000_000  # the measurement ends the script
+MEASURED = (SCRIPT, "--batch-size", "{batch_size_per_gpu}", "--updates", str(MANY_UPDATES))
 
 
 def run_alone(batch_size: int) -> tuple[float, float | None]:
@@ -35,16 +46,56 @@ def run_alone(batch_size: int) -> tuple[float, float | None]:
     return found["update_ms"], found["peak_gib"]
 
 
-def run_measured(batch_size: int, updates: int | None) -> tuple[float, float]:
-    """Return the same of the record that `ddpscale run` writes."""
+def run_measured(
+    batch_size: int, updates: int | None, script: Sequence[str] = MEASURED, folder: Path | None = None
+) -> tuple[float, float]:
+    """Return the same of the record that `ddpscale run` writes of a script, which may lie in another folder."""
     with tempfile.TemporaryDirectory() as outputs:
         command = [sys.executable, "-m", "pipeline.run", "--num-gpus", "2", "--batch-size", str(batch_size)]
         command += ["--cluster", "local", "--outputs", outputs]
         command += [] if updates is None else ["--updates", str(updates)]
-        script = [SCRIPT, "--batch-size", "{batch_size_per_gpu}", "--updates", str(MANY_UPDATES)]
-        subprocess.run([*command, "--", *script], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([*command, "--", *script], check=True, stdout=subprocess.DEVNULL, cwd=folder)
         (row,) = ddpscale.load(outputs).configurations.to_dict("records")
     return 1e3 * row["update_time_s"], row["peak_memory_gib"]
+
+
+def nanogpt_arguments(log_interval: int, updates: int) -> list[str]:
+    """Return arguments of nanoGPT's train.py: no evaluation after the first, nothing compiled, one pass a process."""
+    numbers = f"--gradient_accumulation_steps=2 --log_interval={log_interval} --max_iters={updates} --eval_iters=1"
+    return [*numbers.split(), "--eval_interval=1000000000", "--compile=False", "--dataset=random"]
+
+
+def run_nanogpt(folder: Path, batch_size: int, log_interval: int) -> tuple[float, float]:
+    """Return the time of an iteration in ms: the median of what the script prints, and that between its lines."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    arguments = [f"--batch_size={batch_size}", *nanogpt_arguments(log_interval, WARM_UP_UPDATES + NUM_UPDATES)]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        [*torchrun, *arguments], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout, "it is a pipe"
+        lines = [(time.perf_counter(), line) for line in run.stdout]
+    timed = [(at, re.search(r"^iter (\d+): .* time ([\d.]+)ms", line)) for at, line in lines]
+    logged = [(at, int(found[1]), float(found[2])) for at, found in timed if found and int(found[1]) >= WARM_UP_UPDATES]
+    (start, first, _), (end, last, _) = logged[0], logged[-1]
+    return statistics.median(ms for _, _, ms in logged), 1e3 * (end - start) / (last - first)
+
+
+def print_nanogpt(folder: Path, batch_size: int, turns: int) -> None:
+    """Print what nanoGPT prints and what its record says, turn by turn. Its data are made up where it has none."""
+    data = folder / "data" / "random"
+    data.mkdir(parents=True, exist_ok=True)
+    for part in ("train.bin", "val.bin"):
+        (data / part).write_bytes(torch.randint(50_000, (1_000_000,)).to(torch.uint16).numpy().tobytes())
+    script = ["train.py", "--batch_size={batch_size_per_gpu}", *nanogpt_arguments(10, MANY_UPDATES)]
+    for turn in range(turns):
+        each, tenth = (run_nanogpt(folder, batch_size, log_interval) for log_interval in (1, 10))
+        measured_ms, _ = run_measured(batch_size, None, script, folder)
+        print(
+            f"turn {turn}: logs each: its lines {each[0]:.2f} ms, between them {each[1]:.2f}; logs every tenth: "
+            f"its lines {tenth[0]:.2f} ms, between them {tenth[1]:.2f}, measured {measured_ms:.2f}",
+            flush=True,
+        )
 
 
 def print_ratio(name: str, ratios: list[float]) -> None:
@@ -61,7 +112,11 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--batch-size", type=int, default=24, help="sequences of a process")
     parser.add_argument("--updates", type=int, help="timed updates, at most (default: until precise enough)")
+    parser.add_argument("--nanogpt", type=Path, metavar="FOLDER", help="a clone of nanoGPT, to run its train.py")
     arguments = parser.parse_args()
+    if arguments.nanogpt:
+        print_nanogpt(arguments.nanogpt.resolve(), arguments.batch_size, arguments.turns)
+        return
     on_gpus = torch.cuda.device_count() > 1
     time_ratios, memory_ratios = [], []
     for turn in range(arguments.turns):

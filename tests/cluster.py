@@ -77,6 +77,7 @@ PreemptMode=REQUEUE
 
 # Nodes may claim more CPUs and memory than the machine has.
 SlurmdParameters=config_overrides
+TaskProlog={prolog}
 GresTypes=gpu
 {nodes}
 PartitionName=main Nodes=ALL Default=YES PriorityTier=1 PreemptMode=REQUEUE
@@ -92,12 +93,16 @@ CGROUP_CONF = "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
 class Places:
     """Places of daemons and commands: addresses by node, that of the controller, and words before a command line.
 
-    `enter` has the words for each daemon, such as `ip netns exec NAME`, and under "" those for commands.
+    `enter` has the words for each daemon, such as `ip netns exec NAME`, and under "" those for commands. Each task has
+    the variables that `prolog`, lines of a shell, prints as `export NAME=VALUE`.
     """
 
     addresses: Mapping[str, str] = field(default_factory=lambda: dict.fromkeys(GPU_TYPES, "127.0.0.1"))
     controller: str = "127.0.0.1"
     enter: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    gpus_per_node: int = GPUS_PER_NODE
+    memory_mb: int = 12000
+    prolog: str = ""
 
 
 @dataclass(frozen=True)
@@ -263,7 +268,7 @@ def throwaway_cluster(root: Path, places: Places | None = None) -> Iterator[Clus
         controller_port, *ports = _free_ports(1 + len(gpu_types))
         node_lines = [
             f"NodeName={node} NodeHostname={host} NodeAddr={places.addresses[node]} Port={port} "
-            f"CPUs=8 RealMemory=12000 Gres=gpu:{gpu_type}:{GPUS_PER_NODE}"
+            f"CPUs=8 RealMemory={places.memory_mb} Gres=gpu:{gpu_type}:{places.gpus_per_node}"
             for (node, gpu_type), port in zip(gpu_types.items(), ports, strict=True)
         ]
         slurm_conf = SLURM_CONF.format(
@@ -273,16 +278,19 @@ def throwaway_cluster(root: Path, places: Places | None = None) -> Iterator[Clus
             controller=places.controller,
             controller_port=controller_port,
             first_job_id=RANDOM.randrange(10_000, 60_000_000),
+            prolog=runtime / "prolog.sh",
             nodes="\n".join(node_lines),
         )
         gres_lines = [
             f"NodeName={node} Name=gpu Type={gpu_type} File={file}\n"
             for node, gpu_type in gpu_types.items()
-            for file in _fake_gpus(runtime / f"{node}-gpus")
+            for file in _fake_gpus(runtime / f"{node}-gpus", places.gpus_per_node)
         ]
         (root / "slurm.conf").write_text(slurm_conf)
         (root / "gres.conf").write_text("".join(gres_lines))
         (root / "cgroup.conf").write_text(CGROUP_CONF)
+        (runtime / "prolog.sh").write_text(f"#!/bin/sh\n{places.prolog}")
+        (runtime / "prolog.sh").chmod(0o755)
         cluster._bring_up([*gpu_types])
         yield cluster
     finally:
@@ -331,10 +339,10 @@ def _free_ports(count: int) -> list[int]:
     return free[:count]
 
 
-def _fake_gpus(folder: Path) -> list[Path]:
+def _fake_gpus(folder: Path, count: int) -> list[Path]:
     """Copies of /dev/null: Slurm counts GPUs by their device files, and a node without them is invalid."""
     folder.mkdir()
-    files = [folder / str(index) for index in range(GPUS_PER_NODE)]
+    files = [folder / str(index) for index in range(count)]
     for file in files:
         os.mknod(file, stat.S_IFCHR | 0o666, os.makedev(1, 3))
     return files
