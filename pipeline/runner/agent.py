@@ -54,9 +54,16 @@ def main(launch: NodeLaunch) -> dict[int, RankExit] | str:
     return {}
 
 
-def launch_config(launch: NodeLaunch) -> LaunchConfig:
+class AgentConfig(LaunchConfig):
+    """torchrun's configuration without the default that counts GPUs: a rank forked after that could not use CUDA."""
+
+    def __post_init__(self) -> None:
+        """Keep what was given."""
+
+
+def launch_config(launch: NodeLaunch) -> AgentConfig:
     """Return the configuration of torchrun's agent: this node's ranks, their rendezvous, and no restarts."""
-    return LaunchConfig(
+    return AgentConfig(
         min_nodes=launch.num_nodes,
         max_nodes=launch.num_nodes,
         nproc_per_node=launch.num_ranks,

@@ -117,6 +117,28 @@ def test_a_rank_that_ignores_sigterm_ends_with_its_supervisor(tmp_path: Path) ->
     wait_for(lambda: processes_of(tmp_path) == [], timeout_s=5)
 
 
+FORKING = """
+import sys
+from pathlib import Path
+import torch
+from pipeline.runner import agent, start_ranks
+
+def rank(*launch):
+    sys.exit(torch._C._cuda_isInBadFork())
+
+agent.supervise_rank, folder = rank, Path(sys.argv[1])
+print(agent.main(start_ranks.NodeLaunch(folder, "launch", 1, 2, {"rdzv_backend": start_ranks.ONE_NODE}, folder, None)))
+"""
+
+
+@pytest.mark.training
+def test_a_rank_forked_by_the_agent_can_use_cuda(tmp_path: Path) -> None:
+    """torch tells it by who has asked for GPUs before a fork, also where there are none."""
+    command = (sys.executable, "-c", FORKING, str(tmp_path))
+    ended = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60)
+    assert ended.stdout.splitlines()[-1] == "{}", ended.stdout
+
+
 def node_launch(folder: Path) -> start_ranks.NodeLaunch:
     return start_ranks.NodeLaunch(folder, "launch", 1, 1, {"rdzv_backend": start_ranks.ONE_NODE}, folder, None)
 
