@@ -1,5 +1,6 @@
 """Links between the ranks of a record, in words, and those that are slower than need be. Pure functions of records."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -7,8 +8,15 @@ from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.records.record import Environment, Link, NetworkDevice, Record
 
 SLOW_LINK = NoteKind("slow_link", "{what}", badge="slow link")
+NEAR_CPUS = "let the job have CPUs there (cpus_per_gpu in the grid file)"
+BIND = "--set numa_binding=gpu"
 FAR_CPUS = NoteKind(
-    "far_cpus", "{ranks} may run only on CPUs of another NUMA node than that of the GPU", badge="far CPUs"
+    "far_cpus",
+    f"{{ranks}} may run only on CPUs of another NUMA node than that of the GPU; {NEAR_CPUS} and {BIND}",
+    badge="far CPUs",
+)
+UNBOUND = NoteKind(
+    "unbound", f"{{ranks}} may run on CPUs of another NUMA node than that of the GPU, too; {BIND} forbids it"
 )
 
 SLOW_GBIT_PER_S = 1
@@ -85,20 +93,21 @@ def use_faster(devices: Sequence[NetworkDevice], gbit_per_s: float) -> str:
     return f"NCCL_SOCKET_IFNAME={best.name}" if best else "a faster network"
 
 
-def link_notes(records: Iterable[Record]) -> list[Note]:
-    """Return a note for each problem of the links, and one on ranks that may not run near their GPU."""
-    environments = [record.environment for record in records]
-    problems = dict.fromkeys(problem.what for own in environments for problem in link_problems(own))
-    far = sorted(
-        {one.rank for own in environments for one in own.bindings if is_far(one.numa_nodes, one.gpu_numa_node)}
-    )
-    named = f"rank{'s' if len(far) > 1 else ''} {', '.join(map(str, far))}"
+def link_notes(records: Sequence[Record]) -> list[Note]:
+    """Return a note for each problem of the links, and for ranks that may run on CPUs of another NUMA node.
+
+    A process that drives several GPUs has none: it may have one on each node.
+    """
+    problems = dict.fromkeys(problem.what for record in records for problem in link_problems(record.environment))
+    ranks: dict[NoteKind, set[int]] = defaultdict(set)
+    with_gpu = (record.environment for record in records if not record.spec.facts.uses_threads)
+    for one in (binding for environment in with_gpu for binding in environment.bindings):
+        if one.gpu_numa_node is not None and {*one.numa_nodes} - {one.gpu_numa_node}:
+            ranks[UNBOUND if one.gpu_numa_node in one.numa_nodes else FAR_CPUS].add(one.rank)
     return [
         *(make_note(SLOW_LINK, what=what) for what in problems),
-        *([make_note(FAR_CPUS, ranks=named)] if far else []),
+        *(
+            make_note(kind, ranks=f"rank{'s' if len(own) > 1 else ''} {', '.join(map(str, sorted(own)))}")
+            for kind, own in ranks.items()
+        ),
     ]
-
-
-def is_far(numa_nodes: Sequence[int], gpu_numa_node: int | None) -> bool:
-    """True if a rank may run on no CPU of the NUMA node of its GPU."""
-    return bool(numa_nodes) and gpu_numa_node is not None and gpu_numa_node not in numa_nodes

@@ -99,6 +99,7 @@ Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 Input = Literal["dataloader", "synthetic", "gpu"]
 MemoryLayout = Literal["contiguous", "channels_last"]
 Parts = Literal["none", "blocks"]
+NumaBinding = Literal["none", "gpu"]
 Execution = Literal["eager", "compile", "graph", "compiled_graph"]
 COMPILED_EXECUTIONS: tuple[Execution, ...] = ("compile", "compiled_graph")
 CAPTURED_EXECUTIONS: tuple[Execution, ...] = ("graph", "compiled_graph")
@@ -542,6 +543,16 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             values={"none": "activations kept"},
         ),
     ] = "none"
+    numa_binding: Annotated[
+        NumaBinding,
+        declare(
+            "CPUs that each rank of a GPU may use: `none`, all of the job; `gpu`, those on the NUMA node of its GPU.",
+            "numa_binding=none,gpu strategy=ddp num_gpus=2",
+            CHOICE,
+            words="CPUs of the $GPU's NUMA node",
+            values={"none": ""},
+        ),
+    ] = "none"
     num_calibration_samples: Annotated[
         PositiveInt,
         declare(
@@ -643,6 +654,8 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 f"strategy={self.strategy!r} needs device='cuda': without GPUs DataParallel runs the bare module and "
                 "its times would be wrong; use 'ddp'."
             )
+        if self.device == "cpu" and self.numa_binding != "none":
+            raise ValueError("numa_binding='gpu' binds ranks to the CPUs beside their GPUs; leave it out.")
 
     def _check_strategy(self) -> None:
         for axis in STRATEGY_AXES:

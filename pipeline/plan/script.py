@@ -24,7 +24,10 @@ BATCH_PLACEHOLDERS = {"batch_size_per_gpu", "global_batch_size"}
 OPTION = "model."  # begins the name of an option
 VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
-SHAPE_AXES = ("strategy", "num_gpus", "batch_size_per_gpu", "device", "num_nodes", "num_samples", "seed", "repeat")
+SHAPE_AXES = (
+    *("strategy", "num_gpus", "batch_size_per_gpu", "device", "num_nodes", "num_samples", "seed", "repeat"),
+    "numa_binding",
+)
 """Axes that any training has."""
 OWN_AXES = ("warmup_updates", "updates", "update_by", "stated_flops_per_sample")
 """Axes that only scripts have."""

@@ -58,13 +58,16 @@ class Choice(NamedTuple):
 
     @property
     def simplicity(self) -> tuple[int, ...]:
-        """The sort key of what is simpler: fewer GPUs, then the strategy, who issues the step, and changed blocks."""
+        """The sort key of what is simpler: GPUs, strategy, who issues the step, changed blocks and bound ranks."""
         row = self.row
         return (
             row["num_gpus"],
             STRATEGIES[row["strategy"]].simplicity,
             EXECUTIONS_SIMPLEST_FIRST.index(row.axes.get("execution") or "eager"),
-            sum(row.axes.get(axis) == "blocks" for axis in ("compile", "activation_checkpointing")),
+            sum(
+                row.axes.get(axis) in ("blocks", "gpu")
+                for axis in ("compile", "activation_checkpointing", "numa_binding")
+            ),
         )
 
 

@@ -60,6 +60,9 @@ def run_rank(first: RankFiles, store: Path | None) -> None:
     """
     with record_rank_errors(first):
         point = first.read_point()
+        if point.spec.numa_binding == "gpu":  # before anything that inherits it starts: a script, a loader, a thread
+            indices = device_indices(point.spec, process_group.find_rank(point.spec))
+            links.bind_to_gpus([links.gpu_bus_id(index) for index in indices])
         if point.spec.script:
             run_script(point, first, store)
             return

@@ -1,7 +1,7 @@
 """Links between ranks: what NCCL chose, by its own log, and the GPUs, networks and NUMA nodes of this machine.
 
 NCCL's lines are those of 2.14 to 2.30 (src/transport/{p2p,shm,net,net_socket}.cc, net_ib). What cannot be read is left
-out: nothing here ends a run.
+out: nothing here ends a run but a binding that was asked for.
 """
 
 import ctypes
@@ -16,8 +16,9 @@ from pathlib import Path
 
 import msgspec
 
+from pipeline.figures.links import NEAR_CPUS
 from pipeline.records.record import Binding, Link, NetworkDevice, short_text
-from pipeline.system.host import NVIDIA_GPUS_PATH, node_name
+from pipeline.system.host import node_name
 
 CHANNEL = re.compile(
     r"Channel (?P<channel>\d+)(?:/(?P<index>\d+))? : (?P<sender>\d+)\[\w+\] -> (?P<receiver>\d+)\[\w+\] "
@@ -30,6 +31,7 @@ TRANSPORT_INDEX = "0"  # of collectives; the others are of send and recv
 GPU_UUID = re.compile(r"^GPU \d+:.*\(UUID: (GPU-[^)]+)\)", re.MULTILINE)  # of nvidia-smi -L
 GPU_ROW = re.compile(r"^(?:\x1b\[\d*m)*\s*GPU\d+\s")
 COMMAND_LIMIT_S = 20
+BUS_ID_BYTES = 32  # more than 0000:3B:00.0 needs
 SYS = Path("/sys")
 
 _log: list[int] = []  # the descriptor of NCCL's log, if this process keeps one
@@ -135,7 +137,50 @@ def read_network_devices(root: Path = SYS) -> list[NetworkDevice]:
     return found
 
 
-def describe_binding(rank: int, gpu_uuid: str | None, root: Path = SYS, gpus: Path = NVIDIA_GPUS_PATH) -> Binding:
+def bind_to_gpus(bus_ids: Sequence[str | None], root: Path = SYS) -> None:
+    """Bind this process, and what it starts from now on, to those of its CPUs that lie on the NUMA node of its GPU.
+
+    One that drives several GPUs may use the CPUs of all their nodes. Raises RuntimeError if a node is not known, or if
+    the process may use no CPU there.
+    """
+    nodes, own, named = [gpu_numa_node(bus_id, root) for bus_id in bus_ids], os.sched_getaffinity(0), bus_ids[0]
+    if None in nodes:
+        raise RuntimeError(
+            f"numa_binding=gpu needs the NUMA node of GPU {named}, and no file {root}/bus/pci/devices/*/numa_node has "
+            "it; leave it out"
+        )
+    lists = [read(root / f"devices/system/node/node{node}/cpulist") for node in nodes]
+    cpus = own & parse_cpus(",".join(lists))
+    if not cpus:
+        raise RuntimeError(
+            f"numa_binding=gpu finds no CPU for a rank: it may use {format_cpus(own)}, and NUMA node {nodes[0]} of GPU "
+            f"{named} has {lists[0] or 'none'}; {NEAR_CPUS}, or leave it out"
+        )
+    os.sched_setaffinity(0, cpus)
+
+
+def gpu_bus_id(index: int) -> str | None:
+    """Return the PCI bus id of a visible GPU as sysfs names it, 0000:3b:00.0; None if the driver gives none.
+
+    The driver is asked, not torch: this process gets no context on the GPU, which the user's script may want alone.
+    """
+    text, device = ctypes.create_string_buffer(BUS_ID_BYTES), ctypes.c_int()
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    failed = driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), index)
+    failed = failed or driver.cuDeviceGetPCIBusId(text, BUS_ID_BYTES, device)
+    return None if failed else text.value.decode().lower()
+
+
+def gpu_numa_node(bus_id: str | None, root: Path = SYS) -> int | None:
+    """Return the NUMA node of a GPU; None if it is not known."""
+    node = number_in(read(root / "bus/pci/devices" / bus_id / "numa_node")) if bus_id else None
+    return None if node is None else int(node)
+
+
+def describe_binding(rank: int, bus_id: str | None, root: Path = SYS) -> Binding:
     """Return where this process may run, and the NUMA node of its GPU."""
     cpus = os.sched_getaffinity(0)
     own = {
@@ -143,10 +188,8 @@ def describe_binding(rank: int, gpu_uuid: str | None, root: Path = SYS, gpus: Pa
         for folder in (root / "devices/system/node").glob("node[0-9]*")
         if cpus & parse_cpus(read(folder / "cpulist"))
     }
-    bus = next((path.parent.name for path in gpus.glob("*/information") if gpu_uuid and gpu_uuid in read(path)), None)
-    numa = number_in(read(root / "bus/pci/devices" / bus.lower() / "numa_node")) if bus else None
-    numa_node = None if numa is None else int(numa)
-    return Binding(rank=rank, cpus=format_cpus(cpus), numa_nodes=tuple(sorted(own)), gpu_numa_node=numa_node)
+    nodes = tuple(sorted(own))
+    return Binding(rank=rank, cpus=format_cpus(cpus), numa_nodes=nodes, gpu_numa_node=gpu_numa_node(bus_id, root))
 
 
 def parse_cpus(text: str) -> set[int]:

@@ -91,7 +91,7 @@ def describe_environment(spec: Spec, rank: Rank) -> Environment:
         variables=recorded_variables({name: os.environ[name] for name in os.environ if not links.is_own(name)}),
         gpu_paths=describe_gpu_paths(spec, rank),
         network_devices=tuple(links.read_network_devices()),
-        bindings=(links.describe_binding(rank.rank, gpus[0].uuid if gpus else None),),
+        bindings=(links.describe_binding(rank.rank, next(map(links.gpu_bus_id, device_indices(spec, rank)), None)),),
     )
 
 

@@ -8,6 +8,7 @@ from factories import make_record, make_spec
 
 from pipeline.figures.comparability import environment_difference_notes
 from pipeline.figures.links import describe_links, link_kinds, link_notes, link_problems
+from pipeline.plan.strategies import StrategyName
 from pipeline.records.record import Binding, Environment, Link, NetworkDevice, Record
 from pipeline.report.provenance import list_provenance
 from pipeline.report.table import render_note
@@ -19,10 +20,12 @@ ETHERNET = NetworkDevice(node="n1", name="eth0", gbit_per_s=1)
 PORT = NetworkDevice(node="n1", name="mlx5_0:1/IB", gbit_per_s=100, is_rdma=True)
 
 
-def linked(*links: Link, devices: tuple[NetworkDevice, ...] = (), **facts: Any) -> Record:
+def linked(
+    *links: Link, devices: tuple[NetworkDevice, ...] = (), strategy: StrategyName = "ddp", **facts: Any
+) -> Record:
     """A record whose ranks are connected so."""
     environment = Environment(links=links, network_devices=devices, **facts)
-    return msgspec.structs.replace(make_record(make_spec(strategy="ddp", num_gpus=2)), environment=environment)
+    return msgspec.structs.replace(make_record(make_spec(strategy=strategy, num_gpus=2)), environment=environment)
 
 
 @pytest.mark.parametrize(
@@ -111,14 +114,19 @@ def test_a_link_that_is_slower_than_it_need_be_is_named_with_its_cure(
 
 
 def test_ranks_that_may_not_run_near_their_gpu_are_named() -> None:
-    def bound(*bindings: tuple[tuple[int, ...], int | None]) -> list[str]:
-        found = (
+    def bound(*bindings: tuple[tuple[int, ...], int | None], strategy: StrategyName = "ddp") -> list[str]:
+        found = tuple(
             Binding(rank=rank, cpus="0-7", numa_nodes=own, gpu_numa_node=gpu)
             for rank, (own, gpu) in enumerate(bindings)
         )
-        return [render_note(note) for note in link_notes([linked(bindings=tuple(found))])]
+        record = linked(bindings=found, strategy=strategy)
+        return [render_note(note) for note in link_notes([record, record])]
 
-    assert bound(((0,), 1), ((0,), 0), ((0, 1), 1), ((), 1), ((0,), None), ((0,), 1)) == [
-        "ranks 0, 5 may run only on CPUs of another NUMA node than that of the GPU"
+    ranks = (((0,), 1), ((0,), 0), ((0, 1), 1), ((), 1), ((0,), None), ((0,), 1))
+    assert bound(*ranks) == [
+        "ranks 0, 5 may run only on CPUs of another NUMA node than that of the GPU; let the job have CPUs there "
+        "(cpus_per_gpu in the grid file) and --set numa_binding=gpu",
+        "rank 2 may run on CPUs of another NUMA node than that of the GPU, too; --set numa_binding=gpu forbids it",
     ]
-    assert not bound(((0,), 0))
+    assert bound(((0,), 0), ((1,), 1)) == []
+    assert bound(*ranks, strategy="dp") == []  # it drives GPUs of several nodes

@@ -211,6 +211,7 @@ def test_a_cpu_that_auto_finds_computes_in_fp32_where_the_grid_says_tf32(expand:
         ("learning_rate=nan", "Expected `float` > 0.0"),
         ("memory_limit_gib=inf", "Expected `float` <= "),
         ("precision=fp64", "choose from fp32, tf32, bf16, fp16"),
+        ("numa_binding=node", "choose from none, gpu"),
         ("remedies=linear_scaling+prayer", "choose from linear_scaling, warmup, zero_gamma"),
         ("num_workers=null", "num_workers is null; a configuration that runs must state it"),
         ("strategy=a\nb", "choose from single, dp, ddp"),

@@ -191,6 +191,8 @@ SHARDED: dict[str, Any] = {"strategy": "fsdp", "num_gpus": 2, "device": "cpu"}
         ({"compile": "blocks"}, "compile='blocks' is of units of shard_units, and models of images have none"),
         ({**GPT, "activation_checkpointing": "blocks", "execution": "graph"}, "is not tried with activation_checkp"),
         ({**DDP, "strategy": "dp", "model": None, "compile": "blocks"}, "it copies the blocks in each step"),
+        # NUMA nodes
+        ({"device": "cpu", "numa_binding": "gpu"}, "binds ranks to the CPUs beside their GPUs; leave it out"),
         # executions
         ({**SHARDED, "execution": "compile"}, "execution='compile' is not tried with strategy='fsdp'; use 'eager'"),
         ({**SHARDED, "strategy": "zero1", "execution": "compile"}, "is not tried with strategy='zero1'"),

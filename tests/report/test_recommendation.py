@@ -65,6 +65,12 @@ H100 = Environment(gpus=(Gpu(name="NVIDIA H100"),))
             id="of a tie the simpler one",
         ),
         pytest.param(
+            [windowed(times(1.0), 128, numa_binding="gpu"), windowed(times(1.001), 128)],
+            ["tied with 1 GPU, 128 per GPU, CPUs of the GPU's NUMA node (takes 0.1 % less) among 2 configurations"],
+            [],
+            id="of a tie the one that is not bound",
+        ),
+        pytest.param(
             [GRAPH, windowed(times(1.3), 128)],
             [", 1 GPU with 128 images a step in tf32, graph", "the shortest time among 2"],
             ["not compared"],

@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal, NoReturn
 
 import msgspec
 import pytest
@@ -22,7 +24,7 @@ from pipeline.report.table import render_note
 from pipeline.runner import rank_process
 from pipeline.runner.rank_files import PointTask, RankError, RankFiles
 from pipeline.system import host
-from pipeline.training import provenance
+from pipeline.training import links, provenance
 from pipeline.training.devices import CONTEXT_BYTES, GpuProblem
 from pipeline.training.process_group import Rank
 from pipeline.workloads import user_code
@@ -61,6 +63,62 @@ def report_of(rank_files: RankFiles, error: Exception, monkeypatch: pytest.Monke
         raise error
     (found,) = rank_files.read_errors()
     return found
+
+
+@pytest.fixture
+def affinity() -> Iterator[set[int]]:
+    """The CPUs of this process, which it gets back after the test."""
+    before = os.sched_getaffinity(0)
+    yield before
+    os.sched_setaffinity(0, before)
+
+
+AFFINITY = "import os; print(*os.sched_getaffinity(0))"
+
+
+@pytest.mark.parametrize("script", [None, "train.py"])
+@pytest.mark.parametrize("numa_binding", ["none", "gpu"])
+def test_a_rank_is_bound_before_it_starts_a_script_or_a_workload(
+    rank_files: RankFiles,
+    monkeypatch: pytest.MonkeyPatch,
+    affinity: set[int],
+    script: str | None,
+    numa_binding: Literal["none", "gpu"],
+) -> None:
+    """The GPU of rank 0 is on NUMA node 1, which has the last CPU of this process and one that it may not use."""
+    last = max(affinity)
+    of_kernel = {"numa_node": "1", "cpulist": f"{last},{last + 1}"}
+    monkeypatch.setattr(links, "gpu_bus_id", lambda index: f"0000:{index:02}:00.0")
+    monkeypatch.setattr(links, "read", lambda path: of_kernel[path.name])
+    unstated = dict.fromkeys(("precision", "input", "num_workers", "dataset")) if script else {}
+    spec = make_spec(script=script, model=script or "lenet", numa_binding=numa_binding, **unstated)
+    rank_files.write_point(PointTask(spec, None))
+    inherited: list[set[int]] = []
+
+    def start(*_: object) -> NoReturn:
+        said = subprocess.run([sys.executable, "-c", AFFINITY], capture_output=True, text=True, check=True).stdout
+        inherited.append({*map(int, said.split())})
+        sys.exit(3)
+
+    monkeypatch.setattr(rank_process, "run_script" if script else "check_gpus_and_decode", start)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit):
+        rank_process.run_rank(rank_files, None)
+    assert inherited == [{last} if numa_binding == "gpu" else affinity]
+
+
+def test_a_rank_that_cannot_be_bound_fails_in_one_sentence(
+    rank_files: RankFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "gpu_bus_id", lambda index: "0000:5e:00.0")
+    monkeypatch.setattr(links, "read", lambda path: "-1")
+    rank_files.write_point(PointTask(make_spec(numa_binding="gpu"), None))
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit):
+        rank_process.run_rank(rank_files, None)
+    (found,) = rank_files.read_errors()
+    first_line = found.message.partition("\n")[0]
+    assert_says(first_line, "RuntimeError: numa_binding=gpu needs the NUMA node of GPU 0000:5e:00.0", "leave it out")
 
 
 def test_a_worker_that_ends_while_an_error_is_written_does_not_replace_it(

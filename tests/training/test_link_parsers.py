@@ -1,12 +1,15 @@
 """What NCCL, nvidia-smi and the kernel say of the links, parsed. Lines are as they print them, with hosts renamed."""
 
+import ctypes
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import ROOT
+from factories import assert_says, raising
 
 from pipeline.records.record import Link, NetworkDevice
 from pipeline.training import links
@@ -165,22 +168,95 @@ def test_interfaces_that_are_up_and_ports_of_infiniband_are_read(
     assert links.read_network_devices(tmp_path / "none") == []
 
 
-def test_a_rank_states_its_cpus_their_numa_nodes_and_that_of_its_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def two_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The files of a kernel on two sockets, of which this process may use some CPUs. GPU 5e has no known node."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 9, 16})
     nodes = "devices/system/node/node{}/cpulist"
     write_files(tmp_path, {nodes.format(0): "0-3,8", nodes.format(1): "4-7,9-15", nodes.format(2): "20-31"})
-    write_files(
-        tmp_path, {"bus/pci/devices/0000:3b:00.0/numa_node": "1", "bus/pci/devices/0000:5e:00.0/numa_node": "-1"}
-    )
-    for bus, uuid in (("0000:3B:00.0", "aaaa"), ("0000:5E:00.0", "bbbb")):
-        write_files(tmp_path / "gpus", {f"{bus}/information": f"Model: NVIDIA A40\nGPU UUID: \t GPU-{uuid}"})
-    found = {
-        uuid: links.describe_binding(3, uuid, tmp_path, tmp_path / "gpus") for uuid in ("aaaa", "bbbb", "cccc", None)
-    }
-    assert {(one.rank, one.cpus, one.numa_nodes) for one in found.values()} == {(3, "0-2,9,16", (0, 1))}
-    assert [one.gpu_numa_node for one in found.values()] == [1, None, None, None]
+    of_gpus = {"0000:1b:00.0": "0", "0000:3b:00.0": "1", "0000:5e:00.0": "-1", "0000:af:00.0": "2"}
+    write_files(tmp_path, {f"bus/pci/devices/{bus}/numa_node": node for bus, node in of_gpus.items()})
+    return tmp_path
+
+
+def test_a_rank_states_its_cpus_their_numa_nodes_and_that_of_its_gpu(two_sockets: Path) -> None:
+    buses = ("0000:3b:00.0", "0000:5e:00.0", "0000:00:00.0", None)
+    found = [links.describe_binding(3, bus, two_sockets) for bus in buses]
+    assert {(one.rank, one.cpus, one.numa_nodes) for one in found} == {(3, "0-2,9,16", (0, 1))}
+    assert [one.gpu_numa_node for one in found] == [1, None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("buses", "cpus"),
+    [
+        (["0000:1b:00.0"], {0, 1, 2}),
+        (["0000:3b:00.0"], {9}),
+        (["0000:1b:00.0", "0000:3b:00.0"], {0, 1, 2, 9}),  # DataParallel
+    ],
+)
+def test_a_rank_is_bound_to_all_its_cpus_on_the_numa_node_of_its_gpu(
+    two_sockets: Path, monkeypatch: pytest.MonkeyPatch, buses: list[str | None], cpus: set[int]
+) -> None:
+    bound: list[tuple[int, set[int]]] = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cpus: bound.append((pid, cpus)))
+    links.bind_to_gpus(buses, two_sockets)
+    assert bound == [(0, cpus)]
+
+
+@pytest.mark.parametrize(
+    ("bus", "words"),
+    [
+        ("0000:5e:00.0", ("needs the NUMA node of GPU 0000:5e:00.0", "/numa_node has it; leave it out")),
+        (None, ("needs the NUMA node of GPU None", "leave it out")),
+        (
+            "0000:af:00.0",
+            ("it may use 0-2,9,16, and NUMA node 2 of GPU 0000:af:00.0 has 20-31", "cpus_per_gpu", "or leave it out"),
+        ),
+    ],
+)
+def test_a_binding_that_was_asked_for_and_cannot_be_is_one_sentence(
+    two_sockets: Path, monkeypatch: pytest.MonkeyPatch, bus: str | None, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(os, "sched_setaffinity", raising(AssertionError("bound")))
+    with pytest.raises(RuntimeError) as refused:
+        links.bind_to_gpus([bus], two_sockets)
+    assert_says(str(refused.value), *words)
+    assert "\n" not in str(refused.value)
+
+
+class Driver:
+    """libcuda with two GPUs; `failing` names the function that fails."""
+
+    def __init__(self, failing: str = "") -> None:
+        self.failing = failing
+        self.called: list[str] = []
+
+    def cuInit(self, flags: int) -> int:
+        return self.answer("cuInit")
+
+    def cuDeviceGet(self, device: Any, index: int) -> int:
+        device._obj.value = index
+        return self.answer("cuDeviceGet")
+
+    def cuDeviceGetPCIBusId(self, text: Any, size: int, device: Any) -> int:
+        text.value = [b"0000:1B:00.0", b"0000:AF:00.0"][device.value][: size - 1]
+        return self.answer("cuDeviceGetPCIBusId")
+
+    def answer(self, name: str) -> int:
+        self.called.append(name)
+        return 100 * (name == self.failing)
+
+
+def test_the_driver_tells_the_bus_id_of_a_visible_gpu_without_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+    assert [links.gpu_bus_id(index) for index in (0, 1)] == ["0000:1b:00.0", "0000:af:00.0"]
+    assert {*driver.called} == {"cuInit", "cuDeviceGet", "cuDeviceGetPCIBusId"}
+    for failing in driver.called[:3]:
+        monkeypatch.setattr(ctypes, "CDLL", lambda name, failing=failing: Driver(failing))
+        assert links.gpu_bus_id(0) is None
+    monkeypatch.setattr(ctypes, "CDLL", raising(OSError("libcuda.so.1: cannot open shared object file")))
+    assert links.gpu_bus_id(0) is None
 
 
 NCCL = """
