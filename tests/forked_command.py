@@ -42,14 +42,16 @@ MULTIPROCESSING = multiprocessing.get_context("forkserver")
 MULTIPROCESSING.set_forkserver_preload([*(f"pipeline.{name}" for name in COMMANDS), *LATE])
 
 
-def run_module(module: str, arguments: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Do as `python -m MODULE ARGUMENTS` from the repository's root; TimeoutExpired after ten minutes."""
+def run_module(
+    module: str, arguments: Sequence[str], env: Mapping[str, str], cwd: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    """Do as `python -m MODULE ARGUMENTS` in the folder; TimeoutExpired after ten minutes."""
     command = [sys.executable, "-m", module, *arguments]
     if _read_at_start(env) != _read_at_start(os.environ):
-        return subprocess.run(command, cwd=ROOT, env=dict(env), capture_output=True, text=True, timeout=600)
+        return subprocess.run(command, cwd=cwd, env=dict(env), capture_output=True, text=True, timeout=600)
     with tempfile.TemporaryDirectory() as folder:
         stdout, stderr = Path(folder, "stdout"), Path(folder, "stderr")
-        process = MULTIPROCESSING.Process(target=_become, args=(module, arguments, dict(env), stdout, stderr))
+        process = MULTIPROCESSING.Process(target=_become, args=(module, arguments, dict(env), cwd, stdout, stderr))
         process.start()
         try:
             process.join(600)
@@ -65,13 +67,15 @@ def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name.startswith(READ_AT_START)}
 
 
-def _become(module: str, arguments: Sequence[str], env: Mapping[str, str], stdout: Path, stderr: Path) -> None:
+def _become(
+    module: str, arguments: Sequence[str], env: Mapping[str, str], cwd: Path, stdout: Path, stderr: Path
+) -> None:
     """Turn this process into the command."""
     for stream, file in ((sys.stdout, stdout), (sys.stderr, stderr)):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), stream.fileno())
     os.environ.clear()
     os.environ.update(env)
-    os.chdir(ROOT)
+    os.chdir(cwd)
     sys.path.insert(0, str(ROOT))
     sys.argv[1:] = arguments
     sys.modules.pop(module, None)  # else runpy warns

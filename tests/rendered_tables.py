@@ -1,5 +1,6 @@
 """The tables and the report of records, and a table read back from a report."""
 
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -9,11 +10,11 @@ from factories import ROOT, resolved
 
 from pipeline.plan.point_label import Terms
 from pipeline.plan.spec import Spec
-from pipeline.records.folder import Experiment
+from pipeline.records.folder import Experiment, find_experiments
 from pipeline.records.record import Record
 from pipeline.records.store import RejectedFile
 from pipeline.report.claims import Tile
-from pipeline.report.collected import collect_experiment
+from pipeline.report.collected import CollectedExperiment, collect_experiment
 from pipeline.report.display import DisplayOptions
 from pipeline.report.markdown import render_experiment
 from pipeline.report.questions import Answer, answer_questions, build_tables
@@ -94,8 +95,18 @@ def answers_of(*found: Record, missing: Sequence[Spec] = (), terms: Terms = IN_I
     return said(claims_of(*found, missing=missing), terms)
 
 
+PUBLISHED = tuple(find_experiments(ROOT / "published"))
+"""Names of the published experiments."""
+
+
+@functools.cache
+def published_experiment(name: str) -> CollectedExperiment:
+    """Return a published experiment, collected once: only read it."""
+    return collect_experiment(Experiment(ROOT / "published" / name))
+
+
 def published_tables(name: str) -> Tables:
-    return collect_experiment(Experiment(ROOT / "published" / name)).tables
+    return published_experiment(name).tables
 
 
 def published_claims(name: str) -> Answers:

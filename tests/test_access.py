@@ -90,8 +90,10 @@ def test_nothing_can_be_written_by_others_and_folders_are_closed_to_strangers(
     assert {".json", ".md", ".csv", ".npz", ".log"} <= {name.suffix for name in files}
 
 
-@pytest.mark.parametrize("place", [".", "outputs", "outputs/x", "outputs/x/records"])
-@pytest.mark.parametrize("command", ["collect", "status"])
+@pytest.mark.parametrize(
+    ("command", "place"),
+    [("collect", "outputs"), *(("status", place) for place in (".", "outputs", "outputs/x", "outputs/x/records"))],
+)
 def test_a_folder_that_anyone_may_write_is_named_and_an_error_under_strict(
     pipeline: Command, tmp_path: Path, command: str, place: str
 ) -> None:
@@ -210,13 +212,10 @@ def test_a_member_of_the_group_gets_the_status_without_the_logs(tmp_path: Path) 
         os.chown(path, 65534, 65533)
         path.chmod(0o640 if path.is_file() else 0o750)
     experiment.log_folder(SUBMISSION).chmod(0o700)
-    for name, start in {
-        "status": f"{experiment.folder}: 2 configurations: 1 ok, 1 unknown",
-        "collect": "# x\n",
-    }.items():
-        answer = run_unprivileged(name, tmp_path, group=65533)
-        assert (answer.returncode, answer.stdout[: len(start)]) == (0, start), answer.stderr
-        assert run_unprivileged(name, tmp_path, group=65532).returncode == 2
+    answer = run_unprivileged("status", tmp_path, group=65533)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.startswith(f"{experiment.folder}: 2 configurations: 1 ok, 1 unknown")
+    assert run_unprivileged("status", tmp_path, group=65532).returncode == 2
 
 
 NOBODY, GROUP = 65534, 65533

@@ -3,11 +3,11 @@
 import argparse
 import contextlib
 import csv
-import functools
 import io
 import json
 import os
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -22,8 +22,8 @@ from conftest import (
     assert_refused,
     everything_in,
     needs_root,
+    plain_environment,
     run_command,
-    run_program,
     run_unprivileged,
     without_slurm,
 )
@@ -41,18 +41,21 @@ from factories import (
 from factories import (
     timed as timed_epoch,
 )
+from forked_command import run_module
 from page_records import collected_in, every_question
+from rendered_tables import PUBLISHED, published_experiment
 
 from pipeline.collect import DEFECT, address_of_words, display_options, go_on_after_defect
-from pipeline.records.folder import Experiment, find_experiments, folder_or_newest, start_submission
+from pipeline.records.folder import Experiment, folder_or_newest, start_submission
 from pipeline.records.record import Environment, Failure, Gpu, MemorySearch, MemoryTrial, Record, Telemetry
 from pipeline.report import terminal
-from pipeline.report.collected import collect_experiment, inert_cell
+from pipeline.report.collected import inert_cell
 from pipeline.report.display import MAX_WIDTH
 from pipeline.report.markdown import describe_oom
 from pipeline.report.questions import answers_of
 
 Make = Callable[[Path], object]
+READING: dict[str, tuple[str, ...]] = {"collect": ("--no-write",), "status": ()}  # plots take most of the time
 FOLDERS: dict[str, tuple[Make, int]] = {
     "absent": (lambda path: None, 2),
     "a file": (lambda path: path.write_text("mine"), 2),
@@ -74,14 +77,9 @@ def test_a_folder_that_cannot_be_read_is_2_and_one_with_no_experiment_3(
 
 @pytest.mark.parametrize("command", ["collect", "status"])
 def test_without_a_folder_the_users_newest_experiment_is_taken(tmp_path: Path, command: str) -> None:
-    run = functools.partial(
-        run_program,
-        sys.executable,
-        "-m",
-        f"pipeline.{command}",
-        cwd=tmp_path,
-        env=without_slurm(ROOT, PYTHONPATH=str(ROOT)),
-    )
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return run_module(f"pipeline.{command}", [*words, *READING[command]], plain_environment(), tmp_path)
+
     assert_refused(run(), 3, "no experiment of yours below outputs", "name a folder")
     make_experiment(tmp_path / "elsewhere", make_record())
     for name, age_s in (("old", 20), ("deep/new", 10), ("of-no-manifest", 0)):
@@ -114,7 +112,7 @@ def test_a_folder_that_may_not_be_read_is_2(pipeline: Command, tmp_path: Path, c
 
 def collected(pipeline: Command, folder: Path) -> dict[str, Any]:
     """The experiments below the folder as `collect` prints them in JSON."""
-    answer = pipeline("collect", folder, "--format", "json")
+    answer = pipeline("collect", folder, "--format", "json", "--no-write")
     assert (answer.returncode, answer.stderr) == (0, "")
     found: dict[str, Any] = json.loads(answer.stdout)["experiments"]
     return found
@@ -159,14 +157,14 @@ def test_strict_is_1_where_a_point_has_no_result(
     experiment = make_experiment(tmp_path / "x", *found, missing=[spec])
     if status == "rejected":
         (experiment.records_folder / f"{spec.run_id()}.0.json").write_text("{")
-    answer = pipeline(command, tmp_path, "--strict")
+    answer = pipeline(command, tmp_path, "--strict", *READING[command])
     assert (answer.returncode, answer.stderr) == (code, "")
 
 
 @pytest.mark.parametrize("command", ["collect", "status"])
 def test_without_strict_gaps_are_0_and_the_answer_is_the_same(pipeline: Command, tmp_path: Path, command: str) -> None:
     make_experiment(tmp_path / "x", make_record(), missing=[make_spec(batch_size_per_gpu=64)])
-    lenient, strict = pipeline(command, tmp_path), pipeline(command, tmp_path, "--strict")
+    lenient, strict = (pipeline(command, tmp_path, *READING[command], *strict) for strict in ((), ("--strict",)))
     assert (lenient.returncode, strict.returncode, lenient.stdout) == (0, 1, strict.stdout)
     assert lenient.stdout != ""
 
@@ -260,7 +258,7 @@ def test_junk_among_the_records_is_named_and_nothing_else_is_lost(pipeline: Comm
     (experiment.records_folder / "folder.json").mkdir()
     (experiment.records_folder / "link.json").symlink_to(experiment.manifest_path)
     os.mkfifo(experiment.records_folder / "fifo.json")
-    answer = pipeline("collect", tmp_path)
+    answer = pipeline("collect", tmp_path, "--no-write")
     assert (answer.returncode, answer.stderr) == (0, "")
     assert_says(
         answer.stdout,
@@ -276,7 +274,7 @@ def test_a_record_whose_epoch_took_no_time_ends_in_no_traceback(pipeline: Comman
     assert row["throughput_samples_per_s"] is None
 
 
-@pytest.mark.parametrize("arguments", [("collect",), ("collect", "--format", "json"), ("status",)], ids=" ".join)
+@pytest.mark.parametrize("arguments", [("collect",), ("status",)], ids=" ".join)
 def test_a_folder_whose_name_is_not_utf8_ends_in_no_traceback(
     pipeline: Command, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
@@ -287,7 +285,7 @@ def test_a_folder_whose_name_is_not_utf8_ends_in_no_traceback(
 
 def test_a_gpu_with_a_name_that_stdout_cannot_encode_ends_in_no_traceback(pipeline: Command, tmp_path: Path) -> None:
     make_experiment(tmp_path / "x", make_record(environment=Environment(gpus=(Gpu(name="Größe\u200b"),))))
-    answer = pipeline("collect", tmp_path, env=without_slurm(tmp_path, PYTHONIOENCODING="ascii"))
+    answer = pipeline("collect", tmp_path, "--no-write", env=without_slurm(tmp_path, PYTHONIOENCODING="ascii"))
     assert (answer.returncode, "Traceback" in answer.stderr) == (0, False)
 
 
@@ -297,7 +295,7 @@ def test_one_bad_manifest_leaves_the_other_experiments_their_answer(
 ) -> None:
     make_experiment(tmp_path / "good", make_record())
     make_experiment(tmp_path / "bad", make_record()).manifest_path.write_text("{")
-    answer = pipeline(command, tmp_path)
+    answer = pipeline(command, tmp_path, *READING[command])
     assert (answer.returncode, "good" in answer.stdout) == (2, True)
     assert "bad/manifest.json is not a valid manifest" in answer.stderr
 
@@ -360,7 +358,7 @@ def test_a_record_of_what_cannot_be_is_rejected_and_costs_no_other_experiment_an
     make(tmp_path / "bad")
     found = collected(pipeline, tmp_path)
     assert (found["good"], found["bad"]["coverage"]["rejected"]) == (alone, 1)
-    assert pipeline("collect", tmp_path, "--strict").returncode == 1
+    assert pipeline("collect", tmp_path, "--strict", "--no-write").returncode == 1
 
 
 @pytest.mark.fault("F45")
@@ -371,7 +369,7 @@ def test_an_experiment_that_cannot_be_read_gets_a_sentence_and_the_others_their_
 ) -> None:
     for name in ("all/good", "others/good", "others/bad"):
         make_experiment(tmp_path / name, make_record())
-    more: dict[str, tuple[str | Path, ...]] = {"compare": (tmp_path / "others",), "collect": ("--full",)}
+    more: dict[str, tuple[str | Path, ...]] = {"compare": (tmp_path / "others",), "collect": ("--full", "--no-write")}
     arguments = (tmp_path / "all", *more.get(command, ()))
     alone = pipeline(command, *arguments)
     make(tmp_path / "all" / "bad")
@@ -392,8 +390,8 @@ def test_a_manifest_with_a_name_that_is_too_long_is_2_and_the_others_are_read(
     while len(str(deep)) < 3900:
         deep /= "d" * 60
     (deep / ("d" * (4086 - len(str(deep)) - 1)) / "records").mkdir(parents=True)
-    answer = pipeline("collect", tmp_path)
-    assert (answer.returncode, "good/report.html" in answer.stdout) == (2, True)
+    answer = pipeline("collect", tmp_path, "--no-write")
+    assert (answer.returncode, "\ngood  " in answer.stdout) == (2, True)
     assert answer.stderr.count("File name too long") == 1
 
 
@@ -439,19 +437,20 @@ FORMULAS: tuple[str, ...] = (
 FORMULAS += ("\n=1+1", " =1+1", "\n\t @SUM(A1)", "\xa0=1+1", "\uff1d1+1")  # blanks and a wide sign do not hide one
 
 
-@pytest.mark.parametrize("reason", FORMULAS)
-def test_a_reason_that_a_spreadsheet_would_run_as_a_formula_is_text_in_the_csv_files_alone(
-    tmp_path: Path, reason: str
-) -> None:
+def test_a_reason_that_a_spreadsheet_would_run_as_a_formula_is_text_in_the_csv_files_alone(tmp_path: Path) -> None:
     """A reason is what a rank printed, or what another's record says."""
     diverged = make_record(make_spec(num_samples=256), [1.0, 1.0], loss=-0.5)
-    folder = make_experiment(tmp_path / "x", make_record(status="oom", reason=reason), diverged).folder
+    lost = [
+        make_record(make_spec(batch_size_per_gpu=512 + size), status="oom", reason=reason)
+        for size, reason in enumerate(FORMULAS)
+    ]
+    folder = make_experiment(tmp_path / "x", *lost, diverged).folder
     assert run_command("collect", tmp_path / "x").returncode == 0
-    (row,) = rows_in(folder / "oom.csv")
-    lines = reason.replace("\r\n", "\n").replace("\r", "\n")  # else what follows one is a row of its own
-    shown = lines.replace("\xa0", "\N{REPLACEMENT CHARACTER}")
-    assert row["reason"] == (shown if reason.startswith("x") else f"'{shown}")
-    assert json.loads((folder / "tables.json").read_text())["oom"][0]["reason"] == reason
+    for reason, row in zip(FORMULAS, rows_in(folder / "oom.csv"), strict=True):
+        lines = reason.replace("\r\n", "\n").replace("\r", "\n")  # else what follows one is a row of its own
+        shown = lines.replace("\xa0", "\N{REPLACEMENT CHARACTER}")
+        assert row["reason"] == (shown if reason.startswith("x") else f"'{shown}")
+    assert [row["reason"] for row in json.loads((folder / "tables.json").read_text())["oom"]] == [*FORMULAS]
     assert {row["loss"] for row in rows_in(folder / "q4.csv")} == {"-0.5"}, "a number is no text"
 
 
@@ -507,10 +506,9 @@ def unprintable(text: str) -> set[str]:
 
 
 SHOWN: tuple[tuple[str, ...], ...] = (
-    ("collect",),
-    ("collect", "--full"),
-    ("collect", "--format", "json"),
-    *(("collect", "--format", "csv", "--only", table) for table in ("Q1", "oom", "int8_histograms")),
+    ("collect", "--no-write", "--full"),
+    ("collect", "--no-write", "--format", "json"),
+    *(("collect", "--no-write", "--format", "csv", "--only", table) for table in ("Q1", "oom", "int8_histograms")),
     ("status", "--all"),
     ("status", "--json"),
     ("cancel",),
@@ -523,7 +521,7 @@ SHOWN: tuple[tuple[str, ...], ...] = (
 
 
 @pytest.mark.fault("F47")
-@pytest.mark.parametrize("arguments", SHOWN, ids=lambda arguments: " ".join(arguments[:4]).encode("unicode_escape"))
+@pytest.mark.parametrize("arguments", SHOWN, ids=lambda arguments: " ".join(arguments[:6]).encode("unicode_escape"))
 def test_no_text_of_others_controls_the_terminal(pipeline: Command, tmp_path: Path, arguments: tuple[str, ...]) -> None:
     folder = hostile_experiment(tmp_path)
     folders = [folder] if arguments[0] == "collect" else [folder / f"y{BIDI}"]
@@ -538,7 +536,8 @@ def test_no_text_of_others_controls_the_terminal(pipeline: Command, tmp_path: Pa
 @pytest.mark.fault("F47")
 def test_no_text_of_others_controls_a_reader_of_the_files(pipeline: Command, tmp_path: Path) -> None:
     folder = hostile_experiment(tmp_path)
-    assert pipeline("collect", folder).returncode == 0
+    answer = pipeline("collect", folder)
+    assert (answer.returncode, unprintable(answer.stdout + answer.stderr)) == (0, set())
     kinds = (".md", ".html", ".csv", ".svg")
     written = [path for path in folder.rglob("*") if path.suffix in kinds or path.name == "tables.json"]
     assert {path.suffix for path in written} == {".md", ".html", ".csv", ".svg", ".json"}
@@ -568,7 +567,7 @@ def test_a_folder_that_may_not_be_written_has_its_tables_printed_alone(tmp_path:
 
 def test_a_record_that_may_not_be_read_is_not_to_be_thrown_away(tmp_path: Path) -> None:
     next(make_experiment(tmp_path / "scaling", make_record()).records_folder.iterdir()).chmod(0)
-    said = " ".join(run_unprivileged("collect", tmp_path).stdout.split())
+    said = " ".join(run_unprivileged("collect", tmp_path, "--no-write").stdout.split())
     assert_says(said, "its only record was not read", "Permission denied", "make it readable")
     assert "remove" not in said
 
@@ -589,6 +588,12 @@ def test_several_experiments_have_a_table_for_each_question_and_a_line_each(pipe
     assert lines[-2:] == [f"Page: {tmp_path}/index.html", "--full prints every table."]
 
 
+@pytest.fixture(scope="module")
+def every_answer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An experiment that answers every question."""
+    return make_experiment(tmp_path_factory.mktemp("answers") / "x", *every_question()).folder
+
+
 @pytest.mark.parametrize(
     ("option", "num_lines", "headings", "ending"),
     [
@@ -604,20 +609,19 @@ def test_several_experiments_have_a_table_for_each_question_and_a_line_each(pipe
 )
 def test_an_experiment_on_the_terminal(
     pipeline: Command,
-    tmp_path: Path,
+    every_answer: Path,
     option: tuple[str, ...],
     num_lines: int,
     headings: list[str],
     ending: list[str],
 ) -> None:
-    folder = make_experiment(tmp_path / "x", *every_question()).folder
-    lines = pipeline("collect", folder, *option).stdout.splitlines()
+    lines = pipeline("collect", every_answer, *option).stdout.splitlines()
     assert len(lines) <= num_lines
     questions = dict.fromkeys(line[:2] for line in lines if re.match(r"Q\d  ", line))
     assert [*questions] == ["Q5", "Q1", "Q2", "Q3", "Q4"]
     assert [line[3:5] for line in lines if line.startswith("## ")] == headings
     assert any("speed-up  time [s]" in line for line in lines)
-    assert lines[-len(ending) :] == [line.format(folder) for line in ending]
+    assert lines[-len(ending) :] == [line.format(every_answer) for line in ending]
 
 
 def test_the_next_command_is_that_of_a_question_that_was_asked_and_not_answered(
@@ -629,7 +633,7 @@ def test_the_next_command_is_that_of_a_question_that_was_asked_and_not_answered(
 
 def test_the_published_experiments_are_at_most_four_and_a_half_lines_each(pipeline: Command) -> None:
     lines = pipeline("collect", ROOT / "published", "--no-write").stdout.splitlines()
-    assert 60 < len(lines) <= 4.5 * len(find_experiments(ROOT / "published"))
+    assert 60 < len(lines) <= 4.5 * len(PUBLISHED)
     assert max(len(line) for line in lines if str(ROOT) not in line) <= MAX_WIDTH, "a clone may lie anywhere"
     for name in ("h200x4/scaling", "h100x2/q4-study", "two-cores/quantize"):
         assert len(pipeline("collect", ROOT / "published" / name, "--no-write").stdout.splitlines()) <= 120
@@ -637,7 +641,7 @@ def test_the_published_experiments_are_at_most_four_and_a_half_lines_each(pipeli
 
 def brief_of(name: str, width: int, page: Path | None = Path("page")) -> list[str]:
     """What `collect --brief` prints of a published experiment."""
-    found = collect_experiment(Experiment(ROOT / "published" / name))
+    found = published_experiment(name)
     return terminal.render_brief(name, found, answers_of(found.tables, found.collected.terms), page, width).splitlines()
 
 
@@ -687,7 +691,7 @@ def test_speed_up_and_time_come_first_and_intervals_go_first(width: int) -> None
 
 @pytest.mark.parametrize("name", ["two-cores/smoke", "h100x2/fsdp-formats", "h200x4/scaling", "h100x2/q4-study"])
 def test_on_forty_columns_no_table_is_wider_and_each_shows_its_first_figure(name: str) -> None:
-    found = collect_experiment(Experiment(ROOT / "published" / name))
+    found = published_experiment(name)
     whole = terminal.render_experiment("x", found, answers_of(found.tables, found.collected.terms), None, 40)
     assert [line for line in whole.splitlines() if len(line) > 40 and not line.startswith(("Tables", "Next"))] == []
     assert "speed-up" in whole or "time [s]" in whole
@@ -695,7 +699,7 @@ def test_on_forty_columns_no_table_is_wider_and_each_shows_its_first_figure(name
 
 def test_a_table_without_a_figure_is_shown_on_the_terminal() -> None:
     """Next steps of one limit, whose share no rule has."""
-    found = collect_experiment(Experiment(ROOT / "published" / "h100" / "models"))
+    found = published_experiment("h100/models")
     whole = terminal.render_experiment("x", found, answers_of(found.tables, found.collected.terms), None, 120)
     assert "execution=compile (1.21x) or execution=compiled_graph  low MFU" in whole
 
@@ -713,7 +717,7 @@ def test_a_table_with_more_rows_than_lines_shows_the_largest_speedups() -> None:
 
 def test_the_terminal_gets_no_escapes_and_no_gpus_of_a_cpu(tmp_path: Path) -> None:
     for name in ("two-cores/smoke", "h100x2/strategies"):
-        found = collect_experiment(Experiment(ROOT / "published" / name))
+        found = published_experiment(name)
         answers = answers_of(found.tables, found.collected.terms)
         lines = terminal.render_experiment(name, found, answers, None, 80)
         assert (lines.isascii(), "\\" in lines) == (True, False)
@@ -774,8 +778,8 @@ def test_a_page_that_was_not_written_is_not_named(pipeline: Command, tmp_path: P
 def test_one_table_alone_in_each_format(pipeline: Command, tmp_path: Path) -> None:
     experiment = make_experiment(tmp_path / "x", make_record(), make_record(make_spec(batch_size_per_gpu=64)))
     text, shape, table = (
-        pipeline("collect", tmp_path / "x", "--only", name, "--format", form).stdout
-        for name, form in (("Q1", "markdown"), ("q1", "json"), ("Q1", "csv"))
+        pipeline("collect", tmp_path / "x", "--only", name, "--format", *form).stdout
+        for name, *form in (("Q1", "markdown", "--no-write"), ("q1", "json", "--no-write"), ("Q1", "csv"))
     )
     assert (text.startswith("# x\n\n## Q1: "), text.count("\n## ")) == (True, 1)
     assert list(json.loads(shape)["experiments"]["x"]) == ["Q1"]
@@ -791,7 +795,9 @@ def test_a_csv_of_several_experiments_names_each(pipeline: Command, tmp_path: Pa
 
 def test_a_table_that_no_experiment_has_is_printed_without_rows(pipeline: Command, tmp_path: Path) -> None:
     make_experiment(tmp_path / "x", make_record())
-    rows, shape = (pipeline("collect", tmp_path, "--only", "int8", "--format", form) for form in ("csv", "json"))
+    rows, shape = (
+        pipeline("collect", tmp_path, "--only", "int8", "--no-write", "--format", form) for form in ("csv", "json")
+    )
     assert (rows.returncode, rows.stderr, rows.stdout) == (0, "", "")
     assert json.loads(shape.stdout)["experiments"] == {"x": {"int8": []}}
 

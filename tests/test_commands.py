@@ -57,7 +57,7 @@ resources: {cpus_per_gpu: 1, mem_per_gpu_gib: 3, time: "00:10:00"}
 
 
 @pytest.mark.parametrize(
-    "arguments", [("collect",), ("collect", "--format", "json"), ("status",), ("status", "--json")], ids=" ".join
+    "arguments", [("collect", "--no-write", "--format", "json"), ("status",)], ids=lambda words: words[0]
 )
 def test_a_broken_pipe_is_quiet(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     make_experiment(tmp_path / "x", make_record())
@@ -83,16 +83,21 @@ def run_with_closed(closed: Sequence[int], *words: str | Path) -> subprocess.Com
 
 
 @pytest.mark.fault("F50")
-@pytest.mark.parametrize("closed", CLOSED.values(), ids=CLOSED)
-@pytest.mark.parametrize("name", ["status", "collect", "jobfile", "submit", "a mistake"])
+@pytest.mark.parametrize(
+    ("name", "streams"),
+    [
+        *(("status", streams) for streams in CLOSED),
+        *(("collect", "stdout"), ("submit", "stderr"), ("a mistake", "stderr"), ("a mistake", "all three")),
+    ],
+)
 def test_a_closed_stream_changes_neither_the_exit_code_nor_what_the_others_get(
-    tmp_path: Path, name: str, closed: Sequence[int]
+    tmp_path: Path, name: str, streams: str
 ) -> None:
+    closed = CLOSED[streams]
     experiment = make_experiment(tmp_path / "x", make_record())
     words: Sequence[str | Path] = {
         "status": ("pipeline.status", experiment.folder),
         "collect": ("pipeline.collect", experiment.folder, "--no-write", "--format", "json"),
-        "jobfile": ("pipeline.jobfile", "q4"),
         "submit": ("pipeline.submit", "--grid", write_grid(tmp_path, PLANNED), "--dry-run", "--cluster", "local"),
         "a mistake": ("pipeline.status", tmp_path / "absent"),
     }[name]
@@ -205,10 +210,10 @@ def test_a_grid_runs_to_its_end_on_this_machine_and_again_runs_only_what_rerun_n
 
 SEE_IMPORTS = """
 import runpy, sys
-command, *lines = sys.argv[1:]
+lines = sys.argv[1:]
 try:
     for line in lines:
-        sys.argv[1:] = line.split()
+        command, *sys.argv[1:] = line.split()
         try:
             runpy.run_module(f"pipeline.{command}", run_name="__main__")
         except SystemExit as exit:
@@ -218,43 +223,47 @@ finally:
 """
 
 
-def imports_of(folder: Path, name: str, *lines: str) -> set[str]:
-    """The top-level packages that a command imports in all, run with each line of arguments."""
-    answer = succeeded(run_program(sys.executable, "-c", SEE_IMPORTS, name, *lines, env=without_slurm(folder)))
+def imports_of(folder: Path, *lines: str) -> set[str]:
+    """The top-level packages that the commands import in all, each a line with its arguments."""
+    answer = succeeded(run_program(sys.executable, "-c", SEE_IMPORTS, *lines, env=without_slurm(folder)))
     return set(answer.stderr.splitlines()[-1].split()[1:])
 
 
-@pytest.mark.parametrize("command", ["collect", "status", "ingest", "submit"])
 def test_a_command_for_a_laptop_or_a_login_node_imports_neither_torch_nor_submitit_nor_a_pickler(
-    tmp_path: Path, command: str
+    tmp_path: Path,
 ) -> None:
-    make_experiment(tmp_path / "x", make_record())
-    arguments = {
-        "collect": (tmp_path,),
-        "status": (tmp_path,),
-        "ingest": (ROOT / "tests" / "recorded" / "v100-dp.csv", "--outputs", tmp_path / "y"),
-        "submit": ("--grid", SMALL_GRID, "--dry-run", "--set", *CPU_SIZE),
-    }[command]
-    imported = imports_of(tmp_path, command, " ".join(map(str, arguments)))
+    folder, other = (make_experiment(tmp_path / name, make_record()).folder for name in "xy")
+    imported = imports_of(
+        tmp_path,
+        f"collect {folder}",
+        f"status {folder}",
+        f"compare {folder} {other}",
+        f"export {folder} --to json",
+        f"proposal {folder} --samples 1e9",
+        f"ingest {ROOT}/tests/recorded/v100-dp.csv --outputs {tmp_path / 'z'}",
+        " ".join(("submit", "--grid", str(SMALL_GRID), "--dry-run", "--set", *CPU_SIZE)),
+    )
     assert "pipeline" in imported
     # MLflow brings pyarrow, which pandas imports where it is installed, and pyarrow imports cloudpickle
     pickler = set() if importlib.util.find_spec("pyarrow") else {"cloudpickle"}
     assert not imported & {"torch", "torchvision", "submitit", "joblib", *pickler}
 
 
-@pytest.mark.parametrize("command", ["__main__", *COMMANDS])
-def test_help_and_version_answer_at_once(tmp_path: Path, command: str) -> None:
-    imported = imports_of(tmp_path, command, "--help", "--version")
+def test_help_and_version_answer_at_once(tmp_path: Path) -> None:
+    lines = [f"{command} {option}" for command in ("__main__", *COMMANDS) for option in ("--help", "--version")]
+    imported = imports_of(tmp_path, *lines)
     assert imported.isdisjoint({"torch", "submitit", "pandas", "numpy", "tabulate"})
 
 
-@pytest.mark.parametrize("words", [(), ("--help",)], ids=["no word", "--help"])
 def test_the_package_lists_every_command_in_its_group_with_the_line_that_its_help_begins_with(
-    pipeline: Command, words: tuple[str, ...]
+    pipeline: Command,
 ) -> None:
     assert {path.stem for path in (ROOT / "pipeline").glob("*.py")} == {*COMMANDS, "__init__", "__main__"}
-    answer = run_program(sys.executable, "-m", "pipeline", *words, env=plain_environment(COLUMNS="500"))
-    assert (answer.returncode, answer.stderr) == (0, "")
+    answer, asked = (
+        run_program(sys.executable, "-m", "pipeline", *words, env=plain_environment(COLUMNS="500"))
+        for words in ((), ("--help",))
+    )
+    assert (answer.returncode, answer.stderr, asked.stdout) == (0, "", answer.stdout)
     listed = answer.stdout[answer.stdout.index("run:\n") :].splitlines()
     for group, names in GROUPS.items():
         assert listed.pop(0) == f"{group}:"
@@ -336,25 +345,25 @@ def test_the_same_grid_and_one_with_more_or_fewer_values_go_into_the_folder(
 
 
 SCRIPT = ROOT / "docs" / "examples" / "script" / "train.py"
-NEEDED = {
-    "submit": ("msgspec", "yaml", "filelock", "numpy", "PIL", "torch", "torchvision"),
-    "run": ("msgspec", "yaml", "filelock"),
-    "launch": ("msgspec", "yaml", "filelock", "numpy", "PIL", "torch", "torchvision"),
-    "status": ("msgspec", "filelock"),
-    "collect": ("msgspec", "filelock", "pandas", "numpy", "jinja2", "matplotlib"),
-    "cancel": ("msgspec", "filelock"),
-    "drop": ("msgspec", "yaml", "filelock"),
-    "compare": ("msgspec", "filelock"),
-    "export": ("msgspec", "filelock"),
-    "proposal": ("msgspec", "filelock", "jinja2", "matplotlib", "tabulate"),
-    "ingest": ("msgspec", "filelock"),
-    "doctor": ("msgspec", "filelock", "yaml"),
+NEEDED = {  # each package somewhere, and of each command what it needs last
+    "submit": ("msgspec", "PIL", "torchvision"),
+    "run": ("yaml",),
+    "launch": ("numpy", "torch"),
+    "status": ("msgspec",),
+    "collect": ("filelock", "pandas", "numpy", "jinja2", "matplotlib"),
+    "cancel": ("filelock",),
+    "drop": ("yaml",),
+    "compare": ("msgspec",),
+    "export": ("filelock",),
+    "proposal": ("jinja2", "matplotlib", "tabulate"),
+    "ingest": ("filelock",),
+    "doctor": ("yaml",),
     "init": ("jinja2",),
-    "check": ("msgspec", "yaml", "numpy", "PIL", "torch", "torchvision"),
+    "check": ("torch",),
     "stage": ("filelock",),
-    "selftest": ("msgspec", "numpy", "torch", "torchvision"),
-    "jobfile": ("msgspec", "yaml", "jinja2"),
-    "completion": ("msgspec", "yaml"),
+    "selftest": ("torch", "torchvision"),
+    "jobfile": ("jinja2",),
+    "completion": ("yaml",),
 }
 
 
@@ -418,18 +427,11 @@ def said_of(package: str) -> str:
 LOAD = "import ddpscale, sys; print(len(ddpscale.load(sys.argv[1]).configurations))"
 
 
-@pytest.mark.parametrize("command", ["status", "collect", "compare", "export", "proposal", "ingest", "load"])
-def test_what_reads_records_needs_neither_torch_nor_submitit(tmp_path: Path, command: str) -> None:
-    folder = arguments_of("status", tmp_path)[0]
-    own: dict[str, Sequence[str | Path]] = {
-        "load": ("-c", LOAD, folder),
-        "compare": ("-m", "pipeline.compare", folder, make_experiment(tmp_path / "other", make_record()).folder),
-        "ingest": ("-m", "pipeline.ingest", ROOT / "tests/recorded/v100-dp.csv", "--outputs", tmp_path / "out"),
-    }
-    words = own[command] if command in own else ("-m", f"pipeline.{command}", *arguments_of(command, tmp_path))
+@pytest.mark.parametrize("words", [("-m", "pipeline.collect", "--no-write"), ("-c", LOAD)], ids=["collect", "load"])
+def test_what_reads_records_needs_neither_torch_nor_submitit(tmp_path: Path, words: tuple[str, ...]) -> None:
+    folder = make_experiment(tmp_path / "x", make_record()).folder
     env = hiding(tmp_path, "torch torchvision submitit", without_slurm(tmp_path))
-    answer = succeeded(run_program(sys.executable, *words, env=env))
-    assert "needs the package" not in answer.stderr
+    assert "needs the package" not in succeeded(run_program(sys.executable, *words, folder, env=env)).stderr
 
 
 def test_a_submission_without_submitit_is_refused_before_anything_is_written(

@@ -11,7 +11,6 @@ from conftest import ROOT, plain_environment, run_program, succeeded
 from factories import make_experiment, make_record, only_record, write_grid
 from slurm_queue import Env
 
-from pipeline.__main__ import COMMANDS
 from pipeline.records.folder import Experiment
 
 TINY = """
@@ -56,13 +55,6 @@ def run_in(folder: Path, *words: str | Path, env: Env | None = None) -> subproce
     """Run Python with these words in the folder. PYTHONPATH has this checkout."""
     env = {**(plain_environment() if env is None else env), "PYTHONPATH": str(ROOT)}
     return run_program(sys.executable, *words, cwd=folder, env=env)
-
-
-@pytest.mark.fault("F49")
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_imports_nothing_from_the_current_folder(folder: Path, command: str) -> None:
-    answer = run_in(folder, "-m", f"pipeline.{command}", "--help")
-    assert (answer.returncode, importers(folder)) == (0, []), answer.stderr
 
 
 @pytest.mark.fault("F49")

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from conftest import Command, assert_refused, everything_in, without_slurm
 from factories import (
-    ROOT,
     make_experiment,
     make_record,
     make_spec,
     timed,
     windowed,
 )
+from rendered_tables import PUBLISHED, published_experiment
 
 from pipeline.export import figures_by_point
-from pipeline.records.folder import Experiment, find_experiments
+from pipeline.records.folder import Experiment
 from pipeline.report.collected import collect_experiment
 
 TIMES_S = (1.0, 1.1, 0.9, 1.05, 0.95, 1.02)
@@ -72,13 +72,13 @@ def test_a_name_stays_the_same_when_the_grid_grows(pipeline: Command, tmp_path: 
 
 
 def test_each_figure_of_the_published_experiments_has_a_name_of_its_own() -> None:
-    for experiment in find_experiments(ROOT / "published").values():
-        points = figures_by_point(collect_experiment(experiment))
+    for name in PUBLISHED:
+        points = figures_by_point(published_experiment(name))
         assert len({point.run_id for point in points}) == len(points)
         assert {point.status for point in points} <= {"ok", "oom", "failed"}
         for point in points:
             names = [(figure.table, figure.column.key, figure.epoch) for figure in point.figures]
-            assert len(set(names)) == len(names), experiment.folder
+            assert len(set(names)) == len(names), name
 
 
 @pytest.mark.parametrize("target", ["mlflow", "wandb"])

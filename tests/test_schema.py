@@ -11,10 +11,10 @@ import jsonschema
 import pytest
 from factories import ROOT
 from referencing import Registry
+from rendered_tables import PUBLISHED, published_experiment
 from schema_files import schema_files
 
-from pipeline.records.folder import find_experiments
-from pipeline.report.collected import collect_experiment, indented_json
+from pipeline.report.collected import indented_json
 
 SCHEMAS = ROOT / "docs" / "schema"
 RECORDS = sorted((ROOT / "published").rglob("records/*.json"))
@@ -53,8 +53,8 @@ def test_published_records_are_valid() -> None:
 
 def test_the_tables_of_published_experiments_are_valid() -> None:
     tables = validator("tables.json")
-    for experiment in find_experiments(ROOT / "published").values():
-        tables.validate(json.loads(indented_json(collect_experiment(experiment).content)))
+    for name in PUBLISHED:
+        tables.validate(json.loads(indented_json(published_experiment(name).content)))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_damaged_record_is_not_valid(damage: Callable[[dict[str, Any]], object
 
 
 def test_a_figure_that_no_column_declares_is_not_valid() -> None:
-    content = json.loads(indented_json(collect_experiment(find_experiments(ROOT / "published")["a40-ddp"]).content))
+    content = json.loads(indented_json(published_experiment("a40-ddp").content))
     assert validator("tables.json").is_valid(content)
     content["Q1"][0]["epoch_time_ms"] = 1.0
     assert not validator("tables.json").is_valid(content)

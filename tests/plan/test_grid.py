@@ -362,7 +362,7 @@ documents = st.fixed_dictionaries(
 scribbles = st.text("{}[]:,-!&*<>|?#%@'\"\\ \n\t0129.eE+~nulabcpoits\u00e9", max_size=60)
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(documents.map(yaml.safe_dump) | scribbles | scribbles.map(HEAD.__add__))
 @example("points: !!map x")
 def test_whatever_the_file_says_it_is_a_grid_or_a_refusal(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:

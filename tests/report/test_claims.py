@@ -3,19 +3,17 @@
 import re
 
 import pytest
-from factories import ROOT, make_record, make_spec
+from factories import make_record, make_spec
 from msgspec.structs import replace
 from page_records import batch_records, scaling_records
-from rendered_tables import answers_of, assert_said_once
+from rendered_tables import PUBLISHED, answers_of, assert_said_once, published_tables
 
 from pipeline.figures.energy import THROTTLED
 from pipeline.figures.intervals import Estimate
 from pipeline.figures.notes import OF_BASELINE, make_note
 from pipeline.figures.pooling import SHARED_NODE
 from pipeline.plan.point_label import OF_GPUS, Terms
-from pipeline.records.folder import Experiment
 from pipeline.report.claims import badge_of, badges_of, with_ends
-from pipeline.report.collected import collect_experiment
 from pipeline.report.memory import LARGEST_FITTING
 from pipeline.report.questions import answers_of as answers_of_tables
 from pipeline.report.table import Row
@@ -38,9 +36,8 @@ def test_a_figure_has_its_interval_and_three_digits(figure: float, spec: str, sh
 
 
 def test_every_published_answer_is_a_figure_or_says_why_there_is_none_in_at_most_two_sentences() -> None:
-    for manifest in sorted((ROOT / "published").glob("**/manifest.json")):
-        found = collect_experiment(Experiment(manifest.parent))
-        for tile in (tile for answer in answers_of_tables(found.tables, OF_GPUS) for tile in answer.tiles):
+    for name in PUBLISHED:
+        for tile in (tile for answer in answers_of_tables(published_tables(name), OF_GPUS) for tile in answer.tiles):
             assert tile.label
             assert tile.figure or tile.line
             assert len(re.findall(r"\.(?: |$)", tile.text)) <= 2, tile.text

@@ -5,19 +5,26 @@ import re
 from typing import Any
 
 import pytest
-from factories import ROOT, assert_says, make_record, make_spec
+from factories import assert_says, make_record, make_spec
 from page_records import every_question
-from rendered_tables import assert_row, assert_said_once, build, cells, report, table_of
+from rendered_tables import (
+    PUBLISHED,
+    assert_row,
+    assert_said_once,
+    build,
+    cells,
+    published_experiment,
+    report,
+    table_of,
+)
 
 from pipeline.figures.intervals import DRIFTED
 from pipeline.figures.notes import OF_BASELINE, TEXT, make_note
 from pipeline.plan.axes import REMEDIES, Remedy
 from pipeline.plan.grid import expand_grid, shipped_grids
 from pipeline.plan.spec import Spec
-from pipeline.records.folder import find_experiments
 from pipeline.records.record import Record
 from pipeline.report import display
-from pipeline.report.collected import collect_experiment
 from pipeline.report.display import MAX_COLUMNS, MAX_WIDTH, DisplayOptions, number_notes
 from pipeline.report.markdown import render_experiment
 from pipeline.report.questions import answers_of
@@ -38,9 +45,9 @@ def assert_fits(text: str, width: int = MAX_WIDTH) -> None:
         assert len(set(columns)) == len(columns) <= MAX_COLUMNS
 
 
-@pytest.mark.parametrize("name", sorted(find_experiments(ROOT / "published")))
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_the_report_of_a_published_experiment_fits_and_opens_with_its_answers(name: str) -> None:
-    found = collect_experiment(find_experiments(ROOT / "published")[name])
+    found = published_experiment(name)
     text = render_experiment(name, found.tables, found.collected, words="../docs/words.md")
     assert_fits(text)
     answers = answers_of(found.tables, found.collected.terms)
@@ -51,7 +58,7 @@ def test_the_report_of_a_published_experiment_fits_and_opens_with_its_answers(na
 
 
 def published_report(name: str) -> str:
-    found = collect_experiment(find_experiments(ROOT / "published")[name])
+    found = published_experiment(name)
     return render_experiment(name, found.tables, found.collected)
 
 
@@ -269,9 +276,9 @@ def test_merged_notes_state_the_range_of_their_quantities(drifts: list[float], m
 
 def test_points_past_the_largest_number_of_rows_are_cut_off_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert display.MAX_ROWS == 10_000
-    monkeypatch.setattr(display, "MAX_ROWS", 1_000)
-    found = [make_record(make_spec(batch_size_per_gpu=size)) for size in range(1, 1_003)]
-    assert "1,000 of 1,002 rows are shown." in report(*found)
+    monkeypatch.setattr(display, "MAX_ROWS", 100)
+    found = [make_record(make_spec(batch_size_per_gpu=size)) for size in range(1, 103)]
+    assert "100 of 102 rows are shown." in report(*found)
 
 
 def test_a_long_text_is_a_badge_of_its_first_words_and_never_called_note() -> None:

@@ -1,15 +1,12 @@
 """The first screen of a page: what limits the experiment, its answers as tiles, efficiency, and what to try next."""
 
-from pathlib import Path
-
 import pytest
-from factories import ROOT, make_record, make_spec, resolved
-from page_records import batch_records, every_question, scaling_records, write_page
+from factories import make_record, make_spec, resolved
+from page_records import batch_records, every_question, scaling_records
+from rendered_tables import published_tables
 
 from pipeline.plan.point_label import OF_GPUS, Terms
-from pipeline.records.folder import Experiment
 from pipeline.records.record import Record
-from pipeline.report.collected import collect_experiment
 from pipeline.report.first_screen import heat_map_of, suggestions_of, tiles_of, verdict_of
 from pipeline.report.questions import answers_of, build_tables
 from pipeline.report.table import Tables
@@ -19,19 +16,15 @@ def tables_of(*found: Record) -> Tables:
     return build_tables(resolved(*found).outcomes)
 
 
-def published(name: str) -> Tables:
-    return collect_experiment(Experiment(ROOT / "published" / name)).tables
-
-
 def test_a_cause_that_limits_most_configurations_is_the_verdict_and_says_what_to_do() -> None:
-    found = verdict_of(published("h200x4/scaling"), OF_GPUS)
+    found = verdict_of(published_tables("h200x4/scaling"), OF_GPUS)
     assert found is not None
     assert found.headline == "Data loading is the bottleneck, not the strategy."
     assert found.text == "It slows 18 of 25 configurations. Try input=gpu or more loader workers."
 
 
 def test_without_a_common_cause_there_is_no_verdict() -> None:
-    assert verdict_of(published("h100x2/strategies"), OF_GPUS) is None
+    assert verdict_of(published_tables("h100x2/strategies"), OF_GPUS) is None
     assert verdict_of(tables_of(), OF_GPUS) is None
 
 
@@ -46,7 +39,7 @@ def test_each_answer_is_a_tile_and_what_was_not_asked_has_none() -> None:
 
 
 def test_the_first_tile_of_each_question_goes_before_the_second_of_another() -> None:
-    tiles = tiles_of(answers_of(published("h100x2/q4-study"), OF_GPUS))
+    tiles = tiles_of(answers_of(published_tables("h100x2/q4-study"), OF_GPUS))
     labels = [tile.label.partition(",")[0] for tile in tiles]
     assert labels == [
         *("Configuration to use", "Cheapest at 87.98 %", "Best batch", "Largest batch that fits", "Scaling"),
@@ -57,7 +50,7 @@ def test_the_first_tile_of_each_question_goes_before_the_second_of_another() -> 
 def test_the_figure_of_a_tile_has_no_interval_inside_and_its_unit_apart() -> None:
     speed_up = next(
         tile
-        for tile in tiles_of(answers_of(published("h100x2/strategies"), OF_GPUS))
+        for tile in tiles_of(answers_of(published_tables("h100x2/strategies"), OF_GPUS))
         if tile.label == "Speed-up on 2 GPUs"
     )
     assert (speed_up.figure, speed_up.unit, speed_up.interval) == ("1.92x", "", "1.92 to 1.93")
@@ -70,7 +63,7 @@ def test_a_badge_that_all_tiles_share_stands_on_none() -> None:
 
 
 def test_what_to_try_is_grouped_with_the_range_of_the_measured_gains() -> None:
-    found = suggestions_of(published("h200x4/scaling"), OF_GPUS)
+    found = suggestions_of(published_tables("h200x4/scaling"), OF_GPUS)
     assert [(one.num_configurations, one.limit, one.gain, one.command) for one in found] == [
         (12, "waiting for data", "", "--set input=gpu --merge"),
         (10, "DataParallel", "measured here: 1.65 to 4.46 times as fast", "--set strategy=ddp --merge"),
@@ -79,17 +72,17 @@ def test_what_to_try_is_grouped_with_the_range_of_the_measured_gains() -> None:
 
 
 def test_the_first_screen_names_the_limits_of_processes() -> None:
-    found = suggestions_of(published("two-cores/smoke"), Terms("processes", "images"))
+    found = suggestions_of(published_tables("two-cores/smoke"), Terms("processes", "images"))
     assert [one.limit for one in found] == ["communication", "what several processes cost, not measured"]
 
 
 def test_the_heat_map_has_the_efficiency_at_the_most_gpus_and_marks_what_no_answer_uses() -> None:
-    found = heat_map_of(published("h200x4/scaling"), OF_GPUS)
+    found = heat_map_of(published_tables("h200x4/scaling"), OF_GPUS)
     assert found is not None
     assert (found.heading, [*found.batch_sizes]) == ("Efficiency on 4 GPUs [%]", ["32", "128", "512", "2,048", "8,192"])
     rows = {strategy: [(cell.text, cell.shade) for cell in cells] for strategy, cells in found.rows}
     assert rows["DDP"] == [("68 ○", ""), ("72 ○", ""), ("92 ○", ""), ("79 ○", ""), ("45 ○", "")]
-    fit = heat_map_of(published("h200x2/graph"), OF_GPUS)
+    fit = heat_map_of(published_tables("h200x2/graph"), OF_GPUS)
     assert fit is not None
     assert [(cell.text, cell.shade) for _, cells in fit.rows for cell in cells] == [
         *(("81", "fair"), ("87", "good"), ("94", "good"), ("97", "good"))
@@ -109,15 +102,8 @@ def test_an_efficiency_that_cannot_be_is_blank_with_its_reason(epoch_s: float) -
     assert [(cell.text, cell.title if not cell.text else "") for cell in cells] == [expected] * 2
 
 
-def test_the_page_has_the_verdict_the_tiles_and_the_map_before_the_folded_sections(tmp_path: Path) -> None:
-    text = write_page(tmp_path / "x", *every_question()).read_text()
-    places = [text.index(part) for part in ('<div class="tiles">', '<div class="hero">', '<details class="section"')]
-    assert places == sorted(places)
-    assert "<details open" not in text
-
-
 def test_what_no_change_helps_is_no_suggestion() -> None:
-    tables = published("h200x2/six-runs")
+    tables = published_tables("h200x2/six-runs")
     assert "power" in {row["limit"] for row in tables["Q2"]}
     assert [one.change for one in suggestions_of(tables, OF_GPUS) if one.change.startswith("none")] == []
     assert suggestions_of(tables, OF_GPUS, "power") == []

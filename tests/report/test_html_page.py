@@ -79,24 +79,33 @@ class Page(HTMLParser):
         return [value for _, attributes in self.elements if (value := attributes.get(attribute))]
 
 
-def test_every_link_leads_to_a_place_on_the_page_or_holds_a_file(tmp_path: Path) -> None:
-    experiment = make_experiment(tmp_path / "x", *every_question())
+LOGGED = make_spec(batch_size_per_gpu=2048).run_id()
+
+
+@pytest.fixture(scope="module")
+def full_page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of an experiment that answers every question, with a log of one run."""
+    folder = tmp_path_factory.mktemp("page")
+    experiment = make_experiment(folder / "x", *every_question())
     log = experiment.logs / "a b#" / "1_0_log.err"
     log.parent.mkdir()
     log.write_text("")
-    pages = Pages(tmp_path, True)
-    run_id = make_spec(batch_size_per_gpu=2048).run_id()
-    found = collected_in(experiment.folder, *every_question())
-    pages.write("x", found, {run_id: log})
+    pages = Pages(folder, True)
+    pages.write("x", collected_in(experiment.folder, *every_question()), {LOGGED: log})
     pages.write_index()
-    assert Page((tmp_path / "index.html").read_text()).all("href") == ["x/report.html"]
-    page = Page((experiment.folder / "report.html").read_text())
+    assert Page((folder / "index.html").read_text()).all("href") == ["x/report.html"]
+    return (experiment.folder / "report.html").read_text()
+
+
+def test_every_link_leads_to_a_place_on_the_page_or_holds_a_file(tmp_path: Path, full_page: str) -> None:
+    found = collected_in(tmp_path, *every_question())
+    page = Page(full_page)
     links = {attributes["href"]: attributes.get("download") for tag, attributes in page.elements if tag == "a"}
     held = {name: base64.b64decode(address.split(",")[1]) for address, name in links.items() if name and address}
     assert {address for address, name in links.items() if not name} <= {f"#{id}" for id in page.all("id")}
     assert held["q2.csv"].decode() == csv_text(found.content["Q2"])
     assert {"q1", "q2"} <= {*page.all("data-save")}
-    assert f"records/{run_id}.0.jsonlogs/a b#/1_0_log.err" in page.text  # two cells
+    assert f"records/{LOGGED}.0.jsonlogs/a b#/1_0_log.err" in page.text  # two cells
 
 
 def test_a_large_table_is_named_and_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,11 +115,22 @@ def test_a_large_table_is_named_and_not_held(tmp_path: Path, monkeypatch: pytest
     assert "q1.csv" not in page.all("download")
 
 
-def test_a_cell_links_to_its_own_point(tmp_path: Path) -> None:
-    text = write_page(tmp_path / "x", *batch_records()).read_text()
+@pytest.fixture(scope="module")
+def batch_page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of batch_records() and of a point that is missing, above the plots of an earlier run."""
+    plots = tmp_path_factory.mktemp("page") / "x" / "plots"
+    plots.mkdir(parents=True)
+    for name in ("mine.svg", "q4-8192.svg", "int8-weights.svg"):
+        (plots / name).write_text("earlier")
+    page = write_page(plots.parent, *batch_records(), missing=[make_spec(batch_size_per_gpu=8192)]).read_text()
+    assert sorted(path.name for path in plots.iterdir()) == ["mine.svg", "q1.svg"], "plots of an earlier run stay"
+    return page
+
+
+def test_a_cell_links_to_its_own_point(batch_page: str) -> None:
     for size, time in ((32, "12.000"), (128, "5.000"), (512, "4.000"), (2048, "OOM")):
         run_id = make_spec(batch_size_per_gpu=size).run_id()
-        assert re.search(rf'<a href="#{run_id}">{time}</a>', text)
+        assert re.search(rf'<a href="#{run_id}">{time}</a>', batch_page)
 
 
 def test_a_pooled_cell_links_to_its_first_point_and_every_record_is_named(tmp_path: Path) -> None:
@@ -131,17 +151,13 @@ def test_a_row_with_remedies_links_to_its_point_where_the_learning_rate_varies(t
     assert linked == {(("linear_scaling",), 0.2): f"#{found[0].run_id}", ((), 0.2): f"#{found[1].run_id}"}
 
 
-@pytest.mark.parametrize(
-    ("found", "headings", "absent"),
-    [([make_record()], [], ["reason", "log"]), (batch_records(), ["reason", "note"], ["log"])],
-    ids=["a point without a note", "notes and a reason"],
-)
-def test_columns_without_any_text_are_left_out_and_notes_have_their_own(
-    tmp_path: Path, found: list[Record], headings: list[str], absent: list[str]
-) -> None:
-    text = write_page(tmp_path / "x", *found).read_text()
-    shown = {*re.findall(r"<th\b[^>]*>(\w+)</th>", text)}
-    assert (shown.issuperset(headings), shown.isdisjoint(absent)) == (True, True), shown
+def test_columns_without_any_text_are_left_out_and_notes_have_their_own(tmp_path: Path, batch_page: str) -> None:
+    plain, noted = (
+        {*re.findall(r"<th\b[^>]*>(\w+)</th>", text)}
+        for text in (write_page(tmp_path / "x", make_record()).read_text(), batch_page)
+    )
+    assert plain & {"reason", "note", "log"} == set()
+    assert noted & {"reason", "note", "log"} == {"reason", "note"}
 
 
 def test_the_cost_is_in_words() -> None:
@@ -174,7 +190,7 @@ def test_the_conditions_say_which_steps_have_compiled_blocks() -> None:
 
 
 def test_a_page_is_the_same_where_the_locale_is_not_utf_8(pipeline: Command, tmp_path: Path) -> None:
-    folder = make_experiment(tmp_path / "x", *batch_records()).folder
+    folder = make_experiment(tmp_path / "x", make_record()).folder
     pages = []
     for locale in ({}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}):
         assert pipeline("collect", folder, env=os.environ | locale).returncode == 0
@@ -191,9 +207,12 @@ def test_the_index_says_what_was_ingested(tmp_path: Path) -> None:
     ]
 
 
-@pytest.fixture(scope="module")
-def full_page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_page(tmp_path_factory.mktemp("page") / "x", *every_question()).read_text()
+def test_the_page_has_the_verdict_the_tiles_and_the_map_before_the_folded_sections(full_page: str) -> None:
+    places = [
+        full_page.index(part) for part in ('<div class="tiles">', '<div class="hero">', '<details class="section"')
+    ]
+    assert places == sorted(places)
+    assert "<details open" not in full_page
 
 
 def test_the_content_policy_allows_the_style_sheet_and_the_script_and_nothing_else(full_page: str) -> None:
@@ -280,19 +299,9 @@ def test_a_page_has_a_title_and_an_author_of_the_users_own_and_is_written_anew_w
     assert (several.returncode, "name the folder of one" in several.stderr) == (2, True)
 
 
-def test_every_point_stands_in_one_state_with_its_reason(tmp_path: Path) -> None:
-    text = write_page(tmp_path / "x", *batch_records(), missing=[make_spec(batch_size_per_gpu=8192)]).read_text()
-    assert re.findall(r'<span class="state (\w+)">', text) == ["oom", "missing", "ok", "ok", "ok"]
-    assert_says(text, "out of GPU memory", "bad.json")
-
-
-def test_plots_of_an_earlier_run_do_not_stay(tmp_path: Path) -> None:
-    kept = tmp_path / "x" / "plots" / "mine.svg"
-    kept.parent.mkdir(parents=True)
-    for name in ("mine.svg", "q4-8192.svg", "int8-weights.svg"):
-        (kept.parent / name).write_text("earlier")
-    write_page(tmp_path / "x", *batch_records())
-    assert sorted(path.name for path in kept.parent.iterdir()) == ["mine.svg", "q1.svg"]
+def test_every_point_stands_in_one_state_with_its_reason(batch_page: str) -> None:
+    assert re.findall(r'<span class="state (\w+)">', batch_page) == ["oom", "missing", "ok", "ok", "ok"]
+    assert_says(batch_page, "out of GPU memory", "bad.json")
 
 
 def test_a_folder_of_plots_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
@@ -304,8 +313,9 @@ def test_a_folder_of_plots_that_is_a_link_is_not_followed(tmp_path: Path) -> Non
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_the_same_records_give_the_same_page(tmp_path: Path, full_page: str) -> None:
-    assert write_page(tmp_path / "x", *every_question()).read_text() == full_page
+def test_the_same_records_give_the_same_page(tmp_path: Path, batch_page: str) -> None:
+    missing = [make_spec(batch_size_per_gpu=8192)]
+    assert write_page(tmp_path / "x", *batch_records(), missing=missing).read_text() == batch_page
 
 
 def test_a_note_is_a_badge_with_a_word_and_its_text_on_hover_and_below(tmp_path: Path) -> None:

@@ -16,10 +16,9 @@ import bench_workloads
 import pytest
 import render_results
 from conftest import ROOT, run_command
+from rendered_tables import published_experiment
 
 from pipeline.collect import address_of_words
-from pipeline.records.folder import Experiment
-from pipeline.report.collected import collect_experiment
 from pipeline.report.markdown import render_experiment
 
 PUBLISHED = ROOT / "published"
@@ -34,7 +33,7 @@ LEARNT = ("loss", "accuracy", "test_loss", "test_accuracy")
 
 def rendered(name: str) -> tuple[str, str]:
     """The report of a published experiment, as it is in git and as its records give it now."""
-    found = collect_experiment(Experiment(ROOT / "published" / name))
+    found = published_experiment(name)
     now = render_experiment(name, found.tables, found.collected, words=address_of_words(found.experiment))
     return (found.experiment.folder / "report.md").read_text(), now
 

@@ -106,14 +106,14 @@ def run_ranks(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch, world_si
         (
             "while True:\n    pass",
             "timeout",
-            "a block of updates has not ended in 4 s, after 0 blocks: rank 0 is at train.py:",
+            "a block of updates has not ended in 2 s, after 0 blocks: rank 0 is at train.py:",
         ),
     ],
 )
 def test_a_script_that_ends_or_never_steps_is_told_why(
     folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, kind: str, words: str
 ) -> None:
-    monkeypatch.setattr(script_rank, "BLOCK_LIMIT_S", 4)
+    monkeypatch.setattr(script_rank, "BLOCK_LIMIT_S", 2)
     (problem,) = run_ranks(folder, text, monkeypatch)
     assert (problem.kind, words in str(problem)) == (kind, True), problem
 
