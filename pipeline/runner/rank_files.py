@@ -2,6 +2,7 @@
 
     file                   written by                               read by
     point.json             launcher (first point), rank 0 (others)  ranks, sampler; launcher, to see that it has started
+    address.json           launcher of the first node              launchers of all nodes
     following.json         launcher, in the first point's folder    ranks
     environment.json       rank 0                                   launcher
     result.json            rank 0, if the point succeeds            launcher
@@ -146,6 +147,9 @@ class RankFiles:
     def write_following(self, following: Sequence[FollowingPoint]) -> None:
         self._write("following.json", following)
 
+    def write_address(self, address: str) -> None:
+        self._write("address.json", address)
+
     def write_findings(self, findings: Findings) -> None:
         self._write("findings.json", findings)
 
@@ -168,6 +172,10 @@ class RankFiles:
     def has_started(self) -> bool:
         """True if the ranks have started this point, so they have finished the one before it."""
         return (self.folder / "point.json").exists() or any(self.read_errors())
+
+    def read_address(self) -> str | None:
+        """Return the address at which the nodes meet; None until the first node has written it."""
+        return self._read("address.json", str)
 
     def read_environment(self) -> Environment:
         """Return the environment of the ranks; an empty one if there is none that can be read."""
@@ -204,6 +212,6 @@ class RankFiles:
         except RecursionError as error:
             raise ValueError("it is nested too deeply") from error
 
-    def _write(self, name: str, value: msgspec.Struct | Sequence[msgspec.Struct]) -> None:
+    def _write(self, name: str, value: msgspec.Struct | Sequence[msgspec.Struct] | str) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         files.replace_file_atomically(self.folder / name, msgspec.json.encode(value))

@@ -45,7 +45,8 @@ PRELOADED_MODULE = "pipeline.runner.fork_server_imports"
 ONE_NODE = "one_node"  # name of the agent's rendezvous on a single node
 FIRST_PORT, NUM_PORTS = 15_000, 15_000  # below the ephemeral range
 RENDEZVOUS_TIMEOUT_S = 300
-MASTER_VARIABLE = "PIPELINE_MASTER_ADDR"  # of the user: an address of the first node, or what follows its name there
+MASTER_VARIABLE = "PIPELINE_MASTER_ADDR"  # of the user: an address of the first node, or how to find it
+AT = "@"  # before the name of an interface of that node
 LAUNCHER_PID = "PIPELINE_LAUNCHER_PID"  # a variable, since the fork server takes no arguments
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 SIGNAL_GRACE_S = 1
@@ -95,7 +96,7 @@ def run_node_ranks(spec: Spec, rank_files: RankFiles, launch_id: str, num_thread
                 launch_id,
                 spec.num_nodes,
                 spec.num_processes_per_node,
-                rendezvous_settings(spec),
+                rendezvous_settings(spec, rank_files),
                 Path(private),
                 Path(private, "store") if spec.is_distributed and spec.num_nodes == 1 else None,
             )
@@ -341,39 +342,67 @@ def environment_variables(changes: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def rendezvous_settings(spec: Spec) -> dict[str, Any]:
+def rendezvous_settings(spec: Spec, rank_files: RankFiles) -> dict[str, Any]:
     """Return where the nodes meet: one needs no place; several use the first node and a port from the job id.
 
     The store of several nodes is static: unlike torchrun's dynamic one (c10d) it unpickles nothing.
 
-    Raises CommandError for several nodes outside a Slurm job, and RuntimeError for an address that does not resolve.
+    Raises CommandError for several nodes outside a Slurm job, and RuntimeError for an address that cannot be used.
     """
     if spec.num_nodes == 1:
         return {"rdzv_backend": ONE_NODE}
     nodes = os.environ.get("SLURM_JOB_NODELIST")
     if not nodes:
         raise CommandError(f"a configuration over {spec.num_nodes} nodes needs a Slurm job; submit it there.")
-    host, port = master_address(nodes), FIRST_PORT + slurm_number("SLURM_JOB_ID") % NUM_PORTS
+    address, port = master_address(nodes, rank_files), FIRST_PORT + slurm_number("SLURM_JOB_ID") % NUM_PORTS
     configs = {"rank": node_rank(), "timeout": RENDEZVOUS_TIMEOUT_S}
-    return {"rdzv_backend": "static", "rdzv_endpoint": f"{host}:{port}", "rdzv_configs": configs}
+    return {"rdzv_backend": "static", "rdzv_endpoint": f"{address}:{port}", "rdzv_configs": configs}
 
 
-def master_address(nodes: str) -> str:
+def master_address(nodes: str, rank_files: RankFiles) -> str:
     """Return the address of a job's first node: its name, or as PIPELINE_MASTER_ADDR says.
 
-    One that begins with a point or a hyphen follows the name: .cluster.local, -ib0. Raises RuntimeError for an address
-    that does not resolve: torch would try again until the time is over.
+    What begins with a point or a hyphen follows the name: .cluster.local, -ib0. What begins with @ is an interface of
+    that node. Raises RuntimeError for an address that does not resolve: torch would try again until the time is over.
     """
     stated = os.environ.get(MASTER_VARIABLE, "")
+    if stated.startswith(AT):
+        return address_at(stated.removeprefix(AT), rank_files)
     address = first_host(nodes) + stated if not stated or stated.startswith((".", "-")) else stated
     try:
         socket.getaddrinfo(address, None)
     except OSError as error:
-        cure = f"export {MASTER_VARIABLE} in the prologue, an address of it or what follows its name: .local, -ib0"
+        cure = (
+            f"export {MASTER_VARIABLE} in the prologue, an address of it, what follows its name (.local, -ib0), or @ib0"
+        )
         raise RuntimeError(
             f"the first node's address {address!r} does not resolve on {node_name()} ({error.strerror}); {cure}"
         ) from error
     return address
+
+
+def address_at(interface: str, rank_files: RankFiles) -> str:
+    """Return the first node's address on an interface: it writes it into the folder of the launch, the others wait.
+
+    Raises RuntimeError if it has none, or does not say it in time.
+    """
+    if node_rank() == 0:
+        address = host.interface_address(interface)
+        if address is None:
+            names = ", ".join(name for _, name in socket.if_nameindex())
+            raise RuntimeError(
+                f"the first node, {node_name()}, has no address on an interface {interface!r}; name another of its "
+                f"interfaces by {MASTER_VARIABLE}={AT}NAME in the prologue: {names}"
+            )
+        rank_files.write_address(address)
+    due_s = time.monotonic() + RENDEZVOUS_TIMEOUT_S
+    while (said := rank_files.read_address()) is None:
+        if time.monotonic() > due_s:
+            raise RuntimeError(
+                f"the first node has not said its address on {interface} within {RENDEZVOUS_TIMEOUT_S} s; see its log"
+            )
+        time.sleep(RANK_POLL_S)
+    return said
 
 
 def first_host(nodes: str) -> str:

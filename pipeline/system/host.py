@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import re
 import shutil
@@ -18,6 +19,9 @@ NVIDIA_GPUS_PATH = Path("/proc/driver/nvidia/gpus")
 BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 SHARED_MEMORY = Path("/dev/shm")
 CGROUPS = Path("/sys/fs/cgroup")
+IPV6_ADDRESSES = Path("/proc/net/if_inet6")
+SIOCGIFADDR, IFREQ_BYTES = 0x8915, 40  # of netdevice(7); bytes 20 to 24 of the answer are an IPv4 address
+LINK_LOCAL = "20"  # the scope of IPv6 addresses that need the name of an interface beside them
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
 
 
@@ -168,6 +172,16 @@ def name_shared_memory(error: OSError) -> None:
     """Add the shared memory folder to an error without a file: semaphores are files there, and it may be full."""
     if error.errno == errno.ENOSPC and error.filename is None:
         error.filename = str(SHARED_MEMORY)
+
+
+def interface_address(name: str) -> str | None:
+    """Return this node's address on a network interface: IPv4, else IPv6; None if it has neither, or is absent."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        answer = fcntl.ioctl(any_socket, SIOCGIFADDR, name.encode().ljust(IFREQ_BYTES, b"\0"))
+        return socket.inet_ntoa(answer[20:24])
+    lines = IPV6_ADDRESSES.read_text().splitlines() if IPV6_ADDRESSES.exists() else []
+    found = (digits for digits, *_, scope, _, own in map(str.split, lines) if own == name and scope != LINK_LOCAL)
+    return next((socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)) for digits in found), None)
 
 
 def node_rank() -> int:

@@ -27,6 +27,8 @@ from pipeline.runner.rank_process import set_num_threads
 from pipeline.system import host, source_digest
 from pipeline.system.errors import CommandError
 
+TWO_NODES = make_spec(device="cpu", strategy="ddp", num_gpus=2, num_nodes=2)
+
 
 @pytest.fixture
 def forked_by_a_server() -> Iterator[None]:
@@ -297,11 +299,59 @@ def test_nodes_meet_on_the_first_one_of_the_job_by_a_static_store_and_without_sc
     of_node = {"SLURM_JOB_ID": "30005", "SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "2", "MASTER_ADDR": "other"}
     for name, value in {**of_node, "SLURM_JOB_NODELIST": nodes}.items():
         monkeypatch.setenv(name, value)
-    assert start_ranks.rendezvous_settings(make_spec(device="cpu", strategy="ddp", num_gpus=2, num_nodes=2)) == {
+    assert start_ranks.rendezvous_settings(TWO_NODES, RankFiles(tmp_path)) == {
         "rdzv_backend": "static",
         "rdzv_endpoint": f"{first}:15005",
         "rdzv_configs": {"rank": 1, "timeout": start_ranks.RENDEZVOUS_TIMEOUT_S},
     }
+
+
+@pytest.fixture
+def at_interface(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int, str], str]:
+    """Ask as the node of that rank for the address of the first node on an interface."""
+
+    def ask(rank: int, interface: str) -> str:
+        of_node = {"SLURM_NODEID": str(rank), "SLURM_STEP_NUM_NODES": "2", "SLURMD_NODENAME": f"node{rank + 1}"}
+        for name, value in {**of_node, start_ranks.MASTER_VARIABLE: f"@{interface}"}.items():
+            monkeypatch.setenv(name, value)
+        return start_ranks.master_address("node[1-2]", RankFiles(tmp_path / "launch"))
+
+    return ask
+
+
+def test_the_first_node_tells_the_others_its_address_on_an_interface(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, at_interface: Callable[[int, str], str]
+) -> None:
+    assert at_interface(0, "lo") == "127.0.0.1"
+    monkeypatch.setattr(host, "interface_address", raising(AssertionError("the other node has another address")))
+    assert at_interface(1, "lo") == "127.0.0.1"
+    (tmp_path / "launch" / "address.json").unlink()
+    written = iter([None, None, "10.0.0.7"])
+    monkeypatch.setattr(RankFiles, "read_address", lambda _: next(written))
+    assert at_interface(1, "lo") == "10.0.0.7"
+
+
+@pytest.mark.parametrize(
+    ("rank", "interface", "words"),
+    [
+        (0, "ib7", ("the first node, node1, has no address on an interface 'ib7'", "PIPELINE_MASTER_ADDR=@NAME", "lo")),
+        (0, "", ("has no address on an interface ''",)),
+        (0, "an-interface-with-a-long-name-that-fills-the-request", ("has no address on an interface 'an-interface",)),
+        (1, "lo", ("the first node has not said its address on lo within 0.1 s; see its log",)),
+    ],
+)
+def test_an_interface_that_gives_no_address_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+    at_interface: Callable[[int, str], str],
+    rank: int,
+    interface: str,
+    words: tuple[str, ...],
+) -> None:
+    monkeypatch.setattr(start_ranks, "RENDEZVOUS_TIMEOUT_S", 0.1)
+    with pytest.raises(RuntimeError) as refused:
+        at_interface(rank, interface)
+    assert_says(str(refused.value), *words)
+    assert "\n" not in str(refused.value)
 
 
 IRREGULAR = "rack[" + ",".join(f"{number:03}" for number in range(7, 607, 2)) + "]"  # 300 nodes
@@ -327,10 +377,10 @@ def test_an_address_of_the_first_node_may_be_stated_and_one_that_does_not_resolv
     if stated is not None:
         monkeypatch.setenv(start_ranks.MASTER_VARIABLE, stated)
     if address == "localhost":
-        assert start_ranks.master_address(nodes) == address
+        assert start_ranks.master_address(nodes, RankFiles(Path("unused"))) == address
         return
     with pytest.raises(RuntimeError) as error:
-        start_ranks.master_address(nodes)
+        start_ranks.master_address(nodes, RankFiles(Path("unused")))
     assert_says(str(error.value), f"{(address or stated)!r} does not resolve on node9", "export PIPELINE_MASTER_ADDR")
 
 
@@ -342,16 +392,16 @@ def test_nodes_that_do_not_meet_name_address_and_port(
     for name, value in {**of_node, "SLURM_JOB_NODELIST": "localhost,node9", "SLURMD_NODENAME": "node9"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(start_ranks, "RENDEZVOUS_TIMEOUT_S", 1)
-    spec = make_spec(device="cpu", strategy="ddp", num_gpus=2, num_nodes=2)
     monkeypatch.setattr(agent, "RENDEZVOUS_TIMEOUT_S", 1)
-    launch = node_launch(tmp_path)._replace(num_nodes=2, rendezvous=start_ranks.rendezvous_settings(spec))
+    rendezvous = start_ranks.rendezvous_settings(TWO_NODES, RankFiles(tmp_path))
+    launch = node_launch(tmp_path)._replace(num_nodes=2, rendezvous=rendezvous)
     assert_says(str(agent.main(launch)), f"{who} localhost:15005 within 1 s", "firewall", "PIPELINE_MASTER_ADDR")
 
 
-def test_nodes_outside_a_job_cannot_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_outside_a_job_cannot_meet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     with pytest.raises(CommandError, match="needs a Slurm job"):
-        start_ranks.rendezvous_settings(make_spec(device="cpu", strategy="ddp", num_gpus=2, num_nodes=2))
+        start_ranks.rendezvous_settings(TWO_NODES, RankFiles(tmp_path))
 
 
 @pytest.fixture

@@ -200,7 +200,7 @@ def test_the_grid_nodes_runs_on_one_and_two_nodes_and_says_what_the_second_bring
     size = ("model.layers=1", "model.width=16", "model.heads=2", "model.length=8", "model.vocabulary=64")
     changes = ("num_nodes=1,2", "gpus_per_node=1", *size, "batch_size_per_gpu=8", "num_samples=64", "windows=1")
     submit = ("submit", "--grid", "nodes", "--outputs", tmp_path, "--points-per-element", "2", "--keep-trace", "--wait")
-    env = {**on_slurm, "PIPELINE_MASTER_ADDR": "127.0.0.1", "CUDA_VISIBLE_DEVICES": ""}
+    env = {**on_slurm, "PIPELINE_MASTER_ADDR": "@lo", "CUDA_VISIBLE_DEVICES": ""}
     timed = [spec for spec in expand_grid("nodes", changes).points if spec.measure != "network"]  # takes long
     only = [word for spec in timed for word in ("--only", spec.run_id())]
     succeeded(pipeline(*submit, *only, "--set", *changes, env=env))

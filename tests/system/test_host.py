@@ -29,3 +29,16 @@ def test_a_mask_shows_the_gpus_that_cuda_shows(monkeypatch: pytest.MonkeyPatch, 
 def test_devices_keep_the_order_of_the_mask() -> None:
     assert host.visible_devices("3,0, 2", 4) == [3, 0, 2]
     assert host.visible_devices("GPU-b,GPU-a", 4) == ["GPU-b", "GPU-a"]
+
+
+def test_an_interface_has_its_ipv4_address_or_else_one_of_ipv6(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    addresses = tmp_path / "if_inet6"
+    monkeypatch.setattr(host, "IPV6_ADDRESSES", addresses)
+    assert [host.interface_address(name) for name in ("lo", "ib7")] == ["127.0.0.1", None]
+    addresses.write_text(
+        "fe8000000000000000fc00fffe000001 04 40 20 80      ib7\n"
+        "fd000000000000000000000000000002 04 40 00 82      ib7\n"
+        "fd000000000000000000000000000003 05 40 00 82     ib77\n"
+        "00000000000000000000000000000001 01 80 10 80       lo\n"
+    )
+    assert [host.interface_address(name) for name in ("lo", "ib7", "ib")] == ["127.0.0.1", "fd00::2", None]
