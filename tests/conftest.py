@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import importlib
 import os
 import re
 import shutil
@@ -27,6 +28,7 @@ from pipeline.records.folder import Experiment
 from pipeline.records.store import load_folder
 from pipeline.submission import slurm_queries
 from pipeline.submission.slurm_queries import JobKey, JobState
+from pipeline.system import errors
 from pipeline.system.errors import CommandError
 
 gc.disable()  # until all is imported, else the garbage collector looks at it again and again
@@ -62,6 +64,12 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(FAST_LIMIT_S))
         if item.get_closest_marker("gpu") and not has_gpu():
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kept_objects() -> None:
+    """Let the garbage collector, which each check of a model calls, pass over what the tests before have left."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -119,6 +127,17 @@ def run_command(
     answer = run_module(f"pipeline.{name}", [*map(str, arguments)], plain_environment() if env is None else env)
     assert DEFECT not in answer.stderr, answer.stderr
     return answer
+
+
+def run_here(command: str, *arguments: str | Path) -> int:
+    """The command in this process, as its command line would run it; its exit code."""
+    main = importlib.import_module(f"pipeline.{command}").main
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [command, *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            errors.run_command(main)
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
 
 
 def wait_for(what: Callable[[], Any], timeout_s: float = 90) -> Any:

