@@ -1,5 +1,3 @@
-import ast
-
 import pytest
 from run_mutations import ROOT, Mutation, OldTextNotUnique, load_mutations
 
@@ -16,10 +14,9 @@ def test_an_old_text_that_is_not_there_exactly_once_is_an_error(text: str, probl
         MUTATION.apply(text)
 
 
-@pytest.mark.parametrize("mutation", load_mutations(), ids=lambda mutation: mutation.name)
-def test_each_mutation_changes_a_file_that_there_is_and_names_a_test_that_there_is(mutation: Mutation) -> None:
-    text = (ROOT / mutation.file).read_text()
-    assert mutation.apply(text) != text
-    path, function = mutation.test.partition("[")[0].split("::")
-    tree = ast.parse((ROOT / path).read_text())
-    assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+def test_each_mutation_changes_a_file_that_there_is_and_names_a_test_that_there_is() -> None:
+    for mutation in load_mutations():
+        text = (ROOT / mutation.file).read_text()
+        assert mutation.apply(text) != text, mutation
+        path, function = mutation.test.partition("[")[0].split("::")
+        assert f"\ndef {function}(" in (ROOT / path).read_text(), mutation

@@ -65,7 +65,7 @@ def test_many_values_take_the_ranks_of_the_normal_approximation(n: int) -> None:
     assert 0.975 <= interval.coverage < 0.985
 
 
-@pytest.mark.parametrize("n", [*range(1, 40), 99, 100, 333, 500])
+@pytest.mark.parametrize("n", [*range(1, 13), 100, 333])
 def test_coverage_and_rank_are_those_of_the_sums_of_binomial_coefficients(n: int) -> None:
     """Equal to the last digit: tables show the coverage."""
     outcomes = [math.comb(n, below) for below in range(n)]

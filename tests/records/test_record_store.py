@@ -290,12 +290,12 @@ NAMES: dict[str, tuple[type, Callable[[str], dict[str, Any]]]] = {
 
 
 @pytest.mark.fault("F45")
-@pytest.mark.parametrize("char", ["\x00", "\x0b", "\x1b", "\x7f", "\x9b", "\n", "\u2028"])
 @pytest.mark.parametrize(("kind", "make"), NAMES.values(), ids=NAMES.keys())
-def test_a_name_has_no_control_character(kind: type, make: Callable[[str], dict[str, Any]], char: str) -> None:
-    with pytest.raises(msgspec.ValidationError, match="Expected `str` matching regex"):
-        msgspec.convert(make(f"conv{char}1"), kind)
-    assert msgspec.convert(make(short_text(f"Größe{char}1")), kind) == msgspec.convert(make("Größe 1"), kind)
+def test_a_name_has_no_control_character(kind: type, make: Callable[[str], dict[str, Any]]) -> None:
+    for char in ("\x00", "\x0b", "\x1b", "\x7f", "\x9b", "\n", "\u2028"):
+        with pytest.raises(msgspec.ValidationError, match="Expected `str` matching regex"):
+            msgspec.convert(make(f"conv{char}1"), kind)
+        assert msgspec.convert(make(short_text(f"Größe{char}1")), kind) == msgspec.convert(make("Größe 1"), kind)
 
 
 def test_a_record_whose_name_has_one_is_rejected_in_words(tmp_path: Path) -> None:

@@ -37,17 +37,15 @@ def test_a_figure_that_no_column_declares_is_refused_and_one_that_is_not_given_i
     assert_row(flat, strategy="single", epoch_time_s=1.0, epoch_time_low_s=None, peak_memory_gib=None, n=0)
 
 
-@pytest.mark.parametrize("column", COLUMNS.values(), ids=lambda column: str(column.key))
-def test_every_column_has_a_meaning_that_ends_in_a_full_stop(column: Column) -> None:
-    assert column.meaning.endswith(".")
+def test_every_column_has_a_meaning_that_ends_in_a_full_stop() -> None:
+    assert [column.key for column in COLUMNS.values() if not column.meaning.endswith(".")] == []
 
 
-SHOWN = {column.heading: column for column in COLUMNS.values() if "[" in column.heading}
-
-
-@pytest.mark.parametrize("column", SHOWN.values(), ids=SHOWN)
-def test_a_heading_ends_in_the_unit_of_its_key_or_in_one_with_a_factor(column: Column) -> None:
-    assert column.unit == column.shown_unit or (column.unit, column.shown_unit) in FACTORS
+def test_a_heading_ends_in_the_unit_of_its_key_or_in_one_with_a_factor() -> None:
+    shown = [column for column in COLUMNS.values() if "[" in column.heading]
+    assert len(shown) > 50
+    others = [column for column in shown if column.unit != column.shown_unit]
+    assert [column.key for column in others if (column.unit, column.shown_unit) not in FACTORS] == []
 
 
 @pytest.mark.parametrize(

@@ -61,14 +61,14 @@ def job(
 
 
 @pytest.mark.fault("F03")
-@pytest.mark.parametrize("name", STATE_NAMES)
-def test_every_state_name_of_slurm_is_in_exactly_one_bucket(name: str) -> None:
+def test_every_state_name_of_slurm_is_in_exactly_one_bucket() -> None:
     ended = set(WORD_BY_ENDED_JOB_STATE)
     buckets = (WAITING_JOB_STATES, HELD_JOB_STATES, RUNNING_JOB_STATES, ended, DECIDED_ONE_BY_ONE)
-    assert sum(name in bucket for bucket in buckets) == 1
-    word = decide_state(NO_RECORD, job(name), True, "", NOW).word
-    assert word != "unknown"
-    assert is_unfinished(job(name)) == (name not in ended | DECIDED_ONE_BY_ONE) == (word in state_rules.IN_FLIGHT)
+    for name in STATE_NAMES:
+        assert sum(name in bucket for bucket in buckets) == 1, name
+        word = decide_state(NO_RECORD, job(name), True, "", NOW).word
+        assert word != "unknown", name
+        assert is_unfinished(job(name)) == (name not in ended | DECIDED_ONE_BY_ONE) == (word in state_rules.IN_FLIGHT)
 
 
 @pytest.mark.parametrize(
@@ -163,14 +163,13 @@ def test_a_log_that_suggests_out_of_memory_is_no_result_unless_slurm_itself_wrot
 
 @pytest.mark.fault("F10")
 @pytest.mark.parametrize("status", ["ok", "oom", "failed", "rejected"])
-@pytest.mark.parametrize("name", [*STATE_NAMES, None])
-def test_a_record_decides_whatever_slurm_says_and_one_that_it_contradicts_is_noted(
-    status: Status, name: str | None
-) -> None:
+def test_a_record_decides_whatever_slurm_says_and_one_that_it_contradicts_is_noted(status: Status) -> None:
     outcome = PointOutcome(make_spec(), status, None, "as recorded")
-    state = decide_state(outcome, job(name) if name else None, True, f"oom-kill {CUDA_OOM}", NOW)
-    is_contradicted = status == "ok" and name in state_rules.UNSUCCESSFUL_JOB_STATES
-    assert state == (status, f"as recorded; Slurm says {name} of its latest job" if is_contradicted else "as recorded")
+    for name in (*STATE_NAMES, None):
+        state = decide_state(outcome, job(name) if name else None, True, f"oom-kill {CUDA_OOM}", NOW)
+        is_contradicted = status == "ok" and name in state_rules.UNSUCCESSFUL_JOB_STATES
+        said = f"as recorded; Slurm says {name} of its latest job" if is_contradicted else "as recorded"
+        assert state == (status, said)
 
 
 def test_a_point_that_nobody_submitted_is_missing() -> None:

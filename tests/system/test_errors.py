@@ -118,9 +118,8 @@ def test_a_key_is_known_by_its_form(key: str) -> None:
         assert redact_credentials(text) == text.replace(key, "<redacted>")
 
 
-@pytest.mark.parametrize("text", PLAIN)
-def test_a_text_without_secrets_stays(text: str) -> None:
-    assert redact_credentials(text) == text
+def test_a_text_without_secrets_stays() -> None:
+    assert [redact_credentials(text) for text in PLAIN] == [*PLAIN]
 
 
 @pytest.mark.parametrize("text", ["a" * 100_000, "a:" * 50_000, "://" * 30_000, "password" * 9_000, "x" * 20_000 + "@"])
