@@ -424,16 +424,6 @@ def said_of(package: str) -> str:
     return f"needs the package {DISTRIBUTIONS.get(package, package)!r}; "
 
 
-LOAD = "import ddpscale, sys; print(len(ddpscale.load(sys.argv[1]).configurations))"
-
-
-@pytest.mark.parametrize("words", [("-m", "pipeline.collect", "--no-write"), ("-c", LOAD)], ids=["collect", "load"])
-def test_what_reads_records_needs_neither_torch_nor_submitit(tmp_path: Path, words: tuple[str, ...]) -> None:
-    folder = make_experiment(tmp_path / "x", make_record()).folder
-    env = hiding(tmp_path, "torch torchvision submitit", without_slurm(tmp_path))
-    assert "needs the package" not in succeeded(run_program(sys.executable, *words, folder, env=env)).stderr
-
-
 def test_a_submission_without_submitit_is_refused_before_anything_is_written(
     pipeline: Command, tmp_path: Path, on_slurm: Mapping[str, str]
 ) -> None:
