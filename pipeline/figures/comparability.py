@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
+from pipeline.figures.formulas import GIB
 from pipeline.figures.links import describe_links
 from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.records.record import Record
@@ -24,7 +25,14 @@ OTHER_NODE = NoteKind(
 )
 OTHER_BOOT = NoteKind("other_boot", "{what} from another boot of its node", badge="other boot")
 UNLIKE_NODES = NoteKind("unlike_nodes", "{node} has {facts}, unlike the first node", badge="unlike nodes")
+SHARED_GPU = NoteKind(
+    "shared_gpu",
+    "other processes held {held:.1f} GiB of a GPU at its start, and may have used it; run again on free GPUs",
+    badge="shared GPU",
+)
 OTHER_GPU = NoteKind("other_gpu", "{what} ran on another GPU of the same model", badge="other GPU")
+
+MIN_HELD_GIB = 1.0  # displays and idle contexts hold less
 
 Fact = Callable[[Record], str | None]
 
@@ -89,6 +97,13 @@ def unlike_nodes_notes(records: Sequence[Record]) -> list[Note]:
     """Return a note for each node whose software or GPUs differ from those of the first node of its point."""
     found = dict.fromkeys(pair for record in records for pair in record.environment.unlike_nodes.items())
     return [make_note(UNLIKE_NODES, node=node, facts=facts) for node, facts in found]
+
+
+def shared_gpu_notes(records: Sequence[Record]) -> list[Note]:
+    """Return a note if other processes held memory of a GPU when a record's point started."""
+    gpus = (gpu for record in records if record.measured for gpu in record.environment.gpus)
+    held = max((gpu.memory_of_others_bytes or 0 for gpu in gpus), default=0) / GIB
+    return [make_note(SHARED_GPU, held=held)] if held >= MIN_HELD_GIB else []
 
 
 def other_source_notes(records: Sequence[Record], majority: str) -> list[Note]:

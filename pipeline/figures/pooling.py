@@ -189,6 +189,7 @@ class PooledPoint:
             *comparability.mixed_environment_notes(self.records_by_environment),
             *comparability.source_edited_notes(self.records_by_environment),
             *comparability.unlike_nodes_notes(self.records_by_environment),
+            *comparability.shared_gpu_notes(self.ok_records),
             *link_notes(self.records_by_environment),
         ]
 
