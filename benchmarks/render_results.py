@@ -370,7 +370,7 @@ def render_page(text: str) -> str:
 
 def pages() -> list[Path]:
     """Return the pages that have blocks."""
-    found = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(PUBLISHED.glob("*/README.md"))]
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md")), *sorted(PUBLISHED.glob("*/README.md"))]
     return [path for path in found if BLOCK.search(path.read_text())]
 
 
