@@ -355,7 +355,7 @@ def test_points_are_estimated_from_equal_points_then_from_the_pilot() -> None:
     assert (
         said == "time: 24 s to 3 min 30 s, one configuration after another (1 by equal configurations, 2 by the pilot)"
     )
-    assert describe_ranges(points, found, one_by_one=False).endswith("; 0.00667 to 0.05 GPU-hours")
+    assert describe_ranges(points, found, one_by_one=False).endswith("; 0.00667 to 0.0583 GPU-hours")
 
 
 def test_a_communication_point_is_bounded_by_its_rounds_or_says_why_not() -> None:
