@@ -20,6 +20,7 @@ import shlex
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,18 +107,28 @@ def figures_by_point(found: CollectedExperiment) -> list[PointFigures]:
         run_id = f"{spec.run_id()}-{'-'.join(gpu.lower().split())}" if is_split else spec.run_id()
         label = ", ".join(filter(None, (found.labels[spec], gpu if is_split else "")))
         notes = dict.fromkeys(note for _, row in rows if (note := row["note"]))
-        figures = [figure for table, row in rows for figure in figures_of(table, row, spec)]
+        figures: list[Figure] = []
+        taken: Counter[tuple[str, int | None]] = Counter()
+        for table, row in rows:
+            place = name_of(table, row, spec), row.figures.get(EPOCH.key)
+            taken[place] += 1  # a curve has several rows of one name
+            figures += figures_of(table, row, *place, taken[place])
         points.append(PointFigures(run_id, label, spec, gpu, status, list(notes), figures))
     return points
 
 
-def figures_of(table: Table, row: Row, spec: Spec) -> list[Figure]:
-    """Return the measured numbers of a row."""
+def name_of(table: Table, row: Row, spec: Spec) -> str:
+    """Return the name of a table, and of the row in it."""
     keys = [key for key in NAMING_COLUMNS if key in row.figures]
     parts = [f"{key} {row[key]}" if isinstance(row[key], int) else str(row[key]) for key in keys]
     if row["num_gpus"] != spec.num_gpus:  # a prediction
         parts.append(f"{row['num_gpus']} GPUs")
-    name, epoch = "/".join((table.name, *parts)), row.figures.get(EPOCH.key)
+    return "/".join((table.name, *parts))
+
+
+def figures_of(table: Table, row: Row, name: str, epoch: int | None, number: int) -> list[Figure]:
+    """Return the measured numbers of a row, whose number counts the rows of its name."""
+    name = f"{name}/{number}" if number > 1 else name
     return [
         Figure(name, column, value, row.n, epoch)
         for column in table.columns
