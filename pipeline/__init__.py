@@ -3,7 +3,7 @@
 import os
 import sys
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 # Under python -m pipeline.NAME the command is imported next, and a package that it imports may be missing.
 if sys.argv[:1] == ["-m"]:
