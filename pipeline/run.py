@@ -65,8 +65,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.cure_of_unknown = f"the script and its arguments stand after --: {parser.prog} -- train.py --lr 0.1"
     points = parser.add_argument_group("what to measure")
     for axis, meaning in SWEPT.items():
-        option = OPTIONS.get(axis, f"--{axis.replace('_', '-')}")
-        points.add_argument(option, dest=axis, metavar="NAME" if axis in NAMED else "N[,N]", help=meaning)
+        points.add_argument(option_of(axis), dest=axis, metavar="NAME" if axis in NAMED else "N[,N]", help=meaning)
     also = "also measure what communication costs an update, in runs of their own on several GPUs"
     points.add_argument("--measure", choices=["communication"], help=also)
     points.add_argument("--workdir", metavar="DIR", default="", help="where the script runs (default: here)")
@@ -79,6 +78,11 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
+def option_of(axis: str) -> str:
+    """Return the option that gives the values of an axis."""
+    return OPTIONS.get(axis, f"--{axis.replace('_', '-')}")
+
+
 def split_command(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     """Return the words before the first -- and those after it."""
     end = words.index("--") if "--" in words else len(words)
@@ -87,8 +91,10 @@ def split_command(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 
 def build_grid(arguments: argparse.Namespace, script: str) -> GridFile:
     """Return the grid of a command line, as a grid file would have it. Raises CommandError."""
-    given = [f"{axis}={values}" for axis in SWEPT if (values := getattr(arguments, axis))]
-    block: dict[str, list[Any]] = parse_overrides(given, "the command line")
+    given = {axis: values for axis in SWEPT if (values := getattr(arguments, axis))}
+    block: dict[str, list[Any]] = {}
+    for axis, values in given.items():
+        block |= parse_overrides([f"{axis}={values}"], option_of(axis))
     gpus = "num_gpus" if "num_gpus" in block else GPUS_PER_NODE
     block = {gpus: [1], **block}
     blocks = [block]

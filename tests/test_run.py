@@ -425,10 +425,11 @@ def test_without_a_script_the_command_says_what_is_missing(pipeline: Command) ->
             "arguments: --lr 0.1; the script and its",
         ),
         (("train.py", "--epochs", "3"), "arguments: train.py --epochs 3; the script and its arguments stand after --"),
+        (("--batch-size", "two", "--", "train.py"), "--batch-size 'batch_size_per_gpu=two': Expected `int`"),
         (("--num_gpus", "1", "--", "train.py"), "--num_gpus: did you mean '--num-gpus'?; the script"),
     ],
 )
-def test_an_option_that_run_does_not_know_is_perhaps_one_of_the_script(
+def test_a_wrong_option_is_named_and_one_that_run_does_not_know_is_perhaps_of_the_script(
     pipeline: Command, words: tuple[str, ...], said: str
 ) -> None:
     """What follows -- is of the script, and no option is suggested for it."""
