@@ -182,6 +182,7 @@ def agent_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Calla
 def test_a_signal_to_the_launcher_ends_the_agent(agent_of: Callable[..., object], tmp_path: Path) -> None:
     def stop_launcher(launch: object) -> None:
         (tmp_path / "pid").write_text(str(os.getpid()))
+        time.sleep(0.2)  # until os.fork() has returned there: it ignores what is raised in its handlers
         os.kill(os.getppid(), signal.SIGHUP)
         time.sleep(600)
 
