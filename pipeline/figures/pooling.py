@@ -1,5 +1,6 @@
 """Pooled points: the outcomes that one table row shows, their epoch time and its interval."""
 
+import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,12 @@ EPOCHS_CUT = NoteKind("epochs_cut", "epochs end after {steps} of {full} steps: n
 WHOLE_SECONDS = NoteKind("whole_seconds", "stated in whole seconds: rounding alone is {share:.1%}")
 ONLY_WARM_UP = NoteKind("only_warm_up", "epoch 1 warms up and epoch 2 was not run: no epoch time")
 TIMED_EPOCH_NOT_STATED = NoteKind("timed_epoch_not_stated", "the file does not state epoch 2")
+LONG_WINDOWS = NoteKind(
+    "long_windows",
+    "{count} of {windows} windows took over {factor:g} times the median: a busy machine, or an evaluation or a "
+    "checkpoint in them, which `with ddpscale.skip():` leaves out",
+    badge="long windows",
+)
 PARTS_DEVIATE = NoteKind("parts_deviate", "the parts of an epoch add up to {share:,.1%} of its time")
 TOO_FEW_VALUES = NoteKind("too_few_values", "an interval needs {needed} windows or repeats, got {found}")
 ALLOCATOR_RETRY = NoteKind("allocator_retry", "memory was full once: the allocator freed its cache and tried again")
@@ -51,6 +58,7 @@ OWN_COLLECTIVES = NoteKind(
 )
 
 MAX_PARTS_DEVIATION = 0.01  # of an epoch's time: the sum of its parts may differ from it by this share
+LONG_WINDOW = 1.5  # times the median window of its run: more than the noise of a quiet machine
 MIN_PARTS_DEVIATION_NS = 1_000_000  # a smaller difference is never reported
 ALWAYS_SHOWN = ("strategy", "num_nodes", "num_gpus", "batch_size_per_gpu", "precision", "input")
 STATUS_ORDER = ("ok", "oom", "failed", "rejected", "missing")
@@ -151,6 +159,14 @@ class PooledPoint:
     def update_time(self) -> Estimate | None:
         """The time of an update of a script, on the slowest rank; None of a model."""
         return intervals.median_time([values for record in self.ok_records if (values := update_times_s(record))])
+
+    @cached_property
+    def long_window_notes(self) -> list[Note]:
+        """A note if windows of a script were far longer than the others of their run."""
+        runs = [values for record in self.ok_records if (values := update_times_s(record))]
+        count = sum(value > LONG_WINDOW * statistics.median(values) for values in runs for value in values)
+        windows = sum(map(len, runs))
+        return [make_note(LONG_WINDOWS, count=count, windows=windows, factor=LONG_WINDOW)] if count else []
 
     @cached_property
     def interval_notes(self) -> list[Note]:

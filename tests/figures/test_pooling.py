@@ -14,6 +14,7 @@ from pipeline.figures.pooling import (
     pool_outcomes,
     timed_epochs,
 )
+from pipeline.plan.grid import GridFile, expand_grid
 from pipeline.records.outcomes import resolve_outcomes
 from pipeline.records.record import Record
 
@@ -169,3 +170,16 @@ def test_a_figure_of_a_point_is_the_median_over_its_records_and_leaves_out_those
     assert point.median(lambda record: float(record.spec.repeat**2)) == 1.0  # of 0, 1, 4
     assert point.median(lambda record: None if record.spec.repeat == 0 else 10.0**record.spec.repeat) == 55.0
     assert point.median(lambda record: None) is None
+
+
+@pytest.mark.parametrize(("times_s", "said"), [((2.0, 2.0, 3.0), []), ((2.0, 2.0, 2.0, 3.1, 9.0), ["2 of 5 windows"])])
+def test_windows_of_a_script_that_hold_more_than_its_updates_are_named(
+    times_s: Sequence[float], said: Sequence[str]
+) -> None:
+    grid = [{"num_gpus": [1], "windows": [len(times_s)], "epochs": [len(times_s) + 2]}]
+    (spec,) = expand_grid(GridFile("script", grid, base={"script": __file__, "device": "cpu"})).points
+    script = make_record(spec, (90.0, *times_s, 80.0))
+    point = pool(with_epochs(script, lambda epoch: {"num_timed_updates": 5}))
+    notes = sentences(point.long_window_notes)
+    assert [sentence[: len(said[0])] for sentence in notes] == list(said)
+    assert pool(windowed(*times_s)).long_window_notes == [], "the epochs of a model hold nothing else"
