@@ -16,6 +16,7 @@ the rest on a Slurm whose two nodes have a GPU each, over that link (no namespac
 """
 
 import argparse
+import signal
 import statistics
 import subprocess
 import sys
@@ -62,6 +63,7 @@ SCRIPT = (
 )
 NCCL_LINKS = {"sockets": "NCCL_HOSTID=$SLURMD_NODENAME", "shared-memory": "NCCL_P2P_DISABLE=1"}
 TIME_LIMIT_S = 3600
+EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
 @contextmanager
@@ -164,6 +166,7 @@ def main() -> None:
     parser.add_argument("--gpus", choices=NCCL_LINKS, help="on two GPUs, as two nodes with this link between them")
     parser.add_argument("--predict", action="store_true", help="the step on two nodes from delays on one")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # else ranks of a killed Slurm run on
     if arguments.gpus and not missing_for_slurm():
         measure_on_gpus(arguments.gpus, arguments.outputs.resolve())
         return
