@@ -346,11 +346,12 @@ def test_a_picture_is_self_contained_and_described() -> None:
 
 
 def test_the_numbers_of_an_axis_on_the_page_are_those_of_the_file() -> None:
-    """0.25 was 0.2 there, and 0.75 was 0.8: they were rounded with the coordinates."""
-    points = tuple(Point(x, y) for x, y in ((1, 0.1), (2, 0.9)))
-    rendered = render_plot(Plot("x", "", "x", (LinePanel("x", "x", (Series("", points),), y_covers=(0, 1)),)))
+    """0.25 was 0.2 there, and 0.75 was 0.8: they were rounded with the coordinates. Of many values few have a tick."""
+    points = tuple(Point(x, 0.1 if x == 1 else 0.9) for x in range(1, 31))
+    panel = LinePanel("x", "x", (Series("", points),), x_scale="linear", y_covers=(0, 1))
+    rendered = render_plot(Plot("x", "", "x", (panel,)))
     ticks = re.findall(r">([\d.]+)</text>", rendered.panels[0].svg)
-    assert {"0.25", "0.5", "0.75"} <= {*ticks}
+    assert {"0.25", "0.5", "0.75", "10", "20", "30"} <= {*ticks}
     assert {*ticks} <= {*re.findall(r">([\d.]+)</text>", svg_file(rendered.plot))}
 
 

@@ -287,8 +287,11 @@ def test_what_compile_returns_can_be_called(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.compiler, "reset", lambda: None)  # it imports the compiler
     workload = build_workload(lenet())
     monkeypatch.setattr(type(workload), "compile", lambda self, model: None)  # as of model.compile(), in place
+    model = build_model("lenet", 10)
     with pytest.raises(WorkloadError, match=r"compile returns None; return the compiled model, as torch\.compile"):
-        compile_model(workload, build_model("lenet", 10))
+        compile_model(workload, model)
+    monkeypatch.setattr(type(workload), "compile", lambda self, model: model.forward)
+    assert compile_model(workload, model) == model.forward
 
 
 def test_a_model_of_which_nothing_is_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

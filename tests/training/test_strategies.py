@@ -495,7 +495,7 @@ def test_a_batchnorm_is_not_gathered_in_bf16() -> None:
     spec = make_spec(strategy="fsdp", num_gpus=2, precision="bf16", param_dtype="bf16", dataset="synthetic")
     workload = build_workload(spec)
     with pytest.raises(WorkloadError, match=r"^bn1 is a BatchNorm2d, whose statistics are .*; use param_dtype: fp32$"):
-        torch_strategy("fsdp").check(workload, workload.build_model(), spec)
+        torch_strategy("fsdp").place(workload.build_model(), workload, spec, ALONE)
 
 
 def test_without_units_the_root_alone_is_sharded(monkeypatch: pytest.MonkeyPatch) -> None:
