@@ -1,4 +1,4 @@
-"""Compares a training script timed by itself with the same script under `ddpscale run`, by turns.
+r"""Compares a training script timed by itself with the same script under `ddpscale run`, by turns.
 
     python benchmarks/bench_script.py                            # two GPUs (or two CPU processes)
     python benchmarks/bench_script.py --turns 2 --batch-size 4
@@ -11,6 +11,13 @@ interval.
 
 runs its train.py, and prints what its own lines say of an iteration beside the time between these lines, when it logs
 each iteration (which waits for the GPU) and every tenth, and the record's time of an update when it logs every tenth.
+
+    python benchmarks/bench_script.py --own-line 'iter (?P<index>\d+).* time (?P<ms>[\d.]+)' -- -- train.py
+
+runs `ddpscale run` once with what follows the first --, and prints what the script's own lines say of an update in that
+run beside the record. The pattern has the group `n`, the number of the update, or `index`, which counts from 0, and
+`ms` or `s` an update, or updates `per_s`, or `mean_per_s` since the start, of which neighbouring lines are subtracted.
+The last update of a window is left out: its line has the time of the report, too.
 """
 
 import argparse
@@ -29,6 +36,11 @@ import torch
 
 import ddpscale
 from pipeline.figures.intervals import median_interval
+from pipeline.figures.pooling import timed_epochs, update_times_s
+from pipeline.plan.script import script_name
+from pipeline.records import store
+from pipeline.records.folder import find_experiments
+from pipeline.run import split_command
 
 SCRIPT = str(Path(__file__).resolve().with_name("gpt_script.py"))
 NUM_UPDATES = 100  # of the script alone
@@ -98,12 +110,49 @@ def print_nanogpt(folder: Path, batch_size: int, turns: int) -> None:
         )
 
 
-def print_ratio(name: str, ratios: list[float]) -> None:
-    """Print the median of ratios with its interval; with too few of them, their ends."""
-    interval = median_interval(ratios)
-    low, high = interval[:2] if interval else (min(ratios), max(ratios))
+def own_times_s(pattern: str, log: str) -> dict[float, float]:
+    """Return the time of an update that each matching line of a script's log says, by the number of the update."""
+    found = [match.groupdict() for line in re.split(r"[\r\n]", log) for match in re.finditer(pattern, line)]
+    lines = [{name: float(text) for name, text in groups.items() if text} for groups in found]
+    rates = [line.get("per_s") or line.get("mean_per_s") for line in lines]
+    times_s = [1 / rate if rate else line.get("s") or line["ms"] / 1e3 for line, rate in zip(lines, rates, strict=True)]
+    return {line.get("n", line.get("index", 0) + 1): time_s for line, time_s in zip(lines, times_s, strict=True)}
+
+
+def times_from_means_s(means_s: dict[float, float]) -> dict[float, float]:
+    """Return the time of each update from means since the start, by the number of the update."""
+    return {at: at * mean - (at - 1) * means_s[at - 1] for at, mean in means_s.items() if at - 1 in means_s}
+
+
+def print_own_lines(pattern: str, options: Sequence[str]) -> None:
+    """Run `ddpscale run` and print what the script's own lines say of an update beside the record of that run."""
+    with tempfile.TemporaryDirectory() as outputs:
+        command = [sys.executable, "-m", "pipeline.run", "--cluster", "local", "--outputs", outputs, *options]
+        subprocess.run(command, check=True, stdout=sys.stderr)
+        (experiment,) = find_experiments(Path(outputs)).values()
+        (record,) = store.load_folder(experiment.records_folder)[0]
+        (log,) = (path.read_text(errors="replace") for path in experiment.logs.glob("*/*.log"))
+    said_s, windows = own_times_s(pattern, log), []
+    own_s = times_from_means_s(said_s) if "<mean_per_s>" in pattern else said_s
+    for epoch in timed_epochs(record):
+        end, steps = epoch.num_updates or 0, epoch.step_times_ns or ()
+        pairs = [(own_s[at], ns / 1e9) for at, ns in enumerate(steps, end - len(steps) + 1) if at in own_s and at < end]
+        windows += [[1e3 * statistics.fmean(side) for side in zip(*pairs, strict=True)]] if pairs else []
+    if not windows:
+        raise SystemExit(f"no line of a timed update matches {pattern!r}; the log begins {log[:2000]!r}")
+    last = f"lines: {len(said_s)}, the last {1e3 * said_s[max(said_s)]:.4f} ms"
+    print(f"{script_name(record.spec.script or '')}, processes: {record.spec.world_size}, {last}")
+    print_median("ms an update, record", [1e3 * time_s for time_s in update_times_s(record)])
+    print_median("ms an update, its lines", [own for own, _ in windows])
+    print_median("the same updates of rank 0, record over lines", [recorded / own for own, recorded in windows])
+
+
+def print_median(name: str, values: Sequence[float]) -> None:
+    """Print the median of values with its interval; with too few of them, their ends."""
+    interval = median_interval(values)
+    low, high = interval[:2] if interval else (min(values), max(values))
     kind = "interval" if interval else "range"
-    print(f"{name}: {statistics.median(ratios):.4f} ({kind} {low:.4f} to {high:.4f}), n = {len(ratios)}", flush=True)
+    print(f"{name}: {statistics.median(values):.4f} ({kind} {low:.4f} to {high:.4f}), n = {len(values)}", flush=True)
 
 
 def main() -> None:
@@ -113,7 +162,12 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=24, help="sequences of a process")
     parser.add_argument("--updates", type=int, help="timed updates, at most (default: until precise enough)")
     parser.add_argument("--nanogpt", type=Path, metavar="FOLDER", help="a clone of nanoGPT, to run its train.py")
-    arguments = parser.parse_args()
+    parser.add_argument("--own-line", metavar="PATTERN", help="compare the script's own lines with the record")
+    words, options = split_command(sys.argv[1:])
+    arguments = parser.parse_args(words)
+    if arguments.own_line:
+        print_own_lines(arguments.own_line, options)
+        return
     if arguments.nanogpt:
         print_nanogpt(arguments.nanogpt.resolve(), arguments.batch_size, arguments.turns)
         return
@@ -129,9 +183,9 @@ def main() -> None:
             memory_ratios.append(measured_gib / alone_gib)
             line += f"; alone {alone_gib:.3f} GiB, measured {measured_gib:.3f} GiB"
         print(line, flush=True)
-    print_ratio("time of an update, measured over alone", time_ratios)
+    print_median("time of an update, measured over alone", time_ratios)
     if memory_ratios:
-        print_ratio("peak memory, measured over alone", memory_ratios)
+        print_median("peak memory, measured over alone", memory_ratios)
 
 
 if __name__ == "__main__":

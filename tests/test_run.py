@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from bench_script import own_times_s, times_from_means_s
 from conftest import ROOT, Command, run_command, run_program, without_slurm
 from factories import measurement_of, records_of
 
@@ -435,3 +436,15 @@ def test_a_wrong_option_is_named_and_one_that_run_does_not_know_is_perhaps_of_th
     """What follows -- is of the script, and no option is suggested for it."""
     refused = pipeline("run", *words)
     assert (refused.returncode, said in refused.stderr) == (EXIT_USAGE, True), refused.stderr
+
+
+def test_the_lines_of_a_script_are_read_by_the_number_of_their_update() -> None:
+    of_iterations = own_times_s(
+        r"iter (?P<index>\d+): .* (?P<ms>[\d.]+)ms", "iter 0: time 5.00ms\nstep 9\niter 1: time 2.00ms"
+    )
+    of_a_bar = own_times_s(
+        r"(?P<n>\d+)/9 (?:(?P<per_s>[\d.]+)it/s|(?P<s>[\d.]+)s/it)", "1/9 4it/s\r2/9 2.5s/it\r1/1 8it/s"
+    )
+    means_s = own_times_s(r"(?P<n>\d+)/9 (?P<mean_per_s>[\d.]+)it/s", "1/9 4it/s\r2/9 2it/s\r4/9 3it/s")
+    assert (of_iterations, of_a_bar) == ({1: 0.005, 2: 0.002}, {1: 0.25, 2: 2.5})
+    assert times_from_means_s(means_s) == {2: 2 * 0.5 - 0.25}, "two updates in 1 s, of which the first took 0.25 s"
