@@ -32,7 +32,7 @@ SLOW = slurm or training or browser or wheel
 run: $(INSTALLED)
 	python -m pipeline.submit --grid smoke --wait --skip-unsatisfiable --points-per-element 4 --repeats $(REPEATS)
 	@python -m pipeline.collect outputs/smoke --brief
-	@echo "Next: make run REPEATS=6    # six runs of each show smaller differences"
+	@test $(REPEATS) -ge 6 || echo "Next: make run REPEATS=6    # six runs of each show smaller differences"
 
 test: $(INSTALLED)-test slurm browser
 	$(MAKE) --jobs=1 --keep-going test-fast test-slow test-alone golden

@@ -159,7 +159,7 @@ def fetch_and_unpack(folder: Path, url: str, sha256: str) -> None:
     """Download, verify and unpack in a temporary folder, then move into place. Raises DataNotStaged."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=TEMPORARY_PREFIX) as temporary:
         archive = Path(temporary, "archive.tar.gz")
-        digest = download(url, archive)
+        digest = download(url, archive, folder)
         if digest != sha256:
             raise DataNotStaged(f"{url} gave an archive with SHA-256 {digest}, expected {sha256}; it was not unpacked.")
         batches = Path(temporary, CIFAR10_FOLDER)
@@ -189,8 +189,8 @@ def unpack(archive: Path, target: Path) -> None:
             path.chmod(0o644)
 
 
-def download(url: str, target: Path) -> str:
-    """Save a URL to a file and return the SHA-256 of its bytes. Raises DataNotStaged, which says what to do."""
+def download(url: str, target: Path, data: Path) -> str:
+    """Save a URL to a file and return the SHA-256 of its bytes. Raises DataNotStaged, which says what to do in `data`."""
     # imported here, so that commands that do not download start faster
     import http.client
     import urllib.error
@@ -209,6 +209,6 @@ def download(url: str, target: Path) -> str:
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError) as error:
         raise DataNotStaged(
             f"cannot fetch {url}: {getattr(error, 'reason', error)}; on a machine without a network, put "
-            f"{CIFAR10_FOLDER} into the data folder by hand."
+            f"{CIFAR10_FOLDER} into {data} by hand."
         ) from error
     return digest.hexdigest()

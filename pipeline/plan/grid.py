@@ -133,7 +133,7 @@ def expand_grid(grid: str | GridFile, changes: Sequence[str] = (), *, has_gpus: 
         raise CommandError(
             f"{asked} changes no configuration of grid {file.name!r}: each has one process; use --grid nodes {asked}."
         )
-    replaced = tuple(describe_override(file, axis, values) for axis, values in overrides.items())
+    replaced = tuple(filter(None, (describe_override(file, axis, values) for axis, values in overrides.items())))
     return Grid(file.name, tuple(points), file.resources, replaced, folder)
 
 
@@ -164,11 +164,15 @@ def check_grid_name(name: str, what: str = "grid name") -> None:
 
 
 def describe_override(file: GridFile, axis: str, values: Sequence[Any]) -> str:
-    """Return the axis with the values of the grid that --set replaces, and the new ones: `epochs 2, 8 -> 3`."""
+    """Return the axis with the values of the grid that --set replaces, and the new ones: `epochs 2, 8 -> 3`.
+
+    It is "" if they are the same.
+    """
     default = [file.base[axis]] if axis in file.base else [AXIS_DEFAULTS.get(axis, msgspec.NODEFAULT)]
     before = [value for block in file.points for value in block.get(axis, default)]
     shown = dict.fromkeys("not set" if value is msgspec.NODEFAULT else str(value) for value in before)
-    return f"{axis} {', '.join(shown)} -> {', '.join(map(str, values))}"
+    old, new = (", ".join(map(str, names)) for names in (shown, values))
+    return f"{axis} {old} -> {new}" if old != new else ""
 
 
 def load_grid_file(name_or_path: str) -> GridFile:

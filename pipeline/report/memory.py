@@ -259,8 +259,10 @@ def memory_claims(tables: Tables) -> list[Tile]:
         smaller = max((other for other in alike if other < size), default=None)
         named = describe_own(first, tables["Q1"], "batch_size_per_gpu")
         which = ", the smallest size tried," if smaller is None else ""
-        lost_tile = LARGEST_FITTING._replace(line=f"{size:,}{which} runs out of memory", more=named)
-        return [lost_tile._replace(unit="") if smaller is None else lost_tile._replace(figure=f"{smaller:,}")]
+        fails = f"{size:,}{which} runs out of memory"
+        if smaller is None:
+            return [LARGEST_FITTING._replace(unit="", line=fails, more=named)]
+        return [LARGEST_FITTING._replace(figure=f"{smaller:,}", line=f"of those tried; {fails}", more=named)]
     sizes = {row["global_batch_size"] for row in fitting}
     command = grid_command("memory")
     return [LARGEST_FITTING._replace(figure=f"{max(sizes):,}", command=command)] if len(sizes) > 1 else []

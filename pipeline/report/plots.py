@@ -26,7 +26,7 @@ REFERENCE = -1  # the style of a series to compare with
 MARKS = "●■▲◆▼✚✖⬢"  # the markers of series as characters, for the key of a page
 PART_MARKS = "■▧▥▨▤▩▦▒"  # the hatches of parts of a bar, likewise
 LOADER_BOUND, SHARED_NODE, ABOVE_N = "loader-bound", "shared node", "above N"
-NO_BARS = "Without bars: one run of each has no interval."
+NO_BARS = "Without bars: no interval is known."
 GREY = "○"  # the mark of points that no answer uses, in the key
 
 

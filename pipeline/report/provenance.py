@@ -29,6 +29,7 @@ FIELDS = {
     "model source": "model_digest",
     "stated by": "source",
 }
+OF_GPUS = ("CUDA", "NCCL")  # torch states its own where there is no GPU
 MAX_LISTED = 2  # models in the line on top of a page
 MAX_DIGITS = {"commit": 20, "source": 12, "model commit": 20, "model source": 12}  # of a digest in the sentence
 
@@ -54,7 +55,8 @@ def list_provenance(records: Iterable[Record]) -> dict[str, str]:
     kinds = dict.fromkeys(kind for place in places for kind in link_kinds(place))
     stated["link"] = "; ".join(f"{kind}, {pluralize(number, 'channel')}" for kind, number in kinds)
     for label, field in FIELDS.items():
-        stated[label] = mixed((getattr(place, field) or "")[: MAX_DIGITS.get(label)] for place in places)
+        having = [place for place in places if place.gpus or label not in OF_GPUS]
+        stated[label] = mixed((getattr(place, field) or "")[: MAX_DIGITS.get(label)] for place in having)
     if any(record.measured for record in found):
         stated["commit"] = describe_commit(stated["commit"], [record.environment for record in found])
     if any(place.model_dirty for place in places):

@@ -85,7 +85,7 @@ def test_shipped_grids_have_so_many_points_of_each_shape(name: str, sizes: dict[
 def test_every_shipped_grid_expands_and_runs_on_gpus_unless_it_chooses(name: str) -> None:
     for has_gpus in (False, True):
         devices = {spec.device for spec in expand_grid(name, has_gpus=has_gpus).points}
-        chooses = name == "quantize" or (name in ("smoke", "own-model", "nodes") and not has_gpus)
+        chooses = name == "quantize" or (name in ("smoke", "laptop", "own-model", "nodes") and not has_gpus)
         assert devices == ({"cpu"} if chooses else {"cuda"})
 
 

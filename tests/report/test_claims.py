@@ -91,5 +91,5 @@ def test_the_words_of_a_whole_answer() -> None:
     lost = make_record(make_spec(batch_size_per_gpu=256), status="oom", reason="")
     assert answers_of(*sizes, lost)["Q1"] == (
         "Best batch, one GPU: 128 images, 25,000 images/s; epoch 2.00 s; one run. "
-        "Largest batch that fits: 128 images, 256 runs out of memory."
+        "Largest batch that fits: 128 images, of those tried; 256 runs out of memory."
     )

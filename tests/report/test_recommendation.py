@@ -103,7 +103,7 @@ H100 = Environment(gpus=(Gpu(name="NVIDIA H100"),))
             [*repeated((1.0, 1.4, 1.0, 1.4), precision="bf16"), *repeated((1.1, 1.1, 1.1, 1.1), precision="fp32")],
             [
                 f"{50_000 / 1.4:,.0f} images/s, 1 GPU with 128 images a step in bf16; epoch 1.40 s",
-                "n = 4, some runs choose it, the others measure it",
+                "n = 4, some runs choose it, and this is the rate of the others",
                 "; accuracy not compared",
             ],
             [],

@@ -148,7 +148,7 @@ def test_every_question_is_answered_from_its_rows() -> None:
     (scaling,), (exposed,), (accuracy, soonest) = (answers[question] for question in ("Q2", "Q3", "Q4"))
     expected = (
         (speed, "Best batch, one GPU: 64 images, 25,000 images/s"),
-        (memory, "Largest batch that fits: 512 images, 2,048 runs out of memory"),
+        (memory, "Largest batch that fits: 512 images, of those tried; 2,048 runs out of memory"),
         (scaling, "Speed-up on 4 GPUs: 3.64x, 91 % efficient"),
         (exposed, "Exposed communication: 3.4 % of the step (3.2 to 3.5 %), on 2 GPUs"),
         (accuracy, "Accuracy at batch 4,096: 55.0 %, 60.0 % at 64"),
@@ -313,7 +313,7 @@ def test_the_batch_that_fits_is_alike_the_one_that_does_not() -> None:
         make_record(make_spec(batch_size_per_gpu=1024, precision="bf16")),
         make_record(make_spec(batch_size_per_gpu=512, precision="fp32")),
     )
-    assert (memory.figure, memory.line, memory.more) == ("512", "2,048 runs out of memory", "fp32")
+    assert (memory.figure, memory.line, memory.more) == ("512", "of those tried; 2,048 runs out of memory", "fp32")
 
 
 def test_a_search_on_several_gpus_alone_is_an_answer() -> None:
