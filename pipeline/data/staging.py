@@ -190,7 +190,7 @@ def unpack(archive: Path, target: Path) -> None:
 
 
 def download(url: str, target: Path, data: Path) -> str:
-    """Save a URL to a file and return the SHA-256 of its bytes. Raises DataNotStaged, which says what to do in `data`."""
+    """Save a URL to a file and return the SHA-256 of its bytes. Raises DataNotStaged: what to do in `data`."""
     # imported here, so that commands that do not download start faster
     import http.client
     import urllib.error
