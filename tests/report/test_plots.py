@@ -233,7 +233,7 @@ def test_the_cost_of_a_strategy_is_a_part_of_its_step_where_it_is_a_limit() -> N
 def test_lines_of_one_place_are_no_plot_and_points_without_bars_are_said() -> None:
     one = plots_of(timed(4, 128), timed(2.5, 128, 2))
     assert {"q1", "q2"}.isdisjoint(one)
-    assert plots_of(*batch_records())["q1"].note.endswith("Without bars: one run of each has no interval.")
+    assert plots_of(*batch_records())["q1"].note.endswith("Without bars: no interval is known.")
 
 
 def test_parts_are_not_fitted_to_the_step_and_what_is_counted_twice_stands_below_0() -> None:
