@@ -16,8 +16,8 @@ each iteration (which waits for the GPU) and every tenth, and the record's time 
 
 runs `ddpscale run` once with what follows the first --, and prints what the script's own lines say of an update in that
 run beside the record. The pattern has the group `n`, the number of the update, or `index`, which counts from 0, and
-`ms` or `s` an update, or updates `per_s`, or `mean_per_s` since the start, of which neighbouring lines are subtracted.
-The last update of a window is left out: its line has the time of the report, too.
+`ms` or `s` an update, or updates `per_s`. From means, `mean_per_s` (since the start) or `moving_per_s` (of tqdm), each
+update is computed. The last one of a window is left out: its line has the time of the report, too.
 """
 
 import argparse
@@ -29,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -47,6 +47,12 @@ NUM_UPDATES = 100  # of the script alone
 WARM_UP_UPDATES = 20  # of nanoGPT
 MANY_UPDATES = 1_000_000  # the measurement ends the script
 MEASURED = (SCRIPT, "--batch-size", "{batch_size_per_gpu}", "--updates", str(MANY_UPDATES))
+
+WEIGHTS: dict[str, Callable[[float], float]] = {
+    "mean_per_s": lambda count: 1 / count,
+    "moving_per_s": lambda count: 0.3 / (1 - 0.7**count),  # tqdm's smoothing
+}
+"""The weight of the last of `count` updates in a mean."""
 
 
 def run_alone(batch_size: int) -> tuple[float, float | None]:
@@ -114,14 +120,15 @@ def own_times_s(pattern: str, log: str) -> dict[float, float]:
     """Return the time of an update that each matching line of a script's log says, by the number of the update."""
     found = [match.groupdict() for line in re.split(r"[\r\n]", log) for match in re.finditer(pattern, line)]
     lines = [{name: float(text) for name, text in groups.items() if text} for groups in found]
-    rates = [line.get("per_s") or line.get("mean_per_s") for line in lines]
+    rates = [next((line[name] for name in line if name.endswith("per_s")), None) for line in lines]
     times_s = [1 / rate if rate else line.get("s") or line["ms"] / 1e3 for line, rate in zip(lines, rates, strict=True)]
     return {line.get("n", line.get("index", 0) + 1): time_s for line, time_s in zip(lines, times_s, strict=True)}
 
 
-def times_from_means_s(means_s: dict[float, float]) -> dict[float, float]:
-    """Return the time of each update from means since the start, by the number of the update."""
-    return {at: at * mean - (at - 1) * means_s[at - 1] for at, mean in means_s.items() if at - 1 in means_s}
+def last_times_s(means_s: dict[float, float], weight: Callable[[float], float]) -> dict[float, float]:
+    """Return the time of each update from means that end with it. `weight`: its own in the mean with its number."""
+    pairs = [(at, mean, means_s[at - 1]) for at, mean in means_s.items() if at - 1 in means_s]
+    return {at: before + (mean - before) / weight(at) for at, mean, before in pairs}
 
 
 def print_own_lines(pattern: str, options: Sequence[str]) -> None:
@@ -133,7 +140,8 @@ def print_own_lines(pattern: str, options: Sequence[str]) -> None:
         (record,) = store.load_folder(experiment.records_folder)[0]
         (log,) = (path.read_text(errors="replace") for path in experiment.logs.glob("*/*.log"))
     said_s, windows = own_times_s(pattern, log), []
-    own_s = times_from_means_s(said_s) if "<mean_per_s>" in pattern else said_s
+    weight = next((WEIGHTS[name] for name in WEIGHTS if f"<{name}>" in pattern), None)
+    own_s = last_times_s(said_s, weight) if weight else said_s
     for epoch in timed_epochs(record):
         end, steps = epoch.num_updates or 0, epoch.step_times_ns or ()
         pairs = [(own_s[at], ns / 1e9) for at, ns in enumerate(steps, end - len(steps) + 1) if at in own_s and at < end]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from bench_script import own_times_s, times_from_means_s
+from bench_script import WEIGHTS, last_times_s, own_times_s
 from conftest import ROOT, Command, run_command, run_program, without_slurm
 from factories import measurement_of, records_of
 
@@ -447,4 +447,6 @@ def test_the_lines_of_a_script_are_read_by_the_number_of_their_update() -> None:
     )
     means_s = own_times_s(r"(?P<n>\d+)/9 (?P<mean_per_s>[\d.]+)it/s", "1/9 4it/s\r2/9 2it/s\r4/9 3it/s")
     assert (of_iterations, of_a_bar) == ({1: 0.005, 2: 0.002}, {1: 0.25, 2: 2.5})
-    assert times_from_means_s(means_s) == {2: 2 * 0.5 - 0.25}, "two updates in 1 s, of which the first took 0.25 s"
+    since_start_s, moving_s = (last_times_s(means_s, WEIGHTS[name]) for name in ("mean_per_s", "moving_per_s"))
+    assert since_start_s == {2: 2 * 0.5 - 0.25}, "two updates in 1 s, of which the first took 0.25 s"
+    assert moving_s[2] == pytest.approx((0.5 * (0.3 + 0.21) - 0.21 * 0.25) / 0.3), "weights 0.3 and 0.7 x 0.3"
