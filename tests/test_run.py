@@ -137,6 +137,7 @@ TWO_OPTIMIZERS = """
 import os, time, torch
 first, second = torch.zeros(4, requires_grad=True), torch.zeros(4, requires_grad=True)
 of_first, of_second = torch.optim.SGD([first]), torch.optim.Adam([second])
+open("made", "w").close()
 print(os.environ["GREETING"], os.path.basename(os.getcwd()))
 print(("x" * 99 + "\\n") * 30_000)
 while True:
@@ -204,12 +205,13 @@ def run_script(folder: Path, *words: str | Path, **variables: str) -> tuple[int,
 @pytest.mark.training
 def test_a_script_that_ignores_the_batch_size_ends_with_both_numbers_before_the_others_start(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(IGNORES)
-    code, said, records = run_script(tmp_path, "--batch-size", "32,64", *SHORT, "--", "train.py")
+    words = ("--batch-size", "32,64", *SHORT, "--", "train.py", "{batch_size_per_gpu}")
+    code, said, records = run_script(tmp_path, *words)
     assert code == 1, said
     (record,) = records
     assert "asks for 32 samples an update on each GPU, and the loader of rank 0 gives 12" in record.reason
-    assert "give batch_size_per_gpu=12" in record.reason
-    code, said, again = run_script(tmp_path, "--batch-size", "32,64", *SHORT, "--", "train.py")
+    assert "its batches have 12 samples, and not 32: let the script use its argument" in record.reason
+    code, said, again = run_script(tmp_path, *words)
     assert (code, len(again)) == (1, 1)
     assert "the first configuration has no result, so the others do not start" in said
 
@@ -390,6 +392,7 @@ def test_a_script_runs_in_its_folder_with_its_variables_and_counts_the_optimizer
     assert all(epoch.time_ns > 5_000_000 * (epoch.num_timed_updates or 0) for epoch in measured.epochs[1:])
     (log,) = tmp_path.glob("outputs/*/logs/*/*.log")
     assert "hello inner" in log.read_text()
+    assert (tmp_path / "inner" / "made").stat().st_mode == (tmp_path / "inner" / "train.py").stat().st_mode, "its umask"
     assert "bytes of the script's output are left out" in log.read_text()
     assert log.stat().st_size < 1_100_000
 

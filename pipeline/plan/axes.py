@@ -568,14 +568,14 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "Your own training script, unchanged: `train.py ARGUMENTS` or `-m package.train ARGUMENTS`. `{name}` in it "
             "stands for an axis, as in `--batch-size {batch_size_per_gpu}`, and `{model.NAME}` for an option; "
             "docs/script.md.",
-            "script=docs/examples/script/train.py strategy=ddp num_gpus=2",
+            "script=docs/examples/script/train.py strategy=ddp num_gpus=2 batch_size_per_gpu=64",
         ),
     ] = None
     warmup_updates: Annotated[
         PositiveInt,
         declare(
             "First updates of a script, which are not timed; more while something compiles or takes new memory.",
-            "warmup_updates=20 script=docs/examples/script/train.py strategy=ddp num_gpus=2",
+            "warmup_updates=20 script=docs/examples/script/train.py strategy=ddp num_gpus=2 batch_size_per_gpu=64",
             BASELINE | CHOICE | MayDiffer.COST | MayDiffer.TRAINED,
         ),
     ] = 10
@@ -584,7 +584,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         declare(
             "Timed updates of a script, at most; fewer once the time is precise enough. With `measure: communication` "
             "those with communication.",
-            "updates=60 script=docs/examples/script/train.py strategy=ddp num_gpus=2",
+            "updates=60 script=docs/examples/script/train.py strategy=ddp num_gpus=2 batch_size_per_gpu=64",
             BASELINE | CHOICE | MayDiffer.COST | MayDiffer.TRAINED,
         ),
     ] = 600
@@ -593,7 +593,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         declare(
             "The optimizer whose steps are the updates of a script: its class, or its number by their first steps; the "
             "first by default.",
-            "update_by=2 script=docs/examples/script/train.py strategy=ddp num_gpus=2",
+            "update_by=2 script=docs/examples/script/train.py strategy=ddp num_gpus=2 batch_size_per_gpu=64",
             words="updates of {}",
             values={None: ""},
         ),
@@ -602,7 +602,8 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Flops | None,
         declare(
             "FLOPs of the forward and backward pass of a sample, for MFU, where a script is not counted; docs/mfu.md.",
-            "stated_flops_per_sample=1e12 script=docs/examples/script/train.py strategy=ddp num_gpus=2",
+            "stated_flops_per_sample=1e12 script=docs/examples/script/train.py strategy=ddp num_gpus=2 "
+            "batch_size_per_gpu=64",
             BASELINE | CHOICE | MayDiffer.COST | MayDiffer.OOM | MayDiffer.PEAK_MEMORY | MayDiffer.TRAINED,
         ),
     ] = None

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources as package_files
 from pathlib import Path
@@ -26,7 +27,14 @@ from pipeline.plan.axes import (
 from pipeline.plan.find_model import check_models
 from pipeline.plan.model_names import CIFAR_MODELS, TORCHVISION, is_image_model, own_class
 from pipeline.plan.resources import Resources
-from pipeline.plan.script import SHAPE_AXES, UNSTATED_BY_SCRIPTS, place_script, script_name
+from pipeline.plan.script import (
+    BATCH_PLACEHOLDERS,
+    SHAPE_AXES,
+    UNSTATED_BY_SCRIPTS,
+    place_script,
+    placeholders_of,
+    script_name,
+)
 from pipeline.plan.spec import Spec
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.system.errors import CommandError, suggest_name
@@ -127,6 +135,7 @@ def expand_grid(grid: str | GridFile, changes: Sequence[str] = (), *, has_gpus: 
     if not points:
         raise CommandError(f"grid {file.name!r} has no configurations; give every axis of a block at least one value.")
     check_models(points, folder)
+    check_swept(points)
     wanted = overrides.get("num_nodes", [])
     if wanted and not any(spec.num_nodes in wanted for spec in points):
         asked = f"--set num_nodes={','.join(map(str, wanted))}"
@@ -168,7 +177,8 @@ def describe_override(file: GridFile, axis: str, values: Sequence[Any]) -> str:
 
     It is "" if they are the same.
     """
-    default = [file.base[axis]] if axis in file.base else [AXIS_DEFAULTS.get(axis, msgspec.NODEFAULT)]
+    of_models = msgspec.NODEFAULT if "script" in file.base else AXIS_DEFAULTS.get(axis, msgspec.NODEFAULT)
+    default = [file.base[axis]] if axis in file.base else [of_models]
     before = [value for block in file.points for value in block.get(axis, default)]
     shown = dict.fromkeys("not set" if value is msgspec.NODEFAULT else str(value) for value in before)
     old, new = (", ".join(map(str, names)) for names in (shown, values))
@@ -227,6 +237,17 @@ def read_grid_text(name_or_path: str) -> str:
         return raw.decode()
     except UnicodeDecodeError as error:
         raise CommandError(f"grid {name_or_path!r} is not UTF-8 text.") from error
+
+
+def check_swept(points: Iterable[Spec]) -> None:
+    """Raise CommandError for several batch sizes of a script that is not told which."""
+    sizes: dict[str, set[int]] = defaultdict(set)
+    for spec in points:
+        if spec.script and not BATCH_PLACEHOLDERS & {*placeholders_of(spec.script)}:
+            sizes[spec.script].add(spec.batch_size_per_gpu)
+    if found := next((found for found in sizes.values() if len(found) > 1), None):
+        listed = ", ".join(map(str, sorted(found)))
+        raise CommandError(f"the script is not told which batch size ({listed}); write {{batch_size_per_gpu}} into it.")
 
 
 def is_path(name_or_path: str) -> bool:

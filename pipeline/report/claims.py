@@ -181,7 +181,8 @@ def name_ties(row: Row, ties: Sequence[Row], name: Callable[[Row], str]) -> str:
         return ""
     longer = 100 * (sample_time(ties[0]) / sample_time(row) - 1)
     more = f" and {len(ties) - 1} more" if len(ties) > 1 else ""
-    return f"{name(ties[0])} (takes {abs(longer):.1f} % {'longer' if longer >= 0 else 'less'}){more}"
+    of_sample = " a sample" if row.axes.get("script") else ""  # beside the time of an update
+    return f"{name(ties[0])} (takes {abs(longer):.1f} % {'longer' if longer >= 0 else 'less'}{of_sample}){more}"
 
 
 def differing_axes(row: Row, other: Row) -> list[str]:

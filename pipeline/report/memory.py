@@ -253,9 +253,9 @@ def memory_claims(tables: Tables) -> list[Tile]:
     lost = [row for row in tables["Q1"] if row.status == "oom"]
     fitting = [row for row in tables["Q1"] if row.status == "ok"]
     if lost:
-        first = min(lost, key=lambda row: int(row["global_batch_size"]))
-        size = first["global_batch_size"]
-        alike = [row["global_batch_size"] for row in fitting if not differing_axes(row, first)]
+        first = min(lost, key=lambda row: int(row["batch_size_per_gpu"]))
+        size = first["batch_size_per_gpu"]
+        alike = [row["batch_size_per_gpu"] for row in fitting if not differing_axes(row, first)]
         smaller = max((other for other in alike if other < size), default=None)
         named = describe_own(first, tables["Q1"], "batch_size_per_gpu")
         which = ", the smallest size tried," if smaller is None else ""
@@ -263,6 +263,6 @@ def memory_claims(tables: Tables) -> list[Tile]:
         if smaller is None:
             return [LARGEST_FITTING._replace(unit="", line=fails, more=named)]
         return [LARGEST_FITTING._replace(figure=f"{smaller:,}", line=f"of those tried; {fails}", more=named)]
-    sizes = {row["global_batch_size"] for row in fitting}
-    command = grid_command("memory")
+    sizes = {row["batch_size_per_gpu"] for row in fitting}
+    command = "" if any(row.axes.get("script") for row in fitting) else grid_command("memory")
     return [LARGEST_FITTING._replace(figure=f"{max(sizes):,}", command=command)] if len(sizes) > 1 else []

@@ -52,6 +52,8 @@ def list_provenance(records: Iterable[Record]) -> dict[str, str]:
         "GPU": mixed(gpu.name for place in places for gpu in place.gpus),
         "precision": mixed(record.measurement.precision_used for record in found if record.measurement),
     }
+    on_cpus = [record.measurement for record in found if record.measurement and record.spec.device == "cpu"]
+    stated["threads a process"] = mixed(str(measurement.num_threads or "") for measurement in on_cpus)
     kinds = dict.fromkeys(kind for place in places for kind in link_kinds(place))
     stated["link"] = "; ".join(f"{kind}, {pluralize(number, 'channel')}" for kind, number in kinds)
     for label, field in FIELDS.items():

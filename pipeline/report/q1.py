@@ -97,17 +97,17 @@ def batch_size_claims(tables: Tables) -> list[Tile]:
         speed = not_answered("no epoch was timed on one $GPU", "q1")
         return [*memory, no_result("configurations on one $GPU", lost) if lost else speed]
     best = max(timed, key=lambda row: (row["throughput_items_per_s"] or 0.0, -row["epoch_time_s"]))
-    sizes, throughput = {row["global_batch_size"] for row in timed}, best["throughput_items_per_s"]
-    alike = [row for row in timed if row["global_batch_size"] != best["global_batch_size"]]
+    sizes, throughput = {row[BATCH] for row in timed}, best["throughput_items_per_s"]
+    alike = [row for row in timed if row[BATCH] != best[BATCH]]
     alike = [row for row in alike if not differing_axes(row, best)]
-    ties = list({row["global_batch_size"]: row for row in reversed(not_told_apart(best, alike))}.values())[::-1]
-    rivals = name_ties(best, ties, lambda row: f"{row['global_batch_size']:,}")
-    unclear = ("configurations without a result",) if {row["global_batch_size"] for row in lost} - sizes else ()
+    ties = list({row[BATCH]: row for row in reversed(not_told_apart(best, alike))}.values())[::-1]
+    rivals = name_ties(best, ties, lambda row: f"{row[BATCH]:,}")
+    unclear = ("configurations without a result",) if {row[BATCH] for row in lost} - sizes else ()
     apart = f", tied with {rivals}" if rivals else ""
     tile = Tile(
         f"{'Best batch' if len(sizes) > 1 else 'Only batch tried'}, one $GPU",
-        f"{best['global_batch_size']:,}",
-        "$images",
+        f"{best[BATCH]:,}",
+        "$images a pass" if (best.axes.get("grad_accumulation") or 1) > 1 else "$images",
         line="$items/s not stated" if throughput is None else f"{throughput:,.0f} $items/s",
         more=time_words(best, best["epoch_time_s"]) + where_of(best, timed, "batch_size_per_gpu") + apart,
         badges=badges_of(best, *unclear),

@@ -131,7 +131,7 @@ def check_observed(spec: Spec, block: Block) -> None:
             how = f"batches of {size}, {batches:.3g} an update"
             raise ScriptProblem(
                 f"the configuration asks for {asked} samples an update on each GPU, and the loader of rank 0 gives "
-                f"{found:.4g} ({how}); {cure_of_batch(spec, found)}"
+                f"{found:.4g} ({how}); {cure_of_batch(spec, size, batches)}"
             )
     if spec.world_size > 1 and seen["collectives"] == 0:
         raise ScriptProblem(
@@ -142,22 +142,24 @@ def check_observed(spec: Spec, block: Block) -> None:
     wrappers = seen["wrappers"]
     if spec.is_distributed and wrappers and not set(wrappers) & set(WRAPPERS.get(spec.strategy, wrappers)):
         others = [name for name, classes in WRAPPERS.items() if set(classes) & set(wrappers)]
-        cure = f"give strategy={others[0]}" if others else "leave the script out"
+        cure = f"give --strategy {others[0]}" if others else "leave the script out"
         raise ScriptProblem(
             f"the configuration says strategy={spec.strategy}, and the script uses {', '.join(wrappers)}; {cure}"
         )
 
 
-def cure_of_batch(spec: Spec, found: float) -> str:
-    """Return what may be wrong with the batch size of a script that takes `found` samples an update on each GPU."""
+def cure_of_batch(spec: Spec, size: int, batches: float) -> str:
+    """Return what may be wrong with a script whose updates on a GPU take so many batches of that size."""
     asked = spec.batch_size_per_gpu * spec.grad_accumulation
-    if spec.num_gpus > 1 and math.isclose(found * spec.num_gpus, asked, rel_tol=MAX_SIZE_DIFFERENCE):
+    passes = round(batches)
+    if spec.num_gpus > 1 and math.isclose(size * batches * spec.num_gpus, asked, rel_tol=MAX_SIZE_DIFFERENCE):
         return "its batch size is that of all GPUs together: write {global_batch_size} in place of {batch_size_per_gpu}"
     if "batch_size_per_gpu" not in (spec.script or "") and "global_batch_size" not in (spec.script or ""):
-        return f"write {{batch_size_per_gpu}} into script, or give batch_size_per_gpu={found:.4g}"
-    if not math.isclose(found / spec.batch_size_per_gpu, round(found / spec.batch_size_per_gpu)):
-        return "let the script use its argument, or correct batch_size_per_gpu"
-    return f"give grad_accumulation={round(found / spec.batch_size_per_gpu)} if it makes so many passes an update"
+        given = f"--batch-size {size}" + f" --grad-accumulation {passes}" * (passes > 1)
+        return f"write {{batch_size_per_gpu}} into script, or give what it takes: {given}"
+    if size != spec.batch_size_per_gpu:
+        return f"its batches have {size} samples, and not {spec.batch_size_per_gpu}: let the script use its argument"
+    return f"give --grad-accumulation {passes} (in a grid grad_accumulation) if it makes so many passes an update"
 
 
 def transfers_of(block: Block) -> tuple[list[Transfer], list[str]]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.system import host
-from pipeline.system.errors import CONTROL_CHARACTER
+from pipeline.system.errors import CONTROL_CHARACTER, USERS_UMASK
 from pipeline.training import links
 
 MAX_OUTPUT_BYTES = 1_000_000  # of a rank's script, in the log
@@ -41,6 +41,7 @@ class ScriptProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             preexec_fn=parent,
+            umask=int(environ.get(USERS_UMASK, "-1"), 8),
             pass_fds=links.log_descriptors(),
         )
         self.tail: deque[bytes] = deque()  # the last output

@@ -73,7 +73,7 @@ LAUNCHER_VARIABLES = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
-UPDATES_CURE = "give the script more data or epochs, or lower updates and windows"
+UPDATES_CURE = "give the script more data or epochs, or measure less: --updates 60 --set windows=6"
 SERVER = "server"  # key of the file store
 
 T = TypeVar("T")

@@ -182,7 +182,8 @@ class ProgressDisplay:
         left = f"; {describe_time_left(self.time_left_s())} for {rest}" if self._waiting else ""
         if self.is_terminal:
             print(ERASE_LINE, end="", file=sys.stderr)
-        log_line(f"{self._name(spec)}: {outcome} after {format_duration(duration_s)}{left}")
+        status, colon, reason = outcome.partition(": ")
+        log_line(f"{self._name(spec)}: {status} after {format_duration(duration_s)}{left}{colon}{reason}")
 
     def time_left_s(self) -> float:
         """Return the time of the points that wait: that of earlier records, else the median of this run so far."""

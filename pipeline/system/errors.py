@@ -25,6 +25,7 @@ EXIT_NO_READER = 128 + signal.SIGPIPE  # whoever read stdout has gone (`| head`)
 # /dev/null: the caller wants no output, and the exit code tells of the work
 
 UMASK = 0o027  # the group may read the files of a command and its processes, others may not
+USERS_UMASK = "DDPSCALE_UMASK"
 
 CONTROL_CHARACTERS = r"\x00-\x1f\x7f-\x9f\u2028\u2029"  # a range of a regular expression
 CONTROL_CHARACTER = re.compile(f"[{CONTROL_CHARACTERS}]")
@@ -237,7 +238,9 @@ def go_on_unwritten(problem: str, consequence: str, codes: list[int]) -> Iterato
 
 def run_command(main: Callable[[], int]) -> NoReturn:
     """Run a command's main function and exit with its code; a CommandError becomes one sentence on stderr."""
-    os.umask(os.umask(UMASK) | UMASK)
+    users = os.umask(UMASK)
+    os.umask(users | UMASK)
+    os.environ.setdefault(USERS_UMASK, f"{users:o}")  # for the files of a script, which are the user's
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # the terminal may not be able to show a name

@@ -25,6 +25,13 @@ def points_of(script: str, **block: object) -> tuple[Spec, ...]:
     return expand_grid(GridFile("script", [lists], base={"script": script, "device": "cpu"})).points
 
 
+def test_several_batch_sizes_of_a_script_that_is_not_told_which_are_refused(folder: Path) -> None:
+    with pytest.raises(CommandError, match=r"not told which batch size \(8, 16\); write \{batch_size_per_gpu\}"):
+        expand_grid(
+            GridFile("script", [{"num_gpus": [1], "batch_size_per_gpu": [8, 16]}], base={"script": "'train it.py'"})
+        )
+
+
 def test_placeholders_are_filled_word_by_word_and_other_braces_stay() -> None:
     command = """train.py --b={batch_size_per_gpu} '{"lr": 0.1}' {{num_gpus}} 'a b' {}"""
     assert [*placeholders_of(command)] == ["batch_size_per_gpu"]

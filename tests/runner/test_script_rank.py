@@ -65,7 +65,9 @@ def block_of(sizes: list[tuple[int, int]], calls: list[CountedCall] | None = Non
     ("sizes", "fields", "words"),
     [
         ([(4, 10)], {}, ("8 samples", "gives 4", "write {global_batch_size}")),
-        ([(8, 40)], {}, ("8 samples", "gives 32", "grad_accumulation=4")),
+        ([(8, 40)], {}, ("8 samples", "gives 32", "--grad-accumulation 4")),
+        ([(16, 20)], {}, ("8 samples", "gives 32", "its batches have 16 samples, and not 8")),
+        ([(16, 20)], {"script": "train.py"}, ("gives 32", "--batch-size 16 --grad-accumulation 2")),
         ([(12, 10)], {"script": "train.py {batch_size_per_gpu}"}, ("gives 12", "let the script use its argument")),
     ],
 )
@@ -114,7 +116,7 @@ def test_batches_of_a_step_that_is_left_out_are_not_of_the_others() -> None:
 def test_another_world_or_strategy_than_asked_is_refused() -> None:
     with pytest.raises(ScriptProblem, match="2 processes, and the script trains in 1;"):
         check_observed(spec_of(), block_of([(8, 10)], world_size=1))
-    with pytest.raises(ScriptProblem, match="strategy=ddp, and the script uses FSDPModule; give strategy=fsdp"):
+    with pytest.raises(ScriptProblem, match="strategy=ddp, and the script uses FSDPModule; give --strategy fsdp"):
         check_observed(spec_of(), block_of([(8, 10)], wrappers=["FSDPModule"]))
 
 
