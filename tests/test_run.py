@@ -160,8 +160,8 @@ mistake = sys.argv[1]
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = nn.Sequential(*[nn.Linear(32, 32) for _ in range(4)])
-if mistake == "another forward pass":
-    for block in model:
+if mistake in ("another forward pass", "whole model"):
+    for block in model if mistake != "whole model" else ():
         fully_shard(block)
     fully_shard(model)
 else:
@@ -169,9 +169,10 @@ else:
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 autocast = torch.autocast("cpu", torch.bfloat16) if mistake == "fp32" else contextlib.nullcontext()
 while True:
-    with autocast:
-        loss = model(torch.randn(4, 32)).float().square().mean()
-    loss.backward()
+    for _ in range(2 if mistake == "every pass" else 1):
+        with autocast:
+            loss = model(torch.randn(4, 32)).float().square().mean()
+        loss.backward()
     if mistake == "twice":
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
@@ -190,8 +191,10 @@ NAMED_MISTAKES = {
     ),
     "fp32": (f"in fp32 beside bf16 computation: {NUM_BYTES / 1e6:.4g} MB an update",),
     "another forward pass": ("parameters are gathered 3.",),
+    "every pass": (f"in each of 2 passes: {2 * NUM_BYTES / 1e6:.4g} MB",),
+    "whole model": ("one unit gathers the whole model",),
 }
-"""The others: test_the_ledger_names_what_travels_without_need."""
+"""The others, which need GPUs or more: test_the_ledger_names_what_travels_without_need."""
 
 
 def run_script(folder: Path, *words: str | Path, **variables: str) -> tuple[int, str, list[Record]]:
@@ -252,9 +255,13 @@ def test_the_words_after_the_dashes_reach_the_script_as_they_are(
 
 SHORT_AXES: dict[str, list[Any]] = {"num_gpus": [1], "updates": [6], "windows": [2], "epochs": [3]}
 TWO_RANKS: dict[str, list[Any]] = {"num_gpus": [2], "measure": ["communication"], "windows": [1], "updates": [1]}
-STRATEGIES = {"another forward pass": "fsdp"}  # of the others: ddp
+OF_MISTAKES: dict[str, dict[str, list[Any]]] = {
+    "another forward pass": {"strategy": ["fsdp"]},
+    "whole model": {"strategy": ["fsdp"]},
+    "every pass": {"grad_accumulation": [2]},
+}
 MISTAKEN: list[dict[str, list[Any]]] = [
-    {**TWO_RANKS, "model.mistake": [name], "strategy": [STRATEGIES.get(name, "ddp")]} for name in NAMED_MISTAKES
+    {**TWO_RANKS, "model.mistake": [name], **OF_MISTAKES.get(name, {})} for name in NAMED_MISTAKES
 ]
 TWO_PASSES: dict[str, list[Any]] = {"batch_size_per_gpu": [8], "grad_accumulation": [2]}
 GRID: list[dict[str, list[Any]]] = [
