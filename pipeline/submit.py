@@ -215,7 +215,8 @@ def report_end(context: SubmitContext, submitted: Sequence[Spec]) -> int:
     options, experiment, grid, cluster, _ = context
     errors.print_text(f"folder {experiment.folder}")
     if cluster.kind == "slurm" and not options.wait:
-        log_line(f"Next: {command('status', experiment.folder)} --watch")
+        following = f"{command('status', experiment.folder)} --watch"
+        log_line(f"Next: {following if submitted else command('collect', experiment.folder)}")
         return EXIT_OK
     if cluster.kind == "slurm":
         try:

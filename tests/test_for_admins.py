@@ -80,7 +80,7 @@ def test_the_files_and_calls_of_two_points(pipeline: Command, on_slurm: Env, tmp
     assert_says(
         PAGE,
         "2 scontrol, 1 sinfo, 1 sbatch for a grid of one shape",
-        "| 2 for each attempt at a configuration |",
+        "| 1 or 2 for each attempt at a configuration |",
         "| 1 for each array element |",
         "| 1 for each array |",
         "an experiment is 0750, those of its logs 0700",

@@ -299,7 +299,8 @@ def find_jobs(
         for run_id, key in array.job_keys().items() if latest[array.job_id] is array else ():
             launches = [(other, submission.launch_id_prefix) for other in array.elements[key[1] or 0]]
             position = find_position((run_id, submission.launch_id_prefix), launches, published, starts)
-            jobs.setdefault(run_id, []).append(PointJob(key, submission, job_states.get(key), position))
+            state = job_states.get(key) or job_states.get((key[0], None))  # one of all, cancelled before any began
+            jobs.setdefault(run_id, []).append(PointJob(key, submission, state, position))
     return jobs
 
 

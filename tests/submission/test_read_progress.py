@@ -75,6 +75,15 @@ def test_before_an_array_is_lost_slurm_is_asked_for_its_name(
     assert [job.key for job in find_unfinished_jobs(experiment, manifest_of(experiment))] == [("4711", 0)]
 
 
+def test_an_array_that_was_cancelled_before_any_element_began_is_one_line_of_squeue(
+    tmp_path: Path, jobs: dict[slurm_queries.JobKey, slurm_queries.JobState]
+) -> None:
+    """Seen with 22.05 without accounting: the one line has N/A as the index."""
+    jobs["7", None] = slurm_queries.JobState("CANCELLED", 0, None, "None", ARRAY)
+    (part,) = read_progress(*submit(tmp_path / "x", of_slurm()))
+    assert (part.state.word, part.state.reason) == ("cancelled", "Slurm says CANCELLED")
+
+
 STARTING = f"{RUN_ID}: starting\n"
 
 
