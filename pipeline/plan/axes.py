@@ -699,10 +699,6 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 f"{self.axes_of_blocks[0]}='blocks' is of units of shard_units, and models of images have none; leave "
                 "it out."
             )
-        if self.model == "lenet" and "zero_gamma" in self.remedies:
-            raise ValueError(
-                "remedies=['zero_gamma'] changes nothing of lenet, which has no residual block; leave it out."
-            )
         if self.model in CIFAR_MODELS or self.model is None:
             if self.options:
                 name = self.options[0].partition("=")[0]
