@@ -240,11 +240,11 @@ def read_grid_text(name_or_path: str) -> str:
 
 
 def check_swept(points: Iterable[Spec]) -> None:
-    """Raise CommandError for several batch sizes of a script that is not told which."""
-    sizes: dict[str, set[int]] = defaultdict(set)
+    """Raise CommandError for several batch sizes of a script on as many GPUs, if it is not told which."""
+    sizes: dict[tuple[str, int], set[int]] = defaultdict(set)  # one may divide a global batch by the GPUs itself
     for spec in points:
         if spec.script and not BATCH_PLACEHOLDERS & {*placeholders_of(spec.script)}:
-            sizes[spec.script].add(spec.batch_size_per_gpu)
+            sizes[spec.script, spec.num_gpus].add(spec.batch_size_per_gpu)
     if found := next((found for found in sizes.values() if len(found) > 1), None):
         listed = ", ".join(map(str, sorted(found)))
         raise CommandError(f"the script is not told which batch size ({listed}); write {{batch_size_per_gpu}} into it.")

@@ -32,6 +32,12 @@ def test_several_batch_sizes_of_a_script_that_is_not_told_which_are_refused(fold
         )
 
 
+def test_a_script_may_divide_its_batch_by_the_gpus_itself(folder: Path) -> None:
+    blocks = [{"num_gpus": [1], "batch_size_per_gpu": [16]}, {"num_gpus": [2], "batch_size_per_gpu": [8]}]
+    points = expand_grid(GridFile("script", blocks, base={"script": "'train it.py'"})).points
+    assert [spec.batch_size_per_gpu for spec in points] == [16, 8]
+
+
 def test_placeholders_are_filled_word_by_word_and_other_braces_stay() -> None:
     command = """train.py --b={batch_size_per_gpu} '{"lr": 0.1}' {{num_gpus}} 'a b' {}"""
     assert [*placeholders_of(command)] == ["batch_size_per_gpu"]
