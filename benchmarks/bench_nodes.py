@@ -9,8 +9,8 @@ With --predict it runs campaign_other_link.yaml, and prints the step on two node
 
     sudo PYTHONPATH=tests python benchmarks/bench_nodes.py --predict --gbit-per-s 1 --outputs outputs/known-rate
 
-With --gpus LINK it runs campaign_nodes.yaml and a training script on two GPUs: what needs one node on this machine,
-the rest on a Slurm whose two nodes have a GPU each, over that link (no namespaces, no known rate):
+With --gpus LINK it runs the grid with a GPT of 124 million parameters, and a training script, on two GPUs: as one node
+of this machine, then on a Slurm whose two nodes have a GPU each, over that link (no namespaces, no known rate):
 
     sudo PYTHONPATH=tests python benchmarks/bench_nodes.py --gpus sockets --outputs outputs/sockets
 """
@@ -53,7 +53,8 @@ PROLOGUE = f"export PIPELINE_MASTER_ADDR={address_of(0)} GLOO_SOCKET_IFNAME={INT
 GPT = "layers=2 width=512 heads=8 length=16 vocabulary=8192"  # 42 MB of gradients
 SIZE = ("gpus_per_node=1", "device=cpu", "precision=fp32", "batch_size_per_gpu=1", "num_samples=16", "windows=6")
 OTHER_LINK = Path(__file__).with_name("campaign_other_link.yaml")
-ON_GPUS = Path(__file__).with_name("campaign_nodes.yaml")
+GPT2 = "layers=12 width=768 heads=12 length=1024 vocabulary=50304"
+ON_GPUS = ("precision=bf16", "batch_size_per_gpu=12,24", "num_samples=240", "epochs=7", "windows=6")
 SCRIPT = (
     str(Path(__file__).with_name("gpt_script.py")),
     "--batch-size",
@@ -93,16 +94,18 @@ def measure(grid: Sequence[str], num_nodes: int, gbit_per_s: float, outputs: Pat
 
 def measure_on_gpus(link: str, outputs: Path) -> None:
     """Run the grid and the script on this machine, then on a Slurm of two nodes that NCCL joins by that link."""
-    grid = ("pipeline.submit", "--grid", str(ON_GPUS), "--wait")
+    size = (*ON_GPUS, *(f"model.{option}" for option in GPT2.split()))
+    grid = ("pipeline.submit", "--grid", "nodes", "--merge", "--wait", "--set", *size)
     script = ("pipeline.run", "--wait", "--num-nodes", "1,2", "--gpus-per-node", "1", "--batch-size", "24")
     options = ("--outputs", str(outputs), "--skip-unsatisfiable", "--points-per-element", "24")
-    here = (sys.executable, "-m", *grid, *options, "--cluster", "local")
+    one_node, two_nodes = ("num_nodes=1", "gpus_per_node=2"), ("num_nodes=2", "gpus_per_node=1")
+    here = (sys.executable, "-m", *grid, *one_node, *options, "--cluster", "local")
     subprocess.run(here, check=True)
     exports = ("CUDA_VISIBLE_DEVICES=$((${SLURMD_NODENAME#node} - 1))", NCCL_LINKS[link])
     prolog = "".join(f'echo "export {variable}"\n' for variable in exports)
     places = Places(gpus_per_node=1, memory_mb=48000, prolog=prolog)
     with tempfile.TemporaryDirectory() as folder, throwaway_cluster(Path(folder), places) as cluster:
-        for command in ((*grid, *options), (*script, *options, "--", *SCRIPT)):
+        for command in ((*grid, *two_nodes, *options), (*script, *options, "--", *SCRIPT)):
             done = cluster.run(sys.executable, "-m", *command, timeout_s=TIME_LIMIT_S, check=False)
             print(done.stdout, done.stderr, flush=True)
 
