@@ -26,8 +26,8 @@ update, by integers of rank 0: let it run a few updates before a mode changes.
 
 "delay": on GPUs a kernel sleeps on the stream before the collective. An asynchronous call has a stream of its own for
 that, so what overlaps the collective also overlaps its delay; a synchronous one holds its caller's stream, as NCCL
-does. On the CPU a thread sleeps, then calls. Delays of a group follow each other, as on one link. Barriers and `recv`
-are not delayed.
+does. On the CPU a thread sleeps, then calls. Delays of a group follow each other, as on one link, also where FSDP
+gathers on one stream and scatters on another. Barriers and `recv` are not delayed.
 """
 
 import concurrent.futures
@@ -273,6 +273,7 @@ class MeasuredGroup(dist.ProcessGroup):
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
         self.inner, self._controller = inner, controller
         self._side: torch.cuda.Stream | None = None
+        self._after: torch.cuda.Event | None = None  # the last delayed collective of a GPU
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "delayed collectives")
         self._last: concurrent.futures.Future[None] | None = None  # the last one that was given to the thread
         for device in inner._device_types:
@@ -322,17 +323,19 @@ class MeasuredGroup(dist.ProcessGroup):
         device = tensors[0].device if tensors else torch.device("cpu")
         if device.type == "cpu":
             return self._called_later(method, num_bytes, args, keywords)
-        is_async = getattr(keywords.get("opts", args[-1]), "asyncOp", True)
-        if not is_async:
-            self._controller.pause(num_bytes, device)
-            return method(*args, **keywords)
-        self._side = side = self._side or torch.cuda.Stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
+        current = torch.cuda.current_stream(device)
+        stream = current
+        if getattr(keywords.get("opts", args[-1]), "asyncOp", True):
+            self._side = stream = self._side or torch.cuda.Stream(device)
+            stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            if self._after is not None:
+                stream.wait_event(self._after)
             self._controller.pause(num_bytes, device)
             work = method(*args, **keywords)
+            self._after = stream.record_event()
         for tensor in tensors:
-            tensor.record_stream(side)
+            tensor.record_stream(stream)
         return work
 
     def _called_later(self, method: Any, num_bytes: int, args: tuple[Any, ...], keywords: dict[str, Any]) -> Work:

@@ -111,6 +111,7 @@ def run_on_rank(rank: int, folder: str, device_type: str) -> None:
         "objects": exchange_objects(controller, rank),
         "training": train(controller, rank, device),
         "mesh": gather_in_mesh(controller, device),
+        "two_streams_s": call_on_two_streams(controller, device),
         "failed": fail_late(controller, device),
     }
     if rank == 0:
@@ -130,8 +131,8 @@ def run_case(case: Case, controller: Controller, rank: int, device: torch.device
             own = torch.tensor([1.0, 2.0], device=device) + 2 * rank
             dist.barrier()
             synchronize(device)
-            started = time.perf_counter()
             with controller.counting() as calls, controller.in_mode(mode, DELAY_S):
+                started = time.perf_counter()
                 work, tensors = case.call(own, is_async)
                 issued = time.perf_counter()
                 if work is not None:
@@ -195,6 +196,23 @@ def gather_in_mesh(controller: Controller, device: torch.device) -> list[float]:
         dist.all_gather_into_tensor(output, torch.tensor([1.0, 2.0], device=device), group=mesh.get_group("shard"))
     values: list[float] = output.tolist()
     return values
+
+
+def call_on_two_streams(controller: Controller, device: torch.device) -> float:
+    """Return the time of two delayed calls that do not wait for each other: of two streams, or asynchronous ones."""
+    streams = [torch.cuda.Stream(device) for _ in range(2)] if device.type == "cuda" else [None, None]
+    dist.barrier()
+    synchronize(device)
+    with controller.in_mode("delay", DELAY_S):
+        started, works = time.perf_counter(), []
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                works.append(dist.all_reduce(torch.ones(2, device=device), async_op=stream is None))
+        for work in works:
+            if work is not None:
+                work.wait()
+        synchronize(device)
+    return time.perf_counter() - started
 
 
 def fail_late(controller: Controller, device: torch.device) -> str:
@@ -282,6 +300,10 @@ def test_every_delay_of_a_step_appears(found: Any) -> None:
     delayed, real = found["training"]["delay"], found["training"]["real"]
     added = delayed["time_s"] - real["time_s"]
     assert added == pytest.approx(DELAY_S * len(delayed["calls"]), rel=0.2)
+
+
+def test_delays_of_a_group_follow_each_other_also_on_two_streams(found: Any) -> None:
+    assert found["two_streams_s"] >= 2 * 0.97 * DELAY_S
 
 
 def test_the_group_of_a_mesh_is_measured_too(found: Any) -> None:
