@@ -16,7 +16,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
-from pipeline.communication.process_group import DDP_MODULE, METHODS, Call, Controller, Mode, describe_call, install
+from pipeline.communication.process_group import (
+    DDP_MODULE,
+    METHODS,
+    Call,
+    Controller,
+    Mode,
+    describe_call,
+    install,
+    measure_sleep,
+)
 
 DELAY_S = 0.05
 NUM_STEPS = 5
@@ -102,6 +111,7 @@ def run_on_rank(rank: int, folder: str, device_type: str) -> None:
     device = torch.device("cuda", rank) if device_type == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        measure_sleep(10**9)()  # half a second: the clock of an idle GPU is lower, and rises while it works
     dist.init_process_group(BACKENDS[device_type], init_method=f"file://{folder}/store", rank=rank, world_size=2)
     controller = install()
     assert install() is controller
