@@ -82,6 +82,7 @@ def train(spec: Spec, rank: Rank) -> tuple[Found, int]:
     losses = []
     for number in range(NUM_UPDATES):
         if number == NUM_UPDATES // 2 and rank.device.type == "cuda":
+            torch.cuda.empty_cache()  # else buckets that DDP has left may still count
             torch.cuda.reset_peak_memory_stats()
         losses.append(float(step(batch, ignore_mark)))
     peak_bytes = torch.cuda.max_memory_allocated() if rank.device.type == "cuda" else 0

@@ -456,13 +456,8 @@ def strategy_tolerance_us(found: Findings) -> float:
 
 
 def compare_delayed(found: Findings) -> Figures:
-    """Compare what delays of the collectives add to a step with their sum.
-
-    In older files hosts paused in their place, in windows of their own beside steps that stopped as often.
-    """
-    added_ns = found.delay_added_ns
-    added = median_us(added_ns) if added_ns else median_of(difference_us(found, "delayed", "stopped"))
-    return {"added_us": added, "delay_us": found.delay_ns / 1e3}
+    """Compare what delays of the collectives add to a step with their sum."""
+    return {"added_us": median_us(found.delay_added_ns), "delay_us": found.delay_ns / 1e3}
 
 
 STRATEGY_CHECKS = {

@@ -85,7 +85,7 @@ OTHER_LINK = Table(
 )
 
 WORSE_THAN_NO_CHANGE = NoteKind("worse_than_no_change", "no change predicts this step better than the delays do")
-BEYOND_THE_DELAYS = NoteKind("beyond_the_delays", "the link differs by more than any measured delay")
+BEYOND_THE_DELAYS = NoteKind("beyond_the_delays", "the link is faster, or slower than the longest delay makes it")
 SOURCE_MAY_DIFFER = (*PREDICTION_MAY_DIFFER, "measure", "windows")
 
 

@@ -36,11 +36,11 @@ BRAND = re.compile(r"nvidia|tesla|geforce|quadro|rtx|gtx")  # words of a GPU's n
 FORM = re.compile(r"sxm\d?|pcie|hbm\d\w?|\d+gb")  # words for its form factor and memory
 
 
-ALIKE_RANGE = (0.5, 2.0)  # times the time of an equal point: 96 % of 443 pairs of published records lie inside
+ALIKE_RANGE = (0.5, 2.0)  # times the time of an equal point: 96 % of 467 pairs of published records lie inside
 PILOT_RANGE = (
     0.15,
     2.5,
-)  # times what the pilot says: chosen so that the rest of each of 23 published grids lies inside
+)  # times what the pilot says: chosen so that the rest of each of 24 published grids lies inside
 LONG_STEP_S = 0.15  # where no record tells the step: FSDP of a GPT with 124 million parameters took 0.105 on two H100s
 START_UP_S = (8.0, 100.0)  # of such a point: processes, warm-up, sweep, profile; with a GPT on two H100s up to 99 s
 
