@@ -5,6 +5,11 @@ beside the known one, and exposed communication beside bytes over rate:
 
     sudo PYTHONPATH=tests python benchmarks/bench_nodes.py --nodes 2 --gbit-per-s 1 --outputs outputs/known-rate
 
+With --strategy zero1 it runs the grid `communication`, whose sweep has broadcasts: gloo adds up no numbers in one, so
+two cores can fill a faster link:
+
+    sudo PYTHONPATH=tests python benchmarks/bench_nodes.py --strategy zero1 --gbit-per-s 10 --outputs outputs/fast
+
 With --predict it runs campaign_other_link.yaml, and prints the step on two nodes beside what delays on one predict:
 
     sudo PYTHONPATH=tests python benchmarks/bench_nodes.py --predict --gbit-per-s 1 --outputs outputs/known-rate
@@ -134,8 +139,9 @@ def predicted_rows(experiment: Experiment) -> list[dict[str, Any]]:
 
 
 def is_swept(record: Record) -> bool:
-    """True for a record of measured communication."""
-    return bool(record.measurement and record.measurement.communication)
+    """True for a record with isolated collectives: that of `measure: network` has none."""
+    communication = record.measurement and record.measurement.communication
+    return bool(communication and any(size.times_ns for size in communication.sweep))
 
 
 def row_of(record: Record, payload: float, exposed_s: dict[int, float]) -> dict[str, Any]:
@@ -143,8 +149,11 @@ def row_of(record: Record, payload: float, exposed_s: dict[int, float]) -> dict[
     assert record.measurement, "it is ok"
     assert record.measurement.communication, "it measured communication"
     spec, timed = record.spec, [size for size in record.measurement.communication.sweep if size.times_ns]
-    read = max(
-        busbw_gb_s(size.num_bytes, statistics.median(size.times_ns) / 1e9, spec.num_gpus, size.operation)
+    read, collective = max(
+        (
+            busbw_gb_s(size.num_bytes, statistics.median(size.times_ns) / 1e9, spec.num_gpus, size.operation),
+            size.operation,
+        )
         for size in timed
     )
     sent = ring_bytes_per_step(record.measurement.gradient_bytes or 0, spec.num_gpus)
@@ -152,8 +161,9 @@ def row_of(record: Record, payload: float, exposed_s: dict[int, float]) -> dict[
         "nodes": spec.num_nodes,
         "payload MB/s": payload / 1e6,
         "sweep MB/s": read * 1e3,
+        "of": collective,
         "error %": 100 * (read * 1e9 / payload - 1),
-        "bytes over rate ms": 1e3 * sent / payload,
+        "all-reduces over rate ms": 1e3 * sent / payload,
         "exposed ms": 1e3 * exposed_s[spec.num_nodes],
     }
 
@@ -167,6 +177,7 @@ def main() -> None:
         "--outputs", type=Path, required=True, help="as that of submit; with records nothing is run again"
     )
     parser.add_argument("--gpus", choices=NCCL_LINKS, help="on two GPUs, as two nodes with this link between them")
+    parser.add_argument("--strategy", default="ddp", help="of the grid communication, if not ddp")
     parser.add_argument("--predict", action="store_true", help="the step on two nodes from delays on one")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # else ranks of a killed Slurm run on
@@ -178,8 +189,13 @@ def main() -> None:
         return
     experiment = Experiment(arguments.outputs / ("other-link" if arguments.predict else "nodes"))
     if not experiment.records_folder.exists():
-        changes = (f"num_nodes=1,{arguments.nodes}", *SIZE, *(f"model.{option}" for option in GPT.split()))
-        grid = ("--grid", str(OTHER_LINK)) if arguments.predict else ("--grid", "nodes", "--set", *changes)
+        size = (*SIZE, *(f"model.{option}" for option in GPT.split()))
+        grid = ("--grid", "nodes", "--set", f"num_nodes=1,{arguments.nodes}", *size)
+        if arguments.strategy != "ddp":
+            changes = (f"strategy={arguments.strategy}", f"num_nodes={arguments.nodes}", "model=gpt", *size)
+            grid = ("--grid", "communication", "--name", "nodes", "--set", *changes)
+        if arguments.predict:
+            grid = ("--grid", str(OTHER_LINK))
         measure(grid, arguments.nodes, arguments.gbit_per_s, arguments.outputs.resolve())
     rows = predicted_rows(experiment) if arguments.predict else rows_of(experiment, arguments.gbit_per_s)
     print(tabulate.tabulate(rows, headers="keys", tablefmt="github", floatfmt=".4g"))

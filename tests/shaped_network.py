@@ -20,7 +20,7 @@ INTERFACE, BRIDGE = "eth0", "bridge0"
 PORT = 29500  # of rank 0's store; every network has its own ports
 MTU_BYTES, ETHERNET_BYTES = 1500, 14  # tbf counts neither a frame's preamble nor its checksum nor the gap after it
 IP_BYTES, TCP_BYTES = 20, 32  # IPv4 without options; TCP with the timestamps that Linux sends
-BURST_BYTES = 256 * 1024  # what a link catches up with: 1 ms at 2 Gbit/s, by which timers may come late
+BURST_S, LEAST_BURST_BYTES = 1e-3, 256 * 1024  # what a link catches up with, since timers may come late
 QUEUE_BYTES = 4 * 2**20  # tbf drops packets beyond it
 NAMESPACES = Path("/run/netns")
 PREFIX = "shaped"
@@ -45,7 +45,8 @@ class ShapedNetwork(NamedTuple):
 
     def shape(self, rate_bits_per_s: float) -> None:
         """Give every link that rate in each direction, by tbf at both of its ends."""
-        bucket = f"rate {rate_bits_per_s:.0f}bit burst {BURST_BYTES} limit {QUEUE_BYTES}"
+        burst = max(LEAST_BURST_BYTES, round(BURST_S * rate_bits_per_s / 8))
+        bucket = f"rate {rate_bits_per_s:.0f}bit burst {burst} limit {QUEUE_BYTES}"
         for namespace, device in self.link_ends():
             execute(f"tc -n {namespace} qdisc replace dev {device} root tbf {bucket}")
 
