@@ -8,9 +8,11 @@ import math
 import os
 from pathlib import Path
 
+import bench_nodes
 import msgspec
 import pytest
 from bench_link_of_known_rate import print_tables
+from cluster import missing_parts as missing_for_slurm
 from factories import ROOT
 from link_rank import (
     LinkReading,
@@ -24,7 +26,10 @@ from link_rank import (
 )
 from shaped_network import NAMESPACES, PREFIX, missing_parts, payload_bytes_per_s, shaped_network
 
+from pipeline.records.folder import Experiment
+
 SLOW, FAST = 0.5e9, 2e9
+GBIT_PER_S = 1  # between Slurm nodes
 NUM_RANKS = (2, 4)
 Readings = dict[tuple[int, float], LinkReading]
 
@@ -107,6 +112,20 @@ def test_a_short_reading_has_every_figure(tmp_path: Path) -> None:
     assert reading.sent_share == pytest.approx(1, rel=0.05)  # headers included, and what is sent again
     assert min(*reading.transfer_bytes_per_s, largest_busbw_bytes_per_s(reading)) > 0
     assert tables_of([reading])["communication"][0]["exposed_comm_time_s"] is not None
+
+
+@pytest.mark.alone
+@pytest.mark.slurm
+@needs_shaped_network
+def test_two_slurm_nodes_read_the_rate_of_the_link_between_them(tmp_path: Path) -> None:
+    if reason := missing_for_slurm():
+        pytest.skip(reason)
+    size = "model=gpt model.layers=1 model.width=256 model.heads=4 model.length=16 model.vocabulary=2048"
+    grid = ("--grid", "communication", "--set", "strategy=ddp", "num_nodes=2", *bench_nodes.SIZE, *size.split())
+    bench_nodes.measure(grid, 2, GBIT_PER_S, tmp_path)
+    (row,) = bench_nodes.rows_of(Experiment(tmp_path / "communication"), GBIT_PER_S)
+    assert row["sweep MB/s"] == pytest.approx(row["payload MB/s"], rel=0.05)
+    assert 0.9 * row["all-reduces over rate ms"] < row["exposed ms"]  # and what each call takes beside
 
 
 @pytest.mark.training
