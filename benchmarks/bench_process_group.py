@@ -4,12 +4,10 @@
     python benchmarks/bench_process_group.py --only ddp           # a strategy alone
     python benchmarks/bench_process_group.py --links              # DDP by NVLink, shared memory and sockets, on GPUs
     python benchmarks/bench_process_group.py --only ddp --graph   # the same steps as CUDA graphs
-    python benchmarks/bench_process_group.py --pauses             # why pauses of the host cost more than they last
 
 Series of a strategy: `plain` over the group of torch, `real` over the measured one, `silent` over the same while it is
 silent, `no_sync` of DDP, and `delay` with 2 ms at each collective. Each line has the median over rounds with its
-interval; a difference is taken round by round. It also prints counted bytes, the weights of four updates, and each
-collective with its delay.
+interval; a difference is taken round by round. It also prints counted bytes and the weights of four updates.
 """
 
 import argparse
@@ -19,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -27,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.communication import timing
-from pipeline.communication.process_group import Controller, MeasuredGroup, Mode, install
+from pipeline.communication.process_group import Controller, MeasuredGroup, install
 from pipeline.communication.step_variants import (
     StepContext,
     StepVariant,
@@ -38,7 +36,6 @@ from pipeline.figures.intervals import median_interval
 from pipeline.figures.stopping_rule import LEAD_IN_STEPS
 from pipeline.plan.axes import Execution
 from pipeline.plan.spec import Spec
-from pipeline.training import process_group
 from pipeline.training.execution import execution_stream
 from pipeline.training.loop import build_model, set_precision
 from pipeline.training.process_group import Rank
@@ -52,50 +49,14 @@ LINKS = {
     "shared memory": {"NCCL_P2P_DISABLE": "1"},
     "sockets": {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"},
 }
-DELAY_S, LONG_DELAY_S = 0.002, 0.05
+DELAY_S = 0.002
 STEPS = 3  # of a window
 NUM_UPDATES = 4
-MODES: tuple[Mode, ...] = ("real", "silent", "delay")
-
-COLLECTIVES: dict[str, tuple[float, Callable[..., Any]]] = {  # with the size of the output over that of the input
-    "all_reduce": (1, lambda out, own, **how: dist.all_reduce(out.copy_(own), **how)),
-    "broadcast": (1, lambda out, own, **how: dist.broadcast(out.copy_(own), 1, **how)),
-    "all_gather": (2, dist.all_gather_into_tensor),
-    "reduce_scatter": (0.5, dist.reduce_scatter_tensor),
-    "all_to_all": (1, dist.all_to_all_single),
-}
 
 
 def say(*words: Any) -> None:
     if dist.get_rank() == 0:
         print(*words, flush=True)
-
-
-def check_collectives(controller: Controller, rank: Rank) -> None:
-    """Call each collective both ways in each mode. Print its values and how long it took."""
-    for name, (factor, call) in COLLECTIVES.items():
-        for is_async in (False, True):
-            values, times_ms, delayed_ms = {}, {}, 0.0
-            for mode in MODES:
-                for _ in range(2):  # the first makes communicators
-                    own = torch.tensor([1.0, 2.0, 3.0, 4.0], device=rank.device) + 4 * rank.rank
-                    output = own.new_zeros(int(factor * len(own)))
-                    process_group.barrier(rank)
-                    process_group.synchronize(rank)
-                    controller.delayed_s()
-                    started = time.perf_counter()
-                    with controller.in_mode(mode, LONG_DELAY_S):
-                        work = call(output, own, async_op=is_async)
-                        if work is not None:
-                            work.wait()
-                        values[mode] = output.tolist()
-                    times_ms[mode] = round((time.perf_counter() - started) * 1e3, 2)
-                    delayed_ms = controller.delayed_s() * 1e3
-            is_right = values["real"] == values["delay"] and times_ms["delay"] > 1e3 * LONG_DELAY_S
-            say(
-                f"{'ok  ' if is_right else 'FAIL'} {name} {'async' if is_async else 'sync'}: {times_ms} ms, delay of "
-                f"{delayed_ms:.2f} ms; real {values['real']}, silent {values['silent']}"
-            )
 
 
 def make_spec(strategy: str, device: str, batch_size: int, options: Sequence[str]) -> Spec:
@@ -195,62 +156,6 @@ def time_delayed(controller: Controller, variant: StepVariant, rank: Rank) -> in
         return timing.time_steps(variant.eager, STEPS, rank)
 
 
-Pause = Callable[[], object]
-
-
-def spin(seconds: float) -> None:
-    started = time.perf_counter()
-    while time.perf_counter() - started < seconds:
-        pass
-
-
-def compare_pauses(strategy: str, context: StepContext, controller: Controller, rounds: int) -> None:
-    """Stop the device before each collective, then pause the host: asleep, busy, or not at all; or pause the device.
-
-    What a pause adds to the step with stops alone is compared with its length on this rank, and with that of the
-    slowest rank at each collective. If a sleeping host costs more than a busy one, it wakes up slow; if the slowest
-    rank explains it, the length of one rank is the wrong measure.
-    """
-    rank, lengths = context.rank, list[float]()
-
-    def pause_by(pause: Pause) -> Callable[[int, torch.device], None]:
-        def run(num_bytes: int, device: torch.device) -> None:
-            process_group.synchronize(rank)
-            started = time.perf_counter()
-            pause()
-            process_group.synchronize(rank)
-            lengths.append(time.perf_counter() - started)
-
-        return run
-
-    pauses: dict[str, Pause] = {
-        "stopped": lambda: None,
-        "asleep": partial(time.sleep, DELAY_S),
-        "busy": partial(spin, DELAY_S),
-    }
-    if rank.device.type == "cuda":
-        pauses["device"] = partial(torch.cuda._sleep, round(DELAY_S * 1.7e9))
-    variant, own, slowest = build_variant(context, strategy), dict.fromkeys(pauses, 0.0), dict.fromkeys(pauses, 0.0)
-    times: dict[str, list[float]] = {name: [] for name in pauses}
-    for number in range(-3, rounds * 3):
-        for name, pause in pauses.items():
-            lengths.clear()
-            controller.pause = pause_by(pause)  # type: ignore[method-assign, assignment]
-            with controller.in_mode("delay"):
-                time_ns = timing.time_steps(variant.eager, 1, rank, 0)
-            by_rank = process_group.all_gather([time_ns / 1e6, *(1e3 * length for length in lengths)], list[float])
-            if number >= 0:
-                times[name].append(max(found[0] for found in by_rank))
-                own[name] += sum(by_rank[0][1:])
-                slowest[name] += sum(map(max, zip(*(found[1:] for found in by_rank), strict=True)))
-    del controller.pause
-    say(f"{strategy}: {len(lengths)} pauses of {DELAY_S * 1e3:g} ms in a step")
-    for name, found in times.items():
-        added = [one - stop for one, stop in zip(found, times["stopped"], strict=True)]
-        mine, longest = own[name] / len(found), slowest[name] / len(found)
-        say(f"  {name:8} adds {with_interval(added)}; its pauses last {mine:.2f} ms here, {longest:.2f} on the slowest")
-
-
 def run_rank(arguments: argparse.Namespace) -> None:
     on_gpus = torch.cuda.device_count() > 1
     number = int(os.environ["RANK"])
@@ -280,13 +185,8 @@ def run_strategies(arguments: argparse.Namespace, rank: Rank, execution: Executi
         plain[strategy] = build_variant(context, strategy, execution=execution)  # it keeps the group of torch
     controller = install()
     assert isinstance(dist.group.WORLD, MeasuredGroup)
-    if not (arguments.link or arguments.pauses or arguments.graph):
-        check_collectives(controller, rank)
     for strategy, context in contexts.items():
-        if arguments.pauses:
-            compare_pauses(strategy, context, controller, arguments.rounds)
-        else:
-            compare(strategy, context, plain.pop(strategy), controller, arguments.rounds, execution)
+        compare(strategy, context, plain.pop(strategy), controller, arguments.rounds, execution)
 
 
 def main() -> None:
@@ -296,9 +196,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--links", action="store_true")
-    parser.add_argument("--pauses", action="store_true")
     parser.add_argument("--graph", action="store_true")
-    parser.add_argument("--link", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if "RANK" in os.environ:
         run_rank(arguments)
@@ -309,7 +207,7 @@ def main() -> None:
         return
     for name, variables in LINKS.items():
         print(f"link: {name}", flush=True)
-        own = ["--only", "ddp", "--batch-size", str(arguments.batch_size or 24), "--rounds", "6", "--link", name]
+        own = ["--only", "ddp", "--batch-size", str(arguments.batch_size or 24), "--rounds", "6"]
         subprocess.run([*torchrun, *own], env=os.environ | variables, check=True)
 
 
