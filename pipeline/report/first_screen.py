@@ -47,7 +47,7 @@ class HeatCell(NamedTuple):
 
 
 class HeatMap(NamedTuple):
-    """Efficiency on the most GPUs: a row for each strategy, a column for each batch size."""
+    """Efficiency on the most GPUs: a row for each strategy and number of nodes, a column for each batch size."""
 
     heading: str
     batch_sizes: Sequence[str]
@@ -101,7 +101,7 @@ def suggestions_of(tables: Tables, terms: Terms, limit: str = "") -> list[Sugges
 
 
 def heat_map_of(tables: Tables, terms: Terms) -> HeatMap | None:
-    """Return the efficiency of weak scaling at the most GPUs by strategy and batch size; None without two figures.
+    """Return the efficiency of weak scaling at the most GPUs by strategy, nodes and batch size; None without two.
 
     Of several configurations of one cell the most efficient is shown.
     """
@@ -109,13 +109,18 @@ def heat_map_of(tables: Tables, terms: Terms) -> HeatMap | None:
     most = max((row["num_gpus"] for row in rows if row["parallel_efficiency"] is not None), default=0)
     on_most = [row for row in rows if row["num_gpus"] == most]
     sizes = sorted({row["batch_size_per_gpu"] for row in on_most})
-    cells = group_pairs(((row["strategy"], row["batch_size_per_gpu"]), row) for row in on_most)
+    cells = group_pairs(((row["strategy"], row["num_nodes"], row["batch_size_per_gpu"]), row) for row in on_most)
     if len(cells) < 2:
         return None
+    nodes = sorted({num_nodes for _, num_nodes, _ in cells})
     lines = [
-        (STRATEGIES[name].words, [heat_cell(cells.get((name, size), ())) for size in sizes])
+        (
+            STRATEGIES[name].words + (f", {describe_axis('num_nodes', number)}" if len(nodes) > 1 else ""),
+            [heat_cell(cells.get((name, number, size), ())) for size in sizes],
+        )
         for name in STRATEGIES
-        if any((name, size) in cells for size in sizes)
+        for number in nodes
+        if any((name, number, size) in cells for size in sizes)
     ]
     has_hollow = any(cell.text.endswith(HOLLOW) for _, line in lines for cell in line)
     note = f"{HOLLOW} Not used in the answers above: data loading, a shared node or the like." if has_hollow else ""

@@ -76,6 +76,15 @@ def test_the_first_screen_names_the_limits_of_processes() -> None:
     assert [one.limit for one in found] == ["communication", "what several processes cost, not measured"]
 
 
+def test_the_efficiency_on_more_nodes_has_a_row_of_its_own() -> None:
+    found = heat_map_of(published_tables("h200x2/nodes-shared-memory"), OF_GPUS)
+    assert found
+    assert [(name, [cell.text for cell in cells]) for name, cells in found.rows] == [
+        ("DDP, 1 node", ["93", "96"]),
+        ("DDP, 2 nodes", ["77", "87"]),
+    ]
+
+
 def test_the_heat_map_has_the_efficiency_at_the_most_gpus_and_marks_what_no_answer_uses() -> None:
     found = heat_map_of(published_tables("h200x4/scaling"), OF_GPUS)
     assert found is not None
