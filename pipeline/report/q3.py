@@ -361,9 +361,10 @@ def compare_subtraction(rows: Sequence[Row], measured: Sequence[Row]) -> str:
     """Return the largest share by subtraction beside the share of the step that was measured of the same point.
 
     "" without such a row. Epoch and communication were measured apart, so the noise of one may make a share above 1;
-    where their steps differ by more than noise, nothing is compared.
+    where their steps differ by more than noise, or what was measured is noise, nothing is compared.
     """
-    both = [row for row in rows if row["exposed_comm_time_s"] is not None and not row.has_note(STEP_DIFFERS)]
+    untold = (STEP_DIFFERS, MEASURED_EXPOSURE_IS_NOISE)
+    both = [row for row in rows if row["exposed_comm_time_s"] is not None and not row.has_note(*untold)]
     possible = [row for row in both if row["exposed_comm_time_s"] <= row["epoch_time_s"]]
     if not possible:
         return ""

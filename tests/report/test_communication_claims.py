@@ -58,6 +58,12 @@ def test_collectives_of_the_users_own_are_said_and_not_to_be_measured_again(one_
     assert "the model or its loss calls collectives itself, in every measured step" in claim.in_words_of(OF_GPUS).text
 
 
+def test_subtraction_is_compared_with_what_was_measured_above_the_noise() -> None:
+    """Two nodes have a baseline elsewhere; of one node 12 sequences show more by subtraction, and measured noise."""
+    (claim,) = published_claims("h200x2/nodes-shared-memory")["Q3"]
+    assert "measured is 2.6 % of the step, ddp, 24 per GPU" in claim.warning
+
+
 def test_what_only_waiting_rows_subtract_is_no_answer() -> None:
     specs = [make_spec(), make_spec(strategy="ddp", num_gpus=2)]
     claim = q3(*(make_record(spec, measurement=make_measurement(spec, (9, 5), compute_share=0.5)) for spec in specs))
