@@ -177,7 +177,7 @@ def main() -> None:
         "--outputs", type=Path, required=True, help="as that of submit; with records nothing is run again"
     )
     parser.add_argument("--gpus", choices=NCCL_LINKS, help="on two GPUs, as two nodes with this link between them")
-    parser.add_argument("--strategy", default="ddp", help="of the grid communication, if not ddp")
+    parser.add_argument("--strategy", choices=("ddp", "zero1"), default="ddp", help="zero1: the grid communication")
     parser.add_argument("--predict", action="store_true", help="the step on two nodes from delays on one")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # else ranks of a killed Slurm run on
@@ -187,16 +187,16 @@ def main() -> None:
     if reason := missing_for_slurm() or missing_parts():
         print(f"the grid nodes was not run: {reason}", file=sys.stderr)
         return
-    experiment = Experiment(arguments.outputs / ("other-link" if arguments.predict else "nodes"))
+    size = (*SIZE, *(f"model.{option}" for option in GPT.split()))
+    name, grid = "nodes", ("nodes", "--set", f"num_nodes=1,{arguments.nodes}", *size)
+    if arguments.predict:
+        name, grid = "other-link", (str(OTHER_LINK),)
+    elif arguments.strategy == "zero1":
+        changes = ("strategy=zero1", f"num_nodes={arguments.nodes}", "model=gpt", *size)
+        name, grid = "communication", ("communication", "--set", *changes)
+    experiment = Experiment(arguments.outputs / name)
     if not experiment.records_folder.exists():
-        size = (*SIZE, *(f"model.{option}" for option in GPT.split()))
-        grid = ("--grid", "nodes", "--set", f"num_nodes=1,{arguments.nodes}", *size)
-        if arguments.strategy != "ddp":
-            changes = (f"strategy={arguments.strategy}", f"num_nodes={arguments.nodes}", "model=gpt", *size)
-            grid = ("--grid", "communication", "--name", "nodes", "--set", *changes)
-        if arguments.predict:
-            grid = ("--grid", str(OTHER_LINK))
-        measure(grid, arguments.nodes, arguments.gbit_per_s, arguments.outputs.resolve())
+        measure(("--grid", *grid), arguments.nodes, arguments.gbit_per_s, arguments.outputs.resolve())
     rows = predicted_rows(experiment) if arguments.predict else rows_of(experiment, arguments.gbit_per_s)
     print(tabulate.tabulate(rows, headers="keys", tablefmt="github", floatfmt=".4g"))
 

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from forked_ranks import run_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.communication.process_group import (
@@ -243,7 +242,7 @@ def found(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
     if request.param == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("NCCL needs two GPUs for two ranks")
     folder = tmp_path_factory.mktemp("group")
-    (run_ranks if request.param == "cpu" else spawn)(run_on_rank, (str(folder), request.param), 2)
+    run_ranks(run_on_rank, (str(folder), request.param), 2)
     return json.loads((folder / "found.json").read_text())
 
 
