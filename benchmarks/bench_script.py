@@ -12,6 +12,11 @@ interval.
 runs its train.py, and prints what its own lines say of an iteration beside the time between these lines, when it logs
 each iteration (which waits for the GPU) and every tenth, and the record's time of an update when it logs every tenth.
 
+    python benchmarks/bench_script.py --airbench FOLDER --turns 3    # a clone of cifar10-airbench, one GPU
+
+runs its legacy/airbench94.py, and prints what its own clock, which stops for evaluations, says of an update alone and
+measured, and the median update of the record. FOLDER/cifar10 holds its train.pt and test.pt, or it downloads them.
+
     python benchmarks/bench_script.py --own-line 'iter (?P<index>\d+).* time (?P<ms>[\d.]+)' -- -- train.py
 
 runs `ddpscale run` once with what follows the first --, and prints what the script's own lines say of an update in that
@@ -40,11 +45,13 @@ from pipeline.figures.pooling import timed_epochs, update_times_s
 from pipeline.plan.script import script_name
 from pipeline.records import store
 from pipeline.records.folder import find_experiments
+from pipeline.records.record import Record
 from pipeline.run import split_command
 
 SCRIPT = str(Path(__file__).resolve().with_name("gpt_script.py"))
 NUM_UPDATES = 100  # of the script alone
 WARM_UP_UPDATES = 20  # of nanoGPT
+AIRBENCH_UPDATES, AIRBENCH_EPOCHS = 48, 9  # of an epoch; whole ones of a run
 MANY_UPDATES = 1_000_000  # the measurement ends the script
 MEASURED = (SCRIPT, "--batch-size", "{batch_size_per_gpu}", "--updates", str(MANY_UPDATES))
 
@@ -116,6 +123,40 @@ def print_nanogpt(folder: Path, batch_size: int, turns: int) -> None:
         )
 
 
+def airbench_update_ms(printed: str) -> float:
+    """Return the time of an update in ms by airbench's clock, over the epochs of its first run but the first two."""
+    lines = re.findall(r"\|\s+(\d+)\s+\|[^\n]*\|\s+([\d.]+)\s+\|$", printed, re.MULTILINE)
+    seconds = {int(epoch): float(total) for epoch, total in reversed(lines)}
+    last = min(max(seconds), AIRBENCH_EPOCHS - 1)
+    return 1e3 * (seconds[last] - seconds[1]) / ((last - 1) * AIRBENCH_UPDATES)
+
+
+def print_airbench(folder: Path, turns: int) -> None:
+    """Print an update of airbench by its own clock, alone and measured, and by its record, turn by turn."""
+    script = "legacy/airbench94.py"
+    for turn in range(turns):
+        command = [sys.executable, script]
+        printed = subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout
+        record, log = run_and_read(["--num-gpus", "1", "--", script], folder)
+        steps_ms = [ns / 1e6 for epoch in timed_epochs(record) for ns in epoch.step_times_ns or ()]
+        print(
+            f"turn {turn}: by its clock {airbench_update_ms(printed):.3f} ms alone, {airbench_update_ms(log):.3f} "
+            f"measured; record {statistics.median(steps_ms):.3f} ms, n = {len(steps_ms)} updates",
+            flush=True,
+        )
+
+
+def run_and_read(options: Sequence[str], folder: Path | None = None) -> tuple[Record, str]:
+    """Return the record and the log of a configuration that `ddpscale run` measures."""
+    with tempfile.TemporaryDirectory() as outputs:
+        command = [sys.executable, "-m", "pipeline.run", "--cluster", "local", "--outputs", outputs, *options]
+        subprocess.run(command, check=True, stdout=sys.stderr, cwd=folder)
+        (experiment,) = find_experiments(Path(outputs)).values()
+        (record,) = store.load_folder(experiment.records_folder)[0]
+        (log,) = (path.read_text(errors="replace") for path in experiment.logs.glob("*/*.log"))
+    return record, log
+
+
 def own_times_s(pattern: str, log: str) -> dict[float, float]:
     """Return the time of an update that each matching line of a script's log says, by the number of the update."""
     found = [match.groupdict() for line in re.split(r"[\r\n]", log) for match in re.finditer(pattern, line)]
@@ -133,12 +174,7 @@ def last_times_s(means_s: dict[float, float], weight: Callable[[float], float]) 
 
 def print_own_lines(pattern: str, options: Sequence[str]) -> None:
     """Run `ddpscale run` and print what the script's own lines say of an update beside the record of that run."""
-    with tempfile.TemporaryDirectory() as outputs:
-        command = [sys.executable, "-m", "pipeline.run", "--cluster", "local", "--outputs", outputs, *options]
-        subprocess.run(command, check=True, stdout=sys.stderr)
-        (experiment,) = find_experiments(Path(outputs)).values()
-        (record,) = store.load_folder(experiment.records_folder)[0]
-        (log,) = (path.read_text(errors="replace") for path in experiment.logs.glob("*/*.log"))
+    record, log = run_and_read(options)
     said_s, windows = own_times_s(pattern, log), []
     weight = next((WEIGHTS[name] for name in WEIGHTS if f"<{name}>" in pattern), None)
     own_s = last_times_s(said_s, weight) if weight else said_s
@@ -170,6 +206,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=24, help="sequences of a process")
     parser.add_argument("--updates", type=int, help="timed updates, at most (default: until precise enough)")
     parser.add_argument("--nanogpt", type=Path, metavar="FOLDER", help="a clone of nanoGPT, to run its train.py")
+    parser.add_argument("--airbench", type=Path, metavar="FOLDER", help="a clone of cifar10-airbench")
     parser.add_argument("--own-line", metavar="PATTERN", help="compare the script's own lines with the record")
     words, options = split_command(sys.argv[1:])
     arguments = parser.parse_args(words)
@@ -178,6 +215,9 @@ def main() -> None:
         return
     if arguments.nanogpt:
         print_nanogpt(arguments.nanogpt.resolve(), arguments.batch_size, arguments.turns)
+        return
+    if arguments.airbench:
+        print_airbench(arguments.airbench.resolve(), arguments.turns)
         return
     on_gpus = torch.cuda.device_count() > 1
     time_ratios, memory_ratios = [], []
