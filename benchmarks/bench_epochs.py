@@ -13,8 +13,8 @@ from pipeline.plan.axes import CAPTURED_EXECUTIONS
 from pipeline.plan.spec import Spec
 from pipeline.training import process_group
 from pipeline.training.execution import choose_execution, prepare_step
-from pipeline.training.loop import build_batches, run_epoch, set_precision
-from pipeline.workloads.find import Sources, build_workload
+from pipeline.training.loop import build_batches, build_model, run_epoch, set_precision
+from pipeline.workloads.find import Sources
 
 NUM_WINDOWS = 6
 
@@ -54,9 +54,7 @@ def ours(name: str, spec: Spec, rank: process_group.Rank, data: Path | None) -> 
     """The tool's own training loop, as a point of that spec runs it, on a stream of its own where that is captured."""
     set_precision(spec)
     execution = choose_execution(spec, rank)
-    workload = build_workload(spec, Sources(data), execution)
-    torch.manual_seed(spec.seed)
-    model = workload.build_model()
+    workload, model = build_model(spec, rank, Sources(data), execution)
     batches = build_batches(workload, spec, rank)
     stream = torch.cuda.Stream(rank.device) if execution in CAPTURED_EXECUTIONS else None  # entered in every epoch
     process_group.synchronize(rank)
