@@ -123,8 +123,7 @@ def require(is_so: Any) -> None:
 
 CITED = re.compile(r"`published/([\w-]+/[^`\s]+)`")
 EARLIER_COMMITS = {  # of folders whose records state none, or one with changes; published/*/README.md say more
-    **dict.fromkeys(("h200x2/q1", "h200x2/q4"), ("d42222f",)),
-    "h200x2/scaling": ("d42222f", "16d6604"),
+    "h200x2/q4": ("d42222f",),
     **dict.fromkeys(("h200x2/communication", "h200x2/batchnorm", "h200x2/graph"), ("8d2f077",)),
     "h200x2/intervals": ("8d2f077", "16d6604"),
     "h200x2/memory": ("f68863e", "74b359d"),
@@ -135,14 +134,15 @@ EARLIER_COMMITS = {  # of folders whose records state none, or one with changes;
     "h200x2/bench/input.json": ("b173664",),
     "h200x2/bench": ("5f91704", "3688478"),
     "h200x2/bench/memory.json": ("91fd088",),
-    "h200x2/bench/trainers-*": ("f68863e", "74b359d"),
+    "h200x2/bench/trainers-*": ("f68863e", "74b359d", "b9f9cf3"),
     "h200x4/bench": ("b5eba00",),
 }
 
 
 def commits_of(path: str) -> Sequence[str]:
     """Return the commits that measured what lies below published/ under that path, that of most records first."""
-    stated = Counter(str(record["environment"].get("git_commit"))[:7] for record in records(path))
+    ran = [record for record in records(path) if "implied" not in str(record.get("reason"))]
+    stated = Counter(str(record["environment"].get("git_commit"))[:7] for record in ran)
     return EARLIER_COMMITS.get(path) or [commit for commit, _ in stated.most_common()]
 
 

@@ -224,16 +224,16 @@ def test_a_folder_of_others_gets_no_file_and_the_page_is_printed(tmp_path: Path)
 
 def test_beyond_the_measured_the_two_models_have_columns_and_no_interval() -> None:
     """The published experiment, with the predictions of the one beside it that measured communication."""
-    experiment = Experiment(ROOT / "published" / "h200x2" / "scaling")
-    tables = collect_experiment(experiment, predict_to=4).tables
-    found = propose(tables, Work(10**9, 4), lambda: sibling_predictions(experiment, [], 4))
+    experiment = Experiment(ROOT / "published" / "h200x4" / "scaling")
+    tables = collect_experiment(experiment, predict_to=8).tables
+    found = propose(tables, Work(10**9, 8), lambda: sibling_predictions(experiment, [], 8))
     measured, beyond = found.beyond
     assert beyond["gpu_hours"] is measured["no_change_gpu_hours"] is measured["none_hidden_gpu_hours"] is None
     assert beyond["no_change_gpu_hours"] == measured["gpu_hours"]
     assert beyond["none_hidden_gpu_hours"] > beyond["no_change_gpu_hours"]
     assert type(beyond["none_hidden_gpu_hours"]) is float
     assert "models, not measured" in found.answers[0]
-    alone = propose(tables, Work(10**9, 4), list)
+    alone = propose(tables, Work(10**9, 8), list)
     assert (alone.beyond[1]["none_hidden_gpu_hours"], "--grid communication" in alone.assumptions[-1]) == (None, True)
 
 

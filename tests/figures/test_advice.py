@@ -220,7 +220,7 @@ def test_the_published_points_of_dataparallel_are_advised_to_use_ddp() -> None:
 
 
 PAIRS = [  # advised here, measured there: (experiment, table), (the other side), what the advice names
-    (("h200x2/scaling", "Q2", "waiting for data"), ("h200x2/intervals", "Q2"), "input=gpu"),
+    (("h200x4/scaling", "Q2", "waiting for data"), ("h200x2/intervals", "Q2"), "input=gpu"),
     (("h200x2/q1", "Q2", "waiting for data"), ("h200x2/intervals", "Q2"), "input=gpu"),
     (("h200x2/intervals", "Q2", "launches"), ("h200x2/graph", "Q2"), "execution=graph"),
     (("h200x2/packed", "Q2", "launches"), ("h200x2/graph", "Q2"), "execution=graph"),

@@ -113,9 +113,9 @@ def test_the_plot_that_the_readme_shows_is_of_the_published_records() -> None:
 
 
 def test_the_commit_stands_behind_the_first_mention_of_a_folder() -> None:
-    said = render_results.state_commits("(`published/h100x2/q3`, n = 1), `published/h200x2/q1`; `published/h100x2/q3`")
+    said = render_results.state_commits("(`published/h100x2/q3`, n = 1), `published/h200x2/q4`; `published/h100x2/q3`")
     assert said == (
-        "(`published/h100x2/q3`, commit 18d29ce, n = 1), `published/h200x2/q1`, commit d42222f; `published/h100x2/q3`"
+        "(`published/h100x2/q3`, commit 18d29ce, n = 1), `published/h200x2/q4`, commit d42222f; `published/h100x2/q3`"
     )
     with pytest.raises(ValueError, match="no longer bear out"):
         render_results.state_commits("`published/h100x2/nowhere`")
