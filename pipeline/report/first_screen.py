@@ -10,6 +10,7 @@ from pipeline.plan.strategies import STRATEGIES
 from pipeline.report.claims import Tile, is_fit_for_answer
 from pipeline.report.display import status_of
 from pipeline.report.next_step import LIMIT_WORDS, POWER, RULES, WAITING, faster, has_next_step
+from pipeline.report.plots import group_series
 from pipeline.report.questions import Answer
 from pipeline.report.table import Row, Rows, Tables
 
@@ -47,7 +48,7 @@ class HeatCell(NamedTuple):
 
 
 class HeatMap(NamedTuple):
-    """Efficiency on the most GPUs: a row for each strategy and number of nodes, a column for each batch size."""
+    """Efficiency on the most GPUs: a row for each series of configurations, a column for each batch size."""
 
     heading: str
     batch_sizes: Sequence[str]
@@ -101,31 +102,31 @@ def suggestions_of(tables: Tables, terms: Terms, limit: str = "") -> list[Sugges
 
 
 def heat_map_of(tables: Tables, terms: Terms) -> HeatMap | None:
-    """Return the efficiency of weak scaling at the most GPUs by strategy, nodes and batch size; None without two.
+    """Return the efficiency of weak scaling at the most GPUs by strategy and batch size; None without two cells.
 
-    Of several configurations of one cell the most efficient is shown.
+    A strategy has a row for each value of the axes that tell its configurations apart, as the plot has a line. Of
+    several configurations of one cell the most efficient is shown.
     """
     rows = [row for row in tables["Q2"] if row["scaling"] == "weak" and row["num_gpus"] > 1]
     most = max((row["num_gpus"] for row in rows if row["parallel_efficiency"] is not None), default=0)
-    on_most = [row for row in rows if row["num_gpus"] == most]
-    sizes = sorted({row["batch_size_per_gpu"] for row in on_most})
-    cells = group_pairs(((row["strategy"], row["num_nodes"], row["batch_size_per_gpu"]), row) for row in on_most)
-    if len(cells) < 2:
+    on_most = sorted(
+        (row for row in rows if row["num_gpus"] == most), key=lambda row: list(STRATEGIES).index(row["strategy"])
+    )
+    groups, note = group_series(on_most, "batch_size_per_gpu", ("strategy",))
+    cells = {
+        label: {
+            size: heat_cell(own) for size, own in group_pairs((row["batch_size_per_gpu"], row) for row in group).items()
+        }
+        for label, group in groups.items()
+    }
+    sizes = sorted({size for line in cells.values() for size, cell in line.items() if cell != HeatCell("")})
+    lines = [(label, [line.get(size, HeatCell("")) for size in sizes]) for label, line in cells.items()]
+    if sum(len(line) for line in cells.values()) < 2:
         return None
-    nodes = sorted({num_nodes for _, num_nodes, _ in cells})
-    lines = [
-        (
-            STRATEGIES[name].words + (f", {describe_axis('num_nodes', number)}" if len(nodes) > 1 else ""),
-            [heat_cell(cells.get((name, number, size), ())) for size in sizes],
-        )
-        for name in STRATEGIES
-        for number in nodes
-        if any((name, number, size) in cells for size in sizes)
-    ]
-    has_hollow = any(cell.text.endswith(HOLLOW) for _, line in lines for cell in line)
-    note = f"{HOLLOW} Not used in the answers above: data loading, a shared node or the like." if has_hollow else ""
+    if any(cell.text.endswith(HOLLOW) for _, line in lines for cell in line):
+        note += f" {HOLLOW} Not used in the answers above: data loading, a shared node or the like."
     heading = in_terms(f"Efficiency on {describe_axis('num_gpus', most)} [%]", terms)
-    return HeatMap(heading, [f"{size:,}" for size in sizes], lines, note)
+    return HeatMap(heading, [f"{size:,}" for size in sizes], lines, note.strip())
 
 
 def heat_cell(rows: Sequence[Row]) -> HeatCell:

@@ -80,8 +80,8 @@ def test_the_efficiency_on_more_nodes_has_a_row_of_its_own() -> None:
     found = heat_map_of(published_tables("h200x2/nodes-shared-memory"), OF_GPUS)
     assert found
     assert [(name, [cell.text for cell in cells]) for name, cells in found.rows] == [
-        ("DDP, 1 node", ["93", "96"]),
-        ("DDP, 2 nodes", ["77", "87"]),
+        ("ddp, 1 node", ["93", "96"]),
+        ("ddp, 2 nodes", ["77", "87"]),
     ]
 
 
@@ -90,13 +90,26 @@ def test_the_heat_map_has_the_efficiency_at_the_most_gpus_and_marks_what_no_answ
     assert found is not None
     assert (found.heading, [*found.batch_sizes]) == ("Efficiency on 4 GPUs [%]", ["32", "128", "512", "2,048", "8,192"])
     rows = {strategy: [(cell.text, cell.shade) for cell in cells] for strategy, cells in found.rows}
-    assert rows["DDP"] == [("68 ○", ""), ("72 ○", ""), ("92 ○", ""), ("79 ○", ""), ("45 ○", "")]
+    assert rows["ddp"] == [("68 ○", ""), ("72 ○", ""), ("92 ○", ""), ("79 ○", ""), ("45 ○", "")]
     fit = heat_map_of(published_tables("h200x2/graph"), OF_GPUS)
     assert fit is not None
     assert [(cell.text, cell.shade) for _, cells in fit.rows for cell in cells] == [
         *(("81", "fair"), ("87", "good"), ("94", "good"), ("97", "good"))
     ]
     assert heat_map_of(tables_of(make_record()), OF_GPUS) is None
+
+
+def test_what_tells_configurations_apart_has_a_row_and_a_size_without_a_baseline_no_column() -> None:
+    """It had mixed points with a loader and without in one row, and columns of strong scaling's sizes."""
+    found = heat_map_of(published_tables("h200x2/scaling"), OF_GPUS)
+    assert found is not None
+    assert [*found.batch_sizes] == ["32", "128", "512", "2,048", "8,192"]
+    assert [(name, [cell.text for cell in cells]) for name, cells in found.rows] == [
+        ("dp, dataloader", ["22", "37 ○", "59 ○", "40 ○", "55 ○"]),
+        ("dp, images on the device", ["19", "20", "42", "97", "98"]),
+        ("ddp, dataloader", ["71", "78 ○", "83 ○", "84 ○", "82 ○"]),
+        ("ddp, images on the device", ["69", "73", "97", "99", "98"]),
+    ]
 
 
 @pytest.mark.parametrize("epoch_s", [1.0, 0.9])
