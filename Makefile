@@ -25,7 +25,7 @@ SLOW_WORKERS ?= 4
 # a worker runs its half in order, so that a file's tests share its fixtures, and takes from the other's half at the end
 PYTEST = python -m pytest -q -ra --numprocesses $(WORKERS) --dist worksteal
 # what check leaves out
-SLOW = slurm or training or browser or wheel
+SLOW = slurm or training or browser or seconds
 
 .PHONY: run check test test-fast test-slow test-alone golden lint bench bench-gpu campaign mutations faults faults-page jobs words schema results docs slurm browser
 

@@ -37,7 +37,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite that a scrip
 
 ROOT = Path(__file__).resolve().parent.parent
 COUNTS = "points that a fault left"
-SLOW = {"slurm", "training", "browser", "wheel", "alone"}  # markers of tests that have the limit in setup.cfg
+SLOW = {"slurm", "training", "browser", "seconds", "alone"}  # markers of tests that have the limit in setup.cfg
 FAST_LIMIT_S = 120  # of every other test
 SMALL_GRID = ROOT / "tests" / "recorded" / "small.yaml"
 CPU_SIZE = ("device=cpu", "model=lenet", "dataset=synthetic", "input=synthetic", "num_samples=64")

@@ -42,6 +42,7 @@ def test_a_bench_runs_until_it_ends_well_and_then_no_more(
         assert "out/counts/runs" in archive.getnames()
 
 
+@pytest.mark.seconds
 def test_a_bench_is_ended_with_what_it_started_when_the_sitting_ends(tmp_path: Path) -> None:
     bench = campaign.Bench("slow", "sleep 60 & echo $! > $OUT/pid; wait", 0.01)
     assert campaign.run_bench(bench, tmp_path, limit_s=1) is False

@@ -79,6 +79,7 @@ def submit(folder: Path, *changes: str) -> Sequence[str]:
     return ("--grid", grid, "--outputs", str(folder / "out"), "--set", "batch_size_per_gpu=8", *changes)
 
 
+@pytest.mark.seconds
 @pytest.mark.fault("F36")
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
 def test_no_value_of_an_option_of_submit_runs(

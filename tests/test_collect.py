@@ -194,6 +194,7 @@ def test_what_collect_prints_is_what_it_writes(pipeline: Command, tmp_path: Path
         ]
 
 
+@pytest.mark.seconds
 def test_collect_writes_a_page_beside_the_records_and_an_index_over_several(pipeline: Command, tmp_path: Path) -> None:
     found = [make_record(make_spec(batch_size_per_gpu=size)) for size in (32, 64)]
     first, second = (make_experiment(tmp_path / "a" / name, *found) for name in ("x", "y"))
@@ -578,6 +579,7 @@ def every_answer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_experiment(tmp_path_factory.mktemp("answers") / "x", *every_question()).folder
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("option", "num_lines", "headings", "ending"),
     [
@@ -615,6 +617,7 @@ def test_the_next_command_is_that_of_a_question_that_was_asked_and_not_answered(
     assert pipeline("collect", tmp_path / "x").stdout.splitlines()[-1] == "Next:   ddpscale submit --grid scaling"
 
 
+@pytest.mark.seconds
 def test_the_published_experiments_are_at_most_four_and_a_half_lines_each(pipeline: Command) -> None:
     lines = pipeline("collect", ROOT / "published", "--no-write").stdout.splitlines()
     assert 60 < len(lines) <= 4.5 * len(PUBLISHED)
@@ -793,6 +796,7 @@ def test_a_csv_of_no_named_table_is_refused(pipeline: Command, tmp_path: Path) -
     assert (answer.returncode, "name it with --only" in answer.stderr) == (2, True)
 
 
+@pytest.mark.seconds
 def test_collect_writes_nothing_anew_of_the_same_records(pipeline: Command, tmp_path: Path) -> None:
     """Neither of an experiment, whose plots take nine tenths of the time, nor of the index."""
 

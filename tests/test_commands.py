@@ -82,6 +82,7 @@ def run_with_closed(closed: Sequence[int], *words: str | Path) -> subprocess.Com
     return run_program(sys.executable, "-m", *words, env=without_slurm(ROOT), preexec_fn=close)
 
 
+@pytest.mark.seconds
 @pytest.mark.fault("F50")
 @pytest.mark.parametrize(
     ("name", "streams"),
@@ -229,6 +230,7 @@ def imports_of(folder: Path, *lines: str) -> set[str]:
     return set(answer.stderr.splitlines()[-1].split()[1:])
 
 
+@pytest.mark.seconds
 def test_a_command_for_a_laptop_or_a_login_node_imports_neither_torch_nor_submitit_nor_a_pickler(
     tmp_path: Path,
 ) -> None:
@@ -406,6 +408,7 @@ def test_no_command_is_forgotten() -> None:
     assert modules == {*NEEDED, "__main__"}, "python -m pipeline itself needs no package"
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("command", "package"), [(command, package) for command, packages in NEEDED.items() for package in packages]
 )

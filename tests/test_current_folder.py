@@ -57,6 +57,7 @@ def run_in(folder: Path, *words: str | Path, env: Env | None = None) -> subproce
     return run_program(sys.executable, *words, cwd=folder, env=env)
 
 
+@pytest.mark.seconds
 @pytest.mark.fault("F49")
 def test_what_commands_import_late_does_not_come_from_the_current_folder(folder: Path, tmp_path: Path) -> None:
     experiment = make_experiment(tmp_path / "experiment", make_record())

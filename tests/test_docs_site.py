@@ -22,6 +22,7 @@ def test_a_link_leads_to_the_page_of_the_site_or_becomes_text(page: str, link: s
     assert docs_site.place_links(link, ROOT / page) == placed
 
 
+@pytest.mark.seconds
 @pytest.mark.skipif(importlib.util.find_spec("zensical") is None, reason="the extra docs is not installed")
 def test_a_link_that_leads_nowhere_ends_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def write_two_pages(folder: Path) -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import golden
+import pytest
 from conftest import ROOT
 
 from pipeline.plan.grid import spec_from_fields
@@ -21,6 +22,7 @@ def compare(published: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.seconds
 def test_a_changed_figure_turns_the_digests_of_its_experiment_red(tmp_path: Path) -> None:
     for name in (NAME, "dp-report"):
         shutil.copytree(ROOT / "published" / name, tmp_path / name)

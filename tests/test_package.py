@@ -76,7 +76,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.wheel
+@pytest.mark.seconds
 def test_an_sdist_holds_what_a_wheel_does(sdist: Path, unpacked: Path) -> None:
     wheel = {path.relative_to(unpacked) for path in unpacked.rglob("*.*") if path.is_file()}
     own = {path for path in wheel if path.parts[0] in ("pipeline", "ddpscale.py") and path.suffix != ".pyc"}
@@ -85,7 +85,7 @@ def test_an_sdist_holds_what_a_wheel_does(sdist: Path, unpacked: Path) -> None:
     assert (sdist / "constraints.txt").is_file(), "the lines that install name it"
 
 
-@pytest.mark.wheel
+@pytest.mark.seconds
 def test_the_line_for_tables_alone_installs_what_they_need_in_a_fresh_environment(sdist: Path, tmp_path: Path) -> None:
     """With packages from the network, all but torch, torchvision and submitit."""
     line = recipe("tables", "README.md")
@@ -116,7 +116,7 @@ def run_outside(unpacked: Path, folder: Path, *arguments: str) -> subprocess.Com
     return run_program(sys.executable, "-m", *arguments, cwd=folder, env=env)
 
 
-@pytest.mark.wheel
+@pytest.mark.seconds
 def test_a_wheel_holds_the_grids_the_templates_and_every_module(unpacked: Path) -> None:
     wanted = {path.relative_to(ROOT / "pipeline") for path in (ROOT / "pipeline").rglob("*.py")}
     wanted |= {Path("templates", path.relative_to(ROOT / "templates")) for path in (ROOT / "templates").rglob("*.*")}
@@ -126,7 +126,7 @@ def test_a_wheel_holds_the_grids_the_templates_and_every_module(unpacked: Path) 
     assert not list(unpacked.glob("tests*"))
 
 
-@pytest.mark.wheel
+@pytest.mark.seconds
 def test_a_wheel_works_outside_the_checkout(unpacked: Path, tmp_path: Path) -> None:
     dry_run = ("pipeline.submit", "--grid", "scaling", "--dry-run", "--json")
     plan = json.loads(succeeded(run_outside(unpacked, tmp_path, *dry_run)).stdout)
@@ -135,7 +135,7 @@ def test_a_wheel_works_outside_the_checkout(unpacked: Path, tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.wheel
+@pytest.mark.seconds
 def test_the_installed_command_runs_where_another_package_is_called_pipeline(unpacked: Path, tmp_path: Path) -> None:
     (tmp_path / "pipeline").mkdir()
     (tmp_path / "pipeline" / "__init__.py").touch()
@@ -146,7 +146,7 @@ def test_the_installed_command_runs_where_another_package_is_called_pipeline(unp
     assert called("status", "--help").stdout.startswith("usage: ddpscale status")
 
 
-@pytest.mark.wheel
+@pytest.mark.seconds
 @pytest.mark.training
 def test_a_repository_of_its_own_measures_its_training_with_the_installed_command(
     unpacked: Path, tmp_path: Path

@@ -123,7 +123,7 @@ def test_the_list_of_pages_has_every_page_and_the_readme_every_recipe() -> None:
     assert {name for name in names if "recipes/" in name and f"](docs/{name})" not in README} == set()
 
 
-@pytest.mark.wheel
+@pytest.mark.seconds
 def test_the_lines_that_install_run(tmp_path: Path) -> None:
     checkout = copy_project(
         tmp_path / "checkout", "setup.cfg", "pyproject.toml", "LICENSE", "README.md", "constraints.txt"
@@ -345,6 +345,7 @@ def check_command(words: list[str]) -> None:
         assert words in OTHERS, words
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("page", [page for page, kinds in SHOWN.items() if "commands" in kinds])
 def test_the_commands_of_a_page_are_taken_as_they_stand(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

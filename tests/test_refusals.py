@@ -225,6 +225,7 @@ def test_a_data_folder_that_lacks_images_is_2_before_anything_runs_and_leaves_no
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.seconds
 @pytest.mark.fault("F32")
 @pytest.mark.parametrize("dry_run", [(), ("--dry-run",)], ids=["run", "dry run"])
 @pytest.mark.parametrize("place", ["file/below", "out/planned as a file", "closed/below"])

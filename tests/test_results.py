@@ -45,6 +45,7 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("page", render_results.pages(), ids=name_of)
 def test_the_figures_of_a_page_are_those_of_the_records(page: Path) -> None:
     assert page.read_text() == render_results.render_page(page.read_text()), "run make results"

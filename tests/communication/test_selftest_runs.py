@@ -171,6 +171,7 @@ def test_the_parts_are_those_of_the_batch_that_comes_first(epochs: Epochs) -> No
     assert (list(both.clock_windows), both.parts_share) == (["large", "small"], large.parts_share)
 
 
+@pytest.mark.seconds
 def test_single_steps_train_on_this_machine() -> None:
     found = timed("small")
     marked_ns, unmarked_ns = found.clock_windows["small"], found.unmarked_windows["small"]

@@ -266,6 +266,7 @@ def published_rows() -> list[tuple[Row, float]]:
     return found
 
 
+@pytest.mark.seconds
 def test_no_measured_pair_of_any_published_experiment_contradicts_the_advice() -> None:
     """Pairs differ in the change alone. The changed point may be of another experiment on the same GPU model."""
     changes = {change.words: change for rule in RULES for change in rule.changes}

@@ -163,6 +163,7 @@ def publish_at_once(prelude: str, template: Path, folder: Path, launches: list[l
     return outputs_of([run_python(prelude + PUBLISH, template, folder, *part) for part in launches])
 
 
+@pytest.mark.seconds
 @pytest.mark.fault("F40")
 @pytest.mark.parametrize("way", WAYS)
 def test_processes_that_publish_at_once_get_an_attempt_each_and_lose_nothing(tmp_path: Path, way: str) -> None:

@@ -458,6 +458,7 @@ def test_throttling_in_the_timed_epoch_is_said_in_the_row() -> None:
     assert build(calm)["Q1"][0]["note"] is None, "it was throttled while it warmed up"
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("measure", ["epochs", "communication"])
 def test_the_work_of_the_tables_and_answers_grows_as_the_number_of_points(measure: str) -> None:
     """Before, each point was compared with each other one."""

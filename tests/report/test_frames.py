@@ -39,6 +39,7 @@ def test_a_configuration_has_a_row_whatever_its_status(tmp_path: Path) -> None:
     assert_array_equal(timed_s.to_numpy(), rows.epoch_time_s[:2].to_numpy())
 
 
+@pytest.mark.seconds
 def test_the_figures_are_those_of_collect(tmp_path: Path) -> None:
     """Of every published experiment; a key means one thing in the tables that configurations take it from."""
     everything = ddpscale.load(ROOT / "published")
@@ -120,6 +121,7 @@ print(len(frames.configurations), len(frames.epochs) > 0, len(frames.steps) > 0)
     assert answer.stdout.split() == [str(len(ddpscale.load(folder).configurations)), "True", "True"]
 
 
+@pytest.mark.seconds
 def test_the_notebook_prints_what_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cells in order, in the folder where it lies. Run it in Jupyter and save it after a change."""
     monkeypatch.chdir(ROOT / "docs")

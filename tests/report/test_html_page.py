@@ -189,6 +189,7 @@ def test_the_conditions_say_which_steps_have_compiled_blocks() -> None:
     assert conditions_of(both) == {"precision": "tf32", "execution": said, "input": "synthetic"}
 
 
+@pytest.mark.seconds
 def test_a_page_is_the_same_where_the_locale_is_not_utf_8(pipeline: Command, tmp_path: Path) -> None:
     folder = make_experiment(tmp_path / "x", make_record()).folder
     pages = []

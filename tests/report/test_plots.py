@@ -333,6 +333,7 @@ def svg_file(plot: Plot) -> str:
 XLINK = 'xmlns:xlink="http://www.w3.org/1999/xlink" '  # which HTML knows by itself
 
 
+@pytest.mark.seconds
 def test_a_picture_is_self_contained_and_described() -> None:
     wanted = [*plots_of_records(*every_question()), *plots_of_records(*INT8_RECORDS)]
     assert {"q1", "q2", "q3", "q3-bandwidth", "q4", "int8", "int8-weights"} <= {plot.name for plot in wanted}

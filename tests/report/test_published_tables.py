@@ -57,6 +57,7 @@ def last_digit(number: str) -> float:
     return 10.0 ** -len(number.partition(".")[2])
 
 
+@pytest.mark.seconds
 def test_what_a_user_measured_in_a_clone_changes_no_test(tmp_path: Path) -> None:
     """Tests that read every published experiment, in a copy of the checkout with three experiments in outputs/."""
     others = shutil.ignore_patterns(".*", "outputs", "__pycache__", "*.svg", "report.html")

@@ -207,6 +207,7 @@ def num_ties(said: str) -> int:
     return (1 + int(more)) * ("tied with" in said)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(("num_configurations", "num_runs"), [(2, 6), (24, 3), (24, 6)])
 def test_equal_configurations_are_called_the_fastest_in_at_most_1_of_100(
     num_configurations: int, num_runs: int

@@ -146,6 +146,7 @@ def test_a_given_target_replaces_that_of_the_baseline() -> None:
     assert cells(rows, "target_accuracy", "epochs_to_target") == [(0.5, 1), (0.5, 2)]
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("target", ["0", "88", "-1", "nan", "abc", "88%"])
 def test_a_target_that_is_no_fraction_is_refused(target: str) -> None:
     assert_refused(run_command("collect", ".", f"--target-accuracy={target}"), 2, "write 88 % as 0.88")

@@ -89,6 +89,7 @@ def run_ranks(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch, world_si
     return found
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("text", "kind", "words"),
     [

@@ -385,6 +385,7 @@ def test_an_address_of_the_first_node_may_be_stated_and_one_that_does_not_resolv
     assert_says(str(error.value), f"{(address or stated)!r} does not resolve on node9", "export PIPELINE_MASTER_ADDR")
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(("rank", "who"), [(0, "the other nodes have not come to"), (1, "node9 cannot reach")])
 def test_nodes_that_do_not_meet_name_address_and_port(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rank: int, who: str

@@ -95,6 +95,7 @@ def test_the_sampler_reads_the_first_gpus_of_the_mask_that_the_point_uses(tmp_pa
     assert (found.highest_sm_clocks_mhz, found.notes) == ({UUIDS[3]: 1977, UUIDS[1]: 1979}, [])
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("text", "mask", "note"),
     [

@@ -74,6 +74,7 @@ def test_lenet_is_the_cnn_of_the_courses() -> None:
     }
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("granularity", get_args(ScaleGranularity))
 def test_onnxruntime_gives_the_same_outputs_for_the_same_scales(granularity: ScaleGranularity, tmp_path: Path) -> None:
     model, calibration, images = make_lenet(), images_of(32, 1), images_of(2000, 2)

@@ -273,6 +273,7 @@ print(links.read_links(2), [Path(f"/proc/self/fd/{one}").read_text().count("NCCL
 """
 
 
+@pytest.mark.seconds
 def test_nccl_itself_writes_into_the_log() -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("NCCL_")}
     command = [sys.executable, "-c", NCCL]

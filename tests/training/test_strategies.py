@@ -491,6 +491,7 @@ def test_units_that_cannot_be_sharded_are_refused(
         shard_units_of(workload, workload.build_model())
 
 
+@pytest.mark.seconds
 def test_a_batchnorm_is_not_gathered_in_bf16() -> None:
     spec = make_spec(strategy="fsdp", num_gpus=2, precision="bf16", param_dtype="bf16", dataset="synthetic")
     workload = build_workload(spec)
