@@ -14,7 +14,7 @@ from pipeline.figures.scaling import pair_with_baselines, strong_pairs
 from pipeline.plan.point_label import Terms, in_terms
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.records.outcomes import PointOutcome
-from pipeline.report.claims import SUBMIT, SeparateAxis, Tile
+from pipeline.report.claims import SUBMIT, SeparateAxis, Tile, grid_command
 from pipeline.report.cost import COST, cost_rows
 from pipeline.report.int8 import INT8, INT8_HISTOGRAMS, int8_claims, int8_histogram_rows, int8_rows
 from pipeline.report.link import (
@@ -32,7 +32,7 @@ from pipeline.report.next_step import advise_all
 from pipeline.report.nodes import NODES, node_claims, node_rows
 from pipeline.report.prediction import PREDICTION, prediction_rows
 from pipeline.report.q1 import Q1, batch_size_claims, q1_row
-from pipeline.report.q2 import Q2, q2_row, speedup_claims
+from pipeline.report.q2 import Q2, WITHOUT_LOADER, q2_row, speedup_claims
 from pipeline.report.q3 import COMMUNICATION, Q3, communication_claims, exposed_row, q3_row
 from pipeline.report.q4 import Q4, large_batch_claims, q4_rows
 from pipeline.report.q5 import use_claims
@@ -159,6 +159,13 @@ ASKED_ABOUT = {
 """What an experiment that does not ask a question leaves out."""
 
 
+OPTIONS_OF_RUN = {
+    **dict.fromkeys(("scaling", "q3"), "--num-gpus 1,2"),
+    "communication": "--num-gpus 2 --measure communication",
+}
+"""The options of `ddpscale run` that measure of a script what a grid measures."""
+
+
 class Answer(NamedTuple):
     """The answer to a question: its claims, and the word for what the points ran on."""
 
@@ -188,7 +195,7 @@ class Answer(NamedTuple):
         """The command that measures what is missing; "" if nothing is, or if no shipped grid does so."""
         command = next((claim.command for claim in self.claims if claim.command), "")
         if command and self.terms.words_of_run:
-            return run_command(self.question, self.terms.words_of_run)
+            return run_command(command, self.terms.words_of_run)
         if command and self.terms.own_model:
             return own_model_command(self.question, command, self.terms.own_model)
         return command
@@ -199,10 +206,14 @@ def not_asked(answers: Iterable[Answer]) -> list[str]:
     return [in_terms(ASKED_ABOUT[answer.question], answer.terms) for answer in answers if not answer.tiles]
 
 
-def run_command(question: str, words_of_run: str) -> str:
-    """Return the command that measures what is missing of a user's script; "" where no option of `run` does so."""
-    options = {"Q2": "--num-gpus 1,2", "Q3": "--num-gpus 2 --measure communication"}.get(question)
-    return f"ddpscale run {options} {words_of_run}" if options else ""
+def run_command(command: str, words_of_run: str) -> str:
+    """Return the command that measures of a user's script what one of a grid measures; "" where `run` cannot.
+
+    A loader is the script's own.
+    """
+    grid, *cures = command.removeprefix(grid_command("")).split()
+    options = [OPTIONS_OF_RUN[grid], *cures] if grid in OPTIONS_OF_RUN and WITHOUT_LOADER not in command else []
+    return " ".join(["ddpscale run", *options, words_of_run]) if options else ""
 
 
 def own_model_command(question: str, command: str, model: str) -> str:

@@ -9,9 +9,14 @@ import pytest
 from conftest import Command
 from factories import (
     assert_says,
+    comm_point,
+    make_communication_record,
     make_experiment,
+    make_measurement,
     make_record,
     make_spec,
+    measured,
+    on_gpus,
     resolved,
     trained,
     with_epochs,
@@ -176,17 +181,42 @@ def test_what_was_not_measured_of_an_own_model_is_measured_by_the_grid_for_such(
     }
 
 
+SCRIPT: dict[str, Any] = {
+    "model": "train.py",
+    "script": "/home/ada/train.py --batch '{batch_size_per_gpu}'",
+    **dict.fromkeys(("dataset", "input", "num_workers", "precision")),
+}
+
+
 def test_what_was_not_measured_of_a_script_is_measured_by_run() -> None:
-    script = "/home/ada/train.py --batch '{batch_size_per_gpu}'"
-    axes: dict[str, Any] = {
-        "model": "train.py",
-        "script": script,
-        **dict.fromkeys(("dataset", "input", "num_workers", "precision")),
-    }
-    found = [make_record(make_spec(**axes, batch_size_per_gpu=size)) for size in (32, 16)]
+    found = [make_record(make_spec(**SCRIPT, batch_size_per_gpu=size)) for size in (32, 16)]
     assert not re.search("(input|num_workers) not stated|--grid memory", report(*found))
     assert {question: said[-1] for question, said in answers(*found).items()} == {
-        "Q2": f"ddpscale run --num-gpus 1,2 --batch-size 16,32 -- {script}",
-        "Q3": f"ddpscale run --num-gpus 2 --measure communication --batch-size 16,32 -- {script}",
+        "Q2": f"ddpscale run --num-gpus 1,2 --batch-size 16,32 -- {SCRIPT['script']}",
+        "Q3": f"ddpscale run --num-gpus 2 --measure communication --batch-size 16,32 -- {SCRIPT['script']}",
         **dict.fromkeys(("Q1", "Q4", "Q5"), ""),
     }
+
+
+def test_a_script_whose_communication_is_measured_lacks_only_what_subtraction_needs() -> None:
+    found = make_communication_record(comm_point(**SCRIPT, batch_size_per_gpu=32), measured())
+    words = f"--strategy ddp --batch-size 32 -- {SCRIPT['script']}"
+    assert answers(found)["Q3"][-1] == f"ddpscale run --num-gpus 1,2 {words}"
+
+
+@pytest.mark.parametrize(
+    ("epoch_time_s", "computing", "options"),
+    [(6.0, 0.5, None), (4.0, 1.0, "--num-gpus 1,2 --repeats 3")],
+    ids=["waits for data", "above the number of processes"],
+)
+def test_a_speed_up_of_a_script_that_cannot_be_used_is_not_measured_again_in_the_same_way(
+    epoch_time_s: float, computing: float, options: str | None
+) -> None:
+    found = []
+    for spec, time_s in ((on_gpus(1, 32, **SCRIPT), 10.0), (on_gpus(2, 32, **SCRIPT), epoch_time_s)):
+        times = make_measurement(spec, (9.0, time_s), compute_share=computing)
+        found.append(make_record(spec, measurement=times))
+    *said, command = answers(*found)["Q2"]
+    assert_says(said[0], "none of 1 speed-ups can be used")
+    words = f"{options} --strategy ddp --batch-size 32 -- {SCRIPT['script']}"
+    assert command == (f"ddpscale run {words}" if options else "")
