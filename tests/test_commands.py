@@ -313,7 +313,8 @@ def test_set_names_what_it_replaced_and_name_gives_each_its_folder(pipeline: Com
     (said,) = [line for line in answer.stderr.splitlines() if line.startswith("--set replaced")]
     assert_says(said, "num_samples 128 -> 64", "batch_size_per_gpu 8, 32, 1024 -> 8, 16", "max_steps None, 3 -> None")
     assert f"into {tmp_path / 'short'}\n" in answer.stdout
-    assert "--set replaced" not in pipeline(*submit).stderr
+    for adds in ((), ("--repeats", "3")):
+        assert "--set replaced" not in pipeline(*submit, *adds).stderr
     assert_refused(pipeline(*submit, "--name", "../up"), 2, "--name", "a-z")
 
 

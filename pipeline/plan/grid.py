@@ -175,14 +175,14 @@ def check_grid_name(name: str, what: str = "grid name") -> None:
 def describe_override(file: GridFile, axis: str, values: Sequence[Any]) -> str:
     """Return the axis with the values of the grid that --set replaces, and the new ones: `epochs 2, 8 -> 3`.
 
-    It is "" if they are the same.
+    It is "" if all of the grid's stay.
     """
     of_models = msgspec.NODEFAULT if "script" in file.base else AXIS_DEFAULTS.get(axis, msgspec.NODEFAULT)
     default = [file.base[axis]] if axis in file.base else [of_models]
     before = [value for block in file.points for value in block.get(axis, default)]
     shown = dict.fromkeys("not set" if value is msgspec.NODEFAULT else str(value) for value in before)
-    old, new = (", ".join(map(str, names)) for names in (shown, values))
-    return f"{axis} {old} -> {new}" if old != new else ""
+    new = [*map(str, values)]
+    return "" if {*shown} <= {*new} else f"{axis} {', '.join(shown)} -> {', '.join(new)}"
 
 
 def load_grid_file(name_or_path: str) -> GridFile:

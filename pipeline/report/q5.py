@@ -179,11 +179,7 @@ def choice_words(rows: Sequence[Row]) -> str:
     if most == 1:
         return f"{number}, one run each"
     runs = f"n = {fewest}" if fewest == most else f"n = {fewest} to {most}"
-    split = (
-        "chosen and measured by the same runs"
-        if fewest == 1
-        else "some runs choose it, and this is the rate of the others"
-    )
+    split = "chosen and measured by the same runs" if fewest == 1 else "its rate is of runs that did not choose it"
     return f"{number}, {runs}, {split}"
 
 

@@ -103,7 +103,7 @@ H100 = Environment(gpus=(Gpu(name="NVIDIA H100"),))
             [*repeated((1.0, 1.4, 1.0, 1.4), precision="bf16"), *repeated((1.1, 1.1, 1.1, 1.1), precision="fp32")],
             [
                 f"{50_000 / 1.4:,.0f} images/s, 1 GPU with 128 images a step in bf16; epoch 1.40 s",
-                "n = 4, some runs choose it, and this is the rate of the others",
+                "n = 4, its rate is of runs that did not choose it",
                 "; accuracy not compared",
             ],
             [],
@@ -111,7 +111,7 @@ H100 = Environment(gpus=(Gpu(name="NVIDIA H100"),))
         ),
         pytest.param(
             [*repeated((1.0, 1.1)), *repeated((2.0, 2.1, 2.2), precision="fp32")],
-            ["among 2 configurations, n = 2 to 3, some runs choose it"],
+            ["among 2 configurations, n = 2 to 3, its rate is of runs that did not choose it"],
             [],
             id="unlike numbers of runs",
         ),
