@@ -10,6 +10,7 @@ from pipeline.figures.intervals import Estimate, estimate, median_interval
 from pipeline.figures.notes import OF_BASELINE
 from pipeline.figures.pooling import group_pairs
 from pipeline.figures.scaling import BASELINE_RUNS, NO_DIFFERENCE
+from pipeline.figures.stopping_rule import MAX_TIME_HALF_WIDTH
 from pipeline.plan.axes import DECLARED
 from pipeline.plan.point_label import (
     EFFORT_AXES,
@@ -97,10 +98,14 @@ def make_choices(rows: Sequence[Row]) -> list[Choice]:
 
 
 def rivals_of(best: Choice, choices: Iterable[Choice]) -> list[Choice]:
-    """Return the other configurations whose interval meets that of the one with the shortest time."""
-    end_s = sample_time(best.row).high
-    lows = ((other, sample_time(other.row).low) for other in choices if other is not best)
-    return [other for other, low_s in lows if end_s is not None and low_s is not None and low_s <= end_s]
+    """Return the other configurations whose interval meets that of the one with the shortest time.
+
+    Where no interval is known, a time reaches as far as it is asked to be known: MAX_TIME_HALF_WIDTH.
+    """
+    best_s = sample_time(best.row)
+    end_s = best_s.high or best_s * (1 + MAX_TIME_HALF_WIDTH)
+    lows = ((other, sample_time(other.row)) for other in choices if other is not best)
+    return [other for other, time_s in lows if (time_s.low or time_s) <= end_s]
 
 
 def choose(choices: Sequence[Choice]) -> Choice:

@@ -99,6 +99,18 @@ H100 = Environment(gpus=(Gpu(name="NVIDIA H100"),))
             [],
             id="a tie between strategies",
         ),
+        *(
+            pytest.param(
+                [
+                    make_record(make_spec(strategy=name, num_gpus=2), (9.0, s))
+                    for name, s in (("dp", 1.0), ("ddp", ddp_s))
+                ],
+                [f", {used} on 2 GPUs"],
+                [],
+                id=f"one timed epoch each, {ddp_s} s of ddp beside 1.0 of dp",
+            )
+            for ddp_s, used in ((1.019, "DDP"), (1.021, "DP"))
+        ),
         pytest.param(
             [*repeated((1.0, 1.4, 1.0, 1.4), precision="bf16"), *repeated((1.1, 1.1, 1.1, 1.1), precision="fp32")],
             [
