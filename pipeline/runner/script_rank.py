@@ -25,6 +25,7 @@ from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-de
 from pipeline.figures.exposed_communication import NO_OP, is_communication_precise_enough
 from pipeline.figures.stopping_rule import LEAD_IN_STEPS, is_time_precise_enough
 from pipeline.plan.point_label import BATCHES
+from pipeline.plan.spec import MIN_WINDOWS_FOR_INTERVAL
 from pipeline.records.record import Communication, Measurement, ObservedScript, StepSeries, VariantName, short_text
 from pipeline.runner.classify_failure import classify
 from pipeline.runner.failed_record import signal_name
@@ -62,6 +63,7 @@ BLOCK_LIMIT_S = 3600
 TICK_S = 5
 MAX_IDLE_SHARE = 0.02  # of a CPU, by a process that waits
 STALLED, MEASURED = "stalled", "measured"  # keys of the store
+ENOUGH = "enough"  # likewise: a script that ends by itself is measured
 MAX_NAMED_RANKS = 4
 MAX_WARM_UP_BLOCKS = 10
 LAUNCHER_VARIABLES = (
@@ -73,7 +75,6 @@ LAUNCHER_VARIABLES = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
-UPDATES_CURE = "give the script more data or epochs, or measure less: --updates 60 --set windows=6"
 SERVER = "server"  # key of the file store
 
 T = TypeVar("T")
@@ -143,8 +144,24 @@ class ScriptRank:
             log_line("the script needs the variables of torchrun: it starts again with them")
             self.has_launcher_variables = True
             exit_code = self.run_once()
-        if not self.store.check([MEASURED]):  # else it may end as it likes
+        if self.store.check([MEASURED]):  # it may end as it likes
+            return
+        if not self.store.check([ENOUGH]) or self.read_report().get("exit") != 0:
             raise self.explain_exit(exit_code)
+        self.wait_for_others()
+
+    def wait_for_others(self) -> None:
+        """Wait until the script has ended by itself on all ranks. Raises ScriptProblem."""
+        self.store.set(f"ended/{self.rank}", "")
+        keys = [f"ended/{rank}" for rank in range(self.world_size)]
+        try:
+            self.store.wait(keys, timedelta(seconds=self.stall_limit_s))
+        except RuntimeError as error:
+            late = shorten_list(
+                [str(rank) for rank, key in enumerate(keys) if not self.store.check([key])], MAX_NAMED_RANKS
+            )
+            problem = f"rank {late} has not ended {self.stall_limit_s:g} s after rank {self.rank}"
+            raise ScriptProblem(f"{problem}; let all ranks step alike", "timeout") from error
 
     def run_once(self) -> int:
         """Run the script in a new process, and return its exit code."""
@@ -224,7 +241,15 @@ class ScriptRank:
                 numbered = ", ".join(f"{number} {one}" for number, one in enumerate(stepped, 1))
                 why = f"update_by={self.spec.update_by} is none of its optimizers, {numbered}; name one of them"
             return ScriptProblem(f"{name} ended and no update was seen: {why}{said}")
-        return ScriptProblem(f"{name} ended {after}, before its time was precise enough; {UPDATES_CURE}{said}")
+        return ScriptProblem(f"{name} ended {after}, too few to time; {self.updates_cure(report['updates'])}{said}")
+
+    def updates_cure(self, num_updates: int) -> str:
+        """Return how a script can be measured that makes so few updates."""
+        warm_up = self.blocks[0].ranks[0].updates if self.is_timed else 2 * self.spec.warmup_updates
+        num_series = len(self.variants) if self.spec.measure == "communication" else 1
+        windows = min(MIN_WINDOWS_FOR_INTERVAL, self.spec.windows)
+        each = (num_updates - warm_up) // (windows * num_series) - LEAD_IN_STEPS
+        return "give the script more data or epochs" + f", or measure less: --updates {each * windows}" * (each > 0)
 
     # the blocks, on rank 0
 
@@ -312,6 +337,8 @@ class ScriptRank:
         self.log_block()
         times = [block.update_ns for block in self.blocks[1:]]
         num_updates = sum(len(block.ranks[0].steps) for block in self.blocks[1:])
+        if len(times) >= MIN_WINDOWS_FOR_INTERVAL:
+            self.store.set(ENOUGH, "")
         is_enough = len(times) >= self.spec.windows or num_updates >= self.spec.updates
         if is_enough or is_time_precise_enough(times):
             return None
@@ -323,6 +350,8 @@ class ScriptRank:
             num_rounds = len(self.windows[self.variants[0]])
             if num_rounds:
                 log_line(f"round {num_rounds} of {self.spec.windows}")
+                if num_rounds >= MIN_WINDOWS_FOR_INTERVAL:
+                    self.store.set(ENOUGH, "")
                 if num_rounds >= self.spec.windows or is_communication_precise_enough(self.communication()):
                     return None
             self.order = list(self.variants)
@@ -335,14 +364,15 @@ class ScriptRank:
         return {"lead_in": LEAD_IN_STEPS, "updates": num_timed_updates(self.spec, update_ns), "mode": mode}
 
     def communication(self) -> Communication:
-        """Return the windows of each variant so far, and what rank 0 sends in an update."""
+        """Return the windows of each variant in the rounds that have ended, and what rank 0 sends in an update."""
+        num_rounds = min(map(len, self.windows.values()))
+        rounds = {variant: found[:num_rounds] for variant, found in self.windows.items() if num_rounds}
         series = [
             StepSeries(
                 variant=variant,
-                window_times_ns=tuple(tuple(block.time for block in found.ranks) for found in self.windows[variant]),
+                window_times_ns=tuple(tuple(block.time for block in window.ranks) for window in windows),
             )
-            for variant in self.variants
-            if self.windows[variant]
+            for variant, windows in rounds.items()
         ]
         first = self.blocks[0].ranks[0]
         last = self.windows[self.variants[0]][-1].ranks[0] if series else first

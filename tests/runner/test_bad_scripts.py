@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 from factories import make_spec
 
 from pipeline.records.record import Measurement
-from pipeline.runner import script_rank
+from pipeline.runner import script_blocks, script_rank
 from pipeline.runner.rank_files import PointTask, RankFiles
 from pipeline.runner.script_blocks import ScriptProblem
 from pipeline.runner.script_rank import ScriptRank
@@ -60,13 +61,14 @@ def kill_scripts() -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-def run_ranks(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch, world_size: int = 1) -> list[Any]:
+def run_ranks(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch, world_size: int = 1, **axes: Any) -> list[Any]:
     """Run a script on these ranks; return of each the problem or the measurement. The first problem ends the others."""
     (folder / "train.py").write_text(text)
     shape: dict[str, Any] = {"strategy": "ddp" if world_size > 1 else "single", "num_gpus": world_size}
     unstated = dict.fromkeys(("precision", "input", "num_workers", "dataset"))
     short = {"warmup_updates": 5, "updates": 6, "windows": 2, "epochs": 3, "batch_size_per_gpu": 1, "device": "cpu"}
-    spec = make_spec(script=str(folder / "train.py"), model="train.py", **shape, **short, **unstated)
+    given = {**shape, **short, **unstated, **axes}
+    spec = make_spec(script=str(folder / "train.py"), model="train.py", **given)
     ranks = []
     for rank in range(world_size):
         monkeypatch.setenv("RANK", str(rank))
@@ -132,7 +134,7 @@ def test_a_kill_that_the_control_group_counts_is_out_of_host_memory(
     [
         (
             "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nfor _ in range(7): update()",
-            "ended after 7 updates, before its",
+            "ended after 7 updates, too few to time; give the script more data or epochs",
         ),
         (
             "def rank(_): update()\nif __name__ == '__main__': mp.spawn(rank, nprocs=1)",
@@ -146,6 +148,58 @@ def test_a_script_that_trains_too_little_or_elsewhere_is_told_so(
 ) -> None:
     (problem,) = run_ranks(folder, TRAIN + lines, monkeypatch)
     assert words in str(problem)
+
+
+LONG = {"updates": 600, "windows": 20, "epochs": 21}
+
+
+@pytest.fixture
+def short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of five updates, and times that are never precise enough."""
+    monkeypatch.setattr(script_blocks, "WINDOW_S", 0.0)
+    monkeypatch.setattr(script_rank, "is_time_precise_enough", lambda _: False)
+
+
+@pytest.mark.usefixtures("short_windows")
+@pytest.mark.training
+def test_a_script_that_ends_after_six_windows_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = run_ranks(folder, TRAIN + "for _ in range(90): update()", monkeypatch, world_size=2, **LONG)
+    assert isinstance(found, Measurement), found
+    timed = found.epochs[1:]
+    assert (6 <= len(timed) < 20, {epoch.num_timed_updates for epoch in timed}) == (True, {5})
+
+
+@pytest.mark.usefixtures("short_windows")
+@pytest.mark.training
+def test_of_a_script_that_ends_the_rounds_count_that_are_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    axes = {"measure": "communication", **LONG}
+    monkeypatch.setattr(script_rank, "is_communication_precise_enough", lambda _: False)
+    found, _ = run_ranks(folder, TRAIN + "for _ in range(155): update()", monkeypatch, world_size=2, **axes)
+    assert isinstance(found, Measurement), found
+    assert found.communication
+    assert [len(series.window_times_ns) for series in found.communication.series] == [6, 6, 6]
+
+
+@pytest.mark.usefixtures("short_windows")
+@pytest.mark.training
+def test_a_script_that_makes_too_few_updates_is_measured_with_those_that_the_error_names(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = TRAIN + "for _ in range(46): update()"
+    (problem,) = run_ranks(folder, text, monkeypatch, **LONG)
+    cure = re.search(r"more data or epochs, or measure less: --updates (\d+)", str(problem))
+    assert cure, problem
+    (found,) = run_ranks(folder, text, monkeypatch, **{**LONG, "updates": int(cure[1])})
+    assert isinstance(found, Measurement), found
+
+
+@pytest.mark.usefixtures("short_windows")
+@pytest.mark.training
+def test_a_rank_that_does_not_end_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script_rank, "STALL_LIMIT_S", 2)
+    text = TRAIN + f"for _ in range(90): update()\nif {IS_SECOND}: signal.pause()"
+    problem = run_ranks(folder, text, monkeypatch, world_size=2, **LONG)[0]
+    assert "rank 1 has not ended 2 s after rank 0; let all ranks step alike" in str(problem), problem
 
 
 @pytest.mark.training
