@@ -3,7 +3,7 @@
     python -m pipeline.cancel outputs/scaling
     python -m pipeline.cancel outputs/scaling --only RUN_ID
 
-All records are kept. To run the cancelled configurations again, repeat the same submit command. If one experiment
+All records are kept. To run the cancelled configurations again, repeat the same command. If one experiment
 cannot be cancelled, the others are, and the highest exit code counts. A job that has an id of the manifest, but
 another name or owner, is named and runs on.
 Exit codes: 0 success, also if nothing of the experiment was queued or running; 2 a folder cannot be read, it belongs

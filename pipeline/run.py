@@ -34,7 +34,7 @@ from pipeline.submission import plan
 from pipeline.submit import add_arguments, check_arguments, submit
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser
-from pipeline.system.errors import EXIT_GAPS, CommandError
+from pipeline.system.errors import EXIT_GAPS, EXIT_OK, CommandError
 
 SWEPT = {
     "num_gpus": "numbers of GPUs, or of processes on the CPU (default: 1)",
@@ -129,7 +129,7 @@ def main() -> int:
         first = min(grid.points, key=lambda spec: (spec.num_gpus, spec.batch_size_per_gpu))
         if first.run_id() not in ok_records(experiment):
             options.only = [first.run_id()]
-            if exit_code := submit(options):
+            if (exit_code := submit(options)) not in (EXIT_OK, EXIT_GAPS):
                 return exit_code
             options.only = []
         if first.run_id() not in ok_records(experiment):

@@ -114,7 +114,7 @@ def test_sets_of_remedies_are_counted_once() -> None:
 
 def test_a_study_without_its_baseline_answers_nothing_yet() -> None:
     (claim,) = claims_of(*studied(2048, 0.8, 0.001), missing=[make_spec(evaluate=True, epochs=30)])["Q4"]
-    assert claim.line.endswith("the runs to compare with, have no result; run the same submit command again")
+    assert claim.line.endswith("the runs to compare with, have no result; run the same command again")
 
 
 def test_an_experiment_that_quantizes_answers_what_int8_costs() -> None:

@@ -283,7 +283,7 @@ def test_an_answer_says_what_weakens_it(name: str, badges: set[str]) -> None:
 
 def test_points_without_a_result_are_to_be_submitted_again() -> None:
     """Where they failed, the sentence begins with the reason: without another cause they would fail again."""
-    again = "run the same submit command again"
+    again = "run the same command again"
     for found, missing, cure in (
         ([], [ONE, TWO], again),
         (
