@@ -11,8 +11,9 @@ Prints the answers and main tables of one experiment; of several a table for eac
 --full prints every table in Markdown; other formats are one JSON object, one table as CSV, or the tables of the page in
 LaTeX (booktabs). Writes report.md, report.html with plots/, tables.json and one CSV per table beside the records. A
 folder of several experiments also gets index.html.
-Exit codes: 0 success, also if you may not write beside the records; 1 with --strict: a configuration has no result, or
-anyone may write to a folder; 2 the folder or an experiment cannot be read, or a write failed; 3 no experiment in it.
+Exit codes: 0 success, also if you may not write beside the records; 1 with --strict: a configuration has no result, no
+manifest says what is missing, or anyone may write to a folder; 2 the folder or an experiment cannot be read, or a write
+failed; 3 no experiment in it.
 An experiment that cannot be read is left out, and the others get their tables.
 """
 
@@ -76,7 +77,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--author", default="", help="who stands below the heading of the page")
     also = "all: the folder plots/ has each plot as PDF and PNG too, which takes twice as long"
     parser.add_argument("--plots", choices=[*PLOT_FORMATS], default="svg", help=also)
-    strict = "exit 1 if a configuration has no result, or if anyone may write to the folder"
+    strict = "exit 1 if a configuration has no result or that is unknown, or if anyone may write to the folder"
     parser.add_argument("--strict", action="store_true", help=strict)
     parser.add_argument("--link-latency-us", type=float, help="predict for a link with this latency per hop")
     parser.add_argument("--link-gb-s", type=float, help="bandwidth of that link (default: the measured link)")
@@ -216,6 +217,10 @@ def find_all(arguments: argparse.Namespace, codes: list[int]) -> dict[str, Exper
     found = require_experiments(arguments.folder, lambda _: codes.append(errors.EXIT_USAGE))
     if warn_of_open_folders(found.values()) and arguments.strict:
         codes.append(errors.EXIT_GAPS)
+    for name, experiment in found.items() if arguments.strict else ():
+        if not experiment.manifest_path.exists():
+            log_line(f"error: without manifest.json nobody knows what {name} lacks; put it beside records/.")
+            codes.append(errors.EXIT_GAPS)
     return found
 
 

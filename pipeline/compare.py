@@ -9,9 +9,9 @@ A and B are experiments, or folders of several: those are paired by name. Config
 repeat, seed and those of --across. The verdict "slower" or "faster" needs six repeats of a configuration on both sides
 (submit --repeats 6), since one process says nothing of the next one. With fewer a configuration at most "differs within
 one run".
-Exit codes: 0 success; 1 with --fail-above if a configuration is slower by more, is ok in A and not in B, or has no
-verdict (unless --allow-unchecked); 2 a folder cannot be read, or both are the same; 3 no experiment, or no timed
-configuration, is in both.
+Exit codes: 0 success; 1 with --fail-above if a configuration is slower by more, is ok in A and not in B, or cannot be
+checked, without a verdict or noisier than the limit (unless --allow-unchecked); 2 a folder cannot be read, or both are
+the same; 3 no experiment, or no timed configuration, is in both.
 """
 
 import argparse
@@ -42,7 +42,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("b", type=Path, metavar="B", help="what is compared with it: likewise")
     failing = "exit 1 if a configuration of B is slower by more than this, or has no verdict; 5 and 5%% are 5 per cent"
     parser.add_argument("--fail-above", type=parse_percentage, metavar="PERCENT", help=failing)
-    allowing = "with --fail-above: a configuration without a verdict does not change the exit code"
+    allowing = (
+        "with --fail-above: a configuration without a verdict, or noisier than the limit, does not change the exit code"
+    )
     parser.add_argument("--allow-unchecked", action="store_true", help=allowing)
     pairing = "pair configurations that may differ in these axes, such as strategy"
     parser.add_argument("--across", nargs="+", default=[], metavar="AXIS", help=pairing)
@@ -95,7 +97,9 @@ def main() -> int:
     if arguments.html:  # first: whoever reads stdout may go
         write_page(arguments.html, comparisons)
     if arguments.json:
-        described = {name: comparison_as_json(comparison) for name, (_, comparison) in comparisons.items()}
+        described = {
+            name: comparison_as_json(comparison, arguments.fail_above) for name, (_, comparison) in comparisons.items()
+        }
         limits = {"fail_above": arguments.fail_above, "allow_unchecked": arguments.allow_unchecked}
         print(json.dumps({**limits, "experiments": described}, indent=1))
     else:
@@ -105,11 +109,11 @@ def main() -> int:
         return max(codes)
     if not is_failing(points, arguments.fail_above, arguments.allow_unchecked):
         return errors.EXIT_OK
-    unchecked = name_unchecked({name: comparison for name, (_, comparison) in comparisons.items()})
+    unchecked = name_unchecked({name: found for name, (_, found) in comparisons.items()}, arguments.fail_above)
     if unchecked and not arguments.allow_unchecked:
         names = shorten_list(unchecked, MAX_NAMED_POINTS)
-        problem = f"{pluralize(len(unchecked), 'configuration')} without a verdict ({names})"
-        cure = "measure both sides with --repeats 6, or allow it with --allow-unchecked"
+        problem = f"{pluralize(len(unchecked), 'configuration')} ({names})"
+        cure = "measure both sides with --repeats 6 on an idle machine, or allow it with --allow-unchecked"
         log_line(f"error: --fail-above could not check {problem}; {cure}.")
     return errors.EXIT_GAPS
 

@@ -182,6 +182,8 @@ def submit_or_run(context: SubmitContext, planned: Sequence[Spec]) -> list[Spec]
         log_line(f"{selection.describe()}.")
         if "recorded as failed" in selection.skipped:
             log_line("To run the failed configurations again, add --rerun failed.")
+        if any(plan.BEFORE_EDIT in what for what in selection.skipped):
+            log_line("To measure the edited file, add --rerun all, or --name NAME for a folder of its own.")
         known = set(planned)
         stage_data([spec for spec in selection.todo if spec not in known], options.data)
         with experiment.edit_manifest() as manifest:

@@ -169,6 +169,15 @@ def test_without_strict_gaps_are_0_and_the_answer_is_the_same(pipeline: Command,
     assert lenient.stdout != ""
 
 
+def test_strict_is_1_where_no_manifest_says_what_is_missing(pipeline: Command, tmp_path: Path) -> None:
+    """A student's folder with report.html and records/ alone passed, whatever was deleted from records/."""
+    experiment = make_experiment(tmp_path / "x", make_record())
+    assert pipeline("collect", tmp_path / "x", "--strict").returncode == 0
+    experiment.manifest_path.unlink()
+    answer = pipeline("collect", tmp_path / "x", "--strict")
+    assert (answer.returncode, "without manifest.json nobody knows what x lacks" in answer.stderr) == (1, True)
+
+
 def rows_in(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         return list(csv.DictReader(file))

@@ -120,7 +120,7 @@ def test_what_differs_comes_before_the_rows(pipeline: Command, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("factor", "limit", "code"),
-    [(1.2, "5%", 1), (1.2, "14 %", 1), (1.2, "15%", 0), (1.02, "1%", 0), (0.8, "0%", 0)],
+    [(1.2, "5%", 1), (1.2, "14 %", 1), (1.2, "15%", 0), (1.02, "6%", 0), (0.8, "0%", 0)],
 )
 def test_the_exit_code_is_1_only_where_the_whole_interval_is_above_the_limit(
     pipeline: Command, tmp_path: Path, factor: float, limit: str, code: int
@@ -135,6 +135,20 @@ def test_the_exit_code_is_1_only_where_the_whole_interval_is_above_the_limit(
     )
 
 
+@pytest.mark.parametrize(("limit", "code"), [("1%", 1), ("4%", 1), ("6%", 0)])
+def test_a_limit_below_the_noise_is_not_checked(pipeline: Command, tmp_path: Path, limit: str, code: int) -> None:
+    """The interval reaches 5 % to each side: a gate of 1 % would see nothing, and passed."""
+    for side in ("a", "b"):
+        make_experiment(tmp_path / side, *repeated(32))
+    both = (tmp_path / "a", tmp_path / "b", "--fail-above", limit)
+    assert pipeline("compare", *both).returncode == code
+    assert pipeline("compare", *both, "--allow-unchecked").returncode == 0
+    ((point,),) = [
+        one["points"] for one in json.loads(pipeline("compare", *both, "--json").stdout)["experiments"].values()
+    ]
+    assert (point["verdict"], point["is_unchecked"]) == ("inside the noise", bool(code))
+
+
 @pytest.mark.parametrize(("num_a", "num_b", "code"), [(1, 1, 1), (5, 6, 1), (6, 5, 1), (6, 6, 0)])
 def test_a_limit_needs_six_repeats_on_both_sides_and_names_the_point_that_has_fewer(
     pipeline: Command, tmp_path: Path, num_a: int, num_b: int, code: int
@@ -146,8 +160,8 @@ def test_a_limit_needs_six_repeats_on_both_sides_and_names_the_point_that_has_fe
     limit = ("--fail-above", "50%")  # B is not slower than that
     answer = pipeline("compare", tmp_path / "a", tmp_path / "b", *limit)
     words = (
-        'could not check 1 configuration without a verdict ("a and b: single 1 GPU, 32 per GPU")',
-        *("--repeats 6", "1 configuration without a verdict was not checked."),
+        'could not check 1 configuration ("a and b: single 1 GPU, 32 per GPU")',
+        *("--repeats 6", "1 configuration was not checked (no verdict, or noisier than the limit)."),
     )
     assert (answer.returncode, [said in answer.stdout + answer.stderr for said in words]) == (code, [bool(code)] * 3)
     found = json.loads(printed(pipeline, tmp_path, *limit, "--allow-unchecked", "--json"))
@@ -176,7 +190,7 @@ def test_a_point_that_has_no_result_in_a_is_not_checked_and_an_oom_there_is_a_re
     make_experiment(tmp_path / "b", *repeated(32), *(timed(size) for size in (64, 128, 256)))
     answer = pipeline("compare", tmp_path / "a", tmp_path / "b", "--fail-above", "5%")
     assert answer.returncode == 1
-    first = '2 configurations without a verdict ("a and b: single 1 GPU, 64 per GPU'
+    first = '2 configurations ("a and b: single 1 GPU, 64 per GPU'
     assert_says(answer.stderr, first, '", "a and b: single 1 GPU, 256 per GPU')
 
 
@@ -205,12 +219,12 @@ def test_one_window_has_no_interval_and_says_what_an_interval_needs(pipeline: Co
     make_experiment(tmp_path / "b", make_record(epoch_times_s=(2.0, 9.0)))
     answer = pipeline("compare", tmp_path / "a", tmp_path / "b", "--fail-above", "5%")
     assert answer.returncode == 1
-    assert 'could not check 1 configuration without a verdict ("a and b: single 1 GPU, 128 per GPU")' in answer.stderr
+    assert 'could not check 1 configuration ("a and b: single 1 GPU, 128 per GPU")' in answer.stderr
     assert_says(
         " ".join(answer.stdout.split()),
         "An interval needs 6 windows",
         "1 configuration: 1 no interval. 0 of 0 configurations with a verdict",
-        "1 configuration without a verdict was not checked.",
+        "1 configuration was not checked (no verdict, or noisier than the limit).",
     )
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from bench_script import WEIGHTS, last_times_s, own_times_s
 from conftest import ROOT, Command, run_command, run_program, without_slurm
-from factories import measurement_of, records_of
+from factories import assert_says, measurement_of, records_of
 
 import ddpscale
 from pipeline.plan.grid import expand_grid
@@ -218,6 +218,19 @@ def test_a_script_that_ignores_the_batch_size_ends_with_both_numbers_before_the_
     assert others in said
     code, said, again = run_script(tmp_path, *words)
     assert (code, len(again), others in said) == (1, 1, True)
+
+
+@pytest.mark.training
+def test_a_script_that_failed_runs_again_once_edited_and_a_measured_one_when_that_is_asked(tmp_path: Path) -> None:
+    words = ("--batch-size", "32", *SHORT, "--repeats", "1", "--", "train.py", "{batch_size_per_gpu}")
+    codes, said = [], ""
+    for text in (IGNORES, IGNORES.replace("=12", "=32"), IGNORES + "# edited"):
+        (tmp_path / "train.py").write_text(text)
+        code, said, _ = run_script(tmp_path, *words)
+        codes.append(code)
+    assert codes == [1, 0, 0], said
+    assert_says(said, "0 configurations to run, 1 recorded as ok before its file was edited", "add --rerun all")
+    assert "--set replaced repeat" not in said
 
 
 @pytest.mark.parametrize(

@@ -70,14 +70,23 @@ class ComparedPoint:
         self.verdict = verdict_on(time_a, time_b)
         self.is_between_runs = self.verdict in ("slower", "faster", "inside the noise")
 
-    @property
-    def is_unchecked(self) -> bool:
-        """True if a limit cannot be checked: there are times without a verdict, or A has no result to compare with."""
+    def is_unchecked(self, limit: float | None = None) -> bool:
+        """True if a limit (0.1 is 10 %) cannot be checked: A has no result, or times have no verdict or are too noisy.
+
+        Too noisy is an interval of the ratio that contains 1 + limit and reaches further than the limit to each side.
+        """
         if self.ratio is not None:
-            return not self.is_between_runs
+            return not self.is_between_runs or (limit is not None and self.is_noisier_than(limit))
         if self.is_lost or self.a.point.status == "oom":  # B fails any limit, or none
             return False
         return self.a.point.status != "ok" or (self.a.time is None) != (self.b.time is None)
+
+    def is_noisier_than(self, limit: float) -> bool:
+        """True if the interval of the ratio contains 1 + limit, and half of it is more than the limit."""
+        if self.interval is None:
+            return False
+        low, high = self.interval[:2]
+        return low <= 1 + limit < high and (high - low) / 2 > limit
 
     @property
     def is_lost(self) -> bool:
@@ -152,7 +161,7 @@ def is_failing(points: Iterable[ComparedPoint], fail_above: float | None, allow_
     False if `fail_above` is None.
     """
     return fail_above is not None and any(
-        point.is_lost or point.is_slower_by(fail_above) or (point.is_unchecked and not allow_unchecked)
+        point.is_lost or point.is_slower_by(fail_above) or (point.is_unchecked(fail_above) and not allow_unchecked)
         for point in points
     )
 

@@ -180,7 +180,7 @@ def describe_override(file: GridFile, axis: str, values: Sequence[Any]) -> str:
     of_models = msgspec.NODEFAULT if "script" in file.base else AXIS_DEFAULTS.get(axis, msgspec.NODEFAULT)
     default = [file.base[axis]] if axis in file.base else [of_models]
     before = [value for block in file.points for value in block.get(axis, default)]
-    shown = dict.fromkeys("not set" if value is msgspec.NODEFAULT else str(value) for value in before)
+    shown = dict.fromkeys(str(value) for value in before if value is not msgspec.NODEFAULT)
     new = [*map(str, values)]
     return "" if {*shown} <= {*new} else f"{axis} {', '.join(shown)} -> {', '.join(new)}"
 

@@ -158,6 +158,11 @@ def is_shown_slower(row: Row, other: Row) -> bool:
     return verdict_on(sample_time(row), sample_time(other)) == "slower"
 
 
+def without_evaluation(rows: Sequence[Row]) -> Sequence[Row]:
+    """Return the rows that measure training alone; all, if each of them evaluates."""
+    return [row for row in rows if not row.axes.get("evaluate")] or rows
+
+
 def not_told_apart(row: Row, rows: Iterable[Row]) -> list[Row]:
     """Return the rows that are not told apart from this one, the shortest time first.
 

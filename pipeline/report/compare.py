@@ -224,38 +224,40 @@ def summarize(points: Sequence[ComparedPoint], fail_above: float | None) -> list
         verb = "is" if known == 1 else "are"
         of_known = f"{slower} of {pluralize(known, 'configuration')} with a verdict"
         sentences.append(f"{of_known} {verb} slower than the limit of {100 * fail_above:g} %.")
-        if unchecked := sum(point.is_unchecked for point in points):
+        if unchecked := sum(point.is_unchecked(fail_above) for point in points):
             verb = "was" if unchecked == 1 else "were"
-            sentences.append(f"{pluralize(unchecked, 'configuration')} without a verdict {verb} not checked.")
+            sentences.append(
+                f"{pluralize(unchecked, 'configuration')} {verb} not checked (no verdict, or noisier than the limit)."
+            )
     if lost := sum(point.is_lost for point in points):
         sentences.append(f"{pluralize(lost, 'configuration')} ok in A but not in B.")
     return sentences
 
 
-def name_unchecked(comparisons: Mapping[str, Comparison]) -> list[str]:
-    """Return the names of the points that a limit cannot be checked for, each with its experiment and in quotes."""
+def name_unchecked(comparisons: Mapping[str, Comparison], fail_above: float | None) -> list[str]:
+    """Return the names of the points that the limit cannot be checked for, each with its experiment and in quotes."""
     names = []
     for name, comparison in comparisons.items():
         labels = point_labels([point.spec for point in comparison.points])
-        unchecked = [point.spec.run_id() for point in comparison.points if point.is_unchecked]
+        unchecked = [point.spec.run_id() for point in comparison.points if point.is_unchecked(fail_above)]
         names += [f'"{name}: {labels[run_id]}"' for run_id in unchecked]
     return names
 
 
-def comparison_as_json(comparison: Comparison) -> dict[str, Any]:
+def comparison_as_json(comparison: Comparison, fail_above: float | None = None) -> dict[str, Any]:
     """Return the comparison as `--json` prints it."""
     return {
         "differences": {fact: {"a": a, "b": b} for fact, (a, b) in comparison.differences.items()},
-        "points": [point_as_json(point) for point in comparison.points],
+        "points": [point_as_json(point, fail_above) for point in comparison.points],
         "only_in_a": [spec.run_id() for spec in comparison.only_in_a],
         "only_in_b": [spec.run_id() for spec in comparison.only_in_b],
     }
 
 
-def point_as_json(point: ComparedPoint) -> dict[str, Any]:
+def point_as_json(point: ComparedPoint, fail_above: float | None) -> dict[str, Any]:
     """Return one point: its axes, both medians with their intervals in seconds, the ratio and the verdict.
 
-    `is_unchecked` is true where a limit cannot be checked (see ComparedPoint).
+    `is_unchecked` is true where the limit cannot be checked (see ComparedPoint).
     """
     low, high, coverage = point.interval[:3] if point.interval else (None, None, None)
     return {
@@ -269,7 +271,7 @@ def point_as_json(point: ComparedPoint) -> dict[str, Any]:
         "ratio_high": high,
         "coverage": coverage,
         "verdict": point.verdict,
-        "is_unchecked": point.is_unchecked,
+        "is_unchecked": point.is_unchecked(fail_above),
     }
 
 

@@ -120,7 +120,11 @@ def heat_map_of(tables: Tables, terms: Terms) -> HeatMap | None:
         for label, group in groups.items()
     }
     sizes = sorted({size for line in cells.values() for size, cell in line.items() if cell != HeatCell("")})
-    lines = [(label, [line.get(size, HeatCell("")) for size in sizes]) for label, line in cells.items()]
+    lines = [
+        (label, [line.get(size, HeatCell("")) for size in sizes])
+        for label, line in cells.items()
+        if {*line.values()} != {HeatCell("")}
+    ]
     if sum(len(line) for line in cells.values()) < 2:
         return None
     if any(cell.text.endswith(HOLLOW) for _, line in lines for cell in line):

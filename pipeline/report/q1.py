@@ -18,6 +18,7 @@ from pipeline.report.claims import (
     not_told_apart,
     time_words,
     where_of,
+    without_evaluation,
 )
 from pipeline.report.memory import memory_claims
 from pipeline.report.plots import LinePanel, Plot, Series, as_title, group_series, make_series
@@ -91,7 +92,7 @@ def q1_row(point: PooledPoint, peak_tflops: float | None = None) -> Row:
 def batch_size_claims(tables: Tables) -> list[Tile]:
     """Return the batch size with the highest throughput on one GPU, and the first that runs out of memory."""
     rows, memory = tables["Q1"], memory_claims(tables)
-    timed = [row for row in rows if row["epoch_time_s"]]
+    timed = without_evaluation([row for row in rows if row["epoch_time_s"]])
     lost = [row for row in rows if row.status in NO_RESULT]
     if not timed:
         speed = not_answered("no epoch was timed on one $GPU", "q1")

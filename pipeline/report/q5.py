@@ -33,6 +33,7 @@ from pipeline.report.claims import (
     not_told_apart,
     sample_time,
     time_words,
+    without_evaluation,
 )
 from pipeline.report.next_step import limit_words
 from pipeline.report.table import Row, Tables, key_without
@@ -76,8 +77,9 @@ def use_claims(tables: Tables) -> list[Tile]:
     """Return the claims of Q5: none where no epoch was timed."""
     timed = [row for row in tables["Q2"] if row["scaling"] == "weak" and row["epoch_time_s"]]
     real = [row for row in timed if row["input"] != "synthetic"]  # no one trains on one batch
-    workloads = list(group_pairs((key_without(row, CHOICE_MAY_DIFFER), row) for row in real or timed).values())
-    fastest = [fastest_claim(rows, real or timed) for rows in sorted(workloads, key=len, reverse=True)[:MAX_WORKLOADS]]
+    used = without_evaluation(real or timed)
+    workloads = list(group_pairs((key_without(row, CHOICE_MAY_DIFFER), row) for row in used).values())
+    fastest = [fastest_claim(rows, used) for rows in sorted(workloads, key=len, reverse=True)[:MAX_WORKLOADS]]
     if len(fastest) > 1:
         return fastest
     return [*fastest, *cheapest_claims(tables)]

@@ -32,6 +32,7 @@ ClusterKind = Literal["slurm", "local"]
 MAX_PARTITIONS = 5  # in one sentence
 MAX_VALUES = 4  # likewise
 UNCLEAR = "in a state that cannot be read"
+BEFORE_EDIT = " before its file was edited"
 WITHOUT_GRES = "if its nodes have GPUs that Slurm does not know, ask for whole nodes with --no-gres"
 UNDER_WSL = "use Linux itself, since under WSL 2 GPUs have no device files and are not supported"
 NOT_PACKED = "since a failed configuration on several nodes is ended only with its whole element"
@@ -269,10 +270,13 @@ def select_points(context: SubmitContext) -> PointSelection:
             skipped["that ended just now, with no record yet"] += 1
         elif progress.is_in_flight:
             skipped["queued or running"] += 1
-        elif is_source_changed(progress.outcome, manifest.submissions, sources):
-            todo.append(progress.spec)
         elif status in state_rules.RECORDED_STATUSES and options.rerun not in ("all", status):
-            skipped[f"recorded as {status}"] += 1
+            if not is_source_changed(progress.outcome, manifest.submissions, sources):
+                skipped[f"recorded as {status}"] += 1
+            elif status == "failed":
+                todo.append(progress.spec)
+            else:
+                skipped[f"recorded as {status}{BEFORE_EDIT}"] += 1
         else:
             todo.append(progress.spec)
     if not todo and options.rerun and not skipped.get("queued or running"):
@@ -299,8 +303,8 @@ def refuse_other_grid(context: SubmitContext, manifest: Manifest) -> None:
 
 
 def is_source_changed(outcome: PointOutcome, submissions: Sequence[Submission], sources: Mapping[str, str]) -> bool:
-    """True if a point failed and the file of the user's model or script was edited since it was submitted."""
-    if outcome.status != "failed" or outcome.record is None:
+    """True if the file of the user's model or script was edited since the point was submitted that has this record."""
+    if outcome.record is None:
         return False
     code, launch_id = outcome.spec.code, outcome.record.launch_id
     started_at = outcome.record.started_at or ""  # a launch on this machine has no id of its submission

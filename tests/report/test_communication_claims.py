@@ -116,7 +116,7 @@ def test_the_collectives_of_a_claim_are_those_of_its_strategy(
 
 def test_points_below_their_noise_are_counted_beside_the_only_share() -> None:
     (claim,) = published_claims("h200x2/communication")["Q3"]
-    noise = "3 of 4 show no more than the noise, up to 13.5 % of the step"
+    noise = "3 of 4 show no more than the noise, up to 18.8 % of the step"
     assert ("the largest of" in claim.more, claim.warning) == (False, noise)
 
 

@@ -129,3 +129,12 @@ def test_what_no_change_helps_is_no_suggestion() -> None:
     assert "power" in {row["limit"] for row in tables["Q2"]}
     assert [one.change for one in suggestions_of(tables, OF_GPUS) if one.change.startswith("none")] == []
     assert suggestions_of(tables, OF_GPUS, "power") == []
+
+
+def test_a_series_without_a_figure_has_no_row() -> None:
+    """It had an empty row of DDP with evaluation, which has no configuration on one GPU beside it."""
+    on_two = {"strategy": "ddp", "num_gpus": 2}
+    records = [make_record(make_spec(batch_size_per_gpu=size, **axes)) for size in (32, 64) for axes in ({}, on_two)]
+    found = heat_map_of(tables_of(*records, make_record(make_spec(**on_two, evaluate=True))), OF_GPUS)
+    assert found is not None
+    assert len(found.rows) == 1

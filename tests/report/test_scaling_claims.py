@@ -147,7 +147,7 @@ def test_every_question_is_answered_from_its_rows() -> None:
     speed, memory = answers["Q1"]
     (scaling,), (exposed,), (accuracy, soonest) = (answers[question] for question in ("Q2", "Q3", "Q4"))
     expected = (
-        (speed, "Best batch, one GPU: 64 images, 25,000 images/s"),
+        (speed, "Best batch, one GPU: 512 images, 12,500 images/s"),
         (memory, "Largest batch that fits: 512 images, of those tried; 2,048 runs out of memory"),
         (scaling, "Speed-up on 4 GPUs: 3.64x, 91 % efficient"),
         (exposed, "Exposed communication: 3.4 % of the step (3.2 to 3.5 %), on 2 GPUs"),

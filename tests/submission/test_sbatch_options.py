@@ -19,7 +19,6 @@ from pipeline.plan.resources import Resources, ResourceShape
 from pipeline.plan.spec import Spec
 from pipeline.records.folder import start_submission
 from pipeline.records.outcomes import PointOutcome
-from pipeline.records.record import Failure
 from pipeline.submission.batch_script import render_script
 from pipeline.submission.plan import Cluster, ClusterKind, is_source_changed, num_cpu_threads, split_to_max_array_size
 from pipeline.submission.sbatch_options import (
@@ -339,23 +338,14 @@ def test_every_process_of_a_grid_on_the_cpu_has_the_same_number_of_threads(
         ("new", "here", True),
     ],
 )
-def test_a_point_that_failed_runs_again_where_its_class_was_edited_since(
+def test_a_class_was_edited_since_the_submission_that_measured_it(
     digest: str | None, launch: str, is_changed: bool
 ) -> None:
     spec = make_spec(model="w.py:W", dataset=None, input="synthetic")
     submission = start_submission("0" * 32, "local")
     submission.sources, submission.submitted_at = {"w.py:W": "old"}, "2026-01-01T00:00:00Z"
     launch_id = f"{submission.launch_id_prefix}-1" if launch == "mine" else f"{launch}-1"
-    failed = make_record(
-        spec,
-        status="failed",
-        measurement=None,
-        failure=Failure(kind="exception", message="x"),
-        launch_id=launch_id,
-        started_at="2026-01-01T00:00:01Z",
-    )
+    record = make_record(spec, launch_id=launch_id, started_at="2026-01-01T00:00:01Z")
     sources = {"w.py:W": digest} if digest else {}
-    assert is_source_changed(PointOutcome(spec, "failed", failed, "x"), [submission], sources) is is_changed
-    assert not is_source_changed(
-        PointOutcome(spec, "ok", make_record(spec, launch_id=launch_id), ""), [submission], sources
-    )
+    assert is_source_changed(PointOutcome(spec, "ok", record, ""), [submission], sources) is is_changed
+    assert not is_source_changed(PointOutcome(spec, "missing", None, ""), [submission], sources)
