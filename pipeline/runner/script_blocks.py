@@ -121,7 +121,8 @@ def check_observed(spec: Spec, block: Block) -> None:
     if seen["world_size"] != spec.world_size:
         raise ScriptProblem(
             f"the configuration has {spec.world_size} processes, and the script trains in {seen['world_size']}; "
-            "let it call init_process_group() with the variables of torchrun"
+            "let it call init_process_group() with the variables of torchrun; if it has an argument for that number, "
+            "write {num_gpus} there"
         )
     is_checked = block.items is None and not spec.counts_batches  # else the script says what it trains on
     if size is not None and batches is not None and is_checked:

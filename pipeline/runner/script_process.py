@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.system import host
-from pipeline.system.errors import CONTROL_CHARACTER, USERS_UMASK
+from pipeline.system.errors import CONTROL_CHARACTER, ESCAPE_SEQUENCE, USERS_UMASK
 from pipeline.training import links
 
 MAX_OUTPUT_BYTES = 1_000_000  # of a rank's script, in the log
@@ -83,7 +83,8 @@ class ScriptProcess:
     def last_line(self) -> str:
         """Return the last line that the script has printed; "" without one."""
         text = b"".join(self.tail)[-MAX_TAIL_BYTES:].decode(errors="replace")
-        lines = [line for part in re.split(r"[\r\n]", text) if (line := CONTROL_CHARACTER.sub("", part).strip())]
+        parts = re.split(r"[\r\n]", ESCAPE_SEQUENCE.sub("", text))
+        lines = [line for part in parts if (line := CONTROL_CHARACTER.sub("", part).strip())]
         return lines[-1][:MAX_LINE_CHARS] if lines else ""
 
     def busy_s(self) -> float:

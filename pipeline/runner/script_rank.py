@@ -48,7 +48,7 @@ from pipeline.runner.script_blocks import (
 )
 from pipeline.runner.script_process import WAIT_SIGNAL, ScriptProcess
 from pipeline.system import host
-from pipeline.system.errors import log_line, shorten_list
+from pipeline.system.errors import ESCAPE_SEQUENCE, log_line, shorten_list
 from pipeline.training.flop_count import FlopCount
 
 PROBE = Path(__file__).with_name("script_probe.py")
@@ -227,7 +227,7 @@ class ScriptRank:
         if not report:
             return ScriptProblem(f"{name} left its process (os._exit or exec) before it was measured{said}", "exit")
         if "types" in report:
-            names, text = set(report["types"]), report["text"]
+            names, text = set(report["types"]), ESCAPE_SEQUENCE.sub("", report["text"])
             kind = classify(names, text, uses_gpu=self.spec.device == "cuda", did_allocator_refuse=lambda: False)
             place = f" (at {report['place']})" if report["place"] else ""
             return ScriptProblem(f"{report['types'][0]}: {text.partition(chr(10))[0]}{place}, {after}\n{text}", kind)
@@ -236,7 +236,8 @@ class ScriptRank:
         if report["updates"] is None:
             return ScriptProblem(f"{name} ended and never imported torch{said}", "exit")
         if not report["updates"]:
-            why = "no optimizer of torch made a step in its process; train in the process that is started"
+            why = "no optimizer of torch made a step in its process; train in the process that is started, "
+            why += "and call ddpscale.update() after an update that no optimizer of torch makes"
             if stepped := report["optimizers"]:
                 numbered = ", ".join(f"{number} {one}" for number, one in enumerate(stepped, 1))
                 why = f"update_by={self.spec.update_by} is none of its optimizers, {numbered}; name one of them"

@@ -97,7 +97,8 @@ def run_ranks(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch, world_si
     [
         ("import nowhere", "exception", "ModuleNotFoundError: No module named 'nowhere' (at train.py:1 in <module>)"),
         ("input('which one? ')", "exception", "EOFError: EOF when reading a line (at train.py:1"),
-        ("print('no data')", "exit", 'ended and never imported torch; its last line is "no data"'),
+        (r"raise ValueError('\033[1mno data\033[0m')", "exception", "ValueError: no data (at train.py:1"),
+        (r"print('\033[32mno data\033[0m')", "exit", 'ended and never imported torch; its last line is "no data"'),
         ("import sys; sys.exit('no data')", "exit", "exited with 1 after 0 updates: no data"),
         ("import os; os._exit(0)", "exit", "left its process (os._exit or exec) before it was measured"),
         ("import os; os.kill(os.getpid(), 9)", "signal", "killed by SIGKILL, often for want of host memory; lower"),
@@ -140,6 +141,7 @@ def test_a_kill_that_the_control_group_counts_is_out_of_host_memory(
             "def rank(_): update()\nif __name__ == '__main__': mp.spawn(rank, nprocs=1)",
             "no optimizer of torch made a step in its process; train in the process that is started",
         ),
+        ("weight.requires_grad_(False).sub_(0.1)", "and call ddpscale.update() after an update that no optimizer"),
     ],
 )
 @pytest.mark.training

@@ -114,7 +114,7 @@ def test_batches_of_a_step_that_is_left_out_are_not_of_the_others() -> None:
 
 
 def test_another_world_or_strategy_than_asked_is_refused() -> None:
-    with pytest.raises(ScriptProblem, match="2 processes, and the script trains in 1;"):
+    with pytest.raises(ScriptProblem, match=r"2 processes, and the script trains in 1;.* write \{num_gpus\} there"):
         check_observed(spec_of(), block_of([(8, 10)], world_size=1))
     with pytest.raises(ScriptProblem, match="strategy=ddp, and the script uses FSDPModule; give --strategy fsdp"):
         check_observed(spec_of(), block_of([(8, 10)], wrappers=["FSDPModule"]))
