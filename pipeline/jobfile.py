@@ -37,7 +37,7 @@ def render_job(name: str) -> str:
     named = {"job-name": file.name, "array": array_option(len(points)), "output": "outputs/%x-%A_%a-%N.log"}
     return render_script(
         {**named, **build_request(shape, file.resources, SlurmOptions(), None, None).options},
-        launch_id="$SLURM_ARRAY_JOB_ID",
+        launch_id="${SLURM_ARRAY_JOB_ID:?submit this file with sbatch}",
         root='"$PWD"',
         python='"${PIPELINE_PYTHON:-.venv/bin/python}"',
         source=f"--grid {grid_argument(name)}",

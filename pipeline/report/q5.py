@@ -149,7 +149,8 @@ def name_of(row: Row, rows: Sequence[Row]) -> str:
     gpus = describe_axis("num_gpus", row["num_gpus"])
     strategy = STRATEGIES[row["strategy"]]
     where = f"{strategy.words} on {gpus}" if strategy.is_parallel else gpus
-    precision = f" in {row.axes['precision']}" if row.axes.get("precision") else ""
+    is_stated = "{precision}" in (row.axes.get("script") or "{precision}")  # else the script has its own
+    precision = f" in {row.axes['precision']}" if is_stated and row.axes.get("precision") else ""
     others = varying_axes([other.axes for other in rows], (*NAMING_AXES, *EFFORT_AXES, "precision"))
     said = describe_point(row.axes, others, models_of(other.axes for other in rows)) if others else ""
     alone = "a pass" if (row.axes.get("grad_accumulation") or 1) > 1 else "a step"

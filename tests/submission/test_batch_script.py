@@ -116,3 +116,12 @@ def test_the_folder_of_the_pipeline_reaches_pythonpath_as_it_is(
     done = subprocess.run(["bash"], input=script.encode(), cwd=tmp_path, env=env, capture_output=True)
     assert (done.stdout.decode(), done.stderr) == (f"/x/{HOSTILE_NAME}:mine", b"")
     assert not (tmp_path / "canary").exists()
+
+
+def test_a_job_file_that_bash_runs_says_that_sbatch_must(tmp_path: Path) -> None:
+    job_file = Path(batch_script.__file__).parents[2] / "jobs" / "q4.sbatch"
+    done = subprocess.run(
+        ["bash", job_file], cwd=tmp_path, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.endswith("SLURM_ARRAY_JOB_ID: submit this file with sbatch\n")
