@@ -20,9 +20,10 @@ measured, and the median update of the record. FOLDER/cifar10 holds its train.pt
     python benchmarks/bench_script.py --own-line 'iter (?P<index>\d+).* time (?P<ms>[\d.]+)' -- -- train.py
 
 runs `ddpscale run` once with what follows the first --, and prints what the script's own lines say of an update in that
-run beside the record. The pattern has the group `n`, the number of the update, or `index`, which counts from 0, and
-`ms` or `s` an update, or updates `per_s`. From means, `mean_per_s` (since the start) or `moving_per_s` (of tqdm), each
-update is computed. The last one of a window is left out: its line has the time of the report, too.
+run beside the record. The pattern has the group `n`, the number of the update, `index`, which counts from 0, or
+`samples`, those of all ranks so far, and `ms` or `s` an update, or updates `per_s`. From means, `mean_per_s` (since the
+start) or `moving_per_s` (of tqdm), each update is computed. The last one of a window is left out: its line has the time
+of the report, too.
 """
 
 import argparse
@@ -160,13 +161,15 @@ def run_and_read(options: Sequence[str], folder: Path | None = None) -> tuple[Re
     return record, log
 
 
-def own_times_s(pattern: str, log: str) -> dict[float, float]:
+def own_times_s(pattern: str, log: str, samples_per_update: int = 1) -> dict[float, float]:
     """Return the time of an update that each matching line of a script's log says, by the number of the update."""
     found = [match.groupdict() for line in re.split(r"[\r\n]", log) for match in re.finditer(pattern, line)]
     lines = [{name: float(text) for name, text in groups.items() if text} for groups in found]
     rates = [next((line[name] for name in line if name.endswith("per_s")), None) for line in lines]
     times_s = [1 / rate if rate else line.get("s") or line["ms"] / 1e3 for line, rate in zip(lines, rates, strict=True)]
-    return {line.get("n", line.get("index", 0) + 1): time_s for line, time_s in zip(lines, times_s, strict=True)}
+    places = [line.get("index", line.get("samples", 0) / samples_per_update - 1) + 1 for line in lines]
+    numbers = [line.get("n", place) for line, place in zip(lines, places, strict=True)]
+    return dict(zip(numbers, times_s, strict=True))
 
 
 def last_times_s(means_s: dict[float, float], weight: Callable[[float], float]) -> dict[float, float]:
@@ -178,7 +181,7 @@ def last_times_s(means_s: dict[float, float], weight: Callable[[float], float]) 
 def print_own_lines(pattern: str, options: Sequence[str]) -> None:
     """Run `ddpscale run` and print what the script's own lines say of an update beside the record of that run."""
     record, log = run_and_read(options)
-    said_s, windows = own_times_s(pattern, log), []
+    said_s, windows = own_times_s(pattern, log, record.spec.global_batch_size), []
     weight = next((WEIGHTS[name] for name in WEIGHTS if f"<{name}>" in pattern), None)
     own_s = last_times_s(said_s, weight) if weight else said_s
     for epoch in timed_epochs(record):

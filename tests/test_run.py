@@ -471,6 +471,7 @@ def test_the_lines_of_a_script_are_read_by_the_number_of_their_update() -> None:
     )
     means_s = own_times_s(r"(?P<n>\d+)/9 (?P<mean_per_s>[\d.]+)it/s", "1/9 4it/s\r2/9 2it/s\r4/9 3it/s")
     assert (of_iterations, of_a_bar) == ({1: 0.005, 2: 0.002}, {1: 0.25, 2: 2.5})
+    assert own_times_s(r"(?P<samples>\d+)/90 (?P<s>[\d.]+) s", "8/90 2 s\n24/90 3 s", 8) == {1: 2, 3: 3}
     since_start_s, moving_s = (last_times_s(means_s, WEIGHTS[name]) for name in ("mean_per_s", "moving_per_s"))
     assert since_start_s == {2: 2 * 0.5 - 0.25}, "two updates in 1 s, of which the first took 0.25 s"
     assert moving_s[2] == pytest.approx((0.5 * (0.3 + 0.21) - 0.21 * 0.25) / 0.3), "weights 0.3 and 0.7 x 0.3"
