@@ -1,5 +1,6 @@
 """Pooled points: the outcomes that one table row shows, their epoch time and its interval."""
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +24,12 @@ SHARED_NODE = NoteKind(
     "shared_node",
     "other configurations of this experiment on its node meanwhile: {others}",
     badge="shared node",
+    forbids=("speedup", "comm_time_subtraction_s"),
+)
+SHARED_CPUS = NoteKind(
+    "shared_cpus",
+    "each node has fewer CPUs than processes: {cpus} for {processes}",
+    badge="shared CPUs",
     forbids=("speedup", "comm_time_subtraction_s"),
 )
 OTHER_SHARED_NODE = NoteKind(
@@ -141,6 +148,14 @@ class PooledPoint:
         """A note if other points ran on a node of this one at the same time."""
         return [make_note(SHARED_NODE, others=self.num_neighbours)] if self.num_neighbours else []
 
+    @property
+    def shared_cpus_notes(self) -> list[Note]:
+        """A note if processes that compute on CPUs had to share them."""
+        cpus = min((record.environment.num_cpus or math.inf for record in self.ok_records), default=math.inf)
+        processes = self.spec.world_size // self.spec.num_nodes
+        is_shared = self.spec.device == "cpu" and cpus < processes
+        return [make_note(SHARED_CPUS, cpus=cpus, processes=processes)] if is_shared else []
+
     def median(self, value_of: Callable[[Record], float | None]) -> float | None:
         """Return the median of a value over the ok records that have it; None if none has it."""
         return formulas.median_of_known(map(value_of, self.ok_records))
@@ -201,6 +216,7 @@ class PooledPoint:
         return [
             *notes,
             *self.shared_node_notes,
+            *self.shared_cpus_notes,
             *comparability.other_source_notes(self.records_by_environment, self.majority_source),
             *comparability.mixed_environment_notes(self.records_by_environment),
             *comparability.source_edited_notes(self.records_by_environment),

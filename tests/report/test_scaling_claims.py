@@ -327,3 +327,16 @@ def test_the_interval_of_a_claim_is_that_of_its_row() -> None:
     tile = published_claims("h200x2/graph")["Q2"][0]
     low, high = map(float, tile.interval.split(" to "))
     assert low < float(tile.figure.removesuffix("x")) < high
+
+
+@pytest.mark.parametrize(("num_cpus", "is_used"), [(4, True), (3, False), (None, True)])
+def test_processes_that_share_cpus_have_no_speed_up_in_an_answer(num_cpus: int | None, is_used: bool) -> None:
+    """Four processes on two CPUs took twice the time of one, and the page called it the speed-up of DDP."""
+    points = [make_spec(device="cpu", precision="fp32")]
+    points += [make_spec(device="cpu", precision="fp32", strategy="ddp", num_gpus=4)]
+    environment = Environment(num_cpus=num_cpus)
+    records = [make_record(spec, (9.0, 1.0), environment=environment) for spec in points]
+    (claim,) = claims_of(*records)["Q2"]
+    assert bool(claim.figure) is is_used
+    notes = [str(row["note"]) for row in build(*records)["Q2"] if row["num_gpus"] == 4]
+    assert [f"each node has fewer CPUs than processes: {num_cpus} for 4" in note for note in notes] == [not is_used]
