@@ -15,7 +15,7 @@ from pipeline.figures.intervals import CONFIDENCE, NOMINAL, OF_FEWEST_VALUES, mi
 from pipeline.figures.loader import MAX_DATA_SHARE
 from pipeline.figures.notes import OF_BASELINE, Note, NoteKind, make_note
 from pipeline.figures.pooling import PooledPoint
-from pipeline.plan.axes import AXES
+from pipeline.plan.axes import AXES, AXIS_DEFAULTS
 from pipeline.plan.point_label import Terms, format_number, in_terms, terms_of
 from pipeline.plan.spec import Spec
 from pipeline.plan.strategies import STRATEGIES
@@ -285,7 +285,13 @@ REMEDIES = Column("remedies", "", "Remedies for training with large batches.")
 
 SCALING = Column("scaling", "", "The batch that stays fixed as GPUs are added: weak (per GPU) or strong (global).")
 EPOCH_TIME = Column("epoch_time_s", "epoch time [s]", "Time of one epoch with data loading, on the slowest rank.")
-UPDATE_TIME = Column("update_time_s", "update [ms]", "One update of a script, on the slowest rank.", interval="kept")
+UPDATE_TIME = Column(
+    "update_time_s",
+    "update [ms]",
+    "One update of a script, on the slowest rank.",
+    interval="kept",
+    remark=f"A script has epochs of `--num-samples` samples, {AXIS_DEFAULTS['num_samples']:,} unless it is given.",
+)
 SPEEDUP = Column(
     "speedup",
     "speed-up",
