@@ -136,6 +136,8 @@ def step_plots(tables: Tables, outcomes: Sequence[PointOutcome]) -> Iterator[Plo
             note = note_on_number(len(known), MAX_BARS, "configurations")
             axes = label_axes([row for row, _ in steps])
             shown = evenly(known, MAX_BARS)
+            if any(part < 0 for _, step in shown for part in step.values()):
+                note = f"{note} A part below 0 says that the others are too long by as much.".strip()
             parts = group_pairs((order_of(step[0])[:2], step) for step in shown).values()
             panels = parts if len(shown) > MAX_BARS_A_PANEL else [shown]
             yield Plot(name, "Q3", title, tuple(make_bars(own, axes, styles) for own in panels), note)

@@ -243,6 +243,7 @@ def test_parts_are_not_fitted_to_the_step_and_what_is_counted_twice_stands_below
     parts = {part: values[1] for part, values in bar_panel(plot).parts.items()}
     assert (parts["exposed communication"], sum(parts.values())) == pytest.approx((0.02 * 196 / 4.056, 1))
     assert parts["unexplained"] < -0.1
+    assert plot.note == "A part below 0 says that the others are too long by as much."
     assert "unexplained -1" in render_plot(plot).panels[-1].text
 
 
