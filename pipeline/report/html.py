@@ -213,7 +213,7 @@ def build_sections(
 def facts_of(collected: CollectedOutcomes) -> dict[str, str]:
     """Return the conditions that a reader asks for first, by name."""
     said = {"training": describe_training([outcome.spec for outcome in collected.outcomes])}
-    said |= conditions_of(outcome.spec for outcome in collected.outcomes)
+    said |= conditions_of(collected.outcomes)
     stated = list_provenance(collected.records)
     said |= {label: stated[label] for label in VERSIONS if label in stated}
     return {label: value for label, value in said.items() if value}
@@ -241,7 +241,7 @@ def describe_experiment(name: str, found: CollectedExperiment) -> dict[str, Any]
         "counts": describe_counts(collected),
         "training": describe_training([outcome.spec for outcome in collected.outcomes]),
         "setting": describe_setting(collected.records),
-        "conditions": [*conditions_of(outcome.spec for outcome in collected.outcomes).values()],
+        "conditions": [*conditions_of(collected.outcomes).values()],
         "answers": [answer for answer in answers if answer.tiles],
         "tiles": first_screen.tiles_of(answers),
         "verdict": first_screen.verdict_of(found.tables, collected.terms),

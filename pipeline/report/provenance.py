@@ -6,10 +6,12 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
+from pipeline.figures.compute_rate import shown_precision
 from pipeline.figures.links import link_kinds
+from pipeline.figures.pooling import pool_outcomes
 from pipeline.plan.model_names import TORCHVISION, short_model_name
 from pipeline.plan.point_label import describe_axis, describe_training
-from pipeline.plan.spec import Spec
+from pipeline.records.outcomes import PointOutcome
 from pipeline.records.record import Environment, Record
 from pipeline.report.table import NOT_STATED
 from pipeline.system.errors import pluralize, shorten_list
@@ -112,15 +114,15 @@ def describe_setting(records: Iterable[Record]) -> list[str]:
     return [part for part in said if part]
 
 
-def conditions_of(points: Iterable[Spec]) -> dict[str, str]:
+def conditions_of(outcomes: Sequence[PointOutcome]) -> dict[str, str]:
     """Return precision, execution and input of the points by name, with every value that occurs."""
     found: dict[str, dict[str, None]] = {"precision": {}, "execution": {}, "input": {}}
-    for point in points:
-        is_fp32 = (point.device, point.precision) == ("cpu", "tf32")
-        blocks = "" if point.compile == "none" else f" with {describe_axis('compile', point.compile)}"
-        found["precision"][describe_axis("precision", "fp32" if is_fp32 else point.precision)] = None
-        found["execution"][describe_axis("execution", point.execution) + blocks] = None
-        found["input"][describe_axis("input", point.input)] = None
+    for point in pool_outcomes(outcomes):
+        spec = point.spec
+        blocks = "" if spec.compile == "none" else f" with {describe_axis('compile', spec.compile)}"
+        found["precision"][describe_axis("precision", shown_precision(point))] = None
+        found["execution"][describe_axis("execution", spec.execution) + blocks] = None
+        found["input"][describe_axis("input", spec.input)] = None
     return {name: " or ".join(values) for name, values in found.items()}
 
 

@@ -106,8 +106,8 @@ def rivals_of(best: Choice, choices: Iterable[Choice]) -> list[Choice]:
     """
     best_s = sample_time(best.row)
     end_s = best_s.high or best_s * (1 + MAX_TIME_HALF_WIDTH)
-    lows = ((other, sample_time(other.row)) for other in choices if other is not best)
-    return [other for other, time_s in lows if (time_s.low or time_s) <= end_s]
+    times_s = ((other, sample_time(other.row)) for other in choices if other is not best)
+    return [other for other, time_s in times_s if (time_s.low or time_s) <= end_s]
 
 
 def choose(choices: Sequence[Choice]) -> Choice:
@@ -149,8 +149,7 @@ def name_of(row: Row, rows: Sequence[Row]) -> str:
     gpus = describe_axis("num_gpus", row["num_gpus"])
     strategy = STRATEGIES[row["strategy"]]
     where = f"{strategy.words} on {gpus}" if strategy.is_parallel else gpus
-    is_stated = "{precision}" in (row.axes.get("script") or "{precision}")  # else the script has its own
-    precision = f" in {row.axes['precision']}" if is_stated and row.axes.get("precision") else ""
+    precision = f" in {row.axes['precision']}" if row.axes.get("precision") else ""
     others = varying_axes([other.axes for other in rows], (*NAMING_AXES, *EFFORT_AXES, "precision"))
     said = describe_point(row.axes, others, models_of(other.axes for other in rows)) if others else ""
     alone = "a pass" if (row.axes.get("grad_accumulation") or 1) > 1 else "a step"

@@ -54,7 +54,7 @@ def summarize(name: str, found: CollectedExperiment, answers: Sequence[Answer], 
     tiles = {answer.question: [tile for tile in answer.tiles if tile.figure][:1] for answer in answers}
     gaps = f", {coverage.num_gaps:,} without a result" if coverage.num_gaps else ""
     counts = pluralize(coverage.expected, "configuration") + gaps
-    stated = conditions_of(outcome.spec for outcome in collected.outcomes).values()
+    stated = conditions_of(collected.outcomes).values()
     conditions = [condition for condition in stated if condition != "eager"]  # which goes without saying
     path = str(page or existing_report(found) or found.experiment.folder)
     return Summary(
