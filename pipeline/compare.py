@@ -40,11 +40,9 @@ def parse_arguments() -> argparse.Namespace:
     folder = "an experiment's folder, or one that holds experiments at any depth"
     parser.add_argument("a", type=Path, metavar="A", help=f"the reference: {folder}")
     parser.add_argument("b", type=Path, metavar="B", help="what is compared with it: likewise")
-    failing = "exit 1 if a configuration of B is slower by more than this, or has no verdict; 5 and 5%% are 5 per cent"
+    failing = "exit 1 if a configuration of B is slower by more than this, or cannot be checked; 5 and 5%% are per cent"
     parser.add_argument("--fail-above", type=parse_percentage, metavar="PERCENT", help=failing)
-    allowing = (
-        "with --fail-above: a configuration without a verdict, or noisier than the limit, does not change the exit code"
-    )
+    allowing = "with --fail-above: a configuration that cannot be checked does not change the exit code"
     parser.add_argument("--allow-unchecked", action="store_true", help=allowing)
     pairing = "pair configurations that may differ in these axes, such as strategy"
     parser.add_argument("--across", nargs="+", default=[], metavar="AXIS", help=pairing)

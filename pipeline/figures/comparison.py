@@ -4,6 +4,7 @@ Times are in seconds: the epoch time of a timed point, the step time of a commun
 processes, so it needs six repeats on both sides. Windows of one process say nothing of the next process.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
@@ -71,10 +72,7 @@ class ComparedPoint:
         self.is_between_runs = self.verdict in ("slower", "faster", "inside the noise")
 
     def is_unchecked(self, limit: float | None = None) -> bool:
-        """True if a limit (0.1 is 10 %) cannot be checked: A has no result, or times have no verdict or are too noisy.
-
-        Too noisy is an interval of the ratio that contains 1 + limit and reaches further than the limit to each side.
-        """
+        """True if a limit (0.1 is 10 %) cannot be checked: without a result of A or a verdict, or below the noise."""
         if self.ratio is not None:
             return not self.is_between_runs or (limit is not None and self.is_noisier_than(limit))
         if self.is_lost or self.a.point.status == "oom":  # B fails any limit, or none
@@ -82,10 +80,8 @@ class ComparedPoint:
         return self.a.point.status != "ok" or (self.a.time is None) != (self.b.time is None)
 
     def is_noisier_than(self, limit: float) -> bool:
-        """True if the interval of the ratio contains 1 + limit, and half of it is more than the limit."""
-        if self.interval is None:
-            return False
-        low, high = self.interval[:2]
+        """True if the interval of the ratio contains 1 + limit, and half of its width is more than the limit."""
+        low, high = self.interval[:2] if self.interval else (math.inf, math.inf)
         return low <= 1 + limit < high and (high - low) / 2 > limit
 
     @property

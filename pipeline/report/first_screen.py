@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 from pipeline.figures.pooling import group_pairs
 from pipeline.plan.point_label import Terms, describe_axis, in_terms
-from pipeline.plan.strategies import STRATEGIES
 from pipeline.report.claims import Tile, is_fit_for_answer
 from pipeline.report.display import status_of
 from pipeline.report.next_step import LIMIT_WORDS, POWER, RULES, WAITING, faster, has_next_step
 from pipeline.report.plots import group_series
 from pipeline.report.questions import Answer
+from pipeline.report.step_parts import order_of
 from pipeline.report.table import Row, Rows, Tables
 
 MAX_TILES = 7
@@ -45,6 +45,9 @@ class HeatCell(NamedTuple):
     text: str
     shade: str = ""
     title: str = ""
+
+
+EMPTY = HeatCell("")
 
 
 class HeatMap(NamedTuple):
@@ -109,9 +112,7 @@ def heat_map_of(tables: Tables, terms: Terms) -> HeatMap | None:
     """
     rows = [row for row in tables["Q2"] if row["scaling"] == "weak" and row["num_gpus"] > 1]
     most = max((row["num_gpus"] for row in rows if row["parallel_efficiency"] is not None), default=0)
-    on_most = sorted(
-        (row for row in rows if row["num_gpus"] == most), key=lambda row: list(STRATEGIES).index(row["strategy"])
-    )
+    on_most = sorted((row for row in rows if row["num_gpus"] == most), key=order_of)
     groups, note = group_series(on_most, "batch_size_per_gpu", ("strategy",))
     cells = {
         label: {
@@ -119,11 +120,11 @@ def heat_map_of(tables: Tables, terms: Terms) -> HeatMap | None:
         }
         for label, group in groups.items()
     }
-    sizes = sorted({size for line in cells.values() for size, cell in line.items() if cell != HeatCell("")})
+    sizes = sorted({size for line in cells.values() for size, cell in line.items() if cell != EMPTY})
     lines = [
-        (label, [line.get(size, HeatCell("")) for size in sizes])
+        (label, [line.get(size, EMPTY) for size in sizes])
         for label, line in cells.items()
-        if {*line.values()} != {HeatCell("")}
+        if {*line.values()} != {EMPTY}
     ]
     if sum(len(line) for line in cells.values()) < 2:
         return None

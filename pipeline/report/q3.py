@@ -339,9 +339,8 @@ def measured_claim(rows: Sequence[Row], measured: Sequence[Row], compared: str) 
     told = [row for row in rows if not row.has_note(EXPOSURE_IS_NOISE, EXPOSURE_NEGATIVE)]
     parts = [compared] if compared else []
     if noisy:
-        noise = max(
-            max(row["noise_floor_time_s"] / row["step_time_s"], row["exposed_comm_share"].high or 0.0) for row in noisy
-        )
+        shares = ((row["noise_floor_time_s"] / row["step_time_s"], row["exposed_comm_share"].high) for row in noisy)
+        noise = max(share or 0.0 for both in shares for share in both)
         parts.append(f"{len(noisy)} of {len(rows)} show no more than the noise, up to {100 * noise:.1f} % of the step")
     if negative:
         parts.append(f"{len(negative)} of {len(rows)} show a step faster than without its collectives")

@@ -143,7 +143,7 @@ def step_plots(tables: Tables, outcomes: Sequence[PointOutcome]) -> Iterator[Plo
             yield Plot(name, "Q3", title, tuple(make_bars(own, axes, styles) for own in panels), note)
 
 
-def order_of(row: Mapping[str, Any]) -> tuple[int, int, int]:
+def order_of(row: Row | Mapping[str, Any]) -> tuple[int, int, int]:
     return [*STRATEGIES].index(row["strategy"]), row["num_gpus"], row["batch_size_per_gpu"]
 
 

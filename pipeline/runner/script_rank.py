@@ -62,8 +62,8 @@ BLOCK_LIMIT = "DDPSCALE_BLOCK_S"  # likewise: how long the updates of a block ma
 BLOCK_LIMIT_S = 3600
 TICK_S = 5
 MAX_IDLE_SHARE = 0.02  # of a CPU, by a process that waits
-STALLED, MEASURED = "stalled", "measured"  # keys of the store
-ENOUGH = "enough"  # likewise: a script that ends by itself is measured
+STALLED, MEASURED, ENDED = "stalled", "measured", "ended"  # keys of the store
+ENOUGH = "enough"  # a key, too: from here on a script that ends by itself is measured
 MAX_NAMED_RANKS = 4
 MAX_WARM_UP_BLOCKS = 10
 LAUNCHER_VARIABLES = (
@@ -152,14 +152,12 @@ class ScriptRank:
 
     def wait_for_others(self) -> None:
         """Wait until the script has ended by itself on all ranks. Raises ScriptProblem."""
-        self.store.set(f"ended/{self.rank}", "")
-        keys = [f"ended/{rank}" for rank in range(self.world_size)]
+        self.store.set(f"{ENDED}/{self.rank}", "")
         try:
+            keys = [f"{ENDED}/{rank}" for rank in range(self.world_size)]
             self.store.wait(keys, timedelta(seconds=self.stall_limit_s))
         except RuntimeError as error:
-            late = shorten_list(
-                [str(rank) for rank, key in enumerate(keys) if not self.store.check([key])], MAX_NAMED_RANKS
-            )
+            late = shorten_list([*map(str, self.late_ranks(ENDED))], MAX_NAMED_RANKS)
             problem = f"rank {late} has not ended {self.stall_limit_s:g} s after rank {self.rank}"
             raise ScriptProblem(f"{problem}; let all ranks step alike", "timeout") from error
 
@@ -256,19 +254,24 @@ class ScriptRank:
 
     def lead(self) -> None:
         """Answer the probes, if all ranks have reported their block. Raises ScriptProblem."""
-        if self.late_ranks():
+        if self.late_ranks(self.block_key):
             return
-        keys = [f"ddpscale/{self.num_blocks}/{rank}" for rank in range(self.world_size)]
+        keys = [f"{self.block_key}/{rank}" for rank in range(self.world_size)]
         reported = Timed(without_left_out([msgspec.json.decode(self.store.get(key), type=Block) for key in keys]))
         order = self.next_block(reported)
         if order is None:
             self.store.set(MEASURED, "")
-        self.store.set(f"ddpscale/{self.num_blocks}/order", json.dumps(order))
+        self.store.set(f"{self.block_key}/order", json.dumps(order))
         self.num_blocks += 1
 
-    def late_ranks(self) -> list[int]:
-        """Return the ranks that have not ended the block."""
-        keys = [f"ddpscale/{self.num_blocks}/{rank}" for rank in range(self.world_size)]
+    @property
+    def block_key(self) -> str:
+        """The key below which each rank reports the end of the block."""
+        return f"ddpscale/{self.num_blocks}"
+
+    def late_ranks(self, key: str) -> list[int]:
+        """Return the ranks that have reported nothing below this key."""
+        keys = [f"{key}/{rank}" for rank in range(self.world_size)]
         return [] if self.store.check(keys) else [rank for rank, key in enumerate(keys) if not self.store.check([key])]
 
     def watch(self, process: ScriptProcess) -> None:
@@ -278,7 +281,7 @@ class ScriptRank:
             if self.store.check([STALLED]):
                 self.store.set(f"where/{self.rank}", process.waits_in(self.workdir))
             return
-        late, now_s = self.late_ranks(), time.monotonic()
+        late, now_s = self.late_ranks(self.block_key), time.monotonic()
         keys = [f"busy/{rank}" for rank in range(self.world_size)]
         busy_s = sum(float(self.store.get(key)) for key in keys) if self.store.check(keys) else math.inf
         has_computed = busy_s - self.busy_s > MAX_IDLE_SHARE * TICK_S * self.world_size
