@@ -1,6 +1,5 @@
 """What collect and status make of folders: tables and states, refusals in a sentence, and nothing lost."""
 
-import argparse
 import contextlib
 import csv
 import io
@@ -38,21 +37,12 @@ from factories import (
     on_gpus,
     with_measurement,
 )
-from factories import (
-    timed as timed_epoch,
-)
 from forked_command import run_module
-from page_records import collected_in, every_question
-from rendered_tables import PUBLISHED, published_experiment
 
-from pipeline.collect import DEFECT, address_of_words, display_options, go_on_after_defect
+from pipeline.collect import DEFECT, address_of_words, go_on_after_defect
 from pipeline.records.folder import Experiment, folder_or_newest, start_submission
 from pipeline.records.record import Environment, Failure, Gpu, MemorySearch, MemoryTrial, Record, Telemetry
-from pipeline.report import terminal
 from pipeline.report.collected import inert_cell
-from pipeline.report.display import MAX_WIDTH
-from pipeline.report.markdown import describe_oom
-from pipeline.report.questions import answers_of
 
 Make = Callable[[Path], object]
 READING: dict[str, tuple[str, ...]] = {"collect": ("--no-write",), "status": ()}  # plots take most of the time
@@ -566,207 +556,6 @@ def test_a_record_that_may_not_be_read_is_not_to_be_thrown_away(tmp_path: Path) 
     assert "remove" not in said
 
 
-def test_several_experiments_have_a_table_for_each_question_and_a_line_each(pipeline: Command, tmp_path: Path) -> None:
-    lost = make_record(make_spec(batch_size_per_gpu=512), status="oom", reason="full")
-    for name, size in (("x", 32), ("y", 64)):
-        make_experiment(tmp_path / name, make_record(make_spec(batch_size_per_gpu=size)), lost)
-    lines = pipeline("collect", tmp_path).stdout.splitlines()
-    assert [line.split()[0] for line in lines if "  answer " in line] == ["Q5", "Q1"]
-    table = [re.split("  +", line) for line in lines[: lines.index("Out of memory:") - 1]]
-    assert table[-2:] == [
-        ["x", "Only batch tried, one GPU: 32 images, 50,000 images/s", "tf32, dataloader, one run"],
-        ["y", "Only batch tried, one GPU: 64 images, 50,000 images/s", "tf32, dataloader, one run"],
-    ]
-    assert [line for line in lines if line.startswith("- ")] == [f"- {name}: 512 per GPU on 1 GPU" for name in "xy"]
-    assert f"{tmp_path}/x/report.html  2 configurations" in lines
-    assert lines[-2:] == [f"Page: {tmp_path}/index.html", "--full prints every table."]
-
-
-@pytest.fixture(scope="module")
-def every_answer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An experiment that answers every question."""
-    return make_experiment(tmp_path_factory.mktemp("answers") / "x", *every_question()).folder
-
-
-@pytest.mark.seconds
-@pytest.mark.parametrize(
-    ("option", "num_lines", "headings", "ending"),
-    [
-        pytest.param(
-            (),
-            120,
-            ["Q1", "Q2", "Q3", "Q4"],
-            ["Tables: {}/report.md (or --full)", "Page:   {}/report.html", "Next:   ddpscale submit --grid q4-study"],
-            id="answers, main tables and paths",
-        ),
-        pytest.param(("--brief",), 17, [], ["Page: {}/report.html"], id="brief: answers, a table and the page"),
-    ],
-)
-def test_an_experiment_on_the_terminal(
-    pipeline: Command,
-    every_answer: Path,
-    option: tuple[str, ...],
-    num_lines: int,
-    headings: list[str],
-    ending: list[str],
-) -> None:
-    lines = pipeline("collect", every_answer, *option).stdout.splitlines()
-    assert len(lines) <= num_lines
-    questions = dict.fromkeys(line[:2] for line in lines if re.match(r"Q\d  ", line))
-    assert [*questions] == ["Q5", "Q1", "Q2", "Q3", "Q4"]
-    assert [line[3:5] for line in lines if line.startswith("## ")] == headings
-    assert any("speed-up  time [s]" in line for line in lines)
-    assert lines[-len(ending) :] == [line.format(every_answer) for line in ending]
-
-
-def test_the_next_command_is_that_of_a_question_that_was_asked_and_not_answered(
-    pipeline: Command, tmp_path: Path
-) -> None:
-    make_experiment(tmp_path / "x", timed_epoch(4, 128, 2))
-    assert pipeline("collect", tmp_path / "x").stdout.splitlines()[-1] == "Next:   ddpscale submit --grid scaling"
-
-
-@pytest.mark.seconds
-def test_the_published_experiments_are_at_most_four_and_a_half_lines_each(pipeline: Command) -> None:
-    lines = pipeline("collect", ROOT / "published", "--no-write").stdout.splitlines()
-    assert 60 < len(lines) <= 4.5 * len(PUBLISHED)
-    assert max(len(line) for line in lines if str(ROOT) not in line) <= MAX_WIDTH, "a clone may lie anywhere"
-    for name in ("h200x4/scaling", "h100x2/q4-study", "two-cores/quantize"):
-        found = published_experiment(name)
-        answers = answers_of(found.tables, found.collected.terms)
-        assert len(terminal.render_experiment(name, found, answers, None, MAX_WIDTH).splitlines()) <= 120
-
-
-def brief_of(name: str, width: int, page: Path | None = Path("page")) -> list[str]:
-    """What `collect --brief` prints of a published experiment."""
-    found = published_experiment(name)
-    return terminal.render_brief(name, found, answers_of(found.tables, found.collected.terms), page, width).splitlines()
-
-
-@pytest.mark.parametrize("width", [60, 80])
-def test_a_narrow_terminal_gets_narrow_lines(width: int, tmp_path: Path) -> None:
-    found = collected_in(tmp_path / "x", *every_question())
-    answers = answers_of(found.tables, found.collected.terms)
-    whole = terminal.render_experiment("x", found, answers, None, width)
-    brief = terminal.render_brief("x", found, answers, None, width)
-    overview = terminal.render_overview([terminal.summarize("x", found, answers, Path("x"))], None, width)
-    lines = "\n".join((whole, brief, overview)).splitlines()
-    assert max(len(line) for line in lines if not line.startswith(("Tables: ", "Page: "))) <= width
-    assert (len(brief.splitlines()) <= 17, "time [s]" in whole) == (True, True)
-    of_long_name = terminal.render_overview([terminal.summarize("n" * 200, found, answers, Path("x"))], None, width)
-    assert "nn...  Configuration to use" in of_long_name
-
-
-TWO_CORES = {
-    80: """\
-Weak scaling, ddp 2 processes:
-images per               epoch  efficiency  waiting  interval
-   process  speed-up  time [s]         [%]      [%]   [+/- %]  images/s
-        32     1.026     0.569        51.3      0.8       9.2     7,203
-       128     1.026     0.478        51.3      0.3       6.1     8,577
-       512     1.196     0.376        59.8      0.1      23.4    10,904
-
-Page: page""",
-    40: """\
-Weak scaling, ddp 2 processes:
-images per               epoch  waiting
-   process  speed-up  time [s]      [%]
-        32     1.026     0.569      0.8
-       128     1.026     0.478      0.3
-       512     1.196     0.376      0.1
-
-Page: page""",
-}
-
-
-@pytest.mark.parametrize("width", TWO_CORES)
-def test_speed_up_and_time_come_first_and_intervals_go_first(width: int) -> None:
-    lines = brief_of("two-cores/smoke", width)
-    assert "\n".join(lines).endswith(TWO_CORES[width])
-    assert max(map(len, lines)) <= width
-    assert_says("\n".join(brief_of("two-cores/smoke", MAX_WIDTH)), " 1.196 (0.884 to 1.591) ")
-
-
-@pytest.mark.parametrize("name", ["two-cores/smoke", "h100x2/fsdp-formats", "h200x4/scaling", "h100x2/q4-study"])
-def test_on_forty_columns_no_table_is_wider_and_each_shows_its_first_figure(name: str) -> None:
-    found = published_experiment(name)
-    whole = terminal.render_experiment("x", found, answers_of(found.tables, found.collected.terms), None, 40)
-    assert [line for line in whole.splitlines() if len(line) > 40 and not line.startswith(("Tables", "Next"))] == []
-    assert "speed-up" in whole or "time [s]" in whole
-
-
-def test_a_table_without_a_figure_is_shown_on_the_terminal() -> None:
-    """Next steps of one limit, whose share no rule has."""
-    found = published_experiment("h100/models")
-    whole = terminal.render_experiment("x", found, answers_of(found.tables, found.collected.terms), None, 120)
-    assert "execution=compile (1.21x) or execution=compiled_graph  low MFU" in whole
-
-
-def test_a_table_with_more_rows_than_lines_shows_the_largest_speedups() -> None:
-    lines = brief_of("h200x4/scaling", 80)
-    start = lines.index("Weak scaling, ddp 4 GPUs:")
-    assert [line.split()[:2] for line in lines[start + 3 : start + 6]] == [
-        ["128", "2.890"],
-        ["512", "3.662"],
-        ["2,048", "3.173"],
-    ]
-    assert lines[start + 6] == "The 3 largest speed-ups; 17 more in report.md."
-
-
-def test_the_terminal_gets_no_escapes_and_no_gpus_of_a_cpu(tmp_path: Path) -> None:
-    for name in ("two-cores/smoke", "h100x2/strategies"):
-        found = published_experiment(name)
-        answers = answers_of(found.tables, found.collected.terms)
-        lines = terminal.render_experiment(name, found, answers, None, 80)
-        assert (lines.isascii(), "\\" in lines) == (True, False)
-        assert ("GPU" in lines) == ("cores" not in name)
-    assert "32,768 per process on 1 process" in describe_oom(found.tables, found.collected.terms) or "cores" not in name
-    on_cpu = make_record(make_spec(device="cpu", precision="tf32", num_workers=0))
-    found = collected_in(tmp_path / "x", on_cpu)
-    summary = terminal.summarize("x", found, answers_of(found.tables, found.collected.terms), None)
-    assert list(summary.conditions) == ["fp32", "dataloader"]
-    assert "tf32" not in terminal.render_overview([summary], None, 80)
-
-
-@pytest.mark.parametrize(
-    ("width", "said"),
-    [(72, "rank 0: KeyError..."), (120, "rank 0: KeyError: blocks[3] is no key of...")],
-)
-def test_a_failed_row_on_the_terminal_begins_to_say_why(width: int, said: str, tmp_path: Path) -> None:
-    """Its note is as long as there is room for."""
-    reason = "rank 0: KeyError: blocks[3] is no key of the state, and neither is any like it"
-    failed = make_record(make_spec(strategy="ddp", num_gpus=2), status="failed", reason=reason)
-    found = collected_in(tmp_path / "x", make_record(), failed)
-    answers = answers_of(found.tables, found.collected.terms)
-    whole = terminal.render_experiment("x", found, answers, None, width).splitlines()
-    (row,) = [line for line in whole if " failed  " in line and not line.startswith("- ")]
-    assert len(row) <= width
-    assert row.endswith(f" {said}")
-    brief = terminal.render_brief("x", found, answers, None, width).splitlines()
-    assert [line for line in brief if line.startswith("- ddp 2 GPUs, 128 per GPU: failed")]
-
-
-def test_a_reason_that_all_failed_rows_share_is_below_the_brief_table(tmp_path: Path) -> None:
-    failed = [make_record(make_spec(batch_size_per_gpu=size), status="failed", reason="no [disk]") for size in (8, 16)]
-    found = collected_in(tmp_path / "x", *failed)
-    text = terminal.render_brief("x", found, answers_of(found.tables, found.collected.terms), None, 120)
-    (said,) = [line for line in text.splitlines() if line.startswith("All rows: ")]
-    assert said.endswith(" · no [disk].")
-
-
-@pytest.mark.parametrize("options", [(), ("--full",)], ids=["answers", "every table"])
-def test_a_terminal_of_ascii_alone_gets_an_ascii_form_of_what_separates_words(
-    pipeline: Command, tmp_path: Path, options: tuple[str, ...]
-) -> None:
-    failed = [make_record(make_spec(batch_size_per_gpu=size), status="failed", reason="no disk") for size in (8, 16)]
-    folder = make_experiment(tmp_path / "x", *failed).folder
-    ascii_alone = without_slurm(tmp_path, PYTHONIOENCODING="ascii", LC_ALL="C")
-    text = pipeline("collect", folder, "--no-write", *options, env=ascii_alone).stdout
-    said = " ".join(text.partition("All rows: ")[2].split())
-    assert said.startswith("strategy: single; GPUs: 1; precision: tf32; input: dataloader; no disk. ")
-    assert "\\x" not in text
-
-
 def test_a_page_that_was_not_written_is_not_named(pipeline: Command, tmp_path: Path) -> None:
     folder = make_experiment(tmp_path / "x", make_record()).folder
     for option in ((), ("--brief",)):
@@ -850,12 +639,3 @@ def test_a_table_that_is_in_no_report_is_printed_if_it_is_asked_for(
 def test_a_published_report_links_to_the_page_of_words() -> None:
     address = address_of_words(Experiment(ROOT / "published" / "a40-ddp"))
     assert (ROOT / "published" / "a40-ddp" / address).resolve() == ROOT / "docs" / "words.md"
-
-
-@pytest.mark.parametrize(("is_terminal", "width"), [(True, 60), (False, MAX_WIDTH)])
-def test_the_terminal_of_60_columns_gets_narrower_tables(
-    monkeypatch: pytest.MonkeyPatch, is_terminal: bool, width: int
-) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal, raising=False)
-    assert display_options(argparse.Namespace(only="", columns="few", format="markdown")).max_width == width
