@@ -7,7 +7,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver
 from pathlib import Path
+from unittest import mock
 
 from pipeline.__main__ import COMMANDS
 from pipeline.records import folder as experiment_folder
@@ -39,7 +41,8 @@ sys.meta_path.insert(0, Finder())
 NEED_NUMPY = ("numpy", "pandas", "matplotlib")
 READ_AT_START = ("PYTHON", "LC_", "LANG", "LD_")  # variables that a running Python does not read again
 MULTIPROCESSING = multiprocessing.get_context("forkserver")
-MULTIPROCESSING.set_forkserver_preload([*(f"pipeline.{name}" for name in COMMANDS), *LATE])
+SERVER = forkserver.ForkServer()  # beside that of this process, which ranks are forked from, with torch
+SERVER.set_forkserver_preload([*(f"pipeline.{name}" for name in COMMANDS), *LATE])
 
 
 def run_module(
@@ -52,7 +55,8 @@ def run_module(
     with tempfile.TemporaryDirectory() as folder:
         stdout, stderr = Path(folder, "stdout"), Path(folder, "stderr")
         process = MULTIPROCESSING.Process(target=_become, args=(module, arguments, dict(env), cwd, stdout, stderr))
-        process.start()
+        with mock.patch.object(forkserver, "connect_to_new_process", SERVER.connect_to_new_process):
+            process.start()
         try:
             process.join(600)
         finally:  # also at the time limit of the test: else Python would wait for it at its end
