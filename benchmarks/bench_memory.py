@@ -29,7 +29,7 @@ from pipeline.records.record import MemoryTrial
 from pipeline.records.store import load_folder
 from pipeline.runner.launch_options import LaunchOptions, launch_command
 from pipeline.training.loop import set_precision
-from pipeline.workloads.cifar_classifier import build_model
+from pipeline.workloads.image_classifiers import build_model
 
 FIRST_BATCH_SIZE = 65_536  # of accelerate's search
 SPEC = make_spec(input="synthetic", measure="memory", batch_size_per_gpu=512)

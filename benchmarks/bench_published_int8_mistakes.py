@@ -41,7 +41,7 @@ from pipeline.training.integer_network import (
     read_layers,
     round_weights,
 )
-from pipeline.workloads.cifar_classifier import build_model
+from pipeline.workloads.image_classifiers import build_model
 
 SEEDS = (0, 1)
 EPOCHS, BATCH_SIZE, LEARNING_RATE, MOMENTUM = 2, 4, 0.001, 0.9

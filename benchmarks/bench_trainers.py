@@ -25,8 +25,8 @@ from pipeline.plan.spec import Spec
 from pipeline.training import process_group
 from pipeline.training.loop import build_batches, set_precision
 from pipeline.training.torch_strategies import torch_strategy
-from pipeline.workloads.cifar_classifier import build_model
 from pipeline.workloads.find import Sources, build_workload
+from pipeline.workloads.image_classifiers import build_model
 
 
 def by_hand(spec: Spec, rank: process_group.Rank, data: Path) -> Contender:

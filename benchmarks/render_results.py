@@ -23,8 +23,8 @@ from typing import Any
 import jinja2
 import msgspec
 
+from pipeline.figures.formulas import SweepSample, fit_link
 from pipeline.figures.intervals import median_interval
-from pipeline.figures.ring_model import SweepSample, fit_link
 from pipeline.figures.stopping_rule import MAX_TIME_HALF_WIDTH
 from pipeline.plan.axes import REMEDIES
 from pipeline.plan.point_label import format_number

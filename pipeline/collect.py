@@ -30,14 +30,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from pipeline.figures.ring_model import Link
+from pipeline.figures.formulas import Link
 from pipeline.records.folder import FOLDER_HELP, Experiment, folder_or_newest, require_experiments, warn_of_open_folders
 from pipeline.report import terminal
 from pipeline.report.collected import CollectedExperiment, collect_experiment, indented_json, one_csv, write_tables
 from pipeline.report.display import MAX_WIDTH, ON_PAGE, DisplayOptions, display_tables
 from pipeline.report.html import Pages
-from pipeline.report.latex import render_latex
-from pipeline.report.markdown import render_experiment
+from pipeline.report.markdown import render_experiment, render_latex
 from pipeline.report.questions import TABLES, answers_of
 from pipeline.report.terminal import Summary, summarize
 from pipeline.report.time_to_target import Targets

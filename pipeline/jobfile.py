@@ -10,8 +10,7 @@ from pipeline.plan.axes import Device
 from pipeline.plan.grid import expand_grid, is_path, load_grid_file
 from pipeline.plan.resources import ResourceShape
 from pipeline.runner.launch_options import PYTHONPATH_ROOT
-from pipeline.submission.batch_script import array_option, render_script
-from pipeline.submission.sbatch_options import SlurmOptions, build_request
+from pipeline.submission.batch_script import SlurmOptions, array_option, build_request, render_script
 from pipeline.system.command_line import build_parser
 from pipeline.system.errors import EXIT_OK, CommandError, replace_control_characters, run_command
 

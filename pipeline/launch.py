@@ -21,14 +21,19 @@ from pipeline.plan.spec import Spec
 from pipeline.records import store
 from pipeline.records.folder import Experiment, SlurmArray, add_points, as_job_name, start_submission
 from pipeline.records.record import Record
-from pipeline.runner.failed_record import limit_hint
-from pipeline.runner.launch_options import LaunchOptions, add_point_arguments, positive_integer, read_launch_options
+from pipeline.runner.failures import limit_hint
+from pipeline.runner.launch_options import (
+    LaunchOptions,
+    add_point_arguments,
+    positive_integer,
+    read_launch_options,
+    read_task_list,
+)
 from pipeline.runner.launch_session import LaunchSession, publish_with_retries
 from pipeline.runner.memory_search import search_memory
 from pipeline.runner.rank_files import FollowingPoint, PointTask
 from pipeline.runner.side_files import recover_side_files
 from pipeline.runner.start_ranks import run_node_ranks
-from pipeline.runner.task_list import read_task_list
 from pipeline.system import errors, files
 from pipeline.system.command_line import build_parser, command_name
 from pipeline.system.deadline import DeadlineExpired

@@ -28,7 +28,7 @@ from pipeline.plan.model_names import BUILT_IN_MODELS, CIFAR_MODELS
 from pipeline.plan.spec import MIN_WINDOWS_FOR_INTERVAL, Spec
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.records.record import Environment
-from pipeline.runner import failed_record
+from pipeline.runner import failures
 from pipeline.runner.launch_options import positive_integer
 from pipeline.runner.rank_files import PointTask, RankFiles, Task
 from pipeline.runner.start_ranks import environment_variables, run_node_ranks
@@ -151,7 +151,7 @@ def run_selftest_task(spec: Spec, task: Task) -> tuple[Findings, Environment]:
         result = rank_files.read_result()
         findings = selftest_checks.findings_of_point(spec, result.measurement) if result else rank_files.read_findings()
         if exits or findings is None:
-            raise CommandError(f"{task} failed: {failed_record.find_root_cause(rank_files, exits).message}")
+            raise CommandError(f"{task} failed: {failures.find_root_cause(rank_files, exits).message}")
         return findings, rank_files.read_environment()
 
 

@@ -20,9 +20,9 @@ from pipeline.records.folder import Experiment, add_points, warn_of_open_folders
 from pipeline.runner import launch_session, side_files
 from pipeline.runner.launch_options import add_point_arguments, positive_integer
 from pipeline.submission import dry_run, local, plan, read_progress, slurm_submit
+from pipeline.submission.batch_script import PASSED_ON, SlurmOptions, check_slurm_options
 from pipeline.submission.gpu_hours_estimate import check_gpu_hours_limit, pilot_points
 from pipeline.submission.plan import Prologue, SubmitContext, command
-from pipeline.submission.sbatch_options import PASSED_ON, SlurmOptions, check_slurm_options
 from pipeline.system import errors, files
 from pipeline.system.command_line import build_parser
 from pipeline.system.errors import EXIT_OK, CommandError, log_line, pluralize

@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from pipeline.figures.formulas import Link
 from pipeline.figures.intervals import ends_of
 from pipeline.figures.notes import Note
-from pipeline.figures.ring_model import Link
 from pipeline.plan.axes import DECLARED, Remedy
 from pipeline.plan.grid import expand_grid
 from pipeline.plan.spec import Spec

@@ -12,8 +12,8 @@ from pipeline.plan.spec import Spec
 from pipeline.training.loop import build_batches
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep
-from pipeline.workloads.cifar_classifier import build_model
 from pipeline.workloads.find import Sources, build_workload
+from pipeline.workloads.image_classifiers import build_model
 
 ALONE = Rank(0, 1, torch.device("cpu"))
 

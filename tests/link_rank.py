@@ -33,7 +33,7 @@ from pipeline.report.questions import build_tables
 from pipeline.report.table import Row, Tables
 from pipeline.training import process_group
 from pipeline.training.process_group import Rank
-from pipeline.workloads import cifar_classifier
+from pipeline.workloads import image_classifiers
 from pipeline.workloads.find import NO_SOURCES
 
 MIB = 2**20
@@ -154,7 +154,7 @@ def measure_rank(folder: Path) -> None:
     task = msgspec.json.decode((folder / TASK).read_bytes(), type=LinkTask)
     if task.is_short:
         shorten()
-    cifar_classifier.lenet = functools.partial(two_layers, NUM_HIDDEN_SHORT if task.is_short else NUM_HIDDEN)
+    image_classifiers.lenet = functools.partial(two_layers, NUM_HIDDEN_SHORT if task.is_short else NUM_HIDDEN)
     share_cpus()
     rank = process_group.join_process_group(task.spec)
     before, after = NUM_TRANSFERS

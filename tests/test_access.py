@@ -40,9 +40,8 @@ from factories import (
 
 from pipeline.plan.grid import expand_grid
 from pipeline.records.folder import Experiment, find_experiments
-from pipeline.runner.launch_options import LaunchOptions, launch_command
+from pipeline.runner.launch_options import LaunchOptions, TaskList, digest, launch_command
 from pipeline.runner.rank_files import PointTask, RankFiles
-from pipeline.runner.task_list import TaskList, digest
 from pipeline.system.errors import UMASK, CommandError
 
 GRID = """

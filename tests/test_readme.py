@@ -35,8 +35,7 @@ from pipeline.plan.grid import SHIPPED_GRIDS, expand_grid
 from pipeline.plan.spec import Spec, non_default_fields
 from pipeline.records import store
 from pipeline.records.folder import find_experiments
-from pipeline.submission.batch_script import render_script
-from pipeline.submission.sbatch_options import PASSED_ON
+from pipeline.submission.batch_script import PASSED_ON, render_script
 
 README = (ROOT / "README.md").read_text()
 ALL_DOCS = sorted((ROOT / "docs").rglob("*.md"))

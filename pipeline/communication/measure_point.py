@@ -20,8 +20,13 @@ from pipeline.communication import profiling, step_variants, timing
 from pipeline.communication.profiling import mean_transfers
 from pipeline.communication.step_variants import CollectiveCall, StepContext, StepVariant
 from pipeline.communication.timing import sweep_collectives
-from pipeline.figures.delays import is_delay_precise_enough
-from pipeline.figures.exposed_communication import CALLED, NO_OP, is_communication_precise_enough, whole_step
+from pipeline.figures.exposed_communication import (
+    CALLED,
+    NO_OP,
+    is_communication_precise_enough,
+    is_delay_precise_enough,
+    whole_step,
+)
 from pipeline.figures.pooling import group_pairs
 from pipeline.figures.stopping_rule import LEAD_IN_STEPS
 from pipeline.plan.spec import Spec

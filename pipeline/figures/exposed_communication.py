@@ -1,25 +1,27 @@
 """Step times of a communication point by variant, their differences, and exposed communication.
 
 A step's time is that of the slowest rank. Differences are taken round by round, because the variants of a round ran
-right after each other; medians and intervals are over the rounds. Pure functions of records; times in seconds.
+right after each other; medians and intervals are over the rounds. A slower network is tried by delays: computation
+hides a delay until it is too long, so the steps lie on a bend and not on a line. Pure functions of records; times in
+seconds.
 """
 
+import itertools
 import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import add, sub
 from typing import NamedTuple
 
-from pipeline.figures import exposed_communication as exposure
 from pipeline.figures import intervals
+from pipeline.figures.epoch_figures import longest_data_share
 from pipeline.figures.formulas import median_of_known
 from pipeline.figures.intervals import Estimate, median_time
-from pipeline.figures.loader import longest_data_share
 from pipeline.figures.notes import Note, NoteKind, make_note, text_note
 from pipeline.figures.pooling import PooledPoint, group_pairs
 from pipeline.figures.stopping_rule import difference_tolerance_s, is_difference_precise_enough, is_time_precise_enough
 from pipeline.plan.spec import TRAINED_MAY_DIFFER, Key, Spec, alike_key
 from pipeline.plan.strategies import STRATEGIES
-from pipeline.records.record import Collective, Communication, Profile, Record, TransferKind, VariantName
+from pipeline.records.record import Collective, Communication, DelayedSteps, Profile, Record, TransferKind, VariantName
 
 TRACE_DIFFERS = "two methods differ: trace {traced_us:.0f} us exposed, step times {exposed_us:.0f}; the trace is "
 TRACE_IS_NOISY = NoteKind(
@@ -312,10 +314,68 @@ def untold_notes(point: PooledPoint, measured: PointsByTraining) -> list[Note]:
     if own or match is None or not point.epoch_time or not point.spec.is_whole_epoch:
         return own
     found = communications_of(match.ok_records)
-    step_s = exposure.median_step_time(found, exposure.whole_step(found))
+    step_s = median_step_time(found, whole_step(found))
     steps_s = point.epoch_time * max(1 - (longest_data_share(point) or 0.0), 0.0)
     epochs_s = steps_s / point.spec.full_steps_per_epoch
     most_s = steps_s / (point.spec.num_samples / point.spec.global_batch_size)  # if a smaller last batch costs less
     if step_s is None or (1 - MAX_STEP_DEVIATION) * epochs_s <= step_s <= (1 + MAX_STEP_DEVIATION) * most_s:
         return []
     return [make_note(STEP_DIFFERS, measured_ms=float(step_s) * 1e3, epochs_ms=float(epochs_s) * 1e3)]
+
+
+class DelayedStep(NamedTuple):
+    """The step with one delay. `added_s` is the sum of its delays, `longer_s` what the step takes longer for them."""
+
+    latency_s: float
+    s_per_byte: float
+    added_s: float
+    step_s: Estimate
+    longer_s: Estimate
+
+    @property
+    def hidden_share(self) -> Estimate:
+        """The share of the delays that does not make the step longer, cut to 0 to 1."""
+        ends = (self.longer_s, self.longer_s.high, self.longer_s.low)
+        share, low, high = (None if end is None else min(max(1 - end / self.added_s, 0.0), 1.0) for end in ends)
+        assert share is not None, "only the ends may be missing"
+        return Estimate(share, low, high)
+
+
+def differences_s(found: Communication, delayed: DelayedSteps) -> list[float]:
+    """Return the delayed step minus the mean of both steps without delays, for each round."""
+    step = whole_step([found])
+    slow_s = slowest_times_s(found, delayed.window_times_ns)
+    usual = zip(step_times_s(found, step), step_times_s(found, f"{step}_again"), strict=True)
+    return [slow - statistics.fmean(two) for slow, two in zip(slow_s, usual, strict=True)]
+
+
+def is_delay_precise_enough(found: Communication) -> bool:
+    """True once the step and every difference are precise enough to stop."""
+    usual = (step_times_s(found, series.variant) for series in found.series)
+    return all(map(is_time_precise_enough, usual)) and all(
+        is_difference_precise_enough(differences_s(found, delayed)) for delayed in found.delayed
+    )
+
+
+def delayed_steps(found: Sequence[Communication]) -> Iterator[DelayedStep]:
+    """Yield the step with each delay, in the order of the run. Delays of repeats, which each chooses, are pooled."""
+    by_place = group_pairs((place, (part, one)) for part in found for place, one in enumerate(part.delayed))
+    for pairs in by_place.values():
+        step = median_time([slowest_times_s(part, one.window_times_ns) for part, one in pairs])
+        longer = median_time([differences_s(part, one) for part, one in pairs])
+        added_s = statistics.median(ns for _, one in pairs for ns in one.delays_ns) / 1e9
+        latency_s = statistics.median(one.latency_s for _, one in pairs)
+        if step is not None and longer is not None and added_s:
+            yield DelayedStep(latency_s, statistics.median(one.s_per_byte for _, one in pairs), added_s, step, longer)
+
+
+def delay_costs_s(found: Sequence[Communication], added_s: float) -> float | None:
+    """Return what the step takes longer if its collectives take `added_s` longer in all; None if none was as long.
+
+    Between two measured delays that grow with the bytes it lies on the line between them.
+    """
+    costs = {step.added_s: float(step.longer_s) for step in delayed_steps(found) if not step.latency_s}
+    for (low_s, low_cost_s), (high_s, high_cost_s) in itertools.pairwise(sorted({0.0: 0.0, **costs}.items())):
+        if low_s <= added_s <= high_s:
+            return low_cost_s + (high_cost_s - low_cost_s) * (added_s - low_s) / (high_s - low_s)
+    return None

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from pipeline.figures import formulas, intervals
-from pipeline.figures.energy import clock_notes
+from pipeline.figures.epoch_figures import clock_notes, loader_notes
 from pipeline.figures.intervals import Estimate, ends_of, estimate
-from pipeline.figures.loader import loader_notes
 from pipeline.figures.notes import OF_BASELINE, Note, NoteKind, make_note
 from pipeline.figures.pooling import OTHER_SHARED_NODE, PooledPoint, group_pairs
 from pipeline.plan.spec import BASELINE_MAY_DIFFER, alike_key

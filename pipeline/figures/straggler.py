@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from pipeline.figures.energy import all_windows
+from pipeline.figures.epoch_figures import all_windows
 from pipeline.figures.exposed_communication import collectives_of_kinds
 from pipeline.figures.formulas import GIB, median_of_known
 from pipeline.figures.notes import Note, NoteKind, make_note

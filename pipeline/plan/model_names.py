@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
-CIFAR_MODELS = ("resnet18", "lenet")  # each is a function of the same name in pipeline.workloads.cifar_classifier
+CIFAR_MODELS = ("resnet18", "lenet")  # each is a function of the same name in pipeline.workloads.image_classifiers
 BUILT_IN_MODELS = (*CIFAR_MODELS, "gpt")
 TORCHVISION = "torchvision:"
 

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from pipeline.figures.comparison import verdict_on
-from pipeline.figures.energy import POWER_LIMITS, THROTTLED, is_power_limited
+from pipeline.figures.epoch_figures import POWER_LIMITS, THROTTLED, is_power_limited
 from pipeline.figures.intervals import Estimate, ends_of, min_values
 from pipeline.figures.notes import OF_BASELINE, Note
 from pipeline.plan.axes import AXIS_DEFAULTS

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from pipeline.figures.ring_model import Link
+from pipeline.figures.formulas import Link
 from pipeline.plan.point_label import point_labels
 from pipeline.plan.spec import Spec, without_repeat
 from pipeline.records.folder import Experiment, is_experiment

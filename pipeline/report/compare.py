@@ -18,7 +18,7 @@ from pipeline.figures.comparison import (
     Verdict,
     time_key,
 )
-from pipeline.figures.energy import clock_notes
+from pipeline.figures.epoch_figures import clock_notes
 from pipeline.plan import point_label
 from pipeline.plan.point_label import NAMING_AXES, Terms, distinguishing_axes, point_labels
 from pipeline.records.outcomes import ITEMS

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import get_args
 
-from pipeline.figures.attempts import attempt_span, hours_columns, timed_hours
 from pipeline.figures.notes import NoteKind, make_note
+from pipeline.figures.pooling import attempt_span, hours_columns, timed_hours
 from pipeline.plan.axes import Device
 from pipeline.records.outcomes import PointOutcome
 from pipeline.records.record import Record

@@ -19,8 +19,8 @@ import msgspec
 
 from pipeline import __version__
 from pipeline.figures.comparability import gpu_model
+from pipeline.figures.epoch_figures import MAX_DATA_SHARE
 from pipeline.figures.intervals import MIN_COVERAGE
-from pipeline.figures.loader import MAX_DATA_SHARE
 from pipeline.figures.pooling import group_pairs
 from pipeline.plan.point_label import OF_GPUS, Terms, describe_training, format_figure, in_terms, point_labels
 from pipeline.plan.spec import without_repeat

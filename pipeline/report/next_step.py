@@ -11,8 +11,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from pipeline.figures.compute_rate import compute_rate_figures, find_peak
-from pipeline.figures.energy import MIN_CLOCK_LOSS, clock_notes, is_power_limited
+from pipeline.figures.epoch_figures import (
+    MAX_DATA_SHARE,
+    MIN_CLOCK_LOSS,
+    clock_notes,
+    compute_rate_figures,
+    find_peak,
+    is_power_limited,
+    longest_data_share,
+)
 from pipeline.figures.exposed_communication import (
     PointsByTraining,
     busy_share,
@@ -30,7 +37,6 @@ from pipeline.figures.exposed_communication import (
 )
 from pipeline.figures.intervals import Estimate
 from pipeline.figures.links import link_problems
-from pipeline.figures.loader import MAX_DATA_SHARE, longest_data_share
 from pipeline.figures.pooling import PooledPoint, group_pairs, median_window_s
 from pipeline.figures.straggler import MIN_LATE_SHARE, find_late_rank
 from pipeline.plan.axes import STRATEGY_AXES

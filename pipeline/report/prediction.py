@@ -6,9 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pipeline.figures.exposed_communication import communications_of, median_step_time, whole_step
-from pipeline.figures.notes import Note, NoteKind, make_note
-from pipeline.figures.pooling import PooledPoint, group_pairs
-from pipeline.figures.ring_model import (
+from pipeline.figures.formulas import (
     Link,
     LinkFit,
     MeasuredStep,
@@ -17,6 +15,8 @@ from pipeline.figures.ring_model import (
     predict_all_hidden_step_s,
     predict_step_s,
 )
+from pipeline.figures.notes import Note, NoteKind, make_note
+from pipeline.figures.pooling import PooledPoint, group_pairs
 from pipeline.plan.axes import CAPTURED_EXECUTIONS
 from pipeline.plan.spec import PREDICTION_MAY_DIFFER, alike_key
 from pipeline.records.record import VariantName

@@ -5,9 +5,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from pipeline.figures.compute_rate import MFU_PEAK, NO_PEAK
+from pipeline.figures.epoch_figures import LOADER_BOUND, MFU_PEAK, NO_PEAK
 from pipeline.figures.intervals import NOMINAL, ends_of, min_values
-from pipeline.figures.loader import LOADER_BOUND
 from pipeline.figures.pooling import SHARED_NODE
 from pipeline.plan.axes import AXIS_DEFAULTS
 from pipeline.plan.point_label import EFFORT_AXES, Terms, in_terms, varying_axes

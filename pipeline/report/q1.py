@@ -2,9 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from pipeline.figures.compute_rate import compute_rate_notes
-from pipeline.figures.energy import energy_notes, host_cpu_share_of
-from pipeline.figures.epoch_figures import time_figures, time_notes
+from pipeline.figures.epoch_figures import compute_rate_notes, energy_notes, host_cpu_share_of, time_figures, time_notes
 from pipeline.figures.pooling import PooledPoint
 from pipeline.report.claims import (
     NO_RESULT,

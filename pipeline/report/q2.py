@@ -3,17 +3,18 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from pipeline.figures.compute_rate import compute_rate_notes
-from pipeline.figures.energy import (
+from pipeline.figures.epoch_figures import (
+    LOADER_BOUND,
+    compute_rate_notes,
     energy_notes,
+    time_figures,
+    time_notes,
 )
-from pipeline.figures.epoch_figures import time_figures, time_notes
 from pipeline.figures.exposed_communication import (
     PointsByTraining,
     untold_notes,
 )
 from pipeline.figures.intervals import ends_of
-from pipeline.figures.loader import LOADER_BOUND
 from pipeline.figures.pooling import SHARED_NODE, PooledPoint
 from pipeline.figures.scaling import NO_DIFFERENCE, SUPERLINEAR, Baseline, Scaling, scaling_figures
 from pipeline.plan.point_label import EFFORT_AXES, varying_axes

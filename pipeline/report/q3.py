@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.figures import formulas, loader
-from pipeline.figures.energy import clock_notes
-from pipeline.figures.epoch_figures import timed_figures
+from pipeline.figures import epoch_figures, formulas
+from pipeline.figures.epoch_figures import clock_notes, timed_figures
 from pipeline.figures.exposed_communication import (
     CALLED,
     EXPOSURE_IS_NOISE,
@@ -427,13 +426,13 @@ def q3_row(point: PooledPoint, baseline: Baseline, measured: PointsByTraining, l
     if the bandwidth exceeds the link's own.
     """
     figures, subtraction_notes = subtraction_figures(point, baseline)
-    is_of_loader = any(loader.is_loader_bound(part) for part in (point, baseline.point) if part)
+    is_of_loader = any(epoch_figures.is_loader_bound(part) for part in (point, baseline.point) if part)
     exposed, exposed_notes = exposed_per_epoch(point, measured)
     has_own = any(note.kind == OWN_COLLECTIVES for note in exposed_notes)
     # else it holds more than the ring: the wait for data, or collectives of the user's own
     comm_s = None if is_of_loader or has_own else figures["comm_time_subtraction_s"]
     rings, ring_notes = ring_figures(point, comm_s, links)
-    notes = [*loader.loader_notes(point), *baseline.notes, *clock_notes(point)]
+    notes = [*epoch_figures.loader_notes(point), *baseline.notes, *clock_notes(point)]
     notes += [*subtraction_notes, *ring_notes, *exposed_notes]
     strategy = baseline.point.spec.strategy if baseline.point else None
     figures |= {"epoch_time_s": point.epoch_time, "exposed_comm_time_s": exposed, "baseline": strategy}

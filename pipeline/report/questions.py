@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, get_args
 
 from pipeline.figures.exposed_communication import group_by_training
+from pipeline.figures.formulas import Link
 from pipeline.figures.intervals import ends_of
 from pipeline.figures.pooling import pool_outcomes
-from pipeline.figures.ring_model import Link
 from pipeline.figures.scaling import pair_with_baselines, strong_pairs
 from pipeline.plan.point_label import Terms, in_terms
 from pipeline.plan.strategies import STRATEGIES
@@ -27,9 +27,8 @@ from pipeline.report.link import (
     transfer_row,
 )
 from pipeline.report.memory import MEMORY_BOUNDARY, OOM, memory_rows, oom_row
-from pipeline.report.network import NETWORK, OTHER_LINK, network_rows, other_link_rows
+from pipeline.report.network import NETWORK, NODES, OTHER_LINK, network_rows, node_claims, node_rows, other_link_rows
 from pipeline.report.next_step import advise_all
-from pipeline.report.nodes import NODES, node_claims, node_rows
 from pipeline.report.prediction import PREDICTION, prediction_rows
 from pipeline.report.q1 import Q1, batch_size_claims, q1_row
 from pipeline.report.q2 import Q2, WITHOUT_LOADER, q2_row, speedup_claims

@@ -10,9 +10,8 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from pipeline.figures.compute_rate import shown_precision
+from pipeline.figures.epoch_figures import MAX_DATA_SHARE, shown_precision
 from pipeline.figures.intervals import CONFIDENCE, NOMINAL, OF_FEWEST_VALUES, min_values
-from pipeline.figures.loader import MAX_DATA_SHARE
 from pipeline.figures.notes import OF_BASELINE, Note, NoteKind, make_note
 from pipeline.figures.pooling import PooledPoint
 from pipeline.plan.axes import AXES, AXIS_DEFAULTS

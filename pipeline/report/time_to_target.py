@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from pipeline.figures.energy import all_windows, throttled_notes
+from pipeline.figures.epoch_figures import all_windows, throttled_notes
 from pipeline.figures.intervals import NOMINAL, Estimate
 from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.figures.pooling import REPEATS_NOT_OK, PooledPoint, group_pairs

@@ -21,7 +21,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.multiprocessing.spawn import ProcessExitedException
 
-from pipeline.runner.failed_record import RankExit, describe_exception
+from pipeline.runner.failures import RankExit, describe_exception
 from pipeline.runner.start_ranks import (
     MASTER_VARIABLE,
     ONE_NODE,

@@ -11,7 +11,7 @@ import torch
 
 from pipeline.plan.axes import AXIS_DEFAULTS, DECLARED
 from pipeline.plan.spec import Spec
-from pipeline.runner.failed_record import describe_exception
+from pipeline.runner.failures import describe_exception
 from pipeline.training.check_workload import (
     check_batches,
     check_declarations,

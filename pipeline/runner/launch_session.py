@@ -21,8 +21,8 @@ from pipeline.plan.spec import Spec
 from pipeline.records import store
 from pipeline.records.folder import Experiment
 from pipeline.records.record import MAX_MESSAGE_CHARS, Environment, Failure, Record
-from pipeline.runner import failed_record, side_files, telemetry_sampler, telemetry_summary
-from pipeline.runner.failed_record import RankExit
+from pipeline.runner import failures, side_files, telemetry
+from pipeline.runner.failures import RankExit
 from pipeline.runner.rank_files import LOCK_NAME, PointResult, RankFiles
 from pipeline.system import source_digest
 from pipeline.system.deadline import Deadline
@@ -85,7 +85,7 @@ class LaunchSession:
                 publishing.result()  # raises the error of that thread, if any
 
     def _start_sampler(self) -> None:
-        self._sampler.enter_context(telemetry_sampler.sample_in_background(self.current_files, node_rank()))
+        self._sampler.enter_context(telemetry.sample_in_background(self.current_files, node_rank()))
 
     def _publish_until(self, has_ended: threading.Event) -> None:
         """Publish each point once the next one has started, until the ranks end. The caller publishes the last."""
@@ -120,8 +120,8 @@ class LaunchSession:
         elif self.current_files.has_result():
             self.publish_finished({})
         else:
-            failure = failed_record.find_timeout_cause(self.current_files, self.deadline.limit_s)
-            self.publish(failed_record.failure_record(self.current_spec, self.current_files, self.id, failure))
+            failure = failures.find_timeout_cause(self.current_files, self.deadline.limit_s)
+            self.publish(failures.failure_record(self.current_spec, self.current_files, self.id, failure))
 
     def publish_failure(self, message: str) -> None:
         """Publish the current point as failed, because of an error in the launcher, not in a rank."""
@@ -129,7 +129,7 @@ class LaunchSession:
 
     def _failure_record(self, message: str) -> Record:
         failure = Failure(kind="exception", message=message[:MAX_MESSAGE_CHARS])
-        return failed_record.failure_record(self.current_spec, self.current_files, self.id, failure)
+        return failures.failure_record(self.current_spec, self.current_files, self.id, failure)
 
     def publish(self, record: Record | None) -> None:
         """Publish the record of the current point, and move its step times, weights and traces beside it.
@@ -204,11 +204,11 @@ def mark_source_changed(environment: Environment) -> Environment:
 def add_telemetry(record: Record, rank_files: RankFiles) -> Record:
     """Return the record with the telemetry of all nodes; without it if the record would then be invalid."""
     assert record.measurement is not None, "an ok record has a measurement"
-    nodes = telemetry_sampler.read_all_nodes(rank_files, record.spec.num_nodes)
+    nodes = telemetry.read_all_nodes(rank_files, record.spec.num_nodes)
     # keep at least the timed epochs; keep more of a longer run only while the record stays small
     needed = NUM_WARM_UP_EPOCHS + record.spec.windows
-    num_epochs = max(needed, telemetry_summary.MAX_GPU_WINDOWS // record.spec.num_gpus)
-    sampled = telemetry_summary.summarize_telemetry(record.measurement.epochs, record.environment, nodes, num_epochs)
+    num_epochs = max(needed, telemetry.MAX_GPU_WINDOWS // record.spec.num_gpus)
+    sampled = telemetry.summarize_telemetry(record.measurement.epochs, record.environment, nodes, num_epochs)
     full = msgspec.structs.replace(record, telemetry=sampled)
     try:
         store.encode_record(full)
@@ -222,14 +222,14 @@ def build_record(spec: Spec, rank_files: RankFiles, launch_id: str, exits: Mappi
     """Return the record of a launch; None on a later node whose ranks succeeded, since the first node publishes it."""
     if not exits and node_rank() > 0:
         return None
-    failure = failed_record.read_outcome(rank_files, exits)
+    failure = failures.read_outcome(rank_files, exits)
     if isinstance(failure, PointResult):
         found = {"measurement": failure.measurement, "environment": failure.environment}
         return store.new_record(spec, "ok", launch_id, **found)
-    if spec.num_nodes > 1 and failed_record.may_be_consequence(failure):
+    if spec.num_nodes > 1 and failures.may_be_consequence(failure):
         time.sleep(ROOT_CAUSE_GRACE_S)
-        failure = failed_record.find_root_cause(rank_files, exits)
-    return failed_record.failure_record(spec, rank_files, launch_id, failure)
+        failure = failures.find_root_cause(rank_files, exits)
+    return failures.failure_record(spec, rank_files, launch_id, failure)
 
 
 def find_unpublished(experiment: Experiment, launches: Iterable[RankFiles]) -> list[RankFiles]:
@@ -273,7 +273,7 @@ def recovered_record(rank_files: RankFiles) -> Record | None:
         return None  # whether its launcher lives is known there
     for node in range(point.spec.num_nodes):
         with contextlib.suppress(OSError):
-            telemetry_sampler.finish_samples_file(rank_files.samples(node), "the launcher was killed")
+            telemetry.finish_samples_file(rank_files.samples(node), "the launcher was killed")
     record = store.new_record(
         point.spec,
         "ok",

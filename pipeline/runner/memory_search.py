@@ -19,9 +19,8 @@ from pipeline.figures.formulas import GIB
 from pipeline.plan.spec import Spec
 from pipeline.records import store
 from pipeline.records.record import MAX_MESSAGE_CHARS, DeviceMemory, Failure, MemoryTrial, Record, bracket_of
-from pipeline.runner import failed_record
-from pipeline.runner.classify_failure import OOM_REASONS
-from pipeline.runner.failed_record import RankExit
+from pipeline.runner import failures
+from pipeline.runner.failures import OOM_REASONS, RankExit
 from pipeline.runner.rank_files import PointResult, PointTask, RankFiles
 from pipeline.system.errors import log_line
 
@@ -86,7 +85,7 @@ def run_trial(
     started_ns = time.monotonic_ns()
     exits = run_node_ranks(probe, rank_files, trial_id)
     time_ns = time.monotonic_ns() - started_ns
-    outcome = failed_record.read_outcome(rank_files, exits)
+    outcome = failures.read_outcome(rank_files, exits)
     if isinstance(outcome, Failure):
         reason = None if outcome.kind in OOM_REASONS else outcome.message.partition("\n")[0]
         trial = MemoryTrial(batch_size_per_gpu=batch_size, fits=False, time_ns=time_ns, reason=reason)
@@ -150,7 +149,7 @@ def failed_search_record(spec: Spec, last: FinishedTrial, launch_id: str, bracke
     assert failure is not None, "the trial failed"
     where = f"at batch_size_per_gpu {last.trial.batch_size_per_gpu}{bracket}"
     named = msgspec.structs.replace(failure, message=f"{where}: {failure.message}"[:MAX_MESSAGE_CHARS])
-    record = failed_record.failure_record(spec, last.rank_files, launch_id, named)
+    record = failures.failure_record(spec, last.rank_files, launch_id, named)
     if failure.kind in OOM_REASONS:
         record = msgspec.structs.replace(record, reason=f"{OOM_REASONS[failure.kind]} {where}")
     return record

@@ -15,7 +15,7 @@
     trial<k>/              the same files, for one trial of a memory search
 
 The launcher is the process of pipeline.launch (on every node), a rank is pipeline.runner.rank_process, the sampler is
-pipeline.runner.telemetry_sampler. The folders of launches lie in the private folder of their submission, beside its
+pipeline.runner.telemetry. The folders of launches lie in the private folder of their submission, beside its
 task lists; those of launches by hand and without Slurm in logs/scratch. The launcher of each node opens that folder
 once (files.private_folder). What its ranks are told to run it has written itself, below the descriptor.
 

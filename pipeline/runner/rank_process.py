@@ -25,8 +25,7 @@ from pipeline.plan.find_model import code_place, find_source
 from pipeline.plan.model_names import own_class
 from pipeline.plan.spec import PEAK_MEMORY_MAY_DIFFER, Spec, alike_key
 from pipeline.records.record import MAX_MESSAGE_CHARS, DeviceMemory, Environment, Link, Measurement, short_text
-from pipeline.runner.classify_failure import classify_error
-from pipeline.runner.failed_record import describe_exception
+from pipeline.runner.failures import classify_error, describe_exception
 from pipeline.runner.rank_files import PointResult, PointTask, RankError, RankFiles
 from pipeline.runner.script_blocks import ScriptProblem
 from pipeline.runner.script_rank import ScriptRank

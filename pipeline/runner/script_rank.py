@@ -27,8 +27,7 @@ from pipeline.figures.stopping_rule import LEAD_IN_STEPS, is_time_precise_enough
 from pipeline.plan.point_label import BATCHES
 from pipeline.plan.spec import MIN_WINDOWS_FOR_INTERVAL
 from pipeline.records.record import Communication, Measurement, ObservedScript, StepSeries, VariantName, short_text
-from pipeline.runner.classify_failure import classify
-from pipeline.runner.failed_record import signal_name
+from pipeline.runner.failures import classify, signal_name
 from pipeline.runner.launch_options import PYTHONPATH_ROOT
 from pipeline.runner.rank_files import PointTask, RankFiles
 from pipeline.runner.script_blocks import (

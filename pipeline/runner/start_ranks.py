@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from pipeline.plan.model_names import TORCHVISION, is_image_model
 from pipeline.plan.spec import Spec
-from pipeline.runner.failed_record import RankExit, describe_exception
+from pipeline.runner.failures import RankExit, describe_exception
 from pipeline.runner.launch_options import python_variables
 from pipeline.runner.rank_files import RankError, RankFiles
 from pipeline.system import host

@@ -10,8 +10,7 @@ from pipeline.plan.find_model import find_code
 from pipeline.plan.resources import group_by_shape, pack_elements
 from pipeline.plan.spec import non_default_fields
 from pipeline.records.folder import start_submission
-from pipeline.runner.launch_options import launch_command
-from pipeline.runner.task_list import TaskList, digest
+from pipeline.runner.launch_options import TaskList, digest, launch_command
 from pipeline.submission import batch_script, gpu_hours_estimate, plan
 from pipeline.submission.plan import PointSelection, SubmitContext
 from pipeline.system.errors import CommandError, log_line, pluralize, print_text

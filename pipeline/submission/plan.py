@@ -18,9 +18,9 @@ from pipeline.plan.spec import Spec
 from pipeline.records.folder import MANIFEST_VERSION, Experiment, Manifest, SlurmArray, Submission, add_points
 from pipeline.records.outcomes import PointOutcome
 from pipeline.runner.launch_options import LaunchOptions, read_launch_options
-from pipeline.submission import gpu_hours_estimate, sbatch_options, slurm_queries, state_rules
+from pipeline.submission import batch_script, gpu_hours_estimate, slurm_queries, state_rules
+from pipeline.submission.batch_script import SlurmRequest
 from pipeline.submission.read_progress import PointProgress, read_progress
-from pipeline.submission.sbatch_options import SlurmRequest
 from pipeline.submission.slurm_queries import NodeType
 from pipeline.system import slurm_commands
 from pipeline.system.command_line import command_name
@@ -130,7 +130,7 @@ def inspect_cluster(options: argparse.Namespace) -> Cluster:
 def query_cluster(options: argparse.Namespace) -> Cluster:
     site = options.slurm_options
     nodes = slurm_queries.query_node_types(options.partition, site.nodelist, site.exclude)
-    sbatch_options.check_gpu_type(options.gpu_type, nodes)
+    batch_script.check_gpu_type(options.gpu_type, nodes)
     is_packed = options.points_per_element > 1
     limit_min = slurm_queries.query_partition_limit_min(options.partition) if is_packed else None
     notices = slurm_commands.ignored_variables_notice()
@@ -196,7 +196,7 @@ def drop_unsatisfiable(context: SubmitContext, todo: Sequence[Spec]) -> tuple[Su
     reasons = {**lacking, **elsewhere}
     if not reasons:
         return context, None
-    lines = sbatch_options.group_by_reason(reasons)
+    lines = batch_script.group_by_reason(reasons)
     selected = selected_run_ids(context)
     is_any_left = not selected <= reasons.keys()
     if options.skip_unsatisfiable and is_any_left:
@@ -219,11 +219,11 @@ def find_unsatisfiable(
 ) -> dict[str, str]:
     """Return run id -> reason for the points that this machine or these nodes cannot run; {} for unknown nodes."""
     if context.cluster.kind == "local":
-        return sbatch_options.unsatisfiable_on_this_machine(todo, num_visible_gpus())
+        return batch_script.unsatisfiable_on_this_machine(todo, num_visible_gpus())
     return (
         {}
         if nodes is None
-        else sbatch_options.unsatisfiable_on_slurm(
+        else batch_script.unsatisfiable_on_slurm(
             todo, nodes, context.options.gpu_type, context.options.slurm_options.no_gres
         )
     )
@@ -345,12 +345,12 @@ def plan_arrays(context: SubmitContext, todo: Sequence[Spec]) -> list[PlannedArr
     for shape, specs in group_by_shape(todo).items():
         is_packed = most > 1 and shape.num_nodes == 1
         elements = resources.pack_elements(specs, most) if is_packed else [[spec] for spec in specs]
-        request = sbatch_options.build_request(
+        request = batch_script.build_request(
             shape, grid.resources, options.slurm_options, cluster.nodes, options.max_parallel
         )
         num_points = max(len(element) for element in elements)
         if num_points > 1:
-            request = sbatch_options.sum_time_limits(request, shape, num_points, cluster.partition_limit_min)
+            request = batch_script.sum_time_limits(request, shape, num_points, cluster.partition_limit_min)
         elif shape.num_nodes > 1 and most > 1:
             request = request._replace(
                 notices=(*request.notices, f"{shape}: one configuration per element, {NOT_PACKED}")

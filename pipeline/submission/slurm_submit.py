@@ -15,8 +15,7 @@ from pathlib import Path
 
 from pipeline.plan.find_model import source_digests
 from pipeline.records.folder import Experiment, Submission, displayable_name, start_submission
-from pipeline.runner.launch_options import PYTHONPATH_ROOT, LaunchOptions
-from pipeline.runner.task_list import TaskList, digest
+from pipeline.runner.launch_options import PYTHONPATH_ROOT, LaunchOptions, TaskList, digest
 from pipeline.submission import batch_script, slurm_queries
 from pipeline.submission.plan import PlannedArray, Prologue
 from pipeline.system import files, slurm_commands

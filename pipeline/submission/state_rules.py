@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Literal, NamedTuple
 
 from pipeline.records.outcomes import PointOutcome
-from pipeline.runner.classify_failure import SLURM_OOM_SIGNS, suggests_oom
+from pipeline.runner.failures import SLURM_OOM_SIGNS, suggests_oom
 from pipeline.submission.slurm_queries import JobState
 from pipeline.system.errors import EXIT_GAPS, full_disk_hint
 

@@ -42,8 +42,8 @@ from pipeline.training.integer_network import (
 )
 from pipeline.training.loop import TrainedPoint, train_point
 from pipeline.training.process_group import Rank
-from pipeline.workloads.cifar_classifier import build_model
 from pipeline.workloads.find import Sources
+from pipeline.workloads.image_classifiers import build_model
 
 
 class UnusableWeights(Exception):

@@ -35,11 +35,11 @@ def build_workload(spec: Spec, sources: Sources = NO_SOURCES, execution: Executi
     """Return the workload of a point. Raises WorkloadError."""
     model = spec.model or "resnet18"
     if model in CIFAR_MODELS:
-        from pipeline.workloads.cifar_classifier import CifarClassifier
+        from pipeline.workloads.image_classifiers import CifarClassifier
 
         return CifarClassifier(spec, sources.data, execution)
     if model.startswith(TORCHVISION):
-        from pipeline.workloads.torchvision_classifier import TorchvisionClassifier
+        from pipeline.workloads.image_classifiers import TorchvisionClassifier
 
         return TorchvisionClassifier(spec, sources.data, execution)
     if model == "gpt":

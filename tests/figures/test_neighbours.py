@@ -11,7 +11,7 @@ from factories import (
 )
 from rendered_tables import build, cells, row_of
 
-from pipeline.figures.attempts import attempt_key, count_neighbours
+from pipeline.figures.pooling import attempt_key, count_neighbours
 from pipeline.plan.spec import Spec
 from pipeline.records.record import Environment, Gpu, Record
 

@@ -32,12 +32,12 @@ from pipeline.records import store
 from pipeline.records.folder import Experiment
 from pipeline.records.record import DeviceMemory, Environment, Measurement, Record
 from pipeline.runner import launch_session
-from pipeline.runner.failed_record import RankExit
+from pipeline.runner.failures import RankExit
 from pipeline.runner.launch_options import LaunchOptions, launch_command
 from pipeline.runner.rank_files import PointResult, PointTask, RankError
 from pipeline.runner.rank_process import EarlierPoint, expected_memory_fraction, has_memory_headroom
+from pipeline.submission.batch_script import SlurmOptions
 from pipeline.submission.plan import Cluster, PlannedArray, SubmitContext, plan_arrays
-from pipeline.submission.sbatch_options import SlurmOptions
 from pipeline.training.devices import reset_memory_statistics
 from pipeline.training.process_group import Rank
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from page_records import batch_records, scaling_records
 from rendered_tables import PUBLISHED, answers_of, assert_said_once, published_tables
 
-from pipeline.figures.energy import THROTTLED
+from pipeline.figures.epoch_figures import THROTTLED
 from pipeline.figures.intervals import Estimate
 from pipeline.figures.notes import OF_BASELINE, make_note
 from pipeline.figures.pooling import SHARED_NODE

@@ -5,7 +5,7 @@ import pytest
 from factories import make_record, make_spec, with_measurement
 from rendered_tables import assert_row, build, cells, report
 
-from pipeline.figures.attempts import attempt_span
+from pipeline.figures.pooling import attempt_span
 from pipeline.plan.spec import Spec
 from pipeline.records.record import Communication, Environment, Failure, Record, StepSeries
 from pipeline.report.cost import ENDINGS

@@ -30,7 +30,7 @@ from page_records import (
 )
 from rendered_tables import assert_said_once
 
-from pipeline.figures.energy import THROTTLED
+from pipeline.figures.epoch_figures import THROTTLED
 from pipeline.figures.intervals import DRIFTED
 from pipeline.figures.notes import OF_BASELINE, make_note
 from pipeline.figures.pooling import SHARED_NODE

@@ -10,7 +10,7 @@ from factories import make_experiment
 from page_records import EVIL, hostile_records
 
 from pipeline.report.display import DisplayColumn, DisplayTable
-from pipeline.report.latex import escape_latex, render_latex
+from pipeline.report.markdown import escape_latex, render_latex
 
 SIGNS = r"""\ ~ ^ & % $ # _ { } < > | " [ ] * -- --- `` '' ,, ?` ±"""
 DOCUMENT = r"""\documentclass{article}

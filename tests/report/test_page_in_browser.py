@@ -20,7 +20,7 @@ from page_records import EVIL, collected_in, every_question, hostile_records, wr
 from pipeline.records.record import Record
 from pipeline.report.display import ON_PAGE, display_tables
 from pipeline.report.html import Pages, slug_of
-from pipeline.report.latex import render_tabular
+from pipeline.report.markdown import render_tabular
 
 pytestmark = [pytest.mark.browser, needs_chromium]
 

@@ -23,7 +23,7 @@ from factories import (
 from rendered_tables import assert_row, build, cells, report, table_of
 
 from pipeline.collect import parse_num_gpus, read_link_options
-from pipeline.figures.ring_model import (
+from pipeline.figures.formulas import (
     Link,
     all_reduce_time_s,
 )

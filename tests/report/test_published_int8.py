@@ -8,7 +8,7 @@ from render_results import rows
 
 from pipeline.records.store import load_record
 from pipeline.training.quantize_point import load_weights
-from pipeline.workloads.cifar_classifier import build_model
+from pipeline.workloads.image_classifiers import build_model
 
 
 def test_a_channel_has_too_few_weights_for_a_percentile_of_99_9() -> None:

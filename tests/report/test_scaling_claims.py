@@ -21,7 +21,7 @@ from factories import (
 from page_records import batch_records, every_question
 from rendered_tables import build, claims_of, published_claims, row_of
 
-from pipeline.figures.loader import LOADER_BOUND
+from pipeline.figures.epoch_figures import LOADER_BOUND
 from pipeline.figures.notes import OF_BASELINE, NoteKind, make_note
 from pipeline.figures.pooling import SHARED_NODE
 from pipeline.figures.scaling import SUPERLINEAR

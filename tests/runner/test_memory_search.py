@@ -15,7 +15,7 @@ from pipeline.plan.spec import Spec
 from pipeline.records import store
 from pipeline.records.folder import Experiment
 from pipeline.records.record import DeviceMemory, Environment, FailureKind, MemorySearch, Record
-from pipeline.runner.failed_record import RankExit
+from pipeline.runner.failures import RankExit
 from pipeline.runner.memory_search import MAX_OTHER_FAILURES, fitting_trial, search_memory
 from pipeline.runner.rank_files import PointResult, PointTask, RankError, RankFiles
 

@@ -15,7 +15,7 @@ from conftest import ROOT, wait_for, workers_of
 from factories import assert_says, only_record
 
 from pipeline.records.folder import Experiment
-from pipeline.runner.failed_record import describe_exception, is_shared_memory_error
+from pipeline.runner.failures import describe_exception, is_shared_memory_error
 from pipeline.system import host
 
 GRID = """

@@ -1,16 +1,362 @@
-"""The shell lines of a batch script do what they say, also in a folder where somebody else may write."""
+"""What Slurm is asked for, and the shell lines of a batch script, also in a folder where somebody else may write.
 
+What is used of submitit's inside is there in the versions that setup.cfg admits.
+"""
+
+import inspect
 import os
+import re
+import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
-from factories import make_experiment, write_script
+import submitit
+from conftest import run_program
+from factories import make_experiment, make_record, make_spec, write_script
+from hypothesis import given
+from hypothesis import strategies as st
 
+from pipeline.plan.grid import Grid
+from pipeline.plan.resources import Resources, ResourceShape
+from pipeline.plan.spec import Spec
 from pipeline.records.folder import SlurmArray, start_submission
+from pipeline.records.outcomes import PointOutcome
 from pipeline.submission import batch_script
-from pipeline.submission.batch_script import render_array, render_script
-from pipeline.submission.sbatch_options import SlurmRequest
+from pipeline.submission.batch_script import (
+    SAFE_OPTION_VALUE,
+    Memory,
+    SlurmOptions,
+    SlurmRequest,
+    build_request,
+    check_slurm_options,
+    group_by_reason,
+    render_array,
+    render_script,
+    sum_time_limits,
+    unsatisfiable_on_slurm,
+    unsatisfiable_on_this_machine,
+)
+from pipeline.submission.plan import Cluster, ClusterKind, is_source_changed, num_cpu_threads, split_to_max_array_size
+from pipeline.submission.slurm_queries import NodeType
+from pipeline.submission.slurm_submit import submit_array
+from pipeline.system.errors import CommandError
+
+FOUR_GPUS = ResourceShape("cuda", 1, 4)
+NOWHERE = SlurmOptions()
+
+
+MORE_THAN_A_NAME = (
+    *("", "a b", "a\tb", "a\nb", "a\n", "a\0", "a\x1b[0m", "\\''\nid"),
+    *("'a'", 'a"b', "`id`", "$(id)", "a;b", "a>b", "a{b}", "a#b", "~", "%j"),
+    *("-x", "--wrap=id", "/a", "ü", "٣", "a" * 1001),
+)
+OPERATORS = ("a&b", "a|b", "a!b")  # of a constraint, which are quoted in the script
+
+
+@pytest.mark.parametrize("option", SlurmOptions._fields)
+def test_a_site_option_that_could_be_more_than_a_name_is_refused(option: str) -> None:
+    texts = [*MORE_THAN_A_NAME, *(OPERATORS if option != "constraint" else ())]
+    texts += [] if option in ("constraint", "exclude", "nodelist") else ["a" * 129]
+    texts += ["a40:4", "a40,v100", "a40=1", "a40/2", "a40+v100"] if option == "gpu_type" else []
+    for text in texts:
+        given: dict[str, Any] = {option: text}
+        with pytest.raises(CommandError, match=rf"^--{option.replace('_', '-')} ") as refusal:
+            check_slurm_options(SlurmOptions(**given))
+        assert refusal.value.code == 2, text
+
+
+@pytest.mark.parametrize("text", ["gpu", "a100-80gb", "team_x", "u@host", "a,b", "x:y=z+1/2.3", "0", "a" * 128])
+def test_a_site_option_that_is_a_name_is_taken_as_it_is(text: str) -> None:
+    site = SlurmOptions(text, text, text, text)
+    check_slurm_options(site)
+    given = dict.fromkeys(("partition", "account", "qos", "constraint"), text)
+    assert given.items() <= build_request(FOUR_GPUS, Resources(), site, None, None).options.items()
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        *(("constraint", "a100&nvlink"), ("constraint", "a40|a100"), ("constraint", "!v100"), ("constraint", "a,b")),
+        *(("constraint", "[rack1|rack2]"), ("constraint", "(a100|h100)&ib"), ("constraint", "[r1*2&r2*4]")),
+        *(("exclude", "node[1-3,9],gpu07"), ("nodelist", "jrc[0001-0004]"), ("reservation", "maint_1,course-2")),
+    ],
+)
+def test_slurms_operators_and_lists_of_nodes_reach_slurm_in_quotes(option: str, text: str) -> None:
+    given: dict[str, Any] = {option: text}
+    site = SlurmOptions(**given)
+    check_slurm_options(site)
+    request = build_request(FOUR_GPUS, Resources(), site, None, None)
+    assert request.options[option] == text
+    script = render_script(request.options, launch_id="x", root="/x", python="python", source="--grid q4")
+    (line,) = (line for line in script.splitlines() if f"#SBATCH --{option}=" in line)
+    assert shlex.split(line, comments=False) == ["#SBATCH", f"--{option}={text}"]
+    assert run_program("bash", "-c", f"echo {line.partition(' ')[2]}").stdout == f"--{option}={text}\n"
+
+
+def test_nodes_whose_gpus_slurm_does_not_know_are_asked_for_as_whole_nodes() -> None:
+    site, unknown = SlurmOptions(no_gres=True), NodeType(2, 32, 99_000, 0)
+    request = build_request(FOUR_GPUS, Resources(cpus_per_gpu=99), site, [unknown], None)
+    assert not {"gpus-per-node", "gres"} & request.options.keys()
+    assert (request.options["exclusive"], request.options["cpus-per-task"]) == ("", "32")
+    four, many = make_spec(strategy="ddp", num_gpus=4), make_spec(strategy="ddp", num_gpus=3, num_nodes=3)
+    assert unsatisfiable_on_slurm([four], [unknown], no_gres=True) == {}
+    assert len(unsatisfiable_on_slurm([four], [unknown])) == 1
+    assert list(unsatisfiable_on_slurm([many], [unknown], no_gres=True)) == [many.run_id()]
+    assert "exclusive" not in build_request(ResourceShape("cpu", 1, 4), Resources(), site, None, None).options
+    for other in ({"gres": True}, {"gpu_type": "a40"}):
+        with pytest.raises(CommandError, match="leave out --gres and --gpu-type"):
+            check_slurm_options(site._replace(**other))
+
+
+@pytest.mark.parametrize("text", ["a40", "a100-sxm4-80gb", "a100_3g.20gb", "NVIDIA_A40", "3090"])
+def test_a_gpu_type_that_is_a_name_is_taken(text: str) -> None:
+    site = SlurmOptions(gpu_type=text)
+    check_slurm_options(site)
+    assert build_request(FOUR_GPUS, Resources(), site, None, None).options["gpus-per-node"] == f"{text}:4"
+
+
+SMALL = NodeType(1, 64, 1024, 4)
+MIXED = [NodeType(1, 32, 99_000, 4, {"a40": 4}), NodeType(1, 64, 99_000, 8, {"v100": 8})]
+ASKED = {
+    SlurmOptions(): {"gpus-per-node": "4"},
+    SlurmOptions(exclusive=True): {"gpus-per-node": "4", "exclusive": ""},
+    SlurmOptions(gpu_type="a40"): {"gpus-per-node": "a40:4"},
+    SlurmOptions(gres=True): {"gres": "gpu:4"},
+    SlurmOptions(gpu_type="a40", gres=True): {"gres": "gpu:a40:4"},
+}
+MEMORY: dict[Memory | None, tuple[str | None, list[str]]] = {
+    None: ("1024M", [""]),
+    "0": ("0", []),
+    "default": (None, []),
+}
+WEAKER = [NodeType(1, 8, 32_000, 4), NodeType(1, 12, 24_000, 8), NodeType(1, 256, 4_000_000, 2)]
+FAT, THIN, THINNEST = NodeType(1, 16, 65_536, 4), NodeType(1, 12, 48_000, 4), NodeType(3, 2, 8000, 4)
+TWO_PARTITIONS = [FAT._replace(partition="a"), THIN._replace(partition="b"), THINNEST._replace(partition="b")]
+TWO_NODES, ON_CPU, MANY_CPUS = ResourceShape("cuda", 2, 4), ResourceShape("cpu", 1, 4), Resources(cpus_per_gpu=99)
+NO_BETTER = ["the 2 best nodes have no more"] * 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "resources", "site", "nodes", "asked", "notices"),
+    [
+        # GPUs are asked for by type and by the option that the site knows
+        *(
+            (FOUR_GPUS, Resources(), site, None, {"gpus-per-node": None, "gres": None, "exclusive": None} | asked, [])
+            for site, asked in ASKED.items()
+        ),
+        *((ON_CPU, Resources(), site, None, {"gpus-per-node": None, "gres": None}, []) for site in ASKED),
+        # memory is the grid's, or all of the node, or what the site gives
+        *(
+            (FOUR_GPUS, Resources(), SlurmOptions(mem=mem), [SMALL], {"mem": asked}, said)
+            for mem, (asked, said) in MEMORY.items()
+        ),
+        # only nodes that have the GPU type count as fitting
+        *(
+            (FOUR_GPUS, MANY_CPUS, SlurmOptions(gpu_type=gpu_type), MIXED, {"cpus-per-task": cpus}, [""])
+            for gpu_type, cpus in {"a40": "32", "v100": "64", None: "64"}.items()
+        ),
+        # what is not given is left to the site
+        (FOUR_GPUS, Resources(), NOWHERE, None, dict.fromkeys({*SlurmOptions._fields} - {"mem"}), []),
+        # cut to one node that has the GPUs: 12/16 x 24000/65536 is more than 8/16 x 32000/65536, and nobody has 12 CPUs
+        # and 32000 MiB; a part of the node's memory may be set aside for the system (MemSpecLimit)
+        (
+            *(FOUR_GPUS, Resources(cpus_per_gpu=4, mem_per_gpu_gib=16), NOWHERE, WEAKER),
+            {"cpus-per-task": "12", "mem": "24000M", "gpus-per-node": "4"},
+            ["12 CPUs.*instead of 16", "24000 MiB.*instead of 65536.*; if Slurm refuses it, give --mem 0$"],
+        ),
+        # over several nodes: to the weakest
+        (TWO_NODES, Resources(), NOWHERE, [THINNEST, FAT, THIN], {"cpus-per-task": "12", "mem": "48000M"}, NO_BETTER),
+        (
+            TWO_NODES,
+            Resources(),
+            NOWHERE,
+            TWO_PARTITIONS,
+            {"cpus-per-task": "2", "mem": "8000M"},
+            NO_BETTER,
+        ),  # both of b
+        # what fits, or no node could take, is left as it is
+        *(
+            (FOUR_GPUS, Resources(), NOWHERE, nodes, {"gpus-per-node": "4", "cpus-per-task": "16", "mem": "65536M"}, [])
+            for nodes in (None, [FAT], [NodeType(1, 1, 1, 2)])
+        ),
+    ],
+)
+def test_a_request_fits_the_nodes_and_what_the_site_asks_for(
+    shape: ResourceShape,
+    resources: Resources,
+    site: SlurmOptions,
+    nodes: list[NodeType] | None,
+    asked: dict[str, str | None],
+    notices: list[str],
+) -> None:
+    request = build_request(shape, resources, site, nodes, None)
+    assert {name: request.options.get(name) for name in asked} == asked
+    assert len(request.notices) == len(notices)
+    assert all(re.search(said, notice) for said, notice in zip(notices, request.notices, strict=True))
+
+
+@given(st.text(max_size=20))
+def test_no_text_with_a_character_of_the_shell_or_of_slurm_is_a_name(text: str) -> None:
+    accepted = SAFE_OPTION_VALUE.fullmatch(text) is not None
+    assert not (
+        accepted and (set(text) & set(" '\"$()\n\r\t%`;&|<>\\*?#!~{}[]^") or not text.isascii() or text[0] == "-")
+    )
+
+
+def test_a_request_is_one_task_a_node_with_the_cpus_and_memory_of_its_gpus() -> None:
+    options = build_request(
+        ResourceShape("cuda", 2, 4), Resources(cpus_per_gpu=6, mem_per_gpu_gib=16), NOWHERE, None, 3
+    ).options
+    assert options == {
+        **{"nodes": "2", "ntasks-per-node": "1", "gpus-per-node": "4"},
+        **{"cpus-per-task": "24", "mem": "65536M"},  # 4 x 6, 4 x 16 x 1024
+        **{"time": "20", "open-mode": "append", "no-requeue": ""},
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "nodes", "gpu_type", "why"),
+    [
+        ({"num_gpus": 4}, [NodeType(9, 64, 1, 2)], None, "4 GPUs per node and the largest node has 2"),
+        ({"num_gpus": 4, "num_nodes": 2}, [NodeType(1, 64, 1, 2)], None, "2 nodes and the partition has 1"),
+        (
+            {"num_gpus": 4, "num_nodes": 2},
+            *([NodeType(1, 64, 1, 2), NodeType(9, 64, 1, 1)], None, "partition has 1 that fit"),
+        ),
+        (  # that lie in two partitions count once
+            {"num_gpus": 4, "num_nodes": 2},
+            [NodeType(1, 64, 1, 2, partition=name) for name in ("day", "night")],
+            *(None, "2 nodes and the partition has 1 that fit"),
+        ),
+        ({"num_gpus": 1}, [], None, "1 GPU"),
+        ({"num_gpus": 8}, MIXED, "v100", None),
+        ({"num_gpus": 8}, MIXED, "a40", "8 a40 GPUs per node.* has 4"),
+        ({"num_gpus": 2, "num_nodes": 2}, MIXED, "a40", "2 nodes.* has 1"),
+        ({"num_gpus": 4}, [NodeType(1, 64, 1, 2), NodeType(1, 64, 1, 8)], None, None),
+        ({"num_gpus": 4, "num_nodes": 2}, [NodeType(1, 64, 1, 2), NodeType(1, 64, 1, 8)], None, None),
+        ({"device": "cpu", "num_gpus": 1}, [NodeType(1, 64, 1, 2)], None, None),
+    ],
+)
+def test_a_point_that_no_node_can_run_is_named_with_what_it_needs(
+    fields: dict[str, Any], nodes: list[NodeType], gpu_type: str | None, why: str | None
+) -> None:
+    reasons = list(unsatisfiable_on_slurm([make_spec(strategy="ddp", **fields)], nodes, gpu_type=gpu_type).values())
+    assert len(reasons) == (why is not None)
+    assert not why or re.search(why, reasons[0])
+
+
+@pytest.mark.parametrize(
+    ("fields", "can_run"),
+    [
+        ({"num_gpus": 2}, True),
+        ({"num_gpus": 3}, False),
+        ({"num_gpus": 2, "num_nodes": 2}, False),
+        ({"num_gpus": 64, "device": "cpu"}, True),  # processes may share CPUs
+    ],
+)
+def test_this_machine_runs_one_node_and_no_more_gpus_than_it_has(fields: dict[str, object], can_run: bool) -> None:
+    spec = make_spec(strategy="ddp", **fields)
+    assert (spec.run_id() not in unsatisfiable_on_this_machine([spec], num_gpus=2)) is can_run
+
+
+@pytest.mark.parametrize(
+    ("count", "line"),
+    [(1, "1 configuration needs 4 GPUs: run-0"), (1000, "1000 configurations need 4 GPUs, such as run-0")],
+)
+def test_points_that_cannot_run_are_counted_and_the_first_is_named(count: int, line: str) -> None:
+    assert group_by_reason({f"run-{number}": "4 GPUs" for number in range(count)}) == [line]
+
+
+@pytest.mark.parametrize(
+    ("partition_limit_min", "limit_min", "cut_to"),
+    [
+        (None, 80, None),
+        (80, 80, None),
+        (79, 79, "reduced to 79 min"),
+        (5, 20, "reduced to 20 min"),
+    ],  # of 4 points of 20 min
+)
+def test_an_element_of_several_points_gets_the_sum_of_their_limits_within_the_partitions_and_says_so(
+    partition_limit_min: int | None, limit_min: int, cut_to: str | None
+) -> None:
+    alone = build_request(FOUR_GPUS, Resources(), NOWHERE, None, None)
+    packed = sum_time_limits(alone, FOUR_GPUS, 4, partition_limit_min)
+    assert packed.options == alone.options | {"time": str(limit_min)}
+    (notice,) = packed.notices
+    assert notice.startswith("1 node x 4 GPUs: up to 4 configurations in sequence per element, limit 4 x 20 = 80 min")
+    assert cut_to in notice if cut_to else "cut" not in notice
+
+
+@given(st.integers(0, 50), st.integers(1, 20))
+def test_arrays_hold_every_point_once_in_order_and_none_is_longer_than_the_site_allows(number: int, most: int) -> None:
+    points = [make_spec(repeat=repeat) for repeat in range(number)]
+    arrays = split_to_max_array_size([[spec] for spec in points], most)
+    assert [spec for array in arrays for element in array for spec in element] == points
+    assert [len(array) for array in arrays[:-1]] == [most] * len(arrays[:-1])
+    assert all(len(array) <= most for array in arrays[-1:])
+
+
+def test_submitit_gives_our_script_to_sbatch_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sbatch = write_script(tmp_path / "bin" / "sbatch", f'cp "$1" {tmp_path}/sent', "echo Submitted batch job 7")
+    (sbatch.parent / "srun").symlink_to("sbatch")
+    monkeypatch.setenv("PATH", f"{sbatch.parent}:{os.environ['PATH']}")
+    (tmp_path / "logs").mkdir()
+    assert submit_array("x-0", "#!/bin/bash\nexec true\n", tmp_path / "logs") == "7"
+    assert (tmp_path / "sent").read_text() == "#!/bin/bash\nexec true\n"
+    assert list((tmp_path / "logs").iterdir()) == []
+
+
+def test_the_two_methods_that_are_replaced_are_those_of_submitit() -> None:
+    assert [*inspect.signature(submitit.SlurmExecutor._make_submission_file_text).parameters][1:] == ["command", "uid"]
+    assert [*inspect.signature(submitit.SlurmExecutor._get_job_id_from_submission_command).parameters] == ["string"]
+
+
+ONE, TWO, FOUR = (make_spec(device="cpu", strategy="ddp", num_gpus=number) for number in (1, 2, 4))
+
+
+@pytest.mark.parametrize(
+    ("points", "kind", "cpus_per_gpu", "num_threads"),
+    [
+        ((ONE, TWO), "local", 2, 2),
+        ((ONE, TWO), "local", 1, 1),
+        ((ONE, FOUR), "local", 8, 2),  # 8 cores for 4 processes: the one process of the baseline has as few
+        ((ONE, FOUR), "slurm", 8, 8),  # the job has them
+        ((make_spec(),), "local", 4, 1),  # beside a GPU
+    ],
+)
+def test_every_process_of_a_grid_on_the_cpu_has_the_same_number_of_threads(
+    points: tuple[Spec, ...], kind: ClusterKind, cpus_per_gpu: int, num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(8))
+    assert num_cpu_threads(Grid("mine", points, Resources(cpus_per_gpu=cpus_per_gpu)), Cluster(kind)) == num_threads
+
+
+@pytest.mark.parametrize(
+    ("digest", "launch", "is_changed"),
+    [
+        ("new", "mine", True),
+        ("old", "mine", False),
+        (None, "mine", False),
+        ("new", "others", False),
+        ("new", "here", True),
+    ],
+)
+def test_a_class_was_edited_since_the_submission_that_measured_it(
+    digest: str | None, launch: str, is_changed: bool
+) -> None:
+    spec = make_spec(model="w.py:W", dataset=None, input="synthetic")
+    submission = start_submission("0" * 32, "local")
+    submission.sources, submission.submitted_at = {"w.py:W": "old"}, "2026-01-01T00:00:00Z"
+    launch_id = f"{submission.launch_id_prefix}-1" if launch == "mine" else f"{launch}-1"
+    record = make_record(spec, launch_id=launch_id, started_at="2026-01-01T00:00:01Z")
+    sources = {"w.py:W": digest} if digest else {}
+    assert is_source_changed(PointOutcome(spec, "ok", record, ""), [submission], sources) is is_changed
+    assert not is_source_changed(PointOutcome(spec, "missing", None, ""), [submission], sources)
+
 
 HOSTILE_NAME = "it's two words $(touch canary) `touch canary`; touch canary"
 ENV = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1", "PYTHONPATH": "mine"}

@@ -23,8 +23,7 @@ from factories import (
 )
 from slurm_queue import write_commands
 
-from pipeline.figures.attempts import attempt_span
-from pipeline.figures.pooling import group_pairs
+from pipeline.figures.pooling import attempt_span, group_pairs
 from pipeline.plan.resources import pack_elements
 from pipeline.plan.spec import Spec, without_repeat
 from pipeline.records.folder import find_experiments

@@ -31,9 +31,8 @@ from slurm_queue import MIXED, Env, array_of, queued, quick_points, records_in, 
 from pipeline.plan.grid import expand_grid
 from pipeline.plan.spec import Spec
 from pipeline.records.folder import Experiment
-from pipeline.runner.launch_options import LaunchOptions
+from pipeline.runner.launch_options import LaunchOptions, TaskList
 from pipeline.runner.rank_files import PointTask, RankFiles
-from pipeline.runner.task_list import TaskList
 from pipeline.system import host
 
 LONG = """

@@ -12,11 +12,10 @@ from slurm_queue import write_commands
 
 from pipeline.plan.resources import Resources, ResourceShape
 from pipeline.records.folder import Experiment, SlurmArray, Submission, start_submission
-from pipeline.runner.launch_options import LaunchOptions
-from pipeline.runner.task_list import digest, read_task_list
+from pipeline.runner.launch_options import LaunchOptions, digest, read_task_list
 from pipeline.submission import slurm_queries, slurm_submit
+from pipeline.submission.batch_script import SlurmOptions, build_request
 from pipeline.submission.plan import PlannedArray
-from pipeline.submission.sbatch_options import SlurmOptions, build_request
 from pipeline.system.errors import EXIT_SCHEDULER, CommandError
 
 SHAPE = ResourceShape("cpu", 1, 1)

@@ -18,8 +18,8 @@ from pipeline import launch as launching
 from pipeline.plan.spec import Spec
 from pipeline.records.folder import Experiment
 from pipeline.records.record import Environment, FailureKind, Record
-from pipeline.runner import launch_session, telemetry_sampler
-from pipeline.runner.failed_record import RankExit
+from pipeline.runner import launch_session, telemetry
+from pipeline.runner.failures import RankExit
 from pipeline.runner.launch_options import LaunchOptions, launch_command
 from pipeline.runner.rank_files import PointResult, PointTask, RankError, RankFiles
 from pipeline.system.deadline import Deadline, DeadlineExpired
@@ -140,13 +140,13 @@ def sample_nothing(rank_files: RankFiles, node: int) -> Iterator[None]:
     """Stand in for the sampler, which is a process of its own."""
     yield
     with contextlib.suppress(OSError):
-        telemetry_sampler.finish_samples_file(rank_files.samples(node), None)
+        telemetry.finish_samples_file(rank_files.samples(node), None)
 
 
 @pytest.fixture
 def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
     monkeypatch.setattr(launch_session, "RANK_FILES_POLL_S", 0.001)
-    monkeypatch.setattr(telemetry_sampler, "sample_in_background", sample_nothing)
+    monkeypatch.setattr(telemetry, "sample_in_background", sample_nothing)
     monkeypatch.setenv("PIPELINE_LAUNCH_ID", "launch")  # as Slurm's elements have: one id, and so one folder a point
     experiment = Experiment(tmp_path / "x")
     experiment.create()

@@ -31,7 +31,7 @@ from pipeline.training.integer_network import (
     read_layers,
     round_weights,
 )
-from pipeline.workloads.cifar_classifier import build_model
+from pipeline.workloads.image_classifiers import build_model
 
 Array = npt.NDArray[Any]
 SCALES = list(itertools.product(get_args(ScaleRule), get_args(ScaleGranularity)))

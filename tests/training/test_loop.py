@@ -42,9 +42,9 @@ from pipeline.training.loop import (
 )
 from pipeline.training.step import STEP_PARTS, EagerStep, PartTimesNs, StepTimer, ignore_mark
 from pipeline.training.torch_strategies import dp, torch_strategy
-from pipeline.workloads import cifar_classifier
-from pipeline.workloads.cifar_classifier import CifarClassifier, build_model
+from pipeline.workloads import image_classifiers
 from pipeline.workloads.find import build_workload
+from pipeline.workloads.image_classifiers import CifarClassifier, build_model
 from pipeline.workloads.workload import WorkloadError
 
 SMALL: dict[str, Any] = {
@@ -497,7 +497,7 @@ def test_shuffled_labels_are_not_learnt_with_any_remedy(
             return images
         return Images(images.pixels, np.random.default_rng(0).permutation(images.labels), images.num_classes)
 
-    monkeypatch.setattr(cifar_classifier, "load_images", shuffled)
+    monkeypatch.setattr(image_classifiers, "load_images", shuffled)
     last = last_epoch(spec)
     assert (last.test_loss or 0) > math.log(10) - 0.02
     assert (last.test_accuracy or 1) < 0.35

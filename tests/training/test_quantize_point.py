@@ -41,8 +41,8 @@ from pipeline.training.quantize_point import (
     quantize_point,
     save_weights,
 )
-from pipeline.workloads.cifar_classifier import build_model
 from pipeline.workloads.find import NO_SOURCES
+from pipeline.workloads.image_classifiers import build_model
 
 SMALL: dict[str, Any] = {
     **LENET,

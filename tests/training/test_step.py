@@ -30,9 +30,8 @@ from pipeline.training.execution import (
 from pipeline.training.loop import run_epoch, train_point
 from pipeline.training.step import STEP_PARTS, EagerStep, PartTimesNs, StepFunction, ignore_mark
 from pipeline.training.torch_strategies import torch_strategy
-from pipeline.workloads.cifar_classifier import build_model
 from pipeline.workloads.find import build_workload
-from pipeline.workloads.image_classifier import parameter_groups
+from pipeline.workloads.image_classifiers import build_model, parameter_groups
 from pipeline.workloads.workload import Workload, WorkloadError
 
 SMALL: dict[str, Any] = {

@@ -33,9 +33,9 @@ from pipeline.training.torch_strategies import torch_strategy
 from pipeline.training.torch_strategies.base import local_part, optimizer_bytes
 from pipeline.training.torch_strategies.fsdp import shard_units_of
 from pipeline.training.torch_strategies.zero1 import STRATEGY as ZERO1
-from pipeline.workloads.cifar_classifier import build_model
 from pipeline.workloads.find import build_workload
 from pipeline.workloads.gpt import Gpt
+from pipeline.workloads.image_classifiers import build_model
 from pipeline.workloads.workload import Workload, WorkloadError
 
 GPT: dict[str, Any] = {"model": "gpt", "dataset": None, "device": "cpu", "precision": "fp32", "input": "synthetic"}

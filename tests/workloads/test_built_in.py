@@ -20,10 +20,15 @@ from pipeline.training.execution import has_compiler
 from pipeline.training.loop import set_precision, train_point
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, ignore_mark
-from pipeline.workloads.cifar_classifier import CifarClassifier, Stem, build_model, im2col_convolution
 from pipeline.workloads.find import build_workload
 from pipeline.workloads.gpt import Gpt
-from pipeline.workloads.torchvision_classifier import TorchvisionClassifier
+from pipeline.workloads.image_classifiers import (
+    CifarClassifier,
+    Stem,
+    TorchvisionClassifier,
+    build_model,
+    im2col_convolution,
+)
 from pipeline.workloads.workload import Workload
 
 ALONE = Rank(0, 1, torch.device("cpu"))

@@ -1,4 +1,8 @@
-"""ResNet-18 and LeNet on CIFAR-10, an image folder or synthetic images of 32 x 32 pixels."""
+"""Image classifiers trained by SGD: ResNet-18 and LeNet on CIFAR-10 and like images, and the models of torchvision.
+
+Those of CIFAR-10 take an image folder or synthetic images of 32 x 32 pixels, too. Those of torchvision take the input
+size of their published weights.
+"""
 
 import sys
 from collections.abc import Callable
@@ -10,8 +14,10 @@ import numpy as np
 import torch
 import torchvision
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
+from torchvision import datasets, transforms
 
+from pipeline.data import staging
 from pipeline.data.batches import Shard, TrainingBatches
 from pipeline.data.image_batches import (
     CHANNEL_MEANS,
@@ -22,8 +28,112 @@ from pipeline.data.image_batches import (
 )
 from pipeline.data.images import IMAGE_SIZE_PX, NUM_SYNTHETIC_CLASSES, Images, load_images
 from pipeline.plan.axes import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, Execution
-from pipeline.plan.spec import Spec
-from pipeline.workloads.image_classifier import ImageBatch, ImageClassifier, cross_entropy
+from pipeline.plan.model_names import TORCHVISION
+from pipeline.plan.spec import Spec, learning_rate_at
+from pipeline.workloads.workload import TEST_ACCURACY, Workload
+
+ImageBatch = tuple[Tensor, Tensor]  # images [batch, 3, height, width], labels [batch] int64
+
+
+class ImageClassifier(Workload):
+    """A classifier of images. The axes of the point say how it is trained, and `data` is the folder of its images."""
+
+    unit = "images"
+    merit = TEST_ACCURACY
+
+    def __init__(self, spec: Spec, data: Path | None = None, execution: Execution = "eager") -> None:
+        self._spec, self._data, self._execution = spec, data, execution
+
+    def loss(self, model: Callable[..., Any], batch: ImageBatch) -> tuple[Tensor, Tensor]:
+        images, labels = batch
+        return cross_entropy(model(images), labels)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        spec = self._spec
+        return torch.optim.SGD(
+            parameter_groups(model, spec),
+            lr=self.learning_rate(0),
+            momentum=spec.momentum,
+            weight_decay=spec.weight_decay,
+            nesterov=spec.nesterov,
+            fused=True if spec.fused_optimizer else None,  # None: torch picks the implementation for the device
+        )
+
+    def learning_rate(self, update: int) -> float:
+        return learning_rate_at(self._spec, update)
+
+
+def cross_entropy(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean loss of a batch and the number of correct predictions."""
+    return nn.functional.cross_entropy(outputs, labels), (outputs.detach().argmax(1) == labels).sum()
+
+
+def parameter_groups(model: nn.Module, spec: Spec) -> list[dict[str, Any]]:
+    """Return the optimizer's groups: one, or with `no_bias_decay` another without decay for vectors.
+
+    Every bias, and every scale and shift of a BatchNorm, is a vector; every other weight has more dimensions.
+    """
+    parameters = list(model.parameters())
+    if "no_bias_decay" not in spec.remedies:
+        return [{"params": parameters}]
+    matrices, vectors = ([p for p in parameters if (p.ndim > 1) is is_matrix] for is_matrix in (True, False))
+    return [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+
+
+NUM_CLASSES = 1000
+AUXILIARY_WEIGHTS = {"inception_v3": 0.4, "googlenet": 0.3}  # of their auxiliary heads: Szegedy et al. 2016, 2015
+
+
+class TorchvisionClassifier(ImageClassifier):
+    """A model of torchvision, trained by SGD on an image folder, decoded by the loader, or on synthetic images."""
+
+    def __init__(self, spec: Spec, data: Path | None = None, execution: Execution = "eager") -> None:
+        super().__init__(spec, data, execution)
+        self.name = str(spec.model).removeprefix(TORCHVISION)
+        self._preset = torchvision.models.get_model_weights(self.name).DEFAULT.transforms()
+        (self.image_size_px,) = self._preset.crop_size
+
+    def build_model(self) -> nn.Module:
+        sized = {"image_size": self.image_size_px} if self.name.startswith("vit_") else {}
+        unused = {"init_weights": True} if self.name in AUXILIARY_WEIGHTS else {}
+        model: nn.Module = torchvision.models.get_model(self.name, num_classes=NUM_CLASSES, **sized, **unused)
+        return model
+
+    def synthetic_batch(self, size: int, device: torch.device) -> ImageBatch:
+        labels = torch.randint(NUM_CLASSES, (size,), device=device)
+        return torch.randn((size, 3, self.image_size_px, self.image_size_px), device=device), labels
+
+    def loss(self, model: Callable[..., Any], batch: ImageBatch) -> tuple[Tensor, Tensor]:
+        """Return the loss, with that of auxiliary heads, and the number of correct predictions."""
+        images, labels = batch
+        outputs = model(images)
+        if isinstance(outputs, Tensor):
+            return cross_entropy(outputs, labels)
+        scores, *auxiliary = outputs
+        loss, num_correct = cross_entropy(scores, labels)
+        others = [nn.functional.cross_entropy(other, labels) for other in auxiliary]
+        return loss + AUXILIARY_WEIGHTS[self.name] * torch.stack(others).sum(), num_correct
+
+    def dataset(self) -> Dataset[Any]:
+        augmented = [transforms.RandomResizedCrop(self.image_size_px), transforms.RandomHorizontalFlip()]
+        normalized = [transforms.ToTensor(), transforms.Normalize(self._preset.mean, self._preset.std)]
+        return self._images("train", transforms.Compose([*augmented, *normalized]))
+
+    def evaluate(self, model: nn.Module, device: torch.device) -> tuple[float, float]:
+        """Return accuracy and mean loss over the test images, prepared as for the published weights."""
+        loss_sum, num_correct, count = 0.0, 0, 0
+        for images, labels in DataLoader(self._images("test", self._preset), self._spec.batch_size_per_gpu):
+            outputs, labels = model(images.to(device)), labels.to(device)
+            loss_sum += float(nn.functional.cross_entropy(outputs, labels, reduction="sum"))
+            num_correct += int((outputs.argmax(1) == labels).sum())
+            count += len(labels)
+        return num_correct / count, loss_sum / count
+
+    def _images(self, split: str, transform: Callable[[Any], Any]) -> Dataset[Any]:
+        root = staging.require_folder(self._data)
+        staging.require_image_folder(root)
+        found: Dataset[Any] = datasets.ImageFolder(str(root / split), transform)
+        return found
 
 
 def build_model(name: str, num_classes: int, zero_gamma: bool = False) -> nn.Module:

@@ -8,9 +8,8 @@ import pytest
 from conftest import Command, assert_refused
 from factories import make_experiment, make_spec
 
-from pipeline.runner import task_list
-from pipeline.runner.launch_options import LaunchOptions
-from pipeline.runner.task_list import TaskList, digest, read_task_list
+from pipeline.runner import launch_options
+from pipeline.runner.launch_options import LaunchOptions, TaskList, digest, read_task_list
 from pipeline.system.errors import CommandError
 
 FIRST, SECOND = make_spec(), make_spec(repeat=1)
@@ -60,7 +59,7 @@ def test_what_is_no_file_of_a_usual_size_is_refused_at_once(
     elif kind == "fifo":
         os.mkfifo(file)
     else:
-        monkeypatch.setattr(task_list, "MAX_FILE_BYTES", len(RAW) - 1)
+        monkeypatch.setattr(launch_options, "MAX_FILE_BYTES", len(RAW) - 1)
         file.write_bytes(RAW)
     said = {"link": "is a link", "fifo": "is not a regular file", "huge": "bytes, more than"}[kind]
     with pytest.raises(CommandError, match=said):
@@ -82,6 +81,6 @@ def test_an_element_waits_for_a_file_that_the_file_system_shows_late(
     assert read_task_list(file, SHA256) == TASKS
     assert len(waits) == 3
     file.unlink()
-    monkeypatch.setattr(task_list, "VISIBLE_LIMIT_S", 0)
+    monkeypatch.setattr(launch_options, "VISIBLE_LIMIT_S", 0)
     with pytest.raises(CommandError, match="cannot be read: No such file or directory"):
         read_task_list(file, SHA256)

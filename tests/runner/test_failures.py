@@ -17,8 +17,8 @@ from factories import assert_says, failure_of, make_measurement, make_spec
 
 from pipeline.records.record import Environment, FailureKind, Record
 from pipeline.records.store import publish_record
-from pipeline.runner import failed_record
-from pipeline.runner.classify_failure import OOM_REASONS, classify_error, suggests_oom
+from pipeline.runner import failures
+from pipeline.runner.failures import OOM_REASONS, classify_error, suggests_oom
 from pipeline.runner.launch_session import build_record
 from pipeline.runner.rank_files import PointResult, PointTask, RankError, RankFiles
 
@@ -32,13 +32,13 @@ def write_error(rank_files: RankFiles, rank: int, kind: str, time_ns: int = 0, m
     rank_files.write_error(RankError(cast(FailureKind, kind), message, rank, "node1", time_ns))
 
 
-Exits = Mapping[int, failed_record.RankExit]
+Exits = Mapping[int, failures.RankExit]
 NONE: Exits = {}
 
 
 def failure_of_ranks(rank_files: RankFiles, exits: Exits = NONE) -> Record:
-    cause = failed_record.find_root_cause(rank_files, exits)
-    return failed_record.failure_record(make_spec(), rank_files, "launch", cause)
+    cause = failures.find_root_cause(rank_files, exits)
+    return failures.failure_record(make_spec(), rank_files, "launch", cause)
 
 
 def built(rank_files: RankFiles, exits: Exits = NONE) -> Record:
@@ -86,13 +86,11 @@ def test_the_cause_is_the_first_failure_that_is_no_consequence(
 ) -> None:
     for number, (kind_of_error, time_ns) in errors.items():
         write_error(rank_files, number, kind_of_error, time_ns)
-    cause = failed_record.find_root_cause(
-        rank_files, {number: failed_record.RankExit(*ended) for number, ended in exits.items()}
-    )
+    cause = failures.find_root_cause(rank_files, {number: failures.RankExit(*ended) for number, ended in exits.items()})
     assert (cause.kind, cause.rank, cause.exit_code) == (kind, rank, exit_code)
     assert cause.message.startswith(said)
     assert ("raise mem_per_gpu_gib" in cause.message) == (exit_code == KILL)
-    assert failed_record.may_be_consequence(cause) == (kind in ("exit", "collective"))
+    assert failures.may_be_consequence(cause) == (kind in ("exit", "collective"))
 
 
 @pytest.mark.parametrize(
@@ -111,27 +109,27 @@ def test_a_node_without_a_word_is_named_where_the_others_lost_a_peer(
     rank_files.write_environment(Environment(nodes=("node1", "node2")))
     for rank in lost:
         write_error(rank_files, rank, "collective", time_ns=rank)
-    ended = {number: failed_record.RankExit(*ended) for number, ended in exits.items()}
-    assert failed_record.find_root_cause(rank_files, ended).message == said
+    ended = {number: failures.RankExit(*ended) for number, ended in exits.items()}
+    assert failures.find_root_cause(rank_files, ended).message == said
 
 
 def test_an_interface_that_is_not_there_is_named_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib7")
-    hint = failed_record.limit_hint(RuntimeError("Unable to find address for: ib7"))
+    hint = failures.limit_hint(RuntimeError("Unable to find address for: ib7"))
     assert re.fullmatch(r"the interfaces of \S+ are (\S+, )*lo(, \S+)*: see GLOO_SOCKET_IFNAME=ib7", hint), hint
 
 
 def test_the_memory_of_other_processes_is_kept_with_the_failure(rank_files: RankFiles) -> None:
     rank_files.write_error(RankError("gpu_shared", "another process held 2.0 GiB of GPU 1\nOOM", 1, "n", 1, (0, 2**31)))
     rank_files.write_error(RankError("collective", "connection reset by peer", 0, "n", 0))
-    record = failure_of_ranks(rank_files, {0: failed_record.RankExit(1, 0), 1: failed_record.RankExit(1, 1)})
+    record = failure_of_ranks(rank_files, {0: failures.RankExit(1, 0), 1: failures.RankExit(1, 1)})
     assert (record.status, record.reason) == ("failed", "rank 1: another process held 2.0 GiB of GPU 1")
     failure = failure_of(record)
     assert (failure.kind, failure.memory_of_others_bytes) == ("gpu_shared", (0, 2**31))
 
 
 def test_ranks_that_leave_neither_result_nor_error_failed(rank_files: RankFiles) -> None:
-    assert_says(failed_record.find_root_cause(rank_files, {}).message, "every rank exited 0", "result")
+    assert_says(failures.find_root_cause(rank_files, {}).message, "every rank exited 0", "result")
     assert built(rank_files).status == "failed"
 
 
@@ -171,7 +169,7 @@ def test_the_environment_is_recorded_for_success_and_for_failure(rank_files: Ran
 def test_no_secret_of_an_exception_comes_into_a_record(rank_files: RankFiles) -> None:
     said = "ConnectionError: https://me:hunter2@example.org/data?token=hunter2 refused\nAuthorization: Bearer hunter2"
     write_error(rank_files, 0, "exception", message=said)
-    record = built(rank_files, {0: failed_record.RankExit(1, 1.0)})
+    record = built(rank_files, {0: failures.RankExit(1, 1.0)})
     assert "hunter2" not in record.reason + failure_of(record).message
     assert record.reason == "rank 0: ConnectionError: https://<redacted>@example.org/data?token=<redacted> refused"
 
@@ -199,7 +197,7 @@ def test_a_result_that_cannot_be_read_is_a_failed_record_that_names_the_field(
 
 def test_an_error_that_cannot_be_read_is_that_of_its_rank(rank_files: RankFiles) -> None:
     rank_files.folder.joinpath("rank3.error.json").write_bytes(b"{")
-    cause = failed_record.find_root_cause(rank_files, {3: failed_record.RankExit(1, 1.0)})
+    cause = failures.find_root_cause(rank_files, {3: failures.RankExit(1, 1.0)})
     assert (cause.rank, cause.kind) == (3, "exception")
     assert_says(cause.message, "its error cannot be read")
 
@@ -234,7 +232,7 @@ def chained(outer: BaseException, inner: BaseException) -> BaseException:
     ],
 )
 def test_the_most_telling_line_of_a_chain_comes_first_with_its_cure(error: BaseException, said: list[str]) -> None:
-    text = failed_record.describe_exception(error)
+    text = failures.describe_exception(error)
     assert_says(text.partition("\n")[0], *said)
     assert not any(line.rstrip().endswith(":") for line in text.splitlines())
 
@@ -323,6 +321,6 @@ def test_a_log_suggests_an_oom_by_its_words(log: str, expected: bool) -> None:
 
 
 def test_the_module_imports_without_torch() -> None:
-    code = "import sys; sys.modules['torch'] = None; import pipeline.runner.classify_failure as m; print(m.__name__)"
+    code = "import sys; sys.modules['torch'] = None; import pipeline.runner.failures as m; print(m.__name__)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert succeeded(done).stdout == "pipeline.runner.classify_failure\n"
+    assert succeeded(done).stdout == "pipeline.runner.failures\n"
