@@ -333,15 +333,21 @@ class ScriptRank:
             self.windows[self.variant].append(reported)
         else:
             self.blocks.append(reported)
+        if self.num_rounds >= MIN_WINDOWS_FOR_INTERVAL:
+            self.store.set(ENOUGH, "")
         return self.next_round() if self.spec.measure == "communication" else self.next_window()
+
+    @property
+    def num_rounds(self) -> int:
+        """The rounds that have ended: timed blocks, or blocks of every variant."""
+        is_communication = self.spec.measure == "communication"
+        return min(map(len, self.windows.values())) if is_communication else len(self.blocks) - 1
 
     def next_window(self) -> dict[str, Any] | None:
         """Return the next timed block; None if the time is precise enough."""
         self.log_block()
         times = [block.update_ns for block in self.blocks[1:]]
         num_updates = sum(len(block.ranks[0].steps) for block in self.blocks[1:])
-        if len(times) >= MIN_WINDOWS_FOR_INTERVAL:
-            self.store.set(ENOUGH, "")
         is_enough = len(times) >= self.spec.windows or num_updates >= self.spec.updates
         if is_enough or is_time_precise_enough(times):
             return None
@@ -350,12 +356,9 @@ class ScriptRank:
     def next_round(self) -> dict[str, Any] | None:
         """Return the next block of a round, which has one of each variant in a random order; None if it is enough."""
         if not self.order:
-            num_rounds = len(self.windows[self.variants[0]])
-            if num_rounds:
-                log_line(f"round {num_rounds} of {self.spec.windows}")
-                if num_rounds >= MIN_WINDOWS_FOR_INTERVAL:
-                    self.store.set(ENOUGH, "")
-                if num_rounds >= self.spec.windows or is_communication_precise_enough(self.communication()):
+            if self.num_rounds:
+                log_line(f"round {self.num_rounds} of {self.spec.windows}")
+                if self.num_rounds >= self.spec.windows or is_communication_precise_enough(self.communication()):
                     return None
             self.order = list(self.variants)
             self.shuffle(self.order)
@@ -368,8 +371,7 @@ class ScriptRank:
 
     def communication(self) -> Communication:
         """Return the windows of each variant in the rounds that have ended, and what rank 0 sends in an update."""
-        num_rounds = min(map(len, self.windows.values()))
-        rounds = {variant: found[:num_rounds] for variant, found in self.windows.items() if num_rounds}
+        rounds = {variant: found[: self.num_rounds] for variant, found in self.windows.items() if self.num_rounds}
         series = [
             StepSeries(
                 variant=variant,
