@@ -10,7 +10,8 @@ interval.
     python benchmarks/bench_script.py --nanogpt FOLDER --turns 3 --batch-size 12    # a clone of nanoGPT, two GPUs
 
 runs its train.py, and prints what its own lines say of an iteration beside the time between these lines, when it logs
-each iteration (which waits for the GPU) and every tenth, and the record's time of an update when it logs every tenth.
+each iteration (which waits for the GPU) and every tenth, and the record's time of an update when it logs every tenth,
+beside the lines of that run.
 
     python benchmarks/bench_script.py --airbench FOLDER --turns 3    # a clone of cifar10-airbench, one GPU
 
@@ -53,6 +54,7 @@ from pipeline.run import split_command
 SCRIPT = str(Path(__file__).resolve().with_name("gpt_script.py"))
 NUM_UPDATES = 100  # of the script alone
 WARM_UP_UPDATES = 20  # of nanoGPT
+ITERATION = re.compile(r"^iter (\d+): .* time ([\d.]+)ms", re.MULTILINE)
 AIRBENCH_UPDATES, AIRBENCH_EPOCHS = 48, 9  # of an epoch; whole ones of a run
 MANY_UPDATES = 1_000_000  # the measurement ends the script
 MEASURED = (SCRIPT, "--batch-size", "{batch_size_per_gpu}", "--updates", str(MANY_UPDATES))
@@ -73,15 +75,13 @@ def run_alone(batch_size: int) -> tuple[float, float | None]:
     return found["update_ms"], found["peak_gib"]
 
 
-def run_measured(
-    batch_size: int, updates: int | None, script: Sequence[str] = MEASURED, folder: Path | None = None
-) -> tuple[float, float]:
-    """Return the same of the record that `ddpscale run` writes of a script, which may lie in another folder."""
+def run_measured(batch_size: int, updates: int | None) -> tuple[float, float]:
+    """Return the same of the record that `ddpscale run` writes of the script."""
     with tempfile.TemporaryDirectory() as outputs:
         command = [sys.executable, "-m", "pipeline.run", "--num-gpus", "2", "--batch-size", str(batch_size)]
         command += ["--cluster", "local", "--outputs", outputs]
         command += [] if updates is None else ["--updates", str(updates)]
-        subprocess.run([*command, "--", *script], check=True, stdout=subprocess.DEVNULL, cwd=folder)
+        subprocess.run([*command, "--", *MEASURED], check=True, stdout=subprocess.DEVNULL)
         (row,) = ddpscale.load(outputs).configurations.to_dict("records")
     return 1e3 * row["update_time_s"], row["peak_memory_gib"]
 
@@ -102,7 +102,7 @@ def run_nanogpt(folder: Path, batch_size: int, log_interval: int) -> tuple[float
     ) as run:
         assert run.stdout, "it is a pipe"
         lines = [(time.perf_counter(), line) for line in run.stdout]
-    timed = [(at, re.search(r"^iter (\d+): .* time ([\d.]+)ms", line)) for at, line in lines]
+    timed = [(at, ITERATION.search(line)) for at, line in lines]
     logged = [(at, int(found[1]), float(found[2])) for at, found in timed if found and int(found[1]) >= WARM_UP_UPDATES]
     (start, first, _), (end, last, _) = logged[0], logged[-1]
     return statistics.median(ms for _, _, ms in logged), 1e3 * (end - start) / (last - first)
@@ -117,10 +117,13 @@ def print_nanogpt(folder: Path, batch_size: int, turns: int) -> None:
     script = ["train.py", "--batch_size={batch_size_per_gpu}", *nanogpt_arguments(10, MANY_UPDATES)]
     for turn in range(turns):
         each, tenth = (run_nanogpt(folder, batch_size, log_interval) for log_interval in (1, 10))
-        measured_ms, _ = run_measured(batch_size, None, script, folder)
+        record, log = run_and_read(["--num-gpus", "2", "--batch-size", str(batch_size), "--", *script], folder)
+        lines_ms = [float(ms) for number, ms in ITERATION.findall(log) if int(number) >= WARM_UP_UPDATES]
+        measured_ms = 1e3 * statistics.median(update_times_s(record))
         print(
             f"turn {turn}: logs each: its lines {each[0]:.2f} ms, between them {each[1]:.2f}; logs every tenth: "
-            f"its lines {tenth[0]:.2f} ms, between them {tenth[1]:.2f}, measured {measured_ms:.2f}",
+            f"its lines {tenth[0]:.2f} ms, between them {tenth[1]:.2f}, measured {measured_ms:.2f}, its lines then "
+            f"{statistics.median(lines_ms):.2f}",
             flush=True,
         )
 
