@@ -27,7 +27,7 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from pipeline.plan.model_names import TORCHVISION, is_image_model
+from pipeline.plan.model_names import is_image_model
 from pipeline.plan.spec import Spec
 from pipeline.runner.failures import RankExit, describe_exception
 from pipeline.runner.launch_options import python_variables
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 # named, not imported: they import torch, which the launcher does not need
 AGENT_MODULE, RANK_MODULE = "pipeline.runner.agent", "pipeline.runner.rank_process"
 PRELOADED_MODULE = "pipeline.runner.fork_server_imports"
+IMAGES_MODULE = "pipeline.workloads.image_classifiers"  # it imports torchvision, which other models do not need
 ONE_NODE = "one_node"  # name of the agent's rendezvous on a single node
 FIRST_PORT, NUM_PORTS = 15_000, 15_000  # below the ephemeral range
 RENDEZVOUS_TIMEOUT_S = 300
@@ -188,7 +189,8 @@ def start_fork_server(spec: Spec) -> ProcessContext:
     Return the context in which multiprocessing starts the agent: of the server, or of new processes if there can be
     none.
     """
-    multiprocessing.set_forkserver_preload([PRELOADED_MODULE, *modules_of(spec.model)])
+    preloaded = [PRELOADED_MODULE, IMAGES_MODULE] if is_image_model(spec.model) else [PRELOADED_MODULE]
+    multiprocessing.set_forkserver_preload(preloaded)
     if not _fork_server_environ:
         _fork_server_environ.update(os.environ)
     try:
@@ -197,13 +199,6 @@ def start_fork_server(spec: Spec) -> ProcessContext:
         log_line(f"every launch imports torch again: TMPDIR={tempfile.gettempdir()} cannot hold a socket ({error})")
         return multiprocessing.get_context("spawn")
     return multiprocessing.get_context("forkserver")
-
-
-def modules_of(model: str | None) -> list[str]:
-    """Return the module of a built-in image model, which imports torchvision."""
-    if not is_image_model(model):
-        return []
-    return [f"pipeline.workloads.{'torchvision' if str(model).startswith(TORCHVISION) else 'cifar'}_classifier"]
 
 
 def environ_changes() -> EnvironChanges:

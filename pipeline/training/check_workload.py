@@ -7,15 +7,11 @@ import functools
 import itertools
 import reprlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from numbers import Number
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.amp.grad_scaler import GradScaler
-from torch.nn.parameter import is_lazy
-from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset, IterableDataset
 
 from pipeline.data.batches import (
@@ -44,7 +40,6 @@ MAX_NAMED_PARAMETERS = 3
 MAX_ITEMS = 2**40  # of a record
 TEXT_EXAMPLES = {"unit": "tokens", "merit": "test loss", "better": "higher"}
 MAX_NAMED_TENSORS = 6
-LISTS_CURE = "; its samples have lists of numbers: make each a torch.tensor in __getitem__, or write collate()"
 
 
 Each = Callable[[], AbstractContextManager[object]]
@@ -79,8 +74,6 @@ def check_pass(
 ) -> torch.optim.Optimizer | None:
     """Make the pass of check_workload. Return the model's optimizer; None if `each` kept why it is refused."""
     optimizer = None
-    with each():
-        refuse_synchronized_layers(model, spec)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with each():
         if not trainable:
@@ -95,7 +88,6 @@ def check_pass(
         with each():
             if batch is not None and trainable:
                 pass_batch(workload, model, batch, trainable, spec, rank, watch)
-                refuse_growing_buffers(workload, model, batch, buffers)
     model.zero_grad(set_to_none=True)
     restore_buffers(model, buffers)
     del batch
@@ -146,24 +138,13 @@ def pass_batch(
 
 
 def check_weights(model: nn.Module, spec: Spec) -> None:
-    """Raise WorkloadError for weights without a shape or values, and for those of another type than the row says.
+    """Raise WorkloadError for weights of another type than the row says.
 
     Autocast computes in bf16 from weights of float32 or bf16, and fp16's scaler needs those of float32. So does FSDP
     that gathers in bf16: its optimizer updates weights of float32.
     """
     is_bf16_allowed = spec.precision == "bf16" and spec.param_dtype == "fp32"
     allowed = {torch.float32, torch.complex64} | ({torch.bfloat16} if is_bf16_allowed else set())
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if is_lazy(tensor):
-            raise WorkloadError(
-                f"{name} has no shape before the first batch; give the layer its sizes, as in nn.Linear(32, 64), or "
-                "call the model once in build_model()"
-            )
-        if tensor.is_meta:
-            raise WorkloadError(
-                f"{name} is on the meta device, where it has no values; make it on the CPU in build_model(), without "
-                'torch.device("meta")'
-            )
     for name, tensor in model.named_parameters():
         is_number = tensor.is_floating_point() or tensor.is_complex()
         if is_number and tensor.dtype not in allowed:
@@ -174,32 +155,6 @@ def check_weights(model: nn.Module, spec: Spec) -> None:
             if spec.param_dtype == "bf16":
                 why = "param_dtype: bf16 gathers copies of float32 weights"
             raise WorkloadError(f"{name} is {kind}, and {why}; {cure} in build_model()")
-
-
-def refuse_synchronized_layers(model: nn.Module, spec: Spec) -> None:
-    """Raise WorkloadError for a SyncBatchNorm of the user's own in processes on the CPU, which torch has for GPUs."""
-    if spec.device != "cpu" or not spec.is_distributed:
-        return
-    for name, module in model.named_modules():
-        if isinstance(module, nn.SyncBatchNorm):
-            raise WorkloadError(
-                f"{name or 'the model'} is a SyncBatchNorm, which does not work between processes on the CPU; use "
-                "BatchNorm in build_model(), and sync_batchnorm: true on GPUs"
-            )
-
-
-def refuse_growing_buffers(workload: Workload, model: nn.Module, batch: Batch, before: Mapping[str, Any]) -> None:
-    """Raise WorkloadError for a buffer that gets larger in every pass. One that gets its size in the first is right."""
-    first = {name: tuple(buffer.shape) for name, buffer in model.named_buffers()}
-    if first == {name: tuple(value.shape) for name, (_, value) in before.items()}:
-        return
-    with torch.no_grad():
-        workload.loss(ModelCall(model), batch)
-    second = {name: tuple(buffer.shape) for name, buffer in model.named_buffers()}
-    for name, shape in second.items():
-        if shape != first.get(name):
-            grows = f"grows from {first[name]} to {shape}" if name in first else "comes anew"
-            raise WorkloadError(f"the buffer {name} {grows} in each pass; give it one size, or each step takes longer")
 
 
 def restore_buffers(model: nn.Module, before: Mapping[str, tuple[Tensor, Tensor]]) -> None:
@@ -252,17 +207,9 @@ def num_items(workload: Workload) -> int:
 def text_of(workload: Workload, name: Literal["unit", "merit", "better"]) -> str:
     """Return an attribute as a record can hold it. Raises WorkloadError."""
     text = getattr(workload, name)
-    if not isinstance(text, str) or not (text or name == "merit") or short_text(text) != text or not is_unicode(text):
+    if not isinstance(text, str) or not (text or name == "merit") or short_text(text) != text:
         raise WorkloadError(f"{name}={reprlib.repr(text)} must be a short text, as in {name} = {TEXT_EXAMPLES[name]!r}")
     return str.__str__(text)  # not of a class of NumPy
-
-
-def is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def check_count(found: float, num_samples: int, workload: Workload) -> int:
@@ -344,7 +291,7 @@ def checked_loss(workload: Workload, model: nn.Module, batch: Batch, spec: Spec,
         num_calls += 1
         return model(*inputs, **keywords)
 
-    with refuse_scaling(), autocast_of(spec, rank), ShareFinder() as shares:
+    with autocast_of(spec, rank):
         found: Any = workload.loss(ModelCall(counted), batch)
     loss, num_correct = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     if not isinstance(loss, Tensor) or not isinstance(num_correct, Tensor | None):
@@ -368,48 +315,7 @@ def checked_loss(workload: Workload, model: nn.Module, batch: Batch, spec: Spec,
                 f"loss counts correct predictions as {form}; return one whole number, as (a == b).sum()"
             )
         check_count(float(num_correct), num_samples(batch), workload)
-        if any(share is num_correct for share in shares.found):  # 0 and 1 look like counts
-            raise WorkloadError("loss returns a share of correct predictions; return their number, as (a == b).sum()")
     return loss
-
-
-class ShareFinder(TorchFunctionMode):
-    """Keeps every single number that comes from a mean or a division inside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[Tensor] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        is_share = getattr(func, "__name__", "").strip("_") in (
-            "mean",
-            "nanmean",
-            "div",
-            "divide",
-            "truediv",
-            "true_divide",
-        )
-        if is_share and isinstance(result, Tensor) and not result.ndim:
-            self.found.append(result)
-        return result
-
-
-@contextmanager
-def refuse_scaling() -> Iterator[None]:
-    """Raise WorkloadError if the loss is scaled inside: `precision: fp16` scales it, and the record would have that."""
-    scale = GradScaler.scale
-
-    def refuse(scaler: GradScaler, outputs: Any) -> Any:
-        if scaler.is_enabled():
-            raise WorkloadError("the loss is scaled by a GradScaler; return it as it is: precision: fp16 scales it")
-        return scale(scaler, outputs)
-
-    GradScaler.scale = refuse  # type: ignore[method-assign,assignment]
-    try:
-        yield
-    finally:
-        GradScaler.scale = scale  # type: ignore[method-assign]
 
 
 def check_gradients(workload: Workload, model: nn.Module, spec: Spec, rank: Rank) -> None:
@@ -454,10 +360,9 @@ def loaded_batch(workload: Workload, count: int, spec: Spec) -> Batch:
     check_parts(loaded, "the data set")
     for path, ours, theirs in pair_parts(synthetic, loaded):
         if not is_alike(ours, theirs):
-            cure = LISTS_CURE if any(map(has_numbers_in_list, samples)) else "; make them alike"
             raise WorkloadError(
                 f"synthetic_batch gives {describe_form(ours)}{name_of(path)} and the data set "
-                f"{describe_form(theirs)}{cure}"
+                f"{describe_form(theirs)}; make them alike"
             )
         if len(theirs) != count:
             raise WorkloadError(
@@ -482,12 +387,3 @@ def describe_form(batch: Batch) -> str:
     if isinstance(batch, list | tuple):
         return f"[{shorten_list(list(map(describe_form, batch)), MAX_NAMED_TENSORS)}]"
     return describe(batch)
-
-
-def has_numbers_in_list(sample: Any) -> bool:
-    """True if a sample has a list of numbers, from which torch's collate makes a tensor for each place of the list."""
-    if isinstance(sample, dict):
-        return any(map(has_numbers_in_list, sample.values()))
-    if isinstance(sample, list):
-        return any(isinstance(part, Number) or has_numbers_in_list(part) for part in sample)
-    return isinstance(sample, tuple) and any(map(has_numbers_in_list, sample))

@@ -18,6 +18,7 @@ from pipeline.workloads.workload import WorkloadError
 
 WORKER_TRACEBACK = "Original Traceback (most recent call last)"  # of torch's DataLoader
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+NO_CLOSURE = "the step() of the optimizer needs a closure and gets none; return one that needs none, such as AdamW"
 OWN_SCALER = "the training has a GradScaler of its own; leave it out: precision: fp16 scales the loss"
 CURES = {
     "Expected more than 1 value per channel": (
@@ -30,9 +31,8 @@ CURES = {
     "FSDP does not support deepcopy": (
         "FSDP cannot copy a sharded model; keep [p.detach().clone() for p in model.parameters()], or use strategy: ddp"
     ),
-    "requires closure": (
-        "the step() of the optimizer needs a closure and gets none; return one that needs none, such as AdamW"
-    ),
+    "requires closure": NO_CLOSURE,
+    "missing 1 required positional argument: 'closure'": NO_CLOSURE,
     "Attempted unscale_ but _scale is None": OWN_SCALER,
     "No inf checks were recorded": OWN_SCALER,
     "unscale_() has already been called": OWN_SCALER,

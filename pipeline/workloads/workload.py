@@ -1,7 +1,6 @@
 """The protocol of what is trained: a model, its batches, its loss and its optimizer."""
 
 import abc
-import inspect
 import math
 import reprlib
 from collections.abc import Callable, Sequence
@@ -132,14 +131,6 @@ def optimizer_of(workload: Workload, model: nn.Module) -> torch.optim.Optimizer:
         raise WorkloadError(
             f"optimizer returns {describe(found)}{parts}; return one torch.optim.Optimizer, and keep others and "
             "schedulers in self: before_update() may step them"
-        )
-    inputs = [*inspect.signature(type(found).step).parameters.values()][1:]
-    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = [one.name for one in inputs if one.default is one.empty and one.kind not in optional]
-    if needed:
-        raise WorkloadError(
-            f"optimizer returns {describe(found)}, whose step() needs a {needed[0]} and gets none; return one that "
-            "needs none, such as AdamW"
         )
     known = set(model.parameters())
     if not any(parameter in known for group in found.param_groups for parameter in group["params"]):

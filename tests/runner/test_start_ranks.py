@@ -1,7 +1,7 @@
 """The processes of ranks: how they start, their environment, their threads and their log lines."""
 
 import errno
-import importlib
+import importlib.util
 import logging
 import multiprocessing
 import os
@@ -50,6 +50,12 @@ def test_a_rank_starts_loader_workers_with_the_default_start_method(
     monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(main=main))
     start_ranks.become_rank(tmp_path, tmp_path / "store")
     assert seen == [(tmp_path, tmp_path / "store", None)]
+
+
+@pytest.mark.parametrize("name", ["PRELOADED_MODULE", "IMAGES_MODULE", "AGENT_MODULE", "RANK_MODULE"])
+def test_a_module_that_is_named_and_not_imported_exists(name: str) -> None:
+    """The fork server says nothing of one that does not, and each rank imports torchvision for itself."""
+    assert importlib.util.find_spec(getattr(start_ranks, name))
 
 
 def test_a_rank_sees_the_variables_of_its_own_launch_only(monkeypatch: pytest.MonkeyPatch) -> None:

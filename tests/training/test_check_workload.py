@@ -11,7 +11,6 @@ import torch
 from factories import make_spec, raising
 from image_steps import ALONE
 from torch import nn
-from torch.amp.grad_scaler import GradScaler
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from pipeline.communication.step_variants import StepContext, build_variant
@@ -174,10 +173,6 @@ def counting(function: Callable[[torch.Tensor], Any], **members: Any) -> Workloa
             "returns a tuple of SGD, NoneType; return one torch.optim.Opt",
         ),
         (
-            optimizer_by(lambda model: torch.optim.LBFGS(model.parameters())),
-            r"a LBFGS, whose step\(\) needs a closure and gets none; return one that needs none, such as AdamW",
-        ),
-        (
             optimizer_by(lambda model: sgd(nn.Linear(4, 1))),
             "a SGD of other parameters; build it from those of the model",
         ),
@@ -204,7 +199,6 @@ def counting(function: Callable[[torch.Tensor], Any], **members: Any) -> Workloa
         (changed(items_per_sample=torch.tensor([8, 8])), "must be a whole number of at least 1"),
         (changed(unit=None), "unit=None must be a short text, as in unit = 'tokens'"),
         (changed(unit="to\nkens"), "must be a short text"),
-        (changed(unit="caf\udce9"), "must be a short text"),
         (changed(unit="tok" * 200), r"^unit='toktok\w*\.\.\.\w*tok' must be a short text, as in unit = 'tokens'$"),
         (changed(better="high" * 200), r"^better='\w*\.\.\.\w*' must be 'higher' or 'lower'$"),
         (changed(items_per_sample=[1] * 500), r"^items_per_sample=\[1, 1, 1, 1, 1, 1, \.\.\.\] must be a whole number"),
@@ -225,12 +219,6 @@ def counting(function: Callable[[torch.Tensor], Any], **members: Any) -> Workloa
             counting(lambda right: right.float().mean() / 3),
             r"counts 0\.333333 correct predictions in 2 samples of 1 item",
         ),
-        (
-            counting(lambda right: right.float().mean()),
-            r"returns a share of .*; return their number, as \(a == b\)\.sum",
-        ),
-        (counting(lambda right: right.sum() / len(right)), "loss returns a share of correct predictions"),
-        (counting(lambda right: torch.mean(right.double())), "loss returns a share of correct predictions"),
         (counting(lambda right: right.sum() + 1), "counts 3 correct predictions in 2 samples of 1 item; return their"),
         (counting(lambda right: -right.sum()), "counts -2 correct predictions"),
         (counting(lambda right: right.sum() * float("nan")), "counts nan correct predictions"),
@@ -419,73 +407,10 @@ def test_weights_of_bf16_are_trained_in_bf16_but_not_gathered_as_copies_of_other
         check_weights(nn.Linear(4, 3).bfloat16(), gathered)
 
 
-@pytest.mark.parametrize("layer", [nn.LazyLinear(3), nn.LazyBatchNorm1d(affine=False)])
-def test_a_lazy_layer_is_refused(layer: nn.Module) -> None:
-    with pytest.raises(WorkloadError, match="has no shape before the first batch; give the layer its sizes"):
-        check_weights(nn.Sequential(layer), point())
-
-
-@pytest.mark.parametrize(("is_affine", "name"), [(True, "0.weight"), (False, "0.running_mean")])
-def test_a_weight_or_a_buffer_on_the_meta_device_is_refused(is_affine: bool, name: str) -> None:
-    """All of a model, or a part of one that has real weights, too."""
-    with torch.device("meta"):
-        layer = nn.BatchNorm1d(3, affine=is_affine)
-    said = rf'^{name} is on the meta device, .* make it on the CPU in build_model\(\), without torch.device\("meta"\)$'
-    with pytest.raises(WorkloadError, match=said):
-        check_weights(nn.Sequential(layer, nn.Linear(3, 1)), point())
-
-
-def test_a_synchronized_layer_is_refused_between_processes_on_the_cpu(request: pytest.FixtureRequest) -> None:
-    workload = changed(build_model=lambda self: nn.SyncBatchNorm.convert_sync_batchnorm(Tiny.build_model(self)))
-    check(workload)
-    request.getfixturevalue("alone_in_a_group")
-    with pytest.raises(WorkloadError, match=r"^1 is a SyncBatchNorm, .* use BatchNorm in build_model\(\), and sync_b"):
-        check(workload, strategy="ddp")
-
-
-class Remembers(nn.Module):
-    """Keeps what it saw: once, or all of it."""
-
-    def __init__(self, grows: bool) -> None:
-        super().__init__()
-        self.grows, self.inner = grows, nn.Linear(4, 1)
-        self.seen: torch.Tensor
-        self.register_buffer("seen", torch.zeros(0, 4))
-
-    def forward(self, x: torch.Tensor) -> Any:
-        self.seen = torch.cat([self.seen, x]) if self.grows else x.detach()
-        return self.inner(x)
-
-
-def test_a_buffer_that_grows_in_each_pass_is_refused_and_one_that_gets_its_size_is_not() -> None:
-    with pytest.raises(WorkloadError, match=r"seen grows from \(2, 4\) to \(4, 4\) in each pass; give it one"):
-        check(changed(build_model=lambda self: Remembers(grows=True)))
-    model = check(changed(build_model=lambda self: Remembers(grows=False)))
-    assert model.seen.shape == (0, 4), "the pass leaves no trace"
-
-
-def test_a_loss_that_scales_itself_is_refused() -> None:
-    scaler = GradScaler("cpu")
-    with pytest.raises(WorkloadError, match="scaled by a GradScaler; return it as it is"):
-        check(loss_of(lambda model, batch: scaler.scale(model(batch["x"]).mean())), precision="fp16")
-    off = GradScaler("cpu", enabled=False)
-    check(loss_of(lambda model, batch: off.scale(model(batch["x"]).mean())))
-
-
 def test_a_last_batch_of_one_sample_is_tried_before_the_clock() -> None:
     with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
         check(Tiny(), num_samples=17)
     check(Tiny(), num_samples=18)
-
-
-class Listed(Samples):
-    def __getitem__(self, index: int) -> Batch:
-        return {"x": [1.0] * 4, "y": [0.0]}
-
-
-def test_samples_with_lists_of_numbers_are_refused_with_a_cure() -> None:
-    with pytest.raises(WorkloadError, match=r"lists of numbers: make each a torch.tensor in __getitem__, or"):
-        check(changed(dataset=lambda self: Listed(16)), input="dataloader")
 
 
 def test_a_full_shared_memory_is_no_fault_of_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
