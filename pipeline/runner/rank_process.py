@@ -22,7 +22,6 @@ import torch
 from pipeline.communication.measure_point import measure_communication, measure_network
 from pipeline.communication.selftest_runs import SELFTEST_TASKS
 from pipeline.plan.find_model import code_place, find_source
-from pipeline.plan.model_names import own_class
 from pipeline.plan.spec import PEAK_MEMORY_MAY_DIFFER, Spec, alike_key
 from pipeline.records.record import MAX_MESSAGE_CHARS, DeviceMemory, Environment, Link, Measurement, short_text
 from pipeline.runner.failures import classify_error, describe_exception
@@ -37,6 +36,7 @@ from pipeline.training.process_group import Rank, device_indices
 from pipeline.training.step import PartTimesNs
 from pipeline.workloads import user_code
 from pipeline.workloads.find import Sources
+from pipeline.workloads.user_code import UserSource
 from pipeline.workloads.workload import WorkloadError
 
 # torchrun's agent reports the first rank that exits as the cause, so a rank that lost its peer waits before it exits
@@ -92,27 +92,20 @@ def run_script(point: PointTask, rank_files: RankFiles, store: Path | None) -> N
         own.run()
     except ScriptProblem:
         if rank.rank == 0:
-            rank_files.write_environment(merge_environments(point, [describe_script_rank(point, rank)]))
+            found = merge_environments(point, [describe_script_rank(point.spec, rank)])
+            rank_files.write_environment(add_source(found, point))
         raise
-    found = own.gather(describe_script_rank(point, rank), Environment, "environment")
+    by_rank = own.gather(describe_script_rank(point.spec, rank), Environment, "environment")
     if rank.rank == 0:
-        rank_files.write_result(PointResult(own.measurement(), merge_environments(point, found)))
+        environment = add_source(merge_environments(point, by_rank), point)
+        rank_files.write_result(PointResult(own.measurement(), environment))
     own.leave()
 
 
-def describe_script_rank(point: PointTask, rank: Rank) -> Environment:
-    """Return the environment of a rank, with the source of the script that it has run."""
-    environment, place = provenance.describe_environment(point.spec, rank), code_place(point.spec)
-    environment = msgspec.structs.replace(environment, links=tuple(links.read_links(point.spec.num_gpus)))
-    path = find_source(place, point.modules_folder or Path()) if place else None
-    if path is None:
-        return environment
-    digest = user_code.file_sha256(path)
-    commit, is_dirty = user_code.git_state(path, [path])
-    is_changed = point.submitted_source not in (None, digest)
-    return msgspec.structs.replace(
-        environment, model_digest=digest, model_commit=commit, model_dirty=is_dirty, model_changed=is_changed
-    )
+def describe_script_rank(spec: Spec, rank: Rank) -> Environment:
+    """Return the environment of a rank, with the links that its script's process has made."""
+    environment = provenance.describe_environment(spec, rank)
+    return msgspec.structs.replace(environment, links=tuple(links.read_links(spec.num_gpus)))
 
 
 def check_gpus_and_decode(point: PointTask) -> None:
@@ -225,7 +218,7 @@ def run_point(point: PointTask, rank: Rank, rank_files: RankFiles, num_points_be
             merged = links.merge_links(itertools.chain.from_iterable(sent))
             environment = msgspec.structs.replace(environment, links=tuple(merged))
             measurement = msgspec.structs.replace(measurement, num_points_before=num_points_before)
-            environment = add_model_source(environment, point)
+            environment = add_source(environment, point)
             rank_files.write_result(PointResult(measurement, environment))
     else:
         findings = SELFTEST_TASKS[point.task](point.spec, rank)
@@ -273,20 +266,25 @@ def facts_of_node(environment: Environment) -> dict[str, str | None]:
     return {**facts, "GPU": " and ".join(dict.fromkeys(gpu.name for gpu in environment.gpus))}
 
 
-def add_model_source(environment: Environment, point: PointTask) -> Environment:
-    """Return the environment with the source of the user's model: its digest, commit, and whether it was edited."""
-    own = own_class(point.spec.model)
-    source = user_code.describe_source(own.import_name) if own else None
-    if own is None or source is None:
+def add_source(environment: Environment, point: PointTask) -> Environment:
+    """Return the environment with the source of the user's code: its digest, commit, and whether it was edited."""
+    place, source = code_place(point.spec), None
+    if place is None:
         return environment
-    path = user_code.user_modules().get(own.import_name)
-    digest = user_code.file_sha256(path) if path else None
+    if point.spec.script:
+        path = find_source(place, point.modules_folder or Path())
+        if path:
+            source = UserSource(user_code.file_sha256(path), *user_code.git_state(path, [path]))
+    else:
+        path, source = user_code.user_modules().get(place.import_name), user_code.describe_source(place.import_name)
+    if source is None:
+        return environment
     return msgspec.structs.replace(
         environment,
         model_digest=source.digest,
         model_commit=source.commit,
         model_dirty=source.is_dirty,
-        model_changed=point.submitted_source not in (None, digest),
+        model_changed=point.submitted_source not in (None, user_code.file_sha256(path) if path else None),
     )
 
 

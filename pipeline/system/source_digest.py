@@ -7,6 +7,7 @@ import functools
 import hashlib
 import os
 import subprocess
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,15 +27,25 @@ class Source(NamedTuple):
 
 def digest_source(package: Path = PACKAGE) -> str:
     """Return the SHA-256 of the names and bytes of the package's Python files; grids are in the records."""
+    paths = sorted(str(path.relative_to(package)) for path in package.rglob("*.py"))
+    return digest_files((path, read_or_empty(package / path)) for path in paths)
+
+
+def digest_files(named: Iterable[tuple[str, bytes]]) -> str:
+    """Return the SHA-256 of the names and bytes of files."""
     found = hashlib.sha256()
-    for path in sorted(str(path.relative_to(package)) for path in package.rglob("*.py")):
-        try:
-            raw = (package / path).read_bytes()
-        except OSError:  # deleted since it was listed
-            raw = b""
-        for part in (os.fsencode(path), raw):
+    for name, raw in named:
+        for part in (os.fsencode(name), raw):
             found.update(len(part).to_bytes(8, "big") + part)
     return found.hexdigest()
+
+
+def read_or_empty(path: Path) -> bytes:
+    """Return the bytes of a file; none of one that was deleted since it was listed or imported."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 DIGEST_AT_START = digest_source()  # before the slow imports
@@ -54,13 +65,19 @@ def is_source_changed(digest: str) -> bool:
 
 def git_state(root: Path) -> tuple[str | None, bool | None]:
     """Return the checkout's commit, and if tracked files were changed; without git PIPELINE_COMMIT and None."""
+    changes = ["--untracked-files=no", "--", "pipeline", "templates"]
+    found = ask_git(root, changes) if (root / ".git").exists() else None
+    return found or (os.environ.get("PIPELINE_COMMIT"), None)
+
+
+def ask_git(root: Path, changes: Sequence[str]) -> tuple[str, bool] | None:
+    """Return the commit of a repository, and if `git status` with these words names a file; None if git fails."""
     git = ["git", "-C", str(root), "-c", f"safe.directory={root}"]
-    changes = ["status", "--porcelain", "--untracked-files=no", "--", "pipeline", "templates"]
     try:
-        if not (root / ".git").exists():
-            raise FileNotFoundError(root / ".git")
-        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=20)
-        status = subprocess.run([*git, *changes], capture_output=True, text=True, check=True, timeout=60)
+        commit, status = (
+            subprocess.run([*git, *words], capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", *changes])
+        )
     except (OSError, subprocess.SubprocessError):
-        return os.environ.get("PIPELINE_COMMIT"), None
-    return commit.stdout.strip(), bool(status.stdout.strip())
+        return None
+    return commit, bool(status)

@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-import subprocess
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ from typing import NamedTuple
 
 from pipeline.system import files
 from pipeline.system.imports import is_user_file as is_user_file
+from pipeline.system.source_digest import ask_git, digest_files, read_or_empty
 from pipeline.workloads.workload import WorkloadError
 
 WORKER_TRACEBACK = "Original Traceback (most recent call last)"  # of torch's DataLoader
@@ -142,23 +142,13 @@ def describe_source(model: str) -> UserSource | None:
     modules = user_modules()
     if not modules:
         return None
-    found = hashlib.sha256()
-    for name, path in modules.items():
-        for part in (name.encode(), source_of(path)):
-            found.update(len(part).to_bytes(8, "big") + part)
-    return UserSource(found.hexdigest(), *git_state(modules.get(model), list(modules.values())))
+    digest = digest_files((name, source_of(path)) for name, path in modules.items())
+    return UserSource(digest, *git_state(modules.get(model), list(modules.values())))
 
 
 def source_of(path: Path) -> bytes:
     """Return the source of a module as it was imported; of one that was imported unseen, that of now."""
     return imported[path] if path in imported else read_or_empty(path)
-
-
-def read_or_empty(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:  # deleted since it was imported
-        return b""
 
 
 def git_state(model: Path | None, paths: list[Path]) -> tuple[str | None, bool | None]:
@@ -167,30 +157,14 @@ def git_state(model: Path | None, paths: list[Path]) -> tuple[str | None, bool |
     root = next((folder for folder in parents if (folder / ".git").exists()), None)
     if root is None:
         return None, None
-    git = ["git", "-C", str(root), "-c", f"safe.directory={root}"]
     inside = [path for path in paths if path.resolve().is_relative_to(root)]
-    try:
-        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=20)
-        status = subprocess.run(
-            [
-                *git,
-                "status",
-                "--porcelain",
-                "--untracked-files=all",
-                "--ignored=matching",
-                "--",
-                *(str(path.resolve()) for path in inside),
-            ],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-        )
-    except (OSError, subprocess.SubprocessError):
+    resolved = (str(path.resolve()) for path in inside)
+    found = ask_git(root, ["--untracked-files=all", "--ignored=matching", "--", *resolved])
+    if found is None:
         return None, None
     # The file may have been edited, and committed or taken back, since it was imported.
     is_edited = any(source_of(path) != read_or_empty(path) for path in inside)
-    return commit.stdout.strip(), bool(status.stdout.strip()) or is_edited
+    return found[0], found[1] or is_edited
 
 
 def file_sha256(path: Path) -> str:
