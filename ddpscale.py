@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.report.frames import Frames
+    from pipeline.report.collected import Frames
 
 HERE = str(Path(__file__).resolve().parent)
 
 
 def load(folder: "str | Path") -> "Frames":
     """Return the experiments at or under a folder as pandas DataFrames: configurations, epochs, steps, tables."""
-    frames: Frames = part("report.frames").load_frames(folder)
+    frames: Frames = part("report.collected").load_frames(folder)
     return frames
 
 

@@ -119,7 +119,7 @@ def main() -> int:
 def write_page(path: Path, pairs: Pairs) -> None:
     """Write the page and name it on stderr. Raises OSError, and CommandError if a package is missing."""
     errors.require_packages("jinja2", "matplotlib")
-    from pipeline.report.compare_page import render_page  # here: it takes a second
+    from pipeline.report.compare import render_page  # here: it takes a second
 
     files.replace_file_atomically(path, render_page(pairs).encode())
     log_line(f"Page: {path}")

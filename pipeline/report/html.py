@@ -1,7 +1,8 @@
 """report.html of an experiment, the index over all experiments, and the plots as files.
 
-A page is one file: no remote asset, and a content policy that allows its own style sheet and script alone. Its links
-lead to places on it, or hold a file.
+The first screen says what limits the experiment, its answers as tiles, its efficiency, and what to try next. A page is
+one file: no remote asset, and a content policy that allows its own style sheet and script alone. Its links lead to
+places on it, or hold a file.
 """
 
 import base64
@@ -9,10 +10,11 @@ import errno
 import hashlib
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources as package_files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import msgspec
@@ -22,27 +24,173 @@ from pipeline.figures.comparability import gpu_model
 from pipeline.figures.epoch_figures import MAX_DATA_SHARE
 from pipeline.figures.intervals import MIN_COVERAGE
 from pipeline.figures.pooling import group_pairs
-from pipeline.plan.point_label import OF_GPUS, Terms, describe_training, format_figure, in_terms, point_labels
+from pipeline.plan.point_label import (
+    OF_GPUS,
+    Terms,
+    describe_axis,
+    describe_training,
+    format_figure,
+    in_terms,
+    point_labels,
+)
 from pipeline.plan.spec import without_repeat
 from pipeline.records.outcomes import CollectedOutcomes, PointOutcome
-from pipeline.report import first_screen
+from pipeline.report.claims import Tile, is_fit_for_answer
 from pipeline.report.collected import CollectedExperiment, csv_text
 from pipeline.report.cost import ENDING_WORDS
-from pipeline.report.display import MAX_ROWS, ON_PAGE, display_tables
+from pipeline.report.display import MAX_ROWS, ON_PAGE, display_tables, status_of
 from pipeline.report.int8 import int8_plots
 from pipeline.report.link import bandwidth_plots
 from pipeline.report.network import network_plots
-from pipeline.report.plots import Plot, RenderedPlot, keep_curves
+from pipeline.report.next_step import LIMIT_WORDS, POWER, RULES, WAITING, faster, has_next_step
+from pipeline.report.plots import Plot, RenderedPlot, group_series, keep_curves
 from pipeline.report.provenance import conditions_of, describe_setting, list_provenance
 from pipeline.report.q1 import batch_size_plots
 from pipeline.report.q2 import speedup_plots
 from pipeline.report.q4 import accuracy_plots, final_accuracy_plots
 from pipeline.report.questions import TOPICS, Answer, answers_of, not_asked
-from pipeline.report.step_parts import step_plots
-from pipeline.report.table import Row, Tables, name_texts
+from pipeline.report.step_parts import order_of, step_plots
+from pipeline.report.table import Row, Rows, Tables, name_texts
 from pipeline.system import files
 from pipeline.system.errors import pluralize, replace_control_characters
 from pipeline.system.source_digest import DIGEST_AT_START
+
+MAX_TILES = 7
+MAX_SUGGESTIONS = 6
+MIN_SHARE = 0.5  # of the configurations, from which one limit is the verdict on the experiment
+VERDICTS = {rule.limit: rule.verdict for rule in RULES}
+EFFICIENCY_SHADES = ((0.85, "good"), (0.7, "fair"), (0.4, "poor"))
+HOLLOW = "○"  # beside a figure that no answer uses
+
+
+class Verdict(NamedTuple):
+    """The cause that limits most configurations: what it is, in how many, and what to do."""
+
+    headline: str
+    text: str
+
+
+class Suggestion(NamedTuple):
+    """One thing to try against a limit, for how many configurations, and the gain that was measured, if it was."""
+
+    num_configurations: int
+    limit: str
+    change: str
+    gain: str
+    command: str
+
+
+class HeatCell(NamedTuple):
+    """An efficiency in per cent with its shade; why there is none, or what to know of it, is its title."""
+
+    text: str
+    shade: str = ""
+    title: str = ""
+
+
+EMPTY = HeatCell("")
+
+
+class HeatMap(NamedTuple):
+    """Efficiency on the most GPUs: a row for each series of configurations, a column for each batch size."""
+
+    heading: str
+    batch_sizes: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[HeatCell]]]
+    note: str
+
+
+def tiles_of(answers: Sequence[Answer]) -> list[Tile]:
+    """Return at most MAX_TILES tiles, in order: the first of each question goes before the second of another.
+
+    What was not asked has none. A badge that all of several tiles share is left out.
+    """
+    ranked = sorted((rank, place) for place, answer in enumerate(answers) for rank in range(len(answer.tiles)))
+    found = [answers[place].tiles[rank] for place, rank in sorted((place, rank) for rank, place in ranked[:MAX_TILES])]
+    badges = [set(tile.badges) for tile in found if tile.badges]
+    shared = set.intersection(*badges) if len(badges) > 1 else set()
+    return [tile._replace(badges=tuple(one for one in tile.badges if one not in shared)) for tile in found]
+
+
+def configurations_of(tables: Tables) -> Rows:
+    """Return a row for each timed or measured configuration that has a next step, or could have one."""
+    timed = [row for row in tables["Q2"] if row["scaling"] == "weak" and row["epoch_time_s"]]
+    return timed or [row for row in tables["communication"] if row["step_time_s"]]
+
+
+def verdict_of(tables: Tables, terms: Terms) -> Verdict | None:
+    """Return the limit of most configurations and its cure; None where no limit has most of them."""
+    rows = configurations_of(tables)
+    limits = Counter(row["limit"] for row in rows if row["limit"])
+    limits[WAITING.limit] = sum(bool(row.figures.get("is_loader_bound")) for row in rows)  # also of DataParallel
+    limit, count = limits.most_common(1)[0]
+    if not VERDICTS.get(limit) or count <= MIN_SHARE * len(rows):
+        return None
+    cure = "".join(f" Try {suggestion.change}." for suggestion in suggestions_of(tables, terms, limit)[:1])
+    return Verdict(in_terms(VERDICTS[limit], terms), f"It slows {count} of {len(rows)} configurations.{cure}")
+
+
+def suggestions_of(tables: Tables, terms: Terms, limit: str = "") -> list[Suggestion]:
+    """Return what to try next, the most frequent first, of the rows with that limit or of all that can be changed."""
+    rows = [*has_next_step(tables["Q2"]), *has_next_step(tables["communication"])]
+    wanted = [row for row in rows if limit in ("", row["limit"]) and row["limit"] != POWER.limit]
+    groups = group_pairs(((row["limit"], row["next_step"].plain), row["next_step"]) for row in wanted)
+    found = []
+    for (cause, change), steps in groups.items():
+        gains = [gain for step in steps for gain in step.gains.values() if gain]
+        option = next((change.option for change in steps[0].gains), "")
+        against, words = in_terms(LIMIT_WORDS.get(cause, cause), terms), in_terms(change, terms)
+        command = f"--set {option} --merge" if option else ""
+        found.append(Suggestion(len(steps), against, words, faster(*gains) if gains else "", command))
+    return sorted(found, key=lambda one: -one.num_configurations)[:MAX_SUGGESTIONS]
+
+
+def heat_map_of(tables: Tables, terms: Terms) -> HeatMap | None:
+    """Return the efficiency of weak scaling at the most GPUs by strategy and batch size; None without two cells.
+
+    A strategy has a row for each value of the axes that tell its configurations apart, as the plot has a line. Of
+    several configurations of one cell the most efficient is shown.
+    """
+    rows = [row for row in tables["Q2"] if row["scaling"] == "weak" and row["num_gpus"] > 1]
+    most = max((row["num_gpus"] for row in rows if row["parallel_efficiency"] is not None), default=0)
+    on_most = sorted((row for row in rows if row["num_gpus"] == most), key=order_of)
+    groups, note = group_series(on_most, "batch_size_per_gpu", ("strategy",))
+    cells = {
+        label: {
+            size: heat_cell(own) for size, own in group_pairs((row["batch_size_per_gpu"], row) for row in group).items()
+        }
+        for label, group in groups.items()
+    }
+    sizes = sorted({size for line in cells.values() for size, cell in line.items() if cell != EMPTY})
+    lines = [
+        (label, [line.get(size, EMPTY) for size in sizes])
+        for label, line in cells.items()
+        if {*line.values()} != {EMPTY}
+    ]
+    if sum(len(line) for line in cells.values()) < 2:
+        return None
+    if any(cell.text.endswith(HOLLOW) for _, line in lines for cell in line):
+        note += f" {HOLLOW} Not used in the answers above: data loading, a shared node or the like."
+    heading = in_terms(f"Efficiency on {describe_axis('num_gpus', most)} [%]", terms)
+    return HeatMap(heading, [f"{size:,}" for size in sizes], lines, note.strip())
+
+
+def heat_cell(rows: Sequence[Row]) -> HeatCell:
+    """Return the cell of some configurations: the best efficiency that can be, or why there is none."""
+    known = [row for row in rows if row["parallel_efficiency"] is not None]
+    if not known:
+        return HeatCell(status_of(rows[0]) if rows else "")
+    row = max(known, key=lambda row: (is_fit_for_answer(row, "speedup"), float(row["parallel_efficiency"])))
+    efficiency = float(row["parallel_efficiency"])
+    if efficiency > 1 and not is_fit_for_answer(row, "speedup"):
+        return HeatCell("", "", f"{efficiency:.0%} cannot be: noise, or a slow baseline")
+    text = f"{100 * efficiency:.0f}"
+    if row["is_loader_bound"] or not is_fit_for_answer(row, "speedup"):
+        return HeatCell(f"{text} {HOLLOW}", "", row["note"] or "")
+    return HeatCell(
+        text, next((name for least, name in EFFICIENCY_SHADES if efficiency >= least), "bad"), row["note"] or ""
+    )
+
 
 REPORT_NAME = "report.html"
 INDEX_NAME = "index.html"
@@ -243,10 +391,10 @@ def describe_experiment(name: str, found: CollectedExperiment) -> dict[str, Any]
         "setting": describe_setting(collected.records),
         "conditions": [*conditions_of(collected.outcomes).values()],
         "answers": [answer for answer in answers if answer.tiles],
-        "tiles": first_screen.tiles_of(answers),
-        "verdict": first_screen.verdict_of(found.tables, collected.terms),
-        "suggestions": first_screen.suggestions_of(found.tables, collected.terms),
-        "heat_map": first_screen.heat_map_of(found.tables, collected.terms),
+        "tiles": tiles_of(answers),
+        "verdict": verdict_of(found.tables, collected.terms),
+        "suggestions": suggestions_of(found.tables, collected.terms),
+        "heat_map": heat_map_of(found.tables, collected.terms),
         "not_asked": not_asked(answers),
         "left_out": collected.notes,
         "provenance": list_provenance(collected.records),

@@ -1,14 +1,11 @@
-"""Several nodes, and a slower network.
+"""Steps that were not measured: on more GPUs, by one ring over equal links, and on a slower network, by delays."""
 
-Q2 beyond one machine: how much faster several nodes are than one, what is exposed there, and what limits it. Q3 on a
-slower network: the step while each collective takes longer, and the step on another link that it predicts.
-"""
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from collections.abc import Iterator, Sequence
+import msgspec
 
-from pipeline.figures import formulas
 from pipeline.figures.exposed_communication import (
-    PointsByTraining,
     communications_of,
     delay_costs_s,
     delayed_steps,
@@ -17,27 +14,27 @@ from pipeline.figures.exposed_communication import (
     num_rounds,
     whole_step,
 )
-from pipeline.figures.intervals import Estimate, estimate, time_ratio_interval
-from pipeline.figures.notes import NoteKind, make_note
+from pipeline.figures.formulas import (
+    Link,
+    LinkFit,
+    MeasuredStep,
+    SweepSample,
+    fit_large_messages,
+    predict_all_hidden_step_s,
+    predict_step_s,
+)
+from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.figures.pooling import PooledPoint, group_pairs
-from pipeline.figures.scaling import FIXED_AXIS, Scaling
+from pipeline.plan.axes import CAPTURED_EXECUTIONS
 from pipeline.plan.point_label import describe_point, varying_axes
 from pipeline.plan.spec import PREDICTION_MAY_DIFFER, alike_key
-from pipeline.records.record import Communication
-from pipeline.report.claims import Tile, badges_of, figure_of, shown, where_of
-from pipeline.report.link import isolated_time_s
-from pipeline.report.next_step import NEXT_STEP, Advices, limit_words
+from pipeline.records.record import Communication, VariantName
+from pipeline.report.link import SweepKey, isolated_time_s, sweep_key, sweep_rows
 from pipeline.report.plots import LinePanel, Plot, as_title, make_series
-from pipeline.report.prediction import FROM_GPUS, NO_CHANGE
-from pipeline.report.q3 import exposed_per_epoch
 from pipeline.report.table import (
-    EFFICIENCY,
-    EPOCH_TIME,
     NUM_WINDOWS,
     PLACE,
     PREDICTION_ERROR,
-    SCALING,
-    SPEEDUP,
     STEP_TIME,
     Column,
     Row,
@@ -45,103 +42,183 @@ from pipeline.report.table import (
     Tables,
     View,
     make_row,
-    sort_rows,
 )
 
-MAY_DIFFER = ("num_nodes", "num_gpus", "batch_size_per_gpu", "epochs", "windows")
-SCALINGS: tuple[Scaling, ...] = ("weak", "strong")
+FROM_GPUS = Column("from_num_gpus", "from", "Number of GPUs whose measurements the prediction uses.", is_set=True)
+NO_CHANGE = (
+    Column("no_change_step_time_s", "no change [ms]", "Step time as measured on from_num_gpus: nothing is added."),
+    Column("no_change_error", "its error [%]", "no_change_step_time_s divided by measured_step_time_s, minus 1."),
+    Column("measured_step_time_s", "measured [ms]", "Step time that was measured on that number of GPUs."),
+)
 
-NODES = Table(
-    "nodes",
-    "Q2",
+PREDICTION = Table(
+    "prediction",
+    "Q3",
     (
         *PLACE,
-        Column("nodes", "nodes", "Nodes, each with as many GPUs.", is_set=True),
-        SCALING._replace(heading="scaling"),
-        EPOCH_TIME,
-        SPEEDUP._replace(
-            key="node_speedup", heading="against one node", meaning="Epoch time on one node over this one."
+        FROM_GPUS,
+        Column(
+            "predicted_step_time_s",
+            "none hidden [ms]",
+            "Step time if compute hides none of the extra all-reduce time; no upper bound.",
+            decimals=1,
         ),
-        EFFICIENCY._replace(key="node_efficiency", meaning="node_speedup/nodes."),
-        Column("exposed_share_of_epoch", "exposed [%]", "Measured exposed communication over the epoch time."),
-        *NEXT_STEP,
+        PREDICTION_ERROR,
+        *NO_CHANGE,
+        Column(
+            "predicted_parallel_efficiency",
+            "none hidden efficiency [%]",
+            "Time on one GPU alone over predicted_step_time_s.",
+            decimals=0,
+        ),
+        Column(
+            "all_hidden_step_time_s",
+            "all hidden [ms]",
+            "Step time if compute hides the extra all-reduce time; no lower bound.",
+            decimals=1,
+        ),
+        Column(
+            "all_hidden_parallel_efficiency",
+            "all hidden efficiency [%]",
+            "Time on one GPU alone over all_hidden_step_time_s.",
+            decimals=0,
+        ),
+        Column("latency_us", "", "Latency of one hop, for messages of the size of the buckets."),
+        Column("link_gb_s", "", "Bandwidth of one link."),
+        Column("fit_worst_error", "", "Largest relative error of the fit, over the sizes that it is fitted to."),
     ),
     View(
-        "Q2: nodes, speed-up against one node",
-        "Against one node with as many $GPUs, and the same $images in both. The limit is the largest part of the time "
-        "that a rule of docs/advice.md names.",
-        lambda rows: sorted(sort_rows(rows), key=lambda row: str(row["scaling"]), reverse=True),
-        keys=("node_speedup", "nodes", "scaling", "node_efficiency", "exposed_share_of_epoch", "limit", "limit_share"),
-        hidden_notes=None,
+        "Prediction: weak scaling on more $GPUs",
+        "Extrapolated from steps and all-reduces on as many $GPUs as stand under `from`. Only rows with a measured "
+        "step were tested; nothing beyond. The model is one ring over equal links, t = 2(N-1) latency + 2(N-1)/N "
+        "S/bandwidth, fitted to the all-reduces of DDP alone. None hidden: the step grows by all that all-reduces take "
+        "longer. No change: the step takes as long as on those. All hidden: likewise, while all-reduces take no "
+        "longer than the step. None of them is a bound. Each error is that of the column before it. Efficiency is "
+        "against one $GPU.",
+        lambda rows: sorted(rows, key=lambda row: int(row["batch_size_per_gpu"])),
+        is_folded=True,
     ),
 )
 
+LATENCY_OF_HOST = NoteKind(
+    "latency_of_host", "the host issued the sweep's calls one by one: the latency is the host's, not the link's"
+)
+LINK_GIVEN = NoteKind("link_given", "the link is given, not measured")
+NO_LINK_FITS = NoteKind("no_link_fits", "no latency and bandwidth above 0 explain the sweep on {num_gpus}")
 
-def node_rows(points: Sequence[PooledPoint], measured: PointsByTraining, advices: Advices) -> list[Row]:
-    """Return a row for each point on several nodes that has an alike one on one node, for both kinds of scaling."""
-    found = []
-    for scaling in SCALINGS:
-        timed = [point for point in points if point.epoch_time and point.spec.is_whole_epoch]
-        one = {node_key(point, scaling): point for point in reversed(timed) if point.spec.num_nodes == 1}
-        several = [point for point in timed if point.spec.num_nodes > 1]
-        pairs = [(point, one[node_key(point, scaling)]) for point in several if node_key(point, scaling) in one]
-        found += [node_row(point, baseline, scaling, measured, advices) for point, baseline in pairs]
-    return found
+PREDICTED_NUM_GPUS = (8, 16, 64, 256, 1024)  # as far as they are asked for, beside twice the measured number
+ON_ONE_GPU: tuple[VariantName, ...] = ("plain", "ddp_one")
+SIZES_BELOW_BUCKETS = 4  # the link is fitted to messages from the smallest bucket over this
 
 
-def node_key(point: PooledPoint, scaling: Scaling) -> tuple[object, ...]:
-    """Return what a point and the one on one node share."""
-    fixed = getattr(point.spec, FIXED_AXIS[scaling])
-    return point.gpu, point.spec.gpus_per_node, fixed, *alike_key(point.spec, MAY_DIFFER)
+class PredictionBase(NamedTuple):
+    """A communication point and its step times, from which a prediction starts."""
+
+    point: PooledPoint
+    measured: MeasuredStep
 
 
-def node_row(
-    point: PooledPoint, baseline: PooledPoint, scaling: Scaling, measured: PointsByTraining, advices: Advices
+def prediction_rows(points: Sequence[PooledPoint], link: Link | None, predict_to: int | None = None) -> list[Row]:
+    """Return the predictions of every series of points that differ in the number of GPUs alone.
+
+    From the fewest GPUs each other measured number is predicted, to test the model. From the most GPUs larger numbers
+    up to `predict_to` are predicted (by default twice the most), for `link` or else the measured link.
+    """
+    sweeps = sweep_rows(points)
+    rows = []
+    for series in series_of(points):
+        fewest, most = series[0], series[-1]
+        fit = fit_buckets(fewest, sweeps)
+        rows += [predicted_row(fewest, other.point.spec.num_gpus, fit, None, other) for other in series[1:]]
+        num_measured, fit = most.point.spec.num_gpus, fit_buckets(most, sweeps)
+        last = predict_to or 2 * num_measured
+        larger = sorted({n for n in (2 * num_measured, *PREDICTED_NUM_GPUS, last) if num_measured < n <= last})
+        rows += [predicted_row(most, num_gpus, fit, link) for num_gpus in larger]
+    return rows
+
+
+def fit_buckets(base: PredictionBase, sweeps: Mapping[SweepKey, Sequence[Row]]) -> LinkFit | None:
+    """Fit the link to the sweep of the base's place, to messages of about the size of its buckets and larger.
+
+    Of two sweeps on GPUs there the captured one counts.
+    """
+    place = sweep_key(base.point.ok_records[0])
+    captured = place._replace(execution="graph")
+    if place.device == "cuda" and captured in sweeps:
+        place = captured
+    timed = [row for row in sweeps.get(place, ()) if row["time_s"]]
+    samples = [SweepSample(place.num_gpus, row["num_bytes"], row["time_s"]) for row in timed]
+    fit = fit_large_messages(samples, min(base.measured.bucket_bytes) / SIZES_BELOW_BUCKETS)
+    return fit and fit._replace(is_host_bound=place.device == "cuda" and place.execution not in CAPTURED_EXECUTIONS)
+
+
+def series_of(points: Iterable[PooledPoint]) -> list[list[PredictionBase]]:
+    """Return the series of measured points that differ in num_gpus and num_nodes alone, each by number of GPUs.
+
+    Points on another GPU model are another series.
+    """
+    bases = filter(None, map(prediction_base, points))
+    series = group_pairs(((alike_key(base.point.spec, PREDICTION_MAY_DIFFER), base.point.gpu), base) for base in bases)
+    return [sorted(bases, key=lambda base: base.point.spec.num_gpus) for bases in series.values()]
+
+
+def prediction_base(point: PooledPoint) -> PredictionBase | None:
+    """Return the point with its step times; None without its step times or buckets, or with own collectives in them."""
+    found = communications_of(point.ok_records)
+    alone = [step_s for name in ON_ONE_GPU if (step_s := median_step_time(found, name)) is not None]
+    no_op_s, step_s = median_step_time(found, "no_op_hook"), median_step_time(found, whole_step(found))
+    buckets = next((part.profile.collectives for part in found if part.profile and part.profile.collectives), ())
+    sizes = tuple(collective.num_bytes for collective in buckets if collective.kind == "gradients")
+    if point.own_collectives or not alone or no_op_s is None or step_s is None or not sizes:
+        return None
+    return PredictionBase(point, MeasuredStep(point.spec.num_gpus, min(alone), no_op_s, step_s, sizes))
+
+
+def predicted_row(
+    base: PredictionBase,
+    num_gpus: int,
+    fit: LinkFit | None,
+    link: Link | None,
+    measured: PredictionBase | None = None,
 ) -> Row:
-    """Return the row of a point on several nodes beside the one on one node."""
-    time_s, one_s = point.epoch_time, baseline.epoch_time
-    assert time_s is not None, "it is timed"
-    assert one_s is not None, "so is the one on one node"
-    gain = estimate(formulas.speedup(one_s, time_s), time_ratio_interval(one_s, time_s))
-    exposed_s, _ = exposed_per_epoch(point, measured)
-    advice = advices.get(id(point))
-    return make_row(
-        NODES,
-        point,
-        point.difference_notes("one node", baseline),
-        nodes=point.spec.num_nodes,
-        scaling=scaling,
-        epoch_time_s=time_s,
-        node_speedup=gain,
-        node_efficiency=gain and gain.over(point.spec.num_nodes),
-        exposed_share_of_epoch=None if exposed_s is None else exposed_s / time_s,
-        **(advice._asdict() if advice else {}),
+    """Return one prediction beside the measured step time, if any. It has no figures if no link fits the sweep."""
+    spec, step, used = base.point.spec, base.measured, link or (fit.link if fit else None)
+    figures: dict[str, Any] = {"no_change_step_time_s": step.step_s}
+    if used:
+        figures |= {"latency_us": used.latency_s * 1e6, "link_gb_s": used.bandwidth_bytes_per_s / 1e9}
+    if fit and used:
+        step_s = predict_step_s(step, used, num_gpus, fit.link)
+        hidden_step_s = predict_all_hidden_step_s(step, used, num_gpus, fit.link)
+        figures |= {
+            "fit_worst_error": fit.worst_error,
+            "predicted_step_time_s": step_s,
+            "all_hidden_step_time_s": hidden_step_s,
+            "predicted_parallel_efficiency": step.one_gpu_step_s / step_s,
+            "all_hidden_parallel_efficiency": step.one_gpu_step_s / hidden_step_s,
+        }
+    if measured:
+        measured_s = figures["measured_step_time_s"] = measured.measured.step_s
+        errors = {"prediction_error": "predicted_step_time_s", "no_change_error": "no_change_step_time_s"}
+        figures |= {error: figures[key] / measured_s - 1 for error, key in errors.items() if key in figures}
+    global_batch_size = num_gpus * spec.batch_size_per_gpu
+    notes = predicted_notes(base, fit, link, measured)
+    row = make_row(
+        PREDICTION, base.point, notes, global_batch_size=global_batch_size, from_num_gpus=spec.num_gpus, **figures
     )
+    num_nodes = measured.point.spec.num_nodes if measured else None  # the model knows no nodes
+    return msgspec.structs.replace(row, axes={**row.axes, "num_gpus": num_gpus, "num_nodes": num_nodes})
 
 
-def node_claims(tables: Tables) -> list[Tile]:
-    """Return the speed-up of the most nodes over one, and what limits it; none without a point on several nodes."""
-    rows = [row for row in tables["nodes"] if row["node_speedup"]]
-    if not rows:
-        return []
-    most = max(row["nodes"] for row in rows)
-
-    def usefulness(row: Row) -> tuple[bool, Estimate]:
-        return row["scaling"] == "weak", row["node_speedup"]
-
-    best = max((row for row in rows if row["nodes"] == most), key=usefulness)
-    limit = limit_words(best)
-    number, _, interval = figure_of(best["node_speedup"], ".2f")
-    conditions = f"{best['num_gpus'] // most} $GPUs a node, {best['scaling']} scaling"
-    tile = Tile(
-        f"{most} nodes against one",
-        f"{number}x",
-        interval=interval,
-        line=f"{shown(best['node_efficiency'], '.0%')} efficient",
-        more=conditions + where_of(best, rows, "num_nodes") + (f"; limited by {limit}" if limit else ""),
-        badges=badges_of(best),
-    )
-    return [tile]
+def predicted_notes(
+    base: PredictionBase, fit: LinkFit | None, link: Link | None, measured: PredictionBase | None
+) -> list[Note]:
+    """Return the notes on a prediction, and on facts in which the measured step differs from the prediction's base."""
+    notes = [make_note(LINK_GIVEN)] if link else []
+    if fit is None:
+        notes.append(make_note(NO_LINK_FITS, num_gpus=base.point.spec.num_gpus))
+    elif fit.is_host_bound and not link:
+        notes.append(make_note(LATENCY_OF_HOST))
+    return notes + (base.point.difference_notes("measured step", measured.point) if measured else [])
 
 
 ADDED = Column("delay_time_s", "delays [ms]", "Sum of the delays of all collectives in a step, on rank 0.")

@@ -1,8 +1,9 @@
-"""Q2, scaling: how much faster several GPUs are than one. Its table, answer and plots."""
+"""Q2, scaling: how much faster several GPUs are than one, and several nodes than one. Tables, answers and plots."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+from pipeline.figures import formulas
 from pipeline.figures.epoch_figures import (
     LOADER_BOUND,
     compute_rate_notes,
@@ -14,11 +15,11 @@ from pipeline.figures.exposed_communication import (
     PointsByTraining,
     untold_notes,
 )
-from pipeline.figures.intervals import ends_of
+from pipeline.figures.intervals import ends_of, estimate, time_ratio_interval
 from pipeline.figures.pooling import SHARED_NODE, PooledPoint
-from pipeline.figures.scaling import NO_DIFFERENCE, SUPERLINEAR, Baseline, Scaling, scaling_figures
+from pipeline.figures.scaling import FIXED_AXIS, NO_DIFFERENCE, SUPERLINEAR, Baseline, Scaling, scaling_figures
 from pipeline.plan.point_label import EFFORT_AXES, varying_axes
-from pipeline.plan.spec import BASELINE_MAY_DIFFER
+from pipeline.plan.spec import BASELINE_MAY_DIFFER, alike_key
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report.claims import (
     NO_RESULT,
@@ -32,8 +33,9 @@ from pipeline.report.claims import (
     shown,
     where_of,
 )
-from pipeline.report.next_step import NEXT_STEP, Advice, next_step_view
+from pipeline.report.next_step import NEXT_STEP, Advice, Advices, limit_words, next_step_view
 from pipeline.report.plots import LinePanel, Plot, Point, as_title, group_series, make_series
+from pipeline.report.q3 import exposed_per_epoch
 from pipeline.report.step_parts import BATCH
 from pipeline.report.table import (
     AXIS_HEADINGS,
@@ -48,6 +50,7 @@ from pipeline.report.table import (
     INTERVAL,
     MEMORY,
     MFU,
+    PLACE,
     RUN_SPREAD,
     SAMPLE_ENERGY,
     SAMPLE_THROUGHPUT,
@@ -285,3 +288,96 @@ def speedup_panels(rows: Sequence[Row], batch: str, fixed: str) -> tuple[tuple[L
         title = f"{as_title(SPEEDUP.heading)} of {strategy}"
         panels.append(LinePanel(title, AXIS_HEADINGS["num_gpus"], from_one, "linear", ideal=float))
     return tuple(panels), note
+
+
+MAY_DIFFER = ("num_nodes", "num_gpus", "batch_size_per_gpu", "epochs", "windows")
+SCALINGS: tuple[Scaling, ...] = ("weak", "strong")
+
+NODES = Table(
+    "nodes",
+    "Q2",
+    (
+        *PLACE,
+        Column("nodes", "nodes", "Nodes, each with as many GPUs.", is_set=True),
+        SCALING._replace(heading="scaling"),
+        EPOCH_TIME,
+        SPEEDUP._replace(
+            key="node_speedup", heading="against one node", meaning="Epoch time on one node over this one."
+        ),
+        EFFICIENCY._replace(key="node_efficiency", meaning="node_speedup/nodes."),
+        Column("exposed_share_of_epoch", "exposed [%]", "Measured exposed communication over the epoch time."),
+        *NEXT_STEP,
+    ),
+    View(
+        "Q2: nodes, speed-up against one node",
+        "Against one node with as many $GPUs, and the same $images in both. The limit is the largest part of the time "
+        "that a rule of docs/advice.md names.",
+        lambda rows: sorted(sort_rows(rows), key=lambda row: str(row["scaling"]), reverse=True),
+        keys=("node_speedup", "nodes", "scaling", "node_efficiency", "exposed_share_of_epoch", "limit", "limit_share"),
+        hidden_notes=None,
+    ),
+)
+
+
+def node_rows(points: Sequence[PooledPoint], measured: PointsByTraining, advices: Advices) -> list[Row]:
+    """Return a row for each point on several nodes that has an alike one on one node, for both kinds of scaling."""
+    found = []
+    for scaling in SCALINGS:
+        timed = [point for point in points if point.epoch_time and point.spec.is_whole_epoch]
+        one = {node_key(point, scaling): point for point in reversed(timed) if point.spec.num_nodes == 1}
+        several = [point for point in timed if point.spec.num_nodes > 1]
+        pairs = [(point, one[node_key(point, scaling)]) for point in several if node_key(point, scaling) in one]
+        found += [node_row(point, baseline, scaling, measured, advices) for point, baseline in pairs]
+    return found
+
+
+def node_key(point: PooledPoint, scaling: Scaling) -> tuple[object, ...]:
+    """Return what a point and the one on one node share."""
+    fixed = getattr(point.spec, FIXED_AXIS[scaling])
+    return point.gpu, point.spec.gpus_per_node, fixed, *alike_key(point.spec, MAY_DIFFER)
+
+
+def node_row(
+    point: PooledPoint, baseline: PooledPoint, scaling: Scaling, measured: PointsByTraining, advices: Advices
+) -> Row:
+    """Return the row of a point on several nodes beside the one on one node."""
+    time_s, one_s = point.epoch_time, baseline.epoch_time
+    assert time_s is not None, "it is timed"
+    assert one_s is not None, "so is the one on one node"
+    gain = estimate(formulas.speedup(one_s, time_s), time_ratio_interval(one_s, time_s))
+    exposed_s, _ = exposed_per_epoch(point, measured)
+    advice = advices.get(id(point))
+    return make_row(
+        NODES,
+        point,
+        point.difference_notes("one node", baseline),
+        nodes=point.spec.num_nodes,
+        scaling=scaling,
+        epoch_time_s=time_s,
+        node_speedup=gain,
+        node_efficiency=gain and gain.over(point.spec.num_nodes),
+        exposed_share_of_epoch=None if exposed_s is None else exposed_s / time_s,
+        **(advice._asdict() if advice else {}),
+    )
+
+
+def node_claims(tables: Tables) -> list[Tile]:
+    """Return the speed-up of the most nodes over one, and what limits it; none without a point on several nodes."""
+    rows = [row for row in tables["nodes"] if row["node_speedup"]]
+    if not rows:
+        return []
+    most = max(row["nodes"] for row in rows)
+    on_most = [row for row in rows if row["nodes"] == most]
+    best = max(on_most, key=lambda row: (row["scaling"] == "weak", float(row["node_speedup"])))
+    limit = limit_words(best)
+    number, _, interval = figure_of(best["node_speedup"], ".2f")
+    conditions = f"{best['num_gpus'] // most} $GPUs a node, {best['scaling']} scaling"
+    tile = Tile(
+        f"{most} nodes against one",
+        f"{number}x",
+        interval=interval,
+        line=f"{shown(best['node_efficiency'], '.0%')} efficient",
+        more=conditions + where_of(best, rows, "num_nodes") + (f"; limited by {limit}" if limit else ""),
+        badges=badges_of(best),
+    )
+    return [tile]

@@ -10,8 +10,10 @@ from pipeline.figures.exposed_communication import (
     EXPOSURE_IS_NOISE,
     EXPOSURE_MAY_BE_ZERO,
     EXPOSURE_NEGATIVE,
+    LATE_RANK,
     LAUNCH_EXPOSED,
     MEASURED_EXPOSURE_IS_NOISE,
+    MIN_LATE_SHARE,
     NO_BUCKET_PROFILED,
     NO_OP,
     OF_MEASURED_EXPOSURE,
@@ -23,6 +25,7 @@ from pipeline.figures.exposed_communication import (
     drifted_exposure_notes,
     explain_trace_disagreement,
     exposed_time,
+    find_late_rank,
     is_within_noise,
     job_notes,
     match_measured,
@@ -40,7 +43,6 @@ from pipeline.figures.intervals import Estimate, drift_notes, ends_of, min_value
 from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.figures.pooling import OWN_COLLECTIVES, PooledPoint
 from pipeline.figures.scaling import Baseline
-from pipeline.figures.straggler import LATE_RANK, MIN_LATE_SHARE, find_late_rank
 from pipeline.plan.point_label import varying_axes
 from pipeline.plan.spec import TRAINED_MAY_DIFFER
 from pipeline.plan.strategies import STRATEGIES

@@ -26,12 +26,10 @@ from pipeline.report.link import (
     sweep_rows,
     transfer_row,
 )
-from pipeline.report.memory import MEMORY_BOUNDARY, OOM, memory_rows, oom_row
-from pipeline.report.network import NETWORK, NODES, OTHER_LINK, network_rows, node_claims, node_rows, other_link_rows
+from pipeline.report.network import NETWORK, OTHER_LINK, PREDICTION, network_rows, other_link_rows, prediction_rows
 from pipeline.report.next_step import advise_all
-from pipeline.report.prediction import PREDICTION, prediction_rows
-from pipeline.report.q1 import Q1, batch_size_claims, q1_row
-from pipeline.report.q2 import Q2, WITHOUT_LOADER, q2_row, speedup_claims
+from pipeline.report.q1 import MEMORY_BOUNDARY, OOM, Q1, batch_size_claims, memory_rows, oom_row, q1_row
+from pipeline.report.q2 import NODES, Q2, WITHOUT_LOADER, node_claims, node_rows, q2_row, speedup_claims
 from pipeline.report.q3 import COMMUNICATION, Q3, communication_claims, exposed_row, q3_row
 from pipeline.report.q4 import Q4, large_batch_claims, q4_rows
 from pipeline.report.q5 import use_claims

@@ -6,8 +6,13 @@ import msgspec
 import pytest
 from factories import make_record, make_spec
 
-from pipeline.figures.comparability import environment_difference_notes
-from pipeline.figures.links import describe_links, link_kinds, link_notes, link_problems
+from pipeline.figures.comparability import (
+    describe_links,
+    environment_difference_notes,
+    link_kinds,
+    link_notes,
+    link_problems,
+)
 from pipeline.plan.strategies import StrategyName
 from pipeline.records.record import Binding, Environment, Link, NetworkDevice, Record
 from pipeline.report.provenance import list_provenance

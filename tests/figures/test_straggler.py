@@ -17,7 +17,7 @@ from factories import (
 )
 from rendered_tables import build
 
-from pipeline.figures.straggler import LATE_RANK, find_late_rank
+from pipeline.figures.exposed_communication import LATE_RANK, find_late_rank
 from pipeline.records.record import (
     Environment,
     Gpu,

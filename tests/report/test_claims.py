@@ -14,7 +14,7 @@ from pipeline.figures.notes import OF_BASELINE, make_note
 from pipeline.figures.pooling import SHARED_NODE
 from pipeline.plan.point_label import OF_GPUS, Terms
 from pipeline.report.claims import badge_of, badges_of, with_ends
-from pipeline.report.memory import LARGEST_FITTING
+from pipeline.report.q1 import LARGEST_FITTING
 from pipeline.report.questions import answers_of as answers_of_tables
 from pipeline.report.table import Row
 

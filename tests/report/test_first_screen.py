@@ -7,7 +7,7 @@ from rendered_tables import published_tables
 
 from pipeline.plan.point_label import OF_GPUS, Terms
 from pipeline.records.record import Record
-from pipeline.report.first_screen import heat_map_of, suggestions_of, tiles_of, verdict_of
+from pipeline.report.html import heat_map_of, suggestions_of, tiles_of, verdict_of
 from pipeline.report.questions import answers_of, build_tables
 from pipeline.report.table import Tables
 

@@ -14,7 +14,7 @@ from numpy.testing import assert_array_equal
 
 import ddpscale
 from pipeline.records.store import load_record
-from pipeline.report.frames import CONFIGURATION_COLUMNS, EPOCH_COLUMNS, STEP_COLUMNS
+from pipeline.report.collected import CONFIGURATION_COLUMNS, EPOCH_COLUMNS, STEP_COLUMNS
 from pipeline.system.errors import CommandError
 
 TIMES_S = (1.0, 1.1, 0.9, 1.05, 0.95, 1.02)

@@ -16,7 +16,7 @@ from rendered_tables import assert_row, build
 
 from pipeline.plan.point_label import OF_GPUS
 from pipeline.records.record import Environment, Gpu, Link, Record
-from pipeline.report.network import node_claims
+from pipeline.report.q2 import node_claims
 from pipeline.report.questions import flatten
 
 GPT: dict[str, Any] = {"model": "gpt", "dataset": None, "input": "synthetic", "num_samples": 8192}

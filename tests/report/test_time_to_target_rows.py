@@ -13,14 +13,13 @@ from factories import (
 )
 from rendered_tables import assert_row, build, cells, report, table_of
 
-from pipeline.figures.time_to_target import NOT_REACHED, Spread, spread
 from pipeline.plan.spec import Spec
 from pipeline.records.record import Record
 from pipeline.report.display import DisplayOptions
 from pipeline.report.markdown import render_experiment
 from pipeline.report.questions import build_tables
 from pipeline.report.table import Row
-from pipeline.report.time_to_target import Targets
+from pipeline.report.time_to_target import NOT_REACHED, Spread, Targets, spread
 
 
 def baseline(**fields: Any) -> Record:
