@@ -8,11 +8,10 @@ import importlib.machinery
 import importlib.util
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
-
-import msgspec
 
 from pipeline.plan.model_names import BUILT_IN_MODELS, TORCHVISION, ClassPlace, own_class
 from pipeline.plan.script import read_command
@@ -25,12 +24,11 @@ MAX_SOURCE_BYTES = 2_000_000
 TORCHVISION_BUILDER = re.compile(r"^def ([a-z]\w+)\(\*, weights", re.MULTILINE)
 MODULES_OF_WORKLOAD = ("pipeline.workloads", "pipeline.workloads.workload")
 ABSTRACT_METHODS = ("build_model", "synthetic_batch", "loss")
-DYNAMIC_NAMES = {"setattr", "exec", "eval", "globals", "locals", "vars", "__dict__", "__setattr__"}
-DYNAMIC_METHODS = {"__new__", "__getattribute__", "__init_subclass__"}
+DYNAMIC_NAMES = {"setattr", "exec", "eval", "globals", "locals", "vars", "__dict__", "__setattr__", "__getattribute__"}
 
 
 class ClassSource(NamedTuple):
-    """The names and the constructor of a class, read from its source and those of its bases."""
+    """The names and the constructor of a class, read from its source and those of its bases in the same file."""
 
     is_workload: bool
     names: frozenset[str] = frozenset()
@@ -40,28 +38,33 @@ class ClassSource(NamedTuple):
 def check_models(points: Iterable[Spec], folder: Path) -> None:
     """Raise CommandError for a model that does not exist. Modules of the user's are found in `folder`, or installed."""
     points = list(points)
+    for path in find_code(points, folder):
+        with contextlib.suppress(files.UnreadableFile):
+            refuse_untrusted(path)
     for script in dict.fromkeys(spec.script for spec in points if spec.script):
-        check_script(script, folder)
+        if source := find_source(script_place(script), folder):  # else compiled code, or a package: the rank will see
+            parse_source(source)
     for model, options in dict.fromkeys((spec.model or "", spec.options) for spec in points if not spec.script):
         if own := own_class(model):
             check_own_class(own, options, folder)
         elif model:
-            check_name(model, [spec for spec in points if spec.model == model])
-    for path in find_code(points, folder):
-        with contextlib.suppress(files.UnreadableFile):
-            refuse_untrusted(path)
+            check_name(model)
 
 
-def check_script(script: str, folder: Path) -> None:
-    """Raise CommandError unless the script is a file or a module, in Python, that nobody else may have written."""
-    path = find_source(script_place(script), folder)
-    if path is None:  # compiled code, or a package: the rank will see
-        return
+def refuse_untrusted(path: Path) -> None:
+    """Raise CommandError if somebody else may have written code of the user's. Raises UnreadableFile."""
     try:
-        refuse_untrusted(path)
-        ast.parse(files.read_bounded(path, MAX_SOURCE_BYTES, follow_links=True))
+        files.read_code(path, MAX_SOURCE_BYTES)
+    except files.UntrustedFile as error:
+        raise CommandError(f"{path} {error}.") from error
+
+
+def parse_source(path: Path) -> ast.Module:
+    """Return the syntax tree of a user's file. Raises CommandError if it cannot be read, or is no Python."""
+    try:
+        return ast.parse(files.read_bounded(path, MAX_SOURCE_BYTES, follow_links=True))
     except files.UnreadableFile as error:
-        raise CommandError(f"{path} {error}; give the file of your script.") from error
+        raise CommandError(f"{path} {error}; give the file of your model, or of your script.") from error
     except (SyntaxError, ValueError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
         raise CommandError(f"{path}{line}: {getattr(error, 'msg', error)}; correct it.") from error
@@ -78,8 +81,8 @@ def code_place(spec: Spec) -> ClassPlace | None:
     return script_place(spec.script) if spec.script else own_class(spec.model)
 
 
-def check_name(name: str, points: Sequence[Spec]) -> None:
-    """Raise CommandError for a name that no model has, with the nearest one that these points may have.
+def check_name(name: str) -> None:
+    """Raise CommandError for a name that no model has, with the nearest one.
 
     Names of torchvision are not checked where it is not installed.
     """
@@ -87,21 +90,10 @@ def check_name(name: str, points: Sequence[Spec]) -> None:
     known = (*BUILT_IN_MODELS, *theirs)
     if name in known or (name.startswith(TORCHVISION) and not theirs):
         return
-    named = {model.removeprefix(TORCHVISION): model for model in reversed(known) if may_be(points, model)}
+    named = {model.removeprefix(TORCHVISION): model for model in reversed(known)}
     near = difflib.get_close_matches(name.removeprefix(TORCHVISION), named, n=1)
-    choices = [model for model in BUILT_IN_MODELS if model in named.values()] or ["file.py:Class"]
-    cure = f"did you mean {named[near[0]]!r}?" if near else f"choose one of {', '.join(choices)}."
+    cure = f"did you mean {named[near[0]]!r}?" if near else f"choose one of {', '.join(BUILT_IN_MODELS)}."
     raise CommandError(f"unknown model {name!r}; {cure}")
-
-
-def may_be(points: Iterable[Spec], model: str) -> bool:
-    """True if no point is refused with this model."""
-    try:
-        for spec in points:
-            msgspec.structs.replace(spec, model=model)
-    except ValueError:
-        return False
-    return True
 
 
 def torchvision_models() -> list[str]:
@@ -120,39 +112,12 @@ def check_own_class(own: ClassPlace, options: Iterable[str], folder: Path) -> No
     path = find_source(own, folder)
     if path is None:  # compiled code, or a namespace package: the rank will see
         return
-    try:
-        if is_user_file(str(path)):
-            refuse_untrusted(path)
-        source = ast.parse(files.read_bounded(path, MAX_SOURCE_BYTES, follow_links=True))
-    except files.UnreadableFile as error:
-        raise CommandError(f"{path} {error}; give the file of your model.") from error
-    except (SyntaxError, ValueError) as error:
-        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        raise CommandError(f"{path}{line}: {getattr(error, 'msg', error)}; correct it.") from error
-    classes = {node.name: node for node in source.body if isinstance(node, ast.ClassDef)}
-    is_open = any(isinstance(node, ast.ImportFrom | ast.If | ast.Try) for node in source.body)
-    if own.name not in classes:
-        if own.name in assigned_names(source) or (is_open and not classes):
-            return
+    source = parse_source(path)
+    bound = bound_names(source)
+    if own.name not in bound and "*" not in bound:
+        classes = [node.name for node in source.body if isinstance(node, ast.ClassDef)]
         raise CommandError(f"{path} has no class {own.name!r}; {suggest_name(own.name, classes or ['none'])}")
-    check_options(own, read_class(own, folder), options, path)
-
-
-def refuse_untrusted(path: Path) -> None:
-    """Raise CommandError if somebody else may have written code of the user's. Raises UnreadableFile."""
-    try:
-        files.read_code(path, MAX_SOURCE_BYTES)
-    except files.UntrustedFile as error:
-        raise CommandError(f"{path} {error}.") from error
-
-
-def assigned_names(source: ast.Module) -> set[str]:
-    """Return the names that a module imports or assigns at its top level."""
-    imported = {
-        alias.asname or alias.name for node in source.body if isinstance(node, ast.ImportFrom) for alias in node.names
-    }
-    targets = [target for node in source.body if isinstance(node, ast.Assign) for target in node.targets]
-    return imported | {target.id for target in targets if isinstance(target, ast.Name)}
+    check_options(own, read_class(source, own.name), options, path)
 
 
 def check_options(own: ClassPlace, found: ClassSource | None, options: Iterable[str], path: Path) -> None:
@@ -180,12 +145,14 @@ def arguments_of(constructor: ast.FunctionDef | None) -> dict[str, bool]:
 
 def find_lacking(points: Iterable[Spec], folder: Path) -> dict[str, str]:
     """Return run id -> what the point needs that its class does not have; only what the sources tell for sure."""
-    classes = dict.fromkeys(spec.model for spec in points)
-    found = {model: read_class(own, folder) for model in classes if model and (own := own_class(model))}
+    own_classes = {spec.model: own for spec in points if (own := own_class(spec.model))}
+    paths = {model: find_source(own, folder) for model, own in own_classes.items()}
+    found = {model: read_class(parse_source(path), own_classes[model].name) for model, path in paths.items() if path}
     reasons = {}
     for spec in points:
-        known, own = found.get(spec.model or ""), own_class(spec.model)
-        if known and own and (lacking := lacking_in_class(known, spec)):
+        known = found.get(spec.model)
+        if known and (lacking := lacking_in_class(known, spec)):
+            own = own_classes[spec.model]
             reasons[spec.run_id()] = lacking.format(f"{own.name} of {own.module}")
     return reasons
 
@@ -207,117 +174,58 @@ def lacking_in_class(found: ClassSource, spec: Spec) -> str:
     return f"a value of model.{missing[0]}, for which {{}} has no default" if missing else ""
 
 
-def read_class(own: ClassPlace, folder: Path) -> ClassSource | None:
-    """Return what the sources of a class tell; None if they leave anything open, since the ranks will see."""
-    if own.name == "Workload" and own.module in MODULES_OF_WORKLOAD:
-        return ClassSource(is_workload=True)
-    try:
-        path = find_source(own, folder)
-        if path is None:
-            return None
-        source = ast.parse(files.read_bounded(path, MAX_SOURCE_BYTES, follow_links=True))
-    except (CommandError, files.UnreadableFile, SyntaxError, ValueError):
+def read_class(source: ast.Module, name: str, before_line: int = sys.maxsize) -> ClassSource | None:
+    """Return what a class of this file tells, if its bases are Workload or classes above it; None if that is open.
+
+    What is open the ranks will see: other bases, decorators, and a class that the file binds again or hands on.
+    """
+    above = (node for node in source.body if isinstance(node, ast.ClassDef) and node.lineno < before_line)
+    definition = next((node for node in above if node.name == name), None)
+    if definition is None or definition.decorator_list or definition.keywords or may_change(source, name):
         return None
-    base = path.parent if own.is_file else folder
-    package = own.module if path.name == "__init__.py" else "" if own.is_file else own.module.rpartition(".")[0]
-    is_dynamic = any(
-        {getattr(node, "id", None), getattr(node, "attr", None)} & DYNAMIC_NAMES for node in ast.walk(source)
-    )
-    try:
-        return None if is_dynamic else read_definition(source, own.name, base, package)
-    except RecursionError:  # classes that inherit from each other
+    known = [read_base(source, ast.unparse(base), definition.lineno) for base in definition.bases]
+    parents = [parent for parent in known if parent]
+    own = bound_names(definition)
+    written = [node for node in definition.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
+    constructors = written or [parent.constructor for parent in parents if parent.constructor]
+    is_open = len(constructors) > 1 or len(written) < own["__init__"] or any(node.decorator_list for node in written)
+    if is_open or len(parents) < len(known):
         return None
+    names = frozenset(own).union(*(parent.names for parent in parents))
+    return ClassSource(any(parent.is_workload for parent in parents), names, next(iter(constructors), None))
 
 
-def read_definition(source: ast.Module, name: str, folder: Path, package: str) -> ClassSource | None:
-    """Return what a class of this module tells, or one that it imports under this name; None if that is open."""
-    bound = [node for key, node in bindings(source) if key == name]
-    if len(bound) != 1 or is_handed_over(source, name):
-        return None
-    definition = bound[0]
-    if isinstance(definition, ast.Import | ast.ImportFrom):
-        place = imported_place(definition, name, package)
-        return read_class(place, folder) if place else None
-    if not isinstance(definition, ast.ClassDef) or definition.decorator_list or definition.keywords:
-        return None
-    members = dict(bindings(definition))
-    stored = {
-        node.attr for node in ast.walk(source) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-    }
-    own_constructor = members.get("__init__")
-    if (own_constructor and not is_plain(own_constructor)) or members.keys() & DYNAMIC_METHODS:
-        return None
-    parents = []
-    for parent in definition.bases:
-        place = place_of_base(parent, source, package)
-        is_local = isinstance(parent, ast.Name) and parent.id != name
-        known = read_class(place, folder) if place else None
-        if place is None and is_local:
-            known = read_definition(source, ast.unparse(parent), folder, package)
-        if known is None:
-            return None
-        parents.append(known)
-    inherited = [parent.constructor for parent in parents if parent.constructor]
-    if len(inherited) > 1 and not own_constructor:
-        return None
-    names = frozenset({*members, *stored}).union(*(parent.names for parent in parents))
-    constructor = own_constructor if isinstance(own_constructor, ast.FunctionDef) else next(iter(inherited), None)
-    return ClassSource(any(parent.is_workload for parent in parents), names, constructor)
+def read_base(source: ast.Module, base: str, before_line: int) -> ClassSource | None:
+    """Return what a base tells that a class of this file names so."""
+    imports = (node for node in source.body if isinstance(node, ast.ImportFrom) and node.module in MODULES_OF_WORKLOAD)
+    aliases = [alias for node in imports for alias in node.names if alias.name == "Workload"]
+    is_workload = base in [alias.asname or alias.name for alias in aliases]
+    return ClassSource(is_workload=True) if is_workload else read_class(source, base, before_line)
 
 
-def bindings(scope: ast.AST) -> Iterator[tuple[str, ast.AST]]:
-    """Yield each name that a module or a class binds, with the node that does; not those within its functions."""
-    for node in ast.iter_child_nodes(scope):
+def bound_names(scope: ast.AST) -> Counter[str]:
+    """Return how often a source binds each name: by a definition, an import, or an assignment, also to an attribute."""
+    found: Counter[str] = Counter()
+    for node in ast.walk(scope):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.name, node
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            yield from ((alias.asname or alias.name, node) for alias in node.names)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id, node
-        elif not isinstance(node, ast.Lambda):
-            yield from bindings(node)
+            found[node.name] += 1
+        elif isinstance(node, ast.alias):
+            found[node.asname or node.name] += 1
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found[node.id if isinstance(node, ast.Name) else node.attr] += 1
+    return found
 
 
-def is_plain(constructor: ast.AST) -> bool:
-    """True for a constructor that is a function as written, with arguments that can be given by name."""
-    if not isinstance(constructor, ast.FunctionDef) or constructor.decorator_list:
-        return False
-    return not constructor.args.posonlyargs and bool(constructor.args.args)
-
-
-def is_handed_over(source: ast.Module, name: str) -> bool:
-    """True if the class is an argument of a call, which may change it."""
-    calls = [node for node in ast.walk(source) if isinstance(node, ast.Call)]
-    return any(
-        isinstance(value, ast.Name) and value.id == name and ast.unparse(call.func) != "super"
-        for call in calls
-        for value in (*call.args, *(keyword.value for keyword in call.keywords))
-    )
-
-
-def place_of_base(base: ast.expr, source: ast.Module, package: str) -> ClassPlace | None:
-    """Return the place of a base that is written as `module.Class`, of a module that this one imports; else None."""
-    module, _, name = ast.unparse(base).rpartition(".")
-    bound = [node for key, node in bindings(source) if key == module]
-    if not (isinstance(base, ast.Attribute) and len(bound) == 1):
-        return None
-    if isinstance(bound[0], ast.ImportFrom):
-        place = imported_place(bound[0], module, package)
-        return ClassPlace(f"{place.module}.{place.name}", name) if place else None
-    aliases = [alias.name for alias in getattr(bound[0], "names", ()) if (alias.asname or alias.name) == module]
-    return ClassPlace(aliases[0], name) if aliases else None
-
-
-def imported_place(node: ast.Import | ast.ImportFrom, name: str, package: str) -> ClassPlace | None:
-    """Return the place of what `from module import name` imports; None for a relative one outside a package."""
-    if isinstance(node, ast.Import):
-        return None
-    original = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
-    parents = package.split(".")
-    if node.level and (not package or node.level > len(parents)):
-        return None
-    start = parents[: len(parents) - node.level + 1] if node.level else []
-    return ClassPlace(".".join([*start, *([node.module] if node.module else [])]), original)
+def may_change(source: ast.Module, name: str) -> bool:
+    """True if a file binds its class again, sets its attributes, hands it to a call, or uses computed names."""
+    nodes = list(ast.walk(source))
+    calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) != "super"]
+    used: list[ast.AST] = [
+        node.value for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    ]
+    used += [value for call in calls for value in (*call.args, *(keyword.value for keyword in call.keywords))]
+    is_dynamic = any({getattr(node, key, None) for key in ("id", "attr", "name")} & DYNAMIC_NAMES for node in nodes)
+    return is_dynamic or bound_names(source)[name] > 1 or any(getattr(node, "id", None) == name for node in used)
 
 
 def find_source(own: ClassPlace, folder: Path) -> Path | None:
