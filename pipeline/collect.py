@@ -20,7 +20,6 @@ An experiment that cannot be read is left out, and the others get their tables.
 import argparse
 import contextlib
 import gc
-import math
 import os
 import shutil
 import sys
@@ -42,7 +41,7 @@ from pipeline.report.terminal import Summary, summarize
 from pipeline.report.time_to_target import Targets
 from pipeline.submission.read_progress import find_logs
 from pipeline.system import errors
-from pipeline.system.command_line import build_parser
+from pipeline.system.command_line import ABOVE_ZERO, build_parser, number
 from pipeline.system.errors import CommandError, log_line
 
 DEFECT = "a defect of the pipeline stopped its tables or plots"
@@ -51,6 +50,10 @@ WORDS = Path("docs") / "words.md"
 PLOT_FORMATS = {"svg": ("svg",), "all": ("svg", "pdf", "png")}
 MAX_PREDICTED_GPUS = 1_000_000
 MAX_PEAK_TFLOPS = 1_000_000  # a number in FLOP/s is larger
+LINK_FIGURE = number("finite and above 0", ABOVE_ZERO, sys.float_info.max, float)
+FRACTION = number("a number above 0 and at most 1; write 88 % as 0.88", ABOVE_ZERO, 1, float)
+PEAK = number(f"above 0 and at most {MAX_PEAK_TFLOPS:,}; 494 is 494 TFLOP/s", ABOVE_ZERO, MAX_PEAK_TFLOPS, float)
+PREDICTED_GPUS = number(f"a number of GPUs from 2 to {MAX_PREDICTED_GPUS:,}, such as 1024", 2, MAX_PREDICTED_GPUS)
 
 
 class Printed(NamedTuple):
@@ -78,16 +81,16 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--plots", choices=[*PLOT_FORMATS], default="svg", help=also)
     strict = "exit 1 if a configuration has no result or that is unknown, or if anyone may write to the folder"
     parser.add_argument("--strict", action="store_true", help=strict)
-    parser.add_argument("--link-latency-us", type=float, help="predict for a link with this latency per hop")
-    parser.add_argument("--link-gb-s", type=float, help="bandwidth of that link (default: the measured link)")
+    parser.add_argument("--link-latency-us", type=LINK_FIGURE, help="predict for a link with this latency per hop")
+    parser.add_argument("--link-gb-s", type=LINK_FIGURE, help="bandwidth of that link (default: the measured link)")
     predicting = "predict the step up to this many GPUs (default: twice the most that were measured)"
-    parser.add_argument("--predict-to", type=parse_num_gpus, metavar="N", help=predicting)
+    parser.add_argument("--predict-to", type=PREDICTED_GPUS, metavar="N", help=predicting)
     target = "test accuracy to reach, as a fraction (default: the baseline's final test accuracy - 0.02)"
-    parser.add_argument("--target-accuracy", type=parse_fraction, metavar="FRACTION", help=target)
+    parser.add_argument("--target-accuracy", type=FRACTION, metavar="FRACTION", help=target)
     merit = "value to reach of an own model's figure of merit (default: 2 %% worse than the baseline's)"
     parser.add_argument("--target-merit", type=float, metavar="NUMBER", help=merit)
     peak = "peak of one GPU in the precision that computes, for MFU (default: the data sheet's, if it is known)"
-    parser.add_argument("--peak-tflops", type=parse_peak, metavar="TFLOP/S", help=peak)
+    parser.add_argument("--peak-tflops", type=PEAK, metavar="TFLOP/S", help=peak)
     arguments = parser.parse_args(words)
     if arguments.format == "csv" and not arguments.only:
         parser.error("--format csv prints one table; name it with --only")
@@ -99,40 +102,13 @@ def parse_table(text: str) -> str:
     return next((name for name in TABLES if name.lower() == text.lower()), text)
 
 
-def parse_fraction(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError("must be a number above 0 and at most 1; write 88 % as 0.88")
-    return value
-
-
-def parse_peak(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < MAX_PEAK_TFLOPS:
-        raise argparse.ArgumentTypeError(f"must be a number above 0 and below {MAX_PEAK_TFLOPS:,}; 494 is 494 TFLOP/s")
-    return value
-
-
-def parse_num_gpus(text: str) -> int:
-    if not text.isdecimal() or not 2 <= int(text[:20]) <= MAX_PREDICTED_GPUS:
-        raise argparse.ArgumentTypeError(f"must be a number of GPUs from 2 to {MAX_PREDICTED_GPUS:,}, such as 1024")
-    return int(text)
-
-
 def read_link_options(arguments: argparse.Namespace) -> Link | None:
-    """Return the link of the two options; None without them. Raises CommandError for one alone, or for a bad value."""
+    """Return the link of the two options; None without them. Raises CommandError for one alone."""
     latency_us, bandwidth_gb_s = arguments.link_latency_us, arguments.link_gb_s
     if latency_us is None and bandwidth_gb_s is None:
         return None
-    if not all(figure is not None and 0 < figure < math.inf for figure in (latency_us, bandwidth_gb_s)):
-        problem = "--link-latency-us and --link-gb-s belong together and must be finite and above 0"
-        raise CommandError(f"{problem}; give both or neither.")
+    if latency_us is None or bandwidth_gb_s is None:
+        raise CommandError("--link-latency-us and --link-gb-s belong together; give both or neither.")
     return Link(latency_us / 1e6, bandwidth_gb_s * 1e9)
 
 

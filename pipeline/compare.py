@@ -23,7 +23,7 @@ from pathlib import Path
 from pipeline.figures.comparison import Comparison, compare_outcomes, is_failing
 from pipeline.plan.axes import AXES
 from pipeline.plan.grid import check_axes
-from pipeline.records.folder import Experiment, find_experiments
+from pipeline.records.folder import Experiment, require_experiments
 from pipeline.records.outcomes import PointOutcome, collect_outcomes
 from pipeline.report.compare import Pairs, comparison_as_json, name_unchecked, render_comparison, summarize
 from pipeline.system import errors, files
@@ -127,10 +127,7 @@ def write_page(path: Path, pairs: Pairs) -> None:
 
 def pair_experiments(a: Path, b: Path, codes: list[int]) -> dict[str, tuple[Experiment, Experiment]]:
     """Return the pairs by name: the only experiment of each folder, else those of one name. Raises CommandError."""
-    found_a, found_b = (find_experiments(folder, lambda _: codes.append(errors.EXIT_USAGE)) for folder in (a, b))
-    for folder, found in ((a, found_a), (b, found_b)):
-        if not found:
-            raise CommandError(f"no experiment under {folder}; submit one first.", errors.EXIT_NOTHING_FOUND)
+    found_a, found_b = (require_experiments(folder, lambda _: codes.append(errors.EXIT_USAGE)) for folder in (a, b))
     if len(found_a) == len(found_b) == 1:
         (name_a, only_a), (name_b, only_b) = *found_a.items(), *found_b.items()
         pairs = {name_a if name_a == name_b else f"{name_a} and {name_b}": (only_a, only_b)}

@@ -26,9 +26,8 @@ from pipeline.plan.strategies import STRATEGIES, StrategyName
 from pipeline.records import store
 from pipeline.records.folder import Experiment, add_points, displayable_name, find_experiments
 from pipeline.records.record import Environment, Epoch, Failure, Gpu, Measurement, RankEpoch, Record, UnitFraction
-from pipeline.runner.launch_options import positive_integer
 from pipeline.system import errors
-from pipeline.system.command_line import build_parser
+from pipeline.system.command_line import build_parser, positive_integer
 from pipeline.system.errors import CommandError, pluralize, replace_control_characters
 from pipeline.system.files import UnreadableFile, read_bounded
 

@@ -25,7 +25,6 @@ from pipeline.runner.failures import limit_hint
 from pipeline.runner.launch_options import (
     LaunchOptions,
     add_point_arguments,
-    positive_integer,
     read_launch_options,
     read_task_list,
 )
@@ -35,7 +34,7 @@ from pipeline.runner.rank_files import FollowingPoint, PointTask
 from pipeline.runner.side_files import recover_side_files
 from pipeline.runner.start_ranks import run_node_ranks
 from pipeline.system import errors, files
-from pipeline.system.command_line import build_parser, command_name
+from pipeline.system.command_line import build_parser, command_name, positive_integer
 from pipeline.system.deadline import DeadlineExpired
 from pipeline.system.errors import CommandError, log_line, pluralize
 from pipeline.system.host import gpu_names, node_rank, num_job_gpus, num_visible_gpus

@@ -10,17 +10,16 @@ measurement, or a write failed; 3 no experiment, or no timed epochs in it.
 
 import argparse
 import functools
-import math
 from pathlib import Path
 
-from pipeline.records.folder import Experiment, find_experiments
+from pipeline.records.folder import Experiment, require_experiments
 from pipeline.report.collected import collect_experiment, sibling_predictions
 from pipeline.report.proposal import Work, propose, render_html, render_markdown
 from pipeline.system import errors, files
-from pipeline.system.command_line import build_parser
+from pipeline.system.command_line import build_parser, number, positive_integer
 from pipeline.system.errors import CommandError, shorten_list
 
-MAX_SAMPLES = 1e18
+SAMPLES = number("a number of samples from 1 to 1e18, such as 1e9", 1, 1e18, lambda text: round(float(text)))
 MAX_NAMED = 3
 
 
@@ -28,26 +27,10 @@ def parse_arguments() -> argparse.Namespace:
     parser = build_parser("proposal", __doc__)
     parser.add_argument("folder", type=Path, help="an experiment's folder")
     work = "the samples (images) to train on in all, such as 1e9"
-    parser.add_argument("--samples", type=parse_samples, required=True, metavar="NUMBER", help=work)
+    parser.add_argument("--samples", type=SAMPLES, required=True, metavar="NUMBER", help=work)
     gpus = "how many GPUs: measured, or up to twice the most that were (default: the most)"
-    parser.add_argument("--gpus", type=parse_num_gpus, metavar="N", help=gpus)
+    parser.add_argument("--gpus", type=positive_integer, metavar="N", help=gpus)
     return parser.parse_args()
-
-
-def parse_samples(text: str) -> int:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 1 <= value <= MAX_SAMPLES:
-        raise argparse.ArgumentTypeError("must be a number of samples from 1 to 1e18, such as 1e9")
-    return round(value)
-
-
-def parse_num_gpus(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text[:20]) <= 1_000_000:
-        raise argparse.ArgumentTypeError("must be a number of GPUs from 1 to 1,000,000")
-    return int(text)
 
 
 def main() -> int:
@@ -70,11 +53,8 @@ def main() -> int:
 
 def find_one(folder: Path) -> tuple[str, Experiment]:
     """Return the name and the experiment of a folder. Raises CommandError for none, or for several."""
-    found = find_experiments(folder)
+    found = require_experiments(folder)
     own = {name: experiment for name, experiment in found.items() if experiment.folder == folder} or found
-    if not own:
-        problem = f"no experiment under {folder}; run ddpscale submit or ddpscale ingest first."
-        raise CommandError(problem, errors.EXIT_NOTHING_FOUND)
     if len(own) > 1:
         raise CommandError(f"{folder} holds several experiments; give one of {shorten_list(list(own), MAX_NAMED)}.")
     return next(iter(own.items()))

@@ -29,11 +29,10 @@ from pipeline.plan.spec import MIN_WINDOWS_FOR_INTERVAL, Spec
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.records.record import Environment
 from pipeline.runner import failures
-from pipeline.runner.launch_options import positive_integer
 from pipeline.runner.rank_files import PointTask, RankFiles, Task
 from pipeline.runner.start_ranks import environment_variables, run_node_ranks
 from pipeline.system import errors
-from pipeline.system.command_line import build_parser
+from pipeline.system.command_line import build_parser, number, positive_integer
 from pipeline.system.errors import CommandError, log_line, pluralize
 from pipeline.system.files import read_bounded
 from pipeline.system.host import num_visible_gpus
@@ -58,8 +57,9 @@ def parse_arguments() -> argparse.Namespace:
     strategy = "check the communication of this strategy (default: ddp)"
     parser.add_argument("--strategy", choices=[one.name for one in distributed], default="ddp", help=strategy)
     rounds = selftest_checks.NUM_ROUNDS
+    enough = number(f"{MIN_WINDOWS_FOR_INTERVAL} or more, for an interval", MIN_WINDOWS_FOR_INTERVAL, 2**40)
     windows = f"rounds of the longest series, six or more (default: {rounds}); other series take a share of it"
-    parser.add_argument("--windows", type=int, default=rounds, help=windows)
+    parser.add_argument("--windows", type=enough, default=rounds, help=windows)
     judge = "repeat the checks on the output of an earlier --json; measure nothing"
     parser.add_argument("--judge", type=Path, metavar="FILE", help=judge)
     parser.add_argument("--json", action="store_true", help="print results and raw findings as one JSON object")
@@ -116,9 +116,6 @@ def selftest_spec(arguments: argparse.Namespace) -> Spec:
     num_gpus = arguments.num_gpus or visible or 2
     if visible and num_gpus > visible:
         raise CommandError(f"--num-gpus {num_gpus} is more than the {visible} visible GPUs of this machine; lower it.")
-    if arguments.windows < MIN_WINDOWS_FOR_INTERVAL:
-        cure = f"give at least {MIN_WINDOWS_FOR_INTERVAL}"
-        raise CommandError(f"--windows {arguments.windows} is too few for an interval; {cure}.")
     try:
         model = arguments.model or STRATEGIES[arguments.strategy].selftest_model
         return Spec(

@@ -9,6 +9,7 @@ an array, or Slurm is configured and does not answer.
 """
 
 import argparse
+import math
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,13 +19,13 @@ from pipeline.plan.resources import pack_elements
 from pipeline.plan.spec import Spec
 from pipeline.records.folder import Experiment, add_points, warn_of_open_folders
 from pipeline.runner import launch_session, side_files
-from pipeline.runner.launch_options import add_point_arguments, positive_integer
+from pipeline.runner.launch_options import add_point_arguments
 from pipeline.submission import dry_run, local, plan, read_progress, slurm_submit
 from pipeline.submission.batch_script import PASSED_ON, SlurmOptions, check_slurm_options
 from pipeline.submission.gpu_hours_estimate import check_gpu_hours_limit, pilot_points
 from pipeline.submission.plan import Prologue, SubmitContext, command
 from pipeline.system import errors, files
-from pipeline.system.command_line import build_parser
+from pipeline.system.command_line import build_parser, number, positive_integer
 from pipeline.system.errors import EXIT_OK, CommandError, log_line, pluralize
 
 MAX_PROLOGUE_BYTES = 1_000_000
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser, points: argparse._ArgumentGro
     only = "only this configuration; may be repeated"
     points.add_argument("--only", action="append", default=[], metavar="RUN_ID", help=only)
     repeats = "run every configuration N times, each in new processes (repeat=0 to N-1)"
-    points.add_argument("--repeats", type=int, metavar="N", help=repeats)
+    points.add_argument("--repeats", type=number(f"from 1 to {MAX_REPEATS}", 1, MAX_REPEATS), metavar="N", help=repeats)
     skipping = "leave out configurations that cannot run here"
     piloting = (
         "run only the smallest configuration of each shape, whose record --dry-run then estimates the others from"
@@ -71,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser, points: argparse._ArgumentGro
     waiting = "wait until no configuration is queued or running; exit code 1 if a configuration has no result"
     running.add_argument("--wait", action="store_true", help=waiting)
     costly = "refuse if the configurations may take more GPU-hours than this"
-    running.add_argument("--max-gpu-hours", type=float, metavar="HOURS", help=costly)
+    running.add_argument("--max-gpu-hours", type=number("0 or more", 0, math.inf, float), metavar="HOURS", help=costly)
     where = "auto (the default): on Slurm if it is configured, else on this machine"
     running.add_argument("--cluster", choices=("auto", "slurm", "local"), default="auto", help=where)
     packing = "let each array element run N configurations with equal resources, one after another (default: 1)"
@@ -86,13 +87,9 @@ def check_arguments(parser: argparse.ArgumentParser, arguments: argparse.Namespa
     if arguments.is_pilot and arguments.only:
         parser.error("--pilot and --only both choose configurations; give one of them")
     if arguments.repeats is not None:
-        if not 1 <= arguments.repeats <= MAX_REPEATS:
-            parser.error(f"--repeats must be between 1 and {MAX_REPEATS}")
         if any(change.partition("=")[0] == "repeat" for change in arguments.overrides):
             parser.error("--repeats and --set repeat=... both number the repeats; give one of them")
         arguments.overrides.append(f"repeat={','.join(map(str, range(arguments.repeats)))}")
-    if arguments.max_gpu_hours is not None and not arguments.max_gpu_hours >= 0:  # also refuses nan
-        parser.error("--max-gpu-hours must be 0 or more")
     arguments.slurm_options = SlurmOptions(*(getattr(arguments, name) for name in SlurmOptions._fields))
     return arguments
 

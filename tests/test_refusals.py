@@ -31,6 +31,7 @@ from factories import (
 )
 from slurm_queue import NO_CONFIGURATION, fake_slurm, write_commands
 
+from pipeline import collect
 from pipeline.__main__ import COMMANDS
 from pipeline.data.staging import CIFAR10_FILES, CIFAR10_FOLDER
 from pipeline.plan.grid import Grid, expand_grid
@@ -82,6 +83,22 @@ def test_a_bad_command_line_says_what_is_wrong_and_submits_nothing(
     answer = pipeline("submit", *arguments, "--outputs", tmp_path / "out", env=without_slurm(tmp_path))
     assert_refused(answer, code, word)
     assert not list(tmp_path.glob("out/*/manifest.json"))
+
+
+NUMBERS = {
+    "--predict-to": (["1", "0", "-4", "2.5", "many", "", "1000001", "9" * 5000], "from 2 to 1,000,000"),
+    "--peak-tflops": (["0", "-1", "nan", "inf", "989e12", "many", ""], "above 0 and at most 1,000,000"),
+    "--target-accuracy": (["0", "88", "-1", "nan", "abc", "88%"], "write 88 % as 0.88"),
+    "--link-gb-s": (["0", "-25", "nan", "inf"], "finite and above 0"),
+}
+
+
+@pytest.mark.parametrize("option", NUMBERS)
+def test_a_number_beyond_its_limits_is_refused_with_them(option: str) -> None:
+    texts, said = NUMBERS[option]
+    for text in texts:
+        with pytest.raises(CommandError, match=f"{option}: must be .*{said}"):
+            collect.parse_arguments([f"{option}={text}"])
 
 
 @pytest.mark.fault("F36")

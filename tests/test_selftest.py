@@ -121,12 +121,12 @@ def test_findings_that_answer_nothing_are_refused(pipeline: Command, windows: ob
     ("arguments", "message"),
     [
         (["--num-gpus", "1"], "needs num_gpus>=2"),
-        (["--windows", "5"], "too few for an interval; give at least 6"),
+        (["--windows", "5"], "must be 6 or more, for an interval"),
         (["--model", "vgg"], "invalid choice"),
-        (["--num-gpus", "0"], "must be at least 1"),
-        (["--num-gpus", "-3"], "must be at least 1"),
-        (["--batch-size-per-gpu", "0"], "must be at least 1"),
-        (["--batch-size-per-gpu", "-3"], "must be at least 1"),
+        (["--num-gpus", "0"], "must be a whole number from 1 on"),
+        (["--num-gpus", "-3"], "must be a whole number from 1 on"),
+        (["--batch-size-per-gpu", "0"], "must be a whole number from 1 on"),
+        (["--batch-size-per-gpu", "-3"], "must be a whole number from 1 on"),
     ],
 )
 def test_what_cannot_be_tested_is_refused(pipeline: Command, arguments: list[str], message: str) -> None:

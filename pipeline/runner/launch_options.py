@@ -72,14 +72,6 @@ def launch_command(manifest: Path, run_ids: Sequence[str], options: LaunchOption
     return command
 
 
-def positive_integer(text: str) -> int:
-    """Parse an integer of at least 1, for argparse."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
-    return number
-
-
 def add_point_arguments(points: argparse._ActionsContainer, folders: argparse._ActionsContainer) -> None:
     """Add the options that change and select the points, name their data folder and say what is written where."""
     add_set_argument(points, "replace an axis in every block of the grid")

@@ -1,9 +1,11 @@
 """The part of the command line that all commands share: description and --version."""
 
 import argparse
+import contextlib
 import difflib
 import itertools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -49,6 +51,23 @@ def command_name(name: str) -> str:
     if Path(sys.argv[0]).stem == SCRIPT:
         return f"{SCRIPT} {name}" if name else SCRIPT
     return f"python -m pipeline.{name}" if name else "python -m pipeline"
+
+
+def number(meaning: str, low: float, high: float, kind: Callable[[str], float] = int) -> Callable[[str], Any]:
+    """Return what parses a number from `low` to `high` for argparse. `meaning` says what it must be."""
+
+    def parse(text: str) -> Any:
+        with contextlib.suppress(ValueError, OverflowError):
+            value = kind(text)
+            if low <= value <= high:
+                return value
+        raise argparse.ArgumentTypeError(f"must be {meaning}")
+
+    return parse
+
+
+ABOVE_ZERO = sys.float_info.min
+positive_integer = number("a whole number from 1 on", 1, 2**62)
 
 
 def first_line(docstring: str | None) -> str:

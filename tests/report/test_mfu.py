@@ -1,6 +1,5 @@
 """TFLOP/s of a GPU and MFU in tables and plots, worked by hand from FLOPs, samples and times."""
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from factories import (
 )
 from rendered_tables import assert_row, build, cells, report, row_of, table_of
 
-from pipeline.collect import parse_peak
 from pipeline.records.record import Environment, Gpu, Record
 from pipeline.report.html import build_plots
 from pipeline.report.plots import Plot
@@ -92,12 +90,6 @@ def test_an_unknown_gpu_and_a_cpu_have_no_mfu_unless_their_peak_is_stated(gpu: s
 def test_what_the_count_lacks_is_a_note(fields: dict[str, Any], said: str) -> None:
     (row,) = build(counted(timed(2.0, 128), **fields))["Q1"]
     assert (said in str(row["note"]), row["mfu"] is None) == (True, "flops_per_sample" in fields)
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "989e12", "many", ""])
-def test_a_peak_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="above 0 and below 1,000,000"):
-        parse_peak(text)
 
 
 def test_collect_takes_the_peak_that_is_stated(pipeline: Command, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from conftest import assert_refused, run_command
 from factories import (
     ends,
     resolved,
@@ -143,12 +142,6 @@ def test_a_given_target_replaces_that_of_the_baseline() -> None:
     found = [baseline(), trained([0.3, 0.6, 0.8, 0.88], batch_size_per_gpu=512)]
     rows = build(*found, targets=Targets(0.5))["time_to_target"]
     assert cells(rows, "target_accuracy", "epochs_to_target") == [(0.5, 1), (0.5, 2)]
-
-
-@pytest.mark.seconds
-@pytest.mark.parametrize("target", ["0", "88", "-1", "nan", "abc", "88%"])
-def test_a_target_that_is_no_fraction_is_refused(target: str) -> None:
-    assert_refused(run_command("collect", ".", f"--target-accuracy={target}"), 2, "write 88 % as 0.88")
 
 
 @pytest.mark.parametrize("fields", [{"evaluate": False}, {"batch_size_per_gpu": 128, "seed": 1}, {"model": "lenet"}])
