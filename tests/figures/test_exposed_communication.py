@@ -1,8 +1,12 @@
-"""Exposed communication, and the step on a slower network, from windows by hand."""
+"""Exposed communication, the step on a slower network and the late rank, from windows by hand."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
 from factories import (
+    LARGE,
     assert_says,
     comm_point,
     ends,
@@ -11,28 +15,116 @@ from factories import (
     make_communication_record,
     make_record,
     make_spec,
+    measurement_of,
+    sentences,
+    with_measurement,
 )
+from rendered_tables import build
 
 from pipeline.figures.exposed_communication import (
+    LATE_RANK,
     TracedExposure,
     busy_share,
+    collectives_of_kinds,
     communications_of,
     delay_costs_s,
     delayed_steps,
     explain_trace_disagreement,
     exposed_time,
+    find_late_rank,
     is_communication_precise_enough,
     is_delay_precise_enough,
+    least_exposed_rank,
+    mean_wait_ns,
     median_difference,
+    median_step_ns,
     median_step_time,
     profiled_transfer_s,
     step_times_s,
     traced_exposure,
 )
-from pipeline.records.record import Communication, DelayedSteps, Profile, StepSeries, TransferKind, VariantName
+from pipeline.records.record import (
+    Communication,
+    DelayedSteps,
+    Environment,
+    Gpu,
+    GpuWindow,
+    Link,
+    NetworkDevice,
+    Profile,
+    Record,
+    StepSeries,
+    Telemetry,
+    TransferKind,
+    VariantName,
+)
 from pipeline.report.table import render_note
 
 US = 1e-6
+
+# two ranks, three steps, in us: the shortest is the transfer, the other rank waited
+FIRST = make_collective(4000, (10, 14), (30, 20), (11, 11))  # shortest 10, 20, 11; mean less shortest 2, 5, 0
+SECOND = make_collective(2000, (5, 9), (6, 4), (90, 70))  # 5, 4, 70; 2, 1, 10
+BUFFERS = make_collective(80, (1, 1), (2, 2), (3, 3), kind="buffers", operation="broadcast")
+
+
+def test_transfers_are_the_shortest_over_ranks_summed_over_collectives_and_the_median_over_steps() -> None:
+    assert median_step_ns([FIRST], min) == 11_000  # of 10, 20, 11
+    assert median_step_ns([FIRST, SECOND], min) == 24_000  # of 15, 24, 81: not 11 + 5
+    assert median_step_ns([make_collective(4000, (1, 2, 3), (5, 4, 9))], min) == 2_500  # of 1 and 4
+
+
+def test_the_wait_is_what_the_mean_rank_takes_beyond_the_shortest() -> None:
+    assert median_step_ns([FIRST], mean_wait_ns) == 2_000  # of 2, 5, 0
+    assert median_step_ns([FIRST, SECOND], mean_wait_ns) == 6_000  # of 4, 6, 10
+    assert median_step_ns([make_collective(4000, (1, 2, 6))], mean_wait_ns) == 2_000  # 3 - 1
+
+
+def test_a_late_rank_is_waiting_and_no_slower_link() -> None:
+    calm, late = make_collective(4000, (10, 10)), make_collective(4000, (10, 5_010))
+    assert median_step_ns([calm], min) == median_step_ns([late], min) == 10_000
+    assert median_step_ns([late], mean_wait_ns) == 2_500_000  # half of 5 ms
+    assert median_step_ns([calm], mean_wait_ns) == 0
+
+
+def test_of_no_collectives_nothing_is_summed() -> None:
+    assert (median_step_ns([], min), median_step_ns([], mean_wait_ns)) == (0, 0)
+
+
+def test_collectives_are_chosen_by_kind_and_stay_in_order() -> None:
+    found = Profile(num_steps=3, collectives=(BUFFERS, FIRST, SECOND))
+    assert collectives_of_kinds(found, ["gradients"]) == [FIRST, SECOND]
+    assert collectives_of_kinds(found, ["buffers", "batchnorm_statistics"]) == [BUFFERS]
+    assert collectives_of_kinds(found, ["parameters"]) == collectives_of_kinds(found, []) == []
+
+
+TRACED = Profile(
+    num_steps=4,
+    collectives=(),
+    comm_ns=(40_000, 90_000),
+    compute_ns=(78_000, 72_000),
+    overlap_ns=(12_000, 30_000),
+)
+
+
+def test_the_least_exposed_rank_is_the_one_that_waited_least() -> None:
+    assert least_exposed_rank(TRACED) == TracedExposure(28_000 / 4e9)  # (40 - 12) us in 4 steps; the other rank 60
+
+
+def test_kernels_slowed_beside_a_reduction_are_exposed_and_no_gap_is_chosen() -> None:
+    fields = {"no_op_compute_ns": (70_000, 67_000), "no_op_again_compute_ns": (72_000, 69_000)}
+    found = least_exposed_rank(msgspec.structs.replace(TRACED, **fields))
+    assert found == pytest.approx((8.75 * US, 1.75 * US, 0.5 * US))  # (40 - 12 + 78 - 71) / 4; the other rank 64 / 4
+    for missing in fields:
+        without = msgspec.structs.replace(TRACED, **fields | {missing: ()})
+        assert least_exposed_rank(without) == least_exposed_rank(TRACED)
+
+
+def test_without_computation_in_the_trace_nothing_is_known_to_be_exposed() -> None:
+    found = Profile(num_steps=4, collectives=(), comm_ns=(4_000, 4_000), compute_ns=(0, 0), overlap_ns=(0, 0))
+    assert least_exposed_rank(found) == least_exposed_rank(Profile(num_steps=4, collectives=())) == TracedExposure()
+
+
 DRIFT_US = (0.0, 100.0, 200.0, 300.0, 400.0, 500.0)  # a machine that slows down from round to round
 DDP_US = [1000 + drift + extra for drift, extra in zip(DRIFT_US, (30, 31, 32, 33, 34, 35), strict=True)]
 NO_OP_US = [1000 + drift for drift in DRIFT_US]
@@ -266,3 +358,115 @@ def test_it_needs_collectives_of_an_eager_step(wrong: dict[str, object]) -> None
     assert make_spec(**right).measure == "network"
     with pytest.raises(ValueError, match="measure='network' delays the collectives of an eager step"):
         make_spec(**{**right, **wrong})
+
+
+NODES = Environment(
+    gpus=tuple(Gpu(name="NVIDIA H200", node=f"node-{rank // 2}") for rank in range(4)), nodes=("node-0", "node-1")
+)
+
+
+def communicating(
+    waits_us: Sequence[Sequence[float]],
+    bare_us: Sequence[float] = (1000, 1000, 1000, 1300),
+    environment: Environment = NODES,
+    telemetry: Telemetry | None = None,
+    **fields: Any,
+) -> Record:
+    """A record of four ranks whose all-reduces took so long, step by step, and whose bare steps took so long."""
+    profile = Profile(num_steps=len(waits_us), collectives=(make_collective(LARGE, *waits_us),))
+    series: dict[VariantName, Sequence[float]] = {
+        "no_op_hook": [1300.0] * 6,
+        "ddp": [1400.0] * 6,
+        "ddp_again": [1400.0] * 6,
+    }
+    found = make_communication(series, num_ranks=4, profile=profile)
+    windows = tuple(tuple(round(10_000 * time_us) for time_us in bare_us) for _ in range(6))
+    spec = comm_point(num_gpus=4, num_nodes=2)
+    record = make_communication_record(spec, found, environment=environment, telemetry=telemetry)
+    bare = StepSeries(variant="plain", window_times_ns=windows)
+    part = msgspec.structs.replace(found, series=(*measurement_of(record).communication.series, bare))  # type: ignore[union-attr]
+    return with_measurement(record, communication=part)
+
+
+LATE = [(500, 510, 490, 100)] * 4
+
+
+def test_a_rank_that_is_last_and_slow_has_a_name_a_node_and_a_remedy() -> None:
+    late = find_late_rank([communicating(LATE)])
+    assert late is not None
+    # 300 of 400 us in the profile: the bare step explains them
+    assert (late.rank, late.node, late.remedy, late.wait_s) == (3, "node-1", "exclude node-1", 300e-6)
+
+
+def test_a_node_whose_ranks_are_late_in_turns_is_named() -> None:
+    turns = [(500, 510, 490, 100), (500, 510, 100, 490)] * 4
+    late = find_late_rank([communicating(turns, (1000, 1000, 1300, 1310))])
+    assert late is not None
+    assert (late.rank, late.node, late.remedy) == (2, "node-1", "exclude node-1")
+    assert late.facts == ("all ranks of its node are late",)
+    assert late.wait_s == pytest.approx(210e-6)  # the bare step explains less: 305
+    without_gpus = find_late_rank([communicating(turns, (1000, 1000, 1300, 1310), Environment(nodes=("a", "b")))])
+    assert without_gpus is not None
+    assert (without_gpus.node, without_gpus.gpu) == ("b", "")
+
+
+def test_the_report_says_so_and_advises_it() -> None:
+    (row,) = build(communicating(LATE))["communication"]
+    assert (row["late_rank"], row["limit"], row["next_step"]) == (3, "a late rank", "exclude node-1")
+    (said,) = [text for text in sentences(row.notes) if "rank 3" in text]
+    assert said.startswith("the other ranks wait 300 us of a step for rank 3 (GPU 3 on node-1)")
+
+
+def test_a_slow_link_that_the_record_names_is_the_next_step_in_place_of_a_larger_batch() -> None:
+    sockets = Link(pairs=((0, 2),), transport="NET/Socket", num_channels=2, device="eth0")
+    fast = NetworkDevice(node="node-0", name="ib0", gbit_per_s=100)
+    slow = NetworkDevice(node="node-0", name="eth0", gbit_per_s=1)
+    even = [(500, 500, 500, 500)] * 4
+    for devices, limit, step in (
+        ((slow, fast), "a slow link", "NCCL_SOCKET_IFNAME=ib0"),
+        ((fast,), "communication", "a larger batch"),
+    ):
+        environment = msgspec.structs.replace(NODES, links=(sockets,), network_devices=devices)
+        (row,) = build(communicating(even, (1290, 1290, 1290, 1290), environment))["communication"]
+        assert (row["limit"], step in row["next_step"]) == (limit, True)
+
+
+def test_what_is_known_of_it_is_told() -> None:
+    windows = [
+        GpuWindow(
+            epoch=1,
+            gpu=gpu,
+            num_telemetry_samples=9,
+            median_sm_clock_mhz=1200 if gpu == 3 else 1980,
+            max_temperature_c=88 if gpu == 3 else 60,
+            throttle_reasons=("sw_thermal_slowdown",) if gpu == 3 else (),
+        )
+        for gpu in range(4)
+    ]
+    shared = (*NODES.gpus[:3], msgspec.structs.replace(NODES.gpus[3], memory_of_others_bytes=3 * 2**30))
+    environment = msgspec.structs.replace(NODES, gpus=shared)
+    late = find_late_rank(
+        [communicating(LATE, (1, 1, 1, 2), environment, Telemetry(interval_s=0.1, gpus=tuple(windows)))]
+    )
+    assert late is not None
+    assert late.facts == (
+        "clock 1,200 MHz, others 1,980 (sw_thermal_slowdown)",
+        "88 °C, others 60",
+        "other processes hold 3.0 GiB of its memory",
+    )
+
+
+def test_a_rank_that_only_the_profiler_slows_is_not_named() -> None:
+    assert find_late_rank([communicating(LATE, (1000, 1000, 1000, 1000))]) is None
+
+
+def test_ranks_that_take_turns_and_records_that_disagree_name_none() -> None:
+    turns = [(100, 500, 500, 500), (500, 100, 500, 500), (500, 500, 100, 500), (500, 500, 500, 100)]
+    other = communicating([(100, 500, 500, 500)] * 4, (1300, 1000, 1000, 1000))
+    for found in ([communicating(turns)], [communicating(LATE), other], []):
+        assert find_late_rank(found) is None
+
+
+def test_a_short_wait_is_a_figure_and_no_advice() -> None:
+    (row,) = build(communicating(LATE, (1000, 1000, 1000, 1020)))["communication"]
+    assert (row["late_rank"], row["limit"] == "a late rank", row.has_note(LATE_RANK)) == (3, False, False)

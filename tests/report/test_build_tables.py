@@ -1,3 +1,6 @@
+import contextlib
+import io
+import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -6,28 +9,35 @@ from typing import Any
 
 import msgspec
 import pytest
+from conftest import plain_environment, run_program, succeeded
 from factories import (
     ROOT,
     assert_says,
     make_communication,
     make_communication_record,
+    make_experiment,
     make_record,
     make_spec,
+    timed,
+    windowed,
     with_measurement,
     with_rank_epochs,
 )
+from numpy.testing import assert_array_equal
 from rendered_tables import assert_row, build, cells, published_tables, row_of
 
+import ddpscale
 from pipeline.figures.pooling import ALWAYS_SHOWN
 from pipeline.plan.spec import Spec
 from pipeline.records import store
 from pipeline.records.folder import Experiment
 from pipeline.records.outcomes import resolve_outcomes
 from pipeline.records.record import DeviceMemory, Environment, Gpu, GpuWindow, HostWindow, Record, Telemetry
-from pipeline.records.store import publish_record
-from pipeline.report.collected import collect_experiment, csv_text
+from pipeline.records.store import load_record, publish_record
+from pipeline.report.collected import CONFIGURATION_COLUMNS, EPOCH_COLUMNS, STEP_COLUMNS, collect_experiment, csv_text
 from pipeline.report.markdown import render_experiment
 from pipeline.report.questions import answer_questions, build_tables, flatten
+from pipeline.system.errors import CommandError
 
 GIB = 2**30
 
@@ -36,7 +46,7 @@ def ddp(num_gpus: int, **fields: Any) -> Spec:
     return make_spec(strategy="ddp", num_gpus=num_gpus, **fields)
 
 
-def timed(spec: Spec, time_s: float) -> Record:
+def taking(spec: Spec, time_s: float) -> Record:
     """A record whose second epoch took that long, and the others nine times it."""
     return make_record(spec, [9 * time_s, time_s, *[9 * time_s] * spec.epochs][: spec.epochs])
 
@@ -48,7 +58,7 @@ def timed(spec: Spec, time_s: float) -> Record:
 def test_records_that_differ_in_repeat_or_seed_pool_to_their_median(
     axis: str, times_s: tuple[float, ...], median_s: float
 ) -> None:
-    (row,) = build(*(timed(make_spec(**{axis: number}), time_s) for number, time_s in enumerate(times_s)))["Q1"]
+    (row,) = build(*(taking(make_spec(**{axis: number}), time_s) for number, time_s in enumerate(times_s)))["Q1"]
     assert_row(row, epoch_time_s=median_s, n=len(times_s), throughput_samples_per_s=50_000 / median_s)
     assert axis not in row.axes
 
@@ -57,20 +67,24 @@ def test_records_that_differ_in_repeat_or_seed_pool_to_their_median(
     "other", [{"epochs": 3}, {"precision": "bf16"}, {"num_workers": 4}, {"num_samples": 40_000}, {"evaluate": True}]
 )
 def test_records_that_differ_in_any_other_axis_do_not_pool(other: dict[str, Any]) -> None:
-    rows = build(timed(make_spec(), 1), timed(make_spec(**other), 3))["Q1"]
+    rows = build(taking(make_spec(), 1), taking(make_spec(**other), 3))["Q1"]
     assert cells(rows, "epoch_time_s", "n") == [(1, 1), (3, 1)]
     assert [row[axis] for row in rows for axis in other] == [getattr(make_spec(), *other), *other.values()]
 
 
 def test_a_repeat_that_failed_lowers_n_and_is_said() -> None:
-    found = [timed(make_spec(), 1), timed(make_spec(repeat=1), 3), make_record(make_spec(repeat=2), status="failed")]
+    found = [
+        taking(make_spec(), 1),
+        taking(make_spec(repeat=1), 3),
+        make_record(make_spec(repeat=2), status="failed"),
+    ]
     (row,) = build(*found, missing=[make_spec(repeat=3)])["Q1"]
     note = "2 of 4 repeats: failed, missing; an interval needs 6 windows or repeats, got 2"
     assert_row(row, status="ok", epoch_time_s=2, n=2, note=note)
 
 
 def test_the_spread_between_runs_is_that_of_their_medians_and_one_run_has_none() -> None:
-    found = [timed(make_spec(repeat=number), time_s) for number, time_s in enumerate((4.0, 5.5, 4.5))]
+    found = [taking(make_spec(repeat=number), time_s) for number, time_s in enumerate((4.0, 5.5, 4.5))]
     tables = build(*found)
     assert cells([*tables["Q1"], *tables["Q2"], *build(found[0])["Q1"]], "run_spread_s") == [(1.5,), (1.5,), (None,)]
     (row,) = build(found[0], found[2], missing=[make_spec(repeat=1)])["Q1"]  # one repeat is missing
@@ -85,12 +99,18 @@ NO_BASELINE = "no baseline: the experiment has no configuration on 1 GPU with th
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        pytest.param([timed(make_spec(), 8), timed(ddp(1), 6), timed(ddp(2), 4)], (1.5, 0.75, "ddp", None), id="own"),
-        pytest.param([timed(make_spec(), 8), timed(ddp(4), 4)], (2.0, 0.5, "single", None), id="single of ddp"),
-        pytest.param([timed(make_spec(), 8), timed(DP4, 4)], (2.0, 0.5, "single", None), id="single of dp"),
-        pytest.param([timed(DP, 8), timed(ddp(2), 4)], (None, None, None, NO_BASELINE), id="not another strategy"),
         pytest.param(
-            [timed(make_spec(seed=3), 8), timed(FAR, 4)], (2.0, 0.5, "single", None), id="other nodes, epochs and seed"
+            [taking(make_spec(), 8), taking(ddp(1), 6), taking(ddp(2), 4)],
+            (1.5, 0.75, "ddp", None),
+            id="own",
+        ),
+        pytest.param([taking(make_spec(), 8), taking(ddp(4), 4)], (2.0, 0.5, "single", None), id="single of ddp"),
+        pytest.param([taking(make_spec(), 8), taking(DP4, 4)], (2.0, 0.5, "single", None), id="single of dp"),
+        pytest.param([taking(DP, 8), taking(ddp(2), 4)], (None, None, None, NO_BASELINE), id="not another strategy"),
+        pytest.param(
+            [taking(make_spec(seed=3), 8), taking(FAR, 4)],
+            (2.0, 0.5, "single", None),
+            id="other nodes, epochs and seed",
         ),
     ],
 )
@@ -117,7 +137,7 @@ def test_the_baseline_is_the_same_strategy_on_one_gpu_or_else_single(found: list
     ids=lambda fields: next(iter(fields)),
 )
 def test_a_point_on_one_gpu_that_differs_in_another_axis_is_no_baseline(fields: dict[str, Any]) -> None:
-    tables = build(timed(make_spec(**fields), 8), timed(ddp(2), 4))
+    tables = build(taking(make_spec(**fields), 8), taking(ddp(2), 4))
     q2, (q3,) = row_of(tables["Q2"], num_gpus=2), tables["Q3"]
     assert (q2["speedup"], q3["comm_time_subtraction_s"], q2["baseline"], q3["baseline"]) == (None,) * 4
     assert all("no baseline" in row["note"] for row in (q2, q3))
@@ -126,7 +146,7 @@ def test_a_point_on_one_gpu_that_differs_in_another_axis_is_no_baseline(fields: 
 @pytest.mark.parametrize("status", ["oom", "failed", "missing"])
 def test_a_baseline_that_was_not_measured_gives_null_and_says_its_state(status: Any) -> None:
     found = [] if status == "missing" else [make_record(make_spec(), status=status)]
-    tables = build(*found, timed(ddp(2), 4), missing=[make_spec()])
+    tables = build(*found, taking(ddp(2), 4), missing=[make_spec()])
     note = f"no baseline: single on 1 GPU is {status}"
     assert_row(row_of(tables["Q2"], num_gpus=2), note, speedup=None, parallel_efficiency=None, epoch_time_s=4)
     assert_row(tables["Q3"][0], note, compute_time_subtraction_s=None, comm_time_subtraction_s=None)
@@ -136,7 +156,7 @@ def test_a_baseline_that_was_not_measured_gives_null_and_says_its_state(status: 
     "found",
     [
         pytest.param(make_record(make_spec(epochs=5), (9, 2, 7, 7, 7)), id="however many were run"),
-        pytest.param(timed(make_spec(max_steps=391), 2), id="with as many steps as an epoch has"),
+        pytest.param(taking(make_spec(max_steps=391), 2), id="with as many steps as an epoch has"),
     ],
 )
 def test_the_reported_epoch_is_the_second(found: Record) -> None:
@@ -153,13 +173,13 @@ def test_the_reported_epoch_is_the_second(found: Record) -> None:
     ids=["epochs=1", "probe", "cut"],
 )
 def test_a_point_without_a_whole_second_epoch_has_no_epoch_time_and_says_why(fields: dict[str, Any], why: str) -> None:
-    row = build(timed(make_spec(**fields), 1.0))["Q1"][0]
+    row = build(taking(make_spec(**fields), 1.0))["Q1"][0]
     assert_row(row, why, status="ok", epoch_time_s=None, throughput_samples_per_s=None)
 
 
 def test_an_epoch_takes_as_long_as_its_slowest_rank_and_its_parts_are_of_that_rank() -> None:
     slow = {"epoch_time_ns": 3_000_000_000, "compute_time_ns": 500_000_000, "data_time_ns": 2_500_000_000}
-    row = build(with_rank_epochs(timed(ddp(2), 1.0), lambda rank: slow if rank.rank == 1 else {}))["Q2"][0]
+    row = build(with_rank_epochs(taking(ddp(2), 1.0), lambda rank: slow if rank.rank == 1 else {}))["Q2"][0]
     assert_row(row, epoch_time_s=3.0, compute_time_s=0.5, data_time_s=2.5)  # not 0.9375 of rank 0
 
 
@@ -197,7 +217,7 @@ def test_peak_memory_is_that_of_the_fullest_gpu() -> None:
 
 
 def test_q1_holds_one_gpu_q3_more_and_q2_all_of_them() -> None:
-    tables = build(timed(make_spec(), 8), timed(ddp(1), 8), timed(ddp(2), 4), timed(ddp(4), 2))
+    tables = build(taking(make_spec(), 8), taking(ddp(1), 8), taking(ddp(2), 4), taking(ddp(4), 2))
     assert {name: [row["num_gpus"] for row in tables[name]] for name in ("Q1", "Q2", "Q3")} == {
         "Q1": [1, 1],
         "Q2": [1, 1, 2, 4],
@@ -210,7 +230,7 @@ REMEDIED = make_spec(remedies=("zero_gamma",))
 
 
 def test_points_with_remedies_enter_q4_only_and_are_no_baseline() -> None:
-    tables = build(make_record(REMEDIED, loss=1.0), timed(ddp(2), 4))
+    tables = build(make_record(REMEDIED, loss=1.0), taking(ddp(2), 4))
     assert (tables["Q1"], cells(tables["Q2"], "num_gpus", "baseline"), len(tables["Q3"])) == ([], [(2, None)], 1)
     assert cells(tables["Q4"], "remedies", "epoch", "loss") == [(["zero_gamma"], 1, 1.0), (["zero_gamma"], 2, 1.0)]
 
@@ -224,7 +244,7 @@ NOT_FINITE = {"test_loss": None, "note": "the test loss is not finite in 1 of 1"
     [
         pytest.param([], [UNFINISHED], id="a point with remedies that was not measured stands there"),
         pytest.param(
-            [make_record(make_spec(epochs=3), (1, 1, 1), loss=1.5, accuracy=0.25), timed(ddp(2), 1)],
+            [make_record(make_spec(epochs=3), (1, 1, 1), loss=1.5, accuracy=0.25), taking(ddp(2), 1)],
             # 391 steps an epoch: updates are counted from the start of training
             [{"epoch": number, "num_updates": 391 * number, "loss": 1.5, "accuracy": 0.25} for number in (1, 2, 3)],
             id="every epoch with a loss and none of the others",
@@ -268,7 +288,7 @@ def test_the_rows_of_q4(found: list[Record], expected: list[dict[str, Any]]) -> 
 def test_q3_by_hand(
     num_gpus: int, time_s: float, compute_s: float, comm_s: float, num_steps: int, num_bytes: int
 ) -> None:
-    (row,) = build(timed(make_spec(), 10), timed(ddp(num_gpus), time_s))["Q3"]
+    (row,) = build(taking(make_spec(), 10), taking(ddp(num_gpus), time_s))["Q3"]
     assert_row(
         row,
         steps_per_epoch=num_steps,
@@ -283,7 +303,7 @@ def test_q3_by_hand(
 
 @pytest.mark.parametrize("time_s", [5.0, 4.0])
 def test_communication_that_subtraction_cannot_see_is_null_and_never_zero_or_less(time_s: float) -> None:
-    (row,) = build(timed(make_spec(), 10), timed(ddp(2), time_s))["Q3"]
+    (row,) = build(taking(make_spec(), 10), taking(ddp(2), time_s))["Q3"]
     assert_row(
         row,
         "T(N) <= T(1)/N",
@@ -294,7 +314,7 @@ def test_communication_that_subtraction_cannot_see_is_null_and_never_zero_or_les
 
 
 def test_the_bandwidth_of_dataparallel_says_that_a_ring_is_assumed() -> None:
-    (row,) = build(timed(make_spec(), 10), timed(make_spec(strategy="dp", num_gpus=2), 6))["Q3"]
+    (row,) = build(taking(make_spec(), 10), taking(make_spec(strategy="dp", num_gpus=2), 6))["Q3"]
     assert (row["bandwidth_subtraction_gb_s"], "a ring is assumed" in row["note"]) == (pytest.approx(8.760386208), True)
 
 
@@ -309,14 +329,14 @@ def test_a_point_without_a_measurement_is_a_row_of_every_table_it_belongs_to(sta
 
 
 def test_a_point_that_ran_out_of_memory_in_some_repeats_is_measured_and_listed() -> None:
-    tables = build(timed(make_spec(), 1), make_record(make_spec(repeat=1), status="oom", reason="out of GPU memory"))
+    tables = build(taking(make_spec(), 1), make_record(make_spec(repeat=1), status="oom", reason="out of GPU memory"))
     assert cells(tables["Q1"], "status", "n") == [("ok", 1)]
     assert cells(tables["oom"], "status", "n", "reason") == [("oom", 1, "out of GPU memory")]
 
 
 def test_every_row_carries_what_is_always_shown_and_every_other_axis_that_varies() -> None:
     limited = make_spec(memory_limit_gib=8, num_workers=4)
-    found = [make_record(make_spec(), loss=1.0), make_record(limited, status="oom"), timed(ddp(2, seed=1), 1)]
+    found = [make_record(make_spec(), loss=1.0), make_record(limited, status="oom"), taking(ddp(2, seed=1), 1)]
     tables = build(*found, missing=[make_spec(remedies=("zero_gamma",))])
     rows = [row for name in ("Q1", "Q2", "Q3", "Q4", "oom") for row in flatten(tables)[name]]
     shown = {*ALWAYS_SHOWN, "num_workers", "memory_limit_gib", "remedies"}
@@ -337,12 +357,16 @@ def test_every_row_carries_every_axis_that_differs_from_its_default_also_where_a
 
 
 def test_rows_stand_in_the_order_of_the_grid() -> None:
-    found = [timed(make_spec(batch_size_per_gpu=size), 1) for size in (512, 32, 2048)]
+    found = [taking(make_spec(batch_size_per_gpu=size), 1) for size in (512, 32, 2048)]
     assert cells(build(*found)["Q1"], "batch_size_per_gpu") == [(512,), (32,), (2048,)]
 
 
 def test_a_figure_that_is_null_is_explained_and_no_figure_is_zero() -> None:
-    found = [timed(make_spec(), 4), timed(ddp(2), 2), make_record(ddp(4), status="failed", reason="it crashed")]
+    found = [
+        taking(make_spec(), 4),
+        taking(ddp(2), 2),
+        make_record(ddp(4), status="failed", reason="it crashed"),
+    ]
     tables = build(*found, make_record(ddp(8, input="synthetic", max_steps=3)), missing=[ddp(16)])
     reasons = {4: "it crashed", 8: "probe of 3 steps", 16: "no record"}
     explained = {"Q2": reasons, "Q3": {2: "subtraction cannot show the communication"} | reasons}
@@ -428,7 +452,7 @@ def test_the_energy_of_some_gpus_is_not_that_of_all(energies_j: list[float | Non
 
 def test_a_record_without_telemetry_has_no_energy_and_needs_no_word() -> None:
     names = ("energy_j", "energy_per_sample_j", "sm_clock_mhz", "host_cpu_share", "note")
-    assert cells(build(timed(make_spec(), 1))["Q1"], *names) == [(None,) * 5]
+    assert cells(build(taking(make_spec(), 1))["Q1"], *names) == [(None,) * 5]
 
 
 def with_windows(record: Record, fields_of: Callable[[GpuWindow], dict[str, Any]]) -> Record:
@@ -480,3 +504,123 @@ def test_the_work_of_the_tables_and_answers_grows_as_the_number_of_points(measur
 
     count_calls(2)  # caches are full
     assert count_calls(80) < 2.2 * count_calls(40)
+
+
+TIMES_S = (1.0, 1.1, 0.9, 1.05, 0.95, 1.02)
+
+
+def test_a_configuration_has_a_row_whatever_its_status(tmp_path: Path) -> None:
+    found = [windowed(TIMES_S, 128), windowed([time_s * 0.6 for time_s in TIMES_S], 128, 2)]
+    found.append(make_record(make_spec(batch_size_per_gpu=4096), status="oom"))
+    experiment = make_experiment(tmp_path / "x", *found, missing=[make_spec(batch_size_per_gpu=64)])
+    frames = ddpscale.load(experiment.folder)
+
+    rows = frames.configurations
+    assert list(rows.status) == ["ok", "ok", "oom", "missing"]
+    assert list(rows.n) == [1, 1, 0, 0]
+    assert list(rows.num_gpus) == [1, 2, 1, 1]
+    assert rows.epoch_time_s[:2].tolist() == [1.01, 0.6 * 1.01]
+    assert rows.epoch_time_low_s[1] < rows.epoch_time_s[1] < rows.epoch_time_high_s[1]
+    assert rows.speedup[1] == pytest.approx(1 / 0.6)
+    assert rows.reason[3] == "no record"
+    assert list(frames.epochs.groupby("configuration").size()) == [7, 7]
+    timed_s = frames.epochs[frames.epochs.is_timed].groupby("configuration", sort=False).epoch_time_s.median()
+    assert_array_equal(timed_s.to_numpy(), rows.epoch_time_s[:2].to_numpy())
+
+
+@pytest.mark.seconds
+def test_the_figures_are_those_of_collect(tmp_path: Path) -> None:
+    """Of every published experiment; a key means one thing in the tables that configurations take it from."""
+    everything = ddpscale.load(ROOT / "published")
+    rows = everything.configurations.set_index(["experiment", "configuration", "gpu"])
+    assert rows.index.is_unique
+    assert len(everything.experiments) > 30
+    q2 = everything.tables["Q2"]
+    for scaling, column in (("weak", "speedup"), ("strong", "strong_speedup")):
+        stated = q2[(q2.scaling == scaling) & q2.speedup.notna()].speedup
+        assert sorted(rows[column].dropna()) == sorted(stated)
+    communication = everything.tables["communication"]
+    assert sorted(rows.exposed_comm_time_s.dropna()) == sorted(communication.exposed_comm_time_s.dropna())
+
+
+def test_steps_are_those_of_the_records() -> None:
+    folder = ROOT / "published/two-cores/smoke"
+    frames = ddpscale.load(folder)
+    steps = frames.steps
+    run_id = steps.run_id[0]
+    (epoch, *_) = load_record(folder / "records" / f"{run_id}.0.json").measurement.epochs  # type: ignore[union-attr]
+    own = steps[(steps.run_id == run_id) & (steps.epoch == 1)]
+    assert own.step_time_s.tolist() == [time_ns / 1e9 for time_ns in epoch.step_times_ns or ()]
+    assert own.step.tolist() == list(range(1, len(own) + 1))
+    named = frames.configurations.configuration
+    assert set(frames.steps.configuration) <= set(frames.epochs.configuration) <= set(named)
+
+
+def test_a_folder_that_is_being_written_has_what_is_there_and_the_same_columns(tmp_path: Path) -> None:
+    missing = [make_spec(batch_size_per_gpu=64)]
+    experiment = make_experiment(tmp_path / "x", missing=missing)
+    (experiment.records_folder / ".publishing-0").write_text('{"half a rec')
+    (experiment.records_folder / f"{missing[0].run_id()}.0.json").write_text('{"half a rec')
+    frames = ddpscale.load(str(tmp_path))
+    assert frames.configurations.status.tolist() == ["rejected"]
+    for frame, columns in (
+        (frames.configurations, CONFIGURATION_COLUMNS),
+        (frames.epochs, EPOCH_COLUMNS),
+        (frames.steps, STEP_COLUMNS),
+    ):
+        assert tuple(frame.columns) == columns
+    assert len(frames.epochs) == len(frames.steps) == 0
+
+
+def test_a_folder_without_an_experiment_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder, said in (
+        (tmp_path, f"no experiment under {tmp_path}; run ddpscale submit"),
+        (tmp_path / "absent", f"cannot read {tmp_path}/absent: No such file"),
+        (tmp_path / "file", "is a file; give the folder"),
+    ):
+        with pytest.raises(CommandError, match=said):
+            ddpscale.load(folder)
+
+
+def test_frames_of_several_experiments_are_told_apart_and_can_be_grouped(tmp_path: Path) -> None:
+    for name, time_s in (("a", 1.0), ("b", 2.0)):
+        make_experiment(tmp_path / name, timed(time_s, 128, remedies=("warmup", "linear_scaling")))
+    frames = ddpscale.load(tmp_path)
+    assert repr(frames) == "configurations, epochs, steps and tables of a, b"
+    rows = frames.configurations
+    assert rows.groupby(["experiment", "remedies"]).epoch_time_s.median().tolist() == [1.0, 2.0]
+
+
+def test_load_needs_no_torch_and_no_installed_package(tmp_path: Path) -> None:
+    """A notebook beside another package called pipeline."""
+    (tmp_path / "pipeline").mkdir()
+    (tmp_path / "pipeline/__init__.py").touch()
+    folder = ROOT / "published/two-cores/smoke"
+    script = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+sys.modules |= dict.fromkeys(("torch", "torchvision", "submitit"))
+import ddpscale
+frames = ddpscale.load({str(folder)!r})
+print(len(frames.configurations), len(frames.epochs) > 0, len(frames.steps) > 0)
+"""
+    env = plain_environment(PYTHONPATH=str(ROOT), PYTHONSAFEPATH="1")
+    answer = succeeded(run_program(sys.executable, "-c", script, cwd=tmp_path, env=env))
+    assert answer.stdout.split() == [str(len(ddpscale.load(folder).configurations)), "True", "True"]
+
+
+@pytest.mark.seconds
+def test_the_notebook_prints_what_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells in order, in the folder where it lies. Run it in Jupyter and save it after a change."""
+    monkeypatch.chdir(ROOT / "docs")
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    names: dict[str, Any] = {}
+    cells = [cell for cell in json.loads(Path("load.ipynb").read_text())["cells"] if cell["cell_type"] == "code"]
+    assert len(cells) > 5
+    for cell in cells:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec("".join(cell["source"]), names)
+        shown = [line for part in cell["outputs"] if part["output_type"] == "stream" for line in part["text"]]
+        assert printed.getvalue() == "".join(shown)

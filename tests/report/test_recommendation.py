@@ -1,7 +1,9 @@
-"""Q5: what to use, which ties are named, and what experiments cannot say."""
+"""Q5, what to use; and the next step of a point: rules, measured pairs, and what published records bear out."""
 
 import random
 import re
+from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -9,19 +11,45 @@ import pytest
 from factories import (
     H200,
     NOISY,
+    ROOT,
     assert_says,
+    make_measurement,
     make_record,
     make_spec,
     studied,
     timed,
     windowed,
 )
-from rendered_tables import answers_of, assert_said_once, build, claims_of, published_claims, published_tables, report
+from rendered_tables import (
+    PUBLISHED,
+    answers_of,
+    assert_row,
+    assert_said_once,
+    build,
+    cells,
+    claims_of,
+    published_claims,
+    published_tables,
+    report,
+)
 
 from pipeline.figures.intervals import median_time
+from pipeline.plan.axes import AXIS_DEFAULTS
 from pipeline.plan.point_label import OF_GPUS
-from pipeline.records.record import Environment, Gpu, Record
+from pipeline.records.record import Environment, Gpu, GpuWindow, Record, Telemetry
 from pipeline.report.claims import sample_time
+from pipeline.report.next_step import (
+    BLOCKS,
+    EFFORT_AXES,
+    GATHERS,
+    LOW_MFU,
+    NOTHING_FOUND,
+    RULES,
+    Change,
+    is_possible,
+    limit_words,
+)
+from pipeline.report.proposal import differs
 from pipeline.report.q5 import place_words
 from pipeline.report.questions import answer_questions
 from pipeline.report.table import Row
@@ -257,3 +285,312 @@ def test_the_cheapest_at_a_target_counts_gpu_seconds() -> None:
     found = [*studied(128, 0.9, 0), *studied(1024, 0.89, 0)]
     assert_says(answers_of(*found)["Q5"], "Cheapest at 88.0 %: 30.0 GPU-seconds", "128 images a step", "n = 6")
     assert len(answer_questions(build(*found, targets=Targets(0.99)))["Q5"]) == 1
+
+
+def weak(*found: Record) -> list[Row]:
+    return [row for row in build(*found)["Q2"] if row["scaling"] == "weak"]
+
+
+def waiting(time_s: float, **fields: Any) -> Record:
+    spec = make_spec(**fields)
+    return make_record(spec, measurement=make_measurement(spec, (9, time_s), compute_share=0.5), environment=H200)
+
+
+def resident(time_s: float, batch_size_per_gpu: int, num_gpus: int = 1, **fields: Any) -> Record:
+    """A record of a point whose images lie on the device."""
+    return timed(time_s, batch_size_per_gpu, num_gpus, input="gpu", **fields)
+
+
+def test_the_table_in_the_docs_is_that_of_the_rules() -> None:
+    page = (ROOT / "docs/advice.md").read_text().partition("\n## Where")[0]
+    rows = [re.split(r" *\| *", line.strip("| ")) for line in page.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) == len(RULES)
+    for (limit, share, measured_by, step), rule in zip(rows, RULES, strict=True):
+        threshold = f"{100 * rule.threshold:g} %" if rule.threshold else ""
+        assert (limit, share, measured_by) == (rule.limit, threshold, rule.measured_by)
+        changes = " or ".join(change.words for change in rule.changes)
+        assert step == (changes or rule.otherwise)
+
+
+def on(gpu: str, record: Record) -> Record:
+    return msgspec.structs.replace(record, environment=Environment(gpus=(Gpu(name=gpu),)))
+
+
+def stated(record: Record) -> Record:
+    return msgspec.structs.replace(record, measured=False)
+
+
+GPT: dict[str, Any] = {"model": "gpt", "dataset": None, "input": "synthetic"}
+OUT_OF_MEMORY = make_record(make_spec(batch_size_per_gpu=128, input="gpu", execution="graph"), status="oom")
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        pytest.param(
+            [waiting(4)], [("waiting for data", "input=gpu or more loader workers")], id="a point that waits for data"
+        ),
+        pytest.param(
+            [waiting(4), resident(2, 128)],
+            [("waiting for data", "input=gpu (2x) or more loader workers"), (None, NOTHING_FOUND)],
+            id="a change that was measured to be faster",
+        ),
+        pytest.param(
+            [waiting(4), resident(5, 128)],
+            [("waiting for data", "more loader workers"), (None, NOTHING_FOUND)],
+            id="a change that was measured to be slower",
+        ),
+        pytest.param(
+            [waiting(4), resident(5, 128), waiting(4.5, num_workers=4)],
+            [(None, NOTHING_FOUND), (None, NOTHING_FOUND), ("waiting for data", "more loader workers")],
+            id="no change that was measured to be faster",
+        ),
+        pytest.param(
+            [resident(8, 32, execution="graph"), on("NVIDIA H200", OUT_OF_MEMORY)],
+            [(None, NOTHING_FOUND), (None, None)],
+            id="a larger batch that runs out of memory",
+        ),
+        pytest.param(
+            [timed(4, 128, **GPT), timed(2, 128, compile="blocks", **GPT)],
+            [
+                ("low MFU", "execution=compile or execution=compiled_graph or compile=blocks (2x)"),
+                (None, NOTHING_FOUND),
+            ],
+            id="compiled blocks that were measured to be faster",
+        ),
+        pytest.param([make_record(status="failed")], [(None, None)], id="a point without a time"),
+        pytest.param(
+            [waiting(4), on("NVIDIA H100", resident(1, 128))],
+            [("waiting for data", "input=gpu or more loader workers"), (None, NOTHING_FOUND)],
+            id="another model tells nothing",
+        ),
+        pytest.param([stated(waiting(4))], [(None, None)], id="a time from elsewhere"),
+        pytest.param(
+            [stated(waiting(4, strategy="dp", num_gpus=2))],
+            [("DataParallel", "strategy=ddp")],
+            id="a time of DataParallel from elsewhere",
+        ),
+        pytest.param(
+            [waiting(4, strategy="dp", num_gpus=2), resident(4, 128)],
+            [("DataParallel", "strategy=ddp"), (None, NOTHING_FOUND)],
+            id="DataParallel, also where it waits for data",
+        ),
+        pytest.param(
+            [resident(4, 128), resident(3, 128, 2)],
+            [(None, NOTHING_FOUND), ("several GPUs", "measure=communication")],
+            id="what several GPUs cost is to be measured if nothing else says it",
+        ),
+        pytest.param(
+            [resident(4, 128), resident(2.1, 128, 2)],
+            [(None, NOTHING_FOUND), (None, NOTHING_FOUND)],
+            id="several GPUs that cost little",
+        ),
+        pytest.param(
+            [
+                on("Unknown GPU", resident(2, 128)),
+                on("Unknown GPU", resident(1.5, 128, execution="compile")),
+            ],
+            [("low MFU", "execution=compile (1.33x) or execution=compiled_graph"), (None, NOTHING_FOUND)],
+            id="without a known peak a measured pair says that compiling helps",
+        ),
+        pytest.param(
+            [resident(8, 32), resident(4, 64), resident(3.9, 128)],
+            [("launches", "execution=graph or a larger batch (2.05x)"), *[(None, NOTHING_FOUND)] * 2],
+            id="a step that does not grow with its batch is launched too slowly",
+        ),
+        pytest.param(
+            [resident(8, 32, execution="graph"), resident(4, 64, execution="graph")],
+            [("a small batch", "a larger batch (2x)"), (None, NOTHING_FOUND)],
+            id="a captured step that does not grow with its batch",
+        ),
+    ],
+)
+def test_what_limits_a_point_and_its_next_step(found: list[Record], expected: list[tuple[str | None, ...]]) -> None:
+    assert cells(weak(*found), "limit", "next_step") == expected
+
+
+def windowed_at(clock_mhz: float | None, highest_mhz: float | None = 1980) -> Record:
+    """A point whose GPU met its power limit in the timed epoch, with the median clock there and the highest."""
+    window = GpuWindow(
+        epoch=2,
+        gpu=0,
+        num_telemetry_samples=5,
+        median_sm_clock_mhz=clock_mhz,
+        highest_sm_clock_mhz=highest_mhz,
+        throttle_reasons=("sw_power_cap",),
+    )
+    return msgspec.structs.replace(
+        on("NVIDIA H200", resident(4, 128)), telemetry=Telemetry(interval_s=0.1, gpus=(window,))
+    )
+
+
+def test_power_is_a_limit_only_where_the_clock_is_lower_by_more_than_3_per_cent() -> None:
+    (row,) = weak(windowed_at(1782))
+    assert_row(row, limit="power", limit_share=0.1)
+    assert limit_words(row) == "power, clock 10 % below its maximum"
+    for clock_mhz, highest_mhz in ((1980, 1980), (1925, 1980), (None, 1980), (1000, None)):
+        (row,) = weak(windowed_at(clock_mhz, highest_mhz))
+        assert_row(row, "throttled", limit=None, next_step=NOTHING_FOUND)
+
+
+def test_a_share_of_one_gpu_is_at_most_that_on_several() -> None:
+    rows = weak(resident(8, 32), resident(4, 64), resident(5, 32, 2), resident(2.8, 64, 2))
+    assert {row["num_gpus"]: limit_words(row) for row in rows if row["batch_size_per_gpu"] == 32} == {
+        1: "kernel launches, 100 % of its time",
+        2: "kernel launches, at most 88 % of its time",
+    }
+    assert [row["limit_share_is"] for row in rows] == [None, None, "at most", None]
+
+
+@pytest.mark.parametrize(
+    ("name", "execution", "steps"),
+    [
+        ("h100/models", "eager", ["compile (1.41x)", "compile (1.21x)", "compiled_graph (1.77x)"]),
+        ("h100x2/captured", "graph", ["compiled_graph"] * 4),
+    ],
+)
+def test_a_step_of_low_mfu_is_advised_to_be_compiled(name: str, execution: str, steps: list[str]) -> None:
+    low = [row for row in published_tables(name)["Q2"] if row["limit"] == "low MFU" and row["scaling"] == "weak"]
+    for row, step in zip(low, steps, strict=True):
+        assert (row["execution"], f"execution={step}" in row["next_step"]) == (execution, True)
+        assert row["mfu"] < LOW_MFU
+
+
+@pytest.mark.parametrize(("name", "share", "gains"), [("h200x2", 0.53, (1.47, 2.11)), ("h200x4", 0.64, (1.68, 2.78))])
+def test_the_cost_of_syncbatchnorm_has_its_name(name: str, share: float, gains: tuple[float, float]) -> None:
+    """It was "launches, 81 %" and "85 %", though the collectives of batch statistics take a third and half."""
+    tables = published_tables(f"{name}/batchnorm")
+    for table, gain in zip(("Q2", "communication"), gains, strict=True):
+        (row,) = [row for row in tables[table] if row["sync_batchnorm"]]
+        assert row["next_step"] == f"sync_batchnorm=false ({gain}x)"
+        assert [one for one in tables[table] if one["limit"] == "SyncBatchNorm"] == [row]
+    assert row["limit_share"] == pytest.approx(share, abs=0.01)
+
+
+def test_the_published_points_of_dataparallel_are_advised_to_use_ddp() -> None:
+    rows = [row for row in published_tables("v100-dp")["Q2"] if row["scaling"] == "weak"]
+    assert {(row["num_gpus"] > 1, row["next_step"]) for row in rows} == {(False, None), (True, "strategy=ddp")}
+
+
+PAIRS = [  # advised here, measured there: (experiment, table), (the other side), what the advice names
+    (("h200x4/scaling", "Q2", "waiting for data"), ("h200x2/intervals", "Q2"), "input=gpu"),
+    (("h200x2/q1", "Q2", "waiting for data"), ("h200x2/intervals", "Q2"), "input=gpu"),
+    (("h200x2/intervals", "Q2", "launches"), ("h200x2/graph", "Q2"), "execution=graph"),
+    (("h200x2/packed", "Q2", "launches"), ("h200x2/graph", "Q2"), "execution=graph"),
+    (
+        ("h200x2/communication", "communication", "launches"),
+        ("h200x2/communication-captured", "communication"),
+        "execution=graph",
+    ),
+]
+
+
+def published(name: str, table: str) -> dict[tuple[Any, ...], Row]:
+    return {
+        (row["strategy"], row["num_gpus"], row["batch_size_per_gpu"]): row
+        for row in published_tables(name)[table]
+        if row.figures.get("scaling") != "strong"
+    }
+
+
+@pytest.mark.parametrize(("advised", "other", "words"), PAIRS)
+def test_advice_on_published_records_names_the_side_that_was_faster(
+    advised: tuple[str, str, str], other: tuple[str, str], words: str
+) -> None:
+    name, table, limit = advised
+    own, measured = published(name, table), published(*other)
+    figure = "epoch_time_s" if table == "Q2" else "step_time_s"
+    pairs = [(row, measured[key]) for key, row in own.items() if key in measured and words in (row["next_step"] or "")]
+    assert pairs
+    for row, faster in pairs:
+        assert row["limit"] in (limit, "launches")
+        assert faster[figure] < row[figure]
+
+
+def published_rows() -> list[tuple[Row, float]]:
+    """Timed rows of every published experiment, each with the seconds of a sample."""
+    found = []
+    for name in PUBLISHED:
+        tables = published_tables(name)
+        epochs = [row for row in tables["Q2"] if row["scaling"] == "weak" and row["throughput_samples_per_s"]]
+        steps = [row for row in tables["communication"] if row["step_time_s"]]
+        found += [(row, 1 / row["throughput_samples_per_s"]) for row in epochs]
+        found += [(row, row["step_time_s"] / row["global_batch_size"]) for row in steps]
+    return found
+
+
+@pytest.mark.seconds
+def test_no_measured_pair_of_any_published_experiment_contradicts_the_advice() -> None:
+    """Pairs differ in the change alone. The changed point may be of another experiment on the same GPU model."""
+    changes = {change.words: change for rule in RULES for change in rule.changes}
+    rows = published_rows()
+    num_pairs = Counter[str]()
+    for own, time_s in rows:
+        for words in re.split(r" or ", re.sub(r" \([^)]*\)", "", own["next_step"] or "")):
+            if (change := changes.get(words)) is None:
+                continue
+            alike = (*EFFORT_AXES, change.axis, *change.others)
+            changed_s = [
+                other_s
+                for other, other_s in rows
+                if change.rank(own_axes(own)) < change.rank(own_axes(other)) and not differs(own, other, alike)
+            ]
+            num_pairs[words] += len(changed_s)
+            assert not changed_s or min(changed_s) < time_s, (words, own.axes)
+    named = ("a larger batch", "input=gpu", "strategy=ddp", "execution=compile", "execution=compiled_graph")
+    assert all(num_pairs[words] for words in (*named, "sync_batchnorm=false")), num_pairs
+
+
+def test_the_cost_of_a_wrapper_is_a_limit_and_a_strategy_is_not_advised_to_itself() -> None:
+    """FSDP of a GPT: 29 of 89 ms beside communication, and without resharding 16 of 74."""
+    found = {(row["strategy"], row["reshard"]): row for row in published_tables("h100x2/strategies")["communication"]}
+    assert [found["fsdp", reshard]["limit"] for reshard in ("blocks", "always", "never")] == ["the wrapper"] * 3
+    blocks = found["fsdp", "blocks"]
+    assert_row(
+        blocks,
+        next_step="param_dtype=bf16 (not measured here) or reshard=never (1.2x) or strategy=ddp (1.57x)",
+        limit_share=blocks["wrapper_time_s"] / blocks["step_time_s"],
+    )
+    without = (found["fsdp", "never"]["next_step"], found["ddp", "blocks"]["limit"])
+    assert without == ("param_dtype=bf16 (not measured here) or strategy=ddp (1.3x) or a larger batch", None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "change", "is_offered"),
+    [
+        ({"strategy": "zero1", **GPT}, BLOCKS, True),
+        ({"strategy": "ddp", **GPT}, BLOCKS, False),  # its whole model can be compiled
+        ({"strategy": "zero1", **GPT, "compile": "blocks"}, BLOCKS, False),
+        ({"strategy": "zero1"}, BLOCKS, False),  # images
+        ({"strategy": "fsdp", "precision": "bf16", **GPT}, GATHERS, True),
+        ({"strategy": "fsdp", "precision": "bf16"}, GATHERS, False),  # BatchNorm
+        ({"strategy": "fsdp", "precision": "tf32", **GPT}, GATHERS, False),
+        ({"strategy": "ddp", "precision": "bf16", **GPT}, GATHERS, False),
+    ],
+)
+def test_a_change_of_blocks_or_gathers_is_offered_only_where_it_can_be_made(
+    fields: dict[str, Any], change: Change, is_offered: bool
+) -> None:
+    point: Any = SimpleNamespace(gpu="NVIDIA H200", spec=make_spec(num_gpus=2, **fields))
+    assert is_possible(change, point) == is_offered
+
+
+def own_axes(row: Row) -> Any:
+    return SimpleNamespace(**AXIS_DEFAULTS | row.axes)
+
+
+def test_no_gain_is_claimed_below_1_in_any_published_experiment() -> None:
+    for name in PUBLISHED:
+        tables = published_tables(name)
+        steps = [row["next_step"] or "" for row in (*tables["Q2"], *tables["communication"])]
+        assert all(float(gain) > 1 for step in steps for gain in re.findall(r"\(([\d.e+]+)x\)", step)), name
+
+
+def test_communication_is_less_where_the_batch_is_larger() -> None:
+    for name in ("h200x2/communication-captured", "h200x4/communication-captured"):
+        own = published(name, "communication")
+        for (strategy, gpus, size), row in own.items():
+            if "a larger batch" in row["next_step"]:
+                larger = own[strategy, gpus, 4 * size]
+                assert larger["exposed_comm_share"] < row["exposed_comm_share"]
+                assert larger["step_time_s"] < 4 * row["step_time_s"]

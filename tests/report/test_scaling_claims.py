@@ -1,4 +1,4 @@
-"""The claims of Q1 and Q2: which row they are about, what weakens them, and what is no answer."""
+"""The claims of Q1 and Q2: which row they are about, what weakens them, and several nodes against one."""
 
 from typing import Any
 
@@ -10,6 +10,7 @@ from factories import (
     assert_says,
     beside,
     comm_point,
+    make_communication,
     make_communication_record,
     make_measurement,
     make_record,
@@ -19,7 +20,7 @@ from factories import (
     windowed,
 )
 from page_records import batch_records, every_question
-from rendered_tables import build, claims_of, published_claims, row_of
+from rendered_tables import assert_row, build, claims_of, published_claims, row_of
 
 from pipeline.figures.epoch_figures import LOADER_BOUND
 from pipeline.figures.notes import OF_BASELINE, NoteKind, make_note
@@ -27,11 +28,11 @@ from pipeline.figures.pooling import SHARED_NODE
 from pipeline.figures.scaling import SUPERLINEAR
 from pipeline.plan.grid import shipped_grids
 from pipeline.plan.point_label import OF_GPUS, Terms
-from pipeline.records.record import Environment, Gpu, Record, SweptCollective
+from pipeline.records.record import Environment, Gpu, Link, Record, SweptCollective
 from pipeline.report.claims import Tile, badges_of, is_fit_for_answer
-from pipeline.report.q2 import ABOVE_N, SHARED, WAITS, usable_rows
+from pipeline.report.q2 import ABOVE_N, SHARED, WAITS, node_claims, usable_rows
 from pipeline.report.q3 import BANDWIDTH_ABOVE_LINK, SUBTRACTION_IS_NOISE
-from pipeline.report.questions import Answer
+from pipeline.report.questions import Answer, flatten
 from pipeline.report.table import Row
 
 ONE, TWO = make_spec(), make_spec(strategy="ddp", num_gpus=2)
@@ -340,3 +341,77 @@ def test_processes_that_share_cpus_have_no_speed_up_in_an_answer(num_cpus: int |
     assert bool(claim.figure) is is_used
     notes = [str(row["note"]) for row in build(*records)["Q2"] if row["num_gpus"] == 4]
     assert [f"each node has fewer CPUs than processes: {num_cpus} for 4" in note for note in notes] == [not is_used]
+
+
+GPT: dict[str, Any] = {"model": "gpt", "dataset": None, "input": "synthetic", "num_samples": 8192}
+
+
+def place(num_nodes: int, num_gpus: int) -> Environment:
+    link = Link(pairs=((0, 4),), transport="NET/Socket", num_channels=2, device="eth0")
+    nodes = tuple(f"n{index}" for index in range(num_nodes))
+    return Environment(
+        gpus=tuple(Gpu(name="NVIDIA H100") for _ in range(num_gpus)), nodes=nodes, links=(link,) * (num_nodes > 1)
+    )
+
+
+def on_nodes(time_s: float, num_nodes: int, batch: int = 8, gpus_per_node: int = 4, **fields: Any) -> Record:
+    """A record of DDP on nodes of four GPUs, with the time of an epoch."""
+    num_gpus = num_nodes * gpus_per_node
+    spec = make_spec(strategy="ddp", num_gpus=num_gpus, num_nodes=num_nodes, batch_size_per_gpu=batch, **GPT | fields)
+    measurement = make_measurement(spec, (9, time_s), compute_share=1)
+    return make_record(spec, measurement=measurement, environment=place(num_nodes, num_gpus))
+
+
+def stepped(num_nodes: int, step_us: float, exposed_us: float, batch: int = 8) -> Record:
+    """A record of the communication of DDP on nodes of four GPUs."""
+    num_gpus = 4 * num_nodes
+    spec = comm_point(num_gpus=num_gpus, num_nodes=num_nodes, batch_size_per_gpu=batch, **GPT)
+    series = {"no_op_hook": [step_us - exposed_us] * 6, "ddp": [step_us] * 6, "ddp_again": [step_us] * 6}
+    found = make_communication(series, num_ranks=num_gpus)
+    return make_communication_record(spec, found, environment=place(num_nodes, num_gpus))
+
+
+def test_several_nodes_are_compared_with_one_of_as_many_gpus() -> None:
+    rows = build(
+        on_nodes(28, 1), on_nodes(18, 2), on_nodes(13, 4), on_nodes(50, 1, gpus_per_node=2), on_nodes(9, 8, seed=1)
+    )["nodes"]
+    assert [(row["nodes"], row["scaling"], row["num_gpus"]) for row in rows] == [
+        (2, "weak", 8),
+        (4, "weak", 16),
+        (8, "weak", 32),
+    ]
+    assert [row["node_speedup"] for row in rows] == pytest.approx([28 / 18, 28 / 13, 28 / 9])
+    assert_row(rows[0], epoch_time_s=18, node_efficiency=pytest.approx(14 / 18))
+
+
+def test_strong_scaling_holds_the_global_batch_fixed() -> None:
+    rows = build(on_nodes(28, 1, 32), on_nodes(18, 2, 16), on_nodes(16, 4, 16))["nodes"]
+    assert [(row["nodes"], row["scaling"]) for row in rows] == [(2, "strong")]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        on_nodes(28, 1, gpus_per_node=8),
+        on_nodes(28, 1, precision="bf16"),
+        on_nodes(28, 1, model="lenet", dataset="synthetic"),
+        msgspec.structs.replace(on_nodes(28, 1), environment=Environment(gpus=(Gpu(name="NVIDIA A40"),) * 4)),
+    ],
+)
+def test_a_point_that_differs_in_more_than_nodes_is_no_baseline(other: Record) -> None:
+    tables = build(other, on_nodes(18, 2))
+    assert tables["nodes"] == []
+    assert "nodes" not in flatten(tables)
+    assert node_claims(tables) == []
+
+
+def test_the_row_says_what_is_exposed_and_why() -> None:
+    """256 steps an epoch of 18 ms on two nodes, 4.5 ms of each exposed."""
+    tables = build(on_nodes(3.6, 1), on_nodes(2.304, 2), stepped(2, 18_000, 4_500))
+    (row,) = tables["nodes"]
+    assert_row(row, exposed_share_of_epoch=pytest.approx(0.25), limit="communication", limit_share=pytest.approx(0.25))
+    (claim,) = node_claims(tables)
+    tile = claim.in_words_of(OF_GPUS)
+    assert (tile.label, tile.figure, tile.line) == ("2 nodes against one", "1.56x", "78 % efficient")
+    assert tile.more.startswith("4 GPUs a node, weak scaling, ddp, 8 per GPU")
+    assert tile.more.endswith("; limited by communication, 25 % of its time")

@@ -1,34 +1,138 @@
-"""The tables for people: how many columns they have, how wide they are, and what their notes and units say."""
+"""What people read: columns, their width, notes and units, and the words of claims."""
 
 import itertools
 import re
 from typing import Any
 
 import pytest
-from factories import assert_says, make_record, make_spec
-from page_records import every_question
+from factories import ROOT, assert_says, make_record, make_spec, sentences
+from msgspec.structs import replace
+from page_records import batch_records, every_question, scaling_records
 from rendered_tables import (
     PUBLISHED,
+    answers_of,
     assert_row,
     assert_said_once,
     build,
     cells,
     published_experiment,
+    published_tables,
     report,
     table_of,
 )
+from words_page import render_words
 
-from pipeline.figures.intervals import DRIFTED
-from pipeline.figures.notes import OF_BASELINE, TEXT, make_note
+from pipeline.figures.epoch_figures import THROTTLED
+from pipeline.figures.intervals import DRIFTED, Estimate
+from pipeline.figures.notes import OF_BASELINE, TEXT, make_note, text_note
+from pipeline.figures.pooling import SHARED_NODE
+from pipeline.figures.scaling import SUPERLINEAR_IS_NOISE
 from pipeline.plan.axes import REMEDIES, Remedy
 from pipeline.plan.grid import expand_grid, shipped_grids
+from pipeline.plan.point_label import OF_GPUS, Terms
 from pipeline.plan.spec import Spec
 from pipeline.records.record import Record
 from pipeline.report import display
-from pipeline.report.display import MAX_COLUMNS, MAX_WIDTH, DisplayOptions, number_notes
+from pipeline.report.claims import badge_of, badges_of, with_ends
+from pipeline.report.display import MAX_COLUMNS, MAX_WIDTH, DisplayOptions, format_cell, number_notes
 from pipeline.report.markdown import render_experiment
-from pipeline.report.questions import answers_of
-from pipeline.report.table import Row
+from pipeline.report.q1 import LARGEST_FITTING, Q1
+from pipeline.report.questions import FIGURE_NAMES, TABLES, flatten_row
+from pipeline.report.questions import answers_of as answers_of_tables
+from pipeline.report.table import FACTORS, FIGURES_NOT_STATED, Column, Row, Table, render_note
+
+COLUMNS = {(table.name, column.key): column for table in TABLES.values() for column in table.columns}
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: str(table.name))
+def test_a_table_has_every_key_once_and_its_views_show_columns_with_a_heading(table: Table) -> None:
+    keys = [key for column in table.columns for key in column.keys]
+    assert len(keys) == len(set(keys))
+    for view in table.views:
+        assert all(table.column(key).heading for key in view.keys)
+        shown = view.keys or [column.key for column in table.columns if column.heading]
+        assert any(not table.column(key).is_set for key in shown)
+
+
+def test_a_key_has_one_unit_and_one_meaning() -> None:
+    declared = {(column.key, column.unit, column.meaning) for column in COLUMNS.values()}
+    assert len({key for key, *_ in declared}) == len(declared) > 100
+
+
+def test_a_figure_that_no_column_declares_is_refused_and_one_that_is_not_given_is_none() -> None:
+    with pytest.raises(KeyError, match="table Q1 has no column epoch_tiem_s"):
+        Q1.complete({"epoch_tiem_s": 1.0})
+    flat = flatten_row(Row({"strategy": "single"}, Q1.complete({"epoch_time_s": 1.0})), Q1)
+    assert_row(flat, strategy="single", epoch_time_s=1.0, epoch_time_low_s=None, peak_memory_gib=None, n=0)
+
+
+def test_every_column_has_a_meaning_that_ends_in_a_full_stop() -> None:
+    assert [column.key for column in COLUMNS.values() if not column.meaning.endswith(".")] == []
+
+
+def test_a_heading_ends_in_the_unit_of_its_key_or_in_one_with_a_factor() -> None:
+    shown = [column for column in COLUMNS.values() if "[" in column.heading]
+    assert len(shown) > 50
+    others = [column for column in shown if column.unit != column.shown_unit]
+    assert [column.key for column in others if (column.unit, column.shown_unit) not in FACTORS] == []
+
+
+@pytest.mark.parametrize(
+    ("key", "heading", "unit", "factor", "decimals"),
+    [
+        ("step_time_s", "step [ms]", "s", 1000, 3),
+        ("exposed_comm_time_s", "exposed [us]", "s", 1e6, 1),
+        ("throughput_samples_per_s", "images/s", "1/s", 1, 3),
+        ("num_bytes", "size [MB]", "B", 1e-6, 3),
+        ("busbw_gb_s", "bandwidth [GB/s]", "GB/s", 1, 2),
+        ("data_share", "waiting [%]", "", 100, 1),
+        ("noise_floor", "interval [± %]", "", 100, 1),
+        ("num_updates", "updates", "", 1, 3),
+    ],
+)
+def test_the_unit_is_that_of_the_key_and_the_factor_leads_to_the_one_of_the_heading(
+    key: str, heading: str, unit: str, factor: float, decimals: int
+) -> None:
+    column = Column(key, heading, "")
+    assert (column.unit, column.factor, column.max_decimals) == (unit, factor, decimals)
+
+
+def test_the_page_of_words_is_that_of_the_columns() -> None:
+    page = (ROOT / "docs" / "words.md").read_text()
+    assert page == render_words(page), "run make words"
+    assert all(f"| `{key}` |" in page for _, key in COLUMNS)
+
+
+def test_every_kind_of_note_is_made_and_has_the_name_of_its_constant() -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "pipeline").rglob("*.py"))
+    declared = re.findall(r'^(\w+) = NoteKind\(\s*"(\w+)"', sources, re.MULTILINE)
+    assert len(declared) > 60
+    used = {*re.findall(r"\b[A-Z]\w+\b(?! = NoteKind)", sources)}
+    for constant, name in declared:
+        assert constant.endswith(name.upper())
+        assert constant in used
+
+
+def test_a_note_of_another_point_and_lists_are_written_out() -> None:
+    noise = make_note(SUPERLINEAR_IS_NOISE, num_gpus=2)
+    assert sentences([make_note(OF_BASELINE, note=noise), make_note(FIGURES_NOT_STATED, figures=["a", "b"])]) == [
+        "baseline: the speed-up is above 2, which lies inside its interval: the noise is larger than the gap",
+        "not stated: a, b",
+    ]
+    assert sentences([text_note("braces {stay} as they are")]) == ["braces {stay} as they are"]
+
+
+def test_a_report_names_a_figure_as_its_heading_does_and_json_by_its_key() -> None:
+    note = make_note(OF_BASELINE, note=make_note(FIGURES_NOT_STATED, figures=["training_time_s", "epoch_time_s"]))
+    assert render_note(note, FIGURE_NAMES) == "baseline: not stated: training time, epoch time"
+    assert render_note(note) == "baseline: not stated: training_time_s, epoch_time_s"
+
+
+def test_a_cell_is_not_stated_by_the_kind_of_its_note_and_not_by_its_words() -> None:
+    column, figures = Q1.column("epoch_time_s"), {"epoch_time_s": None}
+    stated = Row({}, figures, notes=(make_note(FIGURES_NOT_STATED, figures=["epoch_time_s"]),))
+    quoted = Row({}, figures, notes=(text_note("not stated: epoch_time_s"),))
+    assert [format_cell(column, row, 0) for row in (stated, quoted)] == ["not stated", ""]
 
 
 def tables_in(text: str) -> list[list[str]]:
@@ -50,7 +154,7 @@ def test_the_report_of_a_published_experiment_fits_and_opens_with_its_answers(na
     found = published_experiment(name)
     text = render_experiment(name, found.tables, found.collected, words="../docs/words.md")
     assert_fits(text)
-    answers = answers_of(found.tables, found.collected.terms)
+    answers = answers_of_tables(found.tables, found.collected.terms)
     asked = [answer.question for answer in answers for _ in answer.tiles]
     assert re.findall(r"^- \*\*(\w+)\*\* ", text, re.MULTILINE) == asked
     assert text.splitlines()[2].startswith(f"- **{asked[0]}** ")
@@ -285,3 +389,79 @@ def test_a_long_text_is_a_badge_of_its_first_words_and_never_called_note() -> No
     text = "no profile of this strategy: it calls its collectives itself"
     assert display.word_of(make_note(TEXT, text=text)) == "no profile of thi..."
     assert display.word_of(make_note(TEXT, text="stated elsewhere")) == "stated elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("figure", "spec", "shown"),
+    [
+        (Estimate(2.133, 2.0, 2.3), "digits", "2.13 (2.00 to 2.30)"),
+        (Estimate(2.133), "digits", "2.13"),
+        (1234.5, "digits", "1,235"),
+        (2.7, "digits", "2.70"),
+        (0.0123, "digits", "0.0123"),
+        (Estimate(0.0336, 0.0331, 0.0349), ".1%", "3.4 % (3.3 to 3.5 %)"),
+        (0.5295, ".1%", "53.0 %"),
+    ],
+)
+def test_a_figure_has_its_interval_and_three_digits(figure: float, spec: str, shown: str) -> None:
+    assert with_ends(figure, spec) == shown
+
+
+def test_every_published_answer_is_a_figure_or_says_why_there_is_none_in_at_most_two_sentences() -> None:
+    for name in PUBLISHED:
+        for tile in (tile for answer in answers_of_tables(published_tables(name), OF_GPUS) for tile in answer.tiles):
+            assert tile.label
+            assert tile.figure or tile.line
+            assert len(re.findall(r"\.(?: |$)", tile.text)) <= 2, tile.text
+
+
+CAPPED = "power-limited, clock 5 % below its maximum"
+
+
+def test_badges_stand_once_and_those_of_the_baseline_last() -> None:
+    capped = make_note(THROTTLED, reasons=["sw_power_cap"], below=0.0512)
+    notes = (make_note(OF_BASELINE, note=capped), capped, make_note(SHARED_NODE, others=2), capped)
+    badges = badges_of(Row({}, {}, 1, notes))
+    assert badges == ("one run", CAPPED, "shared node", f"baseline {CAPPED}")
+    tile = LARGEST_FITTING._replace(figure="512", badges=badges[:2]).in_words_of(OF_GPUS)
+    assert tile.text == f"Largest batch that fits: 512 images, the largest that was tried; one run; {CAPPED}."
+
+
+@pytest.mark.parametrize(
+    ("reasons", "below", "badge"),
+    [
+        (["sw_power_cap"], 0.0512, CAPPED),
+        (["sw_power_cap"], 0.03, ""),  # the clock says that it costs next to nothing
+        (["sw_power_cap"], None, ""),
+        (["sw_power_cap", "sw_thermal_slowdown"], 0.0512, "clocks lowered"),
+        (["hw_thermal_slowdown"], 0.0, "clocks lowered"),
+    ],
+)
+def test_lowered_clocks_are_called_the_power_limit_only_where_that_is_the_reason_and_costs_time(
+    reasons: list[str], below: float | None, badge: str
+) -> None:
+    known = {} if below is None else {"below": below}
+    assert badge_of(make_note(THROTTLED, reasons=reasons, **known)) == badge
+
+
+def test_an_interval_within_several_runs_is_a_badge() -> None:
+    assert badges_of(Row({}, {"interval_over": "windows"}, 3)) == ("range within the runs",)
+    assert badges_of(Row({}, {"interval_over": "repeats"}, 6)) == ()
+
+
+def test_a_process_on_the_cpu_is_called_no_gpu() -> None:
+    records = [*batch_records(), *scaling_records()]
+    specs = [replace(one.spec, device="cpu", precision="fp32") for one in records]
+    on_cpu = [replace(one, spec=spec, run_id=spec.run_id()) for one, spec in zip(records, specs, strict=True)]
+    answers = answers_of(*on_cpu, terms=Terms("processes"))
+    words = ("Best batch, one process", "Speed-up on 4 processes")
+    assert_said_once(" ".join(answers.values()), *words, never=["GPU"])
+
+
+def test_the_words_of_a_whole_answer() -> None:
+    sizes = (make_record(make_spec(batch_size_per_gpu=64), (9, 4)), make_record(make_spec(), (9, 2)))
+    lost = make_record(make_spec(batch_size_per_gpu=256), status="oom", reason="")
+    assert answers_of(*sizes, lost)["Q1"] == (
+        "Best batch, one GPU: 128 images, 25,000 images/s; epoch 2.00 s; one run. "
+        "Largest batch that fits: 128 images, of those tried; 256 runs out of memory."
+    )

@@ -1,3 +1,6 @@
+"""Q3: rows, claims and tables: what is measured, what subtraction says, and what is noise."""
+
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -5,6 +8,8 @@ import msgspec
 import pytest
 from factories import (
     LARGE,
+    NOISY,
+    RESNET18_GRADIENT_BYTES,
     US,
     assert_says,
     comm_point,
@@ -15,22 +20,131 @@ from factories import (
     make_collective,
     make_communication,
     make_communication_record,
+    make_measurement,
     make_record,
     make_spec,
     measured,
     profile,
     steady,
+    timed,
+    windowed,
     with_measurement,
 )
-from rendered_tables import assert_row, build, cells
+from rendered_tables import assert_row, build, cells, claims_of, published_claims, report, table_of
 
 from pipeline.figures.intervals import Estimate
-from pipeline.records.record import Communication, Record, SplitPart, VariantName
+from pipeline.plan.point_label import OF_GPUS
+from pipeline.records.record import Communication, Record, SplitPart, SweptCollective, Transfer, VariantName
 from pipeline.records.store import encode_record
+from pipeline.report.claims import Tile, is_fit_for_answer
 from pipeline.report.next_step import NEXT_STEP_KEYS, NOTHING_FOUND
 from pipeline.report.q3 import split_exposed
 from pipeline.report.questions import flatten
 from pipeline.report.table import Row
+
+
+def q3(*found: Record) -> Tile:
+    (claim,) = claims_of(*found)["Q3"]
+    return claim
+
+
+@pytest.mark.parametrize(
+    ("exposed_us", "share"),
+    [
+        ((20_000,) * 6, 20 / 21.15),  # of the step; 391 of them take 7.82 of 8.5 s
+        ((23_000,) * 6, None),  # 9 s: no part of an epoch of 8.5 s
+    ],
+)
+def test_a_measured_share_is_never_above_1(exposed_us: tuple[float, ...], share: float | None) -> None:
+    """An epoch of DDP takes 8.5 s. Communication was measured apart, with 391 steps an epoch."""
+    epochs = [timed(10.2, 64), make_record(make_spec(strategy="ddp", num_gpus=2, batch_size_per_gpu=64), (9, 8.5))]
+    claim = q3(
+        *epochs,
+        make_communication_record(comm_point(batch_size_per_gpu=64), measured(*exposed_us)),
+    )
+    by_subtraction = "By subtraction it would be 40 % of the epoch, which counts every loss"
+    said = f"{by_subtraction}; measured is {100 * share:.1f} % of the step" if share else ""
+    assert claim.warning.startswith(said)
+    assert ("subtraction" in claim.warning) is (share is not None)
+
+
+@pytest.mark.fault("F63")
+@pytest.mark.parametrize("in_step", [True, False], ids=["step", "epochs"])
+@pytest.mark.parametrize("one_gpu_s", [12, 20], ids=["subtracted", "nothing to subtract"])
+def test_collectives_of_the_users_own_are_said_and_not_to_be_measured_again(one_gpu_s: float, in_step: bool) -> None:
+    step = make_communication_record(comm_point(), measured()) if in_step else timed(10, 128, 2)
+    records = [timed(one_gpu_s, 128), *([timed(10, 128, 2)] if in_step else [])]
+    claim = q3(*records, with_measurement(step, own_collectives=("all_gather",)))
+    assert (claim.is_answer, claim.command) == (one_gpu_s == 12, "")
+    assert "the model or its loss calls collectives itself, in every measured step" in claim.in_words_of(OF_GPUS).text
+
+
+def test_subtraction_is_compared_with_what_was_measured_above_the_noise() -> None:
+    """Two nodes have a baseline elsewhere; of one node 12 sequences show more by subtraction, and measured noise."""
+    (claim,) = published_claims("h200x2/nodes-shared-memory")["Q3"]
+    assert "measured is 2.6 % of the step, ddp, 24 per GPU" in claim.warning
+
+
+def test_what_only_waiting_rows_subtract_is_no_answer() -> None:
+    specs = [make_spec(), make_spec(strategy="ddp", num_gpus=2)]
+    claim = q3(*(make_record(spec, measurement=make_measurement(spec, (9, 5), compute_share=0.5)) for spec in specs))
+    assert not claim.is_answer
+    assert claim.command.endswith("--grid communication")
+
+
+@pytest.mark.parametrize(("two_gpus_s", "is_said"), [(0.504, False), (0.9, True)])
+def test_subtraction_inside_its_noise_is_no_answer(two_gpus_s: float, is_said: bool) -> None:
+    found = [windowed(NOISY, 128), windowed([two_gpus_s * share for share in NOISY], 128, 2)]
+    (row,) = build(*found)["Q3"]
+    time_s = row["comm_time_subtraction_s"]
+    assert (time_s.low, time_s.high) == pytest.approx((two_gpus_s * 0.95 - 1.05 / 2, two_gpus_s * 1.05 - 0.95 / 2))
+    assert (time_s.noise is None, row["comm_share_subtraction"].noise is None) == (is_said, is_said)
+    assert is_fit_for_answer(row, "comm_time_subtraction_s") is is_said
+    assert q3(*found).is_answer is is_said
+
+
+def test_the_row_of_a_subtraction_is_named_with_its_gpus() -> None:
+    assert q3(timed(10, 128), timed(6, 128, 2), timed(4, 128, 4)).more.startswith("ddp 4 GPUs, 128 per")
+
+
+def test_exposed_communication_that_may_be_none_is_said() -> None:
+    claim = q3(make_communication_record(comm_point(), measured(-30, 10, 30, 40, 60, 90)))
+    assert (claim.more.startswith("35 us of "), "may be 0" in claim.badges) == (True, True)
+
+
+def test_ddp_faster_than_without_all_reduces_is_not_called_noise() -> None:
+    claim = q3(make_communication_record(comm_point(), measured(-61, -61, -61, -61, -61, -61)))
+    assert (claim.figure, "noise" in claim.warning) == ("", False)
+    assert claim.warning.startswith("1 of 1 show a step faster than without its collectives")
+
+
+@pytest.mark.parametrize(
+    ("name", "has_figure", "words"),
+    [
+        ("h100x2/strategies", True, {"more": ".* for all-gathers and reduce-scatters.*fsdp.*"}),
+        ("h100x2/captured", True, {"more": ".* for all-reduces of gradients.*"}),
+        ("h200x2/batchnorm", False, {"warning": r".*up to 27\.7 % of the step.*"}),
+    ],
+)
+def test_the_collectives_of_a_claim_are_those_of_its_strategy(
+    name: str, has_figure: bool, words: dict[str, str]
+) -> None:
+    (claim,) = published_claims(name)["Q3"]
+    assert bool(claim.in_words_of(OF_GPUS).figure) is has_figure
+    for value, said in words.items():
+        assert re.fullmatch(said, getattr(claim, value))
+
+
+def test_points_below_their_noise_are_counted_beside_the_only_share() -> None:
+    (claim,) = published_claims("h200x2/communication")["Q3"]
+    noise = "3 of 4 show no more than the noise, up to 18.8 % of the step"
+    assert ("the largest of" in claim.more, claim.warning) == (False, noise)
+
+
+def test_the_smallest_share_stands_beside_the_largest() -> None:
+    (claim,) = published_claims("h200x2/communication-captured")["Q3"]
+    assert claim.more.endswith("; the largest of 4, the smallest is 0.7 %")
+
 
 STEPS_S = 196 * 1_250 * US  # of an epoch with the steps of `measured`, and with waiting
 
@@ -375,3 +489,112 @@ def test_a_dataparallel_step_that_drifts_is_said() -> None:
     times: dict[VariantName, Sequence[float]] = {"plain": [700.0] * 12, "dp": [1000.0] * 6 + [1500.0] * 6}
     (row,) = build(make_communication_record(comm_point("dp"), make_communication(times)))["split"]
     assert row["note"].startswith("step_time_s drifted by +50.0 %")
+
+
+def test_the_measured_tables_for_people() -> None:
+    transfers = (Transfer(kind="gradients", calls_per_step=3, bytes_per_step=float(RESNET18_GRADIENT_BYTES)),)
+    text = report(
+        make_communication_record(comm_point(), measured(transfers=transfers)),
+        missing=[comm_point(num_gpus=4)],
+    )
+    five = cells(table_of(text, "Q3.1: the step times behind it"), "one GPU [ms]", "step [ms]", "note")
+    assert five == [("0.800", "1.190", ""), ("missing", "", "1")]
+    rows = table_of(text, "Q3.1: communication of one step, measured")
+    columns = ("step [ms]", "exposed communication [us]", "hidden [%]", "noise [us]")
+    assert cells(rows, *columns) == [("1.190", "40.0 (38.0 to 42.0)", "60.0", "3.0"), ("missing", "", "", "")]
+    assert "launch [us]" not in rows[0], "no row has any"
+    buckets = cells(table_of(text, "Q3.2: bandwidth"), "bus bandwidth [GB/s]", "of isolated [%]")
+    assert (len(buckets), buckets[0]) == (2, ("325.0", "80.0"))
+    assert cells(table_of(text, "Q3.2: the link's own limit"), "size [MB]", "time [us]") == [("26.00", "64.0")]
+    ledger = table_of(text, "Q3: what travels")
+    assert cells(ledger, "gradients [MB]", "by formula [MB]", "calls") == [("44.70", "44.70", "3"), ("missing", "", "")]
+    assert not {"buffers [MB]", "parameters [MB]", "inputs [MB]"} & ledger[0].keys()
+
+
+def test_a_sweep_names_its_collectives() -> None:
+    sweep = tuple(SweptCollective(num_bytes=8, times_ns=(4,), operation=name) for name in ("all_reduce", "all_gather"))
+    text = report(make_communication_record(comm_point("fsdp"), measured(sweep=sweep)))
+    rows = table_of(text, "Q3.2: the link's own limit, isolated collectives")
+    assert cells(rows, "operation") == [("all-gather",), ("all-reduce",)]
+
+
+def test_a_point_is_beside_its_communication_whatever_the_length_of_its_epoch() -> None:
+    specs = (make_spec(num_samples=480), make_spec(strategy="ddp", num_gpus=2, num_samples=480))
+    epochs = [make_record(spec, (9, time_s)) for spec, time_s in zip(specs, (8, 5), strict=True)]
+    (row,) = build(*epochs, make_communication_record(comm_point(), measured(40)))["Q3"]
+    assert row["exposed_comm_time_s"] == pytest.approx(2 * 40e-6), "480 images are two steps of 2 x 128"
+
+
+@pytest.mark.parametrize(
+    ("exposed_us", "seconds", "shown", "of_step"),
+    [
+        (-2.0, None, r"\<0.000588", r"\<0.261"),  # 196 steps of 3 us, and 3 us of a step of 1,148
+        (2.0, 0.000392, r"\<0.000588", r"\<0.26"),
+        (10.0, 0.00196, "0.002", "0.9"),
+        (-10.0, None, "not shown", "-0.9"),
+    ],
+)
+def test_measured_communication_below_its_noise_is_printed_as_less_than_that(
+    exposed_us: float, seconds: float | None, shown: str, of_step: str
+) -> None:
+    """The noise of a step is 3 us. A negative time is none: JSON has null, and the table of a step its difference."""
+    epochs = [make_record(make_spec(), (9, 8)), make_record(make_spec(strategy="ddp", num_gpus=2), (9, 5))]
+    record = make_communication_record(comm_point(), measured(*[exposed_us] * 6))
+    (row,) = build(*epochs, record)["Q3"]
+    assert row["exposed_comm_time_s"] == (None if seconds is None else pytest.approx(seconds))
+    text = report(*epochs, record)
+    (epoch,) = table_of(text, "Q3: computation against communication")
+    (step,) = table_of(text, "Q3.1: communication of one step, measured")
+    assert (epoch.get("exposed, measured [s]", "not shown"), step["of step [%]"]) == (shown, of_step)
+    words = ("not larger than its noise of 0.000588 s", "DDP was faster than DDP with the no-op hook")
+    assert [word in (row["note"] or "") for word in words] == [abs(exposed_us) <= 3, exposed_us == -10]
+
+
+def test_a_subtraction_whose_interval_holds_0_is_printed_as_less_than_its_upper_end() -> None:
+    """T(1) is 0.95 to 1.05 s and T(2) 0.4788 to 0.5292 s: T(2) - T(1)/2 is -0.0462 to 0.0542 s, 10.8 % of 0.504."""
+    found = [windowed(NOISY, 128), windowed([0.504 * share for share in NOISY], 128, 2)]
+    rows = table_of(report(*found), "Q3: computation against communication")
+    assert cells(rows, "T(N) - T(1)/N [s]", "of the epoch [%]") == [(r"\<0.0542", r"\<10.8")]
+    (row,) = build(*found)["Q3"]
+    assert row["comm_time_subtraction_s"] == pytest.approx(0.004), "the difference itself is in JSON"
+
+
+def test_a_table_in_which_no_point_has_a_result_still_says_every_state() -> None:
+    text = report(
+        make_record(comm_point(), status="oom", reason="out of GPU memory"),
+        missing=[comm_point("dp")],
+    )
+    for heading, column, states in (
+        ("Q3.1: the step times behind it", "one GPU [ms]", ["OOM"]),
+        ("Q3.1: communication of one step", "step [ms]", ["OOM"]),
+        ("Q3: what travels", "gradients [MB]", ["OOM", "missing"]),
+        ("Q3: DataParallel's step", "step [ms]", ["missing"]),
+    ):
+        assert [row[column] for row in table_of(text, heading)] == states
+
+
+def test_what_the_host_costs_is_a_column_where_a_row_has_it() -> None:
+    found = [
+        make_communication_record(comm_point(batch_size_per_gpu=32), measured(*[130] * 6)),
+        make_communication_record(comm_point(), measured()),
+    ]
+    rows = table_of(report(*found), "Q3.1: communication of one step, measured")
+    assert cells(rows, "hidden [%]", "launch [us]") == [("", "30.0"), ("60.0", "")]
+
+
+def test_a_dataparallel_table_for_people() -> None:
+    parts = tuple(SplitPart(part=part, times_ns=(150_000_000,)) for part in ("scatter", "replicate"))
+    transfers = (
+        Transfer(kind="parameters", calls_per_step=1, bytes_per_step=44_695_848.0),
+        Transfer(kind="inputs", calls_per_step=1, bytes_per_step=1_572_864 / 2),
+        Transfer(kind="outputs", calls_per_step=2, bytes_per_step=7.5),
+    )
+    times: dict[VariantName, Sequence[float]] = {"plain": [700.0] * 6, "dp": [31_000.0] * 6}
+    text = report(
+        make_communication_record(comm_point("dp"), make_communication(times, split=parts, transfers=transfers))
+    )
+    (row,) = table_of(text, "Q3: DataParallel's step")
+    assert (row["step [ms]"], row["scatter [ms]"], row["sum of parts [ms]"]) == ("31.00", "150.0", "300.0")
+    assert "gather [ms]" not in row
+    assert cells(table_of(text, "Q3: what travels"), "parameters [MB]", "inputs [MB]") == [("44.70", "0.786")]
+    assert "the step times behind it" not in text, "they are DDP's"

@@ -1,10 +1,12 @@
-"""The table of int8: medians over seeds, changes against each seed's own fp32, and what is missing by name."""
+"""int8: medians over seeds, changes against fp32 of each seed, and what docs/int8.md claims of published records."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from factories import (
     INT8_RECORDS,
+    ROOT,
     ends,
     high,
     int8_point,
@@ -13,11 +15,15 @@ from factories import (
     low,
     make_record,
 )
+from render_results import rows
 from rendered_tables import assert_row, build, cells, report, table_of
 
 from pipeline.records.record import Record
+from pipeline.records.store import load_record
 from pipeline.report.questions import flatten
 from pipeline.report.table import Tables
+from pipeline.training.quantize_point import load_weights
+from pipeline.workloads.image_classifiers import build_model
 
 
 def tables_of(*found: Record) -> Tables:
@@ -98,3 +104,27 @@ def test_the_report_shows_points_and_bytes() -> None:
         [*row, "62.45 (59.90 to 65.10)", "-0.150 (-0.500 to 0.300)", "6"],
         [*row, "92.5", "2.0", "0.064", "6"],
     ]
+
+
+def test_a_channel_has_too_few_weights_for_a_percentile_of_99_9() -> None:
+    weights = [parameter for name, parameter in build_model("lenet", 10).named_parameters() if "weight" in name]
+    assert max(weight[0].numel() for weight in weights) == 400
+    found = rows("two-cores/quantize", "int8", stage="weights", granularity="per_channel")
+    figures = {row["scale_rule"]: (row["test_accuracy"], row["agreement"]) for row in found}
+    assert figures["percentile_99_9"] == figures["largest_magnitude"]
+
+
+def test_the_right_way_costs_at_most_half_a_point_on_average() -> None:
+    complete = [row for row in rows("two-cores/quantize", "int8", stage="biases") if row["scale_rule"] != "three_sigma"]
+    assert len(complete) == 4
+    assert all(row["n"] == 6 and row["mean_accuracy_change"] >= -0.005 for row in complete)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "published/two-cores/quantize/records").glob("*.json")), ids=lambda path: path.stem
+)
+def test_published_weights_have_the_digest_of_their_record(path: Path) -> None:
+    measurement = load_record(path).measurement
+    assert measurement is not None
+    assert measurement.quantization is not None
+    load_weights(build_model("lenet", 10), path.with_suffix(".weights.npz"), measurement.quantization.weights_sha256)
