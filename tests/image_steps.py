@@ -50,5 +50,8 @@ class FakeEvent:
         self.device.log.append("event")
         self.time_ms = self.device.now_ms
 
+    def synchronize(self) -> None:
+        self.device.log.append("wait")
+
     def elapsed_time(self, other: "FakeEvent") -> float:
         return other.time_ms - self.time_ms

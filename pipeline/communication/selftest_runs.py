@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from pipeline.communication import profiling, selftest_checks, timing
 from pipeline.communication.measure_point import total_bytes
-from pipeline.communication.process_group import install
+from pipeline.communication.process_group import install, measure_sleep
 from pipeline.communication.selftest_checks import ALL_REDUCE_WINDOWS, Findings, count_windows
 from pipeline.communication.step_variants import (
     CollectiveCall,
@@ -48,7 +48,7 @@ SMALL_BATCH_SIZE_PER_GPU = 32
 BARE_CALLS = {"cuda": 20, "cpu": 3}
 MIN_CLOCK_STEPS, MAX_CLOCK_STEPS = 10, 200  # of a window of the large batch
 
-LengthNs = Callable[[], float]  # gives the length of a pause in ns, once it has ended
+LengthS = Callable[[], float]  # gives the length of a pause in s, once it has ended
 
 
 def measure_exposure(spec: Spec, rank: Rank) -> Findings:
@@ -179,7 +179,7 @@ def add_clock_cost(findings: Findings, batch: str, spec: Spec, rank: Rank) -> Fi
         series = run_epoch(1, msgspec.structs.replace(epoch, max_steps=num_steps), rank, workload, batches, step, clock)
         wall_ns = series.times.epoch_time_ns or 1
         if clock is StepTimer:
-            parts_share.append(float(series.parts_ns.sum()) / wall_ns)
+            parts_share.append(sum(map(sum, series.parts_ns)) / wall_ns)
         return wall_ns
 
     run(MIN_CLOCK_STEPS, StepTimer)
@@ -211,7 +211,7 @@ def add_sleeping_rank(findings: Findings, ddp: StepVariant, calls: Sequence[Coll
     wait_ns: list[list[float]] = []
     for sleep_s in (0.0, SLEEP_S[rank.device.type]):
         seconds = HEAD_START_S[rank.device.type] + (sleep_s if rank.rank == rank.world_size - 1 else 0.0)
-        lengths: list[LengthNs] = []
+        lengths: list[LengthS] = []
         step = after_pause(ddp.step, partial(pause, seconds), lengths)
         profiles: list[Profile] = []
         for _ in range(selftest_checks.SLEEP_PROFILES):
@@ -249,7 +249,7 @@ def wait_by_step_ns(profile: Profile) -> list[float]:
     return [statistics.fmean(map(max, zip(*by_collective, strict=True))) for by_collective in waits_ns]
 
 
-def calibrated_pause(rank: Rank) -> Callable[[float], LengthNs]:
+def calibrated_pause(rank: Rank) -> Callable[[float], LengthS]:
     """Return the function that pauses this rank for so many seconds: its host on the CPU, else its device.
 
     On GPUs the host goes on, as it does while a device is late; one that slept would lose its lead over the device. The
@@ -257,32 +257,23 @@ def calibrated_pause(rank: Rank) -> Callable[[float], LengthNs]:
     """
     if rank.device.type == "cpu":
         return pause_host
-    lengths = [pause_device(CYCLES_PER_S, CALIBRATION_S) for _ in range(3)]
-    process_group.synchronize(rank)
-    return partial(pause_device, CYCLES_PER_S * CALIBRATION_S * 1e9 / median_ns(lengths))
+    lengths = [measure_sleep(round(CYCLES_PER_S * CALIBRATION_S)) for _ in range(3)]
+    cycles_per_s = CYCLES_PER_S * CALIBRATION_S * 1e9 / median_ns(lengths)
+    return lambda seconds: measure_sleep(round(seconds * cycles_per_s))
 
 
-def pause_host(seconds: float) -> LengthNs:
+def pause_host(seconds: float) -> LengthS:
     started_ns = time.perf_counter_ns()
     time.sleep(seconds)
-    time_ns = time.perf_counter_ns() - started_ns
-    return lambda: time_ns
+    time_s = (time.perf_counter_ns() - started_ns) / 1e9
+    return lambda: time_s
 
 
-def pause_device(cycles_per_s: float, seconds: float) -> LengthNs:
-    """Keep the current stream busy. The host does not wait."""
-    started, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    started.record()
-    torch.cuda._sleep(round(seconds * cycles_per_s))
-    ended.record()
-    return lambda: 1e6 * started.elapsed_time(ended)
+def median_ns(lengths: Sequence[LengthS]) -> float:
+    return 1e9 * statistics.median(length() for length in lengths)
 
 
-def median_ns(lengths: Sequence[LengthNs]) -> float:
-    return float(statistics.median(length() for length in lengths))
-
-
-def after_pause(step: StepFunction, pause: Callable[[], LengthNs], lengths: list[LengthNs]) -> StepFunction:
+def after_pause(step: StepFunction, pause: Callable[[], LengthS], lengths: list[LengthS]) -> StepFunction:
     def pause_and_step() -> None:
         lengths.append(pause())
         step()

@@ -96,8 +96,8 @@ def place_batch(batch: Batch, device: torch.device, layout: torch.memory_format)
 Collate = Callable[[list[Any]], Batch]
 
 
-class Shard(NamedTuple):
-    """The share of the samples that one rank trains on, and the device of its batches."""
+class Rank(NamedTuple):
+    """The identity of this process. `device` is an index into the GPUs visible to the job, not into the node's."""
 
     rank: int
     world_size: int
@@ -114,8 +114,8 @@ class TrainingBatches(Protocol):
 class LoaderBatches:
     """A DataLoader with persistent workers over this rank's share of the first `num_samples` of a data set."""
 
-    def __init__(self, spec: Spec, shard: Shard, dataset: Dataset[Any], collate: Collate) -> None:
-        self._sampler = build_sampler(spec.num_samples, shard.world_size, shard.rank, spec.seed)
+    def __init__(self, spec: Spec, rank: Rank, dataset: Dataset[Any], collate: Collate) -> None:
+        self._sampler = build_sampler(spec.num_samples, rank.world_size, rank.rank, spec.seed)
         assert spec.num_workers is not None, "num_workers must be set in a configuration that runs"
         self._loader = DataLoader(
             dataset,
@@ -125,8 +125,8 @@ class LoaderBatches:
             worker_init_fn=send_errors_of_queues,
             collate_fn=functools.partial(collate_shared, collate),
             persistent_workers=spec.num_workers > 0,
-            pin_memory=shard.device.type == "cuda",
-            generator=torch.Generator().manual_seed(derive_seed(spec.seed, shard.rank)),
+            pin_memory=rank.device.type == "cuda",
+            generator=torch.Generator().manual_seed(derive_seed(spec.seed, rank.rank)),
         )
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
@@ -176,8 +176,8 @@ def build_sampler(num_samples: int, world_size: int, rank: int, seed: int) -> Di
 class SyntheticBatches:
     """Batches of `input: synthetic`: every step gets the same batch on the device, the last step maybe a part of it."""
 
-    def __init__(self, spec: Spec, shard: Shard, batch: Batch) -> None:
-        self._batch = place_batch(batch, shard.device, memory_format(spec))
+    def __init__(self, spec: Spec, rank: Rank, batch: Batch) -> None:
+        self._batch = place_batch(batch, rank.device, memory_format(spec))
         self._sizes = batch_sizes(spec)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from torchvision import transforms
 
-from pipeline.data.batches import Shard, batch_sizes, build_sampler, derive_seed, memory_format
+from pipeline.data.batches import Rank, batch_sizes, build_sampler, derive_seed, memory_format
 from pipeline.data.images import IMAGE_SIZE_PX, Images
 from pipeline.plan.spec import Spec
 
@@ -96,15 +96,15 @@ class DeviceAugmentedBatches:
     is a slice of a chunk. Under DataParallel the global batch lies on GPU 0.
     """
 
-    def __init__(self, spec: Spec, shard: Shard, images: Images) -> None:
-        self._sampler = build_sampler(spec.num_samples, shard.world_size, shard.rank, spec.seed)
-        self._padded = pad(torch.tensor(images.pixels, device=shard.device))
-        self._labels = torch.tensor(images.labels, device=shard.device)
-        self._generator = torch.Generator(shard.device)
-        self._seed = derive_seed(spec.seed, shard.rank)
+    def __init__(self, spec: Spec, rank: Rank, images: Images) -> None:
+        self._sampler = build_sampler(spec.num_samples, rank.world_size, rank.rank, spec.seed)
+        self._padded = pad(torch.tensor(images.pixels, device=rank.device))
+        self._labels = torch.tensor(images.labels, device=rank.device)
+        self._generator = torch.Generator(rank.device)
+        self._seed = derive_seed(spec.seed, rank.rank)
         self._num_images = sum(batch_sizes(spec))
         self._batch_size = spec.batch_size_per_process
-        self._normalize = Normalization(CHANNEL_MEANS, CHANNEL_STDS, shard.device)
+        self._normalize = Normalization(CHANNEL_MEANS, CHANNEL_STDS, rank.device)
         self._dtype, self._memory_format = image_dtype(spec), memory_format(spec)
 
     def epoch(self, epoch: int) -> Iterator[ImageBatch]:

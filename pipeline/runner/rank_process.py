@@ -43,12 +43,12 @@ from pipeline.workloads.workload import WorkloadError
 LOST_PEER_GRACE_S = 1
 
 
-def save_part_times(series: list[list[PartTimesNs]], path: Path) -> None:
+def save_part_times(series: list[PartTimesNs], path: Path) -> None:
     """Save the time of each part of each step, in ns: an array epoch<k> of [num_ranks, num_steps, num_parts].
 
     The parts are step.STEP_PARTS. A step that is one CUDA graph has a single part, the whole step.
     """
-    np.savez_compressed(path, **{f"epoch{i}": np.stack(parts) for i, parts in enumerate(series, 1)})  # type: ignore[arg-type]
+    np.savez_compressed(path, **{f"epoch{i}": parts for i, parts in enumerate(series, 1)})  # type: ignore[arg-type]
 
 
 def run_rank(first: RankFiles, store: Path | None) -> None:

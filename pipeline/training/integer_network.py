@@ -34,11 +34,9 @@ def compute_scales(values: Tensor, rule: ScaleRule, granularity: ScaleGranularit
 
     A scale is clip magnitude / 127. If the rule gives a clip magnitude of 0, because few values differ from 0, the
     largest magnitude is used. A channel with only zeros gets the largest scale of the other channels: any scale suits
-    its weights, and with a large one its int32 bias is small. Raises QuantizationProblem if the tensor is empty, not
-    finite or all zero. `name` is the tensor's name in that message.
+    its weights, and with a large one its int32 bias is small. Raises QuantizationProblem if the tensor is not finite or
+    all zero. `name` is the tensor's name in that message.
     """
-    if not values.numel():
-        raise QuantizationProblem(f"{name}: there are no values to scale; calibrate with one image or more.")
     rows = values.detach().float().reshape(1 if granularity == "per_tensor" else len(values), -1)
     if not rows.isfinite().all():
         raise QuantizationProblem(f"{name}: not all values are finite; train again with a lower learning rate.")
@@ -152,15 +150,11 @@ def read_layers(model: nn.Module) -> tuple[Layer, ...]:
                 f"{type(module).__name__} cannot be quantized here: a model may hold only convolutions and linear "
                 "layers, and after each of them ReLU, then max-pool and flatten; use model='lenet'."
             )
-    if not layers:
-        raise QuantizationProblem("the model has no layers to quantize; use model='lenet'.")
     return tuple(layers)
 
 
 def trace_outputs(layers: Sequence[Layer], images: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Return each layer's fp32 outputs before and after its ReLU. Raises QuantizationProblem without images."""
-    if not len(images):
-        raise QuantizationProblem("calibration needs one image or more; raise num_calibration_samples.")
+    """Return each layer's fp32 outputs before and after its ReLU."""
     traced = []
     for layer in layers:
         traced.append(layer.forward(images))
@@ -247,7 +241,7 @@ def round_weights(layers: Sequence[Layer], weight_scales: Sequence[Tensor]) -> l
 def calibrate(layers: Sequence[Layer], images: Tensor, rule: ScaleRule) -> list[Tensor]:
     """Return len(layers) + 1 activation scales: that of the images, then that of each layer's outputs after ReLU.
 
-    Raises QuantizationProblem without images, and for outputs that are all 0 or not finite.
+    Raises QuantizationProblem for outputs that are all 0 or not finite.
     """
     outputs = trace_outputs(layers, images)
     names = [f"the outputs of {layer.name}" for layer in layers]

@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, cast
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -62,32 +63,32 @@ from pipeline.workloads.workload import (
 
 
 class RankEpochSeries(NamedTuple):
-    """Raw results of one rank's epoch; part times [num_steps, num_parts] in ns, loss and batch size of each pass."""
+    """Raw results of one rank's epoch; part times [num_steps][num_parts] in ns, loss and batch size of each pass."""
 
     times: RankEpoch
-    parts_ns: PartTimesNs
+    parts_ns: list[list[int]]
     losses: list[float]
     sizes: list[int]
     num_correct: int | None  # None if the loss does not count them
 
 
 class TrainedPoint(NamedTuple):
-    """The measurement of a trained model, part times in ns as [epoch][rank], and the model."""
+    """The measurement of a trained model, part times [num_ranks, num_steps, num_parts] of each epoch, and the model."""
 
     measurement: Measurement
-    series: list[list[PartTimesNs]]
+    series: list[PartTimesNs]
     model: nn.Module
 
 
 def build_batches(workload: Workload, spec: Spec, rank: Rank) -> TrainingBatches:
     """Return the training input that the spec names. Raises staging.DataNotStaged, WorkloadError."""
     if spec.input == "gpu":
-        return workload.batches_on_device(rank.shard)
+        return workload.batches_on_device(rank)
     if spec.input == "dataloader":
-        return CheckedBatches(LoaderBatches(spec, rank.shard, workload.dataset(), workload.collate), workload, spec)
+        return CheckedBatches(LoaderBatches(spec, rank, workload.dataset(), workload.collate), workload, spec)
     torch.manual_seed(derive_seed(spec.seed, rank.rank))
     batch = synthetic_batch(workload, spec.batch_size_per_process, rank.device)
-    return SyntheticBatches(spec, rank.shard, batch)
+    return SyntheticBatches(spec, rank, batch)
 
 
 def train_point(spec: Spec, rank: Rank, sources: Sources = NO_SOURCES) -> TrainedPoint:
@@ -143,16 +144,16 @@ def build_model(
 
 def run_epochs(
     spec: Spec, rank: Rank, workload: Workload, batches: TrainingBatches, step: TrainingStep, model: nn.Module
-) -> tuple[list[Epoch], list[list[PartTimesNs]]]:
-    """Run all epochs, or stop early (may_stop_now). Return the summaries, and part times in ns [epoch][rank]."""
+) -> tuple[list[Epoch], list[PartTimesNs]]:
+    """Run all epochs, or stop early (may_stop_now). Return the summaries, and part times as in TrainedPoint."""
     epochs: list[Epoch] = []
-    series: list[list[PartTimesNs]] = []
+    series: list[PartTimesNs] = []
     for epoch_number in range(1, spec.epochs + 1):
         found = run_epoch(epoch_number, spec, rank, workload, batches, step)
         gathered = process_group.all_gather(found, RankEpochSeries)
         tested = evaluate(workload, model, rank) if spec.evaluate and rank.rank == 0 else Evaluation()
         epochs.append(summarize_epoch(epoch_number, spec, workload, gathered, tested))
-        series.append([part.parts_ns for part in gathered])
+        series.append(np.array([part.parts_ns for part in gathered], dtype=np.int64))
         if rank.rank == 0:  # between two epochs no clock runs
             log_line(describe_epoch(epochs[-1], spec.epochs))
         if may_stop_now(spec, epochs):
@@ -207,7 +208,7 @@ def run_epoch(
     parts_ns = clock.parts_ns()
     times = sum_part_times(clock, parts_ns, rank, sum(sizes))
     return RankEpochSeries(
-        times, parts_ns, torch.stack(losses).tolist(), sizes, count_correct(step, sum(sizes), workload)
+        times, parts_ns.tolist(), torch.stack(losses).tolist(), sizes, count_correct(step, sum(sizes), workload)
     )
 
 
@@ -373,7 +374,7 @@ def summarize_epoch(
         diverged_at_update=updates_before + min(diverged) if diverged else None,
         first_learning_rate=rates[0] if rates else None,
         peak_learning_rate=max(rates, default=None),
-        step_times_ns=tuple(int(total) for total in ranks[0].parts_ns.sum(axis=1)),
+        step_times_ns=tuple(map(sum, ranks[0].parts_ns)),
     )
 
 

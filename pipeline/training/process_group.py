@@ -2,22 +2,19 @@
 
 import os
 import sys
-import typing
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipeline.data.batches import Shard
+from pipeline.data.batches import Rank as Rank
 from pipeline.plan.spec import Spec
 from pipeline.training.flop_counter import COLLECTIVE_NAMESPACES
 
@@ -30,18 +27,6 @@ OPERATIONS = (
 FSDP_MODULES = "torch.distributed.fsdp._fully_shard"
 
 T = TypeVar("T")
-
-
-class Rank(NamedTuple):
-    """The identity of this process. `device` is an index into the GPUs visible to the job, not into the node's."""
-
-    rank: int
-    world_size: int
-    device: torch.device
-
-    @property
-    def shard(self) -> Shard:
-        return Shard(self.rank, self.world_size, self.device)
 
 
 def find_rank(spec: Spec) -> Rank:
@@ -113,10 +98,10 @@ def all_gather(value: T, kind: type[T]) -> list[T]:
     if not dist.is_initialized():
         return [value]
     device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
-    raw = torch.frombuffer(bytearray(msgspec.msgpack.encode(value, enc_hook=encode_array)), dtype=torch.uint8)
+    raw = torch.frombuffer(bytearray(msgspec.msgpack.encode(value)), dtype=torch.uint8)
     sizes = [int(size) for size in gather_tensors(torch.tensor([len(raw)], device=device))]
     padded = nn.functional.pad(raw, (0, max(sizes) - len(raw))).to(device)
-    decoder = msgspec.msgpack.Decoder(kind, dec_hook=decode_array)
+    decoder = msgspec.msgpack.Decoder(kind)
     found = zip(gather_tensors(padded), sizes, strict=True)
     return [decoder.decode(part[:size].cpu().numpy().tobytes()) for part, size in found]
 
@@ -126,19 +111,6 @@ def gather_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     tensors = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(tensors, tensor)
     return tensors
-
-
-def encode_array(array: object) -> object:
-    if not isinstance(array, np.ndarray):
-        raise NotImplementedError(f"ranks cannot exchange a {type(array).__name__}")
-    return array.tolist()
-
-
-def decode_array(kind: type, value: object) -> npt.NDArray[np.int64]:
-    """Return the array of nested lists. The ranks exchange arrays of int64 alone."""
-    if typing.get_origin(kind) is not np.ndarray:
-        raise NotImplementedError(f"ranks cannot exchange a {kind}")
-    return np.asarray(value, dtype=np.int64)
 
 
 def device_indices(spec: Spec, rank: Rank) -> list[int]:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import datasets, transforms
 
 from pipeline.data import staging
-from pipeline.data.batches import Shard, TrainingBatches
+from pipeline.data.batches import Rank, TrainingBatches
 from pipeline.data.image_batches import (
     CHANNEL_MEANS,
     CHANNEL_STDS,
@@ -256,8 +256,8 @@ class CifarClassifier(ImageClassifier):
     def dataset(self) -> Dataset[Any]:
         return AugmentedImages(self._training_images)
 
-    def batches_on_device(self, shard: Shard) -> TrainingBatches:
-        return DeviceAugmentedBatches(self._spec, shard, self._training_images)
+    def batches_on_device(self, rank: Rank) -> TrainingBatches:
+        return DeviceAugmentedBatches(self._spec, rank, self._training_images)
 
     def evaluate(self, model: nn.Module, device: torch.device) -> tuple[float, float]:
         """Return accuracy and mean loss over the test set, computed in fp32 or TF32 (set_precision).

@@ -17,7 +17,7 @@ from pipeline.records.record import Better
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
-    from pipeline.data.batches import Shard, TrainingBatches
+    from pipeline.data.batches import Rank, TrainingBatches
 
 
 PREFIX = "default_collate: "  # of its errors
@@ -101,7 +101,7 @@ class Workload(abc.ABC):
         """Return the modules that FSDP shards one by one, such as the blocks of a transformer."""
         return ()
 
-    def batches_on_device(self, shard: "Shard") -> "TrainingBatches":
+    def batches_on_device(self, rank: "Rank") -> "TrainingBatches":
         """Return the batches of `input: gpu`, which lie on the device."""
         raise WorkloadError(f"{type(self).__name__} has no batches on the device; use input: dataloader or synthetic")
 

@@ -3,7 +3,6 @@
 import time
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,7 +16,7 @@ from published_pages import missing_in
 from pipeline.communication import selftest_checks, selftest_runs
 from pipeline.communication.selftest_checks import Findings
 from pipeline.communication.selftest_runs import (
-    LengthNs,
+    LengthS,
     add_clock_cost,
     after_pause,
     calibrated_pause,
@@ -50,12 +49,12 @@ def test_a_late_rank_counts_once_however_many_collectives_wait_for_it() -> None:
 @pytest.mark.usefixtures("virtual_clock")
 def test_a_pause_comes_before_each_step_and_its_length_is_measured() -> None:
     log: list[str] = []
-    lengths: list[LengthNs] = []
+    lengths: list[LengthS] = []
     step = after_pause(lambda: log.append("step"), partial(calibrated_pause(ALONE), 0.002), lengths)
     for _ in range(3):
         step()
     assert (log, len(lengths)) == (["step"] * 3, 3)
-    assert ([length() for length in lengths], median_ns(lengths)) == ([2e6] * 3, 2e6)
+    assert ([length() for length in lengths], median_ns(lengths)) == ([0.002] * 3, 2e6)
     assert calibrated_pause(ALONE)(0.0)() == 0
 
 
@@ -70,8 +69,8 @@ def test_a_pause_of_a_device_keeps_its_stream_busy_for_the_time_that_events_show
 
     monkeypatch.setattr(torch.cuda, "_sleep", spin)
     pause = calibrated_pause(Rank(0, 2, torch.device("cuda", 0)))
-    before_ms, length_ns = device.now_ms, pause(0.02)
-    assert (device.now_ms - before_ms, length_ns()) == pytest.approx((20, 20e6))
+    before_ms, length_s = device.now_ms, pause(0.02)
+    assert (device.now_ms - before_ms, length_s()) == pytest.approx((20, 0.02))
 
 
 def test_the_bare_loop_warms_up_for_five_windows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +108,7 @@ def epochs(monkeypatch: pytest.MonkeyPatch) -> Epochs:
     ) -> RankEpochSeries:
         called.append((spec.max_steps, clock))
         wall_ns = (spec.max_steps or 0) * (STEP_NS + (MARKS_NS if clock is StepTimer else 0))
-        parts_ns = np.array([[wall_ns]]) if clock is StepTimer else np.zeros((1, 1), dtype=np.int64)
+        parts_ns = [[wall_ns if clock is StepTimer else 0]]
         return RankEpochSeries(RankEpoch(rank=0, num_samples=8, epoch_time_ns=wall_ns), parts_ns, [], [], 0)
 
     monkeypatch.setattr(selftest_runs, "run_epoch", run_epoch)

@@ -207,7 +207,7 @@ def test_every_crop_on_the_device_is_one_that_the_dataloader_could_have_made() -
     image = synthetic_images(1, "train", 0).pixels
     images = Images(image.repeat(4000, axis=0), np.zeros(4000, dtype=np.int64), 10)
     crops = crops_of(image[0])
-    batches = image_batches.DeviceAugmentedBatches(spec, ALONE.shard, images)
+    batches = image_batches.DeviceAugmentedBatches(spec, ALONE, images)
     seen = [crops[part.tobytes()] for batch, _ in batches.epoch(1) for part in pixels_of(batch)]
     counts = np.zeros((9, 9, 2), dtype=int)
     for top, left, flipped in seen:
@@ -221,7 +221,7 @@ def test_an_image_and_its_label_stay_together_on_the_device() -> None:
     spec = make_spec(dataset="synthetic", input="gpu", num_samples=50, batch_size_per_gpu=8)
     images = synthetic_images(50, "train", 0)
     owners = {crop: index for index in range(50) for crop in crops_of(images.pixels[index])}
-    for batch, labels in image_batches.DeviceAugmentedBatches(spec, ALONE.shard, images).epoch(1):
+    for batch, labels in image_batches.DeviceAugmentedBatches(spec, ALONE, images).epoch(1):
         assert images.labels[[owners[part.tobytes()] for part in pixels_of(batch)]].tolist() == labels.tolist()
 
 
@@ -238,7 +238,7 @@ def test_augmentation_differs_by_epoch_rank_and_seed_and_repeats_itself() -> Non
         )
         images = Images(synthetic_images(1, "train", 0).pixels.repeat(64, axis=0), np.zeros(64, dtype=np.int64), 10)
         return next(
-            image_batches.DeviceAugmentedBatches(spec, Rank(rank, 2, torch.device("cpu")).shard, images).epoch(epoch)
+            image_batches.DeviceAugmentedBatches(spec, Rank(rank, 2, torch.device("cpu")), images).epoch(epoch)
         )[0]
 
     assert torch.equal(first_image(), first_image())

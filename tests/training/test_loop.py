@@ -63,12 +63,12 @@ def settings_of_torch() -> Iterator[None]:
     backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, backends.cudnn.benchmark = before
 
 
-def train(**fields: Any) -> tuple[Measurement, list[list[PartTimesNs]]]:
+def train(**fields: Any) -> tuple[Measurement, list[PartTimesNs]]:
     return train_point(make_spec(**{**SMALL, **fields}), ALONE)[:2]
 
 
 @pytest.fixture(scope="module")
-def usual() -> tuple[Measurement, list[list[PartTimesNs]]]:
+def usual() -> tuple[Measurement, list[PartTimesNs]]:
     """Three epochs of the usual step, each with an evaluation."""
     return train(epochs=3, evaluate=True)
 
@@ -127,7 +127,7 @@ def test_the_loss_falls() -> None:
     assert losses[-1] < losses[0] - 0.5
 
 
-def test_every_epoch_says_what_it_did_and_what_was_learnt(usual: tuple[Measurement, list[list[PartTimesNs]]]) -> None:
+def test_every_epoch_says_what_it_did_and_what_was_learnt(usual: tuple[Measurement, list[PartTimesNs]]) -> None:
     measurement, series = usual
     assert [(epoch.epoch, epoch.num_updates, epoch.num_samples) for epoch in measurement.epochs] == [
         (number, 5 * number, 320)  # 320 / 64 = 5 updates an epoch
@@ -142,7 +142,7 @@ def test_every_epoch_says_what_it_did_and_what_was_learnt(usual: tuple[Measureme
 
 
 def test_the_parts_of_an_epoch_agree_with_its_wall_time_within_one_per_cent(
-    usual: tuple[Measurement, list[list[PartTimesNs]]],
+    usual: tuple[Measurement, list[PartTimesNs]],
 ) -> None:
     measurement, series = usual
     for epoch, parts in zip(measurement.epochs, series, strict=True):
@@ -246,7 +246,7 @@ def test_a_point_that_never_settles_runs_all_of_its_windows(monkeypatch: pytest.
 
 
 def series_of(rank: int, losses: list[float], sizes: list[int], num_correct: int = 0) -> RankEpochSeries:
-    parts_ns = np.full((len(losses), len(STEP_PARTS)), rank + 1, dtype=np.int64)
+    parts_ns = [[rank + 1] * len(STEP_PARTS) for _ in losses]
     return RankEpochSeries(RankEpoch(rank=rank), parts_ns, losses, sizes, num_correct)
 
 

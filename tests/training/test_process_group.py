@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -44,12 +43,10 @@ def test_values_arrive_as_they_were_sent() -> None:
 @pytest.mark.usefixtures("alone_in_a_group")
 def test_an_epoch_that_diverged_arrives_with_its_part_times() -> None:
     sent = RankEpochSeries(
-        RankEpoch(rank=0, num_samples=5), np.arange(6).reshape(3, 2), [0.5, math.nan, math.inf], [2, 2, 1], 4
+        RankEpoch(rank=0, num_samples=5), [[0, 1], [2, 3], [4, 5]], [0.5, math.nan, math.inf], [2, 2, 1], 4
     )
     (found,) = process_group.all_gather(sent, RankEpochSeries)
-    assert (found.times, found.sizes, found.num_correct) == (sent.times, [2, 2, 1], 4)
-    assert found.parts_ns.dtype == np.int64
-    assert found.parts_ns.tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert found._replace(losses=[]) == sent._replace(losses=[])
     assert found.losses == pytest.approx([0.5, math.nan, math.inf], nan_ok=True)
 
 
@@ -129,12 +126,6 @@ def test_the_collectives_of_an_operation_on_shards_are_seen() -> None:
         shards.softmax(0)
     dist.destroy_process_group()
     assert watch.operations == {"all_gather"}
-
-
-@pytest.mark.usefixtures("alone_in_a_group")
-def test_what_has_no_form_for_other_ranks_is_refused() -> None:
-    with pytest.raises(NotImplementedError, match="cannot exchange a Tensor"):
-        process_group.all_gather(torch.zeros(1), torch.Tensor)
 
 
 def gather_beside_an_attacker(rank: int, folder: str) -> None:

@@ -52,7 +52,7 @@ def losses(measurement: Measurement) -> list[float | None]:
     return [epoch.loss for epoch in measurement.epochs]
 
 
-def train(**fields: Any) -> tuple[Measurement, list[list[PartTimesNs]]]:
+def train(**fields: Any) -> tuple[Measurement, list[PartTimesNs]]:
     return train_point(lenet(**fields), ALONE)[:2]
 
 
@@ -100,7 +100,7 @@ def test_a_captured_step_learns_what_the_eager_one_learns(
     assert series[1][0].shape == (3, 1)
 
 
-def eagerly(**fields: Any) -> tuple[Measurement, list[list[PartTimesNs]]]:
+def eagerly(**fields: Any) -> tuple[Measurement, list[PartTimesNs]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipeline.training.loop.choose_execution", lambda spec, rank: "eager")
         return train(**fields)
