@@ -28,37 +28,14 @@ import msgspec
 import tabulate
 import torch
 from bench_epochs import NUM_WINDOWS, Contender, Row, by_turns, ours
-from torch.profiler import ProfilerActivity, profile
 
-from pipeline.data.batches import batch_sizes
 from pipeline.plan.spec import Spec
 from pipeline.records.record import Environment
 from pipeline.training import process_group, provenance
 from pipeline.training.process_group import Rank
 
-TARGETS_S = {32: 1.9, 128: 0.87, 512: 0.56, 2048: 0.50}  # one H200, bf16, an epoch of 50,000 images
-DDP_TARGETS_S = {32: 0.50, 128: 0.225, 512: 0.14, 2048: 0.12}  # four H200s
-PROFILED_STEPS = 20
-NUM_KERNELS = 25
-SECTIONS = ("step", "by_hand", "input", "trainers", "trainers_compiled", "executions", "profile")
-
-
-class Kernel(msgspec.Struct):
-    """A kernel's time and launches in one step, the mean over the profiled ones."""
-
-    name: str
-    time_us: float
-    calls: float
-
-
-class Profile(msgspec.Struct):
-    """The kernels of a step, the longest first; `total_us` and `num_kernels` are of all."""
-
-    batch_size: int
-    execution: str
-    total_us: float
-    num_kernels: float
-    kernels: list[Kernel]
+BATCH_SIZES = "32,128,512,2048"
+SECTIONS = ("step", "by_hand", "input", "trainers", "trainers_compiled", "executions")
 
 
 class Bench(msgspec.Struct):
@@ -66,7 +43,6 @@ class Bench(msgspec.Struct):
 
     where: Environment
     rows: list[Row]
-    profiles: list[Profile] = msgspec.field(default_factory=list)
     problems: list[str] = msgspec.field(default_factory=list)
     num_gpus: int = 1
 
@@ -166,9 +142,6 @@ def measure(runner: Runner, sections: Sequence[str], batch_sizes: Sequence[int])
                 for execution in ("eager", "graph", "compiled_graph")
             ]
             runner.compare(f"executions at {size}", all_three)
-    if "profile" in sections:  # last: the profiler may stay attached
-        for size in batch_sizes:
-            runner.attempt(f"profile at {size}", lambda size=size: profile_step(runner, size))  # type: ignore[misc]
 
 
 def compare_ddp(spec: Spec, rank: Rank, data: Path, num_windows: int) -> list[Row]:
@@ -184,23 +157,21 @@ def as_ddp_table(bench: Bench) -> str:
     """A line a batch size; efficiency is of the medians: single / (N x ddp)."""
     shown = []
     for ddp, single in zip(bench.rows[::2], bench.rows[1::2], strict=True):
-        size = ddp.spec.batch_size_per_gpu
         shown.append(
             {
-                "batch": size,
+                "batch": ddp.spec.batch_size_per_gpu,
                 "ddp epoch s": ddp.median_s,
                 "min": min(ddp.windows_s),
                 "max": max(ddp.windows_s),
                 "n": len(ddp.windows_s),
                 "single epoch s": single.median_s,
                 "efficiency": single.median_s / (bench.num_gpus * ddp.median_s),
-                "target s": DDP_TARGETS_S.get(size) if bench.num_gpus == 4 else None,
                 "last loss, ddp": ddp.losses[-1],
                 "single": single.losses[-1],
                 "compile s": ddp.compile_time_s,
             }
         )
-    formats = ["d", ".4f", ".4f", ".4f", "d", ".4f", ".3f", ".3f", ".4f", ".4f", ".1f"]
+    formats = ["d", ".4f", ".4f", ".4f", "d", ".4f", ".3f", ".4f", ".4f", ".1f"]
     return tabulate.tabulate(shown, headers="keys", tablefmt="github", floatfmt=formats)
 
 
@@ -228,25 +199,6 @@ def trainers(spec: Spec, runner: Runner) -> list[Callable[[], Contender]]:
     ]
 
 
-def profile_step(runner: Runner, batch_size: int) -> None:
-    """The kernels of the captured, compiled step: what is left to be made faster."""
-    spec = point(batch_size_per_gpu=batch_size, max_steps=PROFILED_STEPS, num_samples=batch_size * PROFILED_STEPS)
-    contender = ours("compiled_graph", spec, runner.rank, runner.data)
-    contender.run(1)
-    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
-        contender.run(2)
-    num_steps = len(batch_sizes(spec))
-    kernels = [
-        Kernel(event.key[:120], event.self_device_time_total / num_steps, event.count / num_steps)
-        for event in sorted(seen.key_averages(), key=lambda event: -event.self_device_time_total)
-        if event.self_device_time_total
-    ]
-    total_us, count = sum(kernel.time_us for kernel in kernels), sum(kernel.calls for kernel in kernels)
-    found = Profile(batch_size, "compiled_graph", total_us, count, kernels[:NUM_KERNELS])
-    runner.bench.profiles.append(found)
-    print(as_profile(found), flush=True)
-
-
 def as_table(rows: Sequence[Row]) -> str:
     """Rows as Markdown; the ratio is of the first row's epoch to the row's own, the median over rounds."""
     shown = [
@@ -259,21 +211,13 @@ def as_table(rows: Sequence[Row]) -> str:
             "max": max(row.windows_s),
             "n": len(row.windows_s),
             "ratio": statistics.median(map(truediv, rows[0].windows_s, row.windows_s)),
-            "target s": TARGETS_S.get(row.spec.batch_size_per_gpu) if row.section.startswith("step") else None,
             "last loss": row.losses[-1],
             "compile s": row.compile_time_s,
         }
         for row in rows
     ]
-    formats = ["", "", "d", ".4f", ".4f", ".4f", "d", ".3f", ".2f", ".4f", ".1f"]
+    formats = ["", "", "d", ".4f", ".4f", ".4f", "d", ".3f", ".4f", ".1f"]
     return tabulate.tabulate(shown, headers="keys", tablefmt="github", floatfmt=formats)
-
-
-def as_profile(found: Profile) -> str:
-    """A profile as Markdown."""
-    shown = [{"us a step": kernel.time_us, "calls": kernel.calls, "kernel": kernel.name} for kernel in found.kernels]
-    head = f"{found.execution} at {found.batch_size}: {found.total_us:.0f} us in {found.num_kernels:.0f} kernels a step"
-    return head + "\n\n" + tabulate.tabulate(shown, headers="keys", tablefmt="github", floatfmt=".1f") + "\n"
 
 
 def describe(where: Environment) -> str:
@@ -293,8 +237,6 @@ def print_bench(bench: Bench) -> None:
     print(describe(bench.where) + "\n")
     for section in dict.fromkeys(row.section for row in bench.rows):
         print(as_table([row for row in bench.rows if row.section == section]) + "\n")
-    for found in bench.profiles:
-        print(as_profile(found))
     for problem in bench.problems:
         print(f"not measured: {problem}")
 
@@ -306,7 +248,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where the raw windows are written")
     parser.add_argument("--print", type=Path, nargs="+", help="measure nothing: print the tables of these runs")
     parser.add_argument("--sections", default=",".join(SECTIONS))
-    parser.add_argument("--batch-sizes", default=",".join(map(str, TARGETS_S)))
+    parser.add_argument("--batch-sizes", default=BATCH_SIZES)
     parser.add_argument("--windows", type=int, default=NUM_WINDOWS)
     arguments = parser.parse_args()
     if arguments.print:
