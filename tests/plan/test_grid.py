@@ -112,13 +112,6 @@ def test_points_keep_the_order_of_the_file_with_the_last_axis_fastest(expand: Ex
     assert [(spec.seed, spec.repeat) for spec in expand(text).points] == [(2, 0), (2, 1), (1, 0), (1, 1), (0, 0)]
 
 
-def test_shapes_differ_by_device_nodes_and_gpus_of_a_node(expand: Expand) -> None:
-    head = "name: t\nbase: {strategy: ddp, batch_size_per_gpu: 32}\n"
-    text = points("num_gpus: [4], num_nodes: [1, 2, 4]", "num_gpus: [2], device: [cpu]", head=head)
-    shapes = [str(shape) for shape in group_by_shape(expand(text).points)]
-    assert shapes == ["1 node x 4 GPUs", "2 nodes x 2 GPUs", "4 nodes x 1 GPU", "1 node x 2 CPU processes"]
-
-
 def test_the_grid_nodes_has_the_same_global_batch_on_one_gpu_and_on_each_number_of_nodes() -> None:
     found = [spec for spec in expand_grid("nodes").points if spec.measure == "epochs"]
     assert {spec.num_gpus for spec in found if spec.global_batch_size == 128} == {1, 4, 8, 16}

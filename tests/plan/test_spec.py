@@ -372,6 +372,9 @@ def test_a_new_axis_keeps_points_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         _axes_outside.cache_clear()
 
 
+FSDP_IN_BF16 = {"strategy": "fsdp", "num_gpus": 2, "precision": "bf16"}
+
+
 @pytest.mark.parametrize(
     ("points", "labels"),
     [
@@ -386,6 +389,14 @@ def test_a_new_axis_keeps_points_apart(monkeypatch: pytest.MonkeyPatch) -> None:
             [None, "single 1 GPU, 128 per GPU, warmup + zero_gamma"],
         ),
         ([{"num_workers": 0}, {"num_workers": 2}], ["single 1 GPU, 128 per GPU, 0 loader workers", None]),
+        (  # a published record of before its axis states no format of gathers: fp32
+            [FSDP_IN_BF16, {**FSDP_IN_BF16, "param_dtype": "bf16"}],
+            [f"fsdp 2 GPUs, 128 per GPU, {word} gathers" for word in ("fp32", "bf16")],
+        ),
+        (  # how long a point runs, only where it tells points apart
+            [{"epochs": 2}, {"epochs": 5}, {"batch_size_per_gpu": 8, "epochs": 7}],
+            ["single 1 GPU, 128 per GPU, 2 epochs", "single 1 GPU, 128 per GPU, 5 epochs", "single 1 GPU, 8 per GPU"],
+        ),
     ],
 )
 def test_a_point_is_named_by_its_gpus_and_batch_and_by_what_varies(
@@ -408,26 +419,6 @@ def test_an_axis_of_one_strategy_is_no_word_of_another() -> None:
     ddp, fsdp = ({"strategy": strategy, "reshard": "blocks"} for strategy in ("ddp", "fsdp"))
     assert describe_point(ddp, ["reshard"]) == ""
     assert describe_point(fsdp, ["reshard"]) == "reshard blocks"
-
-
-def test_the_form_of_fsdp_before_it_had_number_formats_is_named_beside_the_new_one() -> None:
-    """A published record states neither, so its run id and its meaning stay: gathers and scatters of fp32."""
-    old = make_spec(strategy="fsdp", num_gpus=2, precision="bf16")
-    assert (old.param_dtype, old.reduce_dtype) == ("fp32", "fp32")
-    new = msgspec.structs.replace(old, param_dtype="bf16")
-    assert [*point_labels([old, new]).values()] == [
-        "fsdp 2 GPUs, 128 per GPU, fp32 gathers",
-        "fsdp 2 GPUs, 128 per GPU, bf16 gathers",
-    ]
-
-
-def test_how_long_a_point_runs_is_named_only_where_it_tells_points_apart() -> None:
-    quick, slow, other = make_spec(epochs=2), make_spec(epochs=5), make_spec(batch_size_per_gpu=8, epochs=7)
-    assert list(point_labels([quick, slow, other]).values()) == [
-        "single 1 GPU, 128 per GPU, 2 epochs",
-        "single 1 GPU, 128 per GPU, 5 epochs",
-        "single 1 GPU, 8 per GPU",
-    ]
 
 
 @pytest.mark.parametrize(

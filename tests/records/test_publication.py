@@ -4,9 +4,8 @@ import errno
 import json
 import os
 import resource
-import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 from factories import (
     RECORD_NAME,
     RUN_ID,
-    make_experiment,
     make_measurement,
     make_record,
     make_spec,
@@ -60,25 +58,6 @@ def outputs_of(processes: list[subprocess.Popen[str]]) -> list[str]:
 def names(folder: Path) -> list[str]:
     """Return the sorted file names of the folder, without claim files."""
     return sorted(name for name in os.listdir(folder) if not name.startswith(".claim-"))
-
-
-@pytest.fixture
-def fat_folder(tmp_path: Path) -> Iterator[Path]:
-    """A mounted file system without hard links, exclusive renames, modes and symbolic links."""
-    places = f"{os.environ['PATH']}:/sbin:/usr/sbin"
-    tools = {name: shutil.which(name, path=places) for name in ("mkfs.vfat", "fusefat")}
-    if None in tools.values() or not os.access("/dev/fuse", os.W_OK):
-        pytest.skip("mkfs.vfat, fusefat or /dev/fuse is absent")
-    image, folder = tmp_path / "image", tmp_path / "fat"
-    folder.mkdir()
-    with image.open("wb") as file:
-        file.truncate(32 * 2**20)
-    subprocess.run([str(tools["mkfs.vfat"]), image], check=True, capture_output=True)
-    subprocess.run([str(tools["fusefat"]), image, folder, "-s", "-o", "rw+"], check=True, capture_output=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["fusermount", "-u", folder], check=True)
 
 
 def test_a_published_record_is_read_back_as_it_was(tmp_path: Path) -> None:
@@ -180,21 +159,6 @@ def test_nodes_that_publish_the_same_launch_leave_one_record(tmp_path: Path, way
     template, folder = publish_record(make_record(), tmp_path), tmp_path / "records"
     assert publish_at_once(WAYS[way], template, folder, [["one-launch"]] * 2) == [RECORD_NAME] * 2
     assert names(folder) == [RECORD_NAME]
-
-
-@pytest.mark.fault("F40")
-def test_records_are_published_exclusively_without_hard_links(fat_folder: Path, tmp_path: Path) -> None:
-    (fat_folder / "file").touch()
-    with pytest.raises(OSError, match="Operation not permitted"):
-        os.link(fat_folder / "file", fat_folder / "link")
-    publish_record(make_record(), tmp_path)
-    experiment = make_experiment(fat_folder / "outputs" / "scaling")
-    # one process: beside a second one this driver answers ENOENT to O_CREAT in 2 of 30 runs; WAYS["claim"] races above
-    printed = publish_at_once("", tmp_path / RECORD_NAME, fat_folder / "new", [[str(launch) for launch in range(5)]])
-    assert printed == [f"{RUN_ID}.{attempt}.json" for attempt in range(5)] == names(fat_folder / "new")
-    (experiment.records_folder / RECORD_NAME).write_bytes(b"not a record")
-    assert publish_record(make_record(), experiment.records_folder).name == f"{RUN_ID}.1.json"
-    assert (experiment.records_folder / RECORD_NAME).read_bytes() == b"not a record"
 
 
 def test_a_claim_whose_owner_died_blocks_only_its_own_name(tmp_path: Path) -> None:

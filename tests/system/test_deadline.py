@@ -68,12 +68,18 @@ def test_what_takes_longer_is_ended_by_the_alarm_of_the_operating_system() -> No
 
 
 def test_what_ends_in_time_is_not_ended_later(clock: FakeClock) -> None:
-    handler = signal.getsignal(signal.SIGALRM)
+    """Neither by an alarm that comes late nor after a restart."""
+    before = signal.getsignal(signal.SIGALRM)
     deadline = Deadline(LIMIT_S)
     with deadline:
+        ring = signal.getsignal(signal.SIGALRM)
         assert not deadline.is_expired
-    assert (clock.alarm_s, signal.getsignal(signal.SIGALRM)) == (None, handler)
+    deadline.restart()
+    assert (clock.alarm_s, signal.getsignal(signal.SIGALRM)) == (None, before)
     clock.sleep(2 * LIMIT_S)
+    assert callable(ring)
+    ring(signal.SIGALRM, None)
+    assert deadline.is_expired
 
 
 def test_no_handler_of_errors_on_the_way_takes_it_for_its_own(clock: FakeClock) -> None:
@@ -98,26 +104,6 @@ def test_another_thread_restarts_it_and_it_still_comes(clock: FakeClock) -> None
     with pytest.raises(DeadlineExpired), deadline:
         restart_halfway()
     assert clock.now_s == 1.5 * LIMIT_S
-
-
-def test_a_restart_after_the_end_sets_no_alarm(clock: FakeClock) -> None:
-    deadline = Deadline(LIMIT_S)
-    with deadline:
-        pass
-    deadline.restart()
-    assert clock.alarm_s is None
-    clock.sleep(2 * LIMIT_S)
-    assert deadline.is_expired
-
-
-def test_an_alarm_that_comes_after_the_end_rings_in_vain(clock: FakeClock) -> None:
-    deadline = Deadline(LIMIT_S)
-    deadline.__enter__()
-    ring = signal.getsignal(signal.SIGALRM)
-    deadline.__exit__()
-    clock.sleep(2 * LIMIT_S)
-    assert callable(ring)
-    ring(signal.SIGALRM, None)
 
 
 def test_without_a_limit_it_never_comes_and_uses_no_signal(clock: FakeClock) -> None:

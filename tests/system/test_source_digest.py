@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import ROOT, plain_environment, run_program, succeeded, wait_for
@@ -72,50 +71,35 @@ def first_point_runs(tree: Path) -> bool:
     return bool(list(tree.glob("out/two/logs/scratch/*/environment.json")))
 
 
-def environments(tree: Path) -> dict[int, dict[str, Any]]:
-    """Where each point ran, by the points that its processes ran before."""
-    found = [json.loads(path.read_text()) for path in tree.glob("out/two/records/*.json")]
-    return {record["measurement"]["num_points_before"]: record["environment"] for record in found}
-
-
-@pytest.mark.fault("F26")
-@pytest.mark.training
-def test_points_after_an_edit_name_the_code_that_was_imported_before_it(tree: Path) -> None:
-    """Without git: test_a_checkout_is_dirty_once_a_tracked_file_of_the_pipeline_is_edited."""
-    before, head = digest_of(tree), commit(tree)
-    driver = submit(tree)
-    wait_for(lambda: first_point_runs(tree))
+def edit(tree: Path) -> None:
     with (tree / "pipeline" / "training" / "loop.py").open("a") as file:
         file.write(EDIT)
-    commit(tree)
-    assert not list(tree.glob("out/two/records/*.json")), "edited while the first point ran"
-    _, said = driver.communicate(timeout=200)
-    assert driver.returncode == 0, said
-    found = environments(tree)
-    assert sorted(found) == [0, 1], "one process ran both"
-    expected = {"git_commit": head, "git_dirty": False}
-    expected |= {"source_digest": before, "source_changed": True}
-    assert [{key: environment.get(key) for key in expected} for environment in found.values()] == [expected] * 2
 
 
 @pytest.mark.fault("F26")
 @pytest.mark.training
 def test_a_submission_runs_the_code_of_its_start_and_rows_of_several_sources_are_marked(tree: Path) -> None:
-    """Of the second submission alone the source is another; that its grid is edited too changes no point."""
-    first_head, first = commit(tree), digest_of(tree)
-    _, said = submit(tree, "--set", "num_samples=256", "batch_size_per_gpu=32").communicate(timeout=200)
-    with (tree / "pipeline" / "training" / "loop.py").open("a") as file:
-        file.write(EDIT)
+    """The source is edited before the second submission, and again while its first point runs, with its grid.
+
+    Without git: test_a_checkout_is_dirty_once_a_tracked_file_of_the_pipeline_is_edited.
+    """
+    head, first = commit(tree), digest_of(tree)
+    submit(tree, "--set", "num_samples=256", "batch_size_per_gpu=16,32").communicate(timeout=200)
+    edit(tree)
     second = digest_of(tree)
-    driver = submit(tree, "--set", "num_samples=4096", "batch_size_per_gpu=64", "--merge")
+    driver = submit(tree, "--set", "num_samples=4096", "batch_size_per_gpu=64,128", "--merge")
     wait_for(lambda: first_point_runs(tree))
+    edit(tree)
+    assert len(list(tree.glob("out/two/records/*.json"))) == 2, "edited while the first point ran"
     (tree / "grid.yaml").write_text("name: two\npoints: []\n")
     _, said = driver.communicate(timeout=200)
     assert driver.returncode == 0, said
     found = [json.loads(path.read_text()) for path in tree.glob("out/two/records/*.json")]
     keys = ("source_digest", "source_changed", "git_commit", "git_dirty")
     seen = {record["spec"]["batch_size_per_gpu"]: [record["environment"][key] for key in keys] for record in found}
-    assert seen == {32: [first, False, first_head, False], 64: [second, False, first_head, True]}
+    before, after = [first, False, head, False], [second, True, head, True]
+    assert seen == {16: before, 32: before, 64: after, 128: after}
+    assert sorted(record["measurement"]["num_points_before"] for record in found) == [0, 0, 1, 1], "each ran two"
     shown, said = run(tree, "collect", "out", "--format", "json").communicate(timeout=60)
     notes = {row["batch_size_per_gpu"]: row["note"] for row in json.loads(shown)["experiments"]["two"]["Q1"]}
     assert f"source {second[:12]}, other configurations of this experiment {first[:12]}" in notes[64]
