@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
+from pipeline.figures.pooling import group_pairs
 from pipeline.plan import axes, spec
 from pipeline.plan.strategies import STRATEGIES, StrategyName
 from pipeline.records import store
@@ -436,9 +437,7 @@ def group_rows(rows: Iterable[CsvRow]) -> list[list[CsvRow]]:
 
     Raises CommandError if a point has two rows for one epoch, or both a row with ok and a row with oom.
     """
-    points: dict[tuple[Any, ...], list[CsvRow]] = {}
-    for row in rows:
-        points.setdefault(operator.attrgetter(*POINT_COLUMNS)(row), []).append(row)
+    points = group_pairs((operator.attrgetter(*POINT_COLUMNS)(row), row) for row in rows)
     for group in points.values():
         where = f"{group[0].strategy} on {group[0].num_gpus}, batch_size_per_gpu {group[0].batch_size_per_gpu}"
         if len({row.status for row in group}) > 1:

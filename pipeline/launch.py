@@ -34,10 +34,10 @@ from pipeline.runner.rank_files import FollowingPoint, PointTask
 from pipeline.runner.side_files import recover_side_files
 from pipeline.runner.start_ranks import run_node_ranks
 from pipeline.system import errors, files
-from pipeline.system.command_line import build_parser, command_name, positive_integer
+from pipeline.system.command_line import build_parser, positive_integer
 from pipeline.system.deadline import DeadlineExpired
 from pipeline.system.errors import CommandError, log_line, pluralize
-from pipeline.system.host import gpu_names, node_rank, num_job_gpus, num_visible_gpus
+from pipeline.system.host import gpu_names, node_rank, num_visible_gpus
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -78,8 +78,6 @@ def main() -> int:
         num_threads, modules = arguments.num_threads or grid.resources.cpus_per_gpu, arguments.modules or grid.folder
         options = read_launch_options(arguments, arguments.point_limit_s, num_threads, modules)
         points = [spec for spec in points if needs_run(spec, experiment, arguments.rerun)]
-        for spec in points:
-            warn_of_idle_gpus(spec, arguments.grid)
     files.make_folder(experiment.logs)
     with files.private_folder(arguments.tasks.parent if arguments.tasks else experiment.scratch_folder) as private:
         if arguments.tasks:
@@ -159,14 +157,6 @@ def needs_run(spec: Spec, experiment: Experiment, rerun: str | None) -> bool:
         return True
     log_line(f"{spec.run_id()}: recorded as {status}, nothing to do; --rerun {status} runs it again.")
     return False
-
-
-def warn_of_idle_gpus(spec: Spec, grid: str) -> None:
-    """Log a notice if the job holds more GPUs than the point uses: plain sbatch requests the grid's largest shape."""
-    held, used = num_job_gpus(), spec.gpus_per_node if spec.device == "cuda" else 0
-    if node_rank() == 0 and held > used:
-        cure = f"{command_name('submit')} --grid {grid} asks for one array a shape"
-        log_line(f"Notice: this element holds {pluralize(held, 'GPU')} and uses {used}; {cure}.")
 
 
 def publish_manifest(experiment: Experiment, name: str, points: list[Spec], array_id: str | None) -> None:

@@ -4,14 +4,12 @@ import re
 import shlex
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import Command, assert_refused, run_program, succeeded, without_slurm
-from factories import ROOT, assert_says, make_spec
+from factories import ROOT, assert_says
 
 from pipeline.jobfile import render_job
-from pipeline.launch import warn_of_idle_gpus
 from pipeline.plan.grid import expand_grid, load_grid_file
 
 JOBS = sorted(path.stem for path in (ROOT / "jobs").glob("*.sbatch"))
@@ -62,35 +60,6 @@ def test_a_job_whose_smaller_points_hold_more_gpus_than_they_use_says_so(name: s
     cure = f"ddpscale submit --grid {name}` asks for one array a shape"
     comment = " ".join(line.removeprefix("# ") for line in text_of(name).splitlines() if line.startswith("# "))
     assert [words in comment for words in (held, cure)] == [min(num_gpus) < max(num_gpus)] * 2
-
-
-@pytest.mark.parametrize(
-    ("held", "fields", "said"),
-    [
-        ("4", {}, "this element holds 4 GPUs and uses 1; python -m pipeline.submit --grid"),
-        ("2", {"strategy": "ddp", "num_gpus": 2}, None),
-        ("4", {"strategy": "ddp", "num_gpus": 2}, "holds 4 GPUs and uses 2"),
-        ("2", {"strategy": "ddp", "num_gpus": 4, "num_nodes": 2}, None),
-        ("3", {"device": "cpu"}, "holds 3 GPUs and uses 0"),
-        ("", {}, None),
-        ("many", {}, None),
-        (None, {}, None),
-    ],
-)
-def test_an_element_that_holds_more_gpus_than_it_uses_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    held: str | None,
-    fields: dict[str, Any],
-    said: str | None,
-) -> None:
-    monkeypatch.delenv("SLURM_GPUS_ON_NODE", raising=False)
-    if held is not None:
-        monkeypatch.setenv("SLURM_GPUS_ON_NODE", held)
-    warn_of_idle_gpus(make_spec(**fields), "q4")
-    answer = capsys.readouterr()
-    assert answer.out == ""
-    assert said in answer.err if said else answer.err == ""
 
 
 @pytest.mark.parametrize("name", JOBS)

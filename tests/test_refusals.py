@@ -1,10 +1,8 @@
 """What the commands refuse: a sentence with the cure, and an exit code."""
 
-import functools
 import json
 import os
 import sys
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -34,11 +32,9 @@ from slurm_queue import NO_CONFIGURATION, fake_slurm, write_commands
 from pipeline import collect
 from pipeline.__main__ import COMMANDS
 from pipeline.data.staging import CIFAR10_FILES, CIFAR10_FOLDER
-from pipeline.plan.grid import Grid, expand_grid
-from pipeline.plan.resources import Resources
+from pipeline.plan.grid import expand_grid
 from pipeline.records.folder import Experiment
-from pipeline.submission import plan
-from pipeline.submission.plan import Cluster, Prologue, SubmitContext
+from pipeline.submission.plan import Prologue
 from pipeline.submit import read_prologue
 from pipeline.system.errors import CommandError
 
@@ -176,14 +172,6 @@ def test_where_slurm_knows_no_gpus_whole_nodes_are_the_way_through(pipeline: Com
     planned = pipeline(*submit, "--no-gres", "--dry-run", "-v", env=env)
     assert (planned.returncode, planned.stderr.count("refused")) == (0, 0)
     assert [f"#SBATCH --{option}" in planned.stdout for option in ("exclusive", "gpus")] == [True, False]
-
-
-def test_wsl_is_named_where_it_hides_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "num_visible_gpus", lambda: 0)
-    context = SubmitContext(Namespace(), Experiment(Path("x")), Grid("x", (), Resources()), Cluster("local"))
-    for is_wsl in (True, False):
-        monkeypatch.setattr(plan, "is_wsl", functools.partial(bool, is_wsl))
-        assert ("WSL 2" in "; ".join(plan.list_other_places(context, [], 1))) == is_wsl
 
 
 def test_a_partition_without_gpus_names_the_ones_that_have_enough(pipeline: Command, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources as package_files
 from typing import Literal, NamedTuple
 
+from pipeline.figures.pooling import group_pairs
 from pipeline.plan.resources import Resources, ResourceShape, group_by_shape
 from pipeline.plan.spec import Spec
 from pipeline.records.folder import Experiment, SlurmArray, Submission
@@ -217,10 +218,7 @@ def unsatisfiable_on_slurm(
 
 def by_partition(nodes: Iterable[NodeType]) -> list[list[NodeType]]:
     """Return the nodes of each partition. A job gets all of its nodes from one, and nodes may lie in several."""
-    groups: dict[str, list[NodeType]] = {}
-    for node in nodes:
-        groups.setdefault(node.partition, []).append(node)
-    return list(groups.values())
+    return list(group_pairs((node.partition, node) for node in nodes).values())
 
 
 def unsatisfiable_on_this_machine(points: Iterable[Spec], num_gpus: int) -> dict[str, str]:
@@ -236,9 +234,7 @@ def unsatisfiable_on_this_machine(points: Iterable[Spec], num_gpus: int) -> dict
 
 def group_by_reason(reasons: Mapping[str, str]) -> list[str]:
     """Return a line for each reason, with the number of points that it applies to and the first run id."""
-    groups: dict[str, list[str]] = {}
-    for run_id, reason in reasons.items():
-        groups.setdefault(reason, []).append(run_id)
+    groups = group_pairs((reason, run_id) for run_id, reason in reasons.items())
     return [
         f"{len(ids)} configurations need {reason}, such as {ids[0]}"
         if len(ids) > 1

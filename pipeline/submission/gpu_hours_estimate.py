@@ -5,13 +5,13 @@ import math
 import os
 import re
 import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from pipeline.figures.intervals import min_values
-from pipeline.figures.pooling import attempt_span, hours_columns
+from pipeline.figures.pooling import attempt_span, group_pairs, hours_columns
 from pipeline.figures.stopping_rule import LEAD_IN_STEPS, MIN_STEPS, WINDOW_S
 from pipeline.plan.axes import Device
 from pipeline.plan.point_label import format_figure
@@ -157,8 +157,13 @@ def find_comparable_attempts(points: Sequence[Spec], outputs: Path, gpu_model: s
         with contextlib.suppress(OSError, CommandError):  # its folder cannot be listed, or its manifest is invalid
             for record in read_comparable_records(experiment, keys, prefixes):
                 found += split_duration(record, replace_control_characters(name))
-    gpu = match_gpu_name({attempt.gpu for attempt in found if attempt.gpu}, gpu_model or "")
-    return [attempt for attempt in found if attempt.gpu in (None, gpu)]
+    return those_on(gpu_model, found)
+
+
+def those_on(gpu_model: str | None, attempts: Sequence[EarlierAttempt]) -> list[EarlierAttempt]:
+    """Return the attempts on the CPU, and those on GPUs of this model, if it is the only one of that name."""
+    gpu = match_gpu_name({attempt.gpu for attempt in attempts if attempt.gpu}, gpu_model or "")
+    return [attempt for attempt in attempts if attempt.gpu in (None, gpu)]
 
 
 def read_comparable_records(
@@ -227,9 +232,7 @@ def cost_key(spec: Spec) -> Key:
 
 def predict_durations_s(points: Sequence[Spec], earlier: Iterable[EarlierAttempt]) -> dict[str, float]:
     """Return run id -> predicted seconds: the median over comparable attempts. Points without any are left out."""
-    comparable: dict[Key, list[EarlierAttempt]] = defaultdict(list)
-    for attempt in earlier:
-        comparable[cost_key(attempt.spec)].append(attempt)
+    comparable = group_pairs((cost_key(attempt.spec), attempt) for attempt in earlier)
     predicted = {}
     for spec in points:
         if found := comparable.get(cost_key(spec)):
@@ -258,8 +261,7 @@ def find_pilot_attempts(experiment: Experiment, points: Iterable[Spec], gpu_mode
         records, _ = store.load_folder(experiment.records_folder)
         alike = (record for record in records if pilot_key(record.spec) in keys)
         found = [attempt for record in alike for attempt in split_duration(record, experiment.folder.name)]
-        gpu = match_gpu_name({attempt.gpu for attempt in found if attempt.gpu}, gpu_model or "")
-        return [attempt for attempt in found if attempt.gpu in (None, gpu)]
+        return those_on(gpu_model, found)
     return []
 
 

@@ -25,7 +25,7 @@ from pipeline.submission.slurm_queries import NodeType
 from pipeline.system import slurm_commands
 from pipeline.system.command_line import command_name
 from pipeline.system.errors import EXIT_NOTHING_FOUND, EXIT_SCHEDULER, CommandError, pluralize, shorten_list
-from pipeline.system.host import gpu_names, is_wsl, num_visible_gpus
+from pipeline.system.host import gpu_names, num_visible_gpus
 
 ClusterKind = Literal["slurm", "local"]
 
@@ -34,7 +34,6 @@ MAX_VALUES = 4  # likewise
 UNCLEAR = "in a state that cannot be read"
 BEFORE_EDIT = " before its file was edited"
 WITHOUT_GRES = "if its nodes have GPUs that Slurm does not know, ask for whole nodes with --no-gres"
-UNDER_WSL = "use Linux itself, since under WSL 2 GPUs have no device files and are not supported"
 NOT_PACKED = "since a failed configuration on several nodes is ended only with its whole element"
 
 
@@ -232,8 +231,7 @@ def find_unsatisfiable(
 def list_other_places(context: SubmitContext, todo: Sequence[Spec], num_unsatisfiable: int) -> list[str]:
     """Return the cure for points that cannot run here: the partitions that can run most, or a grid without GPUs."""
     if context.cluster.kind == "local":
-        anywhere = ["take --grid smoke, which runs anywhere"] if num_visible_gpus() == 0 else []
-        return [UNDER_WSL, *anywhere] if anywhere and is_wsl() else anywhere
+        return ["take --grid smoke, which runs anywhere"] if num_visible_gpus() == 0 else []
     num_left_out = {
         name: len(find_unsatisfiable(context, todo, nodes))
         for name, nodes in slurm_queries.query_nodes_by_partition().items()

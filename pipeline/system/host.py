@@ -136,17 +136,6 @@ def visible_devices(mask: str, num_present: int) -> list[int | str]:
     return found[:1] if kind == "MIG-" else found[:num_present]
 
 
-def is_wsl() -> bool:
-    """True under WSL 2 with a GPU: its only device file is /dev/dxg."""
-    return Path("/dev/dxg").exists()
-
-
-def num_job_gpus() -> int:
-    """Return the number of GPUs that the Slurm job has on this node; 0 outside Slurm."""
-    held = os.environ.get("SLURM_GPUS_ON_NODE", "")
-    return int(held) if held.isdecimal() else 0
-
-
 def node_name() -> str:
     """Return Slurm's name of this node, else the host name."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
