@@ -23,13 +23,17 @@ from typing import NamedTuple
 
 from pipeline.records import store
 from pipeline.records.folder import Experiment, Manifest, Submission, find_experiments
-from pipeline.submission.read_progress import find_jobs, find_lost_arrays, published_launches, query_slurm
-from pipeline.submission.slurm_queries import JobKey, JobState, job_text
-from pipeline.submission.state_rules import is_unfinished
+from pipeline.submission.read_progress import (
+    find_jobs,
+    find_lost_arrays,
+    is_unfinished,
+    published_launches,
+    query_slurm,
+)
+from pipeline.submission.slurm_queries import JobKey, JobState, ask_slurm, job_text
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser
 from pipeline.system.errors import EXIT_SCHEDULER, CommandError, log_line, pluralize, replace_control_characters
-from pipeline.system.slurm_commands import ask_slurm
 
 END_WAIT_S = 60.0  # for the end of a process and its ranks
 LAUNCH = re.compile(r"pipeline\.launch\b|\bddpscale\s+launch\b")

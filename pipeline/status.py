@@ -29,9 +29,14 @@ from typing import Any
 from pipeline.plan.point_label import point_labels
 from pipeline.records.folder import FOLDER_HELP, Experiment, find_experiments, folder_or_newest, warn_of_open_folders
 from pipeline.submission.gpu_hours_estimate import find_comparable_attempts, predict_durations_s
-from pipeline.submission.read_progress import PointProgress, PointsByExperiment, poll_until_finished, read_progress
+from pipeline.submission.read_progress import (
+    IN_FLIGHT,
+    PointProgress,
+    PointsByExperiment,
+    poll_until_finished,
+    read_progress,
+)
 from pipeline.submission.slurm_queries import job_text
-from pipeline.submission.state_rules import IN_FLIGHT
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser, command_name
 from pipeline.system.errors import CommandError, format_duration, log_line, replace_control_characters

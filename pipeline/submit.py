@@ -20,7 +20,7 @@ from pipeline.plan.spec import Spec
 from pipeline.records.folder import Experiment, add_points, warn_of_open_folders
 from pipeline.runner import launch_session, side_files
 from pipeline.runner.launch_options import add_point_arguments
-from pipeline.submission import dry_run, local, plan, read_progress, slurm_submit
+from pipeline.submission import local, plan, read_progress, slurm_submit
 from pipeline.submission.batch_script import PASSED_ON, SlurmOptions, check_slurm_options
 from pipeline.submission.gpu_hours_estimate import check_gpu_hours_limit, pilot_points
 from pipeline.submission.plan import Prologue, SubmitContext, command
@@ -144,7 +144,7 @@ def submit(options: argparse.Namespace) -> int:
     for notice in (*context.cluster.notices, *ignored_option_notices(options, cluster.kind)):
         log_line(notice)
     if options.is_dry_run:
-        dry_run.print_plan(context, selection, refusal)
+        plan.print_plan(context, selection, refusal)
         return EXIT_OK
     if options.max_gpu_hours is not None:
         check_gpu_hours_limit(plan.estimate_hours(context, selection.todo), options.max_gpu_hours)

@@ -13,7 +13,7 @@ from unittest import mock
 
 from pipeline.__main__ import COMMANDS
 from pipeline.records import folder as experiment_folder
-from pipeline.submission import read_progress, state_rules
+from pipeline.submission import read_progress
 
 ROOT = Path(__file__).resolve().parent.parent
 # what commands import when they need it; torch is not among them
@@ -84,7 +84,7 @@ def _become(
     sys.argv[1:] = arguments
     sys.modules.pop(module, None)  # else runpy warns
     # or a test would wait a minute for a job that has long ended
-    read_progress.LAST_POLL_S = state_rules.RECORD_GRACE_S = read_progress.FIRST_POLL_S
+    read_progress.LAST_POLL_S = read_progress.RECORD_GRACE_S = read_progress.FIRST_POLL_S
     experiment_folder.SUBMIT_LOCK_WAIT_S = 0.5
     if packages := env.get("HIDDEN_PACKAGES"):
         _hide(packages.split())

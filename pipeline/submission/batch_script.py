@@ -16,9 +16,8 @@ from pipeline.plan.resources import Resources, ResourceShape, group_by_shape
 from pipeline.plan.spec import Spec
 from pipeline.records.folder import Experiment, SlurmArray, Submission
 from pipeline.runner.launch_options import PYTHONPATH_ROOT
-from pipeline.submission.slurm_queries import NodeType
+from pipeline.submission.slurm_queries import STEP_VARIABLES, NodeType
 from pipeline.system.errors import EXIT_SCHEDULER, CommandError, pluralize
-from pipeline.system.slurm_commands import STEP_VARIABLES
 
 SAFE_OPTION_VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._,:=+@/-]{0,127}")
 GPU_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

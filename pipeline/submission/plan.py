@@ -1,30 +1,45 @@
-"""Plan a submission: the points to run, the cluster, and the arrays. Writes nothing."""
+"""Plan a submission: the points to run, the cluster and the arrays; a dry run prints it. Writes no file."""
 
 import argparse
+import json
 import os
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from pipeline.plan import resources
-from pipeline.plan.find_model import code_place, find_lacking, source_digests
+from pipeline.plan.find_model import code_place, find_code, find_lacking, source_digests
 from pipeline.plan.grid import Grid, check_grid_name, expand_grid, value_of
-from pipeline.plan.resources import ResourceShape, group_by_shape
-from pipeline.plan.spec import Spec
-from pipeline.records.folder import MANIFEST_VERSION, Experiment, Manifest, SlurmArray, Submission, add_points
+from pipeline.plan.resources import ResourceShape, group_by_shape, pack_elements
+from pipeline.plan.spec import Spec, non_default_fields
+from pipeline.records.folder import (
+    MANIFEST_VERSION,
+    Experiment,
+    Manifest,
+    SlurmArray,
+    Submission,
+    add_points,
+    start_submission,
+)
 from pipeline.records.outcomes import PointOutcome
-from pipeline.runner.launch_options import LaunchOptions, read_launch_options
-from pipeline.submission import batch_script, gpu_hours_estimate, slurm_queries, state_rules
+from pipeline.runner.launch_options import LaunchOptions, TaskList, digest, launch_command, read_launch_options
+from pipeline.submission import batch_script, gpu_hours_estimate, slurm_queries
 from pipeline.submission.batch_script import SlurmRequest
-from pipeline.submission.read_progress import PointProgress, read_progress
+from pipeline.submission.read_progress import RECORDED_STATUSES, PointProgress, read_progress
 from pipeline.submission.slurm_queries import NodeType
-from pipeline.system import slurm_commands
 from pipeline.system.command_line import command_name
-from pipeline.system.errors import EXIT_NOTHING_FOUND, EXIT_SCHEDULER, CommandError, pluralize, shorten_list
+from pipeline.system.errors import (
+    EXIT_NOTHING_FOUND,
+    EXIT_SCHEDULER,
+    CommandError,
+    log_line,
+    pluralize,
+    print_text,
+    shorten_list,
+)
 from pipeline.system.host import gpu_names, num_visible_gpus
 
 ClusterKind = Literal["slurm", "local"]
@@ -132,7 +147,7 @@ def query_cluster(options: argparse.Namespace) -> Cluster:
     batch_script.check_gpu_type(options.gpu_type, nodes)
     is_packed = options.points_per_element > 1
     limit_min = slurm_queries.query_partition_limit_min(options.partition) if is_packed else None
-    notices = slurm_commands.ignored_variables_notice()
+    notices = slurm_queries.ignored_variables_notice()
     return Cluster("slurm", nodes, slurm_queries.query_max_array_size(), notices, limit_min)
 
 
@@ -268,7 +283,7 @@ def select_points(context: SubmitContext) -> PointSelection:
             skipped["that ended just now, with no record yet"] += 1
         elif progress.is_in_flight:
             skipped["queued or running"] += 1
-        elif status in state_rules.RECORDED_STATUSES and options.rerun not in ("all", status):
+        elif status in RECORDED_STATUSES and options.rerun not in ("all", status):
             if not is_source_changed(progress.outcome, manifest.submissions, sources):
                 skipped[f"recorded as {status}"] += 1
             elif status == "failed":
@@ -342,7 +357,7 @@ def plan_arrays(context: SubmitContext, todo: Sequence[Spec]) -> list[PlannedArr
     arrays = []
     for shape, specs in group_by_shape(todo).items():
         is_packed = most > 1 and shape.num_nodes == 1
-        elements = resources.pack_elements(specs, most) if is_packed else [[spec] for spec in specs]
+        elements = pack_elements(specs, most) if is_packed else [[spec] for spec in specs]
         request = batch_script.build_request(
             shape, grid.resources, options.slurm_options, cluster.nodes, options.max_parallel
         )
@@ -360,3 +375,99 @@ def plan_arrays(context: SubmitContext, todo: Sequence[Spec]) -> list[PlannedArr
 
 def split_to_max_array_size(elements: Sequence[list[Spec]], max_elements: int) -> list[list[list[Spec]]]:
     return [list(elements[i : i + max_elements]) for i in range(0, len(elements), max_elements)]
+
+
+def print_plan(context: SubmitContext, selection: PointSelection, refusal: CommandError | None) -> None:
+    """Print the plan, then log the next command, or why the run is refused: by `refusal` or by --max-gpu-hours."""
+    options, experiment, cluster = context.options, context.experiment, context.cluster
+    estimates = estimate_hours(context, selection.todo)
+    ranges = predict_ranges(context, selection.todo)
+    described = {
+        "folder": str(experiment.folder),
+        "place": cluster.kind,
+        "points": [{"run_id": spec.run_id(), **non_default_fields(spec)} for spec in selection.todo],
+        "skipped": selection.skipped,
+        "code": describe_code(context, selection),
+        "cost": [estimate.as_row() for estimate in estimates],
+        "ranges_s": {run_id: found[:2] for run_id, found in ranges.items()},
+        "time": gpu_hours_estimate.describe_ranges(selection.todo, ranges, one_by_one=cluster.kind == "local"),
+        "arrays": [*describe_arrays(context, selection)],
+        "commands": describe_commands(context, selection) if refusal is None else [],
+    }
+    print_text(
+        json.dumps(described, indent=1) if options.json else render_plan(described, selection, options.is_verbose)
+    )
+    try:
+        if refusal is None and options.max_gpu_hours is not None:
+            gpu_hours_estimate.check_gpu_hours_limit(estimates, options.max_gpu_hours)
+    except CommandError as error:
+        refusal = error
+    if refusal is not None:
+        log_line(f"Without --dry-run this is refused: {refusal}")
+    elif UNCLEAR in selection.skipped:
+        log_line(f"Without --dry-run this is refused: see {command('status', experiment.folder)}.")
+    elif selection.todo and (cluster.kind == "local" or cluster.nodes is not None):
+        log_line("Next: the same command without --dry-run")
+
+
+def describe_code(context: SubmitContext, selection: PointSelection) -> list[str]:
+    """Return the user's files whose code will run: the prologue, the models, and what they import from beside them."""
+    prologue = context.prologue if context.cluster.kind == "slurm" else None
+    models = find_code(selection.todo, context.grid.folder or Path())
+    return [str(path.resolve()) for path in (*([prologue.path] if prologue else []), *models)]
+
+
+def describe_arrays(context: SubmitContext, selection: PointSelection) -> Iterator[dict[str, Any]]:
+    """Yield each array with its batch script, in which zeros stand for the random digits of a submission."""
+    submission, experiment = start_submission("0" * 32, "slurm"), context.experiment
+    prologue = context.prologue.text if context.prologue else None
+    for index, planned in enumerate(plan_arrays(context, selection.todo)):
+        array = planned.named(submission.array_name(experiment.folder.name, index))
+        sha256 = digest(TaskList(planned.elements, launch_options(context)).encode())
+        yield {
+            "shape": planned.shape._asdict(),
+            "resources": planned.request.options,
+            "elements": array.elements,
+            "notices": list(planned.request.notices),
+            "sbatch": batch_script.render_array(experiment, submission, array, planned.request, sha256, prologue),
+        }
+
+
+def describe_commands(context: SubmitContext, selection: PointSelection) -> list[str]:
+    if context.cluster.kind != "local":
+        return []
+    manifest_path, options = context.experiment.manifest_path, launch_options(context)
+    elements = pack_elements(selection.todo, context.options.points_per_element)
+    run_ids = [[spec.run_id() for spec in element] for element in elements]
+    return [shlex.join(launch_command(manifest_path, element, options)) for element in run_ids]
+
+
+def render_plan(described: dict[str, Any], selection: PointSelection, is_verbose: bool) -> str:
+    """Return the numbers of points by resource shape, the hours and the arrays; if verbose, also what is long of each.
+
+    That is a line a point, and the batch scripts, or the commands where no Slurm runs them.
+    """
+    is_local = described["place"] == "local"
+    lines = [f"{selection.describe()}, {described['place']}, into {described['folder']}"]
+    lines += [f"  {len(specs):,} on {shape}" for shape, specs in group_by_shape(selection.todo).items()]
+    lines += [f"runs the code of {path}" for path in described["code"]]
+    lines += [row["note"] for row in described["cost"]] + [described["time"]] * bool(described["time"])
+    if is_verbose:
+        lines += ["", *map(describe_planned, described["points"])]
+    for index, array in enumerate([] if is_local else described["arrays"]):
+        lines += [""] * is_verbose + [f"array {index}: {pluralize(len(array['elements']), 'element')}"]
+        lines += [f"  {notice}" for notice in array["notices"]]
+        if is_verbose:
+            packed = [element for element in array["elements"] if len(element) > 1]
+            lines += [f"  one after another: {', '.join(element)}" for element in packed]
+            lines += [f"    {line}" for line in array["sbatch"].splitlines()]
+    if is_verbose and is_local:
+        lines += ["", "one after another:", *described["commands"]] if described["commands"] else []
+    elif not is_verbose and described["points"]:
+        lines.append(f"-v lists the configurations and the {'commands' if is_local else 'batch scripts'}")
+    return "\n".join(lines)
+
+
+def describe_planned(point: Mapping[str, Any]) -> str:
+    stated = {axis: value for axis, value in point.items() if axis != "run_id" and value is not None}
+    return f"  {point['run_id']}  {' '.join(f'{axis}={value}' for axis, value in stated.items())}"

@@ -1,8 +1,13 @@
-"""The progress of every point of an experiment: what its records, submissions, logs and Slurm say, and its state."""
+"""The progress of every point of an experiment: what its records, submissions, logs and Slurm say, and its state.
+
+The rules of a state use its record, its job in Slurm, its position in the job's array element, and its log.
+"""
 
 import contextlib
 import errno
 import os
+import re
+import signal
 import socket
 import time
 from collections import Counter
@@ -10,23 +15,67 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping, 
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from pipeline.plan.spec import Spec
 from pipeline.records import store
 from pipeline.records.folder import Experiment, Manifest, SlurmArray, Submission, as_job_name
 from pipeline.records.outcomes import PointOutcome, resolve_outcomes
 from pipeline.records.record import Record
-from pipeline.submission import slurm_queries, state_rules
+from pipeline.runner.failures import SLURM_OOM_SIGNS, suggests_oom
+from pipeline.submission import slurm_queries
 from pipeline.submission.slurm_queries import JobKey, JobState, job_text
-from pipeline.submission.state_rules import PointState, PositionInElement, decide_state
 from pipeline.system import files
-from pipeline.system.errors import CommandError, full_disk_hint, log_line
+from pipeline.system.errors import EXIT_GAPS, CommandError, full_disk_hint, log_line
 from pipeline.system.host import parse_timestamp
 
+RECORD_GRACE_S = 60  # a network file system may show a new record this late
+
+WAITING_JOB_STATES = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "RESIZING", "SUSPENDED", "STOPPED"}
+WAITING_JOB_STATES |= {"POWER_UP_NODE", "REQUEUED_CRON", "EXPEDITING"}  # 2nd: only Slurm 20.11, 3rd: since 25.11
+HELD_JOB_STATES = {"REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
+RUNNING_JOB_STATES = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "REVOKED"}
+WORD_BY_ENDED_JOB_STATE = {
+    "TIMEOUT": "timeout",
+    "DEADLINE": "timeout",
+    "PREEMPTED": "preempted",
+    "NODE_FAIL": "node_fail",
+    "BOOT_FAIL": "node_fail",
+    "LAUNCH_FAILED": "node_fail",
+    "RECONFIG_FAIL": "node_fail",
+    "CANCELLED": "cancelled",
+}
+REASON_IF_REVOKED = "another cluster of the federation has started it (Slurm says REVOKED): see squeue --federation"
+HELD_REASON = re.compile(r"JobHeld|JobHoldMaxRequeue|.*\bheld\b")  # "launch failed requeued held"
+UNSUCCESSFUL_JOB_STATES = {*WORD_BY_ENDED_JOB_STATE, "FAILED", "OUT_OF_MEMORY"}
+SLURMSTEPD_ERROR = re.compile(r"slurmstepd(-\S+)?: error: ")  # some versions add the node
+KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the batch script was killed, or a task, as srun reports it
+ADVICE_BY_WAIT_REASON = {
+    "PartitionDown": "the partition is down; choose another with --partition",
+    "PartitionNodeLimit": "the partition has too few nodes; lower num_nodes or choose another",
+    "PartitionTimeLimit": "the limit is longer than the partition allows; lower --time",
+    "Resources": "waiting for nodes to become free",
+    "Priority": "jobs of higher priority go first",
+    "ReqNodeNotAvail": "the nodes are reserved or down",
+    "AssocGrpGRES": "your account is at its GPU limit",
+    "QOSMaxGRESPerUser": "you are at your GPU limit",
+    "JobArrayTaskLimit": "--max-parallel holds it back",
+    "DependencyNeverSatisfied": "it waits for a job that failed; cancel it",
+}
+
+PositionInElement = Literal["passed", "current", "waiting"]  # of a point, relative to the point that its job runs now
+IN_FLIGHT = ("pending", "held", "running", "settling")  # states in which a record may still appear
+RECORDED_STATUSES = ("ok", "oom", "failed")
 LOG_TAIL_BYTES = 16_384
 LOCAL_PREFIX = "here"  # of the launch ids of points that run without Slurm
 FIRST_POLL_S, LAST_POLL_S = 2, 30  # the wait doubles from query to query, to spare the Slurm controller
+
+
+class PointState(NamedTuple):
+    """One of the states that docs/exit-codes.md lists, and the reason."""
+
+    word: str
+    reason: str
 
 
 class PointProgress(NamedTuple):
@@ -60,7 +109,7 @@ class PointJob(NamedTuple):
 
     @property
     def may_publish(self) -> bool:
-        return self.state is not None and state_rules.is_unfinished(self.state) and self.position != "passed"
+        return self.state is not None and is_unfinished(self.state) and self.position != "passed"
 
 
 class Facts(NamedTuple):
@@ -117,7 +166,7 @@ def find_progress(outcome: PointOutcome, facts: Facts) -> PointProgress:
         note = f"being run again: {rerun.word}" + (f", {rerun.reason}" if rerun.reason else "")
         state = state._replace(reason=f"{state.reason}; {note}" if state.reason else note)
     may_publish = job is not None and job.may_publish
-    is_in_flight = state.word in state_rules.IN_FLIGHT or may_publish or rerun is not None
+    is_in_flight = state.word in IN_FLIGHT or may_publish or rerun is not None
     is_running = "running" in (state.word, rerun.word if rerun else "")
     prefix = job.submission.launch_id_prefix if job else LOCAL_PREFIX
     started_s = facts.starts.get((run_id, prefix)) if is_running else None
@@ -126,7 +175,7 @@ def find_progress(outcome: PointOutcome, facts: Facts) -> PointProgress:
 
 def decide_current_state(outcome: PointOutcome, job: PointJob | None, facts: Facts) -> PointState:
     """Return the state of a point. A new run does not change the state of a point that has a result."""
-    run_id, has_result = outcome.spec.run_id(), outcome.status in state_rules.RECORDED_STATUSES
+    run_id, has_result = outcome.spec.run_id(), outcome.status in RECORDED_STATUSES
     if outcome.status == "missing" and run_id in facts.in_arrays and facts.slurm_problem:
         return PointState("unknown", facts.slurm_problem)
     if not has_result and run_id == facts.running_here:
@@ -151,7 +200,7 @@ def decide_rerun_state(outcome: PointOutcome, job: PointJob | None, facts: Facts
     A plain sbatch skips recorded points unless --rerun is given: there a new run is one that has started.
     """
     run_id = outcome.spec.run_id()
-    if outcome.status not in state_rules.RECORDED_STATUSES:
+    if outcome.status not in RECORDED_STATUSES:
         return None
     if job is not None and job.may_publish:
         launch = (run_id, job.submission.launch_id_prefix)
@@ -318,7 +367,7 @@ def find_position(
 def choose_job(jobs: Sequence[PointJob]) -> PointJob | None:
     """Return the job that decides the state of a point: the latest unfinished one, else the latest that Slurm knows."""
     known = [job for job in jobs if job.state is not None]
-    best = [job for job in known if job.state is not None and state_rules.is_unfinished(job.state)] or known
+    best = [job for job in known if job.state is not None and is_unfinished(job.state)] or known
     return best[-1] if best else None
 
 
@@ -387,3 +436,99 @@ def wait_until_finished(experiment: Experiment) -> None:
 def count_gaps(experiment: Experiment, specs: Sequence[Spec]) -> int:
     attempts = store.load_attempts_by_point(experiment.records_folder, {spec.run_id() for spec in specs})
     return resolve_outcomes(specs, chain.from_iterable(attempts), ()).coverage.num_gaps
+
+
+def decide_state(
+    outcome: PointOutcome,
+    job: JobState | None,
+    was_submitted: bool,
+    log_tail: str,
+    now: datetime,
+    position: PositionInElement = "current",
+) -> PointState:
+    """Return the state of a point. `job` is None if Slurm does not know it; it tells only of the point it runs now."""
+    if outcome.status == "missing" and position == "passed":
+        return PointState("lost", "its element has run a later configuration and there is no record; submit again")
+    if position == "passed":
+        job = None
+    if outcome.status == "missing" and position == "waiting" and job is not None:
+        if job.state in RUNNING_JOB_STATES:
+            return PointState("pending", "waits for the configurations before it in its element")
+        if job.state in UNSUCCESSFUL_JOB_STATES and not has_just_ended(job, now):
+            return PointState("missing", f"not started: its element ended before it, Slurm says {job.state}")
+    if outcome.status == "ok" and job is not None and job.state in UNSUCCESSFUL_JOB_STATES:
+        return PointState("ok", "; ".join(filter(None, (outcome.reason, f"Slurm says {job.state} of its latest job"))))
+    if outcome.status in (*RECORDED_STATUSES, "rejected"):
+        return PointState(outcome.status, outcome.reason)
+    if job is not None:
+        return decide_state_by_job(job, log_tail, now)
+    if was_submitted:
+        # Slurm forgets an element that is cancelled while it waits, and any job some time after it ended
+        return PointState("lost", "Slurm no longer knows its job and there is no record; submit again")
+    return PointState("missing", "no record")
+
+
+def is_unfinished(job: JobState) -> bool:
+    """True if the job may still write a record. A job in an unknown state may."""
+    return job.state not in {*UNSUCCESSFUL_JOB_STATES, "COMPLETED"}
+
+
+def decide_state_by_job(job: JobState, log_tail: str, now: datetime) -> PointState:
+    """Return the state of a point that has no record, from the state of its job."""
+    is_waiting = job.state in WAITING_JOB_STATES
+    if job.state in HELD_JOB_STATES or (is_waiting and HELD_REASON.match(job.reason.replace("_", " "))):
+        return PointState("held", job.reason)
+    if is_waiting:
+        return PointState("pending", explain_wait_reason(job.reason))
+    if job.state in RUNNING_JOB_STATES:
+        return PointState("running", REASON_IF_REVOKED if job.state == "REVOKED" else "")
+    if job.state == "OUT_OF_MEMORY" or (job.state == "FAILED" and is_memory_kill(job, log_tail)):
+        cure = "raise mem_per_gpu_gib in the grid file, or give --mem 0"
+        return PointState("host_oom", f"the node's memory ran out; {cure}")
+    if has_just_ended(job, now):
+        return PointState("settling", "its job ended, its record may not be visible yet")
+    if job.state == "FAILED":
+        ended = f"{describe_exit(job.exit_code)} without a record; see its log"
+        if full := full_disk_hint(log_tail):
+            return PointState("failed", f"{full}; {ended}")
+        return PointState("failed", f"its log suggests out of memory; {ended}" if suggests_oom(log_tail) else ended)
+    if job.state in WORD_BY_ENDED_JOB_STATE:
+        return PointState(WORD_BY_ENDED_JOB_STATE[job.state], f"Slurm says {job.state}")
+    if job.state == "COMPLETED":
+        return PointState("lost", "exited 0 without a record")
+    return PointState("unknown", f"Slurm says {job.state}, which this tool does not know")
+
+
+def has_just_ended(job: JobState, now: datetime) -> bool:
+    """True if the job ended just now, and as a launch with records does: with a recorded OOM it is FAILED to Slurm."""
+    has_recorded = job.state == "COMPLETED" or (job.state == "FAILED" and job.exit_code == EXIT_GAPS)
+    return has_recorded and seconds_since(job.end_time, now) < RECORD_GRACE_S
+
+
+def is_memory_kill(job: JobState, log_tail: str) -> bool:
+    """True if the job was killed for its memory, as Slurm's own daemon says; other lines of a log prove nothing."""
+    lines = (line for line in log_tail.splitlines() if SLURMSTEPD_ERROR.match(line))
+    return job.exit_code in KILLED and any(sign in line for line in lines for sign in SLURM_OOM_SIGNS)
+
+
+def explain_wait_reason(reason: str) -> str:
+    """Return Slurm's reason for waiting, with advice if there is any; "" while Slurm has no reason yet ("None")."""
+    if reason == "None":
+        return ""
+    advice = next((text for start, text in ADVICE_BY_WAIT_REASON.items() if reason.startswith(start)), None)
+    return f"{reason}: {advice}" if advice else reason
+
+
+def describe_exit(exit_code: int | None) -> str:
+    """Return the text for an exit code, which is minus the signal if a signal ended the job."""
+    if exit_code is None:
+        return "ended"
+    return f"ended by signal {-exit_code}" if exit_code < 0 else f"exited {exit_code}"
+
+
+def seconds_since(end_time: str | None, now: datetime) -> float:
+    """Return the seconds from Slurm's end time to now, both local; infinity without an end time."""
+    try:
+        return (now - datetime.fromisoformat(end_time or "")).total_seconds()
+    except ValueError:
+        return float("inf")

@@ -18,7 +18,7 @@ from pipeline.records.folder import Experiment, Submission, displayable_name, st
 from pipeline.runner.launch_options import PYTHONPATH_ROOT, LaunchOptions, TaskList, digest
 from pipeline.submission import batch_script, slurm_queries
 from pipeline.submission.plan import PlannedArray, Prologue
-from pipeline.system import files, slurm_commands
+from pipeline.system import files
 from pipeline.system.errors import CONTROL_CHARACTER, EXIT_SCHEDULER, CommandError, log_line, pluralize
 
 # sbatch's own line, alone: what a wrapper or a banner prints around it may name jobs too
@@ -121,7 +121,7 @@ def submit_array(name: str, script: str, folder: Path) -> str:
             return read_job_id(string if isinstance(string, str) else string.decode(errors="replace"))
 
     try:
-        with tempfile.TemporaryDirectory(prefix="pipeline-submit-") as own, slurm_commands.clean_environment():
+        with tempfile.TemporaryDirectory(prefix="pipeline-submit-") as own, slurm_queries.clean_environment():
             return str(Executor(own).submit(int).job_id)  # submitit wants a function, which no job calls
     except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError, OSError) as error:
         problem = error_line(str(error))

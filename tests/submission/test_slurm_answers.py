@@ -17,6 +17,7 @@ from hypothesis_profiles import examples
 from slurm_queue import write_commands
 
 from pipeline.submission import slurm_queries
+from pipeline.submission.read_progress import decide_state_by_job, is_unfinished
 from pipeline.submission.slurm_queries import (
     JobState,
     NodeType,
@@ -29,7 +30,6 @@ from pipeline.submission.slurm_queries import (
     query_nodes_by_partition,
     query_partition_limit_min,
 )
-from pipeline.submission.state_rules import decide_state_by_job, is_unfinished
 from pipeline.system.errors import EXIT_SCHEDULER, CommandError
 
 BANNER = "Welcome to the cluster. Maintenance is on Monday."

@@ -23,9 +23,8 @@ from pipeline.records.outcomes import PointOutcome
 from pipeline.records.record import Status
 from pipeline.records.store import publish_record
 from pipeline.submission import read_progress as reading
-from pipeline.submission import slurm_queries, state_rules
-from pipeline.submission.slurm_queries import JobKey, JobState
-from pipeline.submission.state_rules import (
+from pipeline.submission import slurm_queries
+from pipeline.submission.read_progress import (
     HELD_JOB_STATES,
     RUNNING_JOB_STATES,
     WAITING_JOB_STATES,
@@ -34,6 +33,7 @@ from pipeline.submission.state_rules import (
     decide_state,
     is_unfinished,
 )
+from pipeline.submission.slurm_queries import JobKey, JobState
 
 NO_RECORD = PointOutcome(make_spec(), "missing", None, "no record")
 
@@ -68,7 +68,7 @@ def test_every_state_name_of_slurm_is_in_exactly_one_bucket() -> None:
         assert sum(name in bucket for bucket in buckets) == 1, name
         word = decide_state(NO_RECORD, job(name), True, "", NOW).word
         assert word != "unknown", name
-        assert is_unfinished(job(name)) == (name not in ended | DECIDED_ONE_BY_ONE) == (word in state_rules.IN_FLIGHT)
+        assert is_unfinished(job(name)) == (name not in ended | DECIDED_ONE_BY_ONE) == (word in reading.IN_FLIGHT)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_record_decides_whatever_slurm_says_and_one_that_it_contradicts_is_not
     outcome = PointOutcome(make_spec(), status, None, "as recorded")
     for name in (*STATE_NAMES, None):
         state = decide_state(outcome, job(name) if name else None, True, f"oom-kill {CUDA_OOM}", NOW)
-        is_contradicted = status == "ok" and name in state_rules.UNSUCCESSFUL_JOB_STATES
+        is_contradicted = status == "ok" and name in reading.UNSUCCESSFUL_JOB_STATES
         said = f"as recorded; Slurm says {name} of its latest job" if is_contradicted else "as recorded"
         assert state == (status, said)
 

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from pipeline.system.slurm_commands import clean_environment, run_slurm
+from pipeline.submission.slurm_queries import clean_environment, run_slurm
 
 COMMANDS = ("SBATCH", "SRUN", "SALLOC", "SQUEUE", "SACCT", "SINFO", "SCONTROL", "SCANCEL", "SLURM", "SLURMD")
 REMOVED = [*(f"{command}_X" for command in COMMANDS), "RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"]
