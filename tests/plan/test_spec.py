@@ -1,18 +1,28 @@
-"""A point: its axes, its id, the groups in which points are alike, its label, and its learning rate."""
+"""A point: its axes and their declarations, its id, the groups of alike points, its label and its learning rate."""
 
 import re
 from typing import Any
 
 import msgspec
 import pytest
-from factories import make_spec, with_other_value
+from factories import ROOT, make_spec, values_in_example, with_other_value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis_profiles import examples
+from words_page import render_axes
 
 from pipeline.figures.intervals import min_values
 from pipeline.plan import spec as spec_module
-from pipeline.plan.axes import AXES, DECLARED, IMAGE_AXES, STRATEGY_AXES
+from pipeline.plan.axes import (
+    AXES,
+    AXIS_DEFAULTS,
+    AXIS_TYPES,
+    DECLARED,
+    IMAGE_AXES,
+    STRATEGY_AXES,
+    MayDiffer,
+    leaves_of,
+)
 from pipeline.plan.point_label import describe_point, distinguishing_axes, format_figure, format_number, point_labels
 from pipeline.plan.resources import process_layout
 from pipeline.plan.spec import (
@@ -505,3 +515,30 @@ def test_the_peak_of_a_run_is_its_largest_rate(fields: dict[str, Any], warmup_ep
     rates = [learning_rate_at(spec, update) for update in range(42)]
     assert peak_learning_rate(spec) == max(rates) == 0.1
     assert min(rates) > 0
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_an_axis_has_a_meaning_that_names_its_values_and_an_example_that_sets_another_one(axis: str) -> None:
+    meaning = DECLARED[axis].meaning
+    values = {leaf for leaf in leaves_of(AXIS_TYPES[axis]) if isinstance(leaf, str)}
+    assert re.fullmatch(r"[^|]+\.", meaning)
+    assert values <= {*re.findall(r"`(\w+)`", meaning)}
+    assert {*values_in_example(axis)} - {AXIS_DEFAULTS[axis]}
+
+
+def test_the_page_of_grids_has_every_axis() -> None:
+    page = (ROOT / "docs" / "grids.md").read_text()
+    assert page == render_axes(page), "run make words"
+    assert all(f"\n| `{axis}` |" in page for axis in AXES)
+
+
+@pytest.mark.parametrize(
+    ("axis_type", "leaves"),
+    [(AXIS_TYPES["max_steps"], [int, type(None)]), (AXIS_TYPES["layout"], ["contiguous", "channels_last"])],
+)
+def test_the_type_of_an_axis_is_made_of_plain_types_and_values(axis_type: Any, leaves: list[Any]) -> None:
+    assert leaves_of(axis_type) == leaves
+
+
+def test_an_axis_that_changes_what_is_learnt_is_one_of_a_choice() -> None:
+    assert all(MayDiffer.CHOICE in axis.may_differ for axis in DECLARED.values() if axis.changes_learning)

@@ -1,23 +1,444 @@
-"""What `status` reads of logs: the end of regular files of this experiment, and nothing else; what a driver says."""
+"""The state of a point by its record, its job and its log, of which no other file is read; and what a driver says."""
 
 import os
 import re
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from datetime import datetime, timedelta
+from itertools import chain
 from pathlib import Path
 
 import pytest
-from factories import ARRAY, RUN_ID, SUBMISSION, make_experiment, make_measurement, make_spec, manifest_of
+from factories import (
+    ARRAY,
+    NOW,
+    RUN_ID,
+    SUBMISSION,
+    assert_says,
+    make_experiment,
+    make_measurement,
+    make_record,
+    make_spec,
+    manifest_of,
+    slurm_submission,
+)
 
 from pipeline.cancel import find_unfinished_jobs
-from pipeline.records.folder import Experiment, Manifest, SlurmArray, Submission
+from pipeline.plan.spec import Spec
+from pipeline.records.folder import Experiment, Manifest, SlurmArray, Submission, start_submission
+from pipeline.records.outcomes import PointOutcome
+from pipeline.records.record import Status
+from pipeline.records.store import publish_record
+from pipeline.submission import read_progress as reading
 from pipeline.submission import slurm_queries
 from pipeline.submission.gpu_hours_estimate import EarlierAttempt
 from pipeline.submission.local import EPOCH_LINE, ERASE_LINE, ProgressDisplay, expect_durations_s, open_log
-from pipeline.submission.read_progress import find_logs, read_log_tail, read_progress
+from pipeline.submission.read_progress import (
+    HELD_JOB_STATES,
+    RUNNING_JOB_STATES,
+    WAITING_JOB_STATES,
+    WORD_BY_ENDED_JOB_STATE,
+    PointState,
+    decide_state,
+    find_logs,
+    is_unfinished,
+    read_log_tail,
+    read_progress,
+)
+from pipeline.submission.slurm_queries import JobKey, JobState
 from pipeline.training.loop import describe_epoch
+
+NO_RECORD = PointOutcome(make_spec(), "missing", None, "no record")
+
+# every JOB STATE CODE of squeue(1) and sacct(1), Slurm 22.05, and what later ones add
+STATE_NAMES = [
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "CONFIGURING", "COMPLETING", "DEADLINE"),
+    *("FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PENDING", "PREEMPTED", "RUNNING"),
+    *("RESV_DEL_HOLD", "REQUEUE_FED", "REQUEUE_HOLD", "REQUEUED", "RESIZING", "REVOKED"),
+    *("SIGNALING", "SPECIAL_EXIT", "STAGE_OUT", "STOPPED", "SUSPENDED", "TIMEOUT"),
+    *("LAUNCH_FAILED", "POWER_UP_NODE", "RECONFIG_FAIL", "REQUEUED_CRON", "EXPEDITING"),
+]
+DECIDED_ONE_BY_ONE = {"OUT_OF_MEMORY", "FAILED", "COMPLETED"}
+
+
+def job(
+    state: str,
+    exit_code: int | None = 0,
+    *,
+    ended_s_ago: float | None = None,
+    reason: str = "None",
+    now: datetime = NOW,
+) -> JobState:
+    end = None if ended_s_ago is None else (now - timedelta(seconds=ended_s_ago)).isoformat()
+    return JobState(state, exit_code, end, reason)
+
+
+@pytest.mark.fault("F03")
+def test_every_state_name_of_slurm_is_in_exactly_one_bucket() -> None:
+    ended = set(WORD_BY_ENDED_JOB_STATE)
+    buckets = (WAITING_JOB_STATES, HELD_JOB_STATES, RUNNING_JOB_STATES, ended, DECIDED_ONE_BY_ONE)
+    for name in STATE_NAMES:
+        assert sum(name in bucket for bucket in buckets) == 1, name
+        word = decide_state(NO_RECORD, job(name), True, "", NOW).word
+        assert word != "unknown", name
+        assert is_unfinished(job(name)) == (name not in ended | DECIDED_ONE_BY_ONE) == (word in reading.IN_FLIGHT)
+
+
+@pytest.mark.parametrize(
+    ("found", "word", "said"),
+    [
+        *(  # that no manual has
+            pytest.param(job(name), "unknown", name, marks=pytest.mark.fault("F03"))
+            for name in ("", "running", "RUNNINGG", "TELEPORTED", "CANCELLED+")
+        ),
+        # the state of its siblings on other clusters of a federation: to run the point again would run it twice
+        pytest.param(job("REVOKED", ended_s_ago=1000), "running", "federation", marks=pytest.mark.fault("F03")),
+        *(
+            pytest.param(job("PENDING", reason=reason), word, f"{reason}{advice}", marks=pytest.mark.fault("F06"))
+            for reason, word, advice in (
+                ("PartitionDown", "pending", ": the partition is down; choose another with --partition"),
+                ("PartitionNodeLimit", "pending", ": the partition has too few nodes; lower num_nodes"),
+                ("Resources", "pending", ": waiting for nodes to become free"),
+                ("JobHeldUser", "held", ""),
+                ("JobHeldAdmin", "held", ""),
+                ("launch failed requeued held", "held", ""),
+                ("launch_failed_requeued_held", "held", ""),
+                ("job requeued in held state", "held", ""),
+                ("JobHoldMaxRequeue", "held", ""),
+                ("Nodes withheld", "pending", ""),
+                ("SomethingNew", "pending", ""),
+            )
+        ),
+        *(
+            pytest.param(job("COMPLETED", ended_s_ago=ago), word, "", marks=pytest.mark.fault("F08"))
+            for ago, word in {
+                0: "settling",
+                59: "settling",
+                60: "lost",
+                86_400: "lost",
+                None: "lost",
+                -5: "settling",
+            }.items()
+        ),
+        *((JobState("COMPLETED", 0, end, ""), "lost", "exited 0") for end in ("", "Unknown", "N/A", "NONE")),
+        *((job("FAILED", code), "failed", said) for code, said in {3: "exited 3", -9: "ended by signal 9"}.items()),
+        (job("FAILED", None), "failed", "ended without a record"),
+        (None, "lost", "no longer knows"),
+    ],
+)
+def test_the_job_of_a_point_without_a_record_gives_its_state(found: JobState | None, word: str, said: str) -> None:
+    state = decide_state(NO_RECORD, found, True, "", NOW)
+    assert (state.word, said in state.reason) == (word, True), state.reason
+
+
+OOM_KILL = "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0."
+OVER_LIMIT = "slurmstepd-node1: error: StepId=7.0 exceeded memory limit (342581248 > 209715200), being killed"
+CUDA_OOM = "torch.OutOfMemoryError: CUDA out of memory."
+RAN_OUT = "the node's memory ran out; raise mem_per_gpu_gib in the grid file, or give --mem 0"
+SUGGESTS, DISK = "its log suggests out of memory; ", "the disk is full: free space on it, and submit again; "
+FULL_SHM = "unable to write to file </torch_1>: No space left on device (28)\n/dev/shm: No space left on device"
+
+
+@pytest.mark.fault("F31")
+@pytest.mark.parametrize(
+    ("exit_code", "ended_s_ago", "log_tail", "word", "reason"),
+    [
+        *(
+            (code, None, f"epoch 1\n{line}\n", "host_oom", RAN_OUT)
+            for code in (137, -9)
+            for line in (OOM_KILL, OVER_LIMIT)
+        ),
+        (1, None, CUDA_OOM, "failed", SUGGESTS),
+        (137, None, "RuntimeError: CUDA out of memory. Tried to allocate", "failed", SUGGESTS),
+        (-9, None, "RuntimeError: DefaultCPUAllocator: can't allocate memory", "failed", SUGGESTS),
+        (137, None, "my loader: oom-kill", "failed", SUGGESTS),  # anybody may write that
+        (137, None, "my loader: slurmstepd: error: oom-kill", "failed", SUGGESTS),
+        (1, None, OOM_KILL, "failed", SUGGESTS),  # it ended otherwise
+        (-15, None, OVER_LIMIT, "failed", SUGGESTS),
+        (137, None, "a mushroom grew", "failed", "exited 137"),
+        (137, None, "", "failed", "exited 137"),
+        (1, None, "OSError: [Errno 28] No space left on device: 'x'\n", "failed", f"{DISK}exited 1"),
+        (1, None, FULL_SHM, "failed", "exited 1"),  # of shared memory
+        # as a launch with a recorded OOM exits
+        (1, 0, CUDA_OOM, "settling", "its job ended"),
+        (1, 59, CUDA_OOM, "settling", "its job ended"),
+        (1, 60, CUDA_OOM, "failed", SUGGESTS),
+        (2, 0, CUDA_OOM, "failed", SUGGESTS),
+        (-9, 0, CUDA_OOM, "failed", SUGGESTS),
+    ],
+)
+def test_a_log_that_suggests_out_of_memory_is_no_result_unless_slurm_itself_wrote_so(
+    exit_code: int, ended_s_ago: float | None, log_tail: str, word: str, reason: str
+) -> None:
+    state = decide_state(NO_RECORD, job("FAILED", exit_code, ended_s_ago=ended_s_ago), True, log_tail, NOW)
+    assert (state.word, state.reason[: len(reason)]) == (word, reason)
+
+
+@pytest.mark.fault("F10")
+@pytest.mark.parametrize("status", ["ok", "oom", "failed", "rejected"])
+def test_a_record_decides_whatever_slurm_says_and_one_that_it_contradicts_is_noted(status: Status) -> None:
+    outcome = PointOutcome(make_spec(), status, None, "as recorded")
+    for name in (*STATE_NAMES, None):
+        state = decide_state(outcome, job(name) if name else None, True, f"oom-kill {CUDA_OOM}", NOW)
+        is_contradicted = status == "ok" and name in reading.UNSUCCESSFUL_JOB_STATES
+        said = f"as recorded; Slurm says {name} of its latest job" if is_contradicted else "as recorded"
+        assert state == (status, said)
+
+
+def test_a_point_that_nobody_submitted_is_missing() -> None:
+    assert decide_state(NO_RECORD, None, False, "", NOW) == PointState("missing", "no record")
+
+
+@pytest.mark.parametrize(
+    ("known", "picked"),
+    [
+        ({}, None),
+        ({("1", 0): job("COMPLETED")}, ("1", 0)),
+        ({("1", 0): job("COMPLETED"), ("2", None): job("FAILED")}, ("2", None)),  # the later one
+        ({("1", 0): job("RUNNING"), ("2", None): job("FAILED")}, ("1", 0)),  # one that may still write
+        ({("9", 0): job("RUNNING")}, None),  # another's
+    ],
+)
+def test_the_job_that_speaks_is_one_under_way_else_the_latest_known(
+    known: dict[JobKey, JobState], picked: JobKey | None
+) -> None:
+    keys: list[JobKey] = [("1", 0), ("2", None)]
+    jobs = [reading.PointJob(key, start_submission(SUBMISSION, "slurm"), known.get(key), "current") for key in keys]
+    chosen = reading.choose_job(jobs)
+    assert (chosen and chosen.key) == picked
+
+
+REPEATS = [make_spec(repeat=repeat) for repeat in range(4)]
+LAUNCH, EARLIER = "5ab0ab1e-7-0", "ea411e40-3-0"
+
+
+def submitted(folder: Path, *elements: list[Spec], missing: Collection[Spec] = ()) -> Experiment:
+    """An experiment whose points are the elements of array 7, or of the plain job 7 if there is one element."""
+    submission = slurm_submission(*elements, is_array=len(elements) > 1)
+    return make_experiment(folder, missing=[*chain(*elements), *missing], submissions=[submission])
+
+
+@pytest.fixture
+def array(tmp_path: Path) -> Experiment:
+    """Two points of one array, and one point that nobody submitted."""
+    return submitted(tmp_path / "x", REPEATS[:1], REPEATS[1:2], missing=REPEATS[2:3])
+
+
+def progress_of(experiment: Experiment) -> list[reading.PointProgress]:
+    return reading.read_progress(experiment, manifest_of(experiment))
+
+
+def words(parts: list[reading.PointProgress]) -> list[str]:
+    return [part.state.word for part in parts]
+
+
+def start(experiment: Experiment, spec: Spec, launch_id: str = LAUNCH) -> None:
+    folder = experiment.launch_folder(spec.run_id(), launch_id)
+    folder.mkdir(parents=True)
+    (folder / "point.json").touch()
+
+
+def end(experiment: Experiment, spec: Spec, status: Status = "ok", launch_id: str = LAUNCH) -> None:
+    publish_record(make_record(spec, status=status, launch_id=launch_id), experiment.records_folder)
+
+
+@pytest.mark.parametrize("presence", ["absent", "silent"])
+def test_where_slurm_cannot_be_asked_a_submitted_point_is_unknown_unless_it_has_a_record(
+    array: Experiment, monkeypatch: pytest.MonkeyPatch, presence: str
+) -> None:
+    monkeypatch.setattr(slurm_queries, "probe_slurm", lambda: presence)
+    first, *others = progress_of(array)
+    assert words([first, *others]) == ["unknown", "unknown", "missing"]
+    assert presence in first.state.reason
+    end(array, REPEATS[1])
+    (array.records_folder / f"{REPEATS[0].run_id()}.0.json").write_text('{"schema_version"')
+    first, *others = progress_of(array)
+    assert words([first, *others]) == ["rejected", "ok", "missing"]
+    assert_says(first.state.reason, "its only record was not read: ", "; remove it and submit again")
+
+
+def test_each_element_has_the_state_of_its_own_job_and_its_own_log(
+    array: Experiment, jobs: dict[JobKey, JobState]
+) -> None:
+    jobs.update({("7", 0): job("RUNNING"), ("7", 1): job("FAILED", 1)})
+    log = array.log_folder(SUBMISSION) / f"{ARRAY}-7_1.log"
+    log.parent.mkdir(parents=True)
+    log.write_text(CUDA_OOM)
+    parts = progress_of(array)
+    assert words(parts) == ["running", "failed", "missing"]
+    assert parts[1].state.reason.startswith(SUGGESTS)
+    assert [(part.is_in_flight, part.log) for part in parts] == [(True, None), (False, log), (False, None)]
+
+
+def test_a_point_with_a_record_that_is_queued_again_keeps_its_word_and_says_so(
+    array: Experiment, jobs: dict[JobKey, JobState]
+) -> None:
+    jobs.update({("7", 0): job("PENDING", reason="PartitionDown"), ("7", 1): job("COMPLETING")})
+    end(array, REPEATS[0], launch_id=EARLIER)
+    end(array, REPEATS[1])  # this job's own
+    first, second, _ = (part.state for part in progress_of(array))
+    assert (first.word, second) == ("ok", PointState("ok", ""))
+    assert first.reason.startswith("being run again: pending, PartitionDown: the partition is down")
+
+
+def test_a_record_that_is_published_while_slurm_is_asked_or_the_lock_is_tried_counts(
+    array: Experiment, jobs: dict[JobKey, JobState], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end_job(_: object) -> dict[JobKey, JobState]:
+        end(array, REPEATS[0])
+        return {("7", 0): job("COMPLETED"), ("7", 1): job("PENDING")}
+
+    def end_submit() -> bool:
+        end(array, REPEATS[2])
+        return False
+
+    monkeypatch.setattr(slurm_queries, "query_job_states", end_job)
+    monkeypatch.setattr(array, "is_being_submitted", end_submit)
+    assert words(progress_of(array)) == ["ok", "pending", "ok"]
+
+
+@pytest.mark.fault("F08")
+@pytest.mark.parametrize(("ended_s_ago", "word", "may_come"), [(20, "settling", True), (120, "lost", False)])
+def test_a_record_that_appears_late_makes_a_point_ok(
+    array: Experiment, jobs: dict[JobKey, JobState], ended_s_ago: float, word: str, may_come: bool
+) -> None:
+    """As a network file system may show it. For a minute after the job's end nothing else may run the point."""
+    jobs.update({("7", 0): job("COMPLETED", ended_s_ago=ended_s_ago, now=datetime.now()), ("7", 1): job("RUNNING")})
+    first, *_ = progress_of(array)
+    assert (first.state.word, first.is_in_flight) == (word, may_come)
+    end(array, REPEATS[0])
+    first, *_ = progress_of(array)
+    assert (first.state, first.is_in_flight) == (PointState("ok", ""), False)
+
+
+def test_slurm_is_asked_ever_more_rarely_also_while_points_keep_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    specs = [make_spec(repeat=repeat) for repeat in range(8)]
+
+    def read(*_: object) -> list[reading.PointProgress]:
+        """One point more has ended each time."""
+        ends = [number < len(waits) for number in range(8)]
+        found = zip(specs, [PointState("ok" if has_ended else "running", "") for has_ended in ends], ends, strict=True)
+        return [reading.PointProgress(NO_RECORD._replace(spec=a), b, not c, None, None) for a, b, c in found]
+
+    monkeypatch.setattr(reading, "read_progress", read)
+    watched = list(reading.poll_until_finished({"x": make_experiment(tmp_path / "x", missing=specs)}))
+    assert waits == [2, 4, 8, 16, 30, 30, 30, 30]
+    assert set(words(watched[-1]["x"])) == {"ok"}
+
+
+def test_any_bytes_of_a_log_will_do(tmp_path: Path) -> None:
+    log = tmp_path / "7_0.log"
+    log.write_bytes(b"\xff the end")
+    assert reading.read_log_tail(log) == "\ufffd the end"
+    assert reading.read_log_tail(None) == reading.read_log_tail(tmp_path / "absent") == ""
+
+
+# whenever this test runs, its end is less than a minute ago
+JUST_NOW = job("FAILED", 1, ended_s_ago=0, now=datetime.now() + timedelta(days=1))
+WAITS = {3: "waits for the configurations before it in its element"}
+PENDING = ["pending"] * 3
+
+
+@pytest.mark.parametrize(
+    ("launch_id", "started", "ended", "found", "states", "num_in_flight", "reasons"),
+    [
+        pytest.param(
+            *(LAUNCH, 3, {0: "ok", 1: "failed"}, job("RUNNING")),
+            *(["ok", "failed", "running", "pending"], 2, WAITS),
+            id="runs",
+        ),
+        pytest.param(LAUNCH, 0, {}, job("RUNNING"), ["running", *PENDING], 4, WAITS, id="before its first launch"),
+        pytest.param(LAUNCH, 1, {0: "ok"}, job("RUNNING"), ["ok", *PENDING], 3, WAITS, id="between two launches"),
+        *(
+            pytest.param(
+                *(LAUNCH, 2, {0: "ok"}, job(state), ["ok", word, "missing", "missing"], 0),
+                # what became of its element later is no word against the first
+                {0: "", 2: f"not started: its element ended before it, Slurm says {state}"},
+                id=word,
+            )
+            for state, word in {"TIMEOUT": "timeout", "CANCELLED": "cancelled", "OUT_OF_MEMORY": "host_oom"}.items()
+        ),
+        # so `submit` leaves them alone
+        pytest.param(LAUNCH, 1, {0: "ok"}, JUST_NOW, ["ok", *["settling"] * 3], 3, {}, id="has just ended"),
+        pytest.param(LAUNCH, 0, {}, job("PENDING"), ["pending"] * 4, 4, {}, id="waits"),
+        pytest.param(LAUNCH, 0, {}, job("REQUEUE_HOLD"), ["held"] * 4, 4, {}, id="held"),
+        pytest.param(LAUNCH, 0, {}, job("COMPLETED"), ["lost"] * 4, 0, {}, id="lost"),
+        pytest.param(
+            *(LAUNCH, 3, {1: "ok"}, job("RUNNING"), ["lost", "ok", "running", "pending"], 2, WAITS),
+            id="a record was removed",  # that point may be submitted
+        ),
+        pytest.param(
+            *(EARLIER, 2, {1: "failed"}, job("RUNNING"), ["running", "failed", "pending", "pending"], 4),
+            {1: f"being run again: pending, {WAITS[3]}"},
+            id="measured by an earlier submission",
+        ),
+    ],
+)
+def test_the_points_of_an_element_of_several_are_where_it_stands(
+    tmp_path: Path,
+    jobs: dict[JobKey, JobState],
+    launch_id: str,
+    started: int,
+    ended: Mapping[int, Status],
+    found: JobState,
+    states: list[str],
+    num_in_flight: int,
+    reasons: Mapping[int, str],
+) -> None:
+    """Four points in one element, whose array is a plain job. Those in flight are the last ones."""
+    experiment = submitted(tmp_path / "x", REPEATS)
+    jobs["7", None] = found
+    for spec in REPEATS[:started]:
+        start(experiment, spec, launch_id)
+    for index, status in ended.items():
+        end(experiment, REPEATS[index], status, launch_id)
+    parts = progress_of(experiment)
+    assert words(parts) == states
+    assert [part.is_in_flight for part in parts] == [index >= 4 - num_in_flight for index in range(4)]
+    assert {index: parts[index].state.reason for index in reasons} == reasons
+
+
+def test_points_of_a_plain_sbatch_have_a_start_and_a_log_and_are_run_again_only_once_they_have_started(
+    tmp_path: Path, jobs: dict[JobKey, JobState]
+) -> None:
+    first, second, third = REPEATS[:3]
+    submission = start_submission("sbatch-7", "sbatch")
+    submission.arrays.append(SlurmArray("q4", [[spec.run_id()] for spec in REPEATS[:3]], job_id="7"))
+    found = (make_record(second), make_record(third))
+    experiment = make_experiment(tmp_path / "q4", *found, missing=[first], submissions=[submission])
+    start(experiment, first, "7-0-0-1750000000")
+    start(experiment, second, "7-1-0-1750000000")  # with --rerun
+    (tmp_path / "q4-7_0.log").write_text("epoch 1")
+    jobs.update({("7", index): job("RUNNING") for index in range(3)})
+    parts = {part.spec: part for part in progress_of(experiment)}
+    assert [
+        (parts[spec].state.word, parts[spec].started_unix_s is not None, parts[spec].rerun is not None)
+        for spec in (first, second, third)
+    ] == [("running", True, False), ("ok", True, True), ("ok", False, False)]
+    assert parts[first].log == tmp_path / "q4-7_0.log"
+
+
+def test_an_oom_in_the_log_is_that_of_the_point_that_left_it(tmp_path: Path, jobs: dict[JobKey, JobState]) -> None:
+    experiment = submitted(tmp_path / "x", REPEATS)
+    jobs["7", None] = job("FAILED", 1)
+    start(experiment, REPEATS[0])
+    start(experiment, REPEATS[1])
+    end(experiment, REPEATS[0], "oom")
+    first, second = (f"{spec.run_id()}: starting" for spec in REPEATS[:2])
+    log = experiment.log_folder(SUBMISSION) / f"{ARRAY}-7.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("\n".join([first, CUDA_OOM, second, "a mushroom grew\n"]))
+    parts = progress_of(experiment)
+    assert words(parts) == ["oom", "failed", "missing", "missing"]
+    assert parts[1].state.reason == "exited 1 without a record; see its log"
+    assert reading.read_log_tail(log, since=second) == "\na mushroom grew\n"
+
 
 TIME = "2025-06-01T00:00:00Z"
 SECRET = "CUDA out of memory"  # a log with these words changes the reason of a point

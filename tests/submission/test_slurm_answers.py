@@ -1,5 +1,6 @@
 """Every answer of Slurm gives a value or one sentence: usual and damaged answers, and those of each version."""
 
+import os
 import re
 import shlex
 import shutil
@@ -21,6 +22,7 @@ from pipeline.submission.read_progress import decide_state_by_job, is_unfinished
 from pipeline.submission.slurm_queries import (
     JobState,
     NodeType,
+    clean_environment,
     find_jobs_named,
     parse_gpus,
     probe_slurm,
@@ -29,6 +31,7 @@ from pipeline.submission.slurm_queries import (
     query_node_types,
     query_nodes_by_partition,
     query_partition_limit_min,
+    run_slurm,
 )
 from pipeline.system.errors import EXIT_SCHEDULER, CommandError
 
@@ -458,3 +461,27 @@ def test_every_state_that_a_version_can_print_has_its_word(version: str) -> None
     assert {job.state: decide_state_by_job(job, "", NOW).word for job in jobs.values()} == {
         state: word for state, word in WORDS_OF_STATES.items() if version in ONLY_IN.get(state, (version,))
     }
+
+
+OF_COMMANDS = ("SBATCH", "SRUN", "SALLOC", "SQUEUE", "SACCT", "SINFO", "SCONTROL", "SCANCEL", "SLURM", "SLURMD")
+REMOVED = [*(f"{command}_X" for command in OF_COMMANDS), "RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"]
+KEPT = ["SLURM_CONF", "SLURM_JWT", "SBATCHES", "NCCL_DEBUG"]
+
+
+@pytest.fixture
+def variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*REMOVED, *KEPT):
+        monkeypatch.setenv(name, "set")
+
+
+@pytest.mark.usefixtures("variables")
+def test_variables_of_slurm_commands_and_ranks_are_hidden_for_a_while() -> None:
+    with clean_environment():
+        assert [name for name in (*REMOVED, *KEPT) if name in os.environ] == KEPT
+    assert all(os.environ[name] == "set" for name in (*REMOVED, *KEPT))
+
+
+@pytest.mark.usefixtures("variables")
+def test_a_slurm_command_does_not_get_them() -> None:
+    found = run_slurm("env").stdout.splitlines()
+    assert [name for name in (*REMOVED, *KEPT) if f"{name}=set" in found] == KEPT
