@@ -38,8 +38,7 @@ class LinkProblem(NamedTuple):
 
 def link_kinds(environment: Environment) -> list[tuple[str, int]]:
     """Return the kinds of connections between the ranks, by name, each with its number of channels."""
-    found = {(kind, link.num_channels) for link in environment.links for kind in kinds_of(link, environment)}
-    return sorted(found)
+    return sorted({(kind, link.num_channels) for link in environment.links for kind in kinds_of(link, environment)})
 
 
 def kinds_of(link: Link, environment: Environment) -> Iterable[str]:

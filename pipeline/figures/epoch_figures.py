@@ -142,7 +142,7 @@ def look_up(facts: Mapping[str, Fact], gpu: str) -> Fact | None:
 
 def precision_of(point: PooledPoint) -> str:
     """Return the precision that computed; "" if the records do not state one, or differ in it."""
-    used = {record.measurement.precision_used for record in point.ok_records if record.measurement} - {None}
+    used = {measurement.precision_used for measurement in point.measurements} - {None}
     return str(*used) if len(used) == 1 else ""
 
 
@@ -158,7 +158,7 @@ def compute_rate_figures(point: PooledPoint, stated_tflops: float | None = None)
 
     The peak is left out where there is no rate to compare with it.
     """
-    flops = point.median(lambda record: record.measurement.flops_per_sample if record.measurement else None)
+    flops = median_of_known(measurement.flops_per_sample for measurement in point.measurements)
     time_s = point.epoch_time
     if flops is None or time_s is None or point.num_samples is None:
         return {"flops_per_sample": flops}
@@ -177,7 +177,7 @@ def compute_rate_figures(point: PooledPoint, stated_tflops: float | None = None)
 
 def compute_rate_notes(point: PooledPoint, stated_tflops: float | None = None) -> list[Note]:
     """Return notes on the peak of MFU or on a GPU without one, and on what the count of FLOPs lacks."""
-    found = {record.measurement.flops_note for record in point.ok_records if record.measurement} - {None}
+    found = {measurement.flops_note for measurement in point.measurements} - {None}
     notes = [text_note(str(note)) for note in sorted(map(str, found))]
     figures, precision = compute_rate_figures(point, stated_tflops), precision_of(point)
     if figures.get("mfu") is not None:
@@ -326,13 +326,13 @@ def time_notes(point: PooledPoint) -> list[Note]:
     """Return the notes on these figures, last those on a step that was compiled or captured."""
     notes = [*loader_notes(point), *point.interval_notes, *point.epoch_time_drift_notes]
     notes += [*point.long_window_notes, *point.parts_notes]
-    used = {record.measurement.execution_used for record in point.ok_records if record.measurement} - {None}
+    used = {measurement.execution_used for measurement in point.measurements} - {None}
     for execution in sorted(str(name) for name in used):
         if point.spec.execution == "auto":
             notes.append(make_note(EXECUTION_CHOSEN, execution=execution))
         if execution in CAPTURED_EXECUTIONS:
             notes.append(make_note(EXECUTION_CAPTURED, execution=execution))
-    compile_time_s = point.median(lambda record: record.measurement.compile_time_s if record.measurement else None)
+    compile_time_s = median_of_known(measurement.compile_time_s for measurement in point.measurements)
     if compile_time_s is not None:
         notes.append(make_note(COMPILE_TIME, time_s=compile_time_s))
     return notes + point.rounding_notes

@@ -156,8 +156,7 @@ MIN_BUSY_FRACTION = 0.9  # of a step; a device that computes less than this wait
 
 def communications_of(records: Sequence[Record]) -> list[Communication]:
     """Return the communication measurements of the records that have one."""
-    found = [record.measurement.communication for record in records if record.measurement]
-    return [part for part in found if part is not None]
+    return [record.communication for record in records if record.communication]
 
 
 def job_notes(found: Sequence[Communication]) -> list[Note]:
@@ -254,8 +253,7 @@ def traced_exposure(found: Sequence[Communication]) -> TracedExposure:
     """Return exposed communication from the traces: medians over those with `slowed_s`, or over all if none has it."""
     known = [least_exposed_rank(part.profile) for part in found if part.profile and part.profile.collectives]
     whole = [traced for traced in known if traced.slowed_s is not None]
-    columns = zip(*(whole or known), strict=True)
-    return TracedExposure(*map(median_of_known, columns))
+    return TracedExposure(*map(median_of_known, zip(*(whole or known), strict=True)))
 
 
 def busy_share(found: Sequence[Communication], step_s: float) -> float | None:
@@ -452,7 +450,7 @@ def last_ranks(record: Record) -> tuple[range, float] | None:
     alike. So they must also be slower in the timed bare step, which has no communication, and the shorter of the two
     times counts.
     """
-    part = record.measurement.communication if record.measurement else None
+    part = record.communication
     steps = step_times_ns(part.profile) if part and part.profile else []
     bare = [ranks for one in part.series if one.variant == "plain" for ranks in one.window_times_ns] if part else []
     if part is None or not steps or not bare:

@@ -36,11 +36,6 @@ def run_spread(run_medians: Sequence[float]) -> float | None:
     return max(run_medians) - min(run_medians) if len(run_medians) > 1 else None
 
 
-def speedup(baseline_time_s: float, time_s: float) -> float:
-    """Return T(1) / T(N) for the same samples (Amdahl 1967); below 1 it is a slow-down."""
-    return baseline_time_s / time_s
-
-
 def serial_fraction_karp_flatt(speedup: float, num_gpus: int) -> float:
     """Return (1/S - 1/N) / (1 - 1/N), the experimentally determined serial fraction (Karp & Flatt, CACM 33(5), 1990).
 
@@ -48,17 +43,6 @@ def serial_fraction_karp_flatt(speedup: float, num_gpus: int) -> float:
     has none.
     """
     return (1 / speedup - 1 / num_gpus) / (1 - 1 / num_gpus)
-
-
-def compute_time_subtraction_s(baseline_time_s: float, num_gpus: int) -> float:
-    """Return T(1) / N, an estimate of computation time that assumes perfect division of work."""
-    return baseline_time_s / num_gpus
-
-
-def comm_time_subtraction_s(baseline_time_s: float, time_s: float, num_gpus: int) -> float | None:
-    """Return T(N) - T(1)/N, an estimate of communication time; None if it is not positive."""
-    difference_s = time_s - compute_time_subtraction_s(baseline_time_s, num_gpus)
-    return difference_s if difference_s > 0 else None
 
 
 def ring_bytes_per_step(gradient_bytes: int, num_gpus: int) -> float:

@@ -9,12 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipeline.figures.notes import NoteKind
 from pipeline.records.record import MemorySearch, MemoryTrial, bracket_of
-
-SAVING_UNCLEAR = NoteKind(
-    "saving_unclear", "peaks lie too far from a line to tell what is saved (standard error {error_gib:.2g} GiB)"
-)
 
 TOLERANCE_DIVISOR = 100  # the final bracket is at most 1/100 of the largest batch that fits
 MIN_PEAK_GAP_FRACTION = 0.1  # of the usable memory; two peaks that are closer give no reliable line

@@ -18,14 +18,14 @@ class NoteKind(NamedTuple):
 
 
 class Note(NamedTuple):
-    """A fact about a row."""
+    """A fact about a row, or about its baseline."""
 
     kind: NoteKind
     values: dict[str, Any]
+    is_of_baseline: bool = False
 
 
 TEXT = NoteKind("text", "{text}")
-OF_BASELINE = NoteKind("of_baseline", "baseline: {note}")
 
 
 def make_note(kind: NoteKind, **values: Any) -> Note:

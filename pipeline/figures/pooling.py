@@ -21,7 +21,7 @@ from pipeline.figures.notes import Note, NoteKind, make_note, text_note
 from pipeline.plan.axes import AXIS_DEFAULTS, Device
 from pipeline.plan.spec import FIRST_TIMED_EPOCH, POOLED_AXES, Spec, alike_key, without_repeat
 from pipeline.records.outcomes import PointOutcome, units_by_model
-from pipeline.records.record import Epoch, RankEpoch, Record
+from pipeline.records.record import Epoch, Measurement, RankEpoch, Record
 from pipeline.system.host import parse_timestamp
 
 AttemptKey = tuple[str, int]  # run id and number of the attempt
@@ -82,11 +82,9 @@ def timed_hours(record: Record) -> float:
 
     Of a point that evaluates every epoch counts, as it does in the time to a target accuracy.
     """
-    if record.measurement is None:
-        return 0.0
-    spec, communication = record.spec, record.measurement.communication
-    epochs = [epoch for epoch in record.measurement.epochs if spec.evaluate or epoch.epoch in spec.timed_epochs]
-    series = communication.series if communication else ()
+    spec = record.spec
+    epochs = [epoch for epoch in record.epochs if spec.evaluate or epoch.epoch in spec.timed_epochs]
+    series = record.communication.series if record.communication else ()
     timed_ns = sum(epoch.time_ns for epoch in epochs)
     timed_ns += sum(max(ranks) for variant in series for ranks in variant.window_times_ns)
     return timed_ns / 1e9 * spec.num_gpus / 3600
@@ -183,23 +181,26 @@ class PooledPoint:
         return [outcome.record for outcome in self.outcomes if outcome.record and outcome.status == "ok"]
 
     @cached_property
+    def measurements(self) -> list[Measurement]:
+        """The measurements of the ok records."""
+        return [record.measurement for record in self.ok_records if record.measurement]
+
+    @cached_property
     def num_samples(self) -> int | None:
         """The samples of an epoch; None if timings from elsewhere do not state them, and the spec has the default."""
-        stated = [record.measurement for record in self.ok_records if record.measurement and not record.measured]
-        is_unknown = any(epoch.num_samples is None for measurement in stated for epoch in measurement.epochs)
+        stated = [epoch for record in self.ok_records if not record.measured for epoch in record.epochs]
+        is_unknown = any(epoch.num_samples is None for epoch in stated)
         return None if is_unknown else self.spec.num_samples
 
     @cached_property
     def items_per_sample(self) -> int | None:
         """The items of a sample, as the first ok record states them."""
-        measured = [record.measurement for record in self.ok_records if record.measurement]
-        return measured[0].items_per_sample if measured else None
+        return self.measurements[0].items_per_sample if self.measurements else None
 
     @cached_property
     def own_collectives(self) -> list[str]:
         """The collectives that the user's code calls in every timed step, so that no difference shows them."""
-        measured = [record.measurement for record in self.ok_records if record.measurement]
-        untold = [one for one in measured if one.communication is None or not one.communication.counts_own]
+        untold = [one for one in self.measurements if one.communication is None or not one.communication.counts_own]
         return sorted({name for measurement in untold for name in measurement.own_collectives})
 
     @property
@@ -325,7 +326,7 @@ class PooledPoint:
     @cached_property
     def allocator_retry_notes(self) -> list[Note]:
         """A note if memory was so full that the allocator freed its cache and tried again, which costs time."""
-        memory = [part for record in self.ok_records if record.measurement for part in record.measurement.memory]
+        memory = [part for measurement in self.measurements for part in measurement.memory]
         retries = max((part.num_alloc_retries or 0 for part in memory), default=0)
         if not retries:
             return []
@@ -393,10 +394,8 @@ def group_pairs(pairs: Iterable[tuple[SomeKey, Value]]) -> dict[SomeKey, list[Va
 
 def timed_epochs(record: Record) -> list[Epoch]:
     """Return the record's timed epochs (`Spec.timed_epochs`); fewer if the point stopped early."""
-    if record.measurement is None:
-        return []
     numbers = record.spec.timed_epochs
-    return [epoch for epoch in record.measurement.epochs if epoch.epoch in numbers]
+    return [epoch for epoch in record.epochs if epoch.epoch in numbers]
 
 
 def per_epoch(record: Record, epoch: Epoch) -> float:

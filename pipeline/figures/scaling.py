@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 from pipeline.figures import formulas, intervals
 from pipeline.figures.epoch_figures import clock_notes, loader_notes
 from pipeline.figures.intervals import Estimate, ends_of, estimate
-from pipeline.figures.notes import OF_BASELINE, Note, NoteKind, make_note
+from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.figures.pooling import OTHER_SHARED_NODE, PooledPoint, group_pairs
 from pipeline.plan.spec import BASELINE_MAY_DIFFER, alike_key
 from pipeline.plan.strategies import STRATEGIES
@@ -85,7 +85,7 @@ def one_gpu_baseline(point: PooledPoint, index: BaselineIndex, scaling: Scaling)
         return Baseline(best, None, (make_note(BASELINE_UNTIMED, strategy=best.spec.strategy, status=status),))
     differences = [note for note in point.difference_notes("baseline", best) if note.kind != OTHER_SHARED_NODE]
     slowed = (*best.shared_node_notes, *loader_notes(best), *clock_notes(best))
-    return Baseline(best, time_s, (*differences, *(make_note(OF_BASELINE, note=note) for note in slowed)))
+    return Baseline(best, time_s, (*differences, *(note._replace(is_of_baseline=True) for note in slowed)))
 
 
 def pair_with_baselines(points: Sequence[PooledPoint], scaling: Scaling) -> list[tuple[PooledPoint, Baseline]]:
@@ -109,7 +109,7 @@ def scaling_figures(point: PooledPoint, baseline: Baseline, scaling: Scaling) ->
     gain = serial_fraction = None
     if time_s is not None and baseline.time_s is not None:
         interval = intervals.time_ratio_interval(baseline.time_s, time_s) if num_gpus > 1 else None
-        gain = estimate(formulas.speedup(baseline.time_s, time_s), interval)
+        gain = estimate(baseline.time_s / time_s, interval)
         if scaling == "strong" and gain is not None and num_gpus > 1:
             serial_fraction = formulas.serial_fraction_karp_flatt(gain, num_gpus)
     return {
@@ -133,7 +133,7 @@ def scaling_notes(
     notes, num_gpus = [*baseline.notes], point.spec.num_gpus
     low, high = ends_of(gain)
     if low is not None and high is not None and baseline.point:
-        notes += [make_note(OF_BASELINE, note=note) for note in baseline.point.epoch_time_drift_notes]
+        notes += [note._replace(is_of_baseline=True) for note in baseline.point.epoch_time_drift_notes]
         if len({time.basis for time in (baseline.time_s, point.epoch_time) if time is not None}) > 1:
             notes.append(make_note(BASELINE_RUNS, n=len(baseline.point.ok_records)))
         if low <= 1 <= high:

@@ -605,6 +605,16 @@ class Record(RecordStruct, frozen=True):
                 raise ValueError(f"every window of {series.variant} needs the times of {len(ranks)} ranks")
 
     @property
+    def epochs(self) -> tuple[Epoch, ...]:
+        """The epochs that were measured; none of a record that is not ok."""
+        return self.measurement.epochs if self.measurement else ()
+
+    @property
+    def communication(self) -> Communication | None:
+        """The communication that was measured, if it was."""
+        return self.measurement.communication if self.measurement else None
+
+    @property
     def timing_variables(self) -> dict[str, str]:
         """The variables that may have changed a time of this record: not NCCL's on one GPU, or CUDA's on a CPU."""
         return {name: value for name, value in self.environment.variables.items() if self.may_depend_on(name)}

@@ -162,7 +162,7 @@ def load_folder(folder: Path, *, for_tables: bool = False) -> tuple[list[Record]
 
 def drop_fields_without_table(record: Record, environments: dict[bytes, Environment]) -> None:
     """Drop what no table reads, and share equal environments, so that 100,000 records fit into 1 GiB."""
-    for epoch in record.measurement.epochs if record.measurement else ():
+    for epoch in record.epochs:
         msgspec.structs.force_setattr(epoch, "step_times_ns", None)
     gpus = tuple(msgspec.structs.replace(gpu, memory_of_others_bytes=None) for gpu in record.environment.gpus)
     environment = msgspec.structs.replace(record.environment, gpus=gpus, slurm={}, variables=record.timing_variables)

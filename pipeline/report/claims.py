@@ -8,11 +8,11 @@ from typing import Literal, NamedTuple
 from pipeline.figures.comparison import verdict_on
 from pipeline.figures.epoch_figures import POWER_LIMITS, THROTTLED, is_power_limited
 from pipeline.figures.intervals import Estimate, ends_of, min_values
-from pipeline.figures.notes import OF_BASELINE, Note
+from pipeline.figures.notes import Note
 from pipeline.plan.axes import AXIS_DEFAULTS
 from pipeline.plan.point_label import EFFORT_AXES, Terms, describe_point, format_number, models_of, varying_axes
 from pipeline.plan.strategies import STRATEGIES
-from pipeline.report.table import NoteFormatter, Row, kind_of, name_texts
+from pipeline.report.table import NoteFormatter, Row, name_texts
 
 SUBMIT = "ddpscale submit"
 NO_RESULT = ("failed", "missing", "rejected")  # the status of a point to run again
@@ -106,8 +106,8 @@ def badges_of(row: Row, *more: str) -> tuple[str, ...]:
 
 def badge_of(note: Note) -> str:
     """Return the badge of a note; "" if it has none."""
-    if note.kind == OF_BASELINE:
-        inner = badge_of(note.values["note"])
+    if note.is_of_baseline:
+        inner = badge_of(note._replace(is_of_baseline=False))
         return f"baseline {inner}" if inner else ""
     if note.kind == THROTTLED:
         if set(note.values["reasons"]) <= POWER_LIMITS:
@@ -215,4 +215,4 @@ def no_result(what: str, rows: Iterable[Row]) -> Tile:
 
 def is_fit_for_answer(row: Row, figure: str) -> bool:
     """True if the row has this figure and no note of the row makes it unfit."""
-    return row[figure] is not None and not any(figure in kind_of(note).forbids for note in row.notes)
+    return row[figure] is not None and not any(figure in note.kind.forbids for note in row.notes)

@@ -246,7 +246,7 @@ def configuration_rows(found: CollectedExperiment) -> Iterator[FlatRow]:
 
 def epoch_rows(found: CollectedExperiment) -> Iterator[FlatRow]:
     for run, record in runs_of(found):
-        for epoch in record.measurement.epochs if record.measurement else ():
+        for epoch in record.epochs:
             slowest = epoch.slowest_rank
             yield {
                 **run,
@@ -261,7 +261,7 @@ def step_rows(found: CollectedExperiment) -> Iterator[FlatRow]:
     for run, chosen in runs_of(found):
         path = found.experiment.records_folder / f"{chosen.run_id}.{chosen.attempt}.json"
         record = store.load_record(path)  # that of the tables has no steps
-        for epoch in record.measurement.epochs if record.measurement else ():
+        for epoch in record.epochs:
             for step, time_ns in enumerate(epoch.step_times_ns or (), 1):
                 yield {**run, "epoch": epoch.epoch, "step": step, "step_time_s": seconds(time_ns)}
 

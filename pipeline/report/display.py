@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from typing import Any, Literal, NamedTuple
 
 from pipeline.figures.intervals import ends_of
-from pipeline.figures.notes import OF_BASELINE, TEXT, Note, NoteKind
+from pipeline.figures.notes import TEXT, Note, NoteKind
 from pipeline.figures.pooling import group_pairs
 from pipeline.plan.axes import REMEDIES
 from pipeline.plan.model_names import short_model_name
@@ -263,8 +263,8 @@ def number_notes(
 
 def word_of(note: Note) -> str:
     """Return the badge of a note in a table."""
-    if note.kind == OF_BASELINE:
-        return f"baseline {word_of(note.values['note'])}"
+    if note.is_of_baseline:
+        return f"baseline {word_of(note._replace(is_of_baseline=False))}"
     if note.kind == TEXT:
         text = str(note.values["text"])
         return text if len(text) <= MAX_WORD else f"{text[: MAX_WORD - 3].rstrip()}..."
@@ -277,15 +277,12 @@ def note_column(numbers: Sequence[Sequence[int]]) -> DisplayColumn:
 
 
 def note_key(note: Note) -> str:
-    """Return what notes of one footnote share: the kind and all values but quantities.
+    """Return what notes of one footnote share: all but the values of quantities.
 
     A version, a rank or a seed is text, and no quantity.
     """
-    return repr((note.kind, sorted((name, value_key(value)) for name, value in note.values.items())))
-
-
-def value_key(value: Any) -> str:
-    return note_key(value) if isinstance(value, Note) else "" if is_quantity(value) else repr(value)
+    values = {name: "" if is_quantity(value) else value for name, value in note.values.items()}
+    return repr(note._replace(values=dict(sorted(values.items()))))
 
 
 def is_quantity(value: Any) -> bool:
@@ -294,12 +291,11 @@ def is_quantity(value: Any) -> bool:
 
 def merge_notes(notes: Sequence[Note]) -> Note:
     """Return one note of several that differ in quantities only, with the range of each."""
-    return Note(notes[0].kind, {name: merge_values([note.values[name] for note in notes]) for name in notes[0].values})
+    values = {name: merge_values([note.values[name] for note in notes]) for name in notes[0].values}
+    return notes[0]._replace(values=values)
 
 
 def merge_values(values: Sequence[Any]) -> Any:
-    if isinstance(values[0], Note):
-        return merge_notes(values)
     return Range(min(values), max(values)) if is_quantity(values[0]) and min(values) != max(values) else values[0]
 
 

@@ -29,7 +29,6 @@ from pipeline.report.plots import (  # noqa: E402
     KeyEntry,
     LinePanel,
     Panel,
-    Picture,
     Plot,
     RenderedPlot,
     Series,
@@ -121,7 +120,7 @@ def render_files(plot: Plot, formats: Sequence[str]) -> dict[str, bytes]:
 
 def render_plot(plot: Plot) -> RenderedPlot:
     """Return the plot as pictures for the page."""
-    return RenderedPlot(plot, [Picture(inline(panel), f"{panel.title}. {panel.describe()}") for panel in plot.panels])
+    return RenderedPlot(plot, [inline(panel) for panel in plot.panels])
 
 
 def inline(panel: Panel) -> str:

@@ -272,9 +272,8 @@ class Pages:
     def write_index(self) -> None:
         """Write the index if several experiments were found. Raises OSError."""
         if self.has_index and self.entries:
-            count = pluralize(len(self.entries), "experiment")
             entries = sorted(self.entries, key=lambda entry: str(entry["latest"]), reverse=True)
-            said = {"title": "Experiments", "count": count, "entries": entries}
+            said = {"title": "Experiments", "count": pluralize(len(self.entries), "experiment"), "entries": entries}
             files.update_file(self.root / INDEX_NAME, render_template("index.html.j2", said).encode())
 
 
@@ -300,11 +299,12 @@ def is_current(folder: Path, plots: Iterable[str], inputs_digest: str) -> bool:
 
 def build_plots(tables: Tables, outcomes: Sequence[PointOutcome], terms: Terms = OF_GPUS) -> list[Plot]:
     """Return every plot for which there are values, in the order of the questions. Those of a new kind belong here."""
-    timed = (*batch_size_plots(tables), *speedup_plots(tables), *step_plots(tables, outcomes))
-    communication = (*network_plots(tables), *bandwidth_plots(tables))
-    accuracy = (*accuracy_plots(tables), *final_accuracy_plots(tables), *int8_plots(tables))
-    found = map(keep_curves, (*timed, *communication, *accuracy))
-    return [name_texts(plot, terms) for plot in found if plot.panels]
+    found = (
+        *(*batch_size_plots(tables), *speedup_plots(tables), *step_plots(tables, outcomes)),
+        *(*network_plots(tables), *bandwidth_plots(tables)),
+        *(*accuracy_plots(tables), *final_accuracy_plots(tables), *int8_plots(tables)),
+    )
+    return [name_texts(plot, terms) for plot in map(keep_curves, found) if plot.panels]
 
 
 def write_plots(folder: Path, plots: Sequence[Plot], formats: Sequence[str]) -> list[RenderedPlot]:

@@ -33,31 +33,30 @@ from pipeline.report.table import (
 from pipeline.system.errors import pluralize
 
 STAGE_WORDS = {"activations": "+ activations", "biases": "+ biases (all)"}
-STAGE = Column(
-    "stage",
-    "stage",
-    "Stage: fp32, then int8 weights, then int8 activations too, then int32 biases too.",
-    is_set=True,
-    words=STAGE_WORDS,
-)
-SCALE_RULE = Column(
-    "scale_rule",
-    "scale",
-    "Magnitude that becomes 127: the largest, |mean| + 3 sigma, or the 99.9th percentile.",
-    is_set=True,
-)
-GRANULARITY = Column(
-    "granularity", "one scale per", "Scales of the weights: one per tensor, or one per output channel.", is_set=True
-)
-
 INT8 = Table(
     "int8",
     "int8",
     (
         *PLACE,
-        STAGE,
-        SCALE_RULE,
-        GRANULARITY,
+        Column(
+            "stage",
+            "stage",
+            "Stage: fp32, then int8 weights, then int8 activations too, then int32 biases too.",
+            is_set=True,
+            words=STAGE_WORDS,
+        ),
+        Column(
+            "scale_rule",
+            "scale",
+            "Magnitude that becomes 127: the largest, |mean| + 3 sigma, or the 99.9th percentile.",
+            is_set=True,
+        ),
+        Column(
+            "granularity",
+            "one scale per",
+            "Scales of the weights: one per tensor, or one per output channel.",
+            is_set=True,
+        ),
         TEST_ACCURACY._replace(interval="shown"),
         Column(
             "accuracy_change",
@@ -186,8 +185,7 @@ def int8_claims(rows: Sequence[Row]) -> list[Tile]:
     before = next((other for other in rows if row and other["stage"] == "fp32" and other.axes == row.axes), None)
     if row is None or row["accuracy_change"] is None or before is None:
         why = next((str(row["note"]).rstrip(".") for row in full if row["note"]), "").replace("`", "'")  # no command
-        problem = f"no network was quantized in full ({why})" if why else "no quantized network was tested"
-        return [Tile(line=problem)]
+        return [Tile(line=f"no network was quantized in full ({why})" if why else "no quantized network was tested")]
     change = row["accuracy_change"]
     low, high = ends_of(change)
     is_unclear = low is not None and high is not None and low <= 0 <= high

@@ -195,9 +195,8 @@ def sweep_rows(points: Iterable[PooledPoint]) -> dict[SweepKey, list[Row]]:
 
 def sweep_key(record: Record) -> SweepKey:
     """Return the place of a record's sweep and the execution of its calls."""
-    spec, found = record.spec, record.measurement
-    captured = found.communication.sweep_captured if found and found.communication else None
-    execution = "graph" if captured else "eager"
+    spec, found = record.spec, record.communication
+    execution = "graph" if found and found.sweep_captured else "eager"
     return SweepKey(spec.device, spec.num_nodes, spec.num_gpus, execution, comparability.gpu_model(record))
 
 
@@ -295,7 +294,6 @@ def transfer_row(point: PooledPoint, trained: PointsByTraining) -> Row:
     keys = [(kind, quantity) for kind in KINDS for quantity in ("calls_per_step", "bytes_per_step")]
     absent = 0.0 if counted else None
     transfers = {f"{kind}_{quantity}": getattr(counted.get(kind), quantity, absent) for kind, quantity in keys}
-    measured = [record.measurement for record in point.ok_records if record.measurement]
     same = trained.get(training_key(point.gpu, point.spec), [])
     match = next((other for other in same if other.epoch_time is not None), None)  # a probe has no epoch time
     notes = [] if counted else job_notes(found)
@@ -305,8 +303,8 @@ def transfer_row(point: PooledPoint, trained: PointsByTraining) -> Row:
         TRANSFERS,
         point,
         **transfers,
-        gradients_bytes_formula=formula_bytes(measured, "gradients", spec),
-        parameters_bytes_formula=formula_bytes(measured, "parameters", spec),
+        gradients_bytes_formula=formula_bytes(point.measurements, "gradients", spec),
+        parameters_bytes_formula=formula_bytes(point.measurements, "parameters", spec),
         step_time_s=median_step_time(found, whole_step(found)),
         epoch_time_s=match.epoch_time if match else None,
         test_accuracy=match.median(last_test_accuracy) if match else None,
@@ -324,5 +322,4 @@ def formula_bytes(measured: Sequence[Measurement], kind: TransferKind, spec: Spe
 
 
 def last_test_accuracy(record: Record) -> float | None:
-    epochs = record.measurement.epochs if record.measurement else ()
-    return epochs[-1].test_accuracy if epochs else None
+    return record.epochs[-1].test_accuracy if record.epochs else None

@@ -221,7 +221,6 @@ def predicted_notes(
     return notes + (base.point.difference_notes("measured step", measured.point) if measured else [])
 
 
-ADDED = Column("delay_time_s", "delays [ms]", "Sum of the delays of all collectives in a step, on rank 0.")
 DELAYED = STEP_TIME._replace(interval="shown")
 
 NETWORK = Table(
@@ -231,7 +230,7 @@ NETWORK = Table(
         *PLACE,
         Column("added_latency_s", "each longer by [us]", "What each collective takes longer, whatever its size."),
         Column("added_bandwidth_gb_s", "at [GB/s]", "Each collective also takes its bytes over this longer."),
-        ADDED,
+        Column("delay_time_s", "delays [ms]", "Sum of the delays of all collectives in a step, on rank 0."),
         DELAYED,
         Column(
             "added_step_time_s",
@@ -284,8 +283,7 @@ def network_rows(point: PooledPoint) -> Iterator[Row]:
     found = communications_of(point.ok_records)
     rounds, notes = num_rounds(found), job_notes(found)
     usual = median_step_time(found, whole_step(found))
-    none_s = 0.0 if usual else None
-    yield make_row(NETWORK, point, notes, delay_time_s=none_s, step_time_s=usual, num_windows=rounds)
+    yield make_row(NETWORK, point, notes, delay_time_s=0.0 if usual else None, step_time_s=usual, num_windows=rounds)
     for step in delayed_steps(found):
         yield make_row(
             NETWORK,

@@ -182,18 +182,11 @@ class Plot(NamedTuple):
         return (list(entries.values()) if len(entries) > 1 else []) + grey
 
 
-class Picture(NamedTuple):
-    """A panel on the page: SVG in the colours of its style sheet, and the text for those who do not see it."""
-
-    svg: str
-    text: str
-
-
 class RenderedPlot(NamedTuple):
-    """A plot and its panels for the page."""
+    """A plot, and its panels for the page: each an SVG in the colours of its style sheet."""
 
     plot: Plot
-    panels: list[Picture]
+    pictures: list[str]
 
 
 def keep_curves(plot: Plot) -> Plot:

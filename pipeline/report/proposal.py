@@ -134,7 +134,7 @@ def valid_rows(rows: Sequence[Row], work: Work) -> list[Row]:
 
 def has_neighbours(row: Row) -> bool:
     """True if other points ran on the node of the row itself; its baseline does not matter."""
-    return any(note.kind == SHARED_NODE for note in row.notes)
+    return any(note.kind == SHARED_NODE and not note.is_of_baseline for note in row.notes)
 
 
 def series_of(chosen: Row, rows: Sequence[Row], batch: int, work: Work, batch_axis: str = BATCH) -> list[Row]:

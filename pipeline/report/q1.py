@@ -3,13 +3,12 @@
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 
 from pipeline.figures.epoch_figures import compute_rate_notes, energy_notes, host_cpu_share_of, time_figures, time_notes
 from pipeline.figures.formulas import GIB, state_bytes
-from pipeline.figures.memory_trials import SAVING_UNCLEAR, bracket_tolerance, memory_points
+from pipeline.figures.memory_trials import bracket_tolerance, memory_points
 from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.figures.pooling import PooledPoint, group_pairs
 from pipeline.plan.axes import NUM_TRIAL_STEPS, STRATEGY_AXES
@@ -60,6 +59,10 @@ from pipeline.report.table import (
     View,
     make_row,
     sort_rows,
+)
+
+SAVING_UNCLEAR = NoteKind(
+    "saving_unclear", "peaks lie too far from a line to tell what is saved (standard error {error_gib:.2g} GiB)"
 )
 
 MEMORY_BOUNDARY = Table(
@@ -156,14 +159,6 @@ BATCH_SIZES = ("largest_batch_size_per_gpu", "smallest_failing_batch_size_per_gp
 COUNTS = ("predicted_batch_size_per_gpu", "num_trials", "num_ooms")  # rounded down
 
 
-class Line(NamedTuple):
-    """The line of a search's trials in bytes: memory without samples, its standard error, and what a sample adds."""
-
-    state_bytes: float
-    error_bytes: float | None
-    sample_bytes: float
-
-
 def memory_rows(points: Sequence[PooledPoint]) -> list[Row]:
     """Return a row for each point's search, with what sharding saves against DDP's search of the same training."""
     rows = [(alike_key(point.spec, SAVED_MAY_DIFFER), point.spec.strategy, memory_row(point)) for point in points]
@@ -192,7 +187,7 @@ def memory_row(point: PooledPoint) -> Row:
 
     A batch that one search found too large is not said to fit.
     """
-    measured = [record.measurement for record in point.ok_records if record.measurement]
+    measured = point.measurements
     found = [search for search in (one.memory_search for one in measured) if search is not None]
     by_search = [search_figures(search) for search in found]
     formulas_gib = [by_formula / GIB for one in measured if (by_formula := state_bytes(one, point.spec)) is not None]
@@ -214,11 +209,8 @@ def search_figures(search: MemorySearch) -> dict[str, float | None]:
     trial = next(trial for trial in search.trials if trial.batch_size_per_gpu == largest)
     peak_bytes, usable_bytes = trial.peak_allocated_bytes, trial.usable_bytes
     room_bytes = None if peak_bytes is None or usable_bytes is None else usable_bytes - peak_bytes
-    line = line_through(search)
     return {
-        "state_gib": line and line.state_bytes / GIB,
-        "state_error_gib": None if line is None or line.error_bytes is None else line.error_bytes / GIB,
-        "sample_memory_gib": line and line.sample_bytes / GIB,
+        **line_figures(search),
         "largest_batch_size_per_gpu": largest,
         "smallest_failing_batch_size_per_gpu": search.smallest_failing,
         "peak_memory_gib": None if peak_bytes is None else peak_bytes / GIB,
@@ -232,22 +224,24 @@ def search_figures(search: MemorySearch) -> dict[str, float | None]:
     }
 
 
-def line_through(search: MemorySearch) -> Line | None:
-    """Return the line of the trials that fit; None for less than two batch sizes, no error for less than three trials.
+def line_figures(search: MemorySearch) -> dict[str, float]:
+    """Return the line of the trials that fit: memory without samples, its standard error, and what a sample adds.
 
-    The error is that of the intercept in a linear regression (Draper and Smith, Applied Regression Analysis, ch. 1).
+    It needs two batch sizes, and the error three trials. The error is that of the intercept in a linear regression
+    (Draper and Smith, Applied Regression Analysis, ch. 1).
     """
     points = memory_points(search.trials)
     sizes, peaks = [point.batch_size for point in points], [point.peak_bytes for point in points]
     if len(set(sizes)) < 2:
-        return None
+        return {}
     fit = statistics.linear_regression(sizes, peaks)
-    if len(sizes) < 3:
-        return Line(fit.intercept, None, fit.slope)
-    mean = statistics.fmean(sizes)
-    scatter = math.dist(peaks, [fit.intercept + fit.slope * size for size in sizes]) / math.sqrt(len(sizes) - 2)
-    spread = sum((size - mean) ** 2 for size in sizes)
-    return Line(fit.intercept, scatter * math.sqrt(1 / len(sizes) + mean**2 / spread), fit.slope)
+    found = {"state_gib": fit.intercept / GIB, "sample_memory_gib": fit.slope / GIB}
+    if len(sizes) > 2:
+        mean = statistics.fmean(sizes)
+        scatter = math.dist(peaks, [fit.intercept + fit.slope * size for size in sizes]) / math.sqrt(len(sizes) - 2)
+        spread = sum((size - mean) ** 2 for size in sizes)
+        found["state_error_gib"] = scatter * math.sqrt(1 / len(sizes) + mean**2 / spread) / GIB
+    return found
 
 
 def memory_notes(point: PooledPoint, searches: Sequence[MemorySearch]) -> list[Note]:

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from pipeline.figures import formulas
 from pipeline.figures.epoch_figures import (
     LOADER_BOUND,
     compute_rate_notes,
@@ -344,7 +343,7 @@ def node_row(
     time_s, one_s = point.epoch_time, baseline.epoch_time
     assert time_s is not None, "it is timed"
     assert one_s is not None, "so is the one on one node"
-    gain = estimate(formulas.speedup(one_s, time_s), time_ratio_interval(one_s, time_s))
+    gain = estimate(one_s / time_s, time_ratio_interval(one_s, time_s))
     exposed_s, _ = exposed_per_epoch(point, measured)
     advice = advices.get(id(point))
     return make_row(

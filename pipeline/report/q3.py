@@ -447,12 +447,11 @@ def subtraction_figures(point: PooledPoint, baseline: Baseline) -> tuple[dict[st
     compute_s = comm_s = None
     notes: list[Note] = []
     if baseline.time_s is not None and time_s is not None:
-        compute_s = formulas.compute_time_subtraction_s(baseline.time_s, num_gpus)
-        value_s = formulas.comm_time_subtraction_s(baseline.time_s, time_s, num_gpus)
-        if value_s is None:
+        compute_s = float(baseline.time_s / num_gpus)  # as if the work were divided perfectly
+        if time_s <= compute_s:
             notes.append(make_note(SUBTRACTION_FAILS))
         else:
-            comm_s = Estimate(value_s, *subtraction_ends_s(point, baseline))
+            comm_s = Estimate(time_s - compute_s, *subtraction_ends_s(point, baseline))
             if comm_s.low is not None and comm_s.low <= 0:
                 comm_s.noise = comm_s.high
                 notes.append(make_note(SUBTRACTION_IS_NOISE))

@@ -130,7 +130,7 @@ def q4_rows(point: PooledPoint) -> list[Row]:
 
 
 def learnt_epochs(record: Record) -> list[Epoch]:
-    epochs = record.measurement.epochs if record.measurement and not record.spec.is_probe else ()
+    epochs = () if record.spec.is_probe else record.epochs
     return [epoch for epoch in epochs if epoch.loss is not None or epoch.diverged_at_update is not None]
 
 

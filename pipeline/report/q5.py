@@ -7,7 +7,6 @@ from typing import NamedTuple
 import msgspec
 
 from pipeline.figures.intervals import Estimate, estimate, median_interval
-from pipeline.figures.notes import OF_BASELINE
 from pipeline.figures.pooling import group_pairs
 from pipeline.figures.scaling import BASELINE_RUNS, NO_DIFFERENCE
 from pipeline.figures.stopping_rule import MAX_TIME_HALF_WIDTH
@@ -44,7 +43,7 @@ EXECUTIONS_SIMPLEST_FIRST = ("eager", "compile", "graph", "compiled_graph", "aut
 MAX_WORKLOADS = 3  # that are answered; of more those with the most configurations
 LEARNING_AXES = [name for name, axis in DECLARED.items() if axis.changes_learning]
 """Axes of a choice that may change what is learnt, which a comparison of times does not say."""
-BASELINE_NOTES = (OF_BASELINE, NO_DIFFERENCE, BASELINE_RUNS)
+BASELINE_NOTES = (NO_DIFFERENCE, BASELINE_RUNS)
 
 
 class Choice(NamedTuple):
@@ -168,6 +167,7 @@ def place_words(row: Row, rows: Sequence[Row], all_rows: Sequence[Row]) -> str:
 def own_badges(row: Row) -> tuple[str, ...]:
     """Return what weakens the time of a row, without its baseline; the number of runs stands in the sentence."""
     own = [note for note in row.notes if note.kind not in BASELINE_NOTES and note.values.get("what") != "baseline"]
+    own = [note for note in own if not note.is_of_baseline]
     return tuple(badge for badge in badges_of(msgspec.structs.replace(row, notes=tuple(own))) if badge != "one run")
 
 

@@ -173,8 +173,7 @@ class Answer(NamedTuple):
     @property
     def topic(self) -> str:
         """The question in a word or two; of a user's own model what it tests is no accuracy."""
-        is_own = self.question == "Q4" and self.terms.own_model
-        return "Large batches" if is_own else TOPICS[self.question]
+        return "Large batches" if self.question == "Q4" and self.terms.own_model else TOPICS[self.question]
 
     @property
     def is_answered(self) -> bool:

@@ -12,7 +12,7 @@ import msgspec
 
 from pipeline.figures.epoch_figures import MAX_DATA_SHARE, shown_precision
 from pipeline.figures.intervals import CONFIDENCE, NOMINAL, OF_FEWEST_VALUES, min_values
-from pipeline.figures.notes import OF_BASELINE, Note, NoteKind, make_note
+from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.figures.pooling import PooledPoint
 from pipeline.plan.axes import AXES, AXIS_DEFAULTS
 from pipeline.plan.point_label import Terms, format_number, in_terms, terms_of
@@ -57,7 +57,7 @@ class Range(NamedTuple):
 
 
 class NoteFormatter(string.Formatter):
-    """str.format with lists, names of figures and notes about another point."""
+    """str.format with lists and names of figures."""
 
     def __init__(self, words: Mapping[str, str]) -> None:
         self.words = words
@@ -75,8 +75,6 @@ class NoteFormatter(string.Formatter):
         if isinstance(value, Range):
             low, high = (self.format_field(end, format_spec) for end in value)
             return f"{low.removesuffix(' %')} to {high}"
-        if isinstance(value, Note):
-            return render_note(value, self.words)
         if isinstance(value, float) and format_spec:
             return format_number(value, format_spec).replace("%", " %")
         return str(super().format_field(value, format_spec))
@@ -89,7 +87,8 @@ def shorten_values(values: Collection[str]) -> str:
 
 def render_note(note: Note, words: Mapping[str, str] | None = None) -> str:
     """Return the sentence of a note, with `words` (by key) for the figures that it names."""
-    return NoteFormatter(words or {}).vformat(note.kind.words, (), note.values)
+    said = NoteFormatter(words or {}).vformat(note.kind.words, (), note.values)
+    return f"baseline: {said}" if note.is_of_baseline else said
 
 
 def render_notes(notes: Iterable[Note], terms: Terms) -> str | None:
@@ -133,7 +132,7 @@ class Row(msgspec.Struct, frozen=True):
 
     def has_note(self, *kinds: NoteKind) -> bool:
         """True if a note of the row, or one about its baseline, is of one of these kinds."""
-        return any(kind_of(note) in kinds for note in self.notes)
+        return any(note.kind in kinds for note in self.notes)
 
 
 Rows = Sequence[Row]
@@ -250,11 +249,6 @@ class Table:
 def key_without(row: Row, may_differ: Container[str]) -> tuple[str, ...]:
     """Return the axes of a row but for those that may differ."""
     return tuple(repr(row.axes[axis]) for axis in AXES if axis in row.axes and axis not in may_differ)
-
-
-def kind_of(note: Note) -> NoteKind:
-    """Return the kind of a note; for a note about the baseline that of the note inside."""
-    return kind_of(note.values["note"]) if note.kind == OF_BASELINE else note.kind
 
 
 def make_row(table: Table, point: PooledPoint, notes: Sequence[Note] = (), **figures: Any) -> Row:

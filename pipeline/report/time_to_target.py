@@ -60,14 +60,6 @@ class Merit(NamedTuple):
         return None if self.is_accuracy and target <= 0 else target
 
 
-class Spread(NamedTuple):
-    """The median over seeds with its interval, or with minimum and maximum of fewer than six; inf is "not reached"."""
-
-    median: float
-    low: float
-    high: float
-
-
 class CostToTarget(NamedTuple):
     """The cost of training up to the end of an epoch; every field is inf if the target was not reached."""
 
@@ -78,9 +70,8 @@ class CostToTarget(NamedTuple):
 
 def evaluated_records(point: PooledPoint) -> list[Record]:
     """Return the point's ok records that were measured here and were tested after every epoch."""
-    found = [(record, record.measurement.epochs) for record in point.ok_records if record.measurement]
-    tested = [record for record, epochs in found if all(epoch.merit_or_accuracy is not None for epoch in epochs)]
-    return [record for record in tested if record.measured]
+    found = [record for record in point.ok_records if record.measured]
+    return [record for record in found if all(epoch.merit_or_accuracy is not None for epoch in record.epochs)]
 
 
 def merit_of(study: Sequence[PooledPoint]) -> Merit:
@@ -96,41 +87,39 @@ def timed_records(point: PooledPoint, gpu: str) -> list[Record]:
 
 def training_times_s(record: Record) -> list[float]:
     """Return the training seconds from the start to the end of each epoch: the slowest rank's, without evaluation."""
-    epochs = record.measurement.epochs if record.measurement else ()
-    return [total_ns / 1e9 for total_ns in itertools.accumulate(epoch.time_ns for epoch in epochs)]
+    return [total_ns / 1e9 for total_ns in itertools.accumulate(epoch.time_ns for epoch in record.epochs)]
 
 
 def states_every_time(record: Record) -> bool:
     """True if the record has the time of every epoch from the first on; a file of timings may state some alone."""
-    epochs = record.measurement.epochs if record.measurement else ()
-    return all(epoch.epoch == number and epoch.slowest_rank for number, epoch in enumerate(epochs, 1))
+    return all(epoch.epoch == number and epoch.slowest_rank for number, epoch in enumerate(record.epochs, 1))
 
 
 def final_merit(record: Record) -> float:
     """Return the test accuracy, or another merit, after the last epoch of an evaluated record."""
-    return (record.measurement.epochs[-1].merit_or_accuracy if record.measurement else None) or 0.0
+    return record.epochs[-1].merit_or_accuracy or 0.0
 
 
 def cost_to_target(record: Record, target: float, merit: Merit) -> CostToTarget:
     """Return what training cost up to the first epoch whose merit is the target or better."""
-    epochs = record.measurement.epochs if record.measurement else ()
-    for epoch, time_s in zip(epochs, training_times_s(record), strict=True):
+    for epoch, time_s in zip(record.epochs, training_times_s(record), strict=True):
         if epoch.merit_or_accuracy is not None and merit.reaches(epoch.merit_or_accuracy, target):
             assert epoch.num_updates is not None, "it was measured here"
             return CostToTarget(epoch.epoch, epoch.num_updates, time_s)
     return CostToTarget(NOT_REACHED, NOT_REACHED, NOT_REACHED)
 
 
-def spread(values: Sequence[float]) -> Spread | None:
-    """Return the median with its interval (intervals.median_interval, which six values have), else with the extremes.
+def spread(values: Sequence[float]) -> Estimate | None:
+    """Return the median over seeds with its interval (intervals.median_interval), of fewer than six with the extremes.
 
-    None without values.
+    None if the median is not reached. An end that is not reached is None, and so are those of a single seed.
     """
-    if not values:
+    if not values or not math.isfinite(median := statistics.median(values)):
         return None
     ordered, n = sorted(values), len(values)
     rank = intervals.innermost_rank(n, intervals.CONFIDENCE) if n >= intervals.min_values() else 1
-    return Spread(statistics.median(ordered), ordered[rank - 1], ordered[-rank])
+    ends = (end if math.isfinite(end) and n > 1 else None for end in (ordered[rank - 1], ordered[-rank]))
+    return Estimate(median, *ends)
 
 
 def study_baseline(study: Sequence[PooledPoint]) -> PooledPoint | None:
@@ -158,7 +147,7 @@ def default_target(baseline: PooledPoint | None, merit: Merit) -> float | None:
 
 def is_diverged(record: Record) -> bool:
     """True if the loss of an epoch is not finite."""
-    return any(epoch.loss is None for epoch in (record.measurement.epochs if record.measurement else ()))
+    return any(epoch.loss is None for epoch in record.epochs)
 
 
 def throughput_per_gpu(point: PooledPoint, gpu: str) -> float | None:
@@ -179,7 +168,7 @@ def loss_ranges(point: PooledPoint) -> list[tuple[float, float]]:
     records = evaluated_records(point)
     if len(records) < 2:
         return []
-    curves = [[epoch.loss for epoch in record.measurement.epochs] for record in records if record.measurement]
+    curves = [[epoch.loss for epoch in record.epochs] for record in records]
     by_epoch = ([math.inf if loss is None else loss for loss in losses] for losses in zip(*curves, strict=True))
     return [(min(losses), max(losses)) for losses in by_epoch]
 
@@ -402,9 +391,8 @@ def target_row(
     Times are those on the model `gpu`. `one` is the same training on one GPU, with an equal global batch.
     """
     records, timed = evaluated_records(point), timed_records(point, gpu)
-    final = estimate_spread([final_merit(record) for record in records])
-    of_accuracy, of_merit = ("final_test_accuracy", "target_accuracy"), ("final_merit", "target_merit")
-    keys = of_accuracy if merit.is_accuracy else of_merit
+    final = spread([final_merit(record) for record in records])
+    keys = ("final_test_accuracy", "target_accuracy") if merit.is_accuracy else ("final_merit", "target_merit")
     figures: dict[str, Any] = dict(zip(keys, (final, target), strict=True))
     num_diverged = sum(map(is_diverged, records))
     notes = [make_note(DIVERGED, count=num_diverged, repeats=len(records))] if num_diverged else []
@@ -441,29 +429,20 @@ def reaching_figures(
     A note says so if some seeds miss the target. Without a result nothing is said of who reached it.
     """
     progress = [cost_to_target(record, target, merit) for record in records]
-    epochs, time_s = estimate_spread([part.epochs for part in progress]), None
+    epochs, time_s = spread([part.epochs for part in progress]), None
     if epochs is not None:  # else the times of a few would tell of what most do not reach
-        time_s = estimate_spread([cost_to_target(run, target, merit).time_s for run in timed])
+        time_s = spread([cost_to_target(run, target, merit).time_s for run in timed])
     num_reached, reached = sum(math.isfinite(part.epochs) for part in progress), None
     if records:
         reached = f"{num_reached} of {len(records)}" if num_reached else NEVER_REACHED
     figures = {
         "epochs_to_target": epochs,
-        "updates_to_target": estimate_spread([part.updates for part in progress]),
+        "updates_to_target": spread([part.updates for part in progress]),
         "time_to_target_s": time_s,
         "gpu_time_to_target_s": None if time_s is None else time_s * num_gpus,
         "reached": reached,
     }
     return figures, [make_note(REACHED_BY_SOME, reached=reached)] if 0 < num_reached < len(records) else []
-
-
-def estimate_spread(values: Sequence[float]) -> Estimate | None:
-    """Return the median of the seeds with its ends; None if it was not reached, and no ends of a single seed."""
-    found = spread(values)
-    if found is None or not math.isfinite(found[0]):
-        return None
-    ends = (end if math.isfinite(end) and len(values) > 1 else None for end in found[1:])
-    return Estimate(found[0], *ends)
 
 
 def efficiencies(
@@ -472,11 +451,10 @@ def efficiencies(
     """Return throughput efficiency, statistical efficiency and their product, against the baseline."""
     ours, theirs = (throughput_per_gpu(part, gpu) for part in (point, baseline))
     throughput = ours / theirs if ours and theirs else None
-    records = evaluated_records(baseline)
-    needed = spread([cost_to_target(record, target, merit).epochs for record in records])
+    needed = spread([cost_to_target(record, target, merit).epochs for record in evaluated_records(baseline)])
     statistical = None
-    if epochs_to_target is not None and needed and math.isfinite(needed.median):
-        statistical = needed.median / epochs_to_target
+    if epochs_to_target is not None and needed is not None:
+        statistical = needed / epochs_to_target
     product = throughput * statistical if throughput is not None and statistical is not None else None
     return {"throughput_efficiency": throughput, "statistical_efficiency": statistical, "target_efficiency": product}
 

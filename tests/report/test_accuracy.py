@@ -20,6 +20,7 @@ from page_records import REMEDIES, remedy_records
 from rendered_plots import labels, line_panel, plots_of, xs, ys
 from rendered_tables import assert_row, build, cells, claims_of, published_claims, report, table_of
 
+from pipeline.figures.intervals import ends_of
 from pipeline.plan.axes import REMEDIES as REMEDIES_OF_SPEC
 from pipeline.plan.point_label import OF_GPUS
 from pipeline.plan.spec import Spec
@@ -30,7 +31,7 @@ from pipeline.report.markdown import render_experiment
 from pipeline.report.plots import MAX_POINTS, MAX_SERIES, REFERENCE, Point
 from pipeline.report.questions import answer_questions, build_tables
 from pipeline.report.table import Row
-from pipeline.report.time_to_target import NOT_REACHED, Spread, Targets, spread
+from pipeline.report.time_to_target import NOT_REACHED, Targets, spread
 
 
 def baseline(**fields: Any) -> Record:
@@ -99,15 +100,18 @@ def test_seeds_that_fail_to_reach_it_widen_the_spread_before_they_move_the_media
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ([3, 1, 2], Spread(2, 1, 3)),
-        ([6, 5, 4, 3, 2, 1], Spread(3.5, 1, 6)),
-        ([*range(1, 13)], Spread(6.5, 2, 11)),  # ranks 3 and 10 cover 96.1 %, below 97.5 %
-        ([1, NOT_REACHED, 2], Spread(2, 1, NOT_REACHED)),
-        ([], None),
+        ([3, 1, 2], (2, 1, 3)),
+        ([6, 5, 4, 3, 2, 1], (3.5, 1, 6)),
+        ([*range(1, 13)], (6.5, 2, 11)),  # ranks 3 and 10 cover 96.1 %, below 97.5 %
+        ([1, NOT_REACHED, 2], (2, 1, None)),
+        ([1, NOT_REACHED, NOT_REACHED], (None, None, None)),
+        ([1], (1, None, None)),
+        ([], (None, None, None)),
     ],
 )
-def test_six_values_have_an_interval_and_fewer_their_extremes(values: list[float], expected: Spread | None) -> None:
-    assert spread(values) == expected
+def test_six_values_have_an_interval_and_fewer_their_extremes(values: list[float], expected: tuple[Any, ...]) -> None:
+    found = spread(values)
+    assert (found, *ends_of(found)) == expected
 
 
 def test_a_missing_seed_is_named() -> None:

@@ -24,7 +24,7 @@ from words_page import render_words
 
 from pipeline.figures.epoch_figures import THROTTLED
 from pipeline.figures.intervals import DRIFTED, Estimate
-from pipeline.figures.notes import OF_BASELINE, TEXT, make_note, text_note
+from pipeline.figures.notes import TEXT, make_note, text_note
 from pipeline.figures.pooling import SHARED_NODE
 from pipeline.figures.scaling import SUPERLINEAR_IS_NOISE
 from pipeline.plan.axes import REMEDIES, Remedy
@@ -115,7 +115,7 @@ def test_every_kind_of_note_is_made_and_has_the_name_of_its_constant() -> None:
 
 def test_a_note_of_another_point_and_lists_are_written_out() -> None:
     noise = make_note(SUPERLINEAR_IS_NOISE, num_gpus=2)
-    assert sentences([make_note(OF_BASELINE, note=noise), make_note(FIGURES_NOT_STATED, figures=["a", "b"])]) == [
+    assert sentences([noise._replace(is_of_baseline=True), make_note(FIGURES_NOT_STATED, figures=["a", "b"])]) == [
         "baseline: the speed-up is above 2, which lies inside its interval: the noise is larger than the gap",
         "not stated: a, b",
     ]
@@ -123,7 +123,7 @@ def test_a_note_of_another_point_and_lists_are_written_out() -> None:
 
 
 def test_a_report_names_a_figure_as_its_heading_does_and_json_by_its_key() -> None:
-    note = make_note(OF_BASELINE, note=make_note(FIGURES_NOT_STATED, figures=["training_time_s", "epoch_time_s"]))
+    note = make_note(FIGURES_NOT_STATED, figures=["training_time_s", "epoch_time_s"])._replace(is_of_baseline=True)
     assert render_note(note, FIGURE_NAMES) == "baseline: not stated: training time, epoch time"
     assert render_note(note) == "baseline: not stated: training_time_s, epoch_time_s"
 
@@ -372,7 +372,7 @@ def test_an_ingested_report_is_also_shown_in_its_own_terms() -> None:
 @pytest.mark.parametrize("of_baseline", [False, True])
 def test_merged_notes_state_the_range_of_their_quantities(drifts: list[float], merged: str, of_baseline: bool) -> None:
     notes = [make_note(DRIFTED, what="epoch_time_s", drift=drift) for drift in drifts]
-    notes = [make_note(OF_BASELINE, note=note) for note in notes] if of_baseline else notes
+    notes = [note._replace(is_of_baseline=of_baseline) for note in notes]
     ((_, text),), numbers, shared = number_notes([Row({}, {}, 1, (note,)) for note in notes] + [Row({}, {})])
     assert text.startswith(f"baseline: {merged}" if of_baseline else merged)
     assert (numbers, shared) == ([(1,)] * len(drifts) + [()], [])
@@ -420,7 +420,7 @@ CAPPED = "power-limited, clock 5 % below its maximum"
 
 def test_badges_stand_once_and_those_of_the_baseline_last() -> None:
     capped = make_note(THROTTLED, reasons=["sw_power_cap"], below=0.0512)
-    notes = (make_note(OF_BASELINE, note=capped), capped, make_note(SHARED_NODE, others=2), capped)
+    notes = (capped._replace(is_of_baseline=True), capped, make_note(SHARED_NODE, others=2), capped)
     badges = badges_of(Row({}, {}, 1, notes))
     assert badges == ("one run", CAPPED, "shared node", f"baseline {CAPPED}")
     tile = LARGEST_FITTING._replace(figure="512", badges=badges[:2]).in_words_of(OF_GPUS)

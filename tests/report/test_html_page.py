@@ -33,7 +33,7 @@ from rendered_tables import assert_said_once, published_tables
 
 from pipeline.figures.epoch_figures import THROTTLED
 from pipeline.figures.intervals import DRIFTED
-from pipeline.figures.notes import OF_BASELINE, make_note
+from pipeline.figures.notes import make_note
 from pipeline.figures.pooling import SHARED_NODE
 from pipeline.figures.scaling import NO_BASELINE
 from pipeline.plan.point_label import OF_GPUS, Terms
@@ -329,7 +329,7 @@ def test_the_same_records_give_the_same_page(tmp_path: Path, batch_page: str) ->
 def test_a_note_is_a_badge_with_a_word_and_its_text_on_hover_and_below(tmp_path: Path) -> None:
     """Five notes of one row: three words, and the others in one."""
     notes = [make_note(DRIFTED, what="epoch_time_s", drift=0.1), make_note(THROTTLED, reasons=["sw_power_cap"])]
-    notes += [make_note(SHARED_NODE, others=2), make_note(OF_BASELINE, note=notes[1]), make_note(NO_BASELINE)]
+    notes += [make_note(SHARED_NODE, others=2), notes[1]._replace(is_of_baseline=True), make_note(NO_BASELINE)]
     found = collected_in(tmp_path / "x", *batch_records())
     first, *others = found.tables["Q1"]
     found.tables["Q1"][:] = [msgspec.structs.replace(first, notes=tuple(notes)), *others]

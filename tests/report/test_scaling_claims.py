@@ -23,7 +23,7 @@ from page_records import batch_records, every_question
 from rendered_tables import assert_row, build, claims_of, published_claims, row_of
 
 from pipeline.figures.epoch_figures import LOADER_BOUND
-from pipeline.figures.notes import OF_BASELINE, NoteKind, make_note
+from pipeline.figures.notes import NoteKind, make_note
 from pipeline.figures.pooling import SHARED_NODE
 from pipeline.figures.scaling import SUPERLINEAR
 from pipeline.plan.grid import shipped_grids
@@ -140,7 +140,7 @@ def test_a_note_that_forbids_a_figure_counts_for_a_baseline_too(kind: NoteKind) 
     assert kind.forbids
     for figure in kind.forbids:
         assert is_fit_for_answer(Row({}, figures), figure)
-        assert not is_fit_for_answer(Row({}, figures, 1, (make_note(OF_BASELINE, note=make_note(kind)),)), figure)
+        assert not is_fit_for_answer(Row({}, figures, 1, (make_note(kind)._replace(is_of_baseline=True),)), figure)
 
 
 def test_every_question_is_answered_from_its_rows() -> None:
