@@ -92,8 +92,7 @@ SHARED_MEMORY_SIGNS = (
     "killed by signal: Bus error",
     str(host.SHARED_MEMORY),
 )
-
-
+DIED_SILENTLY_SIGN = "DataLoader worker (pid(s)"  # without a signal in the chain: full shared memory is the usual cause
 OPEN_FILES_SIGNS = ("Too many open files", "items of ancillary data")
 THREAD_SIGNS = ("can't start new thread", "Resource temporarily unavailable")
 INTERFACE_SIGNS = ("no socket interface found", "Unable to find address for")  # of NCCL, and of Gloo
@@ -189,22 +188,18 @@ def may_be_consequence(failure: Failure) -> bool:
 
 
 def describe_exception(error: BaseException) -> str:
-    """Return the type and text of the error, its most telling cause first. Limits of the node come with their cure."""
-    text = f"{type(error).__name__}: {error}"
-    if not is_shared_memory_error(error):
-        return describe_chain(error)
-    last_line = text.strip().splitlines()[-1]
-    hint = f"{last_line}; {shared_memory_hint()}"
-    return hint if text.strip() == last_line else f"{hint}\n{text}"
+    """Return the errors that led to this one, a line or more each: the most telling first.
 
-
-def describe_chain(error: BaseException) -> str:
-    """Return the errors that led to this one, a line or more each: the most telling first."""
+    Behind its first line stands the limit of the node that it is about, with the cure.
+    """
     chain = [error, *causes_of(error)]
     telling = next((one for one in chain if limit_hint(one) or contains_any(str(one), TELLING_SIGNS)), None)
     telling = telling or next((one for one in chain if str(one).strip()), error)
     texts = [f"{type(one).__name__}: {one}".strip().removesuffix(":") for one in dict.fromkeys([telling, *chain])]
-    if hint := limit_hint(telling):
+    hint = limit_hint(telling)
+    if not hint and DIED_SILENTLY_SIGN in str(telling):
+        hint = shared_memory_hint()
+    if hint:
         first, line_break, rest = texts[0].partition("\n")
         texts[0] = f"{first}; {hint}{line_break}{rest}"
     return "\n".join(texts)
@@ -227,6 +222,8 @@ def limit_hint(error: BaseException) -> str:
     if contains_any(text, OPEN_FILES_SIGNS) or (isinstance(error, EOFError) and passes_files):
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return f"the limit of open files is {limit}: raise it (ulimit -n), or let collate() make fewer tensors a batch"
+    if contains_any(text, SHARED_MEMORY_SIGNS):
+        return shared_memory_hint()
     if contains_any(text, THREAD_SIGNS):
         return "the limit of threads is reached: raise it (ulimit -u), or lower OMP_NUM_THREADS or num_workers"
     if "DataLoader worker" in text and "killed by signal: Killed" in text:
@@ -238,19 +235,6 @@ def limit_hint(error: BaseException) -> str:
         names = ", ".join(name for _, name in socket.if_nameindex())
         return f"the interfaces of {host.node_name()} are {names}: see {' and '.join(stated or INTERFACE_VARIABLES)}"
     return full_disk_hint(text)
-
-
-def is_shared_memory_error(error: BaseException) -> bool:
-    """True if shared memory failed, or if a loader's worker died without a reason, for which it is the usual one."""
-    text = ""
-    cause: BaseException | None = error
-    while cause is not None:
-        text += f" {cause}"
-        cause = cause.__cause__ or cause.__context__
-    if contains_any(text, OPEN_FILES_SIGNS):  # opening it failed for another limit
-        return False
-    died_silently = "DataLoader worker (pid(s)" in text and "killed by signal" not in text
-    return died_silently or contains_any(text, SHARED_MEMORY_SIGNS)
 
 
 def shared_memory_hint() -> str:

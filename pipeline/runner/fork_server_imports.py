@@ -14,6 +14,7 @@ import os
 from pipeline.system import host, imports, source_digest
 
 SERVER_PID = os.getpid()  # the parent of every process that is forked from here
+ENVIRON = dict(os.environ)  # of the first launch; imports may add variables
 host.die_with_parent(int(os.environ["PIPELINE_LAUNCHER_PID"]))  # its ranks end with it
 import_error: Exception | None = None
 try:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -44,7 +43,7 @@ class ScriptProcess:
             umask=int(environ.get(USERS_UMASK, "-1"), 8),
             pass_fds=links.log_descriptors(),
         )
-        self.tail: deque[bytes] = deque()  # the last output
+        self.tail = b""  # the last output
         self.num_bytes = self.num_ready = 0
         self.copier = threading.Thread(target=self.copy_output, name="output", daemon=True)
         self.copier.start()
@@ -58,7 +57,7 @@ class ScriptProcess:
         exit_code = self.process.wait()
         self.copier.join(TAIL_WAIT_S)
         if (left_out := self.num_bytes - MAX_OUTPUT_BYTES) > 0:
-            kept = b"".join(self.tail)[-min(left_out, MAX_TAIL_BYTES) :]
+            kept = self.tail[-left_out:]
             cut = f"\n[{left_out - len(kept):,} bytes of the script's output are left out]\n"
             sys.stderr.flush()
             os.write(2, cut.encode() + kept)
@@ -67,22 +66,18 @@ class ScriptProcess:
     def copy_output(self) -> None:
         """Copy the first part of the output, and keep its end."""
         assert self.process.stdout is not None
-        kept = 0
         with self.process.stdout as source:
             while part := os.read(source.fileno(), 65536):
                 copied = part[: max(0, MAX_OUTPUT_BYTES - self.num_bytes)]
                 self.num_bytes += len(part)
-                self.tail.append(part)
-                kept += len(part)
-                while kept - len(self.tail[0]) > MAX_TAIL_BYTES:
-                    kept -= len(self.tail.popleft())
+                self.tail = (self.tail + part)[-MAX_TAIL_BYTES:]
                 with contextlib.suppress(OSError):  # nobody reads the log
                     while copied:
                         copied = copied[os.write(2, copied) :]
 
     def last_line(self) -> str:
         """Return the last line that the script has printed; "" without one."""
-        text = b"".join(self.tail)[-MAX_TAIL_BYTES:].decode(errors="replace")
+        text = self.tail.decode(errors="replace")
         parts = re.split(r"[\r\n]", ESCAPE_SEQUENCE.sub("", text))
         lines = [line for part in parts if (line := CONTROL_CHARACTER.sub("", part).strip())]
         return lines[-1][:MAX_LINE_CHARS] if lines else ""

@@ -55,10 +55,6 @@ RANK_POLL_S = 0.05
 EXIT_GRACE_S = 5  # for the end of a rank that has finished, and of what it has started
 
 ProcessContext = ForkServerContext | SpawnContext
-EnvironChanges = tuple[dict[str, str], list[str]]
-"""Environment variables set, and names removed, since the fork server started."""
-
-_fork_server_environ: dict[str, str] = {}  # os.environ when the fork server started
 
 
 class NodeLaunch(NamedTuple):
@@ -120,7 +116,7 @@ def run_under_agent(launch: NodeLaunch, context: ProcessContext) -> dict[int, Ra
     failed, or why the ranks could not be started. Raises StoppedBySignal.
     """
     receiver, sender = context.Pipe(duplex=False)
-    agent = context.Process(target=become_agent, args=(launch, environ_changes(), sender))
+    agent = context.Process(target=become_agent, args=(launch, dict(os.environ), sender))
     with raise_stop_signals():
         try:
             agent.start()
@@ -156,20 +152,19 @@ def raise_stop_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def become_agent(launch: NodeLaunch, changes: EnvironChanges, sender: "Connection") -> None:
+def become_agent(launch: NodeLaunch, environ: Mapping[str, str], sender: "Connection") -> None:
     """Make this new process the agent of a launch: run AGENT_MODULE, and send what it returns."""
     preloaded = sys.modules.get(PRELOADED_MODULE)  # absent without a fork server
     host.die_with_parent(preloaded.SERVER_PID if preloaded else int(os.environ[LAUNCHER_PID]))
-    change_environ(changes)
+    change_environ(preloaded.ENVIRON if preloaded else {}, environ)
     sender.send(importlib.import_module(AGENT_MODULE).main(launch))
 
 
-def change_environ(changes: EnvironChanges) -> None:
-    """Give this new process the environment of the launcher."""
-    changed, removed = changes
-    os.environ.update(changed)
-    for name in removed:
+def change_environ(before: Mapping[str, str], environ: Mapping[str, str]) -> None:
+    """Give this new process the environment of the launcher, and keep what was added to that of before."""
+    for name in before.keys() - environ.keys():
         os.environ.pop(name, None)
+    os.environ.update(environ)
 
 
 def rank_folder() -> tempfile.TemporaryDirectory[str]:
@@ -191,20 +186,12 @@ def start_fork_server(spec: Spec) -> ProcessContext:
     """
     preloaded = [PRELOADED_MODULE, IMAGES_MODULE] if is_image_model(spec.model) else [PRELOADED_MODULE]
     multiprocessing.set_forkserver_preload(preloaded)
-    if not _fork_server_environ:
-        _fork_server_environ.update(os.environ)
     try:
         forkserver.ensure_running()
     except OSError as error:  # its socket is in TMPDIR, whose path may be too long
         log_line(f"every launch imports torch again: TMPDIR={tempfile.gettempdir()} cannot hold a socket ({error})")
         return multiprocessing.get_context("spawn")
     return multiprocessing.get_context("forkserver")
-
-
-def environ_changes() -> EnvironChanges:
-    """Return the environment variables set, and the names removed, since the fork server started."""
-    changed = {name: value for name, value in os.environ.items() if _fork_server_environ.get(name) != value}
-    return changed, [name for name in _fork_server_environ if name not in os.environ]
 
 
 def become_rank(folder: Path, store: Path | None) -> None:

@@ -229,7 +229,7 @@ def sum_part_times(clock: StepTimer, parts_ns: PartTimesNs, rank: Rank, num_samp
         forward_ns=totals.get("forward"),
         backward_ns=totals.get("backward"),
         optimizer_ns=totals.get("optimizer"),
-        loader_wait_ns=clock.loader_wait_ns(),
+        loader_wait_ns=clock.loader_wait_ns,
         num_samples=num_samples,
         started_unix_ns=clock.started_unix_ns,
     )

@@ -51,7 +51,7 @@ class StepTimer:
         num_marks = num_steps * (num_passes * (len(parts) - 1) + 1) + 1
         is_cpu = device.type == "cpu"
         self._marks: list[Any] = [0 if is_cpu else torch.cuda.Event(enable_timing=True) for _ in range(num_marks)]
-        self._loader_wait_ns = 0
+        self.loader_wait_ns = 0  # of the host for batches, also while the device was busy
         self._next = 0
         self._started_ns = self._stopped_ns = 0
         self.started_unix_ns = 0  # the start in Unix time, to match telemetry samples
@@ -67,7 +67,7 @@ class StepTimer:
         """Return the next batch. The wait for it is the part `data`."""
         asked_ns = time.perf_counter_ns()
         batch = next(batches)
-        self._loader_wait_ns += time.perf_counter_ns() - asked_ns
+        self.loader_wait_ns += time.perf_counter_ns() - asked_ns
         self.mark("data")
         return batch
 
@@ -109,10 +109,6 @@ class StepTimer:
         by_step = parts.reshape(self._num_steps, -1)
         in_passes = by_step[:, :-1].reshape(self._num_steps, self._num_passes, -1).sum(axis=1)
         return np.hstack([in_passes, by_step[:, -1:]])
-
-    def loader_wait_ns(self) -> int:
-        """Return how long the host waited for batches, also while the device was busy, in ns."""
-        return self._loader_wait_ns
 
 
 class UnmarkedTimer(StepTimer):

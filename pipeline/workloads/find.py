@@ -16,7 +16,6 @@ import msgspec
 from pipeline.plan.axes import Execution
 from pipeline.plan.model_names import CIFAR_MODELS, TORCHVISION, ClassPlace, own_class
 from pipeline.plan.spec import Spec
-from pipeline.system.errors import suggest_name
 from pipeline.workloads.user_code import UserLoader, check_imports, user_lines
 from pipeline.workloads.workload import Workload, WorkloadError
 
@@ -58,23 +57,16 @@ def load_class(own: ClassPlace, folder: Path | None) -> type[Workload]:
     `folder`, or that of the file, comes last on Python's path: modules of this project and of installed packages win.
     """
     with errors_of(f"{own.module} cannot be imported"):
-        module = import_file(Path(own.module)) if own.is_file else import_module(own.module, folder)
-    found = getattr(module, own.name, None)
-    if found is None:
-        classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
-        raise WorkloadError(f"{own.module} has no class {own.name!r}; {suggest_name(own.name, classes or ['none'])}")
+        if folder is not None and not own.is_file:
+            put_on_path(folder)
+        module = import_file(Path(own.module)) if own.is_file else importlib.import_module(own.module)
+        found = getattr(module, own.name)
     if not (inspect.isclass(found) and issubclass(found, Workload)):
         raise WorkloadError(
             f"{own.name} of {own.module} is no Workload; write class {own.name}(Workload), with "
             "from pipeline.workloads import Workload"
         )
     return found
-
-
-def import_module(name: str, folder: Path | None) -> Any:
-    if folder is not None:
-        put_on_path(folder)
-    return importlib.import_module(name)
 
 
 def import_file(path: Path) -> Any:
@@ -103,31 +95,24 @@ def put_on_path(folder: Path) -> None:
 
 def construct(kind: type[Workload], options: tuple[str, ...], name: str) -> Workload:
     """Return the workload with its options, each converted to the type of its argument. Raises WorkloadError."""
-    if inspect.isabstract(kind):
-        missing = " and ".join(sorted(kind.__abstractmethods__))
-        raise WorkloadError(f"{name} lacks {missing}; add it to the class")
     parameters = inspect.signature(kind).parameters
     arguments = {}
-    for option in options:
-        key, _, text = option.partition("=")
-        if key not in parameters and not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-            cure = suggest_name(key, list(parameters)) if parameters else "it takes none."
-            raise WorkloadError(f"{name} has no option {key!r}; {cure}")
-        wanted = type_of_option(
-            kind, key, parameters[key].default if key in parameters else inspect.Parameter.empty, name
-        )
-        try:
-            arguments[key] = (
-                None if text == "none" and takes_none(wanted) else msgspec.convert(text, wanted, strict=False)
-            )
-        except msgspec.ValidationError as error:
-            raise WorkloadError(f"model.{key}={text} is no value of {name}'s {key}: {error}") from error
     with errors_of(f"{name} cannot be built"):
+        for option in options:
+            key, _, text = option.partition("=")
+            default = parameters[key].default if key in parameters else inspect.Parameter.empty
+            wanted = type_of_option(kind, key, default)
+            try:
+                arguments[key] = (
+                    None if text == "none" and takes_none(wanted) else msgspec.convert(text, wanted, strict=False)
+                )
+            except msgspec.ValidationError as error:
+                raise WorkloadError(f"model.{key}={text} is no value of {name}'s {key}: {error}") from error
         return kind(**arguments)
 
 
-def type_of_option(kind: type[Workload], key: str, default: object, name: str) -> Any:
-    """Return the type of an argument of the constructor, else that of its default. Raises WorkloadError.
+def type_of_option(kind: type[Workload], key: str, default: object) -> Any:
+    """Return the type of an argument of the constructor, else that of its default.
 
     The types of other arguments are not looked at: they may exist for a type checker alone.
     """
@@ -137,11 +122,7 @@ def type_of_option(kind: type[Workload], key: str, default: object, name: str) -
         wanted: Any = str if default in (None, inspect.Parameter.empty) else type(default)
     else:
         one = SimpleNamespace(__annotations__={key: annotation})
-        try:
-            wanted = typing.get_type_hints(one, globalns=getattr(constructor, "__globals__", {}))[key]
-        except NameError as error:
-            cure = f"import {error.name} outside of TYPE_CHECKING"
-            raise WorkloadError(f"the type {annotation} of {name}'s {key} is not known when it runs; {cure}") from error
+        wanted = typing.get_type_hints(one, globalns=getattr(constructor, "__globals__", {}))[key]
     return wanted | None if default is None and wanted is not Any else wanted
 
 

@@ -591,22 +591,6 @@ def test_other_collectives_inside_the_graph_get_no_sizes(expected: list[tuple[st
         summarize_trace(events_of(INSIDE), buckets(4000), 2, expected)
 
 
-@pytest.mark.parametrize(
-    ("spans", "merged"),
-    [
-        ([], []),
-        ([(0, 1), (1, 3)], [[0, 3]]),  # touching
-        ([(0, 9), (2, 3), (4, 9)], [[0, 9]]),  # nested
-        ([(5, 6), (0, 1)], [[0, 1], [5, 6]]),  # disjoint, out of order
-        ([(0, 4), (2, 6), (7, 8)], [[0, 6], [7, 8]]),
-        ([(2, 2)], [[2, 2]]),  # empty
-    ],
-    ids=["none", "touching", "nested", "disjoint", "overlapping", "empty"],
-)
-def test_a_union_by_hand(spans: list[tuple[float, float]], merged: list[list[float]]) -> None:
-    assert [list(span) for span in merge_spans(spans)] == merged
-
-
 SPANS = st.lists(
     st.tuples(st.integers(0, 1000), st.integers(0, 100)).map(lambda pair: (float(pair[0]), float(sum(pair)))),
     min_size=1,

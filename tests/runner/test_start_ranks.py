@@ -60,15 +60,11 @@ def test_a_module_that_is_named_and_not_imported_exists(name: str) -> None:
 
 def test_a_rank_sees_the_variables_of_its_own_launch_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The self-test disables transports of NCCL for one of its launches."""
-    monkeypatch.setattr(start_ranks, "_fork_server_environ", {"NCCL_P2P_DISABLE": "1", "KEPT": "0", "CHANGED": "0"})
+    before = {"NCCL_P2P_DISABLE": "1", "KEPT": "0", "CHANGED": "0"}
     launcher = {"KEPT": "0", "CHANGED": "1", "NEW": "2"}
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "environ", launcher)
-        changes = start_ranks.environ_changes()
-    assert changes == ({"CHANGED": "1", "NEW": "2"}, ["NCCL_P2P_DISABLE"])
-    forked = {"NCCL_P2P_DISABLE": "1", "KEPT": "0", "CHANGED": "0", "RANK": "3"}
+    forked = {**before, "RANK": "3"}
     monkeypatch.setattr(os, "environ", forked)
-    start_ranks.change_environ(changes)
+    start_ranks.change_environ(before, launcher)
     assert forked == {**launcher, "RANK": "3"}
 
 
@@ -161,14 +157,14 @@ def named_parents(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.fault("F27")
-@pytest.mark.parametrize(("server", "parent"), [(SimpleNamespace(SERVER_PID=5), 5), (None, 7)])
+@pytest.mark.parametrize(("server", "parent"), [(SimpleNamespace(SERVER_PID=5, ENVIRON={}), 5), (None, 7)])
 def test_the_agent_ends_with_the_fork_server_or_else_with_the_launcher(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named_parents: list[int], server: object, parent: int
 ) -> None:
     monkeypatch.setitem(sys.modules, start_ranks.PRELOADED_MODULE, server)
     monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(main=lambda launch: {}))
     sent: list[object] = []
-    start_ranks.become_agent(node_launch(tmp_path), ({}, []), SimpleNamespace(send=sent.append))  # type: ignore[arg-type]
+    start_ranks.become_agent(node_launch(tmp_path), {}, SimpleNamespace(send=sent.append))  # type: ignore[arg-type]
     assert (named_parents, sent) == ([parent], [{}])
 
 

@@ -62,42 +62,34 @@ def window(start_s: float, end_s: float) -> TimeSpan:
     return TimeSpan(T0 + round(start_s * S), T0 + round(end_s * S))
 
 
+RESET = [at(step / 10, energy_mj=20_000 * (step if step < 15 else step - 15)) for step in range(31)]  # by the driver
+
+
 def tick(time_s: float, cpu: tuple[int, int] | None, gpus: Sequence[GpuSample] = ()) -> SamplingRound:
     return SamplingRound(T0 + round(time_s * S), cpu, tuple(gpus))
 
 
-def test_the_counter_gives_the_energy_interpolated_at_both_ends() -> None:
-    assert energy_of(every(0.1, 3), window(0.55, 2.05)) == (300.0, "counter")  # 1.5 s of 200 W
-
-
-def test_the_counter_is_right_where_the_power_that_was_sampled_is_not() -> None:
-    samples = every(0.1, 3, power_mw=1)  # the driver's mean lags behind
-    assert energy_of(samples, window(1, 2)) == (200.0, "counter")
-
-
-def test_a_counter_that_stands_still_between_its_moves_is_interpolated_between_them() -> None:
-    samples = [at(step / 10, energy_mj=1_000 * (step // 4)) for step in range(41)]  # 1 J each 0.4 s
-    # halfway between moves at both ends: 1.5 J to 4.5 J
-    assert energy_of(samples, window(0.6, 1.8)) == (3.0, "counter")
-
-
 @pytest.mark.parametrize(
-    "counter", [{"energy_mj": None}, {"energy_mj": 0}], ids=["absent on an old card", "stands still"]
+    ("samples", "start_s", "end_s", "energy"),
+    [
+        (every(0.1, 3), 0.55, 2.05, (300.0, "counter")),  # 1.5 s of 200 W, interpolated at both ends
+        (every(0.1, 3, power_mw=1), 1, 2, (200.0, "counter")),  # the driver's mean lags behind
+        # 1 J each 0.4 s, halfway between moves at both ends: 1.5 J to 4.5 J
+        ([at(step / 10, energy_mj=1_000 * (step // 4)) for step in range(41)], 0.6, 1.8, (3.0, "counter")),
+        # without a counter, and with one that stands still: the mean of 50 W and 350 W, for 3 s
+        *(
+            ([at(s, power_mw=round(100_000 * s), energy_mj=value) for s in range(5)], 0.5, 3.5, (600.0, "power"))
+            for value in (None, 0)
+        ),
+        (RESET, 1, 2, (200.0, "power")),
+        (RESET, 1.6, 2.6, (200.0, "counter")),  # after the reset it is sound again
+        *((every(0.1, 3), *ends, (None, None)) for ends in ((-1, 1), (2, 4), (5, 6))),  # not spanned
+    ],
 )
-def test_without_a_counter_the_power_is_integrated_and_the_method_is_said(counter: dict[str, Any]) -> None:
-    samples = [at(time_s, power_mw=round(100_000 * time_s), **counter) for time_s in (0, 1, 2, 3, 4)]
-    assert energy_of(samples, window(0.5, 3.5)) == (600.0, "power")  # the mean of 50 W and 350 W, for 3 s
-
-
-def test_a_counter_that_the_driver_reset_inside_the_window_is_not_used() -> None:
-    samples = [at(step / 10, energy_mj=20_000 * (step if step < 15 else step - 15)) for step in range(31)]
-    assert energy_of(samples, window(1, 2)) == (200.0, "power")
-    assert energy_of(samples, window(1.6, 2.6)) == (200.0, "counter")  # after the reset it is sound again
-
-
-@pytest.mark.parametrize(("start_s", "end_s"), [(-1, 1), (2, 4), (5, 6)], ids=["before", "after", "beside"])
-def test_a_window_that_the_samples_do_not_span_has_no_energy(start_s: float, end_s: float) -> None:
-    assert energy_of(every(0.1, 3), window(start_s, end_s)) == (None, None)
+def test_the_energy_of_a_window_is_that_of_the_counter_else_of_the_power(
+    samples: list[GpuSample], start_s: float, end_s: float, energy: tuple[float | None, str | None]
+) -> None:
+    assert energy_of(samples, window(start_s, end_s)) == energy
 
 
 def test_a_window_between_two_samples_has_no_figures() -> None:
