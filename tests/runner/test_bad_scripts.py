@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import forked_script
 import pytest
 from factories import make_spec
 
 from pipeline.records.record import Measurement
-from pipeline.runner import script_blocks, script_rank
+from pipeline.runner import script_blocks, script_process, script_rank
 from pipeline.runner.rank_files import PointTask, RankFiles
 from pipeline.runner.script_blocks import ScriptProblem
 from pipeline.runner.script_rank import ScriptRank
@@ -59,11 +60,15 @@ def kill_scripts() -> None:
         with contextlib.suppress(OSError):
             if b"script_probe.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGKILL)
+    while forked_script.started:
+        forked_script.started.pop().kill()
 
 
 def run_ranks(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch, world_size: int = 1, **axes: Any) -> list[Any]:
     """Run a script on these ranks; return of each the problem or the measurement. The first problem ends the others."""
     (folder / "train.py").write_text(text)
+    if text.startswith(TRAIN):
+        monkeypatch.setattr(script_process, "subprocess", forked_script)
     shape: dict[str, Any] = {"strategy": "ddp" if world_size > 1 else "single", "num_gpus": world_size}
     unstated = dict.fromkeys(("precision", "input", "num_workers", "dataset"))
     short = {"warmup_updates": 5, "updates": 6, "windows": 2, "epochs": 3, "batch_size_per_gpu": 1, "device": "cpu"}
@@ -138,7 +143,7 @@ def test_a_kill_that_the_control_group_counts_is_out_of_host_memory(
             "ended after 7 updates, too few to time; give the script more data or epochs",
         ),
         (
-            "def rank(_): update()\nif __name__ == '__main__': mp.spawn(rank, nprocs=1)",
+            "mp.start_processes(lambda _: update(), start_method='fork')",
             "no optimizer of torch made a step in its process; train in the process that is started",
         ),
         ("weight.requires_grad_(False).sub_(0.1)", "and call ddpscale.update() after an update that no optimizer"),
