@@ -126,7 +126,7 @@ REFUSALS = {
         "ZeroDivisionError: division by zero (at models_to_check.py:56 in evaluate)",
     ],
     "Dropping": ["before_update() leaves no gradient, so updates change nothing"],
-    "Half": ["Half lacks build_model and synthetic_batch; add it to the class"],
+    "Half": ["Half cannot be built: TypeError: Can't instantiate abstract class Half"],
 }
 
 

@@ -524,27 +524,12 @@ def say_why(error: BaseException | None) -> dict[str, Any]:
     return describe_error(error)
 
 
-def write_where(number: int, path: str) -> None:
-    """Let a signal write the stack of this thread to a file, also where it waits in C++."""
-    file = open(path, "a")  # noqa: SIM115 it stays open
-    faulthandler.register(number, file, all_threads=False)
-
-
-@contextlib.contextmanager
-def flushed_output() -> Iterator[None]:
-    """Write out what the script has printed, after the body."""
-    try:
-        yield
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()
-
-
 def main() -> None:
     """Run the script under a probe, and leave a report of why it ended early, if it did."""
     config, words = json.loads(sys.argv[1]), sys.argv[2:]
-    write_where(config["wait_signal"], config["traces"])
+    traces = open(config["traces"], "a")  # noqa: SIM115 it stays open
+    # a signal writes the stack of this thread, also where it waits in C++
+    faulthandler.register(config["wait_signal"], traces, all_threads=False)
     probes: list[Probe] = []
 
     def watch_saves(module: Any) -> None:
@@ -554,20 +539,22 @@ def main() -> None:
     sys.meta_path.insert(0, ImportWatch({**watched, "torch": lambda torch: probes.append(install(torch, config))}))
     found: BaseException | None = None
     sys.path.append(config["root"])  # for `import ddpscale`, behind all that the user has
-    with flushed_output():
-        try:
-            run_script(words)
-        except BaseException as error:
-            found = error
-        has_ended = bool(probes) and probes[0].has_ended
-        if not has_ended:
-            if found is not None and not isinstance(found, SystemExit | NoUpdate):
-                traceback.print_exception(found)
-            updates = probes[0].num_updates if probes else None
-            stepped = [type(one).__name__ for one in probes[0].optimizers.values()] if probes else []
-            report = {"updates": updates, "optimizers": stepped, **say_why(found)}
-            with open(config["report"], "w") as file:
-                json.dump(report, file)
+    try:
+        run_script(words)
+    except BaseException as error:
+        found = error
+    has_ended = bool(probes) and probes[0].has_ended
+    if not has_ended:
+        if found is not None and not isinstance(found, SystemExit | NoUpdate):
+            traceback.print_exception(found)
+        updates = probes[0].num_updates if probes else None
+        stepped = [type(one).__name__ for one in probes[0].optimizers.values()] if probes else []
+        report = {"updates": updates, "optimizers": stepped, **say_why(found)}
+        with open(config["report"], "w") as file:
+            json.dump(report, file)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
     os._exit(0 if has_ended else 1)
 
 

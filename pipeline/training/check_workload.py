@@ -7,12 +7,12 @@ import functools
 import itertools
 import reprlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import IterableDataset
 
 from pipeline.data.batches import (
     Batch,
@@ -224,12 +224,10 @@ def check_count(found: float, num_samples: int, workload: Workload) -> int:
 
 
 def synthetic_batch(workload: Workload, size: int, device: torch.device) -> Batch:
-    """Return a synthetic batch. Raises WorkloadError unless it is of tensors of `size` samples on the device."""
+    """Return a synthetic batch. Raises WorkloadError unless it is of tensors of `size` samples."""
     batch = workload.synthetic_batch(size, device)
     check_parts(batch, "synthetic_batch")
     for _, tensor in parts_of(batch):
-        if tensor.device.type != device.type:
-            raise WorkloadError(f"synthetic_batch returns a tensor on {tensor.device}; make it on the given device")
         if tensor.shape[:1] != (size,):
             shape = tuple(tensor.shape)
             raise WorkloadError(f"synthetic_batch({size}) returns a tensor of shape {shape}; give it {size} rows")
@@ -302,8 +300,6 @@ def checked_loss(workload: Workload, model: nn.Module, batch: Batch, spec: Spec,
     if num_calls != 1:
         how_often = "does not call the model" if num_calls == 0 else f"calls the model {num_calls} times"
         raise WorkloadError(f"the loss {how_often}; call it once: DDP and the measurement count on one call a step")
-    if not loss.requires_grad:
-        raise WorkloadError("the loss does not depend on the parameters of the model; compute it from its outputs")
     if not torch.isfinite(loss):
         raise WorkloadError(
             f"the loss of a random batch is {float(loss.detach())}; check the model and synthetic_batch"
@@ -343,7 +339,7 @@ def loaded_batch(workload: Workload, count: int, spec: Spec) -> Batch:
         raise WorkloadError("dataset() returns an IterableDataset, which ranks cannot share; give it a __getitem__")
     if not hasattr(dataset, "__getitem__") or (isinstance(dataset, dict) and 0 not in dataset):
         raise WorkloadError(f"dataset returns {describe(dataset)}; return one Dataset, with __getitem__ and __len__")
-    lengths = process_group.all_gather(length_of(dataset), int)
+    lengths = process_group.all_gather(len(dataset), int)  # type: ignore[arg-type]
     if len(set(lengths)) > 1:
         raise WorkloadError(f"the data set has {lengths} samples, by rank; give each rank the same one")
     if lengths[0] < spec.num_samples:
@@ -352,10 +348,7 @@ def loaded_batch(workload: Workload, count: int, spec: Spec) -> Batch:
         )
     with torch.random.fork_rng(devices=[]):
         samples = [dataset[index] for index in range(count)]
-        try:
-            loaded = workload.collate(samples)
-        except RuntimeError as error:
-            raise WorkloadError(f"collate makes no batch of the first {count} samples: {error}") from error
+        loaded = workload.collate(samples)
         synthetic = synthetic_batch(workload, count, torch.device("cpu"))
     check_parts(loaded, "the data set")
     for path, ours, theirs in pair_parts(synthetic, loaded):
@@ -369,12 +362,6 @@ def loaded_batch(workload: Workload, count: int, spec: Spec) -> Batch:
                 f"collate makes a batch of {len(theirs)} from {count} samples{name_of(path)}; keep each of them"
             )
     return loaded
-
-
-def length_of(dataset: Dataset[Any]) -> int:
-    with suppress(TypeError):
-        return len(dataset)  # type: ignore[arg-type]
-    raise WorkloadError("the data set has no length; give it a __len__")
 
 
 def describe_form(batch: Batch) -> str:

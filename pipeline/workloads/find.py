@@ -16,7 +16,7 @@ import msgspec
 from pipeline.plan.axes import Execution
 from pipeline.plan.model_names import CIFAR_MODELS, TORCHVISION, ClassPlace, own_class
 from pipeline.plan.spec import Spec
-from pipeline.workloads.user_code import UserLoader, check_imports, user_lines
+from pipeline.workloads.user_code import UserLoader, check_imports, describe_user_error
 from pipeline.workloads.workload import Workload, WorkloadError
 
 
@@ -141,15 +141,9 @@ def errors_of(what: str) -> Iterator[None]:
         raise
     except SystemExit as error:
         cure = 'put what a script does under if __name__ == "__main__"'
-        raise WorkloadError(f"{what}: {place_of(error)}sys.exit({error.code!r}); {cure}") from error
-    except ModuleNotFoundError as error:
-        cure = f"install it for {sys.executable}"
-        raise WorkloadError(f"{what}: {place_of(error)}there is no module {error.name!r}; {cure}") from error
+        said = describe_user_error(error, f"sys.exit({error.code!r}); {cure}")
+        raise WorkloadError(f"{what}: {said}") from error
     except Exception as error:
-        raise WorkloadError(f"{what}: {place_of(error)}{type(error).__name__}: {error}") from error
-
-
-def place_of(error: BaseException) -> str:
-    """Return the innermost place of an error in the user's code, with a colon; empty if it passed none."""
-    place = next(user_lines(error), "")
-    return f"at {place}: " if place else ""
+        cure = f"; install it for {sys.executable}" if isinstance(error, ModuleNotFoundError) else ""
+        said = describe_user_error(error, f"{type(error).__name__}: {error}{cure}")
+        raise WorkloadError(f"{what}: {said}") from error

@@ -127,9 +127,8 @@ def optimizer_of(workload: Workload, model: nn.Module) -> torch.optim.Optimizer:
     """Return the optimizer of a bare model. Raises WorkloadError unless its step() alone updates that model."""
     found: object = workload.optimizer(model)
     if not isinstance(found, torch.optim.Optimizer):
-        parts = f" of {', '.join(type(part).__name__ for part in found)}" if isinstance(found, list | tuple) else ""
         raise WorkloadError(
-            f"optimizer returns {describe(found)}{parts}; return one torch.optim.Optimizer, and keep others and "
+            f"optimizer returns {describe(found)}; return one torch.optim.Optimizer, and keep others and "
             "schedulers in self: before_update() may step them"
         )
     known = set(model.parameters())

@@ -59,11 +59,6 @@ class Samples(Dataset[Any]):
         return {"x": torch.ones(self.width), "y": torch.zeros(1)}
 
 
-class Endless:
-    def __getitem__(self, index: int) -> Batch:
-        return Samples(1)[0]
-
-
 class Graph:
     """A batch of a library with a class of its own."""
 
@@ -149,7 +144,6 @@ def counting(function: Callable[[torch.Tensor], Any], **members: Any) -> Workloa
         (loss_of(lambda model, batch: None), "loss returns None"),
         (loss_of(lambda model, batch: batch["x"].mean()), "the loss does not call the model"),
         (loss_of(lambda model, batch: (model(batch["x"]) + model(batch["x"])).mean()), "calls the model 2 times"),
-        (loss_of(lambda model, batch: model(batch["x"]).detach().mean()), "does not depend on the parameters"),
         (
             loss_of(lambda model, batch: model.config.width),
             r"reads model\.config, and can only call the model, which may be wrapped, sharded or compiled; keep what",
@@ -166,11 +160,7 @@ def counting(function: Callable[[torch.Tensor], Any], **members: Any) -> Workloa
         (optimizer_by(lambda model: None), "optimizer returns None; return one torch.optim.Optimizer"),
         (
             optimizer_by(lambda model: [sgd(model), sgd(model)]),
-            "returns a list of SGD, SGD; return one torch.optim.Opt",
-        ),
-        (
-            optimizer_by(lambda model: (sgd(model), None)),
-            "returns a tuple of SGD, NoneType; return one torch.optim.Opt",
+            "returns a list; return one torch.optim.Opt",
         ),
         (
             optimizer_by(lambda model: sgd(nn.Linear(4, 1))),
@@ -189,7 +179,6 @@ def counting(function: Callable[[torch.Tensor], Any], **members: Any) -> Workloa
             r"of shape \(9,\); give it 2",
         ),
         (batch_of(lambda size, device: torch.tensor(1.0)), r"of shape \(\); give it 2 rows"),
-        (batch_of(lambda size, device: torch.zeros(size, 4, device="meta")), "a tensor on meta; make it on the given"),
         (changed(build_model=lambda self: nn.Identity()), "has no parameter that trains; set requires_grad"),
         (changed(items_per_sample=0), "items_per_sample=0 must be a whole number of at least 1"),
         (changed(items_per_sample=1.5), r"items_per_sample=1\.5 must be a whole number"),
@@ -254,7 +243,6 @@ def test_what_would_measure_something_else_is_refused(workload: Workload, said: 
         (changed(dataset=lambda self: DataLoader(Samples(16))), "dataset returns a DataLoader; return one Dataset"),
         (changed(dataset=lambda self: Stream()), "returns an IterableDataset, which ranks cannot share"),
         (changed(dataset=lambda self: object()), "dataset returns a object; return one Dataset, with __getitem__ and"),
-        (changed(dataset=lambda self: Endless()), "the data set has no length; give it a __len__"),
         (
             changed(collate=lambda self, samples: {"x": torch.zeros(1, 4), "y": torch.zeros(1, 1)}),
             "a batch of 1 from 2",

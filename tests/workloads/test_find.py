@@ -66,18 +66,18 @@ def test_what_is_installed_wins_over_what_lies_beside_a_model(tmp_path: Path, na
 @pytest.mark.parametrize(
     ("text", "options", "said"),
     [
-        ("raise ValueError('no')\n", (), "cannot be imported: at tiny_c.py:1 in <module>: ValueError: no"),
+        ("raise ValueError('no')\n", (), r"cannot be imported: ValueError: no \(at tiny_c.py:1 in <module>\)"),
         (
             "import sys\nsys.exit(3)\n",
             (),
-            r"at tiny_c.py:2 in <module>: sys.exit\(3\); put what a script does under if",
+            r"sys.exit\(3\); put what a script does under if .* \(at tiny_c.py:2 in <module>\)",
         ),
         (
             "import not_a_package\n",
             (),
-            "at tiny_c.py:1 in <module>: there is no module 'not_a_package'; install it for",
+            r"No module named 'not_a_package'; install it for \S+ \(at tiny_c.py:1 in <module>\)",
         ),
-        ("def (:\n", (), "cannot be imported: at tiny_c.py:1: SyntaxError"),
+        ("def (:\n", (), r"cannot be imported: SyntaxError: .* \(at tiny_c.py:1\)"),
         (SMALLEST.replace("Tiny", "Tinny"), (), "has no attribute 'Tiny'"),
         (with_change("(Workload)", ""), (), r"Tiny of .* is no Workload; write class Tiny\(Workload\)"),
         ("Tiny = 3\n", (), "is no Workload"),
@@ -87,7 +87,7 @@ def test_what_is_installed_wins_over_what_lies_beside_a_model(tmp_path: Path, na
         (
             with_change("        self.width,", "        1 / 0\n        self.width,"),
             (),
-            "Tiny cannot be built: at tiny_c.py:12 in __init__: Zero",
+            r"Tiny cannot be built: ZeroDivisionError: .* \(at tiny_c.py:12 in __init__\)",
         ),
     ],
 )

@@ -83,7 +83,7 @@ def checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def units_of(workload: Workload, model: nn.Module) -> list[nn.Module]:
-    """Return the workload's units. Raises WorkloadError unless they are different parts of the model, with weights."""
+    """Return the workload's units. Raises WorkloadError unless they are different parts of the model."""
     found: object = workload.shard_units(model)
     if not isinstance(found, Iterable):
         raise WorkloadError(f"shard_units returns {describe(found)}; return a list of parts, as list(model.blocks)")
@@ -92,8 +92,6 @@ def units_of(workload: Workload, model: nn.Module) -> list[nn.Module]:
     for unit in units:
         if not isinstance(unit, nn.Module) or unit not in names or unit is model:
             raise WorkloadError(f"shard_units gives {describe(unit)} that is no part of the model; leave it out")
-        if next(unit.parameters(), None) is None:
-            raise WorkloadError(f"shard_units gives {names[unit]}, which has no parameter; leave it out")
     listed_twice = [names[unit] for unit in units if units.count(unit) > 1]
     if listed_twice:
         raise WorkloadError(f"shard_units gives {listed_twice[0]} twice; give each unit once")
