@@ -128,7 +128,7 @@ def collect_outcomes(experiment: Experiment) -> CollectedOutcomes:
     """Return the outcomes; without a manifest, of the points with a record. Raises CommandError if unreadable."""
     manifest = experiment.read_manifest()
     try:
-        found, rejected = store.load_folder(experiment.records_folder, for_tables=True)
+        found, rejected = store.load_folder(experiment.records_folder)
     except OSError as error:
         problem = f"cannot read {experiment.records_folder}: {error.strerror}; mend its permissions."
         raise CommandError(problem) from error

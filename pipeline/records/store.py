@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pipeline.plan.spec import OOM_MAY_DIFFER, RUN_ID_PATTERN, Spec, alike_key
-from pipeline.records.record import FORMER_VERSIONS, SCHEMA_VERSION, Environment, Failure, Record, Status
+from pipeline.records.record import FORMER_VERSIONS, SCHEMA_VERSION, Failure, Record, Status
 from pipeline.system import files
 from pipeline.system.errors import NO_CONTROL_CHARACTERS, redact_credentials
 
@@ -134,15 +134,13 @@ def load_record(path: Path | str) -> Record:
     return record
 
 
-def load_folder(folder: Path, *, for_tables: bool = False) -> tuple[list[Record], list[RejectedFile]]:
+def load_folder(folder: Path) -> tuple[list[Record], list[RejectedFile]]:
     """Return every record of a folder, sorted by run id and attempt, and every file that is not a valid record.
 
-    Names that start with a dot are unfinished files and are skipped. With `for_tables`, fields that no table reads are
-    checked and then dropped. Raises OSError if the folder cannot be listed.
+    Names that start with a dot are unfinished files and are skipped. Raises OSError if the folder cannot be listed.
     """
     found: list[Record] = []
     rejected: list[RejectedFile] = []
-    environments: dict[bytes, Environment] = {}
     for name in sorted(os.listdir(folder)) if folder.exists() else ():
         if name.startswith(".") or not name.endswith(".json"):
             continue
@@ -153,21 +151,9 @@ def load_folder(folder: Path, *, for_tables: bool = False) -> tuple[list[Record]
             run_id = error.copy_of[0] if error.copy_of else match[1] if match else None
             rejected.append(RejectedFile(folder / name, run_id, str(error), error.copy_of, error.of_other_version))
         else:
-            if for_tables:
-                drop_fields_without_table(record, environments)
             found.append(record)
     found.sort(key=lambda record: (record.run_id, record.attempt))
     return found, rejected
-
-
-def drop_fields_without_table(record: Record, environments: dict[bytes, Environment]) -> None:
-    """Drop what no table reads, and share equal environments, so that 100,000 records fit into 1 GiB."""
-    for epoch in record.epochs:
-        msgspec.structs.force_setattr(epoch, "step_times_ns", None)
-    gpus = tuple(msgspec.structs.replace(gpu, memory_of_others_bytes=None) for gpu in record.environment.gpus)
-    environment = msgspec.structs.replace(record.environment, gpus=gpus, slurm={}, variables=record.timing_variables)
-    shared = environments.setdefault(msgspec.msgpack.encode(environment), environment)
-    msgspec.structs.force_setattr(record, "environment", shared)
 
 
 def load_attempts(folder: Path, run_id: str) -> list[Record]:

@@ -48,7 +48,7 @@ def describe_provenance(records: Iterable[Record]) -> str:
 def list_provenance(records: Iterable[Record]) -> dict[str, str]:
     """Return what the results state, by label."""
     found = [record for record in records if is_result(record)]
-    places = environments_of(found)
+    places = [record.environment for record in found]
     stated = {
         "training": describe_training([record.spec for record in found]),
         "GPU": mixed(gpu.name for place in places for gpu in place.gpus),
@@ -93,7 +93,7 @@ def describe_setting(records: Iterable[Record]) -> list[str]:
     found = [record for record in records if is_result(record)]
     if not found:
         return []
-    places = environments_of(found)
+    places = [record.environment for record in found]
     models = shorten_list(sorted({model_title(record.spec.model) for record in found}), MAX_LISTED)
     counts = {record.spec.num_gpus for record in found}
     processors = mixed(gpu.name for place in places for gpu in place.gpus) or mixed(place.cpu for place in places)
@@ -142,11 +142,6 @@ def named(what: str, names: Sequence[str]) -> list[str]:
     if len(names) == 1:
         return [names[0] if names[0].startswith(what) else f"{what} {names[0]}"]
     return [f"{len(names)} {what}s"] if names else []
-
-
-def environments_of(records: Iterable[Record]) -> list[Environment]:
-    """Return each environment once: the repeats of a point share one object."""
-    return list({id(record.environment): record.environment for record in records}.values())
 
 
 def mixed(values: Iterable[str | None]) -> str:

@@ -24,19 +24,17 @@ from factories import (
     with_rank_epochs,
 )
 from numpy.testing import assert_array_equal
-from rendered_tables import assert_row, build, cells, published_tables, row_of
+from rendered_tables import assert_row, build, cells, row_of
 
 import ddpscale
 from pipeline.figures.pooling import ALWAYS_SHOWN
 from pipeline.plan.spec import Spec
-from pipeline.records import store
 from pipeline.records.folder import Experiment
-from pipeline.records.outcomes import resolve_outcomes
 from pipeline.records.record import DeviceMemory, Environment, Gpu, GpuWindow, HostWindow, Record, Telemetry
 from pipeline.records.store import load_record, publish_record
 from pipeline.report.collected import CONFIGURATION_COLUMNS, EPOCH_COLUMNS, STEP_COLUMNS, collect_experiment, csv_text
 from pipeline.report.markdown import render_experiment
-from pipeline.report.questions import answer_questions, build_tables, flatten
+from pipeline.report.questions import answer_questions, flatten
 from pipeline.system.errors import CommandError
 
 GIB = 2**30
@@ -401,16 +399,6 @@ def test_timestamps_play_no_part_but_in_what_it_cost(tmp_path: Path, clocks: lis
     skewed = collected("skewed", *({"started_at": start, "ended_at": end} for start, end in clocks))
     assert skewed == collected("plain", *({} for _ in clocks))
     assert msgspec.json.decode(skewed[0])["Q1"][0]["epoch_time_s"] == 2  # attempt 1, whatever the clocks say
-
-
-def test_what_is_not_kept_for_tables_is_in_no_table() -> None:
-    for name in ("h200x2/scaling", "h100x2/q4-study", "h200x2/communication", "two-cores/quantize"):
-        experiment = Experiment(ROOT / "published" / name)
-        manifest, (found, rejected) = experiment.read_manifest(), store.load_folder(experiment.records_folder)
-        assert manifest is not None
-        outcomes = resolve_outcomes(manifest.points, found, rejected).outcomes
-        whole = build_tables(outcomes)
-        assert flatten(published_tables(name)) == flatten(whole)
 
 
 def sampled(spec: Spec, energies_j: Sequence[float | None], **fields: Any) -> Record:
