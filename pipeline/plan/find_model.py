@@ -18,7 +18,6 @@ from pipeline.plan.script import read_command
 from pipeline.plan.spec import Spec
 from pipeline.system import files
 from pipeline.system.errors import CommandError, suggest_name
-from pipeline.system.imports import is_user_file
 
 MAX_SOURCE_BYTES = 2_000_000
 TORCHVISION_BUILDER = re.compile(r"^def ([a-z]\w+)\(\*, weights", re.MULTILINE)
@@ -261,7 +260,7 @@ def find_code(points: Iterable[Spec], folder: Path) -> list[Path]:
     found: dict[Path, None] = {}
     while waiting:
         path, base = waiting.pop()
-        if path in found or not is_user_file(str(path)):
+        if path in found or not files.is_user_file(str(path)):
             continue
         found[path] = None
         with contextlib.suppress(files.UnreadableFile, SyntaxError, ValueError):
@@ -299,7 +298,7 @@ def is_installed(name: str) -> bool:
     if name in sys.stdlib_module_names:
         return True
     found = importlib.machinery.PathFinder.find_spec(name, [part for part in sys.path if part])
-    return found is not None and not is_user_file(found.origin)
+    return found is not None and not files.is_user_file(found.origin)
 
 
 def source_digests(points: Iterable[Spec], folder: Path | None) -> dict[str, str]:

@@ -28,7 +28,7 @@ from pipeline.runner.failures import classify_error, describe_exception
 from pipeline.runner.rank_files import PointResult, PointTask, RankError, RankFiles
 from pipeline.runner.script_blocks import ScriptProblem
 from pipeline.runner.script_rank import ScriptRank
-from pipeline.system import host, source_digest
+from pipeline.system import files, host, source_digest
 from pipeline.system.errors import redact_credentials
 from pipeline.training import devices, links, process_group, provenance
 from pipeline.training.loop import train_point
@@ -159,7 +159,7 @@ def first_error(error: BaseException) -> BaseException:
     """Return the import that failed in the fork server if this error comes from importing again, else the error."""
     preloaded = sys.modules.get("pipeline.runner.fork_server_imports")  # absent without a fork server
     frames = traceback.extract_tb(error.__traceback__)
-    is_import = any(frame.name == "<module>" and not user_code.is_user_file(frame.filename) for frame in frames)
+    is_import = any(frame.name == "<module>" and not files.is_user_file(frame.filename) for frame in frames)
     found: BaseException | None = preloaded.import_error if preloaded is not None and is_import else None
     return found or error
 

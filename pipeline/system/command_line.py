@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from pipeline import __version__
 from pipeline.system.errors import CommandError
+from pipeline.system.files import PACKAGE
 
 SCRIPT = "ddpscale"  # that pip installs
 
@@ -78,7 +79,7 @@ class VersionAction(argparse.Action):
     """Print name and version, and in a git checkout the commit and whether tracked files were changed; then exit."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
-        from pipeline.system.source_digest import PACKAGE, git_state  # not at the top: it reads all source files
+        from pipeline.system.source_digest import git_state  # not at the top: it reads all source files
 
         commit, is_dirty = git_state(PACKAGE.parent)
         suffix = f" (commit {commit[:12]}{', changed' if is_dirty else ''})" if commit else ""

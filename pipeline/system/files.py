@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import stat
+import sysconfig
 import tempfile
 import time
 import uuid
@@ -20,6 +21,10 @@ TEMPORARY_PREFIX = ".publishing-"
 LAST_SYSTEM_UID = 999  # login.defs(5)
 OVERFLOW_UID = 65534  # stands for every user that a container does not know
 LEFTOVER_AGE_S = 24 * 60 * 60
+PACKAGE = Path(__file__).resolve().parent.parent  # the whole of pipeline/
+INSTALLED = tuple(
+    {str(Path(sysconfig.get_paths()[name]).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
 CLAIM_TIMEOUT_S = 2  # the rename follows the claim at once; a process that takes longer is dead
 
 CANNOT_READ = "cannot be read: "  # an UnreadableFile starts with this if the file could not be opened or read
@@ -352,3 +357,11 @@ def check_schema_version(raw: bytes, current: int, former: Container[int] = ()) 
     else:
         age, cure = "a later", "update the pipeline"
     raise OtherSchema(f"has schema {version} of {age} pipeline; this one reads schema {current}: {cure}")
+
+
+def is_user_file(path: str | None) -> bool:
+    """True for a file that belongs neither to this project nor to an installed package nor to Python."""
+    if not path or path.startswith("<") or "site-packages" in path or "dist-packages" in path:
+        return False
+    resolved = Path(path).resolve()
+    return not resolved.is_relative_to(PACKAGE) and not str(resolved).startswith(INSTALLED)

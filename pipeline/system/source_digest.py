@@ -11,9 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.system import imports
-
-PACKAGE = imports.PACKAGE
+from pipeline.system.files import PACKAGE
 
 
 class Source(NamedTuple):

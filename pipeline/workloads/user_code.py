@@ -12,7 +12,6 @@ from types import CodeType, ModuleType
 from typing import NamedTuple
 
 from pipeline.system import files
-from pipeline.system.imports import is_user_file as is_user_file
 from pipeline.system.source_digest import ask_git, digest_files, read_or_empty
 from pipeline.workloads.workload import WorkloadError
 
@@ -75,7 +74,7 @@ class UserFinder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         found = PathFinder.find_spec(fullname, path, target)
-        if found is not None and isinstance(found.loader, SourceFileLoader) and is_user_file(found.origin):
+        if found is not None and isinstance(found.loader, SourceFileLoader) and files.is_user_file(found.origin):
             found.loader = UserLoader(fullname, str(found.origin))
         return found
 
@@ -92,12 +91,12 @@ def user_lines(error: BaseException) -> Iterator[str]:
 
     The error of a loader's worker has its frames in its text.
     """
-    if isinstance(error, SyntaxError) and is_user_file(error.filename):
+    if isinstance(error, SyntaxError) and files.is_user_file(error.filename):
         yield f"{Path(str(error.filename)).name}:{error.lineno}"
     of_worker = FRAME.findall(str(error)) if WORKER_TRACEBACK in str(error) else []
     here = [(frame.filename, frame.lineno, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
     for path, line, function in reversed([*here, *of_worker]):
-        if is_user_file(path):
+        if files.is_user_file(path):
             yield f"{Path(path).name}:{line} in {function}"
 
 
@@ -133,7 +132,7 @@ def user_modules() -> dict[str, Path]:
     return {
         name: path
         for name, path in paths.items()
-        if path.is_absolute() and is_user_file(str(path)) and name not in ("__main__", "__mp_main__")
+        if path.is_absolute() and files.is_user_file(str(path)) and name not in ("__main__", "__mp_main__")
     }
 
 

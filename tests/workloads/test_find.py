@@ -20,6 +20,7 @@ from factories import (
 )
 
 import pipeline
+from pipeline.system import files
 from pipeline.workloads import user_code
 from pipeline.workloads.find import Sources, build_workload, import_file
 from pipeline.workloads.workload import Workload, WorkloadError
@@ -194,9 +195,9 @@ class Kept(Workload):
 
 
 def test_the_users_files_are_those_of_no_package_and_of_python() -> None:
-    assert user_code.is_user_file(__file__)
+    assert files.is_user_file(__file__)
     for path in (torch.__file__, pipeline.__file__, subprocess.__file__, "<string>", None, pytest.__file__):
-        assert not user_code.is_user_file(path)
+        assert not files.is_user_file(path)
 
 
 def raised(action: str) -> BaseException:
