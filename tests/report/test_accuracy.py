@@ -18,7 +18,7 @@ from factories import (
 )
 from page_records import REMEDIES, remedy_records
 from rendered_plots import labels, line_panel, plots_of, xs, ys
-from rendered_tables import assert_row, build, cells, claims_of, published_claims, report, table_of
+from rendered_tables import assert_row, build, cells, claims_of, report, table_of
 
 from pipeline.figures.intervals import ends_of
 from pipeline.plan.axes import REMEDIES as REMEDIES_OF_SPEC
@@ -176,14 +176,6 @@ def test_q4_has_every_epoch_for_scripts_and_the_first_and_last_for_people() -> N
     assert shown == [("128", "1"), ("128", "4"), ("512", "1"), ("512", "11")]
 
 
-def test_rows_that_differ_in_the_rate_alone_name_it() -> None:
-    fields: dict[str, Any] = {"batch_size_per_gpu": 8192, "remedies": ("linear_scaling",)}
-    halves = [trained([0.1, 0.2, 0.3, 0.4], **fields, reference_batch_size=size) for size in (128, 256)]
-    rows = table_of(report(baseline(), *halves), "Q4: final accuracy")
-    named = [("no remedies", "0.1"), ("linear_scaling", "3.2"), ("linear_scaling", "6.4")]
-    assert cells(rows, "remedies", "rate") == named
-
-
 STUDY = [*studied(128, 0.9, 0), *studied(2048, 0.8, 0), *studied(2048, 0.89, 0, "warmup")]
 
 
@@ -282,13 +274,6 @@ def test_sets_of_remedies_are_counted_once() -> None:
 def test_a_study_without_its_baseline_answers_nothing_yet() -> None:
     (claim,) = claims_of(*studied(2048, 0.8, 0.001), missing=[make_spec(evaluate=True, epochs=30)])["Q4"]
     assert claim.line.endswith("the runs to compare with, have no result; run the same command again")
-
-
-def test_an_experiment_that_quantizes_answers_what_int8_costs() -> None:
-    ((question, (claim,)),) = published_claims("two-cores/quantize").items()
-    assert (question, claim.badges) == ("int8", ("no change shown",))
-    assert (claim.figure, claim.interval) == ("-0.08", "-0.43 to +0.17")
-    assert claim.more.startswith("62,758 of 248,024 bytes, ")
 
 
 def test_a_network_that_cannot_be_quantized_says_why_and_its_other_stages_keep_their_figures() -> None:

@@ -311,11 +311,6 @@ def test_communication_that_subtraction_cannot_see_is_null_and_never_zero_or_les
     )
 
 
-def test_the_bandwidth_of_dataparallel_says_that_a_ring_is_assumed() -> None:
-    (row,) = build(taking(make_spec(), 10), taking(make_spec(strategy="dp", num_gpus=2), 6))["Q3"]
-    assert (row["bandwidth_subtraction_gb_s"], "a ring is assumed" in row["note"]) == (pytest.approx(8.760386208), True)
-
-
 @pytest.mark.parametrize("status", ["oom", "failed", "missing"])
 def test_a_point_without_a_measurement_is_a_row_of_every_table_it_belongs_to(status: Any) -> None:
     points = [make_spec(), ddp(2)]
@@ -352,11 +347,6 @@ def test_every_row_carries_every_axis_that_differs_from_its_default_also_where_a
     assert not {"seed", "repeat", "momentum", "epochs"} & row.keys()
     (_, line) = csv_text([row]).splitlines()
     assert line.startswith('single,1,1,64,tf32,dataloader,"[""warmup"", ""zero_gamma""]",cosine,')
-
-
-def test_rows_stand_in_the_order_of_the_grid() -> None:
-    found = [taking(make_spec(batch_size_per_gpu=size), 1) for size in (512, 32, 2048)]
-    assert cells(build(*found)["Q1"], "batch_size_per_gpu") == [(512,), (32,), (2048,)]
 
 
 def test_a_figure_that_is_null_is_explained_and_no_figure_is_zero() -> None:
@@ -425,11 +415,6 @@ def test_the_energy_is_that_of_all_gpus_over_the_timed_epoch() -> None:
     tables = build(sampled(make_spec(), [400.0]), sampled(ddp(2), [300.0, 350.0]))
     assert_row(tables["Q1"][0], energy_j=400, energy_per_sample_j=0.008, host_cpu_share=0.25, note=None)  # / 50,000
     assert_row(row_of(tables["Q2"], num_gpus=2), energy_j=650, energy_per_sample_j=0.013, note=None)
-
-
-def test_energies_pool_to_their_median_and_only_of_records_that_have_one() -> None:
-    found = [sampled(make_spec(repeat=i), [energy]) for i, energy in enumerate((100.0, 300.0, None))]
-    assert cells(build(*found)["Q1"], "energy_j", "energy_per_sample_j", "n") == [(200, 0.004, 3)]
 
 
 @pytest.mark.parametrize("energies_j", [[300.0, None], [300.0]], ids=["not measured", "not sampled"])

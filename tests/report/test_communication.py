@@ -1,6 +1,5 @@
 """Q3: rows, claims and tables: what is measured, what subtraction says, and what is noise."""
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,16 +29,14 @@ from factories import (
     windowed,
     with_measurement,
 )
-from rendered_tables import assert_row, build, cells, claims_of, published_claims, report, table_of
+from rendered_tables import assert_row, build, cells, claims_of, report, table_of
 
 from pipeline.figures.intervals import Estimate
 from pipeline.plan.point_label import OF_GPUS
-from pipeline.records.record import Communication, Record, SplitPart, SweptCollective, Transfer, VariantName
-from pipeline.records.store import encode_record
+from pipeline.records.record import Communication, Record, SplitPart, Transfer, VariantName
 from pipeline.report.claims import Tile, is_fit_for_answer
-from pipeline.report.next_step import NEXT_STEP_KEYS, NOTHING_FOUND
+from pipeline.report.next_step import NOTHING_FOUND
 from pipeline.report.q3 import split_exposed
-from pipeline.report.questions import flatten
 from pipeline.report.table import Row
 
 
@@ -79,12 +76,6 @@ def test_collectives_of_the_users_own_are_said_and_not_to_be_measured_again(one_
     assert "the model or its loss calls collectives itself, in every measured step" in claim.in_words_of(OF_GPUS).text
 
 
-def test_subtraction_is_compared_with_what_was_measured_above_the_noise() -> None:
-    """Two nodes have a baseline elsewhere; of one node 12 sequences show more by subtraction, and measured noise."""
-    (claim,) = published_claims("h200x2/nodes-shared-memory")["Q3"]
-    assert "measured is 2.6 % of the step, ddp, 24 per GPU" in claim.warning
-
-
 def test_what_only_waiting_rows_subtract_is_no_answer() -> None:
     specs = [make_spec(), make_spec(strategy="ddp", num_gpus=2)]
     claim = q3(*(make_record(spec, measurement=make_measurement(spec, (9, 5), compute_share=0.5)) for spec in specs))
@@ -116,34 +107,6 @@ def test_ddp_faster_than_without_all_reduces_is_not_called_noise() -> None:
     claim = q3(make_communication_record(comm_point(), measured(-61, -61, -61, -61, -61, -61)))
     assert (claim.figure, "noise" in claim.warning) == ("", False)
     assert claim.warning.startswith("1 of 1 show a step faster than without its collectives")
-
-
-@pytest.mark.parametrize(
-    ("name", "has_figure", "words"),
-    [
-        ("h100x2/strategies", True, {"more": ".* for all-gathers and reduce-scatters.*fsdp.*"}),
-        ("h100x2/captured", True, {"more": ".* for all-reduces of gradients.*"}),
-        ("h200x2/batchnorm", False, {"warning": r".*up to 27\.7 % of the step.*"}),
-    ],
-)
-def test_the_collectives_of_a_claim_are_those_of_its_strategy(
-    name: str, has_figure: bool, words: dict[str, str]
-) -> None:
-    (claim,) = published_claims(name)["Q3"]
-    assert bool(claim.in_words_of(OF_GPUS).figure) is has_figure
-    for value, said in words.items():
-        assert re.fullmatch(said, getattr(claim, value))
-
-
-def test_points_below_their_noise_are_counted_beside_the_only_share() -> None:
-    (claim,) = published_claims("h200x2/communication")["Q3"]
-    noise = "3 of 4 show no more than the noise, up to 18.8 % of the step"
-    assert ("the largest of" in claim.more, claim.warning) == (False, noise)
-
-
-def test_the_smallest_share_stands_beside_the_largest() -> None:
-    (claim,) = published_claims("h200x2/communication-captured")["Q3"]
-    assert claim.more.endswith("; the largest of 4, the smallest is 0.7 %")
 
 
 STEPS_S = 196 * 1_250 * US  # of an epoch with the steps of `measured`, and with waiting
@@ -267,16 +230,6 @@ def test_fewer_than_six_windows_give_no_interval_and_say_so() -> None:
     assert_row(row, noise_floor_time_s=None, note="an interval needs 6 windows, got 5")
 
 
-def test_repeats_pool_their_rounds() -> None:
-    found = [
-        make_communication_record(comm_point(repeat=number), measured(38 + number, 42 - number, 40))
-        for number in (0, 1)
-    ]
-    (row,) = build(*found)["communication"]
-    assert_row(row, n=2, num_windows=6)
-    assert ends(row["exposed_comm_time_s"], US) == pytest.approx((38, 40, 42))
-
-
 def test_a_trace_that_disagrees_is_said_with_a_reason() -> None:
     row = exposed_row(measured(profile=profile(traced_us=90)))
     said = "two methods differ: trace 90 us exposed, step times 40; the trace is too long: the profiler slows the host"
@@ -343,24 +296,6 @@ def test_the_parts_of_dataparallel_by_hand() -> None:
     (row,) = build(make_communication_record(comm_point("dp"), found))["split"]
     parts_s = {"scatter_time_s": 0.002, "replicate_time_s": 0.02, "backward_time_s": 0.01, "gather_time_s": None}
     assert_row(row, plain_step_time_s=700 * US, step_time_s=0.031, parts_time_s=0.032, **parts_s)
-
-
-def test_a_record_of_communication_survives_its_file() -> None:
-    record = make_communication_record(comm_point(), measured())
-    assert msgspec.json.decode(encode_record(record), type=Record) == record
-
-
-def test_measured_points_do_not_change_the_tables_of_epochs() -> None:
-    epochs = [make_record(ONE_GPU, (9, 8)), make_record(TWO_GPUS, (9, STEPS_S))]
-    plain, both = (
-        [
-            {key: value for key, value in row.items() if key not in NEXT_STEP_KEYS}  # advice may use both
-            for name in ("Q1", "Q2", "Q4")
-            for row in flatten(build(*epochs, *more))[name]
-        ]
-        for more in ((), [make_communication_record(comm_point(), measured())])
-    )
-    assert [before.items() <= row.items() for before, row in zip(plain, both, strict=True)] == [True] * len(plain)
 
 
 def with_own(record: Record, *names: str) -> Record:
@@ -462,16 +397,6 @@ def test_an_interval_is_over_repeats_where_there_are_six_and_each_counts_once() 
     assert row["note"].startswith("range within the windows of 2 repeats together")
 
 
-def test_communication_that_makes_a_step_faster_is_not_called_hidden() -> None:
-    row = exposed_row(measured(*[-200.0] * 6, again_us=[0] * 6))
-    assert_row(
-        row,
-        "DDP was faster than DDP with the no-op hook; the records do not say why",
-        exposed_comm_time_s=-200 * US,
-        hidden_share=None,
-    )
-
-
 @pytest.mark.parametrize(
     ("later_us", "said"),
     [
@@ -509,13 +434,6 @@ def test_the_measured_tables_for_people() -> None:
     ledger = table_of(text, "Q3: what travels")
     assert cells(ledger, "gradients [MB]", "by formula [MB]", "calls") == [("44.70", "44.70", "3"), ("missing", "", "")]
     assert not {"buffers [MB]", "parameters [MB]", "inputs [MB]"} & ledger[0].keys()
-
-
-def test_a_sweep_names_its_collectives() -> None:
-    sweep = tuple(SweptCollective(num_bytes=8, times_ns=(4,), operation=name) for name in ("all_reduce", "all_gather"))
-    text = report(make_communication_record(comm_point("fsdp"), measured(sweep=sweep)))
-    rows = table_of(text, "Q3.2: the link's own limit, isolated collectives")
-    assert cells(rows, "operation") == [("all-gather",), ("all-reduce",)]
 
 
 def test_a_point_is_beside_its_communication_whatever_the_length_of_its_epoch() -> None:
@@ -571,30 +489,3 @@ def test_a_table_in_which_no_point_has_a_result_still_says_every_state() -> None
         ("Q3: DataParallel's step", "step [ms]", ["missing"]),
     ):
         assert [row[column] for row in table_of(text, heading)] == states
-
-
-def test_what_the_host_costs_is_a_column_where_a_row_has_it() -> None:
-    found = [
-        make_communication_record(comm_point(batch_size_per_gpu=32), measured(*[130] * 6)),
-        make_communication_record(comm_point(), measured()),
-    ]
-    rows = table_of(report(*found), "Q3.1: communication of one step, measured")
-    assert cells(rows, "hidden [%]", "launch [us]") == [("", "30.0"), ("60.0", "")]
-
-
-def test_a_dataparallel_table_for_people() -> None:
-    parts = tuple(SplitPart(part=part, times_ns=(150_000_000,)) for part in ("scatter", "replicate"))
-    transfers = (
-        Transfer(kind="parameters", calls_per_step=1, bytes_per_step=44_695_848.0),
-        Transfer(kind="inputs", calls_per_step=1, bytes_per_step=1_572_864 / 2),
-        Transfer(kind="outputs", calls_per_step=2, bytes_per_step=7.5),
-    )
-    times: dict[VariantName, Sequence[float]] = {"plain": [700.0] * 6, "dp": [31_000.0] * 6}
-    text = report(
-        make_communication_record(comm_point("dp"), make_communication(times, split=parts, transfers=transfers))
-    )
-    (row,) = table_of(text, "Q3: DataParallel's step")
-    assert (row["step [ms]"], row["scatter [ms]"], row["sum of parts [ms]"]) == ("31.00", "150.0", "300.0")
-    assert "gather [ms]" not in row
-    assert cells(table_of(text, "Q3: what travels"), "parameters [MB]", "inputs [MB]") == [("44.70", "0.786")]
-    assert "the step times behind it" not in text, "they are DDP's"

@@ -1,9 +1,8 @@
-import re
 from typing import Any
 
 import pytest
 from factories import make_record, make_spec, with_measurement
-from rendered_tables import assert_row, build, cells, report
+from rendered_tables import assert_row, build, cells
 
 from pipeline.figures.pooling import attempt_span
 from pipeline.plan.spec import Spec
@@ -115,9 +114,3 @@ def test_times_that_say_nothing_are_unknown(ended_at: str | None) -> None:
 
 def test_what_was_measured_elsewhere_cost_nothing_here() -> None:
     assert build(make_record(measured=False))["cost"] == []
-
-
-def test_the_report_shows_the_cost_and_the_share_that_was_timed() -> None:
-    section = report(took(3600, make_spec(), epoch_times_s=(2.0, 900.0))).partition("## Cost")[2]
-    assert re.search(r"\| ok: timed +\| +0.250 \| +25.0 \| +1 \|", section)
-    assert not re.search("process-hours|Medians", section)

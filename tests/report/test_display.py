@@ -161,56 +161,6 @@ def test_the_report_of_a_published_experiment_fits_and_opens_with_its_answers(na
     assert len(re.findall(r"^From \d+ records?: ", text, re.MULTILINE)) == 1
 
 
-def published_report(name: str) -> str:
-    found = published_experiment(name)
-    return render_experiment(name, found.tables, found.collected)
-
-
-def test_an_axis_of_one_strategy_is_named_in_its_rows_alone() -> None:
-    rows = table_of(published_report("h100x2/strategies"), "Q3.1: communication of one step, measured")
-    sharded = [("fsdp", f"reshard {reshard}") for reshard in ("blocks", "always", "never")]
-    assert cells(rows, "strategy", "reshard") == [("ddp", ""), *sharded, ("zero1", "")]
-
-
-def test_next_steps_are_of_the_points_where_one_was_found() -> None:
-    steps = [
-        row["next step"] for row in table_of(published_report("h100x2/captured"), "Next step of each configuration")
-    ]
-    assert [step.partition(" (")[0] for step in steps] == [
-        *["a larger batch"] * 4,
-        *["execution=compiled_graph"] * 4,
-    ]
-
-
-def test_tables_of_remedies_keep_accuracy_and_time_and_drop_the_strategy_that_gpus_tell() -> None:
-    text = published_report("h200x2/q4")
-    rows = table_of(text, "Q4: final accuracy")
-    assert_row(rows[2], **{"GPUs": "2", "accuracy [%]": "65.1", "time [s]": "13.98"})
-    assert ("strategy" in rows[0], "test accuracy [%]" in table_of(text, "Q4: first")[0]) == (False, True)
-    assert " ".join(text.split()).count("Strategies: single 1 GPU, ddp 2 GPUs.") == 2
-    assert "## Q3" not in text  # without a baseline a table of Q3 has no figure of its own
-
-
-def test_rows_of_several_models_name_the_model_and_the_legend_what_its_points_share() -> None:
-    text = published_report("h100/models")
-    first, *_, last = table_of(text, "Q1: epoch time")
-    assert (first["configuration"], last["configuration"]) == ("gpt, eager", "resnet18, compiled_graph")
-    legend = "gpt, heads=12 layers=12 length=1024 vocabulary=50304 width=768, num_samples 240, contiguous"
-    assert_says(" ".join(text.split()), f"Each model: {legend}")
-
-
-def test_notes_on_exposed_communication_stand_only_where_it_is_shown() -> None:
-    text = published_report("h200x4/communication-captured")
-    assert_said_once(
-        text, "two methods differ: trace 37 to 78 us exposed, step times 72 to 193; the trace is too short"
-    )
-
-
-def test_the_name_of_an_ingested_experiment_says_so() -> None:
-    for name, title in (("a40-ddp", "# a40-ddp (ingested)"), ("h200x2/q4", "# h200x2/q4")):
-        assert published_report(name).startswith(f"{title}\n")
-
-
 def result_of(spec: Spec) -> Record:
     """A record with the longest texts: every seventh point out of memory."""
     if spec.measure != "epochs":
@@ -335,16 +285,6 @@ def test_rows_stand_by_batch_size_whatever_the_order_of_the_grid() -> None:
     for heading in ("Q1", "Q3"):
         assert [row["images per GPU"] for row in table_of(report(*found), heading)] == ["32", "128", "512"]
     assert [row["batch_size_per_gpu"] for row in build(*found)["Q3"]] == [512, 32, 128]
-
-
-def test_a_pivot_has_a_row_for_each_number_of_gpus_and_a_column_for_each_batch_size() -> None:
-    text = report(*every_question())
-    times = table_of(text, "Q2: epoch time [s] by GPUs and images per GPU")
-    assert cells(times, "strategy", "GPUs") == [("single", "1"), ("ddp", "2"), ("ddp", "4")]
-    assert_row(times[0], **{"32": "12.000", "128": "5.000", "512": "4.000"})
-    assert [row["512"] for row in table_of(text, "Q2: speed-up by")] == ["1.818", "3.636"]  # 2/1.1, 4/1.1
-    assert [row["512"] for row in table_of(text, "Q2: efficiency [%] by")] == ["90.9", "90.9"]
-    assert "T(2)/T(4)" not in text
 
 
 def test_an_ingested_report_is_also_shown_in_its_own_terms() -> None:

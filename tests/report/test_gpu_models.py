@@ -316,8 +316,3 @@ def test_each_common_model_is_compared_apart() -> None:
     both = alike + [timed(H200, 3.0, repeat=number) for number in range(6, 13)]
     assert [(point.ratio, point.verdict) for point in compared(alike, both).points] == [(1, "inside the noise")]
     assert [(point.a.point.gpu, point.ratio) for point in compared(both, both).points] == [(H200, 1), (H100, 1)]
-
-
-def test_a_curve_by_second_names_its_model() -> None:
-    found = [*baseline(), *seeds(H200, 0.5, 0, 1), *seeds(H100, 0.5, 0, 1, remedies=("warmup",))]
-    assert [*lines_of(plots_of(*found)["q4"])][:2] == [f"no remedies, {H200}", f"warmup, {H100}"]

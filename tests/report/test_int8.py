@@ -17,7 +17,7 @@ from factories import (
     make_record,
 )
 from render_results import rows
-from rendered_tables import assert_row, build, cells, report, table_of
+from rendered_tables import assert_row, build, cells, report
 
 from pipeline.records.record import Record
 from pipeline.records.store import load_record
@@ -92,19 +92,6 @@ def test_histograms_are_those_of_the_first_seed_with_the_lines_at_three_sigma() 
 def test_json_has_the_tables_of_int8_only_where_a_point_quantizes() -> None:
     names = {"int8", "int8_histograms"}
     assert [names & flatten(build(*found)).keys() for found in (INT8_RECORDS, [make_record()])] == [names, set()]
-
-
-def test_the_report_shows_points_and_bytes() -> None:
-    text = report(*INT8_RECORDS)
-    shown = [
-        [*table_of(text, heading)[1].values()]
-        for heading in ("int8: test accuracy after quantization", "int8: agreement with fp32, and size")
-    ]
-    row = ["+ biases (all)", "three_sigma", "per_channel"]
-    assert shown == [
-        [*row, "62.45 (59.90 to 65.10)", "-0.150 (-0.500 to 0.300)", "6"],
-        [*row, "92.5", "2.0", "0.064", "6"],
-    ]
 
 
 def test_a_channel_has_too_few_weights_for_a_percentile_of_99_9() -> None:

@@ -189,13 +189,6 @@ def test_the_grid_of_q3_measures_every_ddp_point_that_it_subtracts() -> None:
     assert [measured.count(key) for key in subtracted] == [1] * 10  # 5 batch sizes on each of 2 and 4 GPUs
 
 
-@pytest.mark.parametrize(("exposed_us", "said"), [(2.9, True), (3.1, False)])
-def test_exposed_communication_over_an_epoch_that_is_noise_is_said(exposed_us: float, said: bool) -> None:
-    noisy = make_communication_record(comm_point(), measured(*[exposed_us] * 6, again_us=(-3, 1, 0, 0, -1, 2)))
-    (twin,) = build(make_record(on_gpus(2, 128)), noisy)["Q3"]
-    assert ("measured exposed communication is not larger than its noise" in twin["note"]) is said
-
-
 def test_a_point_measured_twice_lends_what_most_rounds_say_and_not_what_failed() -> None:
     long = make_communication_record(comm_point(windows=120), steady(*[60.0] * 12))
     short = make_communication_record(comm_point(windows=12), measured(*[40.0] * 6))

@@ -12,15 +12,13 @@ from factories import (
     make_measurement,
     make_record,
     make_spec,
-    windowed,
 )
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from page_records import EVIL, hostile_records
-from rendered_tables import assert_row, assert_said_once, cells, report, table_of
+from rendered_tables import assert_row, assert_said_once, report, table_of
 
 from pipeline.figures.intervals import Estimate
-from pipeline.plan.axes import Precision
 from pipeline.plan.point_label import Terms
 from pipeline.plan.spec import Spec
 from pipeline.records.outcomes import CollectedOutcomes, Coverage
@@ -287,52 +285,6 @@ def test_what_does_not_vary_is_said_once_below_and_is_no_column() -> None:
     first, second = table_of(text, "Q1")
     assert [*first][:2] == ["images per GPU", "num_workers"]
     assert [first["num_workers"], second["num_workers"]] == ["32 loader workers", "64 loader workers"]
-
-
-def test_axes_beyond_three_share_a_column() -> None:
-    precisions: list[Precision] = ["tf32", "bf16"]
-    found = [
-        make_record(
-            make_spec(strategy=strategy, num_gpus=num, batch_size_per_gpu=size, precision=name, num_workers=size)
-        )
-        for strategy, num in (("single", 1), ("ddp", 2))
-        for size in (32, 64)
-        for name in precisions
-    ]
-    rows = table_of(report(*found), "Q2")
-    assert [*rows[0]][:4] == ["strategy", "GPUs", "images per GPU", "configuration"]
-    assert {row["configuration"] for row in rows[:2]} == {"32 loader workers, tf32", "32 loader workers, bf16"}
-
-
-def test_the_repeats_are_counted_where_there_are_any() -> None:
-    found = [make_record(make_spec(repeat=number)) for number in range(3)]
-    assert [table_of(report(*found[:number]), "Q1")[0].get("n") for number in (1, 3)] == [None, "3"]
-
-
-def test_an_interval_is_a_column_where_a_row_has_one() -> None:
-    found = windowed((9.9, 10, 10.7, 10, 10, 10), 128), make_record(make_spec(batch_size_per_gpu=64))
-    rows = cells(table_of(report(*found), "Q1"), "epoch time [s]", "interval [± %]")
-    assert rows == [("1.000", ""), ("10.000", "4.0")]  # half of 0.8
-
-
-def test_weak_and_strong_scaling_are_two_tables_that_name_what_is_fixed() -> None:
-    sizes = [(1, 512, 8.0), (1, 128, 9.0), (2, 256, 5.0), (4, 128, 2.0), (2, 64, 6.0)]
-    text = report(
-        *(
-            make_record(make_spec(strategy="ddp", num_gpus=num_gpus, batch_size_per_gpu=size), (9, time_s))
-            for num_gpus, size, time_s in sizes
-        )
-    )
-    assert len(table_of(text, "Q2: weak scaling")) == 5
-    assert "Karp-Flatt" not in table_of(text, "Q2: weak scaling")[0]
-    strong = table_of(text, "Q2: strong scaling, global batch fixed")
-    assert cells(strong, "images a step", "GPUs", "speed-up", "Karp-Flatt") == [
-        ("128", "1", "1.000", ""),
-        ("128", "2", "1.500", "0.333"),
-        ("512", "1", "1.000", ""),
-        ("512", "2", "1.600", "0.250"),
-        ("512", "4", "4.000", "0.000"),
-    ]
 
 
 ALL_OF_THEM_FIT = LARGEST_FITTING._replace(figure="1,024", command="submit --grid memory")

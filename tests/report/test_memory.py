@@ -1,6 +1,5 @@
 """The memory boundary, what sharding saves, and the mark of an allocator that had to try again."""
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +7,7 @@ import msgspec
 import numpy
 import pytest
 from factories import assert_says, make_record, make_spec, with_measurement
-from rendered_tables import assert_row, build, cells, report
+from rendered_tables import assert_row, build, cells
 
 from pipeline.figures.formulas import GIB, state_bytes
 from pipeline.plan.spec import Spec
@@ -134,18 +133,6 @@ def test_repeats_pool_to_their_median() -> None:
     (row,) = build(record_of(searched()), record_of(searched(repeat=1), other))["memory"]
     # 30,200 fitted once, and is not said to fit; one has a prediction
     assert_row(row, largest_batch_size_per_gpu=30_000, n=2, predicted_batch_size_per_gpu=30_150)
-
-
-def test_the_report_shows_the_boundary_and_hides_where_the_search_began() -> None:
-    lost = make_record(searched(precision="fp32"), status="oom", reason="out of GPU memory at batch_size_per_gpu 1")
-    found = [record_of(searched()), record_of(searched(precision="bf16")), lost]
-    assert cells(build(*found)["memory"], "batch_size_per_gpu") == [(512,)] * 3, "the axes of a row are the point's"
-    table = report(*found).split("## The memory boundary")[1].split("##")[0]
-    header, _, *rows = [re.sub(" +", " ", line) for line in table.splitlines() if line.startswith("|")]
-    assert header.startswith("| precision | largest that fits | smallest that fails | peak [GiB] | reserved [GiB] |")
-    assert rows[0] == "| tf32 | 30,000 | 30,300 | 135.0 | 137.0 | 4.00 | 4 | |"
-    assert rows[2].startswith("| fp32 | OOM | |")
-    assert " batch_size_per_gpu 512" not in table
 
 
 @pytest.mark.parametrize(("scatter_gib", "is_clear"), [(0.0, True), (0.01, True), (2.0, False)])

@@ -21,7 +21,7 @@ from factories import (
     make_experiment,
     make_record,
 )
-from rendered_tables import assert_row, build, cells, report, table_of
+from rendered_tables import assert_row, build, cells, report
 
 from pipeline.collect import read_link_options
 from pipeline.figures.formulas import (
@@ -29,7 +29,6 @@ from pipeline.figures.formulas import (
     all_reduce_time_s,
 )
 from pipeline.records.record import DelayedSteps, Environment, Profile, Record, SweptCollective, VariantName
-from pipeline.report.display import DisplayOptions
 from pipeline.report.network import BEYOND_THE_DELAYS, WORSE_THAN_NO_CHANGE
 from pipeline.report.table import Row
 
@@ -182,26 +181,6 @@ def test_points_that_were_not_measured_or_not_profiled_predict_nothing() -> None
         make_record(comm_point(num_gpus=4), status="oom"),
     ]
     assert [predictions(record) for record in found] == [[], []]
-
-
-def test_the_prediction_for_people() -> None:
-    text = report(swept(2, 1000), swept(4, 1040 + 175 / 3 + 10), options=DisplayOptions(max_width=200))
-    first, second = table_of(text, "Prediction: weak scaling on more GPUs")
-    names = ("none hidden [ms]", "no change [ms]", "all hidden [ms]", "measured [ms]", "error [%]", "its error [%]")
-    assert cells([first], "GPUs", *names) == [("4", "1.1", "1.000", "1.0", "1.108", "-0.9", "-9.8")]  # 1000/1108.3
-    efficiencies = ("none hidden efficiency [%]", "all hidden efficiency [%]")
-    assert cells([first], *efficiencies) == [("82", "90")]  # 900/1098.3
-    assert cells([second], "GPUs", "no change [ms]", *names[3:]) == [("8", "1.108", "", "", "")]  # of the four
-    assert not [name for name in first if "at most" in name or "at least" in name]
-
-
-def test_the_narrow_table_has_both_predictions_with_their_errors() -> None:
-    sizes = [
-        swept(num, step_us, batch_size_per_gpu=size) for num, step_us in ((2, 1000), (4, 1108)) for size in (32, 64)
-    ]
-    first, *_ = table_of(report(*sizes), "Prediction: weak scaling on more GPUs")
-    shown = ["from", "none hidden [ms]", "error [%]", "no change [ms]", "its error [%]", "measured [ms]"]
-    assert list(first) == ["GPUs", "images per GPU", *shown]
 
 
 def test_a_test_of_the_model_names_what_the_two_steps_do_not_share() -> None:

@@ -32,7 +32,7 @@ from page_records import (
     timed_record,
 )
 from rendered_plots import bar_panel, labels, line_panel, plots_of, xs, ys
-from rendered_tables import published_experiment, published_tables
+from rendered_tables import published_experiment
 
 from pipeline.plan.point_label import Terms
 from pipeline.records.record import Record
@@ -95,27 +95,6 @@ def test_q2_shows_speed_ups(
     assert panel.ideal is not None
     assert (labels(panel), xs(panel.series[0]), [panel.ideal(x) for x in at]) == (names, at, ideal)
     assert ys(panel.series[0]) == pytest.approx(speedups)
-
-
-def test_a_point_on_two_nodes_is_a_line_of_its_own() -> None:
-    four = [
-        timed_record(make_spec(strategy="ddp", num_gpus=4, batch_size_per_gpu=size, num_nodes=nodes), 5 / speedup)
-        for nodes, speedup in ((1, 3.6), (2, 2.1))
-        for size in (32, 128)
-    ]
-    ends = {line.label: line.points[-1].y for line in line_panel(plots_of(*batch_records(), *four)["q2"]).series}
-    assert ends == pytest.approx({"ddp, 1 node": 3.6, "ddp, 2 nodes": 2.1})
-
-
-def test_the_series_that_a_plot_of_speed_ups_has_no_room_for_are_counted() -> None:
-    found = [
-        timed_record(on_gpus(count, 32 * 2**number, input=images), 8 / count)
-        for number in range(5)
-        for images in ("dataloader", "synthetic")
-        for count in (1, 2, 4)
-    ]
-    plot = plots_of(*found)["q2"]
-    assert (len(line_panel(plot).series), plot.note) == (MAX_SERIES, f"8 of 10 series are shown. {NO_BARS}")
 
 
 def test_a_loader_bound_point_is_grey_and_the_key_says_so() -> None:
@@ -207,29 +186,6 @@ def test_q3_splits_a_step_by_part_and_takes_exposed_communication_out_of_backwar
     assert (sum(on_one.values()), sum(on_two.values())) == pytest.approx((1, 1))
 
 
-def test_communication_that_was_not_measured_is_one_part_with_compute() -> None:
-    panel = bar_panel(plots_of(*batch_records(), *scaling_records())["q3"])
-    assert {*panel.parts}.isdisjoint({"exposed communication", "compute"})
-
-
-def test_communication_within_the_noise_has_no_bar() -> None:
-    found = published_experiment("h200x2/communication")
-    (plot,) = (plot for plot in build_plots(found.tables, []) if plot.name == "q3-communication")
-    assert len(found.tables["communication"]) == 4
-    assert bar_panel(plot).totals_ms == pytest.approx((88.4,), rel=1e-3)  # the others show no more than the noise
-
-
-def test_the_cost_of_a_strategy_is_a_part_of_its_step_where_it_is_a_limit() -> None:
-    """FSDP of a GPT: 28.91 of 89.21 ms, and 6.81 exposed. DDP's 1.39 of 56.92 ms are no limit."""
-    found = published_experiment("h100x2/strategies")
-    (plot,) = (plot for plot in build_plots(found.tables, []) if plot.name == "q3-communication")
-    panel = bar_panel(plot)
-    overhead_ms = dict(zip(panel.totals_ms, panel.parts["strategy overhead"], strict=True))
-    shares = {round(total_ms, 2): share for total_ms, share in overhead_ms.items()}
-    assert (shares[89.21], shares[56.92]) == pytest.approx((28.91 / 89.21, 0), rel=1e-3)
-    assert sum(values[0] for values in panel.parts.values()) == pytest.approx(1)
-
-
 def test_lines_of_one_place_are_no_plot_and_points_without_bars_are_said() -> None:
     one = plots_of(timed(4, 128), timed(2.5, 128, 2))
     assert {"q1", "q2"}.isdisjoint(one)
@@ -278,18 +234,6 @@ def test_int8_shows_the_change_by_stage_in_points_and_what_three_sigma_covers() 
     assert found["int8-weights"].panels == (weights,)
     assert weights.describe() == "conv1: 4 values, from -1 to 1, most often near 0. Three sigma: -1.25 to 1.75."
     assert not {"int8-before-relu", "int8-after-relu"} & found.keys()
-
-
-def test_histograms_name_the_layer_without_relu_and_every_stage_stands_in_the_order_of_the_pipeline() -> None:
-    change, weights, before, after = build_plots(published_tables("two-cores/quantize"), [])
-    assert [len(plot.panels) for plot in (change, weights, before, after)] == [4, 5, 5, 4]
-    assert [panel.title.split(":")[0] for panel in before.panels][3:] == ["fc2", "fc3 (no ReLU)"]
-    panels = [line_panel(change, index) for index in range(4)]
-    stages = [[[round(x) for x in xs(line)] for line in panel.series[1:]] for panel in panels]
-    assert stages == [[[0, 1, 2]] * num_rules for num_rules in (3, 3, 2, 2)]  # three sigma hides how small others are
-    covered = [sorted(panel.y_covers) for panel in panels]
-    assert covered[0] == covered[1] != covered[2] == covered[3]
-    assert all(isinstance(panel, HistogramPanel) and len(panel.three_sigma) == 1 for panel in after.panels)
 
 
 def test_a_constant_tensor_is_one_bar() -> None:
@@ -372,13 +316,6 @@ def test_a_plot_is_a_file_in_each_format_and_the_same_each_time() -> None:
     once, again = (render_files(plot, [*METADATA]) for _ in range(2))
     assert once == again
     assert {name: content[:4] for name, content in once.items()} == {"svg": b"<?xm", "pdf": b"%PDF", "png": b"\x89PNG"}
-
-
-def test_a_file_has_the_key_of_its_plot() -> None:
-    plot = plots_of(*batch_records(), *scaling_records())["q2"]
-    names = [entry.label for entry in plot.key()]
-    assert names == ["32 per GPU", "128 per GPU", "512 per GPU"]
-    assert_says(svg_file(plot), *names)
 
 
 def themes() -> list[dict[str, str]]:

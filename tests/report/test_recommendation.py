@@ -30,19 +30,16 @@ from rendered_tables import (
     claims_of,
     published_claims,
     published_tables,
-    report,
 )
 
 from pipeline.figures.intervals import median_time
 from pipeline.plan.axes import AXIS_DEFAULTS
-from pipeline.plan.point_label import OF_GPUS
 from pipeline.records.record import Environment, Gpu, GpuWindow, Record, Telemetry
 from pipeline.report.claims import sample_time
 from pipeline.report.next_step import (
     BLOCKS,
     EFFORT_AXES,
     GATHERS,
-    LOW_MFU,
     NOTHING_FOUND,
     RULES,
     Change,
@@ -210,23 +207,6 @@ def test_what_to_use(found: list[Record], words: list[str], never: list[str]) ->
 def test_no_epoch_is_no_answer() -> None:
     assert "Q5" not in claims_of(make_record(make_spec(), status="failed"))
     assert "Q5" not in published_claims("h200x2/communication")
-
-
-def test_it_is_the_first_line_of_the_report() -> None:
-    assert report(timed(4, 128), timed(3, 512)).split("\n\n")[1].startswith("- **Q5** Configuration to use: ")
-
-
-def test_what_limits_it_comes_with_its_next_step() -> None:
-    (use,) = published_claims("h200x2/q1")["Q5"]
-    assert use.badges[-2:] == ("waits for data 70 %", "accuracy not compared")
-    said = "Limited by waiting for data, 70 % of its time; next step: input=gpu or more loader workers"
-    assert use.in_words_of(OF_GPUS).warning == said
-
-
-def test_a_gain_says_against_what_it_was_measured_where_no_legend_does() -> None:
-    rows = published_tables("h100x2/fsdp-formats")["Q2"]
-    (step,) = (row["next_step"] for row in rows if row["next_step"] == "compile=blocks (1.09x)")
-    assert step.sentence == "compile=blocks (measured here: 1.09 times as fast)"
 
 
 def drawn(draw: random.Random, name: int, num_runs: int, factor: float = 1.0) -> Row:
@@ -442,71 +422,6 @@ def test_a_share_of_one_gpu_is_at_most_that_on_several() -> None:
     assert [row["limit_share_is"] for row in rows] == [None, None, "at most", None]
 
 
-@pytest.mark.parametrize(
-    ("name", "execution", "steps"),
-    [
-        ("h100/models", "eager", ["compile (1.41x)", "compile (1.21x)", "compiled_graph (1.77x)"]),
-        ("h100x2/captured", "graph", ["compiled_graph"] * 4),
-    ],
-)
-def test_a_step_of_low_mfu_is_advised_to_be_compiled(name: str, execution: str, steps: list[str]) -> None:
-    low = [row for row in published_tables(name)["Q2"] if row["limit"] == "low MFU" and row["scaling"] == "weak"]
-    for row, step in zip(low, steps, strict=True):
-        assert (row["execution"], f"execution={step}" in row["next_step"]) == (execution, True)
-        assert row["mfu"] < LOW_MFU
-
-
-@pytest.mark.parametrize(("name", "share", "gains"), [("h200x2", 0.53, (1.47, 2.11)), ("h200x4", 0.64, (1.68, 2.78))])
-def test_the_cost_of_syncbatchnorm_has_its_name(name: str, share: float, gains: tuple[float, float]) -> None:
-    """It was "launches, 81 %" and "85 %", though the collectives of batch statistics take a third and half."""
-    tables = published_tables(f"{name}/batchnorm")
-    for table, gain in zip(("Q2", "communication"), gains, strict=True):
-        (row,) = [row for row in tables[table] if row["sync_batchnorm"]]
-        assert row["next_step"] == f"sync_batchnorm=false ({gain}x)"
-        assert [one for one in tables[table] if one["limit"] == "SyncBatchNorm"] == [row]
-    assert row["limit_share"] == pytest.approx(share, abs=0.01)
-
-
-def test_the_published_points_of_dataparallel_are_advised_to_use_ddp() -> None:
-    rows = [row for row in published_tables("v100-dp")["Q2"] if row["scaling"] == "weak"]
-    assert {(row["num_gpus"] > 1, row["next_step"]) for row in rows} == {(False, None), (True, "strategy=ddp")}
-
-
-PAIRS = [  # advised here, measured there: (experiment, table), (the other side), what the advice names
-    (("h200x4/scaling", "Q2", "waiting for data"), ("h200x2/intervals", "Q2"), "input=gpu"),
-    (("h200x2/q1", "Q2", "waiting for data"), ("h200x2/intervals", "Q2"), "input=gpu"),
-    (("h200x2/intervals", "Q2", "launches"), ("h200x2/graph", "Q2"), "execution=graph"),
-    (("h200x2/packed", "Q2", "launches"), ("h200x2/graph", "Q2"), "execution=graph"),
-    (
-        ("h200x2/communication", "communication", "launches"),
-        ("h200x2/communication-captured", "communication"),
-        "execution=graph",
-    ),
-]
-
-
-def published(name: str, table: str) -> dict[tuple[Any, ...], Row]:
-    return {
-        (row["strategy"], row["num_gpus"], row["batch_size_per_gpu"]): row
-        for row in published_tables(name)[table]
-        if row.figures.get("scaling") != "strong"
-    }
-
-
-@pytest.mark.parametrize(("advised", "other", "words"), PAIRS)
-def test_advice_on_published_records_names_the_side_that_was_faster(
-    advised: tuple[str, str, str], other: tuple[str, str], words: str
-) -> None:
-    name, table, limit = advised
-    own, measured = published(name, table), published(*other)
-    figure = "epoch_time_s" if table == "Q2" else "step_time_s"
-    pairs = [(row, measured[key]) for key, row in own.items() if key in measured and words in (row["next_step"] or "")]
-    assert pairs
-    for row, faster in pairs:
-        assert row["limit"] in (limit, "launches")
-        assert faster[figure] < row[figure]
-
-
 def published_rows() -> list[tuple[Row, float]]:
     """Timed rows of every published experiment, each with the seconds of a sample."""
     found = []
@@ -577,20 +492,3 @@ def test_a_change_of_blocks_or_gathers_is_offered_only_where_it_can_be_made(
 
 def own_axes(row: Row) -> Any:
     return SimpleNamespace(**AXIS_DEFAULTS | row.axes)
-
-
-def test_no_gain_is_claimed_below_1_in_any_published_experiment() -> None:
-    for name in PUBLISHED:
-        tables = published_tables(name)
-        steps = [row["next_step"] or "" for row in (*tables["Q2"], *tables["communication"])]
-        assert all(float(gain) > 1 for step in steps for gain in re.findall(r"\(([\d.e+]+)x\)", step)), name
-
-
-def test_communication_is_less_where_the_batch_is_larger() -> None:
-    for name in ("h200x2/communication-captured", "h200x4/communication-captured"):
-        own = published(name, "communication")
-        for (strategy, gpus, size), row in own.items():
-            if "a larger batch" in row["next_step"]:
-                larger = own[strategy, gpus, 4 * size]
-                assert larger["exposed_comm_share"] < row["exposed_comm_share"]
-                assert larger["step_time_s"] < 4 * row["step_time_s"]

@@ -270,18 +270,6 @@ def test_a_speed_up_that_may_be_none_is_said() -> None:
     assert str(claim.in_words_of(OF_GPUS)) == "Speed-up on 2 GPUs: unproven, 0.92 to 1.13; 1 is no gain"
 
 
-@pytest.mark.parametrize(
-    ("name", "badges"),
-    [
-        ("h200x2/scaling", {"one run"}),
-        ("h200x2/graph", {"one run", "drifted +0.1 %"}),
-        ("h200x2/intervals", {"one run", "other GPU"}),
-    ],
-)
-def test_an_answer_says_what_weakens_it(name: str, badges: set[str]) -> None:
-    assert [{*claim.badges} for claim in published_claims(name)["Q2"]] == [badges]
-
-
 def test_points_without_a_result_are_to_be_submitted_again() -> None:
     """Where they failed, the sentence begins with the reason: without another cause they would fail again."""
     again = "run the same command again"
@@ -315,19 +303,6 @@ def test_the_batch_that_fits_is_alike_the_one_that_does_not() -> None:
         make_record(make_spec(batch_size_per_gpu=512, precision="fp32")),
     )
     assert (memory.figure, memory.line, memory.more) == ("512", "of those tried; 2,048 runs out of memory", "fp32")
-
-
-def test_a_search_on_several_gpus_alone_is_an_answer() -> None:
-    memory, speed = published_claims("h100x2/strategies-memory")["Q1"]
-    said = "Largest batch that fits: 77 images, 78 do not fit; on each of 2 GPUs, fsdp; one run; fp32 gathers."
-    assert memory.in_words_of(OF_GPUS).text == said  # pages put their unit
-    assert not speed.is_asked
-
-
-def test_the_interval_of_a_claim_is_that_of_its_row() -> None:
-    tile = published_claims("h200x2/graph")["Q2"][0]
-    low, high = map(float, tile.interval.split(" to "))
-    assert low < float(tile.figure.removesuffix("x")) < high
 
 
 @pytest.mark.parametrize(("num_cpus", "is_used"), [(4, True), (3, False), (None, True)])
