@@ -106,7 +106,8 @@ def test_each_trial_is_a_launch_of_its_own_with_three_full_steps(rank_files: Ran
     shapes = {(spec.is_probe, spec.steps_per_epoch, spec.epochs, spec.strategy, spec.num_gpus) for spec in ranks.specs}
     assert shapes == {(True, 3, 1, "ddp", 2)}
     assert len(set(ranks.launch_ids)) == len(ranks.specs) == 4
-    assert all((rank_files.folder / f"trial{number}" / "point.json").exists() for number in range(4))
+    trials = [RankFiles(rank_files.folder / f"trial{number}").read_point() for number in range(4)]
+    assert all(trial.needs_free_gpus for trial in trials)
 
 
 def test_the_record_lists_all_trials_and_holds_the_memory_of_the_largest_batch_that_fits(rank_files: RankFiles) -> None:
@@ -168,12 +169,21 @@ LIMIT_BYTES = int(0.98 * USABLE_BYTES)  # less than the ranks report, so the pre
 OOM_FROM = LIMIT_BYTES // BYTES_PER_SAMPLE + 1  # 27,898
 
 
-def test_another_failure_just_below_an_oom_counts_as_too_large(rank_files: RankFiles) -> None:
-    """Seen with DataParallel in bf16 on two H200s: a launch failure 2 % below a batch that ran out of memory."""
+@pytest.mark.parametrize(
+    ("other_failure", "reason"),
+    [
+        (LAUNCH_FAILURE, "rank 1: AcceleratorError: launch failure"),  # of DataParallel in bf16 on two H200s
+        (-signal.SIGSEGV, "rank 1 was killed by SIGSEGV"),  # of oneDNN under memory_limit_gib
+    ],
+)
+def test_another_failure_just_below_an_oom_counts_as_too_large(
+    rank_files: RankFiles, other_failure: RankError | int, reason: str
+) -> None:
     failing_sizes = range(27_500, OOM_FROM)
-    found = search_of(search(rank_files, FakeRanks(limit_bytes=LIMIT_BYTES, failing_sizes=failing_sizes)))
+    ranks = FakeRanks(limit_bytes=LIMIT_BYTES, failing_sizes=failing_sizes, other_failure=other_failure)
+    found = search_of(search(rank_files, ranks))
     reasons = {trial.batch_size_per_gpu: trial.reason for trial in found.trials if trial.reason}
-    assert list(reasons.values()) == ["rank 1: AcceleratorError: launch failure"] * len(reasons)
+    assert list(reasons.values()) == [reason] * len(reasons)
     assert set(reasons) == {trial.batch_size_per_gpu for trial in found.trials} & set(failing_sizes) != set()
     assert found.largest_fitting < failing_sizes.start <= (found.smallest_failing or 0) <= found.largest_fitting * 1.01
 
@@ -201,27 +211,12 @@ def test_a_search_ends_at_a_failure_that_says_nothing_about_memory(
     assert (record.status, record.reason[: len(said)]) == ("failed", said)
 
 
-def test_a_crash_just_below_an_oom_counts_as_too_large(rank_files: RankFiles) -> None:
-    """Seen with oneDNN under memory_limit_gib."""
-    ranks = FakeRanks(limit_bytes=LIMIT_BYTES, failing_sizes=range(27_500, OOM_FROM), other_failure=-signal.SIGSEGV)
-    assert "rank 1 was killed by SIGSEGV" in [trial.reason for trial in search_of(search(rank_files, ranks)).trials]
-
-
 def test_a_failure_far_below_an_oom_ends_a_search(rank_files: RankFiles) -> None:
     """The first trial runs out of memory, and a smaller one fails for another reason."""
     ranks = FakeRanks(failing_sizes=range(1, 20_000))
     record = search(rank_files, ranks, batch_size_per_gpu=50_000)
     assert [spec.batch_size_per_gpu for spec in ranks.specs] == [50_000, 12_500]
     assert record.reason == "at batch_size_per_gpu 12500 (50000 does not): rank 1: AcceleratorError: launch failure"
-
-
-def test_a_search_needs_free_gpus_and_ends_at_once_if_another_process_uses_one(rank_files: RankFiles) -> None:
-    ranks = FakeRanks(failing_sizes=range(1, 50_000), other_failure=NEIGHBOUR)
-    record = search(rank_files, ranks, batch_size_per_gpu=8192)
-    assert [spec.batch_size_per_gpu for spec in ranks.specs] == [8192]
-    assert RankFiles(rank_files.folder / "trial0").read_point().needs_free_gpus
-    assert (record.status, record.failure and record.failure.kind) == ("failed", "gpu_shared")
-    assert record.reason == f"at batch_size_per_gpu 8192: rank 1: {NEIGHBOUR.message}"
 
 
 def test_a_launch_that_slurm_requeued_starts_over(rank_files: RankFiles) -> None:
