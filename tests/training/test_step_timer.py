@@ -15,55 +15,37 @@ MS = 1_000_000  # nanoseconds
 pytestmark = pytest.mark.usefixtures("virtual_clock")
 
 
-def tick(clock: StepTimer, num_steps: int, **sleeps_s: float) -> StepTimer:
-    """Run the clock over steps whose parts sleep for the given times, by default a millisecond."""
-    clock.start()
-    for _ in range(num_steps):
-        clock.take(late_batches(sleeps_s.get("data", 0.001)))
-        for part in STEP_PARTS[1:]:
-            time.sleep(sleeps_s.get(part, 0.001))
-            clock.mark(part)
-    clock.stop()
-    return clock
-
-
 def late_batches(delay_s: float) -> Iterator[None]:
     time.sleep(delay_s)
     yield None
 
 
-def test_the_parts_and_the_wall_clock_agree() -> None:
-    clock = tick(StepTimer(5, CPU), 5)
-    assert clock.epoch_time_ns == clock.parts_ns().sum() == 5 * len(STEP_PARTS) * MS
-
-
-def test_every_part_of_every_step_gets_its_own_time() -> None:
-    slow = {"data": 0.02, "copy": 0.0, "forward": 0.01, "backward": 0.03, "optimizer": 0.005}
-    assert tick(StepTimer(2, CPU), 2, **slow).parts_ns().tolist() == [[20 * MS, 0, 10 * MS, 30 * MS, 5 * MS]] * 2
-
-
-def test_the_loader_wait_is_the_hosts_wait_for_batches() -> None:
-    clock = tick(StepTimer(3, CPU), 3, data=0.03, backward=0.02)
-    assert clock.loader_wait_ns == clock.parts_ns()[:, STEP_PARTS.index("data")].sum() == 90 * MS
-
-
-def test_the_parts_of_several_passes_count_in_their_step() -> None:
-    clock = StepTimer(2, CPU, num_passes=3)
+@pytest.mark.parametrize(
+    ("parts", "num_passes", "sleeps_ms", "step_ms"),
+    [
+        (STEP_PARTS, 1, (20, 0, 10, 30, 5), [20, 0, 10, 30, 5]),
+        (STEP_PARTS, 3, (4, 0, 2, 6, 3), [12, 0, 6, 18, 3]),  # the parts of several passes count in their step
+        (WHOLE_STEP, 1, (20, 10), [30]),  # it cannot be marked inside
+    ],
+)
+def test_every_part_of_every_step_gets_its_own_time(
+    parts: tuple[str, ...], num_passes: int, sleeps_ms: tuple[int, ...], step_ms: list[int]
+) -> None:
+    """The host waits as long as batches are late, and the parts sum to the wall clock."""
+    clock = StepTimer(2, CPU, parts, num_passes)
+    data_ms, *inner_ms, last_ms = sleeps_ms
     clock.start()
     for _ in range(2):
-        for _ in range(3):
-            clock.take(late_batches(0.004))
-            for part, sleep_s in (("copy", 0), ("forward", 0.002), ("backward", 0.006)):
-                time.sleep(sleep_s)
+        for _ in range(num_passes):
+            clock.take(late_batches(data_ms / 1e3))
+            for part, sleep_ms in zip(parts[1:-1], inner_ms, strict=True):
+                time.sleep(sleep_ms / 1e3)
                 clock.mark(part)
-        time.sleep(0.003)
-        clock.mark("optimizer")
+        time.sleep(last_ms / 1e3)
+        clock.mark(parts[-1])
     clock.stop()
-    assert (clock.parts_ns().tolist(), clock.loader_wait_ns, clock.epoch_time_ns) == (
-        [[12 * MS, 0, 6 * MS, 18 * MS, 3 * MS]] * 2,
-        24 * MS,
-        78 * MS,
-    )
+    assert clock.parts_ns().tolist() == [[part_ms * MS for part_ms in step_ms]] * 2
+    assert (clock.loader_wait_ns, clock.epoch_time_ns) == (2 * num_passes * data_ms * MS, 2 * sum(step_ms) * MS)
 
 
 @pytest.mark.parametrize("missing", STEP_PARTS)
