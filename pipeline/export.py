@@ -96,7 +96,9 @@ class PointFigures(NamedTuple):
 def figures_by_point(found: CollectedExperiment) -> list[PointFigures]:
     """Return the figures of each point with a record, in the order of the tables. Nothing is computed anew."""
     tables = [(TABLES[name], row) for name, rows in found.tables.items() for row in rows if TABLES[name].question]
-    rows_by_point = group_pairs(((row.spec, row.axes["gpu"] or ""), (table, row)) for table, row in tables if row.spec)
+    rows_by_point = group_pairs(
+        ((row.point.spec, row.axes["gpu"] or ""), (table, row)) for table, row in tables if row.point
+    )
     has_models = group_pairs((spec, gpu) for spec, gpu in rows_by_point)
     points = []
     for (spec, gpu), rows in rows_by_point.items():

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pipeline.records.folder import Experiment, require_experiments
 from pipeline.report.collected import collect_experiment, sibling_predictions
-from pipeline.report.proposal import Work, propose, render_html, render_markdown
+from pipeline.report.proposal import propose, render_html, render_markdown
 from pipeline.system import errors, files
 from pipeline.system.command_line import build_parser, number, positive_integer
 from pipeline.system.errors import CommandError, shorten_list
@@ -40,7 +40,7 @@ def main() -> int:
     num_gpus = arguments.gpus if arguments.gpus and arguments.gpus > 1 else None
     found = collect_experiment(experiment, predict_to=num_gpus)
     find_predictions = functools.partial(sibling_predictions, experiment, found.tables["prediction"], num_gpus)
-    proposal = propose(found.tables, Work(arguments.samples, arguments.gpus), find_predictions)
+    proposal = propose(found.tables, arguments.samples, arguments.gpus, find_predictions)
     report = render_markdown(name, proposal, found.collected)
     errors.print_text(report, end="")
     codes = [errors.EXIT_OK]

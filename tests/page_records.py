@@ -97,7 +97,7 @@ def hostile_records() -> list[Record]:
 
 def plots_of_records(*found: Record, terms: Terms = OF_GPUS) -> list[Plot]:
     outcomes = resolved(*found).outcomes
-    return build_plots(build_tables(outcomes), outcomes, terms)
+    return build_plots(build_tables(outcomes), terms)
 
 
 def collected_in(

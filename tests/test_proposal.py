@@ -31,7 +31,7 @@ from pipeline.plan.point_label import in_terms
 from pipeline.records.folder import Experiment
 from pipeline.records.record import Environment, Gpu, Record
 from pipeline.report.collected import collect_experiment, sibling_predictions
-from pipeline.report.proposal import Proposal, Work, propose
+from pipeline.report.proposal import Proposal, propose
 from pipeline.system.errors import CommandError
 
 EPOCH_S = {1: 8.0, 2: 4.4, 4: 3.2}  # efficiency 100, 91 and 62.5 %
@@ -43,7 +43,7 @@ def scaling(counts: Sequence[int] = (1, 2, 4), **fields: Any) -> list[Record]:
 
 
 def proposal_of(folder: Path, *found: Record, num_gpus: int | None = None, num_samples: int = 10**9) -> Proposal:
-    return propose(collect_experiment(make_experiment(folder / "x", *found)).tables, Work(num_samples, num_gpus), list)
+    return propose(collect_experiment(make_experiment(folder / "x", *found)).tables, num_samples, num_gpus, list)
 
 
 def test_the_page_has_the_hours_and_where_efficiency_falls(pipeline: Command, tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_of_one_gpu_nothing_follows_for_several(tmp_path: Path) -> None:
 
 
 def test_ingested_times_are_said() -> None:
-    stated = propose(published_tables("a40-ddp"), Work(10**9, None), list)
+    stated = propose(published_tables("a40-ddp"), 10**9, None, list)
     assert "Times were stated elsewhere, and not measured here." in stated.assumptions
 
 
@@ -226,14 +226,14 @@ def test_beyond_the_measured_the_two_models_have_columns_and_no_interval() -> No
     """The published experiment, with the predictions of the one beside it that measured communication."""
     experiment = Experiment(ROOT / "published" / "h200x4" / "scaling")
     tables = collect_experiment(experiment, predict_to=8).tables
-    found = propose(tables, Work(10**9, 8), lambda: sibling_predictions(experiment, [], 8))
+    found = propose(tables, 10**9, 8, lambda: sibling_predictions(experiment, [], 8))
     measured, beyond = found.beyond
     assert beyond["gpu_hours"] is measured["no_change_gpu_hours"] is measured["none_hidden_gpu_hours"] is None
     assert beyond["no_change_gpu_hours"] == measured["gpu_hours"]
     assert beyond["none_hidden_gpu_hours"] > beyond["no_change_gpu_hours"]
     assert type(beyond["none_hidden_gpu_hours"]) is float
     assert "models, not measured" in found.answers[0]
-    alone = propose(tables, Work(10**9, 8), list)
+    alone = propose(tables, 10**9, 8, list)
     assert (alone.beyond[1]["none_hidden_gpu_hours"], "--grid communication" in alone.assumptions[-1]) == (None, True)
 
 
@@ -251,11 +251,11 @@ def test_on_the_cpu_the_hours_are_of_processes(pipeline: Command, tmp_path: Path
 def test_the_published_proposal_is_of_the_cheapest_configuration_with_one_gpu_beside() -> None:
     """It was of 32 images per GPU, 125 GPU-hours, since the faster ones wait for their loader."""
     tables = published_tables("h200x4/scaling")
-    first, *others = map(in_terms, propose(tables, Work(10**9, None), list).answers)
+    first, *others = map(in_terms, propose(tables, 10**9, None, list).answers)
     assert "on 4 GPUs, ddp, 512 per GPU: 10.5 h, 41.9 GPU-hours; 38.4 GPU-hours on 1 GPU" in first
     assert all("unfit for an answer" in said for said in others)
     # of one GPU all ran side by side, so all count
-    assert "on 1 GPU, 8,192 per GPU" in in_terms(propose(tables, Work(10**9, 1), list).answers[0])
+    assert "on 1 GPU, 8,192 per GPU" in in_terms(propose(tables, 10**9, 1, list).answers[0])
 
 
 @pytest.mark.browser

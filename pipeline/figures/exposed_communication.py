@@ -19,10 +19,15 @@ from typing import Any, NamedTuple
 from pipeline.figures import intervals
 from pipeline.figures.epoch_figures import all_windows, longest_data_share
 from pipeline.figures.formulas import GIB, median_of_known
-from pipeline.figures.intervals import Estimate, median_time
+from pipeline.figures.intervals import (
+    Estimate,
+    difference_tolerance_s,
+    is_difference_precise_enough,
+    is_time_precise_enough,
+    median_time,
+)
 from pipeline.figures.notes import Note, NoteKind, make_note, text_note
 from pipeline.figures.pooling import PooledPoint, group_pairs
-from pipeline.figures.stopping_rule import difference_tolerance_s, is_difference_precise_enough, is_time_precise_enough
 from pipeline.plan.spec import TRAINED_MAY_DIFFER, Key, Spec, alike_key
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.records.record import (
@@ -201,8 +206,7 @@ def exposed_time(found: Sequence[Communication]) -> tuple[Estimate | None, float
     if step not in NO_OP:
         return None, None
     exposed = median_difference(found, step, NO_OP[step])
-    aa_difference = median_difference(found, step, f"{step}_again")
-    low, high = intervals.ends_of(aa_difference)
+    low, high = intervals.ends_of(median_difference(found, step, f"{step}_again"))
     return exposed, max(abs(low), abs(high)) if low is not None and high is not None else None
 
 

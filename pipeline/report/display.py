@@ -343,8 +343,7 @@ def display_tables(
             rows = view.choose(tables[table.name])
             shown = [build_table(table, view, rows, options)] if rows else []
             if table.name == "Q2" and view.heading == table.views[0].heading:
-                is_stated = any(not record.measured for record in collected.records)
-                shown += build_pivots(rows, is_stated)
+                shown += build_pivots(rows, is_stated=any(not record.measured for record in collected.records))
             yield from ((table.question, name_texts(part, collected.terms)) for part in shown)
 
 

@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources as package_files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +33,6 @@ from pipeline.plan.point_label import (
     in_terms,
     point_labels,
 )
-from pipeline.plan.spec import without_repeat
 from pipeline.records.outcomes import CollectedOutcomes, PointOutcome
 from pipeline.report.claims import Tile, is_fit_for_answer
 from pipeline.report.collected import CollectedExperiment, csv_text
@@ -249,7 +248,7 @@ class Pages:
         `logs` are by run id. Plots take nine tenths of the time of `collect`.
         """
         folder, collected = found.experiment.folder, found.collected
-        plots = build_plots(found.tables, collected.outcomes, collected.terms)
+        plots = build_plots(found.tables, collected.terms)
         said = describe_experiment(name, found) | self.head
         said["inputs_digest"] = digest_inputs(name, found, logs, self.head)
         files_of_plots = [f"{plot.name}.{suffix}" for plot in plots for suffix in self.formats]
@@ -297,10 +296,10 @@ def is_current(folder: Path, plots: Iterable[str], inputs_digest: str) -> bool:
     return drawn and f'content="{inputs_digest}"'.encode() in page
 
 
-def build_plots(tables: Tables, outcomes: Sequence[PointOutcome], terms: Terms = OF_GPUS) -> list[Plot]:
+def build_plots(tables: Tables, terms: Terms = OF_GPUS) -> list[Plot]:
     """Return every plot for which there are values, in the order of the questions. Those of a new kind belong here."""
     found = (
-        *(*batch_size_plots(tables), *speedup_plots(tables), *step_plots(tables, outcomes)),
+        *(*batch_size_plots(tables), *speedup_plots(tables), *step_plots(tables)),
         *(*network_plots(tables), *bandwidth_plots(tables)),
         *(*accuracy_plots(tables), *final_accuracy_plots(tables), *int8_plots(tables)),
     )
@@ -337,7 +336,7 @@ def build_sections(
 
     Of timings measured elsewhere, and of an experiment that quantizes, every question with plots or tables is shown.
     """
-    options = ON_PAGE._replace(link_of=point_links(found.collected.outcomes))
+    options = ON_PAGE._replace(link_of=link_of)
     tables = group_pairs(display_tables(found.tables, found.collected, options))
     figures = group_pairs((rendered.plot.question, rendered) for rendered in drawn)
     answers = {answer.question: answer for answer in asked}
@@ -486,16 +485,11 @@ def list_fates(outcomes: Sequence[PointOutcome], folder: Path, logs: Mapping[str
     return fates
 
 
-def point_links(outcomes: Sequence[PointOutcome]) -> Callable[[Row], str]:
-    """Return a function for the address on the page of the first run of a table row; "" if there is none."""
-    by_point = group_pairs((without_repeat(outcome.spec), outcome) for outcome in outcomes)
-
-    def link_of(row: Row) -> str:
-        runs = by_point.get(row.spec, []) if row.spec else []
-        own = [run for run in runs if run.record and gpu_model(run.record) == row.axes["gpu"]] or runs
-        return f"#{own[0].spec.run_id()}" if own else ""
-
-    return link_of
+def link_of(row: Row) -> str:
+    """Return the address on the page of the first run of a row on its GPU model; "" of a row of several points."""
+    runs = row.point.outcomes if row.point else []
+    own = [run for run in runs if run.record and gpu_model(run.record) == row.axes["gpu"]] or runs
+    return f"#{own[0].spec.run_id()}" if own else ""
 
 
 def address_of(path: Path, folder: Path) -> str:

@@ -129,8 +129,7 @@ def int8_row(point: PooledPoint, found: Sequence[TestedNetwork]) -> Row:
     tested = [pair for pair in found if pair[1].num_correct is not None]
     shares = group_pairs(share for pair in tested for share in result_shares(*pair).items())
     _, result = found[0]
-    problems = dict.fromkeys(other.problem for _, other in found)
-    notes = [text_note(problem) for problem in problems if problem]
+    notes = [text_note(problem) for problem in dict.fromkeys(other.problem for _, other in found) if problem]
     if 0 < len(tested) < min_values():
         notes.append(make_note(TOO_FEW_SEEDS, needed=min_values(), found=len(tested)))
     changes = shares.get("accuracy_change")

@@ -74,17 +74,13 @@ class Proposal(NamedTuple):
     plotted: list[Row]
 
 
-class Work(NamedTuple):
-    """The asked work: its samples, and the number of GPUs (None: the most that were measured)."""
-
-    num_samples: int
-    num_gpus: int | None
-
-
-def propose(tables: Tables, work: Work, find_predictions: Callable[[], Sequence[Row]]) -> Proposal:
+def propose(
+    tables: Tables, num_samples: int, asked_gpus: int | None, find_predictions: Callable[[], Sequence[Row]]
+) -> Proposal:
     """Return the proposal for the cheapest configuration. Raises CommandError if there are no figures for the work.
 
-    `find_predictions` gives the rows of the table `prediction` for a number of GPUs beyond the measured ones.
+    The work is so many samples on the asked number of GPUs (None: the most that were measured). `find_predictions`
+    gives the rows of the table `prediction` for a number of GPUs beyond the measured ones.
     """
     timed = [row for row in tables["Q2"] if row["throughput_samples_per_s"]]
     timed = [row for row in timed if row.axes.get("model") == timed[0].axes.get("model")]
@@ -94,23 +90,26 @@ def propose(tables: Tables, work: Work, find_predictions: Callable[[], Sequence[
         raise CommandError(
             f"{problem}; measure some with {SUBMIT} --grid scaling, or give ingest --num-samples.", EXIT_NOTHING_FOUND
         )
-    candidates = valid_rows(rows, work)
+    candidates = valid_rows(rows, asked_gpus)
     chosen = max(candidates, key=lambda row: float(row["throughput_samples_per_s"]))
-    weak = series_of(chosen, rows, chosen[BATCH], work)
+    weak = series_of(chosen, rows, chosen[BATCH], num_samples)
     batches = (chosen["global_batch_size"], *sorted({row["global_batch_size"] for row in timed}, reverse=True))
     strong_rows = [row for row in timed if row["scaling"] == "strong"]
-    found = (series_of(chosen, strong_rows, batch, work, "global_batch_size") for batch in batches)
+    found = (series_of(chosen, strong_rows, batch, num_samples, "global_batch_size") for batch in batches)
     strong = next((series for series in found if len(series) > 1), [])
     most = max(weak, key=num_gpus_of)
-    num_gpus = checked_num_gpus(work.num_gpus, sorted(map(num_gpus_of, weak)))
+    num_gpus = checked_num_gpus(asked_gpus, sorted(map(num_gpus_of, weak)))
     asked = next((row for row in weak if row["num_gpus"] == num_gpus), None)
     beyond = []
     if asked is None:
-        beyond = [msgspec.structs.replace(most, notes=()), modelled_row(most, num_gpus, work, find_predictions())]
+        beyond = [
+            msgspec.structs.replace(most, notes=()),
+            modelled_row(most, num_gpus, num_samples, find_predictions()),
+        ]
     label = describe_own(chosen, rows) or "one configuration"
     one = weak[0] if weak[0]["num_gpus"] == 1 else None
     said = [
-        say_work(work, num_gpus, describe_own(asked or most, rows), asked, beyond, one),
+        say_work(num_samples, num_gpus, describe_own(asked or most, rows), asked, beyond, one),
         say_efficiency("Weak", weak),
     ]
     said += [say_efficiency("Strong", strong)] if strong else []
@@ -119,7 +118,7 @@ def propose(tables: Tables, work: Work, find_predictions: Callable[[], Sequence[
     return Proposal(chosen, said, assumptions, weak, strong, beyond, plotted)
 
 
-def valid_rows(rows: Sequence[Row], work: Work) -> list[Row]:
+def valid_rows(rows: Sequence[Row], asked_gpus: int | None) -> list[Row]:
     """Return the rows from which to choose, on the asked number of GPUs, or the most if that was not measured.
 
     The hours of a row hold for real data, and without other points on its node; without such rows all count. On one
@@ -127,7 +126,7 @@ def valid_rows(rows: Sequence[Row], work: Work) -> list[Row]:
     """
     real = [row for row in rows if row["input"] != "synthetic"] or list(rows)
     counts = set(map(num_gpus_of, real))
-    at = work.num_gpus if work.num_gpus in counts else max(counts)
+    at = asked_gpus if asked_gpus in counts else max(counts)
     found = [row for row in real if row["num_gpus"] == at]
     return [row for row in found if not has_neighbours(row)] or found
 
@@ -137,7 +136,7 @@ def has_neighbours(row: Row) -> bool:
     return any(note.kind == SHARED_NODE and not note.is_of_baseline for note in row.notes)
 
 
-def series_of(chosen: Row, rows: Sequence[Row], batch: int, work: Work, batch_axis: str = BATCH) -> list[Row]:
+def series_of(chosen: Row, rows: Sequence[Row], batch: int, num_samples: int, batch_axis: str = BATCH) -> list[Row]:
     """Return the rows of the proposal by number of GPUs: those like `chosen` at a batch size, and their baseline."""
     own = [row for row in rows if row[batch_axis] == batch and not differs(row, chosen, (*SERIES_MAY_DIFFER, BATCH))]
     with_baseline = [row for row in own if row["num_gpus"] > 1 and row["baseline"]]
@@ -146,7 +145,7 @@ def series_of(chosen: Row, rows: Sequence[Row], batch: int, work: Work, batch_ax
         alike = (one for one in rows if all(one[axis] == value for axis, value in place.items()))
         own += [one for one in alike if one not in own and not differs(one, row, (*BASELINE_MAY_DIFFER, BATCH))][:1]
     one_each = {row["num_gpus"]: row for row in own}
-    return [proposal_row(one_each[count], work.num_samples) for count in sorted(one_each)]
+    return [proposal_row(one_each[count], num_samples) for count in sorted(one_each)]
 
 
 def differs(row: Row, other: Row, may_differ: Sequence[str]) -> bool:
@@ -184,7 +183,7 @@ def checked_num_gpus(asked: int | None, measured: Sequence[int]) -> int:
     return asked
 
 
-def modelled_row(most: Row, num_gpus: int, work: Work, predictions: Sequence[Row]) -> Row:
+def modelled_row(most: Row, num_gpus: int, num_samples: int, predictions: Sequence[Row]) -> Row:
     """Return the GPU-hours that the models give from the most measured GPUs; the scaled one only with a prediction."""
     may_differ = (*TRAINED_MAY_DIFFER, "num_gpus", "num_nodes", "unit")
     alike = (row for row in predictions if row["num_gpus"] == num_gpus and not differs(row, most, may_differ))
@@ -192,15 +191,17 @@ def modelled_row(most: Row, num_gpus: int, work: Work, predictions: Sequence[Row
     no_change_h, scaled_h = float(most["gpu_hours"]), None
     if from_most:
         more_s = from_most[0]["predicted_step_time_s"] - from_most[0]["no_change_step_time_s"]
-        scaled_h = no_change_h + more_s * work.num_samples / most[BATCH] / 3600
+        scaled_h = no_change_h + more_s * num_samples / most[BATCH] / 3600
     figures = {"no_change_gpu_hours": no_change_h, "none_hidden_gpu_hours": scaled_h}
     axes = {**most.axes, "num_gpus": num_gpus, "num_nodes": None}
     return msgspec.structs.replace(most, axes=axes, figures=PROPOSAL.complete(figures), n=0, notes=())
 
 
-def say_work(work: Work, num_gpus: int, label: str, asked: Row | None, beyond: Sequence[Row], one: Row | None) -> str:
+def say_work(
+    num_samples: int, num_gpus: int, label: str, asked: Row | None, beyond: Sequence[Row], one: Row | None
+) -> str:
     """Return what the work takes, and what it takes on one GPU."""
-    start = f"{work.num_samples:,} $images on {pluralize(num_gpus, '$GPU')}{f', {label}' * bool(label)}: "
+    start = f"{num_samples:,} $images on {pluralize(num_gpus, '$GPU')}{f', {label}' * bool(label)}: "
     if asked is None:
         no_change_h, scaled_h = (beyond[-1][f"{model}_gpu_hours"] for model in ("no_change", "none_hidden"))
         scaled = "" if scaled_h is None else f", {shown(scaled_h, 'digits')} if none is hidden"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.figures import epoch_figures, formulas
-from pipeline.figures.epoch_figures import clock_notes, timed_figures
+from pipeline.figures.epoch_figures import Baseline, clock_notes, timed_figures
 from pipeline.figures.exposed_communication import (
     CALLED,
     EXPOSURE_IS_NOISE,
@@ -42,7 +42,6 @@ from pipeline.figures.exposed_communication import (
 from pipeline.figures.intervals import Estimate, drift_notes, ends_of, min_values, pooled_notes
 from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.figures.pooling import OWN_COLLECTIVES, PooledPoint
-from pipeline.figures.scaling import Baseline
 from pipeline.plan.point_label import varying_axes
 from pipeline.plan.spec import TRAINED_MAY_DIFFER
 from pipeline.plan.strategies import STRATEGIES

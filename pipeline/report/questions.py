@@ -6,11 +6,11 @@ The words of an answer stand with its question, in q1 to q5, memory and int8.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, get_args
 
+from pipeline.figures.epoch_figures import pair_with_baselines, strong_pairs
 from pipeline.figures.exposed_communication import group_by_training
 from pipeline.figures.formulas import Link
 from pipeline.figures.intervals import ends_of
 from pipeline.figures.pooling import pool_outcomes
-from pipeline.figures.scaling import pair_with_baselines, strong_pairs
 from pipeline.plan.point_label import Terms, in_terms
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.records.outcomes import PointOutcome

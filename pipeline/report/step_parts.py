@@ -13,10 +13,9 @@ from pipeline.figures.exposed_communication import (
     median_step_time,
     whole_step,
 )
-from pipeline.figures.pooling import PooledPoint, group_pairs, median_window_s, pool_outcomes
+from pipeline.figures.pooling import PooledPoint, group_pairs, median_window_s
 from pipeline.plan.point_label import describe_point, models_of
 from pipeline.plan.strategies import STRATEGIES
-from pipeline.records.outcomes import PointOutcome
 from pipeline.report.next_step import WRAPPER, epoch_evidence
 from pipeline.report.plots import MAX_BARS, BarPanel, Plot, evenly, label_axes, note_on_number
 from pipeline.report.q3 import time_notes
@@ -33,7 +32,6 @@ from pipeline.report.table import (
     Table,
     Tables,
     View,
-    axes_of,
     make_row,
 )
 
@@ -119,10 +117,10 @@ Steps = Sequence[tuple[Mapping[str, Any], Mapping[str, float]]]
 """The axes of each point, and the seconds of each part of its step."""
 
 
-def step_plots(tables: Tables, outcomes: Sequence[PointOutcome]) -> Iterator[Plot]:
+def step_plots(tables: Tables) -> Iterator[Plot]:
     """Yield Q3: one step by part, of training points, of DDP's measured steps, and of DataParallel's."""
     for name, title, steps, styles in (
-        ("q3", "Where the time of a training step goes", trained_steps(tables["Q2"], outcomes), STYLES),
+        ("q3", "Where the time of a training step goes", trained_steps(tables), STYLES),
         (
             "q3-communication",
             "Communication in a step, data loading left out",
@@ -160,25 +158,24 @@ def make_bars(steps: Steps, axes: Sequence[str], styles: Mapping[str, int]) -> B
     return BarPanel("Share of one step", labels, tuple(1e3 * total for total in totals), shares, styles, SHORT)
 
 
-def trained_steps(timed: Rows, outcomes: Sequence[PointOutcome]) -> Steps:
+def trained_steps(tables: Tables) -> Steps:
     """Return the step of training points on one and on the most GPUs; nothing where all ran on one."""
-    points = pool_outcomes(outcomes)
-    plain = [point for point in points if point.spec.is_whole_epoch and not point.spec.remedies]
-    measured = group_by_training([point for point in points if point.spec.measure == "communication"])
-    rows = {repr(row.axes): row for row in timed}
-    most = max((point.spec.num_gpus for point in plain), default=1)
-    shown = [(point, axes_of(point)) for point in plain if most > 1 and point.spec.num_gpus in (1, most)]
-    return [(axes, parts_of_step(point, measured, rows.get(repr(axes)))) for point, axes in shown]
+    points = [(row, row.point) for row in tables["Q2"] if row.point and row["scaling"] == "weak"]
+    whole = [(row, point) for row, point in points if point.spec.is_whole_epoch]
+    measured = group_by_training([row.point for row in tables["transfers"] if row.point])
+    most = max((row["num_gpus"] for row, _ in whole), default=1)
+    shown = [(row, point) for row, point in whole if most > 1 and row["num_gpus"] in (1, most)]
+    return [(row.axes, parts_of_step(row, point, measured)) for row, point in shown]
 
 
-def parts_of_step(point: PooledPoint, measured: PointsByTraining, row: Row | None) -> dict[str, float]:
+def parts_of_step(row: Row, point: PooledPoint, measured: PointsByTraining) -> dict[str, float]:
     """Return the seconds of each part of one step (docs/advice.md); empty if a part was not recorded.
 
     The parts come from several methods and are not fitted to the step: what they leave or count twice is "unexplained",
     which may be below 0.
     """
     totals = [point.median(median_window_s(field)) for field in RECORDED_PARTS]
-    if point.epoch_time is None or row is None or None in totals:
+    if point.epoch_time is None or None in totals:
         return {}
     data, *computing, optimizer = (total or 0.0 for total in totals)
     shares = epoch_evidence(point, measured).shares

@@ -16,7 +16,6 @@ from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.figures.pooling import PooledPoint
 from pipeline.plan.axes import AXES, AXIS_DEFAULTS
 from pipeline.plan.point_label import Terms, format_number, in_terms, terms_of
-from pipeline.plan.spec import Spec
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.system.errors import shorten_list
 
@@ -109,15 +108,15 @@ def name_texts(part: Any, terms: Terms) -> Any:
 class Row(msgspec.Struct, frozen=True):
     """One row: the axes of its point, figures by key, the number of runs that it pools, and notes.
 
-    A figure that cannot be computed is None, and a note says why. `spec` is the point whose records it is of, with
-    repeat and seed at 0; None if it is of several.
+    A figure that cannot be computed is None, and a note says why. `point` is that whose records it is of; None if
+    it is of several.
     """
 
     axes: dict[str, Any]
     figures: dict[str, Any]
     n: int = 0
     notes: tuple[Note, ...] = ()
-    spec: Spec | None = None
+    point: PooledPoint | None = None
 
     def __getitem__(self, key: str) -> Any:
         """Return the value of an axis, a figure, n, or the note in words. Raises KeyError."""
@@ -261,7 +260,7 @@ def make_row(table: Table, point: PooledPoint, notes: Sequence[Note] = (), **fig
     axes |= {axis: figures[axis] for axis in axes if figures.get(axis)}  # of the learning rate its peak
     n = figures.pop("n", len(point.ok_records))
     common = {"global_batch_size": point.spec.global_batch_size, "status": point.status}
-    return Row(axes, table.complete(common | figures), n, tuple(notes), point.spec)
+    return Row(axes, table.complete(common | figures), n, tuple(notes), point)
 
 
 def axes_of(point: PooledPoint) -> dict[str, Any]:

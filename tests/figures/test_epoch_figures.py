@@ -197,7 +197,7 @@ def counted(record: Record, **fields: Any) -> Record:
 
 def plots(*found: Record, peak_tflops: float | None = None) -> dict[str, Plot]:
     outcomes = resolved(*found).outcomes
-    shown = build_plots(build_tables(outcomes, peak_tflops=peak_tflops), outcomes)
+    shown = build_plots(build_tables(outcomes, peak_tflops=peak_tflops))
     return {plot.name: plot for plot in shown}
 
 

@@ -22,11 +22,10 @@ from rendered_tables import (
 )
 from words_page import render_words
 
-from pipeline.figures.epoch_figures import THROTTLED
+from pipeline.figures.epoch_figures import SUPERLINEAR_IS_NOISE, THROTTLED
 from pipeline.figures.intervals import DRIFTED, Estimate
 from pipeline.figures.notes import TEXT, make_note, text_note
 from pipeline.figures.pooling import SHARED_NODE
-from pipeline.figures.scaling import SUPERLINEAR_IS_NOISE
 from pipeline.plan.axes import REMEDIES, Remedy
 from pipeline.plan.grid import expand_grid, shipped_grids
 from pipeline.plan.point_label import OF_GPUS, Terms

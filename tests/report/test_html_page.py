@@ -32,17 +32,16 @@ from page_records import (
 )
 from rendered_tables import assert_said_once
 
-from pipeline.figures.epoch_figures import THROTTLED
+from pipeline.figures.epoch_figures import NO_BASELINE, THROTTLED
 from pipeline.figures.intervals import DRIFTED
 from pipeline.figures.notes import make_note
 from pipeline.figures.pooling import SHARED_NODE
-from pipeline.figures.scaling import NO_BASELINE
 from pipeline.plan.point_label import OF_GPUS
 from pipeline.records.record import Environment, Gpu, Record
 from pipeline.report import html
 from pipeline.report.collected import csv_text
 from pipeline.report.cost import ENDING_WORDS
-from pipeline.report.html import Pages, describe_cost, heat_map_of, point_links, tiles_of
+from pipeline.report.html import Pages, describe_cost, heat_map_of, link_of, tiles_of
 from pipeline.report.provenance import conditions_of, describe_setting
 from pipeline.report.questions import TOPICS, answers_of, build_tables
 from pipeline.report.table import Row, Tables
@@ -150,7 +149,6 @@ def test_a_row_with_remedies_links_to_its_point_where_the_learning_rate_varies(t
     scaled = make_spec(learning_rate=0.1, remedies=("linear_scaling",), **common)
     found = [make_record(spec, loss=1.0) for spec in (scaled, make_spec(learning_rate=0.2, **common))]
     source = collected_in(tmp_path / "x", *found)
-    link_of = point_links(source.collected.outcomes)
     linked = {(tuple(row["remedies"]), row["learning_rate"]): link_of(row) for row in source.tables["Q4"]}
     assert linked == {(("linear_scaling",), 0.2): f"#{found[0].run_id}", ((), 0.2): f"#{found[1].run_id}"}
 

@@ -211,7 +211,7 @@ def test_bandwidth_shows_the_sweep_and_the_buckets() -> None:
 
 def test_each_kind_of_collective_is_a_line_of_its_own() -> None:
     found = published_experiment("h100x2/strategies")
-    panel = line_panel({plot.name: plot for plot in build_plots(found.tables, [])}["q3-bandwidth"])
+    panel = line_panel({plot.name: plot for plot in build_plots(found.tables)}["q3-bandwidth"])
     assert [label.partition(",")[0] for label in labels(panel)] == [
         "isolated all-gather",
         "isolated all-reduce",

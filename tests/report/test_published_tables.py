@@ -105,7 +105,7 @@ def test_the_tables_of_a_benchmark_are_on_their_page(
 
 def test_the_plot_that_the_readme_shows_is_of_the_published_records() -> None:
     found = published_experiment("h100x2/captured")
-    plots = {plot.name: plot for plot in build_plots(found.tables, found.collected.outcomes, found.collected.terms)}
+    plots = {plot.name: plot for plot in build_plots(found.tables, found.collected.terms)}
     shown, drawn = (
         re.findall(r"<dc:(?:title|description)>([^<]*)<", svg.decode())
         for svg in ((ROOT / "docs/q2.svg").read_bytes(), render_files(plots["q2"], ["svg"])["svg"])
