@@ -43,7 +43,7 @@ from pipeline.records.record import (
 )
 from pipeline.training import devices, process_group
 from pipeline.training.execution import choose_execution, execution_stream
-from pipeline.training.loop import build_measurement, refuse_changed_flags, set_precision
+from pipeline.training.loop import build_measurement, refuse_changed_flags
 from pipeline.training.process_group import Rank, device_indices
 from pipeline.training.step import MarkPart, StepFunction
 from pipeline.workloads.find import Sources
@@ -171,7 +171,6 @@ def measure_communication(
     With `only` all variants are built and warmed up, but only these are timed, in `spec.windows` rounds, and DDP has
     neither sweep nor profile.
     """
-    set_precision(spec)
     devices.set_memory_limit(spec, rank)
     execution = choose_execution(spec, rank)
     with execution_stream(execution, rank):
@@ -235,7 +234,6 @@ class Delay(NamedTuple):
 
 def measure_network(spec: Spec, rank: Rank, sources: Sources) -> Measurement:
     """Measure a point of `measure: network`: the step as it is, and while each collective takes longer, by turns."""
-    set_precision(spec)
     devices.set_memory_limit(spec, rank)
     measured_group.install()  # before a model is wrapped
     context = step_variants.build_step_context(spec, rank, sources)

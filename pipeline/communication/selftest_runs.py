@@ -31,7 +31,7 @@ from pipeline.figures.intervals import MIN_STEPS, WINDOW_S
 from pipeline.plan.spec import Spec
 from pipeline.records.record import Profile
 from pipeline.training import process_group
-from pipeline.training.loop import build_batches, build_model, run_epoch, set_precision
+from pipeline.training.loop import build_batches, build_model, run_epoch
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, StepFunction, StepTimer, UnmarkedTimer
 
@@ -53,7 +53,6 @@ LengthS = Callable[[], float]  # gives the length of a pause in s, once it has e
 
 def measure_exposure(spec: Spec, rank: Rank) -> Findings:
     """Time the step with and without collectives, and one all-reduce of all gradients. Called by all ranks."""
-    set_precision(spec)
     context = build_step_context(spec, rank)
     variants = build_variants(context, selftest_checks.EXPOSED_VARIANTS)
     findings = time_selftest_variants(variants, context, selftest_checks.SOCKET_ROUND_SHARES)
@@ -62,7 +61,6 @@ def measure_exposure(spec: Spec, rank: Rank) -> Findings:
 
 def measure_strategy(spec: Spec, rank: Rank) -> Findings:
     """Time FSDP or ZeRO-1 with its collectives, without, and delayed. Called by all ranks."""
-    set_precision(spec)
     context = build_step_context(spec, rank)
     variants = build_variants(context, (spec.strategy, "no_op", "no_op_again"))
     findings = time_selftest_variants(variants, context, selftest_checks.STRATEGY_ROUND_SHARES)
@@ -94,7 +92,6 @@ def add_delayed_steps(findings: Findings, variant: StepVariant, rank: Rank) -> F
 
 def measure_known_answers(spec: Spec, rank: Rank) -> Findings:
     """Measure everything that one process group can measure. Called by all ranks."""
-    set_precision(spec)
     context = build_step_context(spec, rank)
     extra = torch.zeros(INJECTED_BYTES[rank.device.type] // 4, device=rank.device)
     one_bucket = msgspec.structs.replace(spec, bucket_cap_mb=LARGE_BUCKET_MB)

@@ -32,7 +32,7 @@ from pipeline.plan.spec import Spec
 from pipeline.training import devices, process_group
 from pipeline.training.check_workload import synthetic_batch
 from pipeline.training.process_group import Rank
-from pipeline.training.step import WHOLE_STEP, EagerStep, MarkPart, StepFunction, TrainingStep, ignore_mark
+from pipeline.training.step import WHOLE_STEP, EagerStep, MarkPart, StepFunction, ignore_mark
 from pipeline.training.torch_strategies import torch_strategy
 from pipeline.training.torch_strategies.base import own_optimizer
 from pipeline.workloads.workload import Workload, WorkloadError, describe
@@ -175,6 +175,9 @@ class CapturedStep:
         graph.replay()
         mark("step")
         return graph.loss.clone()
+
+
+TrainingStep = EagerStep | CapturedStep
 
 
 def compile_model(workload: Workload, model: nn.Module) -> Callable[..., Any]:

@@ -45,10 +45,10 @@ from pipeline.training.check_workload import (
     text_of,
 )
 from pipeline.training.devices import AMPERE
-from pipeline.training.execution import choose_execution, execution_stream, prepare_step
+from pipeline.training.execution import TrainingStep, choose_execution, execution_stream, prepare_step
 from pipeline.training.flop_count import FlopCount, count_flops
 from pipeline.training.process_group import CollectiveWatch, Rank
-from pipeline.training.step import STEP_PARTS, PartTimesNs, StepTimer, TrainingStep
+from pipeline.training.step import STEP_PARTS, PartTimesNs, StepTimer
 from pipeline.training.torch_strategies import torch_strategy
 from pipeline.training.torch_strategies.base import optimizer_bytes
 from pipeline.workloads.find import NO_SOURCES, Sources, build_workload
@@ -98,7 +98,6 @@ def train_point(spec: Spec, rank: Rank, sources: Sources = NO_SOURCES) -> Traine
     Raises staging.DataNotStaged, WorkloadError.
     """
     devices.set_memory_limit(spec, rank)
-    set_precision(spec)
     execution = choose_execution(spec, rank)
     workload, model = build_model(spec, rank, sources, execution)
     set_precision(spec)

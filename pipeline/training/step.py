@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -140,30 +140,6 @@ def ignore_mark(part: str) -> None:
     """Do nothing: the mark of a step that is not timed part by part."""
 
 
-class TrainingStep(Protocol):
-    """A training step. It marks the end of each of its `parts` but `data`; `num_correct` counts over the epoch."""
-
-    parts: tuple[str, ...]
-    num_correct: Tensor  # on the device; float64 counts in floats, too, and shows a sum that is no count
-    optimizer: torch.optim.Optimizer
-
-    @property
-    def counts_correct(self) -> bool:
-        """True if the loss gives the number of correct predictions."""
-
-    def begin_epoch(self) -> None:
-        """Set the model to training mode and the count of correct predictions to 0."""
-
-    def set_learning_rate(self, rate: float) -> None:
-        """Set the learning rate of the next steps."""
-
-    def __call__(self, batch: Batch, mark: MarkPart, is_last: bool = True) -> Tensor:
-        """Run one pass, and after the last one of an update change the parameters, without waiting for the device.
-
-        Return the loss, detached and on the device.
-        """
-
-
 class NotInModelCall(WorkloadError, AttributeError):
     """A loss reads an attribute of the model. hasattr() is false, and getattr() gives its default."""
 
@@ -191,7 +167,7 @@ def gradient_norm(optimizer: torch.optim.Optimizer) -> float:
 
 
 class EagerStep:
-    """A step whose operations the host issues one by one.
+    """A training step whose operations the host issues one by one. It marks the end of each of its `parts` but `data`.
 
     The loss calls `forward` in place of the model, if it is given. `sync_context` is entered around forward and
     backward, as DDP's no_sync requires. `after_backward` runs between the last backward pass and the optimizer. In fp16
@@ -217,9 +193,10 @@ class EagerStep:
         self.optimizer = strategy.shard_optimizer(optimizer or optimizer_of(workload, bare_model(model)))
         self.rate = learning_rate_of(workload, 0)
         self.rate_is_on_device = False
+        # over the epoch; float64 counts in floats, too, and shows a sum that is no count
         self.num_correct = torch.zeros((), dtype=torch.float64, device=rank.device)
         self.forward: Callable[..., Any] = ModelCall(model if forward is None else forward)
-        self.counts_correct = False
+        self.counts_correct = False  # True once the loss gives the number of correct predictions
         self._loss = workload.loss
         is_overridden = type(workload).before_update is not Workload.before_update
         self.before_update = workload.before_update if is_overridden else None
@@ -235,6 +212,7 @@ class EagerStep:
         self._autocast = autocast_of(spec, rank)
 
     def begin_epoch(self) -> None:
+        """Set the model to training mode and the count of correct predictions to 0."""
         self.model.train()
         self.num_correct.zero_()
         self._is_first = True
@@ -257,6 +235,10 @@ class EagerStep:
                 group["lr"] = rate
 
     def __call__(self, batch: Batch, mark: MarkPart, is_last: bool = True) -> Tensor:
+        """Run one pass, and after the last one of an update change the parameters, without waiting for the device.
+
+        Return the loss, detached and on the device.
+        """
         batch = place_batch(batch, self._device, self._memory_format)
         mark("copy")
         with self._sync_context(is_last):
