@@ -66,7 +66,6 @@ class StepVariant(NamedTuple):
     """A variant with its own model. `step` may be captured; `eager` is the same step issued by the host."""
 
     model: nn.Module
-    optimizer: torch.optim.Optimizer
     step: StepFunction
     eager: StepFunction
 
@@ -163,7 +162,7 @@ def build_variant(
     if execution in CAPTURED_EXECUTIONS:
         with prepare_capture(train_step):
             step = warm_up_and_capture(eager, strategy.capture_warm_up_steps, graph_capturer())
-    return StepVariant(model, train_step.optimizer, step, eager)
+    return StepVariant(model, step, eager)
 
 
 def count_calls(variant: StepVariant) -> Counter[Call]:

@@ -72,10 +72,9 @@ def quiet_inside() -> None:
     """Stand in for the same step in a CUDA graph."""
 
 
-NO_OPTIMIZER = torch.optim.SGD([torch.zeros(1)])
-DDP = StepVariant(nn.Identity(), NO_OPTIMIZER, outside, outside)
-CAPTURED = StepVariant(nn.Identity(), NO_OPTIMIZER, inside, outside)
-QUIET = StepVariant(nn.Identity(), NO_OPTIMIZER, quiet_inside, quiet_outside)
+DDP = StepVariant(nn.Identity(), outside, outside)
+CAPTURED = StepVariant(nn.Identity(), inside, outside)
+QUIET = StepVariant(nn.Identity(), quiet_inside, quiet_outside)
 
 
 def rank_trace(*steps: list[tuple[str, int, float]], compute_ns: int = 900) -> RankTrace:

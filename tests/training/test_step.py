@@ -362,19 +362,29 @@ class Own(Workload):
         return torch.ones(size, 4, device=device)
 
     def loss(self, model: Callable[..., Any], batch: Batch) -> Tensor:
-        return model(batch).square().mean()  # type: ignore[no-any-return]
+        return model(batch).float().square().mean()  # type: ignore[no-any-return]
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return self.kind(model.parameters(), **self.options)
 
 
+MAX_NORM = 0.01
+
+
 class Clipped(Own):
+    """Clips gradients between backward pass and update."""
+
+    norm = 0.0  # before
+
     def before_update(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        self.norm = float(nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM))
 
 
-class Scheduled(Own):
+class Scheduled(Clipped):
+    """Changes the rate there, too."""
+
     def before_update(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        super().before_update(model, optimizer)
         optimizer.param_groups[0]["lr"] *= 0.5
 
 
@@ -440,3 +450,22 @@ def test_a_graph_is_captured_only_of_an_optimizer_that_it_can_replay(
     refused = pytest.raises(WorkloadError, match=said) if said else contextlib.nullcontext()
     with refused, execution.prepare_capture(step):
         step(workload.synthetic_batch(2, ALONE.device), ignore_mark)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch about itself, as its optimizer is imported
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_what_a_loop_does_before_an_update_is_in_the_step(precision: str) -> None:
+    """With a scaled loss, gradients are unscaled first: the clipped norm is that of fp32, to rounding."""
+    torch.manual_seed(0)
+    workload = Scheduled(SGD, lr=1.0)
+    step, batch = step_of_own(workload, precision), torch.full((2, 4), 0.01)
+    before = [parameter.detach().clone() for parameter in step.model.parameters()]
+    with torch.no_grad():
+        expected = 2 * abs(float(step.model(batch).mean())) * (4 * 0.01**2 + 1) ** 0.5
+    assert expected > 10 * MAX_NORM
+    step(batch, ignore_mark)
+    assert workload.norm == pytest.approx(expected, rel=0.02)
+    moved = torch.cat([(old - new).flatten() for old, new in zip(before, step.model.parameters(), strict=True)])
+    assert float(moved.detach().norm()) == pytest.approx(0.5 * MAX_NORM, rel=0.01)
+    step(batch, ignore_mark)
+    assert step.optimizer.param_groups[0]["lr"] == 0.25

@@ -10,7 +10,7 @@ import torch
 import torchvision
 from factories import RESNET18_GRADIENT_BYTES, RESNET18_PARAMETERS, make_spec
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
 from pipeline.plan.axes import COMPILED_EXECUTIONS, Execution
 from pipeline.plan.model_names import CIFAR_MODELS
@@ -29,7 +29,6 @@ from pipeline.workloads.image_classifiers import (
     build_model,
     im2col_convolution,
 )
-from pipeline.workloads.workload import Workload
 
 ALONE = Rank(0, 1, torch.device("cpu"))
 NAMES = torchvision.models.list_models(module=torchvision.models)
@@ -127,56 +126,6 @@ def test_the_decoder_learns_and_is_evaluated_by_a_figure_that_falls() -> None:
     absent = [(epoch.test_accuracy, epoch.accuracy, epoch.first_learning_rate) for epoch in measurement.epochs]
     assert absent == [(None, None, None)] * 4
     assert (merits[0] or 0) - (merits[-1] or 9) > 0.5
-
-
-MAX_NORM = 0.01
-
-
-class Clipped(Workload):
-    """A workload that clips gradients and changes the rate between backward pass and update."""
-
-    def __init__(self) -> None:
-        self.norms: list[float] = []
-        self.rates: list[float] = []
-
-    def build_model(self) -> nn.Module:
-        return nn.Linear(4, 1)
-
-    def synthetic_batch(self, size: int, device: torch.device) -> Tensor:
-        return torch.full((size, 4), 0.01, device=device)
-
-    def loss(self, model: Any, batch: Tensor) -> Tensor:
-        return model(batch).float().square().mean()  # type: ignore[no-any-return]
-
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=1.0)
-
-    def before_update(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self.norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)))
-        self.rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.param_groups[0]["lr"] *= 0.5
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch about itself, as its optimizer is imported
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_what_a_loop_does_before_an_update_is_in_the_step(precision: str) -> None:
-    """With a scaled loss, gradients are unscaled first: the clipped norm is that of fp32, to rounding."""
-    workload = Clipped()
-    torch.manual_seed(0)
-    model = workload.build_model()
-    spec = make_spec(model="x.py:Clipped", dataset=None, device="cpu", precision=precision, input="synthetic")
-    step = EagerStep(model, workload, spec, ALONE)
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    with torch.no_grad():
-        outputs = model(workload.synthetic_batch(2, ALONE.device))
-    step(workload.synthetic_batch(2, ALONE.device), ignore_mark)
-    expected = 2 * abs(float(outputs.mean())) * (4 * 0.01**2 + 1) ** 0.5
-    assert expected > 10 * MAX_NORM
-    assert workload.norms == [pytest.approx(expected, rel=0.02)]
-    moved = torch.cat([(old - new).flatten() for old, new in zip(before, model.parameters(), strict=True)])
-    assert float(moved.detach().norm()) == pytest.approx(0.5 * MAX_NORM, rel=0.01)
-    step(workload.synthetic_batch(2, ALONE.device), ignore_mark)
-    assert workload.rates == [1.0, 0.5]
 
 
 def test_resnet18_for_cifar_has_the_published_size() -> None:
