@@ -7,7 +7,7 @@ import functools
 import itertools
 import reprlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Literal, get_args
 
 import torch
@@ -33,7 +33,7 @@ from pipeline.training import devices, process_group
 from pipeline.training.process_group import Rank
 from pipeline.training.step import ModelCall, autocast_of
 from pipeline.training.torch_strategies import torch_strategy
-from pipeline.workloads.workload import Workload, WorkloadError, as_number, describe, learning_rate_of, optimizer_of
+from pipeline.workloads.workload import Workload, WorkloadError, describe, learning_rate_of, optimizer_of
 
 NUM_CHECKED_SAMPLES = 2  # not 1, since BatchNorm needs more than one value a channel
 MAX_NAMED_PARAMETERS = 3
@@ -196,8 +196,10 @@ def refused_declarations(workload: Workload, spec: Spec) -> Iterator[str]:
 
 def num_items(workload: Workload) -> int:
     """Return the items of a sample as a number of Python. Raises WorkloadError."""
-    number = as_number(workload.items_per_sample)
-    if number is None or not 1 <= number <= MAX_ITEMS or number != int(number):
+    number = 0.0
+    with suppress(TypeError, ValueError, RuntimeError):
+        number = float(workload.items_per_sample)
+    if not 1 <= number <= MAX_ITEMS or number != int(number):
         raise WorkloadError(
             f"items_per_sample={reprlib.repr(workload.items_per_sample)} must be a whole number of at least 1"
         )

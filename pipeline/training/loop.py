@@ -56,7 +56,6 @@ from pipeline.workloads.workload import (
     TEST_ACCURACY,
     Workload,
     WorkloadError,
-    as_number,
     learning_rate_of,
     model_of,
 )
@@ -314,7 +313,7 @@ def evaluate(workload: Workload, model: nn.Module, rank: Rank) -> Evaluation:
     figure, test_loss = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     try:
         merit, loss = finite_or_none(figure), finite_or_none(test_loss)
-    except (TypeError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise WorkloadError(
             f"evaluate returns a {type(figure).__name__}; return a number, or that and the test loss"
         ) from error
@@ -332,14 +331,10 @@ def check_evaluation(workload: Workload, model: nn.Module, spec: Spec, rank: Ran
         devices.reset_memory_statistics(spec, rank)
 
 
-def finite_or_none(value: object) -> float | None:
-    """Return the value as a record can hold it. Raises TypeError if it is no number."""
-    if value is None:
-        return None
-    number = as_number(value)
-    if number is None:
-        raise TypeError
-    return float(number) if math.isfinite(number) else None
+def finite_or_none(value: Any) -> float | None:
+    """Return the value as a record can hold it. Raises TypeError, ValueError or OverflowError if it is no number."""
+    number = math.nan if value is None else float(value)
+    return number if math.isfinite(number) else None
 
 
 def summarize_epoch(

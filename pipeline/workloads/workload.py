@@ -1,8 +1,6 @@
 """The protocol of what is trained: a model, its batches, its loss and its optimizer."""
 
 import abc
-import math
-import reprlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,9 +16,6 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
     from pipeline.data.batches import Rank, TrainingBatches
-
-
-PREFIX = "default_collate: "  # of its errors
 
 
 class WorkloadError(Exception):
@@ -79,19 +74,10 @@ class Workload(abc.ABC):
         raise WorkloadError(f"{type(self).__name__} has no dataset(); add one, or use input: synthetic")
 
     def collate(self, samples: list[Any]) -> Batch:
-        """Return the batch of these samples of the data set: torch's default. Raises WorkloadError."""
+        """Return the batch of these samples of the data set: torch's default."""
         from torch.utils.data import default_collate
 
-        try:
-            return default_collate(samples)
-        except (KeyError, RuntimeError, TypeError, ValueError) as error:
-            if isinstance(error, RuntimeError) and "equal size" not in str(error):  # such as full shared memory
-                raise
-            what = f"a sample has no {error}" if isinstance(error, KeyError) else str(error).removeprefix(PREFIX)
-            raise WorkloadError(
-                f"collate makes no batch of {len(samples)} samples: {' '.join(what.split())}; return numbers and "
-                "tensors of one shape from __getitem__(), or write collate()"
-            ) from error
+        return default_collate(samples)
 
     def evaluate(self, model: nn.Module, device: torch.device) -> float | tuple[float, float]:
         """Return the figure of merit over the test set, or that and the test loss. Only rank 0 calls it."""
@@ -139,24 +125,7 @@ def optimizer_of(workload: Workload, model: nn.Module) -> torch.optim.Optimizer:
     return found
 
 
-def as_number(value: object) -> int | float | None:
-    """Return a number as one of Python, also one of NumPy or torch with one element; None for a bool or else."""
-    if hasattr(value, "item"):
-        try:
-            value = value.item()
-        except (RuntimeError, TypeError, ValueError):  # several elements
-            return None
-    if isinstance(value, bool):  # a flag that was meant for another attribute
-        return None
-    return int(value) if isinstance(value, int) else float(value) if isinstance(value, float) else None
-
-
 def learning_rate_of(workload: Workload, update: int) -> float | None:
-    """Return the learning rate of an update as a float of Python, or None. Raises WorkloadError."""
+    """Return the learning rate of an update as a float of Python, or None."""
     rate = workload.learning_rate(update)
-    if rate is None:
-        return None
-    number = as_number(rate)
-    if number is None or not math.isfinite(number):
-        raise WorkloadError(f"learning_rate({update}) returns {reprlib.repr(rate)}; return a finite number, or None")
-    return float(number)
+    return None if rate is None else float(rate)

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from factories import make_spec, raising
+from factories import make_spec
 from image_steps import ALONE
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
@@ -69,11 +69,6 @@ class Graph:
 class NotBegun(nn.Module):
     def __init__(self) -> None:
         self.width = 4
-
-
-class Ragged(Samples):
-    def __getitem__(self, index: int) -> Batch:
-        return {"x": torch.ones(4 + index), "y": torch.zeros(1)}
 
 
 def point(**fields: Any) -> Spec:
@@ -182,28 +177,14 @@ def counting(function: Callable[[torch.Tensor], Any], **members: Any) -> Workloa
         (changed(build_model=lambda self: nn.Identity()), "has no parameter that trains; set requires_grad"),
         (changed(items_per_sample=0), "items_per_sample=0 must be a whole number of at least 1"),
         (changed(items_per_sample=1.5), r"items_per_sample=1\.5 must be a whole number"),
-        (changed(items_per_sample=True), "items_per_sample=True must be a whole number of at least 1"),
-        (changed(items_per_sample=np.bool_(True)), "must be a whole number of at least 1"),
-        (changed(learning_rate=lambda self, update: True), r"learning_rate\(0\) returns True; return a finite number"),
+        (changed(items_per_sample=None), "items_per_sample=None must be a whole number of at least 1"),
         (changed(items_per_sample=torch.tensor([8, 8])), "must be a whole number of at least 1"),
         (changed(unit=None), "unit=None must be a short text, as in unit = 'tokens'"),
         (changed(unit="to\nkens"), "must be a short text"),
         (changed(unit="tok" * 200), r"^unit='toktok\w*\.\.\.\w*tok' must be a short text, as in unit = 'tokens'$"),
         (changed(better="high" * 200), r"^better='\w*\.\.\.\w*' must be 'higher' or 'lower'$"),
         (changed(items_per_sample=[1] * 500), r"^items_per_sample=\[1, 1, 1, 1, 1, 1, \.\.\.\] must be a whole number"),
-        (
-            changed(learning_rate=lambda self, update: "0.1" * 200),
-            r"returns '[01.]*\.\.\.[01.]*'; return a finite number, or None$",
-        ),
         (changed(merit=5), "merit=5 must be a short text, as in merit = 'test loss'"),
-        (
-            changed(learning_rate=lambda self, update: float("nan") if update == 7 else 0.1),
-            r"learning_rate\(7\) returns nan",
-        ),
-        (
-            changed(learning_rate=lambda self, update: "0.1"),
-            r"learning_rate\(0\) returns '0\.1'; return a finite number",
-        ),
         (
             counting(lambda right: right.float().mean() / 3),
             r"counts 0\.333333 correct predictions in 2 samples of 1 item",
@@ -248,14 +229,6 @@ def test_what_would_measure_something_else_is_refused(workload: Workload, said: 
             "a batch of 1 from 2",
         ),
         (changed(collate=lambda self, samples: samples[0] | {"name": "x"}), "the data set gives a str"),
-        (
-            changed(dataset=lambda self: Ragged(16)),
-            r"collate makes no batch of 2 samples: stack expects .*; return numbers and tensors of one shape from",
-        ),
-        (
-            changed(dataset=lambda self: [Graph()] * 16),
-            r"no batch of 2 samples: batch must contain .*Graph'>; return numbers and tensors .*, or write collate\(\)",
-        ),
         (changed(dataset=Workload.dataset), r"Tiny has no dataset\(\); add one, or use input: synthetic"),
     ],
 )
@@ -306,7 +279,7 @@ def test_a_figure_of_merit_needs_a_function_and_a_name(workload: Workload, said:
 
 @pytest.mark.parametrize(
     ("found", "kind"),
-    [({"loss": 1.0}, "dict"), ("low", "str"), ([1.0], "list"), ((1.0, 2.0, 3.0), "tuple"), (True, "bool")],
+    [({"loss": 1.0}, "dict"), ("low", "str"), ([1.0], "list"), ((1.0, 2.0, 3.0), "tuple")],
 )
 def test_an_evaluation_that_is_no_number_is_refused(found: Any, kind: str) -> None:
     workload = changed(evaluate=lambda self, model, device: found, merit="test loss")
@@ -399,13 +372,6 @@ def test_a_last_batch_of_one_sample_is_tried_before_the_clock() -> None:
     with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
         check(Tiny(), num_samples=17)
     check(Tiny(), num_samples=18)
-
-
-def test_a_full_shared_memory_is_no_fault_of_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    error = RuntimeError("unable to write to file </torch_1>: No space left on device (28)")
-    monkeypatch.setattr(torch.utils.data, "default_collate", raising(error))
-    with pytest.raises(RuntimeError, match="unable to write to file"):
-        Tiny().collate([])
 
 
 def test_a_second_variant_with_the_model_of_the_first_is_refused() -> None:
