@@ -88,10 +88,8 @@ class Controller:
         """Change the mode of the next calls. A delay is `delay_s` + `delay_s_per_byte` x bytes of the call.
 
         Calls of the modules `but` are not silent. On GPUs "delay" waits for the device, to measure the clock that
-        counts the delay. Raises ValueError for a delay below zero.
+        counts the delay.
         """
-        if min(delay_s, delay_s_per_byte) < 0:
-            raise ValueError("a delay cannot be below zero")
         self._delay_s, self._delay_s_per_byte, self.but = delay_s, delay_s_per_byte, but
         if mode == "delay" and torch.cuda.is_available():
             torch.cuda.synchronize()

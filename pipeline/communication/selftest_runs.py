@@ -201,8 +201,6 @@ def add_clock_cost(findings: Findings, batch: str, spec: Spec, rank: Rank) -> Fi
 
 def add_sleeping_rank(findings: Findings, ddp: StepVariant, calls: Sequence[CollectiveCall], rank: Rank) -> Findings:
     """Profile the step undisturbed and with the last rank asleep before it. Return the findings with both."""
-    if rank.device.type == "cuda" and not hasattr(torch.cuda, "_sleep"):  # torch has no public function for it
-        return msgspec.structs.replace(findings, profile_problem="this torch has no torch.cuda._sleep")
     pause = calibrated_pause(rank)
     shortest_ns: list[list[float]] = []
     wait_ns: list[list[float]] = []

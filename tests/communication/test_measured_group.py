@@ -333,8 +333,3 @@ def test_a_gather_of_parts_that_differ_stays_real_on_every_rank(sizes: tuple[int
     for own in outputs:
         call = describe_call(*METHODS["allgather"], ([outputs], [own]))
         assert bool(call.stays_real) == (sizes == (2, 3))
-
-
-def test_a_delay_below_zero_is_refused() -> None:
-    with pytest.raises(ValueError, match="below zero"):
-        Controller().set_mode("delay", -1.0)

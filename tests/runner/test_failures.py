@@ -5,7 +5,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast, get_args
 
@@ -271,32 +271,33 @@ def test_an_error_is_classified_by_its_type_and_text(error: BaseException, kind:
     assert classify_error(error, True, refuse_to_answer) == kind
 
 
+UNLIMITED = resource.RLIM_INFINITY
+
+
 @pytest.mark.parametrize(
-    "error",
+    ("text", "uses_gpu", "refused", "limit", "kind"),
     [
-        RuntimeError("CUDA error: out of memory"),
-        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
-        ValueError("no GPU: Cuda failure 'out of memory'"),
-        RuntimeError(NO_ENGINE),
+        *(  # on a CPU anybody can say so
+            (text, False, True, UNLIMITED, "exception")
+            for text in (
+                "CUDA error: out of memory",
+                "CUDNN_STATUS_ALLOC_FAILED",
+                "Cuda failure 'out of memory'",
+                NO_ENGINE,
+            )
+        ),
+        (NO_ENGINE, True, False, UNLIMITED, "exception"),
+        (NO_ENGINE, True, True, UNLIMITED, "cuda_oom"),
+        (NO_PRIMITIVE, False, False, UNLIMITED, "exception"),
+        (NO_PRIMITIVE, False, False, 2**30, "host_oom"),
     ],
 )
-def test_the_text_of_an_error_on_a_cpu_is_no_proof_of_a_full_gpu(error: BaseException) -> None:
-    assert classify_error(error, False, lambda: True) == "exception"
-
-
-@pytest.mark.parametrize(("refused", "kind"), [(lambda: False, "exception"), (lambda: True, "cuda_oom")])
-def test_a_missing_convolution_is_an_oom_only_if_the_allocator_refused_memory(
-    refused: Callable[[], bool], kind: FailureKind
+def test_a_text_with_two_causes_is_an_oom_only_beside_another_sign(
+    monkeypatch: pytest.MonkeyPatch, text: str, uses_gpu: bool, refused: bool, limit: int, kind: FailureKind
 ) -> None:
-    assert classify_error(RuntimeError(NO_ENGINE), True, refused) == kind
-
-
-@pytest.mark.parametrize(("limit", "kind"), [(resource.RLIM_INFINITY, "exception"), (2**30, "host_oom")])
-def test_a_missing_primitive_of_onednn_is_an_oom_only_if_memory_is_limited(
-    monkeypatch: pytest.MonkeyPatch, limit: int, kind: FailureKind
-) -> None:
+    """A GPU, memory that torch's allocator was refused, and a limit of host memory."""
     monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
-    assert classify_error(RuntimeError(NO_PRIMITIVE), False, refuse_to_answer) == kind
+    assert classify_error(RuntimeError(text), uses_gpu, lambda: refused) == kind
 
 
 def test_every_kind_of_oom_is_a_kind_of_failure_with_a_reason() -> None:

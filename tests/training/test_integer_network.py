@@ -171,26 +171,27 @@ def test_a_model_of_other_parts_is_refused(model: nn.Module, why: str) -> None:
         read_layers(model)
 
 
-def scales_of(values: list[list[float]], rule: ScaleRule, granularity: ScaleGranularity = "per_tensor") -> list[float]:
-    return compute_scales(torch.tensor(values), rule, granularity, "the weights").tolist()
-
-
-def test_the_largest_magnitude_becomes_127() -> None:
-    values = [[0.5, -2.54], [1.27, 0.0]]
-    assert scales_of(values, "largest_magnitude") == pytest.approx([0.02])
-    assert scales_of(values, "largest_magnitude", "per_channel") == pytest.approx([0.02, 0.01])
-
-
-def test_three_sigma_covers_the_mean_plus_and_minus_three_sigma() -> None:
-    """1, 1, 3, 3 have mean 2 and sigma 1: from -1 to 5."""
-    assert scales_of([[1, 1, 3, 3]], "three_sigma") == pytest.approx([5 / 127])
-    assert scales_of([[-1, -1, -3, -3]], "three_sigma") == pytest.approx([5 / 127])
-
-
-@pytest.mark.parametrize(("count", "clip"), [(1000, 999), (1001, 1000), (2000, 1998), (75, 75)])
-def test_999_of_1000_magnitudes_do_not_exceed_the_percentile(count: int, clip: int) -> None:
-    values = [[(-1.0) ** value * value for value in range(1, count + 1)]]
-    assert scales_of(values, "percentile_99_9") == pytest.approx([clip / 127])
+@pytest.mark.parametrize(
+    ("values", "rule", "granularity", "scales"),
+    [
+        ([[0.5, -2.54], [1.27, 0.0]], "largest_magnitude", "per_tensor", [0.02]),
+        ([[0.5, -2.54], [1.27, 0.0]], "largest_magnitude", "per_channel", [0.02, 0.01]),
+        # a channel of zeros has the largest scale of the others
+        ([[0.0, 0.0], [1.27, 0.0], [2.54, 1.0]], "largest_magnitude", "per_channel", [0.02, 0.01, 0.02]),
+        ([[1, 1, 3, 3]], "three_sigma", "per_tensor", [5 / 127]),  # mean 2 and sigma 1: from -1 to 5
+        ([[-1, -1, -3, -3]], "three_sigma", "per_tensor", [5 / 127]),
+        *(
+            ([[(-1.0) ** value * value for value in range(1, n + 1)]], "percentile_99_9", "per_tensor", [clip / 127])
+            for n, clip in ((1000, 999), (1001, 1000), (2000, 1998), (75, 75))
+        ),
+        # 99.9 % of the magnitudes are 0: a rule that would clip everything leaves the largest one
+        ([[0.0] * 1999 + [1.27]], "percentile_99_9", "per_tensor", [0.01]),
+    ],
+)
+def test_the_clip_magnitude_of_a_rule_becomes_127(
+    values: list[list[float]], rule: ScaleRule, granularity: ScaleGranularity, scales: list[float]
+) -> None:
+    assert compute_scales(torch.tensor(values), rule, granularity, "w").tolist() == pytest.approx(scales)
 
 
 @pytest.mark.parametrize("rule", get_args(ScaleRule))
@@ -205,11 +206,6 @@ def test_values_without_a_scale_are_refused_by_name(rule: ScaleRule, granularity
             compute_scales(values, rule, granularity, "the weights of fc1")
 
 
-def test_a_channel_of_zeros_has_the_largest_scale_of_the_others() -> None:
-    values = [[0.0, 0.0], [1.27, 0.0], [2.54, 1.0]]
-    assert scales_of(values, "largest_magnitude", "per_channel") == pytest.approx([0.02, 0.01, 0.02])
-
-
 def test_a_constant_channel_keeps_its_value_under_every_rule() -> None:
     """Its sigma is 0."""
     values = torch.tensor([[0.5, 0.5, 0.5], [1.0, -1.0, 0.25]])
@@ -217,11 +213,6 @@ def test_a_constant_channel_keeps_its_value_under_every_rule() -> None:
         scales = compute_scales(values, rule, "per_channel", "the weights")
         assert quantize(values, scales[:, None])[0].tolist() == [127] * 3
         assert float(scales[0] * 127) == pytest.approx(0.5)
-
-
-def test_a_rule_that_would_clip_everything_leaves_the_largest_magnitude() -> None:
-    """One value of 2,000 is not 0, and 99.9 % of the magnitudes are."""
-    assert scales_of([[0.0] * 1999 + [1.27]], "percentile_99_9") == pytest.approx([0.01])
 
 
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1), st.floats(2**-20, 2**10, width=32))
