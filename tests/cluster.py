@@ -170,6 +170,10 @@ class Cluster:
         """SIGKILL the slurmd of a node; its job steps live on as orphans."""
         self._kill(name)
 
+    def miss_node(self, name: str) -> None:
+        """Let the controller find now, and not after SlurmdTimeout, that a node does not answer."""
+        self.run("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=does not answer")
+
     def kill_steps(self) -> None:
         """SIGKILL the job steps whose slurmd has gone."""
         for pid in _processes(f"SLURM_CONF={self.env['SLURM_CONF']}"):

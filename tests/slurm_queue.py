@@ -79,16 +79,21 @@ def write_result(spec, rank_files, launch_id, num_threads=1):
     rank_files.write_environment(Environment())
     if spec.num_samples > 100_000:
         time.sleep(7200)
-    rank_files.write_result(PointResult(make_measurement(spec), Environment()))
+    rank_files.write_result(PointResult(make_measurement(spec, [1.0] * spec.epochs), Environment()))
     return {}
 
 """
 QUICK += when_imported("pipeline.runner.start_ranks", "module.run_node_ranks = write_result")
 
 
-def quick_points(folder: Path) -> tuple[str, ...]:
-    """Options for a submission whose launchers start no ranks: for what Slurm and drivers do, any result will do."""
+def quick_paths(folder: Path) -> str:
+    """A PYTHONPATH for launchers that start no ranks: for what Slurm and drivers do, any result will do."""
     (folder / "quick").mkdir()
     (folder / "quick" / "sitecustomize.py").write_text(QUICK)
-    paths = f"{folder / 'quick'}:{ROOT / 'tests'}"
-    return ("--prologue", str(write_script(folder / "quick" / "prologue.sh", f"export PYTHONPATH=$PYTHONPATH:{paths}")))
+    return f"{folder / 'quick'}:{ROOT / 'tests'}:{ROOT}"
+
+
+def quick_points(folder: Path, *lines: str) -> tuple[str, ...]:
+    """Options for a submission whose launchers start no ranks, with these lines in its prologue."""
+    export = f"export PYTHONPATH={quick_paths(folder)}:$PYTHONPATH"
+    return ("--prologue", str(write_script(folder / "quick" / "prologue.sh", export, *lines)))

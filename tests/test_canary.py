@@ -11,7 +11,7 @@ from factories import PLANNED, assert_says, write_grid
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis_profiles import SUPPRESSED, examples
-from slurm_queue import MIXED, Env, write_commands
+from slurm_queue import MIXED, Env, quick_points, write_commands
 
 from pipeline.__main__ import COMMANDS
 from pipeline.records.folder import Experiment
@@ -130,7 +130,7 @@ def test_paths_with_quotes_spaces_and_substitutions_work_on_slurm(
     pipeline: Command, on_slurm: Env, tmp_path: Path
 ) -> None:
     prologue = tmp_path / f"{WORKS}.sh"
-    prologue.write_text("export OMP_NUM_THREADS=1\n")
+    prologue.write_text(Path(quick_points(tmp_path)[1]).read_text())
     places = ("--outputs", tmp_path / WORKS / "out", "--data", tmp_path / WORKS / "data", "--prologue", prologue)
     submit = ("submit", "--grid", write_grid(tmp_path, MIXED), *places, "--wait")
     succeeded(pipeline(*submit, "--set", "num_gpus=1", "num_nodes=1", env=on_slurm))

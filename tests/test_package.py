@@ -95,7 +95,7 @@ def test_the_line_for_tables_alone_installs_what_they_need_in_a_fresh_environmen
 
     succeeded(run_program(sys.executable, "-m", "venv", tmp_path / "venv"))
     path = f"{tmp_path / 'venv/bin'}:{os.environ['PATH']}"
-    env = plain_environment("PYTHONPATH", PATH=path, PIP_NO_COMPILE="1")
+    env = plain_environment("PYTHONPATH", PATH=path, PIP_COMPILE="0")  # of PIP_NO_COMPILE pip takes the opposite
     installed = run_program("bash", "-c", line, cwd=sdist, env=env)
     if installed.returncode and any(phrase in installed.stderr for phrase in NO_NETWORK):
         pytest.skip("the packages cannot be fetched")

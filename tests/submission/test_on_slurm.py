@@ -26,7 +26,7 @@ from factories import (
     write_model,
     write_script,
 )
-from slurm_queue import MIXED, Env, array_of, queued, quick_points, records_in, states, with_sbatch
+from slurm_queue import MIXED, Env, array_of, queued, quick_paths, quick_points, records_in, states, with_sbatch
 
 from pipeline.plan.grid import expand_grid
 from pipeline.plan.spec import Spec
@@ -183,6 +183,7 @@ def test_a_node_that_goes_is_named_by_the_others(
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         wait_for(lambda: records_in(tmp_path), timeout_s=60)
+        cluster.miss_node("node2")
         wait_for(lambda: not queued(cluster), timeout_s=90)
     finally:
         cluster.kill_steps()
@@ -312,13 +313,6 @@ def wait_until_training(folder: Path) -> None:
     wait_for(lambda: list(folder.glob("faults/logs/*/*/environment.json")))
 
 
-def holding_prologue(folder: Path) -> Path:
-    """Lines that say that an attempt begins, and hold its job until there is a file `go`."""
-    attempt = "${SLURM_RESTART_COUNT:-0}"
-    lines = (f"echo attempt {attempt} begins >&2", f"touch {folder}/begun{attempt}")
-    return write_script(folder / "prologue.sh", *lines, f"until test -e {folder}/go; do sleep 0.1; done")
-
-
 @pytest.mark.fault("F04")
 def test_a_point_whose_job_is_preempted_is_preempted_and_can_be_submitted_again(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
@@ -361,6 +355,7 @@ def test_a_point_on_a_node_that_fails_is_node_fail_and_has_one_attempt(
     wait_until_training(tmp_path)
     node = cluster.run("squeue", "-h", "-o", "%N").stdout.strip()
     cluster.kill_node(node)
+    cluster.miss_node(node)
     try:
         wait_for(lambda: not queued(cluster), timeout_s=90)
         (part,) = states(pipeline, tmp_path, on_slurm).values()
@@ -418,7 +413,10 @@ def test_both_attempts_of_a_requeued_job_are_in_its_log_and_the_point_has_one_re
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
     """The pipeline asks for no requeue; an administrator may."""
-    job = array_of(pipeline(*submit_of(tmp_path, "--prologue", str(holding_prologue(tmp_path))), env=on_slurm))
+    attempt = "${SLURM_RESTART_COUNT:-0}"
+    begins = (f"echo attempt {attempt} begins >&2", f"touch {tmp_path}/begun{attempt}")
+    holding = quick_points(tmp_path, *begins, f"until test -e {tmp_path}/go; do sleep 0.1; done")
+    job = array_of(pipeline(*submit_of(tmp_path, *holding), env=on_slurm))
     wait_for((tmp_path / "begun0").exists)
     cluster.run("scontrol", "update", f"JobId={job}", "Requeue=1")
     cluster.run("scontrol", "requeue", job)
@@ -451,9 +449,9 @@ def test_a_controller_that_is_gone_for_a_while_costs_no_point_and_no_wait(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
 ) -> None:
     ended: list[int] = []
-    (tmp_path / "sitecustomize.py").write_text(HOLD.format(folder=str(tmp_path)))
-    prologue = write_script(tmp_path / "prologue.sh", f"export PYTHONPATH={tmp_path}:$PYTHONPATH")
-    submit = submit_of(tmp_path, "--prologue", str(prologue), "--wait")
+    submit = submit_of(tmp_path, *quick_points(tmp_path), "--wait")
+    with (tmp_path / "quick" / "sitecustomize.py").open("a") as file:
+        file.write(HOLD.format(folder=str(tmp_path)))
     driver = threading.Thread(target=lambda: ended.append(pipeline(*submit, env=on_slurm).returncode))
     driver.start()
     wait_for((tmp_path / "begun").exists)
@@ -587,7 +585,7 @@ def test_the_drivers_jobs_are_the_same_whatever_the_shell_has_set(
     found: dict[str, list[dict[str, str]]] = {}
     submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--set", *TWO_POINTS, "--wait")
     ends = ("--prologue", write_script(tmp_path / "prologue.sh", "exit 0"))  # nothing runs where nothing is set
-    for name, changes, more in (("clean", {}, ends), ("set", STEP | REQUEST, ())):
+    for name, changes, more in (("clean", {}, ends), ("set", STEP | REQUEST, quick_points(tmp_path))):
         answer = pipeline(*submit, *more, "--outputs", tmp_path / name, env={**on_slurm, **changes})
         found[name] = request_of(cluster, array_of(answer))
         notices = [line for line in answer.stderr.splitlines() if "set aside" in line]
@@ -608,7 +606,8 @@ def test_a_plain_sbatch_inside_an_allocation_cleans_its_own(
     arguments = ("--outputs", str(tmp_path), "--set", *CPU_SIZE, "strategy=ddp", "num_gpus=1", "batch_size_per_gpu=8")
     request = ("--gpus-per-node=0", "--cpus-per-task=1", "--mem=3G", f"--output={tmp_path}/%a.log", "--array=0")
     sbatch = ("sbatch", *request, "jobs/q4.sbatch", *arguments)
-    cluster.run(*(() if changes else SALLOC), *sbatch, cwd=ROOT, env={**on_slurm, **changes})
+    env = {**on_slurm, **changes} if changes else {**on_slurm, "PYTHONPATH": quick_paths(tmp_path)}
+    cluster.run(*(() if changes else SALLOC), *sbatch, cwd=ROOT, env=env)
     cluster.wait_idle(timeout_s=120)
     log = (tmp_path / "0.log").read_text()
     assert [record["status"] for record in records_in(tmp_path)] == ["ok"], log
