@@ -248,7 +248,7 @@ def profile_steps(
         if failures:
             raise ProfileFailed(str(failures[0])) from failures[0]
         if folder:
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             kept = gzip.compress(path.read_bytes(), 6)
             files.replace_file_atomically(folder / TRACE_NAME.format(rank=rank.rank), kept)
         return summarize_trace(read_trace(path, MAX_TRACE_BYTES), calls, rank.world_size, expected)

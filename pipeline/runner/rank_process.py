@@ -292,8 +292,6 @@ def run_measurement(point: PointTask, rank: Rank, rank_files: RankFiles) -> Meas
     """Train the point's epochs, quantize the trained model, or measure communication, as its `measure` says."""
     sources = Sources(point.data_folder, point.modules_folder)
     if point.spec.measure == "communication":
-        if point.keep_trace:
-            rank_files.traces.mkdir(exist_ok=True)
         traces = rank_files.traces if point.keep_trace else None
         return measure_communication(point.spec, rank, sources, traces, point.only)
     if point.spec.measure == "network":

@@ -417,33 +417,40 @@ def test_a_file_that_is_no_trace_is_refused_in_one_way(tmp_path: Path, raw: byte
         read_trace(path, max_bytes=1000)
 
 
-def test_collectives_stand_in_the_order_in_which_they_began() -> None:
-    assert summarize_trace(events_of(TRACE), buckets(4000), 2).collectives == [
-        TracedCollective("all_gather", 516, 0.0, 3.0),  # 129 x 4 B: SyncBatchNorm's statistics
-        TracedCollective("all_reduce", 4000, 10.0, 28.0, "gradients"),
-        TracedCollective("broadcast", 256, 60.0, 5.0),
-    ]
+IN_ORDER = [
+    TracedCollective("all_gather", 516, 0.0, 3.0),  # 129 x 4 B: SyncBatchNorm's statistics
+    TracedCollective("all_reduce", 4000, 10.0, 28.0, "gradients"),
+    TracedCollective("broadcast", 256, 60.0, 5.0),
+]
+COMPUTE_NS = 35_000  # 0 to 15 and 30 to 50: no NCCL kernel, no annotation, no host operation
+SPANS_OF_GLOO = [
+    gloo("broadcast", 9, 1, [[64]], "long int"),  # 64 counters of 8 B
+    gloo("all_reduce", 0, 5.5, [[250, 2]]),
+    gloo("all_reduce", 6, 2, [[1]]),
+]
+SEEN_OF_GLOO = [
+    TracedCollective("all_reduce", 2000, 0.0, 5.5, "gradients"),
+    TracedCollective("all_reduce", 4, 6.0, 2.0),
+    TracedCollective("broadcast", 512, 9.0, 1.0),
+]
 
 
-def test_overlap_by_hand() -> None:
-    assert summarize_trace(events_of(TRACE), buckets(4000), 2)[1:] == (
-        28_000,
-        35_000,  # computing, 0 to 15 and 30 to 50: no NCCL kernel, no annotation, no host operation
-        13_000,  # overlap, 10 to 15 beside the copy, 30 to 38 beside the kernel
-    )
-
-
-def test_only_gradients_count_as_communication() -> None:
-    found = summarize_trace(events_of(TRACE), buckets(516, 256), 2)  # of the size of a bucket, but no all-reduce
-    assert (found.comm_ns, found.overlap_ns, len(found.collectives)) == (0, 0, 3)
-    assert found.compute_ns == 35_000  # and what is no gradient's is no computation either
-
-
-def test_a_trace_without_collectives_has_none() -> None:
-    assert [summarize_trace(events_of(trace), buckets(4000), 2) for trace in ([device(0, 2), device(1, 2)], [])] == [
-        RankTrace([], 0, 3_000, 0),
-        RankTrace([], 0, 0, 0),
-    ]
+@pytest.mark.parametrize(
+    ("trace", "bucket", "found"),
+    [
+        # overlap, 10 to 15 beside the copy, 30 to 38 beside the kernel
+        (TRACE, 4000, RankTrace(IN_ORDER, 28_000, COMPUTE_NS, 13_000)),
+        # of the size of a bucket, but no all-reduce: no gradient, and no computation either
+        (TRACE, 516, RankTrace([one._replace(kind=None) for one in IN_ORDER], 0, COMPUTE_NS, 0)),
+        ([device(0, 2), device(1, 2)], 4000, RankTrace([], 0, 3_000, 0)),
+        ([], 4000, RankTrace([], 0, 0, 0)),
+        (SPANS_OF_GLOO, 2000, RankTrace(SEEN_OF_GLOO, 5_500, 0, 0)),
+    ],
+)
+def test_collectives_stand_in_order_and_only_gradients_count_as_communication(
+    trace: list[dict[str, Any]], bucket: int, found: RankTrace
+) -> None:
+    assert summarize_trace(events_of(trace), buckets(bucket), 2) == found
 
 
 def test_a_collective_has_the_kind_operation_and_bytes_of_the_call_that_it_is() -> None:
@@ -463,24 +470,6 @@ def test_a_collective_has_the_kind_operation_and_bytes_of_the_call_that_it_is() 
             31_000,  # 0 to 3 and 10 to 38
         )
         assert summarize_trace(events_of(trace), calls, num_ranks=4).collectives[0].kind is None
-
-
-def test_gloo_is_seen_by_its_spans() -> None:
-    spans = [
-        gloo("broadcast", 9, 1, [[64]], "long int"),
-        gloo("all_reduce", 0, 5.5, [[250, 2]]),
-        gloo("all_reduce", 6, 2, [[1]]),
-    ]
-    assert summarize_trace(events_of(spans), buckets(2000), 2) == RankTrace(
-        [
-            TracedCollective("all_reduce", 2000, 0.0, 5.5, "gradients"),
-            TracedCollective("all_reduce", 4, 6.0, 2.0),
-            TracedCollective("broadcast", 512, 9.0, 1.0),  # 64 counters of 8 B
-        ],
-        comm_ns=5_500,
-        compute_ns=0,
-        overlap_ns=0,
-    )
 
 
 def test_all_tensors_of_a_gloo_span_are_counted() -> None:
