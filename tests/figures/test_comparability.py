@@ -7,13 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 from factories import assert_says, make_experiment, make_record, make_spec, sentences, with_measurement
-from rendered_tables import assert_said_once, build
+from rendered_tables import assert_said_once
 
 from pipeline.figures.comparability import (
     COMPARED_FACTS,
     describe_links,
     environment_difference_notes,
-    link_kinds,
     link_notes,
     link_problems,
     mixed_environment_notes,
@@ -191,10 +190,6 @@ def test_what_marks_records_together_and_against_a_baseline(
     assert (mixed([*found, *baseline]), unlike_baseline(found, baseline)) == (marks, notes)
 
 
-def test_a_variable_of_nccl_marks_no_baseline_on_one_gpu() -> None:
-    assert unlike_baseline([NO_P2P], [under(point=ONE_GPU, NCCL_P2P_DISABLE="0")]) == []
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -254,25 +249,6 @@ def test_tables_know_the_variables_that_records_were_measured_under(tmp_path: Pa
     assert_said_once(row["note"], "mixed CUDA_LAUNCH_BLOCKING: 0, 1", never=["NCCL_DEBUG"])
 
 
-def test_two_types_of_gpu_in_one_experiment_are_named_wherever_they_meet() -> None:
-    one, other = Environment(gpus=(Gpu(name="NVIDIA A40"),)), Environment(gpus=(Gpu(name="Tesla V100-SXM2-16GB"),) * 2)
-    found = [
-        make_record(environment=one),
-        make_record(make_spec(repeat=1), environment=other),
-        make_record(make_spec(strategy="ddp", num_gpus=2), environment=other),
-        make_record(make_spec(batch_size_per_gpu=64), environment=one),
-        make_record(make_spec(batch_size_per_gpu=64, strategy="ddp", num_gpus=2), environment=other),
-    ]
-    rows = [row for row in build(*found)["Q2"] if row["scaling"] == "weak"]
-    assert [(row["num_gpus"], row["batch_size_per_gpu"], (row["gpu"] or "")[-4:], row["note"]) for row in rows] == [
-        (1, 128, " A40", None),
-        (1, 128, "16GB", None),
-        (2, 128, "16GB", None),
-        (1, 64, " A40", None),
-        (2, 64, "16GB", "no baseline: the experiment has no configuration on 1 GPU with these axes"),
-    ]
-
-
 def test_repeats_on_one_machine_that_were_executed_unlike_are_told_apart() -> None:
     found = [executed("graph"), executed("compiled_graph", 1)]
     shared = [msgspec.structs.replace(record, environment=found[0].environment) for record in found]
@@ -330,21 +306,10 @@ def test_links_are_named_as_people_name_them(links: tuple[Link, ...], paths: dic
     assert describe_links(linked(*links, gpu_paths=paths)) == words
 
 
-def test_channels_are_counted_by_kind() -> None:
-    assert link_kinds(linked(ONE_NODE, SOCKETS).environment) == [("peer-to-peer", 16), ("sockets", 2)]
-
-
 def test_the_page_states_kinds_and_channels() -> None:
     found = list_provenance([linked(ONE_NODE, SOCKETS), linked(INFINIBAND)])
     assert found["link"] == ("peer-to-peer, 16 channels; sockets, 2 channels; InfiniBand with GPUDirect, 4 channels")
     assert "link" not in list_provenance([linked()])
-
-
-def test_sockets_here_and_infiniband_there_is_a_difference_of_two_points() -> None:
-    here, there, alone = linked(SOCKETS), linked(INFINIBAND), linked()
-    (note,) = environment_difference_notes("A", [there], [here])
-    assert render_note(note) == "A with another link (InfiniBand with GPUDirect against sockets)"
-    assert not environment_difference_notes("baseline", [alone], [here])
 
 
 @pytest.mark.parametrize(

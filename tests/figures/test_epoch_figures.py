@@ -116,12 +116,6 @@ def test_the_answer_of_q2_leaves_out_rows_that_are_loader_bound_or_have_such_a_b
     }
 
 
-def test_the_report_shows_the_workers_and_the_share_in_q1_and_q2() -> None:
-    text = report(waiting(0.05), waiting(0.25, 0.05))
-    assert cells(table_of(text, "Q1"), "workers", "waiting [%]") == [("2", "5.0")]
-    assert cells(table_of(text, "Q2: weak")[-1:], "workers", "waiting [%]") == [("4", "25.0")]
-
-
 @pytest.mark.parametrize(
     ("gpu", "precision", "tflops"),
     [
@@ -216,12 +210,6 @@ def test_the_ends_of_the_rate_come_from_those_of_the_time() -> None:
 def test_on_several_gpus_the_rate_is_that_of_one() -> None:
     rows = build(counted(timed(2.0, 128)), counted(timed(1.25, 128, num_gpus=2)))["Q2"]
     assert_row(row_of(rows, num_gpus=2), tflops_per_gpu=40, mfu=40 / 494)
-
-
-def test_the_report_shows_the_rate_and_says_what_mfu_is_of() -> None:
-    text = report(counted(timed(2.0, 128)), counted(timed(1.0, 256)))
-    assert cells(table_of(text, "Q1"), "TFLOP/s per GPU", "MFU [%]") == [("50.00", "10.1"), ("100.00", "20.2")]
-    assert "MFU is of 494 TFLOP/s in tf32 (data sheet)" in " ".join(text.split())
 
 
 def test_a_record_without_a_count_has_empty_cells_and_no_columns() -> None:

@@ -13,7 +13,6 @@ from factories import (
     make_collective,
     make_communication,
     make_communication_record,
-    make_record,
     make_spec,
     measurement_of,
     sentences,
@@ -26,7 +25,6 @@ from pipeline.figures.exposed_communication import (
     TracedExposure,
     busy_share,
     collectives_of_kinds,
-    communications_of,
     delay_costs_s,
     delayed_steps,
     explain_trace_disagreement,
@@ -189,12 +187,6 @@ def test_what_is_noise_reaches_to_the_far_end_of_the_interval(again_us: tuple[fl
     found = make_communication({"ddp": [10.0] * 6, "ddp_again": again_us})
     assert exposed_time([found])[1] == pytest.approx(bound_us * US)
     assert exposed_time([make_communication({"ddp": [10.0] * 5, "ddp_again": again_us[:5]})])[1] is None
-
-
-def test_only_records_that_measured_communication_have_it() -> None:
-    found = make_communication({"ddp": [1.0]})
-    records = [make_record(), make_record(status="oom"), make_communication_record(comm_point(), found)]
-    assert communications_of(records) == [found]
 
 
 @pytest.mark.parametrize(

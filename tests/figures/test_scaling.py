@@ -3,7 +3,6 @@ from typing import Any
 
 import pytest
 from factories import (
-    assert_says,
     ends,
     high,
     low,
@@ -14,7 +13,7 @@ from factories import (
 from rendered_tables import assert_row, build, cells, row_of
 
 from pipeline.figures.epoch_figures import Scaling
-from pipeline.plan.spec import BASELINE_MAY_DIFFER, Spec
+from pipeline.plan.spec import Spec
 from pipeline.records.record import Environment, Record
 from pipeline.report.table import Row
 
@@ -91,31 +90,6 @@ def test_a_superlinear_speedup_is_said_of_weak_scaling_too(time_s: float, said: 
     assert ("efficiency above 1" in (row["note"] or "")) is said
 
 
-def test_a_superlinear_speedup_has_a_negative_serial_fraction_and_a_note() -> None:
-    *_, row = rows_of("strong", timed(9, 256), timed(4, 128, 2))
-    assert_row(row, "efficiency above 1", "noise", "baseline", serial_fraction_karp_flatt=(4 / 9 - 1 / 2) * 2)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{"precision": "bf16"}, {"input": "synthetic"}, {"num_workers": 0}, {"evaluate": True}, {"learning_rate": 0.2}],
-    ids=lambda fields: next(iter(fields)),
-)
-def test_one_gpu_that_differs_in_another_axis_is_no_baseline_of_strong_scaling(fields: dict[str, Any]) -> None:
-    assert rows_of("strong", timed(9, 256, **fields), timed(5, 128, 2)) == []
-
-
-def test_the_baseline_of_strong_scaling_may_differ_as_that_of_weak_scaling_may() -> None:
-    *_, row = rows_of("strong", *(timed(9, 256, seed=3), timed(3, 64, 4, num_nodes=2, epochs=4, windows=3, repeat=1)))
-    assert (row["speedup"], row["baseline"]) == (3.0, "single")
-    assert {"epochs", "windows", "num_nodes", "repeat", "seed"} <= set(BASELINE_MAY_DIFFER)
-
-
-def test_the_same_strategy_on_one_gpu_comes_before_single() -> None:
-    rows = rows_of("strong", timed(9, 256), timed(6, 256, strategy="ddp"), timed(3, 128, 2))
-    assert cells(rows, "strategy", "speedup", "baseline") == [("ddp", 1.0, "ddp"), ("ddp", 2.0, "ddp")]
-
-
 @pytest.mark.parametrize(
     "other", [{"epochs": 4, "windows": 2}, {"epochs": 3, "windows": 1}], ids=["other epochs", "other windows"]
 )
@@ -149,12 +123,6 @@ def test_the_intervals_are_carried_into_speedup_and_efficiency() -> None:
     assert ends(second["speedup"]) == (8 / 6, 2, 12 / 4)
     assert ends(second["parallel_efficiency"]) == (8 / 6 / 2, 1, 12 / 4 / 2)
     assert second["note"] is None
-
-
-def test_a_difference_inside_the_noise_is_said() -> None:
-    *_, row = rows_of("weak", windowed((10, 8, 11, 9, 12, 10), 128), windowed((9, 7, 10, 8, 11, 9), 128, 2))
-    assert low(row["speedup"]) < 1 < row["speedup"] < high(row["speedup"])
-    assert_says(row["note"], "no difference from the baseline", "interval")
 
 
 @pytest.mark.parametrize(("two_gpus_s", "is_said"), [(4.995, False), (4.7, True)])
@@ -192,12 +160,6 @@ def test_a_baseline_from_another_node_or_version_is_marked_in_every_table_that_u
     note = "baseline with another torch (2.10.0 against 2.11.0); baseline from another node (a against b)"
     tables = build(*found)
     assert [cells(tables[name], "note") for name in ("Q2", "Q3")] == [[(None,), (note,)], [(note,)]]
-
-
-def test_repeats_that_are_not_alike_are_marked_in_their_row() -> None:
-    found = [timed(8, 128, repeat=number, facts={"torch": torch}) for number, torch in enumerate(("2.11", "2.10"))]
-    (row,) = rows_of("weak", *found)
-    assert row["note"].startswith("mixed torch: 2.10, 2.11; an interval needs")
 
 
 def test_a_baseline_that_drifted_is_named_where_a_speed_up_rests_on_it() -> None:

@@ -20,7 +20,7 @@ from factories import (
     with_measurement,
 )
 from page_records import timed_record
-from rendered_plots import bar_panel, line_panel, plots_of
+from rendered_plots import line_panel, plots_of
 from rendered_tables import answers_of, assert_row, build, cells, report, row_of, table_of
 
 from pipeline.figures.comparison import Comparison, compare_outcomes
@@ -288,11 +288,6 @@ def test_the_step_of_one_model_is_not_set_beside_the_epoch_of_another() -> None:
 def test_a_baseline_on_the_same_model_comes_before_one_of_the_same_strategy() -> None:
     found = [timed(H200, 1.0, strategy="ddp"), timed(H100, 2.0), timed(H100, 1.2, **TWO), timed(H100, 1.0, 256)]
     assert_row(row_of(build(*found)["Q2"], num_gpus=2), speedup=2 / 1.2, baseline="single")
-
-
-def test_the_bars_of_a_step_name_their_model() -> None:
-    plot = plots_of(timed(H100, 4.0), timed(H100, 2.4, **TWO), timed(H200, 1.2, repeat=1, **TWO))["q3"]
-    assert bar_panel(plot).bars == (f"single 1 GPU, {H100}", f"ddp 2 GPUs, {H100}", f"ddp 2 GPUs, {H200}")
 
 
 def compared(one: list[Record], other: list[Record]) -> Comparison:

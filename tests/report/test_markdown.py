@@ -126,40 +126,6 @@ def test_a_command_is_not_broken_over_lines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "heading", "expected"),
-    [
-        pytest.param(
-            [make_record(make_spec(), (9, 8)), make_record(make_spec(strategy="ddp", num_gpus=2), (9, 5))],
-            "Q2",
-            {"speed-up": "1.600", "efficiency [%]": "80.0"},  # 8/5, 1.6/2
-            id="a fraction in percent",
-        ),
-        pytest.param(
-            [make_record(make_spec(remedies=("zero_gamma",)), loss=2.0, accuracy=0.50944)],
-            "Q4",
-            {"training accuracy [%]": "50.94"},
-            id="an accuracy in percent",
-        ),
-        pytest.param(
-            [
-                make_record(make_spec(strategy="dp", num_gpus=num), (9, time_s))
-                for num, time_s in ((1, 24.94), (2, 33.48))
-            ],
-            "Q2",
-            {"speed-up": "0.745", "efficiency [%]": "37.2"},  # 24.94/33.48 = 0.7449
-            id="a slow-down as such",
-        ),
-        pytest.param(
-            [make_record(diverged_at_update=17)], "Q4", {"loss": "diverged at update 17"}, id="a loss that diverged"
-        ),
-    ],
-)
-def test_the_last_row_of_a_table_for_people(found: list[Record], heading: str, expected: dict[str, str]) -> None:
-    *_, row = table_of(report(*found), heading)
-    assert_row(row, **expected)
-
-
-@pytest.mark.parametrize(
     ("status", "word"), [("oom", "OOM"), ("failed", "failed"), ("missing", "missing"), ("rejected", "rejected")]
 )
 def test_a_point_without_a_time_says_its_state_in_the_cell_of_the_time(status: Any, word: str) -> None:
