@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import shutil
 import stat
@@ -207,9 +208,7 @@ def sync_folder(folder: Path) -> None:
 
 def read_bounded(path: Path | str, max_bytes: int, *, follow_links: bool = False) -> bytes:
     """Return the bytes of a regular file; refuse a link by default. Raises UnreadableFile, also for too many bytes."""
-    with open_regular_file(path, follow_links=follow_links) as (handle, num_bytes):
-        if num_bytes > max_bytes:
-            raise UnreadableFile(f"has {num_bytes} bytes, more than {max_bytes}")
+    with open_regular_file(path, max_bytes, follow_links=follow_links) as (handle, num_bytes):
         # os.read: reading through a file object takes twice the time
         return b"".join(iter(lambda: os.read(handle, num_bytes + 1), b""))
 
@@ -221,7 +220,9 @@ def read_tail(path: Path, max_bytes: int) -> bytes:
 
 
 @contextlib.contextmanager
-def open_regular_file(path: Path | str, *, follow_links: bool = False) -> Iterator[tuple[int, int]]:
+def open_regular_file(
+    path: Path | str, max_bytes: float = math.inf, *, follow_links: bool = False
+) -> Iterator[tuple[int, int]]:
     """Yield descriptor and size of a regular file; a FIFO does not block. Raises UnreadableFile, also for the body."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW))
@@ -232,6 +233,8 @@ def open_regular_file(path: Path | str, *, follow_links: bool = False) -> Iterat
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
             raise UnreadableFile("is not a regular file")
+        if status.st_size > max_bytes:
+            raise UnreadableFile(f"has {status.st_size} bytes, more than {max_bytes}")
         yield handle, status.st_size
     except OSError as error:  # of the disk or of a network file system
         raise UnreadableFile(f"{CANNOT_READ}{error.strerror}") from error
@@ -246,9 +249,7 @@ def read_code(path: Path, max_bytes: int) -> bytes:
     The file belongs to this user or to root, and only they may write to it or replace a folder above it. A group counts
     as trusted: its members may write where the file or a folder lets them.
     """
-    with open_regular_file(path, follow_links=True) as (handle, num_bytes):
-        if num_bytes > max_bytes:
-            raise UnreadableFile(f"has {num_bytes} bytes, more than {max_bytes}")
+    with open_regular_file(path, max_bytes, follow_links=True) as (handle, num_bytes):
         status = os.fstat(handle)
         if status.st_uid not in (os.getuid(), 0):
             raise UntrustedFile(f"belongs to another user ({status.st_uid}), and your jobs would run it; copy it first")

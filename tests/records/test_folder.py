@@ -21,7 +21,6 @@ from pipeline.plan.axes import REMEDIES
 from pipeline.plan.grid import MAX_POINTS
 from pipeline.records.folder import (
     MAX_MANIFEST_BYTES,
-    MAX_MANIFEST_CONTAINERS,
     MAX_MANIFEST_VALUES,
     Experiment,
     Manifest,
@@ -77,7 +76,7 @@ def test_experiments_are_found_at_any_depth_and_named_by_their_place(
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("absent", "No such file or directory"), ("file", "is a file"), ("file/below", "Not a directory")],
+    [("absent", "No such file or directory"), ("file", "Not a directory")],
 )
 def test_an_absent_folder_and_a_file_are_refused_as_usage(tmp_path: Path, name: str, said: str) -> None:
     (tmp_path / "file").write_text("")
@@ -204,22 +203,16 @@ def test_a_manifest_that_this_project_does_not_write_is_refused_and_left_in_plac
     assert experiment.manifest_path.read_bytes() == raw
 
 
-@pytest.mark.parametrize(
-    ("key", "part", "number", "said"),
-    [
-        *(("points", part, MAX_MANIFEST_CONTAINERS + 1, "2000000 objects and lists") for part in ("[]", "{}", '["a"]')),
-        ("submissions", '"a"', MAX_MANIFEST_VALUES + 2, "12000000 values"),
-    ],
-)
+@pytest.mark.parametrize("part", ["[]", '"a"'])
 def test_a_manifest_of_millions_of_lists_or_strings_is_refused_before_it_is_decoded(
-    experiment: Experiment, key: str, part: str, number: int, said: str
+    experiment: Experiment, part: str
 ) -> None:
     """Decoded, 24 MB of `[]` took 690 MB, and 160 MB of `"a"` 3.0 GB."""
-    text = f'{{"schema_version":1,"name":"x","{key}":[' + ",".join([part] * number) + "]}"
+    text = '{"schema_version":1,"name":"x","points":[' + ",".join([part] * (MAX_MANIFEST_VALUES + 2)) + "]}"
     experiment.manifest_path.write_text(text)
     tracemalloc.start()
     try:
-        with pytest.raises(CommandError, match=rf"has more than {said}\); restore it"):
+        with pytest.raises(CommandError, match=r"has more than 12000000 values\); restore it"):
             experiment.read_manifest()
         peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
@@ -228,7 +221,6 @@ def test_a_manifest_of_millions_of_lists_or_strings_is_refused_before_it_is_deco
 
 
 def test_the_largest_grid_fits_a_manifest() -> None:
-    """A point has an object and a list; so have an element of one point, and an array of 1,000 elements."""
     axes: dict[str, Any] = {"remedies": REMEDIES, "max_steps": 10**6, "memory_limit_gib": 100.125, "repeat": 10**6}
     axes |= {"batch_size_per_gpu": 8, "num_samples": 10**9, "bucket_cap_mb": 25.25, "learning_rate": 0.123456789}
     spec = make_spec(strategy="ddp", num_gpus=4096, **axes)
@@ -236,7 +228,6 @@ def test_the_largest_grid_fits_a_manifest() -> None:
     submission.arrays.append(SlurmArray("ddp-scaling-000", [[spec.run_id()]] * 1000, job_id="12345678"))
     raw = msgspec.json.format(msgspec.json.encode(Manifest(1, "x", [spec] * 1000, [submission])), indent=1)
     assert MAX_POINTS / 1000 * len(raw) < MAX_MANIFEST_BYTES
-    assert MAX_POINTS / 1000 * (raw.count(b"{") + raw.count(b"[")) < MAX_MANIFEST_CONTAINERS
     assert MAX_POINTS / 1000 * raw.count(b",") < MAX_MANIFEST_VALUES
 
 

@@ -550,7 +550,7 @@ def test_a_folder_without_an_experiment_is_one_sentence(tmp_path: Path) -> None:
     for folder, said in (
         (tmp_path, f"no experiment under {tmp_path}; run ddpscale submit"),
         (tmp_path / "absent", f"cannot read {tmp_path}/absent: No such file"),
-        (tmp_path / "file", "is a file; give the folder"),
+        (tmp_path / "file", "Not a directory; give the folder"),
     ):
         with pytest.raises(CommandError, match=said):
             ddpscale.load(folder)
