@@ -193,13 +193,6 @@ def gpu_of(record: Row) -> str:
     return str(record["environment"]["gpus"][0]["name"])
 
 
-def training_rates(gpu: str, num_images: int) -> list[float]:
-    """Return the images/s of each captured training of Q4 on one GPU of a model: the median over the later epochs."""
-    found = [one for name in ("again", "q4-study") for one in records(f"h100x2/{name}", f"single-1gpu-b{num_images}-*")]
-    captured = [one for one in found if gpu_of(one) == gpu and one["spec"]["execution"] == "graph"]
-    return [one["spec"]["num_samples"] / statistics.median(epoch_times_s(one)[1:]) for one in captured]
-
-
 def study(num_images: int, remedies: str, epochs: int = 30, num_gpus: int = 1, reference: int = 128) -> Row:
     """Return a row of the study of Q4. Remedies: "", "linear_scaling+warmup" or "all four"; half the rate: 256."""
     names = [*REMEDIES] if remedies == "all four" else [name for name in remedies.split("+") if name]
@@ -337,7 +330,7 @@ def wrap_part(text: str) -> str:
 NAMES = {
     function.__name__: function
     for function in (
-        *(tables_of, rows, row, load, records, bench, require, epoch_times_s, duration_s, training_rates),
+        *(tables_of, rows, row, load, records, bench, require, epoch_times_s, duration_s),
         *(study, count_narrow, link_fit_errors, known_links, text_of, readings, median_interval),
         *(commits_of, epoch_autocorrelations),
         *(span, interval, with_interval, longer, loop_ratios, re.findall, zip),

@@ -19,7 +19,6 @@ An experiment that cannot be read is left out, and the others get their tables.
 
 import argparse
 import contextlib
-import gc
 import os
 import shutil
 import sys
@@ -118,7 +117,6 @@ def main(words: Sequence[str] | None = None) -> int:
     if not arguments.no_write:
         errors.require_packages("jinja2", "matplotlib")
     arguments.folder = folder_or_newest(arguments.folder)
-    gc.disable()  # records form no reference cycles, so the garbage collector would find nothing and cost time
     link, options = read_link_options(arguments), display_options(arguments)
     targets = Targets(arguments.target_accuracy, arguments.target_merit)
     codes = [errors.EXIT_OK]

@@ -12,7 +12,6 @@ experiment, or no figure, in the folder.
 """
 
 import argparse
-import gc
 import hashlib
 import os
 import re
@@ -20,7 +19,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,12 +63,6 @@ class Figure(NamedTuple):
     value: float
     n: int
     epoch: int | None = None
-
-    @property
-    def named_values(self) -> dict[str, float]:
-        """The value and the ends of its interval, under the keys of CSV and JSON."""
-        values = zip(self.column.keys, (self.value, *ends_of(self.value)), strict=False)
-        return {f"{self.table}/{key}": float(value) for key, value in values if value is not None}
 
 
 class PointFigures(NamedTuple):
@@ -157,7 +150,6 @@ def main() -> int:
     arguments = parse_arguments()
     if arguments.to != "json":
         errors.require_packages(arguments.to)
-    gc.disable()  # as in collect
     codes = [errors.EXIT_OK]
     experiments = require_experiments(arguments.folder, lambda _: codes.append(errors.EXIT_USAGE))
     entries: list[dict[str, Any]] = []
@@ -230,10 +222,13 @@ def export_to_tracker(
 
 
 def values_of(point: PointFigures) -> dict[int, dict[str, float]]:
-    """Return the figures of a point by metric name, for each epoch; those of no epoch are at 0."""
-    by_epoch = group_pairs((figure.epoch or 0, figure.named_values) for figure in point.figures)
-    joined = {epoch: {key: value for part in parts for key, value in part.items()} for epoch, parts in by_epoch.items()}
-    return {epoch: {NOT_IN_NAME.sub("_", k): v for k, v in joined[epoch].items()} for epoch in sorted(joined)}
+    """Return the figures and the ends of their intervals by metric name, for each epoch; those of no epoch are at 0."""
+    by_epoch: dict[int, dict[str, float]] = defaultdict(dict)
+    for figure in point.figures:
+        for key, value in zip(figure.column.keys, (figure.value, *ends_of(figure.value)), strict=False):
+            if value is not None:
+                by_epoch[figure.epoch or 0][NOT_IN_NAME.sub("_", f"{figure.table}/{key}")] = float(value)
+    return dict(sorted(by_epoch.items()))
 
 
 def write_mlflow(address: str, folder: Path | None, name: str, points: Sequence[PointFigures], page: Path) -> int:

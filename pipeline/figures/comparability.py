@@ -239,7 +239,7 @@ def gpu_model(record: Record) -> str:
 
 def compared_facts(records: Sequence[Record]) -> Mapping[str, Fact]:
     """Return the compared facts, with one for each variable that may have changed a time of any of the records."""
-    variables = {name for record in records for name in record.timing_variables}
+    variables = {name for record in records for name in record.environment.variables if record.may_depend_on(name)}
     return COMPARED_FACTS | {name: functools.partial(timing_variable, name) for name in sorted(variables)}
 
 

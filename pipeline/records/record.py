@@ -614,13 +614,8 @@ class Record(RecordStruct, frozen=True):
         """The communication that was measured, if it was."""
         return self.measurement.communication if self.measurement else None
 
-    @property
-    def timing_variables(self) -> dict[str, str]:
-        """The variables that may have changed a time of this record: not NCCL's on one GPU, or CUDA's on a CPU."""
-        return {name: value for name, value in self.environment.variables.items() if self.may_depend_on(name)}
-
     def may_depend_on(self, variable: str) -> bool:
-        """True if the variable may change the times of such a point."""
+        """True if the variable may change the times of such a point: not NCCL's on one GPU, or CUDA's on a CPU."""
         use = variable_use(variable)
         if use is None or NEUTRAL_VARIABLE.fullmatch(variable):
             return False
