@@ -149,12 +149,10 @@ def check_weights(model: nn.Module, spec: Spec) -> None:
         is_number = tensor.is_floating_point() or tensor.is_complex()
         if is_number and tensor.dtype not in allowed:
             kind = str(tensor.dtype).removeprefix("torch.")
-            is_offered = kind == "bfloat16" and spec.precision != "bf16"
-            cure = "give precision: bf16, or model.float()" if is_offered else "give model.float()"
-            why = f"precision: {spec.precision} would not say so"
-            if spec.param_dtype == "bf16":
-                why = "param_dtype: bf16 gathers copies of float32 weights"
-            raise WorkloadError(f"{name} is {kind}, and {why}; {cure} in build_model()")
+            raise WorkloadError(
+                f"{name} is {kind}, and not float32 (or bfloat16 with precision: bf16 and param_dtype: fp32); give "
+                "that precision, or model.float() in build_model()"
+            )
 
 
 def restore_buffers(model: nn.Module, before: Mapping[str, tuple[Tensor, Tensor]]) -> None:
@@ -322,8 +320,7 @@ def check_gradients(workload: Workload, model: nn.Module, spec: Spec, rank: Rank
     unused = [name for name, parameter in trained if parameter.grad is None]
     if not unused:
         return
-    more = f" and {len(unused) - MAX_NAMED_PARAMETERS} more" if len(unused) > MAX_NAMED_PARAMETERS else ""
-    named = f"{', '.join(unused[:MAX_NAMED_PARAMETERS])}{more}"
+    named = shorten_list(unused, MAX_NAMED_PARAMETERS)
     if torch_strategy(spec.strategy).waits_for_all_gradients and not workload.find_unused_parameters:
         cure = "freeze them, or set find_unused_parameters = True in the workload"
         raise WorkloadError(f"the loss gives no gradient to {named}, for which DDP would wait; {cure}")

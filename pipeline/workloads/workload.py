@@ -1,6 +1,7 @@
 """The protocol of what is trained: a model, its batches, its loss and its optimizer."""
 
 import abc
+import reprlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -102,8 +103,6 @@ def model_of(workload: Workload) -> nn.Module:
     model: object = workload.build_model()
     if not isinstance(model, nn.Module):
         raise WorkloadError(f"build_model returns {describe(model)}; return the model, a torch.nn.Module")
-    if "_modules" not in vars(model):
-        raise WorkloadError(f"{type(model).__name__} is no whole module; call super().__init__() in its __init__")
     if isinstance(model, DataParallel | DistributedDataParallel):
         raise WorkloadError(f"build_model returns {describe(model)}; return the model inside: strategy wraps it")
     return model
@@ -126,6 +125,11 @@ def optimizer_of(workload: Workload, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def learning_rate_of(workload: Workload, update: int) -> float | None:
-    """Return the learning rate of an update as a float of Python, or None."""
+    """Return the learning rate of an update as a float of Python, or None. Raises WorkloadError."""
     rate = workload.learning_rate(update)
-    return None if rate is None else float(rate)
+    try:
+        return None if rate is None else float(rate)
+    except (TypeError, ValueError) as error:
+        raise WorkloadError(
+            f"learning_rate({update}) returns {reprlib.repr(rate)}; return a number, or None"
+        ) from error
