@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -67,12 +66,12 @@ def describe(trial: MemoryTrial) -> str:
     return f"{trial.batch_size_per_gpu}{how} ({trial.time_ns / 1e9:.1f} s)"
 
 
-def other(name: str) -> Search:
-    """Another library's search, in a process of its own."""
+def accelerates() -> Search:
+    """The search of accelerate, in a process of its own."""
     with tempfile.NamedTemporaryFile() as said:
-        time_s = run([sys.executable, __file__, "--side", name, said.name])
+        time_s = run([sys.executable, __file__, "--accelerate", said.name])
         size, note = Path(said.name).read_text().split(" ", 1)
-    return Search(name, time_s, int(size), note)
+    return Search("accelerate", time_s, int(size), note)
 
 
 def run(command: list[str]) -> float:
@@ -117,9 +116,6 @@ def search_with_accelerate(spec: Spec) -> tuple[int, str]:
     return found, f"{len(tried)} trials, {len(tried) - 1} OOM"
 
 
-SIDES: dict[str, Callable[[Spec], tuple[int, str]]] = {"accelerate": search_with_accelerate}
-
-
 def as_table(searches: list[Search]) -> str:
     """Searches as Markdown; the ratio is of each wall time to ours."""
     rows = [
@@ -140,25 +136,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path, help="where the searches are written")
     parser.add_argument("--print", type=Path, help="measure nothing: print this run's table")
-    parser.add_argument("--side", nargs=2, metavar=("NAME", "FILE"), help=argparse.SUPPRESS)
+    parser.add_argument("--accelerate", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.side:
-        name, path = arguments.side
-        size, note = SIDES[name](SPEC)
-        Path(path).write_text(f"{size} {note}")
+    if arguments.accelerate:
+        size, note = search_with_accelerate(SPEC)
+        arguments.accelerate.write_text(f"{size} {note}")
     elif arguments.print:
         print(as_table(msgspec.json.decode(arguments.print.read_bytes(), type=list[Search])))
     elif not torch.cuda.is_available():
         sys.exit("This benchmark needs a GPU, and torch sees none here.")
     else:
         searches = [ours()]
-        for name in SIDES:
-            try:
-                searches.append(other(name))
-            except subprocess.CalledProcessError as error:
-                print(f"not measured: {name}: {error}", file=sys.stderr)
-            if arguments.json:
-                arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(searches), indent=1))
+        try:
+            searches.append(accelerates())
+        except subprocess.CalledProcessError as error:
+            print(f"not measured: accelerate: {error}", file=sys.stderr)
+        if arguments.json:
+            arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(searches), indent=1))
         print(as_table(searches))
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import tabulate
+from bench_stopping_rule import table
 from drawn_selftests import (
     PAIRS,
     STEPS_PER_PROFILE,
@@ -272,11 +272,6 @@ def render_time(parts: Sequence[tuple[str, str, float]]) -> str:
     """Return the table of the estimated time, with its sum."""
     rows = [[process, part, f"{time_s:.0f}"] for process, part, time_s in parts]
     return table([*rows, ["", "sum", f"{sum(time_s for *_, time_s in parts):.0f}"]], ["process", "part", "s"])
-
-
-def table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:
-    """Return a table in Markdown."""
-    return tabulate.tabulate(rows, headers=headers, tablefmt="pipe", disable_numparse=True)
 
 
 def main() -> None:
