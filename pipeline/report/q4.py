@@ -368,7 +368,7 @@ def accuracy_plots(tables: Tables) -> Iterator[Plot]:
         title = f"Accuracy with {batch:,} $images a step"
     groups, left_out = group_series(shown, "epoch", first)
     note = f"Medians over the seeds. {left_out}" if batch else left_out
-    yield Plot("q4", "Q4", title, accuracy_panels(groups, column, remedy_sets(rows), compared), note.rstrip())
+    yield Plot("q4", "Q4", title, (accuracy_panel(groups, column, remedy_sets(rows), compared),), note.rstrip())
 
 
 def baseline_curve(tables: Tables, rows: Sequence[Row]) -> list[Row]:
@@ -392,19 +392,16 @@ def styles_of(groups: Groups, sets: RemedySets) -> dict[str, int]:
     return styles
 
 
-def accuracy_panels(
-    groups: Groups, column: Column, sets: RemedySets, reference: Sequence[Row] = ()
-) -> tuple[LinePanel, ...]:
+def accuracy_panel(groups: Groups, column: Column, sets: RemedySets, reference: Sequence[Row] = ()) -> LinePanel:
     """Return accuracy by second, or by epoch where no time is known; `reference` is a curve to compare with."""
     styles, compared = styles_of(groups, sets), {}
     if reference:
         batch = describe_axis(BATCH, reference[0][BATCH]).removesuffix(" in all")
         compared = {f"{batch} $images, no remedies": reference}
-    for key, x_label in (("training_time_s", "seconds of training"), ("epoch", "epoch")):
-        lines = make_series(groups, key, column, styles)
-        if lines:
-            lines += make_series(compared, key, column, dict.fromkeys(compared, REFERENCE))
-            ends = [line.points[-1].x for line in lines]
-            scale: Scale = "log10" if key != "epoch" and max(ends) > WIDE_RANGE * min(ends) else "linear"
-            return (LinePanel(as_title(column.heading), x_label, lines, scale),)
-    return ()
+    is_timed = any(row["training_time_s"] is not None for rows in groups.values() for row in rows)
+    key, x_label = ("training_time_s", "seconds of training") if is_timed else ("epoch", "epoch")
+    lines = make_series(groups, key, column, styles)
+    lines += make_series(compared, key, column, dict.fromkeys(compared, REFERENCE))
+    ends = [line.points[-1].x for line in lines]
+    scale: Scale = "log10" if is_timed and max(ends) > WIDE_RANGE * min(ends) else "linear"
+    return LinePanel(as_title(column.heading), x_label, lines, scale)

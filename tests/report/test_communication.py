@@ -8,7 +8,6 @@ import pytest
 from factories import (
     LARGE,
     NOISY,
-    RESNET18_GRADIENT_BYTES,
     US,
     assert_says,
     comm_point,
@@ -33,7 +32,7 @@ from rendered_tables import assert_row, build, cells, claims_of, report, table_o
 
 from pipeline.figures.intervals import Estimate
 from pipeline.plan.point_label import OF_GPUS
-from pipeline.records.record import Communication, Record, SplitPart, Transfer, VariantName
+from pipeline.records.record import Communication, Record, SplitPart, VariantName
 from pipeline.report.claims import Tile, is_fit_for_answer
 from pipeline.report.next_step import NOTHING_FOUND
 from pipeline.report.q3 import split_exposed
@@ -230,13 +229,6 @@ def test_fewer_than_six_windows_give_no_interval_and_say_so() -> None:
     assert_row(row, noise_floor_time_s=None, note="an interval needs 6 windows, got 5")
 
 
-def test_a_trace_that_disagrees_is_said_with_a_reason() -> None:
-    row = exposed_row(measured(profile=profile(traced_us=90)))
-    said = "two methods differ: trace 90 us exposed, step times 40; the trace is too long: the profiler slows the host"
-    assert row["traced_exposed_comm_time_s"] == pytest.approx(90 * US)
-    assert row["note"].startswith(said)
-
-
 def test_without_a_profile_the_reason_stands_in_every_row_that_lacks_it() -> None:
     limit = "the limit in pipeline.communication.profiling; raise it"
     note = f"rank 0: no profile: the trace of a rank is larger than 400 bytes, {limit}"
@@ -414,26 +406,6 @@ def test_a_dataparallel_step_that_drifts_is_said() -> None:
     times: dict[VariantName, Sequence[float]] = {"plain": [700.0] * 12, "dp": [1000.0] * 6 + [1500.0] * 6}
     (row,) = build(make_communication_record(comm_point("dp"), make_communication(times)))["split"]
     assert row["note"].startswith("step_time_s drifted by +50.0 %")
-
-
-def test_the_measured_tables_for_people() -> None:
-    transfers = (Transfer(kind="gradients", calls_per_step=3, bytes_per_step=float(RESNET18_GRADIENT_BYTES)),)
-    text = report(
-        make_communication_record(comm_point(), measured(transfers=transfers)),
-        missing=[comm_point(num_gpus=4)],
-    )
-    five = cells(table_of(text, "Q3.1: the step times behind it"), "one GPU [ms]", "step [ms]", "note")
-    assert five == [("0.800", "1.190", ""), ("missing", "", "1")]
-    rows = table_of(text, "Q3.1: communication of one step, measured")
-    columns = ("step [ms]", "exposed communication [us]", "hidden [%]", "noise [us]")
-    assert cells(rows, *columns) == [("1.190", "40.0 (38.0 to 42.0)", "60.0", "3.0"), ("missing", "", "", "")]
-    assert "launch [us]" not in rows[0], "no row has any"
-    buckets = cells(table_of(text, "Q3.2: bandwidth"), "bus bandwidth [GB/s]", "of isolated [%]")
-    assert (len(buckets), buckets[0]) == (2, ("325.0", "80.0"))
-    assert cells(table_of(text, "Q3.2: the link's own limit"), "size [MB]", "time [us]") == [("26.00", "64.0")]
-    ledger = table_of(text, "Q3: what travels")
-    assert cells(ledger, "gradients [MB]", "by formula [MB]", "calls") == [("44.70", "44.70", "3"), ("missing", "", "")]
-    assert not {"buffers [MB]", "parameters [MB]", "inputs [MB]"} & ledger[0].keys()
 
 
 def test_a_point_is_beside_its_communication_whatever_the_length_of_its_epoch() -> None:

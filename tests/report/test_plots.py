@@ -34,7 +34,6 @@ from page_records import (
 from rendered_plots import bar_panel, labels, line_panel, plots_of, xs, ys
 from rendered_tables import published_experiment
 
-from pipeline.plan.point_label import Terms
 from pipeline.records.record import Record
 from pipeline.report.draw import HATCHES, LIGHT, MARKERS, METADATA, render_files, render_plot
 from pipeline.report.html import build_plots
@@ -47,7 +46,6 @@ from pipeline.report.plots import (
     PART_MARKS,
     REFERENCE,
     SHARED_NODE,
-    BarPanel,
     HistogramPanel,
     LinePanel,
     Plot,
@@ -151,25 +149,6 @@ def test_parts_of_a_bar_are_hatched_for_a_print_without_colours_and_the_key_has_
     assert "<pattern" in render_plot(plot).pictures[-1]
 
 
-def test_bars_stand_by_strategy_gpus_and_batch_size_and_many_have_a_panel_for_each_strategy() -> None:
-    sizes, ways = (512, 64, 128, 32), (("ddp", 2), ("single", 1), ("dp", 2))
-    found = [make_spec(strategy=way, num_gpus=n, batch_size_per_gpu=size) for way, n in ways for size in sizes]
-    panels = plots_of(*(timed_record(spec, 4) for spec in found))["q3"].panels
-    assert [panel.bars for panel in panels if isinstance(panel, BarPanel)] == [
-        tuple(f"{way}, {size} per GPU" for size in (32, 64, 128, 512))
-        for way in ("single 1 GPU", "dp 2 GPUs", "ddp 2 GPUs")
-    ]
-
-
-def test_on_the_cpu_plots_name_processes() -> None:
-    specs = [on_gpus(count, size, device="cpu") for count in (1, 2) for size in (32, 64)]
-    plots = plots_of_records(*map(make_record, specs), terms=Terms("processes"))
-    texts = [svg_file(plot) + plot.title + plot.note for plot in plots]
-    assert len(texts) >= 2
-    assert not [text for text in texts if "GPU" in text]
-    assert "Speed-up of ddp on 2 processes" in "".join(texts)
-
-
 def test_q3_splits_a_step_by_part_and_takes_exposed_communication_out_of_backward() -> None:
     """15/16 of T are computing: copy 0.1, forward 0.3, backward 0.5, optimizer 0.1 of that. DDP's step takes 1.1 ms."""
     double = timed_record(on_gpus(2, 128), 0.24)
@@ -203,12 +182,6 @@ def test_parts_are_not_fitted_to_the_step_and_what_is_counted_twice_stands_below
     assert "unexplained -1" in plot.panels[-1].describe()
 
 
-def test_bandwidth_shows_the_sweep_and_the_buckets() -> None:
-    sweep, buckets = line_panel(plots_of(*communication_records())["q3-bandwidth"]).series
-    assert (sweep.is_line, buckets.is_line, xs(buckets)) == (True, False, [8_000_000, 26_000_000])
-    assert sweep.points[0][:2] == pytest.approx((10_000, 10_000 / 20_100))  # 10 kB in 20.1 us; 2(N-1)/N is 1
-
-
 def test_each_kind_of_collective_is_a_line_of_its_own() -> None:
     found = published_experiment("h100x2/strategies")
     panel = line_panel({plot.name: plot for plot in build_plots(found.tables)}["q3-bandwidth"])
@@ -220,20 +193,6 @@ def test_each_kind_of_collective_is_a_line_of_its_own() -> None:
         "isolated reduce-scatter",
     ]
     assert all(len({*xs(line)}) == len(line.points) for line in panel.series if line.is_line)
-
-
-def test_int8_shows_the_change_by_stage_in_points_and_what_three_sigma_covers() -> None:
-    """-5, -4, -2, -1, 1, 3 of 1,000 images; weights -1 to 1, of mean 0.25 and sigma 0.5."""
-    found = plots_of(*INT8_RECORDS)
-    panel = line_panel(found["int8"])
-    assert (panel.title, labels(panel)) == ("One scale per channel: change [points]", ["fp32", "three sigma"])
-    assert [*panel.series[1].points] == [pytest.approx(Point(2, -0.15, -0.5, 0.3))]
-    assert_says(panel.describe(), "three sigma: -0.15 at + biases (all).")
-    assert_says(found["int8"].note, "6 seeds with its interval")
-    weights = HistogramPanel("conv1: 4 values", -1.0, 1.0, (1, 2, 1), (-1.25, 1.75))
-    assert found["int8-weights"].panels == (weights,)
-    assert weights.describe() == "conv1: 4 values, from -1 to 1, most often near 0. Three sigma: -1.25 to 1.75."
-    assert not {"int8-before-relu", "int8-after-relu"} & found.keys()
 
 
 def test_a_constant_tensor_is_one_bar() -> None:

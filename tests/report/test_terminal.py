@@ -148,13 +148,6 @@ def test_on_forty_columns_no_table_is_wider_and_each_shows_its_first_figure(name
     assert "speed-up" in whole or "time [s]" in whole
 
 
-def test_a_table_without_a_figure_is_shown_on_the_terminal() -> None:
-    """Next steps of one limit, whose share no rule has."""
-    found = published_experiment("h100/models")
-    whole = terminal.render_experiment("x", found, answers_of(found.tables, found.collected.terms), None, 120)
-    assert "execution=compile (1.21x) or execution=compiled_graph  low MFU" in whole
-
-
 def test_a_table_with_more_rows_than_lines_shows_the_largest_speedups() -> None:
     lines = brief_of("h200x4/scaling", 80)
     start = lines.index("Weak scaling, ddp 4 GPUs:")
