@@ -196,31 +196,27 @@ def drift_notes(what: str, by_repeat: Sequence[Sequence[float]]) -> list[Note]:
     return [make_note(DRIFTED, **values)]
 
 
-def interval_by_repeat(by_repeat: Sequence[Sequence[float]]) -> tuple[Interval | None, IntervalBasis | None]:
-    """Return the interval over the repeats' medians if there are enough, else over all windows; and its basis.
-
-    Repeats come first because windows of one process share its placement and clocks. An interval over windows is
-    widened to include the median of the repeats' medians, which may lie outside if repeats have unequal numbers of
-    windows.
-    """
-    medians = [statistics.median(values) for values in by_repeat]
-    if interval := median_interval(medians):
-        return interval, "repeats"
-    if interval := median_interval([value for values in by_repeat for value in values]):
-        middle = statistics.median(medians)
-        return interval._replace(low=min(interval.low, middle), high=max(interval.high, middle)), "windows"
-    return None, None
-
-
 def median_time(by_repeat: Sequence[Sequence[float]]) -> Estimate | None:
-    """Return the median of the repeats' medians and its interval; None without values."""
+    """Return the median of the repeats' medians and its interval; None without values.
+
+    The interval is over the repeats' medians if there are enough, because windows of one process share its placement
+    and clocks, else over all windows. That is widened to include the median of the repeats' medians, which may lie
+    outside if repeats have unequal numbers of windows.
+    """
     known = [values for values in by_repeat if values]
     if not known:
         return None
     run_medians = tuple(map(statistics.median, known))
-    interval, basis = interval_by_repeat(known)
-    time = Estimate(statistics.median(run_medians), *(interval[:2] if interval else ()))
-    time.interval, time.basis, time.run_medians = interval, basis, run_medians
+    middle = statistics.median(run_medians)
+    time = Estimate(middle)
+    time.run_medians = run_medians
+    if interval := median_interval(run_medians):
+        time.interval, time.basis = interval, "repeats"
+    elif interval := median_interval([value for values in known for value in values]):
+        time.interval = interval._replace(low=min(interval.low, middle), high=max(interval.high, middle))
+        time.basis = "windows"
+    if time.interval:
+        time.low, time.high = time.interval[:2]
     return time
 
 

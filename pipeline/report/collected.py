@@ -141,11 +141,10 @@ OF_ONE_CONFIGURATION = ("Q2", "communication", "split", "memory", "time_to_targe
 STRONG = {key: f"strong_{key}" for column in (SPEEDUP, EFFICIENCY) for key in column.keys}
 
 NAMES = ("experiment", "configuration")
-OF_SPEC = tuple(axis for axis in AXES if axis not in POOLED_AXES)
 COLUMNS = (*Q1.columns, *(column for name in OF_ONE_CONFIGURATION for column in TABLES[name].columns))
 FIGURES = [key for column in COLUMNS for key in column.keys if key not in (*AXES, "status", "scaling")]
 CONFIGURATION_COLUMNS = (
-    *(*NAMES, "status", "reason", "n", *OF_SPEC, "gpu", "unit"),
+    *(*NAMES, "status", "reason", "n", *(axis for axis in AXES if axis not in POOLED_AXES), "gpu", "unit"),
     *(*dict.fromkeys(FIGURES), *STRONG.values(), "note"),
 )
 TIMES = {

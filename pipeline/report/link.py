@@ -296,6 +296,7 @@ def transfer_row(point: PooledPoint, trained: PointsByTraining) -> Row:
     transfers = {f"{kind}_{quantity}": getattr(counted.get(kind), quantity, absent) for kind, quantity in keys}
     same = trained.get(training_key(point.gpu, point.spec), [])
     match = next((other for other in same if other.epoch_time is not None), None)  # a probe has no epoch time
+    accuracy = match and match.median(lambda record: record.epochs[-1].test_accuracy if record.epochs else None)
     notes = [] if counted else job_notes(found)
     if match:
         notes += point.difference_notes("training", match)
@@ -307,7 +308,7 @@ def transfer_row(point: PooledPoint, trained: PointsByTraining) -> Row:
         parameters_bytes_formula=formula_bytes(point.measurements, "parameters", spec),
         step_time_s=median_step_time(found, whole_step(found)),
         epoch_time_s=match.epoch_time if match else None,
-        test_accuracy=match.median(last_test_accuracy) if match else None,
+        test_accuracy=accuracy,
         notes=notes,
     )
 
@@ -319,7 +320,3 @@ def formula_bytes(measured: Sequence[Measurement], kind: TransferKind, spec: Spe
     strategy = STRATEGIES[spec.strategy]
     by_formula = strategy.gradient_bytes if kind == "gradients" else strategy.parameter_bytes
     return by_formula(measured[0].gradient_bytes, measured[0].sharding, spec)
-
-
-def last_test_accuracy(record: Record) -> float | None:
-    return record.epochs[-1].test_accuracy if record.epochs else None

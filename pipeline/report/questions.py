@@ -40,10 +40,14 @@ from pipeline.report.time_to_target import FROM_BASELINE, TIME_TO_TARGET, Target
 LEFT_OUT_IF_EMPTY = ("int8", "int8_histograms", "nodes", "network", "other_link")
 TABLES_OF_GPUS = ("Q1", "Q2", "communication", "split", "memory")
 
-OF_STEPS = (COMMUNICATION, NETWORK, OTHER_LINK, Q3, BANDWIDTH, SWEEP, TRANSFERS, SPLIT, PREDICTION)
-ORDER = (Q1, MEMORY_BOUNDARY, Q2, NODES, *OF_STEPS, Q4)
-
-TABLES = {table.name: table for table in (*ORDER, TIME_TO_TARGET, INT8, INT8_HISTOGRAMS, OOM, COST)}
+TABLES = {
+    table.name: table
+    for table in (
+        *(Q1, MEMORY_BOUNDARY, Q2, NODES),
+        *(COMMUNICATION, NETWORK, OTHER_LINK, Q3, BANDWIDTH, SWEEP, TRANSFERS, SPLIT, PREDICTION),
+        *(Q4, TIME_TO_TARGET, INT8, INT8_HISTOGRAMS, OOM, COST),
+    )
+}
 """Every table by name, in the order of the report."""
 
 FIGURE_NAMES = {column.key: column.name for table in reversed(TABLES.values()) for column in table.columns}

@@ -64,7 +64,6 @@ SPLIT = Table(
         is_folded=True,
     ),
 )
-SPLIT_PARTS = ("scatter", "replicate", "parallel_forward", "gather", "backward", "optimizer")
 
 
 def split_row(point: PooledPoint) -> Row:
@@ -83,7 +82,7 @@ def split_row(point: PooledPoint) -> Row:
         point,
         plain_step_time_s=median_step_time(found, "plain"),
         **timed_figures("step_time_s", step),
-        **{f"{name}_time_s": medians_s.get(name) for name in SPLIT_PARTS},
+        **{f"{name}_time_s": time_s for name, time_s in medians_s.items()},
         parts_time_s=sum(medians_s.values()) if medians_s else None,
         notes=time_notes(found, whole, step) if step is not None else [],
     )

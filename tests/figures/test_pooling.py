@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rendered_tables import build, cells, row_of
 
-from pipeline.figures.intervals import Interval, interval_by_repeat
+from pipeline.figures.intervals import Interval, median_time
 from pipeline.figures.pooling import (
     PooledPoint,
     attempt_key,
@@ -155,9 +155,9 @@ def test_the_epoch_time_lies_inside_its_interval_however_unequal_the_repeats(tim
 
 def test_an_interval_is_widened_to_reach_the_median_of_unequal_repeats() -> None:
     many, *few = [1.0] * 17, [5.0], [5.0]  # of 19 values the fifth smallest and largest are 1
-    interval, over = interval_by_repeat([many, *few])
-    assert interval is not None
-    assert (interval.low, interval.high, over) == (1.0, 5.0, "windows")
+    time = median_time([many, *few])
+    assert time is not None
+    assert (low(time), high(time), time.basis) == (1.0, 5.0, "windows")
 
 
 @pytest.mark.parametrize(
