@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -42,6 +42,8 @@ from pipeline.records.record import (
 from pipeline.records.store import RejectedFile, load_folder, publish_record
 from pipeline.report.table import render_note
 
+Value = TypeVar("Value")
+
 ROOT = Path(__file__).resolve().parent.parent
 RESNET18_PARAMETERS = 11_173_962  # the CIFAR ResNet-18 with ten classes
 RESNET18_GRADIENT_BYTES = 44_695_848  # 4 bytes each
@@ -71,6 +73,12 @@ base: {device: cpu, model: lenet, dataset: synthetic, input: synthetic, precisio
 points:
   - {strategy: [single], num_gpus: [1], batch_size_per_gpu: [8, 16]}
 """
+
+
+def known(value: Value | None) -> Value:
+    """The value, which is not None."""
+    assert value is not None
+    return value
 
 
 def raising(error: BaseException) -> Callable[..., NoReturn]:

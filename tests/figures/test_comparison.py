@@ -5,6 +5,7 @@ from itertools import permutations, product
 
 import bench_compare as bench
 import pytest
+from factories import known
 from published_pages import TRUST, missing_in, shown_rows
 
 from pipeline.figures.comparison import SITTING_DEVIATION, Verdict, verdict_on
@@ -16,9 +17,7 @@ NUM_COMPARISONS = 1_000  # in a cell; the seed is fixed
 def repeats(*medians_s: float, spread_s: float = 0.0) -> Estimate:
     """The time of repeats of six windows, which spread around these medians."""
     offsets = [step * spread_s for step in (-1, -0.5, 0, 0, 0.5, 1)]
-    found = median_time([[median_s + offset for offset in offsets] for median_s in medians_s])
-    assert found is not None
-    return found
+    return known(median_time([[median_s + offset for offset in offsets] for median_s in medians_s]))
 
 
 SIX = (1.00, 1.01, 1.02, 1.03, 1.04, 1.05)

@@ -10,6 +10,7 @@ from factories import (
     assert_says,
     comm_point,
     ends,
+    known,
     make_collective,
     make_communication,
     make_communication_record,
@@ -259,8 +260,7 @@ def test_where_they_do_not_the_reason_fits_the_direction(
     exposed_us: float, traced_us: float, slowed_us: float | None, noise_us: float, busy: float | None, reason: str
 ) -> None:
     slowed = () if slowed_us is None else (slowed_us * US, noise_us * US)
-    note = explain_trace_disagreement(exposed_us * US, TracedExposure(traced_us * US, *slowed), busy)
-    assert note is not None
+    note = known(explain_trace_disagreement(exposed_us * US, TracedExposure(traced_us * US, *slowed), busy))
     assert_says(render_note(note), f"trace {traced_us:.0f} us", f"step times {exposed_us:.0f}", reason)
 
 
@@ -384,22 +384,19 @@ LATE = [(500, 510, 490, 100)] * 4
 
 
 def test_a_rank_that_is_last_and_slow_has_a_name_a_node_and_a_remedy() -> None:
-    late = find_late_rank([communicating(LATE)])
-    assert late is not None
+    late = known(find_late_rank([communicating(LATE)]))
     # 300 of 400 us in the profile: the bare step explains them
     assert (late.rank, late.node, late.remedy, late.wait_s) == (3, "node-1", "exclude node-1", 300e-6)
 
 
 def test_a_node_whose_ranks_are_late_in_turns_is_named() -> None:
     turns = [(500, 510, 490, 100), (500, 510, 100, 490)] * 4
-    late = find_late_rank([communicating(turns, (1000, 1000, 1300, 1310))])
-    assert late is not None
+    late = known(find_late_rank([communicating(turns, (1000, 1000, 1300, 1310))]))
     assert (late.rank, late.node, late.remedy) == (2, "node-1", "exclude node-1")
     assert late.facts == ("all ranks of its node are late",)
     assert late.wait_s == pytest.approx(210e-6)  # the bare step explains less: 305
-    without_gpus = find_late_rank([communicating(turns, (1000, 1000, 1300, 1310), Environment(nodes=("a", "b")))])
-    assert without_gpus is not None
-    assert (without_gpus.node, without_gpus.gpu) == ("b", "")
+    unnamed = known(find_late_rank([communicating(turns, (1000, 1000, 1300, 1310), Environment(nodes=("a", "b")))]))
+    assert (unnamed.node, unnamed.gpu) == ("b", "")
 
 
 def test_the_report_says_so_and_advises_it() -> None:
@@ -437,10 +434,9 @@ def test_what_is_known_of_it_is_told() -> None:
     ]
     shared = (*NODES.gpus[:3], msgspec.structs.replace(NODES.gpus[3], memory_of_others_bytes=3 * 2**30))
     environment = msgspec.structs.replace(NODES, gpus=shared)
-    late = find_late_rank(
-        [communicating(LATE, (1, 1, 1, 2), environment, Telemetry(interval_s=0.1, gpus=tuple(windows)))]
+    late = known(
+        find_late_rank([communicating(LATE, (1, 1, 1, 2), environment, Telemetry(interval_s=0.1, gpus=tuple(windows)))])
     )
-    assert late is not None
     assert late.facts == (
         "clock 1,200 MHz, others 1,980 (sw_thermal_slowdown)",
         "88 °C, others 60",

@@ -8,6 +8,7 @@ from factories import (
     NVLINK,
     SIZES,
     US,
+    known,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,8 +68,7 @@ def test_a_ring_by_hand(num_gpus: int, num_bytes: int, time_us: float) -> None:
 
 @pytest.mark.parametrize("num_gpus", [(2,), (4,), (2, 4)])
 def test_a_fit_finds_the_link_that_made_the_samples(num_gpus: tuple[int, ...]) -> None:
-    fit = fit_link(exact_samples(NVLINK, *num_gpus))
-    assert fit is not None
+    fit = known(fit_link(exact_samples(NVLINK, *num_gpus)))
     assert fit.link == pytest.approx((5 * US, 300e9))
     assert fit.worst_error < 1e-9
 
@@ -96,13 +96,18 @@ def test_a_fit_minds_small_sizes_as_much_as_large_ones_and_names_its_worst() -> 
             exact_samples(NVLINK, 2, sizes=(8_192, 268_435_456)), (1.1, 0.9), strict=True
         )
     )
-    exact_through_two = fit_link([low, high])
-    assert exact_through_two is not None
+    exact_through_two = known(fit_link([low, high]))
     assert exact_through_two.worst_error < 1e-9  # two samples, two unknowns
-    fit = fit_link(
-        [low, high, SweepSample(2, 8_192, low.time_s / 1.1 * 0.9), SweepSample(2, 268_435_456, high.time_s / 0.9 * 1.1)]
+    fit = known(
+        fit_link(
+            [
+                low,
+                high,
+                SweepSample(2, 8_192, low.time_s / 1.1 * 0.9),
+                SweepSample(2, 268_435_456, high.time_s / 0.9 * 1.1),
+            ]
+        )
     )
-    assert fit is not None
     assert 0.08 < fit.worst_error < 0.12  # 10 % to either side at both ends
 
 
@@ -136,11 +141,9 @@ def two_protocols() -> list[SweepSample]:
 
 
 def test_large_messages_are_fitted_apart_from_small_ones() -> None:
-    mixed = fit_link(two_protocols())
-    assert mixed is not None
+    mixed = known(fit_link(two_protocols()))
     assert mixed.worst_error > 0.3
-    fit = fit_large_messages(two_protocols(), 1_000_000)
-    assert fit is not None
+    fit = known(fit_large_messages(two_protocols(), 1_000_000))
     assert fit.link == pytest.approx((10 * US, 300e9))
     assert fit.worst_error < 1e-9
 

@@ -8,7 +8,7 @@ from itertools import pairwise, permutations
 import bench_stopping_rule as bench
 import pytest
 from conftest import ROOT
-from factories import assert_says, sentences
+from factories import assert_says, known, sentences
 from hypothesis import given
 from hypothesis import strategies as st
 from published_pages import TRUST, missing_in
@@ -57,8 +57,7 @@ def test_six_values_give_minimum_and_maximum_at_96_9_per_cent() -> None:
     ],
 )
 def test_more_values_give_inner_ranks(n: int, rank: int, coverage: float) -> None:
-    interval = median_interval(range(1, n + 1))
-    assert interval is not None
+    interval = known(median_interval(range(1, n + 1)))
     assert (interval.low, interval.high) == (rank, n + 1 - rank)
     assert interval.coverage == pytest.approx(coverage, abs=5e-5)
 
@@ -66,8 +65,7 @@ def test_more_values_give_inner_ranks(n: int, rank: int, coverage: float) -> Non
 @pytest.mark.parametrize("n", [100, 1000, 2000])
 def test_many_values_take_the_ranks_of_the_normal_approximation(n: int) -> None:
     """n/2 - 2.24 sqrt(n)/2; exact whole numbers, so that 2^n is no overflow."""
-    interval = median_interval(range(1, n + 1))
-    assert interval is not None
+    interval = known(median_interval(range(1, n + 1)))
     assert interval.low == pytest.approx(n / 2 - 2.2414 * math.sqrt(n) / 2, abs=1.5)
     assert 0.975 <= interval.coverage < 0.985
 
@@ -94,16 +92,14 @@ def test_many_values_take_one_step_a_rank(monkeypatch: pytest.MonkeyPatch) -> No
     original = intervals.coverages
     monkeypatch.setattr(intervals, "coverages", counted)
     monkeypatch.setattr("math.comb", None)
-    interval = median_interval(range(1, 10_001))
-    assert interval is not None
+    interval = known(median_interval(range(1, 10_001)))
     assert interval.low == 4888
     assert len(steps) == 4889 + 4888  # to the first rank that covers too little; to the coverage of the last that does
 
 
 @given(SAMPLES)
 def test_it_holds_the_median_with_the_nominal_confidence_and_is_the_narrowest(values: list[float]) -> None:
-    interval = median_interval(values)
-    assert interval is not None
+    interval = known(median_interval(values))
     assert (CONFIDENCE if len(values) > 6 else MIN_COVERAGE) <= interval.coverage < 1
     assert min(values) <= interval.low <= statistics.median(values) <= interval.high <= max(values)
     rank = next(rank for rank in range(1, len(values)) if coverage_of_ranks(rank + 1, len(values)) < CONFIDENCE)
@@ -132,9 +128,7 @@ def test_a_ratio_spans_the_worst_of_both_and_is_less_sure_than_either() -> None:
 
 @given(SAMPLES, SAMPLES)
 def test_the_ratio_of_the_medians_lies_inside_and_swapping_inverts_it(above: list[float], below: list[float]) -> None:
-    first, second = median_interval(above), median_interval(below)
-    assert first is not None
-    assert second is not None
+    first, second = known(median_interval(above)), known(median_interval(below))
     ratio, inverse = ratio_interval(first, second), ratio_interval(second, first)
     assert ratio.low <= statistics.median(above) / statistics.median(below) <= ratio.high
     assert (inverse.low, inverse.high) == pytest.approx((1 / ratio.high, 1 / ratio.low))
@@ -249,8 +243,7 @@ def test_the_simulated_rule_is_that_of_the_pipeline() -> None:
     (simulated,) = bench.apply_rules(runs, [bench.CHOSEN])
     for times, low, high, num_windows in zip(runs.tolist(), *simulated, strict=True):
         ended = next((n for n in range(1, 121) if is_time_precise_enough(times[:n])), 120)
-        interval = median_interval(times[:ended])
-        assert interval is not None
+        interval = known(median_interval(times[:ended]))
         assert (ended, interval.low, interval.high) == (num_windows, low, high)
 
 

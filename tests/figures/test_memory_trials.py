@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from factories import known
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis_profiles import examples
@@ -34,9 +35,7 @@ def run_trials(device: Device, first: int = 128) -> list[MemoryTrial]:
 
 def search(device: Device, first: int = 128) -> MemorySearch:
     """What the search finds on the device, which has a boundary."""
-    found = search_result(run_trials(device, first))
-    assert found is not None
-    return found
+    return known(search_result(run_trials(device, first)))
 
 
 def tried(found: MemorySearch) -> list[int]:

@@ -6,6 +6,7 @@ import pytest
 from factories import (
     comm_point,
     high,
+    known,
     low,
     make_communication_record,
     make_record,
@@ -87,8 +88,7 @@ def test_every_window_is_its_slowest_ranks() -> None:
 
 def told(point: PooledPoint) -> tuple[Any, ...]:
     """The epoch time with its interval, what that is over, and the medians of the runs."""
-    time = point.epoch_time
-    assert time is not None
+    time = known(point.epoch_time)
     return time, time.interval, time.basis, time.run_medians
 
 
@@ -125,8 +125,7 @@ def test_fewer_than_six_values_have_no_interval_and_say_why_where_one_was_asked_
     found: list[Record], missing: dict[str, Any], notes: list[str]
 ) -> None:
     point = pool(*found, **missing)
-    time = point.epoch_time
-    assert time is not None
+    time = known(point.epoch_time)
     assert (time.interval, time.basis, time.relative_half_width) == (None, None, None)
     assert sentences(point.interval_notes) == notes
 
@@ -155,8 +154,7 @@ def test_the_epoch_time_lies_inside_its_interval_however_unequal_the_repeats(tim
 
 def test_an_interval_is_widened_to_reach_the_median_of_unequal_repeats() -> None:
     many, *few = [1.0] * 17, [5.0], [5.0]  # of 19 values the fifth smallest and largest are 1
-    time = median_time([many, *few])
-    assert time is not None
+    time = known(median_time([many, *few]))
     assert (low(time), high(time), time.basis) == (1.0, 5.0, "windows")
 
 

@@ -13,6 +13,7 @@ from conftest import Command
 from factories import (
     INT8_RECORDS,
     assert_says,
+    known,
     make_experiment,
     make_measurement,
     make_record,
@@ -381,8 +382,7 @@ def test_an_efficiency_that_cannot_be_is_blank_and_one_that_no_answer_uses_marke
     points = [({}, 2.0), ({"strategy": "ddp", "num_gpus": 2}, epoch_s)]
     specs = [(make_spec(batch_size_per_gpu=size, **axes), time_s) for size in (32, 64) for axes, time_s in points]
     times = [(spec, make_measurement(spec, (9, time_s), compute_share=computing)) for spec, time_s in specs]
-    found = heat_map_of(tables_of(*(make_record(spec, measurement=one) for spec, one in times)), OF_GPUS)
-    assert found is not None
+    found = known(heat_map_of(tables_of(*(make_record(spec, measurement=one) for spec, one in times)), OF_GPUS))
     ((_, cells),) = found.rows
     assert [(cell.text, cell.title[: len(title)]) for cell in cells] == [(text, title)] * 2
     assert ("Not used in the answers" in found.note) is ("○" in text)
@@ -392,6 +392,5 @@ def test_a_series_without_a_figure_has_no_row() -> None:
     """It had an empty row of DDP with evaluation, which has no configuration on one GPU beside it."""
     on_two = {"strategy": "ddp", "num_gpus": 2}
     records = [make_record(make_spec(batch_size_per_gpu=size, **axes)) for size in (32, 64) for axes in ({}, on_two)]
-    found = heat_map_of(tables_of(*records, make_record(make_spec(**on_two, evaluate=True))), OF_GPUS)
-    assert found is not None
+    found = known(heat_map_of(tables_of(*records, make_record(make_spec(**on_two, evaluate=True))), OF_GPUS))
     assert len(found.rows) == 1
