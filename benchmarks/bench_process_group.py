@@ -32,7 +32,8 @@ from pipeline.communication.step_variants import (
     build_variant,
 )
 from pipeline.figures.exposed_communication import NO_OP
-from pipeline.figures.intervals import LEAD_IN_STEPS, median_interval
+from pipeline.figures.intervals import median_interval
+from pipeline.figures.stopping_rule import LEAD_IN_STEPS
 from pipeline.plan.axes import Execution
 from pipeline.plan.spec import Spec
 from pipeline.training.execution import execution_stream

@@ -45,7 +45,7 @@ from pipeline.communication.selftest_checks import (
     judge_check,
     step_us,
 )
-from pipeline.figures.intervals import DIFFERENCE_TOLERANCE_FRACTION, DIFFERENCE_TOLERANCE_S, LEAD_IN_STEPS
+from pipeline.figures.stopping_rule import DIFFERENCE_TOLERANCE_FRACTION, DIFFERENCE_TOLERANCE_S, LEAD_IN_STEPS
 
 NUM_DRAWS = 2000
 

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from pipeline.figures.intervals import (
     CONFIDENCE,
     DRIFT_DEVIATIONS,
-    MAX_TIME_HALF_WIDTH,
     innermost_rank,
     median_time,
     min_values,
     time_ratio_interval,
 )
+from pipeline.figures.stopping_rule import MAX_TIME_HALF_WIDTH
 
 Values = NDArray[np.float64]
 

@@ -28,7 +28,7 @@ from pipeline.figures.pooling import pool_outcomes
 from pipeline.plan.spec import Spec
 from pipeline.records.outcomes import PointOutcome, resolve_outcomes
 from pipeline.records.record import Measurement
-from pipeline.report.network import prediction_rows
+from pipeline.report.prediction import prediction_rows
 from pipeline.report.questions import build_tables
 from pipeline.report.table import Row, Tables
 from pipeline.training import process_group

@@ -27,8 +27,8 @@ from pipeline.figures.exposed_communication import (
     is_delay_precise_enough,
     whole_step,
 )
-from pipeline.figures.intervals import LEAD_IN_STEPS
 from pipeline.figures.pooling import group_pairs
+from pipeline.figures.stopping_rule import LEAD_IN_STEPS
 from pipeline.plan.spec import Spec
 from pipeline.records.record import (
     Communication,

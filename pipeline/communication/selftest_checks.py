@@ -14,7 +14,8 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from pipeline.figures.formulas import ring_bytes_per_step
-from pipeline.figures.intervals import difference_tolerance_s, is_half_width_below, median_interval
+from pipeline.figures.intervals import median_interval
+from pipeline.figures.stopping_rule import difference_tolerance_s, is_half_width_below
 from pipeline.plan.spec import MIN_WINDOWS_FOR_INTERVAL, Spec
 from pipeline.records.record import Environment, Measurement, VariantName, WindowTimesNs
 

@@ -27,7 +27,7 @@ from pipeline.communication.step_variants import (
 )
 from pipeline.communication.timing import NUM_WINDOWS, capture_stream, time_collective
 from pipeline.figures.exposed_communication import CALLED, collectives_of_kinds
-from pipeline.figures.intervals import MIN_STEPS, WINDOW_S
+from pipeline.figures.stopping_rule import MIN_STEPS, WINDOW_S
 from pipeline.plan.spec import Spec
 from pipeline.records.record import Profile
 from pipeline.training import process_group

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 import torch
 import torch.distributed as dist
 
-from pipeline.figures.intervals import LEAD_IN_STEPS, MAX_STEPS, MIN_STEPS, WINDOW_S
+from pipeline.figures.stopping_rule import LEAD_IN_STEPS, MAX_STEPS, MIN_STEPS, WINDOW_S
 from pipeline.records.record import Operation, SweptCollective, WindowTimesNs
 from pipeline.training import process_group
 from pipeline.training.execution import GraphCapturer, graph_capturer, on_new_stream, warm_up_and_capture

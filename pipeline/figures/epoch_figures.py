@@ -1,11 +1,10 @@
-"""The figures of a point over its timed windows: loader, compute rate, energy, clocks, speed-up, and notes on them.
+"""The figures of a point over its timed windows: its loader, compute rate, energy and clocks, and notes on them.
 
 A rank's data time is the time that it waits for its own batch. Ranks that synchronize in every step also wait until the
 last rank has its batch. They do so inside a collective, so that this second wait is part of their compute time.
 
 The compute rate is in TFLOP/s of a GPU; MFU is its share of the GPU's peak at the precision that computed. The FLOPs of
-a sample stand in the record. The speed-up over one GPU is of weak scaling (fixed batch size per GPU) or of strong
-scaling (fixed global batch size). All functions are pure functions of records. Times are in seconds.
+a sample stand in the record. All functions are pure functions of records. Times are in seconds.
 """
 
 import re
@@ -13,12 +12,11 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from pipeline.figures import formulas, intervals
+from pipeline.figures import formulas
 from pipeline.figures.formulas import median_of_known
-from pipeline.figures.intervals import Estimate, ends_of, estimate
+from pipeline.figures.intervals import Estimate
 from pipeline.figures.notes import Note, NoteKind, make_note, text_note
 from pipeline.figures.pooling import (
-    OTHER_SHARED_NODE,
     PooledPoint,
     group_pairs,
     median_window_s,
@@ -27,8 +25,7 @@ from pipeline.figures.pooling import (
     timed_epochs,
 )
 from pipeline.plan.axes import CAPTURED_EXECUTIONS
-from pipeline.plan.spec import BASELINE_MAY_DIFFER, Spec, alike_key
-from pipeline.plan.strategies import STRATEGIES
+from pipeline.plan.spec import Spec
 from pipeline.records.record import Epoch, GpuWindow, Record
 
 LOADER_BOUND = NoteKind(
@@ -339,138 +336,3 @@ def time_notes(point: PooledPoint) -> list[Note]:
     if compile_time_s is not None:
         notes.append(make_note(COMPILE_TIME, time_s=compile_time_s))
     return notes + point.rounding_notes
-
-
-NO_BASELINE = NoteKind("no_baseline", "no baseline: the experiment has no configuration on 1 $GPU with these axes")
-BASELINE_UNTIMED = NoteKind("baseline_untimed", "no baseline: {strategy} on 1 $GPU is {status}")
-NO_DIFFERENCE = NoteKind(
-    "no_difference", "no difference from the baseline: 1 lies inside the interval", badge="no difference shown"
-)
-BASELINE_RUNS = NoteKind(
-    "baseline_runs",
-    "baseline: n = {n}, so the interval of the speed-up is not between runs alone",
-    badge="baseline of {n}",
-    word="n of the baseline",
-)
-SUPERLINEAR = NoteKind(
-    "superlinear",
-    "efficiency above 1: noise, a slow baseline, or a difference other than the number of $GPUs",
-    forbids=("speedup",),
-)
-SUPERLINEAR_IS_NOISE = NoteKind(
-    "superlinear_is_noise",
-    "the speed-up is above {num_gpus}, which lies inside its interval: the noise is larger than the gap",
-)
-SERIAL_FRACTION_ABOVE_1 = NoteKind(
-    "serial_fraction_above_1", "Karp-Flatt above 1: slower than one $GPU, so the loss is overhead, not a serial part"
-)
-
-Scaling = Literal["weak", "strong"]
-BaselineIndex = dict[tuple[Any, ...], list[PooledPoint]]
-
-# the property of a point that stays fixed as N grows
-FIXED_AXIS: dict[Scaling, str] = {"weak": "batch_size_per_gpu", "strong": "global_batch_size"}
-
-
-class Baseline(NamedTuple):
-    """The one-GPU point that a point is compared with, and its time. Notes say why it is missing or how it differs."""
-
-    point: PooledPoint | None
-    time_s: Estimate | None
-    notes: tuple[Note, ...] = ()
-
-
-def baseline_key(point: PooledPoint, scaling: Scaling) -> tuple[Any, ...]:
-    """Return what a point and its baseline share: GPU model, fixed axis, and all axes not in BASELINE_MAY_DIFFER."""
-    alike = alike_key(point.spec, (*BASELINE_MAY_DIFFER, "batch_size_per_gpu"))
-    return point.gpu, getattr(point.spec, FIXED_AXIS[scaling]), *alike
-
-
-def one_gpu_baseline(point: PooledPoint, index: BaselineIndex, scaling: Scaling) -> Baseline:
-    """Return the baseline of a point: of the same strategy or `single`, on one GPU.
-
-    Among several it prefers, in this order: one with a time, the same strategy, as many epochs, as many windows.
-    """
-    own = point.spec.strategy
-    alike = index.get(baseline_key(point, scaling), [])
-    candidates = [
-        other for other in alike if other.spec.strategy == own or not STRATEGIES[other.spec.strategy].is_parallel
-    ]
-    if not candidates:
-        return Baseline(None, None, (make_note(NO_BASELINE),))
-
-    def preference(other: PooledPoint) -> tuple[bool, int, bool, bool]:
-        spec = other.spec
-        return (
-            other.epoch_time is None,
-            spec.strategy != own,
-            spec.epochs != point.spec.epochs,
-            spec.windows != point.spec.windows,
-        )
-
-    best = min(candidates, key=preference)
-    time_s = best.epoch_time
-    if time_s is None:
-        status = "not timed" if best.status == "ok" else best.status
-        return Baseline(best, None, (make_note(BASELINE_UNTIMED, strategy=best.spec.strategy, status=status),))
-    differences = [note for note in point.difference_notes("baseline", best) if note.kind != OTHER_SHARED_NODE]
-    slowed = (*best.shared_node_notes, *loader_notes(best), *clock_notes(best))
-    return Baseline(best, time_s, (*differences, *(note._replace(is_of_baseline=True) for note in slowed)))
-
-
-def pair_with_baselines(points: Sequence[PooledPoint], scaling: Scaling) -> list[tuple[PooledPoint, Baseline]]:
-    """Return every point with its baseline, in the order of the grid."""
-    on_one_gpu = (point for point in points if point.spec.num_gpus == 1)
-    index = group_pairs((baseline_key(point, scaling), point) for point in on_one_gpu)
-    return [(point, one_gpu_baseline(point, index, scaling)) for point in points]
-
-
-def strong_pairs(points: Sequence[PooledPoint]) -> list[tuple[PooledPoint, Baseline]]:
-    """Return the points on several GPUs that have a strong scaling baseline, and these baselines, in grid order."""
-    pairs = pair_with_baselines([point for point in points if point.spec.is_whole_epoch], "strong")
-    serving = {baseline.point.spec for point, baseline in pairs if baseline.point and point.spec.num_gpus > 1}
-    wanted = [pair for pair in pairs if pair[0].spec.num_gpus > 1 or pair[0].spec in serving]
-    return [(point, baseline) for point, baseline in wanted if baseline.point]
-
-
-def scaling_figures(point: PooledPoint, baseline: Baseline, scaling: Scaling) -> dict[str, Any]:
-    """Return speed-up and efficiency with their intervals, the serial fraction (strong scaling only) and `notes`."""
-    time_s, num_gpus = point.epoch_time, point.spec.num_gpus
-    gain = serial_fraction = None
-    if time_s is not None and baseline.time_s is not None:
-        interval = intervals.time_ratio_interval(baseline.time_s, time_s) if num_gpus > 1 else None
-        gain = estimate(baseline.time_s / time_s, interval)
-        if scaling == "strong" and gain is not None and num_gpus > 1:
-            serial_fraction = formulas.serial_fraction_karp_flatt(gain, num_gpus)
-    return {
-        "scaling": scaling,
-        "speedup": gain,
-        "parallel_efficiency": gain and gain.over(num_gpus),
-        "serial_fraction_karp_flatt": serial_fraction,
-        "baseline": baseline.point.spec.strategy if baseline.point else None,
-        "baseline_batch_size_per_gpu": baseline.point.spec.batch_size_per_gpu if baseline.point else None,
-        "notes": scaling_notes(point, baseline, gain, serial_fraction) if num_gpus > 1 else [],
-    }
-
-
-def scaling_notes(
-    point: PooledPoint, baseline: Baseline, gain: Estimate | None, serial_fraction: float | None
-) -> list[Note]:
-    """Return the notes on the speed-up of a point on several GPUs.
-
-    Above N it is superlinear if its whole interval is above N, else the noise is larger than the gap to N.
-    """
-    notes, num_gpus = [*baseline.notes], point.spec.num_gpus
-    low, high = ends_of(gain)
-    if low is not None and high is not None and baseline.point:
-        notes += [note._replace(is_of_baseline=True) for note in baseline.point.epoch_time_drift_notes]
-        if len({time.basis for time in (baseline.time_s, point.epoch_time) if time is not None}) > 1:
-            notes.append(make_note(BASELINE_RUNS, n=len(baseline.point.ok_records)))
-        if low <= 1 <= high:
-            notes.append(make_note(NO_DIFFERENCE))
-    if gain is not None and gain > num_gpus:
-        is_noise = low is not None and low <= num_gpus
-        notes.append(make_note(SUPERLINEAR_IS_NOISE, num_gpus=num_gpus) if is_noise else make_note(SUPERLINEAR))
-    if serial_fraction is not None and serial_fraction > 1:
-        notes.append(make_note(SERIAL_FRACTION_ABOVE_1))
-    return notes

@@ -22,12 +22,10 @@ from pipeline.figures.epoch_figures import (
     longest_data_share,
 )
 from pipeline.figures.exposed_communication import (
-    MIN_LATE_SHARE,
     PointsByTraining,
     busy_share,
     communications_of,
     exposed_time,
-    find_late_rank,
     group_by_training,
     is_within_noise,
     match_measured,
@@ -40,6 +38,7 @@ from pipeline.figures.exposed_communication import (
 )
 from pipeline.figures.intervals import Estimate
 from pipeline.figures.pooling import PooledPoint, group_pairs, median_window_s
+from pipeline.figures.straggler import MIN_LATE_SHARE, find_late_rank
 from pipeline.plan.axes import STRATEGY_AXES
 from pipeline.plan.model_names import is_image_model
 from pipeline.plan.spec import BASELINE_MAY_DIFFER, POOLED_AXES, Spec, alike_key

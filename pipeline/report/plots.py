@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from pipeline.figures import epoch_figures, pooling
+from pipeline.figures import epoch_figures, pooling, scaling
 from pipeline.figures.intervals import ends_of
 from pipeline.figures.pooling import group_pairs
 from pipeline.plan.point_label import (
@@ -257,9 +257,7 @@ def make_series(
 def make_point(x: float, row: Row, column: Column) -> Point:
     """Return a row's value of the column, in the unit that people read."""
     low, high = (None if end is None else column.factor * end for end in ends_of(row[column.key]))
-    of_speedup = (
-        [(ABOVE_N, epoch_figures.SUPERLINEAR), (SHARED_NODE, pooling.SHARED_NODE)] if column.key == "speedup" else []
-    )
+    of_speedup = [(ABOVE_N, scaling.SUPERLINEAR), (SHARED_NODE, pooling.SHARED_NODE)] if column.key == "speedup" else []
     flaws = [flaw for flaw, kind in [(LOADER_BOUND, epoch_figures.LOADER_BOUND), *of_speedup] if row.has_note(kind)]
     return Point(x, column.factor * row[column.key], low, high, next(iter(flaws), ""))
 

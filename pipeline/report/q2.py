@@ -3,25 +3,11 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from pipeline.figures.epoch_figures import (
-    FIXED_AXIS,
-    LOADER_BOUND,
-    NO_DIFFERENCE,
-    SUPERLINEAR,
-    Baseline,
-    Scaling,
-    compute_rate_notes,
-    energy_notes,
-    scaling_figures,
-    time_figures,
-    time_notes,
-)
-from pipeline.figures.exposed_communication import (
-    PointsByTraining,
-    untold_notes,
-)
+from pipeline.figures.epoch_figures import LOADER_BOUND, compute_rate_notes, energy_notes, time_figures, time_notes
+from pipeline.figures.exposed_communication import PointsByTraining, untold_notes
 from pipeline.figures.intervals import ends_of, estimate, time_ratio_interval
 from pipeline.figures.pooling import SHARED_NODE, PooledPoint
+from pipeline.figures.scaling import FIXED_AXIS, NO_DIFFERENCE, SUPERLINEAR, Baseline, Scaling, scaling_figures
 from pipeline.plan.point_label import EFFORT_AXES, varying_axes
 from pipeline.plan.spec import BASELINE_MAY_DIFFER, alike_key
 from pipeline.plan.strategies import STRATEGIES

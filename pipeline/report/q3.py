@@ -4,16 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.figures import epoch_figures, formulas
-from pipeline.figures.epoch_figures import Baseline, clock_notes, timed_figures
+from pipeline.figures.epoch_figures import clock_notes, timed_figures
 from pipeline.figures.exposed_communication import (
     CALLED,
     EXPOSURE_IS_NOISE,
     EXPOSURE_MAY_BE_ZERO,
     EXPOSURE_NEGATIVE,
-    LATE_RANK,
     LAUNCH_EXPOSED,
     MEASURED_EXPOSURE_IS_NOISE,
-    MIN_LATE_SHARE,
     NO_BUCKET_PROFILED,
     NO_OP,
     OF_MEASURED_EXPOSURE,
@@ -25,7 +23,6 @@ from pipeline.figures.exposed_communication import (
     drifted_exposure_notes,
     explain_trace_disagreement,
     exposed_time,
-    find_late_rank,
     is_within_noise,
     job_notes,
     match_measured,
@@ -42,6 +39,8 @@ from pipeline.figures.exposed_communication import (
 from pipeline.figures.intervals import Estimate, drift_notes, ends_of, min_values, pooled_notes
 from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.figures.pooling import OWN_COLLECTIVES, PooledPoint
+from pipeline.figures.scaling import Baseline
+from pipeline.figures.straggler import LATE_RANK, MIN_LATE_SHARE, find_late_rank
 from pipeline.plan.point_label import varying_axes
 from pipeline.plan.spec import TRAINED_MAY_DIFFER
 from pipeline.plan.strategies import STRATEGIES

@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from pipeline.figures.epoch_figures import BASELINE_RUNS, NO_DIFFERENCE
-from pipeline.figures.intervals import MAX_TIME_HALF_WIDTH, Estimate, estimate, median_interval
+from pipeline.figures.intervals import Estimate, estimate, median_interval
 from pipeline.figures.pooling import group_pairs
+from pipeline.figures.scaling import BASELINE_RUNS, NO_DIFFERENCE
+from pipeline.figures.stopping_rule import MAX_TIME_HALF_WIDTH
 from pipeline.plan.axes import DECLARED
 from pipeline.plan.point_label import (
     EFFORT_AXES,

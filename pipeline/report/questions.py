@@ -6,11 +6,11 @@ The words of an answer stand with its question, in q1 to q5, memory and int8.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, get_args
 
-from pipeline.figures.epoch_figures import pair_with_baselines, strong_pairs
 from pipeline.figures.exposed_communication import group_by_training
 from pipeline.figures.formulas import Link
 from pipeline.figures.intervals import ends_of
 from pipeline.figures.pooling import pool_outcomes
+from pipeline.figures.scaling import pair_with_baselines, strong_pairs
 from pipeline.plan.point_label import Terms, in_terms
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.records.outcomes import PointOutcome
@@ -26,9 +26,11 @@ from pipeline.report.link import (
     sweep_rows,
     transfer_row,
 )
-from pipeline.report.network import NETWORK, OTHER_LINK, PREDICTION, network_rows, other_link_rows, prediction_rows
+from pipeline.report.memory import MEMORY_BOUNDARY, OOM, memory_rows, oom_row
+from pipeline.report.network import NETWORK, OTHER_LINK, network_rows, other_link_rows
 from pipeline.report.next_step import advise_all
-from pipeline.report.q1 import MEMORY_BOUNDARY, OOM, Q1, batch_size_claims, memory_rows, oom_row, q1_row
+from pipeline.report.prediction import PREDICTION, prediction_rows
+from pipeline.report.q1 import Q1, batch_size_claims, q1_row
 from pipeline.report.q2 import NODES, Q2, WITHOUT_LOADER, node_claims, node_rows, q2_row, speedup_claims
 from pipeline.report.q3 import COMMUNICATION, Q3, communication_claims, exposed_row, q3_row
 from pipeline.report.q4 import Q4, large_batch_claims, q4_rows

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pipeline.figures.intervals import MAX_STEPS, MIN_STEPS, WINDOW_S
+from pipeline.figures.stopping_rule import MAX_STEPS, MIN_STEPS, WINDOW_S
 from pipeline.plan.spec import MIN_WINDOWS_FOR_INTERVAL, Spec
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.records.record import DeviceMemory, Epoch, FailureKind, RankEpoch, Transfer, TransferKind

@@ -23,7 +23,7 @@ import msgspec
 from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from pipeline.figures.exposed_communication import NO_OP, is_communication_precise_enough
-from pipeline.figures.intervals import LEAD_IN_STEPS, is_time_precise_enough
+from pipeline.figures.stopping_rule import LEAD_IN_STEPS, is_time_precise_enough
 from pipeline.plan.point_label import BATCHES
 from pipeline.plan.spec import MIN_WINDOWS_FOR_INTERVAL
 from pipeline.records.record import Communication, Measurement, ObservedScript, StepSeries, VariantName, short_text

@@ -10,8 +10,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from pipeline.figures.intervals import LEAD_IN_STEPS, MIN_STEPS, WINDOW_S, min_values
+from pipeline.figures.intervals import min_values
 from pipeline.figures.pooling import attempt_span, group_pairs, hours_columns
+from pipeline.figures.stopping_rule import LEAD_IN_STEPS, MIN_STEPS, WINDOW_S
 from pipeline.plan.axes import Device
 from pipeline.plan.point_label import format_figure
 from pipeline.plan.spec import (

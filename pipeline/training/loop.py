@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.data.batches import LoaderBatches, SyntheticBatches, TrainingBatches, batch_sizes, derive_seed
-from pipeline.figures.intervals import is_time_precise_enough
+from pipeline.figures.stopping_rule import is_time_precise_enough
 from pipeline.plan.axes import NUM_WARM_UP_EPOCHS, Execution
 from pipeline.plan.model_names import own_class
 from pipeline.plan.spec import Spec

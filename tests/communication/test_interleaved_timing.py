@@ -15,7 +15,7 @@ from pipeline.communication.timing import (
     time_window,
     warm_up_and_size_windows,
 )
-from pipeline.figures.intervals import LEAD_IN_STEPS, MAX_STEPS, MIN_STEPS
+from pipeline.figures.stopping_rule import LEAD_IN_STEPS, MAX_STEPS, MIN_STEPS
 from pipeline.records.record import WindowTimesNs
 from pipeline.training import process_group
 from pipeline.training.process_group import Rank

@@ -22,7 +22,6 @@ from factories import (
 from rendered_tables import build
 
 from pipeline.figures.exposed_communication import (
-    LATE_RANK,
     TracedExposure,
     busy_share,
     collectives_of_kinds,
@@ -30,7 +29,6 @@ from pipeline.figures.exposed_communication import (
     delayed_steps,
     explain_trace_disagreement,
     exposed_time,
-    find_late_rank,
     is_communication_precise_enough,
     is_delay_precise_enough,
     least_exposed_rank,
@@ -42,6 +40,7 @@ from pipeline.figures.exposed_communication import (
     step_times_s,
     traced_exposure,
 )
+from pipeline.figures.straggler import LATE_RANK, find_late_rank
 from pipeline.records.record import (
     Communication,
     DelayedSteps,

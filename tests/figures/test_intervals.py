@@ -19,16 +19,14 @@ from pipeline.figures.intervals import (
     MIN_COVERAGE,
     Interval,
     coverage_of_ranks,
-    difference_tolerance_s,
     drift_notes,
     drifted_halves,
     innermost_rank,
-    is_difference_precise_enough,
-    is_time_precise_enough,
     median_interval,
     min_values,
     ratio_interval,
 )
+from pipeline.figures.stopping_rule import difference_tolerance_s, is_difference_precise_enough, is_time_precise_enough
 
 TIMES = st.floats(min_value=1e-3, max_value=1e3)
 SAMPLES = st.lists(TIMES, min_size=6, max_size=60)

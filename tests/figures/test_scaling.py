@@ -12,7 +12,7 @@ from factories import (
 )
 from rendered_tables import assert_row, build, cells, row_of
 
-from pipeline.figures.epoch_figures import Scaling
+from pipeline.figures.scaling import Scaling
 from pipeline.plan.spec import Spec
 from pipeline.records.record import Environment, Record
 from pipeline.report.table import Row

@@ -22,10 +22,11 @@ from rendered_tables import (
 )
 from words_page import render_words
 
-from pipeline.figures.epoch_figures import SUPERLINEAR_IS_NOISE, THROTTLED
+from pipeline.figures.epoch_figures import THROTTLED
 from pipeline.figures.intervals import DRIFTED, Estimate
 from pipeline.figures.notes import TEXT, make_note, text_note
 from pipeline.figures.pooling import SHARED_NODE
+from pipeline.figures.scaling import SUPERLINEAR_IS_NOISE
 from pipeline.plan.axes import REMEDIES, Remedy
 from pipeline.plan.grid import expand_grid, shipped_grids
 from pipeline.plan.point_label import OF_GPUS, Terms
@@ -35,7 +36,8 @@ from pipeline.report import display
 from pipeline.report.claims import badge_of, badges_of, with_ends
 from pipeline.report.display import MAX_COLUMNS, MAX_WIDTH, DisplayOptions, format_cell, number_notes
 from pipeline.report.markdown import render_experiment
-from pipeline.report.q1 import LARGEST_FITTING, Q1
+from pipeline.report.memory import LARGEST_FITTING
+from pipeline.report.q1 import Q1
 from pipeline.report.questions import FIGURE_NAMES, TABLES, flatten_row
 from pipeline.report.questions import answers_of as answers_of_tables
 from pipeline.report.table import FACTORS, FIGURES_NOT_STATED, Column, Row, Table, render_note

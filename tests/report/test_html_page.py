@@ -33,10 +33,11 @@ from page_records import (
 )
 from rendered_tables import assert_said_once
 
-from pipeline.figures.epoch_figures import NO_BASELINE, THROTTLED
+from pipeline.figures.epoch_figures import THROTTLED
 from pipeline.figures.intervals import DRIFTED
 from pipeline.figures.notes import make_note
 from pipeline.figures.pooling import SHARED_NODE
+from pipeline.figures.scaling import NO_BASELINE
 from pipeline.plan.point_label import OF_GPUS
 from pipeline.records.record import Environment, Gpu, Record
 from pipeline.report import html

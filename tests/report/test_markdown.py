@@ -34,8 +34,8 @@ from pipeline.report.markdown import (
     render_latex,
     wrap,
 )
+from pipeline.report.memory import LARGEST_FITTING
 from pipeline.report.provenance import list_provenance
-from pipeline.report.q1 import LARGEST_FITTING
 from pipeline.report.questions import TABLES, Answer
 from pipeline.report.table import Row
 

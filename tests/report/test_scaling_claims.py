@@ -22,9 +22,10 @@ from factories import (
 from page_records import batch_records, every_question
 from rendered_tables import assert_row, build, claims_of, published_claims, row_of
 
-from pipeline.figures.epoch_figures import LOADER_BOUND, SUPERLINEAR
+from pipeline.figures.epoch_figures import LOADER_BOUND
 from pipeline.figures.notes import NoteKind, make_note
 from pipeline.figures.pooling import SHARED_NODE
+from pipeline.figures.scaling import SUPERLINEAR
 from pipeline.plan.grid import shipped_grids
 from pipeline.plan.point_label import OF_GPUS, Terms
 from pipeline.records.record import Environment, Gpu, Link, Record, SweptCollective
