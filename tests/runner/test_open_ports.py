@@ -24,7 +24,7 @@ TWO_NODES = """
 name: two
 base: {device: cpu, model: lenet, dataset: synthetic, input: synthetic, precision: fp32, strategy: ddp}
 points:
-  - {num_gpus: [2], num_nodes: [2], batch_size_per_gpu: [8], num_samples: [6000]}
+  - {num_gpus: [2], num_nodes: [2], batch_size_per_gpu: [8], num_samples: [3000]}
 resources: {cpus_per_gpu: 1, mem_per_gpu_gib: 3, time: "00:10:00"}
 """
 
@@ -73,7 +73,7 @@ def test_launches_at_once_on_a_node_where_torchruns_port_is_taken_are_all_ok(tmp
 @pytest.mark.training
 @pytest.mark.fault("F42")
 def test_on_one_node_only_the_ranks_listen_and_what_they_are_sent_does_not_run(tmp_path: Path) -> None:
-    experiment, command = make_launch(tmp_path / "x", 6000)
+    experiment, command = make_launch(tmp_path / "x", 3000)
     with Attack(tmp_path) as attack:
         run_program(*command, env={**os.environ, "PYTHONPATH": str(ROOT), "TEST_FOLDER": str(tmp_path)})
     assert list(attack.canaries.iterdir()) == []
