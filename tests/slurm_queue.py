@@ -68,7 +68,8 @@ def fake_slurm(folder: Path, ping: str) -> Mapping[str, str]:
     return without_slurm(folder)
 
 
-# run by the Python of a job: a point has a result at once, or a long one after hours, without torch and without a rank
+# run by the Python of a job: a point has a result at once, or a long one after hours, without torch and without a rank;
+# a task list that is not there is awaited for a second, not thirty
 QUICK = """
 import time
 
@@ -83,7 +84,13 @@ def write_result(spec, rank_files, launch_id, num_threads=1):
     return {}
 
 """
-QUICK += when_imported("pipeline.runner.start_ranks", "module.run_node_ranks = write_result")
+QUICK += when_imported(
+    "pipeline.runner.start_ranks",
+    """
+module.run_node_ranks = write_result
+sys.modules["pipeline.runner.launch_options"].VISIBLE_LIMIT_S = 1
+""",
+)
 
 
 def quick_paths(folder: Path) -> str:
