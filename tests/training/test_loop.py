@@ -229,7 +229,7 @@ def test_a_point_that_asks_for_more_than_windows_runs_every_epoch(fields: dict[s
 
 
 def test_a_settled_point_leaves_out_the_epochs_that_remain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.figures.intervals.MAX_TIME_HALF_WIDTH", 100.0)  # a busy machine settles too
+    monkeypatch.setattr("pipeline.figures.stopping_rule.MAX_TIME_HALF_WIDTH", 100.0)  # a busy machine settles too
     fields = {"windows": 9, "epochs": 10, "num_samples": 64, "input": "synthetic"}
     measurement, series = train(**fields)
     # 1 + 6, never fewer
@@ -240,7 +240,7 @@ def test_a_settled_point_leaves_out_the_epochs_that_remain(monkeypatch: pytest.M
 
 
 def test_a_point_that_never_settles_runs_all_of_its_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.figures.intervals.MAX_TIME_HALF_WIDTH", 0.0)
+    monkeypatch.setattr("pipeline.figures.stopping_rule.MAX_TIME_HALF_WIDTH", 0.0)
     measurement, _ = train(windows=8, epochs=9, num_samples=64, input="synthetic")
     assert len(measurement.epochs) == 9
 
