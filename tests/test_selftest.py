@@ -55,7 +55,7 @@ def test_a_sleeping_rank_and_the_parts_of_a_step_are_found_on_cpu(pipeline: Comm
 def test_the_steps_of_a_strategy_without_collectives_are_checked_on_cpu(
     pipeline: Command, strategy: str, model: str
 ) -> None:
-    size = ("--model", model, "--batch-size-per-gpu", "2", "--windows", "6")
+    size = ("--model", model, "--batch-size-per-gpu", "1", "--windows", "6")
     done = pipeline("selftest", "--strategy", strategy, *size, "--json")
     assert done.returncode in (0, 1), done.stderr
     shape = json.loads(done.stdout)
