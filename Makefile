@@ -27,7 +27,7 @@ PYTEST = python -m pytest -q -ra --numprocesses $(WORKERS) --dist worksteal
 # what check leaves out
 SLOW = slurm or training or browser or seconds
 
-.PHONY: run check test test-all test-fast test-slow test-alone golden lint bench bench-gpu campaign mutations faults faults-page jobs words schema results docs slurm browser
+.PHONY: run check test test-fast test-slow test-alone golden lint bench bench-gpu campaign mutations faults faults-page jobs words schema results docs slurm browser
 
 run: $(INSTALLED)
 	python -m pipeline.submit --grid smoke --wait --skip-unsatisfiable --points-per-element 4 --repeats $(REPEATS)
@@ -35,7 +35,7 @@ run: $(INSTALLED)
 	@test $(REPEATS) -ge 6 || echo "Next: make run REPEATS=6    # six runs of each show smaller differences"
 
 test: $(INSTALLED)-test slurm browser
-	$(MAKE) --jobs=1 --keep-going test-all test-alone golden
+	$(MAKE) --jobs=1 --keep-going test-fast test-slow test-alone golden
 
 # at once: mypy is one process, and the linters end while the tests run
 check: $(INSTALLED)-test
@@ -43,10 +43,6 @@ check: $(INSTALLED)-test
 
 test-fast: $(INSTALLED)-test
 	$(PYTEST) -m "not ($(SLOW) or alone)"
-
-test-all: WORKERS = $(SLOW_WORKERS)
-test-all: $(INSTALLED)-test slurm browser
-	$(PYTEST) -m "not alone" --hypothesis-profile=all
 
 test-slow: WORKERS = $(SLOW_WORKERS)
 test-slow: $(INSTALLED)-test slurm browser
