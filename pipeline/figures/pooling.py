@@ -15,8 +15,9 @@ from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 from pipeline.figures import comparability, formulas, intervals
-from pipeline.figures.comparability import gpu_model, link_notes, most_common
+from pipeline.figures.comparability import gpu_model, most_common
 from pipeline.figures.intervals import Estimate
+from pipeline.figures.links import link_notes
 from pipeline.figures.notes import Note, NoteKind, make_note, text_note
 from pipeline.plan.axes import AXIS_DEFAULTS, Device
 from pipeline.plan.spec import FIRST_TIMED_EPOCH, POOLED_AXES, Spec, alike_key, without_repeat

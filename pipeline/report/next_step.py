@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from pipeline.figures.comparability import link_problems
 from pipeline.figures.epoch_figures import (
     MAX_DATA_SHARE,
     MIN_CLOCK_LOSS,
@@ -37,6 +36,7 @@ from pipeline.figures.exposed_communication import (
     wrapper_time,
 )
 from pipeline.figures.intervals import Estimate
+from pipeline.figures.links import link_problems
 from pipeline.figures.pooling import PooledPoint, group_pairs, median_window_s
 from pipeline.figures.straggler import MIN_LATE_SHARE, find_late_rank
 from pipeline.plan.axes import STRATEGY_AXES

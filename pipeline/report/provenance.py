@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
-from pipeline.figures.comparability import link_kinds
 from pipeline.figures.epoch_figures import shown_precision
+from pipeline.figures.links import link_kinds
 from pipeline.figures.pooling import pool_outcomes
 from pipeline.plan.model_names import TORCHVISION, short_model_name
 from pipeline.plan.point_label import describe_axis, describe_training

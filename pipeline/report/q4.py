@@ -7,6 +7,7 @@ from pipeline.figures.comparability import gpu_model
 from pipeline.figures.intervals import ends_of
 from pipeline.figures.notes import NoteKind, make_note
 from pipeline.figures.pooling import PooledPoint, group_pairs
+from pipeline.figures.time_to_target import states_every_time, training_times_s
 from pipeline.plan.model_names import is_image_model
 from pipeline.plan.point_label import EFFORT_AXES, describe_axis, describe_point, varying_axes
 from pipeline.plan.spec import TARGET_MAY_DIFFER, peak_learning_rate
@@ -55,8 +56,6 @@ from pipeline.report.time_to_target import (
     final_of,
     format_target,
     main_study,
-    states_every_time,
-    training_times_s,
 )
 from pipeline.system.errors import pluralize
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from pipeline.figures.comparability import NEAR_CPUS
+from pipeline.figures.links import NEAR_CPUS
 from pipeline.records.record import Binding, Link, NetworkDevice, short_text
 from pipeline.system.host import node_name
 

@@ -9,14 +9,8 @@ import pytest
 from factories import assert_says, make_experiment, make_record, make_spec, sentences, with_measurement
 from rendered_tables import assert_said_once
 
-from pipeline.figures.comparability import (
-    COMPARED_FACTS,
-    describe_links,
-    environment_difference_notes,
-    link_notes,
-    link_problems,
-    mixed_environment_notes,
-)
+from pipeline.figures.comparability import COMPARED_FACTS, environment_difference_notes, mixed_environment_notes
+from pipeline.figures.links import describe_links, link_notes, link_problems
 from pipeline.figures.pooling import pool_outcomes
 from pipeline.plan.axes import Device, Execution
 from pipeline.plan.strategies import StrategyName

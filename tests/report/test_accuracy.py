@@ -21,6 +21,7 @@ from rendered_plots import labels, line_panel, plots_of, xs, ys
 from rendered_tables import assert_row, build, cells, claims_of, report, table_of
 
 from pipeline.figures.intervals import ends_of
+from pipeline.figures.time_to_target import NOT_REACHED, spread
 from pipeline.plan.axes import REMEDIES as REMEDIES_OF_SPEC
 from pipeline.plan.point_label import OF_GPUS
 from pipeline.plan.spec import Spec
@@ -31,7 +32,7 @@ from pipeline.report.markdown import render_experiment
 from pipeline.report.plots import MAX_POINTS, MAX_SERIES, REFERENCE, Point
 from pipeline.report.questions import answer_questions, build_tables
 from pipeline.report.table import Row
-from pipeline.report.time_to_target import NOT_REACHED, Targets, spread
+from pipeline.report.time_to_target import Targets
 
 
 def baseline(**fields: Any) -> Record:
