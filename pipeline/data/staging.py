@@ -125,7 +125,9 @@ def stage_cifar10(folder: Path, url: str = CIFAR10_URL, sha256: str = CIFAR10_SH
     was_missing = False
     try:
         if missing_cifar10_files(folder):
-            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            if not folder.exists():
+                folder.mkdir(parents=True, exist_ok=True)
+                folder.chmod(0o755)  # the data is public: everybody may read it, whatever the umask
             with filelock.FileLock(folder / STAGE_LOCK_NAME):
                 was_missing = bool(missing_cifar10_files(folder))  # another process may have fetched it meanwhile
                 if was_missing:
@@ -146,7 +148,7 @@ def fetch_and_unpack(folder: Path, url: str, sha256: str) -> None:
         with tarfile.open(archive) as tar:
             tar.extractall(temporary, filter="data")  # inside the folder, and nobody else may write the files
         batches = Path(temporary, CIFAR10_FOLDER)
-        batches.chmod(0o755)  # the data is public: everybody may read it, whatever the umask
+        batches.chmod(0o755)  # whatever the umask, here too
         if (folder / CIFAR10_FOLDER).exists():  # it is incomplete: a complete folder is not fetched again
             (folder / CIFAR10_FOLDER).rename(Path(temporary, "incomplete"))
         batches.rename(folder / CIFAR10_FOLDER)

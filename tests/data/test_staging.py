@@ -143,14 +143,18 @@ def test_stage_says_that_the_data_was_there(
     assert capsys.readouterr().err == f"CIFAR-10 was already staged in {tmp_path}.\n"
 
 
-def test_what_is_staged_can_be_written_by_its_owner_alone(tmp_path: Path, server: ArchiveServer) -> None:
-    old_umask = os.umask(0)
+@pytest.mark.parametrize("umask", [0, 0o077])
+def test_what_is_staged_can_be_read_by_everybody_and_written_by_its_owner_alone(
+    tmp_path: Path, server: ArchiveServer, umask: int
+) -> None:
+    old_umask = os.umask(umask)
     try:
         stage(tmp_path / "data", server)
     finally:
         os.umask(old_umask)
     paths = [tmp_path / "data", *(tmp_path / "data").rglob("*")]
-    assert [path for path in paths if path.stat().st_mode & 0o022 and not path.name.endswith(".lock")] == []
+    modes = {path: path.stat().st_mode for path in paths if not path.name.endswith(".lock")}
+    assert [path for path, mode in modes.items() if mode & 0o022 or not mode & 0o004] == []
 
 
 @pytest.mark.fault("F24")
