@@ -7,11 +7,12 @@ import functools
 import itertools
 import reprlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.utils.data import IterableDataset
 
 from pipeline.data.batches import (
@@ -289,7 +290,7 @@ def checked_loss(workload: Workload, model: nn.Module, batch: Batch, spec: Spec,
         num_calls += 1
         return model(*inputs, **keywords)
 
-    with autocast_of(spec, rank):
+    with refuse_scaling(), autocast_of(spec, rank):
         found: Any = workload.loss(ModelCall(counted), batch)
     loss, num_correct = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     if not isinstance(loss, Tensor) or not isinstance(num_correct, Tensor | None):
@@ -312,6 +313,23 @@ def checked_loss(workload: Workload, model: nn.Module, batch: Batch, spec: Spec,
             )
         check_count(float(num_correct), num_samples(batch), workload)
     return loss
+
+
+@contextmanager
+def refuse_scaling() -> Iterator[None]:
+    """Raise WorkloadError if the loss is scaled inside: the record would state the scaled one as the loss."""
+    scale = GradScaler.scale
+
+    def refuse(scaler: GradScaler, outputs: Any) -> Any:
+        if scaler.is_enabled():
+            raise WorkloadError("the loss is scaled by a GradScaler; return it as it is: precision: fp16 scales it")
+        return scale(scaler, outputs)
+
+    GradScaler.scale = refuse  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        GradScaler.scale = scale  # type: ignore[method-assign]
 
 
 def check_gradients(workload: Workload, model: nn.Module, spec: Spec, rank: Rank) -> None:

@@ -11,6 +11,7 @@ import torch
 from factories import make_spec
 from image_steps import ALONE
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from pipeline.communication.step_variants import StepContext, build_variant
@@ -409,6 +410,14 @@ def test_the_optimizer_is_made_once_for_each_model_between_build_model_and_loss(
     assert (step.optimizer, workload.owner) == (optimizer, model)
     assert count_flops(workload, 4, ALONE).note is None
     assert workload.calls == ["build_model", "optimizer", "loss", "loss", "build_model", "optimizer", "loss"]
+
+
+def test_a_loss_that_scales_itself_is_refused() -> None:
+    scaler = GradScaler("cpu")
+    with pytest.raises(WorkloadError, match="scaled by a GradScaler; return it as it is"):
+        check(loss_of(lambda model, batch: scaler.scale(model(batch["x"]).mean())), precision="fp16")
+    off = GradScaler("cpu", enabled=False)
+    check(loss_of(lambda model, batch: off.scale(model(batch["x"]).mean())))
 
 
 def test_the_loss_may_ask_for_an_attribute_that_only_a_wrapper_has() -> None:
