@@ -1,4 +1,4 @@
-"""Comparability: notes on environments that differ between records that are pooled or compared, and on slow links.
+"""Comparability: notes on environments that differ between records that are pooled or compared.
 
 Facts that a record does not state never count as a difference. Of timings measured elsewhere the GPU model alone does.
 """

@@ -1,9 +1,4 @@
-"""Time to a target: the epochs, updates and seconds after which test accuracy or another merit reaches it. Its table.
-
-A large batch is worth its price if it gets there sooner. Against a baseline on one GPU, N GPUs are sooner by
-N x throughput efficiency x statistical efficiency: the samples per second and GPU over the baseline's, times the
-baseline's epochs over the epochs needed.
-"""
+"""Time to a target: what each batch size needs to reach it, beside the smallest without remedies. Its table."""
 
 import math
 from collections.abc import Sequence

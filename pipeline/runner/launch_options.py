@@ -1,4 +1,4 @@
-"""How points are launched: the options that commands share, the command line, and the task list of an array.
+"""Options that commands share to launch points, the command line of a launch, and the task list of an array.
 
 `submit` writes the task list, and in the job each element runs its own part. It lies in the private folder of its
 submission. Its SHA-256 stands in the batch script, of which Slurm keeps its own copy, so a list that somebody has

@@ -160,7 +160,7 @@ def test_nothing_outlives_a_driver_or_a_launcher_that_is_killed_at_any_moment(
     time.sleep(after_s)
     os.kill(driver.pid if killed == "driver" else launcher, signal.SIGKILL)
     driver.communicate(timeout=60)
-    wait_for(lambda: processes_of(tmp_path) == [], timeout_s=5)
+    assert wait_for(lambda: not processes_of(tmp_path), timeout_s=5)
 
 
 def names_in(folder: str) -> set[str]:
