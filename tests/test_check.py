@@ -81,6 +81,10 @@ class BatchNormed(Fine):
 class Half(Workload):
     def loss(self, model, batch):
         return None
+
+class Broken(Fine):
+    def __init__(self):
+        raise KeyError("mine")
 """
 
 pytestmark = pytest.mark.training
@@ -126,6 +130,7 @@ REFUSALS = {
         "ZeroDivisionError: division by zero (at models_to_check.py:56 in evaluate)",
     ],
     "Dropping": ["before_update() leaves no gradient, so updates change nothing"],
+    "Broken": ["Broken cannot be built: KeyError: 'mine' (at models_to_check.py:"],
     "Half": ["Half cannot be built: TypeError: Can't instantiate abstract class Half"],
 }
 

@@ -79,10 +79,10 @@ def kept(refusals: list[str]) -> Iterator[None]:
     """Keep any error of the user's code as the sentence that a failed run would have."""
     try:
         yield
-    except WorkloadError as error:
-        refusals.append(str(error))
     except Exception as error:
-        refusals.append(describe_user_error(error, describe_exception(error)).partition("\n")[0])
+        is_ours = isinstance(error, WorkloadError)
+        said = str(error) if is_ours else describe_user_error(error, describe_exception(error))
+        refusals.append(said.partition("\n")[0])
 
 
 def has_own(workload: Workload, name: str) -> bool:

@@ -63,7 +63,7 @@ class Block(msgspec.Struct, frozen=True):
     items: float | None  # that the script has named, with their unit
     unit: str
     left_out: list[int]  # indices of steps
-    merit: tuple[float, str, str] | None  # value, name, and which is better
+    merit: tuple[float | None, str, str] | None  # value, name, and which is better
     calls: list[CountedCall]  # of a warm-up block
     flops: tuple[int, float | None, list[str], list[tuple[int, int]]] | None
     """Of an update: their number, its items, operations without a formula, and its batches as in `sizes`."""
@@ -254,7 +254,7 @@ def build_epoch(number: int, block: Timed, spec: Spec) -> Epoch:
         num_timed_updates=len(block.ranks[0].steps),
         num_samples=sum(known) if len(known) == len(block.ranks) else asked,
         step_times_ns=tuple(block.ranks[0].steps),
-        merit=merit[0] if merit and math.isfinite(merit[0]) else None,
+        merit=merit[0] if merit else None,
     )
 
 

@@ -16,6 +16,7 @@ import gc
 import importlib.util
 import io
 import json
+import math
 import os
 import runpy
 import sys
@@ -59,7 +60,7 @@ class Probe:
         self.last_data = 0  # from which the last batch came: that of the training, at an update
         self.autocast: Counter[str] = Counter()
         self.unit = ""
-        self.merit: tuple[float, str, str] | None = None  # the last one
+        self.merit: tuple[float | None, str, str] | None = None  # the last one
         self.turn = 0
         self.has_ended = self.is_skipping = False
         path = config["process_group"]
@@ -196,6 +197,13 @@ class Probe:
         self.items.append(count)
         self.unit = unit
 
+    def count_items(self) -> float | None:
+        """Return what the rank has trained on in a block, if the script says so. Raises ValueError for no count."""
+        count = sum(map(float, self.items)) if self.items else None
+        if count is not None and not 0 < count < math.inf:
+            raise ValueError(f"ddpscale.items() has counted {count:g} in a block of updates; give numbers above 0")
+        return count
+
     def mark_update(self) -> None:
         """Count an update; the steps of optimizers no longer count."""
         self.counted = id(self)
@@ -214,7 +222,8 @@ class Probe:
 
     def note_merit(self, value: float, name: str, better: str) -> None:
         """Note a figure of merit for the record."""
-        self.merit = (float(value), name, better)
+        figure = float(value)
+        self.merit = (figure if math.isfinite(figure) else None, name, better)
 
     # time
 
@@ -291,7 +300,7 @@ class Probe:
             "wait": self.wait_ns if self.waits else None,
             "data": sum(of_device) if of_device else None,
             "sizes": sorted(self.sizes.items()),
-            "items": sum(map(float, self.items)) if self.items else None,
+            "items": self.count_items(),
             "unit": self.unit,
             "left_out": sorted(self.left_out),
             "merit": self.merit,

@@ -147,6 +147,10 @@ def test_a_kill_that_the_control_group_counts_is_out_of_host_memory(
             "no optimizer of torch made a step in its process; train in the process that is started",
         ),
         ("weight.requires_grad_(False).sub_(0.1)", "and call ddpscale.update() after an update that no optimizer"),
+        *(
+            (f"import ddpscale\nwhile True: update(), ddpscale.items({count})", f"items() has counted {words}")
+            for count, words in (("0", "0"), ("-1", "-"), ("float('nan')", "nan"), ("torch.tensor(torch.inf)", "inf"))
+        ),
     ],
 )
 @pytest.mark.training
@@ -155,6 +159,16 @@ def test_a_script_that_trains_too_little_or_elsewhere_is_told_so(
 ) -> None:
     (problem,) = run_ranks(folder, TRAIN + lines, monkeypatch)
     assert words in str(problem)
+
+
+@pytest.mark.training
+def test_a_merit_that_is_no_number_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training that diverges says one. Its times are measured."""
+    lines = "import ddpscale\nwhile True: update(), ddpscale.merit(float('nan'), 'accuracy')"
+    (found,) = run_ranks(folder, TRAIN + lines, monkeypatch)
+    assert isinstance(found, Measurement), found
+    assert found.merit == "accuracy"
+    assert {epoch.merit for epoch in found.epochs} == {None}
 
 
 LONG = {"updates": 600, "windows": 20, "epochs": 21}
