@@ -215,7 +215,8 @@ def report_end(context: SubmitContext, submitted: Sequence[Spec]) -> int:
     errors.print_text(f"folder {experiment.folder}")
     if cluster.kind == "slurm" and not options.wait:
         following = f"{command('status', experiment.folder)} --watch"
-        log_line(f"Next: {following if submitted else command('collect', experiment.folder)}")
+        is_open = submitted or read_progress.count_gaps(experiment, grid.points)  # such as what is queued since before
+        log_line(f"Next: {following if is_open else command('collect', experiment.folder)}")
         return EXIT_OK
     if cluster.kind == "slurm":
         try:

@@ -50,7 +50,9 @@ def test_arrays_are_cut_to_the_sites_limit_and_a_down_partition_is_named(
     down = "PartitionDown: the partition is down; choose another with --partition"
     assert {(part["state"], part["reason"]) for part in found.values()} == {("pending", down)}
     assert len({part["job"] for part in found.values()}) == len(found) == 45
-    assert "0 configurations to run, 45 queued or running" in pipeline(*submit, *points, env=on_slurm).stderr
+    again = pipeline(*submit, *points, env=on_slurm).stderr
+    assert "0 configurations to run, 45 queued or running" in again
+    assert again.endswith(" --watch\n"), "there is nothing to collect"
     cluster.run("scancel", next(iter(found.values()))["job"])
     assert (
         sorted(part["state"] for part in states(pipeline, tmp_path, on_slurm).values()) == ["lost"] + ["pending"] * 44
