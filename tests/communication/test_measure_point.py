@@ -34,9 +34,8 @@ RESNET18_BUFFER_BYTES = 20 * 8 + 9_600 * 4  # a counter a BatchNorm layer; runni
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("communication")
     (folder / "grid.yaml").write_text(GRID)
-    done = run_command(
-        "submit", "--grid", folder / "grid.yaml", "--outputs", folder, "--cluster", "local", "--keep-trace"
-    )
+    where = ("--outputs", folder, "--cluster", "local", "--points-per-element", "2")
+    done = run_command("submit", "--grid", folder / "grid.yaml", *where, "--keep-trace")
     assert done.returncode == 0, done.stderr
     return folder / "comm"
 

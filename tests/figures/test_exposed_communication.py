@@ -24,7 +24,6 @@ from rendered_tables import build
 from pipeline.figures.exposed_communication import (
     TracedExposure,
     busy_share,
-    collectives_of_kinds,
     delay_costs_s,
     delayed_steps,
     explain_trace_disagreement,
@@ -63,7 +62,6 @@ US = 1e-6
 # two ranks, three steps, in us: the shortest is the transfer, the other rank waited
 FIRST = make_collective(4000, (10, 14), (30, 20), (11, 11))  # shortest 10, 20, 11; mean less shortest 2, 5, 0
 SECOND = make_collective(2000, (5, 9), (6, 4), (90, 70))  # 5, 4, 70; 2, 1, 10
-BUFFERS = make_collective(80, (1, 1), (2, 2), (3, 3), kind="buffers", operation="broadcast")
 
 
 def test_transfers_are_the_shortest_over_ranks_summed_over_collectives_and_the_median_over_steps() -> None:
@@ -78,24 +76,6 @@ def test_the_wait_is_what_the_mean_rank_takes_beyond_the_shortest() -> None:
     assert median_step_ns([make_collective(4000, (1, 2, 6))], mean_wait_ns) == 2_000  # 3 - 1
 
 
-def test_a_late_rank_is_waiting_and_no_slower_link() -> None:
-    calm, late = make_collective(4000, (10, 10)), make_collective(4000, (10, 5_010))
-    assert median_step_ns([calm], min) == median_step_ns([late], min) == 10_000
-    assert median_step_ns([late], mean_wait_ns) == 2_500_000  # half of 5 ms
-    assert median_step_ns([calm], mean_wait_ns) == 0
-
-
-def test_of_no_collectives_nothing_is_summed() -> None:
-    assert (median_step_ns([], min), median_step_ns([], mean_wait_ns)) == (0, 0)
-
-
-def test_collectives_are_chosen_by_kind_and_stay_in_order() -> None:
-    found = Profile(num_steps=3, collectives=(BUFFERS, FIRST, SECOND))
-    assert collectives_of_kinds(found, ["gradients"]) == [FIRST, SECOND]
-    assert collectives_of_kinds(found, ["buffers", "batchnorm_statistics"]) == [BUFFERS]
-    assert collectives_of_kinds(found, ["parameters"]) == collectives_of_kinds(found, []) == []
-
-
 TRACED = Profile(
     num_steps=4,
     collectives=(),
@@ -105,10 +85,6 @@ TRACED = Profile(
 )
 
 
-def test_the_least_exposed_rank_is_the_one_that_waited_least() -> None:
-    assert least_exposed_rank(TRACED) == TracedExposure(28_000 / 4e9)  # (40 - 12) us in 4 steps; the other rank 60
-
-
 def test_kernels_slowed_beside_a_reduction_are_exposed_and_no_gap_is_chosen() -> None:
     fields = {"no_op_compute_ns": (70_000, 67_000), "no_op_again_compute_ns": (72_000, 69_000)}
     found = least_exposed_rank(msgspec.structs.replace(TRACED, **fields))
@@ -116,11 +92,6 @@ def test_kernels_slowed_beside_a_reduction_are_exposed_and_no_gap_is_chosen() ->
     for missing in fields:
         without = msgspec.structs.replace(TRACED, **fields | {missing: ()})
         assert least_exposed_rank(without) == least_exposed_rank(TRACED)
-
-
-def test_without_computation_in_the_trace_nothing_is_known_to_be_exposed() -> None:
-    found = Profile(num_steps=4, collectives=(), comm_ns=(4_000, 4_000), compute_ns=(0, 0), overlap_ns=(0, 0))
-    assert least_exposed_rank(found) == least_exposed_rank(Profile(num_steps=4, collectives=())) == TracedExposure()
 
 
 DRIFT_US = (0.0, 100.0, 200.0, 300.0, 400.0, 500.0)  # a machine that slows down from round to round

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rendered_tables import build, cells, row_of
 
-from pipeline.figures.intervals import Interval, median_time
+from pipeline.figures.intervals import Interval
 from pipeline.figures.pooling import (
     PooledPoint,
     attempt_key,
@@ -150,12 +150,6 @@ def test_the_epoch_time_lies_inside_its_interval_however_unequal_the_repeats(tim
     found = [make_record(make_spec(repeat=number, **spec), (90.0, *part)) for number, part in enumerate(times_s)]
     time = pool(*found).epoch_time
     assert low(time) <= time <= high(time)
-
-
-def test_an_interval_is_widened_to_reach_the_median_of_unequal_repeats() -> None:
-    many, *few = [1.0] * 17, [5.0], [5.0]  # of 19 values the fifth smallest and largest are 1
-    time = known(median_time([many, *few]))
-    assert (low(time), high(time), time.basis) == (1.0, 5.0, "windows")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from factories import (
     with_epochs,
 )
 from page_records import REMEDIES, remedy_records
-from rendered_plots import labels, line_panel, plots_of, xs, ys
+from rendered_plots import labels, line_panel, plots_of, xs
 from rendered_tables import assert_row, build, cells, claims_of, report, table_of
 
 from pipeline.figures.intervals import ends_of
@@ -153,12 +153,6 @@ def test_two_gpus_are_compared_with_one_of_the_same_global_batch_epoch_by_epoch(
         (1, False, False),
         (2, True, True),
     ]
-
-
-def test_a_given_target_replaces_that_of_the_baseline() -> None:
-    found = [baseline(), trained([0.3, 0.6, 0.8, 0.88], batch_size_per_gpu=512)]
-    rows = build(*found, targets=Targets(0.5))["time_to_target"]
-    assert cells(rows, "target_accuracy", "epochs_to_target") == [(0.5, 1), (0.5, 2)]
 
 
 @pytest.mark.parametrize("fields", [{"evaluate": False}, {"batch_size_per_gpu": 128, "seed": 1}, {"model": "lenet"}])
@@ -321,17 +315,6 @@ def test_q4_shows_final_accuracy_and_time_to_target_by_batch_size() -> None:
     assert time.series[1].points == (Point(4096, 8),)  # in its last epoch
 
 
-def test_q4_by_batch_size_is_of_one_study_and_tells_rates_apart() -> None:
-    found = [learnt(64, 0.8), learnt(4096, 0.5), learnt(4096, 0.6, learning_rate=0.4)]
-    found += [learnt(size, 0.3, precision="bf16") for size in (64, 4096)]
-    plot = plots_of(*found)["q4-batch-size"]
-    assert len(plot.panels) == 1
-    assert {line.label: ys(line) for line in line_panel(plot).series} == {
-        "learning rate 0.1": pytest.approx([80, 50]),
-        "learning rate 0.4": pytest.approx([60]),
-    }
-
-
 def test_q4_compares_times_on_equal_gpus_only() -> None:
     found = [learnt(64, 0.8)]
     found += [learnt(1024, 0.9, strategy="ddp", num_gpus=4, remedies=remedies) for remedies in ((), ("warmup",))]
@@ -352,16 +335,6 @@ def test_twelve_sets_of_remedies_have_eight_lines_of_different_styles() -> None:
     styles = [line.style for line in line_panel(plot).series]
     assert len(set(styles)) == len(styles) == MAX_SERIES
     assert f"{MAX_SERIES} of 12 series are shown." in plot.note
-
-
-def test_a_set_of_remedies_has_one_style_in_every_plot() -> None:
-    remedies: tuple[Any, ...] = ((), ("linear_scaling", "warmup"), ("linear_scaling", "warmup", "zero_gamma"))
-    found = [learnt(64, 0.8), learnt(512, 0.7, remedies=remedies[2]), learnt(512, 0.6, remedies=remedies[1])]
-    found += [learnt(4096, 0.5, remedies=one) for one in remedies]
-    drawn = plots_of(*found)
-    for name in ("q4-batch-size", "q4"):
-        styles = {line.label.partition(",")[0]: line.style for line in line_panel(drawn[name]).series}
-        assert (styles["linear_scaling + warmup"], styles["linear_scaling + warmup + zero_gamma"]) == (1, 2), name
 
 
 def test_q4_of_a_single_batch_size_or_of_two_epochs_has_no_plot_by_batch_size() -> None:

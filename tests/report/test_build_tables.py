@@ -27,7 +27,6 @@ from numpy.testing import assert_array_equal
 from rendered_tables import assert_row, build, cells, row_of
 
 import ddpscale
-from pipeline.figures.pooling import ALWAYS_SHOWN
 from pipeline.plan.spec import Spec
 from pipeline.records.folder import Experiment
 from pipeline.records.record import DeviceMemory, Environment, Gpu, GpuWindow, HostWindow, Record, Telemetry
@@ -214,23 +213,7 @@ def test_peak_memory_is_that_of_the_fullest_gpu() -> None:
     assert build(with_measurement(make_record(ddp(3)), memory=memory))["Q2"][0]["peak_memory_gib"] == 3.0
 
 
-def test_q1_holds_one_gpu_q3_more_and_q2_all_of_them() -> None:
-    tables = build(taking(make_spec(), 8), taking(ddp(1), 8), taking(ddp(2), 4), taking(ddp(4), 2))
-    assert {name: [row["num_gpus"] for row in tables[name]] for name in ("Q1", "Q2", "Q3")} == {
-        "Q1": [1, 1],
-        "Q2": [1, 1, 2, 4],
-        "Q3": [2, 4],
-    }
-    assert [row["speedup"] for row in tables["Q2"]] == [1, 1, 2, 4]
-
-
 REMEDIED = make_spec(remedies=("zero_gamma",))
-
-
-def test_points_with_remedies_enter_q4_only_and_are_no_baseline() -> None:
-    tables = build(make_record(REMEDIED, loss=1.0), taking(ddp(2), 4))
-    assert (tables["Q1"], cells(tables["Q2"], "num_gpus", "baseline"), len(tables["Q3"])) == ([], [(2, None)], 1)
-    assert cells(tables["Q4"], "remedies", "epoch", "loss") == [(["zero_gamma"], 1, 1.0), (["zero_gamma"], 2, 1.0)]
 
 
 UNFINISHED = {"status": "missing", "epoch": None, "loss": None, "accuracy": None, "n": 0, "note": "no record"}
@@ -327,17 +310,6 @@ def test_a_point_that_ran_out_of_memory_in_some_repeats_is_measured_and_listed()
     assert cells(tables["oom"], "status", "n", "reason") == [("oom", 1, "out of GPU memory")]
 
 
-def test_every_row_carries_what_is_always_shown_and_every_other_axis_that_varies() -> None:
-    limited = make_spec(memory_limit_gib=8, num_workers=4)
-    found = [make_record(make_spec(), loss=1.0), make_record(limited, status="oom"), taking(ddp(2, seed=1), 1)]
-    tables = build(*found, missing=[make_spec(remedies=("zero_gamma",))])
-    rows = [row for name in ("Q1", "Q2", "Q3", "Q4", "oom") for row in flatten(tables)[name]]
-    shown = {*ALWAYS_SHOWN, "num_workers", "memory_limit_gib", "remedies"}
-    assert shown >= {"num_nodes", "num_gpus", "precision", "input"}
-    assert all(shown <= row.keys() for row in rows)
-    assert not any({"seed", "model", "epochs"} & row.keys() for row in rows)
-
-
 def test_every_row_carries_every_axis_that_differs_from_its_default_also_where_all_points_share_it() -> None:
     """A study under a cosine schedule: no row said so."""
     axes: dict[str, Any] = {"schedule": "cosine", "remedies": ("warmup", "zero_gamma"), "seed": 3}
@@ -421,11 +393,6 @@ def test_the_energy_is_that_of_all_gpus_over_the_timed_epoch() -> None:
 def test_the_energy_of_some_gpus_is_not_that_of_all(energies_j: list[float | None]) -> None:
     row = row_of(build(sampled(ddp(2), energies_j))["Q2"], num_gpus=2)
     assert_row(row, "no energy", energy_j=None, energy_per_sample_j=None)
-
-
-def test_a_record_without_telemetry_has_no_energy_and_needs_no_word() -> None:
-    names = ("energy_j", "energy_per_sample_j", "sm_clock_mhz", "host_cpu_share", "note")
-    assert cells(build(taking(make_spec(), 1))["Q1"], *names) == [(None,) * 5]
 
 
 def with_windows(record: Record, fields_of: Callable[[GpuWindow], dict[str, Any]]) -> Record:

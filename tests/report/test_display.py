@@ -397,12 +397,3 @@ def test_a_process_on_the_cpu_is_called_no_gpu() -> None:
     answers = answers_of(*on_cpu, terms=Terms("processes"))
     words = ("Best batch, one process", "Speed-up on 4 processes")
     assert_said_once(" ".join(answers.values()), *words, never=["GPU"])
-
-
-def test_the_words_of_a_whole_answer() -> None:
-    sizes = (make_record(make_spec(batch_size_per_gpu=64), (9, 4)), make_record(make_spec(), (9, 2)))
-    lost = make_record(make_spec(batch_size_per_gpu=256), status="oom", reason="")
-    assert answers_of(*sizes, lost)["Q1"] == (
-        "Best batch, one GPU: 128 images, 25,000 images/s; epoch 2.00 s; one run. "
-        "Largest batch that fits: 128 images, of those tried; 256 runs out of memory."
-    )

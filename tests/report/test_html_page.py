@@ -11,7 +11,6 @@ import msgspec
 import pytest
 from conftest import Command
 from factories import (
-    INT8_RECORDS,
     assert_says,
     known,
     make_experiment,
@@ -24,10 +23,8 @@ from page_records import (
     EVIL,
     batch_records,
     collected_in,
-    communication_records,
     every_question,
     hostile_records,
-    scaling_records,
     write_index,
     write_page,
 )
@@ -42,11 +39,10 @@ from pipeline.plan.point_label import OF_GPUS
 from pipeline.records.record import Environment, Gpu, Record
 from pipeline.report import html
 from pipeline.report.collected import csv_text
-from pipeline.report.cost import ENDING_WORDS
-from pipeline.report.html import Pages, describe_cost, heat_map_of, link_of, tiles_of
+from pipeline.report.html import Pages, heat_map_of, link_of
 from pipeline.report.provenance import conditions_of, describe_setting
-from pipeline.report.questions import TOPICS, answers_of, build_tables
-from pipeline.report.table import Row, Tables
+from pipeline.report.questions import build_tables
+from pipeline.report.table import Tables
 
 VOID = {"meta", "link", "br", "wbr", "img", "source"}
 
@@ -138,13 +134,6 @@ def test_a_cell_links_to_its_own_point(batch_page: str) -> None:
         assert re.search(rf'<a href="#{run_id}">{time}</a>', batch_page)
 
 
-def test_a_pooled_cell_links_to_its_first_point_and_every_record_is_named(tmp_path: Path) -> None:
-    first, second = (make_record(make_spec(repeat=number)) for number in range(2))
-    page = Page(write_page(tmp_path / "x", first, second).read_text())
-    assert f"#{first.run_id}" in page.all("href")
-    assert_says(page.text, f"records/{first.run_id}.0.json", f"records/{second.run_id}.0.json")
-
-
 def test_a_row_with_remedies_links_to_its_point_where_the_learning_rate_varies(tmp_path: Path) -> None:
     """64 of 32 images of reference: the peak is twice the rate, which is the rate of another point."""
     common = {"batch_size_per_gpu": 64, "reference_batch_size": 32, "epochs": 2, "evaluate": True}
@@ -153,23 +142,6 @@ def test_a_row_with_remedies_links_to_its_point_where_the_learning_rate_varies(t
     source = collected_in(tmp_path / "x", *found)
     linked = {(tuple(row["remedies"]), row["learning_rate"]): link_of(row) for row in source.tables["Q4"]}
     assert linked == {(("linear_scaling",), 0.2): f"#{found[0].run_id}", ((), 0.2): f"#{found[1].run_id}"}
-
-
-def test_columns_without_any_text_are_left_out_and_notes_have_their_own(tmp_path: Path, batch_page: str) -> None:
-    plain, noted = (
-        {*re.findall(r"<th\b[^>]*>(\w+)</th>", text)}
-        for text in (write_page(tmp_path / "x", make_record()).read_text(), batch_page)
-    )
-    assert plain & {"reason", "note", "log"} == set()
-    assert noted & {"reason", "note", "log"} == {"reason", "note"}
-
-
-def test_the_cost_is_in_words() -> None:
-    rows = [
-        Row({}, {"ending": "ok_other", "gpu_hours": None, "process_hours": 1.64}),
-        Row({}, {"ending": "oom", "gpu_hours": 0.0, "process_hours": None}),
-    ]
-    assert describe_cost(rows) == [f"1.64 process hours ({ENDING_WORDS['ok_other']})"]
 
 
 def test_the_index_has_what_is_answered(tmp_path: Path) -> None:
@@ -216,14 +188,6 @@ def test_the_index_says_what_was_ingested(tmp_path: Path) -> None:
     ]
 
 
-def test_the_page_has_the_verdict_the_tiles_and_the_map_before_the_folded_sections(full_page: str) -> None:
-    places = [
-        full_page.index(part) for part in ('<div class="tiles">', '<div class="hero">', '<details class="section"')
-    ]
-    assert places == sorted(places)
-    assert "<details open" not in full_page
-
-
 def test_the_content_policy_allows_the_style_sheet_and_the_script_and_nothing_else(full_page: str) -> None:
     page = Page(full_page)
     own = re.findall(r"<(style|script)>(.*?)</\1>", full_page, re.DOTALL)
@@ -259,13 +223,6 @@ def test_a_hostile_text_stays_text(tmp_path: Path) -> None:
 def test_little_to_show_is_still_a_page(tmp_path: Path, found: list[Record], words: str) -> None:
     page = Page(write_page(tmp_path / "x", *found).read_text())
     assert (words in page.text, "svg" in page.tags) == (True, False)
-
-
-def test_an_experiment_that_quantizes_has_one_question(tmp_path: Path) -> None:
-    page = Page(write_page(tmp_path / "x", *INT8_RECORDS).read_text())
-    assert [name for name in page.all("id") if name in TOPICS] == ["int8"]
-    assert ("fp32" in page.text, "int8-weights" in page.all("data-save")) == (True, True)
-    assert sorted(path.name for path in (tmp_path / "x" / "plots").iterdir()) == ["int8-weights.svg", "int8.svg"]
 
 
 def test_what_an_experiment_does_not_ask_is_one_line_and_no_command(tmp_path: Path) -> None:
@@ -308,11 +265,6 @@ def test_a_page_has_a_title_and_an_author_of_the_users_own_and_is_written_anew_w
     assert (several.returncode, "name the folder of one" in several.stderr) == (2, True)
 
 
-def test_every_point_stands_in_one_state_with_its_reason(batch_page: str) -> None:
-    assert re.findall(r'<span class="state (\w+)">', batch_page) == ["oom", "missing", "ok", "ok", "ok"]
-    assert_says(batch_page, "out of GPU memory", "bad.json")
-
-
 def test_a_folder_of_plots_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "x").mkdir()
@@ -320,11 +272,6 @@ def test_a_folder_of_plots_that_is_a_link_is_not_followed(tmp_path: Path) -> Non
     with pytest.raises(OSError, match="link"):
         write_page(tmp_path / "x", *batch_records())
     assert not list((tmp_path / "elsewhere").iterdir())
-
-
-def test_the_same_records_give_the_same_page(tmp_path: Path, batch_page: str) -> None:
-    missing = [make_spec(batch_size_per_gpu=8192)]
-    assert write_page(tmp_path / "x", *batch_records(), missing=missing).read_text() == batch_page
 
 
 def test_a_note_is_a_badge_with_a_word_and_its_text_on_hover_and_below(tmp_path: Path) -> None:
@@ -344,29 +291,8 @@ def test_a_note_is_a_badge_with_a_word_and_its_text_on_hover_and_below(tmp_path:
     assert "<li><b>baseline throttled</b>: baseline: throttled: GPU at its power limit</li>" in text
 
 
-def test_one_row_is_one_row(tmp_path: Path) -> None:
-    text = write_page(tmp_path / "x", *communication_records()).read_text()
-    assert_said_once(text, "the step times behind it: 1 row<", never=[" 1 rows"])
-
-
 def tables_of(*found: Record) -> Tables:
     return build_tables(resolved(*found).outcomes)
-
-
-def test_each_answer_is_a_tile_and_what_was_not_asked_has_none() -> None:
-    tiles = tiles_of(answers_of(tables_of(*every_question()), OF_GPUS))
-    labels = [tile.label for tile in tiles]
-    assert labels[0] == "Configuration to use"
-    assert {"Best batch, one GPU", "Largest batch that fits", "Exposed communication"} <= set(labels)
-    assert all(tile.figure and tile.line for tile in tiles)
-    alone = tiles_of(answers_of(tables_of(make_record()), OF_GPUS))
-    assert [tile.label for tile in alone] == ["The only configuration", "Only batch tried, one GPU"]
-
-
-def test_a_badge_that_all_tiles_share_stands_on_none() -> None:
-    tiles = tiles_of(answers_of(tables_of(*batch_records(), *scaling_records()), OF_GPUS))
-    badged = [set(tile.badges) for tile in tiles if tile.badges]
-    assert len(badged) < 2 or not set.intersection(*badged)
 
 
 @pytest.mark.parametrize(

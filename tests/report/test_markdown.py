@@ -244,15 +244,6 @@ def test_what_ran_out_of_memory_is_said_by_batch_size_and_each_row_has_the_reaso
     assert_says(text, "Out of memory: 128, 2,048 per GPU on 1 GPU.", "full fp32", "full bf16")
 
 
-def test_what_does_not_vary_is_said_once_below_and_is_no_column() -> None:
-    text = report(*(make_record(make_spec(batch_size_per_gpu=size, num_workers=size)) for size in (32, 64)))
-    shared = "strategy: single · GPUs: 1 · precision: tf32 · input: dataloader."
-    assert_says(" ".join(text.split()), f"All rows: {shared}")
-    first, second = table_of(text, "Q1")
-    assert [*first][:2] == ["images per GPU", "num_workers"]
-    assert [first["num_workers"], second["num_workers"]] == ["32 loader workers", "64 loader workers"]
-
-
 ALL_OF_THEM_FIT = LARGEST_FITTING._replace(figure="1,024", command="submit --grid memory")
 UNANSWERED = Tile(line="nothing <b>", command="submit --grid q1")
 

@@ -133,13 +133,6 @@ def test_a_speed_up_that_cannot_be_trusted_is_grey_and_the_time_itself_is_not(fo
     assert f"not used: {flaw}" in [entry.label for entry in plots["q2"].key()]
 
 
-def test_a_part_of_a_bar_with_room_has_its_name_inside_and_a_logarithmic_axis_says_so() -> None:
-    found = plots_of(*every_question())
-    assert re.search(r">compute \(cannot be split\) 8\d %</text>", render_plot(found["q3"]).pictures[-1])
-    assert ">images a step, logarithmic</text>" in render_plot(found["q1"]).pictures[0]
-    assert line_panel(found["q2"]).axis_label == "GPUs"
-
-
 def test_parts_of_a_bar_are_hatched_for_a_print_without_colours_and_the_key_has_their_order() -> None:
     assert len(HATCHES) == len(PART_MARKS) == len({*HATCHES}) == len({*PART_MARKS}) == MAX_SERIES
     plot = plots_of(*every_question())["q3"]

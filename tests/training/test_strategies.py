@@ -14,7 +14,6 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import Command
 from factories import LENET, make_spec
 from forked_ranks import run_ranks
 from image_steps import ALONE, step_of
@@ -562,28 +561,6 @@ def test_a_tie_of_modules_in_two_units_is_refused(units: tuple[str, ...], is_bro
     said = r"0\.embed\.weight and 0\.head\.weight are one tensor, .*; leave both"
     with pytest.raises(WorkloadError, match=said) if is_broken else nullcontext():
         assert len(shard_units_of(workload, workload.build_model())) == len(units)
-
-
-FITS = """
-name: fits
-base:
-  {device: cpu, model: gpt, input: synthetic, precision: fp32, num_samples: 64, memory_limit_gib: 0.8, max_steps: 1,
-   epochs: 1, model.layers: 4, model.width: 1024, model.length: 16, model.vocabulary: 1024, model.heads: 8}
-points: [{strategy: [ddp, fsdp], num_gpus: [2], batch_size_per_gpu: [1]}]
-"""
-
-
-@pytest.mark.training
-def test_a_model_that_ddp_cannot_hold_within_the_limit_fits_with_fsdp(pipeline: Command, tmp_path: Path) -> None:
-    """52 million weights: 1 GB for DDP with AdamW, by the formula; 0.5 GB for FSDP on two ranks."""
-    (tmp_path / "fits.yaml").write_text(FITS)
-    where = ("--cluster", "local", "--outputs", str(tmp_path), "--points-per-element", "2")
-    assert pipeline("submit", "--grid", tmp_path / "fits.yaml", *where).returncode == 0
-    points = json.loads(pipeline("collect", tmp_path, "--format", "json").stdout)["experiments"]["fits"]["Q2"]
-    assert {(row["strategy"], row["status"]) for row in points if row["scaling"] == "weak"} == {
-        ("ddp", "oom"),
-        ("fsdp", "ok"),
-    }
 
 
 class BySgd(Gpt):
