@@ -126,7 +126,7 @@ REFUSALS = {
         "optimizer returns None; return one torch.optim.Optimizer",
         "the data set has 3 samples and the configuration needs 16; lower num_samples",
         "the loss does not call the model; call it once",
-        "learning_rate(0) returns 'fast'; return a number, or None",
+        "learning_rate(0) returns 'fast'; return a finite number, or None",
         "ZeroDivisionError: division by zero (at models_to_check.py:56 in evaluate)",
     ],
     "Dropping": ["before_update() leaves no gradient, so updates change nothing"],

@@ -1,8 +1,10 @@
 """The protocol of what is trained: a model, its batches, its loss and its optimizer."""
 
 import abc
+import math
 import reprlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -127,9 +129,9 @@ def optimizer_of(workload: Workload, model: nn.Module) -> torch.optim.Optimizer:
 def learning_rate_of(workload: Workload, update: int) -> float | None:
     """Return the learning rate of an update as a float of Python, or None. Raises WorkloadError."""
     rate = workload.learning_rate(update)
-    try:
-        return None if rate is None else float(rate)
-    except (TypeError, ValueError) as error:
-        raise WorkloadError(
-            f"learning_rate({update}) returns {reprlib.repr(rate)}; return a number, or None"
-        ) from error
+    if rate is None:
+        return None
+    with suppress(TypeError, ValueError, OverflowError):
+        if math.isfinite(number := float(rate)):
+            return number
+    raise WorkloadError(f"learning_rate({update}) returns {reprlib.repr(rate)}; return a finite number, or None")

@@ -282,6 +282,13 @@ def test_an_evaluation_that_is_no_number_is_refused(found: Any, kind: str) -> No
         evaluate(workload, workload.build_model(), ALONE)
 
 
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), 10**400, "fast", [0.1]])
+def test_a_rate_that_is_no_finite_number_is_refused(rate: Any) -> None:
+    """With a rate of nan a point would train to its end, and be measured."""
+    with pytest.raises(WorkloadError, match=r"^learning_rate\(3\) returns .*; return a finite number, or None$"):
+        learning_rate_of(changed(learning_rate=lambda self, update: rate), 3)
+
+
 @pytest.mark.parametrize("kind", [float, np.float32, np.float64, np.array, torch.tensor])
 def test_a_number_of_numpy_or_torch_is_a_number(kind: Callable[[float], Any]) -> None:
     workload = changed(
