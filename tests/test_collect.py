@@ -365,20 +365,6 @@ def test_an_experiment_that_cannot_be_read_gets_a_sentence_and_the_others_their_
         assert answer.stdout.endswith(alone.stdout)
 
 
-def test_a_manifest_with_a_name_that_is_too_long_is_2_and_the_others_are_read(
-    pipeline: Command, tmp_path: Path
-) -> None:
-    """The folder and its records can still be named, the manifest cannot."""
-    make_experiment(tmp_path / "good", make_record())
-    deep = tmp_path / "bad"
-    while len(str(deep)) < 3900:
-        deep /= "d" * 60
-    (deep / ("d" * (4086 - len(str(deep)) - 1)) / "records").mkdir(parents=True)
-    answer = pipeline("collect", tmp_path, "--no-write")
-    assert (answer.returncode, "\ngood  " in answer.stdout) == (2, True)
-    assert answer.stderr.count("File name too long") == 1
-
-
 def test_a_figure_that_fails_is_named_with_its_place_and_is_2(capsys: pytest.CaptureFixture[str]) -> None:
     codes = [0]
     with go_on_after_defect("a/x", codes):

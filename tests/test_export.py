@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Command, assert_refused, everything_in, without_slurm
+from conftest import Command, assert_refused, without_slurm
 from factories import (
     make_experiment,
     make_record,
@@ -43,24 +43,6 @@ def measured(tmp_path: Path) -> Experiment:
 def rows_of(experiment: Experiment, table: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = collect_experiment(experiment).content[table]
     return rows
-
-
-def test_json_has_the_figures_of_the_tables_as_benchmark_actions_read_them(
-    pipeline: Command, measured: Experiment
-) -> None:
-    before = everything_in(measured.folder)
-    answer = pipeline("export", measured.folder, "--to", "json")
-    assert (answer.returncode, answer.stderr) == (0, "")
-    entries = json.loads(answer.stdout)
-    row = rows_of(measured, "Q1")[0]
-    one = next(entry for entry in entries if "single" in entry["name"] and entry["name"].endswith("/epoch_time_s"))
-    half = max(row["epoch_time_s"] - row["epoch_time_low_s"], row["epoch_time_high_s"] - row["epoch_time_s"])
-    assert (one["value"], one["unit"], one["range"]) == (row["epoch_time_s"], "s", f"± {half:.6g}")
-    for entry in entries:  # github-action-benchmark's BenchmarkResult
-        assert entry.keys() <= {"name", "unit", "value", "range", "extra"}
-        assert isinstance(entry["value"], float)
-    assert len({entry["name"] for entry in entries}) == len(entries) == 2
-    assert everything_in(measured.folder) == before
 
 
 def test_a_name_stays_the_same_when_the_grid_grows(pipeline: Command, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from conftest import assert_refused, everything_in, run_command
-from factories import RESNET18_GRADIENT_BYTES, ROOT, assert_says, make_experiment, make_record, measurement_of
+from factories import ROOT, assert_says, make_experiment, make_record, measurement_of
 from rendered_tables import assert_row, assert_said_once, cells, published_tables, row_of
 
 from pipeline import ingest
@@ -57,31 +57,6 @@ def test_speedups_as_worked_by_hand(point: tuple[str, int, int], speedup: float)
     row = row_of(published_tables(name)["Q2"], num_gpus=num_gpus, batch_size_per_gpu=size)
     assert (round(row["speedup"], 3), row["baseline"]) == (speedup, "ddp" if name == "a40-ddp" else "dp")
     assert round(row["parallel_efficiency"], 4) == round(row["speedup"] / num_gpus, 4)
-
-
-def test_communication_by_subtraction_as_worked_by_hand() -> None:
-    row, of_v100 = (
-        row_of(published_tables(name)["Q3"], num_gpus=2, batch_size_per_gpu=32) for name in ("a40-ddp", "v100-dp")
-    )
-    assert_row(
-        row,
-        steps_per_epoch=782,  # ceil(25,000 / 32)
-        ring_bytes_per_epoch=782 * RESNET18_GRADIENT_BYTES,  # 34,952,153,136
-        compute_time_subtraction_s=11.775,  # 23.550 / 2
-        comm_time_subtraction_s=4.389,  # 16.164 - 11.775
-        bandwidth_subtraction_gb_s=34.952153136 / 4.389,  # 7.96
-    )
-    assert_row(of_v100, "a ring is assumed", comm_time_subtraction_s=21.01)  # 33.48 - 12.47
-
-
-def test_a_baseline_stated_as_oom_leaves_its_row_without_one(tmp_path: Path) -> None:
-    tables = collect(ingest_text(tmp_path, "ddp,1,8192,,,,,,oom", "ddp,2,8192,2,10,,,,ok", "ddp,4,8192,2,5,,,,ok"))
-    for row in (*tables["Q2"][1:], *tables["Q3"]):
-        assert "no baseline: ddp on 1 GPU is oom" in row["note"]
-    assert (cells(tables["Q2"], "speedup"), cells(tables["Q3"], "comm_time_subtraction_s")) == (
-        [(None,)] * 3,
-        [(None,)] * 2,
-    )
 
 
 def test_times_in_whole_seconds_say_what_rounding_makes_of_them(tmp_path: Path) -> None:

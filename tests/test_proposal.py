@@ -20,7 +20,6 @@ from factories import (
     ends,
     make_experiment,
     make_record,
-    make_spec,
     timed,
     windowed,
     with_rank_epochs,
@@ -155,21 +154,6 @@ def test_what_a_proposal_says(
         assert words in said
 
 
-@pytest.mark.parametrize(
-    ("counts", "others", "key", "values"),
-    [
-        ((1, 2, 4), LENET_FASTER, "model", ["resnet18"] * 3),
-        ((1, 2, 4), ON_A40, "gpu", [H200.gpus[0].name] * 3),
-        ((2, 4), [], "parallel_efficiency", [None] * 2),
-    ],
-    ids=["of two models the first", "of two GPU models the first", "no baseline"],
-)
-def test_the_rows_of_weak_scaling(
-    tmp_path: Path, counts: tuple[int, ...], others: list[Record], key: str, values: list[Any]
-) -> None:
-    assert [row[key] for row in proposal_of(tmp_path, *scaling(counts), *others).weak] == values
-
-
 def test_of_one_gpu_nothing_follows_for_several(tmp_path: Path) -> None:
     assert proposal_of(tmp_path, *scaling((1,))).strong == []
     with pytest.raises(CommandError, match=r"no configuration on 2 GPUs was timed.*--grid scaling"):
@@ -235,17 +219,6 @@ def test_beyond_the_measured_the_two_models_have_columns_and_no_interval() -> No
     assert "models, not measured" in found.answers[0]
     alone = propose(tables, 10**9, 8, list)
     assert (alone.beyond[1]["none_hidden_gpu_hours"], "--grid communication" in alone.assumptions[-1]) == (None, True)
-
-
-def test_on_the_cpu_the_hours_are_of_processes(pipeline: Command, tmp_path: Path) -> None:
-    records = [
-        make_record(make_spec(strategy=strategy, num_gpus=count, device="cpu", precision="fp32"), (9.0, time_s))
-        for strategy, count, time_s in (("single", 1, 8.0), ("ddp", 2, 5.0))
-    ]
-    make_experiment(tmp_path / "x", *records)
-    text = pipeline("proposal", tmp_path / "x", "--samples", "1000000").stdout
-    assert "process-hours" in text
-    assert "GPU" not in text.partition("## Assumptions")[0]
 
 
 def test_the_published_proposal_is_of_the_cheapest_configuration_with_one_gpu_beside() -> None:

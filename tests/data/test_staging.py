@@ -5,7 +5,6 @@ import io
 import os
 import socket
 import subprocess
-import sys
 import tarfile
 import threading
 from collections.abc import Iterable, Iterator
@@ -16,7 +15,6 @@ import filelock
 import pytest
 from factories import raising, run_python
 
-from pipeline import stage as stage_command
 from pipeline.data import staging
 from pipeline.data.staging import (
     CIFAR10_FILES,
@@ -131,16 +129,6 @@ def test_what_lies_there_already_is_checked_by_its_content(
     (tmp_path / CIFAR10_FOLDER / "data_batch_3").write_text("data_batch_4")
     with pytest.raises(DataNotStaged, match=r"data_batch_3 is not the file of CIFAR-10 .*; remove it, and fetch it"):
         check_cifar10_md5(tmp_path)
-
-
-def test_stage_says_that_the_data_was_there(
-    tmp_path: Path, server: ArchiveServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stage(tmp_path, server)
-    monkeypatch.setattr(staging, "check_cifar10_md5", lambda folder: None)
-    monkeypatch.setattr(sys, "argv", ["stage", "--data", str(tmp_path)])
-    assert stage_command.main() == 0
-    assert capsys.readouterr().err == f"CIFAR-10 was already staged in {tmp_path}.\n"
 
 
 @pytest.mark.parametrize("umask", [0, 0o077])

@@ -65,16 +65,6 @@ def resnet18(size: int) -> float:
     return 0.175 * 2**30 + 4.575 * MIB * size
 
 
-def test_resnet18_on_an_h200_takes_four_trials_and_one_oom() -> None:
-    found = search(limited(resnet18))
-    boundary = int((USABLE_BYTES - 0.175 * 2**30) / (4.575 * MIB))  # 31,073
-    assert found.predicted == pytest.approx(boundary, rel=1e-4)
-    assert found.largest_fitting <= boundary < (found.smallest_failing or 0)
-    first, second, *others = tried(found)
-    assert (first, len(others), count_ooms(found)) == (128, 2, 1)
-    assert resnet18(second) < 0.55 * USABLE_BYTES, "the second run is a small one too"
-
-
 boundaries = st.integers(20, 1_000_000)
 
 

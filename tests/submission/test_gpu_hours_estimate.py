@@ -263,16 +263,6 @@ def test_where_there_is_no_folder_nothing_is_known_and_it_is_said(tmp_path: Path
     assert "limit" not in found.sentence()
 
 
-def test_the_devices_are_apart_and_named_for_what_they_hold(tmp_path: Path) -> None:
-    found = estimate_points([make_spec(), make_spec(device="cpu")], tmp_path, LIMIT_MIN, None)
-    rows = [(row["gpu_hours_at_limit"], row["process_hours_at_limit"]) for row in map(HoursEstimate.as_row, found)]
-    assert rows == [(0.5, None), (None, 0.5)]
-    assert (
-        found[1].sentence().startswith("process-hours unknown: no earlier record is comparable with the configuration")
-    )
-    assert estimate_points([], tmp_path, LIMIT_MIN, None) == []
-
-
 @pytest.mark.parametrize(("max_gpu_hours", "is_refused"), [(0.99, True), (1.0, False), (2.0, False)])
 def test_more_than_allowed_is_refused_and_points_without_an_earlier_one_count_at_their_limit(
     max_gpu_hours: float, is_refused: bool

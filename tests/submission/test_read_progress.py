@@ -187,10 +187,6 @@ def test_a_record_decides_whatever_slurm_says_and_one_that_it_contradicts_is_not
         assert state == (status, said)
 
 
-def test_a_point_that_nobody_submitted_is_missing() -> None:
-    assert decide_state(NO_RECORD, None, False, "", NOW) == PointState("missing", "no record")
-
-
 @pytest.mark.parametrize(
     ("known", "picked"),
     [
