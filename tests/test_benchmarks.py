@@ -22,7 +22,7 @@ from conftest import PointCounts, count_points, wait_for
 from factories import ROOT, make_experiment, make_record, make_spec, slurm_submission
 from fault_matrix import ROW, UNTESTED, find_tests, render_page
 from referencing import Registry
-from rendered_tables import PUBLISHED, published_experiment
+from rendered import PUBLISHED, published_experiment
 from run_mutations import Mutation, OldTextNotUnique, load_mutations
 from schema_files import schema_files
 

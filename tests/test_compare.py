@@ -18,7 +18,7 @@ from factories import (
     make_record,
     make_spec,
 )
-from rendered_tables import assert_row, cells
+from rendered import assert_row, cells
 
 from pipeline.compare import parse_percentage
 from pipeline.plan.spec import Spec

@@ -16,7 +16,7 @@ from factories import (
     timed,
     windowed,
 )
-from rendered_tables import PUBLISHED, published_experiment
+from rendered import PUBLISHED, published_experiment
 
 from pipeline.export import figures_by_point
 from pipeline.records.folder import Experiment

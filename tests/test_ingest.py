@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import assert_refused, everything_in, run_command
 from factories import ROOT, assert_says, make_experiment, make_record, measurement_of
-from rendered_tables import assert_row, assert_said_once, cells, published_tables, row_of
+from rendered import assert_row, assert_said_once, cells, published_tables, row_of
 
 from pipeline import ingest
 from pipeline.plan.strategies import STRATEGIES

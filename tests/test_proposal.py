@@ -24,7 +24,7 @@ from factories import (
     windowed,
     with_rank_epochs,
 )
-from rendered_tables import published_tables
+from rendered import published_tables
 
 from pipeline.plan.point_label import in_terms
 from pipeline.records.folder import Experiment

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 from factories import assert_says, make_experiment, make_record, make_spec, sentences, with_measurement
-from rendered_tables import assert_said_once
+from rendered import assert_said_once
 
 from pipeline.figures.comparability import COMPARED_FACTS, environment_difference_notes, mixed_environment_notes
 from pipeline.figures.links import describe_links, link_notes, link_problems

@@ -19,7 +19,7 @@ from factories import (
     sentences,
     with_measurement,
 )
-from rendered_tables import build
+from rendered import build
 
 from pipeline.figures.exposed_communication import (
     TracedExposure,

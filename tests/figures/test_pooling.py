@@ -17,7 +17,7 @@ from factories import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from rendered_tables import build, cells, row_of
+from rendered import build, cells, row_of
 
 from pipeline.figures.intervals import Interval
 from pipeline.figures.pooling import (

@@ -10,7 +10,7 @@ from factories import (
     make_spec,
     on_gpus,
 )
-from rendered_tables import assert_row, build, cells, row_of
+from rendered import assert_row, build, cells, row_of
 
 from pipeline.figures.scaling import Scaling
 from pipeline.plan.spec import Spec

@@ -16,9 +16,20 @@ from factories import (
     trained,
     with_epochs,
 )
-from page_records import REMEDIES, remedy_records
-from rendered_plots import labels, line_panel, plots_of, xs
-from rendered_tables import assert_row, build, cells, claims_of, report, table_of
+from rendered import (
+    REMEDIES,
+    assert_row,
+    build,
+    cells,
+    claims_of,
+    labels,
+    line_panel,
+    plots_of,
+    remedy_records,
+    report,
+    table_of,
+    xs,
+)
 
 from pipeline.figures.intervals import ends_of
 from pipeline.figures.time_to_target import NOT_REACHED, spread

@@ -24,7 +24,7 @@ from factories import (
     with_rank_epochs,
 )
 from numpy.testing import assert_array_equal
-from rendered_tables import assert_row, build, cells, row_of
+from rendered import assert_row, build, cells, row_of
 
 import ddpscale
 from pipeline.figures.pooling import attempt_span

@@ -28,7 +28,7 @@ from factories import (
     windowed,
     with_measurement,
 )
-from rendered_tables import assert_row, build, cells, claims_of, report, table_of
+from rendered import assert_row, build, cells, claims_of, report, table_of
 
 from pipeline.figures.intervals import Estimate
 from pipeline.plan.point_label import OF_GPUS
@@ -106,9 +106,6 @@ def test_ddp_faster_than_without_all_reduces_is_not_called_noise() -> None:
     claim = q3(make_communication_record(comm_point(), measured(-61, -61, -61, -61, -61, -61)))
     assert (claim.figure, "noise" in claim.warning) == ("", False)
     assert claim.warning.startswith("1 of 1 show a step faster than without its collectives")
-
-
-STEPS_S = 196 * 1_250 * US  # of an epoch with the steps of `measured`, and with waiting
 
 
 ONE_GPU, TWO_GPUS = make_spec(), make_spec(strategy="ddp", num_gpus=2)

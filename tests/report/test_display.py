@@ -7,17 +7,19 @@ from typing import Any
 import pytest
 from factories import ROOT, assert_says, make_record, make_spec, sentences
 from msgspec.structs import replace
-from page_records import batch_records, every_question, scaling_records
-from rendered_tables import (
+from rendered import (
     PUBLISHED,
     answers_of,
     assert_row,
     assert_said_once,
+    batch_records,
     build,
     cells,
+    every_question,
     published_experiment,
     published_tables,
     report,
+    scaling_records,
     table_of,
 )
 from words_page import render_words

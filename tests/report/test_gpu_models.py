@@ -19,9 +19,7 @@ from factories import (
     trained,
     with_measurement,
 )
-from page_records import timed_record
-from rendered_plots import line_panel, plots_of
-from rendered_tables import answers_of, assert_row, build, cells, report, row_of, table_of
+from rendered import answers_of, assert_row, build, cells, line_panel, plots_of, report, row_of, table_of, timed_record
 
 from pipeline.figures.comparison import Comparison, compare_outcomes
 from pipeline.records.record import Environment, Gpu, GpuWindow, Record, SweptCollective, Telemetry

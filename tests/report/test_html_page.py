@@ -19,8 +19,9 @@ from factories import (
     make_spec,
     resolved,
 )
-from page_records import (
+from rendered import (
     EVIL,
+    assert_said_once,
     batch_records,
     collected_in,
     every_question,
@@ -28,7 +29,6 @@ from page_records import (
     write_index,
     write_page,
 )
-from rendered_tables import assert_said_once
 
 from pipeline.figures.epoch_figures import THROTTLED
 from pipeline.figures.intervals import DRIFTED

@@ -18,7 +18,7 @@ from factories import (
     make_record,
 )
 from render_results import rows
-from rendered_tables import assert_row, build, cells, report
+from rendered import assert_row, build, cells, report
 
 from pipeline.records.record import Record
 from pipeline.records.store import load_record

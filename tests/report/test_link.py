@@ -32,7 +32,7 @@ from factories import (
     steady,
     with_measurement,
 )
-from rendered_tables import assert_row, build, cells, report
+from rendered import assert_row, build, cells, report
 
 from pipeline.collect import read_link_options
 from pipeline.figures.formulas import (

@@ -15,8 +15,7 @@ from factories import (
 )
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from page_records import EVIL, hostile_records
-from rendered_tables import assert_row, assert_said_once, report, table_of
+from rendered import EVIL, assert_row, assert_said_once, hostile_records, report, table_of
 
 from pipeline.figures.intervals import Estimate
 from pipeline.plan.point_label import Terms

@@ -7,7 +7,7 @@ import msgspec
 import numpy
 import pytest
 from factories import assert_says, make_record, make_spec, with_measurement
-from rendered_tables import assert_row, build, cells
+from rendered import assert_row, build, cells
 
 from pipeline.figures.formulas import GIB, state_bytes
 from pipeline.plan.spec import Spec

@@ -22,7 +22,7 @@ from factories import (
     with_epochs,
     with_measurement,
 )
-from rendered_tables import assert_row, build, cells, report, table_of
+from rendered import assert_row, build, cells, report, table_of
 
 from pipeline.records.record import Better, Record
 from pipeline.report.questions import answers_of

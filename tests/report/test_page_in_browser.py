@@ -15,7 +15,7 @@ from factories import (
     make_record,
     make_spec,
 )
-from page_records import EVIL, collected_in, every_question, hostile_records, write_index, write_page
+from rendered import EVIL, collected_in, every_question, hostile_records, write_index, write_page
 
 from pipeline.records.record import Record
 from pipeline.report.display import ON_PAGE, display_tables

@@ -23,16 +23,21 @@ from factories import (
     timed,
     with_measurement,
 )
-from page_records import (
+from rendered import (
+    bar_panel,
     batch_records,
     communication_records,
     every_question,
+    labels,
+    line_panel,
+    plots_of,
     plots_of_records,
+    published_experiment,
     scaling_records,
     timed_record,
+    xs,
+    ys,
 )
-from rendered_plots import bar_panel, labels, line_panel, plots_of, xs, ys
-from rendered_tables import published_experiment
 
 from pipeline.records.record import Record
 from pipeline.report.draw import HATCHES, LIGHT, MARKERS, METADATA, render_files, render_plot

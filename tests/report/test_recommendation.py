@@ -20,7 +20,7 @@ from factories import (
     timed,
     windowed,
 )
-from rendered_tables import (
+from rendered import (
     PUBLISHED,
     answers_of,
     assert_row,

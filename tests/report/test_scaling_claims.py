@@ -19,8 +19,7 @@ from factories import (
     timed,
     windowed,
 )
-from page_records import batch_records, every_question
-from rendered_tables import assert_row, build, claims_of, published_claims, row_of
+from rendered import assert_row, batch_records, build, claims_of, every_question, published_claims, row_of
 
 from pipeline.figures.epoch_figures import LOADER_BOUND
 from pipeline.figures.notes import NoteKind, make_note

@@ -9,8 +9,7 @@ import pytest
 from conftest import ROOT, Command, without_slurm
 from factories import assert_says, make_experiment, make_record, make_spec
 from factories import timed as timed_epoch
-from page_records import collected_in, every_question
-from rendered_tables import PUBLISHED, published_experiment
+from rendered import PUBLISHED, collected_in, every_question, published_experiment
 
 from pipeline.collect import display_options
 from pipeline.report import terminal
