@@ -77,10 +77,13 @@ class Workload(abc.ABC):
         raise WorkloadError(f"{type(self).__name__} has no dataset(); add one, or use input: synthetic")
 
     def collate(self, samples: list[Any]) -> Batch:
-        """Return the batch of these samples of the data set: torch's default."""
+        """Return the batch of these samples of the data set: torch's default. Raises WorkloadError."""
         from torch.utils.data import default_collate
 
-        return default_collate(samples)
+        try:
+            return default_collate(samples)
+        except KeyError as error:
+            raise WorkloadError(f"a sample has no {error}, and the first one has; give all the same keys") from error
 
     def evaluate(self, model: nn.Module, device: torch.device) -> float | tuple[float, float]:
         """Return the figure of merit over the test set, or that and the test loss. Only rank 0 calls it."""

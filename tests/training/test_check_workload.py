@@ -200,6 +200,7 @@ def test_what_would_measure_something_else_is_refused(workload: Workload, said: 
     ("workload", "said"),
     [
         (changed(dataset=lambda self: Samples(15)), "has 15 samples and the configuration needs 16; lower num_samples"),
+        (changed(dataset=lambda self: [{"x": 1.0}, {"y": 1.0}] * 8), "a sample has no 'x', and the first one has"),
         (
             changed(dataset=lambda self: Samples(16, 5)),
             r"gives float32 \[4\] as batch\['x'\] and the data set float32 \[5\]; make them alike",
