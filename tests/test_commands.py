@@ -54,8 +54,6 @@ from pipeline.system.errors import DISTRIBUTIONS, INSTALL, CommandError, import_
 from pipeline.training.process_group import Rank
 from pipeline.training.provenance import describe_environment
 
-Answer = subprocess.CompletedProcess[str]
-
 # two epochs, and a probe that needs 0.8 GB for its images alone
 TINY = """
 name: tiny

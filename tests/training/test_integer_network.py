@@ -9,7 +9,6 @@ from typing import Any, get_args
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from bench_published_int8_mistakes import build_network, clamped, compare, inverted, networks_of, normalize
@@ -54,7 +53,6 @@ from pipeline.training.quantize_point import (
 from pipeline.workloads.find import NO_SOURCES
 from pipeline.workloads.image_classifiers import build_model
 
-Array = npt.NDArray[Any]
 SCALES = list(itertools.product(get_args(ScaleRule), get_args(ScaleGranularity)))
 
 

@@ -411,7 +411,7 @@ def count_calls(place: Rank) -> dict[str, Any]:
 
 @pytest.mark.training
 def test_the_step_without_collectives_calls_none_of_those_of_the_real_one(found: Any) -> None:
-    """So a delay inside one is exposed: the self-test measures that (test_selftest)."""
+    """So a delay inside one is exposed: the self-test measures that (test_selftest_checks)."""
     calls = found["calls"]
     profiles = {name: profile for name, profile in calls.items() if name.startswith("profile")}
     counts = {name: count for name, count in calls.items() if name not in profiles}
