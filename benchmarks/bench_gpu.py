@@ -23,11 +23,10 @@ from operator import truediv
 from pathlib import Path
 from typing import Any
 
-import bench_trainers
 import msgspec
 import tabulate
 import torch
-from bench_epochs import NUM_WINDOWS, Contender, Row, by_turns, ours
+from bench_epochs import NUM_WINDOWS, Contender, Row, accelerated, by_hand, by_turns, lightning, ours
 
 from pipeline.plan.spec import Spec
 from pipeline.records.record import Environment
@@ -113,7 +112,7 @@ def measure(runner: Runner, sections: Sequence[str], batch_sizes: Sequence[int])
         runner.compare(
             "by_hand",
             [
-                lambda: bench_trainers.by_hand(plain, rank, data),
+                lambda: by_hand(plain, rank, data),
                 runner.ours("ours, bf16", spec),
                 runner.ours("ours, TF32", tf32),
             ],
@@ -194,8 +193,8 @@ def measure_ddp(arguments: argparse.Namespace, batch_sizes: Sequence[int], num_g
 def trainers(spec: Spec, runner: Runner) -> list[Callable[[], Contender]]:
     """accelerate's loop and Lightning's Trainer with the model, batch, precision and input of the spec."""
     return [
-        lambda: bench_trainers.accelerated(spec, runner.rank, runner.data),
-        lambda: bench_trainers.lightning(spec, runner.rank, runner.data),
+        lambda: accelerated(spec, runner.rank, runner.data),
+        lambda: lightning(spec, runner.rank, runner.data),
     ]
 
 

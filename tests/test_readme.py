@@ -5,6 +5,7 @@ Their figures: tests/test_results.py; those of docs/for-admins.md are counted he
 
 import functools
 import json
+import os
 import re
 import shlex
 import shutil
@@ -33,6 +34,7 @@ from factories import (
     ROOT,
     assert_says,
     make_experiment,
+    make_record,
     make_spec,
     measurement_of,
     records_of,
@@ -318,7 +320,7 @@ def test_every_block_has_a_kind_and_so_a_test() -> None:
         "CONTRIBUTING.md",
         "CHANGELOG.md",
         *(f"docs/{path.relative_to(ROOT / 'docs')}" for path in ALL_DOCS if path.parent.name != "recipes"),
-    ]  # of a recipe: test_recipes.py
+    ]  # of a recipe: test_the_commands_of_a_recipe_run
     numbers = {page: len(blocks_of(page)) for page in pages}
     assert {page: number for page, number in numbers.items() if number} == {
         page: len(its) for page, its in SHOWN.items()
@@ -620,3 +622,66 @@ def test_the_image_is_built_from_what_a_wheel_needs_as_the_docs_say() -> None:
     assert names == {*SOURCES}
     build, run = re.findall(r"^#   (podman .*)$", text, re.MULTILINE)
     assert_says((ROOT / "docs" / "cluster.md").read_text(), build, run)
+
+
+RECIPES = sorted((ROOT / "docs/recipes").glob("*.md"))
+BLOCK_OF_RECIPE = re.compile(r"(?:<!-- (dry run|run) -->\n)?```(bash|python|sh)\n(.*?)```", re.DOTALL)
+PUBLISHED = {"scaling": "h200x4/scaling", "a40-ddp": "a40-ddp", "v100-dp": "v100-dp"}
+ONE_POINT = "measure=epochs strategy=single num_gpus=1 batch_size_per_gpu=8 num_samples=256 windows=1 epochs=2"
+SMALL = {
+    "ddpscale run ": "ddpscale run --updates 6 --warmup 2 --set windows=2 epochs=3 ",
+    " --num-gpus 1,2 --batch-size 32,128 ": " --num-gpus 1 --batch-size 32 ",
+    "--set model=": f"--set {ONE_POINT} model=",
+}
+DRY = {"ddpscale submit ": "ddpscale submit --dry-run ", "ddpscale run ": "ddpscale run --dry-run "}
+MAX_WORDS_OF_RECIPE = 200
+
+
+def replace_all(text: str, changes: dict[str, str]) -> str:
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    return text
+
+
+def make_folder(folder: Path, page: str) -> None:
+    """Make what the page names: a script, experiments, and the files that its blocks show."""
+    shutil.copy(ROOT / "docs/examples/script/train.py", folder)
+    for name, published in PUBLISHED.items():
+        if f"outputs/{name}" in page:
+            shutil.copytree(ROOT / "published" / published, folder / "outputs" / name)
+    for name in ("base", "change"):
+        if f"outputs/{name}" in page:
+            make_experiment(folder / "outputs" / name, *(make_record(make_spec(repeat=n)) for n in range(6)))
+    for _, _, block in BLOCK_OF_RECIPE.findall(page):
+        if named := re.match(r"# (\w+\.\w+)\n", block):
+            (folder / named[1]).write_text(block)
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_the_commands_of_a_recipe_run(path: Path, tmp_path: Path) -> None:
+    page = path.read_text()
+    make_folder(tmp_path, page)
+    python = f"exec {sys.executable}"
+    write_script(tmp_path / "bin/ddpscale", f'{python} {ROOT / "ddpscale.py"} "$@"')
+    write_script(tmp_path / "bin/python", f'{python} "$@"')
+    env = without_slurm(PATH=f"{tmp_path / 'bin'}{os.pathsep}/usr/bin:/bin", PYTHONPATH=str(ROOT))
+    ran = 0
+    for how, language, block in BLOCK_OF_RECIPE.findall(page):
+        if not how:
+            assert language == "sh", "a block without a mark is a file that another one reads"
+            continue
+        shell = f"python {block.split()[1]}" if language == "python" else block
+        shell = replace_all(shell, DRY if how == "dry run" else SMALL)
+        done = subprocess.run(
+            ["bash", "-e", "-c", shell], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=500
+        )
+        assert done.returncode == 0, f"{shell}\n{done.stdout}\n{done.stderr}"
+        ran += 1
+    assert ran
+
+
+def test_a_recipe_is_one_page_of_few_words_and_there_are_many() -> None:
+    words = {path.stem: len(re.sub(r"\]\([^)]*\)|<!--.*?-->", "]", path.read_text()).split()) for path in RECIPES}
+    assert len(words) >= 14
+    assert {name: count for name, count in words.items() if count > MAX_WORDS_OF_RECIPE} == {}
