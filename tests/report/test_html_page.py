@@ -39,10 +39,11 @@ from pipeline.plan.point_label import OF_GPUS
 from pipeline.records.record import Environment, Gpu, Record
 from pipeline.report import html
 from pipeline.report.collected import csv_text
-from pipeline.report.html import Pages, heat_map_of, link_of
+from pipeline.report.cost import ENDING_WORDS
+from pipeline.report.html import Pages, describe_cost, heat_map_of, link_of
 from pipeline.report.provenance import conditions_of, describe_setting
 from pipeline.report.questions import build_tables
-from pipeline.report.table import Tables
+from pipeline.report.table import Row, Tables
 
 VOID = {"meta", "link", "br", "wbr", "img", "source"}
 
@@ -142,6 +143,14 @@ def test_a_row_with_remedies_links_to_its_point_where_the_learning_rate_varies(t
     source = collected_in(tmp_path / "x", *found)
     linked = {(tuple(row["remedies"]), row["learning_rate"]): link_of(row) for row in source.tables["Q4"]}
     assert linked == {(("linear_scaling",), 0.2): f"#{found[0].run_id}", ((), 0.2): f"#{found[1].run_id}"}
+
+
+def test_the_cost_is_in_words() -> None:
+    rows = [
+        Row({}, {"ending": "ok_other", "gpu_hours": None, "process_hours": 1.64}),
+        Row({}, {"ending": "oom", "gpu_hours": 0.0, "process_hours": None}),
+    ]
+    assert describe_cost(rows) == [f"1.64 process hours ({ENDING_WORDS['ok_other']})"]
 
 
 def test_the_index_has_what_is_answered(tmp_path: Path) -> None:
