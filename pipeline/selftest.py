@@ -46,8 +46,8 @@ DEFAULT_BATCH = {"cuda": 512, "cpu": 8}
 def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = build_parser("selftest", __doc__)
-    gpus = "GPUs to use (default: all visible ones; 2 processes on CPU)"
-    parser.add_argument("--num-gpus", type=positive_integer, help=gpus)
+    gpus = "GPUs to use, two or more (default: all visible ones; 2 processes on CPU)"
+    parser.add_argument("--num-gpus", type=number("2 or more, to compare ranks", 2, 2**40), help=gpus)
     batch = "samples per GPU and step (default: 512; 8 on CPU)"
     parser.add_argument("--batch-size-per-gpu", type=positive_integer, help=batch)
     distributed = [one for one in STRATEGIES.values() if one.is_distributed]
@@ -113,9 +113,9 @@ def selftest_spec(arguments: argparse.Namespace) -> Spec:
     """Return the point to measure. Raises CommandError for an option that does not fit."""
     visible = num_visible_gpus()
     device: Device = "cuda" if visible else "cpu"
-    num_gpus = arguments.num_gpus or visible or 2
+    num_gpus = arguments.num_gpus or max(visible, 2)
     if visible and num_gpus > visible:
-        raise CommandError(f"--num-gpus {num_gpus} is more than the {visible} visible GPUs of this machine; lower it.")
+        raise CommandError(f"a self-test of {num_gpus} GPUs needs as many, and this machine shows {visible}.")
     try:
         model = arguments.model or STRATEGIES[arguments.strategy].selftest_model
         return Spec(
@@ -131,7 +131,7 @@ def selftest_spec(arguments: argparse.Namespace) -> Spec:
             windows=arguments.windows,
         )
     except ValueError as error:
-        raise CommandError(f"the self-test needs two GPUs or processes: {error}") from error
+        raise CommandError(f"the self-test cannot measure this: {error}") from error
 
 
 def run_selftest_task(spec: Spec, task: Task) -> tuple[Findings, Environment]:

@@ -842,11 +842,11 @@ def test_findings_that_answer_nothing_are_refused(pipeline: Command, windows: ob
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--num-gpus", "1"], "needs num_gpus>=2"),
+        (["--num-gpus", "1"], "must be 2 or more, to compare ranks"),
+        (["--batch-size-per-gpu", "60000"], "cannot measure this: batch_size_per_gpu=60000 is larger than the 25000"),
         (["--windows", "5"], "must be 6 or more, for an interval"),
         (["--model", "vgg"], "invalid choice"),
-        (["--num-gpus", "0"], "must be a whole number from 1 on"),
-        (["--num-gpus", "-3"], "must be a whole number from 1 on"),
+        (["--num-gpus", "-3"], "must be 2 or more, to compare ranks"),
         (["--batch-size-per-gpu", "0"], "must be a whole number from 1 on"),
         (["--batch-size-per-gpu", "-3"], "must be a whole number from 1 on"),
     ],
