@@ -218,7 +218,7 @@ def test_beyond_the_measured_the_two_models_have_columns_and_no_interval() -> No
     assert type(beyond["none_hidden_gpu_hours"]) is float
     assert "models, not measured" in found.answers[0]
     alone = propose(tables, 10**9, 8, list)
-    assert (alone.beyond[1]["none_hidden_gpu_hours"], "--grid communication" in alone.assumptions[-1]) == (None, True)
+    assert (alone.beyond[1]["none_hidden_gpu_hours"], "measure: communication" in alone.assumptions[-1]) == (None, True)
 
 
 def test_the_published_proposal_is_of_the_cheapest_configuration_with_one_gpu_beside() -> None:

@@ -895,6 +895,11 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self.batch_size_per_gpu * self.num_gpus * self.grad_accumulation
 
     @property
+    def global_grad_accumulation(self) -> int:
+        """Passes of one update over all GPUs."""
+        return self.num_gpus * self.grad_accumulation
+
+    @property
     def num_shards(self) -> int:
         """Shards of the model: the GPUs that share one copy of it."""
         return self.shard_size or self.num_gpus // self.num_nodes if self.facts.replicates else self.num_gpus

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 PLACEHOLDER = re.compile(r"\{\{\w[\w.]*\}\}|\{(\w[\w.]*)\}")  # {{word}} stays {word}; other braces are text
 PLACEHOLDERS = (
-    *("batch_size_per_gpu", "global_batch_size", "num_gpus", "num_nodes", "grad_accumulation", "precision", "strategy"),
-    *("seed", "repeat"),
+    *("batch_size_per_gpu", "global_batch_size", "num_gpus", "num_nodes", "grad_accumulation"),
+    *("global_grad_accumulation", "precision", "strategy", "seed", "repeat"),
 )
 BATCH_PLACEHOLDERS = {"batch_size_per_gpu", "global_batch_size"}
 OPTION = "model."  # begins the name of an option

@@ -190,12 +190,20 @@ class Answer(NamedTuple):
     def tiles(self) -> list[Tile]:
         """The tiles of what was asked. One that only says why there is no answer has the topic and the command."""
         found = (claim.in_words_of(self.terms) for claim in self.claims if claim.is_asked)
-        return [tile if tile.label else tile._replace(label=self.topic, command=self.command) for tile in found]
+        return [
+            tile._replace(command=self.in_own_words(tile.command))
+            if tile.label
+            else tile._replace(label=self.topic, command=self.command)
+            for tile in found
+        ]
 
     @property
     def command(self) -> str:
         """The command that measures what is missing; "" if nothing is, or if no shipped grid does so."""
-        command = next((claim.command for claim in self.claims if claim.command), "")
+        return self.in_own_words(next((claim.command for claim in self.claims if claim.command), ""))
+
+    def in_own_words(self, command: str) -> str:
+        """Return the command that measures of the user's script or model what `command` measures of a shipped one."""
         if command and self.terms.words_of_run:
             return run_command(command, self.terms.words_of_run)
         if command and self.terms.own_model:

@@ -57,6 +57,7 @@ class Block(msgspec.Struct, frozen=True):
     wait: int | None
     data: int | None
     sizes: list[tuple[int, int]]
+    passes: int  # backward ones
     started: int
     updates: int  # from the start of the script
     activity: list[int]
@@ -134,6 +135,12 @@ def check_observed(spec: Spec, block: Block) -> None:
                 f"the configuration asks for {asked} samples an update on each GPU, and the loader of rank 0 gives "
                 f"{found:.4g} ({how}); {cure_of_batch(spec, size, batches)}"
             )
+    passes = block.passes * block.share / len(block.steps)
+    if size is None and block.items is None and passes and round(passes) != spec.grad_accumulation:
+        raise ScriptProblem(
+            f"the configuration asks for {spec.grad_accumulation} passes an update on each GPU, and the script makes "
+            f"{passes:.3g}; {cure_of_passes(spec, round(passes))}"
+        )
     if spec.world_size > 1 and seen["collectives"] == 0:
         raise ScriptProblem(
             f"the {spec.world_size} ranks exchange nothing in {len(block.steps)} updates: each trains a model of its "
@@ -161,6 +168,13 @@ def cure_of_batch(spec: Spec, size: int, batches: float) -> str:
     if size != spec.batch_size_per_gpu:
         return f"its batches have {size} samples, and not {spec.batch_size_per_gpu}: let the script use its argument"
     return f"give --grad-accumulation {passes} (in a grid grad_accumulation) if it makes so many passes an update"
+
+
+def cure_of_passes(spec: Spec, passes: int) -> str:
+    """Return what may be wrong with a script without a loader that makes so many backward passes an update."""
+    if spec.num_gpus > 1 and passes * spec.num_gpus == spec.grad_accumulation:
+        return "it divides their number among the GPUs: let it be {global_grad_accumulation}"
+    return f"give --grad-accumulation {passes} (in a grid grad_accumulation), or call ddpscale.items()"
 
 
 def transfers_of(block: Block) -> tuple[list[Transfer], list[str]]:

@@ -168,6 +168,12 @@ class Probe:
             self.fetched.setdefault(self.last_data, Counter())[size] += 1
         return batch
 
+    def pass_back(self, backward: Callable[..., Any], *words: Any, **named: Any) -> Any:
+        """Run a backward pass and count it: not one inside of another (checkpoints), or of an optimizer's closure."""
+        if self.torch._C._current_graph_task_id() == -1 and not (self.steps or self.is_skipping):
+            self.num_passes += 1
+        return backward(*words, **named)
+
     def scaled_step(self, step: Callable[..., Any], scaler: Any, optimizer: Any, *words: Any, **named: Any) -> Any:
         """Let a GradScaler step. A step that it skips is an update, too: the other ranks may not skip theirs."""
         before = self.num_steps
@@ -249,6 +255,7 @@ class Probe:
         self.optimizer_marks: list[tuple[Any, Any]] = []
         self.waits: list[tuple[Any, Any]] = []
         self.sizes: Counter[int] = Counter()
+        self.num_passes = 0
         self.collectives_before = self.num_collectives()
 
     # blocks
@@ -300,6 +307,7 @@ class Probe:
             "wait": self.wait_ns if self.waits else None,
             "data": sum(of_device) if of_device else None,
             "sizes": sorted(self.sizes.items()),
+            "passes": self.num_passes,
             "items": self.count_items(),
             "unit": self.unit,
             "left_out": sorted(self.left_out),
@@ -432,7 +440,7 @@ def install(torch: Any, config: Mapping[str, Any]) -> Probe:
     iterator: Any = dataloader._BaseDataLoaderIter
     scaler: Any = GradScaler
     region: Any = autocast
-    fetch, step, enter = iterator.__next__, scaler.step, region.__enter__
+    fetch, step, enter, backward = iterator.__next__, scaler.step, region.__enter__, torch.autograd.backward
 
     def enter_autocast(own: Any) -> Any:
         if probe.turn == 0 and own._enabled:
@@ -442,6 +450,7 @@ def install(torch: Any, config: Mapping[str, Any]) -> Probe:
     iterator.__next__ = lambda loader: probe.next_batch(fetch, loader)
     scaler.step = lambda own, *words, **named: probe.scaled_step(step, own, *words, **named)
     region.__enter__ = enter_autocast
+    torch.autograd.backward = lambda *words, **named: probe.pass_back(backward, *words, **named)  # of a tensor, too
     skip_saves(probe, torch, ["save"])
     words: Any = probe
     sys.modules["_ddpscale_probe"] = words  # of ddpscale.py

@@ -181,6 +181,13 @@ def test_what_was_not_measured_of_an_own_model_is_measured_by_the_grid_for_such(
     }
 
 
+def test_a_tile_with_a_figure_names_the_command_of_the_users_model_too() -> None:
+    said = answers_of(build(timed()), resolved(timed()).terms)
+    (tile,) = (tile for answer in said if answer.question == "Q1" for tile in answer.tiles)
+    model = "--set model=/home/ada/gpt.py:Gpt strategy=single num_gpus=1"
+    assert (tile.label, tile.command) == ("Only batch tried, one GPU", f"ddpscale submit --grid memory {model}")
+
+
 SCRIPT: dict[str, Any] = {
     "model": "train.py",
     "script": "/home/ada/train.py --batch '{batch_size_per_gpu}'",

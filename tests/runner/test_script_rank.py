@@ -63,6 +63,7 @@ def block_of(sizes: list[tuple[int, int]], calls: list[CountedCall] | None = Non
     fields |= {
         "started": 1,
         "updates": 10,
+        "passes": 0,
         "items": None,
         "unit": "",
         "left_out": [],
@@ -87,7 +88,6 @@ NO_EXCHANGE = ("the 2 ranks exchange nothing in 10 updates", "ACCELERATE_USE_CPU
         ({}, [(16, 20)], {}, ("gives 32", "--batch-size 16 --grad-accumulation 2")),
         (TAKES_SIZE, [(12, 10)], {}, ("gives 12", "let the script use its argument")),
         ({}, [(3, 1), (8, 9)], {}, ()),  # a smaller last batch is no other batch
-        ({}, [], {}, ()),  # a script without a loader is trusted
         ({}, [(3, 10)], {}, ("gives 3",)),
         *(({"batch_size_per_gpu": size}, [(size, 11)], {}, ()) for size in (3, 8, 32, 100, 128)),  # one batch ahead
         *(({"batch_size_per_gpu": size}, [(size, 12)], {}, ("gives",)) for size in (3, 8, 32, 100, 128)),
@@ -109,6 +109,27 @@ def test_a_script_that_does_something_else_than_its_configuration_is_refused_wit
     except ScriptProblem as refused:
         said = str(refused)
     assert (bool(said), [word for word in words if word not in said]) == (bool(words), []), said
+
+
+@pytest.mark.parametrize(
+    ("asked", "passes", "words"),
+    [
+        (1, 10, ""),
+        (4, 40, ""),
+        (4, 0, ""),  # none was seen, so none is counted
+        (4, 20, "asks for 4 passes an update on each GPU, and the script makes 2; it divides"),
+        (1, 400, "asks for 1 passes an update on each GPU, and the script makes 40; give --grad-accumulation 40"),
+    ],
+)
+def test_without_a_loader_the_passes_of_an_update_are_those_of_the_configuration(
+    asked: int, passes: int, words: str
+) -> None:
+    """On two ranks nanoGPT makes half of the passes that it is given."""
+    block = msgspec.structs.replace(block_of([]), passes=passes)
+    with pytest.raises(ScriptProblem, match=words) if words else contextlib.nullcontext():
+        check_observed(spec_of(grad_accumulation=asked), block)
+    check_observed(spec_of(grad_accumulation=asked), msgspec.structs.replace(block, items=64.0))
+    check_observed(spec_of(grad_accumulation=1), msgspec.structs.replace(block, sizes=[(8, 10)]))
 
 
 def test_where_the_script_names_its_items_their_batches_are_not_checked() -> None:
@@ -243,6 +264,13 @@ def update():
         dist.all_reduce(weight.grad)
     optimizer.step()
 """
+TWO_PASSES = """
+from torch.utils.checkpoint import checkpoint
+while True:
+    (weight * 2).sum().backward()
+    checkpoint(torch.square, weight, use_reentrant=True).sum().backward()  # a pass within a pass
+    optimizer.step(lambda: weight.sum().backward())  # and that of a line search
+"""
 IS_SECOND = 'os.environ["RANK"] == "1"'
 
 
@@ -353,6 +381,7 @@ def test_a_kill_that_the_control_group_counts_is_out_of_host_memory(
             "no optimizer of torch made a step in its process; train in the process that is started",
         ),
         ("weight.requires_grad_(False).sub_(0.1)", "and call ddpscale.update() after an update that no optimizer"),
+        (TWO_PASSES, "asks for 1 passes an update on each GPU, and the script makes 2; give --grad-accumulation 2"),
         *(
             (f"import ddpscale\nwhile True: update(), ddpscale.items({count})", f"items() has counted {words}")
             for count, words in (("0", "0"), ("-1", "-"), ("float('nan')", "nan"), ("torch.tensor(torch.inf)", "inf"))
