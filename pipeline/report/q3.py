@@ -326,9 +326,7 @@ def communication_claims(tables: Tables) -> list[Tile]:
         return [not_answered(OWN, "communication", is_asked=True)._replace(command="")]
     if lost := [row for row in rows if row.status in NO_RESULT]:
         return [no_result("configurations that measure communication", lost)]
-    why = "no configuration on several $GPUs measures communication"
-    if known:
-        why += ", and subtraction fails, counts waiting for data or shows no more than noise"
+    why = "not measured on several $GPUs" + ", and subtraction of epoch times does not show it" * bool(known)
     return [not_answered(why, "communication", is_asked=bool(known))]
 
 

@@ -29,7 +29,7 @@ MIN_NOTE = 10  # characters
 MIN_REASON = 24  # of why a point has no result
 LOST = {STATUS_WORDS[status] for status in NO_RESULT}
 NO_LIMIT = 10_000  # characters
-CPU_GRID = "--grid own-model"  # which runs without GPUs, too
+CPU_COMMANDS = ("submit --grid own-model", "ddpscale run")  # which run without GPUs, too
 GAP = "  "  # between two columns
 AXES = (*AXIS_HEADINGS.values(), GLOBAL_BATCH.heading)
 MAIN = (SPEEDUP.heading, EPOCH_TIME.heading)  # the figures that come first and are never dropped
@@ -247,7 +247,8 @@ def unescape(text: str) -> str:
 def closing_lines(found: CollectedExperiment, answers: Sequence[Answer], page: Path | None) -> list[str]:
     """Return where every table is, the page, and the next command; their lines are not broken."""
     on_gpus = found.collected.terms.processors == "GPUs"
-    with_command = [answer for answer in answers if answer.command and (on_gpus or CPU_GRID in answer.command)]
+    runs_here = [answer for answer in answers if on_gpus or any(word in answer.command for word in CPU_COMMANDS)]
+    with_command = [answer for answer in runs_here if answer.command]
     unanswered = [answer for answer in with_command if answer.tiles and not answer.is_answered]
     command = next((answer.command for answer in (*unanswered, *with_command)), "")
     report = existing_report(found)

@@ -55,6 +55,7 @@ class Probe:
         self.counted: int | None = None  # the optimizer whose steps are updates
         self.steps: list[int] = []  # the optimizers whose steps run now, the outermost first
         self.num_updates = self.num_steps = 0
+        self.num_passes_since_step = 0  # backward ones, since an optimizer stepped: others have passes of their own
         self.num_others = 0  # steps of other optimizers since the last update
         self.fetched: dict[int, Counter[int]] = {}  # batches since the last update, by data set: others evaluate
         self.last_data = 0  # from which the last batch came: that of the training, at an update
@@ -96,6 +97,7 @@ class Probe:
 
     def end_update(self, optimizer: Any) -> None:
         """Count an update of the first optimizer that has ended one, and end the block after its last."""
+        num_passes, self.num_passes_since_step = self.num_passes_since_step, 0
         self.num_others = 0 if self.counted == id(optimizer) else self.num_others + 1
         is_replaced = self.num_others > MAX_OTHER_STEPS and self.counted != id(self)
         if (self.counted is None or is_replaced) and self.may_count(optimizer):
@@ -108,6 +110,7 @@ class Probe:
         self.left -= 1
         self.count_flops()
         mark = self.mark()
+        self.num_passes += num_passes
         self.sizes += self.fetched.pop(self.last_data, Counter())
         self.fetched.clear()
         if self.left > self.block["updates"]:
@@ -171,7 +174,7 @@ class Probe:
     def pass_back(self, backward: Callable[..., Any], *words: Any, **named: Any) -> Any:
         """Run a backward pass and count it: not one inside of another (checkpoints), or of an optimizer's closure."""
         if self.torch._C._current_graph_task_id() == -1 and not (self.steps or self.is_skipping):
-            self.num_passes += 1
+            self.num_passes_since_step += 1
         return backward(*words, **named)
 
     def scaled_step(self, step: Callable[..., Any], scaler: Any, optimizer: Any, *words: Any, **named: Any) -> Any:
