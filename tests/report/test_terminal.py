@@ -78,6 +78,16 @@ def test_the_next_command_is_that_of_a_question_that_was_asked_and_not_answered(
     assert pipeline("collect", tmp_path / "x").stdout.splitlines()[-1] == "Next:   ddpscale submit --grid scaling"
 
 
+def test_without_gpus_the_next_command_is_one_that_runs_there(pipeline: Command, tmp_path: Path) -> None:
+    unstated = dict.fromkeys(("dataset", "input", "num_workers", "precision"))
+    of_script = make_spec(model="train.py", script="/home/ada/train.py", device="cpu", **unstated)
+    make_experiment(tmp_path / "script", make_record(of_script))
+    make_experiment(tmp_path / "shipped", make_record(make_spec(device="cpu")))
+    script, shipped = (pipeline("collect", tmp_path / name).stdout.splitlines()[-1] for name in ("script", "shipped"))
+    assert script == "Next:   ddpscale run --num-gpus 1,2 --batch-size 128 -- /home/ada/train.py"
+    assert shipped == f"Page:   {tmp_path}/shipped/report.html"
+
+
 @pytest.mark.seconds
 def test_the_published_experiments_are_at_most_four_and_a_half_lines_each(pipeline: Command) -> None:
     lines = pipeline("collect", ROOT / "published", "--no-write").stdout.splitlines()
