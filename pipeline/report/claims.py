@@ -173,21 +173,29 @@ def not_told_apart(row: Row, rows: Iterable[Row]) -> list[Row]:
     for other in rows:
         time_s = sample_time(other)
         low, high = time_s.low or time_s, own_s.high or own_s
-        has_verdict = min(len(one["epoch_time_s"].run_medians) for one in (row, other)) >= min_values()
-        is_near = has_verdict or low <= high or time_s < (1 + MAX_NOISE) * own_s
+        is_near = has_verdict(row, other) or low <= high or time_s < (1 + MAX_NOISE) * own_s
         if other is not row and is_near and not is_shown_slower(row, other):
             found.append(other)
     return sorted(found, key=sample_time)
 
 
+def has_verdict(row: Row, other: Row) -> bool:
+    """True if both rows have the six runs from which `compare` has a verdict."""
+    return min(len(one["epoch_time_s"].run_medians) for one in (row, other)) >= min_values()
+
+
 def name_ties(row: Row, ties: Sequence[Row], name: Callable[[Row], str]) -> str:
-    """Return the first tie with how much longer or shorter its time is, and how many more there are; "" without any."""
+    """Return the first row that is not told apart, why, how much longer its time is, and how many more there are.
+
+    Without any "".
+    """
     if not ties:
         return ""
+    why = "tied with" if has_verdict(row, ties[0]) else "too few runs to rule out"
     longer = 100 * (sample_time(ties[0]) / sample_time(row) - 1)
     more = f" and {len(ties) - 1} more" if len(ties) > 1 else ""
     of_sample = " a sample" if row.axes.get("script") else ""  # beside the time of an update
-    return f"{name(ties[0])} (takes {abs(longer):.1f} % {'longer' if longer >= 0 else 'less'}{of_sample}){more}"
+    return f"{why} {name(ties[0])} (takes {abs(longer):.1f} % {'longer' if longer >= 0 else 'less'}{of_sample}){more}"
 
 
 def differing_axes(row: Row, other: Row) -> list[str]:

@@ -102,7 +102,7 @@ def batch_size_claims(tables: Tables) -> list[Tile]:
     ties = list({row[BATCH]: row for row in reversed(not_told_apart(best, alike))}.values())[::-1]
     rivals = name_ties(best, ties, lambda row: f"{row[BATCH]:,}")
     unclear = ("configurations without a result",) if {row[BATCH] for row in lost} - sizes else ()
-    apart = f", tied with {rivals}" if rivals else ""
+    apart = f", {rivals}" if rivals else ""
     tile = Tile(
         f"{'Best batch' if len(sizes) > 1 else 'Only batch tried'}, one $GPU",
         f"{best[BATCH]:,}",

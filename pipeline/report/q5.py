@@ -159,7 +159,7 @@ def name_of(row: Row, rows: Sequence[Row]) -> str:
 def place_words(row: Row, rows: Sequence[Row], all_rows: Sequence[Row]) -> str:
     """Return how the configuration compares: "the fastest" only if `compare` would call each of the others slower."""
     if ties := not_told_apart(row, rows):
-        return f"tied with {name_ties(row, ties, lambda tie: describe_own(tie, all_rows, also='num_gpus'))}"
+        return name_ties(row, ties, lambda tie: describe_own(tie, all_rows, also="num_gpus"))
     is_shown = all(is_shown_slower(row, other) for other in rows if other is not row)
     return "the fastest" if is_shown else "the shortest time"
 

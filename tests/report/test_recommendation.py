@@ -84,14 +84,14 @@ H100 = Environment(gpus=(Gpu(name="NVIDIA H100"),))
             [GRAPH, windowed(times(1.001), 128)],
             [
                 ", 1 GPU with 128 images a step in tf32, eager",
-                "tied with 1 GPU, 128 per GPU, graph (takes 0.1 % less) among 2 configurations",
+                "too few runs to rule out 1 GPU, 128 per GPU, graph (takes 0.1 % less) among 2 configurations",
             ],
             [],
             id="of a tie the simpler one",
         ),
         pytest.param(
             [windowed(times(1.0), 128, numa_binding="gpu"), windowed(times(1.001), 128)],
-            ["tied with 1 GPU, 128 per GPU, CPUs of the GPU's NUMA node (takes 0.1 % less) among 2 configurations"],
+            ["too few runs to rule out 1 GPU, 128 per GPU, CPUs of the GPU's NUMA node (takes 0.1 % less) among 2"],
             [],
             id="of a tie the one that is not bound",
         ),
@@ -114,13 +114,13 @@ H100 = Environment(gpus=(Gpu(name="NVIDIA H100"),))
         ),
         pytest.param(
             [windowed(NOISY, 128), windowed(times(0.99), 128, 2)],
-            [", 1 GPU with 128", "tied with ddp 2 GPUs, 128 per GPU (takes 0.9 % less)"],
+            [", 1 GPU with 128", "too few runs to rule out ddp 2 GPUs, 128 per GPU (takes 0.9 % less)"],
             [],
             id="a tie between numbers of GPUs",
         ),
         pytest.param(
             [windowed(times(1.001), 128, 2), make_record(SHARDED, (9.0, *STEADY), environment=H200)],
-            [", DDP on 2 GPUs", "tied with fsdp 2 GPUs, 128 per GPU"],
+            [", DDP on 2 GPUs", "too few runs to rule out fsdp 2 GPUs, 128 per GPU"],
             [],
             id="a tie between strategies",
         ),
@@ -224,7 +224,7 @@ def said_of(rows: list[Row]) -> str:
 def num_ties(said: str) -> int:
     """The ties of a text: the one that it names, and those that it counts."""
     (more,) = re.findall(r"er\) and (\d+) more", said) or (0,)
-    return (1 + int(more)) * ("tied with" in said)
+    return (1 + int(more)) * ("(takes " in said)
 
 
 @pytest.mark.seconds
@@ -258,7 +258,8 @@ def test_all_ties_of_equal_simplicity_are_counted_and_the_first_are_named(num_ru
     ]
     said = answers_of(*records)["Q5"]
     assert 20 <= num_ties(said) <= 23  # the best of 24 is partly luck, so a pair may look apart
-    assert_said_once(said, "tied with ddp 2 GPUs, 128 per GPU, buckets of", never=["fastest"])
+    why = "tied with" if num_runs == 6 else "too few runs to rule out"
+    assert_said_once(said, f"{why} ddp 2 GPUs, 128 per GPU, buckets of", never=["fastest"])
 
 
 def test_the_cheapest_at_a_target_counts_gpu_seconds() -> None:
