@@ -273,7 +273,9 @@ def test_points_that_differ_in_an_axis_are_paired_across_it(pipeline: Command, t
     cure = "compare two runs of the same grid, or pair them with --across momentum."
     assert_refused(pipeline(*both), 3, "share no timed configuration", cure)
     said = printed(pipeline, tmp_path, "--across", "momentum", "--html", tmp_path / "page.html")
-    assert_says(said, "B takes 2 times as long (median of 2 configurations)", "- momentum: 0.9 in A, 0.5 in B")
+    assert_says(
+        said, "B takes 2 times as long (median of 2 configurations, 2 times as long)", "- momentum: 0.9 in A, 0.5 in B"
+    )
     assert_says((tmp_path / "page.html").read_text(), "0.9 in A, 0.5 in B")
     assert_refused(pipeline(*both, "--across", "momentun"), 2, "unknown axis 'momentun'; did you mean 'momentum'?")
     ambiguous = ("--across", "momentum", "batch_size_per_gpu")
@@ -329,12 +331,12 @@ HEADLINES: dict[str, tuple[list[Record], list[Record], str]] = {
     "windows of one run": (
         [timed(size) for size in (32, 64, 128)],
         [timed(32, slower(0.2)), timed(64, slower(0.25)), timed(128, slower(0.5))],
-        "B is 4 times as fast (median of 3 configurations); no verdict: that needs six runs",
+        "B is 4 times as fast (median of 3 configurations, 2 to 5 times as fast); no verdict: that needs six runs",
     ),
     "six runs": (
         [*repeated(32), *repeated(64)],
         [*repeated(32, slower(2)), *repeated(64, slower(1.5))],
-        "B takes 1.75 times as long (median of 2 configurations); verdict: 2 slower",
+        "B takes 1.75 times as long (median of 2 configurations, 1.5 to 2 times as long); verdict: 2 slower",
     ),
     "one": (
         [timed(32)],

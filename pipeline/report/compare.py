@@ -85,28 +85,26 @@ def render_comparison(name: str, folders: tuple[str, str], comparison: Compariso
 
 
 def headline_of(points: Sequence[ComparedPoint]) -> str:
-    """Return how much faster B is, by the median over the configurations, and what the verdicts are."""
+    """Return how much faster B is, by the median and the range of the configurations, and what the verdicts are."""
     whole = [point for point in points if time_key(point.spec) == "epoch_time_s" and point.ratio]
     timed = whole or [point for point in points if point.ratio]
     if not timed:
         return "No configuration has a time in both."
-    ratio = statistics.median(point.ratio for point in timed if point.ratio)
+    ratios = sorted(point.ratio for point in timed if point.ratio)
+    ratio, over = statistics.median(ratios), "one configuration"
     if abs(ratio - 1) < SAME_TIME:
         said = f"B is as fast as A within {100 * SAME_TIME:g} %"
     else:
         said = f"B is {1 / ratio:.3g} times as fast" if ratio < 1 else f"B takes {ratio:.3g} times as long"
-    over = f"median of {pluralize(len(timed), 'configuration')}" if len(timed) > 1 else "one configuration"
+    if len(ratios) > 1:
+        is_longer = ratio >= 1 + SAME_TIME
+        ends = (ratios[0], ratios[-1]) if is_longer else (1 / ratios[-1], 1 / ratios[0])
+        spread = " to ".join(dict.fromkeys(f"{end:.3g}" for end in ends))
+        over = f"median of {len(ratios)} configurations, {spread} times as {'long' if is_longer else 'fast'}"
     counts = Counter(point.verdict for point in timed if point.is_between_runs)
     known = ", ".join(f"{counts[word]} {word}" for word in get_args(Verdict) if counts[word])
     verdict = f"verdict: {known}" if known else f"no verdict: that needs {in_words(intervals.min_values())} runs"
     return f"{said} ({over}); {verdict}"
-
-
-def range_of(points: Sequence[ComparedPoint]) -> str:
-    """Return the smallest and the largest ratio of the configurations; "" of fewer than two."""
-    ratios = [1 / point.ratio for point in points if point.ratio]
-    ends = f"{min(ratios):.3g} to {max(ratios):.3g}" if len(ratios) > 1 else ""
-    return ends and f"by configuration {ends} times as fast"
 
 
 def in_words(number: int) -> str:
@@ -329,7 +327,7 @@ def render_page(pairs: Pairs) -> str:
         for name, (folders, comparison) in pairs.items()
     ]
     points = [point for _, comparison in pairs.values() for point in comparison.points]
-    said = {"title": ", ".join(pairs), "headline": headline_of(points), "range": range_of(points)}
+    said = {"title": ", ".join(pairs), "headline": headline_of(points)}
     return render_template("compare.html.j2", said, sections=sections)
 
 

@@ -218,7 +218,8 @@ def display_column(column: Column, rows: Sequence[Row]) -> DisplayColumn:
 def format_cell(column: Column, row: Row, decimals: int) -> str:
     """Return the number, with its interval if the column shows it; empty if it is not known, and why if a note says.
 
-    Minimum and maximum of one run are no interval. A number that noise hides is "<" and the noise.
+    Minimum and maximum of one run are no interval. A number that noise hides is "<" and the largest that it
+    may be: the noise, or the upper end of the interval.
     """
     value = row[column.key]
     if value is None:
@@ -230,7 +231,7 @@ def format_cell(column: Column, row: Row, decimals: int) -> str:
         return column.words.get(str(value)) or format_value(value)
     noise, shown = getattr(value, "noise", None), column.factor * value
     if noise is not None:
-        return f"<{column.factor * noise:.3g}"
+        return f"<{column.factor * max(noise, ends_of(value)[1] or 0.0):.3g}"
     if column.is_set and isinstance(value, float) and column.factor == 1:
         return f"{value:.6g}"  # as it was set
     if not math.isfinite(shown) or abs(shown) >= 1e9:

@@ -22,7 +22,7 @@ import msgspec
 from pipeline import __version__
 from pipeline.figures.comparability import gpu_model
 from pipeline.figures.epoch_figures import MAX_DATA_SHARE
-from pipeline.figures.intervals import MIN_COVERAGE
+from pipeline.figures.intervals import MIN_COVERAGE, min_values
 from pipeline.figures.pooling import group_pairs
 from pipeline.plan.point_label import (
     OF_GPUS,
@@ -41,7 +41,7 @@ from pipeline.report.display import MAX_ROWS, ON_PAGE, display_tables, status_of
 from pipeline.report.int8 import int8_plots
 from pipeline.report.link import bandwidth_plots
 from pipeline.report.network import network_plots
-from pipeline.report.next_step import LIMIT_WORDS, POWER, RULES, WAITING, faster, has_next_step
+from pipeline.report.next_step import LIMIT_WORDS, POWER, RULES, WAITING, has_next_step, with_gains
 from pipeline.report.plots import Plot, RenderedPlot, group_series, keep_curves
 from pipeline.report.provenance import conditions_of, describe_setting, list_provenance
 from pipeline.report.q1 import batch_size_plots
@@ -70,12 +70,11 @@ class Verdict(NamedTuple):
 
 
 class Suggestion(NamedTuple):
-    """One thing to try against a limit, for how many configurations, and the gain that was measured, if it was."""
+    """What to try against a limit, for how many configurations, with the gains that were measured."""
 
     num_configurations: int
     limit: str
     change: str
-    gain: str
     command: str
 
 
@@ -135,12 +134,12 @@ def suggestions_of(tables: Tables, terms: Terms, limit: str = "") -> list[Sugges
     wanted = [row for row in rows if limit in ("", row["limit"]) and row["limit"] != POWER.limit]
     groups = group_pairs(((row["limit"], row["next_step"].plain), row["next_step"]) for row in wanted)
     found = []
-    for (cause, change), steps in groups.items():
-        gains = [gain for step in steps for gain in step.gains.values() if gain]
-        option = next((change.option for change in steps[0].gains), "")
-        against, words = in_terms(LIMIT_WORDS.get(cause, cause), terms), in_terms(change, terms)
+    for (cause, plain), steps in groups.items():
+        gains = {one: [gain for step in steps if (gain := step.gains[one])] for one in steps[0].gains}
+        option = next((one.option for one in gains), "")
+        against, words = in_terms(LIMIT_WORDS.get(cause, cause), terms), in_terms(with_gains(gains) or plain, terms)
         command = f"--set {option} --merge" if option else ""
-        found.append(Suggestion(len(steps), against, words, faster(*gains) if gains else "", command))
+        found.append(Suggestion(len(steps), against, words, command))
     return sorted(found, key=lambda one: -one.num_configurations)[:MAX_SUGGESTIONS]
 
 
@@ -217,7 +216,8 @@ GLOSSARY = (
     ("MFU", "Model FLOPs utilization: the model's FLOPs a second over the peak of the $GPU."),
     (
         "interval",
-        f"It holds the true median with at least {100 * MIN_COVERAGE:.0f} %. A new run may fall outside it.",
+        f"Of {min_values()} runs or more it holds the median of all runs with at least {100 * MIN_COVERAGE:.0f} %. "
+        "Of fewer it is the range within them, and the next run may lie outside.",
     ),
     ("one run", "The figure is of a single run, so nothing is known of how much runs differ."),
 )

@@ -243,7 +243,7 @@ def oom_row(point: PooledPoint) -> Row:
     return make_row(OOM, point, status="oom", n=len(records), reason=reason, max_steps=point.spec.max_steps)
 
 
-ALL_FIT = "the largest that was tried"
+ALL_FIT = "the largest that was tried; more may fit"
 LARGEST_FITTING = Tile("Largest batch that fits", unit="$images", line=ALL_FIT)
 
 

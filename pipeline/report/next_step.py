@@ -241,14 +241,17 @@ class NextStep(str):
     @property
     def sentence(self) -> str:
         """The words where no legend explains the gains."""
-        said = (change.words + (f" ({faster(gain)})" if gain else "") for change, gain in self.gains.items())
-        return " or ".join(said) or str(self)
+        return with_gains({change: [gain] if gain else [] for change, gain in self.gains.items()}) or str(self)
 
 
-def faster(*gains: float) -> str:
-    """Return measured ratios of times in words, from the smallest to the largest."""
-    ends = dict.fromkeys(f"{gain:.3g}" for gain in (min(gains), max(gains)))
-    return f"measured here: {' to '.join(ends)} times as fast"
+def with_gains(gains: Mapping[Change, Sequence[float]]) -> str:
+    """Return changes in words, each with its measured ratios of times; "" without changes."""
+    said = []
+    for change, own in gains.items():
+        ends = dict.fromkeys(f"{gain:.3g}" for gain in (min(own), max(own))) if own else ()
+        how = f" (measured here: {' to '.join(ends)} times as fast)" if ends else ""
+        said.append(change.words + (how or " (not measured here)" * any(gains.values())))
+    return " or ".join(said)
 
 
 class Advice(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pipeline.figures.epoch_figures import LOADER_BOUND, compute_rate_notes, energy_notes, time_figures, time_notes
 from pipeline.figures.exposed_communication import PointsByTraining, untold_notes
 from pipeline.figures.intervals import ends_of, estimate, time_ratio_interval
-from pipeline.figures.pooling import SHARED_NODE, PooledPoint
+from pipeline.figures.pooling import SHARED_CPUS, SHARED_NODE, PooledPoint
 from pipeline.figures.scaling import FIXED_AXIS, NO_DIFFERENCE, SUPERLINEAR, Baseline, Scaling, scaling_figures
 from pipeline.plan.point_label import EFFORT_AXES, varying_axes
 from pipeline.plan.spec import BASELINE_MAY_DIFFER, alike_key
@@ -150,6 +150,13 @@ WAITS = "limited by data loading"
 SHARED = "with others on the node"
 ABOVE_N = "above the number of $GPUs"
 WAIT_NOT_STATED = "without the wait for data"
+LEFT_OUT = {
+    LOADER_BOUND: WAITS,
+    SHARED_NODE: SHARED,
+    SHARED_CPUS: "with fewer CPUs than processes",
+    SUPERLINEAR: ABOVE_N,
+}
+"""The notes that forbid a speed-up, and what an answer says of it."""
 WITHOUT_LOADER, ALONE = "--set input=dataloader,gpu", "--exclusive"
 
 
@@ -238,11 +245,9 @@ def lost_scaling(rows: Sequence[Row]) -> list[Row]:
 
 
 def reason_left_out(row: Row) -> str:
-    if row.figures.get("is_loader_bound") or row.has_note(LOADER_BOUND):
+    if row.figures.get("is_loader_bound"):
         return WAITS
-    if row.has_note(SHARED_NODE):
-        return SHARED
-    return ABOVE_N if row.has_note(SUPERLINEAR) else WAIT_NOT_STATED
+    return next((why for kind, why in LEFT_OUT.items() if row.has_note(kind)), WAIT_NOT_STATED)
 
 
 def speedup_plots(tables: Tables) -> Iterator[Plot]:

@@ -342,7 +342,7 @@ def measured_claim(rows: Sequence[Row], measured: Sequence[Row], compared: str) 
     if negative:
         parts.append(f"{len(negative)} of {len(rows)} show a step faster than without its collectives")
     where = f"on {rows[0]['num_gpus']} $GPUs"
-    unclear = f"not measured {where}: the noise is larger than the effect"
+    unclear = f"hidden by noise {where}"
     tile = Tile("Exposed communication", line=unclear, warning="; ".join(parts))
     if not told:
         return tile
@@ -440,28 +440,31 @@ def q3_row(point: PooledPoint, baseline: Baseline, measured: PointsByTraining, l
 def subtraction_figures(point: PooledPoint, baseline: Baseline) -> tuple[dict[str, Any], list[Note]]:
     """Return the figures of Q3 that follow from T(N) - T(1)/N, and the notes on them."""
     time_s, num_gpus = point.epoch_time, point.spec.num_gpus
-    compute_s = comm_s = None
+    compute_s = comm_s = share = None
     notes: list[Note] = []
     if baseline.time_s is not None and time_s is not None:
         compute_s = float(baseline.time_s / num_gpus)  # as if the work were divided perfectly
         if time_s <= compute_s:
             notes.append(make_note(SUBTRACTION_FAILS))
         else:
-            comm_s = Estimate(time_s - compute_s, *subtraction_ends_s(point, baseline))
+            ends_s, share_ends = subtraction_ends(time_s, baseline.time_s, num_gpus)
+            comm_s, share = Estimate(time_s - compute_s, *ends_s), Estimate(1 - compute_s / time_s, *share_ends)
             if comm_s.low is not None and comm_s.low <= 0:
-                comm_s.noise = comm_s.high
+                comm_s.noise, share.noise = comm_s.high, share.high
                 notes.append(make_note(SUBTRACTION_IS_NOISE))
     return {
         "compute_time_subtraction_s": compute_s,
         "comm_time_subtraction_s": comm_s,
-        "comm_share_subtraction": comm_s.over(time_s) if comm_s is not None and time_s else None,
+        "comm_share_subtraction": share,
     }, notes
 
 
-def ring_figures(point: PooledPoint, comm_s: float | None, links: MeasuredLinks) -> tuple[dict[str, Any], list[Note]]:
+def ring_figures(
+    point: PooledPoint, comm_s: Estimate | None, links: MeasuredLinks
+) -> tuple[dict[str, Any], list[Note]]:
     """Return the steps of an epoch, the bytes that a GPU sends in their ring all-reduces, and the bandwidth of that.
 
-    Notes say that a ring is only assumed, and that no link is so fast.
+    Where noise hides the time there is none. Notes say that a ring is only assumed, and that no link is so fast.
     """
     figures: dict[str, Any] = {"steps_per_epoch": None, "ring_bytes_per_epoch": None}
     if not point.spec.is_whole_epoch or point.num_samples is None:
@@ -474,7 +477,7 @@ def ring_figures(point: PooledPoint, comm_s: float | None, links: MeasuredLinks)
     num_sent = measurement.gradient_bytes // (2 if point.spec.gradient_compression == "bf16" else 1)
     step_bytes = formulas.ring_bytes_per_step(num_sent, point.spec.num_gpus)
     num_bytes = figures["ring_bytes_per_epoch"] = round(point.spec.full_steps_per_epoch * step_bytes)
-    if comm_s is None:
+    if comm_s is None or comm_s.noise is not None:
         return figures, []
     bandwidth = figures["bandwidth_subtraction_gb_s"] = formulas.bandwidth_gb_s(num_bytes, comm_s)
     notes = [make_note(RING_ASSUMED)] if strategy.uses_threads else []
@@ -484,12 +487,13 @@ def ring_figures(point: PooledPoint, comm_s: float | None, links: MeasuredLinks)
     return figures, notes
 
 
-def subtraction_ends_s(point: PooledPoint, baseline: Baseline) -> tuple[float, ...]:
-    """Return the ends of the interval of T(N) - T(1)/N, from those of both times; none if one has no interval."""
-    (low, high), (one_low, one_high) = ends_of(point.epoch_time), ends_of(baseline.time_s)
+def subtraction_ends(time: Estimate, one: Estimate, num_gpus: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the ends of T(N) - T(1)/N, and of it as a share of T(N), from those of both; none if one has none."""
+    (low, high), (one_low, one_high) = ends_of(time), ends_of(one)
     if low is None or high is None or one_low is None or one_high is None:
-        return ()
-    return low - one_high / point.spec.num_gpus, high - one_low / point.spec.num_gpus
+        return (), ()
+    least_s, most_s = one_low / num_gpus, one_high / num_gpus
+    return (low - most_s, high - least_s), (1 - most_s / low, 1 - least_s / high)
 
 
 def exposed_per_epoch(point: PooledPoint, measured: PointsByTraining) -> tuple[Estimate | None, list[Note]]:
@@ -506,9 +510,10 @@ def exposed_per_epoch(point: PooledPoint, measured: PointsByTraining) -> tuple[E
     num_steps, notes = point.spec.full_steps_per_epoch, untold
     time_s = exposed.times(num_steps) if exposed >= 0 else None
     if floor_s is not None and is_within_noise(exposed, floor_s):
-        notes.append(make_note(MEASURED_EXPOSURE_IS_NOISE, noise_s=floor_s * num_steps))
+        noise_s = max(floor_s, exposed.high or 0.0) * num_steps
+        notes.append(make_note(MEASURED_EXPOSURE_IS_NOISE, noise_s=noise_s))
         if time_s is not None:
-            time_s.noise = floor_s * num_steps
+            time_s.noise = noise_s
     elif exposed < 0:
         notes.append(make_note(EXPOSURE_NEGATIVE))
     return time_s, [*notes, *point.difference_notes("measured communication", match)]

@@ -194,19 +194,25 @@ def parts_of_step(row: Row, point: PooledPoint, measured: PointsByTraining) -> d
 def measured_steps(rows: Rows) -> Steps:
     """Return the measured steps on synthetic images: exposed communication, and the rest; none within the noise.
 
-    Strategy overhead is a part where the rules call it a limit; beside SyncBatchNorm, which it holds, it is none.
+    Strategy overhead is a part of all where the rules call it a limit of one; of none beside SyncBatchNorm.
     """
+    told = [row for row in rows if row["step_time_s"] and row["exposed_comm_time_s"] is not None]
+    told = [row for row in told if not row.has_note(EXPOSURE_IS_NOISE)]
+    has_overhead = any(overhead_s(row) >= WRAPPER.threshold * row["step_time_s"] for row in told)
     steps = []
-    for row in rows:
-        if row["step_time_s"] and row["exposed_comm_time_s"] is not None and not row.has_note(EXPOSURE_IS_NOISE):
-            exposed_s = min(max(row["exposed_comm_time_s"], 0.0), row["step_time_s"])
-            parts = {"all else": row["step_time_s"] - exposed_s, EXPOSED_PART: exposed_s}
-            overhead_s = row["wrapper_time_s"] or 0.0
-            if overhead_s >= WRAPPER.threshold * row["step_time_s"] and not row.axes.get("sync_batchnorm"):
-                parts[OVERHEAD] = min(float(overhead_s), parts["all else"])
-                parts["all else"] -= parts[OVERHEAD]
-            steps.append((row.axes, parts))
+    for row in told:
+        exposed_s = min(max(row["exposed_comm_time_s"], 0.0), row["step_time_s"])
+        parts = {"all else": row["step_time_s"] - exposed_s, EXPOSED_PART: exposed_s}
+        if has_overhead:
+            parts[OVERHEAD] = min(overhead_s(row), parts["all else"])
+            parts["all else"] -= parts[OVERHEAD]
+        steps.append((row.axes, parts))
     return steps
+
+
+def overhead_s(row: Row) -> float:
+    """Return the strategy overhead of a step; 0 beside SyncBatchNorm, which it would hold, too."""
+    return 0.0 if row.axes.get("sync_batchnorm") else max(float(row["wrapper_time_s"] or 0.0), 0.0)
 
 
 def dataparallel_steps(rows: Rows) -> Steps:

@@ -438,12 +438,16 @@ def test_measured_communication_below_its_noise_is_printed_as_less_than_that(
 
 
 def test_a_subtraction_whose_interval_holds_0_is_printed_as_less_than_its_upper_end() -> None:
-    """T(1) is 0.95 to 1.05 s and T(2) 0.4788 to 0.5292 s: T(2) - T(1)/2 is -0.0462 to 0.0542 s, 10.8 % of 0.504."""
+    """T(1) is 0.95 to 1.05 s and T(2) 0.4788 to 0.5292 s.
+
+    T(2) - T(1)/2 is -0.0462 to 0.0542 s, and 1 - 0.475/0.5292 is 10.2 %.
+    """
     found = [windowed(NOISY, 128), windowed([0.504 * share for share in NOISY], 128, 2)]
     rows = table_of(report(*found), "Q3: computation against communication")
-    assert cells(rows, "T(N) - T(1)/N [s]", "of the epoch [%]") == [(r"\<0.0542", r"\<10.8")]
+    assert cells(rows, "T(N) - T(1)/N [s]", "of the epoch [%]") == [(r"\<0.0542", r"\<10.2")]
     (row,) = build(*found)["Q3"]
     assert row["comm_time_subtraction_s"] == pytest.approx(0.004), "the difference itself is in JSON"
+    assert row["bandwidth_subtraction_gb_s"] is None, "what noise hides has none"
 
 
 def test_a_table_in_which_no_point_has_a_result_still_says_every_state() -> None:

@@ -42,7 +42,7 @@ from pipeline.report.memory import LARGEST_FITTING
 from pipeline.report.q1 import Q1
 from pipeline.report.questions import FIGURE_NAMES, TABLES, flatten_row
 from pipeline.report.questions import answers_of as answers_of_tables
-from pipeline.report.table import FACTORS, FIGURES_NOT_STATED, Column, Row, Table, render_note
+from pipeline.report.table import EPOCH_TIME, FACTORS, FIGURES_NOT_STATED, Column, Row, Table, render_note
 
 COLUMNS = {(table.name, column.key): column for table in TABLES.values() for column in table.columns}
 
@@ -136,6 +136,12 @@ def test_a_cell_is_not_stated_by_the_kind_of_its_note_and_not_by_its_words() -> 
     stated = Row({}, figures, notes=(make_note(FIGURES_NOT_STATED, figures=["epoch_time_s"]),))
     quoted = Row({}, figures, notes=(text_note("not stated: epoch_time_s"),))
     assert [format_cell(column, row, 0) for row in (stated, quoted)] == ["not stated", ""]
+
+
+@pytest.mark.parametrize(("high", "text"), [(None, "<0.2"), (0.1, "<0.2"), (0.3, "<0.3")])
+def test_what_noise_hides_is_less_than_the_largest_that_it_may_be(high: float | None, text: str) -> None:
+    row = Row({}, {"epoch_time_s": Estimate(0.05, -0.1, high, noise=0.2)})
+    assert format_cell(EPOCH_TIME, row, 3) == text
 
 
 def tables_in(text: str) -> list[list[str]]:
@@ -367,7 +373,10 @@ def test_badges_stand_once_and_those_of_the_baseline_last() -> None:
     badges = badges_of(Row({}, {}, 1, notes))
     assert badges == ("one run", CAPPED, "shared node", f"baseline {CAPPED}")
     tile = LARGEST_FITTING._replace(figure="512", badges=badges[:2]).in_words_of(OF_GPUS)
-    assert tile.text == f"Largest batch that fits: 512 images, the largest that was tried; one run; {CAPPED}."
+    assert (
+        tile.text
+        == f"Largest batch that fits: 512 images, the largest that was tried; more may fit; one run; {CAPPED}."
+    )
 
 
 @pytest.mark.parametrize(

@@ -253,8 +253,9 @@ def test_an_answer_is_a_line_for_each_gpu_model_its_text_is_escaped_and_its_comm
     said = render_answers([Answer("Q1", [UNANSWERED], Terms()), Answer("Q2", models, Terms()), not_asked])
     assert said.split("\n") == [
         "- **Q1** Batch size: nothing \\<b\\>. Next: `submit --grid q1`",
-        "- **Q2** Largest batch that fits, A: 1,024 images, the largest that was tried.",
-        "- **Q2** Largest batch that fits, B: 1,024 images, the largest that was tried. Next: `submit --grid memory`",
+        "- **Q2** Largest batch that fits, A: 1,024 images, the largest that was tried; more may fit.",
+        "- **Q2** Largest batch that fits, B: 1,024 images, the largest that was tried; more may fit. Next:",
+        "  `submit --grid memory`",
         "- Not part of this experiment: communication.",
     ]
 

@@ -21,6 +21,7 @@ from factories import (
 )
 from rendered import assert_row, batch_records, build, claims_of, every_question, published_claims, row_of
 
+from pipeline.figures import epoch_figures, pooling, scaling
 from pipeline.figures.epoch_figures import LOADER_BOUND
 from pipeline.figures.notes import NoteKind, make_note
 from pipeline.figures.pooling import SHARED_NODE
@@ -29,7 +30,7 @@ from pipeline.plan.grid import shipped_grids
 from pipeline.plan.point_label import OF_GPUS, Terms
 from pipeline.records.record import Environment, Gpu, Link, Record, SweptCollective
 from pipeline.report.claims import Tile, badges_of, is_fit_for_answer
-from pipeline.report.q2 import ABOVE_N, SHARED, WAITS, node_claims, usable_rows
+from pipeline.report.q2 import ABOVE_N, LEFT_OUT, SHARED, WAITS, node_claims, usable_rows
 from pipeline.report.q3 import BANDWIDTH_ABOVE_LINK, SUBTRACTION_IS_NOISE
 from pipeline.report.questions import Answer, flatten
 from pipeline.report.table import Row
@@ -140,6 +141,11 @@ def test_a_note_that_forbids_a_figure_counts_for_a_baseline_too(kind: NoteKind) 
     for figure in kind.forbids:
         assert is_fit_for_answer(Row({}, figures), figure)
         assert not is_fit_for_answer(Row({}, figures, 1, (make_note(kind)._replace(is_of_baseline=True),)), figure)
+
+
+def test_every_note_that_forbids_a_speed_up_has_words_of_its_own() -> None:
+    values = (value for module in (epoch_figures, pooling, scaling) for value in vars(module).values())
+    assert {kind for kind in values if isinstance(kind, NoteKind) and "speedup" in kind.forbids} == set(LEFT_OUT)
 
 
 def test_every_question_is_answered_from_its_rows() -> None:
