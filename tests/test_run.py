@@ -18,6 +18,7 @@ from import_hook import when_imported
 
 import ddpscale
 from pipeline.plan.grid import expand_grid
+from pipeline.plan.spec import Spec
 from pipeline.records.folder import Experiment, find_experiments
 from pipeline.records.record import Record
 from pipeline.run import parse_arguments
@@ -150,6 +151,20 @@ while True:
     time.sleep(0.005)
 """
 
+COMPILED = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo")
+layers = [nn.Linear(8, 1024), nn.BatchNorm1d(1024), nn.Linear(1024, 1024), nn.Linear(1024, 8)]
+model = torch.compile(DDP(nn.Sequential(*layers)), backend="eager")  # two buckets: the first has at most 1 MiB
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+while True:
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 MISTAKES = """
 import contextlib, sys, torch
 import torch.distributed as dist
@@ -251,6 +266,18 @@ def test_a_script_that_ignores_the_batch_size_ends_with_both_numbers_and_runs_ag
     assert "--set replaced repeat" not in said
 
 
+def points_of_run(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Spec, ...]:
+    monkeypatch.setattr("sys.argv", ["run", "--batch-size", "8", *words, "--", "train.py"])
+    return expand_grid(parse_arguments().grid).points
+
+
+def test_on_one_gpu_no_strategy_spreads_the_model_of_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    found = points_of_run(monkeypatch, "--num-gpus", "1,2", "--strategy", "ddp,fsdp")
+    assert [(spec.strategy, spec.num_gpus) for spec in found] == [("single", 1), ("ddp", 2), ("fsdp", 2)]
+
+
 @pytest.mark.parametrize(
     ("words", "shapes"),
     [
@@ -264,9 +291,8 @@ def test_gpus_of_a_script_are_counted_by_node_unless_their_total_is_given(
 ) -> None:
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
-    command = ["run", "--batch-size", "8", *words.split(), "--measure", "communication", "--", "train.py"]
-    monkeypatch.setattr("sys.argv", command)
-    found = sorted((spec.num_nodes, spec.num_gpus, spec.measure) for spec in expand_grid(parse_arguments().grid).points)
+    points = points_of_run(monkeypatch, *words.split(), "--measure", "communication")
+    found = sorted((spec.num_nodes, spec.num_gpus, spec.measure) for spec in points)
     several = {(*shape, "communication") for shape in shapes if shape[1] > 1}
     assert found == sorted({*((*shape, "epochs") for shape in shapes), *several})
 
@@ -299,6 +325,7 @@ TWO_PASSES: dict[str, list[Any]] = {"batch_size_per_gpu": [8], "grad_accumulatio
 GRID: list[dict[str, list[Any]]] = [
     {"script": ["gan.py"], **TWO_RANKS, "batch_size_per_gpu": [4], "updates": [2]},
     *({"script": ["mistakes.py '{model.mistake}'"], **block} for block in MISTAKEN),
+    {"script": ["compiled.py"], **TWO_RANKS},
     {"script": ["words.py"], **SHORT_AXES, "updates": [20], "warmup_updates": [5]},
     {"script": ["GREETING=hello optimizers.py"], **SHORT_AXES, "update_by": ["Lion"]},
     {"script": [f"trainer.py --note {shlex.quote(NOTE)} --passes {{grad_accumulation}}"], **SHORT_AXES, **TWO_PASSES},
@@ -321,7 +348,14 @@ class Measured(NamedTuple):
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     """Scripts that one launch measures, one after the other."""
     folder = tmp_path_factory.mktemp("scripts")
-    texts = {"gan": GAN, "mistakes": MISTAKES, "words": WORDS, "optimizers": TWO_OPTIMIZERS, "trainer": TRAINER}
+    texts = {
+        "gan": GAN,
+        "mistakes": MISTAKES,
+        "compiled": COMPILED,
+        "words": WORDS,
+        "optimizers": TWO_OPTIMIZERS,
+        "trainer": TRAINER,
+    }
     texts["deadlock"] = DEADLOCK
     for name, text in texts.items():
         (folder / f"{name}.py").write_text(text)
@@ -353,6 +387,16 @@ def test_communication_of_a_gan_is_measured_and_its_checkpoint_survives(measured
     saved = torch.load(measured.folder / "gan.pt")
     num_updates = found.steps_per_window + 2  # of a window with its lead-in
     assert 0 < saved["step"] <= 20 + 2 * num_updates
+
+
+@pytest.mark.training
+def test_a_compiled_model_calls_its_collectives_outside_of_what_is_compiled(measured: Measured) -> None:
+    """DDP broadcasts its buffers, and buckets of other sizes after the first update: Dynamo would trace both calls."""
+    found = measurement_of(measured.one("compiled")).communication
+    assert found is not None
+    sent = {transfer.kind: (transfer.calls_per_step, transfer.bytes_per_step) for transfer in found.transfers}
+    num_parameters = (8 + 1) * 1024 + 2 * 1024 + (1024 + 1) * 1024 + (1024 + 1) * 8
+    assert sent == {"gradients": (2, 4 * num_parameters), "buffers": (2, 4 * 2 * 1024 + 8)}
 
 
 @pytest.mark.training

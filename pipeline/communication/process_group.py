@@ -51,6 +51,7 @@ Fill = Callable[[int, int, Any, Any], object]  # takes: rank, size, the first tw
 
 CALIBRATION_CYCLES = 20_000_000  # about 10 ms of a GPU
 C10D_MODULES = ("torch.distributed.distributed_c10d", "torch.distributed.c10d_logger")
+DYNAMO_MODULES = ("torch._compile", "torch._dynamo.eval_frame")  # the frames around what is not to be compiled
 BACKWARD_CALLERS = ("torch.autograd.graph", "")
 DDP_MODULE, DDP_BUFFERS = "torch.nn.parallel.distributed", "_distributed_broadcast_coalesced"
 SYNC_BATCHNORM_MODULE = "torch.nn.modules._functions"
@@ -221,7 +222,7 @@ NOT_DELAYED = ("barrier", "recv")
 def find_caller() -> tuple[str, str]:
     """Return the module and the function that called torch.distributed."""
     frame: FrameType | None = sys._getframe(1).f_back  # None in a thread of C++, such as that of a backward pass
-    while frame is not None and frame.f_globals.get("__name__") in C10D_MODULES:
+    while frame is not None and frame.f_globals.get("__name__") in (*C10D_MODULES, *DYNAMO_MODULES):
         frame = frame.f_back
     return (str(frame.f_globals.get("__name__")), frame.f_code.co_name) if frame is not None else ("", "")
 
@@ -382,8 +383,10 @@ def completed(result: Any) -> Work:
 
 
 def forward(name: str, collective: str, fill: Fill | str) -> Callable[..., Any]:
-    """Return the method of that name for MeasuredGroup."""
+    """Return the method of that name for MeasuredGroup. Where a compiled model calls it, Dynamo would trace it."""
 
+    # torch.compiler.disable() imports Dynamo at once, before a script has set its variables
+    @torch._disable_dynamo  # type: ignore[attr-defined]
     def method(self: MeasuredGroup, *args: Any, **keywords: Any) -> Any:
         call = describe_call(collective, fill, args, find_caller(), self.size())
         counts = self._controller.counts

@@ -127,7 +127,8 @@ def expand_grid(grid: str | GridFile, changes: Sequence[str] = (), *, has_gpus: 
     for index, block in enumerate(file.points):
         place_models(block, folder)
         for spec in expand_block(file.base, block, overrides, auto, f"points[{index}]"):
-            if spec in points and not overrides:  # which may make points equal
+            is_alike = overrides or spec.script  # all strategies of a script are alike on one GPU
+            if spec in points and not is_alike:
                 raise CommandError(f"grid {file.name!r} has the configuration {spec.run_id()} twice; remove one.")
             points[spec] = None
             if len(points) > MAX_POINTS:
@@ -396,12 +397,15 @@ def spec_from_fields(fields: Mapping[str, Any], where: str) -> Spec:
 
 
 def complete_script_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a point of a script with what it does not state, its options gathered as of a model."""
+    """Return the fields of a point of a script with what it does not state, its options gathered as of a model.
+
+    Its strategy is what spreads the model over several GPUs: one is `single`.
+    """
     found = complete_model_fields({"model": script_name(str(fields["script"])), "batch_size_per_gpu": 1, **fields})
     windows = found.setdefault("windows", SCRIPT_WINDOWS)
     stated = {**dict.fromkeys(UNSTATED_BY_SCRIPTS), "precision": None, "epochs": windows + NUM_WARM_UP_EPOCHS}
-    stated["strategy"] = "single" if found.get("num_gpus") == 1 else "ddp"
-    return stated | found
+    of_one = {"strategy": "single"} if found.get("num_gpus") == 1 else {}
+    return stated | {"strategy": "ddp"} | found | of_one
 
 
 def complete_model_fields(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ KINDS: dict[str, TransferKind] = {
 }
 """What a collective of a script carries, as the strategies use it."""
 MAX_SIZE_DIFFERENCE = 0.01  # of the samples of an update: what a smaller last batch may change
+MAX_PASSES_DIFFERENCE = 0.1  # of the passes of an update whose FLOPs are those of the others
 MIN_LATE_BYTES_RATIO = 0.5  # of gradients: what a script averages beside them is less
 MAX_BYTES_RATIO = 1.2  # of what travels over what is needed: padding and buffers take less
 WRAPPERS = {name: facts.wrappers for name, facts in STRATEGIES.items() if facts.wrappers}
@@ -58,6 +59,7 @@ class Block(msgspec.Struct, frozen=True):
     data: int | None
     sizes: list[tuple[int, int]]
     passes: int  # backward ones
+    all_passes: int  # also those of other optimizers
     started: int
     updates: int  # from the start of the script
     activity: list[int]
@@ -66,8 +68,8 @@ class Block(msgspec.Struct, frozen=True):
     left_out: list[int]  # indices of steps
     merit: tuple[float | None, str, str] | None  # value, name, and which is better
     calls: list[CountedCall]  # of a warm-up block
-    flops: tuple[int, float | None, list[str], list[tuple[int, int]]] | None
-    """Of an update: their number, its items, operations without a formula, and its batches as in `sizes`."""
+    flops: tuple[int, float | None, list[str], list[tuple[int, int]], int] | None
+    """Of an update: their number, its items, operations without a formula, its batches as in `sizes`, its passes."""
     skipped: list[tuple[str, int]]  # saves
     seen: dict[str, Any]
     memory: dict[str, Any]
@@ -250,7 +252,11 @@ def flops_of(spec: Spec, block: Block) -> FlopCount:
     if block.flops is None:
         why = "the script compiles" if block.seen["is_compiled"] else "the script has modes of its own"
         return FlopCount(None, f"FLOPs not counted: {why}; --flops-per-sample states them")
-    flops, items, without_formula, sizes = block.flops
+    flops, items, without_formula, sizes, passes = block.flops
+    mean_passes = block.all_passes * block.share / len(block.steps)
+    if abs(passes - mean_passes) > MAX_PASSES_DIFFERENCE * mean_passes:
+        why = f"the update that was counted makes {passes} passes, and the mean one {mean_passes:.3g}"
+        return FlopCount(None, f"FLOPs not counted: {why}; --flops-per-sample states them")
     samples = items or num_samples_in(sizes, spec.counts_batches) or spec.global_batch_size / spec.num_gpus
     return flops_of_sample(flops / samples, without_formula)
 

@@ -56,6 +56,8 @@ class Probe:
         self.steps: list[int] = []  # the optimizers whose steps run now, the outermost first
         self.num_updates = self.num_steps = 0
         self.num_passes_since_step = 0  # backward ones, since an optimizer stepped: others have passes of their own
+        self.num_all_passes = 0  # of all optimizers, since the start of a block's timed part
+        self.num_passes_uncounted = 0  # of these, before the update whose FLOPs are counted
         self.num_others = 0  # steps of other optimizers since the last update
         self.fetched: dict[int, Counter[int]] = {}  # batches since the last update, by data set: others evaluate
         self.last_data = 0  # from which the last batch came: that of the training, at an update
@@ -131,11 +133,13 @@ class Probe:
         if self.counter is not None:
             items = sum(map(float, self.items)) if self.items else None
             sizes = sorted(self.fetched.get(self.last_data, Counter()).items())
-            self.flops = [self.counter.flops, items, sorted(self.counter.without_formula), sizes]
+            num_passes = self.num_all_passes - self.num_passes_uncounted
+            self.flops = [self.counter.flops, items, sorted(self.counter.without_formula), sizes, num_passes]
             self.stop_counter()
         is_before_last = self.turn == 0 and self.left == 1 and self.flop_counter_path
         if is_before_last and not self.activity()[0] and not self.torch._C._len_torch_dispatch_stack():
             self.items.clear()
+            self.num_passes_uncounted = self.num_all_passes
             counter = load_module("ddpscale_flop_counter", self.flop_counter_path)
             self.counter = counter.FlopCounter(is_paused=lambda: self.is_in_optimizer or self.is_skipping)
             self.stance = self.torch.compiler.set_stance("force_eager")  # for what is first compiled now
@@ -175,6 +179,7 @@ class Probe:
         """Run a backward pass and count it: not one inside of another (checkpoints), or of an optimizer's closure."""
         if self.torch._C._current_graph_task_id() == -1 and not (self.steps or self.is_skipping):
             self.num_passes_since_step += 1
+            self.num_all_passes += 1
         return backward(*words, **named)
 
     def scaled_step(self, step: Callable[..., Any], scaler: Any, optimizer: Any, *words: Any, **named: Any) -> Any:
@@ -258,7 +263,7 @@ class Probe:
         self.optimizer_marks: list[tuple[Any, Any]] = []
         self.waits: list[tuple[Any, Any]] = []
         self.sizes: Counter[int] = Counter()
-        self.num_passes = 0
+        self.num_passes = self.num_all_passes = 0
         self.collectives_before = self.num_collectives()
 
     # blocks
@@ -311,6 +316,7 @@ class Probe:
             "data": sum(of_device) if of_device else None,
             "sizes": sorted(self.sizes.items()),
             "passes": self.num_passes,
+            "all_passes": self.num_all_passes,
             "items": self.count_items(),
             "unit": self.unit,
             "left_out": sorted(self.left_out),
@@ -570,7 +576,8 @@ def main() -> None:
             traceback.print_exception(found)
         updates = probes[0].num_updates if probes else None
         stepped = [type(one).__name__ for one in probes[0].optimizers.values()] if probes else []
-        report = {"updates": updates, "optimizers": stepped, **say_why(found)}
+        unsaved = sorted(probes[0].skipped) if probes else []
+        report = {"updates": updates, "optimizers": stepped, "unsaved": unsaved, **say_why(found)}
         with open(config["report"], "w") as file:
             json.dump(report, file)
     for stream in (sys.stdout, sys.stderr):

@@ -227,6 +227,8 @@ class ScriptRank:
             names, text = set(report["types"]), ESCAPE_SEQUENCE.sub("", report["text"])
             kind = classify(names, text, uses_gpu=self.spec.device == "cuda", did_allocator_refuse=lambda: False)
             place = f" (at {report['place']})" if report["place"] else ""
+            if report["unsaved"]:
+                after += f" without {report['unsaved'][0]}: silent updates write no weights; turn checkpoints off"
             return ScriptProblem(f"{report['types'][0]}: {text.partition(chr(10))[0]}{place}, {after}\n{text}", kind)
         if report["exit"]:
             return ScriptProblem(f"{name} exited with {report['exit']} {after}{report['text']}{said}", "exit")

@@ -305,9 +305,10 @@ def end_like(exit_code: int) -> NoReturn:
 def default_omp_threads(spec: Spec, num_threads: int) -> dict[str, str]:
     """Return OMP_NUM_THREADS for ranks: `num_threads` if they train on the CPU, with any strategy, and 1 on a GPU.
 
-    Empty if the user has set the variable.
+    A script has 1 on a CPU, too: its runs may differ in what else their grid has. Empty if the user has set the
+    variable.
     """
-    count = num_threads if spec.device == "cpu" else 1
+    count = num_threads if spec.device == "cpu" and spec.script is None else 1
     return {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(count)}
 
 

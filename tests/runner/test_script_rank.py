@@ -64,6 +64,7 @@ def block_of(sizes: list[tuple[int, int]], calls: list[CountedCall] | None = Non
         "started": 1,
         "updates": 10,
         "passes": 0,
+        "all_passes": 10,
         "items": None,
         "unit": "",
         "left_out": [],
@@ -146,10 +147,21 @@ def test_batches_of_a_step_that_is_left_out_are_not_of_the_others() -> None:
 
 def test_flops_are_of_the_samples_of_the_update_that_was_counted() -> None:
     """A timed block may have the smaller batches of the end of the data."""
-    counted = msgspec.structs.replace(block_of([(8, 9), (4, 1)]), flops=(6400, None, [], [(8, 1)]))
+    counted = msgspec.structs.replace(block_of([(8, 9), (4, 1)]), flops=(6400, None, [], [(8, 1)], 1))
     assert flops_of(spec_of(), counted).per_sample == 800
-    assert flops_of(spec_of(), msgspec.structs.replace(counted, flops=(6400, 64.0, [], [(8, 1)]))).per_sample == 100
-    assert flops_of(spec_of(), msgspec.structs.replace(counted, flops=(6400, None, [], []))).per_sample == 800
+    assert flops_of(spec_of(), msgspec.structs.replace(counted, flops=(6400, 64.0, [], [(8, 1)], 1))).per_sample == 100
+    assert flops_of(spec_of(), msgspec.structs.replace(counted, flops=(6400, None, [], [], 1))).per_sample == 800
+
+
+@pytest.mark.parametrize(("all_passes", "is_counted"), [(10, True), (11, True), (12, False), (20, False)])
+def test_flops_of_an_update_that_is_unlike_the_others_are_not_those_of_a_sample(
+    all_passes: int, is_counted: bool
+) -> None:
+    """Ten updates of a critic, each with one pass; every fifth has one of the generator beside it."""
+    block = msgspec.structs.replace(block_of([(8, 10)]), all_passes=all_passes, flops=(6400, None, [], [(8, 1)], 1))
+    found = flops_of(spec_of(), block)
+    said = "FLOPs not counted: the update that was counted makes 1 passes, and the mean one"
+    assert (found.per_sample, said in (found.note or "")) == ((800, False) if is_counted else (None, True))
 
 
 @pytest.mark.parametrize(
@@ -434,6 +446,18 @@ def test_of_a_script_that_ends_the_rounds_count_that_are_whole(folder: Path, mon
     assert isinstance(found, Measurement), found
     assert found.communication
     assert [len(series.window_times_ns) for series in found.communication.series] == [6, 6, 6]
+
+
+@pytest.mark.training
+def test_a_checkpoint_that_was_not_written_is_named_where_the_script_needs_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (
+        TRAIN + f"while True: update(), {IS_SECOND} or [torch.save(weight, 'new.pt'), os.replace('new.pt', 'old.pt')]"
+    )
+    problem = run_ranks(folder, text, monkeypatch, world_size=2, measure="communication")[0]
+    words = "updates without torch.save new.pt: silent updates write no weights; turn checkpoints off"
+    assert (problem.kind, words in str(problem)) == ("exception", True), problem
 
 
 @pytest.mark.usefixtures("short_windows")

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -426,10 +427,13 @@ def test_a_rank_takes_the_first_number_of_omp_num_threads(threads: None, wanted:
 def test_threads_are_the_same_for_each_layout_of_processes_and_not_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     seen = []
-    for fields in ({"device": "cpu"}, {"device": "cpu", "strategy": "ddp", "num_gpus": 4}, {"device": "cuda"}):
+    of_script = {"script": "train.py", "model": "train.py", **dict.fromkeys(("precision", "input", "num_workers"))}
+    of_script |= {"dataset": None, "epochs": 21, "windows": 20}
+    on_cpu: list[dict[str, Any]] = [{}, {"strategy": "ddp", "num_gpus": 4}, of_script]
+    for fields in (*({"device": "cpu", **fields} for fields in on_cpu), {"device": "cuda"}):
         with start_ranks.environment_variables(start_ranks.default_omp_threads(make_spec(**fields), 2)):
             seen.append(os.environ["OMP_NUM_THREADS"])
-    assert seen == ["2", "2", "1"]  # a CPU point of one process had all cores before, and was compared with this one
+    assert seen == ["2", "2", "1", "1"]  # one process had all cores before, and was compared
     assert "OMP_NUM_THREADS" not in os.environ
     monkeypatch.setenv("OMP_NUM_THREADS", "3")  # set by the user
     assert start_ranks.default_omp_threads(make_spec(device="cpu"), 2) == {}
