@@ -119,13 +119,13 @@ def main() -> int:
 def submit(options: argparse.Namespace) -> int:
     """Submit the points of a grid, run them here, or print the plan. Return the exit code."""
     check_slurm_options(options.slurm_options)
-    grid = plan.expand_submission(options)
+    cluster = plan.inspect_cluster(options)
+    grid = plan.expand_submission(options, cluster)
     if options.is_pilot:
         options.only = [spec.run_id() for spec in pilot_points(grid.points)]
         if not options.only:
             problem = "--pilot selects no configuration, since all are probes of memory"
             raise CommandError(f"{problem}; run them without it.", errors.EXIT_NOTHING_FOUND)
-    cluster = plan.inspect_cluster(options)
     experiment = Experiment(options.outputs / grid.name)
     experiment.require_writable()
     experiment.refuse_manifest_of_another_user()

@@ -177,7 +177,8 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     device: Annotated[
         Device,
         declare(
-            "`cuda` or `cpu`; a grid may say `auto`: `cuda` where there is a GPU, else `cpu`.",
+            "`cuda` or `cpu`; a grid may say `auto`: `cuda` where the partition has a GPU (without Slurm: this "
+            "machine), else `cpu`.",
             "device=cpu strategy=ddp num_gpus=2",
             words="{}",
         ),

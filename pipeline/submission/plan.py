@@ -108,9 +108,9 @@ def command(name: str, folder: Path) -> str:
     return f"{command_name(name)} {shlex.quote(str(folder))}"
 
 
-def expand_submission(options: argparse.Namespace) -> Grid:
+def expand_submission(options: argparse.Namespace, cluster: Cluster) -> Grid:
     """Return the grid with the changes of the command line. Raises CommandError."""
-    grid = expand_grid(options.grid, options.overrides, has_gpus=num_visible_gpus() > 0)
+    grid = expand_grid(options.grid, options.overrides, has_gpus=has_gpus(options, cluster))
     if options.name is not None:
         check_grid_name(options.name, "--name")
         grid = grid._replace(name=options.name)
@@ -139,6 +139,13 @@ def inspect_cluster(options: argparse.Namespace) -> Cluster:
         return Cluster("slurm", notices=[f"Notice: {problem}; its nodes are unknown."])
     wait = "wait for it, or " if presence == "silent" else ""
     raise CommandError(f"{problem}; {wait}run on this machine with --cluster local.", EXIT_SCHEDULER)
+
+
+def has_gpus(options: argparse.Namespace, cluster: Cluster) -> bool:
+    """True if the points can have GPUs: on the nodes of a partition, else on this machine."""
+    if cluster.nodes is None:
+        return num_visible_gpus() > 0
+    return options.slurm_options.no_gres or any(node.count_gpus(options.gpu_type) for node in cluster.nodes)
 
 
 def query_cluster(options: argparse.Namespace) -> Cluster:

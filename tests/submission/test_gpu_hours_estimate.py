@@ -29,7 +29,7 @@ from pipeline.plan.spec import Spec, without_repeat
 from pipeline.records.folder import find_experiments
 from pipeline.records.record import Environment, Gpu, Record
 from pipeline.records.store import load_folder
-from pipeline.submission import gpu_hours_estimate
+from pipeline.submission import gpu_hours_estimate, plan
 from pipeline.submission.gpu_hours_estimate import (
     ALIKE_RANGE,
     PILOT_RANGE,
@@ -47,6 +47,7 @@ from pipeline.submission.gpu_hours_estimate import (
 )
 from pipeline.submission.plan import Cluster, find_gpu_model
 from pipeline.submission.slurm_queries import NodeType
+from pipeline.submit import parse_arguments
 from pipeline.system.errors import CommandError
 
 LIMIT_MIN = 30
@@ -248,6 +249,25 @@ def test_on_slurm_the_gpu_model_is_the_type_asked_for_or_the_only_one(
     nodes: list[NodeType] | None, asked: str | None, model: str | None
 ) -> None:
     assert find_gpu_model(Cluster("slurm", nodes), asked) == model
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words", "expected"),
+    [
+        (None, [], False),  # this machine has none, and Slurm is not known
+        (NODES[1:], [], False),
+        (NODES, [], True),  # though the login node has none
+        (NODES, ["--gpu-type", "v100"], False),
+        (NODES[1:], ["--no-gres"], True),  # Slurm does not know them
+    ],
+)
+def test_a_grid_takes_the_gpus_of_the_partition_not_of_the_login_node(
+    monkeypatch: pytest.MonkeyPatch, nodes: list[NodeType] | None, words: list[str], expected: bool
+) -> None:
+    monkeypatch.setattr(plan, "num_visible_gpus", lambda: 0)
+    monkeypatch.setattr("sys.argv", ["submit", "--grid", "smoke", *words])
+    devices = {spec.device for spec in plan.expand_submission(parse_arguments(), Cluster("slurm", nodes)).points}
+    assert devices == {"cuda" if expected else "cpu"}
 
 
 def test_an_experiment_whose_manifest_cannot_be_read_tells_nothing(tmp_path: Path) -> None:

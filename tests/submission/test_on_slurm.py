@@ -198,7 +198,15 @@ def test_the_grid_nodes_runs_on_one_and_two_nodes_and_says_what_the_second_bring
 ) -> None:
     """With one process on each node, by the words that people give to the shipped grid."""
     size = ("model.layers=1", "model.width=16", "model.heads=2", "model.length=8", "model.vocabulary=64")
-    changes = ("num_nodes=1,2", "gpus_per_node=1", *size, "batch_size_per_gpu=8", "num_samples=64", "windows=1")
+    changes = (
+        "device=cpu",
+        "num_nodes=1,2",
+        "gpus_per_node=1",
+        *size,
+        "batch_size_per_gpu=8",
+        "num_samples=64",
+        "windows=1",
+    )
     submit = ("submit", "--grid", "nodes", "--outputs", tmp_path, "--points-per-element", "2", "--keep-trace", "--wait")
     env = {**on_slurm, "PIPELINE_MASTER_ADDR": "@lo", "CUDA_VISIBLE_DEVICES": ""}
     timed = [spec for spec in expand_grid("nodes", changes).points if spec.measure != "network"]  # takes long
