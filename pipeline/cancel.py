@@ -21,6 +21,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from pipeline.figures.pooling import group_pairs
 from pipeline.records import store
 from pipeline.records.folder import Experiment, Manifest, Submission, find_experiments
 from pipeline.submission.read_progress import (
@@ -155,14 +156,13 @@ def find_unfinished_jobs(experiment: Experiment, manifest: Manifest) -> list[Unf
     unfinished = {key: job for key, job in slurm.job_states.items() if is_unfinished(job) and job.state != ENDING}
     unproven = {key: job for key, job in unfinished.items() if job.name == "" or job.uid is None}
     name_jobs_of_others({**slurm.of_others, **unproven})
-    if not unfinished.keys() - unproven:
-        return []
     of_other_work = name_other_scripts({job_id for job_id, _ in unfinished.keys() - unproven.keys()}, manifest)
-    points: dict[JobKey, list[str]] = {}
-    for run_id, jobs in find_jobs(manifest, unfinished, published).items():
-        for job in jobs:
-            if job.may_publish and job.key not in unproven and job.key[0] not in of_other_work:
-                points.setdefault(job.key, []).append(run_id)
+    points = group_pairs(
+        (job.key, run_id)
+        for run_id, jobs in find_jobs(manifest, unfinished, published).items()
+        for job in jobs
+        if job.may_publish and job.key not in unproven and job.key[0] not in of_other_work
+    )
     return [UnfinishedJob(key, unfinished[key].state, run_ids) for key, run_ids in points.items()]
 
 
@@ -173,7 +173,7 @@ def name_other_scripts(job_ids: Collection[str], manifest: Manifest) -> set[str]
     random digits of its submission in its name.
     """
     of_sbatch = {array.job_id for submission, array in manifest.arrays() if submission.backend == "sbatch"}
-    other = {job_id for job_id in of_sbatch.intersection(job_ids) if job_id and not LAUNCH.search(read_script(job_id))}
+    other = {job_id for job_id in job_ids if job_id in of_sbatch and not LAUNCH.search(read_script(job_id))}
     for job_id in sorted(other):
         problem = "its batch script does not run pipeline.launch, or cannot be read"
         log_line(f"Job {job_id} is not cancelled: {problem}; if it is this experiment's, use scancel {job_id}.")

@@ -28,6 +28,7 @@ from typing import Any
 
 from pipeline.plan.point_label import point_labels
 from pipeline.records.folder import FOLDER_HELP, Experiment, find_experiments, folder_or_newest, warn_of_open_folders
+from pipeline.records.outcomes import without_options
 from pipeline.submission.gpu_hours_estimate import find_comparable_attempts, predict_durations_s
 from pipeline.submission.read_progress import (
     IN_FLIGHT,
@@ -248,28 +249,18 @@ def next_command(experiment: Experiment, points: Sequence[PointProgress]) -> tup
     which = f"{'failed configurations' if failed else 'configurations without a record'} ({len(todo)})"
     manifest = experiment.read_manifest()
     submissions = manifest.submissions if manifest else []
-    known = [tuple(without_rerun(submission.arguments)) for submission in submissions if submission.arguments]
-    commands = [command_again(given, rerun) for given in dict.fromkeys(known)]
+    commands = dict.fromkeys(command_again(one.arguments, rerun) for one in submissions if one.arguments)
     if commands:
-        return f"To run the {which}:", commands
+        return f"To run the {which}:", [*commands]
     option = " with --rerun failed" if failed else ""
     return f"To run the {which}, repeat the submit command of {experiment.folder.name}{option}.", []
 
 
 def command_again(given: Sequence[str], rerun: Sequence[str]) -> str:
-    """Return the command of these arguments with more options. Those of `run` end where its script begins."""
+    """Return the command of these arguments with another --rerun. Those of `run` end where its script begins."""
     end = given.index("--") if "--" in given else len(given)
     command = command_name("submit" if end == len(given) else "run")
-    return f"{command} {shlex.join([*given[:end], *rerun, *given[end:]])}"
-
-
-def without_rerun(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments without --rerun and its value."""
-    kept: list[str] = []
-    for before, argument in zip(["", *arguments], arguments, strict=False):
-        if before != "--rerun" and argument != "--rerun" and not argument.startswith("--rerun="):
-            kept.append(argument)
-    return kept
+    return f"{command} {shlex.join([*without_options(given[:end], ['--rerun']), *rerun, *given[end:]])}"
 
 
 if __name__ == "__main__":

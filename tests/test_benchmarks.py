@@ -131,7 +131,7 @@ def test_points_that_were_lost_or_doubled_are_counted(tmp_path: Path) -> None:
     experiment = make_experiment(tmp_path / "x", *found, missing=[fourth, fifth])
     assert count_points(tmp_path) == PointCounts(expected=5, with_result=3, lost=0, doubled=1)
     for launch_id in ("2", "7"):  # that of the second one's record, and another
-        folder = experiment.launch_folder((second if launch_id == "2" else fourth).run_id(), launch_id)
+        folder = experiment.scratch_folder / f"{(second if launch_id == '2' else fourth).run_id()}.{launch_id}"
         folder.mkdir(parents=True)
         (folder / "result.json").touch()
     with experiment.edit_manifest() as manifest:

@@ -32,7 +32,7 @@ def experiment(tmp_path: Path) -> Experiment:
     made = make_experiment(tmp_path / "out" / "mine", *map(make_record, (SMALL, LARGE, OTHER)))
     (made.records_folder / f"{LARGE.run_id()}.0.steps.npz").write_text("steps")
     (made.records_folder / f".claim-{LARGE.run_id()}.0.json").touch()
-    for folder in (made.traces / f"{LARGE.run_id()}.0", made.launch_folder(LARGE.run_id(), "here-1")):
+    for folder in (made.traces / f"{LARGE.run_id()}.0", made.scratch_folder / f"{LARGE.run_id()}.here-1"):
         folder.mkdir(parents=True)
         (folder / "file").write_text("kept")
     return made

@@ -343,7 +343,7 @@ def test_a_launch_id_that_a_point_had_before_is_refused(pipeline: Command, tmp_p
     experiment = Experiment(tmp_path / "small")
     experiment.create()
     experiment.scratch_folder.mkdir(mode=0o700)
-    experiment.launch_folder(spec.run_id(), "mine").mkdir()  # as a launch leaves it that was killed
+    (experiment.scratch_folder / f"{spec.run_id()}.mine").mkdir()  # as a launch leaves it that was killed
     assert_refused(pipeline(*launch, env=env), 2, spec.run_id(), "PIPELINE_LAUNCH_ID", "unset it")
     env["PIPELINE_LAUNCH_ID"] = "another"
     assert pipeline(*launch, env=env).returncode == 0

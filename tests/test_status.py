@@ -40,7 +40,7 @@ def running(experiment: Experiment) -> Iterator[Experiment]:
         submission = start_submission(SUBMISSION, "local")
         submission.submitted_at = "2020-01-01T00:00:00Z"
         manifest.submissions.append(submission)
-    started = experiment.launch_folder(OK.run_id(), "here-2")
+    started = experiment.scratch_folder / f"{OK.run_id()}.here-2"
     started.mkdir(parents=True)
     (started / "point.json").write_text("{}")
     os.utime(started / "point.json", (time.time() - 75,) * 2)
@@ -114,7 +114,7 @@ def test_a_running_point_names_its_log(pipeline: Command, running: Experiment, t
     log = running.log_folder(SUBMISSION) / f"{MISSING.run_id()}.log"
     log.parent.mkdir()
     log.write_text("epoch 1\n")
-    started = running.launch_folder(MISSING.run_id(), "here-3")
+    started = running.scratch_folder / f"{MISSING.run_id()}.here-3"
     started.mkdir()
     (started / "point.json").write_text("{}")
     for columns in ("40", "400"):
@@ -174,6 +174,6 @@ def test_a_duration_is_written_for_people(seconds: float, text: str) -> None:
 
 
 def test_the_command_for_a_script_has_more_options_before_the_script() -> None:
-    given = ["--num-gpus", "2", "--", "train.py", "--lr", "1"]
-    command = "python -m pipeline.run --num-gpus 2 --rerun failed -- train.py --lr 1"
+    given = ["--num-gpus", "2", "--rerun=all", "--", "train.py", "--rerun", "1"]  # the last is the script's own
+    command = "python -m pipeline.run --num-gpus 2 --rerun failed -- train.py --rerun 1"
     assert status.command_again(given, ["--rerun", "failed"]) == command

@@ -9,8 +9,8 @@ a sample stand in the record. All functions are pure functions of records. Times
 
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple
 
 from pipeline.figures import formulas
 from pipeline.figures.formulas import median_of_known
@@ -94,8 +94,6 @@ def loader_notes(point: PooledPoint) -> list[Note]:
 MFU_PEAK = NoteKind("mfu_peak", "MFU is of {peak} TFLOP/s in {precision} ({source})")
 NO_PEAK = NoteKind("no_peak", "no MFU: no peak of {gpu} in {precision} is known; collect --peak-tflops states one")
 
-Fact = TypeVar("Fact")
-
 HOPPER_SXM = {"bf16": 989.0, "fp16": 989.0, "tf32": 494.0, "fp32": 67.0}
 VENDOR = r"(NVIDIA |Tesla )?"  # that some drivers put before the name
 PEAKS = {
@@ -131,13 +129,13 @@ def find_peak(gpu: str, precision: str, stated_tflops: float | None = None) -> P
     """Return the stated peak, else that of the data sheet; None for an unknown GPU, or one without this precision."""
     if stated_tflops is not None:
         return Peak(stated_tflops, "stated")
-    tflops = (look_up(PEAKS, gpu) or {}).get(precision)
+    tflops = peaks_of(gpu).get(precision)
     return None if tflops is None else Peak(tflops, "data sheet")
 
 
-def look_up(facts: Mapping[str, Fact], gpu: str) -> Fact | None:
-    """Return the fact of a GPU by the name that the driver reports; None for an unknown one."""
-    return next((fact for name, fact in facts.items() if re.fullmatch(f"{VENDOR}({name})", gpu)), None)
+def peaks_of(gpu: str) -> dict[str, float]:
+    """Return the peaks of a GPU by the name that the driver reports; none of an unknown one."""
+    return next((peaks for name, peaks in PEAKS.items() if re.fullmatch(f"{VENDOR}({name})", gpu)), {})
 
 
 def precision_of(point: PooledPoint) -> str:
@@ -148,7 +146,7 @@ def precision_of(point: PooledPoint) -> str:
 
 def shown_precision(point: PooledPoint) -> str | None:
     """Return the precision that computed, else the one that was asked for; where there is no TF32 that is fp32."""
-    has_tf32 = point.spec.device == "cuda" and "tf32" in (look_up(PEAKS, point.gpu) or ("tf32",))
+    has_tf32 = point.spec.device == "cuda" and "tf32" in (peaks_of(point.gpu) or ("tf32",))
     asked = "fp32" if point.spec.precision == "tf32" and not has_tf32 else point.spec.precision
     return precision_of(point) or asked
 
@@ -226,9 +224,7 @@ def clock_notes(point: PooledPoint) -> list[Note]:
 def throttled_notes(windows: Sequence[GpuWindow]) -> list[Note]:
     """Return a note with the reasons for which clocks were lowered in these windows, if any, and by how much."""
     reasons = sorted({reason for window in windows for reason in window.throttle_reasons or ()})
-    loss = clock_loss(windows)
-    known = {} if loss is None else {"below": loss}
-    return [make_note(THROTTLED, reasons=reasons, **known)] if reasons else []
+    return [make_note(THROTTLED, reasons=reasons, below=clock_loss(windows))] if reasons else []
 
 
 def clock_loss(windows: Iterable[GpuWindow]) -> float | None:
@@ -244,7 +240,7 @@ def clock_loss(windows: Iterable[GpuWindow]) -> float | None:
 
 def is_power_limited(note: Note) -> bool:
     """True if the power limit alone lowered the clock, and by more than MIN_CLOCK_LOSS: a smaller loss costs little."""
-    return set(note.values["reasons"]) <= POWER_LIMITS and note.values.get("below", 0.0) > MIN_CLOCK_LOSS
+    return set(note.values["reasons"]) <= POWER_LIMITS and (note.values["below"] or 0.0) > MIN_CLOCK_LOSS
 
 
 def all_windows(records: Iterable[Record]) -> list[GpuWindow]:

@@ -277,9 +277,8 @@ class PooledPoint:
     @cached_property
     def epoch_time_drift_notes(self) -> list[Note]:
         """A note if the epoch time drifted in windows that an interval is based on."""
-        if self.epoch_time is None or self.epoch_time.basis != "windows":
-            return []
-        return intervals.drift_notes("epoch_time_s", self.epoch_times_s)
+        is_over_windows = self.epoch_time is not None and self.epoch_time.basis == "windows"
+        return intervals.drift_notes("epoch_time_s", self.epoch_times_s) if is_over_windows else []
 
     @cached_property
     def notes(self) -> list[Note]:
@@ -314,9 +313,7 @@ class PooledPoint:
         slowest = [epoch.slowest_rank for record in self.ok_records for epoch in timed_epochs(record)]
         ratios = [parts_ratio(rank) for rank in slowest if rank]
         worst = max(ratios, key=lambda ratio: abs(ratio - 1), default=1)
-        if abs(worst - 1) <= MAX_PARTS_DEVIATION:
-            return []
-        return [make_note(PARTS_DEVIATE, share=worst)]
+        return [make_note(PARTS_DEVIATE, share=worst)] if abs(worst - 1) > MAX_PARTS_DEVIATION else []
 
     @cached_property
     def rounding_notes(self) -> list[Note]:
@@ -329,9 +326,7 @@ class PooledPoint:
         """A note if memory was so full that the allocator freed its cache and tried again, which costs time."""
         memory = [part for measurement in self.measurements for part in measurement.memory]
         retries = max((part.num_alloc_retries or 0 for part in memory), default=0)
-        if not retries:
-            return []
-        return [make_note(ALLOCATOR_RETRY if retries == 1 else ALLOCATOR_RETRIES, count=retries)]
+        return [make_note(ALLOCATOR_RETRY if retries == 1 else ALLOCATOR_RETRIES, count=retries)] if retries else []
 
 
 def pool_outcomes(outcomes: Sequence[PointOutcome], *, by_gpu: bool = True) -> list[PooledPoint]:

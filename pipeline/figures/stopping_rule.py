@@ -26,8 +26,6 @@ def is_time_precise_enough(times: Sequence[float]) -> bool:
 
 def is_difference_precise_enough(differences_s: Sequence[float]) -> bool:
     """True if the median difference of step times is known within its tolerance."""
-    if not differences_s:
-        return False
     return is_half_width_below(differences_s, difference_tolerance_s(statistics.median(differences_s)))
 
 

@@ -99,7 +99,7 @@ def spread(values: Sequence[float]) -> Estimate | None:
     if not values or not math.isfinite(median := statistics.median(values)):
         return None
     ordered, n = sorted(values), len(values)
-    rank = intervals.innermost_rank(n, intervals.CONFIDENCE) if n >= intervals.min_values() else 1
+    rank = intervals.innermost_rank(n, intervals.CONFIDENCE)
     ends = (end if math.isfinite(end) and n > 1 else None for end in (ordered[rank - 1], ordered[-rank]))
     return Estimate(median, *ends)
 

@@ -77,13 +77,6 @@ def declare(meaning: str, example: str, may_differ: MayDiffer = NOWHERE, **facts
     return msgspec.Meta(description=meaning, extra={"axis": Axis(meaning, example, may_differ, **facts)})
 
 
-def declaration_of(annotated: Any) -> Axis:
-    """Return the declaration in the annotated type of a field."""
-    extras = [part.extra for part in annotated.__metadata__ if part.extra]
-    found: Axis = extras[-1]["axis"]
-    return found
-
-
 def leaves_of(axis_type: Any) -> list[Any]:
     """Return the plain types, and the values of fixed sets, that the type of an axis is made of."""
     if get_origin(axis_type) is Annotated:
@@ -917,7 +910,9 @@ AXES: tuple[str, ...] = tuple(AXIS_DEFAULTS)
 AXIS_TYPES: dict[str, Any] = {found.name: found.type for found in msgspec.structs.fields(Axes)}
 
 
-DECLARED: dict[str, Axis] = {name: declaration_of(annotated) for name, annotated in AXIS_TYPES.items()}
+DECLARED: dict[str, Axis] = {
+    name: part.extra["axis"] for name, annotated in AXIS_TYPES.items() for part in annotated.__metadata__ if part.extra
+}
 FLOAT_AXES = tuple(name for name, axis_type in AXIS_TYPES.items() if float in leaves_of(axis_type))
 IMAGE_AXES = tuple(name for name, axis in DECLARED.items() if axis.of_images)
 """Axes of image models alone."""

@@ -28,8 +28,8 @@ Bytes = Callable[[int, UnitBytes | None, "Axes"], float | None]  # takes: bytes 
 StateBytes = Callable[[int, int, UnitBytes | None, "Axes"], float | None]  # likewise, and of the optimizer's state
 
 
-def all_gradients(model_bytes: int, units: UnitBytes | None, axes: "Axes") -> float:
-    """Return the bytes of all gradients."""
+def all_bytes(model_bytes: int, units: UnitBytes | None, axes: "Axes") -> float:
+    """Return the bytes of all gradients, which are those of all parameters."""
     return float(model_bytes)
 
 
@@ -69,7 +69,7 @@ class Strategy(NamedTuple):
     selftest_model: Literal["resnet18", "gpt"] = "gpt"
     # by formula: bytes of gradients and of parameters that a rank gives to the others in an update, and a GPU's memory
     # for weights, gradients and the optimizer's state on the rank that has most, without that for samples
-    gradient_bytes: Bytes = all_gradients
+    gradient_bytes: Bytes = all_bytes
     parameter_bytes: Bytes = no_bytes
     state_bytes: StateBytes = bare_state
 
@@ -105,11 +105,6 @@ def gradients_in_buckets(model_bytes: int, units: UnitBytes | None, axes: "Axes"
 def bucket_state(model_bytes: int, optimizer_bytes: int, units: UnitBytes | None, axes: "Axes") -> float:
     """Return the bytes of a rank: gradients are there twice, in buckets and beside them, unless they are views."""
     return float(model_bytes * (2 if axes.gradient_as_bucket_view else 3) + optimizer_bytes)
-
-
-def all_parameters(model_bytes: int, units: UnitBytes | None, axes: "Axes") -> float:
-    """Return the bytes of all parameters."""
-    return float(model_bytes)
 
 
 def reduced_bytes(model_bytes: int, units: UnitBytes | None, axes: "Axes") -> float | None:
@@ -247,7 +242,7 @@ ZERO1 = Strategy(
     variants=("zero1", "zero1_again", "no_op", "plain"),
     no_op="no_op",
     saves_against="ddp",
-    parameter_bytes=all_parameters,
+    parameter_bytes=all_bytes,
     state_bytes=bucket_state,
 )
 

@@ -130,9 +130,6 @@ class Experiment:
         self.dropped = self.folder / "dropped"  # what `drop` took out, in one folder per call
         self.traces = self.folder / "traces"  # of the profiler, in one folder per attempt
 
-    def launch_folder(self, run_id: str, launch_id: str) -> Path:
-        return self.scratch_folder / f"{run_id}.{launch_id}"
-
     def launch_folders(self) -> Iterator[Path]:
         """Yield the folders through which launchers and their ranks exchange files: RUN_ID.LAUNCH_ID."""
         for path in self.logs.glob("*/*.*"):

@@ -2,7 +2,7 @@
 
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal, NamedTuple, get_args
 
 import msgspec
@@ -97,15 +97,14 @@ class CollectedOutcomes(NamedTuple):
 
 def own_words(arguments: Sequence[str]) -> str:
     """Return the arguments of `ddpscale run` without those that say what is measured next, or only how it once ran."""
-    end, kept = arguments.index("--"), []
-    words = iter(arguments[:end])
-    for word in words:
-        option, equals, _ = word.partition("=")
-        if option not in REPLACED_OPTIONS:
-            kept.append(word)
-        elif not equals:
-            next(words, None)
-    return shlex.join([*kept, *arguments[end:]])
+    end = arguments.index("--")
+    return shlex.join([*without_options(arguments[:end], REPLACED_OPTIONS), *arguments[end:]])
+
+
+def without_options(arguments: Sequence[str], options: Collection[str]) -> list[str]:
+    """Return the arguments without these options, each of which has a value: `--only=A`, or `--only A`."""
+    pairs = zip(["", *arguments], arguments, strict=False)
+    return [word for before, word in pairs if not {before, word.partition("=")[0]} & {*options}]
 
 
 def choice_of(spec: Spec) -> str:

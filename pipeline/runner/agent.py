@@ -13,7 +13,6 @@ from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, Sign
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
     RendezvousInfo,
-    RendezvousParameters,
     RendezvousStoreInfo,
     rendezvous_handler_registry,
 )
@@ -35,8 +34,17 @@ from pipeline.system.host import name_shared_memory, node_name
 def main(launch: NodeLaunch) -> dict[int, RankExit] | str:
     """Run the ranks until all have ended. Return the exits of those that failed, or why they could not be started."""
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(drop_traceback)
-    rendezvous_handler_registry.register(ONE_NODE, create_one_node_rendezvous)
-    config = launch_config(launch)
+    config = AgentConfig(
+        min_nodes=launch.num_nodes,
+        max_nodes=launch.num_nodes,
+        nproc_per_node=launch.num_ranks,
+        run_id=launch.id,
+        max_restarts=0,
+        monitor_interval=0.1,
+        start_method="fork",
+        **launch.rendezvous,
+        logs_specs=DefaultLogsSpecs(str(launch.private)),  # the default is TMPDIR, where nobody would remove them
+    )
     try:
         elastic_launch(config, supervise_rank)(os.getpid(), launch.folder, launch.store)
     except ChildFailedError as error:
@@ -59,21 +67,6 @@ class AgentConfig(LaunchConfig):
 
     def __post_init__(self) -> None:
         """Keep what was given."""
-
-
-def launch_config(launch: NodeLaunch) -> AgentConfig:
-    """Return the configuration of torchrun's agent: this node's ranks, their rendezvous, and no restarts."""
-    return AgentConfig(
-        min_nodes=launch.num_nodes,
-        max_nodes=launch.num_nodes,
-        nproc_per_node=launch.num_ranks,
-        run_id=launch.id,
-        max_restarts=0,
-        monitor_interval=0.1,
-        start_method="fork",
-        **launch.rendezvous,
-        logs_specs=DefaultLogsSpecs(str(launch.private)),  # the default is TMPDIR, where nobody would remove them
-    )
 
 
 def drop_traceback(line: logging.LogRecord) -> bool:
@@ -113,5 +106,4 @@ class OneNodeRendezvous(StaticTCPRendezvous):
         return RendezvousInfo(HashStore(), 0, 1, no_address)
 
 
-def create_one_node_rendezvous(parameters: RendezvousParameters) -> OneNodeRendezvous:
-    return OneNodeRendezvous("localhost", 0, 0, 1, parameters.run_id, 0)
+rendezvous_handler_registry.register(ONE_NODE, lambda of: OneNodeRendezvous("localhost", 0, 0, 1, of.run_id, 0))

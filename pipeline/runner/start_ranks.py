@@ -87,7 +87,10 @@ def run_node_ranks(spec: Spec, rank_files: RankFiles, launch_id: str, num_thread
     """
     variables = {**default_omp_threads(spec, num_threads), **python_variables(), LAUNCHER_PID: str(os.getpid())}
     try:
-        with environment_variables(variables), rank_folder() as private:
+        # for the agent's files, and the file through which the ranks of one node meet: it needs locks, which not every
+        # network file system has
+        own = tempfile.TemporaryDirectory(prefix="pipeline-ranks-", ignore_cleanup_errors=True)
+        with environment_variables(variables), own as private:
             launch = NodeLaunch(
                 rank_files.folder,
                 launch_id,
@@ -165,15 +168,6 @@ def change_environ(before: Mapping[str, str], environ: Mapping[str, str]) -> Non
     for name in before.keys() - environ.keys():
         os.environ.pop(name, None)
     os.environ.update(environ)
-
-
-def rank_folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a private folder of this node: for the agent's files, and the file through which the ranks of a node meet.
-
-    Not every network file system has the locks that the latter needs. The ranks of several nodes meet at a port
-    (rendezvous_settings).
-    """
-    return tempfile.TemporaryDirectory(prefix="pipeline-ranks-", ignore_cleanup_errors=True)
 
 
 def start_fork_server(spec: Spec) -> ProcessContext:

@@ -22,7 +22,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
@@ -105,7 +104,7 @@ class NodeSamples(NamedTuple):
     rounds: list[SamplingRound]
     gpus: dict[str, list[GpuSample]]
     notes: list[str]
-    highest_sm_clocks_mhz: Mapping[str, int | None] = MappingProxyType({})
+    highest_sm_clocks_mhz: Mapping[str, int | None] = {}
 
 
 class TimeSpan(NamedTuple):
@@ -292,8 +291,10 @@ def sample_in_background(rank_files: RankFiles, node: int) -> Iterator[None]:
             stale.unlink(missing_ok=True)
     module = "pipeline.runner.telemetry"
     command = [sys.executable, "-P", "-m", module, str(rank_files.folder), "--node", str(node)]
+    command += ["--parent", str(os.getpid())]  # with which it ends
     try:
-        process = start_sampler(command)
+        environ = {**os.environ, **python_variables()}
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environ)
     except OSError as error:
         process, note = None, f"the sampler could not be started: {error}"
     try:
@@ -303,13 +304,6 @@ def sample_in_background(rank_files: RankFiles, node: int) -> Iterator[None]:
             note = stop_sampler(process)
         with contextlib.suppress(OSError):
             finish_samples_file(path, note)
-
-
-def start_sampler(command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start the sampler, which ends with this process. Raises OSError."""
-    environ = {**os.environ, **python_variables()}
-    words = [*command, "--parent", str(os.getpid())]
-    return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environ)
 
 
 def stop_sampler(process: subprocess.Popen[bytes]) -> str | None:
@@ -423,7 +417,7 @@ def visible_gpu_indices(uuids: Sequence[str], mask: str | None) -> list[int]:
         return list(range(len(uuids)))
     indices: list[int] = []
     for device in host.visible_devices(mask, len(uuids)):
-        prefix = "" if isinstance(device, int) else normalize_uuid(device.lower())
+        prefix = "" if isinstance(device, int) else normalize_uuid(device)
         named = [index for index, uuid in enumerate(uuids) if prefix and uuid.startswith(prefix)]
         found = [device] if isinstance(device, int) else named
         if len(found) != 1:

@@ -71,12 +71,6 @@ def test_it_holds_the_median_with_the_nominal_confidence_and_is_the_narrowest(va
     assert (interval.low, interval.high) == (sorted(values)[rank - 1], sorted(values)[-rank])
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_value_that_is_not_finite_is_refused(value: float) -> None:
-    with pytest.raises(ValueError, match="finite"):
-        median_interval([1.0] * 9 + [value])
-
-
 def test_a_ratio_spans_the_worst_of_both_and_is_less_sure_than_either() -> None:
     ratio = ratio_interval(Interval(8, 12, 0.96875), Interval(4, 5, 0.96875))
     assert ratio == Interval(8 / 5, 12 / 4, 0.9375)  # 2 x 0.96875 - 1
@@ -90,11 +84,6 @@ def test_the_ratio_of_the_medians_lies_inside_and_swapping_inverts_it(above: lis
     assert ratio.low <= statistics.median(above) / statistics.median(below) <= ratio.high
     assert (inverse.low, inverse.high) == pytest.approx((1 / ratio.high, 1 / ratio.low))
     assert ratio.coverage < min(first.coverage, second.coverage)
-
-
-def test_a_ratio_of_an_interval_that_reaches_0_is_refused() -> None:
-    with pytest.raises(ValueError, match="above 0"):
-        ratio_interval(Interval(1, 2, 0.95), Interval(0, 1, 0.95))
 
 
 SIX = (1.0, 1.01, 1.02, 1.03, 1.04, 1.05)

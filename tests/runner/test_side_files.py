@@ -30,7 +30,7 @@ def make_published(folder: Path, *records: Record) -> Experiment:
 
 def write_side_files(experiment: Experiment, record: Record) -> RankFiles:
     """The side files of a point in the folder of its launch."""
-    rank_files = RankFiles(experiment.launch_folder(record.run_id, record.launch_id))
+    rank_files = RankFiles(experiment.scratch_folder / f"{record.run_id}.{record.launch_id}")
     rank_files.write_point(PointTask(record.spec, None))
     rank_files.series.write_bytes(b"steps")
     rank_files.weights.write_bytes(b"weights")
@@ -206,7 +206,7 @@ def test_a_result_of_a_launcher_that_lives_or_that_others_could_write_is_not_pub
 ) -> None:
     experiment, record = make_unpublished(tmp_path)
     assert unpublished(experiment) == [record.run_id]
-    change(experiment.launch_folder(record.run_id, "killed"))
+    change(experiment.scratch_folder / f"{record.run_id}.killed")
     assert unpublished(experiment) == []
     shutil.rmtree(experiment.scratch_folder)  # the point is not lost: it runs again
 
@@ -216,7 +216,7 @@ def test_a_result_that_is_not_that_of_its_point_is_not_published(
     tmp_path: Path, fault: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     experiment, record = make_unpublished(tmp_path)
-    rank_files = RankFiles(experiment.launch_folder(record.run_id, "killed"))
+    rank_files = RankFiles(experiment.scratch_folder / f"{record.run_id}.killed")
     if fault == "another point":
         rank_files.write_point(PointTask(make_record().spec, None))
     elif fault == "no JSON":

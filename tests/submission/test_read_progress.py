@@ -231,7 +231,7 @@ def words(parts: list[reading.PointProgress]) -> list[str]:
 
 
 def start(experiment: Experiment, spec: Spec, launch_id: str = LAUNCH) -> None:
-    folder = experiment.launch_folder(spec.run_id(), launch_id)
+    folder = experiment.scratch_folder / f"{spec.run_id()}.{launch_id}"
     folder.mkdir(parents=True)
     (folder / "point.json").touch()
 
