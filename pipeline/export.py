@@ -163,11 +163,12 @@ def main() -> int:
             else:
                 log_line(f"Notice: {name}: no configuration has a record.")
     if arguments.to == "json":
-        if not entries and max(codes) == errors.EXIT_OK:
+        if entries:
+            sys.stdout.buffer.write(indented_json(entries))
+        elif max(codes) == errors.EXIT_OK:
             raise CommandError(
                 f"no figure under {arguments.folder}; measure a configuration first.", errors.EXIT_NOTHING_FOUND
             )
-        sys.stdout.buffer.write(indented_json(entries))
     return max(codes)
 
 

@@ -52,7 +52,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size-per-gpu", type=positive_integer, help=batch)
     distributed = [one for one in STRATEGIES.values() if one.is_distributed]
     others = " or ".join(one.name for one in distributed if one.selftest_model != "resnet18")
-    model = f"the model to train (default: resnet18; gpt with --strategy {others})"
+    model = f"the model to train (default: resnet18, on a CPU lenet; gpt with --strategy {others})"
     parser.add_argument("--model", choices=BUILT_IN_MODELS, help=model)
     strategy = "check the communication of this strategy (default: ddp)"
     parser.add_argument("--strategy", choices=[one.name for one in distributed], default="ddp", help=strategy)
@@ -117,7 +117,8 @@ def selftest_spec(arguments: argparse.Namespace) -> Spec:
     if visible and num_gpus > visible:
         raise CommandError(f"a self-test of {num_gpus} GPUs needs as many, and this machine shows {visible}.")
     try:
-        model = arguments.model or STRATEGIES[arguments.strategy].selftest_model
+        usual = STRATEGIES[arguments.strategy].selftest_model
+        model = arguments.model or ("lenet" if usual == "resnet18" and device == "cpu" else usual)
         return Spec(
             strategy=arguments.strategy,
             num_gpus=num_gpus,

@@ -54,7 +54,7 @@ def test_each_refusal_has_its_cure_and_hides_no_other(
     lines = lines_of(text)
     assert_says(lines["packages"], "refused ", "needs the package 'torchvision'; ", "pip install")
     assert_says(lines["Slurm"], "refused ", "controller does not answer", "--cluster local")
-    assert_says(lines["outputs"], "refused ", "file is not a folder; choose another folder with --outputs")
+    assert_says(lines["outputs"], "refused ", "file is not a folder; make it writable, or choose another")
     assert text.splitlines()[-1] == "Runs cannot start: 3 refusals."
 
 

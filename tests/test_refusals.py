@@ -42,7 +42,7 @@ BAD_USAGE: dict[str, tuple[tuple[str, ...], int, str]] = {
     "unknown grid": (("--grid", "q9"), 2, "unknown grid 'q9'"),
     "absent grid": (("--grid", "absent/grid.yaml"), 2, "absent/grid.yaml"),
     "unknown axis": (("--set", "batch_size=8"), 2, "batch_size"),
-    "unknown value": (("--set", "strategy=zero3"), 2, "choose from single, dp, ddp, fsdp, hsdp, zero1"),
+    "unknown value": (("--set", "strategy=zero3"), 2, "unknown strategy 'zero3'; did you mean 'zero1'?"),
     "text for a count": (("--set", "num_gpus=two"), 2, "num_gpus"),
     "no value": (("--set", "num_gpus="), 2, "axis=value"),
     "axis twice": (("--set", "epochs=2", "epochs=3"), 2, "twice"),
@@ -245,7 +245,7 @@ def test_a_dry_run_refuses_the_outputs_that_the_run_refuses(
     grid, outputs = write_grid(tmp_path, PLANNED), tmp_path / place.removesuffix("/planned as a file")
     before = everything_in(tmp_path)
     answer = run_unprivileged("submit", "--grid", grid, "--outputs", outputs, *dry_run)
-    assert_refused(answer, 2, f"cannot write to {outputs}", "choose another folder with --outputs")
+    assert_refused(answer, 2, f"cannot write to {outputs}", "make it writable, or choose another.")
     assert everything_in(tmp_path) == before
 
 

@@ -512,7 +512,7 @@ def test_without_a_script_the_command_says_what_is_missing(pipeline: Command) ->
             "arguments: --lr 0.1; the script and its",
         ),
         (("train.py", "--epochs", "3"), "arguments: train.py --epochs 3; the script and its arguments stand after --"),
-        (("--batch-size", "two", "--", "train.py"), "--batch-size 'batch_size_per_gpu=two': Expected `int`"),
+        (("--batch-size", "two", "--", "train.py"), "batch_size_per_gpu must be a whole number"),
         (("--num_gpus", "1", "--", "train.py"), "--num_gpus: did you mean '--num-gpus'?; the script"),
     ],
 )

@@ -133,7 +133,8 @@ def stage_cifar10(folder: Path, url: str = CIFAR10_URL, sha256: str = CIFAR10_SH
                 if was_missing:
                     fetch_and_unpack(folder, url, sha256)
     except (OSError, tarfile.TarError) as error:
-        raise DataNotStaged(f"cannot stage CIFAR-10 in {folder}: {error}.") from error
+        cure = "run it where there is a network, into a folder that you can write (--data)"
+        raise DataNotStaged(f"cannot stage CIFAR-10 in {folder}: {error}; {cure}.") from error
     check_cifar10_files(folder)
     return was_missing
 

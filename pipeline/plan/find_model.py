@@ -235,7 +235,8 @@ def find_source(own: ClassPlace, folder: Path) -> Path | None:
     if own.is_file:
         path = Path(own.module)
         if not path.is_file():
-            raise CommandError(f"{path} is no file; give the file of your model, as in gpt.py:GPT, or of your script.")
+            cure = "give the file of your model, as in gpt.py:GPT" if own.name else "give the path of your script"
+            raise CommandError(f"{path} is no file; {cure}.")
         return path
     search: list[str] | None = [*(part for part in sys.path if part), str(folder)]
     name = ""

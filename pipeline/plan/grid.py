@@ -51,7 +51,18 @@ GRID_TYPES[GPUS_PER_NODE] = PositiveInt
 GRID_AXES = tuple(GRID_TYPES)
 REQUIRED_AXES = ("precision", "input", "num_workers", "dataset", "model")
 SCRIPT_WINDOWS = 20  # of a script, at most
-UNKNOWN_KEY = re.compile(r"unknown field `(\w+)`")  # of msgspec
+TYPE_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "array": "a list",
+} | {
+    "object": "keys with values",
+    "null": "empty",
+}
+"""How msgspec names types -> how people do."""
+BOUND_WORDS = {">=": "of at least", "<=": "of at most", ">": "above", "<": "below"}
 OPTION = "model."  # begins the key of an option of the model
 OPTION_PATTERN = re.compile(r"model\.[A-Za-z_][A-Za-z0-9_]{0,63}")
 
@@ -196,12 +207,10 @@ def load_grid_file(name_or_path: str) -> GridFile:
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = f"is not valid YAML{where}: {error.problem or error.context}"
         raise CommandError(f"grid {name_or_path!r} {problem}; correct that line.") from error
-    except (yaml.YAMLError, msgspec.ValidationError) as error:
-        sentence = " ".join(str(error).split())
-        unknown = UNKNOWN_KEY.search(sentence)
-        keys = (Resources if "$.resources" in sentence else GridFile).__struct_fields__
-        cure = f"; {suggest_name(unknown[1], keys)}" if unknown else "."
-        raise CommandError(f"grid {name_or_path!r}: {sentence}{cure}") from error
+    except yaml.YAMLError as error:
+        raise CommandError(f"grid {name_or_path!r}: {' '.join(str(error).split())}.") from error
+    except msgspec.ValidationError as error:
+        raise CommandError(f"grid {name_or_path!r}: {explain_type_error(error)}") from error
     except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
         # PyYAML raises these for some tags
         raise CommandError(
@@ -456,13 +465,23 @@ def option_text(value: Any) -> str:
 
 
 def explain_type_error(error: msgspec.ValidationError, axis: str | None = None) -> str:
-    """Return the message of a validation error, with the allowed values if the axis has a fixed set."""
-    sentence = str(error).removesuffix(".")
-    if axis is None and (named := re.search(r"`\$\.(\w+)", sentence)):
-        axis = named[1]
-    choices = (
-        [leaf for leaf in leaves_of(GRID_TYPES.get(axis or "")) if isinstance(leaf, str)]
-        if "Invalid enum value" in sentence
-        else []
-    )
-    return f"{sentence}; choose from {', '.join(choices)}." if choices else f"{sentence}."
+    """Return an error of msgspec in plain words, with the cure. `axis` is of the command line, where all is text."""
+    problem, _, place = str(error).partition(" - at `$.")
+    name = axis or place.rstrip("`") or "the file"
+    if unknown := re.fullmatch("Object contains unknown field `(.*)`", problem):
+        keys = (Resources if place else GridFile).__struct_fields__
+        return f"unknown key {unknown[1]!r}; {suggest_name(unknown[1], keys)}"
+    if missing := re.fullmatch("Object missing required field `(.*)`", problem):
+        return f"{missing[1]} is missing; give it."
+    choices = [leaf for leaf in leaves_of(GRID_TYPES.get(re.split(r"\W", name)[0])) if isinstance(leaf, str)]
+    if choices and (given := re.fullmatch("Invalid enum value '(.*)'", problem)):
+        return f"unknown {name} {given[1]!r}; {suggest_name(given[1], choices)}"
+    found = re.fullmatch(r"Expected `([^`]+)`(?: ([<>]=?) (\S+?))?(?:, got `(\w+)`)?", problem)
+    if found is None:  # a sentence of ours
+        return f"{problem.removesuffix('.')}."
+    if choices:
+        return f"{name} must be one of {', '.join(choices)}."
+    wanted = " or ".join(TYPE_WORDS.get(word, word) for word in found[1].split(" | "))
+    limit = f" {BOUND_WORDS[found[2]]} {found[3]}" if found[2] else ""
+    but = f", and is {TYPE_WORDS.get(found[4], found[4])}" if found[4] and axis is None else ""
+    return f"{name} must be {wanted}{limit}{but}; correct it."

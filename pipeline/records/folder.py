@@ -278,7 +278,7 @@ class Experiment:
             lock.release()
 
     def _unwritable(self, error: OSError) -> CommandError:
-        return CommandError(f"cannot write to {self.folder}: {error.strerror}; choose another folder with --outputs.")
+        return CommandError(f"cannot write to {self.folder}: {error.strerror}; make it writable, or choose another.")
 
 
 def find_experiments(root: Path, on_unreadable: Callable[[OSError], None] = lambda _: None) -> dict[str, Experiment]:

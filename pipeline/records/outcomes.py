@@ -176,7 +176,7 @@ def resolve_point(spec: Spec, attempts: list[Record], bad: RejectedFile | None) 
         superseded = [other for other in attempts if other is not record]
         return PointOutcome(spec, record.status, record, record.reason, superseded)
     if bad is not None:
-        reason = f"its only record was not read: {bad.reason}{cure_for_rejected(bad)}"
+        reason = f"its only record ({bad.path.name}) was not read: {bad.reason}{cure_for_rejected(bad)}"
         may_hold_result = bad.of_other_version or bad.copy_of is not None or bad.reason.startswith(CANNOT_READ)
         return PointOutcome(spec, "rejected", None, reason, may_hold_result=may_hold_result)
     return PointOutcome(spec, "missing", None, "no record")

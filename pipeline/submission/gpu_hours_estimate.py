@@ -103,7 +103,7 @@ class HoursEstimate(NamedTuple):
         counts = Counter(record.rpartition("/")[0] for record in self.records)
         folders = shorten_list([f"{count} in {name}" for name, count in counts.items()], MAX_FOLDERS)
         by = f", from {pluralize(len(self.records), 'earlier record')}{on} ({folders})"
-        others = f"; {self.num_unknown} have no comparable record{most}" if self.num_unknown else ""
+        others = f"; without a comparable record: {self.num_unknown}{most}" if self.num_unknown else ""
         return f"{known}{by}{others}"
 
     def why_unknown(self) -> str:

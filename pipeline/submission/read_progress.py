@@ -51,9 +51,9 @@ UNSUCCESSFUL_JOB_STATES = {*WORD_BY_ENDED_JOB_STATE, "FAILED", "OUT_OF_MEMORY"}
 SLURMSTEPD_ERROR = re.compile(r"slurmstepd(-\S+)?: error: ")  # some versions add the node
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the batch script was killed, or a task, as srun reports it
 ADVICE_BY_WAIT_REASON = {
-    "PartitionDown": "the partition is down; choose another with --partition",
-    "PartitionNodeLimit": "the partition has too few nodes; lower num_nodes or choose another",
-    "PartitionTimeLimit": "the limit is longer than the partition allows; lower --time",
+    "PartitionDown": "the partition is down; cancel it, and choose another with --partition",
+    "PartitionNodeLimit": "the partition has too few nodes; cancel it, and lower num_nodes or choose another",
+    "PartitionTimeLimit": "the limit is longer than the partition allows; cancel it, and lower --time",
     "Resources": "waiting for nodes to become free",
     "Priority": "jobs of higher priority go first",
     "ReqNodeNotAvail": "the nodes are reserved or down",

@@ -141,7 +141,7 @@ def test_a_failure_keeps_its_reason_and_a_missing_point_says_that_it_has_no_reco
 )
 def test_a_sound_file_is_not_to_be_thrown_away(file: store.RejectedFile, cure: str) -> None:
     (outcome,) = resolve_outcomes(POINTS[:1], [], [file]).outcomes
-    assert outcome.reason == f"its only record was not read: {cure}"
+    assert outcome.reason == f"its only record ({file.path.name}) was not read: {cure}"
     assert outcome.may_hold_result == ("remove it" not in cure)
 
 

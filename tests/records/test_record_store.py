@@ -542,7 +542,7 @@ def test_a_folder_where_nothing_is_exclusive_is_refused_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "move_exclusively", os.replace)  # some FUSE file systems always overwrite
-    said = r"neither hard links nor another way .*; choose another folder with --outputs"
+    said = r"neither hard links nor another way .*; make it writable, or choose another"
     with pytest.raises(CommandError, match=said):
         Experiment(tmp_path / "x").create()
     assert names(tmp_path / "x" / "records") == []

@@ -219,7 +219,7 @@ def test_the_estimate_names_its_records_and_their_gpu_and_says_why_there_are_non
         "1 of 2 configurations",
         f"1 earlier record on {H100} (1 in deep/earlier)",
     )
-    assert_says(rest, "1 have no comparable record", "at most 0.5", "time limit")
+    assert_says(rest, "without a comparable record: 1", "at most 0.5", "time limit")
     row = found.as_row()
     assert (row["records"], row["gpu"]) == ([name], H100)
     said = [

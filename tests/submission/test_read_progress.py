@@ -98,8 +98,8 @@ def test_every_state_name_of_slurm_is_in_exactly_one_bucket() -> None:
         *(
             pytest.param(job("PENDING", reason=reason), word, f"{reason}{advice}", marks=pytest.mark.fault("F06"))
             for reason, word, advice in (
-                ("PartitionDown", "pending", ": the partition is down; choose another with --partition"),
-                ("PartitionNodeLimit", "pending", ": the partition has too few nodes; lower num_nodes"),
+                ("PartitionDown", "pending", ": the partition is down; cancel it, and choose another with --partition"),
+                ("PartitionNodeLimit", "pending", ": the partition has too few nodes; cancel it, and lower num_nodes"),
                 ("Resources", "pending", ": waiting for nodes to become free"),
                 ("JobHeldUser", "held", ""),
                 ("JobHeldAdmin", "held", ""),
@@ -252,7 +252,7 @@ def test_where_slurm_cannot_be_asked_a_submitted_point_is_unknown_unless_it_has_
     (array.records_folder / f"{REPEATS[0].run_id()}.0.json").write_text('{"schema_version"')
     first, *others = progress_of(array)
     assert words([first, *others]) == ["rejected", "ok", "missing"]
-    assert_says(first.state.reason, "its only record was not read: ", "; remove it and submit again")
+    assert_says(first.state.reason, "its only record (", ") was not read: ", "; remove it and submit again")
 
 
 def test_each_element_has_the_state_of_its_own_job_and_its_own_log(

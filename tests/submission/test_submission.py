@@ -47,7 +47,7 @@ def test_arrays_are_cut_to_the_sites_limit_and_a_down_partition_is_named(
     sent = pipeline(*submit, *points, "--max-parallel", "3", env=on_slurm)
     assert re.findall(r"^array \d+: (\d+) elements", sent.stdout, re.MULTILINE) == ["20", "20", "5"]
     found = states(pipeline, tmp_path, on_slurm)
-    down = "PartitionDown: the partition is down; choose another with --partition"
+    down = "PartitionDown: the partition is down; cancel it, and choose another with --partition"
     assert {(part["state"], part["reason"]) for part in found.values()} == {("pending", down)}
     assert len({part["job"] for part in found.values()}) == len(found) == 45
     again = pipeline(*submit, *points, env=on_slurm).stderr
