@@ -466,8 +466,8 @@ def option_text(value: Any) -> str:
 
 def explain_type_error(error: msgspec.ValidationError, axis: str | None = None) -> str:
     """Return an error of msgspec in plain words, with the cure. `axis` is of the command line, where all is text."""
-    problem, _, place = str(error).partition(" - at `$.")
-    name = axis or place.rstrip("`") or "the file"
+    problem, _, place = str(error).partition(" - at `$")
+    name = axis or place.strip(".`") or "the file"
     if unknown := re.fullmatch("Object contains unknown field `(.*)`", problem):
         keys = (Resources if place else GridFile).__struct_fields__
         return f"unknown key {unknown[1]!r}; {suggest_name(unknown[1], keys)}"

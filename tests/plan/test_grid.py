@@ -211,7 +211,7 @@ def test_a_cpu_that_auto_finds_computes_in_fp32_where_the_grid_says_tf32(expand:
         ("memory_limit_gib=inf", "memory_limit_gib must be a number of at most 1"),
         ("precision=fp64", "unknown precision 'fp64'; did you mean"),
         ("numa_binding=node", "unknown numa_binding 'node'; did you mean 'none'?"),
-        ("remedies=linear_scaling+prayer", "remedies must be one of linear_scaling, warmup, zero_gamma"),
+        ("remedies=linear_scaling+prayer", "unknown remedies 'prayer'; choose one of linear_scaling, warmup"),
         ("num_workers=null", "num_workers is null; a configuration that runs must state it"),
         ("strategy=a\nb", "choose one of single, dp, ddp"),
     ],
