@@ -129,8 +129,7 @@ def main(words: Sequence[str] | None = None) -> int:
     printed: list[Printed] = []
     for name, experiment in experiments.items():
         with go_on_after_defect(name, codes):
-            stated = (arguments.predict_to, arguments.peak_tflops)
-            found = collect_experiment(experiment, link, targets, *stated)
+            found = collect_experiment(experiment, link, targets, arguments.predict_to, arguments.peak_tflops)
             if arguments.strict and found.collected.coverage.num_gaps:
                 codes.append(errors.EXIT_GAPS)
             words = address_of_words(experiment)

@@ -159,8 +159,8 @@ def main() -> int:
     launch_id = f"ingest-{hashlib.sha256(inputs).hexdigest()[:16]}"
     records = [build_ingested_record(rows, *sizes, launch_id, environment) for rows in points]
     num_new = publish_all(records, Experiment(arguments.outputs))
-    new = errors.pluralize(num_new, "record")
-    errors.log_line(f"{new} new, {len(records) - num_new} known, in {arguments.outputs}.")
+    known = f"{len(records) - num_new} known, in {arguments.outputs}"
+    errors.log_line(f"{errors.pluralize(num_new, 'record')} new, {known}.")
     return errors.EXIT_OK
 
 
@@ -295,11 +295,9 @@ def read_header(header: list[str], where: str) -> tuple[list[str], dict[str, flo
 def name_cells(columns: list[str], cells: list[str], where: str) -> dict[str, str]:
     """Return the cells by column; empty ones, and words for none such as NA, are "". Raises CommandError."""
     if len(cells) != len(columns):
-        problem = f"{len(cells)} cells for {len(columns)} columns"
-        cure = "leave a cell empty if its value is unknown"
-        if len(cells) > len(columns):
-            cure = "put a cell that has the separator in it, such as 22,3, in quotation marks"
-        raise CommandError(f"{where} has {problem}; {cure}.")
+        more = "put a cell that has the separator in it, such as 22,3, in quotation marks"
+        cure = more if len(cells) > len(columns) else "leave a cell empty if its value is unknown"
+        raise CommandError(f"{where} has {len(cells)} cells for {len(columns)} columns; {cure}.")
     return {column: "" if cell.lower() in BLANK_CELLS else cell for column, cell in zip(columns, cells, strict=True)}
 
 
@@ -462,7 +460,7 @@ def build_ingested_record(
     """
     first = rows[0]
     num_samples = axes.CIFAR10_SAMPLES if stated_samples is None else stated_samples
-    share = math.ceil(num_samples / max(1, first.num_gpus))
+    share = math.ceil(num_samples / first.num_gpus)
     if first.batch_size_per_gpu > share:
         raise CommandError(
             f"{first.where}: {first.strategy} on {pluralize(first.num_gpus, 'GPU')} states batch_size_per_gpu "

@@ -239,7 +239,7 @@ def run_and_publish(launch: LaunchSession, options: LaunchOptions) -> None:
         hint = limit_hint(error)  # which describe_exception may have added
         text = str(error) or type(error).__name__
         cure = f"; {hint}" if hint and hint not in text else ""
-        launch.publish_failure(f"the ranks could not be started: {text}{cure}")
+        launch.publish(launch.failure_record(f"the ranks could not be started: {text}{cure}"))
     else:
         launch.publish_finished(exits)
 

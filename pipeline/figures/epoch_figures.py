@@ -295,7 +295,6 @@ def timed_figures(key: str, time: Estimate | None) -> dict[str, Any]:
 def time_figures(point: PooledPoint, peak_tflops: float | None) -> dict[str, Any]:
     """Return the figures of Q1 and Q2 over a point's timed windows, their energy and their FLOPs."""
     epoch_time_s = point.epoch_time
-    data_time_s = point.median(median_window_s("data_time_ns"))
     throughput = items_per_s = None
     if epoch_time_s is not None and point.num_samples is not None:
         throughput = point.num_samples / epoch_time_s
@@ -306,7 +305,7 @@ def time_figures(point: PooledPoint, peak_tflops: float | None) -> dict[str, Any
         **energy_figures(point),
         **compute_rate_figures(point, peak_tflops),
         "compute_time_s": point.median(median_window_s("compute_time_ns")),
-        "data_time_s": data_time_s,
+        "data_time_s": point.median(median_window_s("data_time_ns")),
         "throughput_samples_per_s": throughput,
         "throughput_items_per_s": items_per_s,
         "peak_memory_gib": point.median(record_peak_memory_gib),

@@ -315,11 +315,11 @@ def untold_notes(point: PooledPoint, measured: PointsByTraining) -> list[Note]:
     wait for data, by more than MAX_STEP_DEVIATION.
     """
     match = match_measured(point, measured)
-    counts_own = match is not None and all(part.counts_own for part in communications_of(match.ok_records))
+    found = communications_of(match.ok_records) if match else []
+    counts_own = found and all(part.counts_own for part in found)
     own = [] if counts_own else point.own_collectives_notes or (match.own_collectives_notes if match else [])
-    if own or match is None or not point.epoch_time or not point.spec.is_whole_epoch:
+    if own or not found or not point.epoch_time or not point.spec.is_whole_epoch:
         return own
-    found = communications_of(match.ok_records)
     step_s = median_step_time(found, whole_step(found))
     steps_s = point.epoch_time * max(1 - (longest_data_share(point) or 0.0), 0.0)
     epochs_s = steps_s / point.spec.full_steps_per_epoch

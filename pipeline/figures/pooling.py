@@ -311,8 +311,7 @@ class PooledPoint:
     def parts_notes(self) -> list[Note]:
         """A note if computation and data loading of a timed epoch do not add up to its time."""
         slowest = [epoch.slowest_rank for record in self.ok_records for epoch in timed_epochs(record)]
-        ratios = [parts_ratio(rank) for rank in slowest if rank]
-        worst = max(ratios, key=lambda ratio: abs(ratio - 1), default=1)
+        worst = max((parts_ratio(rank) for rank in slowest if rank), key=lambda ratio: abs(ratio - 1), default=1)
         return [make_note(PARTS_DEVIATE, share=worst)] if abs(worst - 1) > MAX_PARTS_DEVIATION else []
 
     @cached_property
@@ -409,8 +408,7 @@ def update_times_s(record: Record) -> list[float]:
 
 def window_values_s(record: Record, field: str) -> list[float]:
     """Return a value for each timed epoch: the slowest rank's time in `field` for a whole epoch, in seconds."""
-    slowest = [(epoch, epoch.slowest_rank) for epoch in timed_epochs(record)]
-    values = [(epoch, getattr(rank, field)) for epoch, rank in slowest if rank]
+    values = [(epoch, getattr(rank, field)) for epoch in timed_epochs(record) if (rank := epoch.slowest_rank)]
     return [value / 1e9 * per_epoch(record, epoch) for epoch, value in values if value is not None]
 
 

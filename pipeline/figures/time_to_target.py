@@ -52,8 +52,11 @@ class CostToTarget(NamedTuple):
 
 def evaluated_records(point: PooledPoint) -> list[Record]:
     """Return the point's ok records that were measured here and were tested after every epoch."""
-    found = [record for record in point.ok_records if record.measured]
-    return [record for record in found if all(epoch.merit_or_accuracy is not None for epoch in record.epochs)]
+    return [
+        record
+        for record in point.ok_records
+        if record.measured and all(epoch.merit_or_accuracy is not None for epoch in record.epochs)
+    ]
 
 
 def merit_of(study: Sequence[PooledPoint]) -> Merit:
@@ -134,12 +137,11 @@ def is_diverged(record: Record) -> bool:
 
 def throughput_per_gpu(point: PooledPoint, gpu: str) -> float | None:
     """Return the samples a second and GPU over whole trainings on this model, the median over seeds."""
-    rates = [
+    return formulas.median_of_known(
         record.spec.num_samples * len(times_s) / times_s[-1] / record.spec.num_gpus
         for record in timed_records(point, gpu)
         if (times_s := training_times_s(record))
-    ]
-    return formulas.median_of_known(rates)
+    )
 
 
 def loss_ranges(point: PooledPoint) -> list[tuple[float, float]]:

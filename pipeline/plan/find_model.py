@@ -43,7 +43,7 @@ def check_models(points: Iterable[Spec], folder: Path) -> None:
     for script in dict.fromkeys(spec.script for spec in points if spec.script):
         if source := find_source(script_place(script), folder):  # else compiled code, or a package: the rank will see
             parse_source(source)
-    for model, options in dict.fromkeys((spec.model or "", spec.options) for spec in points if not spec.script):
+    for model, options in dict.fromkeys((spec.model, spec.options) for spec in points if not spec.script):
         if own := own_class(model):
             check_own_class(own, options, folder)
         elif model:
@@ -238,17 +238,15 @@ def find_source(own: ClassPlace, folder: Path) -> Path | None:
             cure = "give the file of your model, as in gpt.py:GPT" if own.name else "give the path of your script"
             raise CommandError(f"{path} is no file; {cure}.")
         return path
-    search: list[str] | None = [*(part for part in sys.path if part), str(folder)]
+    search = [*(part for part in sys.path if part), str(folder)]
     name = ""
     for part in own.module.split("."):
         name = f"{name}.{part}" if name else part
-        found = importlib.machinery.PathFinder.find_spec(name, search) if search is not None else None
+        found = importlib.machinery.PathFinder.find_spec(name, search)
         if found is None:
             raise CommandError(f"there is no module {name!r} in {folder} or among the installed packages; correct it.")
-        search = list(found.submodule_search_locations) if found.submodule_search_locations is not None else None
-    return (
-        Path(found.origin) if found and found.origin and found.has_location and found.origin.endswith(".py") else None
-    )
+        search = list(found.submodule_search_locations or ())  # a module that is no package has none below it
+    return Path(found.origin) if found and found.origin and found.origin.endswith(".py") else None
 
 
 def find_code(points: Iterable[Spec], folder: Path) -> list[Path]:

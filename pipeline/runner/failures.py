@@ -196,10 +196,7 @@ def describe_exception(error: BaseException) -> str:
     telling = next((one for one in chain if limit_hint(one) or contains_any(str(one), TELLING_SIGNS)), None)
     telling = telling or next((one for one in chain if str(one).strip()), error)
     texts = [f"{type(one).__name__}: {one}".strip().removesuffix(":") for one in dict.fromkeys([telling, *chain])]
-    hint = limit_hint(telling)
-    if not hint and DIED_SILENTLY_SIGN in str(telling):
-        hint = shared_memory_hint()
-    if hint:
+    if hint := limit_hint(telling) or (shared_memory_hint() if DIED_SILENTLY_SIGN in str(telling) else ""):
         first, line_break, rest = texts[0].partition("\n")
         texts[0] = f"{first}; {hint}{line_break}{rest}"
     return "\n".join(texts)

@@ -104,7 +104,7 @@ class LaunchSession:
         try:
             record = build_record(self.current_spec, self.current_files, self.id, exits)
         except ValueError as error:  # the result contradicts itself or its spec
-            record = self._failure_record(f"the result could not be published: {error}")
+            record = self.failure_record(f"the result could not be published: {error}")
         if record is not None and record.status == "ok":
             record = add_telemetry(record, self.current_files)
         self.publish(record)
@@ -123,11 +123,8 @@ class LaunchSession:
             failure = failures.find_timeout_cause(self.current_files, self.deadline.limit_s)
             self.publish(failures.failure_record(self.current_spec, self.current_files, self.id, failure))
 
-    def publish_failure(self, message: str) -> None:
-        """Publish the current point as failed, because of an error in the launcher, not in a rank."""
-        self.publish(self._failure_record(message))
-
-    def _failure_record(self, message: str) -> Record:
+    def failure_record(self, message: str) -> Record:
+        """Return the record of the current point as failed, because of an error in the launcher, not in a rank."""
         failure = Failure(kind="exception", message=message[:MAX_MESSAGE_CHARS])
         return failures.failure_record(self.current_spec, self.current_files, self.id, failure)
 
@@ -161,7 +158,7 @@ class LaunchSession:
         try:
             return record, publish_with_retries(record, folder)
         except ValueError as error:
-            failed = self._failure_record(f"the result could not be published: {error}")
+            failed = self.failure_record(f"the result could not be published: {error}")
             failed = msgspec.structs.replace(failed, started_at=record.started_at, ended_at=record.ended_at)
             return failed, publish_with_retries(failed, folder)
 

@@ -73,7 +73,7 @@ def run_rank(first: RankFiles, store: Path | None) -> None:
         point, next_rank_files = following.point, first.following(following)
         with record_rank_errors(next_rank_files):
             is_reset = process_group.all_gather(devices.reset_memory_statistics(point.spec, rank), bool)
-            if not has_memory_headroom(point.spec, earlier) or not all(is_reset):
+            if expected_memory_fraction(point.spec, earlier) > MAX_SHARED_MEMORY_FRACTION or not all(is_reset):
                 break
             rank_files = next_rank_files
             if rank.rank == 0:
@@ -338,10 +338,6 @@ class EarlierPoint(NamedTuple):
 
     spec: Spec
     memory: Sequence[DeviceMemory]
-
-
-def has_memory_headroom(spec: Spec, before: Sequence[EarlierPoint]) -> bool:
-    return expected_memory_fraction(spec, before) <= MAX_SHARED_MEMORY_FRACTION
 
 
 def expected_memory_fraction(spec: Spec, before: Sequence[EarlierPoint]) -> float:

@@ -128,13 +128,11 @@ def build_request(
         "ntasks-per-node": "1",
         **(slurm_options.gpus(shape.gpus_per_node) if shape.device == "cuda" else {}),
         "cpus-per-task": str(cpus),
-        "mem": f"{memory_mib}M" if slurm_options.mem is None else slurm_options.mem,
+        **({} if slurm_options.mem == "default" else {"mem": slurm_options.mem or f"{memory_mib}M"}),
         "time": str(resources.time_min()),
         "open-mode": "append",
         "no-requeue": "",
     }
-    if slurm_options.mem == "default":
-        del options["mem"]
     options |= {name: value for name in PASSED_ON if isinstance(value := getattr(slurm_options, name), str)}
     if slurm_options.exclusive or (slurm_options.no_gres and shape.device == "cuda"):
         options["exclusive"] = ""

@@ -270,22 +270,20 @@ def predict_ranges(
 ) -> dict[str, DurationRange]:
     """Return run id -> the range of its time. Points of which nothing tells are left out."""
     alike_s = predict_durations_s(points, [*earlier, *pilots])
-    ranges = {}
+    ranges: dict[str, DurationRange] = {}
     for spec in points:
+        run_id = spec.run_id()
         same_shape = [attempt for attempt in pilots if pilot_key(attempt.spec) == pilot_key(spec)]
-        if (seconds := alike_s.get(spec.run_id())) is not None:
-            found = DurationRange(ALIKE_RANGE[0] * seconds, ALIKE_RANGE[1] * seconds, "equal configurations")
+        if (seconds := alike_s.get(run_id)) is not None:
+            ranges[run_id] = DurationRange(ALIKE_RANGE[0] * seconds, ALIKE_RANGE[1] * seconds, "equal configurations")
         elif rounds := rounds_range(spec, [*earlier, *pilots]):
-            found = rounds
+            ranges[run_id] = rounds
         elif same_shape and spec.measure in ("epochs", "quantize"):
             nearest = min(
                 same_shape, key=lambda attempt: abs(attempt.spec.batch_size_per_gpu - spec.batch_size_per_gpu)
             )
             seconds = nearest.seconds_of(spec)
-            found = DurationRange(PILOT_RANGE[0] * seconds, PILOT_RANGE[1] * seconds, "the pilot")
-        else:
-            continue
-        ranges[spec.run_id()] = found
+            ranges[run_id] = DurationRange(PILOT_RANGE[0] * seconds, PILOT_RANGE[1] * seconds, "the pilot")
     return ranges
 
 

@@ -315,8 +315,7 @@ def find_jobs_named(names: Collection[str], owners: Collection[int]) -> dict[str
     rows = [line.split("|", 4) for line in answer.splitlines() if line.strip()]
     jobs = [row for row in rows if len(row) == 5 and (row[4] in names or parse_number(row[0]) is not None)]
     damaged = [row for row in jobs if None in (parse_number(row[0]), parse_number(row[3]))]
-    damaged = damaged or (rows if not jobs else [])  # only banners
-    if damaged:
+    if damaged := damaged or (rows if not jobs else []):  # only banners
         raise unreadable_answer("squeue", "|".join(damaged[0]))
     own = [row for row in jobs if parse_number(row[3]) in owners]
     return {name: job_id for job_id, *ending, _, name in own if name in names and ending != REFUSED}

@@ -128,6 +128,7 @@ REBOOTED = "baseline from another boot of its node"
             ["baseline with another NCCL_P2P_DISABLE (not set against 1)"],
             id="a variable that one of them had not",
         ),
+        pytest.param([NO_P2P], [under(1, ONE_GPU)], [], [], id="a variable that changes no time of one GPU"),
         pytest.param([TUNED], [under(1, TORCHINDUCTOR_MAX_AUTOTUNE="1")], [], [], id="the same variables"),
         pytest.param([TUNED], [on(1)], [], [], id="a record that says nothing of its environment"),
         pytest.param(
@@ -250,7 +251,9 @@ def test_repeats_on_one_machine_that_were_executed_unlike_are_told_apart() -> No
     assert sentences(point.notes) == ["mixed execution: compiled_graph, graph"]
 
 
-@pytest.mark.parametrize(("held", "said"), [((0, None), []), ((0, 2**30 - 1), []), ((2**30, 17 * 2**30), ["17.0"])])
+@pytest.mark.parametrize(
+    ("held", "said"), [((0, None), []), ((0, 2**30 - 1), []), ((2**30,), ["1.0"]), ((2**30, 17 * 2**30), ["17.0"])]
+)
 def test_a_gpu_that_other_processes_used_at_the_start_is_named(held: Sequence[int | None], said: list[str]) -> None:
     """Measured: a process that was left behind halved the speed of 30 points, which agreed with each other to 0.2 %."""
     gpus = tuple(Gpu(name="NVIDIA H200", memory_of_others_bytes=bytes_held) for bytes_held in held)
@@ -284,6 +287,7 @@ def linked(
         ((ONE_NODE,), {}, "peer-to-peer"),
         ((Link(pairs=((0, 1),), transport="SHM", num_channels=2), SOCKETS), {}, "shared memory and sockets"),
         ((INFINIBAND,), {}, "InfiniBand with GPUDirect"),
+        ((msgspec.structs.replace(INFINIBAND, device=None),), {}, "InfiniBand with GPUDirect"),
         (
             (msgspec.structs.replace(INFINIBAND, transport="NET/IBext_v8", device="mlx5_0:1/RoCE", gpudirect=False),),
             {},

@@ -357,6 +357,10 @@ def test_a_rank_that_is_last_and_slow_has_a_name_a_node_and_a_remedy() -> None:
     late = known(find_late_rank([communicating(LATE)]))
     # 300 of 400 us in the profile: the bare step explains them
     assert (late.rank, late.node, late.remedy, late.wait_s) == (3, "node-1", "exclude node-1", 300e-6)
+    alone = late._replace(num_nodes=1, gpu="", node="")
+    assert alone.remedy == late._replace(num_nodes=1).remedy == "look at GPU 3"
+    said = "rank 3 ($GPU not stated): clock, memory and temperature as the others, or not known"
+    assert render_note(alone.note()).endswith(said)
 
 
 def test_a_node_whose_ranks_are_late_in_turns_is_named() -> None:
@@ -367,6 +371,8 @@ def test_a_node_whose_ranks_are_late_in_turns_is_named() -> None:
     assert late.wait_s == pytest.approx(210e-6)  # the bare step explains less: 305
     unnamed = known(find_late_rank([communicating(turns, (1000, 1000, 1300, 1310), Environment(nodes=("a", "b")))]))
     assert (unnamed.node, unnamed.gpu) == ("b", "")
+    fewer = msgspec.structs.replace(NODES, gpus=NODES.gpus[:3])
+    assert known(find_late_rank([communicating(LATE, environment=fewer)])).gpu == ""
 
 
 def test_the_report_says_so_and_advises_it() -> None:

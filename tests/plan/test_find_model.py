@@ -90,6 +90,7 @@ WIDE = SMALLEST + "\n\nclass Wide(BASE): ..."
         ("tiny.py:Tiny", "x = 1\n", "", "has no class 'Tiny'; choose one of none."),
         ("absent.models:Tiny", SMALLEST, "", "there is no module 'absent' in "),
         ("os.absent:Tiny", SMALLEST, "", "there is no module 'os.absent' in "),
+        ("tiny.json:Tiny", SMALLEST, "", "there is no module 'tiny.json' in "),
         ("resnet81", SMALLEST, "", "unknown model 'resnet81'; did you mean 'resnet18'?"),
         ("resnet34", SMALLEST, "", "unknown model 'resnet34'; did you mean 'torchvision:resnet34'?"),
         ("torchvision:resnet51", SMALLEST, "", "'torchvision:resnet51'; did you mean 'torchvision:resnet50'?"),
@@ -124,18 +125,20 @@ def test_a_constructor_that_takes_any_option_is_given_any(tmp_path: Path) -> Non
 
 
 LOADED = "\n    def dataset(self):\n        return [0]\n"
+LOADER, DATASET = {"input": "dataloader"}, "dataset() for input: dataloader, and Tiny of"
 
 
 @pytest.mark.parametrize(
     ("text", "fields", "said"),
     [
-        (SMALLEST, {"input": "dataloader"}, "dataset() for input: dataloader, and Tiny of"),
+        (SMALLEST, LOADER, DATASET),
         (SMALLEST, {"evaluate": True}, "evaluate() for evaluate: true, and Tiny of"),
         (SMALLEST + "\n    def evaluate(self, model, device): ...", {"evaluate": True}, "merit for evaluate: true"),
         (with_change("def loss", "def los"), {}, "loss(), and Tiny of"),
         (with_change("def synthetic_batch", "def batch"), {}, "synthetic_batch(), and Tiny of"),
         (with_change("width: int = 4", "width: int"), {}, "a value of model.width, for which Tiny of"),
         (with_change("class Tiny(Workload)", "class Tiny"), {}, "a Workload, and Tiny of"),
+        (SMALLEST.replace("import Workload", "import Workload as Tin").replace("(Workload)", "(Tin)"), LOADER, DATASET),
         (SMALLEST.replace("Tiny", "Base") + "\n\nclass Tiny(Base): ...", {"input": "dataloader"}, "dataset() for"),
     ],
 )
@@ -169,6 +172,8 @@ def test_what_a_class_lacks_for_a_point_is_told_from_its_file(
         "import other\nclass Tiny(other.Base): ...",
         "from pipeline import workloads\nclass Tiny(workloads.Workload): ...",
         "from pipeline.workloads.gpt import Gpt\nclass Tiny(Gpt): ...",
+        "from pipeline.workloads import WorkloadError\nclass Tiny(WorkloadError): ...",
+        SMALLEST + "\n    if True:\n        def __init__(self, depth): ...",
         SMALLEST + SMALLEST,  # bound twice
         SMALLEST.replace("Tiny", "Base") + LOADED + "\n\nclass Tiny(Base): ...",
     ],

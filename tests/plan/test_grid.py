@@ -446,6 +446,7 @@ def test_a_grid_of_a_script_states_only_what_a_script_has(folder: Path) -> None:
     assert (one.precision, one.input, one.num_workers, one.dataset, one.epochs) == (None, None, None, None, 21)
     assert two.script_command.words == [str(folder / "train it.py"), "--batch", "16"]
     assert place_script(str(two.script), Path("/elsewhere")) == two.script
+    assert place_script("-m package.train --lr 1", Path("/elsewhere")) == "-m package.train --lr 1"
 
 
 @pytest.mark.parametrize(

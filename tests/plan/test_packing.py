@@ -35,7 +35,7 @@ from pipeline.runner import launch_session
 from pipeline.runner.failures import RankExit
 from pipeline.runner.launch_options import LaunchOptions, launch_command
 from pipeline.runner.rank_files import PointResult, PointTask, RankError
-from pipeline.runner.rank_process import EarlierPoint, expected_memory_fraction, has_memory_headroom
+from pipeline.runner.rank_process import MAX_SHARED_MEMORY_FRACTION, EarlierPoint, expected_memory_fraction
 from pipeline.submission.batch_script import SlurmOptions
 from pipeline.submission.plan import Cluster, PlannedArray, SubmitContext, plan_arrays
 from pipeline.training.devices import reset_memory_statistics
@@ -130,7 +130,8 @@ def test_a_point_that_may_need_more_than_half_the_memory_does_not_follow(
     batch_size: int, usable_gib: float | None, expected: bool
 ) -> None:
     ended = [EarlierPoint(make_spec(), memory(10, usable_gib))]
-    assert has_memory_headroom(make_spec(batch_size_per_gpu=batch_size), ended) is expected
+    fraction = expected_memory_fraction(make_spec(batch_size_per_gpu=batch_size), ended)
+    assert (fraction <= MAX_SHARED_MEMORY_FRACTION) is expected
 
 
 def run(folder: Path, points: Sequence[Spec]) -> tuple[int, dict[str, Record]]:

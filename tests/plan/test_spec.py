@@ -214,6 +214,7 @@ SHARDED: dict[str, Any] = {"strategy": "fsdp", "num_gpus": 2, "device": "cpu"}
         ({"device": "cpu", "execution": "compiled_graph"}, "execution='compiled_graph' needs device='cuda'"),
         ({"remedies": ["warmup"], "execution": "graph"}, "needs fused_optimizer=true: the learning rate changes"),
         ({"schedule": "cosine", "execution": "graph"}, "with schedule='cosine' needs fused_optimizer=true"),
+        ({"precision": "fp16", "execution": "graph"}, "execution='graph' in fp16 needs fused_optimizer=true"),
         (
             {**DDP, "sync_batchnorm": True, "execution": "compile"},
             "does not work with sync_batchnorm=true...use 'graph'",

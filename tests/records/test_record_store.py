@@ -105,7 +105,7 @@ def test_a_record_with_a_flipped_bit_is_invalid_or_still_a_record_of_its_point(
         ('"repeat": 0', '"repeat": 0, "extra": 1', "unknown field `extra` - at `$.spec`"),
         ('"repeat": 0', '"repeat": 1', "does not match its spec"),
         (RUN_ID, RUN_ID.replace("a", "b"), "does not match its spec"),
-        ('"status": "ok"', '"status": "failed"', "must come together"),
+        ('"status": "ok"', '"status": "failed"', "status 'ok' and a measurement must come together"),
         ('"status": "ok"', '"status": "missing"', "Invalid enum value 'missing'"),
         ('"epoch_time_ns": 2000000000', '"epoch_time_ns": NaN', "malformed"),
         ('"epoch_time_ns": 2000000000', '"epoch_time_ns": -1', "at `$.measurement.epochs[0].ranks[0].epoch_time_ns`"),

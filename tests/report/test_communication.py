@@ -331,7 +331,8 @@ def test_collectives_of_the_users_own_that_the_reference_leaves_out_count_as_com
 def test_a_collective_that_the_epochs_alone_record_leaves_them_no_share_either() -> None:
     single, double = make_record(ONE_GPU, (9, 0.2)), make_record(TWO_GPUS, (9, 0.245))
     assert build(single, double)["Q2"][1]["limit"] == "several GPUs"
-    for step in ([], [make_communication_record(comm_point(), measured())]):
+    of_step = [make_communication_record(comm_point(), measured()), make_record(comm_point(), status="failed")]
+    for step in ([], *([one] for one in of_step)):
         found = build(single, with_own(double, "all_gather"), *step)
         assert (found["Q3"][0]["exposed_comm_time_s"], found["Q2"][1]["next_step"]) == (None, NOTHING_FOUND)
         assert_says(found["Q3"][0]["note"], "calls collectives itself (all_gather)")

@@ -4,7 +4,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -35,17 +35,24 @@ from factories import (
 from rendered import assert_row, build, cells, report
 
 from pipeline.collect import read_link_options
-from pipeline.figures.formulas import (
-    Link,
-    all_reduce_time_s,
-)
+from pipeline.figures.formulas import Link, all_reduce_time_s, busbw_gb_s
 from pipeline.plan.axes import Execution
 from pipeline.plan.grid import expand_grid
 from pipeline.plan.spec import TRAINED_MAY_DIFFER, alike_key
-from pipeline.records.record import DelayedSteps, Environment, Profile, Record, SweptCollective, Transfer, VariantName
+from pipeline.records.record import (
+    DelayedSteps,
+    Environment,
+    Operation,
+    Profile,
+    Record,
+    SweptCollective,
+    Transfer,
+    VariantName,
+)
 from pipeline.report.link import KINDS
 from pipeline.report.network import BEYOND_THE_DELAYS, WORSE_THAN_NO_CHANGE
 from pipeline.report.table import Row
+from pipeline.system.errors import CommandError
 
 
 def with_second(*durations_us: tuple[float, ...]) -> Profile:
@@ -107,6 +114,8 @@ def test_the_sweep_pools_all_points_on_as_many_gpus() -> None:
     # 65 us of 60, 64, 66 and 70; 26 MB in them, factor 2(1)/2
     assert_row(two, num_gpus=2, num_windows=4, n=2, time_s=65 * US, algbw_gb_s=400, busbw_gb_s=400)
     assert_row(four, num_gpus=4, num_windows=1, n=1, busbw_gb_s=four["algbw_gb_s"] * 1.5)
+    factors = {"all_reduce": 1.5, "all_gather": 0.75, "reduce_scatter": 0.75, "broadcast": 1.0}
+    assert {name: busbw_gb_s(2e9, 2.0, 4, name) for name in get_args(Operation)} == factors
 
 
 def test_a_size_without_memory_is_an_oom_without_figures() -> None:
@@ -394,6 +403,8 @@ def arguments(latency_us: float | None, bandwidth_gb_s: float | None) -> argpars
 def test_a_link_is_given_in_microseconds_and_gigabytes() -> None:
     assert read_link_options(arguments(5.0, 25.0)) == pytest.approx((5e-6, 25e9))
     assert read_link_options(arguments(None, None)) is None
+    with pytest.raises(CommandError, match="give both or neither"):
+        read_link_options(arguments(None, 25.0))
 
 
 def test_collect_refuses_half_a_link_before_it_reads_anything(pipeline: Command, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from rendered import assert_row, build, cells
 
 from pipeline.figures.formulas import GIB, state_bytes
 from pipeline.plan.spec import Spec
-from pipeline.plan.strategies import gathered_bytes
+from pipeline.plan.strategies import gathered_bytes, reduced_bytes
 from pipeline.records.record import DeviceMemory, Measurement, MemorySearch, MemoryTrial, Record, Sharding
 from pipeline.report.table import Row
 
@@ -246,3 +246,9 @@ def test_units_that_the_forward_pass_frees_are_gathered_twice(reshard: str, expe
     fields: dict[str, Any] = {"strategy": "fsdp", "num_gpus": 2, "reshard": reshard, "num_samples": 2048}
     assert gathered_bytes(0, SHARDS, make_spec(**fields)) == expected
     assert gathered_bytes(0, SHARDS, make_spec(**fields, grad_accumulation=4)) == 4 * expected
+
+
+@pytest.mark.parametrize(("shard_size", "reduced", "gathered"), [(1, P, 0), (2, 1.5 * P, 1.75 * P), (4, P, 1.75 * P)])
+def test_shards_are_reduced_in_groups_and_between_them(shard_size: int, reduced: float, gathered: float) -> None:
+    spec = make_spec(strategy="hsdp", num_gpus=4, shard_size=shard_size)
+    assert (reduced_bytes(0, SHARDS, spec), gathered_bytes(0, SHARDS, spec)) == (reduced, gathered)
