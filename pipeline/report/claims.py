@@ -57,9 +57,7 @@ class Tile(NamedTuple):
 
     def in_words_of(self, terms: Terms) -> "Tile":
         """Return the tile in the words of an experiment."""
-        processors = "GPUs" if "gpu" in self.about else terms.processors
-        terms = terms._replace(unit=self.about.get("unit", terms.unit), processors=processors)
-        tile: Tile = name_texts(self, terms)
+        tile: Tile = name_texts(self, terms._replace(unit=self.about.get("unit", terms.unit)))
         return tile._replace(label=", ".join(filter(None, (tile.label, *self.about.values()))))
 
     def __str__(self) -> str:

@@ -103,12 +103,8 @@ def headline_of(points: Sequence[ComparedPoint]) -> str:
         over = f"median of {len(ratios)} configurations, {spread} times as {'long' if is_longer else 'fast'}"
     counts = Counter(point.verdict for point in timed if point.is_between_runs)
     known = ", ".join(f"{counts[word]} {word}" for word in get_args(Verdict) if counts[word])
-    verdict = f"verdict: {known}" if known else f"no verdict: that needs {in_words(intervals.min_values())} runs"
+    verdict = f"verdict: {known}" if known else "no verdict: that needs six runs"
     return f"{said} ({over}); {verdict}"
-
-
-def in_words(number: int) -> str:
-    return {6: "six"}.get(number, f"{number}")
 
 
 def facts_of_sides(folders: tuple[str, str], comparison: Comparison) -> list[SideFacts]:
@@ -373,7 +369,7 @@ def time_panels(points: Sequence[ComparedPoint], x: str, column: Column) -> list
     """Return a panel for each configuration but its x, with a line for A and one for B."""
     axes = [point.axes for point in points]
     others, models = label_axes(axes, (x,)), models_of(axes)
-    labels = [describe_point(row, others, models) if others else "" for row in axes]
+    labels = [describe_point(row, others, models) for row in axes]
     panels = []
     for label, own in group_pairs(zip(labels, points, strict=True)).items():
         groups = {"A": [time_row(one, one.a) for one in own], "B": [time_row(one, one.b) for one in own]}

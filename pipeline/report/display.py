@@ -356,7 +356,7 @@ def build_table(table: Table, view: View, all_rows: Sequence[Row], options: Disp
     named, configurations = name_columns(points, varying)
     footnotes, numbers, shared = number_notes(rows, view.hidden_notes)
     columns = columns_to_show(table, view, rows)
-    main = next((index for index, column in enumerate(columns) if not column.is_set), 0)
+    main = next(index for index, column in enumerate(columns) if not column.is_set)
     shown = [display_column(column, rows) for column in columns]
     cells = [text or status_of(row) for text, row in zip(shown[main].cells, rows, strict=True)]
     shown[main] = shown[main]._replace(cells=cells, links=list(map(options.link_of, rows)))
@@ -388,7 +388,7 @@ def columns_to_show(table: Table, view: View, rows: Sequence[Row]) -> list[Colum
     """Return the columns of a view that say something, in order of weight."""
     wanted = [table.column(key) for key in view.keys] or [column for column in table.columns if column.heading]
     found = [column for column in wanted if is_known(column, rows, view.hides_zeros)]
-    main = next((column for column in wanted if not column.is_set), wanted[0])
+    main = next(column for column in wanted if not column.is_set)
     return found if main in found else [main, *found]  # it holds the status and the footnotes
 
 

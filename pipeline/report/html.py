@@ -177,14 +177,14 @@ def heat_cell(rows: Sequence[Row]) -> HeatCell:
     """Return the cell of some configurations: the best efficiency that can be, or why there is none."""
     known = [row for row in rows if row["parallel_efficiency"] is not None]
     if not known:
-        return HeatCell(status_of(rows[0]) if rows else "")
+        return HeatCell(status_of(rows[0]))
     row = max(known, key=lambda row: (is_fit_for_answer(row, "speedup"), float(row["parallel_efficiency"])))
     efficiency = float(row["parallel_efficiency"])
     if efficiency > 1 and not is_fit_for_answer(row, "speedup"):
         return HeatCell("", "", f"{efficiency:.0%} cannot be: noise, or a slow baseline")
     text = f"{100 * efficiency:.0f}"
-    if row["is_loader_bound"] or not is_fit_for_answer(row, "speedup"):
-        return HeatCell(f"{text} {HOLLOW}", "", row["note"] or "")
+    if not is_fit_for_answer(row, "speedup"):
+        return HeatCell(f"{text} {HOLLOW}", "", row["note"])
     return HeatCell(
         text, next((name for least, name in EFFICIENCY_SHADES if efficiency >= least), "bad"), row["note"] or ""
     )

@@ -181,10 +181,10 @@ def int8_claims(rows: Sequence[Row]) -> list[Tile]:
     usual = ("biases", "largest_magnitude", "per_tensor")
     full = [row for row in rows if (row["stage"], row["scale_rule"], row["granularity"]) == usual]
     row = max(full, key=lambda row: (row["accuracy_change"] is not None, row.n), default=None)
-    before = next((other for other in rows if row and other["stage"] == "fp32" and other.axes == row.axes), None)
-    if row is None or row["accuracy_change"] is None or before is None:
+    if row is None or row["accuracy_change"] is None:
         why = next((str(row["note"]).rstrip(".") for row in full if row["note"]), "").replace("`", "'")  # no command
         return [Tile(line=f"no network was quantized in full ({why})" if why else "no quantized network was tested")]
+    before = next(other for other in rows if other["stage"] == "fp32" and other.axes == row.axes)
     change = row["accuracy_change"]
     low, high = ends_of(change)
     is_unclear = low is not None and high is not None and low <= 0 <= high
@@ -238,7 +238,7 @@ def change_plot(rows: Sequence[Row]) -> Plot:
     reach = {label: max(map(abs, ends_of_changes(line for line in every if line.label == label))) for label in groups}
     small = [label for label in groups if reach[label] < SMALL * max(reach.values())]
     panels = [*change_panels(lines, [*groups], CHANGE.name), *change_panels(lines, small, "enlarged")]
-    has_intervals = any(point.low is not None and point.high is not None for line in every for point in line.points)
+    has_intervals = any(point.low is not None for line in every for point in line.points)
     note = (
         f"Median over {pluralize(max(row['n'] for row in rows), 'seed')}{' with its interval' * has_intervals}, each "
         "against its own network in fp32. Each stage includes those before it."

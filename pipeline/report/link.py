@@ -28,7 +28,6 @@ from pipeline.records.record import (
     Communication,
     Measurement,
     Operation,
-    Profile,
     Record,
     SweptCollective,
     TransferKind,
@@ -141,21 +140,16 @@ def measured_links(records: Iterable[Record]) -> MeasuredLinks:
 
 
 def bandwidth_rows(point: PooledPoint) -> list[Row]:
-    """Return a row of Q3.2 for each bucket, beside the isolated all-reduce of the same size."""
+    """Return a row of Q3.2 for each bucket that DDP reduces, beside the isolated all-reduce of the same size."""
     found = communications_of(point.ok_records)
     profiles = [part.profile for part in found if part.profile]
-    numbered = (pair for profile in profiles for pair in enumerate(buckets_of(profile), 1))
+    numbered = (pair for one in profiles for pair in enumerate(collectives_of_kinds(one, ["gradients"]), 1))
     # repeats need not have the same buckets
     buckets = group_pairs(((number, collective.num_bytes), collective) for number, collective in numbered)
     return [
         bandwidth_row(point, number, seen, isolated_time_s(found, num_bytes))
         for (number, num_bytes), seen in sorted(buckets.items())
     ]
-
-
-def buckets_of(profile: Profile) -> list[Collective]:
-    """Return the buckets of gradients that DDP reduces, in order; FSDP has none."""
-    return [one for one in collectives_of_kinds(profile, ["gradients"]) if one.operation == "all_reduce"]
 
 
 def bandwidth_row(point: PooledPoint, bucket: int, seen: Sequence[Collective], isolated_s: float | None) -> Row:
@@ -232,9 +226,8 @@ def bandwidth_plots(tables: Tables) -> Iterator[Plot]:
                 named = describe_point(own[0].axes, ["operation"]) if is_isolated else ""
                 label = f"{kind} {named}".strip() + f", {describe_point(own[0].axes, axes)}"
                 lines.append(Series(label, tuple(points), style % MAX_SERIES, is_line=is_isolated))
-    if lines:
-        panel = LinePanel(as_title(BUS_BANDWIDTH.heading), "size of one message", tuple(lines), "bytes")
-        yield Plot("q3-bandwidth", "Q3", "Bus bandwidth against message size", (panel,))
+    panel = LinePanel(as_title(BUS_BANDWIDTH.heading), "size of one message", tuple(lines), "bytes")
+    yield Plot("q3-bandwidth", "Q3", "Bus bandwidth against message size", (panel,))
 
 
 def link_of(row: Row) -> tuple[int, str, Operation]:

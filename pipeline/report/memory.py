@@ -161,11 +161,10 @@ def memory_row(point: PooledPoint) -> Row:
 
     A batch that one search found too large is not said to fit.
     """
-    measured = point.measurements
-    found = [search for search in (one.memory_search for one in measured) if search is not None]
+    found = [one.memory_search for one in point.measurements if one.memory_search]
     by_search = [search_figures(search) for search in found]
-    formulas_gib = [by_formula / GIB for one in measured if (by_formula := state_bytes(one, point.spec)) is not None]
-    by_search += [{"state_formula_gib": value} for value in formulas_gib]
+    by_formula = (state_bytes(one, point.spec) for one in point.measurements)
+    by_search += [{"state_formula_gib": value / GIB} for value in by_formula if value is not None]
     known = group_pairs((key, value) for figures in by_search for key, value in figures.items() if value is not None)
     medians: dict[str, float] = {key: statistics.median(values) for key, values in known.items()}
     medians |= {key: int(medians[key]) for key in COUNTS if key in medians}
@@ -270,11 +269,11 @@ def memory_claims(tables: Tables) -> list[Tile]:
         alike = [row["batch_size_per_gpu"] for row in fitting if not differing_axes(row, first)]
         smaller = max((other for other in alike if other < size), default=None)
         named = describe_own(first, tables["Q1"], "batch_size_per_gpu")
-        which = ", the smallest size tried," if smaller is None else ""
-        fails = f"{size:,}{which} runs out of memory"
         if smaller is None:
+            fails = f"{size:,}, the smallest size tried, runs out of memory"
             return [LARGEST_FITTING._replace(unit="", line=fails, more=named)]
-        return [LARGEST_FITTING._replace(figure=f"{smaller:,}", line=f"of those tried; {fails}", more=named)]
+        fits = f"of those tried; {size:,} runs out of memory"
+        return [LARGEST_FITTING._replace(figure=f"{smaller:,}", line=fits, more=named)]
     sizes = {row["batch_size_per_gpu"] for row in fitting}
     command = "" if any(row.axes.get("script") for row in fitting) else grid_command("memory")
     return [LARGEST_FITTING._replace(figure=f"{max(sizes):,}", command=command)] if len(sizes) > 1 else []

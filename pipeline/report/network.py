@@ -114,10 +114,8 @@ def other_link_rows(delayed: Sequence[PooledPoint], measured: Sequence[PooledPoi
     alike = group_pairs(((alike_key(point.spec, SOURCE_MAY_DIFFER), point.gpu), point) for point in measured)
     for source in delayed:
         others = alike.get((alike_key(source.spec, SOURCE_MAY_DIFFER), source.gpu), [])
-        here = [point for point in others if place_of(point) == place_of(source)]
-        for point in others if here else ():
-            if point is not here[0]:
-                yield other_link_row(point, here[0], source)
+        for here in [point for point in others if place_of(point) == place_of(source)][:1]:
+            yield from (other_link_row(point, here, source) for point in others if point is not here)
 
 
 def place_of(point: PooledPoint) -> tuple[int, int]:
@@ -127,8 +125,7 @@ def place_of(point: PooledPoint) -> tuple[int, int]:
 def other_link_row(point: PooledPoint, here: PooledPoint, delayed: PooledPoint) -> Row:
     """Return a step that was measured beside what delays predict of it from the place of `here` and `delayed`."""
     found, known = communications_of(point.ok_records), communications_of(here.ok_records)
-    times_s = [median_step_time(part, whole_step(part)) for part in (found, known)]
-    measured_s, step_s = (None if time_s is None else float(time_s) for time_s in times_s)
+    measured_s, step_s = (median_step_time(part, whole_step(part)) for part in (found, known))
     alone_s, alone_here_s = collectives_alone_s(found), collectives_alone_s(known)
     longer_s = None if alone_s is None or alone_here_s is None else alone_s - alone_here_s
     cost_s = None if longer_s is None else delay_costs_s(communications_of(delayed.ok_records), longer_s)
@@ -169,7 +166,6 @@ def network_plots(tables: Tables) -> Iterator[Plot]:
     rows = [row for row in tables["network"] if row["step_time_s"] is not None and not row["added_latency_s"]]
     axes = varying_axes([row.axes for row in rows])
     groups = group_pairs((describe_point(row.axes, axes), row) for row in rows)
-    if groups:
-        series = make_series(groups, "delay_time_s", DELAYED)
-        panel = LinePanel(as_title(DELAYED.heading), "delays of a step [s]", series, "linear")
-        yield Plot("q3-network", "Q3", "The step on a slower network", (panel,))
+    series = make_series(groups, "delay_time_s", DELAYED)
+    panel = LinePanel(as_title(DELAYED.heading), "delays of a step [s]", series, "linear")
+    yield Plot("q3-network", "Q3", "The step on a slower network", (panel,))

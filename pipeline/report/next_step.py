@@ -426,7 +426,7 @@ def epoch_evidence(point: PooledPoint, measured: PointsByTraining, peak_tflops: 
         return Evidence(point, None, {})
     num_samples, shares, step = point.spec.num_samples, dict[str, float](), Evidence(point, None, {})
     untold = untold_notes(point, measured)
-    if match and point.spec.is_whole_epoch and not untold:
+    if match and not untold:
         step = step_evidence(match, measured)
         of_epoch = (step.time_s or 0.0) * point.spec.global_batch_size * point.spec.full_steps_per_epoch / time_s
         shares = {limit: share * of_epoch for limit, share in step.shares.items()}
@@ -461,7 +461,7 @@ def step_evidence(point: PooledPoint, measured: PointsByTraining) -> Evidence:
     if point.spec.sync_batchnorm:
         shares["SyncBatchNorm"] = statistics_share(point, measured, step)
     busy = busy_share(found, step)
-    if busy is not None and not point.spec.is_captured and point.spec.device == "cuda":
+    if busy is not None and not point.spec.is_captured:
         waits = shares.get("communication", 0.0) + shares.get("SyncBatchNorm", 0.0)
         shares["launches"] = max(1 - busy - waits, 0.0)
     wrapper = wrapper_time(found)
@@ -539,8 +539,7 @@ NEXT_STEP_KEYS = tuple(column.key for column in NEXT_STEP if column.heading)
 
 def has_next_step(rows: Rows) -> Rows:
     """Return the rows of which a next step was found in order, each point once."""
-    found = (row for row in rows if row["next_step"] not in (None, NOTHING_FOUND))
-    return sort_rows([row for row in found if row.figures.get("scaling") != "strong"])
+    return sort_rows([row for row in rows if row["next_step"] not in (None, NOTHING_FOUND)])
 
 
 ADVICE = (
@@ -556,10 +555,10 @@ def next_step_view(heading: str) -> View:
 
 def limit_words(row: Row) -> str | None:
     """Return what limits a point, with its share; None if no rule names it."""
-    limit, share = row["limit"], row["limit_share"]
-    limit = LIMIT_WORDS.get(limit, limit)
+    share = row["limit_share"]
+    limit: str | None = LIMIT_WORDS.get(row["limit"], row["limit"])
     if limit is None or share is None:
-        return limit and str(limit)
+        return limit
     if limit == POWER.limit:
         return f"{limit}, {claims.clock_words(share)}"
     at_most = row["limit_share_is"]

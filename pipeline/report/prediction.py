@@ -127,16 +127,15 @@ def prediction_rows(points: Sequence[PooledPoint], link: Link | None, predict_to
 def fit_buckets(base: PredictionBase, sweeps: Mapping[SweepKey, Sequence[Row]]) -> LinkFit | None:
     """Fit the link to the sweep of the base's place, to messages of about the size of its buckets and larger.
 
-    Of two sweeps on GPUs there the captured one counts.
+    Of two sweeps there the captured one counts.
     """
     place = sweep_key(base.point.ok_records[0])
     captured = place._replace(execution="graph")
-    if place.device == "cuda" and captured in sweeps:
-        place = captured
+    place = captured if captured in sweeps else place
     timed = [row for row in sweeps.get(place, ()) if row["time_s"]]
     samples = [SweepSample(place.num_gpus, row["num_bytes"], row["time_s"]) for row in timed]
     fit = fit_large_messages(samples, min(base.measured.bucket_bytes) / SIZES_BELOW_BUCKETS)
-    return fit and fit._replace(is_host_bound=place.device == "cuda" and place.execution not in CAPTURED_EXECUTIONS)
+    return fit and fit._replace(is_host_bound=place.execution not in CAPTURED_EXECUTIONS)
 
 
 def series_of(points: Iterable[PooledPoint]) -> list[list[PredictionBase]]:
@@ -173,16 +172,16 @@ def predicted_row(
     figures: dict[str, Any] = {"no_change_step_time_s": step.step_s}
     if used:
         figures |= {"latency_us": used.latency_s * 1e6, "link_gb_s": used.bandwidth_bytes_per_s / 1e9}
-    if fit and used:
-        step_s = predict_step_s(step, used, num_gpus, fit.link)
-        hidden_step_s = predict_all_hidden_step_s(step, used, num_gpus, fit.link)
-        figures |= {
-            "fit_worst_error": fit.worst_error,
-            "predicted_step_time_s": step_s,
-            "all_hidden_step_time_s": hidden_step_s,
-            "predicted_parallel_efficiency": step.one_gpu_step_s / step_s,
-            "all_hidden_parallel_efficiency": step.one_gpu_step_s / hidden_step_s,
-        }
+        if fit:
+            step_s = predict_step_s(step, used, num_gpus, fit.link)
+            hidden_step_s = predict_all_hidden_step_s(step, used, num_gpus, fit.link)
+            figures |= {
+                "fit_worst_error": fit.worst_error,
+                "predicted_step_time_s": step_s,
+                "all_hidden_step_time_s": hidden_step_s,
+                "predicted_parallel_efficiency": step.one_gpu_step_s / step_s,
+                "all_hidden_parallel_efficiency": step.one_gpu_step_s / hidden_step_s,
+            }
     if measured:
         measured_s = figures["measured_step_time_s"] = measured.measured.step_s
         errors = {"prediction_error": "predicted_step_time_s", "no_change_error": "no_change_step_time_s"}

@@ -97,8 +97,8 @@ def propose(
     strong_rows = [row for row in timed if row["scaling"] == "strong"]
     found = (series_of(chosen, strong_rows, batch, num_samples, "global_batch_size") for batch in batches)
     strong = next((series for series in found if len(series) > 1), [])
-    most = max(weak, key=num_gpus_of)
-    num_gpus = checked_num_gpus(asked_gpus, sorted(map(num_gpus_of, weak)))
+    most = weak[-1]
+    num_gpus = checked_num_gpus(asked_gpus, [row["num_gpus"] for row in weak])
     asked = next((row for row in weak if row["num_gpus"] == num_gpus), None)
     beyond = []
     if asked is None:
@@ -106,14 +106,12 @@ def propose(
             msgspec.structs.replace(most, notes=()),
             modelled_row(most, num_gpus, num_samples, find_predictions()),
         ]
-    label = describe_own(chosen, rows) or "one configuration"
-    one = weak[0] if weak[0]["num_gpus"] == 1 else None
     said = [
-        say_work(num_samples, num_gpus, describe_own(asked or most, rows), asked, beyond, one),
+        say_work(num_samples, num_gpus, describe_own(asked or most, rows), asked, beyond, weak[0]),
         say_efficiency("Weak", weak),
     ]
     said += [say_efficiency("Strong", strong)] if strong else []
-    assumptions = [*assume_choice(label, chosen, candidates, rows), *assume_figures(tables, [*weak, *strong], beyond)]
+    assumptions = [*assume_choice(chosen, candidates, rows), *assume_figures(tables, [*weak, *strong], beyond)]
     plotted = [row for row in timed if not differs(row, chosen, (*SERIES_MAY_DIFFER, BATCH))]
     return Proposal(chosen, said, assumptions, weak, strong, beyond, plotted)
 
@@ -124,8 +122,8 @@ def valid_rows(rows: Sequence[Row], asked_gpus: int | None) -> list[Row]:
     The hours of a row hold for real data, and without other points on its node; without such rows all count. On one
     number of GPUs the fastest takes the fewest GPU-hours.
     """
-    real = [row for row in rows if row["input"] != "synthetic"] or list(rows)
-    counts = set(map(num_gpus_of, real))
+    real = [row for row in rows if row["input"] != "synthetic"] or rows
+    counts = {row["num_gpus"] for row in real}
     at = asked_gpus if asked_gpus in counts else max(counts)
     found = [row for row in real if row["num_gpus"] == at]
     return [row for row in found if not has_neighbours(row)] or found
@@ -139,7 +137,7 @@ def has_neighbours(row: Row) -> bool:
 def series_of(chosen: Row, rows: Sequence[Row], batch: int, num_samples: int, batch_axis: str = BATCH) -> list[Row]:
     """Return the rows of the proposal by number of GPUs: those like `chosen` at a batch size, and their baseline."""
     own = [row for row in rows if row[batch_axis] == batch and not differs(row, chosen, (*SERIES_MAY_DIFFER, BATCH))]
-    with_baseline = [row for row in own if row["num_gpus"] > 1 and row["baseline"]]
+    with_baseline = [row for row in own if row["baseline"]]
     for row in with_baseline[:1]:
         place = {"num_gpus": 1, "strategy": row["baseline"], BATCH: row["baseline_batch_size_per_gpu"]}
         alike = (one for one in rows if all(one[axis] == value for axis, value in place.items()))
@@ -152,10 +150,6 @@ def differs(row: Row, other: Row, may_differ: Sequence[str]) -> bool:
     """True if two rows, of one experiment or two, differ in an axis outside `may_differ`."""
     defaults = {axis: list(value) if isinstance(value, tuple) else value for axis, value in AXIS_DEFAULTS.items()}
     return bool(varying_axes([defaults | row.axes, defaults | other.axes], may_differ))
-
-
-def num_gpus_of(row: Row) -> int:
-    return int(row["num_gpus"])
 
 
 def proposal_row(row: Row, num_samples: int) -> Row:
@@ -197,11 +191,9 @@ def modelled_row(most: Row, num_gpus: int, num_samples: int, predictions: Sequen
     return msgspec.structs.replace(most, axes=axes, figures=PROPOSAL.complete(figures), n=0, notes=())
 
 
-def say_work(
-    num_samples: int, num_gpus: int, label: str, asked: Row | None, beyond: Sequence[Row], one: Row | None
-) -> str:
+def say_work(num_samples: int, num_gpus: int, label: str, asked: Row | None, beyond: Sequence[Row], fewest: Row) -> str:
     """Return what the work takes, and what it takes on one GPU."""
-    start = f"{num_samples:,} $images on {pluralize(num_gpus, '$GPU')}{f', {label}' * bool(label)}: "
+    start = f"{num_samples:,} $images on {pluralize(num_gpus, '$GPU')}, {label}: "
     if asked is None:
         no_change_h, scaled_h = (beyond[-1][f"{model}_gpu_hours"] for model in ("no_change", "none_hidden"))
         scaled = "" if scaled_h is None else f", {shown(scaled_h, 'digits')} if none is hidden"
@@ -210,8 +202,8 @@ def say_work(
     text = f"{with_ends(asked['wall_hours'], 'digits')} h, {with_ends(asked['gpu_hours'], 'digits')} $GPU-hours"
     if asked["energy_kwh"] is not None:
         text += f", {with_ends(asked['energy_kwh'], 'digits')} kWh"
-    if one and one["num_gpus"] != num_gpus:
-        text += f"; {with_ends(one['gpu_hours'], 'digits')} $GPU-hours on 1 $GPU"
+    if fewest["num_gpus"] == 1 < num_gpus:
+        text += f"; {with_ends(fewest['gpu_hours'], 'digits')} $GPU-hours on 1 $GPU"
     return f"{start}{text}{f' ({badges})' * bool(badges)}."
 
 
@@ -236,7 +228,7 @@ def say_efficiency(kind: str, rows: Sequence[Row]) -> str:
     return f"{text}{unclear}{why}."
 
 
-def assume_choice(label: str, chosen: Row, candidates: Sequence[Row], rows: Sequence[Row]) -> list[str]:
+def assume_choice(chosen: Row, candidates: Sequence[Row], rows: Sequence[Row]) -> list[str]:
     """Return which configuration the proposal is about, and which faster ones it leaves out."""
     num_gpus, rate = chosen["num_gpus"], chosen["throughput_samples_per_s"]
     number = len(not_told_apart(chosen, candidates))
@@ -245,7 +237,7 @@ def assume_choice(label: str, chosen: Row, candidates: Sequence[Row], rows: Sequ
         f", with the fewest $GPU-hours of {len(candidates)} on {pluralize(num_gpus, '$GPU')}{ties}; "
         "the best of many looks better than it is"
     )
-    said = [f"The configuration is {label}{of_many * (len(candidates) > 1)}."]
+    said = [f"The configuration is {describe_own(chosen, rows)}{of_many * (len(candidates) > 1)}."]
     faster = [row for row in rows if row["num_gpus"] == num_gpus and row["throughput_samples_per_s"] > rate]
     if faster:
         best = max(faster, key=lambda row: float(row["throughput_samples_per_s"]))
@@ -256,7 +248,7 @@ def assume_choice(label: str, chosen: Row, candidates: Sequence[Row], rows: Sequ
             else "its batches are synthetic"
         )
         said.append(f"{describe_own(best, rows)} is {ratio:.2f} times as fast and left out: {why}.")
-    if chosen["is_loader_bound"] or chosen.has_note(LOADER_BOUND):
+    if chosen.has_note(LOADER_BOUND):
         what = "hours and scaling are" if chosen["is_loader_bound"] else "scaling is"
         said.append(f"Its {what} limited by data loading.")
     return said
@@ -334,7 +326,7 @@ def render_html(name: str, proposal: Proposal, collected: CollectedOutcomes) -> 
 
 
 def terms_of(proposal: Proposal, collected: CollectedOutcomes) -> Terms:
-    return collected.terms._replace(unit=proposal.row["unit"] or collected.terms.unit)
+    return collected.terms._replace(unit=proposal.row["unit"])
 
 
 def tables_of(proposal: Proposal, terms: Terms) -> list[DisplayTable]:

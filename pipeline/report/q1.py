@@ -97,8 +97,7 @@ def batch_size_claims(tables: Tables) -> list[Tile]:
         return [*memory, no_result("configurations on one $GPU", lost) if lost else speed]
     best = max(timed, key=lambda row: (row["throughput_items_per_s"] or 0.0, -row["epoch_time_s"]))
     sizes, throughput = {row[BATCH] for row in timed}, best["throughput_items_per_s"]
-    alike = [row for row in timed if row[BATCH] != best[BATCH]]
-    alike = [row for row in alike if not differing_axes(row, best)]
+    alike = [row for row in timed if row[BATCH] != best[BATCH] and not differing_axes(row, best)]
     ties = list({row[BATCH]: row for row in reversed(not_told_apart(best, alike))}.values())[::-1]
     rivals = name_ties(best, ties, lambda row: f"{row[BATCH]:,}")
     unclear = ("configurations without a result",) if {row[BATCH] for row in lost} - sizes else ()
@@ -106,7 +105,7 @@ def batch_size_claims(tables: Tables) -> list[Tile]:
     tile = Tile(
         f"{'Best batch' if len(sizes) > 1 else 'Only batch tried'}, one $GPU",
         f"{best[BATCH]:,}",
-        "$images a pass" if (best.axes.get("grad_accumulation") or 1) > 1 else "$images",
+        "$images a pass" if best.axes.get("grad_accumulation", 1) > 1 else "$images",
         line="$items/s not stated" if throughput is None else f"{throughput:,.0f} $items/s",
         more=time_words(best, best["epoch_time_s"]) + where_of(best, timed, "batch_size_per_gpu") + apart,
         badges=badges_of(best, *unclear),
@@ -121,19 +120,16 @@ def batch_size_plots(tables: Tables) -> Iterator[Plot]:
     fitting = [row for row in rows if row.status == "ok"]
     largest = max((row[BATCH] for row in fitting), default=0)
     oom_from = min((row[BATCH] for row in rows if row.status == "oom" and row[BATCH] > largest), default=None)
-    if len({*(row[BATCH] for row in fitting), oom_from} - {None}) < 2:  # one point is no curve
-        return
     groups, note = group_series(fitting, BATCH)
     shown = [
         (EPOCH_TIME.heading, make_series(groups, BATCH, EPOCH_TIME)),
         *throughput_lines(groups),
         (MEMORY.heading, make_series(groups, BATCH, MEMORY)),
     ]
-    accumulates = any((row.axes.get("grad_accumulation") or 1) > 1 for row in fitting)
+    accumulates = any(row.axes.get("grad_accumulation", 1) > 1 for row in fitting)
     heading = "$images a pass" if accumulates else GLOBAL_BATCH.heading
     panels = tuple(LinePanel(as_title(title), heading, lines, oom_from=oom_from) for title, lines in shown if lines)
-    if panels:
-        yield Plot("q1", "Q1", "One $GPU: time, throughput and memory against batch size", panels, note)
+    yield Plot("q1", "Q1", "One $GPU: time, throughput and memory against batch size", panels, note)
 
 
 def throughput_lines(groups: Mapping[str, Sequence[Row]]) -> Iterator[tuple[str, tuple[Series, ...]]]:

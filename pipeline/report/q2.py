@@ -245,8 +245,6 @@ def lost_scaling(rows: Sequence[Row]) -> list[Row]:
 
 
 def reason_left_out(row: Row) -> str:
-    if row.figures.get("is_loader_bound"):
-        return WAITS
     return next((why for kind, why in LEFT_OUT.items() if row.has_note(kind)), WAIT_NOT_STATED)
 
 
@@ -318,7 +316,7 @@ def node_rows(points: Sequence[PooledPoint], measured: PointsByTraining, advices
     """Return a row for each point on several nodes that has an alike one on one node, for both kinds of scaling."""
     found = []
     for scaling in SCALINGS:
-        timed = [point for point in points if point.epoch_time and point.spec.is_whole_epoch]
+        timed = [point for point in points if point.epoch_time]
         one = {node_key(point, scaling): point for point in reversed(timed) if point.spec.num_nodes == 1}
         several = [point for point in timed if point.spec.num_nodes > 1]
         pairs = [(point, one[node_key(point, scaling)]) for point in several if node_key(point, scaling) in one]
@@ -358,7 +356,7 @@ def node_row(
 
 def node_claims(tables: Tables) -> list[Tile]:
     """Return the speed-up of the most nodes over one, and what limits it; none without a point on several nodes."""
-    rows = [row for row in tables["nodes"] if row["node_speedup"]]
+    rows = tables["nodes"]
     if not rows:
         return []
     most = max(row["nodes"] for row in rows)

@@ -368,7 +368,7 @@ def compare_subtraction(rows: Sequence[Row], measured: Sequence[Row]) -> str:
         return ""
     row = max(possible, key=lambda row: float(row["comm_share_subtraction"]))
     alike = [one for one in measured if not varying_axes([one.axes, row.axes], TRAINED_MAY_DIFFER)]
-    share = max(alike, key=lambda one: int(one["num_windows"] or 0))["exposed_comm_share"]
+    share = max(alike, key=lambda one: int(one["num_windows"]))["exposed_comm_share"]
     told, where = float(row["comm_share_subtraction"]), where_of(row, both)
     by_subtraction = f"By subtraction it would be {100 * told:.0f} % of the epoch, which counts every loss"
     return f"{by_subtraction}; measured is {100 * share:.1f} % of the step{where}"

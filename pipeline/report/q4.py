@@ -311,13 +311,11 @@ def final_accuracy_plots(tables: Tables) -> Iterator[Plot]:
         lines = make_series(alike, BATCH, TARGET_TIME, styles_of(alike, sets))
         title = f"Training time to {format_target(baseline)} [s]"
         panels[TIMES] = LinePanel(title, GLOBAL_BATCH.heading, lines)
-    places = {what: {point.x for line in panel.series for point in line.points} for what, panel in panels.items()}
-    panels = {what: panel for what, panel in panels.items() if len(places[what]) > 1}
-    if panels:
-        is_partial = TIMES in panels and any(row["num_timed"] < row["n"] for row in tested)
-        note = " ".join(filter(None, (SEEDS_NOTE.format(what), SOME_TIMES_NOTE if is_partial else "", left_out)))
-        title = as_title(f"{' and '.join(panels)}, by batch size")
-        yield Plot("q4-batch-size", "Q4", title, tuple(panels.values()), note)
+    panels = {what: panel for what, panel in panels.items() if panel.is_curve}
+    is_partial = TIMES in panels and any(row["num_timed"] < row["n"] for row in tested)
+    note = " ".join(filter(None, (SEEDS_NOTE.format(what), SOME_TIMES_NOTE if is_partial else "", left_out)))
+    title = as_title(f"{' and '.join(panels)}, by batch size")
+    yield Plot("q4-batch-size", "Q4", title, tuple(panels.values()), note)
 
 
 def first_known(columns: Sequence[Column], rows: Sequence[Row]) -> Column:

@@ -126,7 +126,7 @@ def fastest_claim(rows: Sequence[Row], all_rows: Sequence[Row]) -> Tile:
     used = choose(choices)
     row, limit = used.row, limit_words(used.row)
     is_learnt_alike = all(len({repr(other.axes.get(axis)) for other in rows}) == 1 for axis in LEARNING_AXES)
-    learnt = "accuracy" if (row.axes.get("unit") or IMAGES) == IMAGES else "learning"
+    learnt = "accuracy" if row.axes["unit"] == IMAGES else "learning"
     number, _, unit = throughput_words(used).partition(" ")
     tile = Tile(
         "Configuration to use",
@@ -134,7 +134,7 @@ def fastest_claim(rows: Sequence[Row], all_rows: Sequence[Row]) -> Tile:
         unit,
         line=name_of(row, all_rows),
         more=f"{time_words(row, used.stated)}, ",
-        warning=f"Limited by {limit}; next step: {row['next_step'].sentence}" if limit and row["next_step"] else "",
+        warning=f"Limited by {limit}; next step: {row['next_step'].sentence}" if limit else "",
         badges=(*own_badges(row), *(() if is_learnt_alike else (f"{learnt} not compared",))),
     )
     if len(choices) == 1:
@@ -150,8 +150,8 @@ def name_of(row: Row, rows: Sequence[Row]) -> str:
     where = f"{strategy.words} on {gpus}" if strategy.is_parallel else gpus
     precision = f" in {row.axes['precision']}" if row.axes.get("precision") else ""
     others = varying_axes([other.axes for other in rows], (*NAMING_AXES, *EFFORT_AXES, "precision"))
-    said = describe_point(row.axes, others, models_of(other.axes for other in rows)) if others else ""
-    alone = "a pass" if (row.axes.get("grad_accumulation") or 1) > 1 else "a step"
+    said = describe_point(row.axes, others, models_of(other.axes for other in rows))
+    alone = "a pass" if row.axes.get("grad_accumulation", 1) > 1 else "a step"
     batch = f"{row['batch_size_per_gpu']:,} $images {alone if row['num_gpus'] == 1 else 'per $GPU'}"
     return ", ".join(filter(None, (f"{where} with {batch}{precision}", said)))
 

@@ -196,8 +196,7 @@ def measured_steps(rows: Rows) -> Steps:
 
     Strategy overhead is a part of all where the rules call it a limit of one; of none beside SyncBatchNorm.
     """
-    told = [row for row in rows if row["step_time_s"] and row["exposed_comm_time_s"] is not None]
-    told = [row for row in told if not row.has_note(EXPOSURE_IS_NOISE)]
+    told = [row for row in rows if row["exposed_comm_time_s"] is not None and not row.has_note(EXPOSURE_IS_NOISE)]
     has_overhead = any(overhead_s(row) >= WRAPPER.threshold * row["step_time_s"] for row in told)
     steps = []
     for row in told:

@@ -48,7 +48,8 @@ def q3(*found: Record) -> Tile:
     ("exposed_us", "share"),
     [
         ((20_000,) * 6, 20 / 21.15),  # of the step; 391 of them take 7.82 of 8.5 s
-        ((23_000,) * 6, None),  # 9 s: no part of an epoch of 8.5 s
+        ((22_000,) * 6, None),  # 8.6 s: no part of an epoch of 8.5 s
+        ((23_000,) * 6, None),  # of a step that differs
     ],
 )
 def test_a_measured_share_is_never_above_1(exposed_us: tuple[float, ...], share: float | None) -> None:
@@ -77,7 +78,11 @@ def test_collectives_of_the_users_own_are_said_and_not_to_be_measured_again(one_
 
 def test_what_only_waiting_rows_subtract_is_no_answer() -> None:
     specs = [make_spec(), make_spec(strategy="ddp", num_gpus=2)]
-    claim = q3(*(make_record(spec, measurement=make_measurement(spec, (9, 5), compute_share=0.5)) for spec in specs))
+    found = [make_record(spec, measurement=make_measurement(spec, (9, 5), compute_share=0.5)) for spec in specs]
+    (row,) = build(*found)["Q3"]
+    assert row["comm_time_subtraction_s"] is not None
+    assert (row["ring_bytes_per_epoch"] is None, row["bandwidth_subtraction_gb_s"]) == (False, None)
+    claim = q3(*found)
     assert not claim.is_answer
     assert claim.command.endswith("--grid communication")
 

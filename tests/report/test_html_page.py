@@ -6,6 +6,7 @@ import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -255,8 +256,10 @@ def test_the_line_on_top_says_what_was_measured_where_when_and_how_often(tmp_pat
     assert describe_setting(found[:6])[-1] == "6 runs each"
     first, *others = describe_setting(found)
     assert_says(write_page(tmp_path / "x", *found).read_text(), f"<h1>{first}</h1>", " · ".join(others))
-    on_cpu = make_record(make_spec(device="cpu", model="lenet", dataset="synthetic", input="synthetic"))
-    assert describe_setting([on_cpu]) == ["LeNet on 1 CPU process", "one run each"]
+    axes: dict[str, Any] = {"device": "cpu", "model": "lenet", "dataset": "synthetic", "input": "synthetic"}
+    assert describe_setting([make_record(make_spec(**axes))]) == ["LeNet on 1 CPU process", "one run each"]
+    on_two = make_record(make_spec(strategy="ddp", num_gpus=2, **axes), environment=Environment(nodes=("node7",)))
+    assert describe_setting([on_two]) == ["LeNet on 2 CPU processes", "node7", "one run each"]
     assert describe_setting([make_record(status="failed")]) == []
 
 

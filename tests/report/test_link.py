@@ -482,3 +482,5 @@ def test_a_prediction_that_is_worse_or_not_possible_says_so(
 def test_without_the_link_of_the_delays_nothing_is_predicted() -> None:
     assert build(delayed(), timed(2, 1250, alone_us=400))["other_link"] == []
     assert build(timed(1, 1000), timed(2, 1250, alone_us=400))["other_link"] == []
+    (lost,) = build(make_record(delayed().spec, status="failed"))["network"]
+    assert (lost["delay_time_s"], lost["step_time_s"]) == (None, None)

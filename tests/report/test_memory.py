@@ -202,6 +202,8 @@ def rows_of(*records: Record) -> dict[str, Row]:
 def test_the_line_gives_the_memory_of_a_sample_and_without_samples() -> None:
     row = rows_of(search("ddp", 5 * P, 2 * P))["ddp"]
     assert_row(row, sample_memory_gib=1 / 64, state_gib=10, state_formula_gib=10, saved_gib=None)
+    of_two = memory_row(MemorySearch((fits(100, 2), fits(300, 4)), None, 300, None))
+    assert_row(of_two, state_gib=pytest.approx(1), state_error_gib=None)
 
 
 def test_what_is_saved_is_against_ddp_by_measurement_and_by_formula() -> None:

@@ -38,6 +38,8 @@ from pipeline.records.record import Environment, Gpu, GpuWindow, Record, Telemet
 from pipeline.report.claims import sample_time
 from pipeline.report.next_step import (
     BLOCKS,
+    COMPILE,
+    COMPRESSION,
     EFFORT_AXES,
     GATHERS,
     NOTHING_FOUND,
@@ -487,12 +489,17 @@ def test_the_cost_of_a_wrapper_is_a_limit_and_a_strategy_is_not_advised_to_itsel
         ({"strategy": "fsdp", "precision": "bf16"}, GATHERS, False),  # BatchNorm
         ({"strategy": "fsdp", "precision": "tf32", **GPT}, GATHERS, False),
         ({"strategy": "ddp", "precision": "bf16", **GPT}, GATHERS, False),
+        ({"strategy": "ddp"}, COMPRESSION, True),
+        ({"strategy": "ddp", "gpu": "Tesla V100-SXM2-32GB"}, COMPRESSION, False),  # has no bf16
+        ({"strategy": "ddp", "gpu": "Unknown GPU"}, COMPRESSION, True),
+        ({"strategy": "ddp", "execution": "compiled_graph", **GPT}, COMPILE, False),  # captured already
     ],
 )
-def test_a_change_of_blocks_or_gathers_is_offered_only_where_it_can_be_made(
+def test_a_change_is_offered_only_where_it_can_be_made(
     fields: dict[str, Any], change: Change, is_offered: bool
 ) -> None:
-    point: Any = SimpleNamespace(gpu="NVIDIA H200", spec=make_spec(num_gpus=2, **fields))
+    axes = {"gpu": "NVIDIA H200", "num_gpus": 2, **fields}
+    point: Any = SimpleNamespace(gpu=axes.pop("gpu"), spec=make_spec(**axes))
     assert is_possible(change, point) == is_offered
 
 
