@@ -125,7 +125,7 @@ TIMED_EPOCH_NOT_STATED = NoteKind("timed_epoch_not_stated", "the file does not s
 LONG_WINDOWS = NoteKind(
     "long_windows",
     "{count} of {windows} windows took over {factor:g} times the median: a busy machine, or an evaluation or a "
-    "checkpoint in them, which `with ddpscale.skip():` leaves out",
+    "checkpoint in them, which ddpscale.skip() leaves out",
     badge="long windows",
 )
 PARTS_DEVIATE = NoteKind("parts_deviate", "the parts of an epoch add up to {share:,.1%} of its time")

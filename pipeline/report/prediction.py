@@ -76,12 +76,12 @@ PREDICTION = Table(
     ),
     View(
         "Prediction: weak scaling on more $GPUs",
-        "Extrapolated from steps and all-reduces on as many $GPUs as stand under `from`. Only rows with a measured "
-        "step were tested; nothing beyond. The model is one ring over equal links, t = 2(N-1) latency + 2(N-1)/N "
-        "S/bandwidth, fitted to the all-reduces of DDP alone. None hidden: the step grows by all that all-reduces take "
-        "longer. No change: the step takes as long as on those. All hidden: likewise, while all-reduces take no "
-        "longer than the step. None of them is a bound. Each error is that of the column before it. Efficiency is "
-        "against one $GPU.",
+        'Extrapolated from steps and all-reduces on as many $GPUs as the column "from" names. Only rows with a '
+        "measured step were tested; nothing beyond. The model is one ring over equal links, t = 2(N-1) latency + "
+        "2(N-1)/N S/bandwidth, fitted to the all-reduces of DDP alone. None hidden: the step grows by all that "
+        "all-reduces take longer. No change: the step takes as long as on those. All hidden: no change, while "
+        "all-reduces take no longer than the step. None of them is a bound. Each error is that of the column before "
+        "it. Efficiency is against one $GPU.",
         lambda rows: sorted(rows, key=lambda row: int(row["batch_size_per_gpu"])),
         is_folded=True,
     ),

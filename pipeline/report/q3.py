@@ -168,9 +168,9 @@ COMMUNICATION = Table(
     ),
     View(
         "Q3.1: the step times behind it",
-        "One training step on the slowest rank; windows of each in turn on the same $GPUs. `step` is that of the "
-        "strategy, `reference` the same whose collectives return at once (of DDP those of gradients). The table above "
-        "has medians of differences between neighbouring windows, not differences of these medians.",
+        "One training step on the slowest rank; windows of each in turn on the same $GPUs. The step is that of the "
+        "strategy, the reference the same whose collectives return at once (of DDP those of gradients). The table "
+        "above has medians of differences between neighbouring windows, not differences of these medians.",
         keys=(
             *("plain_step_time_s", "ddp_one_step_time_s", "no_sync_step_time_s", "no_op_hook_step_time_s"),
             "step_time_s",
@@ -370,8 +370,8 @@ def compare_subtraction(rows: Sequence[Row], measured: Sequence[Row]) -> str:
     alike = [one for one in measured if not varying_axes([one.axes, row.axes], TRAINED_MAY_DIFFER)]
     share = max(alike, key=lambda one: int(one["num_windows"]))["exposed_comm_share"]
     told, where = float(row["comm_share_subtraction"]), where_of(row, both)
-    by_subtraction = f"By subtraction it would be {100 * told:.0f} % of the epoch, which counts every loss"
-    return f"{by_subtraction}; measured is {100 * share:.1f} % of the step{where}"
+    by_subtraction = f"By subtraction it would be {100 * told:.0f} % of the epoch{where}: that counts every loss"
+    return f"{by_subtraction}; measured is {100 * share:.1f} % of the step"
 
 
 def exposure_noise(row: Row) -> str:

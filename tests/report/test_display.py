@@ -392,8 +392,7 @@ def test_badges_stand_once_and_those_of_the_baseline_last() -> None:
 def test_lowered_clocks_are_called_the_power_limit_only_where_that_is_the_reason_and_costs_time(
     reasons: list[str], below: float | None, badge: str
 ) -> None:
-    known = {} if below is None else {"below": below}
-    assert badge_of(make_note(THROTTLED, reasons=reasons, **known)) == badge
+    assert badge_of(make_note(THROTTLED, reasons=reasons, below=below)) == badge
 
 
 def test_an_interval_within_several_runs_is_a_badge() -> None:
