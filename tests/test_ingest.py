@@ -525,7 +525,7 @@ def test_a_file_name_that_is_not_utf8_ends_without_a_traceback(tmp_path: Path) -
 
 def test_outputs_that_are_a_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("mine")
-    with pytest.raises(CommandError, match="--outputs") as refusal:
+    with pytest.raises(CommandError, match="make it writable, or choose another") as refusal:
         ingest_text(tmp_path, GOOD)
     assert (refusal.value.code, (tmp_path / "out").read_text()) == (2, "mine")
 
