@@ -201,7 +201,7 @@ def display_options(arguments: argparse.Namespace) -> DisplayOptions:
     if arguments.format == "latex":
         return ON_PAGE._replace(only=arguments.only)
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else MAX_WIDTH
-    return DisplayOptions(min(columns or MAX_WIDTH, MAX_WIDTH), arguments.only)
+    return DisplayOptions(min(columns, MAX_WIDTH), arguments.only)
 
 
 def address_of_words(experiment: Experiment) -> str:

@@ -163,12 +163,13 @@ def render_overview(progress: PointsByExperiment, width: int) -> str:
         reason = next((point.state.reason for point in ended), "").replace("\n", " ")
         rows.append((name, f"{len(points):,}", count_states(points), reason))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for name, number, states, reason in rows:
-        line = f"{name:<{widths[0]}}  {number:>{widths[1]}}  {states:<{widths[2]}}  {reason}".rstrip()
-        lines.append(line if len(line) <= width else f"{line[: width - 1]}\N{HORIZONTAL ELLIPSIS}")
-    lines.append("Name the folder of one to list its configurations, or list all with --all.")
-    return replace_control_characters("\n".join(lines))
+    lines = [
+        f"{name:<{widths[0]}}  {number:>{widths[1]}}  {states:<{widths[2]}}  {reason}".rstrip()
+        for name, number, states, reason in rows
+    ]
+    cut = [line if len(line) <= width else f"{line[: width - 1]}\N{HORIZONTAL ELLIPSIS}" for line in lines]
+    after = "Name the folder of one to list its configurations, or list all with --all."
+    return replace_control_characters("\n".join([*cut, after]))
 
 
 def count_states(points: Sequence[PointProgress]) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from pipeline.figures import formulas
 from pipeline.figures.formulas import median_of_known
-from pipeline.figures.intervals import Estimate
+from pipeline.figures.intervals import Estimate, median_time
 from pipeline.figures.notes import Note, NoteKind, make_note, text_note
 from pipeline.figures.pooling import (
     PooledPoint,
@@ -23,6 +23,7 @@ from pipeline.figures.pooling import (
     per_epoch,
     record_peak_memory_gib,
     timed_epochs,
+    update_times_s,
 )
 from pipeline.plan.axes import CAPTURED_EXECUTIONS
 from pipeline.plan.spec import Spec
@@ -301,7 +302,7 @@ def time_figures(point: PooledPoint, peak_tflops: float | None) -> dict[str, Any
         items_per_s = throughput * (point.items_per_sample or 1)
     return {
         **timed_figures("epoch_time_s", epoch_time_s),
-        "update_time_s": point.update_time,
+        "update_time_s": median_time([*map(update_times_s, point.ok_records)]),
         **energy_figures(point),
         **compute_rate_figures(point, peak_tflops),
         "compute_time_s": point.median(median_window_s("compute_time_ns")),

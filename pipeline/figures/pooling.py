@@ -254,14 +254,9 @@ class PooledPoint:
         return intervals.median_time(self.epoch_times_s)
 
     @cached_property
-    def update_time(self) -> Estimate | None:
-        """The time of an update of a script, on the slowest rank; None of a model."""
-        return intervals.median_time([values for record in self.ok_records if (values := update_times_s(record))])
-
-    @cached_property
     def long_window_notes(self) -> list[Note]:
         """A note if windows of a script were far longer than the others of their run."""
-        runs = [values for record in self.ok_records if (values := update_times_s(record))]
+        runs = [*map(update_times_s, self.ok_records)]
         count = sum(value > LONG_WINDOW * statistics.median(values) for values in runs for value in values)
         windows = sum(map(len, runs))
         return [make_note(LONG_WINDOWS, count=count, windows=windows, factor=LONG_WINDOW)] if count else []

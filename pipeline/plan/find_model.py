@@ -147,13 +147,12 @@ def find_lacking(points: Iterable[Spec], folder: Path) -> dict[str, str]:
     own_classes = {spec.model: own for spec in points if (own := own_class(spec.model))}
     paths = {model: find_source(own, folder) for model, own in own_classes.items()}
     found = {model: read_class(parse_source(path), own_classes[model].name) for model, path in paths.items() if path}
-    reasons = {}
-    for spec in points:
-        known = found.get(spec.model)
-        if known and (lacking := lacking_in_class(known, spec)):
-            own = own_classes[spec.model]
-            reasons[spec.run_id()] = lacking.format(f"{own.name} of {own.module}")
-    return reasons
+    names = {model: f"{own.name} of {own.module}" for model, own in own_classes.items()}
+    return {
+        spec.run_id(): lacking.format(names[spec.model])
+        for spec in points
+        if (known := found.get(spec.model)) and (lacking := lacking_in_class(known, spec))
+    }
 
 
 def lacking_in_class(found: ClassSource, spec: Spec) -> str:

@@ -85,10 +85,16 @@ class HoursEstimate(NamedTuple):
         return self.num_points - self.num_estimated
 
     def as_row(self) -> dict[str, Any]:
-        counts = {"device": self.device, "num_points": self.num_points, "num_estimated": self.num_estimated}
-        at_limit = hours_columns(self.device, self.hours_at_limit, "_at_limit")
-        by = {"gpu": self.gpu, "records": list(self.records)}
-        return {**counts, **hours_columns(self.device, self.hours), **at_limit, **by, "note": self.sentence()}
+        return {
+            "device": self.device,
+            "num_points": self.num_points,
+            "num_estimated": self.num_estimated,
+            **hours_columns(self.device, self.hours),
+            **hours_columns(self.device, self.hours_at_limit, "_at_limit"),
+            "gpu": self.gpu,
+            "records": list(self.records),
+            "note": self.sentence(),
+        }
 
     def sentence(self) -> str:
         unit = "GPU-hours" if self.device == "cuda" else "process-hours"
@@ -233,11 +239,11 @@ def cost_key(spec: Spec) -> Key:
 def predict_durations_s(points: Sequence[Spec], earlier: Iterable[EarlierAttempt]) -> dict[str, float]:
     """Return run id -> predicted seconds: the median over comparable attempts. Points without any are left out."""
     comparable = group_pairs((cost_key(attempt.spec), attempt) for attempt in earlier)
-    predicted = {}
-    for spec in points:
-        if found := comparable.get(cost_key(spec)):
-            predicted[spec.run_id()] = statistics.median(attempt.seconds_of(spec) for attempt in found)
-    return predicted
+    return {
+        spec.run_id(): statistics.median(attempt.seconds_of(spec) for attempt in found)
+        for spec in points
+        if (found := comparable.get(cost_key(spec)))
+    }
 
 
 def pilot_key(spec: Spec) -> tuple[object, ...]:

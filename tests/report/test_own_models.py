@@ -73,7 +73,7 @@ def test_two_units_are_answered_apart_and_share_a_table_that_names_them() -> Non
 
 
 def test_of_a_lower_merit_the_target_lies_above_the_baseline_and_is_reached_from_above() -> None:
-    small = losses([4.0, 2.5, 2.03, 2.0], batch_size_per_gpu=128)
+    small = losses([4.0, 2.5, 2.04, 2.0], batch_size_per_gpu=128)
     large = losses([5.0, 3.0, 2.1, 2.05], batch_size_per_gpu=1024)
     rows = build(small, large)["time_to_target"]
     reached = [(128, 3, "1 of 1", 2.0), (1024, None, "never reached", 2.05)]
