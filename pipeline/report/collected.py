@@ -68,8 +68,9 @@ def sibling_predictions(experiment: Experiment, own: Sequence[Row], predict_to: 
     paths = sorted(here.parent.iterdir()) if os.access(here.parent, os.R_OK) else []
     for path in (path for path in paths if path != here and is_experiment(path)):
         with contextlib.suppress(CommandError, OSError):
-            manifest = Experiment(path).read_manifest()
-            if manifest and any(spec.measure == "communication" for spec in manifest.points):
+            if (manifest := Experiment(path).read_manifest()) and any(
+                spec.measure == "communication" for spec in manifest.points
+            ):
                 rows += collect_experiment(Experiment(path), predict_to=predict_to).tables["prediction"]
     return rows
 
@@ -212,8 +213,7 @@ def rows_of_table(name: str) -> RowsOf:
 
 def load_frames(folder: str | Path) -> Frames:
     """Return the experiments at or under a folder. Raises CommandError if there is none, or if one cannot be read."""
-    found = require_experiments(Path(folder))
-    return Frames({name: collect_experiment(experiment) for name, experiment in found.items()})
+    return Frames({name: collect_experiment(found) for name, found in require_experiments(Path(folder)).items()})
 
 
 def configuration_rows(found: CollectedExperiment) -> Iterator[FlatRow]:

@@ -212,8 +212,7 @@ def explain_intervals(points: Sequence[ComparedPoint]) -> list[str]:
     if any(point.verdict in ("slower", "faster") for point in points):
         moved = f"{100 * SITTING_DEVIATION:g} % (standard deviation, on H100s)"
         lines.append(f"Another sitting alone moves a time by {moved}, so a verdict on less may be of the sitting.")
-    over_windows = sum(point.interval is not None and not point.is_between_runs for point in points)
-    if over_windows:
+    if over_windows := sum(point.interval is not None and not point.is_between_runs for point in points):
         of_points = pluralize(over_windows, "configuration")
         lines += [
             f"Intervals over the windows of a run ({of_points}) leave out changes from run to run.",

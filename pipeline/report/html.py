@@ -49,7 +49,7 @@ from pipeline.report.q2 import speedup_plots
 from pipeline.report.q4 import accuracy_plots, final_accuracy_plots
 from pipeline.report.questions import TOPICS, Answer, answers_of, not_asked
 from pipeline.report.step_parts import order_of, step_plots
-from pipeline.report.table import Row, Rows, Tables, name_texts
+from pipeline.report.table import Row, Tables, name_texts
 from pipeline.system import files
 from pipeline.system.errors import pluralize, replace_control_characters
 from pipeline.system.source_digest import DIGEST_AT_START
@@ -110,15 +110,10 @@ def tiles_of(answers: Sequence[Answer]) -> list[Tile]:
     return [tile._replace(badges=tuple(one for one in tile.badges if one not in shared)) for tile in found]
 
 
-def configurations_of(tables: Tables) -> Rows:
-    """Return a row for each timed or measured configuration that has a next step, or could have one."""
-    timed = [row for row in tables["Q2"] if row["scaling"] == "weak" and row["epoch_time_s"]]
-    return timed or [row for row in tables["communication"] if row["step_time_s"]]
-
-
 def verdict_of(tables: Tables, terms: Terms) -> Verdict | None:
     """Return the limit of most configurations and its cure; None where no limit has most of them."""
-    rows = configurations_of(tables)
+    timed = [row for row in tables["Q2"] if row["scaling"] == "weak" and row["epoch_time_s"]]
+    rows = timed or [row for row in tables["communication"] if row["step_time_s"]]
     limits = Counter(row["limit"] for row in rows if row["limit"])
     limits[WAITING.limit] = sum(bool(row.figures.get("is_loader_bound")) for row in rows)  # also of DataParallel
     limit, count = limits.most_common(1)[0]
@@ -292,8 +287,9 @@ def is_current(folder: Path, plots: Iterable[str], inputs_digest: str) -> bool:
         page = files.read_bounded(folder / REPORT_NAME, MAX_PAGE_BYTES)
     except files.UnreadableFile:
         return False
-    drawn = all((folder / PLOTS_FOLDER / name).is_file() for name in plots)
-    return drawn and f'content="{inputs_digest}"'.encode() in page
+    return f'content="{inputs_digest}"'.encode() in page and all(
+        (folder / PLOTS_FOLDER / plot).is_file() for plot in plots
+    )
 
 
 def build_plots(tables: Tables, terms: Terms = OF_GPUS) -> list[Plot]:

@@ -127,8 +127,7 @@ CONVOLUTIONS_SPLIT = NoteKind(
 )
 
 SAVED_MAY_DIFFER = ("strategy", "batch_size_per_gpu", *STRATEGY_AXES, *POOLED_AXES)
-MAX_ELEMENTS = 2**31  # of an activation; a convolution over more elements is split
-LARGEST_ACTIVATION = {"resnet18": 64 * 32 * 32}  # elements for each image
+FIRST_SPLIT = 2**31 // (64 * 32 * 32)  # images of ResNet-18: beyond 2^31 elements convolutions are split
 BATCH_SIZES = ("largest_batch_size_per_gpu", "smallest_failing_batch_size_per_gpu")
 COUNTS = ("predicted_batch_size_per_gpu", "num_trials", "num_ooms")  # rounded down
 
@@ -227,11 +226,9 @@ def memory_notes(point: PooledPoint, searches: Sequence[MemorySearch]) -> list[N
             notes.append(make_note(NOT_NARROWED, trials=num_trials))
         failed = [trial for trial in search.trials if trial.reason]
         notes += [make_note(TRIAL_FAILED, batch_size=trial.batch_size_per_gpu, reason=trial.reason) for trial in failed]
-    elements = LARGEST_ACTIVATION.get(str(point.spec.model))
-    if elements and point.spec.device == "cuda":
-        first_split = MAX_ELEMENTS // elements
-        if any(search.largest_fitting >= first_split for search in searches):
-            notes.append(make_note(CONVOLUTIONS_SPLIT, batch_size=first_split))
+    is_split = any(search.largest_fitting >= FIRST_SPLIT for search in searches)
+    if is_split and point.spec.model == "resnet18" and point.spec.device == "cuda":
+        notes.append(make_note(CONVOLUTIONS_SPLIT, batch_size=FIRST_SPLIT))
     return notes
 
 

@@ -7,7 +7,7 @@ it must be faster. All functions are pure. Shares are of a point's time.
 import itertools
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -270,7 +270,7 @@ class Found:
     """The evidence of the points of an experiment, indexed: the next step of each needs a look-up, no pass over all."""
 
     def __init__(self, found: Sequence[Evidence]) -> None:
-        changes = dict.fromkeys([BATCH, *(change for rule in RULES for change in rule.changes)])
+        changes = {change for rule in RULES for change in rule.changes}
         self._alike = {change: group_pairs((alike(change, own.point), own) for own in found) for change in changes}
         on_one = (own for own in reversed(found) if own.point.spec.num_gpus == 1 and own.time_s)
         self._on_one = {(own.point.gpu, alike_key(own.point.spec, BASELINE_MAY_DIFFER)): own for own in on_one}
@@ -401,8 +401,8 @@ def fixed_share(own: Evidence, found: Found, *, is_alone: bool = False) -> float
     return min(max(1 - growth, 0.0), 1.0)
 
 
-Advices = dict[int, Advice]
-"""The next step by the id of a pooled point, of those that have one."""
+Advices = dict[int, dict[str, Any]]
+"""The next step by the id of a pooled point, of those that have one, by column."""
 
 
 def advise_all(
@@ -416,7 +416,7 @@ def advise_all(
     )
     indexed = [(group, Found(group)) for group in groups]
     advices = [(own.point, advise(own, found)) for group, found in indexed for own in group]
-    return {id(point): advice for point, advice in advices if advice is not None}
+    return {id(point): advice._asdict() for point, advice in advices if advice is not None}
 
 
 def epoch_evidence(point: PooledPoint, measured: PointsByTraining, peak_tflops: float | None = None) -> Evidence:
@@ -451,13 +451,13 @@ def step_evidence(point: PooledPoint, measured: PointsByTraining) -> Evidence:
         return Evidence(point, None, {})
     if point.own_collectives:
         return Evidence(point, step / point.spec.global_batch_size, other_limits(point))
-    shares: dict[str, float] = {}
+    shares, remedies = dict[str, float](), dict[str, str]()
     exposed, noise_s = exposed_time(found)
     if exposed is not None:
         shares["communication"] = 0.0 if is_within_noise(exposed, noise_s) else max(exposed / step, 0.0)
     problems = [problem for record in point.ok_records for problem in link_problems(record.environment)]
     if problems and "communication" in shares:
-        shares["a slow link"] = shares["communication"]
+        shares["a slow link"], remedies["a slow link"] = shares["communication"], problems[0].cure
     if point.spec.sync_batchnorm:
         shares["SyncBatchNorm"] = statistics_share(point, measured, step)
     busy = busy_share(found, step)
@@ -469,13 +469,11 @@ def step_evidence(point: PooledPoint, measured: PointsByTraining) -> Evidence:
         shares["the wrapper"] = wrapper / step - shares.get("SyncBatchNorm", 0.0)
     late = find_late_rank(point.ok_records)
     if late is not None:
-        shares["a late rank"] = late.wait_s / step
+        shares["a late rank"], remedies["a late rank"] = late.wait_s / step, late.remedy
     samples, plain = point.spec.global_batch_size, median_step_time(found, "plain")
     alone_s = plain * point.spec.num_gpus / samples if plain else None
-    remedies = {"a late rank": late.remedy} if late else {}
     if mistakes := [mistake for part in found for mistake in part.mistakes]:
         shares[NEEDLESS.limit], remedies[NEEDLESS.limit] = 0.0, mistakes[0]
-    remedies |= {"a slow link": problems[0].cure} if problems else {}
     return Evidence(point, step / samples, shares | other_limits(point), step / samples, alone_s, remedies)
 
 

@@ -186,10 +186,13 @@ def predicted_row(
         measured_s = figures["measured_step_time_s"] = measured.measured.step_s
         errors = {"prediction_error": "predicted_step_time_s", "no_change_error": "no_change_step_time_s"}
         figures |= {error: figures[key] / measured_s - 1 for error, key in errors.items() if key in figures}
-    global_batch_size = num_gpus * spec.batch_size_per_gpu
-    notes = predicted_notes(base, fit, link, measured)
     row = make_row(
-        PREDICTION, base.point, notes, global_batch_size=global_batch_size, from_num_gpus=spec.num_gpus, **figures
+        PREDICTION,
+        base.point,
+        predicted_notes(base, fit, link, measured),
+        global_batch_size=num_gpus * spec.batch_size_per_gpu,
+        from_num_gpus=spec.num_gpus,
+        **figures,
     )
     num_nodes = measured.point.spec.num_nodes if measured else None  # the model knows no nodes
     return msgspec.structs.replace(row, axes={**row.axes, "num_gpus": num_gpus, "num_nodes": num_nodes})

@@ -279,8 +279,10 @@ def assume_figures(tables: Tables, rows: Sequence[Row], beyond: Sequence[Row]) -
             "a bound, and more than one node has another link."
         )
         if beyond[-1]["none_hidden_gpu_hours"] is None:
-            cure = "run it with measure: communication"
-            said.append(f"No configuration like this one tells its communication on as many $GPUs: {cure}.")
+            said.append(
+                "No configuration like this one tells its communication on as many $GPUs: run it with measure: "
+                "communication."
+            )
     for what, axis in (("$GPU models", "gpu"), ("models", "model")):
         if others := {row.axes.get(axis) for row in tables["Q2"]} - {rows[0].axes.get(axis), None}:
             said.append(f"Other {what} were measured too and are left out: {', '.join(sorted(map(str, others)))}.")

@@ -70,8 +70,7 @@ def list_provenance(records: Iterable[Record]) -> dict[str, str]:
 
 def describe_commit(commit: str, environments: Sequence[Environment]) -> str:
     """Return the commits with what they do not tell. A digest of the source stands in for a commit."""
-    unstated = sum(place.git_commit is None and place.source_digest is None for place in environments)
-    if unstated:
+    if unstated := sum(place.git_commit is None and place.source_digest is None for place in environments):
         of_all = f"not stated by {unstated} of {len(environments)} records"
         commit = f"{commit} ({of_all})" if commit and unstated < len(environments) else commit or NOT_STATED
     changes = {"with uncommitted changes": "git_dirty", "edited after it was imported": "source_changed"}

@@ -134,9 +134,8 @@ def batch_size_plots(tables: Tables) -> Iterator[Plot]:
 
 def throughput_lines(groups: Mapping[str, Sequence[Row]]) -> Iterator[tuple[str, tuple[Series, ...]]]:
     """Yield the heading and the lines of throughput for each unit apart."""
-    styles = {label: index for index, label in enumerate(groups)}
     units = dict.fromkeys(row["unit"] for rows in groups.values() for row in rows)
     for unit in units:
         own = {label: [row for row in rows if row["unit"] == unit] for label, rows in groups.items()}
         heading = THROUGHPUT.heading if len(units) == 1 else f"{unit} a second"
-        yield heading, make_series(own, BATCH, THROUGHPUT, styles)
+        yield heading, make_series(own, BATCH, THROUGHPUT)

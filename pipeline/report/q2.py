@@ -1,7 +1,9 @@
 """Q2, scaling: how much faster several GPUs are than one, and several nodes than one. Tables, answers and plots."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 from pipeline.figures.epoch_figures import LOADER_BOUND, compute_rate_notes, energy_notes, time_figures, time_notes
 from pipeline.figures.exposed_communication import PointsByTraining, untold_notes
@@ -23,7 +25,7 @@ from pipeline.report.claims import (
     shown,
     where_of,
 )
-from pipeline.report.next_step import NEXT_STEP, Advice, Advices, limit_words, next_step_view
+from pipeline.report.next_step import NEXT_STEP, Advices, limit_words, next_step_view
 from pipeline.report.plots import LinePanel, Plot, Point, as_title, group_series, make_series
 from pipeline.report.q3 import exposed_per_epoch
 from pipeline.report.step_parts import BATCH
@@ -135,15 +137,14 @@ def q2_row(
     baseline: Baseline,
     scaling: Scaling,
     peak_tflops: float | None = None,
-    advice: Advice | None = None,
-    measured: PointsByTraining | None = None,
+    advice: Mapping[str, Any] = MappingProxyType({}),
+    measured: PointsByTraining = MappingProxyType({}),
 ) -> Row:
     """Return a row of Q2: speed-up against one GPU with the same batch per GPU (weak) or global batch (strong)."""
     gains = scaling_figures(point, baseline, scaling)
     notes = [*time_notes(point), *gains.pop("notes"), *energy_notes(point)]
-    notes += [*compute_rate_notes(point, peak_tflops), *untold_notes(point, measured or {})]
-    gains |= advice._asdict() if advice else {}
-    return make_row(Q2, point, notes, **time_figures(point, peak_tflops), **gains)
+    notes += [*compute_rate_notes(point, peak_tflops), *untold_notes(point, measured)]
+    return make_row(Q2, point, notes, **time_figures(point, peak_tflops), **gains, **advice)
 
 
 WAITS = "limited by data loading"
@@ -239,9 +240,9 @@ def usefulness(row: Row) -> tuple[bool, float, float]:
 
 def lost_scaling(rows: Sequence[Row]) -> list[Row]:
     """Return the rows whose missing result leaves Q2 without an answer: on several GPUs, or else baselines of such."""
-    several = [row for row in rows if row["num_gpus"] > 1]
     lost = [row for row in rows if row.status in NO_RESULT]
-    return lost if any(row.status == "ok" for row in several) else [row for row in lost if row["num_gpus"] > 1]
+    is_measured = any(row.status == "ok" and row["num_gpus"] > 1 for row in rows)
+    return [row for row in lost if is_measured or row["num_gpus"] > 1]
 
 
 def reason_left_out(row: Row) -> str:
@@ -339,7 +340,6 @@ def node_row(
     assert one_s is not None, "so is the one on one node"
     gain = estimate(one_s / time_s, time_ratio_interval(one_s, time_s))
     exposed_s, _ = exposed_per_epoch(point, measured)
-    advice = advices.get(id(point))
     return make_row(
         NODES,
         point,
@@ -350,7 +350,7 @@ def node_row(
         node_speedup=gain,
         node_efficiency=gain and gain.over(point.spec.num_nodes),
         exposed_share_of_epoch=None if exposed_s is None else exposed_s / time_s,
-        **(advice._asdict() if advice else {}),
+        **advices.get(id(point), {}),
     )
 
 

@@ -1,6 +1,7 @@
 """Q3, communication: what it costs a step, measured, and what subtraction of epoch times says. Tables and answer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from pipeline.figures import epoch_figures, formulas
@@ -57,7 +58,7 @@ from pipeline.report.claims import (
     where_of,
 )
 from pipeline.report.link import MeasuredLinks, link_key
-from pipeline.report.next_step import NEXT_STEP, Advice, next_step_view
+from pipeline.report.next_step import NEXT_STEP, next_step_view
 from pipeline.report.table import (
     BASELINE,
     COMM_TIME,
@@ -186,7 +187,7 @@ TOO_FEW_WINDOWS = NoteKind("too_few_windows", "an interval needs {needed} window
 COMPARED_STEPS: tuple[VariantName, ...] = ("plain", "ddp_one", "no_sync")  # beside the step of the strategy
 
 
-def exposed_row(point: PooledPoint, advice: Advice | None = None) -> Row:
+def exposed_row(point: PooledPoint, advice: Mapping[str, Any] = MappingProxyType({})) -> Row:
     """Return a row of Q3.1: the step with and without its collectives, and the time of the transfers."""
     found, late = communications_of(point.ok_records), find_late_rank(point.ok_records)
     whole = whole_step(found)
@@ -223,7 +224,7 @@ def exposed_row(point: PooledPoint, advice: Advice | None = None) -> Row:
         num_windows=num_rounds(found),
         late_rank=late.rank if late else None,
         late_rank_wait_time_s=late.wait_s if late else None,
-        **(advice._asdict() if advice else {}),
+        **advice,
         notes=[*exposed_notes(point, step, exposed, floor_s, split["collective_launch_time_s"], traced), *named],
     )
 
@@ -342,8 +343,7 @@ def measured_claim(rows: Sequence[Row], measured: Sequence[Row], compared: str) 
     if negative:
         parts.append(f"{len(negative)} of {len(rows)} show a step faster than without its collectives")
     where = f"on {rows[0]['num_gpus']} $GPUs"
-    unclear = f"hidden by noise {where}"
-    tile = Tile("Exposed communication", line=unclear, warning="; ".join(parts))
+    tile = Tile("Exposed communication", line=f"hidden by noise {where}", warning="; ".join(parts))
     if not told:
         return tile
     worst, best = (choose(told, key=lambda row: float(row["exposed_comm_share"])) for choose in (max, min))

@@ -389,7 +389,7 @@ def styles_of(groups: Groups, sets: RemedySets) -> dict[str, int]:
     return styles
 
 
-def accuracy_panel(groups: Groups, column: Column, sets: RemedySets, reference: Sequence[Row] = ()) -> LinePanel:
+def accuracy_panel(groups: Groups, column: Column, sets: RemedySets, reference: Sequence[Row]) -> LinePanel:
     """Return accuracy by second, or by epoch where no time is known; `reference` is a curve to compare with."""
     styles, compared = styles_of(groups, sets), {}
     if reference:

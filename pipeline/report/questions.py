@@ -85,7 +85,7 @@ def build_tables(
         "Q1": (q1_row(point, peak_tflops) for point in plain if point.spec.num_gpus == 1),
         "Q2": (
             *(
-                q2_row(point, baseline, "weak", peak_tflops, advices.get(id(point)), measured_alike)
+                q2_row(point, baseline, "weak", peak_tflops, advices.get(id(point), {}), measured_alike)
                 for point, baseline in weak
             ),
             *(q2_row(point, baseline, "strong", peak_tflops) for point, baseline in strong_pairs(plain)),
@@ -94,7 +94,7 @@ def build_tables(
         "Q3": (q3_row(point, baseline, measured_alike, links) for point, baseline in weak if point.spec.num_gpus > 1),
         "Q4": (row for point in trained for row in q4_rows(point)),
         "oom": (oom_row(point) for point in pooled if any(outcome.status == "oom" for outcome in point.outcomes)),
-        "communication": (exposed_row(point, advices.get(id(point))) for point in distributed),
+        "communication": (exposed_row(point, advices.get(id(point), {})) for point in distributed),
         "network": (row for point in delayed for row in network_rows(point)),
         "other_link": other_link_rows(delayed, distributed),
         "bandwidth": (row for point in reducing for row in bandwidth_rows(point)),

@@ -84,9 +84,9 @@ def shorten_values(values: Collection[str]) -> str:
     return shorten_list([value[:MAX_VALUE_CHARS] for value in sorted(values)], MAX_LISTED_VALUES)
 
 
-def render_note(note: Note, words: Mapping[str, str] | None = None) -> str:
+def render_note(note: Note, words: Mapping[str, str] = MappingProxyType({})) -> str:
     """Return the sentence of a note, with `words` (by key) for the figures that it names."""
-    said = NoteFormatter(words or {}).vformat(note.kind.words, (), note.values)
+    said = NoteFormatter(words).vformat(note.kind.words, (), note.values)
     return f"baseline: {said}" if note.is_of_baseline else said
 
 

@@ -273,8 +273,7 @@ def render_overview(summaries: Sequence[Summary], index: Path | None, width: int
         }
         columns = [DisplayColumn(heading, cells, "text") for heading, cells in texts.items()]
         lines += [*draw_table(fitting(columns, width)), ""]
-    lost = [(summary.name, summary.out_of_memory) for summary in summaries if summary.out_of_memory]
-    if lost:
+    if lost := [(summary.name, summary.out_of_memory) for summary in summaries if summary.out_of_memory]:
         lines += ["Out of memory:", *(line for name, said in lost for line in fold(f"{name}: {said}", width, "- ")), ""]
     lines += [f"{summary.path}  {summary.counts}" for summary in summaries]
     return "\n".join([*lines, "", *([f"Page: {index}"] if index else []), "--full prints every table.", ""])
