@@ -84,7 +84,7 @@ LENET_FASTER = [timed(0.1, 128, model="lenet"), timed(0.05, 128, 2, model="lenet
                 windowed([time_s * factor for factor in NOISY], 128, num)
                 for num, time_s in ((1, 8.0), (2, 8 / 2 / 0.69))
             ],
-            *(None, "", "its interval contains 70 %", ""),
+            *(None, "", "); its interval contains 70 %", ""),
             id="an interval of the efficiency that contains 70 %",
         ),
         pytest.param(scaling(), 2, "images on 2 GPUs", "", "", id="fewer GPUs than were measured"),
@@ -99,7 +99,7 @@ LENET_FASTER = [timed(0.1, 128, model="lenet"), timed(0.05, 128, 2, model="lenet
             None,
             "",
             "since no configuration on several GPUs was timed",
-            "",
+            "The configuration is 128 per GPU. Hours are",
             id="one point: nothing beyond",
         ),
         pytest.param(
@@ -156,6 +156,9 @@ def test_what_a_proposal_says(
 
 def test_of_one_gpu_nothing_follows_for_several(tmp_path: Path) -> None:
     assert proposal_of(tmp_path, *scaling((1,))).strong == []
+    for counts in ((1,), (2, 4), (1, 2)):
+        (work, *_) = proposal_of(tmp_path / str(counts), *scaling(counts)).answers
+        assert ("; " in work) is (counts == (1, 2))  # the hours on one GPU, beside those on several
     with pytest.raises(CommandError, match=r"no configuration on 2 GPUs was timed.*--grid scaling"):
         proposal_of(tmp_path, num_gpus=2)
 

@@ -133,8 +133,7 @@ def suggestions_of(tables: Tables, terms: Terms, limit: str = "") -> list[Sugges
         gains = {one: [gain for step in steps if (gain := step.gains[one])] for one in steps[0].gains}
         option = next((one.option for one in gains), "")
         against, words = in_terms(LIMIT_WORDS.get(cause, cause), terms), in_terms(with_gains(gains) or plain, terms)
-        command = f"--set {option} --merge" if option else ""
-        found.append(Suggestion(len(steps), against, words, command))
+        found.append(Suggestion(len(steps), against, words, f"--set {option} --merge" if option else ""))
     return sorted(found, key=lambda one: -one.num_configurations)[:MAX_SUGGESTIONS]
 
 

@@ -137,8 +137,7 @@ def has_neighbours(row: Row) -> bool:
 def series_of(chosen: Row, rows: Sequence[Row], batch: int, num_samples: int, batch_axis: str = BATCH) -> list[Row]:
     """Return the rows of the proposal by number of GPUs: those like `chosen` at a batch size, and their baseline."""
     own = [row for row in rows if row[batch_axis] == batch and not differs(row, chosen, (*SERIES_MAY_DIFFER, BATCH))]
-    with_baseline = [row for row in own if row["baseline"]]
-    for row in with_baseline[:1]:
+    for row in [row for row in own if row["baseline"]][:1]:
         place = {"num_gpus": 1, "strategy": row["baseline"], BATCH: row["baseline_batch_size_per_gpu"]}
         alike = (one for one in rows if all(one[axis] == value for axis, value in place.items()))
         own += [one for one in alike if one not in own and not differs(one, row, (*BASELINE_MAY_DIFFER, BATCH))][:1]

@@ -116,8 +116,7 @@ def choose(choices: Sequence[Choice]) -> Choice:
     """
     best = min(choices, key=lambda choice: choice.chosen_by_s)
     tied = sorted([best, *rivals_of(best, choices)], key=lambda choice: (choice.simplicity, choice.chosen_by_s))
-    usable = (choice for choice in tied if not any(is_shown_slower(other.row, choice.row) for other in tied))
-    return next(usable, best)
+    return next(choice for choice in tied if not any(is_shown_slower(other.row, choice.row) for other in tied))
 
 
 def fastest_claim(rows: Sequence[Row], all_rows: Sequence[Row]) -> Tile:
