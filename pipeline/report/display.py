@@ -444,8 +444,10 @@ def build_pivots(rows: Sequence[Row], is_stated: bool) -> Iterator[DisplayTable]
     pivots = [(column, [(row, row[column.key]) for row in rows]) for column in (EPOCH_TIME, SPEEDUP, EFFICIENCY)]
     if is_stated:
         scaled = [(row, row["speedup"] and row["num_gpus"] * row["speedup"]) for row in rows]
-        pivots.append((SPEEDUP._replace(heading="N x T(1)/T(N)"), scaled))
-        pivots.append((SPEEDUP._replace(heading="T(2)/T(4)"), two_over_four(rows)))
+        pivots += [
+            (SPEEDUP._replace(heading="N x T(1)/T(N)"), scaled),
+            (SPEEDUP._replace(heading="T(2)/T(4)"), two_over_four(rows)),
+        ]
     for column, values in pivots:
         if all(value is None for _, value in values):
             continue

@@ -278,8 +278,10 @@ def draw_histogram(axes: Axes, panel: HistogramPanel) -> None:
     heights = np.maximum(panel.counts, MIN_COUNT)
     axes.set_yscale("log")
     axes.stairs(heights, edges, baseline=MIN_COUNT, fill=True, color=LIGHT["--s0"], linewidth=0)
-    lines: list[tuple[float, str, str, Any]] = [(end, "3 sigma", "--s1", DASHED) for end in panel.three_sigma]
-    lines.append((panel.largest, f"largest {format_figure(panel.largest)}", "--fg", "-"))
+    lines: list[tuple[float, str, str, Any]] = [
+        *((end, "3 sigma", "--s1", DASHED) for end in panel.three_sigma),
+        (panel.largest, f"largest {format_figure(panel.largest)}", "--fg", "-"),
+    ]
     for x, _, role, dashes in lines:
         axes.axvline(x, color=LIGHT[role], linewidth=1.2, linestyle=dashes)
     middle = sum(axes.get_xlim()) / 2

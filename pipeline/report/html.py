@@ -190,7 +190,7 @@ PLOTS_FOLDER = "plots"
 HERO_PLOTS = ("q4-batch-size", "q2", "q2-strong", "q3-communication", "q1", "int8")
 """The plots of the first screen: the first one that there is."""
 
-VERSIONS = ("torch", "CUDA", "NCCL", "driver", "node")
+VERSIONS = ("torch", "CUDA", "NCCL", "driver")
 GLOSSARY = (
     ("configuration", "One value of each axis of the grid. A run is one measurement of it."),
     ("weak scaling", "Every $GPU keeps its batch size, so N $GPUs train on N times as many samples a step."),
@@ -354,10 +354,12 @@ def build_sections(
 
 def facts_of(collected: CollectedOutcomes) -> dict[str, str]:
     """Return the conditions that a reader asks for first, by name."""
-    said = {"training": describe_training([outcome.spec for outcome in collected.outcomes])}
-    said |= conditions_of(collected.outcomes)
     stated = list_provenance(collected.records)
-    said |= {label: stated[label] for label in VERSIONS if label in stated}
+    said = {
+        "training": describe_training([outcome.spec for outcome in collected.outcomes]),
+        **conditions_of(collected.outcomes),
+        **{label: stated.get(label) for label in VERSIONS},
+    }
     return {label: value for label, value in said.items() if value}
 
 

@@ -277,8 +277,10 @@ def histogram_plots(rows: Sequence[Row]) -> Iterator[Plot]:
                 f" of the first of {len(points)} configurations" if len(points) > 1 else ""
             )
             signs = "plus" if tensor == "after_relu" else "plus and minus"
-            note = f"Number of values in a bin, logarithmic; {shown}. Dashed: mean {signs} 3 sigma. Solid: the "
-            note += "largest magnitude."
+            note = (
+                f"Number of values in a bin, logarithmic; {shown}. Dashed: mean {signs} 3 sigma. Solid: the largest "
+                "magnitude."
+            )
             ends_in = with_relu if tensor == "before_relu" else {row["layer"] for row in own}
             yield Plot(name, "int8", title, tuple(histogram_panel(row, row["layer"] in ends_in) for row in own), note)
 

@@ -42,11 +42,14 @@ def render_experiment(
     title = f"# {escape_markdown(name_source(name, collected))}"
     if options.only:
         return "\n\n".join([title, *(shown or [f"No rows of {options.only}."])]) + "\n"
-    parts = [title, render_answers(answers_of(tables, collected.terms))]
-    parts.append(render_coverage(collected))
-    parts.append(wrap(escape_markdown(describe_provenance(collected.records))))
-    parts += [f"What each column means: [docs/words.md]({words})."] if words and shown else []
-    parts += shown
+    parts = [
+        title,
+        render_answers(answers_of(tables, collected.terms)),
+        render_coverage(collected),
+        wrap(escape_markdown(describe_provenance(collected.records))),
+        *([f"What each column means: [docs/words.md]({words})."] if words and shown else []),
+        *shown,
+    ]
     if lost := describe_oom(tables, collected.terms):
         parts.append(f"Out of memory: {lost}.")
     if collected.notes:

@@ -107,9 +107,11 @@ def describe_setting(records: Iterable[Record]) -> list[str]:
     days = list(dict.fromkeys(f"{date.day} {date:%B %Y}" for date in dates))
     runs = Counter(msgspec.structs.replace(record.spec, repeat=0, seed=0) for record in found).values()
     trust = "one run each" if max(runs) == 1 else f"{numbers(runs)} runs each"
-    said = [f"{models} on {numbers(counts)} {processors}", *named("node", nodes)]
-    said += [" to ".join(days[:1] + days[1:][-1:]), *(f"{commit}{is_partial}" for commit in named("commit", commits))]
-    said.append(trust if found[0].measured else "ingested")
+    said = [
+        *(f"{models} on {numbers(counts)} {processors}", *named("node", nodes), " to ".join(days[:1] + days[1:][-1:])),
+        *(f"{commit}{is_partial}" for commit in named("commit", commits)),
+        trust if found[0].measured else "ingested",
+    ]
     return [part for part in said if part]
 
 

@@ -81,9 +81,12 @@ Q1 = Table(
 def q1_row(point: PooledPoint, peak_tflops: float | None = None) -> Row:
     """Return a row of Q1: epoch time against batch size, on one GPU. `peak_tflops` is its peak, if it is stated."""
     notes = [*time_notes(point), *energy_notes(point), *point.allocator_retry_notes]
-    notes += compute_rate_notes(point, peak_tflops)
     return make_row(
-        Q1, point, notes, **time_figures(point, peak_tflops), host_cpu_share=point.median(host_cpu_share_of)
+        Q1,
+        point,
+        [*notes, *compute_rate_notes(point, peak_tflops)],
+        **time_figures(point, peak_tflops),
+        host_cpu_share=point.median(host_cpu_share_of),
     )
 
 

@@ -335,7 +335,7 @@ def measured_claim(rows: Sequence[Row], measured: Sequence[Row], compared: str) 
     """Return the largest and the smallest share of communication in these rows, and how many rows show none."""
     noisy, negative = ([row for row in rows if row.has_note(kind)] for kind in (EXPOSURE_IS_NOISE, EXPOSURE_NEGATIVE))
     told = [row for row in rows if not row.has_note(EXPOSURE_IS_NOISE, EXPOSURE_NEGATIVE)]
-    parts = [compared] if compared else []
+    parts = [compared]
     if noisy:
         shares = ((row["noise_floor_time_s"] / row["step_time_s"], row["exposed_comm_share"].high) for row in noisy)
         noise = max(share or 0.0 for both in shares for share in both)
@@ -343,7 +343,7 @@ def measured_claim(rows: Sequence[Row], measured: Sequence[Row], compared: str) 
     if negative:
         parts.append(f"{len(negative)} of {len(rows)} show a step faster than without its collectives")
     where = f"on {rows[0]['num_gpus']} $GPUs"
-    tile = Tile("Exposed communication", line=f"hidden by noise {where}", warning="; ".join(parts))
+    tile = Tile("Exposed communication", line=f"hidden by noise {where}", warning="; ".join(filter(None, parts)))
     if not told:
         return tile
     worst, best = (choose(told, key=lambda row: float(row["exposed_comm_share"])) for choose in (max, min))
@@ -430,8 +430,10 @@ def q3_row(point: PooledPoint, baseline: Baseline, measured: PointsByTraining, l
     # else it holds more than the ring: the wait for data, or collectives of the user's own
     comm_s = None if is_of_loader or has_own else figures["comm_time_subtraction_s"]
     rings, ring_notes = ring_figures(point, comm_s, links)
-    notes = [*epoch_figures.loader_notes(point), *baseline.notes, *clock_notes(point)]
-    notes += [*subtraction_notes, *ring_notes, *exposed_notes]
+    notes = [
+        *(*epoch_figures.loader_notes(point), *baseline.notes, *clock_notes(point)),
+        *(*subtraction_notes, *ring_notes, *exposed_notes),
+    ]
     strategy = baseline.point.spec.strategy if baseline.point else None
     figures |= {"epoch_time_s": point.epoch_time, "exposed_comm_time_s": exposed, "baseline": strategy}
     return make_row(Q3, point, notes, **figures, **rings)

@@ -397,8 +397,10 @@ def accuracy_panel(groups: Groups, column: Column, sets: RemedySets, reference: 
         compared = {f"{batch} $images, no remedies": reference}
     is_timed = any(row["training_time_s"] is not None for rows in groups.values() for row in rows)
     key, x_label = ("training_time_s", "seconds of training") if is_timed else ("epoch", "epoch")
-    lines = make_series(groups, key, column, styles)
-    lines += make_series(compared, key, column, dict.fromkeys(compared, REFERENCE))
+    lines = (
+        *make_series(groups, key, column, styles),
+        *make_series(compared, key, column, dict.fromkeys(compared, REFERENCE)),
+    )
     ends = [line.points[-1].x for line in lines]
     scale: Scale = "log10" if is_timed and max(ends) > WIDE_RANGE * min(ends) else "linear"
     return LinePanel(as_title(column.heading), x_label, lines, scale)

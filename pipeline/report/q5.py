@@ -165,8 +165,11 @@ def place_words(row: Row, rows: Sequence[Row], all_rows: Sequence[Row]) -> str:
 
 def own_badges(row: Row) -> tuple[str, ...]:
     """Return what weakens the time of a row, without its baseline; the number of runs stands in the sentence."""
-    own = [note for note in row.notes if note.kind not in BASELINE_NOTES and note.values.get("what") != "baseline"]
-    own = [note for note in own if not note.is_of_baseline]
+    own = [
+        note
+        for note in row.notes
+        if not (note.is_of_baseline or note.kind in BASELINE_NOTES or note.values.get("what") == "baseline")
+    ]
     return tuple(badge for badge in badges_of(msgspec.structs.replace(row, notes=tuple(own))) if badge != "one run")
 
 

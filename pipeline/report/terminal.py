@@ -161,8 +161,10 @@ def table_lines(table: DisplayTable, max_rows: int, width: int, terms: Terms) ->
         for name, column in columns.items()
     }
     notes = [note_column(numbers, is_lost, table, MIN_REASON)] if numbers else []
-    wanted = [*(plain[name] for name in main), *(notes if any(is_lost) else [])]
-    wanted += [*(plain[name] for name in varying), *(columns[name] for name in varying), *notes, *columns.values()]
+    wanted = [
+        *(*(plain[name] for name in main), *(notes if any(is_lost) else [])),
+        *(*(plain[name] for name in varying), *(columns[name] for name in varying), *notes, *columns.values()),
+    ]
     shown = {heading: plain[heading] for heading in (*telling_apart(axes, columns), *main[:1])}
     over = max(total_width(shown.values()) - width, 0)
     texts = [column for column in shown.values() if column.kind == "text"]
