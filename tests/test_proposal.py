@@ -30,7 +30,8 @@ from pipeline.plan.point_label import in_terms
 from pipeline.records.folder import Experiment
 from pipeline.records.record import Environment, Gpu, Record
 from pipeline.report.collected import collect_experiment, sibling_predictions
-from pipeline.report.proposal import Proposal, propose
+from pipeline.report.proposal import Proposal, propose, share_of_other
+from pipeline.report.table import Row
 from pipeline.system.errors import CommandError
 
 EPOCH_S = {1: 8.0, 2: 4.4, 4: 3.2}  # efficiency 100, 91 and 62.5 %
@@ -69,6 +70,23 @@ def test_an_interval_of_the_time_is_one_of_the_hours_and_of_the_efficiency(tmp_p
     assert found.weak[-1]["parallel_efficiency"].high > found.weak[-1]["parallel_efficiency"]
     assert "(67.6 to 74.7)" in found.answers[0]
     assert "within one run" in " ".join(found.assumptions)
+
+
+def test_the_row_on_one_gpu_is_that_of_the_configuration(tmp_path: Path) -> None:
+    """DDP ran on one GPU, too, and so did DDP with a static graph, which is slower."""
+    graph = {"static_graph": True}
+    found = [
+        timed(s, 128, n, strategy="ddp", **more) for s, n, more in ((8.0, 1, {}), (9.0, 1, graph), (5.0, 2, graph))
+    ]
+    alone = proposal_of(tmp_path / "gpus", *found, timed(4.4, 128, 2))
+    assert [row["gpu_hours"] * 3600 * NUM_SAMPLES / 1e9 for row in alone.weak] == pytest.approx([8.0, 8.8])
+
+
+def test_the_share_of_other_time_is_of_gpus_where_some_points_ran_on_cpus() -> None:
+    hours = [("ok_timed", 3.0, None), ("ok_other", 1.0, None), ("ok_timed", None, 1.0), ("ok_other", None, 9.0)]
+    rows = [Row({}, {"ending": word, "gpu_hours": gpu, "process_hours": cpu}) for word, gpu, cpu in hours]
+    said = [share_of_other({"cost": found}) for found in (rows, rows[2:])]
+    assert [re.findall(r"\d+ %", text) for text in said] == [["25 %"], ["90 %"]]
 
 
 A40 = Environment(gpus=(Gpu(name="NVIDIA A40"),))

@@ -137,11 +137,12 @@ def has_neighbours(row: Row) -> bool:
 def series_of(chosen: Row, rows: Sequence[Row], batch: int, num_samples: int, batch_axis: str = BATCH) -> list[Row]:
     """Return the rows of the proposal by number of GPUs: those like `chosen` at a batch size, and their baseline."""
     own = [row for row in rows if row[batch_axis] == batch and not differs(row, chosen, (*SERIES_MAY_DIFFER, BATCH))]
+    baselines = []
     for row in [row for row in own if row["baseline"]][:1]:
         place = {"num_gpus": 1, "strategy": row["baseline"], BATCH: row["baseline_batch_size_per_gpu"]}
         alike = (one for one in rows if all(one[axis] == value for axis, value in place.items()))
-        own += [one for one in alike if one not in own and not differs(one, row, (*BASELINE_MAY_DIFFER, BATCH))][:1]
-    one_each = {row["num_gpus"]: row for row in own}
+        baselines = [one for one in alike if not differs(one, row, (*BASELINE_MAY_DIFFER, BATCH))][:1]
+    one_each = {row["num_gpus"]: row for row in (*baselines, *own)}
     return [proposal_row(one_each[count], num_samples) for count in sorted(one_each)]
 
 
@@ -292,7 +293,8 @@ def assume_figures(tables: Tables, rows: Sequence[Row], beyond: Sequence[Row]) -
 
 def share_of_other(tables: Tables) -> str:
     """Return the share that all else than timed windows took here, in words; "" if it is not known."""
-    hours = {row["ending"]: row["gpu_hours"] or row["process_hours"] for row in tables["cost"]}
+    unit = "gpu_hours" if any(row["gpu_hours"] for row in tables["cost"]) else "process_hours"
+    hours = {row["ending"]: row[unit] for row in tables["cost"] if row[unit]}
     timed, other = hours.get("ok_timed"), hours.get("ok_other")
     if not timed or not other:
         return ""
