@@ -57,7 +57,6 @@ TYPE_WORDS = {
     "str": "text",
     "bool": "true or false",
     "array": "a list",
-} | {
     "object": "keys with values",
     "null": "empty",
 }

@@ -68,9 +68,8 @@ def sibling_predictions(experiment: Experiment, own: Sequence[Row], predict_to: 
     paths = sorted(here.parent.iterdir()) if os.access(here.parent, os.R_OK) else []
     for path in (path for path in paths if path != here and is_experiment(path)):
         with contextlib.suppress(CommandError, OSError):
-            if (manifest := Experiment(path).read_manifest()) and any(
-                spec.measure == "communication" for spec in manifest.points
-            ):
+            manifest = Experiment(path).read_manifest()
+            if manifest and any(spec.measure == "communication" for spec in manifest.points):
                 rows += collect_experiment(Experiment(path), predict_to=predict_to).tables["prediction"]
     return rows
 

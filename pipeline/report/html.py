@@ -70,7 +70,7 @@ class Verdict(NamedTuple):
 
 
 class Suggestion(NamedTuple):
-    """What to try against a limit, for how many configurations, with the gains that were measured."""
+    """A change to try against a limit, with the gains that were measured, and for how many configurations."""
 
     num_configurations: int
     limit: str

@@ -114,7 +114,8 @@ def other_link_rows(delayed: Sequence[PooledPoint], measured: Sequence[PooledPoi
     alike = group_pairs(((alike_key(point.spec, SOURCE_MAY_DIFFER), point.gpu), point) for point in measured)
     for source in delayed:
         others = alike.get((alike_key(source.spec, SOURCE_MAY_DIFFER), source.gpu), [])
-        for here in [point for point in others if place_of(point) == place_of(source)][:1]:
+        here = next((point for point in others if place_of(point) == place_of(source)), None)
+        if here is not None:
             yield from (other_link_row(point, here, source) for point in others if point is not here)
 
 

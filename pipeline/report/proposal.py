@@ -311,9 +311,12 @@ def render_markdown(name: str, proposal: Proposal, collected: CollectedOutcomes)
     said = [wrap(escape_markdown(in_terms(text, terms)), "- ") for text in proposal.answers]
     assumed = [wrap(escape_markdown(in_terms(text, terms)), "- ") for text in proposal.assumptions]
     parts = [
-        *(f"# Compute proposal: {escape_markdown(name_source(name, collected))}", "\n".join(said)),
+        f"# Compute proposal: {escape_markdown(name_source(name, collected))}",
+        "\n".join(said),
         *map(render_table, tables_of(proposal, terms)),
-        *("## Assumptions", "\n".join(assumed), wrap(escape_markdown(describe_provenance(collected.records)))),
+        "## Assumptions",
+        "\n".join(assumed),
+        wrap(escape_markdown(describe_provenance(collected.records))),
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -108,7 +108,9 @@ def describe_setting(records: Iterable[Record]) -> list[str]:
     runs = Counter(msgspec.structs.replace(record.spec, repeat=0, seed=0) for record in found).values()
     trust = "one run each" if max(runs) == 1 else f"{numbers(runs)} runs each"
     said = [
-        *(f"{models} on {numbers(counts)} {processors}", *named("node", nodes), " to ".join(days[:1] + days[1:][-1:])),
+        f"{models} on {numbers(counts)} {processors}",
+        *named("node", nodes),
+        " to ".join(days[:1] + days[1:][-1:]),
         *(f"{commit}{is_partial}" for commit in named("commit", commits)),
         trust if found[0].measured else "ingested",
     ]

@@ -143,8 +143,11 @@ def q2_row(
     """Return a row of Q2: speed-up against one GPU with the same batch per GPU (weak) or global batch (strong)."""
     gains = scaling_figures(point, baseline, scaling)
     notes = [
-        *(*time_notes(point), *gains.pop("notes"), *energy_notes(point)),
-        *(*compute_rate_notes(point, peak_tflops), *untold_notes(point, measured)),
+        *time_notes(point),
+        *gains.pop("notes"),
+        *energy_notes(point),
+        *compute_rate_notes(point, peak_tflops),
+        *untold_notes(point, measured),
     ]
     return make_row(Q2, point, notes, **time_figures(point, peak_tflops), **gains, **advice)
 

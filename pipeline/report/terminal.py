@@ -162,8 +162,12 @@ def table_lines(table: DisplayTable, max_rows: int, width: int, terms: Terms) ->
     }
     notes = [note_column(numbers, is_lost, table, MIN_REASON)] if numbers else []
     wanted = [
-        *(*(plain[name] for name in main), *(notes if any(is_lost) else [])),
-        *(*(plain[name] for name in varying), *(columns[name] for name in varying), *notes, *columns.values()),
+        *(plain[name] for name in main),
+        *(notes if any(is_lost) else []),
+        *(plain[name] for name in varying),
+        *(columns[name] for name in varying),
+        *notes,
+        *columns.values(),
     ]
     shown = {heading: plain[heading] for heading in (*telling_apart(axes, columns), *main[:1])}
     over = max(total_width(shown.values()) - width, 0)
