@@ -251,7 +251,9 @@ def test_code_of_the_users_in_a_folder_of_the_group_or_with_a_sticky_bit_is_run(
     if mode == 0o2775:
         os.chown(path.parent, 65534, os.getgid())
     path.parent.chmod(mode)
-    check_models([own_point(f"{path}:Tiny")], tmp_path)
+    own = [own_point(f"{path}:Tiny")]
+    check_models(own, tmp_path)
+    assert path in find_code(own, tmp_path)
 
 
 def test_the_files_that_will_run_are_those_of_the_models_and_of_what_they_import_beside_them(tmp_path: Path) -> None:
