@@ -142,10 +142,15 @@ class Cluster:
     def wait_idle(self, timeout_s: float) -> None:
         """Wait until no job is queued or running; TimeoutError names those left after `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
-        while left := self.run("squeue", "-h", "-r", "-o", "%i %T").stdout.splitlines():
+        while left := self._jobs_left():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"Jobs left after {timeout_s:g} s: {', '.join(left)}.")
             time.sleep(5 * POLL_S)
+
+    def _jobs_left(self) -> list[str]:
+        answer = self.run("squeue", "-h", "-r", "-o", "%i %T", check=False)
+        # where the controller drops a connection, squeue dies of SIGPIPE: ask again
+        return answer.stdout.splitlines() if answer.returncode == 0 else [f"squeue ended with {answer.returncode}"]
 
     def start_controller(self) -> None:
         """Start slurmctld on the state that an earlier one left; RuntimeError if not up within 30 s."""
