@@ -60,6 +60,7 @@ BAD_USAGE: dict[str, tuple[tuple[str, ...], int, str]] = {
     "bad cluster": (("--cluster", "cloud"), 2, "--cluster"),
     "bad rerun": (("--rerun", "missing"), 2, "--rerun"),
     "unknown option": (("--gpus", "4"), 2, "--gpus"),
+    "abbreviated option": (("--max-gpu", "4"), 2, "--max-gpu: did you mean '--max-gpu-hours'?"),
     "misspelt option": (("--partiton", "a"), 2, "--partiton: did you mean '--partition'?"),
     "misspelt option with a value": (("--max-gpu-hour5=2",), 2, "did you mean '--max-gpu-hours'?"),
     "misspelt grid": (("--grid", "scalling"), 2, "did you mean 'scaling'?"),

@@ -28,7 +28,7 @@ class CommandParser(argparse.ArgumentParser):
         known = {name.removeprefix("--"): name for name in self._option_string_actions}
         own = itertools.takewhile(lambda word: word != "--", sys.argv[1:])
         options = [word.partition("=")[0].removeprefix("--") for word in own if word.startswith("--")]
-        unknown = [option for option in options if not any(name.startswith(option) for name in known)]
+        unknown = [option for option in options if option not in known]
         near = ((option, difflib.get_close_matches(option, known, n=1)) for option in unknown)
         said = [f"--{option}: did you mean '{known[found[0]]}'?" for option, found in near if found]
         if self.cure_of_unknown and message.startswith("unrecognized arguments"):
@@ -41,7 +41,8 @@ parser_class = CommandParser  # pipeline.completion sets another, to get the par
 
 def build_parser(name: str, docstring: str | None) -> CommandParser:
     """Return the parser of a command, with --version; the docstring's first line describes it."""
-    parser = parser_class(prog=command_name(name), description=first_line(docstring))
+    # no abbreviations: a new option would make them ambiguous, and --gpus would be --gpus-per-node
+    parser = parser_class(prog=command_name(name), description=first_line(docstring), allow_abbrev=False)
     version = "print the version, and the commit in a git checkout"
     parser.add_argument("--version", action=VersionAction, nargs=0, help=version)
     return parser
