@@ -28,7 +28,7 @@ from pipeline.plan.spec import Spec
 from pipeline.training import loop, process_group
 from pipeline.training.execution import choose_execution, prepare_step
 from pipeline.training.loop import build_batches, run_epoch, set_precision
-from pipeline.training.torch_strategies import torch_strategy
+from pipeline.training.torch_strategies import TORCH_STRATEGIES
 from pipeline.workloads.find import Sources, build_workload
 from pipeline.workloads.image_classifiers import build_model
 
@@ -180,7 +180,7 @@ def accelerated(spec: Spec, rank: process_group.Rank, data: Path) -> Contender:
     accelerator = Accelerator(mixed_precision="bf16" if spec.precision == "bf16" else "no")
     batches = Batches(spec, rank, data)
     torch.manual_seed(spec.seed)
-    bare = torch_strategy(spec.strategy).place(build_model("resnet18", 10), build_workload(spec), spec, rank)
+    bare = TORCH_STRATEGIES[spec.strategy].place(build_model("resnet18", 10), build_workload(spec), spec, rank)
     model, optimizer = accelerator.prepare(bare, build_sgd(bare, spec))
 
     def run(number: int) -> Window:
@@ -209,7 +209,7 @@ def lightning(spec: Spec, rank: process_group.Rank, data: Path) -> Contender:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     batches = Batches(spec, rank, data)
     torch.manual_seed(spec.seed)
-    bare = torch_strategy(spec.strategy).place(build_model("resnet18", 10), build_workload(spec), spec, rank)
+    bare = TORCH_STRATEGIES[spec.strategy].place(build_model("resnet18", 10), build_workload(spec), spec, rank)
 
     class Module(lightning.LightningModule):  # type: ignore[misc]
         """The model with the clock of an epoch."""

@@ -39,7 +39,7 @@ from pipeline.plan.spec import Spec
 from pipeline.training.execution import execution_stream
 from pipeline.training.loop import build_model, set_precision
 from pipeline.training.process_group import Rank
-from pipeline.training.torch_strategies.base import local_part
+from pipeline.training.torch_strategies import local_part
 
 GPT2 = ("layers=12", "heads=12", "width=768", "length=1024", "vocabulary=50304")
 SMALL = ("layers=2", "heads=2", "width=64", "length=32", "vocabulary=256")

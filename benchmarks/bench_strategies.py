@@ -35,8 +35,7 @@ from pipeline.system.host import gpu_names, num_visible_gpus
 from pipeline.training.devices import set_memory_limit
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, ignore_mark
-from pipeline.training.torch_strategies import torch_strategy
-from pipeline.training.torch_strategies.base import optimizer_bytes
+from pipeline.training.torch_strategies import TORCH_STRATEGIES, optimizer_bytes
 from pipeline.workloads.find import build_workload
 
 SIZES = {"layers": 8, "width": 512, "heads": 8, "length": 128, "vocabulary": 8192}  # 29 million parameters
@@ -74,7 +73,7 @@ def train(spec: Spec, rank: Rank) -> tuple[Found, int]:
     """Train a few updates on the same tokens. Return what was found, and the peak of the last two in bytes."""
     workload = build_workload(spec)
     torch.manual_seed(0)
-    strategy = torch_strategy(spec.strategy)
+    strategy = TORCH_STRATEGIES[spec.strategy]
     model = strategy.wrap(strategy.place(workload.build_model(), workload, spec, rank), workload, spec, rank)
     step = EagerStep(model, workload, spec, rank)
     torch.manual_seed(1 + rank.rank)
@@ -145,7 +144,7 @@ def count_bytes(fields: Found, rank: Rank) -> Found:
     counted: dict[str, int] = {}
     for call in calls.elements():
         counted[call.collective] = counted.get(call.collective, 0) + call.num_bytes
-    sharding = torch_strategy(spec.strategy).describe_sharding(workload, silent.model, spec)
+    sharding = TORCH_STRATEGIES[spec.strategy].describe_sharding(workload, silent.model, spec)
     gradient_bytes = sum(parameter.nbytes for parameter in silent.model.parameters())
     formula = {"all_reduce": gradient_bytes} | ({"broadcast": gradient_bytes} if spec.strategy == "zero1" else {})
     if sharding:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.multiprocessing.spawn import start_processes
 
-IMPORTED_ONCE = ["torch._dynamo", "pipeline.training.torch_strategies.fsdp"]
+IMPORTED_ONCE = ["torch._dynamo", "pipeline.training.torch_strategies"]
 
 
 def run_ranks(function: Callable[..., None], arguments: tuple[Any, ...], num_ranks: int) -> None:

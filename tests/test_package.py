@@ -301,7 +301,7 @@ def test_the_constraints_for_volta_differ_in_torch_and_its_cuda_alone() -> None:
     assert (for_volta["torch"], for_volta["torchvision"]) == ("2.10.0", "0.25.0")
 
 
-STRATEGY_FILES = ("plan/strategies.py", "training/torch_strategies/")
+STRATEGY_FILES = ("plan/strategies.py", "training/torch_strategies.py")
 DOCUMENTED = {"_asdict", "_replace", "_exit", "_getframe"}  # by Python
 
 
@@ -338,7 +338,7 @@ def test_the_private_names_of_torch_are_those_that_are_in_use() -> None:
 
 
 def test_no_module_asks_for_the_name_of_a_strategy() -> None:
-    """Each asks for its facts, in plan/strategies.py, or for what it does with torch, in training/torch_strategies."""
+    """Each asks for its facts, in plan/strategies.py, or for what torch does, in training/torch_strategies.py."""
     names = set(STRATEGIES) - {"single"}
     compared = {
         f"{place}:{node.lineno}"

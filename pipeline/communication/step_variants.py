@@ -27,8 +27,7 @@ from pipeline.training.execution import (
 from pipeline.training.loop import build_batches, build_model, refuse_changed_flags, set_precision
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, StepFunction, ignore_mark
-from pipeline.training.torch_strategies import torch_strategy
-from pipeline.training.torch_strategies.base import SyncContext
+from pipeline.training.torch_strategies import TORCH_STRATEGIES, SyncContext
 from pipeline.workloads.find import NO_SOURCES, Sources
 from pipeline.workloads.workload import Workload, WorkloadError, model_of
 
@@ -141,7 +140,7 @@ def build_variant(
         )
     built_models.add(built)
     set_precision(spec)  # over flags that the user's code sets
-    strategy = torch_strategy(spec.strategy)
+    strategy = TORCH_STRATEGIES[spec.strategy]
     bare = strategy.place(built, context.workload, spec, context.rank)
     model, sync_context = wrap_variant(base_name, bare, context._replace(spec=spec))
     train_step = EagerStep(
@@ -205,7 +204,7 @@ def single_spec(spec: Spec) -> Spec:
 def wrap_variant(base_name: str, bare: nn.Module, context: StepContext) -> tuple[nn.Module, SyncContext | None]:
     """Return the placed model wrapped for the variant, and the context of each pass if it is not the usual one."""
     group = context.single_rank_group if base_name == "ddp_one" else None
-    model = torch_strategy(context.spec.strategy).wrap(bare, context.workload, context.spec, context.rank, group)
+    model = TORCH_STRATEGIES[context.spec.strategy].wrap(bare, context.workload, context.spec, context.rank, group)
     if base_name == "no_sync" and isinstance(model, DistributedDataParallel):
         without_reduction = model.no_sync
         return model, lambda is_last: without_reduction()

@@ -1,6 +1,6 @@
-"""The strategies: what each one sends, keeps and is called. What it does with torch is in training/torch_strategies.
+"""The strategies: what each one sends, keeps and is called. What it does with torch is in training/torch_strategies.py.
 
-A strategy is one declaration here, and one file there. Every other module asks for its facts, never for its name.
+A strategy is one declaration here, and one class there. Every other module asks for its facts, never for its name.
 """
 
 from collections.abc import Callable, Mapping

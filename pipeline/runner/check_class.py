@@ -22,7 +22,7 @@ from pipeline.training.check_workload import (
 from pipeline.training.loop import check_evaluation, set_precision
 from pipeline.training.process_group import Rank
 from pipeline.training.step import NUM_CHECKED_UPDATES, EagerStep, ignore_mark
-from pipeline.training.torch_strategies import torch_strategy
+from pipeline.training.torch_strategies import TORCH_STRATEGIES
 from pipeline.workloads.find import Sources, build_workload
 from pipeline.workloads.user_code import describe_user_error
 from pipeline.workloads.workload import Workload, WorkloadError, model_of
@@ -70,8 +70,8 @@ def build_placed(workload: Workload, spec: Spec, rank: Rank) -> torch.nn.Module:
     torch.manual_seed(spec.seed)
     model = model_of(workload)
     check_weights(model, spec)
-    torch_strategy(spec.strategy).check(workload, model, spec)
-    return torch_strategy("single").place(model, workload, spec, rank)
+    TORCH_STRATEGIES[spec.strategy].check(workload, model, spec)
+    return TORCH_STRATEGIES["single"].place(model, workload, spec, rank)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from pipeline.system.errors import log_line, pluralize, shorten_list
 from pipeline.training import devices, process_group
 from pipeline.training.process_group import Rank
 from pipeline.training.step import ModelCall, autocast_of
-from pipeline.training.torch_strategies import torch_strategy
+from pipeline.training.torch_strategies import TORCH_STRATEGIES
 from pipeline.workloads.workload import Workload, WorkloadError, describe, learning_rate_of, optimizer_of
 
 NUM_CHECKED_SAMPLES = 2  # not 1, since BatchNorm needs more than one value a channel
@@ -189,7 +189,7 @@ def refused_declarations(workload: Workload, spec: Spec) -> Iterator[str]:
         yield "evaluate() returns a figure without a name; set merit, as in merit = 'test loss'"
     if workload.find_unused_parameters and spec.static_graph:
         yield "static_graph=true does not work with find_unused_parameters; leave one out"
-    if torch_strategy(spec.strategy).waits_for_all_gradients and spec.is_captured and workload.find_unused_parameters:
+    if TORCH_STRATEGIES[spec.strategy].waits_for_all_gradients and spec.is_captured and workload.find_unused_parameters:
         yield "find_unused_parameters does not work in a CUDA graph; use execution: eager or compile"
 
 
@@ -339,7 +339,7 @@ def check_gradients(workload: Workload, model: nn.Module, spec: Spec, rank: Rank
     if not unused:
         return
     named = shorten_list(unused, MAX_NAMED_PARAMETERS)
-    if torch_strategy(spec.strategy).waits_for_all_gradients and not workload.find_unused_parameters:
+    if TORCH_STRATEGIES[spec.strategy].waits_for_all_gradients and not workload.find_unused_parameters:
         cure = "freeze them, or set find_unused_parameters = True in the workload"
         raise WorkloadError(f"the loss gives no gradient to {named}, for which DDP would wait; {cure}")
     if rank.rank == 0:

@@ -33,8 +33,7 @@ from pipeline.training import devices, process_group
 from pipeline.training.check_workload import synthetic_batch
 from pipeline.training.process_group import Rank
 from pipeline.training.step import WHOLE_STEP, EagerStep, MarkPart, StepFunction, ignore_mark
-from pipeline.training.torch_strategies import torch_strategy
-from pipeline.training.torch_strategies.base import own_optimizer
+from pipeline.training.torch_strategies import TORCH_STRATEGIES, own_optimizer
 from pipeline.workloads.workload import Workload, WorkloadError, describe
 
 CAPTURED_OPTIMIZERS = ("SGD", "Adam", "AdamW", "Adamax", "RMSprop")  # whose state begins at zero
@@ -150,7 +149,7 @@ class CapturedStep:
         def work() -> None:
             loss.copy_(self._step(batch, ignore_mark))
 
-        replay = warm_up_and_capture(work, torch_strategy(spec.strategy).capture_warm_up_steps, capture)
+        replay = warm_up_and_capture(work, TORCH_STRATEGIES[spec.strategy].capture_warm_up_steps, capture)
         return CapturedGraph(batch, loss, replay)
 
     @property
@@ -264,7 +263,7 @@ def prepare_step(
 
     Raises RuntimeError if torch.compile finds nothing to compile.
     """
-    model = torch_strategy(spec.strategy).wrap(placed, workload, spec, rank)
+    model = TORCH_STRATEGIES[spec.strategy].wrap(placed, workload, spec, rank)
     is_captured = execution in CAPTURED_EXECUTIONS
     forward = compile_model(workload, model) if execution in COMPILED_EXECUTIONS else model
     step = EagerStep(model, workload, spec, rank, forward=forward, optimizer=optimizer)

@@ -49,8 +49,7 @@ from pipeline.training.execution import TrainingStep, choose_execution, executio
 from pipeline.training.flop_count import FlopCount, count_flops
 from pipeline.training.process_group import CollectiveWatch, Rank
 from pipeline.training.step import STEP_PARTS, PartTimesNs, StepTimer
-from pipeline.training.torch_strategies import torch_strategy
-from pipeline.training.torch_strategies.base import optimizer_bytes
+from pipeline.training.torch_strategies import TORCH_STRATEGIES, optimizer_bytes
 from pipeline.workloads.find import NO_SOURCES, Sources, build_workload
 from pipeline.workloads.workload import (
     TEST_ACCURACY,
@@ -135,7 +134,7 @@ def build_model(
     try:
         model = model_of(workload)
         check_weights(model, spec)
-        return workload, torch_strategy(spec.strategy).place(model, workload, spec, rank)
+        return workload, TORCH_STRATEGIES[spec.strategy].place(model, workload, spec, rank)
     except torch.OutOfMemoryError as error:
         raise torch.OutOfMemoryError(f"{MODEL_ALONE}: {error}") from error
 
@@ -400,7 +399,7 @@ def build_measurement(
         items_per_sample=num_items(workload),
         merit=text_of(workload, "merit") or None,
         better=cast(Better, text_of(workload, "better")),
-        sharding=torch_strategy(spec.strategy).describe_sharding(workload, model, spec),
+        sharding=TORCH_STRATEGIES[spec.strategy].describe_sharding(workload, model, spec),
         flops_per_sample=flops.per_sample,
         flops_note=flops.note,
         **fields,

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from pipeline.data.batches import Batch, memory_format, place_batch
 from pipeline.plan.spec import Spec
 from pipeline.training.process_group import Rank
-from pipeline.training.torch_strategies import torch_strategy
-from pipeline.training.torch_strategies.base import SyncContext, bare_model, local_part
+from pipeline.training.torch_strategies import TORCH_STRATEGIES, SyncContext, bare_model, local_part
 from pipeline.workloads.workload import Workload, WorkloadError, learning_rate_of, optimizer_of
 
 STEP_PARTS = ("data", "copy", "forward", "backward", "optimizer")
@@ -189,7 +188,7 @@ class EagerStep:
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         self.model = model
-        strategy = torch_strategy(spec.strategy)
+        strategy = TORCH_STRATEGIES[spec.strategy]
         self.optimizer = strategy.shard_optimizer(optimizer or optimizer_of(workload, bare_model(model)))
         self.rate = learning_rate_of(workload, 0)
         self.rate_is_on_device = False

@@ -22,7 +22,7 @@ from pipeline.training.execution import prepare_step
 from pipeline.training.flop_count import count_flops
 from pipeline.training.loop import build_batches, check_evaluation, count_correct, evaluate
 from pipeline.training.step import EagerStep, ignore_mark
-from pipeline.training.torch_strategies.base import prepare_blocks
+from pipeline.training.torch_strategies import prepare_blocks
 from pipeline.workloads.workload import TEST_ACCURACY, Workload, WorkloadError, learning_rate_of, model_of
 
 Batch = Any

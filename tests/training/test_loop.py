@@ -26,7 +26,7 @@ from pipeline.plan.axes import Remedy
 from pipeline.plan.spec import Spec, learning_rate_at, peak_learning_rate
 from pipeline.records.record import MAX_STEP_TIMES, Epoch, Measurement, RankEpoch
 from pipeline.records.store import encode_record, load_folder
-from pipeline.training import devices, loop, process_group
+from pipeline.training import devices, loop, process_group, torch_strategies
 from pipeline.training.loop import (
     Evaluation,
     RankEpochSeries,
@@ -41,7 +41,7 @@ from pipeline.training.loop import (
     train_point,
 )
 from pipeline.training.step import STEP_PARTS, EagerStep, PartTimesNs, StepTimer, ignore_mark
-from pipeline.training.torch_strategies import dp, torch_strategy
+from pipeline.training.torch_strategies import TORCH_STRATEGIES
 from pipeline.workloads import image_classifiers
 from pipeline.workloads.find import build_workload
 from pipeline.workloads.image_classifiers import CifarClassifier, build_model
@@ -89,7 +89,7 @@ def test_channels_last_lays_out_images_and_weights_alike() -> None:
     """Every convolution of ResNet-18 sees inputs and weights with channels last."""
     spec = make_spec(**{**SMALL, "model": "resnet18", "layout": "channels_last"})
     seen: list[bool] = []
-    model = torch_strategy(spec.strategy).place(build_model("resnet18", 10), build_workload(spec), spec, ALONE)
+    model = TORCH_STRATEGIES[spec.strategy].place(build_model("resnet18", 10), build_workload(spec), spec, ALONE)
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             module.register_forward_hook(lambda _, inputs, output: seen.append(is_channels_last(inputs[0])))
@@ -358,7 +358,7 @@ def test_training_goes_on_in_training_mode_after_an_evaluation() -> None:
 def test_ddp_is_wrapped_as_the_spec_says() -> None:
     fields = {"broadcast_buffers": False, "bucket_cap_mb": 100.0, "gradient_as_bucket_view": True}
     spec = make_spec(**{**SMALL, "strategy": "ddp", **fields})
-    model = torch_strategy(spec.strategy).wrap(build_model("lenet", 10), build_workload(spec), spec, ALONE)
+    model = TORCH_STRATEGIES[spec.strategy].wrap(build_model("lenet", 10), build_workload(spec), spec, ALONE)
     assert isinstance(model, nn.parallel.DistributedDataParallel)
     assert (model.broadcast_buffers, model.bucket_bytes_cap, model.gradient_as_bucket_view) == (
         False,
@@ -391,9 +391,11 @@ def test_the_threads_of_data_parallel_compute_in_bf16(monkeypatch: pytest.Monkey
         def forward(self) -> torch.dtype:
             return torch.get_autocast_dtype("cuda")
 
-    monkeypatch.setattr(dp, "DataParallel", lambda module, device_ids: module)
+    monkeypatch.setattr(torch_strategies, "DataParallel", lambda module, device_ids: module)
     spec = make_spec(strategy="dp", num_gpus=2, precision="bf16")
-    replica = dp.STRATEGY.wrap(AutocastType(), build_workload(spec), spec, ALONE)._replicate_for_data_parallel()
+    replica = (
+        TORCH_STRATEGIES["dp"].wrap(AutocastType(), build_workload(spec), spec, ALONE)._replicate_for_data_parallel()
+    )
     with ThreadPoolExecutor() as threads:
         assert (threads.submit(torch.get_autocast_dtype, "cuda").result(), threads.submit(replica).result()) == (
             torch.float16,

@@ -40,7 +40,7 @@ from pipeline.training.step import (
     UnmarkedTimer,
     ignore_mark,
 )
-from pipeline.training.torch_strategies import torch_strategy
+from pipeline.training.torch_strategies import TORCH_STRATEGIES
 from pipeline.workloads.find import build_workload
 from pipeline.workloads.image_classifiers import build_model, parameter_groups
 from pipeline.workloads.workload import Workload, WorkloadError
@@ -309,7 +309,7 @@ def test_compiled_blocks_need_a_compiler_and_units(monkeypatch: pytest.MonkeyPat
     with pytest.raises(
         WorkloadError, match=r"^shard_units names no block for compile: blocks; name them, or leave it out$"
     ):
-        torch_strategy("single").place(workload.build_model(), workload, spec, ALONE)
+        TORCH_STRATEGIES["single"].place(workload.build_model(), workload, spec, ALONE)
 
 
 @pytest.mark.training

@@ -28,10 +28,7 @@ from pipeline.plan.strategies import gathered_bytes, reduced_bytes
 from pipeline.training.execution import num_compiled_graphs, prepare_step
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, ignore_mark
-from pipeline.training.torch_strategies import torch_strategy
-from pipeline.training.torch_strategies.base import local_part, optimizer_bytes
-from pipeline.training.torch_strategies.fsdp import shard_units_of
-from pipeline.training.torch_strategies.zero1 import STRATEGY as ZERO1
+from pipeline.training.torch_strategies import TORCH_STRATEGIES, local_part, optimizer_bytes, shard_units_of
 from pipeline.workloads.find import build_workload
 from pipeline.workloads.gpt import Gpt
 from pipeline.workloads.image_classifiers import build_model
@@ -155,7 +152,7 @@ def gradients_of_share(place: Rank) -> list[list[float]]:
     share = GLOBAL_BATCH_SIZE // place.world_size
     spec = make_spec(**{**LENET, "strategy": "ddp", "num_gpus": place.world_size, "batch_size_per_gpu": share})
     torch.manual_seed(0)
-    model = torch_strategy("ddp").wrap(build_model("lenet", 10), build_workload(spec), spec, place)
+    model = TORCH_STRATEGIES["ddp"].wrap(build_model("lenet", 10), build_workload(spec), spec, place)
     images = torch.randn(GLOBAL_BATCH_SIZE, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     labels = torch.arange(GLOBAL_BATCH_SIZE) % 10
     mine = slice(place.rank * share, (place.rank + 1) * share)
@@ -172,7 +169,7 @@ def batches_of(rank: int, size: int) -> list[dict[str, torch.Tensor]]:
 def train(spec: Spec, rank: Rank) -> dict[str, Any]:
     workload = build_workload(spec)
     torch.manual_seed(0)
-    strategy, num_graphs = torch_strategy(spec.strategy), [num_compiled_graphs()]
+    strategy, num_graphs = TORCH_STRATEGIES[spec.strategy], [num_compiled_graphs()]
     ready = prepare_step("eager", strategy.place(workload.build_model(), workload, spec, rank), workload, spec, rank)
     step = ready.step
     num_graphs.append(num_compiled_graphs())
@@ -453,7 +450,7 @@ def test_the_random_state_holds_where_a_block_with_dropout_is_computed_again() -
         for block in workload.shard_units(model):
             block.get_submodule("feed_forward").append(nn.Dropout(0.5))  # type: ignore[operator]
             block.get_submodule("feed_forward").register_forward_pre_hook(lambda *_, runs=runs: runs.append(1))
-        torch_strategy("single").place(model, workload, spec, ALONE)
+        TORCH_STRATEGIES["single"].place(model, workload, spec, ALONE)
         loss = workload.loss(model, batches_of(0, 4)[0])
         assert isinstance(loss, torch.Tensor)
         loss.backward()
@@ -494,7 +491,7 @@ def test_a_batchnorm_is_not_gathered_in_bf16() -> None:
     spec = make_spec(strategy="fsdp", num_gpus=2, precision="bf16", param_dtype="bf16", dataset="synthetic")
     workload = build_workload(spec)
     with pytest.raises(WorkloadError, match=r"^bn1 is a BatchNorm2d, whose statistics are .*; use param_dtype: fp32$"):
-        torch_strategy("fsdp").place(workload.build_model(), workload, spec, ALONE)
+        TORCH_STRATEGIES["fsdp"].place(workload.build_model(), workload, spec, ALONE)
 
 
 def test_without_units_the_root_alone_is_sharded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -512,7 +509,7 @@ class Halved(torch.optim.SGD):
 
 def test_an_optimizer_that_cannot_be_built_anew_is_refused() -> None:
     with pytest.raises(WorkloadError, match=r"ZeRO-1 cannot build Halved .*; use an optimizer of torch\.optim"):
-        ZERO1.shard_optimizer(Halved([nn.Parameter(torch.ones(2))], double_rate=1.0))
+        TORCH_STRATEGIES["zero1"].shard_optimizer(Halved([nn.Parameter(torch.ones(2))], double_rate=1.0))
 
 
 @pytest.mark.fault("F61")
@@ -526,7 +523,7 @@ def test_what_is_attached_to_an_optimizer_is_not_dropped_silently(attached: str)
     else:
         optimizer.param_groups[0]["scale"] = 2.0
     with pytest.raises(WorkloadError, match=r"anew without what was attached .*; do that in before_update"):
-        ZERO1.shard_optimizer(optimizer)
+        TORCH_STRATEGIES["zero1"].shard_optimizer(optimizer)
 
 
 class Tied(Workload):
