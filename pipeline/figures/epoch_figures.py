@@ -321,7 +321,7 @@ def time_figures(point: PooledPoint, peak_tflops: float | None) -> dict[str, Any
 def time_notes(point: PooledPoint) -> list[Note]:
     """Return the notes on these figures, last those on a step that was compiled or captured."""
     notes = [*loader_notes(point), *point.interval_notes, *point.epoch_time_drift_notes]
-    notes += [*point.long_window_notes, *point.parts_notes]
+    notes += [*point.long_update_notes, *point.parts_notes]
     used = {measurement.execution_used for measurement in point.measurements} - {None}
     for execution in sorted(str(name) for name in used):
         if point.spec.execution == "auto":

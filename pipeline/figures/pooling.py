@@ -122,11 +122,11 @@ EPOCHS_CUT = NoteKind("epochs_cut", "epochs end after {steps} of {full} steps: n
 WHOLE_SECONDS = NoteKind("whole_seconds", "stated in whole seconds: rounding alone is {share:.1%}")
 ONLY_WARM_UP = NoteKind("only_warm_up", "epoch 1 warms up and epoch 2 was not run: no epoch time")
 TIMED_EPOCH_NOT_STATED = NoteKind("timed_epoch_not_stated", "the file does not state epoch 2")
-LONG_WINDOWS = NoteKind(
-    "long_windows",
-    "{count} of {windows} windows took over {factor:g} times the median: a busy machine, or an evaluation or a "
-    "checkpoint in them, which ddpscale.skip() leaves out",
-    badge="long windows",
+LONG_UPDATES = NoteKind(
+    "long_updates",
+    "{count} of {updates} updates took over {factor:g} times the median, which adds {added:.0%} to the time: a busy "
+    "machine, or an evaluation or a checkpoint in them, which ddpscale.skip() leaves out",
+    badge="long updates",
 )
 PARTS_DEVIATE = NoteKind("parts_deviate", "the parts of an epoch add up to {share:,.1%} of its time")
 TOO_FEW_VALUES = NoteKind("too_few_values", "an interval needs {needed} windows or repeats, got {found}")
@@ -145,7 +145,8 @@ OWN_COLLECTIVES = NoteKind(
 )
 
 MAX_PARTS_DEVIATION = 0.01  # of an epoch's time: the sum of its parts may differ from it by this share
-LONG_WINDOW = 1.5  # times the median window of its run: more than the noise of a quiet machine
+LONG_UPDATE = 1.5  # times the median update of its run: more than the noise of a quiet machine
+MIN_ADDED_TIME = 0.05  # by long updates, over the time of a run without what they take beyond the median
 MIN_PARTS_DEVIATION_NS = 1_000_000  # a smaller difference is never reported
 ALWAYS_SHOWN = ("strategy", "num_nodes", "num_gpus", "batch_size_per_gpu", "precision", "input")
 STATUS_ORDER = ("ok", "oom", "failed", "rejected", "missing")
@@ -254,12 +255,21 @@ class PooledPoint:
         return intervals.median_time(self.epoch_times_s)
 
     @cached_property
-    def long_window_notes(self) -> list[Note]:
-        """A note if windows of a script were far longer than the others of their run."""
-        runs = [*map(update_times_s, self.ok_records)]
-        count = sum(value > LONG_WINDOW * statistics.median(values) for values in runs for value in values)
-        windows = sum(map(len, runs))
-        return [make_note(LONG_WINDOWS, count=count, windows=windows, factor=LONG_WINDOW)] if count else []
+    def long_update_notes(self) -> list[Note]:
+        """A note if single updates of a script were so much longer than the others of their run that its time is."""
+        runs = [updates for record in self.ok_records if (updates := single_updates_ns(record))]
+        medians = [statistics.median(updates) for updates in runs]
+        beyond_ns = [
+            time_ns - median_ns
+            for updates, median_ns in zip(runs, medians, strict=True)
+            for time_ns in updates
+            if time_ns > LONG_UPDATE * median_ns
+        ]
+        if not beyond_ns:
+            return []
+        added = sum(beyond_ns) / (sum(map(sum, runs)) - sum(beyond_ns))
+        facts = {"count": len(beyond_ns), "updates": sum(map(len, runs)), "factor": LONG_UPDATE, "added": added}
+        return [make_note(LONG_UPDATES, **facts)] if added > MIN_ADDED_TIME else []
 
     @cached_property
     def interval_notes(self) -> list[Note]:
@@ -399,6 +409,13 @@ def per_epoch(record: Record, epoch: Epoch) -> float:
 def update_times_s(record: Record) -> list[float]:
     """Return the mean time of an update in each timed window of a script, on the slowest rank; empty of a model."""
     return [epoch.time_ns / epoch.num_timed_updates / 1e9 for epoch in timed_epochs(record) if epoch.num_timed_updates]
+
+
+def single_updates_ns(record: Record) -> list[int]:
+    """Return the time of each timed update of a script, on its first rank; empty of a model."""
+    return [
+        time_ns for epoch in timed_epochs(record) if epoch.num_timed_updates for time_ns in epoch.step_times_ns or ()
+    ]
 
 
 def window_values_s(record: Record, field: str) -> list[float]:

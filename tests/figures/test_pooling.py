@@ -178,17 +178,33 @@ def test_a_figure_of_a_point_is_the_median_over_its_records_and_leaves_out_those
     assert point.median(lambda record: None) is None
 
 
-@pytest.mark.parametrize(("times_s", "said"), [((2.0, 2.0, 3.0), []), ((2.0, 2.0, 2.0, 3.1, 9.0), ["2 of 5 windows"])])
-def test_windows_of_a_script_that_hold_more_than_its_updates_are_named(
-    times_s: Sequence[float], said: Sequence[str]
+QUIET = (2, 2, 2, 3, 2)
+EVALUATED = (2, 2, 2, 9, 2)  # an evaluation in one update of each window makes all windows alike
+
+
+@pytest.mark.parametrize(
+    ("windows_ns", "said"),
+    [
+        ((QUIET, QUIET), []),
+        ((QUIET, EVALUATED, QUIET), ["1 of 15 updates took over 1.5 times the median, which adds 22 % to the time"]),
+        ((EVALUATED,) * 3, ["3 of 15 updates took over 1.5 times the median, which adds 70 % to the time"]),
+        (((9,) * 5, QUIET, QUIET), ["5 of 15 updates took over 1.5 times the median, which adds 109 % to the time"]),
+        (((100,) * 19 + (160,),), []),  # 3 % of the time
+    ],
+)
+def test_updates_of_a_script_that_hold_more_than_an_update_are_named(
+    windows_ns: Sequence[Sequence[int]], said: Sequence[str]
 ) -> None:
-    grid = [{"num_gpus": [1], "windows": [len(times_s)], "epochs": [len(times_s) + 2]}]
+    count = len(windows_ns)
+    grid = [{"num_gpus": [1], "windows": [count], "epochs": [count + 1]}]
     (spec,) = expand_grid(GridFile("script", grid, base={"script": __file__, "device": "cpu"})).points
-    script = make_record(spec, (90.0, *times_s, 80.0))
-    point = pool(with_epochs(script, lambda epoch: {"num_timed_updates": 5}))
-    notes = sentences(point.long_window_notes)
-    assert [sentence[: len(said[0])] for sentence in notes] == list(said)
-    assert pool(windowed(*times_s)).long_window_notes == [], "the epochs of a model hold nothing else"
+    steps = [tuple(EVALUATED), *map(tuple, windows_ns)]  # the first block is the warm-up
+    script = make_record(spec, [sum(window) for window in steps])
+    with_steps = with_epochs(script, lambda epoch: {"num_timed_updates": 5, "step_times_ns": steps[epoch.epoch - 1]})
+    notes = sentences(pool(with_steps).long_update_notes)
+    assert [note.partition(":")[0] for note in notes] == list(said)
+    model = with_epochs(script, lambda epoch: {"step_times_ns": steps[epoch.epoch - 1]})
+    assert pool(model).long_update_notes == [], "the epochs of a model hold nothing else"
 
 
 BESIDE_ONE = "other configurations of this experiment on its node meanwhile: 1"
