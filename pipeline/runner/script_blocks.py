@@ -57,7 +57,7 @@ class Block(msgspec.Struct, frozen=True):
     optimizer: int
     wait: int | None
     data: int | None
-    sizes: list[tuple[int, int]]
+    sizes: Sequence[tuple[int, float]]
     passes: int  # backward ones
     all_passes: int  # also those of other optimizers
     started: int
@@ -68,7 +68,7 @@ class Block(msgspec.Struct, frozen=True):
     left_out: list[int]  # indices of steps
     merit: tuple[float | None, str, str] | None  # value, name, and which is better
     calls: list[CountedCall]  # of a warm-up block
-    flops: tuple[int, float | None, list[str], list[tuple[int, int]], int] | None
+    flops: tuple[int, float | None, list[str], list[tuple[int, float]], int] | None
     """Of an update: their number, its items, operations without a formula, its batches as in `sizes`, its passes."""
     skipped: list[tuple[str, int]]  # saves
     seen: dict[str, Any]
@@ -104,6 +104,30 @@ def without_left_out(ranks: list[Block]) -> list[Block]:
     ]
 
 
+def with_fed_ranks(ranks: list[Block]) -> list[Block]:
+    """Return the reports with the batches of a loader that also feeds ranks without one divided among all ranks.
+
+    So do accelerate's loaders with `dispatch_batches`.
+    """
+    loading = [block for block in ranks if block.sizes]
+    if not loading or len(loading) == len(ranks):
+        return ranks
+    first = loading[0]
+    sizes = divide_batches(first.sizes, len(ranks), max(first.passes, len(first.steps)))
+    flops = first.flops
+    if flops is not None:
+        counted, items, without_formula, counted_sizes, passes = flops
+        flops = (counted, items, without_formula, divide_batches(counted_sizes, len(ranks), passes), passes)
+    return [msgspec.structs.replace(block, sizes=sizes, flops=flops) for block in ranks]
+
+
+def divide_batches(sizes: Sequence[tuple[int, float]], num_ranks: int, num_passes: int) -> list[tuple[int, float]]:
+    """Return what one rank gets of batches: some of them, or a part of each where they are too few for all ranks."""
+    if sum(count for _, count in sizes) < num_ranks * num_passes:
+        return [(size // num_ranks, count) for size, count in sizes]
+    return [(size, count / num_ranks) for size, count in sizes]
+
+
 def num_timed_updates(spec: Spec, update_ns: float) -> int:
     """Return the updates of a timed block: as many as fill a window, of those that the point allows."""
     wanted = min(MAX_STEPS, max(MIN_STEPS, math.ceil(WINDOW_S / update_ns * 1e9)))
@@ -112,10 +136,10 @@ def num_timed_updates(spec: Spec, update_ns: float) -> int:
 
 def batch_of(block: Block) -> tuple[int | None, float | None]:
     """Return the most frequent batch size of a loader, and the batches an update; None without a loader."""
-    sizes: Counter[int] = Counter(dict(block.sizes))
-    if not sizes:
+    if not block.sizes:
         return None, None
-    return sizes.most_common(1)[0][0], sizes.total() * block.share / len(block.steps)
+    size, _ = max(block.sizes, key=lambda pair: pair[1])
+    return size, sum(count for _, count in block.sizes) * block.share / len(block.steps)
 
 
 def check_observed(spec: Spec, block: Block) -> None:
@@ -284,7 +308,7 @@ def samples_of(block: Block, counts_batches: bool) -> int | None:
     return round(counted * block.share) or None
 
 
-def num_samples_in(sizes: Sequence[tuple[int, int]], counts_batches: bool) -> int:
+def num_samples_in(sizes: Sequence[tuple[int, float]], counts_batches: bool) -> float:
     """Return the samples of batches, given as sizes and their numbers; or the number of batches."""
     return sum((1 if counts_batches else size) * count for size, count in sizes)
 

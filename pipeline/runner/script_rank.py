@@ -43,6 +43,7 @@ from pipeline.runner.script_blocks import (
     num_timed_updates,
     precision_of,
     transfers_of,
+    with_fed_ranks,
     without_left_out,
 )
 from pipeline.runner.script_process import WAIT_SIGNAL, ScriptProcess
@@ -258,7 +259,8 @@ class ScriptRank:
         if self.late_ranks(self.block_key):
             return
         keys = [f"{self.block_key}/{rank}" for rank in range(self.world_size)]
-        reported = Timed(without_left_out([msgspec.json.decode(self.store.get(key), type=Block) for key in keys]))
+        ranks = [msgspec.json.decode(self.store.get(key), type=Block) for key in keys]
+        reported = Timed(without_left_out(with_fed_ranks(ranks)))
         order = self.next_block(reported)
         if order is None:
             self.store.set(MEASURED, "")

@@ -30,6 +30,7 @@ from pipeline.runner.script_blocks import (
     flops_of,
     num_timed_updates,
     transfers_of,
+    with_fed_ranks,
     without_left_out,
 )
 from pipeline.runner.script_probe import ImportWatch
@@ -137,6 +138,27 @@ def test_where_the_script_names_its_items_their_batches_are_not_checked() -> Non
     with pytest.raises(ScriptProblem):
         check_observed(spec_of(), block_of([(1, 10)]))
     check_observed(spec_of(), msgspec.structs.replace(block_of([(1, 10)]), items=4096.0))
+
+
+@pytest.mark.parametrize(
+    ("batch", "num_batches", "said"),
+    [(8, 20, ""), (16, 10, ""), (8, 10, "8 samples an update on each GPU, and the loader of rank 0 gives 4")],
+)
+def test_the_batches_of_a_loader_that_feeds_two_ranks_are_divided_among_them(
+    batch: int, num_batches: int, said: str
+) -> None:
+    """With dispatch_batches the loader of rank 0 gives two batches an update, with split_batches one for two ranks."""
+    per_update = num_batches // 10
+    fed = msgspec.structs.replace(block_of([(batch, num_batches)]), passes=10)
+    fed = msgspec.structs.replace(fed, flops=(6400, None, [], [(batch, per_update)], 1))
+    blocks = with_fed_ranks([fed, block_of([])])
+    with pytest.raises(ScriptProblem, match=said) if said else contextlib.nullcontext():
+        check_observed(spec_of(**TAKES_SIZE), blocks[0])
+    samples = batch * num_batches // 2
+    assert [script_blocks.samples_of(block, False) for block in blocks] == [samples, samples]
+    assert flops_of(spec_of(), blocks[0]).per_sample == 6400 * 10 // samples
+    assert [batch_of(block)[1] for block in blocks] == [1.0, 1.0]
+    assert with_fed_ranks([fed, fed]) == [fed, fed]
 
 
 def test_batches_of_a_step_that_is_left_out_are_not_of_the_others() -> None:
