@@ -1,12 +1,13 @@
 import errno
 import functools
 import hashlib
+import http.client
 import io
 import os
-import socket
 import subprocess
 import tarfile
 import threading
+import urllib.request
 from collections.abc import Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -244,19 +245,13 @@ def test_an_image_folder_needs_classes_with_images_in_both_splits(tmp_path: Path
     require_image_folder(tmp_path)
 
 
-def test_a_server_that_speaks_no_http_is_said_in_a_sentence(tmp_path: Path) -> None:
-    def answer() -> None:
-        connection, _ = listener.accept()
-        with connection:
-            connection.recv(1000)
-            connection.sendall(b"no\r\n\r\n")
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=answer)
-        thread.start()
-        with pytest.raises(DataNotStaged, match="cannot fetch"):
-            stage_cifar10(tmp_path, f"http://127.0.0.1:{listener.getsockname()[1]}/", "0" * 64)
-        thread.join()
+@pytest.mark.parametrize("error", [http.client.BadStatusLine("no"), TimeoutError("timed out")], ids=repr)
+def test_a_server_that_speaks_no_http_or_not_at_all_is_said_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(urllib.request, "urlopen", raising(error))
+    with pytest.raises(DataNotStaged, match=rf"cannot fetch .*: {error}; on a machine without a network, put "):
+        stage_cifar10(tmp_path)
 
 
 def test_a_server_that_lacks_the_archive_is_said_with_the_cure(tmp_path: Path, server: ArchiveServer) -> None:
