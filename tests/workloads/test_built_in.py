@@ -9,7 +9,7 @@ import pytest
 import torch
 import torchvision
 from factories import RESNET18_GRADIENT_BYTES, RESNET18_PARAMETERS, make_spec
-from PIL import Image
+from image_steps import ALONE
 from torch import nn
 
 from pipeline.plan.axes import COMPILED_EXECUTIONS, Execution
@@ -18,7 +18,6 @@ from pipeline.plan.spec import Spec
 from pipeline.training.check_workload import check_workload
 from pipeline.training.execution import has_compiler
 from pipeline.training.loop import set_precision, train_point
-from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep, ignore_mark
 from pipeline.workloads.find import build_workload
 from pipeline.workloads.gpt import Gpt
@@ -30,7 +29,6 @@ from pipeline.workloads.image_classifiers import (
     im2col_convolution,
 )
 
-ALONE = Rank(0, 1, torch.device("cpu"))
 NAMES = torchvision.models.list_models(module=torchvision.models)
 # the two with auxiliary heads, and one of each kind of the others, the smallest; all are built
 TRAINED = ("googlenet", "inception_v3", "mobilenet_v3_small", "resnet18", "squeezenet1_1", "vit_b_32")
@@ -223,15 +221,10 @@ def test_only_a_compiled_step_has_its_convolutions_tuned(monkeypatch: pytest.Mon
     assert (found, torch.backends.cudnn.benchmark_limit) == ([False, True, False], 0)
 
 
-def test_a_random_batch_has_the_classes_of_the_images(tmp_path: Path) -> None:
+def test_a_random_batch_has_the_classes_of_the_images(image_folder: Path) -> None:
     """An image folder of two classes: a label of another class has no score."""
-    for split in ("train", "test"):
-        for name in ("cat", "dog"):
-            (tmp_path / split / name).mkdir(parents=True)
-            for index in range(2):
-                Image.new("RGB", (32, 32), (index, 0, 0)).save(tmp_path / split / name / f"{index}.png")
     spec = make_spec(dataset="imagefolder", device="cpu", model="lenet", num_samples=4, batch_size_per_gpu=2)
-    workload = CifarClassifier(spec, tmp_path)
+    workload = CifarClassifier(spec, image_folder)
     _, labels = workload.synthetic_batch(64, torch.device("cpu"))
     assert set(labels.tolist()) == {0, 1}
     _, correct = workload.loss(workload.build_model(), workload.synthetic_batch(8, torch.device("cpu")))
