@@ -1,15 +1,14 @@
 """The profile of a step: what is read of a trace, and how the traces of ranks are combined."""
 
-import contextlib
 import errno
 import gzip
 import itertools
 import json
 import multiprocessing
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -293,22 +292,12 @@ def test_running_out_of_memory_in_the_profile_is_the_points_ending(monkeypatch: 
 
 
 def test_on_a_gpu_a_sweep_is_captured_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    entered: list[object] = []
-
-    @contextlib.contextmanager
-    def on_new_stream(rank: Rank) -> Iterator[None]:
-        entered.append(rank)
-        yield
-
-    recorder = object()
-    monkeypatch.setattr(timing, "on_new_stream", on_new_stream)
+    stream, recorder = mock.MagicMock(), object()
+    monkeypatch.setattr(timing, "on_new_stream", stream)
     monkeypatch.setattr(timing, "graph_capturer", lambda: recorder)
     gpu = Rank(1, 2, torch.device("cuda", 1))
-    with timing.capture_stream(gpu) as record:
-        assert entered == [gpu]
-    assert record is recorder
-    with timing.capture_stream(ALONE) as record:
-        assert record is None
+    with timing.capture_stream(gpu) as record, timing.capture_stream(ALONE) as of_cpu:
+        assert (record, of_cpu, stream.mock_calls) == (recorder, None, [mock.call(gpu), mock.call().__enter__()])
 
 
 def test_a_sweep_size_without_memory_has_no_times(monkeypatch: pytest.MonkeyPatch) -> None:
