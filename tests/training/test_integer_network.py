@@ -448,13 +448,8 @@ def test_a_submitted_point_leaves_its_weights_beside_its_record(pipeline: Comman
     assert all("an interval needs 6 seeds, got 2" in row["note"] for row in rows)
 
 
-def make_model(seed: int, num_classes: int = 10) -> nn.Module:
-    torch.manual_seed(seed)
-    return build_model("lenet", num_classes)
-
-
 def test_saved_weights_come_back_bit_by_bit(tmp_path: Path) -> None:
-    model, other = make_model(0), make_model(1)
+    model, other = make_lenet(), build_model("lenet", 10)
     path = tmp_path / "weights.npz"
     sha256 = save_weights(model, path)
     assert sha256 == hashlib.sha256(path.read_bytes()).hexdigest()

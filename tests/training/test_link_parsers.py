@@ -356,6 +356,15 @@ def test_a_record_keeps_the_variables_that_change_what_is_measured_and_no_others
         ("OMP_X", f"Bearer {SECRET}"),
         ("NCCL_BAR", f"user:{SECRET}"),
         ("GLOO_URL", f"https://host/?token={SECRET}"),
+        ("NCCL_TOPO_FILE", f"http://me:{SECRET}@host/models"),
+        ("NCCL_TOPO_FILE", f"https://{SECRET}@host"),
+        ("NCCL_TOPO_FILE", f"me:{SECRET}"),
+        ("NCCL_TOPO_FILE", f"a,me:{SECRET}"),
+        ("NCCL_TOPO_FILE", f"Bearer {SECRET}"),
+        ("NCCL_TOPO_FILE", f"bearer:{SECRET}"),
+        ("NCCL_TOPO_FILE", f"https://host/x?a=1&token={SECRET}"),
+        ("NCCL_TOPO_FILE", f"api_key={SECRET}"),
+        ("NCCL_TOPO_FILE", f"PASSWORD = {SECRET}"),
     ],
 )
 def test_a_variable_whose_name_or_value_is_that_of_a_secret_is_redacted(name: str, value: str) -> None:
@@ -367,24 +376,6 @@ def test_a_variable_whose_name_or_value_is_that_of_a_secret_is_redacted(name: st
 )
 def test_a_value_with_the_name_of_a_credential_before_an_equals_sign_is_not_recorded(name: str) -> None:
     assert recorded_variables({"NCCL_TOPO_FILE": f"{name}={SECRET}"}) == {"NCCL_TOPO_FILE": "redacted"}
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        f"http://me:{SECRET}@host/models",
-        f"https://{SECRET}@host",
-        f"me:{SECRET}",
-        f"a,me:{SECRET}",
-        f"Bearer {SECRET}",
-        f"bearer:{SECRET}",
-        f"https://host/x?a=1&token={SECRET}",
-        f"api_key={SECRET}",
-        f"PASSWORD = {SECRET}",
-    ],
-)
-def test_a_value_that_looks_like_a_credential_is_not_recorded(value: str) -> None:
-    assert recorded_variables({"NCCL_TOPO_FILE": value}) == {"NCCL_TOPO_FILE": "redacted"}
 
 
 def test_long_values_are_cut() -> None:
