@@ -237,7 +237,7 @@ through {most} windows.
 
 {dependence}
 
-Under autocorrelation no rule here keeps 95 %: read such an interval as too narrow, and repeat the point in new
+Under autocorrelation no rule here keeps 95 %: read such an interval as too narrow, and repeat the configuration in new
 processes. A run that stops early misses most of a slow drift, so every run is tested for one:
 
 ## The test for drift

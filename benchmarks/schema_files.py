@@ -30,10 +30,10 @@ def schema_files() -> dict[str, bytes]:
 
 def record_schema() -> dict[str, Any]:
     """Return the schema of records/*.json, from the types that read them; it has the axes of a row of tables.json."""
-    title = f"A record of one attempt at a point, schema version {SCHEMA_VERSION}"
+    title = f"A record of one attempt at a configuration, schema version {SCHEMA_VERSION}"
     schema = {"$schema": DIALECT, "title": title, **msgspec.json.schema(Record)}
     schema["$defs"]["AxesOfRow"] = {
-        "description": "The axes of a point that a row of a table shows. One of which the row has several is null.",
+        "description": "The axes of a configuration that a row shows. One of which the row has several is null.",
         "properties": {
             axis: {"anyOf": [{"$ref": f"#/$defs/Spec/properties/{axis}"}, {"type": "null"}]} for axis in AXES
         },
@@ -56,7 +56,7 @@ def tables_schema() -> dict[str, Any]:
     return {
         "$schema": DIALECT,
         "title": "The tables of an experiment",
-        "description": "Rows by table, and the number of points by what became of them.",
+        "description": "Rows by table, and the number of configurations by what became of them.",
         "type": "object",
         "properties": {**tables, "coverage": coverage},
         "required": [*(name for name in tables if name not in LEFT_OUT_IF_EMPTY), "coverage"],

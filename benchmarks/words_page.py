@@ -27,11 +27,11 @@ in seconds, fractions from 0 to 1 without a unit, sizes in bytes. The CSV files 
 have every key. Times are medians over the timed windows, on the slowest rank. An empty cell means that
 the figure is not known; the notes of the row say why.
 
-Each row names its point by strategy, number of nodes and GPUs, batch size, precision and input, and by every other axis
-in which a point of the experiment differs from its default; `repeat` and `seed` are pooled. A report says once what its
-rows share. [grids.md](grids.md#every-axis) says what each axis means. In the tables of Q4 the learning rate is the
-largest of the run, after scaling. `gpu` is the model of the GPUs (of Q4 that of the times): times and memory of two
-models are two rows.
+Each row names its configuration by strategy, number of nodes and GPUs, batch size, precision and input, and by every
+other axis in which a configuration of the experiment differs from its default; `repeat` and `seed` are pooled. A report
+says once what its rows share. [grids.md](grids.md#every-axis) says what each axis means. In the tables of Q4 the
+learning rate is the largest of the run, after scaling. `gpu` is the model of the GPUs (of Q4 that of the times): times
+and memory of two models are two rows.
 
 In a CSV file a list is JSON, a text that a spreadsheet would run begins with a quote, and control characters are
 replaced; JSON has them as escapes. Reports round their decimal digits half up: 52.95 is 53.0.

@@ -132,7 +132,7 @@ def test_the_cost_of_packing_in_cluster_md_is_the_published_one() -> None:
 def test_the_tools_own_speed_in_cluster_md_is_the_published_one() -> None:
     text = (ROOT / "published/two-cores/bench.txt").read_text()
     dry_run, collect = (re.findall(rf"{what} +(\S+ s)", text)[0] for what in ("1000 points", "1000 records"))
-    said = f"dry run of 1,000 points takes {dry_run}, and `collect` of 1,000 records {collect}."
+    said = f"dry run of 1,000 configurations takes {dry_run}, and `collect` of 1,000 records {collect}."
     assert said in cluster_page()
 
 

@@ -96,7 +96,7 @@ def findings_of_point(spec: Spec, measurement: Measurement) -> Findings:
     """Return the windows of a point of `measure: communication` as findings. Raises ValueError if it has none."""
     found = measurement.communication
     if found is None or measurement.gradient_bytes is None:
-        raise ValueError("the point did not measure communication.")
+        raise ValueError("the configuration did not measure communication.")
     return Findings(
         device=spec.device,
         gpu="",

@@ -461,7 +461,7 @@ def main() -> None:
         prog="python -m pipeline.runner.telemetry",
         description="Sample the GPUs and CPUs of this node until SIGTERM.",
     )
-    parser.add_argument("folder", type=Path, help="the folder of the point's launch")
+    parser.add_argument("folder", type=Path, help="the folder of the configuration's launch")
     parser.add_argument("--node", type=int, default=0, help="the node's rank, from 0")
     parser.add_argument("--interval-s", type=float, default=SAMPLING_INTERVAL_S, help="seconds between samples")
     parser.add_argument("--parent", type=int, default=os.getppid(), help="the launcher, with which this process ends")
