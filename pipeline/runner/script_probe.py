@@ -72,7 +72,7 @@ class Probe:
         self.counter: Any = None  # of FLOPs, while it counts
         self.flops: list[Any] | None = None  # of an update, as script_blocks.Block has them
         self.is_in_optimizer = False  # that computes no gradients
-        self.skipped: Counter[str] = Counter()  # saves, by what was to be written
+        self.skipped: Counter[str] = Counter()  # saves, by what was to be written, the first one first
         self.is_silenced = False  # from the first silent update on, after which the weights are not those of a training
         self.begin_block({"lead_in": 0, "updates": max(2, config["warmup_updates"]), "mode": "real"})
 
@@ -326,7 +326,7 @@ class Probe:
             "activity": self.activity(),
             "calls": [[*call[:3], call.in_backward, n] for call, n in self.calls().items()],
             "flops": self.flops,
-            "skipped": sorted(self.skipped.items()),
+            "skipped": list(self.skipped.items()),
             "seen": self.seen,
             "memory": self.memory(),
         }
@@ -576,7 +576,7 @@ def main() -> None:
             traceback.print_exception(found)
         updates = probes[0].num_updates if probes else None
         stepped = [type(one).__name__ for one in probes[0].optimizers.values()] if probes else []
-        unsaved = sorted(probes[0].skipped) if probes else []
+        unsaved = list(probes[0].skipped) if probes else []
         report = {"updates": updates, "optimizers": stepped, "unsaved": unsaved, **say_why(found)}
         with open(config["report"], "w") as file:
             json.dump(report, file)

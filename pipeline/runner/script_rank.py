@@ -64,7 +64,7 @@ TICK_S = 5
 MAX_IDLE_SHARE = 0.02  # of a CPU, by a process that waits
 STALLED, MEASURED, ENDED = "stalled", "measured", "ended"  # keys of the store
 ENOUGH = "enough"  # a key, too: from here on a script that ends by itself is measured
-MAX_NAMED_RANKS = 4
+MAX_NAMED_RANKS = MAX_NAMED_SAVES = 4
 MAX_WARM_UP_BLOCKS = 10
 LAUNCHER_VARIABLES = (
     "RANK",
@@ -386,7 +386,7 @@ class ScriptRank:
         first = self.blocks[0].ranks[0]
         last = self.windows[self.variants[0]][-1].ranks[0] if series else first
         transfers, notes = transfers_of(first)
-        saves = ", ".join(f"{what} ({count})" for what, count in last.skipped)
+        saves = shorten_list([f"{what} ({count})" for what, count in last.skipped], MAX_NAMED_SAVES)
         if saves:
             notes.append(f"not saved, since a step without collectives changes the weights: {saves}")
         return Communication(

@@ -464,10 +464,15 @@ def test_a_script_that_ends_after_six_windows_is_measured(folder: Path, monkeypa
 def test_of_a_script_that_ends_the_rounds_count_that_are_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     axes = {"measure": "communication", **LONG}
     monkeypatch.setattr(script_rank, "is_communication_precise_enough", lambda _: False)
-    found, _ = run_ranks(folder, TRAIN + "for _ in range(155): update()", monkeypatch, world_size=2, **axes)
+    text = TRAIN + "for number in range(155): update(), torch.save(weight, f'{number}.pt')"
+    found, _ = run_ranks(folder, text, monkeypatch, world_size=2, **axes)
     assert isinstance(found, Measurement), found
     assert found.communication
     assert [len(series.window_times_ns) for series in found.communication.series] == [6, 6, 6]
+    (note,) = [note for note in found.communication.notes if "not saved" in note]
+    numbers = [int(number) for number in re.findall(r"torch\.save (\d+)\.pt \(1\)", note)]
+    assert numbers == [*range(numbers[0], numbers[0] + 4)], "the first four, in their order"
+    assert re.search(r" and 1\d\d more$", note)
 
 
 @pytest.mark.training
