@@ -29,7 +29,8 @@ class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the time limit in minutes, rounded up as Slurm does. Raises ValueError if it is not a time."""
         match = TIME_PATTERN.fullmatch(self.time)
         if match is None:
-            raise ValueError(f'time={self.time!r} is not a time; write hours:minutes:seconds, such as "00:30:00".')
+            forms = 'hours:minutes:seconds, such as "00:30:00", or more than 999 hours in days, such as "60-00:00:00"'
+            raise ValueError(f"time={self.time!r} is not a time; write {forms}.")
         days, hours, minutes, minutes_alone, seconds = (int(part or 0) for part in match.groups())
         return (days * 24 + hours) * 60 + minutes + minutes_alone + (seconds > 0)
 

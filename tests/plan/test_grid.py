@@ -243,6 +243,7 @@ NO_VALUES = ("!!map x", "!!int x", "!!float x", "!!bool x", "!!timestamp x", "20
         (points("seed: [0x10]"), "seed must be a whole number, and is text; correct it."),
         (points("learning_rate: [1e-3x]"), "learning_rate must be a number, and is text; correct it."),
         (points("seed: [0]") + 'resources: {time: "00:00:00"}\n', "longer than 00:00:00"),
+        (points("seed: [0]") + 'resources: {time: "1000:00:00"}\n', "or more than 999 hours in days"),
         (points("seed: [0]") + 'resources: {time: "20 minutes"}\n', "is not a time"),
         (points("seed: [0]") + 'resources: {time: "\u0663\u0663:00:00"}\n', "is not a time"),  # digits, not ASCII
         (
