@@ -5,6 +5,7 @@ Command and `load` run the package beside this file, whatever else is called `pi
 """
 
 import importlib
+import signal
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -59,6 +60,8 @@ def part(name: str) -> Any:
 
 
 def run() -> None:
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until run_command, as under -m
     errors, command = part("system.errors"), part("__main__")
     errors.open_closed_streams()
     sys.excepthook = errors.report_uncaught

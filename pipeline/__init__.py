@@ -1,6 +1,7 @@
 """Measure how data-parallel training scales: a grid of configurations, Slurm arrays, JSON records, tables."""
 
 import os
+import signal
 import sys
 
 __version__ = "0.4.0"
@@ -11,6 +12,8 @@ if sys.argv[:1] == ["-m"]:
         current_folder = sys.path.pop(0)
         if __path__[0] == os.path.join(current_folder, __name__):  # a checkout that is not installed
             sys.path.append(current_folder)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until run_command: Ctrl-C within an import leaves a traceback
     from pipeline.system import errors
 
     errors.open_closed_streams()

@@ -39,6 +39,7 @@ from factories import (
     write_grid,
 )
 from forked_command import HIDE, run_module
+from import_hook import when_imported
 from slurm_queue import DEAD, NO_CONFIGURATION, fake_slurm
 
 from pipeline import __version__
@@ -77,6 +78,18 @@ def test_a_broken_pipe_is_quiet(tmp_path: Path, arguments: tuple[str, ...]) -> N
     answer = subprocess.run(command, cwd=ROOT, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60)
     os.close(write_end)
     assert (answer.returncode, answer.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("words", [("-m", "pipeline.status"), ("-m", "ddpscale", "status")], ids=" ".join)
+def test_an_interrupt_while_a_command_is_imported_ends_it_without_a_traceback(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """A shell shows 130 for an end by this signal, as for an interrupt later on."""
+    interrupt = when_imported("pipeline.system.command_line", "import os; os.kill(os.getpid(), 2)")
+    (tmp_path / "sitecustomize.py").write_text(interrupt)
+    environ = plain_environment() | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    answer = run_program(sys.executable, *words, tmp_path, env=environ)
+    assert (answer.returncode, answer.stdout, answer.stderr) == (-signal.SIGINT, "", "")
 
 
 CLOSED = {"stdin": (0,), "stdout": (1,), "stderr": (2,), "all three": (0, 1, 2)}

@@ -246,6 +246,8 @@ def run_command(main: Callable[[], int]) -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # the terminal may not be able to show a name
     try:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # while the command was imported
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         refuse_control_characters(sys.argv[1:])
         code = main()
         sys.stdout.flush()
