@@ -150,20 +150,18 @@ class MeasuredStep(NamedTuple):
     bucket_bytes: tuple[int, ...]
 
 
-def predict_step_s(measured: MeasuredStep, link: Link, num_gpus: int, measured_link: Link | None = None) -> float:
+def predict_step_s(measured: MeasuredStep, link: Link, num_gpus: int, measured_link: Link) -> float:
     """Return the step time on N GPUs: the measured one plus the extra all-reduce time, none of it hidden.
 
-    `measured_link` is the link of the measurement (by default the same), `link` that of the prediction. The result is
-    never below the step without collectives.
+    `measured_link` is the link of the measurement, `link` that of the prediction. The result is never below the step
+    without collectives.
     """
-    before_s = all_reduces_time_s(measured, measured_link or link, measured.num_gpus)
+    before_s = all_reduces_time_s(measured, measured_link, measured.num_gpus)
     after_s = all_reduces_time_s(measured, link, num_gpus)
     return max(measured.no_op_step_s, measured.step_s + after_s - before_s)
 
 
-def predict_all_hidden_step_s(
-    measured: MeasuredStep, link: Link, num_gpus: int, measured_link: Link | None = None
-) -> float:
+def predict_all_hidden_step_s(measured: MeasuredStep, link: Link, num_gpus: int, measured_link: Link) -> float:
     """Return the step time on N GPUs if computation hides all extra all-reduce time; at least the all-reduce time."""
     exposed_s = predict_step_s(measured, link, num_gpus, measured_link)
     return min(exposed_s, max(measured.step_s, all_reduces_time_s(measured, link, num_gpus)))

@@ -98,6 +98,10 @@ DRIFT_US = (0.0, 100.0, 200.0, 300.0, 400.0, 500.0)  # a machine that slows down
 DDP_US = [1000 + drift + extra for drift, extra in zip(DRIFT_US, (30, 31, 32, 33, 34, 35), strict=True)]
 NO_OP_US = [1000 + drift for drift in DRIFT_US]
 DRIFTING: dict[VariantName, list[float]] = {"ddp": DDP_US, "no_op_hook": NO_OP_US}
+HALVES = [
+    make_communication({"ddp": DDP_US[:3], "no_op_hook": NO_OP_US[:3]}, steps_per_window=5),
+    make_communication({"ddp": DDP_US[3:], "no_op_hook": NO_OP_US[3:]}, steps_per_window=50),
+]
 
 
 def profiled(**fields: tuple[int, ...]) -> Communication:
@@ -119,8 +123,8 @@ def test_a_step_takes_as_long_as_its_slowest_rank() -> None:
     assert median_step_time([found], "plain") is None
 
 
-def test_a_difference_is_taken_round_by_round_so_that_drift_falls_out() -> None:
-    found = [make_communication(DRIFTING)]
+@pytest.mark.parametrize("found", [[make_communication(DRIFTING)], HALVES], ids=["one record", "two are pooled"])
+def test_a_difference_is_taken_round_by_round_so_that_drift_falls_out(found: list[Communication]) -> None:
     assert ends(median_difference(found, "ddp", "no_op_hook"), US) == pytest.approx((30, 32.5, 35))
     shortest_us, _, longest_us = ends(median_step_time(found, "ddp"), US)
     assert longest_us - shortest_us == pytest.approx(505), "the drift is a hundred times the noise"
@@ -130,19 +134,6 @@ def test_the_median_of_differences_is_not_the_difference_of_medians() -> None:
     found = [make_communication({"ddp": (10, 20, 90), "no_op_hook": (9, 30, 50)})]
     # of 1, -10, 40; medians differ by 20 - 30
     assert median_difference(found, "ddp", "no_op_hook") == pytest.approx(1 * US)
-
-
-def test_records_pool_their_rounds() -> None:
-    halves = [
-        make_communication({"ddp": DDP_US[:3], "no_op_hook": NO_OP_US[:3]}, steps_per_window=5),
-        make_communication({"ddp": DDP_US[3:], "no_op_hook": NO_OP_US[3:]}, steps_per_window=50),
-    ]
-    pooled = median_difference(halves, "ddp", "no_op_hook")
-    whole = median_difference([make_communication(DRIFTING)], "ddp", "no_op_hook")
-    assert ends(pooled) == pytest.approx(ends(whole))
-    assert pooled is not None
-    assert pooled.interval is not None
-    assert pooled.interval.coverage == 0.96875  # of six rounds
 
 
 def test_a_variant_that_was_not_run_leaves_no_difference() -> None:
@@ -161,22 +152,21 @@ def test_what_is_noise_reaches_to_the_far_end_of_the_interval(again_us: tuple[fl
 
 
 @pytest.mark.parametrize(
-    ("found", "kinds", "transfer_us"),
+    ("found", "kinds", "transfer_us", "wait_us"),
     [
-        ([profiled(), make_communication()], ["gradients"], 100),  # without a profile it does not count as 0
-        ([profiled(), make_communication()], ["buffers", "batchnorm_statistics"], 7),
-        ([profiled(), make_communication()], ["parameters"], 0),  # seen, and there were none
-        ([make_communication()], ["gradients"], None),
-        ([], ["gradients"], None),
+        # without a profile it does not count as 0; two collectives x (20 / 2) of waiting
+        ([profiled(), make_communication()], ["gradients"], 100, 20),
+        ([profiled(), make_communication()], ["buffers", "batchnorm_statistics"], 7, 0),
+        ([profiled(), make_communication()], ["parameters"], 0, 0),  # seen, and there were none
+        ([make_communication()], ["gradients"], None, None),
+        ([], ["gradients"], None, None),
     ],
 )
-def test_transfers_by_kind(found: list[Communication], kinds: list[TransferKind], transfer_us: float | None) -> None:
+def test_transfers_and_waiting_by_kind(
+    found: list[Communication], kinds: list[TransferKind], transfer_us: float | None, wait_us: float | None
+) -> None:
     assert ends(profiled_transfer_s(found, kinds), US)[1] == pytest.approx(transfer_us)
-
-
-def test_waiting_by_kind() -> None:
-    # two collectives x (20 / 2)
-    assert profiled_transfer_s([profiled()], ["gradients"], waiting=True) == pytest.approx(20 * US)
+    assert ends(profiled_transfer_s(found, kinds, waiting=True), US)[1] == pytest.approx(wait_us)
 
 
 def test_the_trace_is_a_second_way() -> None:
@@ -234,29 +224,27 @@ def test_where_they_do_not_the_reason_fits_the_direction(
     assert_says(render_note(note), f"trace {traced_us:.0f} us", f"step times {exposed_us:.0f}", reason)
 
 
+STEADY: dict[VariantName, list[float]] = {"plain": [900.0] * 6, "ddp": [1000.0] * 6, "no_op_hook": [950.0] * 6}
+
+
 @pytest.mark.parametrize(
-    ("changed", "settled"),
+    ("times", "settled"),
     [
-        ({}, True),
-        ({"plain": [900.0] * 5 + [950.0]}, False),  # half of 5.6 %
-        ({"ddp": [1000.0] * 5 + [1039.0]}, True),  # known within 19.5 us
-        ({"ddp": [1010.0] * 5 + [1000.0], "no_op_hook": [970.0] * 5 + [1000.0]}, True),  # 0 to 40 us, and below 2 %
-        ({"ddp": [1010.0] * 5 + [1000.0], "no_op_hook": [968.0] * 5 + [1000.0]}, False),  # 0 to 42 us
-        ({"ddp": [1010.0] * 5 + [1000.0], "no_collectives": [968.0] * 5 + [1000.0]}, False),
+        (STEADY, True),
+        (STEADY | {"plain": [900.0] * 5 + [950.0]}, False),  # half of 5.6 %
+        (STEADY | {"ddp": [1000.0] * 5 + [1039.0]}, True),  # known within 19.5 us
+        # 0 to 40 us, and below 2 %
+        (STEADY | {"ddp": [1010.0] * 5 + [1000.0], "no_op_hook": [970.0] * 5 + [1000.0]}, True),
+        (STEADY | {"ddp": [1010.0] * 5 + [1000.0], "no_op_hook": [968.0] * 5 + [1000.0]}, False),  # 0 to 42 us
+        (STEADY | {"ddp": [1010.0] * 5 + [1000.0], "no_collectives": [968.0] * 5 + [1000.0]}, False),
+        ({"plain": [900.0] * 6, "dp": [1000.0] * 6}, True),  # DataParallel has its step times alone
+        ({"plain": [900.0] * 6, "dp": [1000.0] * 5 + [1100.0]}, False),
     ],
 )
 def test_rounds_are_settled_once_every_step_and_exposed_communication_are_known(
-    changed: dict[VariantName, list[float]], settled: bool
+    times: dict[VariantName, list[float]], settled: bool
 ) -> None:
-    steady: dict[VariantName, list[float]] = {"plain": [900.0] * 6, "ddp": [1000.0] * 6, "no_op_hook": [950.0] * 6}
-    assert is_communication_precise_enough(make_communication(steady | changed)) is settled
-
-
-def test_data_parallel_is_settled_by_its_step_times_alone() -> None:
-    assert is_communication_precise_enough(make_communication({"plain": [900.0] * 6, "dp": [1000.0] * 6}))
-    assert not is_communication_precise_enough(
-        make_communication({"plain": [900.0] * 6, "dp": [1000.0] * 5 + [1100.0]})
-    )
+    assert is_communication_precise_enough(make_communication(times)) is settled
 
 
 MS = 1_000_000

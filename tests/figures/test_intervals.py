@@ -2,7 +2,7 @@ import math
 import re
 import statistics
 from collections.abc import Iterator, Sequence
-from itertools import pairwise, permutations
+from itertools import permutations
 
 import bench_stopping_rule as bench
 import pytest
@@ -24,15 +24,10 @@ from pipeline.figures.intervals import (
     median_interval,
     ratio_interval,
 )
-from pipeline.figures.stopping_rule import difference_tolerance_s, is_difference_precise_enough, is_time_precise_enough
+from pipeline.figures.stopping_rule import is_difference_precise_enough, is_time_precise_enough
 
 TIMES = st.floats(min_value=1e-3, max_value=1e3)
 SAMPLES = st.lists(TIMES, min_size=6, max_size=60)
-
-
-def test_six_values_give_minimum_and_maximum_at_96_9_per_cent() -> None:
-    assert median_interval([3, 1, 2, 6, 5, 4]) == Interval(1, 6, 0.96875)  # 1 - 2/2^6
-    assert coverage_of_ranks(1, 6) == 1 - 2 / 64
 
 
 @pytest.mark.parametrize("n", [*range(1, 13), 100, 333])
@@ -75,15 +70,6 @@ def test_a_ratio_spans_the_worst_of_both_and_is_less_sure_than_either() -> None:
     ratio = ratio_interval(Interval(8, 12, 0.96875), Interval(4, 5, 0.96875))
     assert ratio == Interval(8 / 5, 12 / 4, 0.9375)  # 2 x 0.96875 - 1
     assert (ratio.contains(1.6), ratio.contains(1.59)) == (True, False)
-
-
-@given(SAMPLES, SAMPLES)
-def test_the_ratio_of_the_medians_lies_inside_and_swapping_inverts_it(above: list[float], below: list[float]) -> None:
-    first, second = known(median_interval(above)), known(median_interval(below))
-    ratio, inverse = ratio_interval(first, second), ratio_interval(second, first)
-    assert ratio.low <= statistics.median(above) / statistics.median(below) <= ratio.high
-    assert (inverse.low, inverse.high) == pytest.approx((1 / ratio.high, 1 / ratio.low))
-    assert ratio.coverage < min(first.coverage, second.coverage)
 
 
 SIX = (1.0, 1.01, 1.02, 1.03, 1.04, 1.05)
@@ -168,12 +154,6 @@ def test_a_difference_is_settled_within_the_larger_of_20_us_and_15_per_cent(
     values_s = [around_us * US + offset for offset in (-half_s, *[0.0] * 4, half_s)]
     assert is_difference_precise_enough(values_s) is settled
     assert not is_difference_precise_enough(values_s[1:])
-
-
-def test_the_tolerance_of_a_difference_never_falls_as_it_grows() -> None:
-    tolerances = [difference_tolerance_s(us * US) for us in range(0, 1000, 10)]
-    assert all(one <= other for one, other in pairwise(tolerances))
-    assert (tolerances[0], difference_tolerance_s(1000 * US)) == pytest.approx((20 * US, 150 * US))
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.02, 0.04, 0.08])
