@@ -175,6 +175,14 @@ class Cluster:
         """SIGKILL the slurmd of a node; its job steps live on as orphans."""
         self._kill(name)
 
+    def start_again(self) -> None:
+        """Start the controller and the nodes that were ended. Steps whose slurmd has gone are killed."""
+        if "slurmctld" not in self._daemons:
+            self.start_controller()
+        if gone := GPU_TYPES.keys() - self._daemons.keys():
+            self.kill_steps()
+            self.start_node(*gone)
+
     def miss_node(self, name: str) -> None:
         """Let the controller find now, and not after SlurmdTimeout, that a node does not answer."""
         self.run("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=does not answer")

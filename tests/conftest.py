@@ -239,8 +239,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def on_slurm(cluster: Cluster) -> Iterator[Mapping[str, str]]:
-    """The environment of a user of the cluster; what a test leaves queued is cancelled after it."""
+    """The environment of a user of the cluster; what a test leaves queued is cancelled, and what it ended started."""
     yield {**cluster.env, "PIPELINE_PYTHON": sys.executable}
+    cluster.start_again()
     cluster.run("scancel", "--user", "root", check=False)
     cluster.wait_idle(timeout_s=60)
 

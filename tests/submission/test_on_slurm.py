@@ -7,7 +7,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -174,20 +174,16 @@ def test_a_node_that_goes_is_named_by_the_others(
 ) -> None:
     submit_long(pipeline, on_slurm, tmp_path)
     cluster.kill_node("node2")
-    try:
-        own = processes_with("SLURM_NODEID=1", f"SLURM_CONF={cluster.env['SLURM_CONF']}")
-        for pid in [
-            *dict.fromkeys(parent_of(one) for one in own if parent_of(one) not in own),
-            *own,
-        ]:  # slurmstepd first
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: records_in(tmp_path), timeout_s=60)
-        cluster.miss_node("node2")
-        wait_for(lambda: not queued(cluster), timeout_s=90)
-    finally:
-        cluster.kill_steps()
-        cluster.start_node("node2")
+    own = processes_with("SLURM_NODEID=1", f"SLURM_CONF={cluster.env['SLURM_CONF']}")
+    for pid in [
+        *dict.fromkeys(parent_of(one) for one in own if parent_of(one) not in own),
+        *own,
+    ]:  # slurmstepd first
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: records_in(tmp_path), timeout_s=60)
+    cluster.miss_node("node2")
+    wait_for(lambda: not queued(cluster))
     (record,) = records_in(tmp_path)
     assert (record["status"], record["failure"]["kind"]) == ("failed", "collective")
     assert record["reason"].startswith("no word from node2: it may have gone; rank 0: lost the connection")
@@ -256,13 +252,12 @@ def test_plain_sbatch_runs_q4_and_collect_finds_it(
     # so `status` tells that this job began the point
     assert (record.environment.slurm["SLURM_ARRAY_JOB_ID"], record.launch_id.split("-")[0]) == (array_id, array_id)
 
-    cluster.run("sbatch", *request, "--array=0-1", "jobs/q4.sbatch", *arguments, cwd=ROOT, env=on_slurm)
+    env = {**on_slurm, "PYTHONPATH": quick_paths(tmp_path)}
+    cluster.run("sbatch", *request, "--array=0-1", "jobs/q4.sbatch", *arguments, cwd=ROOT, env=env)
     cluster.wait_idle(timeout_s=120)  # a second sbatch fills the gaps and leaves the rest alone
-    assert len(list(tmp_path.glob("q4/records/*.json"))) == 2
-    report = report_of(pipeline, tmp_path)
-    assert (report["coverage"]["expected"], report["coverage"]["ok"]) == (5, 2), logs
-    assert [row["remedies"] for row in report["Q4"] if row["epoch"] == 5] == [[], ["linear_scaling"]]
-    assert all(0 <= row["test_accuracy"] <= 1 for row in report["Q4"] if row["epoch"])
+    assert {one.spec.remedies for one in records_of(Experiment(tmp_path / "q4"))} == {(), ("linear_scaling",)}
+    coverage = report_of(pipeline, tmp_path)["coverage"]
+    assert (len(list(tmp_path.glob("q4/records/*.json"))), coverage["expected"], coverage["ok"]) == (2, 5, 2), logs
 
 
 PLANTED = """
@@ -321,57 +316,44 @@ def wait_until_training(folder: Path) -> None:
     wait_for(lambda: list(folder.glob("faults/logs/*/*/environment.json")))
 
 
-@pytest.mark.fault("F04")
-def test_a_point_whose_job_is_preempted_is_preempted_and_can_be_submitted_again(
-    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
-) -> None:
-    submit = submit_of(tmp_path, *quick_points(tmp_path), *MINUTES)
-    assert pipeline(*submit, env=on_slurm).returncode == 0
-    wait_until_training(tmp_path)
+def preempt(cluster: Cluster, job: str) -> None:
     cluster.run("sbatch", "--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=true")
-    wait_for(lambda: not queued(cluster), timeout_s=60)
-    (part,) = states(pipeline, tmp_path, on_slurm).values()
-    assert (part["state"], records_in(tmp_path)) == ("preempted", [])
-    assert "1 configuration to run" in pipeline(*submit, "--dry-run", env=on_slurm).stdout
 
 
-@pytest.mark.fault("F05")
-def test_a_job_past_its_limit_is_a_timeout_and_a_short_one_beside_it_is_not_ended(
-    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
-) -> None:
-    """Both have a limit of a minute. That of the long one is brought forward."""
-    changes = ("--set", "batch_size_per_gpu=1", "num_samples=8,200000")
-    submit = submit_of(tmp_path, *quick_points(tmp_path), "--time", "00:01:00", *changes)
-    assert pipeline(*submit, env=on_slurm).returncode == 0
-    wait_for(lambda: records_in(tmp_path))
-    (long,) = (part["job"] for part in states(pipeline, tmp_path, on_slurm).values() if part["state"] == "running")
-    cluster.run("scontrol", "update", f"JobId={long}", "EndTime=now+1")
-    answer = pipeline(*submit, "--wait", env=on_slurm)
-    assert (answer.returncode, "0 configurations to run" in answer.stderr) == (1, True), answer.stderr
-    assert sorted(part["state"] for part in states(pipeline, tmp_path, on_slurm).values()) == ["ok", "timeout"]
-    tables = json.loads(pipeline("collect", tmp_path, "--format", "json").stdout)["experiments"]["faults"]
-    timed = {row["epoch_time_s"] is not None for row in tables["Q2"]}
-    assert (tables["coverage"]["ok"], tables["coverage"]["missing"], timed) == (1, 1, {True, False})
+def pass_limit(cluster: Cluster, job: str) -> None:
+    cluster.run("scontrol", "update", f"JobId={job}", "EndTime=now+1")
 
 
-@pytest.mark.fault("F10")
-def test_a_point_on_a_node_that_fails_is_node_fail_and_has_one_attempt(
-    pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path
-) -> None:
-    submit = submit_of(tmp_path, *quick_points(tmp_path), *MINUTES)
-    assert pipeline(*submit, env=on_slurm).returncode == 0
-    wait_until_training(tmp_path)
+def lose_node(cluster: Cluster, job: str) -> None:
     node = cluster.run("squeue", "-h", "-o", "%N").stdout.strip()
     cluster.kill_node(node)
     cluster.miss_node(node)
-    try:
-        wait_for(lambda: not queued(cluster), timeout_s=90)
-        (part,) = states(pipeline, tmp_path, on_slurm).values()
-        assert (part["state"], records_in(tmp_path)) == ("node_fail", [])
-        assert "1 configuration to run" in pipeline(*submit, "--dry-run", env=on_slurm).stdout
-    finally:
-        cluster.kill_steps()  # which live on without their slurmd
-        cluster.start_node(node)
+
+
+@pytest.mark.parametrize(
+    ("end_job", "state"),
+    [
+        pytest.param(preempt, "preempted", marks=pytest.mark.fault("F04")),
+        pytest.param(pass_limit, "timeout", marks=pytest.mark.fault("F05")),
+        pytest.param(lose_node, "node_fail", marks=pytest.mark.fault("F10")),
+    ],
+)
+def test_a_point_whose_job_ends_without_a_record_has_the_state_of_its_job_and_can_be_submitted_again(
+    pipeline: Command,
+    cluster: Cluster,
+    on_slurm: Env,
+    tmp_path: Path,
+    end_job: Callable[[Cluster, str], None],
+    state: str,
+) -> None:
+    submit = submit_of(tmp_path, *quick_points(tmp_path), *MINUTES)
+    job = array_of(pipeline(*submit, env=on_slurm))
+    wait_until_training(tmp_path)
+    end_job(cluster, job)
+    wait_for(lambda: not queued(cluster))
+    (part,) = states(pipeline, tmp_path, on_slurm).values()
+    assert (part["state"], records_in(tmp_path)) == (state, [])
+    assert "1 configuration to run" in pipeline(*submit, "--dry-run", env=on_slurm).stdout
 
 
 MIXED_ENDS = """
@@ -464,10 +446,8 @@ def test_a_controller_that_is_gone_for_a_while_costs_no_point_and_no_wait(
     driver.start()
     wait_for((tmp_path / "begun").exists)
     cluster.end_controller()
-    try:
-        assert {part["state"] for part in states(pipeline, tmp_path, on_slurm).values()} == {"unknown"}
-    finally:
-        cluster.start_controller()
+    assert {part["state"] for part in states(pipeline, tmp_path, on_slurm).values()} == {"unknown"}
+    cluster.start_controller()
     (tmp_path / "go").touch()
     driver.join(120)
     assert ended == [0]
