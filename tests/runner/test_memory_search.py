@@ -120,10 +120,7 @@ def test_the_record_lists_all_trials_and_holds_the_memory_of_the_largest_batch_t
     assert measurement.memory[1].peak_allocated_bytes == found.largest_fitting * BYTES_PER_SAMPLE
     encoded = store.encode_record(record)
     assert (len(encoded) < 10_000, msgspec.json.decode(encoded, type=Record)) == (True, record)
-
-
-def test_a_trial_has_the_memory_of_the_fullest_device_and_the_most_retries_of_any(rank_files: RankFiles) -> None:
-    found = search_of(search(rank_files, FakeRanks()))
+    # a trial has the memory of the fullest device and the most retries of any
     largest = next(trial for trial in found.trials if trial.batch_size_per_gpu == found.largest_fitting)
     failing = next(trial for trial in found.trials if not trial.fits)
     peak_bytes = found.largest_fitting * BYTES_PER_SAMPLE
