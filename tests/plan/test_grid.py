@@ -390,8 +390,9 @@ TRAIN = "import torch\n"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a script, which is the current one."""
+    """A folder with a script and a broken one, which is the current one."""
     (tmp_path / "train it.py").write_text(TRAIN)
+    (tmp_path / "broken.py").write_text("import torch\nfor\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -454,6 +455,7 @@ def test_a_grid_of_a_script_states_only_what_a_script_has(folder: Path) -> None:
     ("script", "block", "words"),
     [
         ("absent.py", {}, "absent.py is no file"),
+        ("broken.py", {}, "broken.py, line 2"),
         (
             "'train it.py' {batch_size}",
             {},
@@ -469,14 +471,3 @@ def test_what_a_script_cannot_have_is_refused(folder: Path, script: str, block: 
     with pytest.raises(CommandError) as refused:
         points_of(script, **block)
     assert words in str(refused.value)
-
-
-def test_a_script_that_is_not_python_is_refused_with_its_line(folder: Path) -> None:
-    (folder / "broken.py").write_text("import torch\nfor\n")
-    with pytest.raises(CommandError, match=r"broken\.py, line 2"):
-        points_of("broken.py")
-
-
-def test_axes_of_scripts_are_refused_without_one() -> None:
-    with pytest.raises(ValueError, match="updates=5 is an axis of scripts"):
-        Spec(strategy="single", num_gpus=1, batch_size_per_gpu=8, updates=5)

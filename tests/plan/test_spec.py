@@ -109,6 +109,7 @@ QUANTIZE: dict[str, Any] = {
 }
 DDP: dict[str, Any] = {"strategy": "ddp", "num_gpus": 2}
 GPT: dict[str, Any] = {"model": "gpt", "dataset": None}
+OWN: dict[str, Any] = {"model": "tiny.py:Tiny", "dataset": None}
 SHARDED: dict[str, Any] = {"strategy": "fsdp", "num_gpus": 2, "device": "cpu"}
 
 
@@ -194,6 +195,9 @@ SHARDED: dict[str, Any] = {"strategy": "fsdp", "num_gpus": 2, "device": "cpu"}
             {**DDP, "num_samples": 1024, "static_graph": True, "grad_accumulation": 2},
             "static_graph=true does not work with grad_accumulation",
         ),
+        ({"strategy": "dp", "num_gpus": 2, **OWN}, "strategy='dp' works for image models alone"),
+        ({"input": "gpu", **OWN}, "input='gpu' works for image models alone"),
+        ({"updates": 5}, "updates=5 is an axis of scripts"),
         # parts of the model
         ({**GPT, "compile": "blocks", "execution": "compile"}, "which is of an eager step; leave one out"),
         ({**GPT, **DDP, "compile": "blocks", "static_graph": True}, "is not tried with static_graph"),
@@ -531,14 +535,6 @@ def test_the_page_of_grids_has_every_axis() -> None:
     page = (ROOT / "docs" / "grids.md").read_text()
     assert page == render_axes(page), "run make words"
     assert all(f"\n| `{axis}` |" in page for axis in AXES)
-
-
-@pytest.mark.parametrize(
-    ("axis_type", "leaves"),
-    [(AXIS_TYPES["max_steps"], [int, type(None)]), (AXIS_TYPES["layout"], ["contiguous", "channels_last"])],
-)
-def test_the_type_of_an_axis_is_made_of_plain_types_and_values(axis_type: Any, leaves: list[Any]) -> None:
-    assert leaves_of(axis_type) == leaves
 
 
 def test_an_axis_that_changes_what_is_learnt_is_one_of_a_choice() -> None:
