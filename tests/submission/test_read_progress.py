@@ -27,7 +27,7 @@ from factories import (
 
 from pipeline.cancel import find_unfinished_jobs
 from pipeline.plan.spec import Spec
-from pipeline.records.folder import Experiment, Manifest, SlurmArray, Submission, start_submission
+from pipeline.records.folder import Experiment, SlurmArray, Submission, start_submission
 from pipeline.records.outcomes import PointOutcome
 from pipeline.records.record import Status
 from pipeline.records.store import publish_record
@@ -45,7 +45,6 @@ from pipeline.submission.read_progress import (
     find_logs,
     is_unfinished,
     read_log_tail,
-    read_progress,
 )
 from pipeline.submission.slurm_queries import JobKey, JobState
 from pipeline.training.loop import describe_epoch
@@ -440,30 +439,18 @@ TIME = "2025-06-01T00:00:00Z"
 SECRET = "CUDA out of memory"  # a log with these words changes the reason of a point
 
 
-def submit(folder: Path, *submissions: Submission, num_points: int = 1) -> tuple[Experiment, Manifest]:
-    """An experiment with the point RUN_ID and repeats of it, and its manifest with these submissions."""
-    specs = [make_spec(repeat=repeat) for repeat in range(num_points)]
-    experiment = make_experiment(folder, missing=specs, submissions=submissions)
-    return experiment, manifest_of(experiment)
-
-
-def of_slurm(job_id: str = "7") -> Submission:
-    """The array of the point RUN_ID."""
-    return Submission(SUBMISSION, "slurm", TIME, [SlurmArray(ARRAY, [[RUN_ID]], job_id)])
-
-
 @pytest.mark.fault("F09")
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_a_job_whose_id_slurm_has_given_again_is_that_of_the_later_array(
-    tmp_path: Path, jobs: dict[slurm_queries.JobKey, slurm_queries.JobState], is_packed: bool
+    tmp_path: Path, jobs: dict[JobKey, JobState], is_packed: bool
 ) -> None:
     """Slurm's ids begin anew where its state is wiped. The point of the earlier array 7 has no job any more."""
-    later = [make_spec(repeat=1).run_id(), make_spec(repeat=2).run_id()]
+    later = [spec.run_id() for spec in REPEATS[1:3]]
     again = SlurmArray("x-0b0b0b0b-0", [later] if is_packed else [[run_id] for run_id in later], "7")
-    found = submit(tmp_path / "x", of_slurm(), Submission("0b" * 16, "slurm", TIME, [again]), num_points=3)
-    jobs.update({("7", index): slurm_queries.JobState("RUNNING", 0, None, "None", again.job_name) for index in (0, 1)})
-    words = [point.state.word for point in read_progress(*found)]
-    assert words == ["missing", "running", "pending" if is_packed else "running"]
+    submissions = [slurm_submission(REPEATS[:1]), Submission("0b" * 16, "slurm", TIME, [again])]
+    experiment = make_experiment(tmp_path / "x", missing=REPEATS[:3], submissions=submissions)
+    jobs.update({("7", index): JobState("RUNNING", 0, None, "None", again.job_name) for index in (0, 1)})
+    assert words(progress_of(experiment)) == ["missing", "running", "pending" if is_packed else "running"]
 
 
 @pytest.mark.fault("F09")
@@ -471,14 +458,15 @@ def test_a_job_whose_id_slurm_has_given_again_is_that_of_the_later_array(
 def test_before_an_array_is_lost_slurm_is_asked_for_its_name(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    jobs: dict[slurm_queries.JobKey, slurm_queries.JobState],
+    jobs: dict[JobKey, JobState],
     is_of_others: bool,
 ) -> None:
     """The manifest has a number of the site's banner. It may be the id of somebody's job."""
-    experiment, manifest = submit(tmp_path / "x", of_slurm("3"))
-    jobs["4711", 0] = slurm_queries.JobState("RUNNING", 0, None, "None", ARRAY, os.getuid())
+    submissions = [slurm_submission(REPEATS[:1], job_id="3")]
+    experiment = make_experiment(tmp_path / "x", missing=REPEATS[:1], submissions=submissions)
+    jobs["4711", 0] = JobState("RUNNING", 0, None, "None", ARRAY, os.getuid())
     if is_of_others:
-        jobs["3", 0] = slurm_queries.JobState("RUNNING", 0, None, "None", "another")
+        jobs["3", 0] = JobState("RUNNING", 0, None, "None", "another")
     names: list[set[str]] = []
 
     def find_jobs_named(asked: set[str], owners: object) -> dict[str, str]:
@@ -486,18 +474,19 @@ def test_before_an_array_is_lost_slurm_is_asked_for_its_name(
         return dict.fromkeys(asked, "4711")
 
     monkeypatch.setattr(slurm_queries, "find_jobs_named", find_jobs_named)
-    (part,) = read_progress(experiment, manifest)
+    (part,) = progress_of(experiment)
     assert (part.state.word, part.job) == ("running", ("4711", 0))
     assert names[-1] == {ARRAY}
     assert [job.key for job in find_unfinished_jobs(experiment, manifest_of(experiment))] == [("4711", 0)]
 
 
 def test_an_array_that_was_cancelled_before_any_element_began_is_one_line_of_squeue(
-    tmp_path: Path, jobs: dict[slurm_queries.JobKey, slurm_queries.JobState]
+    tmp_path: Path, jobs: dict[JobKey, JobState]
 ) -> None:
     """Seen with 22.05 without accounting: the one line has N/A as the index."""
-    jobs["7", None] = slurm_queries.JobState("CANCELLED", 0, None, "None", ARRAY)
-    (part,) = read_progress(*submit(tmp_path / "x", of_slurm()))
+    jobs["7", None] = JobState("CANCELLED", 0, None, "None", ARRAY)
+    submissions = [slurm_submission(REPEATS[:1])]
+    (part,) = progress_of(make_experiment(tmp_path / "x", missing=REPEATS[:1], submissions=submissions))
     assert (part.state.word, part.state.reason) == ("cancelled", "Slurm says CANCELLED")
 
 
@@ -520,13 +509,14 @@ STARTING = f"{RUN_ID}: starting\n"
 def test_a_point_whose_disk_was_full_was_not_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_text: str, free_blocks: int, said: str
 ) -> None:
-    experiment, manifest = submit(tmp_path / "x", Submission(SUBMISSION, "local", TIME, host=socket.gethostname()))
+    submissions = [Submission(SUBMISSION, "local", TIME, host=socket.gethostname())]
+    experiment = make_experiment(tmp_path / "x", missing=REPEATS[:1], submissions=submissions)
     log = experiment.log_folder(SUBMISSION) / f"{RUN_ID}.log"
     log.parent.mkdir(parents=True)
     log.write_text(log_text)
     disk = os.statvfs(tmp_path)
     monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((*disk[:4], free_blocks, *disk[5:])))
-    (part,) = read_progress(experiment, manifest)
+    (part,) = progress_of(experiment)
     assert (part.state.word, part.state.reason[: len(said)]) == ("missing", said)
 
 
@@ -544,14 +534,15 @@ def link_to(target: str) -> Callable[[Path], None]:
     [os.mkfifo, os.mkdir, lambda log: log.symlink_to("/dev/zero"), link_to("../../../secret"), link_to("secret")],
 )
 def test_what_is_no_regular_file_is_no_log(
-    tmp_path: Path, jobs: dict[slurm_queries.JobKey, slurm_queries.JobState], make: Callable[[Path], None]
+    tmp_path: Path, jobs: dict[JobKey, JobState], make: Callable[[Path], None]
 ) -> None:
-    jobs["7", 0] = slurm_queries.JobState("FAILED", 2, None, "None")
-    experiment, manifest = submit(tmp_path / "x", of_slurm())
+    jobs["7", 0] = JobState("FAILED", 2, None, "None")
+    submissions = [slurm_submission(REPEATS[:1])]
+    experiment = make_experiment(tmp_path / "x", missing=REPEATS[:1], submissions=submissions)
     log = experiment.log_folder(SUBMISSION) / f"{ARRAY}-7_0.log"
     log.parent.mkdir(parents=True)
     make(log)
-    (part,) = read_progress(experiment, manifest)
+    (part,) = progress_of(experiment)
     assert (part.state.reason, part.log) == ("exited 2 without a record; see its log", None)
     assert read_log_tail(log) == ""
     log.rename(log.with_name("other"))
@@ -561,24 +552,24 @@ def test_what_is_no_regular_file_is_no_log(
 
 @pytest.mark.fault("F46")
 def test_the_log_of_plain_sbatch_is_that_of_the_node_where_it_ran_last_and_no_link(tmp_path: Path) -> None:
-    other = make_spec(repeat=1).run_id()
+    other = REPEATS[1].run_id()
     of_sbatch = Submission("sbatch-7", "sbatch", TIME, [SlurmArray("q4", [[RUN_ID], [other]], "7")])
-    experiment, manifest = submit(tmp_path / "out" / "q4", of_sbatch, num_points=2)
+    experiment = make_experiment(tmp_path / "out" / "q4", missing=REPEATS[:2], submissions=[of_sbatch])
     (tmp_path / "out" / "secret").write_text(SECRET)
     link = tmp_path / "out" / "q4-7_0-n17.log"
     link.symlink_to("secret")
-    assert find_logs(experiment, manifest) == {}
+    assert find_logs(experiment, manifest_of(experiment)) == {}
     link.unlink()
     for seconds, name in enumerate(("7_0-gpu-node-2", "7_0-n17", "7_1", "77_0-n17", "7_10-n17")):
         (log := tmp_path / "out" / f"q4-{name}.log").touch()
         os.utime(log, (seconds, seconds))
-    found = {run_id: log.name for run_id, log in find_logs(experiment, manifest).items()}
+    found = {run_id: log.name for run_id, log in find_logs(experiment, manifest_of(experiment)).items()}
     assert found == {RUN_ID: "q4-7_0-n17.log", other: "q4-7_1.log"}  # the latter from a job file of an earlier version
 
 
 def test_the_log_of_a_later_point_of_a_local_element_is_that_of_its_first_point(tmp_path: Path) -> None:
-    first, second, third, fourth = (make_spec(repeat=repeat) for repeat in range(4))
-    experiment, manifest = submit(tmp_path / "x", Submission(SUBMISSION, "local", TIME))
+    first, second, third, fourth = REPEATS
+    experiment = make_experiment(tmp_path / "x", submissions=[Submission(SUBMISSION, "local", TIME)])
     folder = experiment.log_folder(SUBMISSION)
     folder.mkdir()
     log = open_log(folder, [first, second])
@@ -586,7 +577,7 @@ def test_the_log_of_a_later_point_of_a_local_element_is_that_of_its_first_point(
     (tmp_path / "secret.log").write_text(SECRET)
     (folder / f"{third.run_id()}.log").symlink_to(tmp_path / "secret.log")
     (folder / f"{fourth.run_id()}.log").symlink_to("../../../secret.log")
-    assert find_logs(experiment, manifest) == {first.run_id(): log, second.run_id(): log}
+    assert find_logs(experiment, manifest_of(experiment)) == {first.run_id(): log, second.run_id(): log}
 
 
 @pytest.mark.fault("F46")
