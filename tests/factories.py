@@ -537,6 +537,19 @@ def write_model(folder: Path, text: str = SMALLEST, name: str = "tiny.py") -> Pa
     return path
 
 
+PLANTED = """
+import pathlib
+
+pathlib.Path(__file__).with_name("ran").touch()
+"""
+
+
+def planted_point(folder: Path) -> Spec:
+    """A point of a model of the submitter's whose import leaves the file mal/ran."""
+    model = f"{write_model(folder / 'mal', SMALLEST + PLANTED)}:Tiny"
+    return make_spec(**{**LENET, "model": model, "dataset": None}, input="synthetic")
+
+
 def with_change(old: str, new: str) -> str:
     """Return the smallest model with a change."""
     assert old in SMALLEST, old

@@ -27,15 +27,14 @@ from conftest import (
 from factories import (
     ARRAY,
     LENET,
-    SMALLEST,
     SUBMISSION,
     make_experiment,
     make_record,
     make_spec,
     measurement_of,
     only_record,
+    planted_point,
     slurm_submission,
-    write_model,
 )
 
 from pipeline.plan.grid import expand_grid
@@ -218,11 +217,6 @@ def test_a_member_of_the_group_gets_the_status_without_the_logs(tmp_path: Path) 
 
 
 NOBODY, GROUP = 65534, 65533
-PLANTED = """
-import pathlib
-
-pathlib.Path(__file__).with_name("ran").touch()
-"""
 
 
 def swap_folders(logs: int, name: str) -> None:
@@ -248,8 +242,7 @@ class SharedLaunch(NamedTuple):
 def share_launch(tmp_path: Path, name: str, owner: int) -> SharedLaunch:
     """A launch of one point by hand (`scratch`) or of a submission, whose planted folder belongs to this user."""
     spec = make_spec(**LENET, input="synthetic", num_samples=256)
-    model = f"{write_model(tmp_path / 'mal', SMALLEST + PLANTED)}:Tiny"
-    other = make_spec(**{**LENET, "model": model, "dataset": None}, input="synthetic")
+    other = planted_point(tmp_path)
     experiment = make_experiment(tmp_path / "x", missing=[spec])
     planted, folder = experiment.logs / "planted", experiment.logs / name
     options = LaunchOptions(tmp_path)

@@ -82,10 +82,6 @@ def test_half_of_the_random_points_are_valid_and_each_axis_takes_part() -> None:
 MUTATION = Mutation("name", "file.py", "a + b", "a - b", "tests/test_file.py::test_sum")
 
 
-def test_a_mutation_replaces_its_old_text() -> None:
-    assert MUTATION.apply("return a + b\n") == "return a - b\n"
-
-
 @pytest.mark.parametrize(("text", "problem"), [("b + a", "old text not found"), ("a + b, a + b", "found 2 times")])
 def test_an_old_text_that_is_not_there_exactly_once_is_an_error(text: str, problem: str) -> None:
     with pytest.raises(OldTextNotUnique, match=problem):

@@ -146,6 +146,10 @@ def test_a_point_that_runs_or_may_run_is_refused_and_another_is_dropped(
     assert manifest_of(experiment).points == [SMALL]
 
 
+REMEDIED = make_spec(batch_size_per_gpu=8, epochs=5, remedies=("linear_scaling", "warmup"))
+WITH_OPTIONS = make_spec(model="gpt", dataset=None, options=("layers=4", "causal=true"), input="synthetic")
+
+
 def test_while_a_submit_process_runs_points_here_nothing_is_dropped(
     pipeline: Command, experiment: Experiment, tmp_path: Path
 ) -> None:
@@ -156,22 +160,17 @@ def test_while_a_submit_process_runs_points_here_nothing_is_dropped(
 
 
 @pytest.mark.parametrize(
-    ("words", "is_matched"),
+    ("spec", "words", "is_matched"),
     [
-        (["batch_size_per_gpu=4,8"], True),
-        (["remedies=warmup+linear_scaling"], True),
-        (["remedies=none,warmup"], False),
-        (["max_steps=none", "strategy=ddp"], False),
-        (["max_steps=none", "strategy=single"], True),
-        (["model.layers=4"], False),
+        (REMEDIED, ["batch_size_per_gpu=4,8"], True),
+        (REMEDIED, ["remedies=warmup+linear_scaling"], True),
+        (REMEDIED, ["remedies=none,warmup"], False),
+        (REMEDIED, ["max_steps=none", "strategy=ddp"], False),
+        (REMEDIED, ["max_steps=none", "strategy=single"], True),
+        (REMEDIED, ["model.layers=4"], False),
+        (WITH_OPTIONS, ["model.layers=4", "model.causal=true"], True),  # by their text
+        (WITH_OPTIONS, ["model.layers=8"], False),
     ],
 )
-def test_a_point_matches_one_of_the_values_of_each_axis(words: list[str], is_matched: bool) -> None:
-    spec = make_spec(batch_size_per_gpu=8, epochs=5, remedies=("linear_scaling", "warmup"))
+def test_a_point_matches_one_of_the_values_of_each_axis(spec: Spec, words: list[str], is_matched: bool) -> None:
     assert matches(spec, parse_overrides(words)) is is_matched
-
-
-def test_an_option_of_a_model_is_matched_by_its_text() -> None:
-    spec = make_spec(model="gpt", dataset=None, options=("layers=4", "causal=true"), input="synthetic")
-    assert matches(spec, parse_overrides(["model.layers=4", "model.causal=true"]))
-    assert not matches(spec, parse_overrides(["model.layers=8"]))

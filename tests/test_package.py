@@ -173,11 +173,6 @@ def test_a_repository_of_its_own_measures_its_training_with_the_installed_comman
     (parallel,) = (row for row in tables["Q2"] if row["num_gpus"] == 2)
     assert parallel["speedup"] > 0
     assert (parallel["unit"], parallel["options"]) == ("tokens", ["layers=1"])
-    assert parallel["throughput_items_per_s"] == pytest.approx(9 * parallel["throughput_samples_per_s"])
-    (measured,) = tables["communication"]
-    assert (
-        measured["exposed_comm_time_low_s"] <= measured["exposed_comm_time_s"] <= measured["exposed_comm_time_high_s"]
-    )
     assert max(row["test_accuracy"] or 0 for row in tables["Q4"]) > 0.1, "a guess is right in one of 13 characters"
 
     report = (repository / "outputs/arithmetic/report.md").read_text()

@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import shutil
-import struct
 import subprocess
 import sys
 import time
@@ -17,9 +16,7 @@ from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Mapping
 from hashlib import md5
-from itertools import accumulate
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -30,7 +27,6 @@ from browser import needs_chromium
 from cluster import Cluster
 from conftest import Command, plain_environment, run_command, run_program, succeeded, without_make
 from factories import (
-    ARRAY,
     ROOT,
     assert_says,
     make_experiment,
@@ -38,10 +34,10 @@ from factories import (
     make_spec,
     measurement_of,
     records_of,
-    slurm_submission,
     write_grid,
     write_script,
 )
+from PIL import Image
 from slurm_queue import Env
 from test_package import SOURCES
 
@@ -56,7 +52,6 @@ from pipeline.plan.spec import Spec, non_default_fields
 from pipeline.records import store
 from pipeline.records.folder import find_experiments
 from pipeline.runner.start_ranks import FIRST_PORT, NUM_PORTS
-from pipeline.submission import read_progress
 from pipeline.submission.batch_script import MAX_RUNNING_ELEMENTS, PASSED_ON, render_script
 from pipeline.system.errors import UMASK
 from pipeline.training.process_group import COLLECTIVE_TIMEOUT_S
@@ -102,14 +97,9 @@ def test_the_readme_is_short_and_has_one_screenshot_and_one_plot() -> None:
 @needs_chromium
 def test_the_screenshot_is_taken_of_published_records(tmp_path: Path) -> None:
     screenshot.take_screenshot(tmp_path / "report.png")
-    sizes = [size_of_picture(path) for path in (tmp_path / "report.png", ROOT / "docs/report.png")]
-    assert sizes == [(screenshot.WIDTH, screenshot.HEIGHT)] * 2
-
-
-def size_of_picture(path: Path) -> tuple[int, int]:
-    """The width and height of a PNG, which its first chunk states."""
-    width, height = struct.unpack(">II", path.read_bytes()[16:24])
-    return width, height
+    for path in (tmp_path / "report.png", ROOT / "docs/report.png"):
+        with Image.open(path) as picture:
+            assert picture.size == (screenshot.WIDTH, screenshot.HEIGHT)
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -198,8 +188,6 @@ def test_the_laptop_route_ends_with_a_report(tmp_path: Path) -> None:
     assert [record.spec.batch_size_per_gpu for record in found if record.status == "oom"] == [32_768]
     assert {record.measurement.num_threads for record in found if record.measurement} == {1}
     assert {record.spec.measure for record in found if record.status == "ok"} == {"epochs", "communication"}
-    log = next((smoke / "logs").rglob("single-1proc-b32-*.log")).read_text()
-    assert re.search(r"^epoch 2 of 2: [\d.]+ s, loss [\d.]+, accuracy [\d.]+%$", log, re.MULTILINE)
     assert "Next: python -m pipeline.collect outputs/smoke" in done.stderr
 
 
@@ -223,7 +211,6 @@ def test_the_example_of_the_readme_is_measured_unchanged_on_one_and_two_processe
     said = done.stdout + done.stderr
     assert_says(said, "train.py on 1 to 2 CPU processes", "samples/s", "TFLOP/s")
     assert "Next: ddpscale collect" not in said, "it has collected"
-    assert re.search(r"ddp 2 processes, 32 per process: [\d.]+ ms an update", said)
     (experiment,) = find_experiments(checkout / "outputs").values()
     page = experiment.report.read_text()
     assert_says(page, "update [ms]")
@@ -545,31 +532,6 @@ resources: {cpus_per_gpu: 1, mem_per_gpu_gib: 3, time: "00:10:00"}
 """
 
 
-def calls_in(log: Path) -> Counter[str]:
-    return Counter(log.read_text().split()) if log.exists() else Counter()
-
-
-def test_a_follower_asks_slurm_less_and_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How often it waits: test_slurm_is_asked_ever_more_rarely_also_while_points_keep_ending."""
-    point, log = make_spec(), tmp_path / "calls"
-    answers = {"scontrol": "echo 'Slurmctld(primary) at here is UP'", "sacct": "", "sbatch": ""}
-    answers["squeue"] = f"echo '7|0|RUNNING|0|NONE|None|0|{ARRAY}'"
-    for name, answer in answers.items():
-        write_script(tmp_path / "bin" / name, f"echo {name} >> {log}", answer)
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
-    monkeypatch.delenv("SLURM_CONF", raising=False)
-    experiment = make_experiment(tmp_path / "x", missing=[point], submissions=[slurm_submission([point])])
-    waits_s: list[float] = []
-    monkeypatch.setattr(read_progress, "time", SimpleNamespace(sleep=waits_s.append))
-    for _ in read_progress.poll_until_finished({"x": experiment}):
-        if sum(waits_s) >= 120:
-            break
-    in_minutes = Counter(int(end_s // 60) for end_s in accumulate(waits_s, initial=0))
-    assert calls_in(log) == dict.fromkeys(("scontrol", "squeue", "sacct"), len(waits_s) + 1)
-    said = f"{3 * in_minutes[0]} calls in the first minute and {3 * in_minutes[1]} in each later one"
-    assert_says(PAGE, "| 3 calls for each experiment |", said)
-
-
 @pytest.mark.slurm
 def test_the_files_and_calls_of_two_points(pipeline: Command, on_slurm: Env, tmp_path: Path) -> None:
     log = tmp_path / "calls"
@@ -578,8 +540,9 @@ def test_the_files_and_calls_of_two_points(pipeline: Command, on_slurm: Env, tmp
     counted = {**on_slurm, "PATH": f"{tmp_path / 'bin'}:{on_slurm['PATH']}"}  # also in the jobs
     submit = ("submit", "--grid", write_grid(tmp_path, TWO), "--outputs", tmp_path / "out")
     assert pipeline(*submit, env=counted).returncode == 0
+    assert pipeline("status", tmp_path / "out", env=counted).returncode == 0
     assert pipeline(*submit, "--wait", env=on_slurm).returncode == 0
-    assert calls_in(log) == {"scontrol": 2, "sinfo": 1, "sbatch": 1}
+    assert Counter(log.read_text().split()) == {"scontrol": 2 + 1, "sinfo": 1, "sbatch": 1, "squeue": 1, "sacct": 1}
     experiment = tmp_path / "out" / "two"
     assert len(list(experiment.glob("records/*"))) == 2 * 2
     in_logs = [path for path in experiment.glob("logs/*/*") if path.parent.name != "scratch"]
@@ -591,6 +554,7 @@ def test_the_files_and_calls_of_two_points(pipeline: Command, on_slurm: Env, tmp
     assert_says(
         PAGE,
         "2 scontrol, 1 sinfo, 1 sbatch for a grid of one shape",
+        "| 3 calls for each experiment |",
         "| 1 or 2 for each attempt at a configuration |",
         "| 1 for each array element |",
         "| 1 for each array |",

@@ -382,17 +382,18 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], End
 
 
 LEFT = "before its configuration had ended; remove os._exit"
-F16, F54 = pytest.mark.fault("F16"), pytest.mark.fault("F54")
 
 
 @pytest.mark.training
 @pytest.mark.parametrize(
     ("fault", "num_gpus", "kind", "said"),
     [
-        pytest.param(OOM, 2, "cuda_oom", "out of GPU memory", marks=F16, id="raises OOM"),
-        pytest.param(BY_SIGKILL, 2, "signal", "rank 1 was killed by SIGKILL", marks=F16, id="is killed"),
+        pytest.param(OOM, 2, "cuda_oom", "out of GPU memory", marks=pytest.mark.fault("F16"), id="raises OOM"),
+        pytest.param(
+            BY_SIGKILL, 2, "signal", "rank 1 was killed by SIGKILL", marks=pytest.mark.fault("F16"), id="is killed"
+        ),
         *(
-            pytest.param(fault, num_gpus, "exit", f"rank {num_gpus - 1}: {said} {LEFT}", marks=F54)
+            pytest.param(fault, num_gpus, "exit", f"rank {num_gpus - 1}: {said} {LEFT}", marks=pytest.mark.fault("F54"))
             for num_gpus in (1, 2)
             for fault, said in {
                 EXIT: "exited with 0",

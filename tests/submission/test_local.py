@@ -147,8 +147,9 @@ points:
 
 
 @pytest.mark.fault("F27")
-@pytest.mark.parametrize("killed", ["driver", "launcher"])
-@pytest.mark.parametrize("after_s", [0.7, 1.8, 5.0])
+@pytest.mark.parametrize(
+    ("killed", "after_s"), [("driver", 0.7), ("launcher", 0.7), ("launcher", 1.8), ("driver", 5.0)]
+)
 def test_nothing_outlives_a_driver_or_a_launcher_that_is_killed_at_any_moment(
     tmp_path: Path, killed: str, after_s: float
 ) -> None:

@@ -15,11 +15,9 @@ import pytest
 from cluster import Cluster
 from conftest import CPU_SIZE, ROOT, Command, processes_with, succeeded, wait_for
 from factories import (
-    LENET,
-    SMALLEST,
-    make_spec,
     measurement_of,
     only_record,
+    planted_point,
     records_of,
     with_change,
     write_grid,
@@ -29,7 +27,6 @@ from factories import (
 from slurm_queue import MIXED, Env, array_of, queued, quick_paths, quick_points, records_in, states, with_sbatch
 
 from pipeline.plan.grid import expand_grid
-from pipeline.plan.spec import Spec
 from pipeline.records.folder import Experiment
 from pipeline.runner.launch_options import LaunchOptions, TaskList
 from pipeline.runner.rank_files import PointTask, RankFiles
@@ -260,26 +257,13 @@ def test_plain_sbatch_runs_q4_and_collect_finds_it(
     assert (len(list(tmp_path.glob("q4/records/*.json"))), coverage["expected"], coverage["ok"]) == (2, 5, 2), logs
 
 
-PLANTED = """
-import pathlib
-
-pathlib.Path(__file__).with_name("ran").touch()
-"""
-
-
-def own_point(folder: Path) -> Spec:
-    """A point of a model of the submitter's whose import leaves a file."""
-    model = f"{write_model(folder / 'mal', SMALLEST + PLANTED)}:Tiny"
-    return make_spec(**{**LENET, "model": model, "dataset": None}, input="synthetic")
-
-
 @pytest.mark.fault("F43")
 @pytest.mark.parametrize("swapped", ["tasks", "folder"])
 def test_nothing_runs_of_a_file_that_is_swapped_while_its_job_waits(
     pipeline: Command, cluster: Cluster, on_slurm: Env, tmp_path: Path, swapped: str
 ) -> None:
     """By a list of another model of the submitter's, alone or with the folder around it."""
-    evil = TaskList([[own_point(tmp_path)]], LaunchOptions(tmp_path)).encode()
+    evil = TaskList([[planted_point(tmp_path)]], LaunchOptions(tmp_path)).encode()
     submit = ("submit", "--grid", write_grid(tmp_path, MIXED), "--outputs", tmp_path)
     succeeded(pipeline(*submit, "--partition", "down", "--set", "num_gpus=1", "num_nodes=1", env=on_slurm))
     (tasks,) = tmp_path.glob("mixed/logs/*/mixed-*.json")
@@ -613,7 +597,7 @@ def test_on_two_nodes_a_folder_that_is_swapped_between_launchers_and_ranks_decid
     (tasks,) = tmp_path.glob("mixed/logs/*/mixed-*.json")
     samplers = wait_for(lambda: len(found := [*tasks.parent.glob("*.*/samples.*.part")]) == 2 and found)
     planted = RankFiles(tmp_path / "planted" / samplers[0].parent.name)  # both launchers are at work
-    planted.write_point(PointTask(own_point(tmp_path), None))
+    planted.write_point(PointTask(planted_point(tmp_path), None))
     tasks.parent.rename(tmp_path / "away")
     planted.folder.parent.rename(tasks.parent)
     cluster.wait_idle(timeout_s=120)

@@ -5,15 +5,17 @@ import re
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from datetime import datetime, timedelta
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 
 import pytest
 from factories import (
     ARRAY,
     NOW,
+    ROOT,
     RUN_ID,
     SUBMISSION,
     assert_says,
@@ -324,6 +326,9 @@ def test_slurm_is_asked_ever_more_rarely_also_while_points_keep_ending(
     monkeypatch.setattr(reading, "read_progress", read)
     watched = list(reading.poll_until_finished({"x": make_experiment(tmp_path / "x", missing=specs)}))
     assert waits == [2, 4, 8, 16, 30, 30, 30, 30]
+    in_minutes = Counter(int(end_s // 60) for end_s in accumulate(waits, initial=0))
+    said = f"{3 * in_minutes[0]} calls in the first minute and {3 * in_minutes[1]} in each later one"
+    assert_says(" ".join((ROOT / "docs/for-admins.md").read_text().split()), said)
     assert set(words(watched[-1]["x"])) == {"ok"}
 
 
