@@ -134,7 +134,7 @@ def main() -> int:
                 return exit_code
             options.only = []
         if first.run_id() not in ok_records(experiment):
-            read = f"read why in ddpscale status {experiment.folder}, mend that, and add --rerun failed"
+            read = f"read why in ddpscale status {experiment.folder}, correct that, and add --rerun failed"
             raise CommandError(f"the first configuration has no result, so the others do not start; {read}.", EXIT_GAPS)
     exit_code = submit(options)
     if not options.is_dry_run and store.load_folder(experiment.records_folder)[0]:

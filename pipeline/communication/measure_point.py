@@ -158,7 +158,7 @@ def transfer_of_call(name: str, tensors: Any, devices: Any) -> tuple[TransferKin
 
 
 NUM_COUNTED_STEPS = 3
-OUTSIDE_GRAPH_FOLDER = "outside_graph"  # has the traces of a captured step that ran outside its graph
+OUTSIDE_GRAPH_FOLDER = "outside_graph"  # has the traces of a CUDA-graph step that ran outside its graph
 NOT_TRACED = "profile and transfers are those of the same step outside its CUDA graph"
 
 
@@ -335,7 +335,7 @@ def profile_collectives(
 ) -> tuple[Profile | None, tuple[str, ...]]:
     """Profile a step on all ranks. Return the profile, or None, and notes on what is missing.
 
-    `no_op` is the same step without `calls`, the collectives that its strategy calls. A captured step is profiled
+    `no_op` is the same step without `calls`, the collectives that its strategy calls. A CUDA-graph step is profiled
     twice. The profile outside its graph has the sizes of its collectives, which are unknown inside. The other has the
     times.
     """

@@ -100,8 +100,8 @@ def summarize_trace(
 ) -> RankTrace:
     """Summarize the communication in one rank's trace; `calls` are the collectives that the strategy calls in a step.
 
-    `expected` has operation and bytes of each collective of one step. Give it for a captured step, since kernels inside
-    a graph carry no sizes. Raises ProfileFailed if the trace holds other collectives.
+    `expected` has operation and bytes of each collective of one step. Give it for a CUDA-graph step, since kernels
+    inside a graph carry no sizes. Raises ProfileFailed if the trace holds other collectives.
     """
     collectives = sorted(filter(None, map(parse_collective, events)), key=lambda collective: collective.start_us)
     if expected:
@@ -128,7 +128,7 @@ def add_sizes(traced: Sequence[TracedCollective], one_step: Sequence[tuple[str, 
     """
     expected = [*one_step] * (len(traced) // len(one_step))
     if [part.operation for part in traced] != [operation for operation, _ in expected]:
-        raise ProfileFailed("the collectives of the captured step differ from those of the same step without a graph")
+        raise ProfileFailed("the collectives of the CUDA-graph step differ from those of the same step without a graph")
     return [part._replace(num_bytes=num_bytes) for part, (_, num_bytes) in zip(traced, expected, strict=True)]
 
 
@@ -221,7 +221,7 @@ def profile_steps(
     """Profile a few steps on this rank; all ranks begin together. The trace is kept in `folder`, if given.
 
     `calls` are the collectives that the strategy calls in a step. `expected` are the operations and bytes of the
-    collectives of a captured step (see trace.summarize_trace).
+    collectives of a CUDA-graph step (see trace.summarize_trace).
     If the profiler fails the steps run on without it, since the other ranks wait for this rank's collectives. Raises
     ProfileFailed at the end then, and what a step raises.
     """

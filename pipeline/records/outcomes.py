@@ -129,7 +129,7 @@ def collect_outcomes(experiment: Experiment) -> CollectedOutcomes:
     try:
         found, rejected = store.load_folder(experiment.records_folder)
     except OSError as error:
-        problem = f"cannot read {experiment.records_folder}: {error.strerror}; mend its permissions."
+        problem = f"cannot read {experiment.records_folder}: {error.strerror}; change its permissions."
         raise CommandError(problem) from error
     if manifest:
         expected = manifest.points

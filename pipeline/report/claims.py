@@ -212,10 +212,10 @@ def not_answered(why: str, grid: str, *, is_asked: bool = False) -> Tile:
 
 
 def no_result(what: str, rows: Iterable[Row]) -> Tile:
-    """Return the tile of a question whose configurations have no result. What failed is to be mended before it runs."""
+    """Return the tile of a question whose configurations have no result. A failed one is corrected before it runs."""
     cure = "run the same command again"
     if any(row.status == "failed" for row in rows):
-        cure = f"read in the failed rows why, mend that, and {cure} with --rerun failed"
+        cure = f"read in the failed rows why, correct that, and {cure} with --rerun failed"
     return Tile(line=f"{what} have no result; {cure}")
 
 

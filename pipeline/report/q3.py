@@ -283,7 +283,7 @@ def exposed_notes(
         notes.append(make_note(EXPOSURE_MAY_BE_ZERO))
     if launch_s is not None:
         notes.append(make_note(LAUNCH_EXPOSED))
-    # a captured step does not wait for the host
+    # a CUDA-graph step does not wait for the host
     busy = None if point.spec.is_captured else busy_share(found, step)
     disagreement = explain_trace_disagreement(exposed, traced, busy)
     return [*notes, disagreement] if disagreement else notes

@@ -167,7 +167,7 @@ MIN_RUNS, MIN_EPOCHS_TO_TELL = 3, 10  # below these an accuracy cannot tell a re
 
 
 def large_batch_claims(all_rows: Sequence[Row]) -> list[Tile]:
-    """Return what large batches cost in test accuracy, what remedies mend of it, and what gets to the target soonest.
+    """Return what large batches cost in test accuracy, what remedies recover, and what gets to the target soonest.
 
     It is about one study (main_study). Accuracies are compared at the epochs of its baseline.
     """
@@ -204,9 +204,9 @@ def large_batch_claims(all_rows: Sequence[Row]) -> list[Tile]:
     # the rate may be the only thing in which two rows differ
     remedies = f"{describe_axis('remedies', best['remedies'])} (rate {best['learning_rate']:.3g})"
     num_sets = pluralize(len({tuple(row["remedies"]) for row in known}), "set")
-    mended = f"{shown(best['final_test_accuracy'], '.1%')} with {remedies}, the best of {num_sets}"
+    recovered = f"{shown(best['final_test_accuracy'], '.1%')} with {remedies}, the best of {num_sets}"
     tile = accuracy_tile(small, large)._replace(
-        more=f"{mended}{unclear_words(large, best)}; {', '.join((epochs, *study, f'n = {runs}'))}",
+        more=f"{recovered}{unclear_words(large, best)}; {', '.join((epochs, *study, f'n = {runs}'))}",
         warning=f"{few} cannot show whether a remedy helps" if few else "",
         badges=badges_of(large, *(("other $GPU",) if untimed else ())),
         command=grid_command("q4-study") if few else "",

@@ -93,10 +93,10 @@ def prepare_capture(step: EagerStep) -> Iterator[None]:
     starts_at_zero = not any(group.get("dampening") for group in groups) and not step.optimizer.state
     if name not in CAPTURED_OPTIMIZERS or not starts_at_zero:
         raise WorkloadError(
-            f"a captured step cannot restart {name}; use {', '.join(CAPTURED_OPTIMIZERS)}, or execution: compile"
+            f"a CUDA-graph step cannot restart {name}; use {', '.join(CAPTURED_OPTIMIZERS)}, or execution: compile"
         )
     if step.scaler is not None and not all(group.get("fused") for group in groups):
-        raise WorkloadError("a captured step in fp16 needs a fused optimizer: others wait for the scale of the loss")
+        raise WorkloadError("a CUDA-graph step in fp16 needs a fused optimizer: others wait for the scale of the loss")
     for group in groups:
         if "capturable" in group:
             group["capturable"] = True
@@ -106,7 +106,7 @@ def prepare_capture(step: EagerStep) -> Iterator[None]:
     yield
     if settings_of(step) != before:
         raise WorkloadError(
-            "before_update changes the settings of the optimizer, which a captured step would keep; give the rate of "
+            "before_update changes the settings of the optimizer, which a CUDA-graph step would keep; give the rate of "
             "each update by learning_rate(update), or use execution: compile"
         )
 
@@ -118,7 +118,7 @@ def settings_of(step: EagerStep) -> list[dict[str, Any]]:
 
 
 class CapturedGraph(NamedTuple):
-    """A captured step for one batch size, and the tensors that every replay reads and writes."""
+    """A CUDA-graph step for one batch size, and the tensors that every replay reads and writes."""
 
     batch: Batch
     loss: Tensor
@@ -162,13 +162,13 @@ class CapturedStep:
     def set_learning_rate(self, rate: float) -> None:
         if not self._step.rate_is_on_device and rate != self._step.rate:
             raise RuntimeError(
-                f"the captured step has the learning rate {self._step.rate} and cannot take {rate}; "
+                f"the CUDA-graph step has the learning rate {self._step.rate} and cannot take {rate}; "
                 "set fused_optimizer: true."
             )
         self._step.set_learning_rate(rate)
 
     def __call__(self, batch: Batch, mark: MarkPart, is_last: bool = True) -> Tensor:
-        assert is_last, "a captured step is a whole update"
+        assert is_last, "a CUDA-graph step is a whole update"
         graph = self._graphs[num_samples(batch)]
         copy_batch(batch, graph.batch)
         graph.replay()
@@ -317,7 +317,7 @@ def restore_training_state(step: EagerStep, rank: Rank, is_captured: bool = Fals
     """Restore parameters, buffers, the optimizer and random state after the block, as if it had trained nothing.
 
     A graph reads tensors at fixed addresses: weights are restored in place, and the state of the optimizer of a
-    captured step, which was empty, is set to 0. With momentum 0 the first update is then the same as without it
+    CUDA-graph step, which was empty, is set to 0. With momentum 0 the first update is then the same as without it
     (0 x momentum + gradient).
     """
     optimizer, scaler = own_optimizer(step.optimizer), step.scaler

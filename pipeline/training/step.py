@@ -217,7 +217,7 @@ class EagerStep:
         self._is_first = True
 
     def put_rate_on_device(self) -> None:
-        """Let the optimizer read the learning rate from device memory: a captured step then follows its changes."""
+        """Let the optimizer read the learning rate from device memory: a CUDA-graph step then follows its changes."""
         shared = torch.tensor(self.rate, device=self._device)
         for group in self.optimizer.param_groups:
             group["lr"] = shared

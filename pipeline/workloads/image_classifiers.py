@@ -245,7 +245,7 @@ class CifarClassifier(ImageClassifier):
     def compile(self, model: nn.Module) -> Callable[..., Any]:
         """Return the compiled model. On a GPU it has options that make a step faster (docs/results.md has by how much).
 
-        TorchInductor combines small kernels into one, and for a captured step tunes pointwise kernels on this GPU.
+        TorchInductor combines small kernels into one, and for a CUDA-graph step tunes pointwise kernels on this GPU.
         cuDNN benchmarks all its algorithms: none of the first ten, its default limit, is the fastest.
         """
         torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 0

@@ -564,7 +564,7 @@ def test_a_captured_step_of_two_gpus_as_kineto_writes_it() -> None:
     ],
 )
 def test_other_collectives_inside_the_graph_get_no_sizes(expected: list[tuple[str, int]]) -> None:
-    with pytest.raises(ProfileFailed, match="captured step differ from those of the same step without a graph"):
+    with pytest.raises(ProfileFailed, match="CUDA-graph step differ from those of the same step without a graph"):
         summarize_trace(events_of(INSIDE), buckets(4000), 2, expected)
 
 

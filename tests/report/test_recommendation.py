@@ -384,7 +384,7 @@ OUT_OF_MEMORY = make_record(make_spec(batch_size_per_gpu=128, input="gpu", execu
         pytest.param(
             [resident(8, 32, execution="graph"), resident(4, 64, execution="graph")],
             [("a small batch", "a larger batch (2x)"), (None, NOTHING_FOUND)],
-            id="a captured step that does not grow with its batch",
+            id="a CUDA-graph step that does not grow with its batch",
         ),
     ],
 )

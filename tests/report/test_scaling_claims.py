@@ -285,7 +285,7 @@ def test_points_without_a_result_are_to_be_submitted_again() -> None:
         (
             [make_record(ONE, status="failed"), make_record(TWO, status="failed")],
             [],
-            f"read in the failed rows why, mend that, and {again} with --rerun failed",
+            f"read in the failed rows why, correct that, and {again} with --rerun failed",
         ),
     ):
         answers = claims_of(*found, missing=missing)

@@ -192,7 +192,7 @@ def classifier(device: str, execution: Execution) -> CifarClassifier:
 def test_a_model_is_compiled_with_the_options_of_its_device(
     device: str, execution: Execution, options: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only a captured step has its pointwise kernels tuned."""
+    """Only a CUDA-graph step has its pointwise kernels tuned."""
     told: dict[object, dict[str, Any]] = {}
     monkeypatch.setattr(torch, "compile", lambda function, **given: told.setdefault(function, given) and function)
     model = nn.Identity()
