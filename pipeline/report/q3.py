@@ -50,6 +50,7 @@ from pipeline.report.claims import (
     NO_RESULT,
     Tile,
     badges_of,
+    describe_own,
     figure_of,
     grid_command,
     is_fit_for_answer,
@@ -368,10 +369,10 @@ def compare_subtraction(rows: Sequence[Row], measured: Sequence[Row]) -> str:
         return ""
     row = max(possible, key=lambda row: float(row["comm_share_subtraction"]))
     alike = [one for one in measured if not varying_axes([one.axes, row.axes], TRAINED_MAY_DIFFER)]
-    share = max(alike, key=lambda one: int(one["num_windows"]))["exposed_comm_share"]
-    told, where = float(row["comm_share_subtraction"]), where_of(row, both)
-    by_subtraction = f"By subtraction it would be {100 * told:.0f} % of the epoch{where}: that counts every loss"
-    return f"{by_subtraction}; measured is {100 * share:.1f} % of the step"
+    one = max(alike, key=lambda one: int(one["num_windows"]))
+    share, measured_share = (100 * float(part) for part in (row["comm_share_subtraction"], one["exposed_comm_share"]))
+    where = f"{describe_own(one, measured)} ({measured_share:.1f} % measured)"
+    return f"Subtraction gives {share:.0f} % of the epoch, {where}: it counts every loss"
 
 
 def exposure_noise(row: Row) -> str:

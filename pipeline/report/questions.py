@@ -162,10 +162,7 @@ ASKED_ABOUT = {
 """What an experiment that does not ask a question leaves out."""
 
 
-OPTIONS_OF_RUN = {
-    **dict.fromkeys(("scaling", "q3"), "--num-gpus 1,2"),
-    "communication": "--num-gpus 2 --measure communication",
-}
+OPTIONS_OF_RUN = {"scaling": "--num-gpus 1,2", "communication": "--num-gpus 2 --measure communication"}
 """The options of `ddpscale run` that measure of a script what a grid measures."""
 
 

@@ -60,10 +60,10 @@ def test_a_measured_share_is_never_above_1(exposed_us: tuple[float, ...], share:
         *(timed(10.2, 64), with_rank_epochs(ddp, lambda _: {"data_time_ns": 0})),
         make_communication_record(comm_point(batch_size_per_gpu=64), measured(*exposed_us)),
     )
-    by_subtraction = "By subtraction it would be 40 % of the epoch, ddp, 64 per GPU: that counts every loss"
-    said = f"{by_subtraction}; measured is {100 * share:.1f} % of the step" if share else ""
+    by_subtraction = "Subtraction gives 40 % of the epoch, ddp, 64 per GPU"
+    said = f"{by_subtraction} ({100 * share:.1f} % measured): it counts every loss" if share else ""
     assert claim.warning.startswith(said)
-    assert ("subtraction" in claim.warning) is (share is not None)
+    assert ("Subtraction" in claim.warning) is (share is not None)
 
 
 @pytest.mark.fault("F63")

@@ -205,10 +205,12 @@ def test_what_was_not_measured_of_a_script_is_measured_by_run() -> None:
     }
 
 
-def test_a_script_whose_communication_is_measured_lacks_only_what_subtraction_needs() -> None:
+def test_a_script_whose_communication_is_measured_lacks_only_its_scaling() -> None:
+    """Subtraction needs the same runs as scaling, which is a question of its own."""
     found = make_communication_record(comm_point(**SCRIPT, batch_size_per_gpu=32), measured())
     words = f"--strategy ddp --batch-size 32 -- {SCRIPT['script']}"
-    assert answers(found)["Q3"][-1] == f"ddpscale run --num-gpus 1,2 {words}"
+    commands = {question: said[-1] for question, said in answers(found).items()}
+    assert (commands["Q2"], commands["Q3"]) == (f"ddpscale run --num-gpus 1,2 {words}", "")
 
 
 @pytest.mark.parametrize(
