@@ -87,9 +87,9 @@ def shown(value: float, form: str) -> str:
     return format_number(value, f",.{decimals}f" if form == "digits" else form).replace("%", " %")
 
 
-def with_ends(value: float, form: str) -> str:
-    """Return a number in this form, with its interval in brackets if it has one."""
-    number, unit, ends = figure_of(value, form)
+def with_ends(value: float, form: str, unit: str = "") -> str:
+    """Return a number in this form and its unit, with its interval in brackets if it has one."""
+    number, unit, ends = figure_of(value, form, unit)
     return f"{number} {unit}".rstrip() + (f" ({ends})" if ends else "")
 
 
@@ -138,11 +138,12 @@ def where_of(row: Row, rows: Sequence[Row], but: str = "", also: str = "") -> st
     return "".join(f", {condition}" for condition in conditions if condition)
 
 
-def time_words(row: Row, epoch_time_s: float) -> str:
-    """Return that time of an epoch of the row in words; of a script that of an update."""
+def time_words(row: Row, epoch_time: Estimate) -> str:
+    """Return that time of an epoch of the row in words, with its interval; of a script that of an update."""
     if row["update_time_s"] is None:
-        return f"epoch {shown(epoch_time_s, 'digits')} s"
-    return f"update {shown(1000 * row['update_time_s'] * epoch_time_s / row['epoch_time_s'], 'digits')} ms"
+        return f"epoch {with_ends(epoch_time, 'digits', 's')}"
+    updates = row["epoch_time_s"] / row["update_time_s"]
+    return f"update {with_ends(epoch_time.times(1000 / updates), 'digits', 'ms')}"
 
 
 def sample_time(row: Row) -> Estimate:
@@ -193,7 +194,7 @@ def name_ties(row: Row, ties: Sequence[Row], name: Callable[[Row], str]) -> str:
     longer = 100 * (sample_time(ties[0]) / sample_time(row) - 1)
     more = f" and {len(ties) - 1} more" if len(ties) > 1 else ""
     of_sample = " a sample" if row.axes.get("script") else ""  # beside the time of an update
-    return f"{why} {name(ties[0])} (takes {abs(longer):.1f} % {'longer' if longer >= 0 else 'less'}{of_sample}){more}"
+    return f"{why} {name(ties[0])} ({abs(longer):.1f} % {'longer' if longer >= 0 else 'shorter'}{of_sample}){more}"
 
 
 def differing_axes(row: Row, other: Row) -> list[str]:

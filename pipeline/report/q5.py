@@ -25,7 +25,6 @@ from pipeline.plan.strategies import STRATEGIES
 from pipeline.report.claims import (
     Tile,
     badges_of,
-    describe_own,
     figure_of,
     is_shown_slower,
     name_ties,
@@ -43,19 +42,21 @@ EXECUTIONS_SIMPLEST_FIRST = ("eager", "compile", "graph", "compiled_graph", "aut
 MAX_WORKLOADS = 3  # that are answered; of more those with the most configurations
 LEARNING_AXES = [name for name, axis in DECLARED.items() if axis.changes_learning]
 """Axes of a choice that may change what is learnt, which a comparison of times does not say."""
+ALIKE = [axis for axis in EFFORT_AXES if axis != "num_nodes"]  # axes that no choice is about
 BASELINE_NOTES = (NO_DIFFERENCE, BASELINE_RUNS)
 
 
 class Choice(NamedTuple):
     """A configuration with the time of a sample by which it is chosen, and the epoch time that is stated of it.
 
-    With repeats the first comes from one half of them and the second from the other: the shortest time of many is
-    partly luck.
+    With repeats the first comes from one half of them, `num_choosing`, and the second from the other: the shortest time
+    of many is partly luck.
     """
 
     row: Row
     chosen_by_s: float
     stated: Estimate
+    num_choosing: int
 
     @property
     def simplicity(self) -> tuple[int, ...]:
@@ -94,7 +95,8 @@ def make_choices(rows: Sequence[Row]) -> list[Choice]:
         if is_halved:
             stated = estimate(statistics.median(times_s[1::2]), median_interval(times_s[1::2])) or stated
         chosen_by_s = statistics.median(times_s[::2]) if is_halved else stated
-        choices.append(Choice(row, chosen_by_s / (row.axes.get("num_samples") or 1), stated))
+        num_choosing = len(times_s[::2]) if is_halved else 0
+        choices.append(Choice(row, chosen_by_s / (row.axes.get("num_samples") or 1), stated, num_choosing))
     return choices
 
 
@@ -132,14 +134,13 @@ def fastest_claim(rows: Sequence[Row], all_rows: Sequence[Row]) -> Tile:
         number,
         unit,
         line=name_of(row, all_rows),
-        more=f"{time_words(row, used.stated)}, ",
+        more=", ".join([time_words(row, used.stated), *count_words(used)]),
         warning=f"Limited by {limit}; next step: {row['next_step'].sentence}" if limit else "",
-        badges=(*own_badges(row), *(() if is_learnt_alike else (f"{learnt} not compared",))),
+        badges=(*own_badges(used), *(() if is_learnt_alike else (f"{learnt} not compared",))),
     )
     if len(choices) == 1:
-        runs = "one run" if row.n == 1 else f"n = {row.n}"
-        return tile._replace(label="The only configuration", more=f"{tile.more}{runs}")
-    return tile._replace(more=f"{tile.more}{place_words(row, rows, all_rows)} among {choice_words(rows)}")
+        return tile._replace(label="The only configuration")
+    return tile._replace(more=f"{tile.more}, {place_words(row, rows)} among {pluralize(len(rows), 'configuration')}")
 
 
 def name_of(row: Row, rows: Sequence[Row]) -> str:
@@ -155,22 +156,31 @@ def name_of(row: Row, rows: Sequence[Row]) -> str:
     return ", ".join(filter(None, (f"{where} with {batch}{precision}", said)))
 
 
-def place_words(row: Row, rows: Sequence[Row], all_rows: Sequence[Row]) -> str:
+def place_words(row: Row, rows: Sequence[Row]) -> str:
     """Return how the configuration compares: "the fastest" only if `compare` would call each of the others slower."""
     if ties := not_told_apart(row, rows):
-        return name_ties(row, ties, lambda tie: describe_own(tie, all_rows, also="num_gpus"))
+        return name_ties(row, ties, lambda tie: describe_point(tie.axes, varying_axes([row.axes, tie.axes], ALIKE)))
     is_shown = all(is_shown_slower(row, other) for other in rows if other is not row)
     return "the fastest" if is_shown else "the shortest time"
 
 
-def own_badges(row: Row) -> tuple[str, ...]:
-    """Return what weakens the time of a row, without its baseline; the number of runs stands in the sentence."""
+def count_words(choice: Choice) -> list[str]:
+    """Return the number of runs that the stated time is of, and of those that chose; none of one run alone."""
+    if choice.num_choosing:
+        return [f"n = {choice.row.n - choice.num_choosing}", f"chosen by {pluralize(choice.num_choosing, 'other run')}"]
+    return [f"n = {choice.row.n}"] if choice.row.n > 1 else []
+
+
+def own_badges(choice: Choice) -> tuple[str, ...]:
+    """Return what weakens the stated time, without the row's baseline. The other half of the runs has no range."""
+    row = choice.row
     own = [
         note
         for note in row.notes
         if not (note.is_of_baseline or note.kind in BASELINE_NOTES or note.values.get("what") == "baseline")
     ]
-    return tuple(badge for badge in badges_of(msgspec.structs.replace(row, notes=tuple(own))) if badge != "one run")
+    figures = {**row.figures, "interval_over": None} if choice.num_choosing else row.figures
+    return badges_of(msgspec.structs.replace(row, notes=tuple(own), figures=figures))
 
 
 def throughput_words(choice: Choice) -> str:
@@ -179,17 +189,6 @@ def throughput_words(choice: Choice) -> str:
     return (
         "$items/s not stated" if rate is None else f"{rate * choice.row['epoch_time_s'] / choice.stated:,.0f} $items/s"
     )
-
-
-def choice_words(rows: Sequence[Row]) -> str:
-    """Return how many configurations there were to choose from, and how many runs of each."""
-    fewest, most = min(row.n for row in rows), max(row.n for row in rows)
-    number = pluralize(len(rows), "configuration")
-    if most == 1:
-        return f"{number}, one run each"
-    runs = f"n = {fewest}" if fewest == most else f"n = {fewest} to {most}"
-    split = "chosen and measured by the same runs" if fewest == 1 else "its rate is of runs that did not choose it"
-    return f"{number}, {runs}, {split}"
 
 
 def cheapest_claims(tables: Tables) -> list[Tile]:
