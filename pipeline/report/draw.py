@@ -213,9 +213,8 @@ def draw_lines(axes: Axes, panel: LinePanel) -> None:
         ends = axes.get_xlim()
         ideal = [panel.ideal(x) for x in ends]
         axes.plot(ends, ideal, color=LIGHT["--muted"], linewidth=1, linestyle=DASHED, zorder=1, scalex=False)
-        side = 0 if ideal[0] == ideal[1] else 1  # a flat one is named where fewer points lie
-        where: dict[str, Any] = {"textcoords": "offset points", "ha": ("left", "right")[side]}
-        axes.annotate("ideal", (ends[side], ideal[side]), ((2, -2)[side], 3), **where)
+        beside: dict[str, Any] = {"textcoords": "offset points", "va": "center", "annotation_clip": False}
+        axes.annotate("ideal", (ends[1], ideal[1]), (4, 0), **beside)  # right of the axes, where nothing is drawn
     axes.update_datalim([(axes.dataLim.xmin, y) for y in panel.y_covers])
     axes.autoscale_view(scalex=False)
     if axes.dataLim.ymin == 0:

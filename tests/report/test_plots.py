@@ -100,6 +100,14 @@ def test_q2_shows_speed_ups(
     assert ys(panel.series[0]) == pytest.approx(speedups)
 
 
+@pytest.mark.parametrize("counts", [(2, 4), (2,)])
+def test_the_ideal_is_named_right_of_the_axes_where_nothing_is_drawn(counts: tuple[int, ...]) -> None:
+    """Left of a flat line an error bar of the first point crossed it."""
+    (drawn,) = render_plot(plots_of(*batch_records(), *scaling_records(counts))["q2"]).pictures[:1]
+    (ideal,) = re.findall(r' x="([\d.]+)"[^>]*>ideal<', drawn)
+    assert float(ideal) > max(float(x) for x in re.findall(r"<use [^>]*x=\"([\d.]+)\"", drawn))
+
+
 def test_a_loader_bound_point_is_grey_and_the_key_says_so() -> None:
     """At 128 images a step 30 % of the epoch is waiting for data, at 32 it is 6 %, which is not too much."""
     specs = {make_spec(batch_size_per_gpu=size): share for size, share in ((32, 0.9375), (128, 0.7))}
