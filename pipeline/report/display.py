@@ -142,7 +142,7 @@ def name_columns(points: Sequence[Axes], varying: Sequence[str]) -> tuple[list[D
         explained.append(f"Each model: {'; '.join(of_each.values())}.")
     if not others:
         return columns, " ".join(explained)
-    heading = OTHER_NAMES.get(others[0], others[0]) if len(others) == 1 else "configuration"
+    heading = name_axis(others[0]) if len(others) == 1 else "configuration"
     names = [describe_point(point, others, models) for point in points]
     if max(map(len, names)) > MAX_LABEL:
         usual = {axis: Counter(repr(point[axis]) for point in points).most_common(1)[0][0] for axis in others}

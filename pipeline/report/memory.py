@@ -56,7 +56,7 @@ MEMORY_BOUNDARY = Table(
             "reserved [GiB]",
             "Fullest GPU: the most that torch's allocator held; beyond the peak it is fragments and cache.",
         ),
-        Column("head_room_gib", "head room [GiB]", "Fullest GPU: usable memory minus peak."),
+        Column("head_room_gib", "free memory [GiB]", "Fullest GPU: usable memory minus peak."),
         Column("predicted_batch_size_per_gpu", "first prediction", "First prediction, from a line through two trials."),
         Column("num_trials", "trials", "Trials of the search."),
         Column("search_time_s", "search [s]", "Time of all trials, including process start."),

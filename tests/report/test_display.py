@@ -36,7 +36,7 @@ from pipeline.plan.spec import Spec
 from pipeline.records.record import Record
 from pipeline.report import display
 from pipeline.report.claims import badge_of, badges_of, with_ends
-from pipeline.report.display import MAX_COLUMNS, MAX_WIDTH, DisplayOptions, format_cell, number_notes
+from pipeline.report.display import MAX_COLUMNS, MAX_WIDTH, DisplayOptions, format_cell, name_columns, number_notes
 from pipeline.report.markdown import render_experiment
 from pipeline.report.memory import LARGEST_FITTING
 from pipeline.report.q1 import Q1
@@ -123,6 +123,11 @@ def test_a_note_of_another_point_and_lists_are_written_out() -> None:
         "not stated: a, b",
     ]
     assert sentences([text_note("braces {stay} as they are")]) == ["braces {stay} as they are"]
+
+
+def test_a_column_of_one_axis_has_its_words_and_not_its_key() -> None:
+    columns, _ = name_columns([{"num_nodes": 1}, {"num_nodes": 2}], ["num_nodes"])
+    assert [(column.heading, column.cells) for column in columns] == [("nodes", ["1 node", "2 nodes"])]
 
 
 def test_a_report_names_a_figure_as_its_heading_does_and_json_by_its_key() -> None:
