@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import permutations, product
@@ -21,6 +22,7 @@ from factories import (
     make_experiment,
     make_record,
     make_spec,
+    on_gpus,
 )
 from published_pages import TRUST, missing_in, shown_rows
 from rendered import assert_row, cells
@@ -121,7 +123,7 @@ def test_what_differs_comes_before_the_rows(pipeline: Command, tmp_path: Path) -
         make_experiment(tmp_path / side, timed(32, environment=on(driver)))
     text = printed(pipeline, tmp_path)
     assert f"A: {tmp_path / 'a'}: GPU X, torch 2.11, driver 570.86" in text
-    assert text.index("- driver: 570.86 in A, 580.159 in B") < text.index("## Epoch time")
+    assert text.index("- driver: 570.86 in A; 580.159 in B") < text.index("## Epoch time")
     assert compare(pipeline, tmp_path)["differences"] == {"driver": {"a": ["570.86"], "b": ["580.159"]}}
 
 
@@ -236,7 +238,17 @@ def test_a_verdict_says_how_far_another_sitting_alone_moves_a_time(
 def test_unequal_seeds_are_said(pipeline: Command, tmp_path: Path) -> None:
     make_experiment(tmp_path / "a", *(make_record(make_spec(seed=seed)) for seed in (0, 1)))
     make_experiment(tmp_path / "b", make_record(make_spec(seed=0)))
-    assert "- seed: 0 and 1 in A, 0 in B" in printed(pipeline, tmp_path)
+    assert "- seed: 0, 1 in A; 0 in B" in printed(pipeline, tmp_path)
+
+
+def test_rows_are_in_the_order_of_gpus_and_batch_size(pipeline: Command, tmp_path: Path) -> None:
+    """They had that of the grid, whose batch sizes need no order."""
+    places = [(2, 32), (1, 2048), (1, 128), (1, 512)]
+    for name in "ab":
+        make_experiment(tmp_path / name, *(make_record(on_gpus(*place)) for place in places))
+    text = printed(pipeline, tmp_path).replace(",", "")
+    rows = re.findall(r"^\| *(?:single|ddp) *\| *(\d+) \| *(\d+) \|", text, re.MULTILINE)
+    assert rows == [("1", "128"), ("1", "512"), ("1", "2048"), ("2", "32")]
 
 
 def test_a_label_has_the_length_of_a_point_only_where_that_tells_points_apart(
@@ -274,9 +286,9 @@ def test_points_that_differ_in_an_axis_are_paired_across_it(pipeline: Command, t
     assert_refused(pipeline(*both), 3, "share no timed configuration", cure)
     said = printed(pipeline, tmp_path, "--across", "momentum", "--html", tmp_path / "page.html")
     assert_says(
-        said, "B takes 2 times as long (median of 2 configurations, 2 times as long)", "- momentum: 0.9 in A, 0.5 in B"
+        said, "B takes 2 times as long (median of 2 configurations, 2 times as long)", "- momentum: 0.9 in A; 0.5 in B"
     )
-    assert_says((tmp_path / "page.html").read_text(), "0.9 in A, 0.5 in B")
+    assert_says((tmp_path / "page.html").read_text(), "0.9 in A; 0.5 in B")
     assert_refused(pipeline(*both, "--across", "momentun"), 2, "unknown axis 'momentun'; did you mean 'momentum'?")
     ambiguous = ("--across", "momentum", "batch_size_per_gpu")
     assert_refused(

@@ -127,8 +127,7 @@ def render_side(side: SideFacts) -> str:
 
 def differences_of(comparison: Comparison) -> dict[str, str]:
     """Return each fact in which the two differ, with both values, and the number of points that only one has."""
-    differences = {fact: tuple(map(" and ".join, sides)) for fact, sides in comparison.differences.items()}
-    said = {fact: f"{a} in A, {b} in B" for fact, (a, b) in differences.items()}
+    said = {fact: f"{', '.join(a)} in A; {', '.join(b)} in B" for fact, (a, b) in comparison.differences.items()}
     alone = {"A": comparison.only_in_a, "B": comparison.only_in_b}
     return said | {
         f"only in {letter}": pluralize(len(specs), "configuration") for letter, specs in alone.items() if specs
@@ -149,10 +148,11 @@ def terms_of(comparison: Comparison) -> Terms:
 
 
 def tables_of(comparison: Comparison) -> list[DisplayTable]:
-    """Return a table for each kind of time, with a row for each point."""
+    """Return a table for each kind of time, with a row for each point, by GPUs and batch size."""
     found = []
+    ordered = sorted(comparison.points, key=lambda point: [point.axes.get(axis) for axis in reversed(X_AXES)])
     for key, (heading, unit) in TIMES.items():
-        if points := [point for point in comparison.points if time_key(point.spec) == key]:
+        if points := [point for point in ordered if time_key(point.spec) == key]:
             found.append(name_texts(table_of_points(heading, unit, points), terms_of(comparison)))
     return found
 
