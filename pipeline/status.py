@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.plan.point_label import point_labels
+from pipeline.plan.point_label import describe_number, point_labels
 from pipeline.records.folder import FOLDER_HELP, Experiment, find_experiments, folder_or_newest, warn_of_open_folders
 from pipeline.records.outcomes import without_options
 from pipeline.submission.gpu_hours_estimate import find_comparable_attempts, predict_durations_s
@@ -157,7 +157,7 @@ def render_all(found: Mapping[str, Experiment], progress: PointsByExperiment, *,
 
 def render_overview(progress: PointsByExperiment, width: int) -> str:
     """Return a table with a line for each experiment: its points, their states, and why the first has no result."""
-    rows = [("experiment", "configurations", "states", "first reason")]
+    rows = [("experiment", "runs", "states", "first reason")]
     for name, points in progress.items():
         ended = (point for point in points if point.state.word not in (*RESULTS, *IN_FLIGHT, "missing"))
         reason = next((point.state.reason for point in ended), "").replace("\n", " ")
@@ -187,7 +187,7 @@ def render_experiment(experiment: Experiment, points: Sequence[PointProgress], s
     path of a log stays whole.
     """
     wrap = functools.partial(textwrap.wrap, break_on_hyphens=False, break_long_words=False)
-    lines = [f"{experiment.folder}: {errors.pluralize(len(points), 'configuration')}: {count_states(points)}"]
+    lines = [f"{experiment.folder}: {describe_number([point.spec for point in points])}: {count_states(points)}"]
     labels = point_labels([point.spec for point in points])
     running = [point.spec for point in points if point.started_unix_s is not None]
     earlier = find_comparable_attempts(running, experiment.folder.parent, gpu_of(points))

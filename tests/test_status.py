@@ -70,10 +70,10 @@ def test_of_several_experiments_there_is_a_line_each_with_the_first_reason(
     make_experiment(tmp_path / "out" / "planned", missing=[OK, OOM])
     answer = pipeline("status", tmp_path / "out", env=without_slurm(tmp_path))
     assert answer.stdout.splitlines()[:-1] == [
-        "experiment  configurations  states                            first reason",
-        "done                     1  1 ok",
-        "mine                     4  1 ok, 1 oom, 1 failed, 1 missing  rank 0: lost",
-        "planned                  2  2 missing",
+        "experiment  runs  states                            first reason",
+        "done           1  1 ok",
+        "mine           4  1 ok, 1 oom, 1 failed, 1 missing  rank 0: lost",
+        "planned        2  2 missing",
     ]
     narrow = pipeline("status", tmp_path / "out", env=without_slurm(tmp_path, COLUMNS="60")).stdout.splitlines()[:-1]
     assert (len(narrow), max(map(len, narrow)), narrow[2][-1]) == (4, 60, "…")

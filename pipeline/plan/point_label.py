@@ -11,8 +11,9 @@ import msgspec
 from pipeline.plan.axes import AXES, DECLARED, REMEDIES
 from pipeline.plan.model_names import is_image_model, short_model_name
 from pipeline.plan.script import UNSTATED_BY_SCRIPTS
-from pipeline.plan.spec import Spec
+from pipeline.plan.spec import Spec, without_repeat
 from pipeline.plan.strategies import STRATEGIES
+from pipeline.system.errors import pluralize
 
 MERIT = "figure of merit"
 IMAGES = "images"  # the unit of this project's own models
@@ -181,6 +182,13 @@ def words_of(axis: str) -> tuple[str, Mapping[Any, str]]:
     """Return the words for a value, "" where they are the axis and the value, and those for single values."""
     declared = DECLARED.get(axis)
     return (declared.words, declared.values) if declared else OTHER_WORDS.get(axis, ("", {}))
+
+
+def describe_number(points: Collection[Spec]) -> str:
+    """Return how many configurations these are, and of how many runs if some are repeated."""
+    number = len({*map(without_repeat, points)})
+    alike = pluralize(number, "configuration")
+    return alike if number == len(points) else f"{pluralize(len(points), 'run')} of {alike}"
 
 
 def describe_training(points: Iterable[Spec]) -> str:

@@ -28,6 +28,7 @@ from pipeline.plan.point_label import (
     OF_GPUS,
     Terms,
     describe_axis,
+    describe_number,
     describe_training,
     format_figure,
     in_terms,
@@ -58,7 +59,11 @@ MAX_TILES = 7
 MAX_SUGGESTIONS = 6
 MIN_SHARE = 0.5  # of the configurations, from which one limit is the verdict on the experiment
 VERDICTS = {rule.limit: rule.verdict for rule in RULES}
-EFFICIENCY_SHADES = ((0.85, "good"), (0.7, "fair"), (0.4, "poor"))
+EFFICIENCY_SHADES = (
+    *((0.85, "good", "85 or more"), (0.7, "fair", "70 to 85")),
+    *((0.4, "poor", "40 to 70"), (0, "bad", "below 40")),
+)
+"""From which efficiency on a cell has which shade, and what the key of the table says of it."""
 HOLLOW = "○"  # beside a figure that no answer uses
 
 
@@ -96,6 +101,11 @@ class HeatMap(NamedTuple):
     batch_sizes: Sequence[str]
     rows: Sequence[tuple[str, Sequence[HeatCell]]]
     note: str
+
+    @property
+    def is_shaded(self) -> bool:
+        """True if a cell has a shade, so that the table needs a key."""
+        return any(cell.shade for _, cells in self.rows for cell in cells)
 
 
 def tiles_of(answers: Sequence[Answer]) -> list[Tile]:
@@ -180,7 +190,7 @@ def heat_cell(rows: Sequence[Row]) -> HeatCell:
     if not is_fit_for_answer(row, "speedup"):
         return HeatCell(f"{text} {HOLLOW}", "", row["note"])
     return HeatCell(
-        text, next((name for least, name in EFFICIENCY_SHADES if efficiency >= least), "bad"), row["note"] or ""
+        text, next(shade for least, shade, _ in EFFICIENCY_SHADES if efficiency >= least), row["note"] or ""
     )
 
 
@@ -251,10 +261,13 @@ class Pages:
             hero = next((part for name in HERO_PLOTS for part in drawn if part.plot.name == name), None)
             sections = build_sections(found, said["answers"], [part for part in drawn if part is not hero])
             fates, glossary = list_fates(collected.outcomes, folder, logs), name_texts(GLOSSARY, collected.terms)
-            page = render_template("report.html.j2", said, sections=sections, hero=hero, fates=fates, glossary=glossary)
+            parts = {"sections": sections, "hero": hero, "fates": fates, "glossary": glossary}
+            page = render_template("report.html.j2", said, **parts, shades=EFFICIENCY_SHADES)
             files.replace_file_atomically(folder / REPORT_NAME, page.encode())
         self.written[name] = folder / REPORT_NAME
-        latest = max((record.started_at or "" for record in collected.records), default="")
+        manifest = found.experiment.read_manifest()
+        times = [one.submitted_at for one in manifest.submissions] if manifest else []
+        latest = max([*times, *(record.started_at or "" for record in collected.records)], default="")
         self.entries.append(said | {"href": address_of(folder / REPORT_NAME, self.root), "latest": latest})
 
     @property
@@ -360,7 +373,7 @@ def facts_of(collected: CollectedOutcomes) -> dict[str, str]:
         **conditions_of(collected.outcomes),
         **{label: stated.get(label) for label in VERSIONS},
     }
-    return {label: value for label, value in said.items() if value}
+    return {label: value.removeprefix(f"{label} ") for label, value in said.items() if value}  # "input not stated"
 
 
 def data_links(found: CollectedExperiment, names: Iterable[str]) -> list[tuple[str, str]]:
@@ -409,7 +422,8 @@ def describe_counts(collected: CollectedOutcomes) -> str:
         **{"missing": coverage.missing, "rejected": coverage.rejected},
     }
     stated = ", ".join(f"{number:,} {word}" for word, number in counts.items() if number)
-    return f"{pluralize(coverage.expected, 'configuration')}: {stated}" if coverage.expected else "no configurations"
+    number = describe_number([outcome.spec for outcome in collected.outcomes])
+    return f"{number}: {stated}" if coverage.expected else "no configurations"
 
 
 def describe_cost(rows: Iterable[Row]) -> list[str]:

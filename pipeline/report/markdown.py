@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from pipeline.figures.pooling import group_pairs
-from pipeline.plan.point_label import Terms, in_terms, point_labels
+from pipeline.plan.point_label import Terms, describe_number, in_terms, point_labels
 from pipeline.records.outcomes import CollectedOutcomes, PointOutcome
 from pipeline.report.display import MAX_WIDTH, DisplayOptions, DisplayTable, display_tables
 from pipeline.report.provenance import describe_provenance
@@ -79,8 +79,9 @@ def render_answers(answers: Sequence[Answer]) -> str:
 def render_coverage(collected: CollectedOutcomes, width: int = MAX_WIDTH) -> str:
     """Return the number of points in each status, and a line for each point without a result."""
     coverage = collected.coverage
+    number = describe_number([outcome.spec for outcome in collected.outcomes])
     line = (
-        f"{pluralize(coverage.expected, 'configuration')} expected: {coverage.ok:,} ok, {coverage.oom:,} OOM, "
+        f"{number} expected: {coverage.ok:,} ok, {coverage.oom:,} OOM, "
         f"{coverage.failed:,} failed, {coverage.missing:,} missing, {coverage.rejected:,} rejected."
     )
     counts = {word: getattr(coverage, word) for word in ("superseded", "duplicate", "foreign")}

@@ -37,6 +37,7 @@ from pipeline.figures.notes import make_note
 from pipeline.figures.pooling import SHARED_NODE
 from pipeline.figures.scaling import NO_BASELINE
 from pipeline.plan.point_label import OF_GPUS
+from pipeline.records.folder import Submission
 from pipeline.records.record import Environment, Gpu, Record
 from pipeline.report import html
 from pipeline.report.collected import csv_text
@@ -167,6 +168,18 @@ def test_the_index_has_the_latest_first_with_its_conditions(tmp_path: Path) -> N
     )
     assert re.findall(r"(\w+)</a>", text) == ["new", "old", "bare"]
     assert "bf16; graph; images on the device; resnet18 on cifar10" in text
+
+
+def test_an_experiment_that_was_just_submitted_is_the_first_of_the_index(pipeline: Command, tmp_path: Path) -> None:
+    """It has no record yet, and stood last."""
+    record = msgspec.structs.replace(make_record(), started_at="2026-11-21T10:00:00Z")
+    make_experiment(tmp_path / "measured", record)
+    submission = Submission("0" * 32, "slurm", "2026-11-22T10:00:00Z")
+    make_experiment(tmp_path / "submitted", missing=[make_spec()], submissions=[submission])
+    make_experiment(tmp_path / "untold", missing=[make_spec()])
+    pipeline("collect", tmp_path)
+    index = (tmp_path / "index.html").read_text()
+    assert re.findall(r"(\w+)</a>", index) == ["submitted", "measured", "untold"]
 
 
 def test_the_conditions_say_which_steps_have_compiled_blocks() -> None:
@@ -325,6 +338,17 @@ def test_an_efficiency_that_cannot_be_is_blank_and_one_that_no_answer_uses_marke
     ((_, cells),) = found.rows
     assert [(cell.text, cell.title[: len(title)]) for cell in cells] == [(text, title)] * 2
     assert ("Not used in the answers" in found.note) is ("○" in text)
+    assert found.is_shaded is (text == "100"), "else no cell has a shade, and no key is needed"
+
+
+def test_the_shades_of_efficiency_have_a_key(tmp_path: Path) -> None:
+    axes = [{}, {"strategy": "ddp", "num_gpus": 2}]
+    found = [make_record(make_spec(batch_size_per_gpu=size, **one)) for size in (32, 64) for one in axes]
+    page = write_page(tmp_path / "x", *found).read_text()
+    key = re.findall(r'<span class="shade (\w+)">([^<]*)', page)
+    assert key == [(shade, words) for _, shade, words in html.EFFICIENCY_SHADES]
+    shades = [f'class="{shade}"' for _, shade, _ in html.EFFICIENCY_SHADES]
+    assert [page.count(shade) for shade in shades] == [0, 0, 2, 0], "50 % twice: both have the same epoch time"
 
 
 def test_a_series_without_a_figure_has_no_row() -> None:

@@ -12,6 +12,7 @@ from factories import (
     make_measurement,
     make_record,
     make_spec,
+    resolved,
 )
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -313,8 +314,9 @@ def test_the_digest_of_the_source_stands_in_for_a_commit_that_git_could_not_give
 
 
 def test_a_thousand_points_have_a_separator() -> None:
-    text = render_coverage(CollectedOutcomes([], Coverage(10_000, 9_999, 0, 0, 1, 0, 0, 0, 0), []))
-    assert text.startswith("10,000 configurations expected: 9,999 ok, 0 OOM, 0 failed, 1 missing")
+    outcomes = resolved(missing=[make_spec(seed=number) for number in range(2_000)]).outcomes
+    text = render_coverage(CollectedOutcomes(outcomes, Coverage(2_000, 1_999, 0, 0, 1, 0, 0, 0, 0), []))
+    assert text.startswith("2,000 runs of 1 configuration expected: 1,999 ok, 0 OOM, 0 failed, 1 missing")
 
 
 SIGNS = r"""\ ~ ^ & % $ # _ { } < > | " [ ] * -- --- `` '' ,, ?` ±"""
