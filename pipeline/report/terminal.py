@@ -6,19 +6,32 @@ Of several experiments it is a table for each question with a line an experiment
 import itertools
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.figures.pooling import group_pairs
-from pipeline.plan.point_label import NAMING_AXES, Terms, describe_point, in_terms
+from pipeline.plan.point_label import NAMING_AXES, Terms, describe_number, describe_point, in_terms
 from pipeline.report.claims import NO_RESULT, Tile
 from pipeline.report.collected import CollectedExperiment
 from pipeline.report.display import MAX_WIDTH, STATUS_WORDS, DisplayColumn, DisplayOptions, DisplayTable, display_tables
 from pipeline.report.markdown import describe_oom, escape_markdown, list_gaps, name_source, render_coverage, wrap
 from pipeline.report.provenance import conditions_of, describe_setting
+from pipeline.report.q3 import Q3
+from pipeline.report.q4 import EPOCH
 from pipeline.report.questions import TOPICS, Answer, not_asked
-from pipeline.report.table import AXIS_HEADINGS, EPOCH_TIME, GLOBAL_BATCH, SPEEDUP, Row, Rows, Tables
+from pipeline.report.table import (
+    AXIS_HEADINGS,
+    EPOCH_TIME,
+    EXPOSED,
+    GLOBAL_BATCH,
+    SPEEDUP,
+    TEST_ACCURACY,
+    Row,
+    Rows,
+    Tables,
+)
 from pipeline.system.errors import pluralize
 
 MAX_ROWS = 16  # of a table
@@ -31,8 +44,10 @@ LOST = {STATUS_WORDS[status] for status in NO_RESULT}
 NO_LIMIT = 10_000  # characters
 CPU_COMMANDS = ("submit --grid own-model", "ddpscale run")  # which run without GPUs, too
 GAP = "  "  # between two columns
-AXES = (*AXIS_HEADINGS.values(), GLOBAL_BATCH.heading)
-MAIN = (SPEEDUP.heading, EPOCH_TIME.heading)  # the figures that come first and are never dropped
+AXES = (*AXIS_HEADINGS.values(), GLOBAL_BATCH.heading, EPOCH.heading)
+SHARE = Q3.column("comm_share_subtraction")
+MAIN = [column.heading for column in (SPEEDUP, EPOCH_TIME, EXPOSED, SHARE, TEST_ACCURACY)]
+"""The figures that answer a question: they come first, and the first one is never dropped."""
 INTERVAL = re.compile(r" \([^()]* to [^()]*\)\Z")
 ESCAPED = re.compile(r"\\([!-/:-@\[-`{-~])")  # what a reader of Markdown sees without the backslash
 
@@ -53,7 +68,7 @@ def summarize(name: str, found: CollectedExperiment, answers: Sequence[Answer], 
     collected, coverage = found.collected, found.collected.coverage
     tiles = {answer.question: [tile for tile in answer.tiles if tile.figure][:1] for answer in answers}
     gaps = f", {coverage.num_gaps:,} without a result" if coverage.num_gaps else ""
-    counts = pluralize(coverage.expected, "configuration") + gaps
+    counts = describe_number([outcome.spec for outcome in collected.outcomes]) + gaps
     stated = conditions_of(collected.outcomes).values()
     conditions = [condition for condition in stated if condition != "eager"]  # which goes without saying
     path = str(page or existing_report(found) or found.experiment.folder)
@@ -143,9 +158,9 @@ def main_tables(found: CollectedExperiment, other_rows: Tables) -> list[DisplayT
 def table_lines(table: DisplayTable, max_rows: int, width: int, terms: Terms) -> list[str]:
     """Return the lines of a table that is no wider than `width`, as far as what is never left out allows.
 
-    That is what tells the rows apart, the longest text cut where it must be, and the first of speed-up and time. Then
-    come the second, other figures, intervals, notes, and last columns of one value. The note of a row without a result
-    comes before other figures.
+    That is what tells the rows apart, the longest text cut where it must be, and the first figure that answers. Then
+    come other figures that do, their intervals, notes and n, which say how far to trust them; then the rest, each
+    before its interval, and last columns of one value. The note of a row without a result comes before intervals.
     """
     parts = [(column.heading.replace("±", "+/-"), column) for column in table.columns]  # in ASCII
     columns = {heading: DisplayColumn(heading, column.cells[:max_rows], column.kind) for heading, column in parts}
@@ -164,17 +179,19 @@ def table_lines(table: DisplayTable, max_rows: int, width: int, terms: Terms) ->
     wanted = [
         *(plain[name] for name in main),
         *(notes if any(is_lost) else []),
-        *(plain[name] for name in varying),
-        *(columns[name] for name in varying),
+        *(columns[name] for name in main),
         *notes,
+        *(columns[name] for name in columns if name == "n"),
+        *(form[name] for name in varying for form in (plain, columns)),
         *columns.values(),
     ]
     shown = {heading: plain[heading] for heading in (*telling_apart(axes, columns), *main[:1])}
     over = max(total_width(shown.values()) - width, 0)
     texts = [column for column in shown.values() if column.kind == "text"]
     for column in sorted(texts, key=width_of)[-1:]:
-        cells = [cut(cell, max(width_of(column) - over, MIN_NOTE)) for cell in column.cells]
-        shown[column.heading] = column._replace(cells=cells)
+        most = max(width_of(column) - over, MIN_NOTE)
+        heading = " ".join(cut(word, most) for word in column.heading.split())
+        shown[column.heading] = column._replace(heading=heading, cells=[cut(cell, most) for cell in column.cells])
     for column in wanted:
         wider = {**shown, column.heading: column}
         shown = wider if total_width(wider.values()) <= width else shown
@@ -272,9 +289,10 @@ def render_overview(summaries: Sequence[Summary], index: Path | None, width: int
         own = [(summary, tile) for summary in summaries for tile in summary.tiles.get(question, ())]
         if not own:
             continue
+        label, _ = Counter(tile.label for _, tile in own).most_common(1)[0]  # stands above, and once
         texts = {
             question: [cut(summary.name, width // 2) for summary, _ in own],
-            "answer": [str(tile) for _, tile in own],
+            label: [str(tile).removeprefix(label).lstrip(":, ") for _, tile in own],
             "conditions": [", ".join([*summary.conditions, *tile.badges]) for summary, tile in own],
         }
         columns = [DisplayColumn(heading, cells, "text") for heading, cells in texts.items()]
