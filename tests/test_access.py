@@ -212,7 +212,7 @@ def test_a_member_of_the_group_gets_the_status_without_the_logs(tmp_path: Path) 
     experiment.log_folder(SUBMISSION).chmod(0o700)
     answer = run_unprivileged("status", tmp_path, group=65533)
     assert answer.returncode == 0, answer.stderr
-    assert answer.stdout.startswith(f"{experiment.folder}: 2 configurations: 1 ok, 1 unknown")
+    assert answer.stdout.startswith(f"{experiment.folder}: 2 runs of 1 configuration: 1 ok, 1 unknown")
     assert run_unprivileged("status", tmp_path, group=65532).returncode == 2
 
 

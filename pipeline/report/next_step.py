@@ -511,6 +511,7 @@ LIMIT_WORDS = {
     UNEXPLAINED.limit: "what several $GPUs cost, not measured",
     WRAPPER.limit: "the strategy's overhead",
     "launches": "kernel launches",
+    "a late rank": "a straggler",
 }
 NEXT_STEP = (
     Column(

@@ -49,7 +49,7 @@ PROPOSAL = Table(
         Column("none_hidden_gpu_hours", "none hidden [h]", "The same, with the longer all-reduces of the ring model."),
     ),
     View("Weak scaling: every $GPU keeps its batch"),
-    View("Strong scaling: the $images a step stay the same", hidden_axes=("batch_size_per_gpu",)),
+    View("Strong scaling: the global batch size stays the same", hidden_axes=("batch_size_per_gpu",)),
     View(
         "Beyond what was measured: $GPU-hours of two models, without an interval",
         keys=("gpu_hours", "no_change_gpu_hours", "none_hidden_gpu_hours"),

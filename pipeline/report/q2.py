@@ -122,8 +122,8 @@ Q2 = Table(
     ),
     View(
         "Q2: strong scaling, global batch fixed",
-        "Strong scaling: the $images a step stay the same, so each of N $GPUs gets 1/N of them. Speed-up is against "
-        "one $GPU with all of them. Karp-Flatt estimates the serial share of the work; below 0 or above 1 it is no "
+        "Strong scaling: the global batch size stays the same, so each of N $GPUs gets 1/N of it. Speed-up is against "
+        "one $GPU with the whole batch. Karp-Flatt estimates the serial share of the work; below 0 or above 1 it is no "
         "share.",
         scaled("strong", "global_batch_size"),
         hidden_axes=("batch_size_per_gpu",),

@@ -149,7 +149,7 @@ COMMUNICATION = Table(
         Column(
             "straggler_wait_time_s",
             "",
-            "Mean time of the ranks in a collective minus the shortest, summed: one late rank may count in each.",
+            "Mean time of the ranks in a collective minus the shortest, summed: one straggler may count in each.",
         ),
         INTERVAL._replace(heading=""),
         INTERVAL_OVER,

@@ -270,7 +270,7 @@ def axes_of(point: PooledPoint) -> dict[str, Any]:
     return {axis: list(value) if isinstance(value, tuple) else value for axis, value in axes.items()}
 
 
-GLOBAL_BATCH = Column("global_batch_size", "$images a step", "Samples per step over all GPUs.", is_set=True)
+GLOBAL_BATCH = Column("global_batch_size", "global batch", "Samples per step over all GPUs.", is_set=True)
 STATUS = Column("status", "", "The status of the configuration: ok, oom, failed, rejected or missing.")
 PLACE = (GLOBAL_BATCH._replace(heading=""), STATUS)
 REMEDIES = Column("remedies", "", "Remedies for training with large batches.")

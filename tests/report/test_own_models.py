@@ -133,9 +133,7 @@ def test_a_page_has_the_words_of_the_model_in_titles_too(pipeline: Command, tmp_
     make_experiment(tmp_path / "x", *found)
     assert pipeline("collect", tmp_path).returncode == 0
     text = re.sub(r"data:[^\"]+|<style.*?</style>", "", (tmp_path / "x" / "report.html").read_text(), flags=re.DOTALL)
-    assert_says(
-        text, "Tokens/s against samples a step", "Test loss after 4 epochs", "The axis of the test loss does not"
-    )
+    assert_says(text, "Tokens/s against global batch", "Test loss after 4 epochs", "The axis of the test loss does not")
     assert re.findall(r"[^.]*(?:\bimage|accurac|remed|figure of merit)[^.]*", text, re.IGNORECASE) == []
 
 

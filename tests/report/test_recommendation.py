@@ -35,6 +35,7 @@ from rendered import (
 
 from pipeline.figures.intervals import median_time
 from pipeline.plan.axes import AXIS_DEFAULTS
+from pipeline.plan.point_label import in_terms
 from pipeline.records.record import Environment, Gpu, GpuWindow, Record, Telemetry
 from pipeline.report.claims import sample_time
 from pipeline.report.next_step import (
@@ -43,6 +44,7 @@ from pipeline.report.next_step import (
     COMPRESSION,
     EFFORT_AXES,
     GATHERS,
+    LIMIT_WORDS,
     NOTHING_FOUND,
     RULES,
     Change,
@@ -325,7 +327,8 @@ def test_the_table_in_the_docs_is_that_of_the_rules() -> None:
     assert len(rows) == len(RULES)
     for (limit, share, measured_by, step), rule in zip(rows, RULES, strict=True):
         threshold = f"{100 * rule.threshold:g} %" if rule.threshold else ""
-        assert (limit, share, measured_by) == (rule.limit, threshold, rule.measured_by)
+        words = in_terms(LIMIT_WORDS.get(rule.limit, rule.limit))
+        assert (limit, share, measured_by) == (words, threshold, rule.measured_by)
         changes = " or ".join(change.words for change in rule.changes)
         assert step == (changes or rule.otherwise)
 
