@@ -18,7 +18,7 @@ from pipeline.report.collected import CollectedExperiment
 from pipeline.report.display import MAX_WIDTH, STATUS_WORDS, DisplayColumn, DisplayOptions, DisplayTable, display_tables
 from pipeline.report.markdown import describe_oom, escape_markdown, list_gaps, name_source, render_coverage, wrap
 from pipeline.report.provenance import conditions_of, describe_setting
-from pipeline.report.q3 import Q3
+from pipeline.report.q3 import COMMUNICATION, Q3
 from pipeline.report.q4 import EPOCH
 from pipeline.report.questions import TOPICS, Answer, not_asked
 from pipeline.report.table import (
@@ -45,8 +45,8 @@ NO_LIMIT = 10_000  # characters
 CPU_COMMANDS = ("submit --grid own-model", "ddpscale run")  # which run without GPUs, too
 GAP = "  "  # between two columns
 AXES = (*AXIS_HEADINGS.values(), GLOBAL_BATCH.heading, EPOCH.heading)
-SHARE = Q3.column("comm_share_subtraction")
-MAIN = [column.heading for column in (SPEEDUP, EPOCH_TIME, EXPOSED, SHARE, TEST_ACCURACY)]
+SHARES = (COMMUNICATION.column("exposed_comm_share"), Q3.column("comm_share_subtraction"))
+MAIN = [column.heading for column in (SPEEDUP, EPOCH_TIME, EXPOSED, *SHARES, TEST_ACCURACY)]
 """The figures that answer a question: they come first, and the first one is never dropped."""
 INTERVAL = re.compile(r" \([^()]* to [^()]*\)\Z")
 ESCAPED = re.compile(r"\\([!-/:-@\[-`{-~])")  # what a reader of Markdown sees without the backslash
