@@ -37,7 +37,7 @@ from pipeline.plan.script import (
 )
 from pipeline.plan.spec import Spec
 from pipeline.plan.strategies import STRATEGIES
-from pipeline.system.errors import CommandError, suggest_name
+from pipeline.system.errors import PATTERN_ERROR, CommandError, suggest_name
 from pipeline.system.files import read_bounded
 
 SHIPPED_GRIDS = package_files.files("pipeline") / "templates" / "grids"
@@ -475,12 +475,15 @@ def explain_type_error(error: msgspec.ValidationError, axis: str | None = None) 
     choices = [leaf for leaf in leaves_of(GRID_TYPES.get(re.split(r"\W", name)[0])) if isinstance(leaf, str)]
     if choices and (given := re.fullmatch("Invalid enum value '(.*)'", problem)):
         return f"unknown {name} {given[1]!r}; {suggest_name(given[1], choices)}"
+    if problem == PATTERN_ERROR:
+        return f"{name} has a control character, such as a line break in the name of a folder; remove it."
+    problem, is_length = re.subn("`str` of length", "`str`", problem)
     found = re.fullmatch(r"Expected `([^`]+)`(?: ([<>]=?) (\S+?))?(?:, got `(\w+)`)?", problem)
     if found is None:  # a sentence of ours
         return f"{problem.removesuffix('.')}."
     if choices:
         return f"{name} must be one of {', '.join(choices)}."
     wanted = " or ".join(TYPE_WORDS.get(word, word) for word in found[1].split(" | "))
-    limit = f" {BOUND_WORDS[found[2]]} {found[3]}" if found[2] else ""
+    limit = f" {BOUND_WORDS[found[2]]} {found[3]}" + " characters" * is_length if found[2] else ""
     but = f", and is {TYPE_WORDS.get(found[4], found[4])}" if found[4] and axis is None else ""
     return f"{name} must be {wanted}{limit}{but}; correct it."

@@ -13,14 +13,12 @@ import msgspec
 from pipeline.plan.spec import OOM_MAY_DIFFER, RUN_ID_PATTERN, Spec, alike_key
 from pipeline.records.record import FORMER_VERSIONS, SCHEMA_VERSION, Failure, Record, Status
 from pipeline.system import files
-from pipeline.system.errors import NO_CONTROL_CHARACTERS, redact_credentials
+from pipeline.system.errors import PATTERN_ERROR, redact_credentials
 
 MAX_RECORD_BYTES = 1_000_000
 RECORD_NAME_PATTERN = re.compile(rf"({RUN_ID_PATTERN})\.(\d{{1,6}})\.json")
 # matches line breaks in a list of numbers, which are removed, and (as group 1) strings, which are kept
 NUMBER_LIST_LINE_BREAK = re.compile(rb'("(?:[^"\\]|\\.)*")|(?<=[\[,])\s+(?=-?\d)|(?<=\d)\s+(?=\])')
-
-PATTERN_ERROR = f"Expected `str` matching regex {NO_CONTROL_CHARACTERS!r}"  # as msgspec says it
 
 
 class RejectedFile(NamedTuple):

@@ -102,8 +102,8 @@ def say_lost(log: Path) -> str:
     tail = read_log_tail(log)
     last = tail.rstrip().rpartition("\n")[2]
     if full := full_disk_hint(tail) or full_disk_now(log.parent):
-        return f"no record; {full}; see {log}"
-    return f"no record; see {log}" + (f" ({last})" if last.startswith("error: ") else "")
+        return f"no record: {full}; see {log}"
+    return f"no record: see {log}" + (f" ({last})" if last.startswith("error: ") else "")
 
 
 def open_log(folder: Path, element: Sequence[Spec]) -> Path:

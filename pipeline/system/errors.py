@@ -30,6 +30,7 @@ USERS_UMASK = "DDPSCALE_UMASK"
 CONTROL_CHARACTERS = r"\x00-\x1f\x7f-\x9f\u2028\u2029"  # a range of a regular expression
 CONTROL_CHARACTER = re.compile(f"[{CONTROL_CHARACTERS}]")
 NO_CONTROL_CHARACTERS = rf"\A[^{CONTROL_CHARACTERS}]*\Z"
+PATTERN_ERROR = f"Expected `str` matching regex {NO_CONTROL_CHARACTERS!r}"  # as msgspec says it
 ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # of a terminal: a colour
 NOT_ASCII_TEXT = re.compile(r"[^\x20-\x7e\n\t]")
 REDACTED = "<redacted>"

@@ -402,6 +402,13 @@ def points_of(script: str, **block: object) -> tuple[Spec, ...]:
     return expand_grid(GridFile("script", [lists], base={"script": script, "device": "cpu"})).points
 
 
+def test_a_script_whose_command_no_record_can_hold_is_refused(folder: Path) -> None:
+    said = refusal_of(lambda: points_of("train.py '\x85'"))
+    assert said.endswith("script has a control character, such as a line break in the name of a folder; remove it.")
+    said = refusal_of(lambda: points_of(f"train.py {'x' * 4000}"))
+    assert said.endswith("script must be text of at most 4000 characters; correct it.")
+
+
 def test_several_batch_sizes_of_a_script_that_is_not_told_which_are_refused(folder: Path) -> None:
     with pytest.raises(CommandError, match=r"not told which batch size \(8, 16\); write \{batch_size_per_gpu\}"):
         expand_grid(

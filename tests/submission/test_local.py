@@ -115,7 +115,7 @@ def test_a_point_without_a_record_is_said_with_the_error_that_its_log_ends_with(
         full: f"the disk is full: free space on it, and submit again; see {log}",
     }.items():
         log.write_text(f"x: starting\n{text}")
-        assert say_lost(log) == f"no record; {said}"
+        assert say_lost(log) == f"no record: {said}"
 
 
 @pytest.mark.fault("F27")
@@ -128,7 +128,7 @@ def test_a_launcher_that_is_killed_leaves_no_rank_behind(tmp_path: Path) -> None
     os.kill(launcher, signal.SIGKILL)
     wait_for(lambda: not {str(pid) for pid in ranks} & set(os.listdir("/proc")), timeout_s=60)
     _, said = driver.communicate(timeout=120)
-    (log,) = re.findall(r"no record; see (.*\.log) after", said)
+    (log,) = re.findall(r"no record after .+: see (.*\.log)", said)
     assert (Path(log).is_file(), driver.returncode) == (True, 1), said
     assert "1 of 2 configurations have no result; see python -m pipeline.status" in said
     record = only_record(Experiment(tmp_path / "two"))  # of the second point
