@@ -17,6 +17,7 @@ from pipeline.plan.model_names import BUILT_IN_MODELS, TORCHVISION, ClassPlace, 
 from pipeline.plan.script import read_command
 from pipeline.plan.spec import Spec
 from pipeline.system import files
+from pipeline.system.command_line import command_name
 from pipeline.system.errors import CommandError, suggest_name
 
 MAX_SOURCE_BYTES = 2_000_000
@@ -115,7 +116,9 @@ def check_own_class(own: ClassPlace, options: Iterable[str], folder: Path) -> No
     bound = bound_names(source)
     if own.name not in bound and "*" not in bound:
         classes = [node.name for node in source.body if isinstance(node, ast.ClassDef)]
-        raise CommandError(f"{path} has no class {own.name!r}; {suggest_name(own.name, classes or ['none'])}")
+        without = f"it has none; {command_name('init')} writes one that runs."
+        cure = suggest_name(own.name, classes) if classes else without
+        raise CommandError(f"{path} has no class {own.name!r}; {cure}")
     check_options(own, read_class(source, own.name), options, path)
 
 

@@ -87,7 +87,7 @@ WIDE = SMALLEST + "\n\nclass Wide(BASE): ..."
         ("absent.py:Tiny", SMALLEST, "", "absent.py is no file; give the file of your model"),
         ("tiny.py:Tny", SMALLEST, "", "has no class 'Tny'; did you mean 'Tiny'?"),
         ("tiny.py:Tiny", "def (:", "", "tiny.py, line 1: invalid syntax; correct it."),
-        ("tiny.py:Tiny", "x = 1\n", "", "has no class 'Tiny'; choose one of none."),
+        ("tiny.py:Tiny", "x = 1\n", "", "has no class 'Tiny'; it has none; "),
         ("absent.models:Tiny", SMALLEST, "", "there is no module 'absent' in "),
         ("os.absent:Tiny", SMALLEST, "", "there is no module 'os.absent' in "),
         ("tiny.json:Tiny", SMALLEST, "", "there is no module 'tiny.json' in "),
