@@ -75,6 +75,7 @@ LAUNCHER_VARIABLES = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
+WANTS_LAUNCHER = (*LAUNCHER_VARIABLES, "distributed", "process group")  # words of an error for want of the variables
 SERVER = "server"  # key of the file store
 
 T = TypeVar("T")
@@ -206,9 +207,9 @@ class ScriptRank:
         return dict(json.loads(self.report.read_bytes())) if self.report.exists() else {}
 
     def needs_launcher_variables(self) -> bool:
-        """True if the script failed before its first update for want of a variable of torchrun."""
+        """True if the script failed before its first update, and its error may be for want of variables of torchrun."""
         report = self.read_report()
-        return not report.get("updates") and any(name in report.get("text", "") for name in LAUNCHER_VARIABLES)
+        return not report.get("updates") and any(word in report.get("text", "") for word in WANTS_LAUNCHER)
 
     def explain_exit(self, exit_code: int) -> ScriptProblem:
         """Return why the script gave no measurement, with the last line that it printed."""

@@ -431,6 +431,27 @@ def test_a_script_that_trains_too_little_or_elsewhere_is_told_so(
 
 
 @pytest.mark.training
+@pytest.mark.parametrize(
+    ("error", "is_tried_again"),
+    [
+        ("KeyError: 'LOCAL_RANK'", True),
+        ("Using fsdp only works in distributed training.", True),  # a Trainer
+        ("Default process group has not been initialized, please make sure to call init_process_group.", True),
+        ("no data", False),
+    ],
+)
+def test_one_process_that_fails_for_want_of_the_variables_of_torchrun_starts_again_with_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, error: str, is_tried_again: bool
+) -> None:
+    lines = f"if 'TORCHELASTIC_USE_AGENT_STORE' not in os.environ: raise RuntimeError({error!r})\nwhile True: update()"
+    (found,) = run_ranks(folder, TRAIN + lines, monkeypatch)
+    assert isinstance(found, Measurement) is is_tried_again, found
+    if isinstance(found, Measurement):
+        assert found.script is not None
+        assert found.script.has_launcher_variables
+
+
+@pytest.mark.training
 def test_a_merit_that_is_no_number_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A training that diverges says one. Its times are measured."""
     lines = "import ddpscale\nwhile True: update(), ddpscale.merit(float('nan'), 'accuracy')"
