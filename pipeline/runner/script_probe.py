@@ -59,8 +59,8 @@ class Probe:
         self.num_all_passes = 0  # of all optimizers, since the start of a block's timed part
         self.num_passes_uncounted = 0  # of these, before the update whose FLOPs are counted
         self.num_others = 0  # steps of other optimizers since the last update
-        self.fetched: dict[int, Counter[int]] = {}  # batches since the last update, by data set: others evaluate
-        self.last_data = 0  # from which the last batch came: that of the training, at an update
+        self.fetched: dict[int, Counter[int]] = {}  # batches since the last update, by loader: others evaluate
+        self.last_loader = 0  # from which the last batch came: that of the training, at an update
         self.autocast: Counter[str] = Counter()
         self.unit = ""
         self.merit: tuple[float | None, str, str] | None = None  # the last one
@@ -113,7 +113,7 @@ class Probe:
         self.count_flops()
         mark = self.mark()
         self.num_passes += num_passes
-        self.sizes += self.fetched.pop(self.last_data, Counter())
+        self.sizes += self.fetched.pop(self.last_loader, Counter())
         self.fetched.clear()
         if self.left > self.block["updates"]:
             return
@@ -132,7 +132,7 @@ class Probe:
         """
         if self.counter is not None:
             items = sum(map(float, self.items)) if self.items else None
-            sizes = sorted(self.fetched.get(self.last_data, Counter()).items())
+            sizes = sorted(self.fetched.get(self.last_loader, Counter()).items())
             num_passes = self.num_all_passes - self.num_passes_uncounted
             self.flops = [self.counter.flops, items, sorted(self.counter.without_formula), sizes, num_passes]
             self.stop_counter()
@@ -162,17 +162,17 @@ class Probe:
         names = (type(optimizer).__name__, str([*self.optimizers].index(id(optimizer)) + 1))
         return self.update_by is None or self.update_by in names
 
-    def next_batch(self, fetch: Callable[[Any], Any], loader: Any) -> Any:
+    def next_batch(self, fetch: Callable[[Any], Any], iterator: Any) -> Any:
         """Return the loader's next batch; note its size, and how long host and device wait for it."""
         if self.is_skipping:
-            return fetch(loader)
+            return fetch(iterator)
         started_ns, before = time.perf_counter_ns(), self.mark()
-        batch = fetch(loader)
+        batch = fetch(iterator)
         self.wait_ns += time.perf_counter_ns() - started_ns
         self.waits.append((before, self.mark()))
-        size, self.last_data = size_of(batch, self.torch.Tensor), id(loader._dataset)
+        size, self.last_loader = size_of(batch, self.torch.Tensor), id(iterator._index_sampler)
         if size is not None:
-            self.fetched.setdefault(self.last_data, Counter())[size] += 1
+            self.fetched.setdefault(self.last_loader, Counter())[size] += 1
         return batch
 
     def pass_back(self, backward: Callable[..., Any], *words: Any, **named: Any) -> Any:
@@ -456,7 +456,7 @@ def install(torch: Any, config: Mapping[str, Any]) -> Probe:
             probe.autocast[str(own.fast_dtype).removeprefix("torch.")] += 1
         return enter(own)
 
-    iterator.__next__ = lambda loader: probe.next_batch(fetch, loader)
+    iterator.__next__ = lambda own: probe.next_batch(fetch, own)
     scaler.step = lambda own, *words, **named: probe.scaled_step(step, own, *words, **named)
     region.__enter__ = enter_autocast
     torch.autograd.backward = lambda *words, **named: probe.pass_back(backward, *words, **named)  # of a tensor, too

@@ -452,6 +452,25 @@ def test_one_process_that_fails_for_want_of_the_variables_of_torchrun_starts_aga
 
 
 @pytest.mark.training
+def test_batches_of_an_evaluation_on_the_data_of_the_training_do_not_count(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = """
+data = torch.randn(64, 4)
+train, test = (torch.utils.data.DataLoader(data, batch_size=size) for size in (1, 16))
+while True:
+    for batch in train:
+        update()
+        for batch in test:
+            pass
+"""
+    (found,) = run_ranks(folder, TRAIN + lines, monkeypatch)
+    assert isinstance(found, Measurement), found
+    assert found.script is not None
+    assert (found.script.batch_size, found.script.batches_per_update) == (1, 1.0)
+
+
+@pytest.mark.training
 def test_a_merit_that_is_no_number_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A training that diverges says one. Its times are measured."""
     lines = "import ddpscale\nwhile True: update(), ddpscale.merit(float('nan'), 'accuracy')"
