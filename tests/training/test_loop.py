@@ -1,7 +1,6 @@
 """Training: what an epoch does, counts and times, and known answers with large batches."""
 
 import itertools
-import json
 import math
 import time
 from collections.abc import Iterator
@@ -515,18 +514,11 @@ TINY += ["batch_size_per_gpu=16,64", "reference_batch_size=16", "learning_rate=0
 def test_the_study_runs_in_small_on_a_cpu(pipeline: Command, tmp_path: Path) -> None:
     where = ("--cluster", "local", "--outputs", str(tmp_path), "--points-per-element", "6")
     assert pipeline("submit", "--grid", "q4-study", *where, "--set", *TINY).returncode == 0
-    collected = pipeline("collect", tmp_path, "--format", "json", "--target-accuracy", "0.05")
-    tables = json.loads(collected.stdout)["experiments"]["q4-study"]
-    rows = tables["time_to_target"]
-    assert [(row["global_batch_size"], len(row["remedies"])) for row in rows] == [
-        (size, num_remedies) for size in (16, 64) for num_remedies in (0, 2, 4)
-    ]
-    assert [row["learning_rate"] for row in rows] == pytest.approx([0.02, 0.02, 0.02, 0.02, 0.08, 0.08])
-    assert all(row["reached"] == "1 of 1" and row["target_efficiency"] > 0 for row in rows)
-    assert sum(row["soonest"] is not None for row in rows) == 1
-    assert [row["epoch"] for row in tables["Q4"]] == [1, 2] * 6
     (found, _) = load_folder(tmp_path / "q4-study" / "records")
+    rates = [(record.spec.global_batch_size, peak_learning_rate(record.spec)) for record in found]
+    assert sorted(rates) == [(16, 0.02)] * 3 + [(64, 0.02)] + [(64, pytest.approx(0.08))] * 2
     for record in found:
         first, second = measurement_of(record).epochs
         assert max(first.peak_learning_rate or 0, second.peak_learning_rate or 0) == peak_learning_rate(record.spec)
         assert second.first_learning_rate == learning_rate_at(record.spec, record.spec.steps_per_epoch)
+        assert None not in (second.loss, second.test_accuracy)
