@@ -339,16 +339,24 @@ def test_q4_shows_final_accuracy_and_time_to_target_by_batch_size() -> None:
     assert time.series[1].points == (Point(4096, 8),)  # in its last epoch
 
 
-def test_q4_compares_times_on_equal_gpus_only() -> None:
-    found = [learnt(64, 0.8)]
-    found += [learnt(1024, 0.9, strategy="ddp", num_gpus=4, remedies=remedies) for remedies in ((), ("warmup",))]
-    (panel,) = plots_of(*found)["q4-batch-size"].panels
-    assert panel.title == "Test accuracy [%]"
+LOST = make_record(make_spec(batch_size_per_gpu=64, epochs=4, evaluate=True), status="failed", reason="")
+ON_FOUR: dict[str, Any] = {"strategy": "ddp", "num_gpus": 4}
 
 
-def test_q4_without_a_baseline_that_was_measured_has_no_times() -> None:
-    lost = make_record(make_spec(batch_size_per_gpu=64, epochs=4, evaluate=True), status="failed", reason="")
-    found = [lost, learnt(512, 0.8), learnt(4096, 0.5), learnt(4096, 0.6, remedies=("warmup",))]
+@pytest.mark.parametrize(
+    "found",
+    [
+        pytest.param(
+            [learnt(64, 0.8), learnt(1024, 0.9, **ON_FOUR), learnt(1024, 0.9, remedies=("warmup",), **ON_FOUR)],
+            id="other GPUs",
+        ),
+        pytest.param(
+            [LOST, learnt(512, 0.8), learnt(4096, 0.5), learnt(4096, 0.6, remedies=("warmup",))],
+            id="a baseline that was not measured",
+        ),
+    ],
+)
+def test_q4_compares_times_on_equal_gpus_with_a_baseline_that_was_measured(found: list[Record]) -> None:
     (panel,) = plots_of(*found)["q4-batch-size"].panels
     assert panel.title == "Test accuracy [%]"
 

@@ -12,7 +12,6 @@ import pytest
 from conftest import plain_environment, run_program, succeeded
 from factories import (
     ROOT,
-    assert_says,
     make_communication,
     make_communication_record,
     make_experiment,
@@ -333,23 +332,6 @@ def test_every_row_carries_every_axis_that_differs_from_its_default_also_where_a
     assert not {"seed", "repeat", "momentum", "epochs"} & row.keys()
     (_, line) = csv_text([row]).splitlines()
     assert line.startswith('single,1,1,64,tf32,dataloader,"[""warmup"", ""zero_gamma""]",cosine,')
-
-
-def test_a_figure_that_is_null_is_explained_and_no_figure_is_zero() -> None:
-    found = [
-        taking(make_spec(), 4),
-        taking(ddp(2), 2),
-        make_record(ddp(4), status="failed", reason="it crashed"),
-    ]
-    tables = build(*found, make_record(ddp(8, input="synthetic", max_steps=3)), missing=[ddp(16)])
-    reasons = {4: "it crashed", 8: "probe of 3 steps", 16: "no record"}
-    explained = {"Q2": reasons, "Q3": {2: "subtraction cannot show the communication"} | reasons}
-    for row, reason in ((row, explained[name].get(row["num_gpus"])) for name in explained for row in tables[name]):
-        names = [name for name in row.figures if name != "update_time_s"]  # of scripts
-        figures = [row[name] for name in names if name.endswith(("time_s", "subtraction_s", "per_s", "speedup"))]
-        assert 0 not in figures
-        assert (None in figures) is (row["note"] is not None) is (reason is not None)
-        assert_says(row["note"], reason or "")
 
 
 @pytest.mark.fault("F23")

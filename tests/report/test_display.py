@@ -6,20 +6,16 @@ from typing import Any
 
 import pytest
 from factories import ROOT, assert_says, make_record, make_spec, sentences
-from msgspec.structs import replace
 from rendered import (
     PUBLISHED,
-    answers_of,
     assert_row,
     assert_said_once,
-    batch_records,
     build,
     cells,
     every_question,
     published_experiment,
     published_tables,
     report,
-    scaling_records,
     table_of,
 )
 from words_page import render_words
@@ -31,7 +27,7 @@ from pipeline.figures.pooling import SHARED_NODE
 from pipeline.figures.scaling import SUPERLINEAR_IS_NOISE
 from pipeline.plan.axes import REMEDIES, Remedy
 from pipeline.plan.grid import expand_grid, shipped_grids
-from pipeline.plan.point_label import OF_GPUS, Terms
+from pipeline.plan.point_label import OF_GPUS
 from pipeline.plan.spec import Spec
 from pipeline.records.record import Record
 from pipeline.report import display
@@ -104,16 +100,6 @@ def test_the_page_of_words_is_that_of_the_columns() -> None:
     page = (ROOT / "docs" / "words.md").read_text()
     assert page == render_words(page), "run make words"
     assert all(f"| `{key}` |" in page for _, key in COLUMNS)
-
-
-def test_every_kind_of_note_is_made_and_has_the_name_of_its_constant() -> None:
-    sources = "".join(path.read_text() for path in (ROOT / "pipeline").rglob("*.py"))
-    declared = re.findall(r'^(\w+) = NoteKind\(\s*"(\w+)"', sources, re.MULTILINE)
-    assert len(declared) > 60
-    used = {*re.findall(r"\b[A-Z]\w+\b(?! = NoteKind)", sources)}
-    for constant, name in declared:
-        assert constant.endswith(name.upper())
-        assert constant in used
 
 
 def test_a_note_of_another_point_and_lists_are_written_out() -> None:
@@ -403,12 +389,3 @@ def test_lowered_clocks_are_called_the_power_limit_only_where_that_is_the_reason
 def test_an_interval_within_several_runs_is_a_badge() -> None:
     assert badges_of(Row({}, {"interval_over": "windows"}, 3)) == ("range within the runs",)
     assert badges_of(Row({}, {"interval_over": "repeats"}, 6)) == ()
-
-
-def test_a_process_on_the_cpu_is_called_no_gpu() -> None:
-    records = [*batch_records(), *scaling_records()]
-    specs = [replace(one.spec, device="cpu", precision="fp32") for one in records]
-    on_cpu = [replace(one, spec=spec, run_id=spec.run_id()) for one, spec in zip(records, specs, strict=True)]
-    answers = answers_of(*on_cpu, terms=Terms("processes"))
-    words = ("Best batch, one process", "Speed-up on 4 processes")
-    assert_said_once(" ".join(answers.values()), *words, never=["GPU"])

@@ -12,6 +12,7 @@ from factories import timed as timed_epoch
 from rendered import PUBLISHED, collected_in, every_question, published_experiment
 
 from pipeline.collect import display_options
+from pipeline.records.record import Record
 from pipeline.report import terminal
 from pipeline.report.display import MAX_WIDTH
 from pipeline.report.markdown import describe_oom
@@ -72,21 +73,25 @@ def test_an_experiment_on_the_terminal(
     assert lines[-len(ending) :] == [line.format(every_answer) for line in ending]
 
 
-def test_the_next_command_is_that_of_a_question_that_was_asked_and_not_answered(
-    pipeline: Command, tmp_path: Path
-) -> None:
-    make_experiment(tmp_path / "x", timed_epoch(4, 128, 2))
-    assert pipeline("collect", tmp_path / "x").stdout.splitlines()[-1] == "Next:   ddpscale submit --grid scaling"
+UNSTATED = dict.fromkeys(("dataset", "input", "num_workers", "precision"))
+OF_SCRIPT = make_spec(model="train.py", script="/home/ada/train.py", device="cpu", **UNSTATED)
 
 
-def test_without_gpus_the_next_command_is_one_that_runs_there(pipeline: Command, tmp_path: Path) -> None:
-    unstated = dict.fromkeys(("dataset", "input", "num_workers", "precision"))
-    of_script = make_spec(model="train.py", script="/home/ada/train.py", device="cpu", **unstated)
-    make_experiment(tmp_path / "script", make_record(of_script))
-    make_experiment(tmp_path / "shipped", make_record(make_spec(device="cpu")))
-    script, shipped = (pipeline("collect", tmp_path / name).stdout.splitlines()[-1] for name in ("script", "shipped"))
-    assert script == "Next:   ddpscale run --num-gpus 1,2 --batch-size 128 -- /home/ada/train.py"
-    assert shipped == f"Page:   {tmp_path}/shipped/report.html"
+@pytest.mark.parametrize(
+    ("found", "ending"),
+    [
+        pytest.param(timed_epoch(4, 128, 2), "Next:   ddpscale submit --grid scaling", id="asked and not answered"),
+        pytest.param(
+            make_record(OF_SCRIPT),
+            "Next:   ddpscale run --num-gpus 1,2 --batch-size 128 -- /home/ada/train.py",
+            id="a script, without GPUs",
+        ),
+        pytest.param(make_record(make_spec(device="cpu")), "Page:   {}/report.html", id="no grid without GPUs"),
+    ],
+)
+def test_the_next_command_is_one_that_runs_there(pipeline: Command, tmp_path: Path, found: Record, ending: str) -> None:
+    folder = make_experiment(tmp_path / "x", found).folder
+    assert pipeline("collect", folder).stdout.splitlines()[-1] == ending.format(folder)
 
 
 @pytest.mark.seconds
