@@ -36,7 +36,6 @@ from pipeline.figures.exposed_communication import (
     median_step_ns,
     median_step_time,
     profiled_transfer_s,
-    step_times_s,
     traced_exposure,
 )
 from pipeline.figures.straggler import LATE_RANK, find_late_rank
@@ -112,15 +111,6 @@ def profiled(**fields: tuple[int, ...]) -> Communication:
         make_collective(80, (7, 7), (7, 7), kind="buffers", operation="broadcast"),
     )
     return make_communication(profile=Profile(num_steps=2, collectives=collectives, **fields))
-
-
-def test_a_step_takes_as_long_as_its_slowest_rank() -> None:
-    series = StepSeries(variant="ddp", window_times_ns=((400, 1_000), (3_000, 2_000)))
-    found = Communication(steps_per_window=10, series=(series,))
-    assert step_times_s(found, "ddp") == [pytest.approx(100e-9), pytest.approx(300e-9)]
-    assert step_times_s(found, "plain") == []
-    assert median_step_time([found], "ddp") == pytest.approx(200e-9)
-    assert median_step_time([found], "plain") is None
 
 
 @pytest.mark.parametrize("found", [[make_communication(DRIFTING)], HALVES], ids=["one record", "two are pooled"])

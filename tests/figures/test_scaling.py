@@ -2,76 +2,37 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from factories import (
-    ends,
-    high,
-    low,
-    make_record,
-    make_spec,
-    on_gpus,
-)
+from factories import ends, high, low, make_record, make_spec, on_gpus, timed, windowed
 from rendered import assert_row, build, cells, row_of
 
 from pipeline.figures.scaling import Scaling
 from pipeline.plan.spec import Spec
-from pipeline.records.record import Environment, Record
+from pipeline.records.record import Record
 from pipeline.report.table import Row
-
-WINDOWS: dict[str, Any] = {"windows": 6, "epochs": 7}
 
 
 def rows_of(scaling: Scaling, *found: Record, missing: Sequence[Spec] = ()) -> list[Row]:
     return [row for row in build(*found, missing=missing)["Q2"] if row["scaling"] == scaling]
 
 
-def timed(
-    time_s: float, batch_size_per_gpu: int, num_gpus: int = 1, *, facts: dict[str, Any] | None = None, **fields: Any
-) -> Record:
-    """A record whose epochs took that long: `single` on one GPU, else DDP."""
-    point = on_gpus(num_gpus, batch_size_per_gpu, **fields)
-    return make_record(point, [time_s] * point.epochs, environment=Environment(**facts or {}))
-
-
-def windowed(times_s: Sequence[float], batch_size_per_gpu: int, num_gpus: int = 1, **fields: Any) -> Record:
-    return make_record(on_gpus(num_gpus, batch_size_per_gpu, **WINDOWS, **fields), (90.0, *times_s))
-
-
-SCALINGS: tuple[Scaling, Scaling] = ("weak", "strong")
 LADDER = (timed(12, 128), timed(10, 256), timed(8, 512), timed(6, 256, 2), timed(4, 128, 4), timed(7, 64, 2))
 
 
-def test_a_strong_row_has_its_baselines_global_batch_and_a_weak_row_its_per_gpu_batch() -> None:
-    weak, strong = rows_of("weak", *LADDER), rows_of("strong", *LADDER)
-    assert cells(weak, "num_gpus", "batch_size_per_gpu", "baseline_batch_size_per_gpu") == [
-        (1, 128, 128),
-        (1, 256, 256),
-        (1, 512, 512),
-        (2, 256, 256),
-        (4, 128, 128),
-        (2, 64, None),  # no point at 64 on one GPU
+def test_a_strong_row_has_its_baselines_global_batch_and_time_and_a_weak_row_those_of_its_per_gpu_batch() -> None:
+    keys = ("scaling", "num_gpus", "batch_size_per_gpu", "baseline_batch_size_per_gpu", "speedup")
+    assert cells(build(*LADDER)["Q2"], *keys) == [
+        ("weak", 1, 128, 128, 1),
+        ("weak", 1, 256, 256, 1),
+        ("weak", 1, 512, 512, 1),
+        ("weak", 2, 256, 256, 10 / 6),
+        ("weak", 4, 128, 128, 12 / 4),
+        ("weak", 2, 64, None, None),  # no point at 64 on one GPU
+        ("strong", 1, 128, 128, 1),
+        ("strong", 1, 512, 512, 1),
+        ("strong", 2, 256, 512, 8 / 6),
+        ("strong", 4, 128, 512, 8 / 4),
+        ("strong", 2, 64, 128, 12 / 7),  # 256 on one GPU is nobody's baseline and stands in no row
     ]
-    assert cells(strong, "num_gpus", "global_batch_size", "baseline_batch_size_per_gpu") == [
-        (1, 128, 128),
-        (1, 512, 512),
-        (2, 512, 512),
-        (4, 512, 512),
-        (2, 128, 128),  # 256 on one GPU is nobody's baseline and stands in no row
-    ]
-
-
-def test_each_scaling_is_compared_with_its_own_time() -> None:
-    weak, strong = (
-        {(row["num_gpus"], row["batch_size_per_gpu"]): row["speedup"] for row in rows_of(scaling, *LADDER)}
-        for scaling in SCALINGS
-    )
-    assert (weak[4, 128], weak[2, 256]) == (12 / 4, 10 / 6)
-    assert strong == {(1, 128): 1, (1, 512): 1, (2, 256): 8 / 6, (4, 128): 8 / 4, (2, 64): 12 / 7}
-
-
-def test_the_weak_rows_come_first_and_all_rows_have_the_same_fields() -> None:
-    rows = build(*LADDER)["Q2"]
-    assert [row["scaling"] for row in rows] == ["weak"] * 6 + ["strong"] * 5
-    assert len({tuple(row.figures) for row in rows}) == 1
 
 
 def test_the_serial_fraction_by_hand_and_under_strong_scaling_alone() -> None:
@@ -95,7 +56,8 @@ def test_a_superlinear_speedup_is_said_of_weak_scaling_too(time_s: float, said: 
 )
 def test_a_baseline_with_as_many_epochs_and_windows_comes_before_another(other: dict[str, Any]) -> None:
     alike: dict[str, Any] = {"epochs": 3, "windows": 2}
-    *_, row = rows_of("weak", timed(8, 128, **other), timed(10, 128, **alike), timed(5, 128, 2, **alike))
+    points = ((8, on_gpus(1, 128, **other)), (10, on_gpus(1, 128, **alike)), (5, on_gpus(2, 128, **alike)))
+    *_, row = rows_of("weak", *(make_record(spec, [time_s] * spec.epochs) for time_s, spec in points))
     assert row["speedup"] == 10 / 5
 
 
@@ -147,19 +109,6 @@ def test_an_interval_that_is_not_between_runs_alone_is_said() -> None:
 def test_a_point_with_an_interval_and_a_baseline_without_has_no_interval_of_the_speedup() -> None:
     *_, row = rows_of("weak", timed(8, 128), windowed((4.0, 4.0, 4.0, 4.0, 4.0, 4.0), 128, 2))
     assert (low(row["epoch_time_s"]), row["speedup"], low(row["speedup"])) == (4.0, 2.0, None)
-
-
-def test_rows_without_windows_or_repeats_carry_nulls_and_no_note() -> None:
-    rows = rows_of("weak", timed(8, 256), timed(4, 256, 2), timed(4, 128, 2))[:2]
-    assert cells(rows, "noise_floor", "interval_over", "note", "num_windows") == [(None, None, None, 1)] * 2
-
-
-def test_a_baseline_from_another_node_or_version_is_marked_in_every_table_that_uses_it() -> None:
-    here, there = {"nodes": ("b",), "torch": "2.11.0"}, {"nodes": ("a",), "torch": "2.10.0"}
-    found = [timed(8, 128, facts=there), timed(5, 128, 2, facts=here)]
-    note = "baseline with another torch (2.10.0 against 2.11.0); baseline from another node (a against b)"
-    tables = build(*found)
-    assert [cells(tables[name], "note") for name in ("Q2", "Q3")] == [[(None,), (note,)], [(note,)]]
 
 
 def test_a_baseline_that_drifted_is_named_where_a_speed_up_rests_on_it() -> None:
