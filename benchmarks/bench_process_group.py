@@ -3,7 +3,6 @@
     python benchmarks/bench_process_group.py                      # two GPUs (or two CPU processes); about 4 minutes
     python benchmarks/bench_process_group.py --only ddp           # a strategy alone
     python benchmarks/bench_process_group.py --links              # DDP by NVLink, shared memory and sockets, on GPUs
-    python benchmarks/bench_process_group.py --only ddp --graph   # the same steps as CUDA graphs
 
 Series of a strategy: `plain` over the group of torch, `real` over the measured one, `silent` over the same while it is
 silent, `no_sync` of DDP, and `delay` with 2 ms at each collective. Each line has the median over rounds with its
@@ -34,9 +33,7 @@ from pipeline.communication.step_variants import (
 from pipeline.figures.exposed_communication import NO_OP
 from pipeline.figures.intervals import median_interval
 from pipeline.figures.stopping_rule import LEAD_IN_STEPS
-from pipeline.plan.axes import Execution
 from pipeline.plan.spec import Spec
-from pipeline.training.execution import execution_stream
 from pipeline.training.loop import build_model, set_precision
 from pipeline.training.process_group import Rank
 from pipeline.training.torch_strategies import local_part
@@ -116,9 +113,8 @@ def compare(
     plain: StepVariant,
     controller: Controller,
     rounds: int,
-    execution: Execution = "eager",
 ) -> None:
-    rank, build = context.rank, partial(build_variant, context, execution=execution)
+    rank, build = context.rank, partial(build_variant, context)
     started = time.perf_counter()
     variants = {"plain": plain, "real": build(strategy), "silent": build(NO_OP[strategy])}
     variants["delay"] = build(strategy)
@@ -164,16 +160,12 @@ def run_rank(arguments: argparse.Namespace) -> None:
         torch.cuda.set_device(device)
     else:
         torch.set_num_threads(1)
-    if arguments.graph:
-        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # required to capture a step of DDP
     dist.init_process_group("nccl" if on_gpus else "gloo", device_id=device if on_gpus else None)
-    execution: Execution = "graph" if arguments.graph else "eager"
-    with execution_stream(execution, Rank(number, 2, device)):
-        run_strategies(arguments, Rank(number, 2, device), execution)
+    run_strategies(arguments, Rank(number, 2, device))
     dist.destroy_process_group()
 
 
-def run_strategies(arguments: argparse.Namespace, rank: Rank, execution: Execution) -> None:
+def run_strategies(arguments: argparse.Namespace, rank: Rank) -> None:
     device, contexts, plain = rank.device.type, dict[str, StepContext](), dict[str, StepVariant]()
     options, batch_size = (GPT2, 48) if device == "cuda" else (SMALL, 4)
     for strategy in arguments.only or STRATEGIES:
@@ -182,11 +174,11 @@ def run_strategies(arguments: argparse.Namespace, rank: Rank, execution: Executi
         workload, _ = build_model(spec, rank)
         batch = workload.synthetic_batch(spec.batch_size_per_gpu, rank.device)
         context = contexts[strategy] = StepContext(spec, rank, workload, batch, None)
-        plain[strategy] = build_variant(context, strategy, execution=execution)  # it keeps the group of torch
+        plain[strategy] = build_variant(context, strategy)  # it keeps the group of torch
     controller = install()
     assert isinstance(dist.group.WORLD, MeasuredGroup)
     for strategy, context in contexts.items():
-        compare(strategy, context, plain.pop(strategy), controller, arguments.rounds, execution)
+        compare(strategy, context, plain.pop(strategy), controller, arguments.rounds)
 
 
 def main() -> None:
@@ -196,7 +188,6 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--links", action="store_true")
-    parser.add_argument("--graph", action="store_true")
     arguments = parser.parse_args()
     if "RANK" in os.environ:
         run_rank(arguments)

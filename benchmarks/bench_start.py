@@ -1,9 +1,7 @@
 """Measures how long a point takes to start, from the launch to its first step, and what a bare process needs for that.
 
-    python benchmarks/bench_start.py --json start.json [--other CHECKOUT]
-    python benchmarks/bench_start.py --print start.json          print its table
-
-`--other` measures the ResNet-18 of another checkout too, by turns with this one.
+python benchmarks/bench_start.py --json start.json
+python benchmarks/bench_start.py --print start.json          print its table
 """
 
 import argparse
@@ -14,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import tabulate
@@ -22,6 +19,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 NUM_TURNS = 3
+MODELS = {"resnet18": "resnet18", "gpt, which needs no torchvision": "gpt"}
 GRID = """
 name: start
 base: {{model: {model}, input: synthetic, precision: fp32, num_samples: 512, device: {device}}}
@@ -49,7 +47,7 @@ def time_bare() -> list[float]:
     return list(json.loads(answer.stdout))
 
 
-def time_start(checkout: Path, model: str) -> float:
+def time_start(model: str) -> float:
     """Return the seconds from the start of `submit` to the first step of a point. Raises CalledProcessError."""
     with tempfile.TemporaryDirectory() as folder:
         grid, device = Path(folder, "start.yaml"), "cuda" if torch.cuda.is_available() else "cpu"
@@ -59,8 +57,8 @@ def time_start(checkout: Path, model: str) -> float:
         started_ns = time.time_ns()
         subprocess.run(
             [*command, "--cluster", "local"],
-            cwd=checkout,
-            env={**environ, "PYTHONPATH": str(checkout)},
+            cwd=ROOT,
+            env={**environ, "PYTHONPATH": str(ROOT)},
             check=True,
             capture_output=True,
         )
@@ -73,24 +71,17 @@ def main() -> None:
     """Measure by turns, and print medians."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--other", type=Path)
     parser.add_argument("--print", type=Path, dest="printed")
     arguments = parser.parse_args()
     if arguments.printed:
         print_table(json.loads(arguments.printed.read_text()))
         return
-    sides: dict[str, Callable[[], float]] = {
-        "resnet18": lambda: time_start(ROOT, "resnet18"),
-        "gpt, which needs no torchvision": lambda: time_start(ROOT, "gpt"),
-    }
-    if arguments.other:
-        sides["resnet18 of the other checkout"] = lambda: time_start(arguments.other, "resnet18")
-    times_s: dict[str, list[float]] = {name: [] for name in (*BARE_PARTS, *sides)}
+    times_s: dict[str, list[float]] = {name: [] for name in (*BARE_PARTS, *MODELS)}
     for _ in range(NUM_TURNS):
         for name, part_s in zip(BARE_PARTS, time_bare(), strict=True):
             times_s[name].append(part_s)
-        for name, measure in sides.items():
-            times_s[name].append(measure())
+        for name, model in MODELS.items():
+            times_s[name].append(time_start(model))
         if arguments.json:
             arguments.json.write_text(json.dumps(times_s, indent=1))
     print_table(times_s)

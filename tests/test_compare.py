@@ -119,12 +119,14 @@ def test_communication_points_are_compared_by_their_step(pipeline: Command, tmp_
 
 
 def test_what_differs_comes_before_the_rows(pipeline: Command, tmp_path: Path) -> None:
-    for side, driver in (("a", "570.86"), ("b", "580.159")):
-        make_experiment(tmp_path / side, timed(32, environment=on(driver)))
+    for side, driver, seeds in (("a", "570.86", (0, 1)), ("b", "580.159", (0,))):
+        records = [make_record(windows(32, seed=seed), STEADY_S, environment=on(driver)) for seed in seeds]
+        make_experiment(tmp_path / side, *records)
     text = printed(pipeline, tmp_path)
+    assert "- seed: 0, 1 in A; 0 in B" in text
     assert f"A: {tmp_path / 'a'}: GPU X, torch 2.11, driver 570.86" in text
     assert text.index("- driver: 570.86 in A; 580.159 in B") < text.index("## Epoch time")
-    assert compare(pipeline, tmp_path)["differences"] == {"driver": {"a": ["570.86"], "b": ["580.159"]}}
+    assert compare(pipeline, tmp_path)["differences"]["driver"] == {"a": ["570.86"], "b": ["580.159"]}
 
 
 @pytest.mark.parametrize(
@@ -233,12 +235,6 @@ def test_a_verdict_says_how_far_another_sitting_alone_moves_a_time(
         "Another sitting alone moves a time by 0.125 % (standard deviation, on H100s), so a verdict on less may be of"
     )
     assert (said in " ".join(printed(pipeline, tmp_path).split())) is is_said
-
-
-def test_unequal_seeds_are_said(pipeline: Command, tmp_path: Path) -> None:
-    make_experiment(tmp_path / "a", *(make_record(make_spec(seed=seed)) for seed in (0, 1)))
-    make_experiment(tmp_path / "b", make_record(make_spec(seed=0)))
-    assert "- seed: 0, 1 in A; 0 in B" in printed(pipeline, tmp_path)
 
 
 def test_rows_are_in_the_order_of_gpus_and_batch_size(pipeline: Command, tmp_path: Path) -> None:

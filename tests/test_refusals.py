@@ -180,21 +180,6 @@ def test_a_partition_without_gpus_names_the_ones_that_have_enough(pipeline: Comm
         "20 of 58 configurations cannot run here: 20 configurations need 4 GPUs per node",
         "--skip-unsatisfiable",
     )
-    plan = json.loads(pipeline(*submit, "--partition", "fat", "--dry-run", "--json", env=env).stdout)
-    first_run_id = plan["points"][0]["run_id"]
-    run_id = next(point["run_id"] for point in plan["points"] if point["run_id"].startswith("ddp-4gpu"))
-    left_out = pipeline(*submit, "--partition", "old", "--only", run_id, "--skip-unsatisfiable", env=env)
-    assert_refused(
-        left_out,
-        2,
-        "1 of 1 configuration cannot run here: 1 configuration needs 4 GPUs per node",
-        "--partition (fat, new)",
-    )
-    both = ("--partition", "old", "--only", run_id, "--only", first_run_id, "--dry-run", "--json")
-    assert "Without --dry-run this is refused: 1 of 2 configurations" in pipeline(*submit, *both, env=env).stderr
-    one = pipeline(*submit, *both, "--skip-unsatisfiable", env=env)
-    assert [point["run_id"] for point in json.loads(one.stdout)["points"]] == [first_run_id]
-    assert "Next: the same command without --dry-run" in one.stderr
 
 
 @pytest.mark.parametrize(

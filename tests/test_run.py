@@ -266,18 +266,25 @@ def test_a_script_that_ignores_the_batch_size_ends_with_both_numbers_and_runs_ag
     assert "--set replaced repeat" not in said
 
 
+@pytest.fixture
+def script_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current folder has a script."""
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+
+
 def points_of_run(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Spec, ...]:
     monkeypatch.setattr("sys.argv", ["run", "--batch-size", "8", *words, "--", "train.py"])
     return expand_grid(parse_arguments().grid).points
 
 
-def test_on_one_gpu_no_strategy_spreads_the_model_of_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "train.py").touch()
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("script_here")
+def test_on_one_gpu_no_strategy_spreads_the_model_of_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
     found = points_of_run(monkeypatch, "--num-gpus", "1,2", "--strategy", "ddp,fsdp")
     assert [(spec.strategy, spec.num_gpus) for spec in found] == [("single", 1), ("ddp", 2), ("fsdp", 2)]
 
 
+@pytest.mark.usefixtures("script_here")
 @pytest.mark.parametrize(
     ("words", "shapes"),
     [
@@ -287,10 +294,8 @@ def test_on_one_gpu_no_strategy_spreads_the_model_of_a_script(tmp_path: Path, mo
     ],
 )
 def test_gpus_of_a_script_are_counted_by_node_unless_their_total_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, shapes: list[tuple[int, int]]
+    monkeypatch: pytest.MonkeyPatch, words: str, shapes: list[tuple[int, int]]
 ) -> None:
-    (tmp_path / "train.py").touch()
-    monkeypatch.chdir(tmp_path)
     points = points_of_run(monkeypatch, *words.split(), "--measure", "communication")
     found = sorted((spec.num_nodes, spec.num_gpus, spec.measure) for spec in points)
     several = {(*shape, "communication") for shape in shapes if shape[1] > 1}
@@ -300,11 +305,8 @@ def test_gpus_of_a_script_are_counted_by_node_unless_their_total_is_given(
 NOTE = "ä 'b' c"
 
 
-def test_the_words_after_the_dashes_reach_the_script_as_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "train.py").touch()
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("script_here")
+def test_the_words_after_the_dashes_reach_the_script_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["train.py", "--note", NOTE, "--passes", "{grad_accumulation}"]
     monkeypatch.setattr("sys.argv", ["run", "--batch-size", "8", "--grad-accumulation", "2", "--", *words])
     (spec,) = expand_grid(parse_arguments().grid).points
