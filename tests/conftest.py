@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import hypothesis_profiles  # noqa: F401  # it loads one
 import pytest
 from cluster import Cluster, missing_parts, throwaway_cluster
-from factories import COLOURS
+from factories import COLOURS, PLANNED, write_grid
 from forked_command import run_module
 from PIL import Image
 
@@ -36,7 +36,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's threads wait for 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite that a script runs with `&` would pass on SIG_IGN
 
 ROOT = Path(__file__).resolve().parent.parent
-COUNTS = "points that a fault left"
 SLOW = {"slurm", "training", "browser", "seconds", "alone"}  # markers of tests that have the limit in setup.cfg
 FAST_LIMIT_S = 120  # of every other test
 SMALL_GRID = ROOT / "tests" / "recorded" / "small.yaml"
@@ -74,24 +73,11 @@ def kept_objects() -> None:
 
 @pytest.fixture(autouse=True)
 def counted_points(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Count the points that a test of a fault left; fail if one was lost or doubled."""
+    """Fail if a test of a fault lost or doubled a point."""
     yield
     folder = request.node.funcargs.get("tmp_path")
     if folder is not None and request.node.get_closest_marker("fault"):
-        counts = count_points(folder)
-        request.node.user_properties.append((COUNTS, counts._asdict()))
-        assert (counts.lost, counts.doubled) == (0, 0), counts
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the sums of the points that the tests of faults left."""
-    reports = (report for found in terminalreporter.stats.values() for report in found)
-    properties = (pair for report in reports for pair in getattr(report, "user_properties", ()))
-    counts = [PointCounts(**found) for name, found in properties if name == COUNTS and isinstance(found, dict)]
-    if counts:
-        total = functools.reduce(PointCounts.plus, counts)
-        said = f"{total.expected} points, {total.with_result} with a result, {total.lost} lost, {total.doubled} doubled"
-        terminalreporter.line(f"{len(counts)} tests of faults left {said}")
+        assert count_points(folder) == PointCounts(lost=0, doubled=0)
 
 
 @functools.cache
@@ -110,6 +96,10 @@ def alone_in_a_group() -> Iterator[None]:
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     yield
     distributed.destroy_process_group()
+
+
+Words = tuple[str, *tuple[str | Path, ...]]
+"""A command and its arguments."""
 
 
 class Command(Protocol):
@@ -213,6 +203,12 @@ def pipeline() -> Command:
 
 
 @pytest.fixture
+def submit_planned(tmp_path: Path) -> Words:
+    """The command that submits the planned grid on this machine, into `planned` below the folder of the test."""
+    return ("submit", "--grid", write_grid(tmp_path, PLANNED), "--outputs", tmp_path, "--cluster", "local")
+
+
+@pytest.fixture
 def image_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two red cats and three blue dogs of several sizes in `train`, one of each in `test`; a cache of its own."""
     from pipeline.data.images import IMAGE_SIZE_PX  # imports torch
@@ -290,29 +286,21 @@ def everything_in(folder: Path) -> dict[str, bytes | None]:
 
 
 class PointCounts(NamedTuple):
-    """Points of experiments: expected by their manifests, with a result (ok or OOM), lost, and doubled.
+    """Points of experiments that were lost or doubled.
 
     A point is lost if its ranks wrote a result and its launch has no record, or if an array or a record names it and
     the manifest does not. It is doubled if two of its records are ok.
     """
 
-    expected: int = 0
-    with_result: int = 0
     lost: int = 0
     doubled: int = 0
-
-    def plus(self, other: "PointCounts") -> "PointCounts":
-        """Return the sums of both."""
-        return PointCounts(*(own + more for own, more in zip(self, other, strict=True)))
 
 
 def count_points(folder: Path) -> PointCounts:
     """Return the sums over the experiments below the folder whose manifests can be read."""
-    counts = PointCounts()
-    for path, _, files in os.walk(folder):  # passes over what is too deep
-        if "manifest.json" in files:
-            counts = counts.plus(count_experiment(Experiment(Path(path))))
-    return counts
+    found = [path for path, _, files in os.walk(folder) if "manifest.json" in files]  # passes over what is too deep
+    counts = [count_experiment(Experiment(Path(path))) for path in found]
+    return PointCounts(sum(one.lost for one in counts), sum(one.doubled for one in counts))
 
 
 def count_experiment(experiment: Experiment) -> PointCounts:
@@ -332,8 +320,6 @@ def count_experiment(experiment: Experiment) -> PointCounts:
     recorded = {f"{record.run_id}.{record.launch_id}" for record in found}
     num_ok = Counter(record.run_id for record in found if record.status == "ok")
     return PointCounts(
-        expected=len(expected),
-        with_result=len({record.run_id for record in found if record.status in ("ok", "oom")} & expected),
         lost=len({name.partition(".")[0] for name in written - recorded} | (named - expected)),
         doubled=sum(count > 1 for count in num_ok.values()),
     )

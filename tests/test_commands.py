@@ -18,6 +18,7 @@ from conftest import (
     CPU_SIZE,
     SMALL_GRID,
     Command,
+    Words,
     assert_refused,
     everything_in,
     plain_environment,
@@ -176,22 +177,17 @@ def test_a_dry_run_works_where_earlier_jobs_cannot_be_asked_for(pipeline: Comman
     assert pipeline(*arguments, "--dry-run", env=without_slurm(tmp_path)).returncode == 0
 
 
-@pytest.fixture
-def measured(tmp_path: Path) -> tuple[str | Path, ...]:
-    """What names the planned grid to submit; its points are recorded as oom and failed."""
-    oom, failed = planned_points()
-    make_experiment(tmp_path / "out" / "planned", make_record(oom, status="oom"), make_record(failed, status="failed"))
-    return ("--grid", write_grid(tmp_path, PLANNED), "--outputs", tmp_path / "out", "--cluster", "local")
-
-
 @pytest.mark.parametrize(
     ("rerun", "sizes"),
     [((), []), (("--rerun", "oom"), [8]), (("--rerun", "failed"), [16]), (("--rerun", "all"), [8, 16])],
 )
 def test_only_what_lacks_a_record_runs_and_rerun_names_what_runs_again(
-    pipeline: Command, measured: tuple[str | Path, ...], rerun: tuple[str, ...], sizes: list[int]
+    pipeline: Command, tmp_path: Path, submit_planned: Words, rerun: tuple[str, ...], sizes: list[int]
 ) -> None:
-    plan = json.loads(pipeline("submit", *measured, *rerun, "--dry-run", "--json").stdout)
+    """The planned points are recorded as oom and failed."""
+    oom, failed = planned_points()
+    make_experiment(tmp_path / "planned", make_record(oom, status="oom"), make_record(failed, status="failed"))
+    plan = json.loads(pipeline(*submit_planned, *rerun, "--dry-run", "--json").stdout)
     assert [point["batch_size_per_gpu"] for point in plan["points"]] == sizes
     assert sum(plan["skipped"].values()) == 2 - len(sizes)
 
@@ -309,10 +305,9 @@ def test_options_of_slurm_that_change_nothing_here_are_named(pipeline: Command, 
 
 
 def test_the_time_of_a_point_is_idle_without_slurm_unless_others_wait_behind_it(
-    pipeline: Command, tmp_path: Path
+    pipeline: Command, submit_planned: Words
 ) -> None:
-    submit = ("submit", "--grid", write_grid(tmp_path, PLANNED), "--outputs", tmp_path, "--cluster", "local")
-    asked = (*submit, "--dry-run", "--time", "00:05:00")
+    asked = (*submit_planned, "--dry-run", "--time", "00:05:00")
     assert "Notice: these options have no effect without Slurm: --time." in pipeline(*asked).stderr
     packed = pipeline(*asked, "--points-per-element", "2", "-v")
     assert "have no effect" not in packed.stderr
@@ -334,11 +329,10 @@ def test_set_names_what_it_replaced_and_name_gives_each_its_folder(pipeline: Com
     "asked", ["batch_size_per_gpu=32", "batch_size_per_gpu=16,32", "num_samples=128", "max_steps=3"]
 )
 def test_set_does_not_mix_two_grids_in_one_folder_without_name_or_merge(
-    pipeline: Command, tmp_path: Path, asked: str
+    pipeline: Command, tmp_path: Path, submit_planned: Words, asked: str
 ) -> None:
     make_experiment(tmp_path / "planned", *map(make_record, planned_points()))
-    submit = ("submit", "--grid", write_grid(tmp_path, PLANNED), "--outputs", tmp_path, "--cluster", "local")
-    changed = (*submit, "--set", asked)
+    changed = (*submit_planned, "--set", asked)
     before = everything_in(tmp_path)
     for command in (changed, (*changed, "--dry-run")):
         assert_refused(pipeline(*command), 2, "planned holds another grid (", "--name NAME", "--merge")
@@ -350,12 +344,11 @@ def test_set_does_not_mix_two_grids_in_one_folder_without_name_or_merge(
 
 @pytest.mark.parametrize("asked", [(), ("batch_size_per_gpu=8",), ("batch_size_per_gpu=8,16,32",), ("seed=0,1",)])
 def test_the_same_grid_and_one_with_more_or_fewer_values_go_into_the_folder(
-    pipeline: Command, tmp_path: Path, asked: tuple[str, ...]
+    pipeline: Command, tmp_path: Path, submit_planned: Words, asked: tuple[str, ...]
 ) -> None:
     make_experiment(tmp_path / "planned", *map(make_record, planned_points()))
-    submit = ("submit", "--grid", write_grid(tmp_path, PLANNED), "--outputs", tmp_path, "--cluster", "local")
     changes = ("--set", *asked) if asked else ()
-    planned = succeeded(pipeline(*submit, *changes, "--dry-run")).stdout
+    planned = succeeded(pipeline(*submit_planned, *changes, "--dry-run")).stdout
     assert f"{1 if asked == ('batch_size_per_gpu=8',) else 2} recorded as ok" in planned
 
 

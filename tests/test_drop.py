@@ -5,9 +5,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import Command, assert_refused, succeeded, without_slurm
+from conftest import Command, Words, assert_refused, succeeded, without_slurm
 from factories import (
-    PLANNED,
     SUBMISSION,
     make_experiment,
     make_record,
@@ -15,7 +14,6 @@ from factories import (
     manifest_of,
     planned_points,
     records_of,
-    write_grid,
 )
 from slurm_queue import write_commands
 
@@ -76,16 +74,15 @@ def test_a_point_that_is_measured_and_dropped_again_overwrites_nothing(
 
 
 def test_the_same_submission_expects_a_dropped_point_again_and_takes_its_record_back(
-    pipeline: Command, tmp_path: Path
+    pipeline: Command, tmp_path: Path, submit_planned: Words
 ) -> None:
     points = planned_points()
     experiment = make_experiment(tmp_path / "planned", *map(make_record, points))
     succeeded(pipeline("drop", experiment.folder, "--only", points[1].run_id(), env=without_slurm(tmp_path)))
-    submit = ("submit", "--grid", write_grid(tmp_path, PLANNED), "--outputs", tmp_path, "--cluster", "local")
-    planned = pipeline(*submit, "--dry-run", env=without_slurm(tmp_path)).stdout
+    planned = pipeline(*submit_planned, "--dry-run", env=without_slurm(tmp_path)).stdout
     assert planned.startswith("1 configuration to run, 1 recorded as ok, local")
     shutil.copytree(experiment.dropped / "1", experiment.folder, dirs_exist_ok=True)
-    back = pipeline(*submit, "--dry-run", env=without_slurm(tmp_path)).stdout
+    back = pipeline(*submit_planned, "--dry-run", env=without_slurm(tmp_path)).stdout
     assert back.startswith("0 configurations to run, 2 recorded as ok, local")
 
 

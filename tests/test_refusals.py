@@ -10,6 +10,7 @@ import pytest
 from conftest import (
     SMALL_GRID,
     Command,
+    Words,
     assert_refused,
     everything_in,
     needs_root,
@@ -99,18 +100,19 @@ def test_a_number_beyond_its_limits_is_refused_with_them(option: str) -> None:
             collect.parse_arguments([f"{option}={text}"])
 
 
-def test_a_point_whose_record_a_later_pipeline_wrote_is_not_run_again(pipeline: Command, tmp_path: Path) -> None:
+def test_a_point_whose_record_a_later_pipeline_wrote_is_not_run_again(
+    pipeline: Command, tmp_path: Path, submit_planned: Words
+) -> None:
     made = make_experiment(tmp_path / "planned", *map(make_record, planned_points()))
     (first, *_) = sorted(made.records_folder.iterdir())
     first.write_text('{"schema_version": 99}')
-    submit = ("submit", "--grid", write_grid(tmp_path, PLANNED), "--outputs", tmp_path, "--cluster", "local")
     assert_refused(
-        pipeline(*submit), 2, "has schema 99 of a later pipeline", "update the pipeline, or use another --out"
+        pipeline(*submit_planned), 2, "has schema 99 of a later pipeline", "update the pipeline, or use another --out"
     )
     said = "0 configurations to run, 1 in a state that cannot be read, 1 recorded as ok"
-    assert said in pipeline(*submit, "--dry-run").stdout
+    assert said in pipeline(*submit_planned, "--dry-run").stdout
     first.write_text("{")  # nobody can mend this one
-    assert "1 configuration to run" in pipeline(*submit, "--dry-run").stdout
+    assert "1 configuration to run" in pipeline(*submit_planned, "--dry-run").stdout
 
 
 def test_points_for_which_the_users_class_lacks_a_method_are_told_before_they_run(
@@ -280,19 +282,21 @@ def test_slurms_commands_without_a_configuration_are_no_slurm(pipeline: Command,
     assert_refused(pipeline(*submit, "--cluster", "slurm", env=env), 4, "--cluster local")
 
 
-def test_a_rerun_that_selects_nothing_is_3(pipeline: Command, tmp_path: Path) -> None:
-    make_experiment(tmp_path / "out" / "planned", *map(make_record, planned_points()))
-    arguments = ("submit", "--grid", write_grid(tmp_path, PLANNED), "--outputs", tmp_path / "out", "--cluster", "local")
+def test_a_rerun_that_selects_nothing_is_3(pipeline: Command, tmp_path: Path, submit_planned: Words) -> None:
+    make_experiment(tmp_path / "planned", *map(make_record, planned_points()))
     for rerun in ("failed", "oom"):
-        assert_refused(pipeline(*arguments, "--rerun", rerun), 3, "--rerun")
-    assert pipeline(*arguments, "--only", planned_points()[0].run_id()).returncode == 0  # it is there, and measured
+        assert_refused(pipeline(*submit_planned, "--rerun", rerun), 3, "--rerun")
+    assert (
+        pipeline(*submit_planned, "--only", planned_points()[0].run_id()).returncode == 0
+    )  # it is there, and measured
 
 
-def test_a_second_driver_is_refused_while_the_first_is_at_work(pipeline: Command, tmp_path: Path) -> None:
-    experiment = make_experiment(tmp_path / "out" / "planned")
-    grid = write_grid(tmp_path, PLANNED)
+def test_a_second_driver_is_refused_while_the_first_is_at_work(
+    pipeline: Command, tmp_path: Path, submit_planned: Words
+) -> None:
+    experiment = make_experiment(tmp_path / "planned")
     with experiment.submission_lock():
-        answer = pipeline("submit", "--grid", grid, "--outputs", tmp_path / "out", "--cluster", "local")
+        answer = pipeline(*submit_planned)
     assert_refused(answer, 2, "another process holds the submit lock")
     assert list(experiment.records_folder.iterdir()) == []
 

@@ -1,9 +1,6 @@
 """The figures of the pages and the published tables are what the records give, and none is typed by hand."""
 
-import os
 import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -168,20 +165,6 @@ def cells_of(report: str) -> list[list[str]]:
 def last_digit(number: str) -> float:
     """What one more in the last printed digit is worth."""
     return 10.0 ** -len(number.partition(".")[2])
-
-
-@pytest.mark.seconds
-def test_what_a_user_measured_in_a_clone_changes_no_test(tmp_path: Path) -> None:
-    """Tests that read every published experiment, in a copy of the checkout with three experiments in outputs/."""
-    others = shutil.ignore_patterns(".*", "outputs", "__pycache__", "*.svg", "report.html")
-    checkout = Path(shutil.copytree(ROOT, tmp_path / "checkout", ignore=others, symlinks=True))
-    for name in ("mine", "deep/q1", "h200x2/scaling"):
-        shutil.copytree(PUBLISHED / "h200x2" / "q1", checkout / "outputs" / name)
-    readers = ("tests/submission/test_gpu_hours_estimate.py",)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "published or pairs", *readers]
-    env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
-    done = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, timeout=200)
-    assert (done.returncode, " passed" in done.stdout) == (0, True), done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name not in GOLDEN])

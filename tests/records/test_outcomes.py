@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from conftest import Command, succeeded
-from factories import assert_says, make_record, make_spec
+from factories import make_record, make_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -86,12 +86,6 @@ def test_the_latest_ok_speaks_for_a_point_else_the_latest_oom_else_the_latest_fa
     assert coverage.superseded == len(statuses) - 1
 
 
-def test_an_oom_is_a_result_and_the_rest_are_gaps() -> None:
-    found = [make_record(spec, status=status) for spec, status in zip(POINTS, BEST_FIRST, strict=False)]
-    coverage = resolve_outcomes([*POINTS, STRANGER], found, [spoilt(STRANGER)]).coverage
-    assert coverage.num_gaps == 3  # failed, missing and rejected; not ok, not oom
-
-
 @pytest.mark.fault("F22")
 def test_files_count_as_duplicate_superseded_or_foreign_and_lose_nothing(tmp_path: Path) -> None:
     first = store.publish_record(make_record(POINTS[0], status="failed"), tmp_path)
@@ -114,14 +108,6 @@ def test_a_copy_of_nothing_that_is_there_is_the_point_rejected(tmp_path: Path) -
     (outcome,), coverage, *_ = resolve_folder(POINTS[:1], tmp_path)
     assert (outcome.status, "which its name does not say" in outcome.reason) == ("rejected", True)
     assert (coverage.rejected, coverage.duplicate, coverage.foreign) == (1, 0, 0)
-
-
-def test_a_failure_keeps_its_reason_and_a_missing_point_says_that_it_has_no_record() -> None:
-    found = [make_record(POINTS[0], status="failed", reason="rank 1 exited with 3")]
-    assert [outcome.reason for outcome in resolve_outcomes(POINTS[:2], found, []).outcomes] == [
-        "rank 1 exited with 3",
-        "no record",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -240,16 +226,6 @@ def test_an_implied_oom_is_a_record_and_the_tables_name_what_implies_it(tmp_path
     assert [row["reason"] for row in tables["oom"]] == ["", said]
     assert "1 more not run: a smaller batch ran out of memory" in render_experiment("x", tables, collected)
     assert collected.coverage.oom == 2
-
-
-def test_a_point_beside_a_neighbour_is_no_oom_in_the_tables_and_its_reason_names_the_neighbour(tmp_path: Path) -> None:
-    record = beside_a_neighbour(8192)
-    assert store.load_record(store.publish_record(record, tmp_path)) == record
-    collected = resolve_outcomes([record.spec], [record], [])
-    tables = build_tables(collected.outcomes)
-    assert (tables["oom"], collected.coverage.oom, collected.coverage.failed) == ([], 0, 1)
-    reason = "another process held 118.5 GiB of GPU 0; run again on a free GPU"
-    assert_says(render_experiment("x", tables, collected), reason, "0 OOM, 1 failed")
 
 
 def test_the_names_of_gpus_are_read_from_the_kernel_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

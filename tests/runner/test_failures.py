@@ -16,7 +16,7 @@ from typing import cast
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import ROOT, count_points, processes_of, run_program, wait_for, workers_of
+from conftest import ROOT, PointCounts, count_points, processes_of, run_program, wait_for, workers_of
 from factories import (
     LENET,
     assert_says,
@@ -376,8 +376,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], End
         datetime.fromisoformat(str(record.ended_at)).timestamp() - started_s
         for record, started_s in zip(records, failed_at, strict=True)
     ]
-    counts = count_points(folder)
-    assert (counts.lost, counts.doubled) == (0, 0), counts
+    assert count_points(folder) == PointCounts(lost=0, doubled=0)
     return dict(zip(FAULTS, zip(records, took_s, strict=True), strict=True))
 
 

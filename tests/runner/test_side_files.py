@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Command, needs_root, succeeded
+from conftest import Command, Words, needs_root, succeeded
 from factories import PLANNED, make_experiment, make_record, measurement_of, planned_points, write_grid
 
 from pipeline.records.folder import Experiment
@@ -175,12 +175,13 @@ def unpublished(experiment: Experiment) -> list[str]:
 
 
 @pytest.mark.fault("F57")
-def test_the_next_submit_publishes_the_result_of_a_killed_launcher(pipeline: Command, tmp_path: Path) -> None:
+def test_the_next_submit_publishes_the_result_of_a_killed_launcher(
+    pipeline: Command, tmp_path: Path, submit_planned: Words
+) -> None:
     experiment, record = make_unpublished(tmp_path)
     assert load_attempts(experiment.records_folder, record.run_id) == []
-    grid = ("--grid", write_grid(tmp_path, PLANNED), "--outputs", tmp_path, "--cluster", "local")
-    assert "1 configuration to run" in pipeline("submit", *grid, "--dry-run").stdout
-    answer = succeeded(pipeline("submit", *grid))
+    assert "1 configuration to run" in pipeline(*submit_planned, "--dry-run").stdout
+    answer = succeeded(pipeline(*submit_planned))
     assert f"{record.run_id}: its launcher was killed before it published the record; its result is" in answer.stderr
     assert "0 configurations to run, 2 recorded as ok" in answer.stderr
     (found,) = load_attempts(experiment.records_folder, record.run_id)
