@@ -62,7 +62,8 @@ def test_a_folder_that_cannot_be_read_is_2_and_one_with_no_experiment_3(
     pipeline: Command, tmp_path: Path, command: str, make: Make, code: int
 ) -> None:
     make(tmp_path / "given")
-    assert_refused(pipeline(command, tmp_path / "given"), code, str(tmp_path / "given"))
+    cure = "give the folder that holds the experiments" if code == 2 else ""
+    assert_refused(pipeline(command, tmp_path / "given"), code, str(tmp_path / "given"), cure)
 
 
 @pytest.mark.parametrize("command", ["collect", "status"])

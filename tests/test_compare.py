@@ -15,7 +15,6 @@ from browser import look_at, needs_chromium
 from conftest import Command, assert_refused
 from factories import (
     assert_says,
-    beside,
     known,
     make_communication,
     make_communication_record,
@@ -370,15 +369,6 @@ def test_the_first_line_says_how_much_faster_b_is_and_if_that_is_a_verdict(
     assert_says(text, f"<h1>{headline}</h1>", f"{tmp_path}/a", f"{tmp_path}/b", "What differs", "Epoch time</h3>")
     num_sizes = len({record.spec.batch_size_per_gpu for record in a})
     assert text.count("<figure") == (2 if num_sizes > 1 else 0)  # of one configuration the table says all
-
-
-def test_a_badge_that_all_rows_share_stands_once(pipeline: Command, tmp_path: Path) -> None:
-    make_experiment(tmp_path / "a", *beside(timed(32), timed(64)))
-    make_experiment(tmp_path / "b", timed(32), timed(64))
-    said = printed(pipeline, tmp_path)
-    assert said.count("shared node") == 1
-    assert "All rows: " in said
-    assert "note" not in said.splitlines()[6]
 
 
 @pytest.mark.browser

@@ -7,7 +7,7 @@ import os
 import re
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,17 +72,6 @@ def test_experiments_are_found_at_any_depth_and_named_by_their_place(
     assert {name: str(one.folder.relative_to(tmp_path)) for name, one in experiments.items()} == found
     monkeypatch.chdir(tmp_path / root)
     assert list(find_experiments(Path("."))) == list(found)
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [("absent", "No such file or directory"), ("file", "Not a directory")],
-)
-def test_an_absent_folder_and_a_file_are_refused_as_usage(tmp_path: Path, name: str, said: str) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CommandError, match=rf"{said}.*give the folder that holds the experiments\.$") as refusal:
-        find_experiments(tmp_path / name)
-    assert refusal.value.code == 2
 
 
 def test_a_manifest_is_read_back_as_it_was(experiment: Experiment) -> None:
@@ -357,17 +346,6 @@ def test_asking_who_submits_changes_nothing_and_a_folder_that_cannot_be_locked_i
     assert (Experiment(tmp_path / "absent").is_being_submitted(), (tmp_path / "absent").exists()) == (False, False)
     (experiment.folder / ".submit.lock").mkdir()
     assert not experiment.is_being_submitted()
-
-
-def test_a_folder_that_cannot_be_listed_is_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def walk(root: Path, onerror: Callable[[OSError], None], **_: object) -> Iterator[Any]:
-        onerror(PermissionError(13, "Permission denied", str(root / "closed")))
-        return iter([])
-
-    monkeypatch.setattr("os.walk", walk)
-    left_out: list[OSError] = []
-    assert find_experiments(tmp_path, left_out.append) == {}
-    assert [error.filename for error in left_out] == [str(tmp_path / "closed")]
 
 
 @needs_root

@@ -340,7 +340,8 @@ OOM, BY_SIGKILL = "raise torch.OutOfMemoryError('CUDA out of memory')", "os.kill
 ORPHAN = "os.system('setsid sleep 600 > /dev/null 2>&1 &')"  # in a session of its own; the point is ok
 FAULTS = [
     (BY_SIGKILL, 2),
-    *((fault, num_gpus) for num_gpus in (2, 1) for fault in (EXIT, EXEC, FORK)),
+    *((fault, 2) for fault in (EXIT, EXEC, FORK)),
+    (EXIT, 1),
     (ORPHAN, 1),
     (OOM, 2),
 ]
@@ -393,12 +394,12 @@ LEFT = "before its configuration had ended; remove os._exit"
         ),
         *(
             pytest.param(fault, num_gpus, "exit", f"rank {num_gpus - 1}: {said} {LEFT}", marks=pytest.mark.fault("F54"))
-            for num_gpus in (1, 2)
-            for fault, said in {
-                EXIT: "exited with 0",
-                EXEC: "became another program (exec)",
-                FORK: "exited with 0",
-            }.items()
+            for num_gpus, fault, said in (
+                (1, EXIT, "exited with 0"),
+                (2, EXIT, "exited with 0"),
+                (2, EXEC, "became another program (exec)"),
+                (2, FORK, "exited with 0"),
+            )
         ),
     ],
 )
@@ -455,12 +456,12 @@ def reason_of_failure(folder: Path, driver: subprocess.Popen[str]) -> str:
 
 @pytest.mark.fault("F19")
 @pytest.mark.training
-@pytest.mark.parametrize(("size_kib", "filled_kib"), [(64, 64), (1024, 800)], ids=["full", "full after some batches"])
-def test_shared_memory_that_is_too_small_is_named_with_its_size(tmp_path: Path, size_kib: int, filled_kib: int) -> None:
-    mount = f"mount -t tmpfs -o size={size_kib}k tmpfs /dev/shm && head -c {filled_kib}k /dev/zero > /dev/shm/other"
+def test_shared_memory_that_is_too_small_is_named_with_its_size(tmp_path: Path) -> None:
+    """That is full after some batches, which ends a process by SIGBUS: the next test."""
+    mount = "mount -t tmpfs -o size=64k tmpfs /dev/shm && head -c 64k /dev/zero > /dev/shm/other"
     with running_point(tmp_path, 1, mount) as driver:
         reason = reason_of_failure(tmp_path, driver)
-    assert_says(reason, f"shared memory is /dev/shm of {size_kib:,} KiB, ", "enlarge it")
+    assert_says(reason, "shared memory is /dev/shm of 64 KiB, ", "enlarge it")
 
 
 @pytest.mark.fault("F19")

@@ -76,23 +76,20 @@ def test_a_site_option_that_could_be_more_than_a_name_is_refused(option: str) ->
         assert refusal.value.code == 2, text
 
 
-@pytest.mark.parametrize("text", ["gpu", "a100-80gb", "team_x", "u@host", "a,b", "x:y=z+1/2.3", "0", "a" * 128])
-def test_a_site_option_that_is_a_name_is_taken_as_it_is(text: str) -> None:
-    site = SlurmOptions(text, text, text, text)
-    check_slurm_options(site)
-    given = dict.fromkeys(("partition", "account", "qos", "constraint"), text)
-    assert given.items() <= build_request(FOUR_GPUS, Resources(), site, None, None).options.items()
-
-
 @pytest.mark.parametrize(
     ("option", "text"),
     [
         *(("constraint", "a100&nvlink"), ("constraint", "a40|a100"), ("constraint", "!v100"), ("constraint", "a,b")),
         *(("constraint", "[rack1|rack2]"), ("constraint", "(a100|h100)&ib"), ("constraint", "[r1*2&r2*4]")),
         *(("exclude", "node[1-3,9],gpu07"), ("nodelist", "jrc[0001-0004]"), ("reservation", "maint_1,course-2")),
+        *(
+            (option, text)
+            for option in ("partition", "account", "qos", "constraint")
+            for text in ("gpu", "a100-80gb", "team_x", "u@host", "a,b", "x:y=z+1/2.3", "0", "a" * 128)
+        ),
     ],
 )
-def test_slurms_operators_and_lists_of_nodes_reach_slurm_in_quotes(option: str, text: str) -> None:
+def test_names_slurms_operators_and_lists_of_nodes_reach_slurm_as_they_are(option: str, text: str) -> None:
     given: dict[str, Any] = {option: text}
     site = SlurmOptions(**given)
     check_slurm_options(site)
