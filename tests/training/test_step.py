@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -238,16 +239,11 @@ def test_an_example_is_a_batch_as_the_step_meets_it() -> None:
 
 def test_a_variant_of_the_step_is_captured_too_and_can_still_be_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = make_spec(model="lenet", batch_size_per_gpu=8, input="synthetic", device="cpu", precision="fp32")
-    recorded: list[StepFunction] = []
-
-    def record(work: StepFunction) -> StepFunction:
-        recorded.append(work)
-        return work
-
-    monkeypatch.setattr("pipeline.communication.step_variants.graph_capturer", lambda: record)
+    capturer = mock.Mock(side_effect=play_again)
+    monkeypatch.setattr("pipeline.communication.step_variants.graph_capturer", lambda: capturer)
     context = build_step_context(spec, ALONE)
     variant = build_variant(context, "plain", execution="graph")
-    assert recorded == [variant.eager]
+    assert capturer.mock_calls == [mock.call(variant.eager)]
     before = [parameter.detach().clone() for parameter in variant.model.parameters()]
     variant.step()
     assert any(not torch.equal(a, b) for a, b in zip(before, variant.model.parameters(), strict=True))
