@@ -93,6 +93,23 @@ def test_an_interrupt_while_a_command_is_imported_ends_it_without_a_traceback(
     assert (answer.returncode, answer.stdout, answer.stderr) == (-signal.SIGINT, "", "")
 
 
+def test_on_a_terminal_the_word_of_an_interrupt_has_a_line_of_its_own(tmp_path: Path) -> None:
+    """Behind a line of progress, which has no end, and the terminal's ^C."""
+    script = tmp_path / "command.py"
+    script.write_text(
+        "import sys\nfrom pipeline.system.errors import run_command\n"
+        "def main():\n    print('[1/2] running', end='', file=sys.stderr, flush=True)\n    raise KeyboardInterrupt\n"
+        "run_command(main)\n"
+    )
+    master, terminal = os.openpty()
+    environ = plain_environment() | {"PYTHONPATH": str(ROOT)}
+    ended = subprocess.run([sys.executable, script], stderr=terminal, env=environ, timeout=60)
+    os.close(terminal)
+    said = os.read(master, 4096).decode().splitlines()
+    os.close(master)
+    assert (ended.returncode, said[0], said[1][:11]) == (130, "[1/2] running", "interrupted")
+
+
 CLOSED = {"stdin": (0,), "stdout": (1,), "stderr": (2,), "all three": (0, 1, 2)}
 
 

@@ -262,6 +262,7 @@ def run_command(main: Callable[[], int]) -> NoReturn:
         log_line(f"error: {describe_os_error(error)}; solve this problem and run the command again.")
         code = EXIT_USAGE
     except KeyboardInterrupt:
-        log_line("interrupted; run the same command again to continue.")
+        after_echo = "\n" if sys.stderr.isatty() else ""  # the terminal shows ^C behind a line that is rewritten
+        log_line(f"{after_echo}interrupted; run the same command again to continue.")
         code = 128 + signal.SIGINT
     sys.exit(code)
