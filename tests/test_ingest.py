@@ -124,7 +124,7 @@ def test_how_the_file_was_saved_does_not_matter(tmp_path: Path, written: dict[st
 
 def test_the_extra_columns_are_axes_of_the_point(tmp_path: Path) -> None:
     header = f"{HEADER},num_nodes,repeat,precision"
-    rows = ["ddp,4,32,2,6,,,,ok,2,,fp32", "ddp,4,32,2,8,,,,ok,2,1,fp32", "ddp,1,32,2,14,,,,ok,,,fp32"]
+    rows = ["ddp,4,32,2,6,,,,ok,2,,FP32", "ddp,4,32,2,8,,,,ok,2,1,fp32", "ddp,1,32,2,14,,,,ok,,,fp32"]
     pooled, _ = collect(ingest_text(tmp_path, *rows, header=header))["Q2"]
     # the median of 6 and 8; 14 / 7
     assert_row(pooled, num_nodes=2, precision="fp32", n=2, epoch_time_s=7, speedup=2)
@@ -141,14 +141,16 @@ def test_a_second_file_adds_its_points_and_keeps_the_first_ones(tmp_path: Path) 
     assert cells(collect(ingest_text(tmp_path, "dp,2,32,2,33.48,,,,ok"))["Q2"], "num_gpus") == [(1,), (2,)]
 
 
-def test_what_an_option_corrects_is_a_new_attempt(tmp_path: Path) -> None:
-    gpu = ["--gpu", "NVIDIA A40"]
+def test_what_an_option_or_the_file_corrects_is_a_new_attempt_and_the_old_record_stays(tmp_path: Path) -> None:
+    gpu, row = ["--gpu", "NVIDIA A40"], GOOD.upper()  # names may stand in any case
     for options in ([], gpu, [*gpu, "--num-parameters", "1000"]):
-        folder = ingest_text(tmp_path, GOOD, options=options)
+        folder = ingest_text(tmp_path, row, options=options)
     assert [
         (record.attempt, [gpu.name for gpu in record.environment.gpus], measurement_of(record).num_parameters)
         for record in records_in(folder)
     ] == [(0, [], None), (1, ["NVIDIA A40"], None), (2, ["NVIDIA A40"], 1000)]
+    found = collect_experiment(Experiment(ingest_text(tmp_path, row.replace("24.94", "25.94"))))
+    assert (found.tables["Q1"][0]["epoch_time_s"], found.collected.coverage.superseded) == (25.94, 3)
 
 
 def test_a_report_does_not_mix_with_points_that_were_measured_here(tmp_path: Path) -> None:
@@ -157,12 +159,6 @@ def test_a_report_does_not_mix_with_points_that_were_measured_here(tmp_path: Pat
     with pytest.raises(CommandError, match="give the file a folder of its own"):
         ingest_text(tmp_path, GOOD)
     assert everything_in(folder) == before
-
-
-def test_a_corrected_file_is_a_new_attempt_and_the_old_record_stays(tmp_path: Path) -> None:
-    ingest_text(tmp_path, GOOD)
-    found = collect_experiment(Experiment(ingest_text(tmp_path, GOOD.replace("24.94", "25.94"))))
-    assert (found.tables["Q1"][0]["epoch_time_s"], found.collected.coverage.superseded) == (25.94, 1)
 
 
 def test_what_neither_the_file_nor_an_option_states_is_no_figure(tmp_path: Path) -> None:
@@ -203,15 +199,6 @@ def test_each_option_gives_the_figures_that_need_it(
     seconds = {"comm_time_subtraction_s": 1.0}  # 3 - 4/2
     assert_row(tables["Q3"][0], steps_per_epoch=steps, ring_bytes_per_epoch=num_bytes, **seconds)
     assert tables["Q2"][1]["throughput_samples_per_s"] == throughput
-
-
-def test_names_may_stand_in_any_case(tmp_path: Path) -> None:
-    rows = ("DP,1,32,2,24.94,,,,OK,FP32", "Dp,1,8192,,,,,,OOM,TF32")
-    found = records_in(ingest_text(tmp_path, *rows, header=f"{HEADER},precision"))
-    assert {(record.spec.strategy, record.status, record.spec.precision) for record in found} == {
-        ("dp", "ok", "fp32"),
-        ("dp", "oom", "tf32"),
-    }
 
 
 @pytest.mark.parametrize(("written", "accuracy"), [("0.509", 0.509), ("50.9%", 0.509), ("50.9 %", 0.509), ("1", 1)])

@@ -32,19 +32,22 @@ SOURCES = (
 NO_NETWORK = ("No matching distribution", "Could not find a version", "Connection", "Temporary failure")
 
 
-def recipe(marker: str, page: str = "docs/cluster.md") -> str:
-    """The line that a page has after this comment."""
+def shell_lines(marker: str, page: str = "README.md") -> list[str]:
+    """The commands of the first shell block that a page has after this comment, without their own comments."""
     after = (ROOT / page).read_text().split(f"<!-- run: {marker}", 1)[1]
-    return after.split("```bash\n")[1].split("\n")[0]
+    block = re.search(r"```(?:ba)?sh\n(.*?)```", after, re.DOTALL)
+    assert block is not None
+    return [line.split(" #")[0].strip() for line in block[1].splitlines() if line.strip()]
 
 
-def copy_sources(to: Path, *more: str) -> None:
-    """Copy what a wheel is built of, and more."""
+def copy_sources(to: Path, *more: str) -> Path:
+    """Copy what a wheel is built of, and more; return the folder."""
     for name in filter(lambda name: (ROOT / name).exists(), (*SOURCES, *more)):
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, to / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(ROOT / name, to / name)
+    return to
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +57,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy_sources(source)
     target = tmp_path_factory.mktemp("unpacked")
     for marker, env in (("these lines, by", {}), ("these lines too", {"PIP_TARGET": str(target)})):
-        command = recipe(marker).replace("python ", f"{shlex.quote(sys.executable)} ", 1)
+        command = shell_lines(marker, "docs/cluster.md")[0].replace("python ", f"{shlex.quote(sys.executable)} ", 1)
         env = {**os.environ, "PIP_NO_DEPS": "1", **env}  # the dependencies are gigabytes
         answer = subprocess.run(command, shell=True, cwd=source, env=env, capture_output=True, text=True, timeout=300)
         said = answer.stdout + answer.stderr
@@ -91,7 +94,7 @@ def test_an_sdist_holds_what_a_wheel_does(sdist: Path, unpacked: Path) -> None:
 @pytest.mark.seconds
 def test_the_line_for_tables_alone_installs_what_they_need_in_a_fresh_environment(sdist: Path, tmp_path: Path) -> None:
     """With packages from the network, all but torch, torchvision and submitit."""
-    line = recipe("tables", "README.md")
+    (line,) = shell_lines("tables")
     packages = {*line.partition("constraints.txt ")[2].partition(" && ")[0].split()}
     required = {requirement.name for requirement in requirements_of_setup_cfg(extras=())}
     assert packages == required - {"torch", "torchvision", "submitit"}

@@ -39,7 +39,7 @@ from factories import (
 )
 from PIL import Image
 from slurm_queue import Env
-from test_package import SOURCES
+from test_package import SOURCES, copy_sources, shell_lines
 
 from pipeline import __version__, stage
 from pipeline.completion import parser_of
@@ -67,23 +67,6 @@ CUT_REQUEST = "--gpus-per-node=0 --cpus-per-task=4 --mem=5G --array=0"
 CUT_SMOKE = "--set num_samples=1024 windows=1 epochs=2 device=cpu"
 
 
-def shell_lines(after: str, text: str = README) -> list[str]:
-    """The commands of the first shell block after a text, without their comments."""
-    block = re.search(r"```(?:ba)?sh\n(.*?)```", text.split(after, 1)[1], re.DOTALL)
-    assert block is not None
-    return [line.split(" #")[0].strip() for line in block[1].splitlines() if line.strip()]
-
-
-def copy_project(to: Path, *others: str) -> Path:
-    """A checkout with what the commands need."""
-    for name in ("pipeline", "templates", "jobs"):
-        shutil.copytree(ROOT / name, to / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("ddpscale.py", *others):
-        shutil.copy(ROOT / name, to / name)
-    (to / "outputs").mkdir()
-    return to
-
-
 def without_slurm(**changes: str) -> dict[str, str]:
     return plain_environment("PYTHONPATH", **changes)
 
@@ -104,7 +87,7 @@ def test_the_screenshot_is_taken_of_published_records(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_a_route_has_few_commands(route: str) -> None:
-    assert 1 <= len(shell_lines(f"<!-- run: {route} -->")) <= MAX_COMMANDS
+    assert 1 <= len(shell_lines(route)) <= MAX_COMMANDS
 
 
 def anchors(text: str) -> set[str]:
@@ -136,19 +119,11 @@ def test_the_list_of_pages_has_every_page_and_the_readme_every_recipe() -> None:
     assert {name for name in names if "recipes/" in name and f"](docs/{name})" not in README} == set()
 
 
-@pytest.mark.seconds
-def test_the_lines_that_install_run(tmp_path: Path) -> None:
-    checkout = copy_project(
-        tmp_path / "checkout", "setup.cfg", "pyproject.toml", "LICENSE", "README.md", "constraints.txt"
-    )
-    *lines, stage_line = shell_lines("<!-- run: install -->")
-    assert stage_line == "ddpscale stage"  # the next test runs it
-    script = "\n".join(["set -e", *lines, "cd / && python -c 'import pipeline; print(pipeline.__file__)'"])
-    env = without_slurm(PIP_NO_DEPS="1")  # gigabytes of dependencies, else
-    done = run_program("bash", "-c", script, cwd=checkout, env=env)
-    if done.returncode and any(phrase in done.stderr for phrase in ("No matching distribution", "Connection")):
-        pytest.skip("the build backend cannot be fetched")
-    assert succeeded(done).stdout.splitlines()[-1] == str(checkout / "pipeline" / "__init__.py")
+def test_the_line_that_installs_is_that_of_make() -> None:
+    """Which CI runs first, in a fresh clone."""
+    _, line, _ = shell_lines("install")
+    of_make = line.replace("--constraint constraints.txt", "--quiet --constraint $(CONSTRAINTS)")
+    assert f"\n\t{of_make}\n" in (ROOT / "Makefile").read_text()
 
 
 def test_the_line_that_stages_finds_what_is_staged(
@@ -163,15 +138,15 @@ def test_the_line_that_stages_finds_what_is_staged(
         path.chmod(0o755)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PIPELINE_DATA", raising=False)
-    monkeypatch.setattr(sys, "argv", shlex.split(shell_lines("<!-- run: install -->")[-1])[1:])
+    monkeypatch.setattr(sys, "argv", shlex.split(shell_lines("install")[-1])[1:])
     assert stage.main() == 0
     assert "already staged in data" in capsys.readouterr().err
 
 
 @pytest.mark.training
 def test_the_laptop_route_ends_with_a_report(tmp_path: Path) -> None:
-    checkout = copy_project(tmp_path / "checkout", "Makefile", "setup.cfg", "constraints.txt")
-    _, line, _ = shell_lines("<!-- run: laptop -->")  # the last one is the next test's, the first one needs a network
+    checkout = copy_sources(tmp_path / "checkout", "Makefile")
+    _, line, _ = shell_lines("laptop")  # the last one is the next test's, the first one needs a network
     size = f'case "$*" in *pipeline.submit*) set -- "$@" {CUT_SMOKE};; esac'
     write_script(checkout / ".venv/bin/python", size, f'exec {shlex.quote(sys.executable)} "$@"')
     time.sleep(0.01)
@@ -194,10 +169,10 @@ def test_the_laptop_route_ends_with_a_report(tmp_path: Path) -> None:
 @pytest.mark.training
 def test_the_example_of_the_readme_is_measured_unchanged_on_one_and_two_processes(tmp_path: Path) -> None:
     """With fewer updates, and a model so large that no process waits for its data."""
-    checkout = copy_project(tmp_path / "checkout")
+    checkout = copy_sources(tmp_path / "checkout", "jobs")
     shutil.copytree(ROOT / "docs/examples/script", checkout / "docs/examples/script")
     write_script(checkout / "bin/ddpscale", f'exec {shlex.quote(sys.executable)} {checkout / "ddpscale.py"} "$@"')
-    activate, *lines = shell_lines("<!-- run: example -->")
+    activate, *lines = shell_lines("example")
     assert activate == "source .venv/bin/activate"
     env = without_slurm(PATH=f"{checkout / 'bin'}:/usr/bin:/bin")
     width, short = 1024, "--batch-size 32 --updates 18 --warmup 2 --set windows=6 epochs=7 "
@@ -479,13 +454,14 @@ def test_every_configuration_of_the_grids_that_the_pages_show_runs(
 def test_the_route_on_a_cluster_runs_as_written_but_for_its_size(
     cluster: Cluster, on_slurm: Mapping[str, str], tmp_path: Path
 ) -> None:
-    checkout = copy_project(tmp_path / "checkout")
-    submit, status, sbatch, collect = shell_lines("<!-- run: cluster -->")
+    checkout = copy_sources(tmp_path / "checkout", "jobs")
+    (checkout / "outputs").mkdir()  # else Slurm cannot open the log of the job file, which runs before the driver here
+    submit, status, sbatch, collect = shell_lines("cluster")
     cut_sbatch = f"{sbatch.replace('sbatch ', f'sbatch {CUT_REQUEST} ', 1)} {CUT}"
     words = shlex.join([on_slurm["PIPELINE_PYTHON"], str(checkout / "ddpscale.py")])
     command = f'ddpscale() {{ {words} "$@"; }}'
     # the job file's Python is the container of docs/cluster.md; this apptainer only notes that it was asked
-    _, *wrapper = shell_lines("<!-- run: the wrapper", PAGES["cluster.md"])
+    _, *wrapper = shell_lines("the wrapper", "docs/cluster.md")
     noted = tmp_path / "containers"
     exec_rest = f'shift 4; exec {shlex.quote(sys.executable)} "$@"'  # after: exec --nv pipeline.sif python
     apptainer = write_script(tmp_path / "bin/apptainer", f'echo "$1 $2 $3 $4" >> {shlex.quote(str(noted))}', exec_rest)
@@ -507,7 +483,7 @@ def test_the_route_on_a_cluster_runs_as_written_but_for_its_size(
 
 def test_the_prologue_for_module_systems_runs_in_a_job(tmp_path: Path) -> None:
     module = 'module() { echo "module $*"; [ "$1" != purge ]; }'  # there may be nothing to purge
-    prologue = "\n".join([module, *shell_lines("<!-- run: the prologue", PAGES["cluster.md"])])
+    prologue = "\n".join([module, *shell_lines("the prologue", "docs/cluster.md")])
     script = render_script({}, launch_id="x", root="/x", python="python", source="--grid q4", prologue=prologue)
     srun = write_script(tmp_path / "bin" / "srun", 'echo "$NCCL_SOCKET_IFNAME"')
     env = without_slurm(SLURM_JOB_ID="1")

@@ -250,21 +250,27 @@ def test_a_linked_log_folder_of_a_submission_is_refused_by_name(experiment: Expe
         experiment.read_manifest()
 
 
-def test_a_manifest_of_a_later_version_is_not_called_damaged(experiment: Experiment) -> None:
-    experiment.manifest_path.write_text('{"schema_version": 2, "name": "x", "colour": "blue"}')
-    said = r"manifest\.json has schema 2 of a later pipeline; this one reads schema 1: update the pipeline\.$"
+def replace_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: path.symlink_to(path.rename(path.with_name("other.json"))), "is a link"),
+        (replace_by_folder, "is not a regular file"),
+        (
+            lambda path: path.write_text('{"schema_version": 2, "name": "x", "colour": "blue"}'),
+            r"json has schema 2 of a later pipeline; this one reads schema 1: update the pipeline\.$",  # not "damaged"
+        ),
+    ],
+)
+def test_what_is_no_manifest_that_can_be_mended_is_refused_by_what_it_is(
+    experiment: Experiment, make: Callable[[Path], object], said: str
+) -> None:
+    make(experiment.manifest_path)
     with pytest.raises(CommandError, match=said):
-        experiment.read_manifest()
-
-
-def test_a_manifest_that_is_a_link_or_a_folder_is_refused(experiment: Experiment, tmp_path: Path) -> None:
-    experiment.manifest_path.rename(tmp_path / "other.json")
-    experiment.manifest_path.symlink_to(tmp_path / "other.json")
-    with pytest.raises(CommandError, match="is a link"):
-        experiment.read_manifest()
-    experiment.manifest_path.unlink()
-    experiment.manifest_path.mkdir()
-    with pytest.raises(CommandError, match="is not a regular file"):
         experiment.read_manifest()
 
 

@@ -47,7 +47,8 @@ def test_the_boot_id_is_none_if_the_kernel_has_none(monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def rank_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RankFiles:
-    """The files of a point whose only rank is this process."""
+    """The files of a point whose only rank is this process, which raises SystemExit where a rank ends at once."""
+    monkeypatch.setattr(os, "_exit", sys.exit)
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -56,9 +57,8 @@ def rank_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RankFiles:
     return found
 
 
-def report_of(rank_files: RankFiles, error: Exception, monkeypatch: pytest.MonkeyPatch) -> RankError:
+def report_of(rank_files: RankFiles, error: Exception) -> RankError:
     """Return the error file that a rank writes when this error ends it."""
-    monkeypatch.setattr(os, "_exit", sys.exit)
     with pytest.raises(SystemExit), rank_process.record_rank_errors(rank_files):
         raise error
     (found,) = rank_files.read_errors()
@@ -101,7 +101,6 @@ def test_a_rank_is_bound_before_it_starts_a_script_or_a_workload(
         sys.exit(3)
 
     monkeypatch.setattr(rank_process, "run_script" if script else "check_gpus_and_decode", start)
-    monkeypatch.setattr(os, "_exit", sys.exit)
     with pytest.raises(SystemExit):
         rank_process.run_rank(rank_files, None)
     assert inherited == [{last} if numa_binding == "gpu" else affinity]
@@ -113,7 +112,6 @@ def test_a_rank_that_cannot_be_bound_fails_in_one_sentence(
     monkeypatch.setattr(links, "gpu_bus_id", lambda index: "0000:5e:00.0")
     monkeypatch.setattr(links, "read", lambda path: "-1")
     rank_files.write_point(PointTask(make_spec(numa_binding="gpu"), None))
-    monkeypatch.setattr(os, "_exit", sys.exit)
     with pytest.raises(SystemExit):
         rank_process.run_rank(rank_files, None)
     (found,) = rank_files.read_errors()
@@ -134,7 +132,7 @@ def test_a_worker_that_ends_while_an_error_is_written_does_not_replace_it(
     as_torch_does = raising(RuntimeError("DataLoader worker (pid 2) is killed by signal: Killed."))
     before = signal.signal(signal.SIGCHLD, as_torch_does)
     try:
-        assert report_of(rank_files, ValueError("the first"), monkeypatch).message == "ValueError: the first"
+        assert report_of(rank_files, ValueError("the first")).message == "ValueError: the first"
     finally:
         signal.signal(signal.SIGCHLD, before)
 
@@ -148,11 +146,11 @@ def test_a_lost_connection_is_not_blamed_on_the_line_that_waited(
     """A stranger may have ended the store of a launch on several nodes."""
     monkeypatch.setattr(user_code, "user_lines", lambda error: ["tiny.py:12 in loss"])
     monkeypatch.setattr(rank_process, "LOST_PEER_GRACE_S", 0)
-    found = report_of(rank_files, error, monkeypatch)
+    found = report_of(rank_files, error)
     said = f"lost the connection to another rank or to the store of the launch: {type(error).__name__}: {error}"
     assert (found.kind, found.message) == ("collective", said)
     (rank_files.folder / "rank0.error.json").unlink()
-    assert "tiny.py:12" in report_of(rank_files, ValueError("of the user's"), monkeypatch).message
+    assert "tiny.py:12" in report_of(rank_files, ValueError("of the user's")).message
 
 
 def test_an_import_that_failed_in_the_fork_server_is_the_error_of_its_repetition_alone(
@@ -167,11 +165,11 @@ def test_an_import_that_failed_in_the_fork_server_is_the_error_of_its_repetition
     monkeypatch.syspath_prepend(tmp_path / "site-packages")
     with pytest.raises(AssertionError, match="already") as again:
         importlib.import_module("registers_twice")
-    assert report_of(rank_files, again.value, monkeypatch).message.startswith(
+    assert report_of(rank_files, again.value).message.startswith(
         "RuntimeError: can't start new thread; the limit of threads is reached: raise it (ulimit -u)"
     )
     (rank_files.folder / "rank0.error.json").unlink()
-    assert report_of(rank_files, ValueError("of a step"), monkeypatch).message.startswith("ValueError: of a step")
+    assert report_of(rank_files, ValueError("of a step")).message.startswith("ValueError: of a step")
 
 
 def pretend_full_gpu(monkeypatch: pytest.MonkeyPatch, *, others_gib: float) -> None:
@@ -219,7 +217,7 @@ def test_an_error_is_written_with_its_kind_and_with_what_others_held_of_a_full_g
         error_of_cuda = RuntimeError("CUDA error: unspecified launch failure")
         monkeypatch.setattr(torch.cuda, "mem_get_info", raising(error_of_cuda))
     rank_files.write_point(PointTask(make_spec(device=device, precision="fp32"), None))
-    found = report_of(rank_files, error, monkeypatch)
+    found = report_of(rank_files, error)
     assert (found.kind, found.message[: len(said)]) == (kind, said)
     if isinstance(error, torch.OutOfMemoryError):
         assert found.memory_of_others_bytes == (None if others_gib is None else int(others_gib * GIB),)

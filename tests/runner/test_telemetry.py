@@ -290,6 +290,12 @@ def write_point(tmp_path: Path, **fields: Any) -> RankFiles:
     return rank_files
 
 
+@pytest.fixture
+def rank_files(tmp_path: Path) -> RankFiles:
+    """The files of a point on the CPU."""
+    return write_point(tmp_path, device="cpu")
+
+
 def with_pynvml(tmp_path: Path, text: str, mask: str | None = None) -> dict[str, str]:
     """Return an environment in which pynvml has this source."""
     (tmp_path / "fake").mkdir()
@@ -361,8 +367,7 @@ def test_without_readable_gpus_the_cpus_are_sampled_and_a_note_says_why(
     assert all(one.cpu and 0 < one.cpu[0] < one.cpu[1] for one in found.rounds)
 
 
-def test_the_sampler_has_low_priority_and_ends_with_its_parent(tmp_path: Path) -> None:
-    rank_files = write_point(tmp_path, device="cpu")
+def test_the_sampler_has_low_priority_and_ends_with_its_parent(tmp_path: Path, rank_files: RankFiles) -> None:
     code = (
         "import subprocess, sys; child = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL); "
         "print(child.pid, flush=True); sys.stdin.read()"
@@ -378,8 +383,7 @@ def test_the_sampler_has_low_priority_and_ends_with_its_parent(tmp_path: Path) -
     wait_for(lambda: processes_of(tmp_path) == [], timeout_s=20)
 
 
-def test_sampling_spans_the_body_and_leaves_a_complete_file(tmp_path: Path) -> None:
-    rank_files = write_point(tmp_path, device="cpu")
+def test_sampling_spans_the_body_and_leaves_a_complete_file(tmp_path: Path, rank_files: RankFiles) -> None:
     rank_files.samples(0).write_text('["note", "of an earlier launch"]')
     with telemetry.sample_in_background(rank_files, 0):
         wait_for_rounds(rank_files)
@@ -397,8 +401,7 @@ def test_a_sampler_that_is_still_ending_when_it_is_stopped_ended_early() -> None
             assert telemetry.stop_sampler(process) == "the sampler ended early (signal 9)"
 
 
-def test_a_sampler_that_is_killed_leaves_its_samples_and_a_note(tmp_path: Path) -> None:
-    rank_files = write_point(tmp_path, device="cpu")
+def test_a_sampler_that_is_killed_leaves_its_samples_and_a_note(tmp_path: Path, rank_files: RankFiles) -> None:
     with telemetry.sample_in_background(rank_files, 0):
         part = wait_for_rounds(rank_files)
         (sampler,) = processes_of(tmp_path)
@@ -412,9 +415,8 @@ def test_a_sampler_that_is_killed_leaves_its_samples_and_a_note(tmp_path: Path) 
 
 @pytest.mark.parametrize("python", ["/nowhere/python", "/bin/false"], ids=["cannot start", "fails"])
 def test_a_sampler_that_does_not_start_does_not_disturb_the_body(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: str
+    rank_files: RankFiles, monkeypatch: pytest.MonkeyPatch, python: str
 ) -> None:
-    rank_files = write_point(tmp_path, device="cpu")
     monkeypatch.setattr(sys, "executable", python)
     done = []
     with telemetry.sample_in_background(rank_files, 0):
@@ -426,16 +428,14 @@ def test_a_sampler_that_does_not_start_does_not_disturb_the_body(
     assert node.notes[0].startswith("the sampler ")
 
 
-def test_what_the_body_raises_is_raised_and_the_sampler_ended(tmp_path: Path) -> None:
-    rank_files = write_point(tmp_path, device="cpu")
+def test_what_the_body_raises_is_raised_and_the_sampler_ended(tmp_path: Path, rank_files: RankFiles) -> None:
     with pytest.raises(RuntimeError, match="the ranks"), telemetry.sample_in_background(rank_files, 0):
         raise RuntimeError("the ranks did not meet")
     assert processes_of(tmp_path) == []
 
 
-def test_a_node_without_a_file_has_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_without_a_file_has_a_note(rank_files: RankFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "OTHER_NODES_WAIT_S", 0)
-    rank_files = write_point(tmp_path, device="cpu")
     rank_files.samples(0).write_text('["header", 0.1, []]\n["tick", 5, [1, 2], []]\n')
     first, second = telemetry.read_all_nodes(rank_files, 2)
     assert (len(first.rounds), first.notes) == (1, [])

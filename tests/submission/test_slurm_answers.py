@@ -468,20 +468,12 @@ REMOVED = [*(f"{command}_X" for command in OF_COMMANDS), "RANK", "WORLD_SIZE", "
 KEPT = ["SLURM_CONF", "SLURM_JWT", "SBATCHES", "NCCL_DEBUG"]
 
 
-@pytest.fixture
-def variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_slurm_commands_and_ranks_are_hidden_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also from a command of Slurm."""
     for name in (*REMOVED, *KEPT):
         monkeypatch.setenv(name, "set")
-
-
-@pytest.mark.usefixtures("variables")
-def test_variables_of_slurm_commands_and_ranks_are_hidden_for_a_while() -> None:
+    found = run_slurm("env").stdout.splitlines()
+    assert [name for name in (*REMOVED, *KEPT) if f"{name}=set" in found] == KEPT
     with clean_environment():
         assert [name for name in (*REMOVED, *KEPT) if name in os.environ] == KEPT
     assert all(os.environ[name] == "set" for name in (*REMOVED, *KEPT))
-
-
-@pytest.mark.usefixtures("variables")
-def test_a_slurm_command_does_not_get_them() -> None:
-    found = run_slurm("env").stdout.splitlines()
-    assert [name for name in (*REMOVED, *KEPT) if f"{name}=set" in found] == KEPT

@@ -25,6 +25,7 @@ from pipeline.runner.rank_files import PointResult, PointTask, RankError, RankFi
 from pipeline.system.deadline import Deadline, DeadlineExpired
 
 LIMIT_S = 10
+OPTIONS = LaunchOptions(Path("data"), point_limit_s=LIMIT_S)
 
 
 class FakeClock:
@@ -196,8 +197,7 @@ def run(experiment: Experiment, monkeypatch: pytest.MonkeyPatch, clock: FakeCloc
         points = [make_spec(batch_size_per_gpu=size) for size in how]
         ranks = Ranks(experiment, how, clock, point_time_s)
         monkeypatch.setattr(launching, "run_node_ranks", ranks)
-        options = LaunchOptions(Path("data"), point_limit_s=LIMIT_S)
-        code = launching.run_element(points, experiment, experiment.scratch_folder, options)
+        code = launching.run_element(points, experiment, experiment.scratch_folder, OPTIONS)
         found = records_of(experiment)
         assert [record.attempt for record in found] == [0] * len(points), "each point is published once"
         by_id = {record.run_id: record for record in found}
@@ -250,8 +250,7 @@ def test_a_point_that_begins_while_the_one_before_it_is_ended_is_launched_anew(
         return {}
 
     monkeypatch.setattr(launching, "run_node_ranks", run_node_ranks)
-    options = LaunchOptions(Path("data"), point_limit_s=LIMIT_S)
-    (record,) = launching.run_in_same_processes(points, experiment, experiment.scratch_folder, options)
+    (record,) = launching.run_in_same_processes(points, experiment, experiment.scratch_folder, OPTIONS)
     assert record is not None
     assert (record.run_id, record.status) == (first.run_id(), "ok")
     assert os.listdir(experiment.scratch_folder) == []  # the second will be launched, the first is ok
@@ -272,7 +271,6 @@ def test_the_limit_covers_a_whole_search_for_the_memory_boundary(
 
     monkeypatch.setattr(launching, "run_node_ranks", run_node_ranks)
     spec = make_spec(input="synthetic", measure="memory", batch_size_per_gpu=1024)
-    options = LaunchOptions(Path("data"), point_limit_s=LIMIT_S)
-    (record,) = launching.run_in_same_processes([spec], experiment, experiment.scratch_folder, options)
+    (record,) = launching.run_in_same_processes([spec], experiment, experiment.scratch_folder, OPTIONS)
     assert record is not None
     assert (num_trials, record.status, failure_of(record).kind) == (3, "failed", "timeout")
