@@ -25,6 +25,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
 from importlib.machinery import ModuleSpec
 from typing import Any
@@ -201,7 +202,9 @@ class Probe:
         paths = [os.path.basename(str(path)) for path in (*named_paths, *opened)]
         if self.is_silenced and (paths or what != "torch.save"):
             self.skipped[" ".join([what, *paths[:1]])] += 1
-            return None
+            saved: Future[None] = Future()  # a script waits for that of async_save; the others return nothing
+            saved.set_result(None)
+            return saved
         return save(*words, **named)
 
     # what the script says, by the words of ddpscale.py

@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from pipeline.runner.script_blocks import (
     with_fed_ranks,
     without_left_out,
 )
-from pipeline.runner.script_probe import ImportWatch
+from pipeline.runner.script_probe import ImportWatch, Probe
 from pipeline.runner.script_rank import ScriptRank
 from pipeline.system import host
 
@@ -596,3 +597,10 @@ def test_two_trainings_one_after_the_other_and_a_compiled_optimizer_are_measured
     (found,) = run_ranks(folder, TRAIN + lines, monkeypatch)
     assert isinstance(found, Measurement), found
     assert (found.epochs[-1].num_updates or 0) > 11
+
+
+def test_a_script_may_wait_for_an_asynchronous_save_that_is_skipped() -> None:
+    probe = Probe.__new__(Probe)
+    probe.is_silenced, probe.skipped = True, Counter()
+    saved = probe.save(lambda *_, **__: pytest.fail("it saves"), "async_save", ({},), {"checkpoint_id": "steps/3"})
+    assert (saved.result(0), probe.skipped) == (None, {"async_save 3": 1})
