@@ -161,12 +161,13 @@ def main() -> None:
     command = [sys.executable, __file__, "--as-nobody", folder]
     with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as attacker:
         assert attacker.stdin
-        known: set[Listener] = set()
+        known: set[tuple[int, str, int]] = set()
         while not select.select([sys.stdin], [], [], POLL_S)[0]:
-            for found in set(find_listeners(mark)) - known:
-                known.add(found)
-                attacker.stdin.write(json.dumps(found) + "\n")
-                attacker.stdin.flush()
+            for found in find_listeners(mark):
+                if found[1:] not in known:  # a rank and its launcher may share a socket
+                    known.add(found[1:])
+                    attacker.stdin.write(json.dumps(found) + "\n")
+                    attacker.stdin.flush()
 
 
 if __name__ == "__main__":
