@@ -396,6 +396,7 @@ def test_nodes_that_do_not_meet_name_address_and_port(
     of_node = {"SLURM_JOB_ID": "30005", "SLURM_NODEID": str(rank), "SLURM_STEP_NUM_NODES": "2"}
     for name, value in {**of_node, "SLURM_JOB_NODELIST": "localhost,node9", "SLURMD_NODENAME": "node9"}.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM")  # which torch sets: gone after the test
     monkeypatch.setattr(start_ranks, "RENDEZVOUS_TIMEOUT_S", 1)
     monkeypatch.setattr(agent, "RENDEZVOUS_TIMEOUT_S", 1)
     rendezvous = start_ranks.rendezvous_settings(TWO_NODES, RankFiles(tmp_path))
