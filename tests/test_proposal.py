@@ -238,6 +238,8 @@ def test_beyond_the_measured_the_two_models_have_columns_and_no_interval() -> No
     assert beyond["none_hidden_gpu_hours"] > beyond["no_change_gpu_hours"]
     assert type(beyond["none_hidden_gpu_hours"]) is float
     assert "models, not measured" in found.answers[0]
+    between = propose(tables, 10**9, 6, lambda: sibling_predictions(experiment, [], 8))
+    assert between.beyond[1]["none_hidden_gpu_hours"] is None, "the predictions are of 8 GPUs"
     alone = propose(tables, 10**9, 8, list)
     assert (alone.beyond[1]["none_hidden_gpu_hours"], "measure: communication" in alone.assumptions[-1]) == (None, True)
 

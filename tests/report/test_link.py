@@ -325,6 +325,8 @@ def test_a_captured_sweep_is_used_where_there_is_one_and_an_eager_one_is_said_to
         rows = predictions(*found)
         told = {(round(row["latency_us"]), "the latency is the host's" in str(row["note"])) for row in rows}
         assert told == {(latency_us, is_said)}
+    given = predictions(eager, link=NVLINK)
+    assert {row["note"] for row in given} == {"the link is given, not measured"}
 
 
 def test_points_that_differ_in_another_axis_are_predicted_apart() -> None:

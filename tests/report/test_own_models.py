@@ -211,6 +211,12 @@ def test_a_script_whose_communication_is_measured_lacks_only_its_scaling() -> No
     assert (commands["Q2"], commands["Q3"]) == (f"ddpscale run --num-gpus 1,2 {words}", "")
 
 
+def test_a_tie_of_a_script_is_of_the_time_a_sample_beside_that_of_an_update() -> None:
+    times_s = {32: (1.0, 0.9), 16: (1.0, 0.91)}
+    said = answers(*(make_record(make_spec(**SCRIPT, batch_size_per_gpu=n), one) for n, one in times_s.items()))
+    assert "too few runs to rule out 16 per GPU (1.1 % longer a sample)" in said["Q5"][0]
+
+
 @pytest.mark.parametrize(
     ("epoch_time_s", "computing", "options"),
     [(6.0, 0.5, None), (4.0, 1.0, "--num-gpus 1,2 --repeats 3")],
