@@ -60,8 +60,10 @@ MAX_SUGGESTIONS = 6
 MIN_SHARE = 0.5  # of the configurations, from which one limit is the verdict on the experiment
 VERDICTS = {rule.limit: rule.verdict for rule in RULES}
 EFFICIENCY_SHADES = (
-    *((0.85, "good", "85 or more"), (0.7, "fair", "70 to 85")),
-    *((0.4, "poor", "40 to 70"), (0, "bad", "below 40")),
+    (0.85, "good", "85 or more"),
+    (0.7, "fair", "70 to 85"),
+    (0.4, "poor", "40 to 70"),
+    (0, "bad", "below 40"),
 )
 """From which efficiency on a cell has which shade, and what the key of the table says of it."""
 HOLLOW = "○"  # beside a figure that no answer uses

@@ -105,9 +105,9 @@ def without_left_out(ranks: list[Block]) -> list[Block]:
 
 
 def with_fed_ranks(ranks: list[Block]) -> list[Block]:
-    """Return the reports with the batches of a loader that also feeds ranks without one divided among all ranks.
+    """Return the reports. Where some ranks alone have a loader, each rank gets its share of the batches.
 
-    So do accelerate's loaders with `dispatch_batches`.
+    With `dispatch_batches` of accelerate rank 0 loads for all.
     """
     loading = [block for block in ranks if block.sizes]
     if not loading or len(loading) == len(ranks):
