@@ -331,7 +331,7 @@ GRID: list[dict[str, list[Any]]] = [
     {"script": ["words.py"], **SHORT_AXES, "updates": [20], "warmup_updates": [5]},
     {"script": ["GREETING=hello optimizers.py"], **SHORT_AXES, "update_by": ["Lion"]},
     {"script": [f"trainer.py --note {shlex.quote(NOTE)} --passes {{grad_accumulation}}"], **SHORT_AXES, **TWO_PASSES},
-    {"script": ["deadlock.py"], "num_gpus": [2]},
+    {"script": ["../deadlock.py"], "num_gpus": [2]},
 ]
 
 
@@ -349,7 +349,8 @@ class Measured(NamedTuple):
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     """Scripts that one launch measures, one after the other."""
-    folder = tmp_path_factory.mktemp("scripts")
+    folder = tmp_path_factory.mktemp("scripts") / "workdir"
+    folder.mkdir()
     texts = {
         "gan": GAN,
         "mistakes": MISTAKES,
@@ -358,7 +359,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
         "optimizers": TWO_OPTIMIZERS,
         "trainer": TRAINER,
     }
-    texts["deadlock"] = DEADLOCK
+    (folder.parent / "deadlock.py").write_text(DEADLOCK)
     for name, text in texts.items():
         (folder / f"{name}.py").write_text(text)
     blocks = [{"warmup_updates": [2], **block} for block in GRID]
@@ -366,9 +367,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     where = ("--outputs", folder, "--cluster", "local", "--points-per-element", "99")
     env = without_slurm(folder, DDPSCALE_STALL_S="4", PYTHONPATH=forking_scripts(folder))
     assert run_command("submit", "--grid", folder / "grid.yaml", *where, env=env).returncode == 1
-    records: dict[str, list[Record]] = {name: [] for name in texts}
+    records: dict[str, list[Record]] = {name: [] for name in (*texts, "deadlock")}
     for record in records_of(Experiment(folder / "scripts")):
-        (name,) = (name for name in texts if f"{name}.py" in str(record.spec.script))
+        (name,) = (name for name in records if f"{name}.py" in str(record.spec.script))
         records[name].append(record)
     return Measured(folder, records)
 

@@ -538,10 +538,9 @@ def run_script(words: Sequence[str]) -> None:
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:
-    """Return the names of an error's types, its text, and the innermost line in a file beside the script."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(sys.path[0])]
-    place = f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
-    return {"types": [kind.__name__ for kind in type(error).__mro__], "text": str(error), "place": place}
+    """Return the names of an error's types, its text, and its frames, the innermost first."""
+    frames = [(one.filename, one.lineno, one.name) for one in reversed(traceback.extract_tb(error.__traceback__))]
+    return {"types": [kind.__name__ for kind in type(error).__mro__], "text": str(error), "frames": frames}
 
 
 def say_why(error: BaseException | None) -> dict[str, Any]:

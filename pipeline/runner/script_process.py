@@ -11,9 +11,11 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from pipeline.system import host
 from pipeline.system.errors import CONTROL_CHARACTER, ESCAPE_SEQUENCE, USERS_UMASK
+from pipeline.system.files import is_user_file
 from pipeline.training import links
 
 MAX_OUTPUT_BYTES = 1_000_000  # of a rank's script, in the log
@@ -22,7 +24,18 @@ MAX_LINE_CHARS = 200
 TAIL_WAIT_S = 1  # for the output of a script that has ended; what it has started may hold it open
 WAIT_SIGNAL = signal.SIGRTMIN + 9  # the probe then writes where the script is
 WHERE_TIMEOUT_S = 5
-FRAME = re.compile(r'File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)')  # of faulthandler
+FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')  # of faulthandler
+
+
+class Frame(NamedTuple):
+    """A call in the script's process: a file, the number of a line in it, and the function that has the line."""
+
+    file: str
+    line: int | str
+    name: str
+
+    def line_in_file(self) -> str:
+        return f"{Path(self.file).name}:{self.line}"
 
 
 class ScriptProcess:
@@ -88,18 +101,16 @@ class ScriptProcess:
         self.num_ready += is_ready
         return cpu_s + self.num_ready
 
-    def waits_in(self, folder: Path) -> str:
-        """Return where the script is: the innermost line of a file in its folder, and the function that waits."""
+    def waits_in(self) -> str:
+        """Return where the script is: the innermost line of the user's files, and the function that waits."""
         with contextlib.suppress(OSError):
             os.kill(self.process.pid, WAIT_SIGNAL)
         deadline_s = time.monotonic() + WHERE_TIMEOUT_S
         while not self.traces.stat().st_size and time.monotonic() < deadline_s:
             time.sleep(0.01)
         time.sleep(0.1)  # it writes line by line
-        text = self.traces.read_text(errors="replace")
-        frames = [match for line in text.splitlines() if (match := FRAME.search(line))]
-        own = next((frame for frame in frames if Path(frame["file"]).is_relative_to(folder)), None)
-        if own is None:
+        frames = [Frame(*found) for found in FRAME.findall(self.traces.read_text(errors="replace"))]
+        if not frames:
             return "a place that it does not tell"
-        inner = f", in {frames[0]['name']}" if frames[0] is not own else ""
-        return f"{Path(own['file']).name}:{own['line']}{inner}"
+        own = next((frame for frame in frames if is_user_file(frame.file)), frames[0])
+        return own.line_in_file() + f", in {frames[0].name}" * (own is not frames[0])

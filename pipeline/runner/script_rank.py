@@ -46,9 +46,10 @@ from pipeline.runner.script_blocks import (
     with_fed_ranks,
     without_left_out,
 )
-from pipeline.runner.script_process import WAIT_SIGNAL, ScriptProcess
+from pipeline.runner.script_process import WAIT_SIGNAL, Frame, ScriptProcess
 from pipeline.system import host
 from pipeline.system.errors import ESCAPE_SEQUENCE, log_line, shorten_list
+from pipeline.system.files import is_user_file
 from pipeline.training.flop_count import FlopCount
 
 PROBE = Path(__file__).with_name("script_probe.py")
@@ -228,7 +229,8 @@ class ScriptRank:
         if "types" in report:
             names, text = set(report["types"]), ESCAPE_SEQUENCE.sub("", report["text"])
             kind = classify(names, text, uses_gpu=self.spec.device == "cuda", did_allocator_refuse=lambda: False)
-            place = f" (at {report['place']})" if report["place"] else ""
+            own = next((Frame(*one) for one in report["frames"] if is_user_file(one[0])), None)
+            place = f" (at {own.line_in_file()} in {own.name})" if own else ""
             if report["unsaved"]:
                 after += f" without {report['unsaved'][0]}: silent updates write no weights; turn checkpoints off"
             return ScriptProblem(f"{report['types'][0]}: {text.partition(chr(10))[0]}{place}, {after}\n{text}", kind)
@@ -283,7 +285,7 @@ class ScriptRank:
         self.store.set(f"busy/{self.rank}", str(process.busy_s()))
         if self.rank != 0:
             if self.store.check([STALLED]):
-                self.store.set(f"where/{self.rank}", process.waits_in(self.workdir))
+                self.store.set(f"where/{self.rank}", process.waits_in())
             return
         late, now_s = self.late_ranks(self.block_key), time.monotonic()
         keys = [f"busy/{rank}" for rank in range(self.world_size)]
@@ -303,7 +305,7 @@ class ScriptRank:
     def explain_stall(self, late: Sequence[int], process: ScriptProcess, is_stalled: bool) -> ScriptProblem:
         """Return why no block ends, with the line of the script in which each late rank is."""
         self.store.set(STALLED, "")
-        self.store.set("where/0", process.waits_in(self.workdir))
+        self.store.set("where/0", process.waits_in())
         keys = {rank: f"where/{rank}" for rank in late}
         with contextlib.suppress(RuntimeError):  # a rank does not answer
             self.store.wait(list(keys.values()), timedelta(seconds=4 * TICK_S))

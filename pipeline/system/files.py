@@ -23,6 +23,7 @@ LAST_SYSTEM_UID = 999  # login.defs(5)
 OVERFLOW_UID = 65534  # stands for every user that a container does not know
 LEFTOVER_AGE_S = 24 * 60 * 60
 PACKAGE = Path(__file__).resolve().parent.parent  # the whole of pipeline/
+OURS = (PACKAGE, PACKAGE.with_name("ddpscale.py"))
 INSTALLED = tuple(
     {str(Path(sysconfig.get_paths()[name]).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
@@ -365,4 +366,4 @@ def is_user_file(path: str | None) -> bool:
     if not path or path.startswith("<") or "site-packages" in path or "dist-packages" in path:
         return False
     resolved = Path(path).resolve()
-    return not resolved.is_relative_to(PACKAGE) and not str(resolved).startswith(INSTALLED)
+    return not any(map(resolved.is_relative_to, OURS)) and not str(resolved).startswith(INSTALLED)

@@ -23,6 +23,7 @@ from factories import (
     write_model,
 )
 
+import ddpscale
 import pipeline
 from pipeline.plan.find_model import source_digests
 from pipeline.plan.resources import points_for_same_processes
@@ -208,8 +209,10 @@ class Kept(Workload):
 
 def test_the_users_files_are_those_of_no_package_and_of_python() -> None:
     assert files.is_user_file(__file__)
-    for path in (torch.__file__, pipeline.__file__, subprocess.__file__, "<string>", None, pytest.__file__):
-        assert not files.is_user_file(path)
+    for module in (torch, pipeline, ddpscale, subprocess, pytest):
+        assert not files.is_user_file(module.__file__)
+    assert not files.is_user_file("<string>")
+    assert not files.is_user_file(None)
 
 
 def raised(action: str) -> BaseException:
