@@ -116,7 +116,7 @@ weight = torch.zeros(4, 4, requires_grad=True)
 ddpscale.merit(0.5, "test accuracy of a word")
 for step in range(10_000):
     tokens = 7 + step % 2
-    (torch.ones(tokens, 4) @ weight).sum().backward()
+    (torch.ones(tokens, 4).bfloat16() @ weight.bfloat16()).sum().backward()
     with torch.no_grad():
         weight -= 0.1 * weight.grad
     ddpscale.items(torch.tensor(tokens), "tokens")
@@ -410,6 +410,8 @@ def test_a_mistake_is_named_with_its_bytes_and_is_what_to_try_next(measured: Mea
         assert communication is not None
         for mistake, words in zip(communication.mistakes, all_words, strict=True):
             assert words in mistake
+    used = {record.spec.options[0]: measurement_of(record).precision_used for record in measured.records["mistakes"]}
+    assert used == {f"mistake={name}": "bf16" if name == "fp32" else "fp32" for name in NAMED_MISTAKES}
     assert run_command("collect", measured.folder / "scripts").returncode == 0
     page = (measured.folder / "scripts" / "report.html").read_text()
     assert NAMED_MISTAKES["twice"][0] in page.partition('id="next"')[2]
@@ -440,6 +442,7 @@ def test_the_words_of_a_script_count_items_and_updates_and_leave_out_an_evaluati
         (),
     )
     assert found.flops_per_sample == 2 * 2 * 4 * 4  # of a token, not of the evaluation
+    assert found.precision_used == "bf16"  # the weight is fp32, and no autocast casts it
     for epoch in found.epochs[1:]:
         num_steps = len(epoch.step_times_ns or ())
         assert epoch.num_samples == pytest.approx(7.5 * num_steps, abs=num_steps)

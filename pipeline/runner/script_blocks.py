@@ -27,6 +27,7 @@ MAX_SIZE_DIFFERENCE = 0.01  # of the samples of an update: what a smaller last b
 MAX_PASSES_DIFFERENCE = 0.1  # of the passes of an update whose FLOPs are those of the others
 MIN_LATE_BYTES_RATIO = 0.5  # of gradients: what a script averages beside them is less
 MAX_BYTES_RATIO = 1.2  # of what travels over what is needed: padding and buffers take less
+PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 WRAPPERS = {name: facts.wrappers for name, facts in STRATEGIES.items() if facts.wrappers}
 SHARDING_WRAPPERS = {name for facts in STRATEGIES.values() if facts.shards_parameters for name in facts.wrappers}
 
@@ -337,9 +338,6 @@ def build_memory(rank: int, found: dict[str, Any]) -> DeviceMemory:
     )
 
 
-def precision_of(number_type: str | None, allows_tf32: bool) -> str | None:
+def precision_of(number_type: str) -> str | None:
     """Return the precision as a record names it, from the type of numbers that the script is seen to compute in."""
-    if number_type is None:
-        return None
-    names = {"bfloat16": "bf16", "float16": "fp16", "float32": "tf32" if allows_tf32 else "fp32"}
-    return names.get(number_type, number_type)
+    return PRECISIONS.get(number_type, number_type) or None

@@ -32,6 +32,7 @@ from typing import Any
 
 MAX_OTHER_STEPS = 50  # then the counted optimizer has been replaced
 MAX_UNCOUNTED_STEPS = 1000  # of other optimizers, before the first update
+AMPERE = (8, 0)  # the first GPUs with TF32
 EXIT_LIMIT_S = 30  # for what the script does after its end
 STORE_TIMEOUT_S = 1800  # until the other ranks end their block
 
@@ -72,6 +73,7 @@ class Probe:
         self.flop_counter_path = config["flop_counter"]
         self.counter: Any = None  # of FLOPs, while it counts
         self.flops: list[Any] | None = None  # of an update, as script_blocks.Block has them
+        self.flops_by_type: Counter[tuple[str, bool]] = Counter()  # as FlopCounter has them
         self.is_in_optimizer = False  # that computes no gradients
         self.skipped: Counter[str] = Counter()  # saves, by what was to be written, the first one first
         self.is_silenced = False  # from the first silent update on, after which the weights are not those of a training
@@ -136,6 +138,7 @@ class Probe:
             sizes = sorted(self.fetched.get(self.last_loader, Counter()).items())
             num_passes = self.num_all_passes - self.num_passes_uncounted
             self.flops = [self.counter.flops, items, sorted(self.counter.without_formula), sizes, num_passes]
+            self.flops_by_type = self.counter.flops_by_type
             self.stop_counter()
         is_before_last = self.turn == 0 and self.left == 1 and self.flop_counter_path
         if is_before_last and not self.activity()[0] and not self.torch._C._len_torch_dispatch_stack():
@@ -383,13 +386,11 @@ class Probe:
         dtypes: Counter[str] = Counter()
         for parameter in self.parameters():
             dtypes[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
-        kinds = {
-            (base.__module__, base.__name__)
-            for one in gc.get_objects()
-            if issubclass(type(one), self.torch.nn.Module)
-            for base in type(one).__mro__
-        }
+        modules = [one for one in gc.get_objects() if issubclass(type(one), self.torch.nn.Module)]
+        kinds = {(base.__module__, base.__name__) for one in modules for base in type(one).__mro__}
         names = {type(one).__name__ for one in self.optimizers.values()}
+        types = (self.autocast, sharded_types(modules), dtypes)
+        autocast, sharded_type, parameter_type = (one.most_common(1)[0][0] if one else None for one in types)
         return {
             "world_size": dist.get_world_size() if dist.is_initialized() else 1,
             "backend": dist.get_backend() if dist.is_initialized() else None,
@@ -398,13 +399,33 @@ class Probe:
             "optimizers": sorted(names),
             "num_parameters": sum(dtypes.values()),
             "gradient_bytes": sum(p.numel() * p.element_size() for p in self.parameters() if p.requires_grad),
-            "parameter_type": dtypes.most_common(1)[0][0] if dtypes else None,
-            "autocast": self.autocast.most_common(1)[0][0] if self.autocast else None,
+            "parameter_type": parameter_type,
+            "autocast": autocast,
+            "number_type": self.number_type(autocast or sharded_type or parameter_type or ""),
             "is_compiled": ("torch._dynamo.eval_frame", "OptimizedModule") in kinds or self.activity()[0] > 0,
-            "allow_tf32": self.torch.backends.cuda.matmul.allow_tf32,
             "num_threads": self.torch.get_num_threads(),
             "torch": self.torch.__version__,
         }
+
+    def number_type(self, expected: str) -> str:
+        """Return the type of numbers in which most FLOPs are computed; `expected` where none could be counted.
+
+        Parameters may be fp32, and FSDP, a wrapper or the script itself computes in another type.
+        """
+        by_type = self.flops_by_type or Counter({(expected, False): 1})
+        number_type, is_convolution = by_type.most_common(1)[0][0]
+        return "tf32" if number_type == "float32" and self.rounds_to_tf32(is_convolution) else number_type
+
+    def rounds_to_tf32(self, is_convolution: bool) -> bool:
+        """True if this GPU rounds fp32 numbers to TF32 in convolutions, or in matrix products."""
+        if self.device is None or self.torch.cuda.get_device_capability(self.device) < AMPERE:
+            return False
+        backends = self.torch.backends
+        try:
+            part = backends.cudnn.conv if is_convolution else backends.cuda.matmul
+            return bool(part.fp32_precision == "tf32")
+        except AttributeError:  # torch before 2.9; later ones may refuse to tell `allow_tf32`
+            return bool((backends.cudnn if is_convolution else backends.cuda.matmul).allow_tf32)
 
     def memory(self) -> dict[str, Any]:
         """Return the peak memory of this rank, in bytes; on the CPU that of the process."""
@@ -426,6 +447,14 @@ def is_wrapper(module: str, name: str) -> bool:
     """True for a class that spreads a model over ranks."""
     of_torch = module.startswith("torch.") and name in ("DistributedDataParallel", "FullyShardedDataParallel")
     return of_torch or (module.startswith("torch.distributed.") and name == "FSDPModule") or name == "DeepSpeedEngine"
+
+
+def sharded_types(modules: Sequence[Any]) -> Counter[str]:
+    """Return the types of numbers in which FSDP gives parameters to its modules, where it casts them."""
+    policies = [one._get_fsdp_state()._mp_policy for one in modules if hasattr(one, "_get_fsdp_state")]  # FSDP2
+    policies += [getattr(one, "mixed_precision", None) for one in modules]  # FSDP1
+    found = [getattr(policy, "param_dtype", None) for policy in policies]
+    return Counter(str(one).removeprefix("torch.") for one in found if one is not None)
 
 
 def size_of(batch: Any, tensor: Any) -> int | None:

@@ -170,8 +170,7 @@ class ScriptRank:
         config["root"], config["update_by"] = str(PYTHONPATH_ROOT), self.spec.update_by
         is_communication = self.spec.measure == "communication"
         config["process_group"] = str(PROCESS_GROUP) if is_communication else None
-        is_counted = not is_communication and self.spec.stated_flops_per_sample is None
-        config["flop_counter"] = str(FLOP_COUNTER) if is_counted else None
+        config["flop_counter"] = str(FLOP_COUNTER) if self.spec.stated_flops_per_sample is None else None
         config["traces"], config["wait_signal"] = str(self.traces), WAIT_SIGNAL
         self.report.unlink(missing_ok=True)
         command = [sys.executable, "-u", str(PROBE), json.dumps(config), *self.spec.script_command.words]
@@ -413,7 +412,6 @@ class ScriptRank:
         """Return what the blocks have measured."""
         spec, last, is_communication = self.spec, self.blocks[-1], self.spec.measure == "communication"
         seen = last.ranks[0].seen
-        autocast, parameter_type = seen["autocast"], seen["parameter_type"]
         size, batches = batch_of(self.blocks[0].ranks[0])  # as checked; a timed block may cross the end of the data
         flops = FlopCount() if is_communication else flops_of(spec, last.ranks[0])
         merit = next((block.ranks[0].merit for block in reversed(self.blocks) if block.ranks[0].merit), None)
@@ -425,7 +423,7 @@ class ScriptRank:
             num_parameters=seen["num_parameters"] or None,
             gradient_bytes=seen["gradient_bytes"] or None,
             memory=tuple(build_memory(rank, block.memory) for rank, block in enumerate(last.ranks)),
-            precision_used=precision_of(autocast or parameter_type, seen["allow_tf32"] and spec.device == "cuda"),
+            precision_used=precision_of(seen["number_type"]),
             num_threads=seen["num_threads"],
             execution_used="compile" if seen["is_compiled"] else "eager",
             unit=short_text(last.ranks[0].unit) or (BATCHES if spec.counts_batches and size != 1 else "samples"),
@@ -441,8 +439,8 @@ class ScriptRank:
                 optimizers=tuple(map(short_text, seen["optimizers"])),
                 batch_size=size,
                 batches_per_update=batches,
-                parameter_type=parameter_type,
-                autocast=autocast,
+                parameter_type=seen["parameter_type"],
+                autocast=seen["autocast"],
                 is_compiled=seen["is_compiled"],
                 num_warm_up_updates=self.blocks[0].ranks[0].updates,
                 has_launcher_variables=self.has_launcher_variables,

@@ -2,11 +2,13 @@
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection
 from types import FrameType
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
@@ -40,11 +42,13 @@ class FlopCounter(TorchDispatchMode):
         self._formulas = FlopCounterMode(display=False, custom_mapping=corrected).flop_registry
         self._whole, self._refused, self._is_paused = DTensor, refused, is_paused
         self.flops = 0
+        self.flops_by_type: Counter[tuple[str, bool]] = Counter()  # by type of numbers, and whether it is a convolution
         self.without_formula: set[str] = set()
 
     def forget(self) -> None:
         """Begin anew."""
         self.flops = 0
+        self.flops_by_type.clear()
         self.without_formula.clear()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -58,9 +62,13 @@ class FlopCounter(TorchDispatchMode):
         formula, name = self._formulas.get(func.overloadpacket), func.name().partition(".")[0]
         if formula is not None:
             try:
-                self.flops += formula(*args, **(kwargs or {}), out_val=found)
+                flops = formula(*args, **(kwargs or {}), out_val=found)
             except Exception:  # a shape that torch's formula does not know
                 self.without_formula.add(name)
+            else:
+                self.flops += flops
+                number_type = next(str(one.dtype).removeprefix("torch.") for one in args if isinstance(one, Tensor))
+                self.flops_by_type[number_type, "convolution" in name] += flops
         is_product = name.removeprefix("aten::") in PRODUCTS_WITHOUT_FORMULA
         if formula is None and (is_product or func.namespace not in NAMESPACES_WITHOUT_PRODUCTS):
             self.without_formula.add(name)

@@ -10,12 +10,23 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import forked_script
 import msgspec
 import pytest
+import torch
 from factories import make_spec
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    fully_shard,
+)
 
 from pipeline.plan.spec import Spec
 from pipeline.records.record import Measurement
@@ -34,7 +45,7 @@ from pipeline.runner.script_blocks import (
     with_fed_ranks,
     without_left_out,
 )
-from pipeline.runner.script_probe import ImportWatch, Probe
+from pipeline.runner.script_probe import ImportWatch, Probe, sharded_types
 from pipeline.runner.script_rank import ScriptRank
 from pipeline.system import host
 
@@ -604,3 +615,41 @@ def test_a_script_may_wait_for_an_asynchronous_save_that_is_skipped() -> None:
     probe.is_silenced, probe.skipped = True, Counter()
     saved = probe.save(lambda *_, **__: pytest.fail("it saves"), "async_save", ({},), {"checkpoint_id": "steps/3"})
     assert (saved.result(0), probe.skipped) == (None, {"async_save 3": 1})
+
+
+@pytest.mark.parametrize(
+    ("is_convolution", "capability", "matmul", "conv", "expected"),
+    [
+        (True, (9, 0), "none", "tf32", "tf32"),  # as torch begins
+        (False, (9, 0), "none", "tf32", "float32"),
+        (False, (9, 0), "tf32", "ieee", "tf32"),
+        (True, (7, 0), "none", "tf32", "float32"),  # a V100 has no TF32
+    ],
+)
+def test_fp32_is_tf32_where_the_gpu_rounds_to_it(
+    is_convolution: bool, capability: tuple[int, int], matmul: str, conv: str, expected: str
+) -> None:
+    named = SimpleNamespace
+    backends = named(cuda=named(matmul=named(fp32_precision=matmul)), cudnn=named(conv=named(fp32_precision=conv)))
+    probe: Any = Probe.__new__(Probe)
+    probe.torch = named(cuda=named(get_device_capability=lambda device: capability), backends=backends)
+    probe.device, probe.flops_by_type = 0, Counter({("float32", is_convolution): 2, ("bfloat16", False): 1})
+    assert probe.number_type("float64") == expected
+    probe.flops_by_type = Counter()
+    assert probe.number_type("float64") == "float64"
+
+
+@pytest.mark.usefixtures("alone_in_a_group")
+def test_the_type_that_fsdp_casts_parameters_to_is_seen() -> None:
+    mesh = init_device_mesh("cpu", (1,))
+    plain, halved = fully_shard(nn.Linear(2, 2), mesh=mesh), nn.Linear(2, 2)
+    fully_shard(halved, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    first = FullyShardedDataParallel(
+        nn.Linear(2, 2),
+        sharding_strategy=ShardingStrategy.NO_SHARD,  # with one rank
+        mixed_precision=MixedPrecision(torch.float16),
+        device_id=torch.device("cpu"),
+    )
+    assert sharded_types([plain, nn.Linear(2, 2)]) == {}
+    assert sharded_types([plain, halved]) == {"bfloat16": 1}
+    assert sharded_types([first]) == {"float16": 1}

@@ -115,6 +115,16 @@ def test_a_fused_kernel_of_attention_costs_its_products_and_two_gradients_of_eac
     assert (counter.flops, counter.without_formula) == (3 * 2 * (2 * 2 * 4 * 8 * 32 * 16), set())
 
 
+def test_flops_are_counted_by_the_type_of_numbers_that_computes() -> None:
+    counter = FlopCounter()
+    image, weight = torch.randn(1, 4, 4, 4), torch.randn(4, 4)
+    with counter:
+        nn.functional.conv2d(image, torch.randn(4, 4, 1, 1))
+        with torch.autocast("cpu", torch.bfloat16):
+            nn.functional.linear(image[0, 0], weight, torch.randn(4))
+    assert counter.flops_by_type == {("float32", True): 2 * 16 * 4 * 4, ("bfloat16", False): 2 * 4 * 4 * 4}
+
+
 @pytest.mark.parametrize("groups", [1, 4, 8])
 @pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
 def test_the_gradients_of_grouped_convolutions_cost_what_the_forward_pass_costs(kind: Any, groups: int) -> None:
