@@ -189,9 +189,15 @@ class ScriptRank:
         return exit_code
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that the script would have under torchrun; a single process has those of the user."""
+        """Return the variables that the script would have under torchrun; a single process has those of the user.
+
+        It sees as many GPUs as the configuration has: trainers take all that they see, with DataParallel if need be.
+        """
         environ = dict(os.environ)
         environ |= self.spec.script_command.variables
+        num_gpus = self.spec.gpus_per_node if self.spec.device == "cuda" else 0
+        shown = environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(num_gpus)))).split(",")
+        environ["CUDA_VISIBLE_DEVICES"] = ",".join(shown[:num_gpus])
         environ.pop("PYTHONSAFEPATH", None)
         folders = environ.pop("PYTHONPATH", "").split(os.pathsep)
         if users := [folder for folder in folders if folder and folder != str(PYTHONPATH_ROOT)]:

@@ -653,3 +653,25 @@ def test_the_type_that_fsdp_casts_parameters_to_is_seen() -> None:
     assert sharded_types([plain, nn.Linear(2, 2)]) == {}
     assert sharded_types([plain, halved]) == {"bfloat16": 1}
     assert sharded_types([first]) == {"float16": 1}
+
+
+@pytest.mark.parametrize(
+    ("device", "shape", "mask", "expected"),
+    [
+        ("cuda", (1, 1), None, "0"),
+        ("cuda", (4, 2), None, "0,1"),
+        ("cuda", (2, 1), "3,1,0", "3,1"),
+        ("cuda", (2, 1), "GPU-a", "GPU-a"),
+        ("cpu", (2, 1), "0,1", ""),
+    ],
+)
+def test_a_script_sees_the_gpus_of_its_configuration(
+    monkeypatch: pytest.MonkeyPatch, device: str, shape: tuple[int, int], mask: str | None, expected: str
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if mask is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
+    own = ScriptRank.__new__(ScriptRank)
+    own.spec = spec_of(device=device, num_gpus=shape[0], num_nodes=shape[1])
+    own.host, own.port, own.has_launcher_variables = "127.0.0.1", 1, True
+    assert own.environment()["CUDA_VISIBLE_DEVICES"] == expected
