@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import plain_environment, run_command
 from factories import assert_says, failure_of, measurement_of, records_of
 
@@ -31,6 +32,21 @@ free_bytes, _ = torch.cuda.mem_get_info(0)
 held = torch.empty(free_bytes - int(sys.argv[1]), dtype=torch.uint8, device="cuda:0")
 print(len(held), flush=True)
 sys.stdin.read()
+"""
+
+HANGS = """
+import datetime, os, time, torch
+import torch.distributed as dist
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+torch.cuda.set_device(device)
+dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=10))
+weight = torch.zeros(4, device=device, requires_grad=True)
+optimizer = torch.optim.SGD([weight])
+for step in range(100_000):
+    step == 30 and dist.get_rank() == 1 and time.sleep(100_000)
+    weight.sum().backward()
+    dist.all_reduce(weight.grad)
+    optimizer.step()
 """
 
 
@@ -212,3 +228,20 @@ def test_a_model_that_is_larger_than_the_gpu_is_an_oom(tmp_path: Path) -> None:
     )
     (record,) = submit(tmp_path / "out", tmp_path / "own.yaml")
     assert (record.status, record.reason) == ("oom", "out of GPU memory: the model alone does not fit")
+
+
+@pytest.mark.fault("G3")
+def test_a_collective_that_hangs_is_named_with_the_line_in_which_each_rank_waits(tmp_path: Path) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("NCCL needs two GPUs for two ranks")
+    script = tmp_path / "hangs.py"
+    script.write_text(HANGS)
+    found = run_command(
+        *("run", "--num-gpus", "2", "--outputs", tmp_path, "--cluster", "local", "--", script),
+        env=plain_environment(PIPELINE_CACHE=str(tmp_path / "cache")),
+    )
+    (record,) = records_of(Experiment(tmp_path / "hangs"))
+    assert "ALLREDUCE has not ended in 10 s, the time limit of its group: rank 0 is at hangs.py:" in record.reason, (
+        found
+    )
+    assert "rank 1 is at hangs.py:10" in record.reason

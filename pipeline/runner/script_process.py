@@ -24,6 +24,8 @@ MAX_LINE_CHARS = 200
 TAIL_WAIT_S = 1  # for the output of a script that has ended; what it has started may hold it open
 WAIT_SIGNAL = signal.SIGRTMIN + 9  # the probe then writes where the script is
 WHERE_TIMEOUT_S = 5
+# of NCCL's watchdog, which ends the process a minute later
+HUNG = re.compile(r"Watchdog caught collective operation timeout: .*?OpType=(\w+), .*?Timeout\(ms\)=(\d+)\)")
 FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')  # of faulthandler
 
 
@@ -94,6 +96,11 @@ class ScriptProcess:
         parts = re.split(r"[\r\n]", ESCAPE_SEQUENCE.sub("", text))
         lines = [line for part in parts if (line := CONTROL_CHARACTER.sub("", part).strip())]
         return lines[-1][:MAX_LINE_CHARS] if lines else ""
+
+    def hung_collective(self) -> str:
+        """Return the collective that NCCL says does not end, and its time limit; "" if there is none."""
+        found = HUNG.search(self.tail.decode(errors="replace"))
+        return f"{found[1]} has not ended in {int(found[2]) / 1000:g} s, the time limit of its group" if found else ""
 
     def busy_s(self) -> float:
         """Return the CPU time of the script and what it has started, and a second for each call that finds it ready."""

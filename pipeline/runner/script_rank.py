@@ -286,11 +286,17 @@ class ScriptRank:
         return [] if self.store.check(keys) else [rank for rank, key in enumerate(keys) if not self.store.check([key])]
 
     def watch(self, process: ScriptProcess) -> None:
-        """Tell rank 0 whether this rank computes, and where it waits if rank 0 asks. Raises ScriptProblem on rank 0."""
+        """Tell the other ranks whether this one computes, and where it waits if one asks.
+
+        Raises ScriptProblem on a rank whose collective does not end, and on rank 0 if no block ends.
+        """
         self.store.set(f"busy/{self.rank}", str(process.busy_s()))
+        if hung := process.hung_collective():
+            places = self.find_places(range(self.world_size), process)
+            raise ScriptProblem(f"{hung}: {places}; let all ranks call the same collectives", "timeout")
+        if self.store.check([STALLED]):
+            self.store.set(f"where/{self.rank}", process.waits_in())
         if self.rank != 0:
-            if self.store.check([STALLED]):
-                self.store.set(f"where/{self.rank}", process.waits_in())
             return
         late, now_s = self.late_ranks(self.block_key), time.monotonic()
         keys = [f"busy/{rank}" for rank in range(self.world_size)]
@@ -307,15 +313,19 @@ class ScriptRank:
         if is_stalled or now_s - self.block_began_s > self.block_limit_s:
             raise self.explain_stall(late, process, is_stalled)
 
-    def explain_stall(self, late: Sequence[int], process: ScriptProcess, is_stalled: bool) -> ScriptProblem:
-        """Return why no block ends, with the line of the script in which each late rank is."""
+    def find_places(self, ranks: Sequence[int], process: ScriptProcess) -> str:
+        """Return the line of the script in which each of these ranks is, if it answers. `process` is this rank's."""
         self.store.set(STALLED, "")
-        self.store.set("where/0", process.waits_in())
-        keys = {rank: f"where/{rank}" for rank in late}
+        self.store.set(f"where/{self.rank}", process.waits_in())
+        keys = {rank: f"where/{rank}" for rank in ranks}
         with contextlib.suppress(RuntimeError):  # a rank does not answer
             self.store.wait(list(keys.values()), timedelta(seconds=4 * TICK_S))
         found = {rank: self.store.get(key).decode() for rank, key in keys.items() if self.store.check([key])}
-        places = shorten_list([f"rank {rank} is at {place}" for rank, place in found.items()], MAX_NAMED_RANKS)
+        return shorten_list([f"rank {rank} is at {place}" for rank, place in found.items()], MAX_NAMED_RANKS)
+
+    def explain_stall(self, late: Sequence[int], process: ScriptProcess, is_stalled: bool) -> ScriptProblem:
+        """Return why no block ends, with the line of the script in which each late rank is."""
+        places = self.find_places(late, process)
         names = shorten_list(list(map(str, late)), MAX_NAMED_RANKS)
         if not is_stalled:
             return ScriptProblem(

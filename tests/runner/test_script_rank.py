@@ -318,6 +318,16 @@ while True:
     optimizer.step(lambda: weight.sum().backward())  # and that of a line search
 """
 IS_SECOND = 'os.environ["RANK"] == "1"'
+WATCHDOG = (  # of torch 2.11
+    b"[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=66, OpType=ALLREDUCE, NumelIn=262656, "
+    b"NumelOut=262656, Timeout(ms)=30000) ran for 30073 milliseconds before timing out."
+)
+HANGS = f"""while True:
+    if num_updates > 10:
+        {IS_SECOND} or os.write(2, {WATCHDOG!r})
+        signal.pause()
+    update()
+"""
 
 
 class Rank(ScriptRank):
@@ -567,6 +577,12 @@ def test_a_script_that_makes_too_few_updates_is_measured_with_those_that_the_err
             0,
             4,
             "rank 1 has made fewer updates than the others for 4 s: let all ranks step alike; rank 1 is at train.py:18",
+        ),
+        (
+            TRAIN + HANGS,
+            0,
+            300,
+            "ALLREDUCE has not ended in 30 s, the time limit of its group: rank 0 is at train.py:20, rank 1 is at",
         ),
         (
             f"{TRAIN}for _ in range(90): update()\nif {IS_SECOND}: signal.pause()",
