@@ -237,7 +237,7 @@ def test_a_collective_that_hangs_is_named_with_the_line_in_which_each_rank_waits
     script = tmp_path / "hangs.py"
     script.write_text(HANGS)
     found = run_command(
-        *("run", "--num-gpus", "2", "--outputs", tmp_path, "--cluster", "local", "--", script),
+        *("run", "--name", "hangs", "--num-gpus", "2", "--outputs", tmp_path, "--cluster", "local", "--", script),
         env=plain_environment(PIPELINE_CACHE=str(tmp_path / "cache")),
     )
     (record,) = records_of(Experiment(tmp_path / "hangs"))
