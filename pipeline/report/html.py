@@ -281,7 +281,10 @@ class Pages:
         """Write the index if several experiments were found. Raises OSError."""
         if self.has_index and self.entries:
             entries = sorted(self.entries, key=lambda entry: str(entry["latest"]), reverse=True)
-            said = {"title": "Experiments", "count": pluralize(len(self.entries), "experiment"), "entries": entries}
+            answered = {answer.question for entry in entries for answer in entry["answers"] if answer.is_answered}
+            topics = {question: topic for question, topic in TOPICS.items() if question in answered}
+            count = pluralize(len(entries), "experiment")
+            said = {"title": "Experiments", "count": count, "entries": entries, "topics": topics}
             files.update_file(self.root / INDEX_NAME, render_template("index.html.j2", said).encode())
 
 

@@ -157,7 +157,7 @@ def test_the_cost_is_in_words() -> None:
 
 def test_the_index_has_what_is_answered(tmp_path: Path) -> None:
     said = Page(write_index(tmp_path, x=make_record())).text
-    assert_said_once(said, "Only batch tried, one GPU: 128 images, 50,000 images/s", never=("Not answered", "Next:"))
+    assert_said_once(said, "Only batch tried, one GPU 128 images 50,000 images/s", never=("Not answered", "Next:"))
 
 
 def test_the_index_has_the_latest_first_with_its_conditions(tmp_path: Path) -> None:
@@ -205,10 +205,16 @@ def test_a_page_is_the_same_where_the_locale_is_not_utf_8(pipeline: Command, tmp
 
 def test_the_index_says_what_was_ingested(tmp_path: Path) -> None:
     stated = msgspec.structs.replace(make_record(), measured=False)
-    assert re.findall(r"<h3>.*</h3>", write_index(tmp_path, a=make_record(), b=stated)) == [
-        '<h3><a href="a/report.html">a</a></h3>',
-        '<h3><a href="b/report.html">b</a> (ingested)</h3>',
+    assert re.findall(r"<a href=.*</a>[^<]*", write_index(tmp_path, a=make_record(), b=stated)) == [
+        '<a href="a/report.html">a</a>',
+        '<a href="b/report.html">b</a> (ingested)',
     ]
+
+
+def test_the_index_has_a_column_for_each_question_that_an_experiment_answers(tmp_path: Path) -> None:
+    text = write_index(tmp_path, a=make_record(), b=make_record(status="failed", reason="no"))
+    assert re.findall(r'<th scope="col">(.*?)</th>', text) == ["Experiment", "Recommendation", "Batch size"]
+    assert text.count("<td></td>") == 2  # of the one that failed
 
 
 def test_the_content_policy_allows_the_style_sheet_and_the_script_and_nothing_else(full_page: str) -> None:
