@@ -92,7 +92,7 @@ def loader_notes(point: PooledPoint) -> list[Note]:
     return [make_note(LOADER_BOUND, share=longest_data_share(point))] if is_loader_bound(point) else []
 
 
-MFU_PEAK = NoteKind("mfu_peak", "MFU is of {peak} TFLOP/s in {precision} ({source})")
+MFU_PEAK = NoteKind("mfu_peak", "MFU is of {peak} TFLOP/s in {precision} ({source})", word="MFU peak")
 NO_PEAK = NoteKind("no_peak", "no MFU: no peak of {gpu} in {precision} is known; collect --peak-tflops states one")
 
 HOPPER_SXM = {"bf16": 989.0, "fp16": 989.0, "tf32": 494.0, "fp32": 67.0}

@@ -47,6 +47,7 @@ from pipeline.report.table import (
     View,
     make_row,
 )
+from pipeline.system.errors import pluralize
 
 Q1 = Table(
     "Q1",
@@ -105,10 +106,11 @@ def batch_size_claims(tables: Tables) -> list[Tile]:
     rivals = name_ties(best, ties, lambda row: f"{row[BATCH]:,}")
     unclear = ("configurations without a result",) if {row[BATCH] for row in lost} - sizes else ()
     apart = f", {rivals}" if rivals else ""
+    number, _, unit = pluralize(best[BATCH], "$image").partition(" ")
     tile = Tile(
         f"{'Best batch' if len(sizes) > 1 else 'Only batch tried'}, one $GPU",
-        f"{best[BATCH]:,}",
-        "$images a pass" if best.axes.get("grad_accumulation", 1) > 1 else "$images",
+        number,
+        unit + " a pass" * (best.axes.get("grad_accumulation", 1) > 1),
         line="$items/s not stated" if throughput is None else f"{throughput:,.0f} $items/s",
         more=time_words(best, best["epoch_time_s"]) + where_of(best, timed, "batch_size_per_gpu") + apart,
         badges=badges_of(best, *unclear),

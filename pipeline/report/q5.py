@@ -152,7 +152,7 @@ def name_of(row: Row, rows: Sequence[Row]) -> str:
     others = varying_axes([other.axes for other in rows], (*NAMING_AXES, *EFFORT_AXES, "precision"))
     said = describe_point(row.axes, others, models_of(other.axes for other in rows))
     alone = "a pass" if row.axes.get("grad_accumulation", 1) > 1 else "a step"
-    batch = f"{row['batch_size_per_gpu']:,} $images {alone if row['num_gpus'] == 1 else 'per $GPU'}"
+    batch = f"{pluralize(row['batch_size_per_gpu'], '$image')} {alone if row['num_gpus'] == 1 else 'per $GPU'}"
     return ", ".join(filter(None, (f"{where} with {batch}{precision}", said)))
 
 
