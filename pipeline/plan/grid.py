@@ -467,13 +467,13 @@ def explain_type_error(error: msgspec.ValidationError, axis: str | None = None) 
     """Return an error of msgspec in plain words, with the cure. `axis` is of the command line, where all is text."""
     problem, _, place = str(error).partition(" - at `$")
     name = axis or place.strip(".`") or "the file"
-    if unknown := re.fullmatch("Object contains unknown field `(.*)`", problem):
+    if unknown := re.fullmatch("(?s)Object contains unknown field `(.*)`", problem):
         keys = (Resources if place else GridFile).__struct_fields__
         return f"unknown key {unknown[1]!r}; {suggest_name(unknown[1], keys)}"
     if missing := re.fullmatch("Object missing required field `(.*)`", problem):
         return f"{missing[1]} is missing; give it."
     choices = [leaf for leaf in leaves_of(GRID_TYPES.get(re.split(r"\W", name)[0])) if isinstance(leaf, str)]
-    if choices and (given := re.fullmatch("Invalid enum value '(.*)'", problem)):
+    if choices and (given := re.fullmatch("(?s)Invalid enum value '(.*)'", problem)):
         return f"unknown {name} {given[1]!r}; {suggest_name(given[1], choices)}"
     if problem == PATTERN_ERROR:
         return f"{name} has a control character, such as a line break in the name of a folder; remove it."

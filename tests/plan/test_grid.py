@@ -371,6 +371,8 @@ scribbles = st.text("{}[]:,-!&*<>|?#%@'\"\\ \n\t0129.eE+~nulabcpoits\u00e9", max
 @settings(max_examples=examples(100), deadline=None)
 @given(documents.map(yaml.safe_dump) | scribbles | scribbles.map(HEAD.__add__))
 @example("points: !!map x")
+@example('name: t\npoints: []\nresources: {"\\n": 1}')
+@example(HEAD + 'points: [{device: ["\\n"]}]')
 def test_whatever_the_file_says_it_is_a_grid_or_a_refusal(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     path = tmp_path_factory.getbasetemp() / "grid.yaml"
     path.write_text(text)
