@@ -124,7 +124,10 @@ def conditions_of(outcomes: Sequence[PointOutcome]) -> dict[str, str]:
         spec = point.spec
         blocks = "" if spec.compile == "none" else f" with {describe_axis('compile', spec.compile)}"
         found["precision"][describe_axis("precision", shown_precision(point))] = None
-        found["execution"][describe_axis("execution", spec.execution) + blocks] = None
+        for execution in sorted(
+            {one.execution_used or spec.execution for one in point.measurements} or {spec.execution}
+        ):
+            found["execution"][describe_axis("execution", execution) + blocks] = None
         found["input"][describe_axis("input", spec.input)] = None
     return {name: " or ".join(values) for name, values in found.items()}
 

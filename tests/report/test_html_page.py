@@ -19,6 +19,7 @@ from factories import (
     make_record,
     make_spec,
     resolved,
+    with_measurement,
 )
 from rendered import (
     EVIL,
@@ -180,6 +181,12 @@ def test_an_experiment_that_was_just_submitted_is_the_first_of_the_index(pipelin
     pipeline("collect", tmp_path)
     index = (tmp_path / "index.html").read_text()
     assert re.findall(r"(\w+)</a>", index) == ["submitted", "measured", "untold"]
+
+
+def test_the_conditions_say_how_a_script_was_executed() -> None:
+    """Its grid asks for nothing: the axis is eager."""
+    compiled = with_measurement(make_record(make_spec(script="train.py", model="train.py")), execution_used="compile")
+    assert conditions_of(resolved(compiled).outcomes)["execution"] == "compile"
 
 
 def test_the_conditions_say_which_steps_have_compiled_blocks() -> None:
