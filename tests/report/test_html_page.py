@@ -183,10 +183,11 @@ def test_an_experiment_that_was_just_submitted_is_the_first_of_the_index(pipelin
     assert re.findall(r"(\w+)</a>", index) == ["submitted", "measured", "untold"]
 
 
-def test_the_conditions_say_how_a_script_was_executed() -> None:
-    """Its grid asks for nothing: the axis is eager."""
-    compiled = with_measurement(make_record(make_spec(script="train.py", model="train.py")), execution_used="compile")
-    assert conditions_of(resolved(compiled).outcomes)["execution"] == "compile"
+def test_the_conditions_say_what_computed() -> None:
+    """The axis of a script is eager: its grid asks for nothing."""
+    compiled = with_measurement(make_record(), execution_used="compile", precision_used="bf16")
+    said = conditions_of(resolved(compiled).outcomes)
+    assert (said["execution"], said["precision"]) == ("compile", "bf16")
 
 
 def test_the_conditions_say_which_steps_have_compiled_blocks() -> None:
