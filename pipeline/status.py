@@ -28,7 +28,7 @@ from typing import Any
 
 from pipeline.plan.point_label import describe_number, point_labels
 from pipeline.records.folder import FOLDER_HELP, Experiment, find_experiments, folder_or_newest, warn_of_open_folders
-from pipeline.records.outcomes import without_options
+from pipeline.records.outcomes import submission_of, without_options
 from pipeline.submission.gpu_hours_estimate import find_comparable_attempts, predict_durations_s
 from pipeline.submission.read_progress import (
     IN_FLIGHT,
@@ -239,7 +239,8 @@ def gpu_of(points: Sequence[PointProgress]) -> str | None:
 def next_command(experiment: Experiment, points: Sequence[PointProgress]) -> tuple[str, list[str]]:
     """Return a sentence on how to run the points that have no result and are not in flight, and the commands.
 
-    The commands are those that submitted the experiment, each once; without one in the manifest the sentence tells.
+    The commands are those that submitted the experiment, or what failed, each once; without one in the manifest the
+    sentence tells.
     """
     gone = (point for point in points if point.state.word not in RESULTS and not point.is_in_flight)
     gaps = [point for point in gone if not point.outcome.may_hold_result]  # submit refuses to run these
@@ -250,6 +251,8 @@ def next_command(experiment: Experiment, points: Sequence[PointProgress]) -> tup
     which = f"{'failed configurations' if failed else 'configurations without a record'} ({len(todo)})"
     manifest = experiment.read_manifest()
     submissions = manifest.submissions if manifest else []
+    ran = [submission_of(point.outcome.record, submissions) for point in failed if point.outcome.record]
+    submissions = [one for one in submissions if one in ran] or submissions
     commands = dict.fromkeys(command_again(one.arguments, rerun) for one in submissions if one.arguments)
     if commands:
         return f"To run the {which}:", [*commands]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from conftest import Command, without_slurm
 from factories import ROOT, SUBMISSION, assert_says, make_experiment, make_record, make_spec
@@ -15,6 +16,7 @@ from factories import ROOT, SUBMISSION, assert_says, make_experiment, make_recor
 from pipeline import status
 from pipeline.records.folder import Experiment, start_submission
 from pipeline.records.record import Environment, Gpu
+from pipeline.records.store import publish_record
 from pipeline.system.errors import format_duration
 
 OK, OOM, FAILED, MISSING = (make_spec(strategy="ddp", num_gpus=2, batch_size_per_gpu=2**size) for size in range(3, 7))
@@ -94,6 +96,20 @@ def test_the_command_that_goes_on_is_the_one_that_submitted(
         "To run the failed configurations (1):",
         "  python -m pipeline.submit --grid 'my grid.yaml' --set num_gpus=2 --rerun failed",
         "  python -m pipeline.submit --grid 'my grid.yaml' --rerun failed",
+    ]
+
+
+def test_the_command_of_another_grid_of_the_experiment_does_not_run_what_failed(
+    pipeline: Command, tmp_path: Path
+) -> None:
+    first, second = (start_submission(f"{number}" * 32, "slurm") for number in (1, 2))
+    first.arguments, second.arguments = ["--grid", "q1"], ["--grid", "q2", "--merge"]
+    experiment = make_experiment(tmp_path / "x", missing=[FAILED], submissions=[first, second])
+    failed = msgspec.structs.replace(make_record(FAILED, status="failed", reason="lost"), launch_id="22222222-0-0")
+    publish_record(failed, experiment.records_folder)
+    assert pipeline("status", experiment.folder, env=without_slurm(tmp_path)).stdout.splitlines()[-2:] == [
+        "To run the failed configurations (1):",
+        "  python -m pipeline.submit --grid q2 --merge --rerun failed",
     ]
 
 

@@ -11,7 +11,7 @@ from pipeline.plan.model_names import is_image_model
 from pipeline.plan.point_label import IMAGES, MERIT, Terms
 from pipeline.plan.spec import Spec
 from pipeline.records import store
-from pipeline.records.folder import Experiment
+from pipeline.records.folder import Experiment, Submission
 from pipeline.records.record import TEST_ACCURACY, Record
 from pipeline.records.store import RejectedFile
 from pipeline.system.errors import CommandError
@@ -190,3 +190,12 @@ def cure_for_rejected(bad: RejectedFile) -> str:
     if bad.reason.startswith(CANNOT_READ):
         return "; make it readable"
     return "" if bad.of_other_version else "; remove it and submit again"
+
+
+def submission_of(record: Record, submissions: Sequence[Submission]) -> Submission | None:
+    """Return the submission that ran this record; None if it is not among these."""
+    launch_id, started_at = record.launch_id, record.started_at or ""
+    # a launch on this machine has no id of its submission
+    here = [one for one in submissions if one.backend == "local" and one.submitted_at <= started_at]
+    by_id = [one for one in submissions if launch_id.startswith(one.launch_id_prefix)]
+    return next(reversed(here if launch_id.startswith("here-") else by_id), None)

@@ -24,7 +24,7 @@ from pipeline.records.folder import (
     add_points,
     start_submission,
 )
-from pipeline.records.outcomes import PointOutcome
+from pipeline.records.outcomes import PointOutcome, submission_of
 from pipeline.runner.launch_options import LaunchOptions, TaskList, digest, launch_command, read_launch_options
 from pipeline.submission import batch_script, gpu_hours_estimate, slurm_queries
 from pipeline.submission.batch_script import SlurmRequest
@@ -326,11 +326,7 @@ def is_source_changed(outcome: PointOutcome, submissions: Sequence[Submission], 
     """True if the file of the user's model or script was edited since the point was submitted that has this record."""
     if outcome.record is None:
         return False
-    code, launch_id = outcome.spec.code, outcome.record.launch_id
-    started_at = outcome.record.started_at or ""  # a launch on this machine has no id of its submission
-    here = [one for one in submissions if one.backend == "local" and one.submitted_at <= started_at]
-    by_id = [one for one in submissions if launch_id.startswith(one.launch_id_prefix)]
-    ran = next(reversed(here if launch_id.startswith("here-") else by_id), None)
+    code, ran = outcome.spec.code, submission_of(outcome.record, submissions)
     before = ran.sources.get(code) if ran else None
     return before is not None and sources.get(code) not in (None, before)
 
