@@ -67,8 +67,8 @@ class FlopCounter(TorchDispatchMode):
                 self.without_formula.add(name)
             else:
                 self.flops += flops
-                number_type = next(str(one.dtype).removeprefix("torch.") for one in args if isinstance(one, Tensor))
-                self.flops_by_type[number_type, "convolution" in name] += flops
+                number_type = next((str(one.dtype) for one in args if isinstance(one, Tensor)), "")
+                self.flops_by_type[number_type.removeprefix("torch."), "convolution" in name] += flops
         is_product = name.removeprefix("aten::") in PRODUCTS_WITHOUT_FORMULA
         if formula is None and (is_product or func.namespace not in NAMESPACES_WITHOUT_PRODUCTS):
             self.without_formula.add(name)
