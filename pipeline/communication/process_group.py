@@ -239,7 +239,9 @@ def describe_call(
 def measure_bytes(collective: str, args: Sequence[Any]) -> int:
     """Return the bytes of a call: of a gather the output, of every other operation the input."""
     first, second = tensors_of(args)
-    return sum(tensor.nbytes for tensor in (second if second and collective != "all_gather" else first))
+    sent = second if second and collective != "all_gather" else first
+    parts = (([one._indices(), one._values()] if one.layout == torch.sparse_coo else [one]) for one in sent)
+    return sum(tensor.nbytes for part in parts for tensor in part)
 
 
 def tensors_of(args: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:

@@ -5,7 +5,7 @@ Pure functions of blocks.
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,6 +18,7 @@ from pipeline.training.flop_count import FlopCount, flops_of_sample
 
 KINDS: dict[str, TransferKind] = {
     "all_reduce": "gradients",
+    "reduce": "gradients",
     "reduce_scatter": "gradients",
     "all_gather": "parameters",
     "broadcast": "buffers",
@@ -26,9 +27,10 @@ KINDS: dict[str, TransferKind] = {
 MAX_SIZE_DIFFERENCE = 0.01  # of the samples of an update: what a smaller last batch may change
 MAX_PASSES_DIFFERENCE = 0.1  # of the passes of an update whose FLOPs are those of the others
 MIN_LATE_BYTES_RATIO = 0.5  # of gradients: what a script averages beside them is less
+MIN_EXCHANGED_RATIO = 0.01  # likewise: the losses and metrics of ranks that train alone are less
 MAX_BYTES_RATIO = 1.2  # of what travels over what is needed: padding and buffers take less
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-WRAPPERS = {name: facts.wrappers for name, facts in STRATEGIES.items() if facts.wrappers}
+WRAPPERS = {name: facts.wrappers for name, facts in STRATEGIES.items() if facts.is_distributed}
 SHARDING_WRAPPERS = {name for facts in STRATEGIES.values() if facts.shards_parameters for name in facts.wrappers}
 
 
@@ -175,7 +177,7 @@ def check_observed(spec: Spec, block: Block) -> None:
             "script), or raise warmup_updates if they meet more seldom"
         )
     wrappers = seen["wrappers"]
-    if spec.is_distributed and wrappers and not set(wrappers) & set(WRAPPERS.get(spec.strategy, wrappers)):
+    if spec.is_distributed and wrappers and not {*wrappers, *seen["optimizers"]} & {*WRAPPERS[spec.strategy]}:
         others = [name for name, classes in WRAPPERS.items() if set(classes) & set(wrappers)]
         cure = f"give --strategy {others[0]}" if others else "leave the script out"
         raise ScriptProblem(
@@ -228,30 +230,32 @@ def find_mistakes(spec: Spec, block: Block, transfers: Sequence[Transfer]) -> It
     """Yield what travels in an update without need, or does not, with its bytes, and the cure."""
     needed, seen = block.seen["gradient_bytes"], block.seen
     found = {transfer.kind: transfer for transfer in transfers}
-    gradients, parameters = found.get("gradients"), found.get("parameters")
+    parameters = found.get("parameters")
     _, batches = batch_of(block)
     passes = spec.grad_accumulation if batches is None else round(batches)
     if not needed:
         return
-    if gradients:
-        ratio = gradients.bytes_per_step / needed
-        sent = f"{gradients.bytes_per_step / 1e6:.4g} MB an update, of {needed / 1e6:.4g} MB of gradients"
+    reduced, late = reduced_bytes(block, needed * max(1, passes))
+    if reduced + late:
+        ratio = (reduced + late) / needed
+        sent = f"{(reduced + late) / 1e6:.4g} MB an update, of {needed / 1e6:.4g} MB of gradients"
         if passes > 1 and round(ratio) == passes:
             yield f"gradients travel in each of {passes} passes: {sent}; enter no_sync() in all passes but the last"
         elif ratio > MAX_BYTES_RATIO:
-            yield f"gradients travel {ratio:.1f} times: {sent}; see what reduces them twice"
-        elif seen["autocast"] == "bfloat16" and seen["parameter_type"] == "float32" and ratio > 1 / MAX_BYTES_RATIO:
-            yield f"gradients travel in fp32 beside bf16 computation: {sent}; sent in bf16 they are half of it"
-        late = [call for call in block.calls if call.collective == "all_reduce" and not call.in_backward]
-        late_bytes = sum(call.num_bytes * call.count for call in late if not call.stays_real) / len(block.steps)
-        if late_bytes > MIN_LATE_BYTES_RATIO * needed:
             yield (
-                f"{late_bytes / 1e6:.4g} MB of gradients an update travel after the backward pass, where nothing hides "
+                f"gradients travel {ratio:.1f} times: {sent}; see what reduces them twice, or has gradients and no "
+                "optimizer"
+            )
+        elif seen["number_type"] == "bfloat16" and seen["parameter_type"] == "float32" and ratio > 1 / MAX_BYTES_RATIO:
+            yield f"gradients travel in fp32 beside bf16 computation: {sent}; sent in bf16 they are half of it"
+        if late:
+            yield (
+                f"{late / 1e6:.4g} MB of gradients an update travel after the backward pass, where nothing hides "
                 "them; let DistributedDataParallel send them"
             )
         if spec.device == "cuda" and seen["backend"] == "gloo":
             yield f"gradients of GPUs travel through sockets of Gloo: {sent}; call init_process_group('nccl')"
-    elif spec.num_gpus > 1:
+    elif spec.num_gpus > 1 and bytes_per_update(block, block.calls) < MIN_EXCHANGED_RATIO * needed:
         yield (
             f"none of {needed / 1e6:.4g} MB of gradients travel: each rank trains a model of its own; wrap it in "
             "DistributedDataParallel"
@@ -268,6 +272,25 @@ def find_mistakes(spec: Spec, block: Block, transfers: Sequence[Transfer]) -> It
             f"parameters are gathered {parameters.bytes_per_step / needed:.1f} times an update, "
             f"{parameters.bytes_per_step / 1e6:.4g} MB; twice a pass is enough"
         )
+
+
+def reduced_bytes(block: Block, most: float) -> tuple[float, float]:
+    """Return the bytes of gradients that travel in an update within the backward pass, and after it.
+
+    Groups of shards scatter them and then reduce their parts: the larger counts. Other tensors are reduced in the
+    forward pass, too; outside the backward pass, what is much less or more than `most` is no gradient.
+    """
+    reduced = [call for call in block.calls if KINDS.get(call.collective) == "gradients" and not call.stays_real]
+    within = [call for call in reduced if call.in_backward]
+    names = {call.collective for call in within}
+    of_each = [bytes_per_update(block, [call for call in within if call.collective == name]) for name in names]
+    late = bytes_per_update(block, [call for call in reduced if not call.in_backward])
+    is_late = MIN_LATE_BYTES_RATIO * block.seen["gradient_bytes"] < late <= MAX_BYTES_RATIO * most
+    return max(of_each, default=0.0), late if is_late else 0.0
+
+
+def bytes_per_update(block: Block, calls: Iterable[CountedCall]) -> float:
+    return sum(call.num_bytes * call.count for call in calls) / len(block.steps)
 
 
 def flops_of(spec: Spec, block: Block) -> FlopCount:

@@ -11,6 +11,7 @@ next block or the end (script_rank). Nothing synchronizes within a block.
 """
 
 import contextlib
+import dataclasses
 import faulthandler
 import gc
 import importlib.util
@@ -83,7 +84,7 @@ class Probe:
 
     def before_step(self, optimizer: Any, *words: Any) -> None:
         """Note the start of an optimizer's step, and whether it computes gradients by a closure."""
-        if id(optimizer) in self.steps:  # an earlier one has failed
+        if id(optimizer) in self.steps and not is_within_step(optimizer):  # an earlier one has failed
             self.steps.clear()
         self.steps.append(id(optimizer))
         self.optimizers.setdefault(id(optimizer), optimizer)
@@ -93,8 +94,8 @@ class Probe:
 
     def after_step(self, optimizer: Any, *_: Any) -> None:
         """Count an update if this is the end of the outermost step of the counted optimizer."""
-        if id(optimizer) in self.steps:
-            del self.steps[self.steps.index(id(optimizer)) :]
+        while self.steps and self.steps.pop() != id(optimizer):  # one within it has failed
+            pass
         if not self.steps:
             self.is_in_optimizer = False
             self.num_steps += 1
@@ -172,8 +173,9 @@ class Probe:
             return fetch(iterator)
         started_ns, before = time.perf_counter_ns(), self.mark()
         batch = fetch(iterator)
-        self.wait_ns += time.perf_counter_ns() - started_ns
-        self.waits.append((before, self.mark()))
+        if threading.current_thread() is threading.main_thread():  # the training does not wait for another one
+            self.wait_ns += time.perf_counter_ns() - started_ns
+            self.waits.append((before, self.mark()))
         size, self.last_loader = size_of(batch, self.torch.Tensor), id(iterator._index_sampler)
         if size is not None:
             self.fetched.setdefault(self.last_loader, Counter())[size] += 1
@@ -389,16 +391,20 @@ class Probe:
         modules = [one for one in gc.get_objects() if issubclass(type(one), self.torch.nn.Module)]
         kinds = {(base.__module__, base.__name__) for one in modules for base in type(one).__mro__}
         names = {type(one).__name__ for one in self.optimizers.values()}
+        wrappers = sorted(name for module, name in kinds if is_wrapper(module, name))
+        if any(type(parameter).__name__ == "DTensor" for parameter in self.parameters()):
+            wrappers = wrappers or ["DTensor"]
+        shards = num_shards(modules)
         types = (self.autocast, sharded_types(modules), dtypes)
         autocast, sharded_type, parameter_type = (one.most_common(1)[0][0] if one else None for one in types)
         return {
             "world_size": dist.get_world_size() if dist.is_initialized() else 1,
             "backend": dist.get_backend() if dist.is_initialized() else None,
             "collectives": self.collectives_of_block(),
-            "wrappers": sorted(name for module, name in kinds if is_wrapper(module, name)),
+            "wrappers": wrappers,
             "optimizers": sorted(names),
-            "num_parameters": sum(dtypes.values()),
-            "gradient_bytes": sum(p.numel() * p.element_size() for p in self.parameters() if p.requires_grad),
+            "num_parameters": sum(dtypes.values()) * shards,
+            "gradient_bytes": sum(p.numel() * p.element_size() for p in self.parameters() if p.requires_grad) * shards,
             "parameter_type": parameter_type,
             "autocast": autocast,
             "number_type": self.number_type(autocast or sharded_type or parameter_type or ""),
@@ -457,10 +463,32 @@ def sharded_types(modules: Sequence[Any]) -> Counter[str]:
     return Counter(str(one).removeprefix("torch.") for one in found if one is not None)
 
 
+def num_shards(modules: Sequence[Any]) -> int:
+    """Return the number of ranks over which FSDP1 spreads parameters; the shards may hold some numbers of padding.
+
+    FSDP2 gives parameters their whole size, FSDP1 that of this rank's shard.
+    """
+    first = [one for one in modules if type(one).__name__ == "FullyShardedDataParallel"]
+    return max((one.world_size for one in first if one.sharding_strategy.name != "NO_SHARD"), default=1)
+
+
+def is_within_step(optimizer: Any) -> bool:
+    """True if a step of this optimizer calls its step: that of a subclass does."""
+    frame: Any = sys._getframe()
+    num_steps = 0
+    while frame is not None:
+        is_step = frame.f_code.co_name == "wrapper" and frame.f_globals.get("__name__") == "torch.optim.optimizer"
+        num_steps += is_step and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back
+    return num_steps > 1
+
+
 def size_of(batch: Any, tensor: Any) -> int | None:
     """Return the first dimension of the first tensor in a batch; None if there is none."""
     if isinstance(batch, tensor):
         return int(batch.shape[0]) if batch.ndim else None
+    if dataclasses.is_dataclass(batch):
+        batch = [getattr(batch, field.name) for field in dataclasses.fields(batch)]
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     if isinstance(batch, list | tuple):

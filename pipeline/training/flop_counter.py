@@ -13,7 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
 NAMESPACES_WITHOUT_PRODUCTS = (*COLLECTIVE_NAMESPACES, "aten", "fsdp", "prim", "prims", "profiler")
-PRODUCTS_WITHOUT_FORMULA = ("_grouped_mm", "_scaled_grouped_mm", "_int_mm", "mv", "addmv", "dot")  # of aten
+RECURRENT = ("mkldnn_rnn_layer", "_cudnn_rnn")  # the layers of an LSTM, a GRU or an RNN in one call
+PRODUCTS_WITHOUT_FORMULA = (  # of aten
+    *("_grouped_mm", "_scaled_grouped_mm", "_int_mm", "mv", "addmv", "dot", "addbmm", "_trilinear"),
+    *(name for layer in RECURRENT for name in (layer, f"{layer}_backward")),
+)
 ATTENTION_KERNELS = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
 
 WITHIN_THE_COUNTER = (__name__, "torch._dynamo", "torch._compile")  # between a function here and its caller
@@ -66,8 +70,9 @@ class FlopCounter(TorchDispatchMode):
             except Exception:  # a shape that torch's formula does not know
                 self.without_formula.add(name)
             else:
-                self.flops += flops
                 number_type = next((str(one.dtype) for one in args if isinstance(one, Tensor)), "")
+                flops *= 4 if "complex" in number_type else 1  # products of real numbers, as torch's formulas count
+                self.flops += flops
                 self.flops_by_type[number_type.removeprefix("torch."), "convolution" in name] += flops
         is_product = name.removeprefix("aten::") in PRODUCTS_WITHOUT_FORMULA
         if formula is None and (is_product or func.namespace not in NAMESPACES_WITHOUT_PRODUCTS):

@@ -333,3 +333,10 @@ def test_a_gather_of_parts_that_differ_stays_real_on_every_rank(sizes: tuple[int
     for own in outputs:
         call = describe_call(*METHODS["allgather"], ([outputs], [own]))
         assert bool(call.stays_real) == (sizes == (2, 3))
+
+
+def test_a_sparse_gradient_has_the_bytes_of_its_indices_and_values() -> None:
+    rows = nn.Embedding(1000, 4, sparse=True)
+    rows(torch.tensor([0, 5, 7])).sum().backward()
+    gradient = rows.weight.grad
+    assert describe_call(*METHODS["allreduce"], ([gradient],)).num_bytes == 3 * 8 + 3 * 4 * 4

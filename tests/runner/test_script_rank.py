@@ -1,12 +1,14 @@
 """The rank of a script: what it makes of the reports of its probe, and scripts that it cannot measure."""
 
 import contextlib
+import dataclasses
 import importlib.util
 import os
 import re
 import signal
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +29,7 @@ from torch.distributed.fsdp import (
     ShardingStrategy,
     fully_shard,
 )
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from pipeline.plan.spec import Spec
 from pipeline.records.record import Measurement
@@ -45,7 +48,7 @@ from pipeline.runner.script_blocks import (
     with_fed_ranks,
     without_left_out,
 )
-from pipeline.runner.script_probe import ImportWatch, Probe, sharded_types
+from pipeline.runner.script_probe import ImportWatch, Probe, num_shards, sharded_types, size_of
 from pipeline.runner.script_rank import ScriptRank
 from pipeline.system import host
 
@@ -58,10 +61,13 @@ SEEN: dict[str, Any] = {
     "backend": "nccl",
     "collectives": 10,
     "parameter_type": "float32",
+    "number_type": "float32",
+    "optimizers": ["AdamW"],
 }
 
 FSDP = {"wrappers": ["FSDPModule"]}
 SCATTER = CountedCall("reduce_scatter", MODEL_BYTES, "", True, 10)
+ONCE = CountedCall("all_reduce", MODEL_BYTES, "", True, 10)
 
 
 def spec_of(command: str = "train.py", **fields: Any) -> Spec:
@@ -111,6 +117,9 @@ NO_EXCHANGE = ("the 2 ranks exchange nothing in 10 updates", "ACCELERATE_USE_CPU
         ({}, [(8, 10)], {"wrappers": [], "collectives": 0}, NO_EXCHANGE),
         ({}, [(8, 10)], {"collectives": 0}, NO_EXCHANGE),
         ({}, [(8, 10)], {"wrappers": [], "collectives": None}, ()),  # the group does not number them
+        ({"strategy": "zero1"}, [(8, 10)], {}, ("strategy=zero1", "uses DistributedDataParallel; give --strategy ddp")),
+        ({"strategy": "zero1"}, [(8, 10)], {"optimizers": ["ZeroRedundancyOptimizer"]}, ()),
+        ({}, [(8, 10)], {"wrappers": ["DTensor"]}, ("the script uses DTensor; leave the script out",)),
         (ALONE, [(8, 10)], {"world_size": 1, "wrappers": [], "collectives": 0}, ()),
     ],
 )
@@ -240,7 +249,7 @@ def test_a_step_that_one_rank_leaves_out_counts_on_none() -> None:
         (
             [CountedCall("all_reduce", MODEL_BYTES, "", True, 10)],
             {},
-            {"autocast": "bfloat16"},
+            {"number_type": "bfloat16"},
             "fp32 beside bf16 computation: 4 MB",
         ),
         (
@@ -291,6 +300,23 @@ def test_the_ledger_is_silent_where_gradients_travel_once_and_names_what_stays_r
     assert [transfer.bytes_per_step for transfer in transfers] == [MODEL_BYTES]
     assert notes == ["all_reduce stays real: a single number"]
     assert [*find_mistakes(spec_of(), block, transfers)] == []
+
+
+@pytest.mark.parametrize(
+    ("calls", "seen"),
+    [
+        # gradients of 8 bits, which the host may read
+        ([CountedCall("all_gather", MODEL_BYTES // 4, "integers, which the host may read", True, 10)], {}),
+        ([CountedCall("send", MODEL_BYTES, "only the sender has the value", False, 10)], {}),
+        # a matrix of correlations in the forward pass, beside the gradients
+        ([ONCE, CountedCall("all_reduce", 3 * MODEL_BYTES, "", False, 10)], {}),
+        # HSDP, over two groups of two
+        ([SCATTER, CountedCall("all_reduce", MODEL_BYTES // 2, "", True, 10)], FSDP),
+    ],
+)
+def test_the_ledger_calls_nothing_a_mistake_that_is_none(calls: list[CountedCall], seen: dict[str, Any]) -> None:
+    block = block_of([(8, 10)], calls, **seen)
+    assert [*find_mistakes(spec_of(), block, transfers_of(block)[0])] == []
 
 
 TRAIN = """
@@ -669,6 +695,47 @@ def test_the_type_that_fsdp_casts_parameters_to_is_seen() -> None:
     assert sharded_types([plain, nn.Linear(2, 2)]) == {}
     assert sharded_types([plain, halved]) == {"bfloat16": 1}
     assert sharded_types([first]) == {"float16": 1}
+    assert (num_shards([first, plain]), num_shards([])) == (1, 1)
+    sharded: Any = first
+    sharded.sharding_strategy, sharded.world_size = ShardingStrategy.FULL_SHARD, 2
+    assert num_shards([plain, sharded]) == 2
+
+
+class Subclass(torch.optim.SGD):
+    """An optimizer of the user's, whose step calls that of torch."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+class FailsTwice(Subclass):
+    num_failures = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.num_failures += 1
+        if self.num_failures > 2:
+            return super().step(closure)
+        raise ValueError
+
+
+def test_a_step_within_a_step_of_the_same_optimizer_is_one_and_a_failed_one_is_forgotten() -> None:
+    probe: Any = Probe.__new__(Probe)
+    probe.steps, probe.optimizers, probe.counted, probe.num_steps = [], {}, None, 0
+    ended: list[Any] = []
+    probe.mark, probe.end_update = (lambda: None), ended.append
+    weight = torch.zeros(1, requires_grad=True)
+    failing, inner = FailsTwice([weight]), Subclass([weight])
+    plain = torch.optim.SGD([weight])  # whose step torch wraps, too
+    hooks = (register_optimizer_step_pre_hook(probe.before_step), register_optimizer_step_post_hook(probe.after_step))
+    try:
+        for optimizer in (inner, plain, failing, failing, failing):
+            with contextlib.suppress(ValueError):
+                optimizer.step()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert ended == [inner, plain, failing]
+    assert probe.num_steps == 3
 
 
 @pytest.mark.parametrize(
@@ -691,3 +758,28 @@ def test_a_script_sees_the_gpus_of_its_configuration(
     own.spec = spec_of(device=device, num_gpus=shape[0], num_nodes=shape[1])
     own.host, own.port, own.has_launcher_variables = "127.0.0.1", 1, True
     assert own.environment()["CUDA_VISIBLE_DEVICES"] == expected
+
+
+@dataclasses.dataclass(slots=True)
+class Ragged:
+    name: str
+    tokens: torch.Tensor
+
+
+def test_a_batch_of_a_dataclass_has_the_size_of_its_first_tensor() -> None:
+    batch = {"group": (Ragged("x", torch.zeros(3, 2)), torch.zeros(4))}
+    assert size_of(batch, torch.Tensor) == 3
+
+
+def test_the_training_waits_for_no_loader_of_another_thread() -> None:
+    """A queue of the user's stands between them."""
+    probe: Any = Probe.__new__(Probe)
+    probe.torch, probe.mark, probe.is_skipping, probe.fetched = torch, time.perf_counter_ns, False, {}
+    probe.wait_ns, probe.waits = 0, []
+    iterator = SimpleNamespace(_index_sampler=None)
+    thread = threading.Thread(target=probe.next_batch, args=(lambda _: torch.zeros(2), iterator))
+    thread.start()
+    thread.join()
+    assert (probe.wait_ns, probe.waits, [*probe.fetched.values()]) == (0, [], [{2: 1}])
+    probe.next_batch(lambda _: torch.zeros(2), iterator)
+    assert (probe.wait_ns > 0, len(probe.waits), [*probe.fetched.values()]) == (True, 1, [{2: 2}])

@@ -115,6 +115,18 @@ def test_a_fused_kernel_of_attention_costs_its_products_and_two_gradients_of_eac
     assert (counter.flops, counter.without_formula) == (3 * 2 * (2 * 2 * 4 * 8 * 32 * 16), set())
 
 
+def test_the_layers_of_an_lstm_have_no_formula_and_complex_products_are_four_real_ones() -> None:
+    counter = FlopCounter()
+    with counter:
+        nn.LSTM(4, 4)(torch.randn(3, 2, 4))[0].sum().backward()
+    layer = "aten::mkldnn_rnn_layer"
+    assert (counter.flops, counter.without_formula) == (0, {layer, f"{layer}_backward"})
+    counter.forget()
+    with counter:
+        torch.randn(2, 3, dtype=torch.complex64) @ torch.randn(3, 5, dtype=torch.complex64)
+    assert counter.flops == 4 * 2 * 2 * 3 * 5
+
+
 def test_flops_are_counted_by_the_type_of_numbers_that_computes() -> None:
     counter = FlopCounter()
     image, weight = torch.randn(1, 4, 4, 4), torch.randn(4, 4)
