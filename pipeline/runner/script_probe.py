@@ -167,15 +167,30 @@ class Probe:
         names = (type(optimizer).__name__, str([*self.optimizers].index(id(optimizer)) + 1))
         return self.update_by is None or self.update_by in names
 
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time inside as waiting for data, unless another thread than that of the training waits."""
+        started_ns, before = time.perf_counter_ns(), self.mark()
+        try:
+            yield
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                self.wait_ns += time.perf_counter_ns() - started_ns
+                self.waits.append((before, self.mark()))
+
+    def begin_epoch(self, begin: Callable[[Any], Any], loader: Any) -> Any:
+        """Return the loader's iterator; note how long its workers take to start."""
+        if self.is_skipping:
+            return begin(loader)
+        with self.waiting():
+            return begin(loader)
+
     def next_batch(self, fetch: Callable[[Any], Any], iterator: Any) -> Any:
         """Return the loader's next batch; note its size, and how long host and device wait for it."""
         if self.is_skipping:
             return fetch(iterator)
-        started_ns, before = time.perf_counter_ns(), self.mark()
-        batch = fetch(iterator)
-        if threading.current_thread() is threading.main_thread():  # the training does not wait for another one
-            self.wait_ns += time.perf_counter_ns() - started_ns
-            self.waits.append((before, self.mark()))
+        with self.waiting():
+            batch = fetch(iterator)
         size, self.last_loader = size_of(batch, self.torch.Tensor), id(iterator._index_sampler)
         if size is not None:
             self.fetched.setdefault(self.last_loader, Counter())[size] += 1
@@ -507,15 +522,18 @@ def install(torch: Any, config: Mapping[str, Any]) -> Probe:
     optimizer.register_optimizer_step_pre_hook(probe.before_step)
     optimizer.register_optimizer_step_post_hook(probe.after_step)
     iterator: Any = dataloader._BaseDataLoaderIter
+    loader: Any = dataloader.DataLoader
     scaler: Any = GradScaler
     region: Any = autocast
     fetch, step, enter, backward = iterator.__next__, scaler.step, region.__enter__, torch.autograd.backward
+    begin = loader.__iter__
 
     def enter_autocast(own: Any) -> Any:
         if probe.turn == 0 and own._enabled:
             probe.autocast[str(own.fast_dtype).removeprefix("torch.")] += 1
         return enter(own)
 
+    loader.__iter__ = lambda own: probe.begin_epoch(begin, own)
     iterator.__next__ = lambda own: probe.next_batch(fetch, own)
     scaler.step = lambda own, *words, **named: probe.scaled_step(step, own, *words, **named)
     region.__enter__ = enter_autocast

@@ -771,15 +771,27 @@ def test_a_batch_of_a_dataclass_has_the_size_of_its_first_tensor() -> None:
     assert size_of(batch, torch.Tensor) == 3
 
 
-def test_the_training_waits_for_no_loader_of_another_thread() -> None:
-    """A queue of the user's stands between them."""
+def make_waiting_probe() -> Any:
     probe: Any = Probe.__new__(Probe)
     probe.torch, probe.mark, probe.is_skipping, probe.fetched = torch, time.perf_counter_ns, False, {}
     probe.wait_ns, probe.waits = 0, []
-    iterator = SimpleNamespace(_index_sampler=None)
+    return probe
+
+
+def test_the_training_waits_for_no_loader_of_another_thread() -> None:
+    """A queue of the user's stands between them."""
+    probe, iterator = make_waiting_probe(), SimpleNamespace(_index_sampler=None)
     thread = threading.Thread(target=probe.next_batch, args=(lambda _: torch.zeros(2), iterator))
     thread.start()
     thread.join()
     assert (probe.wait_ns, probe.waits, [*probe.fetched.values()]) == (0, [], [{2: 1}])
     probe.next_batch(lambda _: torch.zeros(2), iterator)
     assert (probe.wait_ns > 0, len(probe.waits), [*probe.fetched.values()]) == (True, 1, [{2: 2}])
+
+
+def test_the_start_of_an_epochs_workers_and_their_end_are_waits() -> None:
+    probe, loader = make_waiting_probe(), iter([])
+    assert probe.begin_epoch(lambda _: loader, None) is loader
+    with pytest.raises(StopIteration):
+        probe.next_batch(next, loader)
+    assert len(probe.waits) == 2
