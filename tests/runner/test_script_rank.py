@@ -790,7 +790,7 @@ def test_the_training_waits_for_no_loader_of_another_thread() -> None:
 
 
 def test_the_start_of_an_epochs_workers_and_their_end_are_waits() -> None:
-    probe, loader = make_waiting_probe(), iter([])
+    probe, loader = make_waiting_probe(), iter(())
     assert probe.begin_epoch(lambda _: loader, None) is loader
     with pytest.raises(StopIteration):
         probe.next_batch(next, loader)
