@@ -239,9 +239,14 @@ def describe_call(
 def measure_bytes(collective: str, args: Sequence[Any]) -> int:
     """Return the bytes of a call: of a gather the output, of every other operation the input."""
     first, second = tensors_of(args)
-    sent = second if second and collective != "all_gather" else first
-    parts = (([one._indices(), one._values()] if one.layout == torch.sparse_coo else [one]) for one in sent)
-    return sum(tensor.nbytes for part in parts for tensor in part)
+    return sum(map(bytes_of, second if second and collective != "all_gather" else first))
+
+
+def bytes_of(tensor: Tensor) -> int:
+    """Return the bytes of a tensor, of a sparse one those of its indices and values."""
+    if tensor.layout == torch.sparse_coo:
+        return tensor._indices().nbytes + tensor._values().nbytes
+    return tensor.nbytes
 
 
 def tensors_of(args: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:

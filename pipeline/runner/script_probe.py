@@ -493,7 +493,8 @@ def is_within_step(optimizer: Any) -> bool:
     num_steps = 0
     while frame is not None:
         is_step = frame.f_code.co_name == "wrapper" and frame.f_globals.get("__name__") == "torch.optim.optimizer"
-        num_steps += is_step and frame.f_locals.get("self") is optimizer
+        if is_step and frame.f_locals.get("self") is optimizer:
+            num_steps += 1
         frame = frame.f_back
     return num_steps > 1
 
