@@ -318,12 +318,17 @@ def time_figures(point: PooledPoint, peak_tflops: float | None) -> dict[str, Any
     }
 
 
+def executions_used(point: PooledPoint) -> list[str]:
+    """Return how its steps were executed, as its records say; empty if none does."""
+    used = {measurement.execution_used for measurement in point.measurements}
+    return sorted(execution for execution in used if execution is not None)
+
+
 def time_notes(point: PooledPoint) -> list[Note]:
     """Return the notes on these figures, last those on a step that was compiled or captured."""
     notes = [*loader_notes(point), *point.interval_notes, *point.epoch_time_drift_notes]
     notes += [*point.long_update_notes, *point.parts_notes]
-    used = {measurement.execution_used for measurement in point.measurements} - {None}
-    for execution in sorted(str(name) for name in used):
+    for execution in executions_used(point):
         if point.spec.execution == "auto":
             notes.append(make_note(EXECUTION_CHOSEN, execution=execution))
         if execution in CAPTURED_EXECUTIONS:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
-from pipeline.figures.epoch_figures import shown_precision
+from pipeline.figures.epoch_figures import executions_used, shown_precision
 from pipeline.figures.links import link_kinds
 from pipeline.figures.pooling import pool_outcomes
 from pipeline.plan.model_names import TORCHVISION, short_model_name
@@ -124,9 +124,7 @@ def conditions_of(outcomes: Sequence[PointOutcome]) -> dict[str, str]:
         spec = point.spec
         blocks = "" if spec.compile == "none" else f" with {describe_axis('compile', spec.compile)}"
         found["precision"][describe_axis("precision", shown_precision(point))] = None
-        for execution in sorted(
-            {one.execution_used or spec.execution for one in point.measurements} or {spec.execution}
-        ):
+        for execution in executions_used(point) or [spec.execution]:
             found["execution"][describe_axis("execution", execution) + blocks] = None
         found["input"][describe_axis("input", spec.input)] = None
     return {name: " or ".join(values) for name, values in found.items()}

@@ -179,7 +179,7 @@ def check_observed(spec: Spec, block: Block) -> None:
     wrappers = seen["wrappers"]
     if spec.is_distributed and wrappers and not {*wrappers, *seen["optimizers"]} & {*WRAPPERS[spec.strategy]}:
         others = [name for name, classes in WRAPPERS.items() if set(classes) & set(wrappers)]
-        cure = f"give --strategy {others[0]}" if others else "leave the script out"
+        cure = f"give --strategy {others[0]}" if others else "only data parallelism is measured: leave the script out"
         raise ScriptProblem(
             f"the configuration says strategy={spec.strategy}, and the script uses {', '.join(wrappers)}; {cure}"
         )
@@ -229,16 +229,15 @@ def transfers_of(block: Block) -> tuple[list[Transfer], list[str]]:
 def find_mistakes(spec: Spec, block: Block, transfers: Sequence[Transfer]) -> Iterator[str]:
     """Yield what travels in an update without need, or does not, with its bytes, and the cure."""
     needed, seen = block.seen["gradient_bytes"], block.seen
-    found = {transfer.kind: transfer for transfer in transfers}
-    parameters = found.get("parameters")
+    parameters = next((transfer for transfer in transfers if transfer.kind == "parameters"), None)
     _, batches = batch_of(block)
     passes = spec.grad_accumulation if batches is None else round(batches)
     if not needed:
         return
-    reduced, late = reduced_bytes(block, needed * max(1, passes))
-    if reduced + late:
-        ratio = (reduced + late) / needed
-        sent = f"{(reduced + late) / 1e6:.4g} MB an update, of {needed / 1e6:.4g} MB of gradients"
+    within, late = gradients_sent(block, needed * max(1, passes))
+    if within + late:
+        ratio = (within + late) / needed
+        sent = f"{(within + late) / 1e6:.4g} MB an update, of {needed / 1e6:.4g} MB of gradients"
         if passes > 1 and round(ratio) == passes:
             yield f"gradients travel in each of {passes} passes: {sent}; enter no_sync() in all passes but the last"
         elif ratio > MAX_BYTES_RATIO:
@@ -274,7 +273,7 @@ def find_mistakes(spec: Spec, block: Block, transfers: Sequence[Transfer]) -> It
         )
 
 
-def reduced_bytes(block: Block, most: float) -> tuple[float, float]:
+def gradients_sent(block: Block, most: float) -> tuple[float, float]:
     """Return the bytes of gradients that travel in an update within the backward pass, and after it.
 
     Groups of shards scatter them and then reduce their parts: the larger counts. Other tensors are reduced in the

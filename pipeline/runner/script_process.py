@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +38,11 @@ class Frame(NamedTuple):
 
     def line_in_file(self) -> str:
         return f"{Path(self.file).name}:{self.line}"
+
+
+def find_users(frames: Iterable[Frame]) -> Frame | None:
+    """Return the innermost frame in a file of the user's; None without one. `frames` begin with the innermost."""
+    return next((frame for frame in frames if is_user_file(frame.file)), None)
 
 
 class ScriptProcess:
@@ -119,5 +124,5 @@ class ScriptProcess:
         frames = [Frame(*found) for found in FRAME.findall(self.traces.read_text(errors="replace"))]
         if not frames:
             return "a place that it does not tell"
-        own = next((frame for frame in frames if is_user_file(frame.file)), frames[0])
+        own = find_users(frames) or frames[0]
         return own.line_in_file() + f", in {frames[0].name}" * (own is not frames[0])

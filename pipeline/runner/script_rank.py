@@ -46,10 +46,9 @@ from pipeline.runner.script_blocks import (
     with_fed_ranks,
     without_left_out,
 )
-from pipeline.runner.script_process import WAIT_SIGNAL, Frame, ScriptProcess
+from pipeline.runner.script_process import WAIT_SIGNAL, Frame, ScriptProcess, find_users
 from pipeline.system import host
 from pipeline.system.errors import ESCAPE_SEQUENCE, log_line, shorten_list
-from pipeline.system.files import is_user_file
 from pipeline.training.flop_count import FlopCount
 
 PROBE = Path(__file__).with_name("script_probe.py")
@@ -234,7 +233,7 @@ class ScriptRank:
         if "types" in report:
             names, text = set(report["types"]), ESCAPE_SEQUENCE.sub("", report["text"])
             kind = classify(names, text, uses_gpu=self.spec.device == "cuda", did_allocator_refuse=lambda: False)
-            own = next((Frame(*one) for one in report["frames"] if is_user_file(one[0])), None)
+            own = find_users(Frame(*one) for one in report["frames"])
             place = f" (at {own.line_in_file()} in {own.name})" if own else ""
             if report["unsaved"]:
                 after += f" without {report['unsaved'][0]}: silent updates write no weights; turn checkpoints off"

@@ -13,10 +13,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
 NAMESPACES_WITHOUT_PRODUCTS = (*COLLECTIVE_NAMESPACES, "aten", "fsdp", "prim", "prims", "profiler")
-RECURRENT = ("mkldnn_rnn_layer", "_cudnn_rnn")  # the layers of an LSTM, a GRU or an RNN in one call
 PRODUCTS_WITHOUT_FORMULA = (  # of aten
-    *("_grouped_mm", "_scaled_grouped_mm", "_int_mm", "mv", "addmv", "dot", "addbmm", "_trilinear"),
-    *(name for layer in RECURRENT for name in (layer, f"{layer}_backward")),
+    "_grouped_mm",
+    "_scaled_grouped_mm",
+    "_int_mm",
+    "mv",
+    "addmv",
+    "dot",
+    "addbmm",
+    "_trilinear",
+    "mkldnn_rnn_layer",  # an LSTM, a GRU or an RNN in one call
+    "mkldnn_rnn_layer_backward",
+    "_cudnn_rnn",
+    "_cudnn_rnn_backward",
 )
 ATTENTION_KERNELS = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
 

@@ -119,7 +119,12 @@ NO_EXCHANGE = ("the 2 ranks exchange nothing in 10 updates", "ACCELERATE_USE_CPU
         ({}, [(8, 10)], {"wrappers": [], "collectives": None}, ()),  # the group does not number them
         ({"strategy": "zero1"}, [(8, 10)], {}, ("strategy=zero1", "uses DistributedDataParallel; give --strategy ddp")),
         ({"strategy": "zero1"}, [(8, 10)], {"optimizers": ["ZeroRedundancyOptimizer"]}, ()),
-        ({}, [(8, 10)], {"wrappers": ["DTensor"]}, ("the script uses DTensor; leave the script out",)),
+        (
+            {},
+            [(8, 10)],
+            {"wrappers": ["DTensor"]},
+            ("uses DTensor; only data parallelism is measured: leave the script out",),
+        ),
         (ALONE, [(8, 10)], {"world_size": 1, "wrappers": [], "collectives": 0}, ()),
     ],
 )
