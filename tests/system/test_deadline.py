@@ -166,7 +166,8 @@ class Ranks:
     def run(self, rank_files: RankFiles, point: PointTask) -> None:
         how = self._how[point.spec.batch_size_per_gpu]
         rank_files.write_point(point)
-        wait_for(lambda: len(os.listdir(self._experiment.records_folder)) == self._num_begun)  # those before it
+        published = self._experiment.records_folder
+        wait_for(lambda: len([*published.glob("*.json")]) == self._num_begun)  # those before it, and no file half made
         self._num_begun += 1
         self._clock.sleep(self._point_time_s)
         if how == "hang with a result":
