@@ -2,7 +2,8 @@
 
 Two small trials give a line of peak memory against batch size. The prediction is the batch size at which the line
 meets the usable memory. One trial just below and one just above verify it. If they contradict it, the next trials move
-away in steps that double, and finally bisect. The number of trials is limited. Batch sizes are per GPU.
+away in steps that double, and finally bisect. If the peaks give no line, as those of a small process on a CPU, they
+bisect at once. The number of trials is limited. Batch sizes are per GPU.
 """
 
 import math
@@ -54,15 +55,18 @@ def next_size_above(trials: Sequence[MemoryTrial], fits: int) -> int:
 
 
 def next_size_between(trials: Sequence[MemoryTrial], fits: int, fails: int) -> int:
-    """Return the next batch size inside a bracket: the line's target, a doubling step below `fails`, or the middle."""
-    middle, step = (fits + fails) // 2, bracket_tolerance(int(fails * (1 - NEARBY_FRACTION)))
+    """Return the next batch size inside a bracket: the line's target, a doubling step below `fails`, or the middle.
+
+    The middle is geometric, because a bracket without a line may be wide.
+    """
+    middle, step = math.isqrt(fits * fails), bracket_tolerance(int(fails * (1 - NEARBY_FRACTION)))
     first_fitting = next(number for number, trial in enumerate(trials) if trial.fits)
     target = extrapolated_target(trials) if len(trials) - first_fitting < MAX_EXTRAPOLATED_TRIALS else fails
     if target <= fits:
         return min(middle, fits + bracket_tolerance(fits))
     if target <= fails - step:
         return target
-    if fails - fits <= NEARBY_FRACTION * fails:
+    if fails - fits <= NEARBY_FRACTION * fails or predict_boundary(trials) is None:
         return middle
     failing = (trial.batch_size_per_gpu for trial in trials if not trial.fits)
     next_failing = min((size for size in failing if size > fails), default=fails)

@@ -123,6 +123,21 @@ def test_fragmentation_that_no_peak_shows_is_found_by_steps(boundary: int, lost:
         assert_bracketed(search(device, first), device, max_trials=20)
 
 
+@settings(max_examples=examples(500))
+@given(boundary=boundaries, flat=st.floats(0.3, 0.9), part=st.floats(0.1, 0.9), seed=st.integers(0, 2**32))
+@example(boundary=480, flat=0.7, part=0.6, seed=0)
+def test_a_peak_that_says_little_of_the_batch_costs_a_bisection(
+    boundary: int, flat: float, part: float, seed: int
+) -> None:
+    """As on a CPU: the peak of a process hardly rises, and each run has its own."""
+
+    def peak(size: int) -> int | None:
+        noise = hash((seed, size)) % 1000 / 1000 * 0.05
+        return int((flat + noise) * USABLE_BYTES) if size <= boundary else None
+
+    assert_bracketed(search(peak, max(1, int(part * boundary))), peak, max_trials=16)
+
+
 @pytest.mark.parametrize("lost", [0.01, 0.02, 0.03])
 def test_a_little_fragmentation_costs_two_trials_more(lost: float) -> None:
     device = limited(resnet18, USABLE_BYTES * (1 - lost))
