@@ -1,7 +1,7 @@
 """Write the page of a compute proposal: how an experiment scales, and what a number of samples takes.
 
     python -m pipeline.proposal outputs/scaling --samples 1e9
-    python -m pipeline.proposal outputs/scaling --samples 1e9 --gpus 8
+    python -m pipeline.proposal outputs/scaling --samples 1e9 --num-gpus 8
 
 Prints the page as Markdown, and writes proposal.md and proposal.html into the experiment's folder.
 Exit codes: 0 success, also if you may not write there; 2 wrong usage, a number of GPUs that follows from no
@@ -28,8 +28,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("folder", type=Path, help="an experiment's folder")
     work = "the samples (images) to train on in all, such as 1e9"
     parser.add_argument("--samples", type=SAMPLES, required=True, metavar="NUMBER", help=work)
-    gpus = "how many GPUs: measured, or up to twice the most that were (default: the most)"
-    parser.add_argument("--gpus", type=positive_integer, metavar="N", help=gpus)
+    num_gpus = "how many GPUs: measured, or up to twice the most that were (default: the most)"
+    parser.add_argument("--num-gpus", type=positive_integer, metavar="N", help=num_gpus)
     return parser.parse_args()
 
 
@@ -37,10 +37,10 @@ def main() -> int:
     arguments = parse_arguments()
     errors.require_packages("jinja2", "matplotlib", "tabulate")
     name, experiment = find_one(arguments.folder)
-    num_gpus = arguments.gpus if arguments.gpus and arguments.gpus > 1 else None
+    num_gpus = arguments.num_gpus if arguments.num_gpus and arguments.num_gpus > 1 else None
     found = collect_experiment(experiment, predict_to=num_gpus)
     find_predictions = functools.partial(sibling_predictions, experiment, found.tables["prediction"], num_gpus)
-    proposal = propose(found.tables, arguments.samples, arguments.gpus, find_predictions)
+    proposal = propose(found.tables, arguments.samples, arguments.num_gpus, find_predictions)
     report = render_markdown(name, proposal, found.collected)
     errors.print_text(report, end="")
     codes = [errors.EXIT_OK]

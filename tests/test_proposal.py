@@ -192,9 +192,9 @@ def test_ingested_times_are_said() -> None:
         (("--samples", "0"), 2, ("--samples", "from 1 to 1e18")),
         (("--samples", "nan"), 2, ("--samples",)),
         (("--samples", "many"), 2, ("--samples",)),
-        (("--samples", "1e9", "--gpus", "0"), 2, ("--gpus", "from 1")),
-        (("--samples", "1e9", "--gpus", "3"), 2, ("no configuration on 3 GPUs was timed", "1, 2, 4", "up to 8")),
-        (("--samples", "1e9", "--gpus", "9"), 2, ("no configuration on 9 GPUs was timed", "1, 2, 4, or up to 8")),
+        (("--samples", "1e9", "--num-gpus", "0"), 2, ("--num-gpus", "from 1")),
+        (("--samples", "1e9", "--num-gpus", "3"), 2, ("no configuration on 3 GPUs was timed", "1, 2, 4", "up to 8")),
+        (("--samples", "1e9", "--num-gpus", "9"), 2, ("no configuration on 9 GPUs was timed", "1, 2, 4, or up to 8")),
     ],
 )
 def test_work_that_follows_from_nothing_measured_is_refused(
@@ -260,7 +260,7 @@ def test_the_published_proposal_is_of_the_cheapest_configuration_with_one_gpu_be
 def test_the_page_prints_on_one_pages(pipeline: Command, tmp_path: Path, name: str, num_gpus: str) -> None:
     shutil.copytree(ROOT / "published" / name / "scaling", tmp_path / "x")
     shutil.copytree(ROOT / "published" / name / "communication", tmp_path / "communication")
-    answer = pipeline("proposal", tmp_path / "x", "--samples", "1e9", "--gpus", num_gpus)
+    answer = pipeline("proposal", tmp_path / "x", "--samples", "1e9", "--num-gpus", num_gpus)
     assert answer.returncode == 0, answer.stderr
     command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--print-to-pdf={tmp_path / 'page.pdf'}"]
     subprocess.run([*command, f"file://{tmp_path}/x/proposal.html"], capture_output=True, timeout=120, check=True)
