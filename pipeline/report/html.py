@@ -49,7 +49,7 @@ from pipeline.report.q1 import batch_size_plots
 from pipeline.report.q2 import speedup_plots
 from pipeline.report.q4 import accuracy_plots, final_accuracy_plots
 from pipeline.report.questions import TOPICS, Answer, answers_of, not_asked
-from pipeline.report.step_parts import order_of, step_plots
+from pipeline.report.step_parts import step_plots
 from pipeline.report.table import Row, Tables, name_texts
 from pipeline.system import files
 from pipeline.system.errors import pluralize, replace_control_characters
@@ -157,8 +157,7 @@ def heat_map_of(tables: Tables, terms: Terms) -> HeatMap | None:
     """
     rows = [row for row in tables["Q2"] if row["scaling"] == "weak" and row["num_gpus"] > 1]
     most = max((row["num_gpus"] for row in rows if row["parallel_efficiency"] is not None), default=0)
-    on_most = sorted((row for row in rows if row["num_gpus"] == most), key=order_of)
-    groups, note = group_series(on_most, "batch_size_per_gpu", ("strategy",))
+    groups, note = group_series([row for row in rows if row["num_gpus"] == most], "batch_size_per_gpu", ("strategy",))
     cells = {
         label: {
             size: heat_cell(own) for size, own in group_pairs((row["batch_size_per_gpu"], row) for row in group).items()
