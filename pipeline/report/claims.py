@@ -20,7 +20,7 @@ MAX_NOISE = 0.2
 """With fewer runs than a verdict needs, times that differ by less than this share are not told apart: twice the largest
 difference between runs of one point of a published experiment (published/h100x2/dp-bf16: 0.105).
 """
-
+MAX_MORE_DECIMALS = 3  # of a figure whose interval is narrower than its digits
 
 SeparateAxis = Literal["gpu", "unit", "model"]
 """An axis by whose values times, memory and throughput are kept apart."""
@@ -74,17 +74,26 @@ class Tile(NamedTuple):
 
 
 def figure_of(value: float, form: str, unit: str = "") -> tuple[str, str, str]:
-    """Return a figure in this form, its unit, and the ends of its interval: what a tile has behind its label."""
-    number, _, sign = shown(value, form).partition(" ")
-    low, high = (None if end is None else shown(end, form) for end in ends_of(value))
-    ends = f"{low.removesuffix(' %')} to {high}" if low is not None and high is not None else ""
-    return number, f"{sign} {unit}".strip(), ends
+    """Return a figure in this form, its unit, and the ends of its interval: what a tile has behind its label.
+
+    All get up to MAX_MORE_DECIMALS decimals more if these tell the ends apart.
+    """
+    low, high = ends_of(value)
+    ends = () if low is None or high is None else (low, high)
+    for num_more in (*range(MAX_MORE_DECIMALS + 1), 0):
+        figure, *texts = (shown(one, form, num_more) for one in (value, *ends))
+        if len({*texts}) == len(ends):
+            break
+    number, _, sign = figure.partition(" ")
+    return number, f"{sign} {unit}".strip(), " to ".join(texts).replace(" % to", " to")
 
 
-def shown(value: float, form: str) -> str:
+def shown(value: float, form: str, num_more: int = 0) -> str:
     """Return a number in this form, without its interval; `digits` shows three digits of it."""
-    decimals = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 2
-    return format_number(value, f",.{decimals}f" if form == "digits" else form).replace("%", " %")
+    if form == "digits":
+        form = f",.{max(0, 2 - math.floor(math.log10(abs(value)))) if value else 2}f"
+    decimals = int(form[-2]) + num_more
+    return format_number(value, f"{form[:-2]}{decimals}{form[-1]}").replace("%", " %")
 
 
 def with_ends(value: float, form: str, unit: str = "") -> str:

@@ -336,6 +336,11 @@ def test_a_long_text_is_a_badge_of_its_first_words_and_never_called_note() -> No
     [
         (Estimate(2.133, 2.0, 2.3), "digits", "2.13 (2.00 to 2.30)"),
         (Estimate(2.133), "digits", "2.13"),
+        (Estimate(2.1331, 2.1329, 2.1334), "digits", "2.1331 (2.1329 to 2.1334)"),  # as many as tell the ends apart
+        (Estimate(0.9802, 0.9801, 0.9803), ".0%", "98.02 % (98.01 to 98.03 %)"),
+        (Estimate(2.0, 2.0, 2.0 + 1e-9), "digits", "2.00 (2.00 to 2.00)"),
+        (Estimate(2.0, 2.0, 2.0), "digits", "2.00 (2.00 to 2.00)"),
+        (Estimate(2.0, 2.0, None), "digits", "2.00"),
         (1234.5, "digits", "1,235"),
         (2.7, "digits", "2.70"),
         (0.0123, "digits", "0.0123"),
