@@ -239,7 +239,8 @@ def set_precision(spec: Spec) -> None:
     In a bf16 point only the test pass computes in fp32: autocast holds for training alone.
     """
     allow_tf32 = spec.precision != "fp32"
-    for part in (torch.backends, torch.backends.mkldnn.conv, torch.backends.mkldnn.rnn):  # type: ignore[attr-defined]
+    parts = (getattr(torch.backends.mkldnn, name, None) for name in ("conv", "rnn"))  # from torch 2.9 on
+    for part in (torch.backends, *parts):
         if hasattr(part, "fp32_precision"):
             setattr(part, "fp32_precision", "none")  # noqa: B010  # not in the types
     torch.set_float32_matmul_precision("highest")  # the CPU's too

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -462,6 +463,13 @@ def test_tf32_that_was_allowed_the_new_way_is_undone_too() -> None:
     finally:
         set_precision(make_spec(precision="fp32"))
     assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (False, False)
+
+
+def test_a_torch_without_flags_of_each_operation_is_set_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch before 2.9."""
+    monkeypatch.setattr(torch.backends, "mkldnn", SimpleNamespace())
+    set_precision(make_spec(precision="tf32"))
+    assert torch.backends.cuda.matmul.allow_tf32
 
 
 ALL: tuple[Remedy, ...] = ("linear_scaling", "warmup", "zero_gamma", "no_bias_decay")
