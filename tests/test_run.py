@@ -250,7 +250,10 @@ def test_a_script_that_ignores_the_batch_size_ends_with_both_numbers_and_runs_ag
     assert code == 1, said
     (record,) = records
     assert "asks for 32 samples an update on each GPU, and the loader of rank 0 gives 12" in record.reason
-    assert "its batches have 12 samples, and not 32: let the script use its argument" in record.reason
+    assert (
+        "its batches have 12 samples by the first dimension of their first tensor, and not 32: let the script"
+        in record.reason
+    )
     others = "the first configuration has no result, so the others do not start"
     assert others in said
     code, said, again = run_script(tmp_path, *words, PYTHONPATH=forking_scripts(tmp_path))

@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import importlib.machinery
 import importlib.util
+import os
 import re
 import sys
 from collections import Counter
@@ -72,8 +73,9 @@ def parse_source(path: Path) -> ast.Module:
 
 def script_place(script: str) -> ClassPlace:
     """Return the place of a script's source; there is no class."""
-    words = read_command(script).words
-    return ClassPlace(words[1] if words[0] == "-m" else words[0], "")
+    variables, words = read_command(script)
+    path = tuple(filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)))
+    return ClassPlace(words[1] if words[0] == "-m" else words[0], "", path)
 
 
 def code_place(spec: Spec) -> ClassPlace | None:
@@ -240,7 +242,7 @@ def find_source(own: ClassPlace, folder: Path) -> Path | None:
             cure = "give the file of your model, as in gpt.py:GPT" if own.name else "give the path of your script"
             raise CommandError(f"{path} is no file; {cure}.")
         return path
-    search = [*(part for part in sys.path if part), str(folder)]
+    search = [*(part for part in sys.path if part), *(str(folder / part) for part in own.path), str(folder)]
     name = ""
     for part in own.module.split("."):
         name = f"{name}.{part}" if name else part

@@ -16,10 +16,14 @@ TORCHVISION = "torchvision:"
 
 
 class ClassPlace(NamedTuple):
-    """The place of a user's class: a dotted module, or a file that ends in .py."""
+    """The place of a user's class: a dotted module, or a file that ends in .py.
+
+    `path` has more folders in which a module may lie, of the variable PYTHONPATH.
+    """
 
     module: str
     name: str
+    path: tuple[str, ...] = ()
 
     @property
     def is_file(self) -> bool:

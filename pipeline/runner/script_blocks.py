@@ -29,6 +29,7 @@ MAX_PASSES_DIFFERENCE = 0.1  # of the passes of an update whose FLOPs are those 
 MIN_LATE_BYTES_RATIO = 0.5  # of gradients: what a script averages beside them is less
 MIN_EXCHANGED_RATIO = 0.01  # likewise: the losses and metrics of ranks that train alone are less
 MAX_BYTES_RATIO = 1.2  # of what travels over what is needed: padding and buffers take less
+SAY_ITEMS = "or call ddpscale.items() with the samples of an update"
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 WRAPPERS = {name: facts.wrappers for name, facts in STRATEGIES.items() if facts.is_distributed}
 SHARDING_WRAPPERS = {name for facts in STRATEGIES.values() if facts.shards_parameters for name in facts.wrappers}
@@ -164,6 +165,11 @@ def check_observed(spec: Spec, block: Block) -> None:
                 f"the configuration asks for {asked} samples an update on each GPU, and the loader of rank 0 gives "
                 f"{found:.4g} ({how}); {cure_of_batch(spec, size, batches)}"
             )
+    if size is None and is_checked and block.wait is not None:
+        raise ScriptProblem(
+            "the batches of the loader have no size that can be read, a tensor or an array; call ddpscale.items() with "
+            "the samples of each, or leave --batch-size out to count batches"
+        )
     passes = block.passes * block.share / len(block.steps)
     if size is None and block.items is None and passes and round(passes) != spec.grad_accumulation:
         raise ScriptProblem(
@@ -189,13 +195,19 @@ def cure_of_batch(spec: Spec, size: int, batches: float) -> str:
     """Return what may be wrong with a script whose updates on a GPU take so many batches of that size."""
     asked = spec.batch_size_per_gpu * spec.grad_accumulation
     passes = round(batches)
-    if spec.num_gpus > 1 and math.isclose(size * batches * spec.num_gpus, asked, rel_tol=MAX_SIZE_DIFFERENCE):
+    is_share = math.isclose(size * batches * spec.num_gpus, asked, rel_tol=MAX_SIZE_DIFFERENCE)
+    if spec.num_gpus > 1 and is_share and size < spec.batch_size_per_gpu:
         return "its batch size is that of all GPUs together: write {global_batch_size} in place of {batch_size_per_gpu}"
+    if size == spec.batch_size_per_gpu and not math.isclose(passes, batches, rel_tol=MAX_SIZE_DIFFERENCE):
+        return f"let each update take as many batches, {SAY_ITEMS}"
     if "batch_size_per_gpu" not in (spec.script or "") and "global_batch_size" not in (spec.script or ""):
         given = f"--batch-size {size}" + f" --grad-accumulation {passes}" * (passes > 1)
         return f"write {{batch_size_per_gpu}} into script, or give what it takes: {given}"
     if size != spec.batch_size_per_gpu:
-        return f"its batches have {size} samples, and not {spec.batch_size_per_gpu}: let the script use its argument"
+        return (
+            f"its batches have {size} samples by the first dimension of their first tensor, and not "
+            f"{spec.batch_size_per_gpu}: let the script use its argument, {SAY_ITEMS}"
+        )
     return f"give --grad-accumulation {passes} (in a grid grad_accumulation) if it makes so many passes an update"
 
 
@@ -203,7 +215,10 @@ def cure_of_passes(spec: Spec, passes: int) -> str:
     """Return what may be wrong with a script without a loader that makes so many backward passes an update."""
     if spec.num_gpus > 1 and passes * spec.num_gpus == spec.grad_accumulation:
         return "it divides their number among the GPUs: let it be {global_grad_accumulation}"
-    return f"give --grad-accumulation {passes} (in a grid grad_accumulation), or call ddpscale.items()"
+    return (
+        f"give --grad-accumulation {passes} (in a grid grad_accumulation) if each pass has samples of its own; if "
+        f"several see the same (a GAN, SAM), let --update-by name the optimizer that counts, {SAY_ITEMS}"
+    )
 
 
 def transfers_of(block: Block) -> tuple[list[Transfer], list[str]]:
@@ -211,19 +226,24 @@ def transfers_of(block: Block) -> tuple[list[Transfer], list[str]]:
     calls: Counter[str] = Counter()
     num_bytes: Counter[str] = Counter()
     real: dict[str, str] = {}
+    others: Counter[str] = Counter()  # bytes of what no strategy calls
     for call in block.calls:
         if call.stays_real:
             real[call.collective] = call.stays_real
         elif call.collective in KINDS:
             calls[KINDS[call.collective]] += call.count
             num_bytes[KINDS[call.collective]] += call.num_bytes * call.count
+        else:
+            others[call.collective] += call.num_bytes * call.count
     updates = len(block.steps)
     transfers = [
         Transfer(kind=kind, calls_per_step=calls[kind] / updates, bytes_per_step=num_bytes[kind] / updates)
         for kind in dict.fromkeys(KINDS.values())
         if calls[kind]
     ]
-    return transfers, [f"{collective} stays real: {why}" for collective, why in real.items()]
+    notes = [f"{collective} stays real: {why}" for collective, why in real.items()]
+    sent = [f"{name} of {count / updates / 1e6:.4g} MB an update" for name, count in others.items() if count]
+    return transfers, [*notes, *(f"{one} is counted in no column" for one in sent)]
 
 
 def find_mistakes(spec: Spec, block: Block, transfers: Sequence[Transfer]) -> Iterator[str]:

@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -36,6 +37,10 @@ MAX_UNCOUNTED_STEPS = 1000  # of other optimizers, before the first update
 AMPERE = (8, 0)  # the first GPUs with TF32
 EXIT_LIMIT_S = 30  # for what the script does after its end
 STORE_TIMEOUT_S = 1800  # until the other ranks end their block
+
+
+Source = tuple[int | bool, ...]
+"""The ids of a data set and of what draws from it, and whether gradients are computed where the batch is fetched."""
 
 
 class Enough(BaseException):
@@ -54,21 +59,25 @@ class Probe:
         timeout = timedelta(seconds=STORE_TIMEOUT_S)
         self.store = torch.distributed.TCPStore(config["host"], config["port"], is_master=False, timeout=timeout)
         self.device: Any = None  # of the parameters, on a GPU
-        self.optimizers: dict[int, Any] = {}
+        self.optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # and their numbers
+        self.optimizer_names: list[str] = []  # of all that have stepped, also of those that are gone
         self.counted: int | None = None  # the optimizer whose steps are updates
         self.steps: list[int] = []  # the optimizers whose steps run now, the outermost first
         self.num_updates = self.num_steps = 0
         self.num_passes_since_step = 0  # backward ones, since an optimizer stepped: others have passes of their own
         self.num_all_passes = 0  # of all optimizers, since the start of a block's timed part
         self.num_passes_uncounted = 0  # of these, before the update whose FLOPs are counted
-        self.num_others = 0  # steps of other optimizers since the last update
-        self.fetched: dict[int, Counter[int]] = {}  # batches since the last update, by loader: others evaluate
-        self.last_loader = 0  # from which the last batch came: that of the training, at an update
+        self.num_others: Counter[int] = Counter()  # steps since the last update, by optimizer
+        self.fetched: dict[Source, Counter[int]] = {}  # batches since the last update, by source: others evaluate
+        self.source: Source = ()  # from which the last batch came: that of the training, at an update
+        self.sources: list[Any] = []  # of the batches since the last update, which keep their ids while they are here
+        self.num_passes_before = 0  # before the first batch of this source
         self.autocast: Counter[str] = Counter()
         self.unit = ""
         self.merit: tuple[float | None, str, str] | None = None  # the last one
         self.turn = 0
-        self.has_ended = self.is_skipping = False
+        self.has_ended = self.is_skipping = self.is_child = False
+        os.register_at_fork(after_in_child=self.leave_child)
         path = config["process_group"]
         self.controller = load_module("ddpscale_process_group", path).install() if path else None
         self.flop_counter_path = config["flop_counter"]
@@ -87,7 +96,7 @@ class Probe:
         if id(optimizer) in self.steps and not is_within_step(optimizer):  # an earlier one has failed
             self.steps.clear()
         self.steps.append(id(optimizer))
-        self.optimizers.setdefault(id(optimizer), optimizer)
+        self.number_of(optimizer)
         if len(self.steps) == 1 and self.counted in (None, id(optimizer)):
             self.step_started = self.mark()
         self.is_in_optimizer = not any(callable(word) for word in (*words[0][1:], *words[1].values()))
@@ -103,22 +112,27 @@ class Probe:
 
     def end_update(self, optimizer: Any) -> None:
         """Count an update of the first optimizer that has ended one, and end the block after its last."""
+        if self.is_child:
+            return
         num_passes, self.num_passes_since_step = self.num_passes_since_step, 0
-        self.num_others = 0 if self.counted == id(optimizer) else self.num_others + 1
-        is_replaced = self.num_others > MAX_OTHER_STEPS and self.counted != id(self)
-        if (self.counted is None or is_replaced) and self.may_count(optimizer):
-            self.counted, self.num_others = id(optimizer), 0
+        self.num_others[id(optimizer)] += 1
+        is_gone = all(id(one) != self.counted for one in (*self.optimizers, self))
+        is_replaced = self.num_others[id(optimizer)] > MAX_OTHER_STEPS and self.counted != id(self)
+        if (is_gone or is_replaced) and self.may_count(optimizer):
+            self.counted = id(optimizer)
         if id(optimizer) != self.counted:
-            if self.counted is None and self.num_others > MAX_UNCOUNTED_STEPS:
+            if self.counted is None and self.num_others.total() > MAX_UNCOUNTED_STEPS:
                 raise NoUpdate
             return
+        self.num_others.clear()
         self.num_updates += 1
         self.left -= 1
         self.count_flops()
         mark = self.mark()
         self.num_passes += num_passes
-        self.sizes += self.fetched.pop(self.last_loader, Counter())
+        self.sizes += self.fetched.pop(self.source, Counter())
         self.fetched.clear()
+        self.sources.clear()
         if self.left > self.block["updates"]:
             return
         if self.left == self.block["updates"]:
@@ -136,7 +150,7 @@ class Probe:
         """
         if self.counter is not None:
             items = sum(map(float, self.items)) if self.items else None
-            sizes = sorted(self.fetched.get(self.last_loader, Counter()).items())
+            sizes = sorted(self.fetched.get(self.source, Counter()).items())
             num_passes = self.num_all_passes - self.num_passes_uncounted
             self.flops = [self.counter.flops, items, sorted(self.counter.without_formula), sizes, num_passes]
             self.flops_by_type = self.counter.flops_by_type
@@ -149,7 +163,11 @@ class Probe:
             self.counter = counter.FlopCounter(is_paused=lambda: self.is_in_optimizer or self.is_skipping)
             self.stance = self.torch.compiler.set_stance("force_eager")  # for what is first compiled now
             self.torch._C._push_on_torch_dispatch_stack(self.counter)
-            os.register_at_fork(after_in_child=self.stop_counter)
+
+    def leave_child(self) -> None:
+        """Count nothing in a forked child, which has the connection of this process to the launcher."""
+        self.is_child = True
+        self.stop_counter()
 
     def stop_counter(self) -> None:
         """Leave the counter of FLOPs, and keep the modes that the script has entered since."""
@@ -164,8 +182,14 @@ class Probe:
 
     def may_count(self, optimizer: Any) -> bool:
         """True if the steps of this optimizer may be updates: of any one, or of the one that the user names."""
-        names = (type(optimizer).__name__, str([*self.optimizers].index(id(optimizer)) + 1))
-        return self.update_by is None or self.update_by in names
+        return self.update_by in (None, type(optimizer).__name__, str(self.number_of(optimizer)))
+
+    def number_of(self, optimizer: Any) -> int:
+        """Return the number of an optimizer, in the order of their first steps. Note one that is new."""
+        if optimizer not in self.optimizers:
+            self.optimizer_names.append(type(optimizer).__name__)
+            self.optimizers[optimizer] = len(self.optimizer_names)
+        return self.optimizers[optimizer]
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -191,10 +215,27 @@ class Probe:
             return fetch(iterator)
         with self.waiting():
             batch = fetch(iterator)
-        size, self.last_loader = size_of(batch, self.torch.Tensor), id(iterator._index_sampler)
-        if size is not None:
-            self.fetched.setdefault(self.last_loader, Counter())[size] += 1
+        self.begin_source(iterator._dataset, iterator._index_sampler)
+        if (size := size_of(batch, self.torch.Tensor)) is not None:
+            self.fetched[self.source][size] += 1
         return batch
+
+    def begin_source(self, *loader: Any) -> None:
+        """Note from which loader a batch is, and whether it is fetched where gradients are: others evaluate.
+
+        What is computed without gradients since the last batch of another source was an evaluation, too, if no backward
+        pass followed. Its FLOPs do not count.
+        """
+        source = (*map(id, loader), self.torch.is_grad_enabled())
+        if source not in self.fetched:
+            self.sources.append(loader)
+            self.fetched[source] = Counter()
+        if source == self.source:
+            return
+        if self.counter is not None:
+            self.counter.flops -= self.counter.flops_without_grad * (self.num_all_passes == self.num_passes_before)
+            self.counter.flops_without_grad = 0
+        self.source, self.num_passes_before = source, self.num_all_passes
 
     def pass_back(self, backward: Callable[..., Any], *words: Any, **named: Any) -> Any:
         """Run a backward pass and count it: not one inside of another (checkpoints), or of an optimizer's closure."""
@@ -210,7 +251,7 @@ class Probe:
         result = step(scaler, optimizer, *words, **named)
         if self.num_steps == before:
             self.num_steps += 1
-            self.optimizers.setdefault(id(optimizer), optimizer)
+            self.number_of(optimizer)
             self.end_update(optimizer)
         return result
 
@@ -286,7 +327,7 @@ class Probe:
         self.optimizer_marks: list[tuple[Any, Any]] = []
         self.waits: list[tuple[Any, Any]] = []
         self.sizes: Counter[int] = Counter()
-        self.num_passes = self.num_all_passes = 0
+        self.num_passes = self.num_all_passes = self.num_passes_before = 0
         self.collectives_before = self.num_collectives()
 
     # blocks
@@ -294,6 +335,7 @@ class Probe:
     def begin_block(self, block: Mapping[str, Any]) -> None:
         """Begin a block of updates: `lead_in` of them are not timed, `updates` are."""
         self.block, self.left = block, block["lead_in"] + block["updates"]
+        self.num_known = len(self.optimizer_names)  # optimizers of earlier blocks
         if self.controller is not None:
             self.controller.set_mode(block["mode"])
             self.controller.counts = None if block["lead_in"] else Counter()  # of the warm-up
@@ -357,7 +399,7 @@ class Probe:
     def calls(self) -> Mapping[Any, int]:
         """Return the number of each collective in this block, if they are counted."""
         counts = self.controller.counts if self.controller is not None else None
-        return dict(counts or {})
+        return {call: count for call, count in (counts or {}).items() if call.num_ranks > 1}  # others send nothing
 
     def num_collectives(self) -> int | None:
         """Return the collectives that this rank has called, as its groups number them; None if one does not."""
@@ -393,8 +435,12 @@ class Probe:
     # what is seen
 
     def parameters(self) -> list[Any]:
-        """Return the parameters of all optimizers that have stepped, each once."""
-        groups = (group["params"] for one in self.optimizers.values() for group in one.param_groups)
+        """Return the parameters of the optimizers that stepped in earlier blocks, each once; in the first one of all.
+
+        What a script makes anew for some steps, as meta learning does, is no part of the model.
+        """
+        known = [one for one, number in self.optimizers.items() if number <= self.num_known]
+        groups = (group["params"] for one in known or self.optimizers for group in one.param_groups)
         return list({id(parameter): parameter for group in groups for parameter in group}.values())
 
     def describe(self) -> dict[str, Any]:
@@ -405,7 +451,7 @@ class Probe:
             dtypes[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
         modules = [one for one in gc.get_objects() if issubclass(type(one), self.torch.nn.Module)]
         kinds = {(base.__module__, base.__name__) for one in modules for base in type(one).__mro__}
-        names = {type(one).__name__ for one in self.optimizers.values()}
+        names = {type(one).__name__ for one in self.optimizers}
         wrappers = sorted(name for module, name in kinds if is_wrapper(module, name))
         if any(type(parameter).__name__ == "DTensor" for parameter in self.parameters()):
             wrappers = wrappers or ["DTensor"]
@@ -500,15 +546,26 @@ def is_within_step(optimizer: Any) -> bool:
 
 
 def size_of(batch: Any, tensor: Any) -> int | None:
-    """Return the first dimension of the first tensor in a batch; None if there is none."""
+    """Return the first dimension of the first array in a batch, or the number that a batch states; None for neither.
+
+    Packed sequences state the size at each place, graphs their number.
+    """
     if isinstance(batch, tensor):
-        return int(batch.shape[0]) if batch.ndim else None
+        return int(batch.size(0)) if batch.ndim else None
+    for stated in ("num_graphs", "batch_sizes", "shape"):
+        found = getattr(batch, stated, None)
+        if isinstance(found, tensor | tuple) and len(found):
+            found = found[0]
+        if isinstance(found, int | tensor):
+            return int(found)
     if dataclasses.is_dataclass(batch):
         batch = [getattr(batch, field.name) for field in dataclasses.fields(batch)]
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     if isinstance(batch, list | tuple):
-        return next((size for part in batch if (size := size_of(part, tensor)) is not None), None)
+        is_text = bool(batch) and all(isinstance(part, str) for part in batch)
+        sizes = (size for part in batch if (size := size_of(part, tensor)) is not None)
+        return len(batch) if is_text else next(sizes, None)
     return None
 
 
@@ -520,8 +577,9 @@ def install(torch: Any, config: Mapping[str, Any]) -> Probe:
     from torch.optim import optimizer
 
     probe = Probe(torch, config)
-    optimizer.register_optimizer_step_pre_hook(probe.before_step)
-    optimizer.register_optimizer_step_post_hook(probe.after_step)
+    hidden: Any = torch._disable_dynamo  # from the compiler of a script that compiles its optimizer's step
+    optimizer.register_optimizer_step_pre_hook(hidden(lambda *words: probe.before_step(*words)))
+    optimizer.register_optimizer_step_post_hook(hidden(lambda *words: probe.after_step(*words)))
     iterator: Any = dataloader._BaseDataLoaderIter
     loader: Any = dataloader.DataLoader
     scaler: Any = GradScaler
@@ -609,14 +667,16 @@ def run_script(words: Sequence[str]) -> None:
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv = list(words)
-        sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
+        sys.path[0] = os.path.dirname(os.path.realpath(words[0]))
         runpy.run_path(words[0], run_name="__main__")
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:
-    """Return the names of an error's types, its text, and its frames, the innermost first."""
-    frames = [(one.filename, one.lineno, one.name) for one in reversed(traceback.extract_tb(error.__traceback__))]
-    return {"types": [kind.__name__ for kind in type(error).__mro__], "text": str(error), "frames": frames}
+    """Return the names of an error's types, its text, and its frames and their lines, the innermost first."""
+    found = traceback.extract_tb(error.__traceback__)[::-1]
+    frames, lines = [(one.filename, one.lineno, one.name) for one in found], [one.line for one in found]
+    types = [kind.__name__ for kind in type(error).__mro__]
+    return {"types": types, "text": str(error), "frames": frames, "lines": lines}
 
 
 def say_why(error: BaseException | None) -> dict[str, Any]:
@@ -653,7 +713,7 @@ def main() -> None:
         if found is not None and not isinstance(found, SystemExit | NoUpdate):
             traceback.print_exception(found)
         updates = probes[0].num_updates if probes else None
-        stepped = [type(one).__name__ for one in probes[0].optimizers.values()] if probes else []
+        stepped = probes[0].optimizer_names if probes else []
         unsaved = list(probes[0].skipped) if probes else []
         report = {"updates": updates, "optimizers": stepped, "unsaved": unsaved, **say_why(found)}
         with open(config["report"], "w") as file:

@@ -75,7 +75,8 @@ LAUNCHER_VARIABLES = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
-WANTS_LAUNCHER = (*LAUNCHER_VARIABLES, "distributed", "process group")  # words of an error for want of the variables
+WANTS_LAUNCHER = (*LAUNCHER_VARIABLES, "distributed", "process group", "torchrun")
+"""Words of an error for want of the variables, or of the line that raises it."""
 SERVER = "server"  # key of the file store
 
 T = TypeVar("T")
@@ -214,7 +215,8 @@ class ScriptRank:
     def needs_launcher_variables(self) -> bool:
         """True if the script failed before its first update, and its error may be for want of variables of torchrun."""
         report = self.read_report()
-        return not report.get("updates") and any(word in report.get("text", "") for word in WANTS_LAUNCHER)
+        said = " ".join([report.get("text", ""), *report.get("lines", ())])
+        return not report.get("updates") and any(word in said for word in WANTS_LAUNCHER)
 
     def explain_exit(self, exit_code: int) -> ScriptProblem:
         """Return why the script gave no measurement, with the last line that it printed."""
@@ -244,7 +246,7 @@ class ScriptRank:
             return ScriptProblem(f"{name} ended and never imported torch{said}", "exit")
         if not report["updates"]:
             why = "no optimizer of torch made a step in its process; train in the process that is started, "
-            why += "and call ddpscale.update() after an update that no optimizer of torch makes"
+            why += "with updates left to make, and call ddpscale.update() after one that no optimizer of torch makes"
             if stepped := report["optimizers"]:
                 numbered = ", ".join(f"{number} {one}" for number, one in enumerate(stepped, 1))
                 why = f"update_by={self.spec.update_by} is none of its optimizers, {numbered}; name one of them"

@@ -22,6 +22,7 @@ PRODUCTS_WITHOUT_FORMULA = (  # of aten
     "dot",
     "addbmm",
     "_trilinear",
+    "_sparse_addmm",
     "mkldnn_rnn_layer",  # an LSTM, a GRU or an RNN in one call
     "mkldnn_rnn_layer_backward",
     "_cudnn_rnn",
@@ -55,12 +56,13 @@ class FlopCounter(TorchDispatchMode):
         self._formulas = FlopCounterMode(display=False, custom_mapping=corrected).flop_registry
         self._whole, self._refused, self._is_paused = DTensor, refused, is_paused
         self.flops = 0
+        self.flops_without_grad = 0  # of them, where no gradients are computed: an evaluation, or a backward pass
         self.flops_by_type: Counter[tuple[str, bool]] = Counter()  # by type of numbers, and whether it is a convolution
         self.without_formula: set[str] = set()
 
     def forget(self) -> None:
         """Begin anew."""
-        self.flops = 0
+        self.flops = self.flops_without_grad = 0
         self.flops_by_type.clear()
         self.without_formula.clear()
 
@@ -73,7 +75,10 @@ class FlopCounter(TorchDispatchMode):
         if self._is_paused() or is_recomputed():
             return found
         formula, name = self._formulas.get(func.overloadpacket), func.name().partition(".")[0]
-        if formula is not None:
+        is_sparse = any(isinstance(one, Tensor) and one.layout != torch.strided for one in args)
+        if formula is not None and is_sparse:  # it would count the zeros, too
+            self.without_formula.add(name)
+        elif formula is not None:
             try:
                 flops = formula(*args, **(kwargs or {}), out_val=found)
             except Exception:  # a shape that torch's formula does not know
@@ -82,6 +87,7 @@ class FlopCounter(TorchDispatchMode):
                 number_type = next((str(one.dtype) for one in args if isinstance(one, Tensor)), "")
                 flops *= 4 if "complex" in number_type else 1  # products of real numbers, as torch's formulas count
                 self.flops += flops
+                self.flops_without_grad += flops * (not torch.is_grad_enabled())
                 self.flops_by_type[number_type.removeprefix("torch."), "convolution" in name] += flops
         is_product = name.removeprefix("aten::") in PRODUCTS_WITHOUT_FORMULA
         if formula is None and (is_product or func.namespace not in NAMESPACES_WITHOUT_PRODUCTS):

@@ -2,15 +2,18 @@
 
 import contextlib
 import dataclasses
+import gc
 import importlib.util
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -24,7 +27,16 @@ from torch.distributed.fsdp import (
 )
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from pipeline.runner.script_probe import ImportWatch, Probe, num_shards, sharded_types, size_of
+from pipeline.communication.process_group import Call
+from pipeline.runner.script_probe import (
+    MAX_OTHER_STEPS,
+    ImportWatch,
+    Probe,
+    num_shards,
+    run_script,
+    sharded_types,
+    size_of,
+)
 
 
 def test_a_watched_module_may_be_searched_before_it_is_imported(
@@ -109,6 +121,7 @@ class FailsTwice(Subclass):
 def test_a_step_within_a_step_of_the_same_optimizer_is_one_and_a_failed_one_is_forgotten() -> None:
     probe: Any = Probe.__new__(Probe)
     probe.steps, probe.optimizers, probe.counted, probe.num_steps = [], {}, None, 0
+    probe.optimizer_names = []
     ended: list[Any] = []
     probe.mark, probe.end_update = (lambda: None), ended.append
     weight = torch.zeros(1, requires_grad=True)
@@ -126,27 +139,104 @@ def test_a_step_within_a_step_of_the_same_optimizer_is_one_and_a_failed_one_is_f
     assert probe.num_steps == 3
 
 
+def make_counting_probe() -> Any:
+    """A probe in the middle of a long warm-up."""
+    probe: Any = Probe.__new__(Probe)
+    probe.optimizers, probe.optimizer_names, probe.num_others = weakref.WeakKeyDictionary(), [], Counter()
+    probe.counted = probe.update_by = probe.counter = None
+    probe.is_child, probe.fetched, probe.sources, probe.source, probe.sizes = False, {}, [], (), Counter()
+    probe.num_updates = probe.num_passes = probe.num_passes_since_step = 0
+    probe.left, probe.block, probe.mark, probe.count_flops = 1000, {"updates": 5}, lambda: 0, lambda: None
+    return probe
+
+
+def new_optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+
+
+def test_of_many_optimizers_that_step_in_turn_one_counts() -> None:
+    probe, optimizers = make_counting_probe(), [new_optimizer() for _ in range(MAX_OTHER_STEPS + 20)]
+    for _ in range(10):
+        for optimizer in optimizers:
+            probe.end_update(optimizer)
+    assert probe.num_updates == 10
+    later = new_optimizer()
+    for _ in range(MAX_OTHER_STEPS + 5):
+        probe.end_update(later)  # and the first does not step any more
+    assert probe.num_updates == 15
+
+
+def test_an_optimizer_that_is_gone_is_replaced_at_once_and_a_forked_child_counts_nothing() -> None:
+    probe = make_counting_probe()
+    for _ in range(3):  # folds
+        optimizer = new_optimizer()
+        for _ in range(4):
+            probe.end_update(optimizer)
+        del optimizer
+        gc.collect()
+    assert (probe.num_updates, len(probe.optimizers), probe.optimizer_names) == (12, 0, ["SGD"] * 3)
+    probe.leave_child()
+    probe.end_update(new_optimizer())
+    assert probe.num_updates == 12
+
+
+def test_what_a_group_of_one_rank_exchanges_does_not_travel() -> None:
+    probe, alone = Probe.__new__(Probe), Call("all_reduce", 8, num_ranks=1)
+    both = alone._replace(num_ranks=2)
+    probe.controller = SimpleNamespace(counts=Counter({alone: 3, both: 4}))
+    assert probe.calls() == {both: 4}
+
+
+def test_a_linked_script_finds_the_modules_beside_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "train.py").write_text("import beside_it")
+    (tmp_path / "real" / "beside_it.py").write_text("")
+    (tmp_path / "link.py").symlink_to("real/train.py")
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.setattr(sys, "argv", [])
+    run_script([str(tmp_path / "link.py")])
+    assert sys.modules.pop("beside_it").__file__ == str(tmp_path / "real" / "beside_it.py")
+
+
 @dataclasses.dataclass(slots=True)
 class Ragged:
     name: str
     tokens: torch.Tensor
 
 
-def test_a_batch_of_a_dataclass_has_the_size_of_its_first_tensor() -> None:
-    batch = {"group": (Ragged("x", torch.zeros(3, 2)), torch.zeros(4))}
-    assert size_of(batch, torch.Tensor) == 3
+@pytest.mark.parametrize(
+    ("batch", "size"),
+    [
+        ({"group": (Ragged("x", torch.zeros(3, 2)), torch.zeros(4))}, 3),
+        (torch.tensor(1.0), None),
+        ([np.zeros((3, 2)), np.zeros(4)], 3),
+        (nn.utils.rnn.pack_sequence([torch.zeros(5), torch.zeros(2), torch.zeros(1)]), 3),
+        (SimpleNamespace(num_graphs=3, x=torch.zeros(12, 8)), 3),  # as a batch of torch_geometric
+        (["one", "two", "three"], 3),
+        (("label", torch.zeros(3)), 3),
+        (object(), None),
+    ],
+)
+def test_a_batch_has_the_size_of_its_first_tensor_or_array_or_what_it_states(batch: Any, size: int | None) -> None:
+    assert size_of(batch, torch.Tensor) == size
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_a_nested_tensor_has_a_size_and_no_shape() -> None:
+    assert size_of(torch.nested.nested_tensor([torch.zeros(2), torch.zeros(5)]), torch.Tensor) == 2
 
 
 def make_waiting_probe() -> Any:
     probe: Any = Probe.__new__(Probe)
     probe.torch, probe.mark, probe.is_skipping, probe.fetched = torch, time.perf_counter_ns, False, {}
-    probe.wait_ns, probe.waits = 0, []
+    probe.wait_ns, probe.waits, probe.sources, probe.source, probe.counter = 0, [], [], (), None
+    probe.num_all_passes = probe.num_passes_before = 0
     return probe
 
 
 def test_the_training_waits_for_no_loader_of_another_thread() -> None:
     """A queue of the user's stands between them."""
-    probe, iterator = make_waiting_probe(), SimpleNamespace(_index_sampler=None)
+    probe, iterator = make_waiting_probe(), SimpleNamespace(_dataset=None, _index_sampler=None)
     thread = threading.Thread(target=probe.next_batch, args=(lambda _: torch.zeros(2), iterator))
     thread.start()
     thread.join()

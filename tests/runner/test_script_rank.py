@@ -86,7 +86,8 @@ NO_EXCHANGE = ("the 2 ranks exchange nothing in 10 updates", "ACCELERATE_USE_CPU
     [
         (TAKES_SIZE, [(4, 10)], {}, ("8 samples", "gives 4", "write {global_batch_size}")),
         (TAKES_SIZE, [(8, 40)], {}, ("8 samples", "gives 32", "--grad-accumulation 4")),
-        (TAKES_SIZE, [(16, 20)], {}, ("8 samples", "gives 32", "its batches have 16 samples, and not 8")),
+        (TAKES_SIZE, [(16, 20)], {}, ("gives 32", "their first tensor, and not 8", "ddpscale.items()")),
+        (TAKES_SIZE, [(8, 5)], {}, ("gives 4", "let each update take as many batches, or call ddpscale.i")),
         ({}, [(16, 20)], {}, ("gives 32", "--batch-size 16 --grad-accumulation 2")),
         (TAKES_SIZE, [(12, 10)], {}, ("gives 12", "let the script use its argument")),
         ({}, [(3, 1), (8, 9)], {}, ()),  # a smaller last batch is no other batch
@@ -135,11 +136,18 @@ def test_without_a_loader_the_passes_of_an_update_are_those_of_the_configuration
     asked: int, passes: int, words: str
 ) -> None:
     """On two ranks nanoGPT makes half of the passes that it is given."""
-    block = msgspec.structs.replace(block_of([]), passes=passes)
+    block = msgspec.structs.replace(block_of([]), passes=passes, wait=None)
     with pytest.raises(ScriptProblem, match=words) if words else contextlib.nullcontext():
         check_observed(spec_of(grad_accumulation=asked), block)
     check_observed(spec_of(grad_accumulation=asked), msgspec.structs.replace(block, items=64.0))
     check_observed(spec_of(grad_accumulation=1), msgspec.structs.replace(block, sizes=[(8, 10)]))
+
+
+def test_batches_of_a_loader_that_have_no_size_are_counted_by_the_script() -> None:
+    with pytest.raises(ScriptProblem, match="have no size that can be read"):
+        check_observed(spec_of(), block_of([]))
+    check_observed(spec_of(), msgspec.structs.replace(block_of([]), items=80.0))
+    check_observed(spec_of(batch_size_per_gpu=1), block_of([]))
 
 
 def test_where_the_script_names_its_items_their_batches_are_not_checked() -> None:
@@ -260,6 +268,12 @@ def test_the_ledger_names_what_travels_without_need(
     block = block_of([(8, 10 * spec.grad_accumulation)], calls, **seen)
     (note,) = find_mistakes(spec, block, transfers_of(block)[0])
     assert words in note
+
+
+def test_the_ledger_names_collectives_that_no_strategy_calls() -> None:
+    transfers, notes = transfers_of(block_of([(8, 10)], [ONCE, CountedCall("all_to_all", 500_000, "", True, 20)]))
+    assert [transfer.kind for transfer in transfers] == ["gradients"]
+    assert notes == ["all_to_all of 1 MB an update is counted in no column"]
 
 
 def test_the_ledger_is_silent_where_gradients_travel_once_and_names_what_stays_real() -> None:
@@ -433,10 +447,10 @@ def test_a_kill_that_the_control_group_counts_is_out_of_host_memory(
             "ended after 7 updates, too few to time; give the script more data or epochs",
         ),
         (
-            "mp.start_processes(lambda _: update(), start_method='fork')",
+            "mp.start_processes(lambda _: [update() for _ in range(90)], start_method='fork')",
             "no optimizer of torch made a step in its process; train in the process that is started",
         ),
-        ("weight.requires_grad_(False).sub_(0.1)", "and call ddpscale.update() after an update that no optimizer"),
+        ("weight.requires_grad_(False).sub_(0.1)", "and call ddpscale.update() after one that no optimizer"),
         (TWO_PASSES, "asks for 1 passes an update on each GPU, and the script makes 2; give --grad-accumulation 2"),
         *(
             (f"import ddpscale\nwhile True: update(), ddpscale.items({count})", f"items() has counted {words}")
@@ -454,18 +468,20 @@ def test_a_script_that_trains_too_little_or_elsewhere_is_told_so(
 
 @pytest.mark.training
 @pytest.mark.parametrize(
-    ("error", "is_tried_again"),
+    ("start", "is_tried_again"),
     [
-        ("KeyError: 'LOCAL_RANK'", True),
-        ("Using fsdp only works in distributed training.", True),  # a Trainer
-        ("Default process group has not been initialized, please make sure to call init_process_group.", True),
-        ("no data", False),
+        ("raise KeyError('LOCAL_RANK')", True),
+        ("raise RuntimeError('Using fsdp only works in distributed training.')", True),  # a Trainer
+        ("raise ValueError('Default process group has not been initialized')", True),
+        ("int(os.environ.get('LOCAL_RANK'))", True),
+        ("raise SystemExit('please start this with torchrun')", True),
+        ("raise RuntimeError('no data')", False),
     ],
 )
 def test_one_process_that_fails_for_want_of_the_variables_of_torchrun_starts_again_with_them(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, error: str, is_tried_again: bool
+    folder: Path, monkeypatch: pytest.MonkeyPatch, start: str, is_tried_again: bool
 ) -> None:
-    lines = f"if 'TORCHELASTIC_USE_AGENT_STORE' not in os.environ: raise RuntimeError({error!r})\nwhile True: update()"
+    lines = f"if 'TORCHELASTIC_USE_AGENT_STORE' not in os.environ:\n    {start}\nwhile True: update()"
     (found,) = run_ranks(folder, TRAIN + lines, monkeypatch)
     assert isinstance(found, Measurement) is is_tried_again, found
     if isinstance(found, Measurement):
@@ -474,22 +490,53 @@ def test_one_process_that_fails_for_want_of_the_variables_of_torchrun_starts_aga
 
 
 @pytest.mark.training
-def test_batches_of_an_evaluation_on_the_data_of_the_training_do_not_count(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "test",
+    [
+        "for batch in DataLoader(data, batch_size=1): evaluate(batch)",  # as a loader made anew for an evaluation
+        "with torch.no_grad():\n            for batch in train: evaluate(batch)",
+        "with torch.inference_mode():\n            for batch in train: evaluate(batch)",
+    ],
+)
+def test_an_evaluation_on_the_data_of_the_training_counts_neither_as_samples_nor_as_flops(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, test: str
 ) -> None:
-    lines = """
-data = torch.randn(64, 4)
-train, test = (torch.utils.data.DataLoader(data, batch_size=size) for size in (1, 16))
+    lines = f"""
+from torch.utils.data import DataLoader
+data = torch.randn(8, 4)
+train = DataLoader(data, batch_size=1)
+@torch.no_grad()
+def evaluate(batch):
+    batch @ torch.ones(4, 2)
 while True:
     for batch in train:
+        (batch @ torch.ones(4, 3)).sum()
         update()
-        for batch in test:
-            pass
+        {test}
 """
-    (found,) = run_ranks(folder, TRAIN + lines, monkeypatch)
+    (found,) = run_ranks(folder, TRAIN + lines, monkeypatch, batch_size_per_gpu=1)
     assert isinstance(found, Measurement), found
     assert found.script is not None
     assert (found.script.batch_size, found.script.batches_per_update) == (1, 1.0)
+    assert found.flops_per_sample == 2 * 4 * 3
+    assert {epoch.num_samples == epoch.num_timed_updates for epoch in found.epochs} == {True}
+
+
+@pytest.mark.training
+def test_optimizers_that_a_script_makes_anew_are_no_part_of_its_model(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As meta learning does in each update, and cross-validation seldom."""
+    lines = """
+while True:
+    for _ in range(3):
+        inner = torch.optim.Adam([torch.zeros(7, requires_grad=True)])
+        inner.step()
+    update()
+"""
+    (found,) = run_ranks(folder, TRAIN + lines, monkeypatch, update_by="SGD")
+    assert isinstance(found, Measurement), found
+    assert (found.num_parameters, found.gradient_bytes) == (4, 16)
 
 
 @pytest.mark.training

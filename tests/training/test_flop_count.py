@@ -127,6 +127,21 @@ def test_the_layers_of_an_lstm_have_no_formula_and_complex_products_are_four_rea
     assert counter.flops == 4 * 2 * 2 * 3 * 5
 
 
+def test_products_with_a_sparse_matrix_have_no_formula_and_flops_without_gradients_are_told_apart() -> None:
+    counter, weight = FlopCounter(), torch.randn(4, 2, requires_grad=True)
+    with counter:
+        torch.sparse.mm(torch.eye(4).to_sparse(), weight)
+        torch.eye(4).to_sparse() @ weight
+    assert (counter.flops, counter.without_formula) == (0, {"aten::_sparse_addmm", "aten::mm"})
+    with counter, torch.no_grad():
+        weight.T @ weight
+    with counter:
+        (weight.T @ torch.randn(4, 3)).sum()
+    assert (counter.flops, counter.flops_without_grad) == (2 * 2 * 4 * (2 + 3), 2 * 2 * 4 * 2)
+    counter.forget()
+    assert counter.flops_without_grad == 0
+
+
 def test_flops_are_counted_by_the_type_of_numbers_that_computes() -> None:
     counter = FlopCounter()
     image, weight = torch.randn(1, 4, 4, 4), torch.randn(4, 4)
