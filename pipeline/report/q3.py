@@ -351,7 +351,8 @@ def measured_claim(rows: Sequence[Row], measured: Sequence[Row], compared: str) 
     of_many = f"; the largest of {len(told)}, the smallest is {100 * best['exposed_comm_share']:.1f} %"
     number, unit, interval = figure_of(worst["exposed_comm_share"], ".1%", "of the step")
     times = f"{1e6 * worst['exposed_comm_time_s']:,.0f} us of {1e3 * worst['step_time_s']:,.2f} ms"
-    collectives = STRATEGIES[worst["strategy"]].collective_words
+    of_script = "all its collectives" if worst.axes.get("script") else ""  # those of its own model and loss, too
+    collectives = of_script or STRATEGIES[worst["strategy"]].collective_words
     more = f"{times} for {collectives}{where_of(worst, measured)}{of_many if len(told) > 1 else ''}"
     return tile._replace(figure=number, unit=unit, interval=interval, line=where, more=more, badges=badges_of(worst))
 

@@ -207,8 +207,9 @@ def test_a_script_whose_communication_is_measured_lacks_only_its_scaling() -> No
     """Subtraction needs the same runs as scaling, which is a question of its own."""
     found = make_communication_record(comm_point(**SCRIPT, batch_size_per_gpu=32), measured())
     words = f"--strategy ddp --batch-size 32 -- {SCRIPT['script']}"
-    commands = {question: said[-1] for question, said in answers(found).items()}
-    assert (commands["Q2"], commands["Q3"]) == (f"ddpscale run --num-gpus 1,2 {words}", "")
+    said = answers(found)
+    assert (said["Q2"][-1], said["Q3"][-1]) == (f"ddpscale run --num-gpus 1,2 {words}", "")
+    assert "for all its collectives" in said["Q3"][0], "not of its gradients alone"
 
 
 def test_a_tie_of_a_script_is_of_the_time_a_sample_beside_that_of_an_update() -> None:
