@@ -215,27 +215,27 @@ class Probe:
             return fetch(iterator)
         with self.waiting():
             batch = fetch(iterator)
-        self.begin_source(iterator._dataset, iterator._index_sampler)
+        source = self.begin_source(iterator._dataset, iterator._index_sampler)
         if (size := size_of(batch, self.torch.Tensor)) is not None:
-            self.fetched[self.source][size] += 1
+            self.fetched.setdefault(source, Counter())[size] += 1  # which an update in another thread may have cleared
         return batch
 
-    def begin_source(self, *loader: Any) -> None:
-        """Note from which loader a batch is, and whether it is fetched where gradients are: others evaluate.
+    def begin_source(self, *loader: Any) -> Source:
+        """Return the source of a batch of this loader, and note it.
 
-        What is computed without gradients since the last batch of another source was an evaluation, too, if no backward
-        pass followed. Its FLOPs do not count.
+        What was computed without gradients since the last batch of another source was an evaluation if no backward pass
+        was among it. Its FLOPs do not count.
         """
         source = (*map(id, loader), self.torch.is_grad_enabled())
         if source not in self.fetched:
             self.sources.append(loader)
-            self.fetched[source] = Counter()
         if source == self.source:
-            return
+            return source
         if self.counter is not None:
             self.counter.flops -= self.counter.flops_without_grad * (self.num_all_passes == self.num_passes_before)
             self.counter.flops_without_grad = 0
         self.source, self.num_passes_before = source, self.num_all_passes
+        return source
 
     def pass_back(self, backward: Callable[..., Any], *words: Any, **named: Any) -> Any:
         """Run a backward pass and count it: not one inside of another (checkpoints), or of an optimizer's closure."""
