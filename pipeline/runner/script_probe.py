@@ -399,7 +399,7 @@ class Probe:
     def calls(self) -> Mapping[Any, int]:
         """Return the number of each collective in this block, if they are counted."""
         counts = self.controller.counts if self.controller is not None else None
-        return {call: count for call, count in (counts or {}).items() if call.num_ranks > 1}  # others send nothing
+        return dict(counts or {})
 
     def num_collectives(self) -> int | None:
         """Return the collectives that this rank has called, as its groups number them; None if one does not."""
@@ -488,11 +488,8 @@ class Probe:
         if self.device is None or self.torch.cuda.get_device_capability(self.device) < AMPERE:
             return False
         backends = self.torch.backends
-        try:
-            part = backends.cudnn.conv if is_convolution else backends.cuda.matmul
-            return bool(part.fp32_precision == "tf32")
-        except AttributeError:  # torch before 2.9; later ones may refuse to tell `allow_tf32`
-            return bool((backends.cudnn if is_convolution else backends.cuda.matmul).allow_tf32)
+        part = backends.cudnn.conv if is_convolution else backends.cuda.matmul
+        return bool(part.fp32_precision == "tf32")
 
     def memory(self) -> dict[str, Any]:
         """Return the peak memory of this rank, in bytes; on the CPU that of the process."""

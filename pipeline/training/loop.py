@@ -239,10 +239,8 @@ def set_precision(spec: Spec) -> None:
     In a bf16 point only the test pass computes in fp32: autocast holds for training alone.
     """
     allow_tf32 = spec.precision != "fp32"
-    parts = (getattr(torch.backends.mkldnn, name, None) for name in ("conv", "rnn"))  # from torch 2.9 on
-    for part in (torch.backends, *parts):
-        if hasattr(part, "fp32_precision"):
-            setattr(part, "fp32_precision", "none")  # noqa: B010  # not in the types
+    for part in (torch.backends, torch.backends.mkldnn.conv, torch.backends.mkldnn.rnn):  # type: ignore[attr-defined]
+        setattr(part, "fp32_precision", "none")  # noqa: B010  # not in the types
     torch.set_float32_matmul_precision("highest")  # the CPU's too
     torch.backends.cuda.matmul.allow_tf32 = allow_tf32
     torch.backends.cudnn.allow_tf32 = allow_tf32
@@ -265,7 +263,7 @@ def global_flags() -> dict[str, object]:
         "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
         "torch.autograd.set_detect_anomaly": torch.is_anomaly_enabled,
         "torch.set_default_dtype": torch.get_default_dtype,
-        "torch.set_default_device": lambda: torch.empty(0).device,  # torch 2.8 cannot say that none is set
+        "torch.set_default_device": torch.get_default_device,
         "torch.set_num_threads": torch.get_num_threads,
     }
     return {name: read_flag(read) for name, read in flags.items()}

@@ -271,7 +271,7 @@ from pipeline.training import links
 links.start_log()
 import torch
 libraries = [path for path in Path("/proc/self/maps").read_text().split() if "libnccl.so" in path]
-if not libraries:
+if not libraries or torch.cuda.nccl.version() < (2, 28):  # which says nothing of this call in INIT or NET
     sys.exit(print("no NCCL"))
 assert ctypes.CDLL(libraries[0]).ncclGetUniqueId(ctypes.create_string_buffer(256)) == 0
 print(links.read_links(2), [Path(f"/proc/self/fd/{one}").read_text().count("NCCL INFO") > 0 for one in links._log])
@@ -284,7 +284,7 @@ def test_nccl_itself_writes_into_the_log() -> None:
     command = [sys.executable, "-c", NCCL]
     done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, check=True)
     if done.stdout.strip() == "no NCCL":
-        pytest.skip("this torch has no NCCL")
+        pytest.skip("this torch has no NCCL, or an older one")
     assert done.stdout.strip() == "[] [True]"
 
 

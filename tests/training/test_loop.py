@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -455,7 +454,6 @@ def test_a_loss_that_sets_a_flag_is_refused(num_calls: int, monkeypatch: pytest.
         torch.autograd.set_detect_anomaly(False)
 
 
-@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="an older torch has one way to set TF32")
 def test_tf32_that_was_allowed_the_new_way_is_undone_too() -> None:
     try:
         setattr(torch.backends, "fp32_precision", "tf32")  # noqa: B010
@@ -463,13 +461,6 @@ def test_tf32_that_was_allowed_the_new_way_is_undone_too() -> None:
     finally:
         set_precision(make_spec(precision="fp32"))
     assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (False, False)
-
-
-def test_a_torch_without_flags_of_each_operation_is_set_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torch before 2.9."""
-    monkeypatch.setattr(torch.backends, "mkldnn", SimpleNamespace())
-    set_precision(make_spec(precision="tf32"))
-    assert torch.backends.cuda.matmul.allow_tf32
 
 
 ALL: tuple[Remedy, ...] = ("linear_scaling", "warmup", "zero_gamma", "no_bias_decay")

@@ -134,7 +134,6 @@ def test_the_users_own_collectives_are_seen_wherever_they_run(call: Callable[[An
 
 
 @pytest.mark.fault("F63")
-@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="the fake group of torch 2.8 has no name")
 def test_the_collectives_of_an_operation_on_shards_are_seen() -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     shards = DTensor.from_local(torch.ones(2, 2), init_device_mesh("cpu", (2,)), [Shard(0)])
