@@ -263,7 +263,7 @@ def global_flags() -> dict[str, object]:
         "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
         "torch.autograd.set_detect_anomaly": torch.is_anomaly_enabled,
         "torch.set_default_dtype": torch.get_default_dtype,
-        "torch.set_default_device": torch.get_default_device,
+        "torch.set_default_device": lambda: torch.empty(0).device,  # torch 2.9 cannot say that none is set
         "torch.set_num_threads": torch.get_num_threads,
     }
     return {name: read_flag(read) for name, read in flags.items()}
