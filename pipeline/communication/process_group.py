@@ -397,7 +397,7 @@ def forward(name: str, collective: str, fill: Fill | str) -> Callable[..., Any]:
     def method(self: MeasuredGroup, *args: Any, **keywords: Any) -> Any:
         call = describe_call(collective, fill, args, find_caller(), self.size())
         counts = self._controller.counts
-        if counts is not None and call.num_ranks > 1:  # else nothing travels
+        if counts is not None:
             counts[call] += 1
         return self._call(name, call, fill, args, keywords)
 

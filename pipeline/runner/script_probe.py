@@ -399,7 +399,7 @@ class Probe:
     def calls(self) -> Mapping[Any, int]:
         """Return the number of each collective in this block, if they are counted."""
         counts = self.controller.counts if self.controller is not None else None
-        return dict(counts or {})
+        return {call: count for call, count in (counts or {}).items() if call.num_ranks > 1}  # others send nothing
 
     def num_collectives(self) -> int | None:
         """Return the collectives that this rank has called, as its groups number them; None if one does not."""

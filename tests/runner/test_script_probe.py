@@ -27,6 +27,7 @@ from torch.distributed.fsdp import (
 )
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from pipeline.communication.process_group import Call
 from pipeline.runner.script_probe import (
     MAX_OTHER_STEPS,
     ImportWatch,
@@ -177,6 +178,13 @@ def test_an_optimizer_that_is_gone_is_replaced_at_once_and_a_forked_child_counts
     probe.leave_child()
     probe.end_update(new_optimizer())
     assert probe.num_updates == 12
+
+
+def test_what_a_group_of_one_rank_exchanges_does_not_travel() -> None:
+    probe, alone = Probe.__new__(Probe), Call("all_reduce", 8, num_ranks=1)
+    both = alone._replace(num_ranks=2)
+    probe.controller = SimpleNamespace(counts=Counter({alone: 3, both: 4}))
+    assert probe.calls() == {both: 4}
 
 
 def test_a_linked_script_finds_the_modules_beside_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
