@@ -80,10 +80,9 @@ def figure_of(value: float, form: str, unit: str = "") -> tuple[str, str, str]:
     """
     low, high = ends_of(value)
     ends = () if low is None or high is None else (low, high)
-    for num_more in (*range(MAX_MORE_DECIMALS + 1), 0):
-        figure, *texts = (shown(one, form, num_more) for one in (value, *ends))
-        if len({*texts}) == len(ends):
-            break
+    numbers = range(MAX_MORE_DECIMALS + 1)
+    num_more = next((more for more in numbers if len({shown(end, form, more) for end in ends}) == len(ends)), 0)
+    figure, *texts = (shown(one, form, num_more) for one in (value, *ends))
     number, _, sign = figure.partition(" ")
     return number, f"{sign} {unit}".strip(), " to ".join(texts).replace(" % to", " to")
 

@@ -232,7 +232,8 @@ class Probe:
         if source == self.source:
             return source
         if self.counter is not None:
-            self.counter.flops -= self.counter.flops_without_grad * (self.num_all_passes == self.num_passes_before)
+            if self.num_all_passes == self.num_passes_before:
+                self.counter.flops -= self.counter.flops_without_grad
             self.counter.flops_without_grad = 0
         self.source, self.num_passes_before = source, self.num_all_passes
         return source

@@ -87,7 +87,7 @@ class FlopCounter(TorchDispatchMode):
                 number_type = next((str(one.dtype) for one in args if isinstance(one, Tensor)), "")
                 flops *= 4 if "complex" in number_type else 1  # products of real numbers, as torch's formulas count
                 self.flops += flops
-                self.flops_without_grad += flops * (not torch.is_grad_enabled())
+                self.flops_without_grad += 0 if torch.is_grad_enabled() else flops
                 self.flops_by_type[number_type.removeprefix("torch."), "convolution" in name] += flops
         is_product = name.removeprefix("aten::") in PRODUCTS_WITHOUT_FORMULA
         if formula is None and (is_product or func.namespace not in NAMESPACES_WITHOUT_PRODUCTS):
