@@ -167,8 +167,8 @@ def check_observed(spec: Spec, block: Block) -> None:
             )
     if size is None and is_checked and block.wait is not None:
         raise ScriptProblem(
-            "the batches of the loader have no size that can be read, a tensor or an array; call ddpscale.items() with "
-            "the samples of each, or leave --batch-size out to count batches"
+            "the batches of the loader have no size that can be read, since they hold no tensor and no array; call "
+            "ddpscale.items() with the samples of each, or leave --batch-size out to count batches"
         )
     passes = block.passes * block.share / len(block.steps)
     if size is None and block.items is None and passes and round(passes) != spec.grad_accumulation:

@@ -233,8 +233,8 @@ class Probe:
             return source
         if self.counter is not None:
             if self.num_all_passes == self.num_passes_before:
-                self.counter.flops -= self.counter.flops_without_grad
-            self.counter.flops_without_grad = 0
+                self.counter.flops_by_type -= self.counter.without_grad
+            self.counter.without_grad.clear()
         self.source, self.num_passes_before = source, self.num_all_passes
         return source
 

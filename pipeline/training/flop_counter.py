@@ -55,15 +55,19 @@ class FlopCounter(TorchDispatchMode):
         }
         self._formulas = FlopCounterMode(display=False, custom_mapping=corrected).flop_registry
         self._whole, self._refused, self._is_paused = DTensor, refused, is_paused
-        self.flops = 0
-        self.flops_without_grad = 0  # of them, where no gradients are computed: an evaluation, or a backward pass
         self.flops_by_type: Counter[tuple[str, bool]] = Counter()  # by type of numbers, and whether it is a convolution
+        self.without_grad: Counter[tuple[str, bool]] = Counter()  # of these, where no gradients are computed
         self.without_formula: set[str] = set()
+
+    @property
+    def flops(self) -> int:
+        """All FLOPs."""
+        return self.flops_by_type.total()
 
     def forget(self) -> None:
         """Begin anew."""
-        self.flops = self.flops_without_grad = 0
         self.flops_by_type.clear()
+        self.without_grad.clear()
         self.without_formula.clear()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -86,9 +90,10 @@ class FlopCounter(TorchDispatchMode):
             else:
                 number_type = next((str(one.dtype) for one in args if isinstance(one, Tensor)), "")
                 flops *= 4 if "complex" in number_type else 1  # products of real numbers, as torch's formulas count
-                self.flops += flops
-                self.flops_without_grad += 0 if torch.is_grad_enabled() else flops
-                self.flops_by_type[number_type.removeprefix("torch."), "convolution" in name] += flops
+                kind = (number_type.removeprefix("torch."), "convolution" in name)
+                self.flops_by_type[kind] += flops
+                if not torch.is_grad_enabled():
+                    self.without_grad[kind] += flops
         is_product = name.removeprefix("aten::") in PRODUCTS_WITHOUT_FORMULA
         if formula is None and (is_product or func.namespace not in NAMESPACES_WITHOUT_PRODUCTS):
             self.without_formula.add(name)

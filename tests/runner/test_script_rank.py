@@ -493,7 +493,8 @@ def test_one_process_that_fails_for_want_of_the_variables_of_torchrun_starts_aga
 @pytest.mark.parametrize(
     "test",
     [
-        "for batch in DataLoader(data, batch_size=1): evaluate(batch)",  # as a loader made anew for an evaluation
+        "for batch in test: evaluate(batch)",
+        "for batch in DataLoader(data, batch_size=1): evaluate(batch)",  # a loader that is made anew
         "with torch.no_grad():\n            for batch in train: evaluate(batch)",
         "with torch.inference_mode():\n            for batch in train: evaluate(batch)",
     ],
@@ -504,10 +505,10 @@ def test_an_evaluation_on_the_data_of_the_training_counts_neither_as_samples_nor
     lines = f"""
 from torch.utils.data import DataLoader
 data = torch.randn(8, 4)
-train = DataLoader(data, batch_size=1)
+train, test = (DataLoader(data, batch_size=size) for size in (1, 16))
 @torch.no_grad()
 def evaluate(batch):
-    batch @ torch.ones(4, 2)
+    batch.double() @ torch.ones(4, 9, dtype=torch.double)
 while True:
     for batch in train:
         (batch @ torch.ones(4, 3)).sum()
@@ -518,7 +519,7 @@ while True:
     assert isinstance(found, Measurement), found
     assert found.script is not None
     assert (found.script.batch_size, found.script.batches_per_update) == (1, 1.0)
-    assert found.flops_per_sample == 2 * 4 * 3
+    assert (found.flops_per_sample, found.precision_used) == (2 * 4 * 3, "fp32")
     assert {epoch.num_samples == epoch.num_timed_updates for epoch in found.epochs} == {True}
 
 
