@@ -14,6 +14,7 @@ from pipeline.figures.intervals import ends_of
 from pipeline.figures.notes import Note
 from pipeline.plan.axes import DECLARED, Remedy
 from pipeline.plan.grid import expand_grid
+from pipeline.plan.script import script_name
 from pipeline.plan.spec import Spec
 from pipeline.records.folder import Experiment, Manifest, SlurmArray, Submission, add_points
 from pipeline.records.outcomes import CollectedOutcomes, resolve_outcomes
@@ -93,6 +94,12 @@ def raising(error: BaseException) -> Callable[..., NoReturn]:
 def make_spec(**fields: Any) -> Spec:
     """A point: one GPU at batch 128 unless said otherwise."""
     return Spec(**{"strategy": "single", "num_gpus": 1, "batch_size_per_gpu": 128, **fields})
+
+
+def make_script_spec(command: str = "train.py", **fields: Any) -> Spec:
+    """A point of a script, which states nothing of its data and precision."""
+    unstated = dict.fromkeys(("precision", "input", "num_workers", "dataset"))
+    return make_spec(**{"script": command, "model": script_name(command), **unstated, **fields})
 
 
 def values_in_example(axis: str) -> list[Any]:

@@ -12,6 +12,7 @@ import pytest
 from conftest import needs_root
 from factories import (
     SMALLEST,
+    make_script_spec,
     make_spec,
     with_change,
     write_model,
@@ -19,7 +20,6 @@ from factories import (
 
 from pipeline.plan.find_model import check_models, find_code, find_lacking, source_digests, torchvision_models
 from pipeline.plan.grid import expand_grid
-from pipeline.plan.script import script_name
 from pipeline.plan.spec import Spec
 from pipeline.system.errors import CommandError
 
@@ -33,11 +33,6 @@ points:
 
 def own_point(model: str, *options: str) -> Spec:
     return make_spec(model=model, dataset=None, options=options, input="synthetic", device="cpu")
-
-
-def script_point(command: str) -> Spec:
-    unstated = dict.fromkeys(("precision", "input", "num_workers", "dataset"))
-    return make_spec(script=command, model=script_name(command), device="cpu", **unstated)
 
 
 def grid_of(folder: Path, model: str, more: str = "") -> tuple[Spec, ...]:
@@ -87,11 +82,11 @@ def test_a_module_is_found_beside_the_grid(tmp_path: Path) -> None:
 def test_a_module_of_a_script_may_lie_in_a_folder_of_pythonpath(tmp_path: Path) -> None:
     (tmp_path / "src" / "mine").mkdir(parents=True)
     (tmp_path / "src" / "mine" / "train.py").write_text("import torch")
-    point = script_point("PYTHONPATH=nowhere:src -m mine.train")
+    point = make_script_spec("PYTHONPATH=nowhere:src -m mine.train")
     check_models([point], tmp_path)
     assert find_code([point], tmp_path) == [tmp_path / "src" / "mine" / "train.py"]
     with pytest.raises(CommandError, match="there is no module 'mine' in "):
-        check_models([script_point("-m mine.train")], tmp_path)
+        check_models([make_script_spec("-m mine.train")], tmp_path)
 
 
 WIDE = SMALLEST + "\n\nclass Wide(BASE): ..."

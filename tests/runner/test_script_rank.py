@@ -1,4 +1,4 @@
-"""The rank of a script: what it makes of the reports of its probe, and scripts that it cannot measure."""
+"""The rank of a script: scripts that it measures, and those that it cannot measure."""
 
 import contextlib
 import os
@@ -10,302 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import forked_script
-import msgspec
 import pytest
-from factories import make_spec
+from factories import make_script_spec
 
-from pipeline.plan.spec import Spec
 from pipeline.records.record import Measurement
 from pipeline.runner import script_blocks, script_process, script_rank
 from pipeline.runner.rank_files import PointTask, RankFiles
 from pipeline.runner.script_blocks import (
-    Block,
-    CountedCall,
     ScriptProblem,
-    batch_of,
-    check_observed,
-    find_mistakes,
-    flops_of,
-    num_timed_updates,
-    transfers_of,
-    with_fed_ranks,
-    without_left_out,
 )
 from pipeline.runner.script_rank import ScriptRank
 from pipeline.system import host
-
-MODEL_BYTES = 4_000_000
-SEEN: dict[str, Any] = {
-    "world_size": 2,
-    "wrappers": ["DistributedDataParallel"],
-    "gradient_bytes": MODEL_BYTES,
-    "autocast": None,
-    "backend": "nccl",
-    "collectives": 10,
-    "parameter_type": "float32",
-    "number_type": "float32",
-    "optimizers": ["AdamW"],
-}
-
-FSDP = {"wrappers": ["FSDPModule"]}
-SCATTER = CountedCall("reduce_scatter", MODEL_BYTES, "", True, 10)
-ONCE = CountedCall("all_reduce", MODEL_BYTES, "", True, 10)
-
-
-def spec_of(command: str = "train.py", **fields: Any) -> Spec:
-    unstated = dict.fromkeys(("precision", "input", "num_workers", "dataset"))
-    shape = {"strategy": "ddp", "num_gpus": 2, "batch_size_per_gpu": 8, "model": "train.py", **unstated}
-    return make_spec(script=command, epochs=21, windows=20, **{**shape, **fields})
-
-
-def block_of(sizes: list[tuple[int, int]], calls: list[CountedCall] | None = None, **seen: Any) -> Block:
-    """A block of ten updates of 1 ms."""
-    fields: dict[str, Any] = {"time": 10_000_000, "steps": [1_000_000] * 10, "optimizer": 0, "wait": 0, "data": 0}
-    fields |= {
-        "started": 1,
-        "updates": 10,
-        "passes": 0,
-        "all_passes": 10,
-        "items": None,
-        "unit": "",
-        "left_out": [],
-        "merit": None,
-        "activity": [],
-        "flops": None,
-    }
-    return Block(sizes=sizes, calls=calls or [], skipped=[], seen=SEEN | seen, memory={}, **fields)
-
-
-TAKES_SIZE = {"command": "train.py {batch_size_per_gpu}"}
-ALONE = {"num_gpus": 1, "strategy": "single"}
-NO_EXCHANGE = ("the 2 ranks exchange nothing in 10 updates", "ACCELERATE_USE_CPU")
-
-
-@pytest.mark.parametrize(
-    ("fields", "sizes", "seen", "words"),
-    [
-        (TAKES_SIZE, [(4, 10)], {}, ("8 samples", "gives 4", "write {global_batch_size}")),
-        (TAKES_SIZE, [(8, 40)], {}, ("8 samples", "gives 32", "--grad-accumulation 4")),
-        (TAKES_SIZE, [(16, 20)], {}, ("gives 32", "their first tensor, and not 8", "ddpscale.items()")),
-        (TAKES_SIZE, [(8, 5)], {}, ("gives 4", "let each update take as many batches, or call ddpscale.i")),
-        ({}, [(16, 20)], {}, ("gives 32", "--batch-size 16 --grad-accumulation 2")),
-        (TAKES_SIZE, [(12, 10)], {}, ("gives 12", "let the script use its argument")),
-        ({}, [(3, 1), (8, 9)], {}, ()),  # a smaller last batch is no other batch
-        ({}, [(3, 10)], {}, ("gives 3",)),
-        *(({"batch_size_per_gpu": size}, [(size, 11)], {}, ()) for size in (3, 8, 32, 100, 128)),  # one batch ahead
-        *(({"batch_size_per_gpu": size}, [(size, 12)], {}, ("gives",)) for size in (3, 8, 32, 100, 128)),
-        ({}, [(8, 10)], {"world_size": 1}, ("2 processes, and the script trains in 1;", "write {num_gpus} there")),
-        ({}, [(8, 10)], FSDP, ("strategy=ddp, and the script uses FSDPModule; give --strategy fsdp",)),
-        # two trainings side by side are no training on two ranks: their speed-up would be near two
-        ({}, [(8, 10)], {"wrappers": [], "collectives": 0}, NO_EXCHANGE),
-        ({}, [(8, 10)], {"collectives": 0}, NO_EXCHANGE),
-        ({}, [(8, 10)], {"wrappers": [], "collectives": None}, ()),  # the group does not number them
-        ({"strategy": "zero1"}, [(8, 10)], {}, ("strategy=zero1", "uses DistributedDataParallel; give --strategy ddp")),
-        ({"strategy": "zero1"}, [(8, 10)], {"optimizers": ["ZeroRedundancyOptimizer"]}, ()),
-        (
-            {},
-            [(8, 10)],
-            {"wrappers": ["DTensor"]},
-            ("uses DTensor; only data parallelism is measured: leave the script out",),
-        ),
-        (ALONE, [(8, 10)], {"world_size": 1, "wrappers": [], "collectives": 0}, ()),
-    ],
-)
-def test_a_script_that_does_something_else_than_its_configuration_is_refused_with_a_cure(
-    fields: dict[str, Any], sizes: list[tuple[int, int]], seen: dict[str, Any], words: tuple[str, ...]
-) -> None:
-    said = ""
-    try:
-        check_observed(spec_of(**fields), block_of(sizes, **seen))
-    except ScriptProblem as refused:
-        said = str(refused)
-    assert (bool(said), [word for word in words if word not in said]) == (bool(words), []), said
-
-
-@pytest.mark.parametrize(
-    ("asked", "passes", "words"),
-    [
-        (1, 10, ""),
-        (4, 40, ""),
-        (4, 0, ""),  # none was seen, so none is counted
-        (4, 20, "asks for 4 passes an update on each GPU, and the script makes 2; it divides"),
-        (1, 400, "asks for 1 passes an update on each GPU, and the script makes 40; give --grad-accumulation 40"),
-    ],
-)
-def test_without_a_loader_the_passes_of_an_update_are_those_of_the_configuration(
-    asked: int, passes: int, words: str
-) -> None:
-    """On two ranks nanoGPT makes half of the passes that it is given."""
-    block = msgspec.structs.replace(block_of([]), passes=passes, wait=None)
-    with pytest.raises(ScriptProblem, match=words) if words else contextlib.nullcontext():
-        check_observed(spec_of(grad_accumulation=asked), block)
-    check_observed(spec_of(grad_accumulation=asked), msgspec.structs.replace(block, items=64.0))
-    check_observed(spec_of(grad_accumulation=1), msgspec.structs.replace(block, sizes=[(8, 10)]))
-
-
-def test_batches_of_a_loader_that_have_no_size_are_counted_by_the_script() -> None:
-    with pytest.raises(ScriptProblem, match="have no size that can be read"):
-        check_observed(spec_of(), block_of([]))
-    check_observed(spec_of(), msgspec.structs.replace(block_of([]), items=80.0))
-    check_observed(spec_of(batch_size_per_gpu=1), block_of([]))
-
-
-def test_where_the_script_names_its_items_their_batches_are_not_checked() -> None:
-    with pytest.raises(ScriptProblem):
-        check_observed(spec_of(), block_of([(1, 10)]))
-    check_observed(spec_of(), msgspec.structs.replace(block_of([(1, 10)]), items=4096.0))
-
-
-@pytest.mark.parametrize(
-    ("batch", "num_batches", "said"),
-    [(8, 20, ""), (16, 10, ""), (8, 10, "8 samples an update on each GPU, and the loader of rank 0 gives 4")],
-)
-def test_the_batches_of_a_loader_that_feeds_two_ranks_are_divided_among_them(
-    batch: int, num_batches: int, said: str
-) -> None:
-    """With dispatch_batches the loader of rank 0 gives two batches an update, with split_batches one for two ranks."""
-    per_update = num_batches // 10
-    fed = msgspec.structs.replace(block_of([(batch, num_batches)]), passes=10)
-    fed = msgspec.structs.replace(fed, flops=(6400, None, [], [(batch, per_update)], 1))
-    blocks = with_fed_ranks([fed, block_of([])])
-    with pytest.raises(ScriptProblem, match=said) if said else contextlib.nullcontext():
-        check_observed(spec_of(**TAKES_SIZE), blocks[0])
-    samples = batch * num_batches // 2
-    assert [script_blocks.samples_of(block, False) for block in blocks] == [samples, samples]
-    assert flops_of(spec_of(), blocks[0]).per_sample == 6400 * 10 // samples
-    assert [batch_of(block)[1] for block in blocks] == [1.0, 1.0]
-    assert with_fed_ranks([fed, fed]) == [fed, fed]
-
-
-def test_batches_of_a_step_that_is_left_out_are_not_of_the_others() -> None:
-    """The loader gave a batch to each of ten steps; one step is left out."""
-    (block,) = without_left_out([msgspec.structs.replace(block_of([(8, 10)]), left_out=[2])])
-    assert (len(block.steps), batch_of(block)) == (9, (8, 1.0))
-
-
-def test_flops_are_of_the_samples_of_the_update_that_was_counted() -> None:
-    """A timed block may have the smaller batches of the end of the data."""
-    counted = msgspec.structs.replace(block_of([(8, 9), (4, 1)]), flops=(6400, None, [], [(8, 1)], 1))
-    assert flops_of(spec_of(), counted).per_sample == 800
-    assert flops_of(spec_of(), msgspec.structs.replace(counted, flops=(6400, 64.0, [], [(8, 1)], 1))).per_sample == 100
-    assert flops_of(spec_of(), msgspec.structs.replace(counted, flops=(6400, None, [], [], 1))).per_sample == 800
-
-
-@pytest.mark.parametrize(("all_passes", "is_counted"), [(10, True), (11, True), (12, False), (20, False)])
-def test_flops_of_an_update_that_is_unlike_the_others_are_not_those_of_a_sample(
-    all_passes: int, is_counted: bool
-) -> None:
-    """Ten updates of a critic, each with one pass; every fifth has one of the generator beside it."""
-    block = msgspec.structs.replace(block_of([(8, 10)]), all_passes=all_passes, flops=(6400, None, [], [(8, 1)], 1))
-    found = flops_of(spec_of(), block)
-    said = "FLOPs not counted: the update that was counted makes 1 passes, and the mean one"
-    assert (found.per_sample, said in (found.note or "")) == ((800, False) if is_counted else (None, True))
-
-
-@pytest.mark.parametrize(
-    ("update_ns", "updates", "length"), [(25e6, 600, 10), (1e9, 600, 5), (1e6, 600, 100), (1e9, 6, 1)]
-)
-def test_a_block_fills_a_window_with_at_most_the_updates_that_the_point_allows(
-    update_ns: float, updates: int, length: int
-) -> None:
-    assert num_timed_updates(spec_of(updates=updates), update_ns) == length
-
-
-def test_a_step_that_one_rank_leaves_out_counts_on_none() -> None:
-    first, second = block_of([(8, 10)]), block_of([(8, 10)])
-    slow = msgspec.structs.replace(second, steps=[1_000_000] * 9 + [500_000_000], left_out=[9])
-    left = without_left_out([first, slow])
-    assert [(block.time, len(block.steps), block.share) for block in left] == [(9_000_000, 9, 0.9)] * 2
-
-
-@pytest.mark.parametrize(
-    ("calls", "fields", "seen", "words"),
-    [
-        (
-            [CountedCall("all_reduce", MODEL_BYTES, "", True, 40)],
-            {"grad_accumulation": 4},
-            {},
-            "in each of 4 passes: 16 MB",
-        ),
-        ([CountedCall("all_reduce", MODEL_BYTES, "", True, 20)], {}, {}, "travel 2.0 times: 8 MB"),
-        (
-            [CountedCall("all_reduce", MODEL_BYTES, "", True, 10)],
-            {},
-            {"number_type": "bfloat16"},
-            "fp32 beside bf16 computation: 4 MB",
-        ),
-        (
-            [CountedCall("all_reduce", MODEL_BYTES, "", False, 10)],
-            {},
-            {},
-            "4 MB of gradients an update travel after the",
-        ),
-        (
-            [CountedCall("all_reduce", MODEL_BYTES, "", True, 10)],
-            {"device": "cuda"},
-            {"backend": "gloo"},
-            "sockets of Gloo",
-        ),
-        ([], {}, {}, "none of 4 MB of gradients travel"),
-        (
-            [SCATTER, CountedCall("all_gather", MODEL_BYTES, "", True, 20)],
-            {},
-            FSDP,
-            "one unit gathers the whole model, 8 MB",
-        ),
-        (
-            [SCATTER, CountedCall("all_gather", MODEL_BYTES // 10, "", True, 400)],
-            {},
-            FSDP,
-            "gathered 4.0 times an update",
-        ),
-    ],
-)
-def test_the_ledger_names_what_travels_without_need(
-    calls: list[CountedCall], fields: dict[str, Any], seen: dict[str, Any], words: str
-) -> None:
-    spec = spec_of(**fields)
-    block = block_of([(8, 10 * spec.grad_accumulation)], calls, **seen)
-    (note,) = find_mistakes(spec, block, transfers_of(block)[0])
-    assert words in note
-
-
-def test_the_ledger_names_collectives_that_no_strategy_calls() -> None:
-    transfers, notes = transfers_of(block_of([(8, 10)], [ONCE, CountedCall("all_to_all", 500_000, "", True, 20)]))
-    assert [transfer.kind for transfer in transfers] == ["gradients"]
-    assert notes == ["all_to_all of 1 MB an update is counted in no column"]
-
-
-def test_the_ledger_is_silent_where_gradients_travel_once_and_names_what_stays_real() -> None:
-    block = block_of(
-        [(8, 10)],
-        [
-            CountedCall("all_reduce", MODEL_BYTES, "", True, 10),
-            CountedCall("all_reduce", 4, "a single number", True, 10),
-        ],
-    )
-    transfers, notes = transfers_of(block)
-    assert [transfer.bytes_per_step for transfer in transfers] == [MODEL_BYTES]
-    assert notes == ["all_reduce stays real: a single number"]
-    assert [*find_mistakes(spec_of(), block, transfers)] == []
-
-
-@pytest.mark.parametrize(
-    ("calls", "seen"),
-    [
-        # gradients of 8 bits, which the host may read
-        ([CountedCall("all_gather", MODEL_BYTES // 4, "integers, which the host may read", True, 10)], {}),
-        ([CountedCall("send", MODEL_BYTES, "only the sender has the value", False, 10)], {}),
-        # a matrix of correlations in the forward pass, beside the gradients
-        ([ONCE, CountedCall("all_reduce", 3 * MODEL_BYTES, "", False, 10)], {}),
-        # HSDP, over two groups of two
-        ([SCATTER, CountedCall("all_reduce", MODEL_BYTES // 2, "", True, 10)], FSDP),
-    ],
-)
-def test_the_ledger_calls_nothing_a_mistake_that_is_none(calls: list[CountedCall], seen: dict[str, Any]) -> None:
-    block = block_of([(8, 10)], calls, **seen)
-    assert [*find_mistakes(spec_of(), block, transfers_of(block)[0])] == []
-
 
 TRAIN = """
 import os, signal, torch
@@ -374,10 +89,8 @@ def run_ranks(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch, world_si
     if text.startswith(TRAIN):
         monkeypatch.setattr(script_process, "subprocess", forked_script)
     shape: dict[str, Any] = {"strategy": "ddp" if world_size > 1 else "single", "num_gpus": world_size}
-    unstated = dict.fromkeys(("precision", "input", "num_workers", "dataset"))
     short = {"warmup_updates": 5, "updates": 6, "windows": 2, "epochs": 3, "batch_size_per_gpu": 1, "device": "cpu"}
-    given = {**shape, **short, **unstated, **axes}
-    spec = make_spec(script=str(folder / "train.py"), model="train.py", **given)
+    spec = make_script_spec(str(folder / "train.py"), **{**shape, **short, **axes})
     ranks = []
     for rank in range(world_size):
         monkeypatch.setenv("RANK", str(rank))
@@ -691,6 +404,6 @@ def test_a_script_sees_the_gpus_of_its_configuration(
     if mask is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
     own = ScriptRank.__new__(ScriptRank)
-    own.spec = spec_of(device=device, num_gpus=shape[0], num_nodes=shape[1])
+    own.spec = make_script_spec(strategy="ddp", device=device, num_gpus=shape[0], num_nodes=shape[1])
     own.host, own.port, own.has_launcher_variables = "127.0.0.1", 1, True
     assert own.environment()["CUDA_VISIBLE_DEVICES"] == expected
