@@ -5,16 +5,19 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cluster import Places, missing_parts, throwaway_cluster
 from conftest import plain_environment, run_command
 from factories import assert_says, failure_of, measurement_of, records_of
 
 from pipeline.figures.formulas import GIB
+from pipeline.figures.pooling import count_neighbours
 from pipeline.records.folder import Experiment
 from pipeline.records.record import Record
 
@@ -62,6 +65,13 @@ def neighbour(leaves_bytes: int) -> Iterator[int]:
             yield int(process.stdout.readline())
         finally:
             process.kill()
+
+
+@pytest.fixture
+def two_gpus() -> None:
+    """Skip the test on a machine of one GPU."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
 
 
 def on_first_gpu() -> dict[str, str]:
@@ -129,6 +139,41 @@ def test_a_batch_that_is_too_large_for_a_free_gpu_is_an_oom(tmp_path: Path) -> N
     assert [row["batch_size_per_gpu"] for row in collect(tmp_path / "alone")["oom"]] == [65536]
 
 
+FORKS = """
+import multiprocessing, time, torch
+
+held = torch.zeros(2**30, device="cuda")
+multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,), daemon=True).start()
+weight = torch.zeros(1, device="cuda", requires_grad=True)
+optimizer = torch.optim.SGD([weight])
+for step in range(100_000):
+    weight.sum().backward()
+    optimizer.step()
+"""
+
+
+def test_the_memory_of_a_script_is_not_that_of_others_if_a_forked_process_outlives_it(tmp_path: Path) -> None:
+    """The workers of a loader are forked, too, and see only seconds later that the script has ended."""
+    script = tmp_path / "forks.py"
+    script.write_text(FORKS)
+    run_command(
+        *("run", "--name", "forks", "--updates", "40", "--outputs", tmp_path, "--cluster", "local", "--", script),
+        env=on_first_gpu(),
+    )
+    (record,) = records_of(Experiment(tmp_path / "forks"))
+    (gpu,) = record.environment.gpus
+    assert measurement_of(record).memory[0].peak_allocated_bytes > 4 * GIB
+    assert gpu.memory_of_others_bytes is not None
+    assert gpu.memory_of_others_bytes < GIB
+
+
+PAIR = """
+name: pair
+base: {model: resnet18, dataset: synthetic, input: gpu, precision: bf16, num_samples: 50000, strategy: single}
+points: [{num_gpus: [1], batch_size_per_gpu: [128, 256]}]
+resources: {cpus_per_gpu: 2, mem_per_gpu_gib: 5, time: "00:10:00"}
+"""
+
 CAPTURED = """
 name: captured
 base:
@@ -195,6 +240,17 @@ class Large(Own):
     def build_model(self):
         return nn.Linear(1_000_000, 1_000_000, device="meta").to_empty(device="cuda")
 """
+EXHAUSTS = """
+
+class Exhausts(Own):
+    num_steps = 0
+
+    def loss(self, model, batch):
+        self.num_steps += batch["x"].is_cuda
+        if self.num_steps > 100 and torch.distributed.get_rank() == 1:
+            self.too_large = torch.empty(2**42, dtype=torch.uint8, device="cuda")
+        return super().loss(model, batch)
+"""
 OWN_GRID = """
 name: own
 base: {model: own.py:Own, input: synthetic, num_samples: 1000, epochs: 3, strategy: single, num_gpus: 1}
@@ -230,10 +286,47 @@ def test_a_model_that_is_larger_than_the_gpu_is_an_oom(tmp_path: Path) -> None:
     assert (record.status, record.reason) == ("oom", "out of GPU memory: the model alone does not fit")
 
 
+@pytest.mark.fault("G1")
+@pytest.mark.usefixtures("two_gpus")
+def test_a_rank_that_runs_out_of_memory_in_a_ddp_step_ends_its_point_and_frees_the_gpus(tmp_path: Path) -> None:
+    """The other rank waits in its all-reduce."""
+    (tmp_path / "own.py").write_text(OWN + EXHAUSTS)
+    grid = tmp_path / "own.yaml"
+    grid.write_text(
+        "name: exhausted\nbase: {model: own.py:Exhausts, input: synthetic, num_samples: 8000, strategy: ddp}\n"
+        "points: [{num_gpus: [2], batch_size_per_gpu: [4]}]\n"
+    )
+    started_s = time.monotonic()
+    run_command("submit", "--grid", grid, "--outputs", tmp_path, "--cluster", "local", env=plain_environment())
+    assert time.monotonic() - started_s < 60
+    in_use = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
+    assert all(int(mib) < 1024 for mib in subprocess.check_output(in_use, text=True).split())
+    (record,) = records_of(Experiment(tmp_path / "exhausted"))
+    assert (record.status, failure_of(record).rank) == ("oom", 1)
+
+
+@pytest.mark.fault("G2")
+@pytest.mark.usefixtures("two_gpus")
+def test_two_jobs_of_one_gpu_run_at_once_on_different_gpus(tmp_path: Path) -> None:
+    if missing := missing_parts():
+        pytest.skip(missing)
+    grid = tmp_path / "pair.yaml"
+    grid.write_text(PAIR)
+    with throwaway_cluster(tmp_path, Places({"node1": "127.0.0.1"}, gpus_per_node=2)) as cluster:
+        env = {**cluster.env, "PIPELINE_PYTHON": sys.executable}
+        run_command("submit", "--grid", grid, "--outputs", tmp_path, "--cluster", "slurm", "--wait", env=env)
+    records = records_of(Experiment(tmp_path / "pair"))
+    assert [*count_neighbours(records).values()] == [1, 1], "both ran at once"
+    gpus = [gpu for record in records for gpu in record.environment.gpus]
+    assert len({gpu.uuid for gpu in gpus}) == len(gpus) == 2
+    for gpu in gpus:
+        assert gpu.memory_of_others_bytes is not None
+        assert gpu.memory_of_others_bytes < GIB
+
+
 @pytest.mark.fault("G3")
+@pytest.mark.usefixtures("two_gpus")
 def test_a_collective_that_hangs_is_named_with_the_line_in_which_each_rank_waits(tmp_path: Path) -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("NCCL needs two GPUs for two ranks")
     script = tmp_path / "hangs.py"
     script.write_text(HANGS)
     found = run_command(

@@ -27,7 +27,7 @@ OTHER_BOOT = NoteKind("other_boot", "{what} from another boot of its node", badg
 UNLIKE_NODES = NoteKind("unlike_nodes", "{node} has {facts}, unlike the first node", badge="unlike nodes")
 SHARED_GPU = NoteKind(
     "shared_gpu",
-    "other processes held {held:.1f} GiB of a GPU at its start, and may have used it; run again on free GPUs",
+    "other processes held {held:.1f} GiB of a GPU, and may have used it; run again on free GPUs",
     badge="shared GPU",
 )
 OTHER_GPU = NoteKind("other_gpu", "{what} ran on another GPU of the same model", badge="other GPU")

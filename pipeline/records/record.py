@@ -478,7 +478,7 @@ class Failure(RecordStruct, frozen=True):
 
 
 class Gpu(RecordStruct, frozen=True):
-    """One GPU. `memory_of_others_bytes` is the memory held by other processes at the start (None: not known)."""
+    """One GPU. `memory_of_others_bytes` is what other processes held at the start, of a script at its end, if known."""
 
     name: ShortText
     node: ShortText | None = None

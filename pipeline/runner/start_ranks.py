@@ -34,7 +34,7 @@ from pipeline.runner.launch_options import python_variables
 from pipeline.runner.rank_files import RankError, RankFiles
 from pipeline.system import host
 from pipeline.system.errors import CommandError, log_line
-from pipeline.system.host import name_shared_memory, node_name, node_rank, slurm_number
+from pipeline.system.host import EXIT_GRACE_S, name_shared_memory, node_name, node_rank, slurm_number
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -52,7 +52,6 @@ LAUNCHER_PID = "PIPELINE_LAUNCHER_PID"  # a variable, since the fork server take
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 SIGNAL_GRACE_S = 1
 RANK_POLL_S = 0.05
-EXIT_GRACE_S = 5  # for the end of a rank that has finished, and of what it has started
 
 ProcessContext = ForkServerContext | SpawnContext
 
@@ -238,7 +237,7 @@ def supervise(run: Callable[[], None], first: RankFiles) -> int:
     if must_end := rank.is_alive():
         rank.kill()
         rank.join()
-    host.kill_descendants(EXIT_GRACE_S)
+    host.kill_descendants()
     if is_finished and must_end:
         return 0
     if is_finished or (rank.exitcode and not must_end):

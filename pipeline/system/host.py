@@ -22,6 +22,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 SIOCGIFADDR, IFREQ_BYTES = 0x8915, 40  # of netdevice(7); bytes 20 to 24 of the answer are an IPv4 address
 LINK_LOCAL = "20"  # the scope of IPv6 addresses that need the name of an interface beside them
+EXIT_GRACE_S = 5  # for the end of a rank that has finished, and of what it has started
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
 
 
@@ -40,9 +41,9 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def kill_descendants(timeout_s: float) -> None:
-    """Kill all descendants of this process, which has called adopt_orphans, and wait for their end."""
-    deadline_s = time.monotonic() + timeout_s
+def kill_descendants() -> None:
+    """Kill all descendants of this process, which has called adopt_orphans, and wait 5 s at most for their end."""
+    deadline_s = time.monotonic() + EXIT_GRACE_S
     with contextlib.suppress(ChildProcessError):  # no child is left
         while time.monotonic() < deadline_s:
             for pid in children_of(os.getpid()):

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -15,14 +16,16 @@ import msgspec
 import pytest
 import torch
 from conftest import ROOT
-from factories import assert_says, make_record, make_spec, raising
+from factories import assert_says, make_record, make_script_spec, make_spec, raising
 
 from pipeline.figures.comparability import unlike_nodes_notes
 from pipeline.figures.formulas import GIB
+from pipeline.plan.spec import Spec
 from pipeline.records.record import Environment, Gpu, Measurement
 from pipeline.report.table import render_note
 from pipeline.runner import rank_process
 from pipeline.runner.rank_files import PointTask, RankError, RankFiles
+from pipeline.runner.script_blocks import ScriptProblem
 from pipeline.system import host
 from pipeline.training import links, provenance
 from pipeline.training.devices import CONTEXT_BYTES, GpuProblem
@@ -46,11 +49,43 @@ def test_the_boot_id_is_none_if_the_kernel_has_none(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture
-def rank_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RankFiles:
-    """The files of a point whose only rank is this process, which raises SystemExit where a rank ends at once."""
-    monkeypatch.setattr(os, "_exit", sys.exit)
+def only_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process be the only rank."""
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("only_rank")
+def test_what_a_script_has_started_is_ended_before_the_memory_of_others_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker of a loader outlives a script that is killed, and holds its GPU memory."""
+
+    class Killed:
+        def __init__(self, *arguments: object) -> None: ...
+
+        def run(self) -> None:
+            subprocess.run(["sh", "-c", "sleep 100 &"], check=True)
+            assert host.children_of(os.getpid())
+            raise ScriptProblem("killed")
+
+    def describe(spec: Spec, rank: Rank) -> NoReturn:
+        sys.exit(1 if host.children_of(os.getpid()) else 0)
+
+    monkeypatch.setattr(rank_process, "ScriptRank", Killed)
+    monkeypatch.setattr(rank_process, "describe_script_rank", describe)
+    point = PointTask(make_script_spec("train.py", device="cpu"), None)
+    arguments = (point, RankFiles(tmp_path), None)
+    process = multiprocessing.get_context("fork").Process(target=rank_process.run_script, args=arguments)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
+@pytest.fixture
+def rank_files(tmp_path: Path, only_rank: None, monkeypatch: pytest.MonkeyPatch) -> RankFiles:
+    """The files of a point whose only rank is this process, which raises SystemExit where a rank ends at once."""
+    monkeypatch.setattr(os, "_exit", sys.exit)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     found = RankFiles(tmp_path)
     found.write_point(PointTask(make_spec(batch_size_per_gpu=8192), None))
