@@ -393,7 +393,8 @@ def test_an_address_of_the_first_node_may_be_stated_and_one_that_does_not_resolv
 def test_nodes_that_do_not_meet_name_address_and_port(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rank: int, who: str
 ) -> None:
-    of_node = {"SLURM_JOB_ID": "30005", "SLURM_NODEID": str(rank), "SLURM_STEP_NUM_NODES": "2"}
+    # each has a job of its own, since the two would meet where tests run at once
+    of_node = {"SLURM_JOB_ID": f"3000{rank}", "SLURM_NODEID": str(rank), "SLURM_STEP_NUM_NODES": "2"}
     for name, value in {**of_node, "SLURM_JOB_NODELIST": "localhost,node9", "SLURMD_NODENAME": "node9"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM")  # which torch sets: gone after the test
@@ -401,7 +402,7 @@ def test_nodes_that_do_not_meet_name_address_and_port(
     monkeypatch.setattr(agent, "RENDEZVOUS_TIMEOUT_S", 1)
     rendezvous = start_ranks.rendezvous_settings(TWO_NODES, RankFiles(tmp_path))
     launch = node_launch(tmp_path)._replace(num_nodes=2, rendezvous=rendezvous)
-    assert_says(str(agent.main(launch)), f"{who} localhost:15005 within 1 s", "firewall", "PIPELINE_MASTER_ADDR")
+    assert_says(str(agent.main(launch)), f"{who} localhost:1500{rank} within 1 s", "firewall", "PIPELINE_MASTER_ADDR")
 
 
 def test_nodes_outside_a_job_cannot_meet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
