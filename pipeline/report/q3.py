@@ -309,8 +309,7 @@ def communication_claims(tables: Tables) -> list[Tile]:
         most = max(row["num_gpus"] for row in measured)
         on_most = [row for row in measured if row["num_gpus"] == most]
         compared = compare_subtraction([row for row in subtracted if row["num_gpus"] == most], on_most)
-        claim = measured_claim(on_most, measured, compared)
-        return [claim if known else claim._replace(command=grid_command("q3"))]
+        return [measured_claim(on_most, measured, compared)]
     own = any(row.has_note(OWN_COLLECTIVES) for row in (*rows, *tables["Q3"]))
     if subtracted:
         most_by = max(subtracted, key=lambda row: float(row["comm_share_subtraction"]))
