@@ -186,7 +186,7 @@ def speedup_claims(tables: Tables) -> list[Tile]:
         largest = ", ".join(f"{row['speedup']:.2f} with {row['scaling']} scaling" for row in largest_of_each(timed))
         options = {WAITS: WITHOUT_LOADER, SHARED: ALONE}
         cures = [option for reason, option in options.items() if reason in reasons] or ["--repeats 3"]
-        why = f"none of {len(timed)} speed-ups can be used: {why}; the largest: {largest}"
+        why = f"no speed-up can be used: {why}; the largest: {largest}"
         return [not_answered(why, " ".join(["scaling", *cures]), is_asked=True)]
     most = max(row["num_gpus"] for row in fit)
     best = max((row for row in fit if row["num_gpus"] == most), key=usefulness)

@@ -231,6 +231,6 @@ def test_a_speed_up_of_a_script_that_cannot_be_used_is_not_measured_again_in_the
         times = make_measurement(spec, (9.0, time_s), compute_share=computing)
         found.append(make_record(spec, measurement=times))
     *said, command = answers(*found)["Q2"]
-    assert_says(said[0], "none of 1 speed-ups can be used")
+    assert_says(said[0], "no speed-up can be used")
     words = f"{options} --strategy ddp --batch-size 32 -- {SCRIPT['script']}"
     assert command == (f"ddpscale run {words}" if options else "")
