@@ -3,6 +3,7 @@
 python benchmarks/schema_files.py docs/schema
 """
 
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -38,7 +39,7 @@ def record_schema() -> dict[str, Any]:
             axis: {"anyOf": [{"$ref": f"#/$defs/Spec/properties/{axis}"}, {"type": "null"}]} for axis in AXES
         },
     }
-    return dict(with_plain_patterns(schema))
+    return dict(plain(schema))
 
 
 def tables_schema() -> dict[str, Any]:
@@ -89,16 +90,24 @@ def column_schemas(column: Column) -> dict[str, dict[str, Any]]:
     return found
 
 
-def with_plain_patterns(schema: Any) -> Any:
-    r"""Return the schema with `^` and `$` in its patterns: JSON Schema knows no `\A` and `\Z`."""
+def with_anchors(pattern: str) -> str:
+    return re.sub(r"\\Z$", "$", re.sub(r"^\\A", "^", pattern))
+
+
+PLAIN = {"pattern": with_anchors, "description": inspect.cleandoc}
+
+
+def plain(schema: Any) -> Any:
+    r"""Return the schema with `^` and `$` in its patterns, and descriptions without indentation.
+
+    JSON Schema knows no `\A` and `\Z`. Python 3.13 removes the indentation of a docstring itself.
+    """
     if isinstance(schema, dict):
         return {
-            key: re.sub(r"\\Z$", "$", re.sub(r"^\\A", "^", value))
-            if key == "pattern" and isinstance(value, str)
-            else with_plain_patterns(value)
+            key: PLAIN[key](value) if key in PLAIN and isinstance(value, str) else plain(value)
             for key, value in schema.items()
         }
-    return [with_plain_patterns(value) for value in schema] if isinstance(schema, list) else schema
+    return [plain(value) for value in schema] if isinstance(schema, list) else schema
 
 
 if __name__ == "__main__":
