@@ -166,6 +166,8 @@ def download(url: str, target: Path, data: Path) -> str:
         with urllib.request.urlopen(url, timeout=DOWNLOAD_TIMEOUT_S) as source, target.open("wb") as file:
             shutil.copyfileobj(source, file)
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError) as error:
+        if isinstance(error, urllib.error.HTTPError):  # which is the open answer, too
+            error.close()
         raise DataNotStaged(
             f"cannot fetch {url}: {getattr(error, 'reason', error)}; on a machine without a network, put "
             f"{CIFAR10_FOLDER} into {data} by hand."
