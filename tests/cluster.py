@@ -58,7 +58,7 @@ AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/none
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=task=1
-JobAcctGatherParams=OverMemoryKill
+JobAcctGatherParams=OverMemoryKill,UsePss
 
 # Files named after the job ids of an earlier cluster must not match, and faults must show within seconds.
 FirstJobId={first_job_id}

@@ -48,7 +48,8 @@ WORD_BY_ENDED_JOB_STATE = {
 REASON_IF_REVOKED = "another cluster of the federation has started it (Slurm says REVOKED): see squeue --federation"
 HELD_REASON = re.compile(r"JobHeld|JobHoldMaxRequeue|.*\bheld\b")  # "launch failed requeued held"
 UNSUCCESSFUL_JOB_STATES = {*WORD_BY_ENDED_JOB_STATE, "FAILED", "OUT_OF_MEMORY"}
-SLURMSTEPD_ERROR = re.compile(r"slurmstepd(-\S+)?: error: ")  # some versions add the node
+# some versions of Slurm add the node, and 26.05 writes the time in place of the name
+SLURMSTEPD_ERROR = re.compile(r"(slurmstepd(-\S+)?:|\[[0-9T:.-]+\]) error: ")
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the batch script was killed, or a task, as srun reports it
 ADVICE_BY_WAIT_REASON = {
     "PartitionDown": "the partition is down; cancel it, and choose another with --partition",

@@ -20,11 +20,12 @@ RANK_VARIABLES = r"MASTER_(ADDR|PORT)|(LOCAL_|GROUP_|ROLE_|NODE_)?RANK|(LOCAL_|G
 COMMAND_VARIABLES = re.compile(r"S(LURMD?|BATCH|RUN|ALLOC|QUEUE|ACCT|INFO|CONTROL|CANCEL)_.*|" + RANK_VARIABLES)
 
 # Variables that srun reads (srun(1), 22.05 and later) and that these jobs do not set: a step without them gets all
-# resources of its job. Extended regular expressions, because the batch script uses them too.
+# resources of its job. SLURM_TRES_PER_TASK is not here, since Slurm 26.05 sets it from --cpus-per-task.
+# Extended regular expressions, because the batch script uses them too.
 STEP_VARIABLES = (
     "S(RUN|BATCH|ALLOC)_.*",
     "SLURM_(MEM_PER_(CPU|GPU)|GPUS(_PER_(SOCKET|TASK))?|GPU_.*|CPUS_PER_GPU|(CPU|MEM)_BIND.*|CPU_FREQ_REQ)",
-    "SLURM_(GRES(_FLAGS)?|STEP_GRES|TRES_.*|NTASKS_PER_(CORE|GPU|SOCKET|TRES)|TIMELIMIT|TIME_FORMAT|CLUSTERS)",
+    "SLURM_(GRES(_FLAGS)?|STEP_GRES|TRES_(BIND|FREQ).*|NTASKS_PER_(CORE|GPU|SOCKET|TRES)|TIMELIMIT|TIME_FORMAT|CLUSTERS)",
     "SLURM_(EXPORT_ENV|EXACT|EXCLUSIVE|OVERLAP|WHOLE|IMMEDIATE|EXIT_.*|DEPENDENCY|CONSTRAINT|CONTAINER|HOSTFILE)",
     "SLURM_(STD(IN|OUT|ERR)MODE|LABELIO|(REMOTE_CWD|WORKING_DIR)|((TASK_)?(PROLOG|EPILOG))|MPI_TYPE)",
     "SLURM_((CORE|THREAD)_SPEC|THREADS|TEST_EXEC|WAIT|SIGNAL|NO_KILL|NETWORK|USE_MIN_NODES|SPREAD_JOB|RESV_PORTS)",

@@ -272,7 +272,8 @@ def test_nothing_runs_of_a_file_that_is_swapped_while_its_job_waits(
         tasks.parent.mkdir(mode=0o700)
     tasks.write_bytes(evil)
     (part,) = states(pipeline, tmp_path, on_slurm).values()
-    cluster.run("scontrol", "update", f"JobId={part['job']}", "Partition=main")
+    update = ("scontrol", "update", f"JobId={part['job']}", "Partition=main")
+    wait_for(lambda: cluster.run(*update, check=False).returncode == 0)  # Slurm 26.05 refuses it while it schedules
     cluster.wait_idle(timeout_s=120)
     assert not (tmp_path / "mal" / "ran").exists()
     (part,) = states(pipeline, tmp_path, on_slurm).values()

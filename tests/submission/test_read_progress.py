@@ -136,6 +136,7 @@ def test_the_job_of_a_point_without_a_record_gives_its_state(found: JobState | N
 
 OOM_KILL = "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0."
 OVER_LIMIT = "slurmstepd-node1: error: StepId=7.0 exceeded memory limit (342581248 > 209715200), being killed"
+OVER_LIMIT_26 = OVER_LIMIT.replace("slurmstepd-node1:", "[2026-11-30T03:53:01.740]")  # as Slurm 26.05 writes it
 CUDA_OOM = "torch.OutOfMemoryError: CUDA out of memory."
 RAN_OUT = "the node's memory ran out; raise mem_per_gpu_gib in the grid file, or give --mem 0"
 SUGGESTS, DISK = "its log suggests out of memory; ", "the disk is full: free space on it, and submit again; "
@@ -149,13 +150,14 @@ FULL_SHM = "unable to write to file </torch_1>: No space left on device (28)\n/d
         *(
             (code, None, f"epoch 1\n{line}\n", "host_oom", RAN_OUT)
             for code in (137, -9)
-            for line in (OOM_KILL, OVER_LIMIT)
+            for line in (OOM_KILL, OVER_LIMIT, OVER_LIMIT_26)
         ),
         (1, None, CUDA_OOM, "failed", SUGGESTS),
         (137, None, "RuntimeError: CUDA out of memory. Tried to allocate", "failed", SUGGESTS),
         (-9, None, "RuntimeError: DefaultCPUAllocator: can't allocate memory", "failed", SUGGESTS),
         (137, None, "my loader: oom-kill", "failed", SUGGESTS),  # anybody may write that
         (137, None, "my loader: slurmstepd: error: oom-kill", "failed", SUGGESTS),
+        (137, None, "[my loader] error: oom-kill", "failed", SUGGESTS),
         (1, None, OOM_KILL, "failed", SUGGESTS),  # it ended otherwise
         (-15, None, OVER_LIMIT, "failed", SUGGESTS),
         (137, None, "a mushroom grew", "failed", "exited 137"),
