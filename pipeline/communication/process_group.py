@@ -51,7 +51,8 @@ Fill = Callable[[int, int, Any, Any], object]  # takes: rank, size, the first tw
 
 CALIBRATION_CYCLES = 20_000_000  # about 10 ms of a GPU
 C10D_MODULES = ("torch.distributed.distributed_c10d", "torch.distributed.c10d_logger")
-DYNAMO_MODULES = ("torch._compile", "torch._dynamo.eval_frame")  # the frames around what is not to be compiled
+WRAPPING_MODULES = ("torch._compile", "torch._dynamo.eval_frame", "typing_extensions", "warnings")
+"""Modules whose frames stand around what is not to be compiled, or is deprecated."""
 BACKWARD_CALLERS = ("torch.autograd.graph", "")
 DDP_MODULE, DDP_BUFFERS = "torch.nn.parallel.distributed", "_distributed_broadcast_coalesced"
 SYNC_BATCHNORM_MODULE = "torch.nn.modules._functions"
@@ -222,7 +223,7 @@ NOT_DELAYED = ("barrier", "recv")
 def find_caller() -> tuple[str, str]:
     """Return the module and the function that called torch.distributed."""
     frame: FrameType | None = sys._getframe(1).f_back  # None in a thread of C++, such as that of a backward pass
-    while frame is not None and frame.f_globals.get("__name__") in (*C10D_MODULES, *DYNAMO_MODULES):
+    while frame is not None and frame.f_globals.get("__name__") in (*C10D_MODULES, *WRAPPING_MODULES):
         frame = frame.f_back
     return (str(frame.f_globals.get("__name__")), frame.f_code.co_name) if frame is not None else ("", "")
 

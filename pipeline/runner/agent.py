@@ -19,6 +19,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.multiprocessing.spawn import ProcessExitedException
+from torch.numa.binding import AffinityMode, NumaOptions
 
 from pipeline.runner.failures import RankExit, describe_exception
 from pipeline.runner.start_ranks import (
@@ -66,7 +67,10 @@ class AgentConfig(LaunchConfig):
     """torchrun's configuration without the default that counts GPUs: a rank forked after that could not use CUDA."""
 
     def __post_init__(self) -> None:
-        """Keep what was given."""
+        """Set the other defaults: torch counts the GPUs only where no options of NUMA are given."""
+        self.numa_options = NumaOptions(AffinityMode.NODE)
+        LaunchConfig.__post_init__(self)
+        self.numa_options = None
 
 
 def drop_traceback(line: logging.LogRecord) -> bool:
