@@ -41,6 +41,7 @@ from pipeline.workloads.workload import WorkloadError
 
 # torchrun's agent reports the first rank that exits as the cause, so a rank that lost its peer waits before it exits
 LOST_PEER_GRACE_S = 1
+SIGNAL_GRACE_S = 0.1  # between the end of a worker's pipe and the signal of its end
 
 
 def save_part_times(series: list[PartTimesNs], path: Path) -> None:
@@ -130,8 +131,7 @@ def record_rank_errors(rank_files: RankFiles) -> Iterator[None]:
     try:
         yield
     except BaseException as raised:
-        ignore_ended_workers()
-        error = first_error(raised)
+        error = first_error(error_of_worker(raised))
         if isinstance(error, devices.GpuProblem | ScriptProblem):
             kind, text = error.kind, str(error)
         elif isinstance(error, WorkloadError):
@@ -168,11 +168,20 @@ def first_error(error: BaseException) -> BaseException:
     return found or error
 
 
-def ignore_ended_workers() -> None:
-    """Let no later end of a loader's worker raise: torch's handler of SIGCHLD raises in whatever this process runs."""
+def error_of_worker(raised: BaseException) -> BaseException:
+    """Return what torch says of a loader's worker that was killed, if one was, else the error that was raised.
+
+    torch's handler of SIGCHLD raises in whatever this process runs. From here on it does not.
+    """
+    error = raised
     for _ in range(2):  # setting a handler first runs the old one, if a signal waits
-        with contextlib.suppress(RuntimeError):
+        try:
+            if isinstance(error, EOFError | ConnectionError):  # a pipe ends before the signal comes
+                time.sleep(SIGNAL_GRACE_S)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        except RuntimeError as killed:
+            error = killed
+    return error
 
 
 def uses_gpu(rank_files: RankFiles) -> bool:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -168,6 +169,17 @@ def test_a_worker_that_ends_while_an_error_is_written_does_not_replace_it(
     before = signal.signal(signal.SIGCHLD, as_torch_does)
     try:
         assert report_of(rank_files, ValueError("the first")).message == "ValueError: the first"
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_worker_that_was_killed_is_named_where_its_pipe_ended_first(rank_files: RankFiles) -> None:
+    """Its signal comes later."""
+    killed = RuntimeError("DataLoader worker (pid 2) is killed by signal: Killed.")
+    before = signal.signal(signal.SIGCHLD, raising(killed))
+    threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGCHLD)).start()
+    try:
+        assert report_of(rank_files, EOFError()).message.startswith(f"RuntimeError: {killed}")
     finally:
         signal.signal(signal.SIGCHLD, before)
 
