@@ -256,7 +256,9 @@ def check_swept(points: Iterable[Spec]) -> None:
             sizes[spec.script, spec.num_gpus].add(spec.batch_size_per_gpu)
     if found := next((found for found in sizes.values() if len(found) > 1), None):
         listed = ", ".join(map(str, sorted(found)))
-        raise CommandError(f"the script is not told which batch size ({listed}); write {{batch_size_per_gpu}} into it.")
+        raise CommandError(
+            f"the script is not told which batch size ({listed}); write {{batch_size_per_gpu}} among its arguments."
+        )
 
 
 def is_path(name_or_path: str) -> bool:

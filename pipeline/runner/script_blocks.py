@@ -178,9 +178,10 @@ def check_observed(spec: Spec, block: Block) -> None:
         )
     if spec.world_size > 1 and seen["collectives"] == 0:
         raise ScriptProblem(
-            f"the {spec.world_size} ranks exchange nothing in {len(block.steps)} updates: each trains a model of its "
-            "own; wrap it in DistributedDataParallel (a Trainer without GPUs needs ACCELERATE_USE_CPU=true before the "
-            "script), or raise warmup_updates if they meet more seldom"
+            f"the {spec.world_size} ranks exchange nothing in {len(block.steps)} updates: if each trains a model of "
+            "its own, wrap it in DistributedDataParallel (a Trainer without GPUs needs ACCELERATE_USE_CPU=true before "
+            "the script); if they meet more seldom, give --warmup (in a grid warmup_updates) more "
+            "updates than lie between"
         )
     wrappers = seen["wrappers"]
     if spec.is_distributed and wrappers and not {*wrappers, *seen["optimizers"]} & {*WRAPPERS[spec.strategy]}:
@@ -230,18 +231,18 @@ def transfers_of(block: Block) -> tuple[list[Transfer], list[str]]:
     for call in block.calls:
         if call.stays_real:
             real[call.collective] = call.stays_real
-        elif call.collective in KINDS:
+        if call.collective not in KINDS:
+            others[call.collective] += call.num_bytes * call.count
+        elif not call.stays_real:
             calls[KINDS[call.collective]] += call.count
             num_bytes[KINDS[call.collective]] += call.num_bytes * call.count
-        else:
-            others[call.collective] += call.num_bytes * call.count
     updates = len(block.steps)
     transfers = [
         Transfer(kind=kind, calls_per_step=calls[kind] / updates, bytes_per_step=num_bytes[kind] / updates)
         for kind in dict.fromkeys(KINDS.values())
         if calls[kind]
     ]
-    notes = [f"{collective} stays real: {why}" for collective, why in real.items()]
+    notes = [f"{name} stays real: {why}; exposed communication is without it" for name, why in real.items()]
     sent = [f"{name} of {count / updates / 1e6:.4g} MB an update" for name, count in others.items() if count]
     return transfers, [*notes, *(f"{one} is counted in no column" for one in sent)]
 

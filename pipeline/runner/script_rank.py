@@ -65,7 +65,7 @@ MAX_IDLE_SHARE = 0.02  # of a CPU, by a process that waits
 STALLED, MEASURED, ENDED = "stalled", "measured", "ended"  # keys of the store
 ENOUGH = "enough"  # a key, too: from here on a script that ends by itself is measured
 MAX_NAMED_RANKS = MAX_NAMED_SAVES = 4
-MAX_WARM_UP_BLOCKS = 10
+MAX_WARM_UP_BLOCKS = MAX_REPEATED_BLOCKS = 10
 LAUNCHER_VARIABLES = (
     "RANK",
     "LOCAL_RANK",
@@ -78,6 +78,7 @@ LAUNCHER_VARIABLES = (
 WANTS_LAUNCHER = (*LAUNCHER_VARIABLES, "distributed", "process group", "torchrun")
 """Words of an error for want of the variables, or of the line that raises it."""
 SERVER = "server"  # key of the file store
+MEETING = "_create_c10d_store"  # torch's function in which ranks wait for the store of a process group
 
 T = TypeVar("T")
 
@@ -94,6 +95,9 @@ class ScriptRank:
         self.host, self.port, self.store = self.meet(store)
         self.blocks: list[Timed] = []  # the last of the warm-up, then those that are timed
         self.num_blocks = 0  # that have ended
+        self.block: dict[str, Any] | None = None  # that runs, after the first one
+        self.num_compiled = 0  # of all ranks, up to the end of the last block
+        self.num_repeated = 0  # blocks
         self.stall_limit_s = float(os.environ.get(STALL_LIMIT, STALL_LIMIT_S))
         self.block_limit_s = float(os.environ.get(BLOCK_LIMIT, BLOCK_LIMIT_S))
         self.ticked_s = self.block_began_s = time.monotonic()
@@ -231,14 +235,18 @@ class ScriptRank:
             killed = f"{name} was killed by {signal_name(-exit_code)}{hint}{cure}{said}"
             return ScriptProblem(killed, "host_oom" if is_oom else "signal")
         if not report:
-            return ScriptProblem(f"{name} left its process (os._exit or exec) before it was measured{said}", "exit")
+            return ScriptProblem(
+                f"{name} left its process with {exit_code} (os._exit or exec) before it was measured{said}", "exit"
+            )
         if "types" in report:
             names, text = set(report["types"]), ESCAPE_SEQUENCE.sub("", report["text"])
             kind = classify(names, text, uses_gpu=self.spec.device == "cuda", did_allocator_refuse=lambda: False)
             own = find_users(Frame(*one) for one in report["frames"])
             place = f" (at {own.line_in_file()} in {own.name})" if own else ""
             if report["unsaved"]:
-                after += f" without {report['unsaved'][0]}: silent updates write no weights; turn checkpoints off"
+                after += (
+                    f"; while its collectives are silent {report['unsaved'][0]} writes nothing: turn checkpoints off"
+                )
             return ScriptProblem(f"{report['types'][0]}: {text.partition(chr(10))[0]}{place}, {after}\n{text}", kind)
         if report["exit"]:
             return ScriptProblem(f"{name} exited with {report['exit']} {after}{report['text']}{said}", "exit")
@@ -270,10 +278,10 @@ class ScriptRank:
         keys = [f"{self.block_key}/{rank}" for rank in range(self.world_size)]
         ranks = [msgspec.json.decode(self.store.get(key), type=Block) for key in keys]
         reported = Timed(without_left_out(with_fed_ranks(ranks)))
-        order = self.next_block(reported)
-        if order is None:
+        self.block = self.next_block(reported)
+        if self.block is None:
             self.store.set(MEASURED, "")
-        self.store.set(f"{self.block_key}/order", json.dumps(order))
+        self.store.set(f"{self.block_key}/order", json.dumps(self.block))
         self.num_blocks += 1
 
     @property
@@ -340,18 +348,28 @@ class ScriptRank:
             return ScriptProblem(
                 f"rank {names} has made fewer updates than the others for {limit}: let all ranks step alike; {places}"
             )
-        return ScriptProblem(f"no rank has computed for {limit}: {places}; {STALL_LIMIT} sets another limit", "timeout")
+        cure = f"{STALL_LIMIT} sets another limit"
+        if MEETING in places:
+            cure = (
+                "nobody listens where they would meet; let the script set no MASTER_ADDR, MASTER_PORT and init_method"
+            )
+        return ScriptProblem(f"no rank has computed for {limit}: {places}; {cure}", "timeout")
 
     def next_block(self, reported: Timed) -> dict[str, Any] | None:
         """Return the block that follows this one; None if the script may end."""
         if self.num_blocks == 1:  # in the first one a stream fills its buffer
             check_observed(self.spec, reported.ranks[0])
+        before, self.num_compiled = self.num_compiled, sum(block.activity[0] for block in reported.ranks)
         if not self.is_timed:
             was_quiet = bool(self.blocks) and self.activity_of(self.blocks[0]) == self.activity_of(reported)
             self.blocks[:] = [reported]
             if not was_quiet and self.num_blocks + 1 < MAX_WARM_UP_BLOCKS:
                 return {"lead_in": 0, "updates": self.spec.warmup_updates, "mode": "real"}
             self.is_timed = True
+        elif self.num_compiled != before and self.num_repeated < MAX_REPEATED_BLOCKS:
+            self.num_repeated += 1
+            log_line("something was compiled in a timed block, which is repeated")
+            return self.block
         elif self.variant:
             self.windows[self.variant].append(reported)
         else:

@@ -259,9 +259,14 @@ def test_the_ledger_names_what_travels_without_need(
 
 
 def test_the_ledger_names_collectives_that_no_strategy_calls() -> None:
-    transfers, notes = transfers_of(block_of([(8, 10)], [ONCE, CountedCall("all_to_all", 500_000, "", True, 20)]))
+    """Also one that stays real, as the backward pass of an all-gather on gloo."""
+    scatter = CountedCall("scatter", 500_000, "the receiver has no value of its own", True, 20)
+    transfers, notes = transfers_of(
+        block_of([(8, 10)], [ONCE, CountedCall("all_to_all", 500_000, "", True, 20), scatter])
+    )
     assert [transfer.kind for transfer in transfers] == ["gradients"]
-    assert notes == ["all_to_all of 1 MB an update is counted in no column"]
+    counted = [f"{name} of 1 MB an update is counted in no column" for name in ("all_to_all", "scatter")]
+    assert notes[1:] == counted
 
 
 def test_the_ledger_is_silent_where_gradients_travel_once_and_names_what_stays_real() -> None:
@@ -274,7 +279,7 @@ def test_the_ledger_is_silent_where_gradients_travel_once_and_names_what_stays_r
     )
     transfers, notes = transfers_of(block)
     assert [transfer.bytes_per_step for transfer in transfers] == [MODEL_BYTES]
-    assert notes == ["all_reduce stays real: a single number"]
+    assert notes == ["all_reduce stays real: a single number; exposed communication is without it"]
     assert [*find_mistakes(spec_of(), block, transfers)] == []
 
 

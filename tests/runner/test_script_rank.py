@@ -122,7 +122,7 @@ def run_ranks(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch, world_si
         (r"raise ValueError('\033[1mno data\033[0m')", "exception", "ValueError: no data (at train.py:1"),
         (r"print('\033[32mno data\033[0m')", "exit", 'ended and never imported torch; its last line is "no data"'),
         ("import sys; sys.exit('no data')", "exit", "exited with 1 after 0 updates: no data"),
-        ("import os; os._exit(0)", "exit", "left its process (os._exit or exec) before it was measured"),
+        ("import os; os._exit(0)", "exit", "left its process with 0 (os._exit or exec) before it was measured"),
         ("import os; os.kill(os.getpid(), 9)", "signal", "killed by SIGKILL, often for want of host memory; lower"),
         (
             "import resource\nresource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))\nbytes(2**33)",
@@ -306,7 +306,7 @@ def test_a_checkpoint_that_was_not_written_is_named_where_the_script_needs_it(
         TRAIN + f"while True: update(), {IS_SECOND} or [torch.save(weight, 'new.pt'), os.replace('new.pt', 'old.pt')]"
     )
     problem = run_ranks(folder, text, monkeypatch, world_size=2, measure="communication")[0]
-    words = "updates without torch.save new.pt: silent updates write no weights; turn checkpoints off"
+    words = "updates; while its collectives are silent torch.save new.pt writes nothing: turn checkpoints off"
     assert (problem.kind, words in str(problem)) == ("exception", True), problem
 
 
@@ -351,11 +351,17 @@ def test_a_script_that_makes_too_few_updates_is_measured_with_those_that_the_err
             2,
             "rank 1 has not ended 2 s after rank 0; let all ranks step alike",
         ),
+        (  # as scripts do that srun starts; torchrun's ranks wait there, too
+            TRAIN.replace("import torch.dist", "os.environ['MASTER_PORT'] = '1'\nimport torch.dist", 1) + HANGS,
+            0,
+            4,
+            "in _create_c10d_store; nobody listens where they would meet; let the script set no MASTER_ADDR",
+        ),
         (  # they have a process group, as a Trainer has on CPUs, and never use it
             TRAIN.replace("dist.all_reduce(weight.grad)", "pass") + "while True: update()",
             0,
             300,
-            "the 2 ranks exchange nothing in 5 updates: each trains a model of its own",
+            "the 2 ranks exchange nothing in 5 updates: if each trains a model of its own, wrap it",
         ),
     ],
 )
@@ -385,6 +391,23 @@ def test_two_trainings_one_after_the_other_and_a_compiled_optimizer_are_measured
     (found,) = run_ranks(folder, TRAIN + lines, monkeypatch)
     assert isinstance(found, Measurement), found
     assert (found.epochs[-1].num_updates or 0) > 11
+
+
+@pytest.mark.training
+def test_a_timed_block_in_which_something_is_compiled_is_repeated(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As by the smaller last batch of an epoch. The warm-up ends after ten updates."""
+    lines = (
+        "doubled = torch.compile(lambda rows: rows * 2, backend='eager', dynamic=False)\n"
+        "while True:\n"
+        "    update()\n"
+        "    doubled(torch.ones(3 if num_updates == 12 else 2))\n"
+    )
+    (found,) = run_ranks(folder, TRAIN + lines, monkeypatch)
+    assert isinstance(found, Measurement), found
+    assert capfd.readouterr().err.count("compiled in a timed block") == 1
+    assert len(found.epochs) == 3
 
 
 @pytest.mark.parametrize(
