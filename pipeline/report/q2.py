@@ -153,6 +153,7 @@ def q2_row(
 
 
 WAITS = "limited by data loading"
+BASELINE_WAITS = "against one $GPU that waits for data"
 SHARED = "with others on the node"
 ABOVE_N = "above the number of $GPUs"
 WAIT_NOT_STATED = "without the wait for data"
@@ -163,7 +164,8 @@ LEFT_OUT = {
     SUPERLINEAR: ABOVE_N,
 }
 """The notes that forbid a speed-up, and what an answer says of it."""
-WITHOUT_LOADER, ALONE = "--set input=dataloader,gpu", "--exclusive"
+WITHOUT_LOADER = "--set input=dataloader,gpu"
+CURES = {WITHOUT_LOADER: {WAITS, BASELINE_WAITS}, "--exclusive": {SHARED}}
 
 
 def speedup_claims(tables: Tables) -> list[Tile]:
@@ -184,8 +186,7 @@ def speedup_claims(tables: Tables) -> list[Tile]:
     why = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
     if not fit:
         largest = ", ".join(f"{row['speedup']:.2f} with {row['scaling']} scaling" for row in largest_of_each(timed))
-        options = {WAITS: WITHOUT_LOADER, SHARED: ALONE}
-        cures = [option for reason, option in options.items() if reason in reasons] or ["--repeats 3"]
+        cures = [option for option, of in CURES.items() if of & reasons.keys()] or ["--repeats 3"]
         why = f"no speed-up can be used: {why}; the largest: {largest}"
         return [not_answered(why, " ".join(["scaling", *cures]), is_asked=True)]
     most = max(row["num_gpus"] for row in fit)
@@ -251,7 +252,10 @@ def lost_scaling(rows: Sequence[Row]) -> list[Row]:
 
 
 def reason_left_out(row: Row) -> str:
-    return next((why for kind, why in LEFT_OUT.items() if row.has_note(kind)), WAIT_NOT_STATED)
+    """Return why an answer cannot use the speed-up of this row. A note on waiting may be that of its baseline."""
+    why = next((why for kind, why in LEFT_OUT.items() if row.has_note(kind)), WAIT_NOT_STATED)
+    is_of_baseline = all(note.is_of_baseline for note in row.notes if note.kind == LOADER_BOUND)
+    return BASELINE_WAITS if why == WAITS and is_of_baseline else why
 
 
 def speedup_plots(tables: Tables) -> Iterator[Plot]:

@@ -185,6 +185,12 @@ def test_a_row_that_measures_the_loader_answers_nothing_about_gpus() -> None:
     assert claim.command == "ddpscale submit --grid scaling --set input=dataloader,gpu"
 
 
+def test_a_baseline_that_measures_the_loader_is_named_in_place_of_the_row() -> None:
+    claim = q2(waiting(ONE, 1), make_record(TWO, (9, 8.0)))
+    assert "no speed-up can be used: 1 against one $GPU that waits for data" in claim.line
+    assert claim.command == "ddpscale submit --grid scaling --set input=dataloader,gpu"
+
+
 def limited_by_the_loader(*more: Record) -> Tile:
     """At 128 per GPU two GPUs are 1.25 times as fast; at 512, and in strong scaling at 256, they wait for data."""
     sizes = ((ONE, 512, 5.0), (TWO, 512, 3.0), (TWO, 256, 2.4))
