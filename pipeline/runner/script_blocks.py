@@ -243,6 +243,9 @@ def transfers_of(block: Block) -> tuple[list[Transfer], list[str]]:
         if calls[kind]
     ]
     notes = [f"{name} stays real: {why}; exposed communication is without it" for name, why in real.items()]
+    if any(count % updates for count in calls.values()):
+        cure = "more of --warmup (in a grid warmup_updates) bring the mean closer"
+        notes.append(f"its {updates} counted updates do not exchange alike: {cure}")
     sent = [f"{name} of {count / updates / 1e6:.4g} MB an update" for name, count in others.items() if count]
     return transfers, [*notes, *(f"{one} is counted in no column" for one in sent)]
 

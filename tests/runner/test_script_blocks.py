@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from factories import make_script_spec
+from factories import assert_says, make_script_spec
 
 from pipeline.plan.spec import Spec
 from pipeline.runner.script_blocks import (
@@ -267,6 +267,13 @@ def test_the_ledger_names_collectives_that_no_strategy_calls() -> None:
     assert [transfer.kind for transfer in transfers] == ["gradients"]
     counted = [f"{name} of 1 MB an update is counted in no column" for name in ("all_to_all", "scatter")]
     assert notes[1:] == counted
+
+
+def test_the_ledger_says_where_updates_do_not_exchange_alike() -> None:
+    """As in local SGD, whose ranks meet in each fourth update."""
+    transfers, notes = transfers_of(block_of([(8, 10)], [CountedCall("all_reduce", MODEL_BYTES, "", False, 3)]))
+    assert [transfer.calls_per_step for transfer in transfers] == [0.3]
+    assert_says(notes[0], "its 10 counted updates do not exchange alike", "--warmup")
 
 
 def test_the_ledger_is_silent_where_gradients_travel_once_and_names_what_stays_real() -> None:
