@@ -350,9 +350,7 @@ class ScriptRank:
             )
         cure = f"{STALL_LIMIT} sets another limit"
         if MEETING in places:
-            cure = (
-                "nobody listens where they would meet; let the script set no MASTER_ADDR, MASTER_PORT and init_method"
-            )
+            cure = "nobody listens where they would meet; let the script set no MASTER_ADDR, MASTER_PORT or init_method"
         return ScriptProblem(f"no rank has computed for {limit}: {places}; {cure}", "timeout")
 
     def next_block(self, reported: Timed) -> dict[str, Any] | None:
