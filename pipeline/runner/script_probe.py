@@ -584,12 +584,20 @@ def install(torch: Any, config: Mapping[str, Any]) -> Probe:
     region: Any = autocast
     fetch, step, enter, backward = iterator.__next__, scaler.step, region.__enter__, torch.autograd.backward
     begin = loader.__iter__
+    rendezvous: Any = sys.modules["torch.distributed.rendezvous"]  # torch.distributed has a function of that name
+    create_store = rendezvous._create_c10d_store
 
     def enter_autocast(own: Any) -> Any:
         if probe.turn == 0 and own._enabled:
             probe.autocast[str(own.fast_dtype).removeprefix("torch.")] += 1
         return enter(own)
 
+    def meet(host: str, port: int, *words: Any, **named: Any) -> Any:
+        if port != config["port"]:  # the script's own: there rank 0 listens, and no launcher
+            os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+        return create_store(host, port, *words, **named)
+
+    rendezvous._create_c10d_store = meet
     loader.__iter__ = lambda own: probe.begin_epoch(begin, own)
     iterator.__next__ = lambda own: probe.next_batch(fetch, own)
     scaler.step = lambda own, *words, **named: probe.scaled_step(step, own, *words, **named)

@@ -75,10 +75,16 @@ LAUNCHER_VARIABLES = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
+OF_SRUN = {
+    "SLURM_PROCID": "RANK",
+    "SLURM_LOCALID": "LOCAL_RANK",
+    "SLURM_NTASKS": "WORLD_SIZE",
+    "SLURM_NPROCS": "WORLD_SIZE",
+}
+"""Variables by which scripts that srun starts know their rank: srun has started one launcher on each node here."""
 WANTS_LAUNCHER = (*LAUNCHER_VARIABLES, "distributed", "process group", "torchrun")
 """Words of an error for want of the variables, or of the line that raises it."""
 SERVER = "server"  # key of the file store
-MEETING = "_create_c10d_store"  # torch's function in which ranks wait for the store of a process group
 
 T = TypeVar("T")
 
@@ -207,6 +213,7 @@ class ScriptRank:
         if users := [folder for folder in folders if folder and folder != str(PYTHONPATH_ROOT)]:
             environ["PYTHONPATH"] = os.pathsep.join(users)
         environ |= {"MASTER_ADDR": self.host, "MASTER_PORT": str(self.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        environ |= {name: environ[own] for name, own in OF_SRUN.items() if name in environ and own in environ}
         if not self.has_launcher_variables:
             for name in [name for name in environ if name in LAUNCHER_VARIABLES or name.startswith("TORCHELASTIC_")]:
                 del environ[name]
@@ -348,10 +355,7 @@ class ScriptRank:
             return ScriptProblem(
                 f"rank {names} has made fewer updates than the others for {limit}: let all ranks step alike; {places}"
             )
-        cure = f"{STALL_LIMIT} sets another limit"
-        if MEETING in places:
-            cure = "nobody listens where they would meet; let the script set no MASTER_ADDR, MASTER_PORT or init_method"
-        return ScriptProblem(f"no rank has computed for {limit}: {places}; {cure}", "timeout")
+        return ScriptProblem(f"no rank has computed for {limit}: {places}; {STALL_LIMIT} sets another limit", "timeout")
 
     def next_block(self, reported: Timed) -> dict[str, Any] | None:
         """Return the block that follows this one; None if the script may end."""

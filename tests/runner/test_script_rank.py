@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -351,12 +352,6 @@ def test_a_script_that_makes_too_few_updates_is_measured_with_those_that_the_err
             2,
             "rank 1 has not ended 2 s after rank 0; let all ranks step alike",
         ),
-        (  # as scripts do that srun starts; torchrun's ranks wait there, too
-            TRAIN.replace("import torch.dist", "os.environ['MASTER_PORT'] = '1'\nimport torch.dist", 1) + HANGS,
-            0,
-            4,
-            "in _create_c10d_store; nobody listens where they would meet; let the script set no MASTER_ADDR",
-        ),
         (  # they have a process group, as a Trainer has on CPUs, and never use it
             TRAIN.replace("dist.all_reduce(weight.grad)", "pass") + "while True: update()",
             0,
@@ -373,6 +368,23 @@ def test_a_rank_that_does_something_else_is_named(
     monkeypatch.setattr(script_rank, "STALL_LIMIT_S", limit_s)
     problem = run_ranks(folder, text, monkeypatch, world_size=2, **LONG)[rank]
     assert words in str(problem), problem
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("way", ["a variable", "an argument"])
+def test_ranks_may_meet_at_a_port_of_the_scripts_own(folder: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """As in scripts for srun. torchrun's ranks would wait there for ever, since each takes the agent for the server."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    own = {
+        "a variable": f"os.environ['MASTER_PORT'] = '{port}'\n    dist.init_process_group('gloo')",
+        "an argument": f"dist.init_process_group('gloo', init_method='tcp://localhost:{port}', world_size=2, "
+        "rank=int(os.environ['RANK']))",
+    }
+    text = TRAIN.replace('dist.init_process_group("gloo")', own[way]) + "while True: update()"
+    found, _ = run_ranks(folder, text, monkeypatch, world_size=2)
+    assert isinstance(found, Measurement), found
 
 
 @pytest.mark.training
@@ -408,6 +420,20 @@ def test_a_timed_block_in_which_something_is_compiled_is_repeated(
     assert isinstance(found, Measurement), found
     assert capfd.readouterr().err.count("compiled in a timed block") == 1
     assert len(found.epochs) == 3
+
+
+def test_on_slurm_a_script_finds_its_rank_where_srun_puts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """srun has started the launcher, as the only task of its node."""
+    ranks = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}
+    for name, value in {**ranks, "SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SLURM_NPROCS", raising=False)
+    own = ScriptRank.__new__(ScriptRank)
+    own.spec = make_script_spec(strategy="ddp", device="cpu", num_gpus=8, num_nodes=2)
+    own.host, own.port, own.has_launcher_variables = "node1", 1, True
+    found = own.environment()
+    assert [found[f"SLURM_{name}"] for name in ("PROCID", "LOCALID", "NTASKS")] == ["5", "1", "8"]
+    assert "SLURM_NPROCS" not in found
 
 
 @pytest.mark.parametrize(

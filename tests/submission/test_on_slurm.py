@@ -605,3 +605,32 @@ def test_on_two_nodes_a_folder_that_is_swapped_between_launchers_and_ranks_decid
     assert not (tmp_path / "mal" / "ran").exists()
     record = only_record(Experiment(tmp_path / "mixed"))
     assert (record.status, record.environment.nodes) == ("ok", ("node1", "node2")), record.reason
+
+
+# as people write it for srun, with a task for each rank: this project starts one launcher on each node
+FOR_SRUN = """
+import os, torch
+import torch.distributed as dist
+os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "node1", str(10_000 + int(os.environ["SLURM_JOB_ID"]) % 20_000)
+dist.init_process_group("gloo", rank=int(os.environ["SLURM_PROCID"]), world_size=int(os.environ["SLURM_NTASKS"]))
+weight = torch.zeros(4, requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.1)
+while True:
+    (weight + int(os.environ["SLURM_LOCALID"])).sum().backward()
+    dist.all_reduce(weight.grad)
+    optimizer.step()
+"""
+OF_SCRIPT = """
+name: srun
+base: {script: SCRIPT, device: cpu, strategy: ddp, updates: 60}
+points: [{num_gpus: [4], num_nodes: [2]}]
+resources: {cpus_per_gpu: 1, mem_per_gpu_gib: 3, time: "00:10:00"}
+"""
+
+
+def test_a_script_for_srun_is_measured_unchanged_on_two_nodes(pipeline: Command, on_slurm: Env, tmp_path: Path) -> None:
+    script = write_model(tmp_path, FOR_SRUN, "train.py")
+    grid = write_grid(tmp_path, OF_SCRIPT.replace("SCRIPT", str(script)))
+    succeeded(pipeline("submit", "--grid", grid, "--outputs", tmp_path, "--wait", env=on_slurm))
+    record = only_record(Experiment(tmp_path / "srun"))
+    assert [rank.rank for rank in measurement_of(record).epochs[0].ranks] == [0, 1, 2, 3]
