@@ -120,12 +120,16 @@ def run_command(
 
 
 def run_here(command: str, *arguments: str | Path) -> int:
-    """The command in this process, as its command line would run it; its exit code."""
+    """The command in this process, as its command line would run it; its exit code. The umask is restored."""
     main = importlib.import_module(f"pipeline.{command}").main
+    umask = os.umask(errors.UMASK)
+    os.umask(umask)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [command, *map(str, arguments)])
+        patch.setenv(errors.USERS_UMASK, f"{umask:o}")
         with pytest.raises(SystemExit) as ended:
             errors.run_command(main)
+    os.umask(umask)
     assert isinstance(ended.value.code, int)
     return ended.value.code
 
