@@ -343,7 +343,7 @@ def test_a_script_that_makes_too_few_updates_is_measured_with_those_that_the_err
             TRAIN + HANGS,
             0,
             300,
-            "ALLREDUCE has not ended in 30 s, the time limit of its group: rank 0 is at train.py:19, rank 1 is at train.py:19",
+            "has not ended in 30 s, the time limit of its group: rank 0 is at train.py:19, rank 1 is at train.py:19",
         ),
         (
             f"{TRAIN}for _ in range(90): update()\nif {IS_SECOND}: signal.pause()",
