@@ -87,14 +87,11 @@ def run_rank(first: RankFiles, store: Path | None) -> None:
 
 def run_script(point: PointTask, rank_files: RankFiles, store: Path | None) -> None:
     """Measure the user's script of a point; rank 0 writes the result. Raises ScriptProblem."""
-    host.adopt_orphans()
     own = ScriptRank(point, rank_files, store)
     rank = process_group.find_rank(point.spec)
     try:
-        try:
+        with host.ending_descendants():  # a loader's workers hold the GPU memory of a script that was killed
             own.run()
-        finally:  # until its loader's workers have ended, they hold the GPU memory of a script that was killed
-            host.kill_descendants()
     except ScriptProblem:
         if rank.rank == 0:
             found = merge_environments(point, [describe_script_rank(point.spec, rank)])

@@ -219,25 +219,24 @@ def supervise(run: Callable[[], None], first: RankFiles) -> int:
     Processes that the rank has started, and their own, are killed after its end. `exec` ends the rank, too: the kernel
     drops its lock.
     """
-    host.adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches rank and launcher, who say what becomes of the point
     lock, (receiver, sender) = os.memfd_create("rank"), os.pipe()
     rank = multiprocessing.get_context("fork").Process(target=run_as_child, args=(run, os.getpid(), lock, sender))
-    rank.start()
-    os.close(sender)
-    os.read(receiver, 1)  # it holds its lock now, or has ended
-    os.set_blocking(receiver, False)
-    is_finished, due_s = False, math.inf
-    while rank.is_alive() and time.monotonic() < due_s:
+    with host.ending_descendants():
+        rank.start()
+        os.close(sender)
+        os.read(receiver, 1)  # it holds its lock now, or has ended
+        os.set_blocking(receiver, False)
+        is_finished, due_s = False, math.inf
+        while rank.is_alive() and time.monotonic() < due_s:
+            is_finished = is_finished or received(receiver)
+            if due_s == math.inf and (is_finished or is_free(lock)):
+                due_s = time.monotonic() + EXIT_GRACE_S
+            time.sleep(RANK_POLL_S)
         is_finished = is_finished or received(receiver)
-        if due_s == math.inf and (is_finished or is_free(lock)):
-            due_s = time.monotonic() + EXIT_GRACE_S
-        time.sleep(RANK_POLL_S)
-    is_finished = is_finished or received(receiver)
-    if must_end := rank.is_alive():
-        rank.kill()
-        rank.join()
-    host.kill_descendants()
+        if must_end := rank.is_alive():
+            rank.kill()
+            rank.join()
     if is_finished and must_end:
         return 0
     if is_finished or (rank.exitcode and not must_end):

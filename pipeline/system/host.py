@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -36,13 +37,18 @@ def die_with_parent(parent_pid: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def adopt_orphans() -> None:
-    """Let this process, not init, become the parent of descendants whose own parent dies (prctl(2))."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+@contextlib.contextmanager
+def ending_descendants() -> Iterator[None]:
+    """Kill all descendants of this process after the body, also those whose own parent has died (prctl(2))."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # this process, not init, adopts them
+    try:
+        yield
+    finally:
+        kill_descendants()
 
 
 def kill_descendants() -> None:
-    """Kill all descendants of this process, which has called adopt_orphans, and wait 5 s at most for their end."""
+    """Kill all descendants of this process, and wait 5 s at most for their end."""
     deadline_s = time.monotonic() + EXIT_GRACE_S
     with contextlib.suppress(ChildProcessError):  # no child is left
         while time.monotonic() < deadline_s:
