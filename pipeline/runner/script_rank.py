@@ -243,7 +243,8 @@ class ScriptRank:
             return ScriptProblem(killed, "host_oom" if is_oom else "signal")
         if not report:
             return ScriptProblem(
-                f"{name} left its process with {exit_code} (os._exit or exec) before it was measured{said}", "exit"
+                f"{name} left its process (os._exit or exec, exit code {exit_code}) before it was measured{said}",
+                "exit",
             )
         if "types" in report:
             names, text = set(report["types"]), ESCAPE_SEQUENCE.sub("", report["text"])

@@ -113,6 +113,13 @@ def run_ranks(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch, world_si
     return found
 
 
+def measured(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch, **shape: Any) -> Measurement:
+    """Run a script that is measured. Return the measurement."""
+    found = run_ranks(folder, text, monkeypatch, **shape)[0]
+    assert isinstance(found, Measurement), found
+    return found
+
+
 @pytest.mark.seconds
 @pytest.mark.parametrize(
     ("text", "kind", "words"),
@@ -122,7 +129,7 @@ def run_ranks(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch, world_si
         (r"raise ValueError('\033[1mno data\033[0m')", "exception", "ValueError: no data (at train.py:1"),
         (r"print('\033[32mno data\033[0m')", "exit", 'ended and never imported torch; its last line is "no data"'),
         ("import sys; sys.exit('no data')", "exit", "exited with 1 after 0 updates: no data"),
-        ("import os; os._exit(0)", "exit", "left its process with 0 (os._exit or exec) before it was measured"),
+        ("import os; os._exit(0)", "exit", "left its process (os._exit or exec, exit code 0) before it was measured"),
         ("import os; os.kill(os.getpid(), 9)", "signal", "killed by SIGKILL, often for want of host memory; lower"),
         (
             "import resource\nresource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))\nbytes(2**33)",
@@ -228,8 +235,7 @@ while True:
         update()
         {test}
 """
-    (found,) = run_ranks(folder, TRAIN + lines, monkeypatch, batch_size_per_gpu=1)
-    assert isinstance(found, Measurement), found
+    found = measured(folder, TRAIN + lines, monkeypatch, batch_size_per_gpu=1)
     assert found.script is not None
     assert (found.script.batch_size, found.script.batches_per_update) == (1, 1.0)
     assert (found.flops_per_sample, found.precision_used) == (2 * 4 * 3, "fp32")
@@ -248,8 +254,7 @@ while True:
         inner.step()
     update()
 """
-    (found,) = run_ranks(folder, TRAIN + lines, monkeypatch, update_by="SGD")
-    assert isinstance(found, Measurement), found
+    found = measured(folder, TRAIN + lines, monkeypatch, update_by="SGD")
     assert (found.num_parameters, found.gradient_bytes) == (4, 16)
 
 
@@ -257,8 +262,7 @@ while True:
 def test_a_merit_that_is_no_number_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A training that diverges says one. Its times are measured."""
     lines = "import ddpscale\nwhile True: update(), ddpscale.merit(float('nan'), 'accuracy')"
-    (found,) = run_ranks(folder, TRAIN + lines, monkeypatch)
-    assert isinstance(found, Measurement), found
+    found = measured(folder, TRAIN + lines, monkeypatch)
     assert found.merit == "accuracy"
     assert {epoch.merit for epoch in found.epochs} == {None}
 
@@ -276,8 +280,7 @@ def short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("short_windows")
 @pytest.mark.training
 def test_a_script_that_ends_after_six_windows_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, _ = run_ranks(folder, TRAIN + "for _ in range(90): update()", monkeypatch, world_size=2, **LONG)
-    assert isinstance(found, Measurement), found
+    found = measured(folder, TRAIN + "for _ in range(90): update()", monkeypatch, world_size=2, **LONG)
     timed = found.epochs[1:]
     assert (6 <= len(timed) < 20, {epoch.num_timed_updates for epoch in timed}) == (True, {5})
 
@@ -288,8 +291,7 @@ def test_of_a_script_that_ends_the_rounds_count_that_are_whole(folder: Path, mon
     axes = {"measure": "communication", **LONG}
     monkeypatch.setattr(script_rank, "is_communication_precise_enough", lambda _: False)
     text = TRAIN + "for number in range(155): update(), torch.save(weight, f'{number}.pt')"
-    found, _ = run_ranks(folder, text, monkeypatch, world_size=2, **axes)
-    assert isinstance(found, Measurement), found
+    found = measured(folder, text, monkeypatch, world_size=2, **axes)
     assert found.communication
     assert [len(series.window_times_ns) for series in found.communication.series] == [6, 6, 6]
     (note,) = [note for note in found.communication.notes if "not saved" in note]
@@ -319,8 +321,7 @@ def test_a_script_that_makes_too_few_updates_is_measured_with_those_that_the_err
     (problem,) = run_ranks(folder, text, monkeypatch, **LONG)
     cure = re.search(r"more data or epochs, or measure less: --updates (\d+)", str(problem))
     assert cure, problem
-    (found,) = run_ranks(folder, text, monkeypatch, **{**LONG, "updates": int(cure[1])})
-    assert isinstance(found, Measurement), found
+    measured(folder, text, monkeypatch, **{**LONG, "updates": int(cure[1])})
 
 
 @pytest.mark.parametrize(
@@ -382,8 +383,7 @@ def test_ranks_may_meet_at_a_port_of_the_scripts_own(folder: Path, monkeypatch: 
         "rank=int(os.environ['RANK']))",
     }
     text = TRAIN.replace('dist.init_process_group("gloo")', own[way]) + "while True: update()"
-    found, _ = run_ranks(folder, text, monkeypatch, world_size=2)
-    assert isinstance(found, Measurement), found
+    measured(folder, text, monkeypatch, world_size=2)
 
 
 @pytest.mark.training
@@ -399,8 +399,7 @@ def test_two_trainings_one_after_the_other_and_a_compiled_optimizer_are_measured
         "try:\n    while True: update()\n"
         "finally: os._exit(3)"
     )
-    (found,) = run_ranks(folder, TRAIN + lines, monkeypatch)
-    assert isinstance(found, Measurement), found
+    found = measured(folder, TRAIN + lines, monkeypatch)
     assert (found.epochs[-1].num_updates or 0) > 11
 
 
@@ -415,8 +414,7 @@ def test_a_timed_block_in_which_something_is_compiled_is_repeated(
         "    update()\n"
         "    doubled(torch.ones(3 if num_updates == 12 else 2))\n"
     )
-    (found,) = run_ranks(folder, TRAIN + lines, monkeypatch)
-    assert isinstance(found, Measurement), found
+    found = measured(folder, TRAIN + lines, monkeypatch)
     assert capfd.readouterr().err.count("compiled in a timed block") == 1
     assert len(found.epochs) == 3
 
