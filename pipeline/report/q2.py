@@ -186,7 +186,7 @@ def speedup_claims(tables: Tables) -> list[Tile]:
     why = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
     if not fit:
         largest = ", ".join(f"{row['speedup']:.2f} with {row['scaling']} scaling" for row in largest_of_each(timed))
-        cures = [option for option, of in CURES.items() if of & reasons.keys()] or ["--repeats 3"]
+        cures = [option for option, cured in CURES.items() if cured & reasons.keys()] or ["--repeats 3"]
         why = f"no speed-up can be used: {why}; the largest: {largest}"
         return [not_answered(why, " ".join(["scaling", *cures]), is_asked=True)]
     most = max(row["num_gpus"] for row in fit)

@@ -244,8 +244,8 @@ def transfers_of(block: Block) -> tuple[list[Transfer], list[str]]:
     ]
     notes = [f"{name} stays real: {why}; exposed communication is without it" for name, why in real.items()]
     if any(count % updates for count in calls.values()):
-        cure = "more of --warmup (in a grid warmup_updates) bring the mean closer"
-        notes.append(f"its {updates} counted updates do not exchange alike: {cure}")
+        cure = "a larger --warmup (in a grid warmup_updates) counts more of them"
+        notes.append(f"collectives are counted in {updates} updates, which do not call the same; {cure}")
     sent = [f"{name} of {count / updates / 1e6:.4g} MB an update" for name, count in others.items() if count]
     return transfers, [*notes, *(f"{one} is counted in no column" for one in sent)]
 

@@ -273,7 +273,7 @@ def test_the_ledger_says_where_updates_do_not_exchange_alike() -> None:
     """As in local SGD, whose ranks meet in each fourth update."""
     transfers, notes = transfers_of(block_of([(8, 10)], [CountedCall("all_reduce", MODEL_BYTES, "", False, 3)]))
     assert [transfer.calls_per_step for transfer in transfers] == [0.3]
-    assert_says(notes[0], "its 10 counted updates do not exchange alike", "--warmup")
+    assert_says(notes[0], "counted in 10 updates, which do not call the same", "--warmup")
 
 
 def test_the_ledger_is_silent_where_gradients_travel_once_and_names_what_stays_real() -> None:
