@@ -14,7 +14,7 @@ import pytest
 import torch
 from cluster import Places, missing_parts, throwaway_cluster
 from conftest import plain_environment, run_command
-from factories import assert_says, failure_of, measurement_of, records_of
+from factories import assert_says, failure_of, known, measurement_of, records_of
 
 from pipeline.figures.formulas import GIB
 from pipeline.figures.pooling import count_neighbours
@@ -165,6 +165,70 @@ def test_the_memory_of_a_script_is_not_that_of_others_if_a_forked_process_outliv
     assert measurement_of(record).memory[0].peak_allocated_bytes > 4 * GIB
     assert gpu.memory_of_others_bytes is not None
     assert gpu.memory_of_others_bytes < GIB
+
+
+CAPTURES = """
+import os, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+is_pair = os.environ.get("WORLD_SIZE") == "2"
+torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+if is_pair:
+    torch.distributed.init_process_group("nccl")
+side = torch.cuda.Stream()
+with torch.cuda.stream(side):
+    model = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 10)).cuda()
+    model = nn.parallel.DistributedDataParallel(model) if is_pair else model
+optimizer = torch.optim.Adam(model.parameters(), capturable=True)
+loader = DataLoader(TensorDataset(torch.randn(4096, 512), torch.randint(0, 10, (4096,))), 64)
+images, labels = torch.empty(64, 512, device="cuda"), torch.empty(64, dtype=torch.int64, device="cuda")
+
+def step():
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(images), labels).backward()
+    optimizer.step()
+
+graph = None
+for epoch in range(1000):
+    for update, (own_images, own_labels) in enumerate(loader, 64 * epoch):
+        images.copy_(own_images)
+        labels.copy_(own_labels)
+        if update < 13:
+            with torch.cuda.stream(side):
+                step()
+            torch.cuda.synchronize()
+            continue
+        if graph is None:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL watches in another thread
+                step()
+        graph.replay()
+"""
+
+
+def run_capturing(folder: Path, *arguments: str) -> list[Record]:
+    script = folder / "captures.py"
+    script.write_text(CAPTURES)
+    fixed = ("--name", "captures", "--batch-size", "64", "--updates", "60", "--warmup", "10", "--outputs", folder)
+    run_command("run", *fixed, "--cluster", "local", *arguments, "--", script, "{batch_size_per_gpu}")
+    return records_of(Experiment(folder / "captures"))
+
+
+def test_each_replay_of_a_captured_step_is_an_update(tmp_path: Path) -> None:
+    (record,) = run_capturing(tmp_path)
+    ranks = [epoch.ranks[0] for epoch in measurement_of(record).epochs]
+    counts = [epoch.num_timed_updates for epoch in measurement_of(record).epochs]
+    assert [rank.num_samples for rank in ranks] == [64 * known(count) for count in counts]
+    assert {rank.optimizer_ns for rank in ranks} == {None}
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_captured_collectives_are_timed_and_where_they_must_be_silenced_refused(tmp_path: Path) -> None:
+    records = run_capturing(tmp_path, "--num-gpus", "2", "--measure", "communication")
+    timed, measured = sorted(records, key=lambda record: record.spec.measure == "communication")
+    assert timed.status == "ok", failure_of(timed).message
+    assert "has captured collectives, and nothing can silence them" in failure_of(measured).message
 
 
 PAIR = """

@@ -58,7 +58,7 @@ class Block(msgspec.Struct, frozen=True):
 
     time: int
     steps: list[int]
-    optimizer: int
+    optimizer: int | None  # None where no step was seen
     wait: int | None
     data: int | None
     sizes: Sequence[tuple[int, float]]
@@ -365,7 +365,7 @@ def build_rank(rank: int, block: Block, num_samples: int | None) -> RankEpoch:
         rank=rank,
         epoch_time_ns=block.time,
         compute_time_ns=None if block.data is None else max(0, round(block.time - block.data * block.share)),
-        optimizer_ns=round(block.optimizer * block.share),
+        optimizer_ns=None if block.optimizer is None else round(block.optimizer * block.share),
         data_time_ns=None if block.data is None else round(block.data * block.share),
         loader_wait_ns=None if block.wait is None else round(block.wait * block.share),
         num_samples=num_samples,

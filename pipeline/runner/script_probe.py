@@ -51,6 +51,14 @@ class NoUpdate(BaseException):
     """Ends a script whose optimizers are all others than the one that counts."""
 
 
+@dataclasses.dataclass
+class Capture:
+    """What a CUDA graph captures, and each of its replays makes."""
+
+    parts: list[Any] = dataclasses.field(default_factory=list)  # optimizers that step, and None for a backward pass
+    num_collectives: int = 0
+
+
 class Probe:
     """Counts and times the updates of this rank. torch is the module, imported by the script."""
 
@@ -85,6 +93,9 @@ class Probe:
         self.flops: list[Any] | None = None  # of an update, as script_blocks.Block has them
         self.flops_by_type: Counter[tuple[str, bool]] = Counter()  # as FlopCounter has them
         self.is_in_optimizer = False  # that computes no gradients
+        self.capture: Capture | None = None  # under way
+        self.captures: weakref.WeakKeyDictionary[Any, Capture] = weakref.WeakKeyDictionary()  # by CUDA graph
+        self.num_replayed = 0  # collectives
         self.skipped: Counter[str] = Counter()  # saves, by what was to be written, the first one first
         self.is_silenced = False  # from the first silent update on, after which the weights are not those of a training
         self.begin_block({"lead_in": 0, "updates": max(2, config["warmup_updates"]), "mode": "real"})
@@ -114,6 +125,9 @@ class Probe:
         """Count an update of the first optimizer that has ended one, and end the block after its last."""
         if self.is_child:
             return
+        if self.capture is not None:
+            self.capture.parts.append(optimizer)
+            return
         num_passes, self.num_passes_since_step = self.num_passes_since_step, 0
         self.num_others[id(optimizer)] += 1
         is_gone = all(id(one) != self.counted for one in (*self.optimizers, self))
@@ -139,7 +153,8 @@ class Probe:
             self.start_clock(mark)
         else:
             self.marks.append(mark)
-            self.optimizer_marks.append((self.step_started, mark))
+            if self.step_started is not None:
+                self.optimizer_marks.append((self.step_started, mark))
         if self.left == 0:
             self.end_block()
 
@@ -241,9 +256,46 @@ class Probe:
     def pass_back(self, backward: Callable[..., Any], *words: Any, **named: Any) -> Any:
         """Run a backward pass and count it: not one inside of another (checkpoints), or of an optimizer's closure."""
         if self.torch._C._current_graph_task_id() == -1 and not (self.steps or self.is_skipping):
-            self.num_passes_since_step += 1
-            self.num_all_passes += 1
+            self.count_pass()
         return backward(*words, **named)
+
+    def count_pass(self) -> None:
+        """Count a backward pass, or note it in the CUDA graph that captures it."""
+        if self.capture is not None:
+            self.capture.parts.append(None)
+            return
+        self.num_passes_since_step += 1
+        self.num_all_passes += 1
+
+    def begin_capture(self, begin: Callable[..., None], graph: Any, *words: Any, **named: Any) -> None:
+        """Begin to note what a CUDA graph captures. Nothing of it runs before a replay."""
+        begin(graph, *words, **named)
+        self.capture = Capture(num_collectives=-(self.collectives_of_block() or 0))
+
+    def end_capture(self, end: Callable[[Any], None], graph: Any) -> None:
+        """End it. Raises RuntimeError for collectives that must be silenced: a replay repeats them as they are."""
+        end(graph)
+        if self.capture is not None:
+            self.capture.num_collectives += self.collectives_of_block() or 0
+            self.captures[graph], self.capture = self.capture, None
+            if self.controller is not None and self.captures[graph].num_collectives:
+                raise RuntimeError(
+                    "a CUDA graph has captured collectives, and nothing can silence them; do not capture them"
+                )
+
+    def replay(self, replay: Callable[[Any], None], graph: Any) -> None:
+        """Replay a CUDA graph, and count what it has captured."""
+        replay(graph)
+        capture = self.captures.get(graph)
+        if capture is None:
+            return
+        self.num_replayed += capture.num_collectives
+        for optimizer in capture.parts:
+            if optimizer is None:
+                self.count_pass()
+            else:
+                self.step_started = None  # it is not known when within the graph
+                self.end_update(optimizer)
 
     def scaled_step(self, step: Callable[..., Any], scaler: Any, optimizer: Any, *words: Any, **named: Any) -> Any:
         """Let a GradScaler step. A step that it skips is an update, too: the other ranks may not skip theirs."""
@@ -286,7 +338,7 @@ class Probe:
     def mark_update(self) -> None:
         """Count an update; the steps of optimizers no longer count."""
         self.counted = id(self)
-        self.step_started = self.mark()
+        self.step_started = None
         self.end_update(self)
 
     @contextlib.contextmanager
@@ -307,8 +359,8 @@ class Probe:
     # time
 
     def mark(self) -> Any:
-        """Return a mark of now on the timeline of the device: an event, or on the CPU a time in ns."""
-        if self.device is None:
+        """Return a mark of now on the timeline of the device: an event, or on the CPU or in a capture a time in ns."""
+        if self.device is None or self.capture is not None:
             return time.perf_counter_ns()
         event = self.torch.cuda.Event(enable_timing=True)
         event.record(self.torch.cuda.current_stream(self.device))
@@ -377,7 +429,7 @@ class Probe:
         return {
             "time": self.between_ns(self.marks[0], self.marks[-1]),
             "steps": [self.between_ns(*pair) for pair in zip(self.marks, self.marks[1:])],  # noqa: B905
-            "optimizer": sum(self.between_ns(*pair) for pair in self.optimizer_marks),
+            "optimizer": sum(self.between_ns(*pair) for pair in self.optimizer_marks) if self.optimizer_marks else None,
             "wait": self.wait_ns if self.waits else None,
             "data": sum(of_device) if of_device else None,
             "sizes": sorted(self.sizes.items()),
@@ -407,9 +459,10 @@ class Probe:
         dist = self.torch.distributed
         groups = dist.distributed_c10d._world.pg_map if dist.is_initialized() else ()
         try:
-            return sum(int(group._get_sequence_number_for_group()) for group in groups)
+            called = sum(int(group._get_sequence_number_for_group()) for group in groups)
         except (AttributeError, RuntimeError):
             return None
+        return called + self.num_replayed
 
     def collectives_of_block(self) -> int | None:
         """Return how many collectives this rank has called in this block; None if it is not known."""
@@ -584,6 +637,8 @@ def install(torch: Any, config: Mapping[str, Any]) -> Probe:
     region: Any = autocast
     fetch, step, enter, backward = iterator.__next__, scaler.step, region.__enter__, torch.autograd.backward
     begin = loader.__iter__
+    graph: Any = torch.cuda.CUDAGraph
+    begin_capture, end_capture, replay = graph.capture_begin, graph.capture_end, graph.replay
     rendezvous: Any = sys.modules["torch.distributed.rendezvous"]  # torch.distributed has a function of that name
     create_store = rendezvous._create_c10d_store
 
@@ -602,6 +657,9 @@ def install(torch: Any, config: Mapping[str, Any]) -> Probe:
     iterator.__next__ = lambda own: probe.next_batch(fetch, own)
     scaler.step = lambda own, *words, **named: probe.scaled_step(step, own, *words, **named)
     region.__enter__ = enter_autocast
+    graph.capture_begin = lambda own, *words, **named: probe.begin_capture(begin_capture, own, *words, **named)
+    graph.capture_end = lambda own: probe.end_capture(end_capture, own)
+    graph.replay = lambda own: probe.replay(replay, own)
     torch.autograd.backward = lambda *words, **named: probe.pass_back(backward, *words, **named)  # of a tensor, too
     skip_saves(probe, torch, ["save"])
     words: Any = probe

@@ -121,7 +121,7 @@ class FailsTwice(Subclass):
 def test_a_step_within_a_step_of_the_same_optimizer_is_one_and_a_failed_one_is_forgotten() -> None:
     probe: Any = Probe.__new__(Probe)
     probe.steps, probe.optimizers, probe.counted, probe.num_steps = [], {}, None, 0
-    probe.optimizer_names = []
+    probe.optimizer_names, probe.capture = [], None
     ended: list[Any] = []
     probe.mark, probe.end_update = (lambda: None), ended.append
     weight = torch.zeros(1, requires_grad=True)
@@ -145,7 +145,8 @@ def make_counting_probe() -> Any:
     probe.optimizers, probe.optimizer_names, probe.num_others = weakref.WeakKeyDictionary(), [], Counter()
     probe.counted = probe.update_by = probe.counter = None
     probe.is_child, probe.fetched, probe.sources, probe.source, probe.sizes = False, {}, [], (), Counter()
-    probe.num_updates = probe.num_passes = probe.num_passes_since_step = 0
+    probe.num_updates = probe.num_passes = probe.num_passes_since_step = probe.num_all_passes = 0
+    probe.capture, probe.captures, probe.num_replayed = None, weakref.WeakKeyDictionary(), 0
     probe.left, probe.block, probe.mark, probe.count_flops = 1000, {"updates": 5}, lambda: 0, lambda: None
     return probe
 
@@ -178,6 +179,31 @@ def test_an_optimizer_that_is_gone_is_replaced_at_once_and_a_forked_child_counts
     probe.leave_child()
     probe.end_update(new_optimizer())
     assert probe.num_updates == 12
+
+
+def test_a_replay_of_a_cuda_graph_makes_what_was_captured_and_the_capture_itself_nothing() -> None:
+    probe, optimizer, graph, calls = make_counting_probe(), new_optimizer(), nn.Module(), iter([7, 9])
+    probe.torch, probe.steps, probe.is_skipping = torch, [], False
+    probe.collectives_of_block, probe.controller = lambda: next(calls), None
+    probe.begin_capture(lambda _: None, graph)
+    for _ in range(2):
+        probe.pass_back(lambda: None)
+    probe.end_update(optimizer)
+    probe.end_capture(lambda _: None, graph)
+    assert (probe.num_updates, probe.num_all_passes, probe.num_replayed) == (0, 0, 0)
+    for captured in (graph, graph, nn.Module()):
+        probe.replay(lambda _: None, captured)
+    assert (probe.num_updates, probe.num_passes, probe.num_all_passes, probe.num_replayed) == (2, 4, 4, 4)
+
+
+def test_a_cuda_graph_with_collectives_is_refused_where_they_are_silenced() -> None:
+    probe, graph, calls = make_counting_probe(), nn.Module(), iter([7, 7, 7, 9])
+    probe.collectives_of_block, probe.controller = lambda: next(calls), SimpleNamespace()
+    probe.begin_capture(lambda _: None, graph)
+    probe.end_capture(lambda _: None, graph)  # there are none in it
+    probe.begin_capture(lambda _: None, graph)
+    with pytest.raises(RuntimeError, match="has captured collectives, and nothing can silence them"):
+        probe.end_capture(lambda _: None, graph)
 
 
 def test_what_a_group_of_one_rank_exchanges_does_not_travel() -> None:
