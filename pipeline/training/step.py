@@ -190,8 +190,10 @@ class EagerStep:
         self.model = model
         strategy = TORCH_STRATEGIES[spec.strategy]
         self.optimizer = strategy.shard_optimizer(optimizer or optimizer_of(workload, bare_model(model)))
-        self.rate = learning_rate_of(workload, 0)
+        self.rate: float | None = None
         self.rate_is_on_device = False
+        if (rate := learning_rate_of(workload, 0)) is not None:
+            self.set_learning_rate(rate)
         # over the epoch; float64 counts in floats, too, and shows a sum that is no count
         self.num_correct = torch.zeros((), dtype=torch.float64, device=rank.device)
         self.forward: Callable[..., Any] = ModelCall(model if forward is None else forward)

@@ -154,6 +154,13 @@ def test_the_loss_that_a_captured_step_returns_is_not_overwritten_by_the_next() 
     assert float(step(BLACK, ignore_mark)) != before == float(first)
 
 
+def test_the_first_update_has_its_learning_rate_whatever_the_optimizer_was_made_with() -> None:
+    workload = build_workload(lenet())
+    workload.optimizer = lambda model: torch.optim.SGD(model.parameters(), lr=0.1)  # type: ignore[method-assign]
+    step = EagerStep(build_model("lenet", 10), workload, lenet(), ALONE)
+    assert [group["lr"] for group in step.optimizer.param_groups] == [0.05]
+
+
 def test_a_learning_rate_that_changes_needs_an_optimizer_that_reads_it_from_the_device() -> None:
     captured = CapturedStep(step_of(lenet()), BLACK, (64,), lenet(), play_again)
     captured.set_learning_rate(0.05)
