@@ -145,7 +145,15 @@ def test_each_refusal_of_a_class_is_a_line_and_no_other_hides_it(check: Check, m
     assert_says(answer.stderr, f"of {models}:{name}; correct the class and check it again.")
 
 
-@pytest.mark.parametrize("changes", [(), ("strategy=fsdp", "precision=bf16"), ("strategy=single", "num_gpus=1")])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (),
+        ("strategy=fsdp", "precision=bf16"),
+        ("strategy=single", "num_gpus=1"),
+        ("input=synthetic", "measure=communication"),
+    ],
+)
 def test_a_class_that_is_right_has_the_command_that_runs_it(
     check: Check, models: Path, changes: tuple[str, ...]
 ) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from pipeline.plan.axes import AXIS_DEFAULTS, DECLARED
+from pipeline.communication.step_variants import single_spec
 from pipeline.plan.spec import Spec
 from pipeline.runner.failures import describe_exception
 from pipeline.training.check_workload import (
@@ -104,9 +104,7 @@ def make_updates(
     workload: Workload, model: torch.nn.Module, spec: Spec, rank: Rank, optimizer: torch.optim.Optimizer
 ) -> None:
     """Make updates of one process. Raises WorkloadError if before_update() or the optimizer does what none may."""
-    of_others = {axis: AXIS_DEFAULTS[axis] for axis, declared in DECLARED.items() if declared.strategies}
-    alone = msgspec.structs.replace(spec, **of_others, strategy="single", num_gpus=1, num_nodes=1)
-    step = EagerStep(model, workload, alone, rank, optimizer=optimizer)
+    step = EagerStep(model, workload, single_spec(spec), rank, optimizer=optimizer)
     batch = synthetic_batch(workload, spec.batch_size_per_gpu, rank.device)
     for _ in range(NUM_CHECKED_UPDATES):
         step(batch, ignore_mark)
