@@ -20,6 +20,7 @@ NVIDIA_GPUS_PATH = Path("/proc/driver/nvidia/gpus")
 BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 SHARED_MEMORY = Path("/dev/shm")
 CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUPS = Path("/proc/self/cgroup")
 IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 SIOCGIFADDR, IFREQ_BYTES = 0x8915, 40  # of netdevice(7); bytes 20 to 24 of the answer are an IPv4 address
 LINK_LOCAL = "20"  # the scope of IPv6 addresses that need the name of an interface beside them
@@ -62,7 +63,7 @@ def kill_descendants() -> None:
 def num_oom_kills() -> int:
     """Return how many processes of this control group the kernel has killed for memory; 0 if it is unknown."""
     found = 0
-    for line in Path("/proc/self/cgroup").read_text().split():
+    for line in OWN_CGROUPS.read_text().splitlines():
         _, controllers, group = line.split(":", 2)
         of_v2, of_v1 = Path(f"{CGROUPS}{group}/memory.events"), Path(f"{CGROUPS}/memory{group}/memory.oom_control")
         if not controllers or "memory" in controllers.split(","):

@@ -30,6 +30,17 @@ def test_a_mask_shows_the_gpus_that_cuda_shows(monkeypatch: pytest.MonkeyPatch, 
     assert host.num_visible_gpus() == count
 
 
+def test_kills_for_memory_are_counted_in_a_group_whose_name_has_a_space(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "my job").mkdir()
+    (tmp_path / "my job" / "memory.events").write_text("oom 5\noom_kill 3\n")
+    (tmp_path / "own").write_text("0::/my job\n")
+    monkeypatch.setattr(host, "CGROUPS", tmp_path)
+    monkeypatch.setattr(host, "OWN_CGROUPS", tmp_path / "own")
+    assert host.num_oom_kills() == 3
+
+
 def test_devices_keep_the_order_of_the_mask() -> None:
     assert host.visible_devices("3,0, 2", 4) == [3, 0, 2]
     assert host.visible_devices("GPU-b,GPU-a", 4) == ["GPU-b", "GPU-a"]
