@@ -148,7 +148,9 @@ def run_epochs(
     for epoch_number in range(1, spec.epochs + 1):
         found = run_epoch(epoch_number, spec, rank, workload, batches, step)
         gathered = process_group.all_gather(found, RankEpochSeries)
-        tested = evaluate(workload, model, rank) if spec.evaluate and rank.rank == 0 else Evaluation()
+        tested = Evaluation()
+        if spec.evaluate:
+            tested = process_group.on_first_rank(rank, lambda: evaluate(workload, model, rank), tested)
         epochs.append(summarize_epoch(epoch_number, spec, workload, gathered, tested))
         series.append(np.array([part.parts_ns for part in gathered], dtype=np.int64))
         if rank.rank == 0:  # between two epochs no clock runs
@@ -322,11 +324,15 @@ def evaluate(workload: Workload, model: nn.Module, rank: Rank) -> Evaluation:
 
 def check_evaluation(workload: Workload, model: nn.Module, spec: Spec, rank: Rank) -> None:
     """Raise WorkloadError if a user's evaluate() does not return what a record holds. Leave random state as it is."""
-    if spec.evaluate and rank.rank == 0 and own_class(spec.model) is not None:
+
+    def evaluate_once() -> None:
         with torch.random.fork_rng(devices=[rank.device] if rank.device.type == "cuda" else []):
             evaluate(workload, model, rank)
         model.train()
         devices.reset_memory_statistics(spec, rank)
+
+    if spec.evaluate and own_class(spec.model) is not None:
+        process_group.on_first_rank(rank, evaluate_once, None)
 
 
 def finite_or_none(value: Any) -> float | None:

@@ -1,7 +1,9 @@
 """The rank of this process, its device and its process group."""
 
+import itertools
 import os
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -19,6 +21,7 @@ from pipeline.plan.spec import Spec
 from pipeline.training.flop_counter import COLLECTIVE_NAMESPACES
 
 COLLECTIVE_TIMEOUT_S = 300
+NO_LIMIT = timedelta(days=365)
 OPERATIONS = (
     *("reduce_scatter", "all_reduce", "all_gather", "all_to_all", "broadcast", "barrier"),
     *("reduce", "gather", "scatter", "send", "recv"),
@@ -27,6 +30,7 @@ OPERATIONS = (
 FSDP_MODULES = "torch.distributed.fsdp._fully_shard"
 
 T = TypeVar("T")
+_NUM_WAITS = itertools.count()  # as many on all ranks
 
 
 def find_rank(spec: Spec) -> Rank:
@@ -81,6 +85,24 @@ def barrier(rank: Rank) -> None:
     """Wait for every rank. Return at once where one process trains."""
     if dist.is_initialized():
         dist.barrier(device_ids=[rank.device.index] if rank.device.type == "cuda" else None)
+
+
+def on_first_rank(rank: Rank, work: Callable[[], T], otherwise: T) -> T:
+    """Return what `work` returns on rank 0, and `otherwise` on the others, which wait for it as long as it takes.
+
+    They wait for a key of the store: a collective ends them after COLLECTIVE_TIMEOUT_S.
+    """
+    group = dist.group.WORLD
+    if group is None:
+        return work()
+    store = group.get_group_store()
+    key = f"on_first_rank/{next(_NUM_WAITS)}"
+    if rank.rank == 0:
+        found = work()
+        store.set(key, "")
+        return found
+    store.wait([key], NO_LIMIT)
+    return otherwise
 
 
 def synchronize(rank: Rank) -> None:

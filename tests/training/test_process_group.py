@@ -3,6 +3,7 @@
 import math
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -162,6 +163,25 @@ def gather_beside_an_attacker(rank: int, folder: str) -> None:
 def test_a_pickle_from_another_rank_is_refused_and_does_not_run(tmp_path: Path) -> None:
     run_ranks(gather_beside_an_attacker, (str(tmp_path),), 2)
     assert ((tmp_path / "refused").exists(), (tmp_path / "canary").exists()) == (True, False)
+
+
+def wait_for_a_long_evaluation(rank: int, folder: str) -> None:
+    process_group.COLLECTIVE_TIMEOUT_S = 2
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
+    own = process_group.join_process_group(make_spec(strategy="ddp", num_gpus=2, device="cpu"), Path(folder, "store"))
+
+    def evaluate() -> str:
+        time.sleep(4)
+        return "tested"
+
+    found = process_group.on_first_rank(own, evaluate, "waited")
+    assert process_group.all_gather(found, str) == ["tested", "waited"]
+    dist.destroy_process_group()
+
+
+@pytest.mark.training
+def test_the_other_ranks_wait_for_the_first_longer_than_a_collective_may_take(tmp_path: Path) -> None:
+    run_ranks(wait_for_a_long_evaluation, (str(tmp_path),), 2)
 
 
 TORCH_2_11 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]  # of its wheel for CUDA 13.0
