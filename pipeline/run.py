@@ -125,7 +125,7 @@ def main() -> int:
     cluster = plan.inspect_cluster(options)
     grid = plan.expand_submission(options, cluster)
     experiment = Experiment(options.outputs / grid.name)
-    is_checked = not options.is_dry_run and not options.only and len(grid.points) > 1
+    is_checked = not (options.is_dry_run or options.is_pilot or options.only) and len(grid.points) > 1
     if is_checked and cluster.kind == "local":
         first = min(grid.points, key=lambda spec: (spec.num_gpus, spec.batch_size_per_gpu))
         if first.run_id() not in ok_records(experiment):

@@ -3,6 +3,7 @@
 The example of the README: test_the_example_of_the_readme_is_measured_unchanged_on_one_and_two_processes.
 """
 
+import argparse
 import json
 import shlex
 import sys
@@ -17,11 +18,11 @@ from factories import assert_says, measurement_of, records_of
 from import_hook import when_imported
 
 import ddpscale
+from pipeline import run
 from pipeline.plan.grid import expand_grid
 from pipeline.plan.spec import Spec
 from pipeline.records.folder import Experiment, find_experiments
 from pipeline.records.record import Record
-from pipeline.run import parse_arguments
 from pipeline.system.errors import EXIT_USAGE
 
 SHORT = ("--updates", "6", "--warmup", "2", "--set", "windows=2", "epochs=3")
@@ -278,7 +279,22 @@ def script_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def points_of_run(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Spec, ...]:
     monkeypatch.setattr("sys.argv", ["run", "--batch-size", "8", *words, "--", "train.py"])
-    return expand_grid(parse_arguments().grid).points
+    return expand_grid(run.parse_arguments().grid).points
+
+
+@pytest.mark.usefixtures("script_here")
+def test_a_pilot_needs_no_configuration_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the one with the fewest samples, the first would be the one with the smallest batch."""
+    submitted: list[list[str]] = []
+
+    def submit(options: argparse.Namespace) -> int:
+        submitted.append(options.only)
+        return 0
+
+    monkeypatch.setattr(run, "submit", submit)
+    words = ("--pilot", "--cluster", "local", "--num-samples", "50000,1000")
+    monkeypatch.setattr("sys.argv", ["run", *words, "--", "train.py"])
+    assert (run.main(), submitted) == (0, [[]])
 
 
 @pytest.mark.usefixtures("script_here")
@@ -312,7 +328,7 @@ NOTE = "ä 'b' c"
 def test_the_words_after_the_dashes_reach_the_script_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["train.py", "--note", NOTE, "--passes", "{grad_accumulation}"]
     monkeypatch.setattr("sys.argv", ["run", "--batch-size", "8", "--grad-accumulation", "2", "--", *words])
-    (spec,) = expand_grid(parse_arguments().grid).points
+    (spec,) = expand_grid(run.parse_arguments().grid).points
     assert spec.script_command.words[1:] == ["--note", NOTE, "--passes", "2"]
 
 
