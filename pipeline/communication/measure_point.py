@@ -5,6 +5,7 @@ Their sum is therefore longer than the step, which overlaps some of them.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -45,7 +46,7 @@ from pipeline.training import devices, process_group
 from pipeline.training.execution import choose_execution, execution_stream
 from pipeline.training.loop import build_measurement, refuse_changed_flags
 from pipeline.training.process_group import Rank, device_indices
-from pipeline.training.step import MarkPart, StepFunction
+from pipeline.training.step import EagerStep, StepFunction
 from pipeline.workloads.find import Sources
 
 DATA_PARALLEL_PARTS = ("scatter", "replicate", "parallel_forward", "gather", "backward", "optimizer")
@@ -56,41 +57,17 @@ TRANSFER_FUNCTIONS = ("broadcast_coalesced", "reduce_add_coalesced", "scatter", 
 
 def time_step_parts(model: DataParallel[nn.Module], context: StepContext) -> tuple[SplitPart, ...]:
     """Time each part of a step: the mean of each window, in ns."""
-    optimizer = context.workload.optimizer(model.module)
-    devices = device_indices(context.spec, context.rank)
+    spec = context.spec
+    devices = device_indices(spec, context.rank)
+    totals_ns: Counter[str] = Counter()
+    started_ns = 0
 
-    def time_parts(num_steps: int) -> dict[str, int]:
-        totals_ns = dict.fromkeys(DATA_PARALLEL_PARTS, 0)
-        for _ in range(num_steps):
-            started_ns = time_when_idle_ns(devices)
-
-            def mark(part: str) -> None:
-                nonlocal started_ns
-                ended_ns = time_when_idle_ns(devices)
-                totals_ns[part] += ended_ns - started_ns
-                started_ns = ended_ns
-
-            run_step_in_parts(model, optimizer, context, mark)
-        return totals_ns
-
-    time_parts(SPLIT_WARM_UP_STEPS)
-    windows = [time_parts(STEPS_PER_WINDOW) for _ in range(context.spec.windows)]
-    return tuple(
-        SplitPart(part=part, times_ns=tuple(window[part] // STEPS_PER_WINDOW for window in windows))
-        for part in DATA_PARALLEL_PARTS
-    )
-
-
-def time_when_idle_ns(devices: Sequence[int]) -> int:
-    for index in devices:
-        torch.cuda.synchronize(index)
-    return time.perf_counter_ns()
-
-
-def run_step_in_parts(
-    model: DataParallel[nn.Module], optimizer: torch.optim.Optimizer, context: StepContext, mark: MarkPart
-) -> None:
-    """Run one step. Mark the end of each part once it is issued."""
+    def mark(part: str) -> None:
+        nonlocal started_ns
+        if part in DATA_PARALLEL_PARTS:  # else the time is that of the part which ends next
+            ended_ns = time_when_idle_ns(devices)
+            totals_ns[part] += ended_ns - started_ns
+            started_ns = ended_ns
 
     def forward_in_parts(*arguments: Any) -> Any:
         inputs, keywords = model.scatter(arguments, {}, model.device_ids)
@@ -103,14 +80,29 @@ def run_step_in_parts(
         mark("gather")
         return gathered
 
-    with torch.autocast("cuda", torch.bfloat16, enabled=context.spec.precision == "bf16"):
-        found = context.workload.loss(forward_in_parts, context.batch)
-    loss = found[0] if isinstance(found, tuple) else found
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    mark("backward")
-    optimizer.step()
-    mark("optimizer")
+    step = EagerStep(model, context.workload, spec, context.rank, forward=forward_in_parts)
+
+    def time_parts(num_steps: int) -> Counter[str]:
+        nonlocal started_ns
+        totals_ns.clear()
+        for _ in range(num_steps):
+            started_ns = time_when_idle_ns(devices)
+            for passes_left in reversed(range(spec.grad_accumulation)):
+                step(context.batch, mark, passes_left == 0)
+        return totals_ns.copy()
+
+    time_parts(SPLIT_WARM_UP_STEPS)
+    windows = [time_parts(STEPS_PER_WINDOW) for _ in range(spec.windows)]
+    return tuple(
+        SplitPart(part=part, times_ns=tuple(window[part] // STEPS_PER_WINDOW for window in windows))
+        for part in DATA_PARALLEL_PARTS
+    )
+
+
+def time_when_idle_ns(devices: Sequence[int]) -> int:
+    for index in devices:
+        torch.cuda.synchronize(index)
+    return time.perf_counter_ns()
 
 
 def count_data_parallel_transfers(step: StepFunction, num_steps: int) -> tuple[Transfer, ...]:

@@ -1,14 +1,13 @@
 """Variants of a step, and transfers of DataParallel at torch's functions: stand-ins replace these."""
 
+import itertools
 from collections import Counter
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from factories import make_spec
 from image_steps import ALONE
 from torch import nn
 from torch.nn.parallel import comm
@@ -36,6 +35,7 @@ from pipeline.plan.strategies import DDP
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep
 from pipeline.workloads.find import build_workload
+from pipeline.workloads.image_classifiers import build_model
 
 FIRST_OF_TWO = Rank(0, 2, torch.device("cpu"))
 
@@ -169,19 +169,22 @@ def test_torchs_functions_are_put_back() -> None:
     assert {name: getattr(comm, name) for name in TRANSFER_FUNCTIONS} == before
 
 
-@pytest.mark.usefixtures("without_gpus")
-def test_the_split_trains_with_the_optimizer_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = make_spec(strategy="dp", num_gpus=2, measure="communication", input="synthetic", fused_optimizer=True)
-    model, seen = torch.nn.DataParallel(torch.nn.Linear(2, 2)), []
-
-    def run_step(_: object, optimizer: torch.optim.Optimizer, __: object, mark: Callable[[str], None]) -> None:
-        seen.append(optimizer.defaults)
-        for part in measure_point.DATA_PARALLEL_PARTS:
-            mark(part)
-
-    monkeypatch.setattr(measure_point, "run_step_in_parts", run_step)
-    monkeypatch.setattr(measure_point, "time_when_idle_ns", lambda _: 0)
-    context = StepContext(spec, ALONE, build_workload(spec), None, None)
-    time_step_parts(model, context)  # type: ignore[arg-type]
-    assert seen[0]["weight_decay"] == spec.weight_decay > 0
-    assert seen[0] == EagerStep(model, context.workload, spec, ALONE).optimizer.defaults
+def test_the_split_is_of_the_step_that_trains_with_each_of_its_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = ddp_spec(strategy="dp", grad_accumulation=2, weight_decay=0.1)
+    model: Any = nn.DataParallel(build_model("lenet", 10))
+    now_ns = itertools.count()
+    model.output_device = None
+    monkeypatch.setattr(model, "scatter", lambda inputs, keywords, _: ([inputs], [keywords]))
+    monkeypatch.setattr(model, "replicate", lambda module, _: [module])
+    monkeypatch.setattr(model, "parallel_apply", lambda replicas, inputs, _: [replicas[0](*inputs[0])])
+    monkeypatch.setattr(model, "gather", lambda outputs, _: outputs[0])
+    monkeypatch.setattr(measure_point, "device_indices", lambda *_: [])
+    monkeypatch.setattr(measure_point, "time_when_idle_ns", lambda _: next(now_ns))
+    stepped: list[torch.optim.Optimizer] = []
+    monkeypatch.setattr(EagerStep, "_update", lambda step: stepped.append(step.optimizer))
+    batch = torch.zeros(4, 3, 32, 32), torch.zeros(4, dtype=torch.int64)
+    split = time_step_parts(model, StepContext(spec, ALONE, build_workload(spec), batch, None))
+    of_passes = ("scatter", "replicate", "parallel_forward", "gather", "backward")
+    times_ns = {part.part: part.times_ns for part in split}
+    assert times_ns == {**dict.fromkeys(of_passes, (2,) * 6), "optimizer": (1,) * 6}
+    assert {optimizer.defaults["weight_decay"] for optimizer in stepped} == {0.1}
