@@ -365,14 +365,18 @@ def compare_subtraction(rows: Sequence[Row], measured: Sequence[Row]) -> str:
     untold = (STEP_DIFFERS, MEASURED_EXPOSURE_IS_NOISE)
     both = [row for row in rows if row["exposed_comm_time_s"] is not None and not row.has_note(*untold)]
     possible = [row for row in both if row["exposed_comm_time_s"] <= row["epoch_time_s"]]
-    if not possible:
+    pairs = [(row, one) for row in possible for one in measured if is_same_training(row, one)]
+    if not pairs:
         return ""
-    row = max(possible, key=lambda row: float(row["comm_share_subtraction"]))
-    alike = [one for one in measured if not varying_axes([one.axes, row.axes], TRAINED_MAY_DIFFER)]
-    one = max(alike, key=lambda one: int(one["num_windows"]))
+    row, one = max(pairs, key=lambda pair: (float(pair[0]["comm_share_subtraction"]), int(pair[1]["num_windows"])))
     share, measured_share = (100 * float(part) for part in (row["comm_share_subtraction"], one["exposed_comm_share"]))
     where = f"{describe_own(one, measured)} ({measured_share:.1f} % measured)"
     return f"Subtraction gives {share:.0f} % of the epoch, {where}: it counts every loss"
+
+
+def is_same_training(row: Row, measured: Row) -> bool:
+    """True if the axes of both are those of one training. Its precision is the one that computed in each run."""
+    return not varying_axes([row.axes, measured.axes], TRAINED_MAY_DIFFER)
 
 
 def exposure_noise(row: Row) -> str:

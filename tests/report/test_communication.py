@@ -46,18 +46,22 @@ def q3(*found: Record) -> Tile:
 
 
 @pytest.mark.parametrize(
-    ("exposed_us", "share"),
+    ("exposed_us", "computed_in", "share"),
     [
-        ((20_000,) * 6, 20 / 21.15),  # of the step; 391 of them take 7.82 of 8.5 s
-        ((22_000,) * 6, None),  # 8.6 s: no part of an epoch of 8.5 s
-        ((23_000,) * 6, None),  # of a step that differs
+        ((20_000,) * 6, "tf32", 20 / 21.15),  # of the step; 391 of them take 7.82 of 8.5 s
+        ((22_000,) * 6, "tf32", None),  # 8.6 s: no part of an epoch of 8.5 s
+        ((23_000,) * 6, "tf32", None),  # of a step that differs
+        ((20_000,) * 6, "fp32", None),  # of an epoch in another precision than the step
     ],
 )
-def test_a_measured_share_is_never_above_1(exposed_us: tuple[float, ...], share: float | None) -> None:
+def test_a_measured_share_is_never_above_1_and_of_the_same_training(
+    exposed_us: tuple[float, ...], computed_in: str, share: float | None
+) -> None:
     """An epoch of DDP takes 8.5 s. Communication was measured apart, with 391 steps an epoch."""
     ddp = make_record(make_spec(strategy="ddp", num_gpus=2, batch_size_per_gpu=64), (9, 8.5))
     claim = q3(
-        *(timed(10.2, 64), with_rank_epochs(ddp, lambda _: {"data_time_ns": 0})),
+        timed(10.2, 64),
+        with_measurement(with_rank_epochs(ddp, lambda _: {"data_time_ns": 0}), precision_used=computed_in),
         make_communication_record(comm_point(batch_size_per_gpu=64), measured(*exposed_us)),
     )
     by_subtraction = "Subtraction gives 40 % of the epoch, ddp, 64 per GPU"
