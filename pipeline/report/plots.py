@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from pipeline.figures import epoch_figures, pooling, scaling
 from pipeline.figures.intervals import ends_of
 from pipeline.figures.pooling import group_pairs
 from pipeline.plan.point_label import (
@@ -25,7 +24,6 @@ MAX_POINTS = 60  # of a line: more cannot be seen, and make a page large
 REFERENCE = -1  # the style of a series to compare with
 MARKS = "●■▲◆▼✚✖⬢"  # the markers of series as characters, for the key of a page
 PART_MARKS = "■▧▥▨▤▩▦▒"  # the hatches of parts of a bar, likewise
-LOADER_BOUND, SHARED_NODE, ABOVE_N = "loader-bound", "shared node", "above N"
 NO_BARS = "Without bars: no interval is known."
 GREY = "○"  # the mark of points that no answer uses, in the key
 
@@ -257,9 +255,9 @@ def make_series(
 def make_point(x: float, row: Row, column: Column) -> Point:
     """Return a row's value of the column, in the unit that people read."""
     low, high = (None if end is None else column.factor * end for end in ends_of(row[column.key]))
-    of_speedup = [(ABOVE_N, scaling.SUPERLINEAR), (SHARED_NODE, pooling.SHARED_NODE)] if column.key == "speedup" else []
-    flaws = [flaw for flaw, kind in [(LOADER_BOUND, epoch_figures.LOADER_BOUND), *of_speedup] if row.has_note(kind)]
-    return Point(x, column.factor * row[column.key], low, high, next(iter(flaws), ""))
+    kinds = (note.kind for note in row.notes if column.key in note.kind.forbids)
+    flaw = next((kind.word or kind.badge or kind.name for kind in kinds), "")
+    return Point(x, column.factor * row[column.key], low, high, flaw)
 
 
 def note_on_number(number: int, most: int, what: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
+import msgspec
 import pytest
 from factories import (
     INT8_RECORDS,
@@ -43,14 +44,11 @@ from pipeline.records.record import Record
 from pipeline.report.draw import HATCHES, LIGHT, MARKERS, METADATA, render_files, render_plot
 from pipeline.report.html import build_plots
 from pipeline.report.plots import (
-    ABOVE_N,
-    LOADER_BOUND,
     MARKS,
     MAX_SERIES,
     NO_BARS,
     PART_MARKS,
     REFERENCE,
-    SHARED_NODE,
     HistogramPanel,
     LinePanel,
     Plot,
@@ -108,42 +106,44 @@ def test_the_ideal_is_named_right_of_the_axes_where_nothing_is_drawn(counts: tup
     assert float(ideal) > max(float(x) for x in re.findall(r"<use [^>]*x=\"([\d.]+)\"", drawn))
 
 
-def test_a_loader_bound_point_is_grey_and_the_key_says_so() -> None:
-    """At 128 images a step 30 % of the epoch is waiting for data, at 32 it is 6 %, which is not too much."""
-    specs = {make_spec(batch_size_per_gpu=size): share for size, share in ((32, 0.9375), (128, 0.7))}
-    plot = plots_of(
-        *(
-            make_record(spec, measurement=make_measurement(spec, (2.0, 1.0), compute_share=share))
-            for spec, share in specs.items()
-        )
-    )["q1"]
-    assert ([point.flaw for point in line_panel(plot).series[0].points], plot.key()) == (
-        ["", LOADER_BOUND],
-        [("○", "muted", "not used: loader-bound")],
-    )
-    assert "1 at 32, 1 at 128 (loader-bound)." in line_panel(plot).describe()
-    assert_says(render_plot(plot).pictures[0], 'fill="var(--bg)" stroke="var(--muted)"')  # the marker
-    assert ">not used: loader-bound</text>" in svg_file(plot)
-
-
 SHARED = [*beside(timed(4, 32), timed(4, 64)), timed(2.5, 32, 2), timed(2.5, 64, 2)]
 TOO_FAST = [timed(4, 32), timed(4, 64), timed(1.5, 32, 2), timed(1.5, 64, 2)]
+
+
+WAITING = [
+    make_record(spec, measurement=make_measurement(spec, (2.0, 2 / spec.num_gpus), compute_share=0.7))
+    for spec in (on_gpus(num_gpus, size) for num_gpus in (1, 2) for size in (32, 64))
+]
+
+
+def on_one_cpu(time_s: float, *place: int) -> Record:
+    record = timed(time_s, *place, device="cpu", precision="fp32")
+    return msgspec.structs.replace(record, environment=msgspec.structs.replace(record.environment, num_cpus=1))
+
+
+FEW_CPUS = [on_one_cpu(4, 32), on_one_cpu(4, 64), on_one_cpu(2.5, 32, 2), on_one_cpu(2.5, 64, 2)]
 
 
 @pytest.mark.parametrize(
     ("found", "flaw"),
     [
-        pytest.param(SHARED, SHARED_NODE, id="against a baseline beside other points"),
-        pytest.param(TOO_FAST, ABOVE_N, id="above N"),
+        pytest.param(SHARED, "shared node", id="against a baseline beside other points"),
+        pytest.param(TOO_FAST, "superlinear", id="above N"),
+        pytest.param(WAITING, "loader-bound", id="waits for data"),
+        pytest.param(FEW_CPUS, "shared CPUs", id="fewer CPUs than processes"),
     ],
 )
-def test_a_speed_up_that_cannot_be_trusted_is_grey_and_the_time_itself_is_not(found: list[Record], flaw: str) -> None:
+def test_a_speed_up_that_no_answer_uses_is_grey_and_the_time_itself_is_not(found: list[Record], flaw: str) -> None:
     plots = plots_of(*found)
     assert [{point.flaw for point in line_panel(plots[name]).series[0].points} for name in ("q1", "q2")] == [
         {""},
         {flaw},
     ]
-    assert f"not used: {flaw}" in [entry.label for entry in plots["q2"].key()]
+    assert plots["q1"].key() == []
+    assert ("○", "muted", f"not used: {flaw}") in plots["q2"].key()
+    assert f"({flaw})" in line_panel(plots["q2"]).describe()
+    assert_says(render_plot(plots["q2"]).pictures[0], 'fill="var(--bg)" stroke="var(--muted)"')  # the marker
+    assert f">not used: {flaw}</text>" in svg_file(plots["q2"])
 
 
 def test_parts_of_a_bar_are_hatched_for_a_print_without_colours_and_the_key_has_their_order() -> None:
