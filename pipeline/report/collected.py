@@ -17,7 +17,6 @@ from pipeline.figures.pooling import group_pairs, pool_outcomes
 from pipeline.plan.axes import AXES
 from pipeline.plan.point_label import point_labels
 from pipeline.plan.spec import POOLED_AXES, Spec, without_repeat
-from pipeline.records import store
 from pipeline.records.folder import Experiment, is_experiment, require_experiments
 from pipeline.records.outcomes import CollectedOutcomes, collect_outcomes
 from pipeline.records.record import Record
@@ -256,9 +255,7 @@ def epoch_rows(found: CollectedExperiment) -> Iterator[FlatRow]:
 
 
 def step_rows(found: CollectedExperiment) -> Iterator[FlatRow]:
-    for run, chosen in runs_of(found):
-        path = found.experiment.records_folder / f"{chosen.run_id}.{chosen.attempt}.json"
-        record = store.load_record(path)  # that of the tables has no steps
+    for run, record in runs_of(found):
         for epoch in record.epochs:
             for step, time_ns in enumerate(epoch.step_times_ns or (), 1):
                 yield {**run, "epoch": epoch.epoch, "step": step, "step_time_s": seconds(time_ns)}
