@@ -69,7 +69,7 @@ def render_answers(answers: Sequence[Answer]) -> str:
     for answer in answers:
         said = [f"**{answer.question}** {escape_markdown(tile.text)}" for tile in answer.tiles]
         if said and answer.command:
-            said[-1] += f" Next: `{answer.command}`"
+            said[-1] += f" Next: {as_code(answer.command)}"
         lines += said
     if topics := not_asked(answers):
         lines.append(f"Not part of this experiment: {'; '.join(topics)}.")
@@ -105,7 +105,7 @@ def list_gaps(outcomes: Sequence[PointOutcome], width: int) -> list[str]:
     gaps = []
     for (run_id, status, reason), group in alike.items():
         which = group[0].spec.run_id() if len(group) == 1 else f"{len(group):,} runs"
-        gaps.append(wrap(f"{labels[run_id]}: {status}, {escape_markdown(reason)} ({which})", "- ", width))
+        gaps.append(wrap(escape_markdown(f"{labels[run_id]}: {status}, {reason} ({which})"), "- ", width))
     if len(gaps) > MAX_GAPS:
         gaps[MAX_GAPS:] = [f"- and {len(gaps) - MAX_GAPS:,} more; `ddpscale status` of this folder lists them"]
     return gaps
@@ -120,8 +120,8 @@ def render_table(table: DisplayTable) -> str:
     alignment = ["right" if column.kind == "number" else "left" for column in table.columns]
     drawn = tabulate.tabulate(lines, tablefmt="pipe", disable_numparse=True, colalign=alignment)
     rule, heading, *body = drawn.splitlines()  # tabulate gives what it knows as a heading two characters too many
-    common = f"All rows: {escape_markdown(table.common)}." if table.common else ""
-    remarks = wrap(" ".join(filter(None, (common, table.legend))))
+    common = f"All rows: {table.common}." if table.common else ""
+    remarks = wrap(escape_markdown(" ".join(filter(None, (common, table.legend)))))
     parts = (f"## {table.heading}", "\n".join([heading, rule, *body]), remarks, "\n".join(notes))
     return "\n\n".join(filter(None, parts))
 
@@ -150,6 +150,14 @@ def describe_oom(tables: Tables, terms: Terms) -> str:
         for count, own in sorted(group_pairs(pairs).items())
     )
     return in_terms(said, terms)
+
+
+def as_code(text: str) -> str:
+    """Return text as code of Markdown, also with backticks of its own."""
+    if "`" not in text:
+        return f"`{text}`"
+    fence = "`" * (1 + max(map(len, re.findall("`+", text))))
+    return f"{fence} {text} {fence}"
 
 
 def escape_markdown(text: str) -> str:

@@ -99,6 +99,21 @@ def test_a_hostile_text_is_shown_as_text(text: str) -> None:
     assert blocks[0] == blocks[1]  # no text adds a paragraph
 
 
+@pytest.mark.parametrize("text", [text for text in EVILS if text.isprintable()])
+def test_a_hostile_option_of_a_model_is_shown_as_text_in_what_explains_a_table_and_in_the_gaps(text: str) -> None:
+    own = {"model": "/home/ada/gpt.py:Gpt", "dataset": None, "input": "synthetic"}
+    usual, rare, lost = (
+        make_spec(**own, options=(f"tag={text}", f"text={'long ' * count}"), batch_size_per_gpu=size)
+        for count, size in ((20, 32), (30, 64), (20, 128))
+    )
+    rendered = report(make_record(usual), make_record(rare), missing=[lost])
+    html = as_html(rendered)
+    assert not re.search(r"<(script|a|img|b|pre)\b", html)
+    assert len(table_of(rendered, "Q1")) == 3
+    assert all(code.startswith("ddpscale ") for code in re.findall("<code>(.*)", html))
+    assert rendered.count("missing") == 3
+
+
 @pytest.mark.parametrize("sign", "\\|<>`[]")
 def test_a_sign_of_markdown_or_html_is_escaped_also_where_it_is_the_only_one(sign: str) -> None:
     assert escape_markdown(f"a {sign} b") == f"a \\{sign} b"
