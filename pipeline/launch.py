@@ -152,7 +152,7 @@ def resolve_grid(grid: Grid, index: int | None, outputs: Path) -> tuple[Experime
 
 def needs_run(spec: Spec, experiment: Experiment, rerun: str | None) -> bool:
     """True if the point has no record, or if `rerun` selects its record. So a second sbatch only fills the gaps."""
-    attempts = store.load_attempts(experiment.records_folder, spec.run_id())
+    attempts = store.load_attempts(experiment.records_folder, {spec.run_id()})
     if not attempts or rerun in ("all", status := store.choose_attempt(attempts).status):
         return True
     log_line(f"{spec.run_id()}: recorded as {status}, nothing to do; --rerun {status} runs it again.")
@@ -181,7 +181,7 @@ def refuse_reused_launch_id(points: Sequence[Spec], experiment: Experiment, priv
     for spec in points if launch_id else ():
         run_id = spec.run_id()
         has_folder = spec.num_nodes == 1 and (private / f"{run_id}.{launch_id}").exists()
-        attempts = store.load_attempts(experiment.records_folder, run_id)
+        attempts = store.load_attempts(experiment.records_folder, {run_id})
         if has_folder or any(record.launch_id == launch_id for record in attempts):
             problem = f"{run_id} was already launched with PIPELINE_LAUNCH_ID={launch_id}"
             raise CommandError(f"{problem}; unset it to run again.")

@@ -25,7 +25,6 @@ from pipeline.figures.exposed_communication import (
     CALLED,
     NO_OP,
     is_communication_precise_enough,
-    is_delay_precise_enough,
     whole_step,
 )
 from pipeline.figures.pooling import group_pairs
@@ -264,7 +263,7 @@ def time_delayed_steps(step: StepFunction, spec: Spec, rank: Rank) -> Communicat
             ),
             notes=() if delays else (NO_COLLECTIVE,),
         )
-        if is_delay_precise_enough(communication):
+        if is_communication_precise_enough(communication):
             break
     return communication
 

@@ -54,12 +54,6 @@ COMPARED_FACTS: dict[str, Fact] = {
 }
 
 
-def environment_key(record: Record) -> tuple[object, ...]:
-    """Return a key of the record's facts. Equal keys mean equal facts; an Environment counts by identity."""
-    of_measurement = [COMPARED_FACTS[name](record) for name in ("precision", "execution", "number of threads")]
-    return id(record.environment), *of_measurement, record.measured
-
-
 def mixed_environment_notes(records: Sequence[Record], but: Collection[str] = ()) -> list[Note]:
     """Return a note with every fact in which pooled records differ, except the facts named in `but`."""
     measured = [record for record in records if record.measured]

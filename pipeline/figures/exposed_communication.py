@@ -208,13 +208,14 @@ def wrapper_time(found: Sequence[Communication]) -> Estimate | None:
 
 
 def is_communication_precise_enough(found: Communication) -> bool:
-    """True once every step time, exposed communication and the time of all collectives are precise enough to stop."""
+    """True once every step time, exposed communication and what each delay costs are precise enough to stop."""
     times_s = [step_times_s(found, series.variant) for series in found.series]
     step = whole_step([found])
     references: tuple[VariantName, ...] = ("no_op_hook", "no_op", "no_collectives")
-    differences_s = filter(None, (step_time_differences_s(found, step, reference) for reference in references))
+    exposed_s = (step_time_differences_s(found, step, reference) for reference in references)
+    delayed_s = (differences_s(found, delayed) for delayed in found.delayed)
     return all(map(is_time_precise_enough, times_s)) and all(
-        is_difference_precise_enough(series_s) for series_s in differences_s
+        is_difference_precise_enough(series_s) for series_s in filter(None, [*exposed_s, *delayed_s])
     )
 
 
@@ -353,14 +354,6 @@ def differences_s(found: Communication, delayed: DelayedSteps) -> list[float]:
     slow_s = slowest_times_s(found, delayed.window_times_ns)
     usual = zip(step_times_s(found, step), step_times_s(found, f"{step}_again"), strict=True)
     return [slow - statistics.fmean(two) for slow, two in zip(slow_s, usual, strict=True)]
-
-
-def is_delay_precise_enough(found: Communication) -> bool:
-    """True once the step and every difference are precise enough to stop."""
-    usual = (step_times_s(found, series.variant) for series in found.series)
-    return all(map(is_time_precise_enough, usual)) and all(
-        is_difference_precise_enough(differences_s(found, delayed)) for delayed in found.delayed
-    )
 
 
 def delayed_steps(found: Sequence[Communication]) -> Iterator[DelayedStep]:

@@ -210,16 +210,9 @@ class PooledPoint:
         """A note if the user's code calls collectives in a step."""
         return [make_note(OWN_COLLECTIVES, names=self.own_collectives)] if self.own_collectives else []
 
-    @cached_property
-    def records_by_environment(self) -> list[Record]:
-        """One ok record of each environment, precision and execution: enough to compare environments."""
-        return list({comparability.environment_key(record): record for record in self.ok_records}.values())
-
     def difference_notes(self, what: str, other: "PooledPoint") -> list[Note]:
         """Return a note for every fact in which the environment of another point, called `what`, differs."""
-        notes = comparability.environment_difference_notes(
-            what, other.records_by_environment, self.records_by_environment
-        )
+        notes = comparability.environment_difference_notes(what, other.ok_records, self.ok_records)
         return notes + [make_note(OTHER_SHARED_NODE, what=what, **note.values) for note in other.shared_node_notes]
 
     @cached_property
@@ -304,12 +297,12 @@ class PooledPoint:
             *notes,
             *self.shared_node_notes,
             *self.shared_cpus_notes,
-            *comparability.other_source_notes(self.records_by_environment, self.majority_source),
-            *comparability.mixed_environment_notes(self.records_by_environment),
-            *comparability.source_edited_notes(self.records_by_environment),
-            *comparability.unlike_nodes_notes(self.records_by_environment),
+            *comparability.other_source_notes(self.ok_records, self.majority_source),
+            *comparability.mixed_environment_notes(self.ok_records),
+            *comparability.source_edited_notes(self.ok_records),
+            *comparability.unlike_nodes_notes(self.ok_records),
             *comparability.shared_gpu_notes(self.ok_records),
-            *link_notes(self.records_by_environment),
+            *link_notes(self.ok_records),
         ]
 
     @cached_property

@@ -107,11 +107,6 @@ def fill_command(command: str, values: Mapping[str, object]) -> Command:
     return Command({name: fill(value) for name, value in variables.items()}, [*map(fill, words)])
 
 
-def counts_batches(command: str, batch_size_per_gpu: int) -> bool:
-    """True if the samples of a batch are not stated: each batch of a GPU then counts as one."""
-    return batch_size_per_gpu == 1 and not BATCH_PLACEHOLDERS & {*placeholders_of(command)}
-
-
 def check_script_axes(axes: "Axes", defaults: Mapping[str, Any]) -> None:
     """Raise ValueError for what a script cannot have, or for an axis of scripts where there is none."""
     if axes.script is None:

@@ -17,7 +17,7 @@ from pipeline.plan.axes import (
     MayDiffer,
     axes_that,
 )
-from pipeline.plan.script import PLACEHOLDERS, Command, counts_batches, fill_command
+from pipeline.plan.script import BATCH_PLACEHOLDERS, PLACEHOLDERS, Command, fill_command, placeholders_of
 
 RUN_ID_PATTERN = r"[a-z0-9-]{1,120}"
 FIRST_TIMED_EPOCH = NUM_WARM_UP_EPOCHS + 1  # epochs count from 1
@@ -124,8 +124,9 @@ class Spec(Axes, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False
 
     @property
     def counts_batches(self) -> bool:
-        """True for a script whose samples are not stated: a batch counts as one."""
-        return self.script is not None and counts_batches(self.script, self.batch_size_per_gpu)
+        """True for a script whose samples of a batch are not stated: each batch of a GPU then counts as one."""
+        is_unstated = self.script is not None and not BATCH_PLACEHOLDERS & {*placeholders_of(self.script)}
+        return is_unstated and self.batch_size_per_gpu == 1
 
     @property
     def unit(self) -> str:

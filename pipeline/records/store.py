@@ -1,10 +1,11 @@
 """Record files: encode, publish, load and check; which attempt counts, and which record implies an OOM of a point."""
 
 import contextlib
+import itertools
 import math
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -154,22 +155,15 @@ def load_folder(folder: Path) -> tuple[list[Record], list[RejectedFile]]:
     return found, rejected
 
 
-def load_attempts(folder: Path, run_id: str) -> list[Record]:
-    """Return the valid records of one point, in the order of attempts."""
-    attempts = load_attempts_by_point(folder, {run_id})
-    return sorted(attempts[0], key=lambda record: record.attempt) if attempts else []
-
-
-def load_attempts_by_point(folder: Path, run_ids: Collection[str]) -> list[list[Record]]:
-    """Return one list of valid attempts for each point that has any. The folder is listed only once."""
-    found: dict[str, list[Record]] = {}
+def load_attempts(folder: Path, run_ids: Container[str]) -> list[Record]:
+    """Return the valid records of these points, sorted by run id and attempt."""
+    found = []
     for name in os.listdir(folder) if folder.exists() else []:
         match = RECORD_NAME_PATTERN.fullmatch(name)
         if match and match[1] in run_ids:
             with contextlib.suppress(InvalidRecord):
-                record = load_record(folder / name)
-                found.setdefault(match[1], []).append(record)
-    return list(found.values())
+                found.append(load_record(folder / name))
+    return sorted(found, key=lambda record: (record.run_id, record.attempt))
 
 
 def choose_attempt(attempts: list[Record]) -> Record:
@@ -189,7 +183,8 @@ def find_implying_oom(
     """
     key = alike_key(spec, OOM_MAY_DIFFER)
     run_ids = {other.run_id() for other in points if alike_key(other, OOM_MAY_DIFFER) == key}
-    chosen = [choose_attempt(found) for found in load_attempts_by_point(folder, run_ids)]
+    by_point = itertools.groupby(load_attempts(folder, run_ids), key=lambda record: record.run_id)
+    chosen = [choose_attempt([*attempts]) for _, attempts in by_point]
     fitted = max((record.spec.batch_size_per_gpu for record in chosen if record.status == "ok"), default=0)
     ooms = [
         record

@@ -239,8 +239,8 @@ def find_unpublished(experiment: Experiment, launches: Iterable[RankFiles]) -> l
         locks = [found for found in own if (found.folder / LOCK_NAME).exists()]
         if locks and not any(found.is_locked() for found in locks):
             left += [found for found in own if found.has_result()]
-    attempts = store.load_attempts_by_point(experiment.records_folder, {found.run_id for found in left})
-    recorded = {(record.run_id, record.launch_id) for records in attempts for record in records}
+    attempts = store.load_attempts(experiment.records_folder, {found.run_id for found in left})
+    recorded = {(record.run_id, record.launch_id) for record in attempts}
     return [found for found in left if (found.run_id, found.launch_id) not in recorded]
 
 

@@ -71,8 +71,8 @@ def recover_side_files(experiment: Experiment) -> None:
             if any(path.exists() for path in launch.side_files())
         }
         run_ids = {run_id for run_id, _ in left}
-        attempts = store.load_attempts_by_point(experiment.records_folder, run_ids) if left else []
-        for record in itertools.chain(*attempts):
+        attempts = store.load_attempts(experiment.records_folder, run_ids) if left else []
+        for record in attempts:
             launch = left.get((record.run_id, record.launch_id))
             if record.status == "ok" and launch is not None:
                 path = experiment.records_folder / f"{record.run_id}.{record.attempt}.json"

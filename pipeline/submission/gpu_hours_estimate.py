@@ -181,8 +181,8 @@ def read_comparable_records(
     manifest = experiment.read_manifest() if run_ids else None
     if manifest is not None:
         run_ids &= {spec.run_id() for spec in manifest.points if cost_key(spec) in keys}
-    for attempts in store.load_attempts_by_point(experiment.records_folder, run_ids) if run_ids else ():
-        yield from (record for record in attempts if cost_key(record.spec) in keys)
+    attempts = store.load_attempts(experiment.records_folder, run_ids) if run_ids else ()
+    yield from (record for record in attempts if cost_key(record.spec) in keys)
 
 
 def split_duration(record: Record, experiment: str) -> Iterator[EarlierAttempt]:

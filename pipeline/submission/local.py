@@ -62,7 +62,7 @@ def run_elements(experiment: Experiment, elements: Sequence[Sequence[Spec]], opt
     earlier = find_comparable_attempts(specs, experiment.folder.parent, gpu_model)
     progress = ProgressDisplay(specs, labels, expect_durations_s(specs, earlier))
     for element in elements:
-        num_before = {spec: len(store.load_attempts(experiment.records_folder, spec.run_id())) for spec in element}
+        num_before = {spec: len(store.load_attempts(experiment.records_folder, {spec.run_id()})) for spec in element}
         log = open_log(folder, element)
         with launch_process(experiment, element, log, options) as process:
             for spec in element:
@@ -72,7 +72,7 @@ def run_elements(experiment: Experiment, elements: Sequence[Sequence[Spec]], opt
                         progress.show_epochs(spec, read_log_tail(log, since=f"{spec.run_id()}: starting"))
                     time.sleep(RECORD_POLL_S)
                 progress.end(spec, latest_status_line(experiment, spec, num_before[spec]) or say_lost(log))
-                for record in store.load_attempts(experiment.records_folder, spec.run_id())[num_before[spec] :]:
+                for record in store.load_attempts(experiment.records_folder, {spec.run_id()})[num_before[spec] :]:
                     earlier += split_duration(record, experiment.folder.name)
                 progress.expected_s = expect_durations_s(specs, earlier)
 
@@ -138,7 +138,7 @@ def launch_process(
 
 
 def latest_status_line(experiment: Experiment, spec: Spec, num_before: int) -> str | None:
-    attempts = store.load_attempts(experiment.records_folder, spec.run_id())[num_before:]
+    attempts = store.load_attempts(experiment.records_folder, {spec.run_id()})[num_before:]
     return attempts[-1].status_line() if attempts else None
 
 

@@ -435,8 +435,8 @@ def wait_until_finished(experiment: Experiment) -> None:
 
 
 def count_gaps(experiment: Experiment, specs: Sequence[Spec]) -> int:
-    attempts = store.load_attempts_by_point(experiment.records_folder, {spec.run_id() for spec in specs})
-    return resolve_outcomes(specs, chain.from_iterable(attempts), ()).coverage.num_gaps
+    attempts = store.load_attempts(experiment.records_folder, {spec.run_id() for spec in specs})
+    return resolve_outcomes(specs, attempts, ()).coverage.num_gaps
 
 
 def decide_state(

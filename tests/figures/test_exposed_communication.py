@@ -29,7 +29,6 @@ from pipeline.figures.exposed_communication import (
     explain_trace_disagreement,
     exposed_time,
     is_communication_precise_enough,
-    is_delay_precise_enough,
     least_exposed_rank,
     mean_wait_ns,
     median_difference,
@@ -285,7 +284,7 @@ def test_between_two_delays_the_step_lies_on_their_line_and_beyond_them_nowhere(
 
 
 def test_equal_windows_are_precise_enough() -> None:
-    assert is_delay_precise_enough(communication(11, 14))
+    assert is_communication_precise_enough(communication(11, 14))
 
 
 @pytest.mark.parametrize(

@@ -261,7 +261,7 @@ def test_launch_records_what_is_implied_without_running_it_unless_it_is_asked_to
     assert (answer.returncode, f"oom: implied by {small.run_id()}" in answer.stderr) == (1, True)
     assert list(experiment.scratch_folder.iterdir()) == []
     succeeded(pipeline(*launch, "--rerun", "oom"))
-    attempts = store.load_attempts(experiment.records_folder, large.run_id())
+    attempts = store.load_attempts(experiment.records_folder, {large.run_id()})
     assert [record.status for record in attempts] == ["oom", "ok"]
 
 

@@ -78,7 +78,7 @@ def test_the_side_files_of_a_killed_launcher_are_moved_beside_their_record(
     experiment = make_experiment(tmp_path / "x", missing=[record.spec])
     write_side_files(experiment, record)
     run_killed(publish_and_die, experiment, record)
-    assert [found.status for found in load_attempts(experiment.records_folder, record.run_id)] == ["ok"]
+    assert [found.status for found in load_attempts(experiment.records_folder, {record.run_id})] == ["ok"]
     assert side_files_of(experiment) == {}
     capsys.readouterr()
 
@@ -179,12 +179,12 @@ def test_the_next_submit_publishes_the_result_of_a_killed_launcher(
     pipeline: Command, tmp_path: Path, submit_planned: Words
 ) -> None:
     experiment, record = make_unpublished(tmp_path)
-    assert load_attempts(experiment.records_folder, record.run_id) == []
+    assert load_attempts(experiment.records_folder, {record.run_id}) == []
     assert "1 configuration to run" in pipeline(*submit_planned, "--dry-run").stdout
     answer = succeeded(pipeline(*submit_planned))
     assert f"{record.run_id}: its launcher was killed before it published the record; its result is" in answer.stderr
     assert "0 configurations to run, 2 recorded as ok" in answer.stderr
-    (found,) = load_attempts(experiment.records_folder, record.run_id)
+    (found,) = load_attempts(experiment.records_folder, {record.run_id})
     assert (found.status, found.launch_id, found.measurement) == ("ok", "killed", record.measurement)
     assert found.started_at is not None
     assert side_files_of(experiment) == {f"records/{record.run_id}.0.steps.npz": b"steps"}
@@ -226,7 +226,7 @@ def test_a_result_that_is_not_that_of_its_point_is_not_published(
         rank_files.write_error(RankError("exception", "of rank 1", 1, "node", 0))
     with side_files.open_launches(experiment) as launches:
         recover_results(experiment, find_unpublished(experiment, launches))
-    assert load_attempts(experiment.records_folder, record.run_id) == []
+    assert load_attempts(experiment.records_folder, {record.run_id}) == []
     assert ("the configuration runs again" in capsys.readouterr().err) == (fault != "a rank's error")
 
 
