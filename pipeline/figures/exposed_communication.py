@@ -281,7 +281,7 @@ def explain_trace_disagreement(exposed_s: float, traced: TracedExposure, busy: f
 STEP_DIFFERS = NoteKind(
     "step_differs",
     "the step that measured communication takes {measured_ms:.3g} ms, that of the epochs "
-    "{epochs_ms:.3g} ms without the wait for data: no share and no advice are told from it",
+    "{epochs_ms:.3g} ms{without_wait}: no share of the epochs and no advice on them is told from it",
 )
 TrainingKey = tuple[str, Key]
 PointsByTraining = Mapping[TrainingKey, Sequence[PooledPoint]]
@@ -312,8 +312,8 @@ def match_measured(point: PooledPoint, measured: PointsByTraining) -> PooledPoin
 def untold_notes(point: PooledPoint, measured: PointsByTraining) -> list[Note]:
     """Return why no share is told of the epochs of a point from the one that measured its communication, if so.
 
-    The user's code calls collectives, or the measured step is longer or shorter than that of the epochs, without the
-    wait for data, by more than MAX_STEP_DEVIATION.
+    The user's code calls collectives, or the measured step is longer or shorter than that of the epochs by more than
+    MAX_STEP_DEVIATION. Neither has the wait for data, of a script both.
     """
     match = match_measured(point, measured)
     found = communications_of(match.ok_records) if match else []
@@ -322,12 +322,14 @@ def untold_notes(point: PooledPoint, measured: PointsByTraining) -> list[Note]:
     if own or not found or not point.epoch_time or not point.spec.is_whole_epoch:
         return own
     step_s = median_step_time(found, whole_step(found))
-    steps_s = point.epoch_time * max(1 - (longest_data_share(point) or 0.0), 0.0)
+    waiting = 0.0 if point.spec.script else longest_data_share(point) or 0.0
+    steps_s = point.epoch_time * max(1 - waiting, 0.0)
     epochs_s = steps_s / point.spec.full_steps_per_epoch
     most_s = steps_s / (point.spec.num_samples / point.spec.global_batch_size)  # if a smaller last batch costs less
     if step_s is None or (1 - MAX_STEP_DEVIATION) * epochs_s <= step_s <= (1 + MAX_STEP_DEVIATION) * most_s:
         return []
-    return [make_note(STEP_DIFFERS, measured_ms=float(step_s) * 1e3, epochs_ms=float(epochs_s) * 1e3)]
+    without_wait = " without the wait for data" if waiting else ""
+    return [make_note(STEP_DIFFERS, measured_ms=step_s * 1e3, epochs_ms=epochs_s * 1e3, without_wait=without_wait)]
 
 
 class DelayedStep(NamedTuple):

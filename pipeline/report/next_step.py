@@ -171,7 +171,7 @@ RULES = (
         "communication",
         0.05,
         "exposed communication over the step",
-        (BATCH, Change("grad_accumulation=2", "grad_accumulation", None, ("num_samples",)), COMPRESSION, GATHERS),
+        (BATCH, Change("more passes an update", "grad_accumulation", None, ("num_samples",)), COMPRESSION, GATHERS),
         verdict="Communication is the bottleneck.",
     ),
     Rule(
@@ -430,17 +430,19 @@ def epoch_evidence(point: PooledPoint, measured: PointsByTraining, peak_tflops: 
         step = step_evidence(match, measured)
         of_epoch = (step.time_s or 0.0) * point.spec.global_batch_size * point.spec.full_steps_per_epoch / time_s
         shares = {limit: share * of_epoch for limit, share in step.shares.items()}
-    compute_s = point.median(median_window_s("compute_time_ns"))
-    if point.spec.input == "dataloader":
-        shares["waiting for data"] = longest_data_share(point) or 0.0
-    elif compute_s is None:
+    compute_s, remedies = point.median(median_window_s("compute_time_ns")), dict(step.remedies)
+    if point.spec.input == "dataloader" or point.spec.script:
+        shares[WAITING.limit] = longest_data_share(point) or 0.0
+    if point.spec.script:
+        remedies[WAITING.limit] = "more workers in the script's DataLoader"
+    if compute_s is None and point.spec.input != "dataloader":
         compute_s = time_s
     mfu = compute_rate_figures(point, peak_tflops).get("mfu")
     if mfu is not None and mfu < LOW_MFU and point.spec.execution in ("eager", "graph"):
         shares["low MFU"] = 0.0
     per_sample_s = None if compute_s is None else compute_s / num_samples
     shares |= other_limits(point)
-    return Evidence(point, time_s / num_samples, shares, per_sample_s, remedies=step.remedies, is_untold=bool(untold))
+    return Evidence(point, time_s / num_samples, shares, per_sample_s, remedies=remedies, is_untold=bool(untold))
 
 
 def step_evidence(point: PooledPoint, measured: PointsByTraining) -> Evidence:

@@ -20,6 +20,7 @@ from factories import (
     make_communication_record,
     make_measurement,
     make_record,
+    make_script_spec,
     make_spec,
     measured,
     profile,
@@ -356,7 +357,9 @@ def test_a_step_unlike_that_of_the_epochs_gives_them_no_share_and_no_advice() ->
     assert found["communication"][0]["limit"] == "the wrapper"  # a share of its own step
     assert_row(found["Q2"][1], next_step=NOTHING_FOUND, limit_share=None)
     for row in (found["Q2"][1], found["Q3"][0]):
-        assert_says(row["note"], "takes 1.19 ms, that of the epochs 19.1 ms without", "no share and no advice")
+        assert_says(
+            row["note"], "takes 1.19 ms, that of the epochs 19.1 ms without", "no share of the epochs and no advice"
+        )
 
 
 @pytest.mark.fault("F64")
@@ -374,7 +377,22 @@ def test_a_share_holds_for_a_step_that_differs_by_at_most_a_tenth(steps: float, 
     specs = [msgspec.structs.replace(spec, **size) for spec in (ONE_GPU, TWO_GPUS)]
     epochs = [make_record(spec, (9, time_s)) for spec, time_s in zip(specs, (1, epoch_s), strict=True)]
     row = build(*epochs, make_communication_record(comm_point(**size), measured()))["Q2"][1]
-    assert (row["limit"] == "the wrapper", "no share and no advice" not in (row["note"] or "")) == (is_told, is_told)
+    assert (row["limit"] == "the wrapper", "no share of the epochs" not in (row["note"] or "")) == (is_told, is_told)
+
+
+@pytest.mark.fault("F64")
+@pytest.mark.parametrize(("updates_ms", "said"), [(1.19, ""), (2.38, "takes 1.19 ms, that of the epochs 2.38 ms: no")])
+def test_the_updates_of_a_script_wait_for_data_also_where_their_communication_is_measured(
+    updates_ms: float, said: str
+) -> None:
+    timed, step = (
+        make_script_spec(strategy="ddp", num_gpus=2, measure=measure) for measure in ("epochs", "communication")
+    )
+    epoch_s = timed.steps_per_epoch * updates_ms / 1e3
+    waiting = make_record(timed, measurement=make_measurement(timed, (9, epoch_s), compute_share=0.5))
+    (row,) = build(waiting, make_communication_record(step, measured()))["Q3"]
+    assert said in row["note"]
+    assert ("no share of the epochs" in row["note"]) is bool(said)
 
 
 def in_repeats(exposed_us: Sequence[float]) -> list[Record]:

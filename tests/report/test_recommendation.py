@@ -15,6 +15,7 @@ from factories import (
     assert_says,
     make_measurement,
     make_record,
+    make_script_spec,
     make_spec,
     studied,
     timed,
@@ -342,6 +343,7 @@ def stated(record: Record) -> Record:
 
 
 GPT: dict[str, Any] = {"model": "gpt", "dataset": None, "input": "synthetic"}
+SCRIPT = make_script_spec()
 OUT_OF_MEMORY = make_record(make_spec(batch_size_per_gpu=128, input="gpu", execution="graph"), status="oom")
 
 
@@ -384,6 +386,11 @@ OUT_OF_MEMORY = make_record(make_spec(batch_size_per_gpu=128, input="gpu", execu
             [waiting(4), on("NVIDIA H100", resident(1, 128))],
             [("waiting for data", "input=gpu or more loader workers"), (None, NOTHING_FOUND)],
             id="another model tells nothing",
+        ),
+        pytest.param(
+            [make_record(SCRIPT, measurement=make_measurement(SCRIPT, (9, 4), compute_share=0.7))],
+            [("waiting for data", "more workers in the script's DataLoader")],
+            id="a script, whose loader is its own",
         ),
         pytest.param([stated(waiting(4))], [(None, None)], id="a time from elsewhere"),
         pytest.param(
