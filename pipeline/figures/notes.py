@@ -16,6 +16,11 @@ class NoteKind(NamedTuple):
     word: str = ""
     forbids: tuple[str, ...] = ()
 
+    @property
+    def label(self) -> str:
+        """The kind in a word or two, without the values of a note."""
+        return self.word or self.badge or self.name.replace("_", " ")
+
 
 class Note(NamedTuple):
     """A fact about a row, or about its baseline."""

@@ -104,13 +104,13 @@ SHARED_NODE = NoteKind(
     "shared_node",
     "other configurations of this experiment on its node meanwhile: {others}",
     badge="shared node",
-    forbids=("speedup", "comm_time_subtraction_s"),
+    forbids=("speedup", "comm_time_subtraction_s", "exposed_comm_share"),
 )
 SHARED_CPUS = NoteKind(
     "shared_cpus",
     "each node has fewer CPUs than processes: {cpus} for {processes}",
     badge="shared CPUs",
-    forbids=("speedup", "comm_time_subtraction_s"),
+    forbids=("speedup", "comm_time_subtraction_s", "exposed_comm_share"),
 )
 OTHER_SHARED_NODE = NoteKind(
     "other_shared_node",

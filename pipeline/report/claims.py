@@ -230,4 +230,4 @@ def no_result(what: str, rows: Iterable[Row]) -> Tile:
 
 def is_fit_for_answer(row: Row, figure: str) -> bool:
     """True if the row has this figure and no note of the row makes it unfit."""
-    return row[figure] is not None and not any(figure in note.kind.forbids for note in row.notes)
+    return row[figure] is not None and not row.flaws_of(figure)

@@ -156,7 +156,9 @@ def heat_map_of(tables: Tables, terms: Terms) -> HeatMap | None:
     several configurations of one cell the most efficient is shown.
     """
     rows = [row for row in tables["Q2"] if row["scaling"] == "weak" and row["num_gpus"] > 1]
-    most = max((row["num_gpus"] for row in rows if row["parallel_efficiency"] is not None), default=0)
+    known = [row for row in rows if row["parallel_efficiency"] is not None]
+    fit = [row for row in known if is_fit_for_answer(row, "speedup")]
+    most = max((row["num_gpus"] for row in fit or known), default=0)
     groups, note = group_series([row for row in rows if row["num_gpus"] == most], "batch_size_per_gpu", ("strategy",))
     cells = {
         label: {
@@ -173,7 +175,8 @@ def heat_map_of(tables: Tables, terms: Terms) -> HeatMap | None:
     if sum(len(line) for line in cells.values()) < 2:
         return None
     if any(cell.text.endswith(HOLLOW) for _, line in lines for cell in line):
-        note += f" {HOLLOW} Not used in the answers above: data loading, a shared node or the like."
+        flaws = dict.fromkeys(flaw for group in groups.values() for row in group for flaw in row.flaws_of("speedup"))
+        note += f" {HOLLOW} Not used in the answers above: {', '.join(flaws)}."
     heading = in_terms(f"Efficiency on {describe_axis('num_gpus', most)} [%]", terms)
     return HeatMap(heading, [f"{size:,}" for size in sizes], lines, note.strip())
 

@@ -255,9 +255,7 @@ def make_series(
 def make_point(x: float, row: Row, column: Column) -> Point:
     """Return a row's value of the column, in the unit that people read."""
     low, high = (None if end is None else column.factor * end for end in ends_of(row[column.key]))
-    kinds = (note.kind for note in row.notes if column.key in note.kind.forbids)
-    flaw = next((kind.word or kind.badge or kind.name for kind in kinds), "")
-    return Point(x, column.factor * row[column.key], low, high, flaw)
+    return Point(x, column.factor * row[column.key], low, high, next(iter(row.flaws_of(column.key)), ""))
 
 
 def note_on_number(number: int, most: int, what: str) -> str:

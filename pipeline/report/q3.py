@@ -1,5 +1,6 @@
 """Q3, communication: what it costs a step, measured, and what subtraction of epoch times says. Tables and answer."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -305,11 +306,17 @@ def communication_claims(tables: Tables) -> list[Tile]:
     measured = [row for row in rows if row["exposed_comm_share"] is not None]
     known = [row for row in tables["Q3"] if row["comm_share_subtraction"] is not None]
     subtracted = [row for row in known if is_fit_for_answer(row, "comm_time_subtraction_s")]
-    if measured:
-        most = max(row["num_gpus"] for row in measured)
-        on_most = [row for row in measured if row["num_gpus"] == most]
+    fit = [row for row in measured if is_fit_for_answer(row, "exposed_comm_share")]
+    flaws = Counter(flaw for row in measured for flaw in row.flaws_of("exposed_comm_share")[:1])
+    why = ", ".join(f"{count} with {flaw}" for flaw, count in flaws.items())
+    if fit:
+        most = max(row["num_gpus"] for row in fit)
+        on_most = [row for row in fit if row["num_gpus"] == most]
         compared = compare_subtraction([row for row in subtracted if row["num_gpus"] == most], on_most)
-        return [measured_claim(on_most, measured, compared)]
+        left_out = f"{flaws.total()} of {len(measured)} shares left out: {why}" if flaws else ""
+        return [measured_claim(on_most, fit, [compared, left_out])]
+    if measured:
+        return [not_answered(f"no measured share can be used: {why}", "communication", is_asked=True)]
     own = any(row.has_note(OWN_COLLECTIVES) for row in (*rows, *tables["Q3"]))
     if subtracted:
         most_by = max(subtracted, key=lambda row: float(row["comm_share_subtraction"]))
@@ -331,11 +338,11 @@ def communication_claims(tables: Tables) -> list[Tile]:
     return [not_answered(why, "communication", is_asked=bool(known))]
 
 
-def measured_claim(rows: Sequence[Row], measured: Sequence[Row], compared: str) -> Tile:
+def measured_claim(rows: Sequence[Row], measured: Sequence[Row], said: Sequence[str]) -> Tile:
     """Return the largest and the smallest share of communication in these rows, and how many rows show none."""
     noisy, negative = ([row for row in rows if row.has_note(kind)] for kind in (EXPOSURE_IS_NOISE, EXPOSURE_NEGATIVE))
     told = [row for row in rows if not row.has_note(EXPOSURE_IS_NOISE, EXPOSURE_NEGATIVE)]
-    parts = [compared]
+    parts = [*said]
     if noisy:
         shares = ((row["noise_floor_time_s"] / row["step_time_s"], row["exposed_comm_share"].high) for row in noisy)
         noise = max(share or 0.0 for both in shares for share in both)

@@ -133,6 +133,10 @@ class Row(msgspec.Struct, frozen=True):
         """True if a note of the row, or one about its baseline, is of one of these kinds."""
         return any(note.kind in kinds for note in self.notes)
 
+    def flaws_of(self, figure: str) -> list[str]:
+        """Return why no answer uses a figure, a word or two for each note that forbids it."""
+        return [note.kind.label for note in self.notes if figure in note.kind.forbids]
+
 
 Rows = Sequence[Row]
 

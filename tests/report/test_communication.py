@@ -108,6 +108,20 @@ def test_the_row_of_a_subtraction_is_named_with_its_gpus() -> None:
     assert q3(timed(10, 128), timed(6, 128, 2), timed(4, 128, 4)).more.startswith("ddp 4 GPUs, 128 per")
 
 
+def on_two_cpus(num_processes: int, *exposed_us: float) -> Record:
+    point = comm_point(num_gpus=num_processes, device="cpu", precision="fp32")
+    found = make_communication_record(point, measured(*exposed_us))
+    return msgspec.structs.replace(found, environment=msgspec.structs.replace(found.environment, num_cpus=2))
+
+
+def test_a_share_of_processes_that_share_cpus_is_no_answer() -> None:
+    two, four = on_two_cpus(2, *[100] * 6), on_two_cpus(4, *[400] * 6)
+    both, alone = q3(two, four), q3(four)
+    assert (both.line, both.warning) == ("on 2 $GPUs", "1 of 2 shares left out: 1 with shared CPUs")
+    assert alone.line == "no measured share can be used: 1 with shared CPUs"
+    assert not alone.is_answer
+
+
 def test_exposed_communication_that_may_be_none_is_said() -> None:
     claim = q3(make_communication_record(comm_point(), measured(-30, 10, 30, 40, 60, 90)))
     assert (claim.more.startswith("35 us of "), "may be 0" in claim.badges) == (True, True)

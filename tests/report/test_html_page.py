@@ -18,6 +18,7 @@ from factories import (
     make_measurement,
     make_record,
     make_spec,
+    on_gpus,
     resolved,
     with_measurement,
 )
@@ -351,8 +352,18 @@ def test_an_efficiency_that_cannot_be_is_blank_and_one_that_no_answer_uses_marke
     found = known(heat_map_of(tables_of(*(make_record(spec, measurement=one) for spec, one in times)), OF_GPUS))
     ((_, cells),) = found.rows
     assert [(cell.text, cell.title[: len(title)]) for cell in cells] == [(text, title)] * 2
-    assert ("Not used in the answers" in found.note) is ("○" in text)
+    assert found.note.endswith("○ Not used in the answers above: loader-bound.") is ("○" in text)
     assert found.is_shaded is (text == "100"), "else no cell has a shade, and no key is needed"
+
+
+def test_the_efficiency_is_that_of_the_most_gpus_whose_speed_up_an_answer_uses() -> None:
+    specs = [on_gpus(num_gpus, size) for size in (32, 64) for num_gpus in (1, 2, 4)]
+    times = [(spec, 0.5 if spec.num_gpus == 4 else 1.0) for spec in specs]
+    found = [
+        make_record(spec, measurement=make_measurement(spec, (9, 1.1 / spec.num_gpus), compute_share=share))
+        for spec, share in times
+    ]
+    assert known(heat_map_of(tables_of(*found), OF_GPUS)).heading == "Efficiency on 2 GPUs [%]"
 
 
 def test_the_shades_of_efficiency_have_a_key(tmp_path: Path) -> None:
