@@ -111,7 +111,7 @@ def main() -> int:
     if unchecked and not arguments.allow_unchecked:
         names = shorten_list(unchecked, MAX_NAMED_POINTS)
         problem = f"{pluralize(len(unchecked), 'configuration')} ({names})"
-        cure = "measure both sides with --repeats 6 on an idle machine, or allow it with --allow-unchecked"
+        cure = "measure both sides with --repeats 6 or more on an idle machine, or allow it with --allow-unchecked"
         log_line(f"error: --fail-above could not check {problem}; {cure}.")
     return errors.EXIT_GAPS
 

@@ -62,7 +62,8 @@ EXPOSURE_IS_NOISE = NoteKind(
     "exposure_is_noise", "exposed communication is not larger than the noise: no hidden share is stated"
 )
 MEASURED_EXPOSURE_IS_NOISE = NoteKind(
-    "measured_exposure_is_noise", "measured exposed communication is not larger than its noise of {noise_s:.3g} s"
+    "measured_exposure_is_noise",
+    "measured exposed communication is not larger than its noise, and at most {noise_s:.3g} s",
 )
 EXPOSURE_MAY_BE_ZERO = NoteKind(
     "exposure_may_be_zero", "0 lies inside the interval of exposed communication", badge="may be 0"

@@ -157,7 +157,8 @@ def name_columns(points: Sequence[Axes], varying: Sequence[str]) -> tuple[list[D
 
 def describe_common(points: Sequence[Axes], varying: Sequence[str], hidden: Sequence[str]) -> list[str]:
     """Return what all rows share, each as `key: value`."""
-    without = (*varying, *hidden, *(axis for axis in EFFORT_AXES if axis != "epochs"))
+    is_script = bool(points[0].get("script"))  # whose epochs are windows
+    without = (*varying, *hidden, *(axis for axis in EFFORT_AXES if axis != "epochs" or is_script))
     same = (axis for axis, value in points[0].items() if axis not in without and value not in (False, []))
     return describe_values(
         points[0], [axis for axis in same if all(point[axis] == points[0][axis] for point in points)]

@@ -121,7 +121,7 @@ def render_table(table: DisplayTable) -> str:
     drawn = tabulate.tabulate(lines, tablefmt="pipe", disable_numparse=True, colalign=alignment)
     rule, heading, *body = drawn.splitlines()  # tabulate gives what it knows as a heading two characters too many
     common = f"All rows: {table.common}." if table.common else ""
-    remarks = wrap(escape_markdown(" ".join(filter(None, (common, table.legend)))))
+    remarks = wrap(" ".join(escape_markdown(part) for part in (common, table.legend) if part))
     parts = (f"## {table.heading}", "\n".join([heading, rule, *body]), remarks, "\n".join(notes))
     return "\n\n".join(filter(None, parts))
 

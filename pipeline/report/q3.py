@@ -346,7 +346,7 @@ def measured_claim(rows: Sequence[Row], measured: Sequence[Row], said: Sequence[
     if noisy:
         shares = ((row["noise_floor_time_s"] / row["step_time_s"], row["exposed_comm_share"].high) for row in noisy)
         noise = max(share or 0.0 for both in shares for share in both)
-        parts.append(f"{len(noisy)} of {len(rows)} show no more than the noise, up to {100 * noise:.1f} % of the step")
+        parts.append(f"{len(noisy)} of {len(rows)} are within the noise, at most {100 * noise:.1f} % of the step")
     if negative:
         parts.append(f"{len(negative)} of {len(rows)} show a step faster than without its collectives")
     where = f"on {rows[0]['num_gpus']} $GPUs"

@@ -73,7 +73,7 @@ class NoteFormatter(string.Formatter):
             return "; ".join(f"mixed {fact}: {shorten_values(values)}" for fact, values in value.items())
         if isinstance(value, Range):
             low, high = (self.format_field(end, format_spec) for end in value)
-            return f"{low.removesuffix(' %')} to {high}"
+            return high if low == high else f"{low.removesuffix(' %')} to {high}"
         if isinstance(value, float) and format_spec:
             return format_number(value, format_spec).replace("%", " %")
         return str(super().format_field(value, format_spec))

@@ -120,7 +120,7 @@ def render_brief(
     if table := next((table for table in shown if table.source == "Q2"), next(iter(shown), None)):
         lines += ["", *caption_of(rows[:most], width), *table_lines(table, most, width, terms)]
     if len(rows) > most:
-        lines += fold(f"The {most} largest speed-ups; {len(rows) - most:,} more in report.md.", width)
+        lines += fold(f"{most} of {len(rows):,} rows, those with the largest speed-ups; report.md has all.", width)
     return "\n".join([*lines, *(["", *closing] if closing else []), ""])
 
 

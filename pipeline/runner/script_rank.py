@@ -444,7 +444,7 @@ class ScriptRank:
         """Write a line to the log, from which `submit` reads the progress."""
         number, last = len(self.blocks), self.blocks[-1]
         update = f"{last.update_ns / 1e6:.4g} ms an update"
-        log_line(f"epoch {number} of {self.spec.epochs}: {last.time_ns / 1e9:.4g} s, {update}")
+        log_line(f"window {number} of {self.spec.epochs}: {last.time_ns / 1e9:.4g} s, {update}")
 
     def measurement(self) -> Measurement:
         """Return what the blocks have measured."""

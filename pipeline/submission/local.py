@@ -36,7 +36,8 @@ from pipeline.system.errors import format_duration, full_disk_hint, log_line, pl
 from pipeline.system.host import die_with_parent, gpu_names
 
 RECORD_POLL_S = 0.2
-EPOCH_LINE = re.compile(r"^epoch (\d+) of (\d+): ([\d.]+) s", re.MULTILINE)  # of pipeline.training.loop, in the log
+PROGRESS_LINE = re.compile(r"^((?:epoch|window) (\d+) of (\d+)): ([\d.]+) s", re.MULTILINE)
+"""What a rank writes to the log after an epoch (training.loop), or a window of a script (runner.script_rank)."""
 BAR_CHARS = 20
 ERASE_LINE = "\r\x1b[K"
 
@@ -159,18 +160,18 @@ class ProgressDisplay:
             log_line(", ".join(filter(None, (f"{self._name(spec)}: running", left))))
 
     def show_epochs(self, spec: Spec, log_text: str) -> None:
-        """Rewrite the line of a terminal with the epochs that the log says have ended."""
+        """Rewrite the line of a terminal with the epochs or windows that the log says have ended."""
         elapsed_s = time.monotonic() - self._begin_s
-        ended = EPOCH_LINE.findall(log_text)
-        number, total, epoch_s = (int(ended[-1][0]), int(ended[-1][1]), float(ended[-1][2])) if ended else (0, 0, 0.0)
+        ended = PROGRESS_LINE.findall(log_text)
+        last, number, total, each_s = ended[-1] if ended else ("", 0, 0, 0.0)
+        number, total = int(number), int(total)
         expected_s = self.expected_s.get(spec.run_id())
         left_s = max(0.0, expected_s - elapsed_s) if expected_s is not None else None
         if left_s is None and ended:
-            left_s = (total - number) * epoch_s
+            left_s = (total - number) * float(each_s)
         full = round(BAR_CHARS * number / total) if total else 0
-        epochs = f"epoch {number} of {total}" if total else ""
         bar = f"[{'#' * full}{'.' * (BAR_CHARS - full)}]  " if total else ""
-        parts = filter(None, (epochs, format_duration(elapsed_s), describe_time_left(left_s)))
+        parts = filter(None, (last, format_duration(elapsed_s), describe_time_left(left_s)))
         text = f"{bar}{self._name(spec)}  {', '.join(parts)}"  # a narrow terminal cuts the end
         most = shutil.get_terminal_size().columns - 1
         print(ERASE_LINE + replace_control_characters(text)[:most], end="", file=sys.stderr, flush=True)

@@ -4,8 +4,9 @@ import itertools
 import re
 from typing import Any
 
+import msgspec
 import pytest
-from factories import ROOT, assert_says, make_record, make_spec, sentences
+from factories import ROOT, assert_says, make_record, make_script_spec, make_spec, sentences
 from rendered import (
     PUBLISHED,
     assert_row,
@@ -32,7 +33,15 @@ from pipeline.plan.spec import Spec
 from pipeline.records.record import Record
 from pipeline.report import display
 from pipeline.report.claims import badge_of, badges_of, with_ends
-from pipeline.report.display import MAX_COLUMNS, MAX_WIDTH, DisplayOptions, format_cell, name_columns, number_notes
+from pipeline.report.display import (
+    MAX_COLUMNS,
+    MAX_WIDTH,
+    DisplayOptions,
+    describe_common,
+    format_cell,
+    name_columns,
+    number_notes,
+)
 from pipeline.report.markdown import render_experiment
 from pipeline.report.memory import LARGEST_FITTING
 from pipeline.report.q1 import Q1
@@ -394,3 +403,9 @@ def test_lowered_clocks_are_called_the_power_limit_only_where_that_is_the_reason
 def test_an_interval_within_several_runs_is_a_badge() -> None:
     assert badges_of(Row({}, {"interval_over": "windows"}, 3)) == ("range within the runs",)
     assert badges_of(Row({}, {"interval_over": "repeats"}, 6)) == ()
+
+
+def test_the_windows_of_a_script_are_not_called_its_epochs() -> None:
+    script, own = make_script_spec(), make_spec()
+    common = [describe_common([msgspec.structs.asdict(spec)], (), ()) for spec in (script, own)]
+    assert [any(part.startswith("epochs:") for part in parts) for parts in common] == [False, True]

@@ -186,7 +186,7 @@ def test_a_table_with_more_rows_than_lines_shows_the_largest_speedups() -> None:
         ["512", "3.662"],
         ["2,048", "3.173"],
     ]
-    assert lines[start + 6] == "The 3 largest speed-ups; 17 more in report.md."
+    assert lines[start + 6] == "3 of 20 rows, those with the largest speed-ups; report.md has all."
 
 
 def test_the_terminal_gets_no_escapes_and_no_gpus_of_a_cpu(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Mapping
 from datetime import datetime, timedelta
 from itertools import accumulate, chain
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from factories import (
@@ -22,6 +24,7 @@ from factories import (
     make_experiment,
     make_measurement,
     make_record,
+    make_script_spec,
     make_spec,
     manifest_of,
     slurm_submission,
@@ -33,10 +36,11 @@ from pipeline.records.folder import Experiment, SlurmArray, Submission, start_su
 from pipeline.records.outcomes import PointOutcome
 from pipeline.records.record import Status
 from pipeline.records.store import publish_record
+from pipeline.runner.script_rank import ScriptRank
 from pipeline.submission import read_progress as reading
 from pipeline.submission import slurm_queries
 from pipeline.submission.gpu_hours_estimate import EarlierAttempt
-from pipeline.submission.local import EPOCH_LINE, ERASE_LINE, ProgressDisplay, expect_durations_s, open_log
+from pipeline.submission.local import ERASE_LINE, PROGRESS_LINE, ProgressDisplay, expect_durations_s, open_log
 from pipeline.submission.read_progress import (
     HELD_JOB_STATES,
     RUNNING_JOB_STATES,
@@ -660,6 +664,13 @@ def test_the_driver_reads_the_line_that_a_rank_writes() -> None:
     measurement = make_measurement(POINTS[0], (2.0, 1.5), loss=2.25, accuracy=0.5, test_accuracy=0.25)
     line = describe_epoch(measurement.epochs[1], 7)
     assert line == "epoch 2 of 7: 1.5 s, loss 2.25, accuracy 50.0%, test accuracy 25.0%"
-    assert EPOCH_LINE.findall(line) == [("2", "7", "1.5")]
+    assert PROGRESS_LINE.findall(line) == [("epoch 2 of 7", "2", "7", "1.5")]
     unknown = make_measurement(POINTS[0], (2.0,), loss=None)
     assert re.fullmatch(r"epoch 1 of 7: 2 s, diverged", describe_epoch(unknown.epochs[0], 7))
+
+
+def test_the_driver_reads_the_line_that_a_rank_of_a_script_writes(capsys: pytest.CaptureFixture[str]) -> None:
+    rank: Any = SimpleNamespace(blocks=[SimpleNamespace(time_ns=1.5e9, update_ns=2e6)] * 2, spec=make_script_spec())
+    ScriptRank.log_block(rank)
+    (found,) = PROGRESS_LINE.findall(capsys.readouterr().err)
+    assert (found[0], found[3]) == (f"window 2 of {rank.spec.epochs}", "1.5")
