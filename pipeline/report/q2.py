@@ -81,6 +81,12 @@ def scaled(scaling: Scaling, batch: str) -> Callable[[Rows], Rows]:
     return choose
 
 
+ANSWER_KEYS = ("epoch_time_s", "speedup", "parallel_efficiency")  # the others are shown where there is room
+OTHER_KEYS = (
+    *("update_time_s", "data_share", "noise_floor"),
+    *("throughput_items_per_s", "tflops_per_gpu", "mfu", "num_workers_total", "run_spread_s"),
+)
+
 Q2 = Table(
     "Q2",
     "Q2",
@@ -115,10 +121,7 @@ Q2 = Table(
         "is T(1)/T(N): the time of an epoch on one $GPU over that on N $GPUs, with the same $images in both. "
         "Efficiency is speed-up/N.",
         scaled("weak", "batch_size_per_gpu"),
-        keys=(
-            *("epoch_time_s", "update_time_s", "speedup", "parallel_efficiency", "data_share", "noise_floor"),
-            *("throughput_items_per_s", "tflops_per_gpu", "mfu", "num_workers_total", "run_spread_s"),
-        ),
+        keys=(*ANSWER_KEYS, *OTHER_KEYS),
     ),
     View(
         "Q2: strong scaling, global batch fixed",
@@ -127,6 +130,7 @@ Q2 = Table(
         "share.",
         scaled("strong", "global_batch_size"),
         hidden_axes=("batch_size_per_gpu",),
+        keys=("global_batch_size", *ANSWER_KEYS, "serial_fraction_karp_flatt", *OTHER_KEYS),
     ),
     next_step_view("Next step of each configuration"),
 )
