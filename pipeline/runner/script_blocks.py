@@ -14,6 +14,7 @@ from pipeline.figures.stopping_rule import MAX_STEPS, MIN_STEPS, WINDOW_S
 from pipeline.plan.spec import MIN_WINDOWS_FOR_INTERVAL, Spec
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.records.record import DeviceMemory, Epoch, FailureKind, RankEpoch, Transfer, TransferKind
+from pipeline.system.errors import shorten_list
 from pipeline.training.flop_count import FlopCount, flops_of_sample
 
 KINDS: dict[str, TransferKind] = {
@@ -29,7 +30,8 @@ MAX_PASSES_DIFFERENCE = 0.1  # of the passes of an update whose FLOPs are those 
 MIN_LATE_BYTES_RATIO = 0.5  # of gradients: what a script averages beside them is less
 MIN_EXCHANGED_RATIO = 0.01  # likewise: the losses and metrics of ranks that train alone are less
 MAX_BYTES_RATIO = 1.2  # of what travels over what is needed: padding and buffers take less
-SAY_ITEMS = "or call ddpscale.items() with the samples of an update"
+MAX_OTHER_SIZES = 3
+SAY_ITEMS = "call ddpscale.items() with the samples of an update"
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 WRAPPERS = {name: facts.wrappers for name, facts in STRATEGIES.items() if facts.is_distributed}
 SHARDING_WRAPPERS = {name for facts in STRATEGIES.values() if facts.shards_parameters for name in facts.wrappers}
@@ -77,6 +79,7 @@ class Block(msgspec.Struct, frozen=True):
     skipped: list[tuple[str, int]]  # saves
     seen: dict[str, Any]
     memory: dict[str, Any]
+    other_sizes: Sequence[int] = ()  # of batches of a second loader
     share: float = 1.0  # of the steps, that counts
 
 
@@ -163,7 +166,7 @@ def check_observed(spec: Spec, block: Block) -> None:
             how = f"batches of {size}, {batches:.3g} an update"
             raise ScriptProblem(
                 f"the configuration asks for {asked} samples an update on each GPU, and the loader of rank 0 gives "
-                f"{found:.4g} ({how}); {cure_of_batch(spec, size, batches)}"
+                f"{found:.4g} ({how}); {cure_of_batch(spec, block, size, batches)}"
             )
     if size is None and is_checked and block.wait is not None:
         raise ScriptProblem(
@@ -192,22 +195,25 @@ def check_observed(spec: Spec, block: Block) -> None:
         )
 
 
-def cure_of_batch(spec: Spec, size: int, batches: float) -> str:
+def cure_of_batch(spec: Spec, block: Block, size: int, batches: float) -> str:
     """Return what may be wrong with a script whose updates on a GPU take so many batches of that size."""
     asked = spec.batch_size_per_gpu * spec.grad_accumulation
+    if block.other_sizes:
+        others = shorten_list([*map(str, block.other_sizes)], MAX_OTHER_SIZES)
+        return f"another loader gives batches of {others}, and the last one before the step counts; {SAY_ITEMS}"
     passes = round(batches)
     is_share = math.isclose(size * batches * spec.num_gpus, asked, rel_tol=MAX_SIZE_DIFFERENCE)
     if spec.num_gpus > 1 and is_share and size < spec.batch_size_per_gpu:
         return "its batch size is that of all GPUs together: write {global_batch_size} in place of {batch_size_per_gpu}"
     if size == spec.batch_size_per_gpu and not math.isclose(passes, batches, rel_tol=MAX_SIZE_DIFFERENCE):
-        return f"let each update take as many batches, {SAY_ITEMS}"
+        return f"let each update take as many batches, or {SAY_ITEMS}"
     if "batch_size_per_gpu" not in (spec.script or "") and "global_batch_size" not in (spec.script or ""):
         given = f"--batch-size {size}" + f" --grad-accumulation {passes}" * (passes > 1)
         return f"write {{batch_size_per_gpu}} into script, or give what it takes: {given}"
     if size != spec.batch_size_per_gpu:
         return (
             f"its batches have {size} samples by the first dimension of their first tensor, and not "
-            f"{spec.batch_size_per_gpu}: let the script use its argument, {SAY_ITEMS}"
+            f"{spec.batch_size_per_gpu}: let the script use its argument, or {SAY_ITEMS}"
         )
     return f"give --grad-accumulation {passes} (in a grid grad_accumulation) if it makes so many passes an update"
 
@@ -218,7 +224,7 @@ def cure_of_passes(spec: Spec, passes: int) -> str:
         return "it divides their number among the GPUs: let it be {global_grad_accumulation}"
     return (
         f"give --grad-accumulation {passes} (in a grid grad_accumulation) if each pass has samples of its own; if "
-        f"several see the same (a GAN, SAM), let --update-by name the optimizer that counts, {SAY_ITEMS}"
+        f"several see the same (a GAN, SAM), let --update-by name the optimizer that counts, or {SAY_ITEMS}"
     )
 
 

@@ -145,6 +145,8 @@ class Probe:
         mark = self.mark()
         self.num_passes += num_passes
         self.sizes += self.fetched.pop(self.source, Counter())
+        for source, sizes in self.fetched.items():
+            self.other_sizes += sizes if source[-1] else Counter()  # without gradients it is an evaluation
         self.fetched.clear()
         self.sources.clear()
         if self.left > self.block["updates"]:
@@ -380,6 +382,7 @@ class Probe:
         self.optimizer_marks: list[tuple[Any, Any]] = []
         self.waits: list[tuple[Any, Any]] = []
         self.sizes: Counter[int] = Counter()
+        self.other_sizes: Counter[int] = Counter()  # of batches of a second loader
         self.num_passes = self.num_all_passes = self.num_passes_before = 0
         self.collectives_before = self.num_collectives()
 
@@ -433,6 +436,7 @@ class Probe:
             "wait": self.wait_ns if self.waits else None,
             "data": sum(of_device) if of_device else None,
             "sizes": sorted(self.sizes.items()),
+            "other_sizes": sorted(self.other_sizes),
             "passes": self.num_passes,
             "all_passes": self.num_all_passes,
             "items": self.count_items(),

@@ -12,7 +12,7 @@ from typing import Any
 
 import forked_script
 import pytest
-from factories import make_script_spec
+from factories import assert_says, make_script_spec
 
 from pipeline.records.record import Measurement
 from pipeline.runner import script_blocks, script_process, script_rank
@@ -184,6 +184,21 @@ def test_a_script_that_trains_too_little_or_elsewhere_is_told_so(
 ) -> None:
     (problem,) = run_ranks(folder, TRAIN + lines, monkeypatch)
     assert words in str(problem)
+
+
+TWO_LOADERS = """
+from torch.utils.data import DataLoader
+labelled, unlabelled = (iter(DataLoader(torch.zeros(100_000), size)) for size in (8, 24))
+while True: next(labelled), next(unlabelled), update()
+"""
+
+
+@pytest.mark.training
+def test_of_two_loaders_the_one_that_gives_last_counts_and_a_refusal_names_the_other(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (problem,) = run_ranks(folder, TRAIN + TWO_LOADERS, monkeypatch, batch_size_per_gpu=8)
+    assert_says(str(problem), "gives 24", "another loader gives batches of 8, and the last one before the step counts")
 
 
 @pytest.mark.training
