@@ -141,7 +141,8 @@ def submit(options: argparse.Namespace) -> int:
     selection = selection._replace(todo=[spec for spec in selection.todo if spec in kept])
     if grid.replaced:
         log_line(f"--set replaced {'; '.join(grid.replaced)}.")
-    for notice in (*context.cluster.notices, *ignored_option_notices(options, cluster.kind)):
+    crowded = plan.crowded_notices(selection.todo, cluster)
+    for notice in (*context.cluster.notices, *crowded, *ignored_option_notices(options, cluster.kind)):
         log_line(notice)
     if options.is_dry_run:
         plan.print_plan(context, selection, refusal)

@@ -222,6 +222,12 @@ def check_grid_file(file: GridFile) -> GridFile:
     """Return the content of a grid. Raises CommandError for a wrong name or axis."""
     check_grid_name(file.name)
     check_axes(file.base, f"grid {file.name!r}: base")
+    for axis, value in file.base.items():
+        if isinstance(value, list) and axis != "remedies":
+            raise CommandError(
+                f"grid {file.name!r}: base.{axis} must be one value, which all configurations share; put a list into "
+                "each block of points."
+            )
     for index, block in enumerate(file.points):
         where = f"grid {file.name!r}: points[{index}]"
         check_axes(block, where)

@@ -171,6 +171,17 @@ def num_cpu_threads(grid: Grid, cluster: Cluster) -> int:
     return max(1, min(grid.resources.cpus_per_gpu, len(os.sched_getaffinity(0)) // max(processes)))
 
 
+def crowded_notices(points: Sequence[Spec], cluster: Cluster) -> list[str]:
+    """Return a notice if this machine has fewer CPUs than some points have processes."""
+    num_cpus = len(os.sched_getaffinity(0))
+    crowded = [spec for spec in points if spec.device == "cpu" and spec.num_processes_per_node > num_cpus]
+    if cluster.kind == "slurm" or not crowded:
+        return []
+    verb = "has" if len(crowded) == 1 else "have"
+    these = f"{pluralize(len(crowded), 'configuration')} {verb} more processes than the {num_cpus} CPUs here"
+    return [f"Notice: {these}; no answer uses their speed-ups or their communication."]
+
+
 def find_gpu_model(cluster: Cluster, gpu_type: str | None) -> str | None:
     """Return the GPU model of all points: Slurm's requested or only type, here the only name; None if unknown."""
     if cluster.kind == "local":

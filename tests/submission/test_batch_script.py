@@ -47,7 +47,14 @@ from pipeline.submission.batch_script import (
     unsatisfiable_on_slurm,
     unsatisfiable_on_this_machine,
 )
-from pipeline.submission.plan import Cluster, ClusterKind, is_source_changed, num_cpu_threads, split_to_max_array_size
+from pipeline.submission.plan import (
+    Cluster,
+    ClusterKind,
+    crowded_notices,
+    is_source_changed,
+    num_cpu_threads,
+    split_to_max_array_size,
+)
 from pipeline.submission.slurm_queries import NodeType
 from pipeline.submission.slurm_submit import submit_array
 from pipeline.system.errors import CommandError
@@ -336,6 +343,14 @@ def test_every_process_of_a_grid_on_the_cpu_has_the_same_number_of_threads(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(8))
     assert num_cpu_threads(Grid("mine", points, Resources(cpus_per_gpu=cpus_per_gpu)), Cluster(kind)) == num_threads
+
+
+def test_processes_without_a_cpu_each_are_foretold_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(2))
+    found = [on_gpus(num_gpus, 32, device="cpu", precision="fp32") for num_gpus in (1, 2, 4)]
+    (notice,) = crowded_notices([*found, on_gpus(8, 32)], Cluster("local"))
+    assert notice.startswith("Notice: 1 configuration has more processes than the 2 CPUs here; no answer uses")
+    assert crowded_notices(found, Cluster("slurm")) == crowded_notices(found[:2], Cluster("local")) == []
 
 
 @pytest.mark.parametrize(
