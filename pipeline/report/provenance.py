@@ -102,6 +102,8 @@ def describe_setting(records: Iterable[Record]) -> list[str]:
         processors = f"GPU{'s' if max(counts) > 1 else ''} of unknown model"
     nodes = sorted({node for place in places for node in place.nodes})
     commits = sorted({place.git_commit[:7] for place in places if place.git_commit})
+    own_commits = sorted({place.model_commit[:7] for place in places if place.model_commit})
+    is_own = any(place.model_digest for place in places)  # what was measured is the user's
     is_partial = "" if all(place.git_commit for place in places) else " (not of all records)"
     dates = sorted(parse_timestamp(record.started_at) for record in found if record.started_at)
     days = list(dict.fromkeys(f"{date.day} {date:%B %Y}" for date in dates))
@@ -111,7 +113,8 @@ def describe_setting(records: Iterable[Record]) -> list[str]:
         f"{models} on {numbers(counts)} {processors}",
         *named("node", nodes),
         " to ".join(days[:1] + days[1:][-1:]),
-        *(f"{commit}{is_partial}" for commit in named("commit", commits)),
+        *named("commit", own_commits),
+        *(f"{commit}{is_partial}" for commit in named("ddpscale commit" if is_own else "commit", commits)),
         trust if found[0].measured else "ingested",
     ]
     return [part for part in said if part]

@@ -266,7 +266,10 @@ NO_VALUES = ("!!map x", "!!int x", "!!float x", "!!bool x", "!!timestamp x", "20
         (points("xyzzy: [32]"), f"unknown axis 'xyzzy'; choose one of {', '.join(GRID_AXES)}."),
         (points("seed: 0"), "points[0].seed must be a list of values, written seed: [...]; put a value that all"),
         (points("remedies: warmup"), "points[0].remedies must be a list of values, written remedies: [["),
-        (HEAD + "base: {seed: [0, 1]}\n", "base.seed must be one value, which all configurations share; put a list"),
+        (
+            points("repeat: [0]", head="name: t\nbase: {seed: [0, 1]}\n"),
+            "base.seed must be one value, which all configurations share; put a list",
+        ),
         (points("seed: []"), "points[0].seed has no value; give it at least one, or leave the axis out"),
         (points("seed: [0]", "seed: [1], repeat: []"), "points[1].repeat has no value"),
         (HEAD + "points: []\n", "has no configurations"),

@@ -17,6 +17,7 @@ from factories import (
     make_experiment,
     make_measurement,
     make_record,
+    make_script_spec,
     make_spec,
     on_gpus,
     resolved,
@@ -289,6 +290,9 @@ def test_the_line_on_top_says_what_was_measured_where_when_and_how_often(tmp_pat
     on_two = make_record(make_spec(strategy="ddp", num_gpus=2, **axes), environment=Environment(nodes=("node7",)))
     assert describe_setting([on_two]) == ["LeNet on 2 CPU processes", "node7", "one run each"]
     assert describe_setting([make_record(status="failed")]) == []
+    of_user = msgspec.structs.replace(place, model_digest="d" * 64, model_commit="abcdef0" + 33 * "0")
+    said = describe_setting([make_record(make_script_spec(), environment=of_user)])
+    assert said[2:4] == ["commit abcdef0", "ddpscale commit 58b8ca2"]
 
 
 def test_a_page_has_a_title_and_an_author_of_the_users_own_and_is_written_anew_with_them(

@@ -19,6 +19,7 @@ from factories import (
     make_experiment,
     make_record,
     make_spec,
+    on_gpus,
     write_grid,
     write_model,
     write_script,
