@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed as dist
-from factories import make_record, make_spec
+from factories import known, make_record, make_spec
 from shaped_network import INTERFACE, PORT, ShapedNetwork, address_of, payload_bytes_per_s
 from torch import nn
 
@@ -139,9 +139,8 @@ def two_layers(num_hidden: int, num_classes: int, zero_gamma: bool) -> nn.Module
 
 def largest_busbw_bytes_per_s(reading: LinkReading) -> float:
     """Return the bus bandwidth of the sweep's largest all-reduce, as the tool's table has it."""
-    busbw_gb_s = max(tables_of([reading])["sweep"], key=lambda row: row["num_bytes"])["busbw_gb_s"]
-    assert busbw_gb_s is not None
-    return float(busbw_gb_s) * GB
+    largest = max(tables_of([reading])["sweep"], key=lambda row: row["num_bytes"])
+    return float(known(largest["busbw_gb_s"])) * GB
 
 
 def all_reduce_s(num_ranks: int, rate_bits_per_s: float, is_short: bool = False) -> float:

@@ -30,6 +30,7 @@ from factories import (
     INT8_RECORDS,
     SUBMISSION,
     assert_says,
+    known,
     make_experiment,
     make_record,
     make_spec,
@@ -404,8 +405,7 @@ HOSTILE = Environment(
 
 def hostile_experiment(folder: Path) -> Path:
     """An experiment with hostile text in every field that the schema leaves open, and in its own name."""
-    quantization = measurement_of(INT8_RECORDS[0]).quantization
-    assert quantization is not None
+    quantization = known(measurement_of(INT8_RECORDS[0]).quantization)
     histograms = (msgspec.structs.replace(quantization.histograms[0], layer=HOSTILE_NAME),)
     quantized = with_measurement(
         INT8_RECORDS[0], quantization=msgspec.structs.replace(quantization, histograms=histograms)

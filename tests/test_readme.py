@@ -29,6 +29,7 @@ from conftest import Command, plain_environment, run_command, run_program, succe
 from factories import (
     ROOT,
     assert_says,
+    known,
     make_experiment,
     make_record,
     make_spec,
@@ -191,16 +192,14 @@ def test_the_example_of_the_readme_is_measured_unchanged_on_one_and_two_processe
     assert_says(page, "update [ms]")
     assert re.search(r"Configuration to use: [^;]*; update [\d.]+ ms", " ".join(page.split())), "of a script, no epoch"
     one, two = sorted(records_of(experiment), key=lambda record: record.spec.num_gpus)
-    script = measurement_of(two).script
-    assert script is not None
+    script = known(measurement_of(two).script)
     assert (script.world_size, script.wrappers, script.batch_size) == (2, ("DistributedDataParallel",), 32)
     assert script.command[1:] == ("--batch-size", "32", "--width", "1024")
     epochs = measurement_of(two).epochs
     assert [len(epoch.ranks) for epoch in epochs] == [2] * 7
     assert [epoch.num_samples for epoch in epochs[1:]] == [2 * 32 * 3] * 6
     assert all(rank.optimizer_ns and rank.data_time_ns for epoch in epochs for rank in epoch.ranks)
-    alone = measurement_of(one).script
-    assert alone is not None
+    alone = known(measurement_of(one).script)
     assert not alone.has_launcher_variables
     assert alone.num_warm_up_updates >= 4
     weights = 64 * width + width * width + width * 10

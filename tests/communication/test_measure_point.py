@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import run_command
-from factories import assert_says, make_spec
+from factories import assert_says, known, make_spec
 
 from pipeline.communication import step_variants
 from pipeline.communication.measure_point import DELAYS_BY_BYTES, add_sweep_and_profile, choose_delays
@@ -55,8 +55,7 @@ def record(outputs: Path) -> Record:
 @pytest.fixture
 def found(record: Record) -> Communication:
     assert record.measurement is not None, record.reason
-    assert record.measurement.communication is not None
-    return record.measurement.communication
+    return known(record.measurement.communication)
 
 
 def test_every_variant_has_a_window_a_round_of_every_rank(found: Communication) -> None:
@@ -141,8 +140,7 @@ def test_the_tables_show_it(outputs: Path) -> None:
 def test_each_collective_of_a_delayed_step_takes_as_long_as_asked(outputs: Path) -> None:
     record = record_of(outputs, "network")
     assert record.measurement is not None, record.reason
-    found = record.measurement.communication
-    assert found is not None
+    found = known(record.measurement.communication)
     assert [len(ranks) for series in found.series for ranks in series.window_times_ns] == [2] * 12
     equal, *by_bytes = found.delayed
     assert (equal.s_per_byte, [series.latency_s for series in by_bytes]) == (0.0, [0.0] * len(DELAYS_BY_BYTES))

@@ -20,6 +20,7 @@ from factories import (
     low,
     make_record,
     make_spec,
+    measurement_of,
     resolved,
     studied,
     trained,
@@ -482,8 +483,7 @@ def test_the_right_way_costs_at_most_half_a_point_on_average() -> None:
     "path", sorted((ROOT / "published/two-cores/quantize/records").glob("*.json")), ids=lambda path: path.stem
 )
 def test_published_weights_have_the_digest_of_their_record(path: Path) -> None:
-    measurement = known(load_record(path).measurement)
-    assert measurement.quantization is not None
+    quantization = known(measurement_of(load_record(path)).quantization)
     weights = path.with_suffix(".weights.npz")
     load_weights(build_model("lenet", 10), weights)
-    assert hashlib.sha256(weights.read_bytes()).hexdigest() == measurement.quantization.weights_sha256
+    assert hashlib.sha256(weights.read_bytes()).hexdigest() == quantization.weights_sha256

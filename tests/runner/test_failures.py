@@ -21,6 +21,7 @@ from factories import (
     LENET,
     assert_says,
     failure_of,
+    known,
     make_experiment,
     make_measurement,
     make_spec,
@@ -59,9 +60,7 @@ def failure_of_ranks(rank_files: RankFiles, exits: Exits = NONE) -> Record:
 
 
 def built(rank_files: RankFiles, exits: Exits = NONE) -> Record:
-    record = build_record(make_spec(), rank_files, "launch", exits)
-    assert record is not None
-    return record
+    return known(build_record(make_spec(), rank_files, "launch", exits))
 
 
 ABRT, KILL, SEGV, TERM = (-number for number in (signal.SIGABRT, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM))

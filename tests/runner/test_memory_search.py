@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from conftest import run_command, succeeded
-from factories import make_measurement, make_spec, measurement_of, only_record, write_grid
+from factories import known, make_measurement, make_spec, measurement_of, only_record, write_grid
 
 from pipeline.figures.formulas import GIB
 from pipeline.figures.memory_trials import MAX_TRIALS
@@ -90,9 +90,7 @@ def rank_files(tmp_path: Path) -> RankFiles:
 
 def search_of(record: Record) -> MemorySearch:
     assert record.status == "ok", record.reason
-    found = measurement_of(record).memory_search
-    assert found is not None
-    return found
+    return known(measurement_of(record).memory_search)
 
 
 def search(rank_files: RankFiles, ranks: FakeRanks, **fields: Any) -> Record:

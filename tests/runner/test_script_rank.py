@@ -12,7 +12,7 @@ from typing import Any
 
 import forked_script
 import pytest
-from factories import assert_says, make_script_spec
+from factories import assert_says, known, make_script_spec
 
 from pipeline.records.record import Measurement
 from pipeline.runner import script_blocks, script_process, script_rank
@@ -220,8 +220,7 @@ def test_one_process_that_fails_for_want_of_the_variables_of_torchrun_starts_aga
     (found,) = run_ranks(folder, TRAIN + lines, monkeypatch)
     assert isinstance(found, Measurement) is is_tried_again, found
     if isinstance(found, Measurement):
-        assert found.script is not None
-        assert found.script.has_launcher_variables
+        assert known(found.script).has_launcher_variables
 
 
 @pytest.mark.training
@@ -251,8 +250,8 @@ while True:
         {test}
 """
     found = measured(folder, TRAIN + lines, monkeypatch, batch_size_per_gpu=1)
-    assert found.script is not None
-    assert (found.script.batch_size, found.script.batches_per_update) == (1, 1.0)
+    script = known(found.script)
+    assert (script.batch_size, script.batches_per_update) == (1, 1.0)
     assert (found.flops_per_sample, found.precision_used) == (2 * 4 * 3, "fp32")
     assert {epoch.num_samples == epoch.num_timed_updates for epoch in found.epochs} == {True}
 

@@ -13,6 +13,7 @@ from conftest import Command, assert_refused, succeeded, without_slurm
 from factories import (
     ROOT,
     assert_says,
+    known,
     make_communication,
     make_communication_record,
     make_experiment,
@@ -369,19 +370,16 @@ def test_points_are_estimated_from_equal_points_then_from_the_pilot() -> None:
 
 def test_a_communication_point_is_bounded_by_its_rounds_or_says_why_not() -> None:
     fields = {"strategy": "ddp", "num_gpus": 2, "measure": "communication", "input": "synthetic"}
-    found = rounds_range(make_spec(**fields, windows=120), [])
-    assert found is not None
-    assert found.high_s == pytest.approx(100 + 120 * 7 * 7 * 0.15)
+    assert known(rounds_range(make_spec(**fields, windows=120), [])).high_s == pytest.approx(100 + 120 * 7 * 7 * 0.15)
     on_cpu = make_spec(**fields, windows=7, max_steps=20, device="cpu", precision="fp32")
     assert rounds_range(on_cpu, []) is None
     assert describe_ranges([on_cpu], {}, one_by_one=True) == (
         "time of 1 configuration unknown, 1 of them with rounds of steps whose time no record tells"
     )
     trained = took(128, 2, 0.001, device="cpu", precision="fp32")  # a step of 256 samples takes 0.256 s
-    known = rounds_range(on_cpu, [trained])
-    assert known is not None
-    assert known.high_s == pytest.approx(100 + 2 * 7 * 7 * 22 * 0.256)
-    assert describe_ranges([on_cpu], {on_cpu.run_id(): known}, one_by_one=False).endswith(" process-hours")
+    found = known(rounds_range(on_cpu, [trained]))
+    assert found.high_s == pytest.approx(100 + 2 * 7 * 7 * 22 * 0.256)
+    assert describe_ranges([on_cpu], {on_cpu.run_id(): found}, one_by_one=False).endswith(" process-hours")
 
 
 def test_timed_epochs_run_before_a_communication_point_of_the_same_repeat() -> None:

@@ -15,6 +15,7 @@ import pytest
 from cluster import Cluster
 from conftest import CPU_SIZE, ROOT, Command, processes_with, succeeded, wait_for
 from factories import (
+    known,
     measurement_of,
     only_record,
     planted_point,
@@ -218,8 +219,7 @@ def test_the_grid_nodes_runs_on_one_and_two_nodes_and_says_what_the_second_bring
     environment = records["epochs", "ddp", 2].environment
     assert ([one.rank for one in environment.bindings], environment.unlike_nodes) == ([0, 1], {})
     measured = measurement_of(records["communication", "ddp", 2])
-    found = measured.communication
-    assert found is not None
+    found = known(measured.communication)
     assert all(len(ranks) == 2 for series in found.series for ranks in series.window_times_ns)
     assert [transfer.bytes_per_step for transfer in found.transfers] == [measured.gradient_bytes]
     assert len(list(tmp_path.glob("nodes/traces/*/rank*.pt.trace.json.gz"))) == 2

@@ -12,7 +12,7 @@ import pytest
 import torch
 from bench_published_int8_mistakes import build_network, clamped, compare, inverted, networks_of, normalize
 from conftest import Command
-from factories import LENET, make_record, make_spec, measurement_of
+from factories import LENET, known, make_record, make_spec, measurement_of
 from hypothesis import given
 from hypothesis import strategies as st
 from image_steps import ALONE
@@ -285,8 +285,7 @@ def quantized(model: nn.Module, num_images: int = 40) -> Quantization:
 def test_a_point_publishes_the_weights_that_it_quantizes(tmp_path: Path) -> None:
     spec = make_spec(**SMALL)
     measurement, series, _ = quantize_point(spec, ALONE, NO_SOURCES, tmp_path / "weights.npz")
-    found = measurement.quantization
-    assert found is not None
+    found = known(measurement.quantization)
     assert len(measurement.epochs) == len(series) == 2
     assert (found.num_calibration_samples, found.num_test_samples, found.weights_sha256) == (
         *(32, 64),
@@ -436,8 +435,7 @@ def test_a_submitted_point_leaves_its_weights_beside_its_record(pipeline: Comman
     paths = sorted((tmp_path / "quantize" / "records").glob("*.json"))
     assert len(paths) == 2
     for path in paths:
-        found = measurement_of(load_record(path)).quantization
-        assert found is not None
+        found = known(measurement_of(load_record(path)).quantization)
         assert found.weights_sha256 == hashlib.sha256(path.with_suffix(".weights.npz").read_bytes()).hexdigest()
 
 

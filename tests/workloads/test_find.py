@@ -16,6 +16,7 @@ from factories import (
     SMALLEST,
     assert_says,
     failure_of,
+    known,
     make_experiment,
     make_spec,
     measurement_of,
@@ -266,9 +267,7 @@ def commit_in(folder: Path, *paths: str) -> str:
 
 
 def source_of(module: str) -> user_code.UserSource:
-    found = user_code.describe_source(module)
-    assert found is not None
-    return found
+    return known(user_code.describe_source(module))
 
 
 def test_the_source_of_a_model_is_its_digest_and_the_commit_of_its_repository(
