@@ -39,6 +39,13 @@ from pipeline.runner.script_probe import (
 )
 
 
+def probe_with(**fields: Any) -> Any:
+    """A probe that has these attributes alone, as if it had not begun."""
+    probe = Probe.__new__(Probe)
+    vars(probe).update(fields)
+    return probe
+
+
 def test_a_watched_module_may_be_searched_before_it_is_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,8 +60,7 @@ def test_a_watched_module_may_be_searched_before_it_is_imported(
 
 
 def test_a_script_may_wait_for_an_asynchronous_save_that_is_skipped() -> None:
-    probe = Probe.__new__(Probe)
-    probe.is_silenced, probe.skipped = True, Counter()
+    probe = probe_with(is_silenced=True, skipped=Counter())
     saved = probe.save(lambda *_, **__: pytest.fail("it saves"), "async_save", ({},), {"checkpoint_id": "steps/3"})
     assert (saved.result(0), probe.skipped) == (None, {"async_save 3": 1})
 
@@ -73,9 +79,11 @@ def test_fp32_is_tf32_where_the_gpu_rounds_to_it(
 ) -> None:
     named = SimpleNamespace
     backends = named(cuda=named(matmul=named(fp32_precision=matmul)), cudnn=named(conv=named(fp32_precision=conv)))
-    probe: Any = Probe.__new__(Probe)
-    probe.torch = named(cuda=named(get_device_capability=lambda device: capability), backends=backends)
-    probe.device, probe.flops_by_type = 0, Counter({("float32", is_convolution): 2, ("bfloat16", False): 1})
+    probe = probe_with(
+        torch=named(cuda=named(get_device_capability=lambda device: capability), backends=backends),
+        device=0,
+        flops_by_type=Counter({("float32", is_convolution): 2, ("bfloat16", False): 1}),
+    )
     assert probe.number_type("float64") == expected
     probe.flops_by_type = Counter()
     assert probe.number_type("float64") == "float64"
@@ -119,11 +127,17 @@ class FailsTwice(Subclass):
 
 
 def test_a_step_within_a_step_of_the_same_optimizer_is_one_and_a_failed_one_is_forgotten() -> None:
-    probe: Any = Probe.__new__(Probe)
-    probe.steps, probe.optimizers, probe.counted, probe.num_steps = [], {}, None, 0
-    probe.optimizer_names, probe.capture = [], None
     ended: list[Any] = []
-    probe.mark, probe.end_update = (lambda: None), ended.append
+    probe = probe_with(
+        steps=[],
+        optimizers={},
+        optimizer_names=[],
+        counted=None,
+        capture=None,
+        num_steps=0,
+        mark=lambda: None,
+        end_update=ended.append,
+    )
     weight = torch.zeros(1, requires_grad=True)
     failing, inner = FailsTwice([weight]), Subclass([weight])
     plain = torch.optim.SGD([weight])  # whose step torch wraps, too
@@ -141,14 +155,24 @@ def test_a_step_within_a_step_of_the_same_optimizer_is_one_and_a_failed_one_is_f
 
 def make_counting_probe() -> Any:
     """A probe in the middle of a long warm-up."""
-    probe: Any = Probe.__new__(Probe)
-    probe.optimizers, probe.optimizer_names, probe.num_others = weakref.WeakKeyDictionary(), [], Counter()
-    probe.counted = probe.update_by = probe.counter = None
-    probe.is_child, probe.fetched, probe.sources, probe.source, probe.sizes = False, {}, [], (), Counter()
-    probe.num_updates = probe.num_passes = probe.num_passes_since_step = probe.num_all_passes = 0
-    probe.capture, probe.captures, probe.num_replayed = None, weakref.WeakKeyDictionary(), 0
-    probe.left, probe.block, probe.mark, probe.count_flops = 1000, {"updates": 5}, lambda: 0, lambda: None
-    return probe
+    counts = ("num_updates", "num_passes", "num_passes_since_step", "num_all_passes", "num_replayed")
+    return probe_with(
+        **dict.fromkeys(counts, 0),
+        **dict.fromkeys(("counted", "update_by", "counter", "capture")),
+        optimizers=weakref.WeakKeyDictionary(),
+        optimizer_names=[],
+        num_others=Counter(),
+        captures=weakref.WeakKeyDictionary(),
+        is_child=False,
+        fetched={},
+        sources=[],
+        source=(),
+        sizes=Counter(),
+        left=1000,
+        block={"updates": 5},
+        mark=lambda: 0,
+        count_flops=lambda: None,
+    )
 
 
 def new_optimizer() -> torch.optim.Optimizer:
@@ -207,9 +231,8 @@ def test_a_cuda_graph_with_collectives_is_refused_where_they_are_silenced() -> N
 
 
 def test_what_a_group_of_one_rank_exchanges_does_not_travel() -> None:
-    probe, alone = Probe.__new__(Probe), Call("all_reduce", 8, num_ranks=1)
-    both = alone._replace(num_ranks=2)
-    probe.controller = SimpleNamespace(counts=Counter({alone: 3, both: 4}))
+    alone, both = (Call("all_reduce", 8, num_ranks=num_ranks) for num_ranks in (1, 2))
+    probe = probe_with(controller=SimpleNamespace(counts=Counter({alone: 3, both: 4})))
     assert probe.calls() == {both: 4}
 
 
@@ -253,11 +276,17 @@ def test_a_nested_tensor_has_a_size_and_no_shape() -> None:
 
 
 def make_waiting_probe() -> Any:
-    probe: Any = Probe.__new__(Probe)
-    probe.torch, probe.mark, probe.is_skipping, probe.fetched = torch, time.perf_counter_ns, False, {}
-    probe.wait_ns, probe.waits, probe.sources, probe.source, probe.counter = 0, [], [], (), None
-    probe.num_all_passes = probe.num_passes_before = 0
-    return probe
+    return probe_with(
+        **dict.fromkeys(("wait_ns", "num_all_passes", "num_passes_before"), 0),
+        torch=torch,
+        mark=time.perf_counter_ns,
+        is_skipping=False,
+        fetched={},
+        waits=[],
+        sources=[],
+        source=(),
+        counter=None,
+    )
 
 
 def test_the_training_waits_for_no_loader_of_another_thread() -> None:
