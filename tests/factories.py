@@ -350,6 +350,11 @@ def timed(time_s: float, batch_size_per_gpu: int, num_gpus: int = 1, **fields: A
     return make_record(on_gpus(num_gpus, batch_size_per_gpu, **fields), (9.0, time_s), environment=H200)
 
 
+def on(gpu: str, record: Record) -> Record:
+    """The record as of a GPU of this name."""
+    return msgspec.structs.replace(record, environment=Environment(gpus=(Gpu(name=gpu),)))
+
+
 def windowed(times_s: Sequence[float], batch_size_per_gpu: int, num_gpus: int = 1, **fields: Any) -> Record:
     """A record of six timed epochs."""
     spec = on_gpus(num_gpus, batch_size_per_gpu, windows=6, epochs=7, **fields)
@@ -551,10 +556,14 @@ pathlib.Path(__file__).with_name("ran").touch()
 """
 
 
+def own_point(model: str, **fields: Any) -> Spec:
+    """A point of a user's own model, named as in a grid, that trains on a CPU in a second."""
+    return make_spec(**{**LENET, "model": model, "dataset": None, "input": "synthetic", **fields})
+
+
 def planted_point(folder: Path) -> Spec:
     """A point of a model of the submitter's whose import leaves the file mal/ran."""
-    model = f"{write_model(folder / 'mal', SMALLEST + PLANTED)}:Tiny"
-    return make_spec(**{**LENET, "model": model, "dataset": None}, input="synthetic")
+    return own_point(f"{write_model(folder / 'mal', SMALLEST + PLANTED)}:Tiny")
 
 
 def with_change(old: str, new: str) -> str:

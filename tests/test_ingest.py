@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 from conftest import assert_refused, everything_in, run_command
-from factories import ROOT, assert_says, make_experiment, make_record, measurement_of
+from factories import ROOT, assert_says, make_experiment, make_record, measurement_of, only_record, records_of
 from rendered import assert_row, assert_said_once, cells, published_tables, row_of
 
 from pipeline import ingest
 from pipeline.plan.strategies import STRATEGIES
-from pipeline.records import store
 from pipeline.records.folder import Experiment
-from pipeline.records.record import Record
 from pipeline.report.collected import collect_experiment
 from pipeline.report.table import Tables
 from pipeline.system.errors import CommandError
@@ -30,7 +28,7 @@ def facts_of(folder: Path) -> dict[str, tuple[object, ...]]:
     """What each record of a folder says, by run id."""
     return {
         one.run_id: (one.spec, one.status, one.reason, one.measured, one.measurement, one.environment.gpus)
-        for one in records_in(folder)
+        for one in records_of(Experiment(folder))
     }
 
 
@@ -97,10 +95,6 @@ def collect(folder: Path) -> Tables:
     return collect_experiment(Experiment(folder)).tables
 
 
-def records_in(folder: Path) -> list[Record]:
-    return list(store.load_folder(folder / "records")[0])
-
-
 BACKWARD = {"header": ",".join(HEADER.split(",")[::-1]), "row": "ok,,,23.76,24.94,,32,1,dp"}
 
 
@@ -131,7 +125,8 @@ def test_the_extra_columns_are_axes_of_the_point(tmp_path: Path) -> None:
 
 
 def test_rows_equal_but_for_the_epoch_are_one_record_in_any_order(tmp_path: Path) -> None:
-    (record,) = records_in(ingest_text(tmp_path, "dp,1,32,3,1,,2.5,,ok", "dp,1,32,1,9,,4.5,,ok", "dp,1,32,,2,,3.5,,ok"))
+    folder = ingest_text(tmp_path, "dp,1,32,3,1,,2.5,,ok", "dp,1,32,1,9,,4.5,,ok", "dp,1,32,,2,,3.5,,ok")
+    record = only_record(Experiment(folder))
     losses = {epoch.epoch: epoch.loss for epoch in measurement_of(record).epochs}
     assert (losses, record.spec.epochs, record.measured) == ({1: 4.5, 2: 3.5, 3: 2.5}, 3, False)
 
@@ -147,7 +142,7 @@ def test_what_an_option_or_the_file_corrects_is_a_new_attempt_and_the_old_record
         folder = ingest_text(tmp_path, row, options=options)
     assert [
         (record.attempt, [gpu.name for gpu in record.environment.gpus], measurement_of(record).num_parameters)
-        for record in records_in(folder)
+        for record in records_of(Experiment(folder))
     ] == [(0, [], None), (1, ["NVIDIA A40"], None), (2, ["NVIDIA A40"], 1000)]
     found = collect_experiment(Experiment(ingest_text(tmp_path, row.replace("24.94", "25.94"))))
     assert (found.tables["Q1"][0]["epoch_time_s"], found.collected.coverage.superseded) == (25.94, 3)
@@ -178,7 +173,7 @@ def test_what_neither_the_file_nor_an_option_states_is_no_figure(tmp_path: Path)
         "Only batch tried, one GPU: 10 images, images/s not stated; epoch 4.00 s",
         never=("12,500 images/s", "GB/s", "| updates"),
     )
-    found = measurement_of(records_in(folder)[0])
+    found = measurement_of(records_of(Experiment(folder))[0])
     (epoch,) = found.epochs
     assert (found.num_parameters, found.gradient_bytes, epoch.num_samples, epoch.num_updates) == (None,) * 4
 
@@ -203,7 +198,7 @@ def test_each_option_gives_the_figures_that_need_it(
 
 @pytest.mark.parametrize(("written", "accuracy"), [("0.509", 0.509), ("50.9%", 0.509), ("50.9 %", 0.509), ("1", 1)])
 def test_an_accuracy_is_a_fraction_or_has_its_sign(tmp_path: Path, written: str, accuracy: float) -> None:
-    (record,) = records_in(ingest_text(tmp_path, f"dp,1,32,2,24,,,{written},ok"))
+    record = only_record(Experiment(ingest_text(tmp_path, f"dp,1,32,2,24,,,{written},ok")))
     assert measurement_of(record).epochs[0].accuracy == pytest.approx(accuracy)
 
 

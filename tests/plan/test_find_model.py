@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from conftest import needs_root
 from factories import (
     SMALLEST,
     make_script_spec,
     make_spec,
+    own_point,
     with_change,
     write_model,
 )
@@ -29,10 +29,6 @@ base: {{device: cpu, model: "{model}", input: synthetic, precision: fp32, num_sa
 points:
   - {{strategy: [single], num_gpus: [1], batch_size_per_gpu: [8]}}
 """
-
-
-def own_point(model: str, *options: str) -> Spec:
-    return make_spec(model=model, dataset=None, options=options, input="synthetic", device="cpu")
 
 
 def grid_of(folder: Path, model: str, more: str = "") -> tuple[Spec, ...]:
@@ -156,7 +152,7 @@ LOADER, DATASET = {"input": "dataloader"}, "dataset() for input: dataloader, and
 def test_what_a_class_lacks_for_a_point_is_told_from_its_file(
     tmp_path: Path, text: str, fields: dict[str, Any], said: str
 ) -> None:
-    spec = msgspec.structs.replace(own_point(f"{write_model(tmp_path, text)}:Tiny"), **fields)
+    spec = own_point(f"{write_model(tmp_path, text)}:Tiny", **fields)
     ((run_id, found),) = find_lacking([spec], tmp_path).items()
     assert (run_id, found[: len(said)]) == (spec.run_id(), said)
 
@@ -190,7 +186,7 @@ def test_what_a_class_lacks_for_a_point_is_told_from_its_file(
     ],
 )
 def test_where_the_source_does_not_tell_the_ranks_will_see(tmp_path: Path, text: str) -> None:
-    spec = msgspec.structs.replace(own_point(f"{write_model(tmp_path, text)}:Tiny"), input="dataloader")
+    spec = own_point(f"{write_model(tmp_path, text)}:Tiny", input="dataloader")
     assert find_lacking([spec], tmp_path) == {}
 
 

@@ -13,6 +13,7 @@ from factories import (
     make_record,
     make_spec,
     measured,
+    on,
     resolved,
     steady,
     studied,
@@ -22,15 +23,11 @@ from factories import (
 from rendered import answers_of, assert_row, build, cells, line_panel, plots_of, report, row_of, table_of, timed_record
 
 from pipeline.figures.comparison import Comparison, compare_outcomes
-from pipeline.records.record import Environment, Gpu, GpuWindow, Record, SweptCollective, Telemetry
+from pipeline.records.record import GpuWindow, Record, SweptCollective, Telemetry
 from pipeline.report.plots import Plot
 from pipeline.report.table import Row
 
 H100, H200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
-
-
-def on(gpu: str, record: Record) -> Record:
-    return msgspec.structs.replace(record, environment=Environment(gpus=(Gpu(name=gpu),)))
 
 
 def timed(gpu: str, time_s: float, batch_size_per_gpu: int = 128, **fields: Any) -> Record:

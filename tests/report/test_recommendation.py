@@ -17,6 +17,7 @@ from factories import (
     make_record,
     make_script_spec,
     make_spec,
+    on,
     studied,
     timed,
     windowed,
@@ -37,7 +38,7 @@ from rendered import (
 from pipeline.figures.intervals import median_time
 from pipeline.plan.axes import AXIS_DEFAULTS
 from pipeline.plan.point_label import in_terms
-from pipeline.records.record import Environment, Gpu, GpuWindow, Record, Telemetry
+from pipeline.records.record import GpuWindow, Record, Telemetry
 from pipeline.report.claims import sample_time
 from pipeline.report.next_step import (
     BLOCKS,
@@ -72,7 +73,6 @@ def repeated(times_s: tuple[float, ...], **fields: Any) -> list[Record]:
 
 GRAPH = windowed(times(1.0), 128, execution="graph")
 SHARDED = make_spec(strategy="fsdp", num_gpus=2, windows=6, epochs=7)
-H100 = Environment(gpus=(Gpu(name="NVIDIA H100"),))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ H100 = Environment(gpus=(Gpu(name="NVIDIA H100"),))
             id="repeats of one configuration",
         ),
         pytest.param(
-            [timed(4, 128), timed(3, 512), msgspec.structs.replace(timed(1, 256), environment=H100)],
+            [timed(4, 128), timed(3, 512), on("NVIDIA H100", timed(1, 256))],
             [
                 "Configuration to use, NVIDIA H200: 16,667 images/s",
                 "The only configuration, NVIDIA H100: 50,000 images",
@@ -332,10 +332,6 @@ def test_the_table_in_the_docs_is_that_of_the_rules() -> None:
         assert (limit, share, measured_by) == (words, threshold, rule.measured_by)
         changes = " or ".join(change.words for change in rule.changes)
         assert step == (changes or rule.otherwise)
-
-
-def on(gpu: str, record: Record) -> Record:
-    return msgspec.structs.replace(record, environment=Environment(gpus=(Gpu(name=gpu),)))
 
 
 def stated(record: Record) -> Record:

@@ -20,6 +20,7 @@ from factories import (
     make_spec,
     measurement_of,
     only_record,
+    own_point,
     records_of,
     with_change,
     write_model,
@@ -88,8 +89,10 @@ def test_a_point_past_its_limit_is_ended_with_its_ranks_and_the_points_around_it
     waits = "time.sleep(600 if len(batch['x']) == 1 and os.environ['RANK'] == '1' else 0); return nn.functional"
     path = write_model(tmp_path, "import os, time\n" + with_change("return nn.functional", waits))
     sizes = {64: 8, 1_000_000: 1, 128: 8}
-    small = {**LENET, "model": f"{path}:Tiny", "dataset": None, "input": "synthetic", "strategy": "ddp", "num_gpus": 2}
-    points = [make_spec(**small | {"num_samples": count, "batch_size_per_gpu": size}) for count, size in sizes.items()]
+    ddp = {"strategy": "ddp", "num_gpus": 2}
+    points = [
+        own_point(f"{path}:Tiny", **ddp, num_samples=count, batch_size_per_gpu=size) for count, size in sizes.items()
+    ]
     experiment = make_experiment(tmp_path / "x", missing=points)
     options = LaunchOptions(tmp_path, point_limit_s=LIMIT_S)
     command = launch_command(experiment.manifest_path, [spec.run_id() for spec in points], options)

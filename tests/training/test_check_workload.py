@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from factories import make_spec
+from factories import make_spec, own_point
 from image_steps import ALONE
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
@@ -68,8 +68,7 @@ class Graph:
 
 
 def point(**fields: Any) -> Spec:
-    given = {"model": "tiny.py:Tiny", "dataset": None, "device": "cpu", "precision": "fp32", "input": "synthetic"}
-    return make_spec(**{**given, "num_samples": 16, "batch_size_per_gpu": 4, **fields})
+    return own_point("tiny.py:Tiny", **{"num_samples": 16, "batch_size_per_gpu": 4, **fields})
 
 
 def check(workload: Workload, **fields: Any) -> nn.Module:

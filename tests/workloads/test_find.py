@@ -18,8 +18,8 @@ from factories import (
     failure_of,
     known,
     make_experiment,
-    make_spec,
     measurement_of,
+    own_point,
     with_change,
     write_model,
 )
@@ -51,8 +51,7 @@ def modules_and_path() -> Iterator[None]:
 
 
 def built(model: str, *options: str, modules: Path | None = None) -> Any:
-    spec = make_spec(model=model, dataset=None, options=options, input="synthetic", device="cpu")
-    return build_workload(spec, Sources(modules=modules))
+    return build_workload(own_point(model, options=options), Sources(modules=modules))
 
 
 def test_the_options_of_a_point_are_converted_by_the_annotations_of_the_constructor(tmp_path: Path) -> None:
@@ -352,9 +351,7 @@ class Samples(torch.utils.data.Dataset):
 """
 
 
-def own_point(path: Path, **fields: Any) -> Spec:
-    given = {"dataset": None, "input": "synthetic", "device": "cpu", "precision": "fp32", "num_samples": 64}
-    return make_spec(**{"model": f"{path}:Tiny", "batch_size_per_gpu": 8, "epochs": 3, **given, **fields})
+SMALL = {"batch_size_per_gpu": 8, "num_samples": 64, "epochs": 3}
 
 
 def launch(experiment: Experiment, *points: Spec) -> dict[Spec, Record]:
@@ -371,8 +368,9 @@ def launch(experiment: Experiment, *points: Spec) -> dict[Spec, Record]:
 def test_two_files_of_one_name_are_two_models_and_one_that_was_edited_is_noted(tmp_path: Path) -> None:
     """One also prints, as it is imported and in its loss."""
     loud = with_change("return nn.functional", "print('loss'); return nn.functional") + "\nprint('imported')\n"
-    first = own_point(write_model(tmp_path / "first", loud))
-    second = own_point(write_model(tmp_path / "second", with_change("width: int = 4", "width: int = 6")))
+    first = own_point(f"{write_model(tmp_path / 'first', loud)}:Tiny", **SMALL)
+    wider = write_model(tmp_path / "second", with_change("width: int = 4", "width: int = 6"))
+    second = own_point(f"{wider}:Tiny", **SMALL)
     assert points_for_same_processes([first, second]) == [first]
     experiment = make_experiment(tmp_path / "x", missing=[first, second])
     with experiment.edit_manifest() as manifest:
@@ -396,7 +394,7 @@ def test_two_files_of_one_name_are_two_models_and_one_that_was_edited_is_noted(t
 def test_a_data_set_that_raises_at_a_sample_fails_its_point_with_the_users_line(tmp_path: Path) -> None:
     path = write_model(tmp_path, SMALLEST + DATA)
     line = path.read_text().splitlines().index('            raise ValueError("sample 17 is torn")') + 1
-    points = [own_point(path, input="dataloader", num_workers=num_workers) for num_workers in (0, 1)]
+    points = [own_point(f"{path}:Tiny", **SMALL, input="dataloader", num_workers=num_workers) for num_workers in (0, 1)]
     found = launch(make_experiment(tmp_path / "x", missing=points), *points)
     for record in (found[spec] for spec in points):
         failure = failure_of(record)
