@@ -13,7 +13,17 @@ import msgspec
 import pytest
 import torch
 from conftest import run_program
-from factories import ROOT, make_experiment, make_measurement, make_spec, measurement_of, raising, records_of
+from factories import (
+    ROOT,
+    assert_says,
+    known,
+    make_experiment,
+    make_measurement,
+    make_spec,
+    measurement_of,
+    raising,
+    records_of,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -30,7 +40,7 @@ from pipeline.plan.resources import (
 from pipeline.plan.spec import Spec
 from pipeline.records import store
 from pipeline.records.folder import Experiment
-from pipeline.records.record import DeviceMemory, Environment, Measurement, Record
+from pipeline.records.record import MAX_STEP_TIMES, DeviceMemory, Environment, Measurement, Record
 from pipeline.runner import launch_session
 from pipeline.runner.failures import RankExit
 from pipeline.runner.launch_options import LaunchOptions, launch_command
@@ -186,7 +196,7 @@ def test_a_point_that_fails_takes_none_with_it_and_the_rest_runs_in_new_processe
     assert all(ended == begun for (_, ended), (begun, _) in itertools.pairwise(times[:3]))
 
 
-SIZES = {size: make_spec(batch_size_per_gpu=size) for size in (32, 64, 128)}
+SIZES = {size: make_spec(batch_size_per_gpu=size) for size in (32, 64, 128, 256)}
 
 
 def make_launch(folder: Path, *measured: Measurement) -> launch_session.LaunchSession:
@@ -227,10 +237,14 @@ def test_a_result_that_no_record_holds_costs_its_point_alone(tmp_path: Path) -> 
     epochs = tuple(msgspec.structs.replace(epoch, accuracy=2.7) for epoch in wrong.epochs)
     of_no_schema = msgspec.structs.replace(wrong, epochs=epochs)
     of_no_spec = msgspec.structs.replace(wrong, epochs=wrong.epochs[:1])
-    publish(make_launch(tmp_path / "x", of_no_schema, of_no_spec, make_measurement(SIZES[128])))
+    too_large = make_measurement(SIZES[128], step_times_ns=(10**18,) * MAX_STEP_TIMES)
+    launch = make_launch(tmp_path / "x", of_no_schema, of_no_spec, too_large, make_measurement(SIZES[256]))
+    publish(launch)
     found = {record.spec.batch_size_per_gpu: record for record in records_of(Experiment(tmp_path / "x"))}
-    assert [found[size].status for size in SIZES] == ["failed", "failed", "ok"]
-    assert ("measurement.epochs[0].accuracy" in found[32].reason, "epochs" in found[64].reason) == (True, True)
+    assert [found[size].status for size in SIZES] == ["failed", "failed", "failed", "ok"]
+    assert [known(record).status for record in launch.published] == ["failed", "failed", "failed", "ok"]
+    for size, said in ((32, "measurement.epochs[0].accuracy"), (64, "epochs"), (128, "bytes, more than")):
+        assert_says(found[size].reason, "the result could not be published", said)
 
 
 @pytest.mark.fault("F20")

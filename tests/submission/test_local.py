@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Command, processes_of, run_program, succeeded, wait_for, workers_of
 from factories import (
-    LENET,
     failure_of,
     make_experiment,
     make_record,
@@ -185,18 +184,6 @@ def test_nothing_is_left_in_tmpdir_also_where_its_path_is_too_long_for_a_socket(
     assert only_record(Experiment(tmp_path / "two")).status == "ok"
     (log,) = tmp_path.glob("two/logs/*/*.log")
     assert IMPORTS_AGAIN in log.read_text()
-
-
-def test_a_result_that_is_too_large_to_publish_is_a_failed_point_and_no_silence(tmp_path: Path) -> None:
-    spec = make_spec(**LENET | {"input": "synthetic", "num_samples": 4, "batch_size_per_gpu": 4, "epochs": 40})
-    experiment = make_experiment(tmp_path / "x", missing=[spec])
-    code = (
-        "import sys; from pipeline import launch; from pipeline.records import store;"
-        "store.MAX_RECORD_BYTES = 5000; sys.exit(launch.main())"
-    )
-    done = run_program(sys.executable, "-c", code, "--manifest", experiment.manifest_path, "--run-id", spec.run_id())
-    assert done.returncode == 1, done.stderr
-    assert "could not be published" in only_record(experiment).reason
 
 
 def test_an_element_of_several_points_shares_processes_here_too_and_each_is_said_as_it_ends(
