@@ -1,17 +1,13 @@
 """check: every refusal of a class at once, in the sentences of a run, before any run."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Command, assert_refused, everything_in
+from conftest import Command, assert_refused, everything_in, run_here
 from factories import ROOT, assert_says
-
-from pipeline.check import main
-from pipeline.system.errors import UMASK, run_command
 
 MODELS = """
 import torch
@@ -92,18 +88,9 @@ Check = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Check:
+def check(capsys: pytest.CaptureFixture[str]) -> Check:
     """The command in this process, which has imported torch; in its own: test_the_example_of_the_docs_is_right."""
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        monkeypatch.setattr(sys, "argv", ["-m", *arguments])
-        before = os.umask(UMASK)
-        with pytest.raises(SystemExit) as ended:
-            run_command(main)
-        os.umask(before)
-        return subprocess.CompletedProcess(arguments, int(ended.value.code or 0), *capsys.readouterr())
-
-    return run
+    return lambda *words: subprocess.CompletedProcess(words, run_here("check", *words), *capsys.readouterr())
 
 
 @pytest.fixture
