@@ -47,7 +47,7 @@ from pipeline.runner.launch_options import LaunchOptions, launch_command
 from pipeline.runner.rank_files import PointResult, PointTask, RankError
 from pipeline.runner.rank_process import MAX_SHARED_MEMORY_FRACTION, EarlierPoint, expected_memory_fraction
 from pipeline.submission.batch_script import SlurmOptions
-from pipeline.submission.plan import Cluster, PlannedArray, SubmitContext, plan_arrays
+from pipeline.submission.plan import NOT_PACKED, Cluster, PlannedArray, SubmitContext, plan_arrays
 from pipeline.training.devices import reset_memory_statistics
 from pipeline.training.process_group import Rank
 
@@ -352,29 +352,31 @@ def test_probes_come_last_and_by_batch_size_so_that_the_first_oom_stands_before_
     assert sizes_of(element[-3:]) == [16_384, 32_768, 65_536]
 
 
-def plan(points: Sequence[Spec], partition_limit_min: int | None = None) -> list[tuple[list[int], str, str]]:
-    """The sizes of the elements of each array, its limit in minutes and its notices."""
-    arrays = arrays_of(points, 4, Cluster("slurm", None, 2, partition_limit_min=partition_limit_min))
-    return [([len(e) for e in a.elements], a.request.options["time"], "; ".join(a.request.notices)) for a in arrays]
-
-
 TWO_GPUS = [make_spec(strategy="ddp", num_gpus=2, repeat=repeat) for repeat in range(3)]
 TWO_NODES = [make_spec(strategy="ddp", num_gpus=2, num_nodes=2, repeat=repeat) for repeat in range(2)]
+IN_SEQUENCE = "1 node x 1 GPU: up to 4 configurations in sequence per element, limit 4 x 20 = 80 min"
+REDUCED = IN_SEQUENCE + ", reduced to {} min, the limit of the partition"
 
 
 @pytest.mark.parametrize(
-    ("points", "partition_limit_min", "arrays", "said"),
+    ("points", "partition_limit_min", "arrays", "notices"),
     [
         # at most two elements an array; minutes: 4 x 20, and 3 x 20 for the pair of GPUs
-        ([*PACKED, *TWO_GPUS], None, [([4, 4], "80"), ([2], "80"), ([3], "60")], "limit 4 x 20 = 80 min"),
-        (PACKED, 60, [([4, 4], "60"), ([2], "60")], "4 x 20 = 80 min, reduced to 60 min, the limit of the partition"),
-        (TWO_NODES, None, [([1, 1], "20")], "2 nodes x 1 GPU: one configuration per element"),
-        *((PACKED[:1], limit_min, [([1], "20")], "") for limit_min in (None, 60)),
+        ([*PACKED, *TWO_GPUS], None, [([4, 4], "80"), ([2], "80"), ([3], "60")], [IN_SEQUENCE]),
+        (PACKED, 80, [([4, 4], "80"), ([2], "80")], [IN_SEQUENCE]),
+        *(  # never below the limit of one point
+            (PACKED, limit_min, [([4, 4], cut), ([2], cut)], [REDUCED.format(cut)])
+            for limit_min, cut in ((79, "79"), (60, "60"), (5, "20"))
+        ),
+        (TWO_NODES, None, [([1, 1], "20")], [f"2 nodes x 1 GPU: one configuration per element, {NOT_PACKED}"]),
+        *((PACKED[:1], limit_min, [([1], "20")], []) for limit_min in (None, 60)),
     ],
 )
 def test_elements_hold_points_of_one_shape_within_the_limits_of_the_site(
-    points: list[Spec], partition_limit_min: int | None, arrays: list[tuple[list[int], str]], said: str
+    points: list[Spec], partition_limit_min: int | None, arrays: list[tuple[list[int], str]], notices: list[str]
 ) -> None:
-    planned = plan(points, partition_limit_min)
-    assert [part[:2] for part in planned] == arrays
-    assert said in planned[0][2] if said else planned[0][2] == ""
+    planned = arrays_of(points, 4, Cluster("slurm", None, 2, partition_limit_min=partition_limit_min))
+    assert [([*map(len, array.elements)], array.request.options["time"]) for array in planned] == arrays
+    request, alone = planned[0].request, arrays_of(points, 1, Cluster("slurm"))[0].request
+    assert [*request.notices] == notices
+    assert request.options == alone.options | {"time": request.options["time"]}

@@ -44,7 +44,6 @@ from pipeline.submission.batch_script import (
     group_by_reason,
     render_array,
     render_script,
-    sum_time_limits,
     unsatisfiable_on_slurm,
     unsatisfiable_on_this_machine,
 )
@@ -281,26 +280,6 @@ def test_this_machine_runs_one_node_and_no_more_gpus_than_it_has(fields: dict[st
 )
 def test_points_that_cannot_run_are_counted_and_the_first_is_named(count: int, line: str) -> None:
     assert group_by_reason({f"run-{number}": "4 GPUs" for number in range(count)}) == [line]
-
-
-@pytest.mark.parametrize(
-    ("partition_limit_min", "limit_min", "cut_to"),
-    [
-        (None, 80, None),
-        (80, 80, None),
-        (79, 79, "reduced to 79 min"),
-        (5, 20, "reduced to 20 min"),
-    ],  # of 4 points of 20 min
-)
-def test_an_element_of_several_points_gets_the_sum_of_their_limits_within_the_partitions_and_says_so(
-    partition_limit_min: int | None, limit_min: int, cut_to: str | None
-) -> None:
-    alone = build_request(FOUR_GPUS, Resources(), NOWHERE, None, None)
-    packed = sum_time_limits(alone, FOUR_GPUS, 4, partition_limit_min)
-    assert packed.options == alone.options | {"time": str(limit_min)}
-    (notice,) = packed.notices
-    assert notice.startswith("1 node x 4 GPUs: up to 4 configurations in sequence per element, limit 4 x 20 = 80 min")
-    assert cut_to in notice if cut_to else "cut" not in notice
 
 
 @given(st.integers(0, 50), st.integers(1, 20))
