@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster import Cluster
-from conftest import Command, without_slurm
+from conftest import Command, succeeded, without_slurm
 from factories import ROOT, write_script
 from import_hook import when_imported
 
@@ -29,8 +29,7 @@ resources: {cpus_per_gpu: 1, mem_per_gpu_gib: 3, time: "00:10:00"}
 
 
 def states(pipeline: Command, folder: Path, env: Env) -> dict[str, dict[str, Any]]:
-    answer = pipeline("status", folder, "--json", env=env)
-    assert answer.returncode == 0, answer.stderr
+    answer = succeeded(pipeline("status", folder, "--json", env=env))
     return {part["run_id"]: part for parts in json.loads(answer.stdout)["experiments"].values() for part in parts}
 
 

@@ -210,8 +210,7 @@ def test_a_member_of_the_group_gets_the_status_without_the_logs(tmp_path: Path) 
         os.chown(path, 65534, 65533)
         path.chmod(0o640 if path.is_file() else 0o750)
     experiment.log_folder(SUBMISSION).chmod(0o700)
-    answer = run_unprivileged("status", tmp_path, group=65533)
-    assert answer.returncode == 0, answer.stderr
+    answer = succeeded(run_unprivileged("status", tmp_path, group=65533))
     assert answer.stdout.startswith(f"{experiment.folder}: 2 runs of 1 configuration: 1 ok, 1 unknown")
     assert run_unprivileged("status", tmp_path, group=65532).returncode == 2
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Command, assert_refused, without_slurm
+from conftest import Command, assert_refused, succeeded, without_slurm
 from factories import (
     make_experiment,
     make_record,
@@ -145,8 +145,7 @@ def test_wandb_writes_one_offline_run_a_point_also_after_a_second_export(
     pipeline: Command, measured: Experiment, tmp_path: Path
 ) -> None:
     for _ in range(2):
-        answer = pipeline("export", measured.folder, "--to", "wandb", env=offline(tmp_path))
-        assert answer.returncode == 0, answer.stderr
+        succeeded(pipeline("export", measured.folder, "--to", "wandb", env=offline(tmp_path)))
         runs = sorted((measured.folder / "wandb" / "wandb").glob("offline-run-*"))
         ids = [path.name.split("-", 3)[3] for path in runs]
         assert len(ids) == len(set(ids)) == 4

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from conftest import assert_refused, everything_in, run_command
+from conftest import assert_refused, everything_in, run_command, succeeded
 from factories import ROOT, assert_says, make_experiment, make_record, measurement_of, only_record, records_of
 from rendered import assert_row, assert_said_once, cells, published_tables, row_of
 
@@ -354,8 +354,7 @@ def test_a_strategy_is_one_that_a_grid_may_name() -> None:
 
 
 def test_the_help_lists_every_column() -> None:
-    answer = run_command("ingest", "--help")
-    assert answer.returncode == 0
+    answer = succeeded(run_command("ingest", "--help"))
     assert_says(answer.stdout.partition("columns of the file")[2], *ingest.CSV_COLUMNS)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from browser import CHROMIUM, needs_chromium
-from conftest import Command, assert_refused, run_unprivileged
+from conftest import Command, assert_refused, run_unprivileged, succeeded
 from factories import (
     H200,
     NOISY,
@@ -260,8 +260,7 @@ def test_the_published_proposal_is_of_the_cheapest_configuration_with_one_gpu_be
 def test_the_page_prints_on_one_pages(pipeline: Command, tmp_path: Path, name: str, num_gpus: str) -> None:
     shutil.copytree(ROOT / "published" / name / "scaling", tmp_path / "x")
     shutil.copytree(ROOT / "published" / name / "communication", tmp_path / "communication")
-    answer = pipeline("proposal", tmp_path / "x", "--samples", "1e9", "--num-gpus", num_gpus)
-    assert answer.returncode == 0, answer.stderr
+    succeeded(pipeline("proposal", tmp_path / "x", "--samples", "1e9", "--num-gpus", num_gpus))
     command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--print-to-pdf={tmp_path / 'page.pdf'}"]
     subprocess.run([*command, f"file://{tmp_path}/x/proposal.html"], capture_output=True, timeout=120, check=True)
     assert len(re.findall(rb"/Type\s*/Page\b", (tmp_path / "page.pdf").read_bytes())) == 2

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import run_command
+from conftest import run_command, succeeded
 from factories import assert_says, known, make_spec
 
 from pipeline.communication import step_variants
@@ -35,8 +35,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("communication")
     (folder / "grid.yaml").write_text(GRID)
     where = ("--outputs", folder, "--cluster", "local", "--points-per-element", "2")
-    done = run_command("submit", "--grid", folder / "grid.yaml", *where, "--keep-trace")
-    assert done.returncode == 0, done.stderr
+    succeeded(run_command("submit", "--grid", folder / "grid.yaml", *where, "--keep-trace"))
     return folder / "comm"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Command
+from conftest import Command, succeeded
 from factories import (
     assert_says,
     comm_point,
@@ -146,8 +146,7 @@ def test_two_files_of_one_name_and_folder_are_told_apart(pipeline: Command, tmp_
     assert "ada/lab/train.py:Net" in answers(*found)["Q1"][0]
     make_experiment(tmp_path / "x", *found)
     assert "bob/lab/train.py:Net" in pipeline("status", tmp_path, "--all").stdout
-    collected = pipeline("collect", tmp_path)
-    assert collected.returncode == 0, collected.stderr
+    succeeded(pipeline("collect", tmp_path))
     assert "bob/lab/train.py:Net" in (tmp_path / "x" / "report.html").read_text()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from bench_published_int8_mistakes import build_network, clamped, compare, inverted, networks_of, normalize
-from conftest import Command
+from conftest import Command, succeeded
 from factories import LENET, known, make_record, make_spec, measurement_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -430,8 +430,7 @@ def test_a_submitted_point_leaves_its_weights_beside_its_record(pipeline: Comman
     changes = ("dataset=synthetic", "num_samples=320", "num_calibration_samples=32", "epochs=2", "seed=0,1")
     sets = [part for change in changes for part in ("--set", change)]
     where = ("--cluster", "local", "--outputs", tmp_path, "--points-per-element", "2")
-    done = pipeline("submit", "--grid", "quantize", *sets, *where)
-    assert done.returncode == 0, done.stderr
+    succeeded(pipeline("submit", "--grid", "quantize", *sets, *where))
     paths = sorted((tmp_path / "quantize" / "records").glob("*.json"))
     assert len(paths) == 2
     for path in paths:
