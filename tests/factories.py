@@ -301,17 +301,20 @@ def planned_points() -> list[Spec]:
     return [make_spec(batch_size_per_gpu=size, num_samples=64, **axes) for size in (8, 16)]
 
 
-def write_grid(folder: Path, text: str) -> Path:
-    path = folder / "grid.yaml"
+def write_file(path: Path, text: str) -> Path:
+    """Write a file of this text, and its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return path
 
 
+def write_grid(folder: Path, text: str) -> Path:
+    return write_file(folder / "grid.yaml", text)
+
+
 def write_script(path: Path, *lines: str) -> Path:
     """Write a shell script of these lines that can be run, and its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(["#!/bin/sh", *lines, ""]))
-    path.chmod(0o755)
+    write_file(path, "\n".join(["#!/bin/sh", *lines, ""])).chmod(0o755)
     return path
 
 
@@ -543,10 +546,7 @@ class Tiny(Workload):
 
 def write_model(folder: Path, text: str = SMALLEST, name: str = "tiny.py") -> Path:
     """Write a file with a user's model, and its folder."""
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    return path
+    return write_file(folder / name, text)
 
 
 PLANTED = """

@@ -10,7 +10,7 @@ from typing import Any
 
 from cluster import Cluster
 from conftest import Command, succeeded, without_slurm
-from factories import ROOT, write_script
+from factories import ROOT, write_file, write_script
 from import_hook import when_imported
 
 Env = Mapping[str, str]
@@ -94,8 +94,7 @@ sys.modules["pipeline.runner.launch_options"].VISIBLE_LIMIT_S = 1
 
 def quick_paths(folder: Path) -> str:
     """A PYTHONPATH for launchers that start no ranks: for what Slurm and drivers do, any result will do."""
-    (folder / "quick").mkdir()
-    (folder / "quick" / "sitecustomize.py").write_text(QUICK)
+    write_file(folder / "quick" / "sitecustomize.py", QUICK)
     return f"{folder / 'quick'}:{ROOT / 'tests'}:{ROOT}"
 
 

@@ -35,6 +35,7 @@ from factories import (
     only_record,
     planted_point,
     slurm_submission,
+    write_file,
 )
 
 from pipeline.plan.grid import expand_grid
@@ -203,9 +204,7 @@ def test_a_member_of_the_group_gets_the_status_without_the_logs(tmp_path: Path) 
     missing = make_spec(repeat=1)
     submissions = [slurm_submission([missing], is_array=False)]
     experiment = make_experiment(tmp_path / "x", make_record(), missing=[missing], submissions=submissions)
-    log = experiment.log_folder(SUBMISSION) / f"{ARRAY}-7.log"
-    log.parent.mkdir(parents=True)
-    log.write_text("epoch 1")
+    write_file(experiment.log_folder(SUBMISSION) / f"{ARRAY}-7.log", "epoch 1")
     for path in (tmp_path, *tmp_path.rglob("*")):
         os.chown(path, 65534, 65533)
         path.chmod(0o640 if path.is_file() else 0o750)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, Command, plain_environment, run_here, run_program, succeeded
-from factories import PLANNED, assert_says, make_experiment, make_record, only_record, write_grid
+from factories import PLANNED, assert_says, make_experiment, make_record, only_record, write_file, write_grid
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis_profiles import SUPPRESSED, examples
@@ -187,8 +187,7 @@ def folder(tmp_path: Path) -> Path:
 
 def shadow_package(folder: Path) -> None:
     """Put a package into the folder that Python takes for this one if it looks there first."""
-    (folder / "pipeline").mkdir()
-    (folder / "pipeline" / "__init__.py").write_text(CANARY)
+    write_file(folder / "pipeline" / "__init__.py", CANARY)
 
 
 def importers(folder: Path) -> list[str]:

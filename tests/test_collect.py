@@ -37,6 +37,7 @@ from factories import (
     measurement_of,
     on_gpus,
     with_measurement,
+    write_file,
 )
 from forked_command import run_module
 
@@ -184,9 +185,7 @@ def test_what_collect_prints_is_what_it_writes(pipeline: Command, tmp_path: Path
 def test_collect_writes_a_page_beside_the_records_and_an_index_over_several(pipeline: Command, tmp_path: Path) -> None:
     found = [make_record(make_spec(batch_size_per_gpu=size)) for size in (32, 64)]
     first, second = (make_experiment(tmp_path / "a" / name, *found) for name in ("x", "y"))
-    log = first.logs / SUBMISSION / f"{found[0].run_id}.log"
-    log.parent.mkdir()
-    log.write_text("")
+    write_file(first.logs / SUBMISSION / f"{found[0].run_id}.log", "")
     with first.edit_manifest() as manifest:
         manifest.submissions.append(start_submission(SUBMISSION, "local"))
     answer = pipeline("collect", tmp_path, "--plots", "all")

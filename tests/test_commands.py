@@ -37,6 +37,7 @@ from factories import (
     only_record,
     planned_points,
     slurm_submission,
+    write_file,
     write_grid,
 )
 from forked_command import HIDE, run_module
@@ -394,8 +395,7 @@ NEEDED = {  # each package somewhere, and of each command what it needs last
 
 def hiding(folder: Path, packages: str, env: Mapping[str, str]) -> dict[str, str]:
     """The environment of a new Python that lacks the packages."""
-    (folder / "hide").mkdir()
-    (folder / "hide" / "sitecustomize.py").write_text(HIDE)
+    write_file(folder / "hide" / "sitecustomize.py", HIDE)
     return {**env, "PYTHONPATH": os.pathsep.join([str(folder / "hide"), str(ROOT)]), "HIDDEN_PACKAGES": packages}
 
 

@@ -14,6 +14,7 @@ from factories import (
     manifest_of,
     planned_points,
     records_of,
+    write_file,
 )
 from slurm_queue import write_commands
 
@@ -31,8 +32,7 @@ def experiment(tmp_path: Path) -> Experiment:
     (made.records_folder / f"{LARGE.run_id()}.0.steps.npz").write_text("steps")
     (made.records_folder / f".claim-{LARGE.run_id()}.0.json").touch()
     for folder in (made.traces / f"{LARGE.run_id()}.0", made.scratch_folder / f"{LARGE.run_id()}.here-1"):
-        folder.mkdir(parents=True)
-        (folder / "file").write_text("kept")
+        write_file(folder / "file", "kept")
     return made
 
 

@@ -26,6 +26,7 @@ from factories import (
     make_record,
     make_spec,
     planned_points,
+    write_file,
     write_grid,
     write_model,
 )
@@ -215,8 +216,7 @@ def test_a_dry_run_refuses_the_outputs_that_the_run_refuses(
     (tmp_path / "file").write_text("mine")
     (tmp_path / "closed").mkdir(mode=0o500)
     if place.startswith("out"):
-        (tmp_path / "out").mkdir()
-        (tmp_path / "out" / "planned").write_text("mine")
+        write_file(tmp_path / "out" / "planned", "mine")
     grid, outputs = write_grid(tmp_path, PLANNED), tmp_path / place.removesuffix("/planned as a file")
     before = everything_in(tmp_path)
     answer = run_unprivileged("submit", "--grid", grid, "--outputs", outputs, *dry_run)

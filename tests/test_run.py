@@ -14,7 +14,7 @@ import pytest
 import torch
 from bench_script import WEIGHTS, last_times_s, own_times_s
 from conftest import ROOT, Command, run_command, run_program, without_slurm
-from factories import assert_says, measurement_of, records_of
+from factories import assert_says, measurement_of, records_of, write_file
 from import_hook import when_imported
 
 import ddpscale
@@ -228,8 +228,7 @@ module.TICK_S = 0.5
 
 def forking_scripts(folder: Path) -> str:
     """A PYTHONPATH for launches whose ranks fork their scripts."""
-    (folder / "hook").mkdir(exist_ok=True)
-    (folder / "hook" / "sitecustomize.py").write_text(FORKING)
+    write_file(folder / "hook" / "sitecustomize.py", FORKING)
     return f"{folder / 'hook'}:{ROOT / 'tests'}:{ROOT}"
 
 
@@ -487,8 +486,7 @@ def test_an_optimizer_that_does_not_exist_is_named_with_those_that_do(measured: 
 @pytest.mark.training
 def test_a_script_runs_in_its_folder_with_its_variables_and_counts_the_optimizer_that_is_named(tmp_path: Path) -> None:
     """Without a batch size its batches count, and the middle of its output is left out."""
-    (tmp_path / "inner").mkdir()
-    (tmp_path / "inner" / "train.py").write_text(TWO_OPTIMIZERS)
+    write_file(tmp_path / "inner" / "train.py", TWO_OPTIMIZERS)
     stated = ("--flops-per-sample", "1e15")
     words = ("--workdir", "inner", "--update-by", "2", *stated, *SHORT, "--", "GREETING=hello", "train.py")
     code, said, (record,) = run_script(tmp_path, *words)

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from conftest import Command, without_slurm
-from factories import ROOT, SUBMISSION, assert_says, make_experiment, make_record, make_spec
+from factories import ROOT, SUBMISSION, assert_says, make_experiment, make_record, make_spec, write_file
 
 from pipeline import status
 from pipeline.records.folder import Experiment, start_submission
@@ -42,10 +42,8 @@ def running(experiment: Experiment) -> Iterator[Experiment]:
         submission = start_submission(SUBMISSION, "local")
         submission.submitted_at = "2020-01-01T00:00:00Z"
         manifest.submissions.append(submission)
-    started = experiment.scratch_folder / f"{OK.run_id()}.here-2"
-    started.mkdir(parents=True)
-    (started / "point.json").write_text("{}")
-    os.utime(started / "point.json", (time.time() - 75,) * 2)
+    started = write_file(experiment.scratch_folder / f"{OK.run_id()}.here-2" / "point.json", "{}")
+    os.utime(started, (time.time() - 75,) * 2)
     with experiment.submission_lock():
         yield experiment
 
@@ -127,12 +125,8 @@ def test_a_point_that_is_run_again_shows_its_old_result_and_its_new_state(
 
 
 def test_a_running_point_names_its_log(pipeline: Command, running: Experiment, tmp_path: Path) -> None:
-    log = running.log_folder(SUBMISSION) / f"{MISSING.run_id()}.log"
-    log.parent.mkdir()
-    log.write_text("epoch 1\n")
-    started = running.scratch_folder / f"{MISSING.run_id()}.here-3"
-    started.mkdir()
-    (started / "point.json").write_text("{}")
+    log = write_file(running.log_folder(SUBMISSION) / f"{MISSING.run_id()}.log", "epoch 1\n")
+    write_file(running.scratch_folder / f"{MISSING.run_id()}.here-3" / "point.json", "{}")
     for columns in ("40", "400"):
         text = pipeline("status", running.folder, env={**without_slurm(tmp_path), "COLUMNS": columns}).stdout
         (line,) = [line for line in text.splitlines() if "64 per GPU" in line]

@@ -15,6 +15,7 @@ from factories import (
     make_spec,
     own_point,
     with_change,
+    write_file,
     write_model,
 )
 
@@ -76,8 +77,7 @@ def test_a_module_is_found_beside_the_grid(tmp_path: Path) -> None:
 
 
 def test_a_module_of_a_script_may_lie_in_a_folder_of_pythonpath(tmp_path: Path) -> None:
-    (tmp_path / "src" / "mine").mkdir(parents=True)
-    (tmp_path / "src" / "mine" / "train.py").write_text("import torch")
+    write_file(tmp_path / "src" / "mine" / "train.py", "import torch")
     point = make_script_spec("PYTHONPATH=nowhere:src -m mine.train")
     check_models([point], tmp_path)
     assert find_code([point], tmp_path) == [tmp_path / "src" / "mine" / "train.py"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from conftest import Command, succeeded
-from factories import known, make_record, make_spec
+from factories import known, make_record, make_spec, write_file
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -232,8 +232,7 @@ def test_the_names_of_gpus_are_read_from_the_kernel_module(tmp_path: Path, monke
     monkeypatch.setattr(host, "NVIDIA_GPUS_PATH", tmp_path)
     assert host.gpu_names() == set()
     for number, name in enumerate(("NVIDIA H200", "NVIDIA H200", "NVIDIA A40")):
-        (tmp_path / f"0000:0{number}").mkdir()
-        (tmp_path / f"0000:0{number}" / "information").write_text(f"Model: \t\t {name}\nIRQ:   \t\t 93\n")
+        write_file(tmp_path / f"0000:0{number}" / "information", f"Model: \t\t {name}\nIRQ:   \t\t 93\n")
     assert host.gpu_names() == {"NVIDIA H200", "NVIDIA A40"}
 
 

@@ -22,6 +22,7 @@ from factories import (
     on_gpus,
     resolved,
     with_measurement,
+    write_file,
 )
 from rendered import (
     EVIL,
@@ -94,9 +95,7 @@ def full_page(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The page of an experiment that answers every question, with a log of one run."""
     folder = tmp_path_factory.mktemp("page")
     experiment = make_experiment(folder / "x", *every_question())
-    log = experiment.logs / "a b#" / "1_0_log.err"
-    log.parent.mkdir()
-    log.write_text("")
+    log = write_file(experiment.logs / "a b#" / "1_0_log.err", "")
     pages = Pages(folder, True)
     pages.write("x", collected_in(experiment.folder, *every_question()), {LOGGED: log})
     pages.write_index()

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 import torch
 from conftest import ROOT
-from factories import assert_says, make_record, make_script_spec, make_spec, raising
+from factories import assert_says, make_record, make_script_spec, make_spec, raising, write_file
 
 from pipeline.figures.comparability import unlike_nodes_notes
 from pipeline.figures.formulas import GIB
@@ -207,8 +207,7 @@ def test_an_import_that_failed_in_the_fork_server_is_the_error_of_its_repetition
     preloaded = types.ModuleType("preloaded")
     preloaded.import_error = RuntimeError("can't start new thread")  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "pipeline.runner.fork_server_imports", preloaded)
-    (tmp_path / "site-packages").mkdir()
-    (tmp_path / "site-packages" / "registers_twice.py").write_text("raise AssertionError('already registered')")
+    write_file(tmp_path / "site-packages" / "registers_twice.py", "raise AssertionError('already registered')")
     monkeypatch.syspath_prepend(tmp_path / "site-packages")
     with pytest.raises(AssertionError, match="already") as again:
         importlib.import_module("registers_twice")

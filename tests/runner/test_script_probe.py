@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from factories import write_file
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
@@ -237,9 +238,8 @@ def test_what_a_group_of_one_rank_exchanges_does_not_travel() -> None:
 
 
 def test_a_linked_script_finds_the_modules_beside_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "real" / "train.py").write_text("import beside_it")
-    (tmp_path / "real" / "beside_it.py").write_text("")
+    write_file(tmp_path / "real" / "train.py", "import beside_it")
+    write_file(tmp_path / "real" / "beside_it.py", "")
     (tmp_path / "link.py").symlink_to("real/train.py")
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     monkeypatch.setattr(sys, "argv", [])

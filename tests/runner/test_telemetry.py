@@ -16,7 +16,7 @@ from unittest import mock
 import msgspec
 import pytest
 from conftest import CPU_SIZE, ROOT, SMALL_GRID, Command, processes_of, succeeded, wait_for
-from factories import make_measurement, make_record, make_spec
+from factories import make_measurement, make_record, make_spec, write_file
 from slurm_queue import records_in
 
 from pipeline.records import store
@@ -298,8 +298,7 @@ def rank_files(tmp_path: Path) -> RankFiles:
 
 def with_pynvml(tmp_path: Path, text: str, mask: str | None = None) -> dict[str, str]:
     """Return an environment in which pynvml has this source."""
-    (tmp_path / "fake").mkdir()
-    (tmp_path / "fake" / "pynvml.py").write_text(text)
+    write_file(tmp_path / "fake" / "pynvml.py", text)
     env = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
     return {**env, "PYTHONPATH": f"{tmp_path / 'fake'}:{ROOT}"} | ({"CUDA_VISIBLE_DEVICES": mask} if mask else {})
 

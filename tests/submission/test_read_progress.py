@@ -28,6 +28,7 @@ from factories import (
     make_spec,
     manifest_of,
     slurm_submission,
+    write_file,
 )
 
 from pipeline.cancel import find_unfinished_jobs
@@ -266,9 +267,7 @@ def test_each_element_has_the_state_of_its_own_job_and_its_own_log(
     array: Experiment, jobs: dict[JobKey, JobState]
 ) -> None:
     jobs.update({("7", 0): job("RUNNING"), ("7", 1): job("FAILED", 1)})
-    log = array.log_folder(SUBMISSION) / f"{ARRAY}-7_1.log"
-    log.parent.mkdir(parents=True)
-    log.write_text(CUDA_OOM)
+    log = write_file(array.log_folder(SUBMISSION) / f"{ARRAY}-7_1.log", CUDA_OOM)
     parts = progress_of(array)
     assert words(parts) == ["running", "failed", "missing"]
     assert parts[1].state.reason.startswith(SUGGESTS)
@@ -437,9 +436,8 @@ def test_an_oom_in_the_log_is_that_of_the_point_that_left_it(tmp_path: Path, job
     start(experiment, REPEATS[1])
     end(experiment, REPEATS[0], "oom")
     first, second = (f"{spec.run_id()}: starting" for spec in REPEATS[:2])
-    log = experiment.log_folder(SUBMISSION) / f"{ARRAY}-7.log"
-    log.parent.mkdir(parents=True)
-    log.write_text("\n".join([first, CUDA_OOM, second, "a mushroom grew\n"]))
+    text = "\n".join([first, CUDA_OOM, second, "a mushroom grew\n"])
+    log = write_file(experiment.log_folder(SUBMISSION) / f"{ARRAY}-7.log", text)
     parts = progress_of(experiment)
     assert words(parts) == ["oom", "failed", "missing", "missing"]
     assert parts[1].state.reason == "exited 1 without a record; see its log"
@@ -522,9 +520,7 @@ def test_a_point_whose_disk_was_full_was_not_interrupted(
 ) -> None:
     submissions = [Submission(SUBMISSION, "local", TIME, host=socket.gethostname())]
     experiment = make_experiment(tmp_path / "x", missing=REPEATS[:1], submissions=submissions)
-    log = experiment.log_folder(SUBMISSION) / f"{RUN_ID}.log"
-    log.parent.mkdir(parents=True)
-    log.write_text(log_text)
+    write_file(experiment.log_folder(SUBMISSION) / f"{RUN_ID}.log", log_text)
     disk = os.statvfs(tmp_path)
     monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((*disk[:4], free_blocks, *disk[5:])))
     (part,) = progress_of(experiment)

@@ -21,6 +21,7 @@ from factories import (
     make_spec,
     manifest_of,
     raising,
+    write_file,
     write_grid,
     write_script,
 )
@@ -174,9 +175,7 @@ def test_what_a_manifest_names_outside_the_logs_is_not_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: tuple[str, str]
 ) -> None:
     """The array has no job id, and Slurm does not know its name, as if `submit` had died before sbatch."""
-    chapter = tmp_path / "home" / "thesis" / "chapter1.tex"
-    chapter.parent.mkdir(parents=True)
-    chapter.write_text("text")
+    chapter = write_file(tmp_path / "home" / "thesis" / "chapter1.tex", "text")
     experiment = make_experiment(tmp_path / "x", missing=[make_spec()])
     manifest = json.loads(experiment.manifest_path.read_text())
     array = {"job_name": parts[1], "elements": [["a"]]}

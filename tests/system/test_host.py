@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
+from factories import write_file
 
 from pipeline.system import host
 from pipeline.system.errors import redact_credentials, replace_control_characters, report_uncaught
@@ -33,8 +34,7 @@ def test_a_mask_shows_the_gpus_that_cuda_shows(monkeypatch: pytest.MonkeyPatch, 
 def test_kills_for_memory_are_counted_in_a_group_whose_name_has_a_space(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "my job").mkdir()
-    (tmp_path / "my job" / "memory.events").write_text("oom 5\noom_kill 3\n")
+    write_file(tmp_path / "my job" / "memory.events", "oom 5\noom_kill 3\n")
     (tmp_path / "own").write_text("0::/my job\n")
     monkeypatch.setattr(host, "CGROUPS", tmp_path)
     monkeypatch.setattr(host, "OWN_CGROUPS", tmp_path / "own")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, plain_environment, run_program, succeeded, wait_for
+from factories import write_file
 
 from pipeline.records.record import Environment
 from pipeline.runner.launch_session import mark_source_changed
@@ -110,9 +111,7 @@ def test_a_digest_tells_names_and_bytes_apart(tmp_path: Path) -> None:
     def digest(**files: str) -> str:
         shutil.rmtree(tmp_path / "pipeline", ignore_errors=True)
         for name, text in files.items():
-            path = tmp_path / "pipeline" / name.replace("__", "/")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.with_suffix(".py").write_text(text)
+            write_file(tmp_path / "pipeline" / f"{name.replace('__', '/')}.py", text)
         (tmp_path / "pipeline" / "notes.txt").write_text("no code")
         assert source_digest.digest_source(tmp_path / "pipeline") == digest_of(tmp_path)
         return source_digest.digest_source(tmp_path / "pipeline")

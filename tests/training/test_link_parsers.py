@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
-from factories import assert_says, raising
+from factories import assert_says, raising, write_file
 
 from pipeline.records.record import MAX_SHORT_TEXT_CHARS, Link, NetworkDevice
 from pipeline.training import links
@@ -145,8 +145,7 @@ def test_without_nvidia_smi_there_is_no_topology(monkeypatch: pytest.MonkeyPatch
 
 def write_files(root: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text + "\n")
+        write_file(root / name, text + "\n")
 
 
 def test_interfaces_that_are_up_and_ports_of_infiniband_are_read(
