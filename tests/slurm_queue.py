@@ -16,6 +16,7 @@ from import_hook import when_imported
 Env = Mapping[str, str]
 
 NO_CONFIGURATION = "echo 'scontrol: fatal: Could not establish a configuration source' >&2; exit 1"
+UP = "echo 'Slurmctld(primary) at here is UP'"
 DEAD = "echo 'Slurmctld(primary) at here is DOWN'; exit 1"
 
 MIXED = """
@@ -61,9 +62,10 @@ def write_commands(folder: Path, lines: Mapping[str, str]) -> None:
         write_script(folder / name, line)
 
 
-def fake_slurm(folder: Path, ping: str) -> Mapping[str, str]:
-    """A PATH with a Slurm that notes every sbatch and whose controller says that to a ping."""
-    write_commands(folder, {"scontrol": ping, "sbatch": f"/bin/touch {folder / 'sbatch.was.called'}", "srun": ""})
+def fake_slurm(folder: Path, ping: str = UP, **lines: str) -> Mapping[str, str]:
+    """A PATH with a Slurm: its controller says that to a ping, each sbatch is noted, and others run their lines."""
+    noted = f"/bin/touch {folder / 'sbatch.was.called'}"
+    write_commands(folder, {"scontrol": ping, "sbatch": noted, "srun": "", **lines})
     return without_slurm(folder)
 
 

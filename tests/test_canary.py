@@ -15,7 +15,7 @@ from factories import PLANNED, assert_says, make_experiment, make_record, only_r
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis_profiles import SUPPRESSED, examples
-from slurm_queue import MIXED, Env, quick_points, write_commands
+from slurm_queue import MIXED, UP, Env, quick_points, write_commands
 
 from pipeline.__main__ import COMMANDS
 from pipeline.records.folder import Experiment
@@ -40,7 +40,7 @@ WORKS = "x$(touch canary)`touch canary`'; touch canary; '\"; touch canary; \" & 
 # An sbatch that runs what it is given, at once, and a srun that notes its arguments.
 SBATCH = 'SLURM_JOB_ID=7 /bin/bash "$1" >&2 || exit 1; echo Submitted batch job 7'
 STUBS = {
-    "scontrol": "echo 'Slurmctld(primary) at here is UP'; echo 'MaxArraySize = 20'",
+    "scontrol": f"{UP}; echo 'MaxArraySize = 20'",
     "sinfo": 'case "$*" in *%l*) echo "main*|infinite";; *) echo "main*|8|12000|(null)|2";; esac',
     "squeue": "",
     "sbatch": SBATCH,

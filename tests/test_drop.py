@@ -16,7 +16,7 @@ from factories import (
     records_of,
     write_file,
 )
-from slurm_queue import write_commands
+from slurm_queue import UP, fake_slurm
 
 from pipeline.plan.grid import matches, parse_overrides
 from pipeline.plan.spec import Spec
@@ -133,9 +133,7 @@ def test_a_point_that_runs_or_may_run_is_refused_and_another_is_dropped(
         tmp_path / "out" / "mine", make_record(LARGE), missing=[SMALL], submissions=[submission]
     )
     line = f"7|N/A|{state}|0:0|N/A|None|{os.getuid()}|{name}"
-    up = "echo 'Slurmctld(primary) at here is UP'" if state else "exit 1"
-    write_commands(tmp_path / "bin", {"scontrol": up, "squeue": f"echo '{line}'", "sbatch": ""})
-    env = without_slurm(tmp_path / "bin")
+    env = fake_slurm(tmp_path / "bin", UP if state else "exit 1", squeue=f"echo '{line}'")
     before = contents(experiment.folder)
     assert_refused(pipeline("drop", experiment.folder, "--only", "seed=0", env=env), code, *words)
     assert contents(experiment.folder) == before

@@ -30,7 +30,7 @@ from factories import (
     write_grid,
     write_model,
 )
-from slurm_queue import NO_CONFIGURATION, fake_slurm, write_commands
+from slurm_queue import NO_CONFIGURATION, fake_slurm
 
 from pipeline import collect
 from pipeline.__main__ import COMMANDS
@@ -154,11 +154,9 @@ def test_more_gpus_than_the_machine_has_are_2_and_the_cure_is_one_that_helps(pip
 
 
 def test_where_slurm_knows_no_gpus_whole_nodes_are_the_way_through(pipeline: Command, tmp_path: Path) -> None:
-    commands = {"scontrol": "echo 'Slurmctld(primary) at here is UP'", "sbatch": "exit 1", "squeue": ""}
-    write_commands(tmp_path / "bin", {**commands, "sinfo": "echo 'gpu*|64|256000|(null)|3'"})
+    env = fake_slurm(tmp_path / "bin", squeue="", sinfo="echo 'gpu*|64|256000|(null)|3'")
     changes = ("--set", "dataset=synthetic", "strategy=single", "num_gpus=1", "batch_size_per_gpu=8")
     submit = ("submit", "--grid", "scaling", "--outputs", tmp_path / "out", *changes)
-    env = without_slurm(tmp_path / "bin")
     assert_refused(pipeline(*submit, env=env), 2, "the largest node has 0", "ask for whole nodes with --no-gres")
     planned = pipeline(*submit, "--no-gres", "--dry-run", "-v", env=env)
     assert (planned.returncode, planned.stderr.count("refused")) == (0, 0)
@@ -167,11 +165,8 @@ def test_where_slurm_knows_no_gpus_whole_nodes_are_the_way_through(pipeline: Com
 
 def test_a_partition_without_gpus_names_the_ones_that_have_enough(pipeline: Command, tmp_path: Path) -> None:
     sinfo = "printf 'cpu*|8|64000|(null)|4\\nold|8|64000|gpu:2|2\\nnew|8|64000|gpu:8|1\\nfat|8|64000|gpu:4|1\\n'"
-    write_commands(
-        tmp_path / "bin", {"scontrol": "echo 'Slurmctld(primary) at here is UP'", "sbatch": "", "sinfo": sinfo}
-    )
+    env = fake_slurm(tmp_path / "bin", sinfo=sinfo)
     submit = ("submit", "--grid", "scaling", "--outputs", tmp_path / "out", "--set", "dataset=synthetic")
-    env = without_slurm(tmp_path / "bin")
     answer = pipeline(*submit, env=env)
     assert_refused(
         answer, 2, "58 of 58 configurations cannot run", "; choose another --partition (fat, new), or change them"

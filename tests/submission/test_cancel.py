@@ -18,7 +18,7 @@ from factories import (
     manifest_of,
     write_grid,
 )
-from slurm_queue import Env, queued, states, write_commands
+from slurm_queue import UP, Env, fake_slurm, queued, states
 
 from pipeline.launch import publish_manifest
 from pipeline.records.folder import Experiment, SlurmArray, Submission, start_submission
@@ -46,12 +46,12 @@ def job(array: int, element: int, state: str, *, name: str = ARRAY, uid: int | N
 
 def slurm(folder: Path, *jobs: str, scancel: str = "") -> Mapping[str, str]:
     """A PATH with a Slurm that has these jobs and notes the arguments of every scancel."""
-    up = "echo 'Slurmctld(primary) at here is UP'"
-    lines = {"scontrol": f"[ $1 != write ] || exec /bin/cat {folder}/script; {up}", "squeue": f"/bin/cat {folder}/jobs"}
-    write_commands(folder, {**lines, "scancel": f"echo $* >> {folder}/cancelled; {scancel}", "sbatch": ""})
+    scancel = f"echo $* >> {folder}/cancelled; {scancel}"
+    script = f"[ $1 != write ] || exec /bin/cat {folder}/script"
+    env = fake_slurm(folder, f"{script}; {UP}", squeue=f"/bin/cat {folder}/jobs", scancel=scancel)
     (folder / "jobs").write_text("".join(jobs))
     (folder / "script").write_text(LAUNCH)
-    return without_slurm(folder)
+    return env
 
 
 def of_sbatch(folder: Path, name: str, *, is_array: bool = True) -> Experiment:

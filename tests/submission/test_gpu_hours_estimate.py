@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import json
-import os
 import statistics
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from factories import (
     planned_points,
     write_grid,
 )
-from slurm_queue import write_commands
+from slurm_queue import fake_slurm
 
 from pipeline.figures.pooling import attempt_span, group_pairs
 from pipeline.plan.resources import pack_elements
@@ -328,13 +327,10 @@ def test_a_dry_run_says_what_the_points_may_take_and_what_would_be_refused(
 
 
 def test_a_submission_that_may_take_more_is_2_and_nothing_is_written(pipeline: Command, tmp_path: Path) -> None:
-    folder = tmp_path / "bin"
-    answers = {"scontrol": "echo 'Slurmctld(primary) at here is UP'", "sbatch": f"touch {folder}/called"}
-    write_commands(folder, {**answers, "sinfo": "echo 'main*|64|512000|gpu:8|4'", "squeue": ""})
-    env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+    env = fake_slurm(tmp_path / "bin", sinfo="echo 'main*|64|512000|gpu:8|4'", squeue="")
     arguments = ("--grid", write_grid(tmp_path, GRID), "--outputs", tmp_path / "out", "--max-gpu-hours", "0.5")
     assert_refused(pipeline("submit", *arguments, env=env), 2, "may take 1 GPU-hours, more than --max-gpu-hours 0.5")
-    assert [path.exists() for path in (tmp_path / "out", folder / "called")] == [False, False]
+    assert [path.exists() for path in (tmp_path / "out", tmp_path / "bin/sbatch.was.called")] == [False, False]
 
 
 TRAINING = ("epochs", "quantize")
