@@ -145,15 +145,6 @@ REMEDIED = make_spec(batch_size_per_gpu=8, epochs=5, remedies=("linear_scaling",
 WITH_OPTIONS = make_spec(model="gpt", dataset=None, options=("layers=4", "causal=true"), input="synthetic")
 
 
-def test_while_a_submit_process_runs_points_here_nothing_is_dropped(
-    pipeline: Command, experiment: Experiment, tmp_path: Path
-) -> None:
-    with experiment.submission_lock():
-        answer = pipeline("drop", experiment.folder, "--only", "seed=0", env=without_slurm(tmp_path))
-    assert_refused(answer, 2, "another process holds the submit lock")
-    assert len(manifest_of(experiment).points) == 3
-
-
 @pytest.mark.parametrize(
     ("spec", "words", "is_matched"),
     [

@@ -286,14 +286,16 @@ def test_a_rerun_that_selects_nothing_is_3(pipeline: Command, tmp_path: Path, su
     )  # it is there, and measured
 
 
-def test_a_second_driver_is_refused_while_the_first_is_at_work(
-    pipeline: Command, tmp_path: Path, submit_planned: Words
+@pytest.mark.parametrize("command", ["submit", "drop"])
+def test_while_a_submit_process_is_at_work_another_and_drop_are_refused(
+    pipeline: Command, tmp_path: Path, submit_planned: Words, command: str
 ) -> None:
-    experiment = make_experiment(tmp_path / "planned")
+    experiment = make_experiment(tmp_path / "planned", missing=planned_points())
+    words: Words = ("drop", experiment.folder, "--only", "seed=0") if command == "drop" else submit_planned
     with experiment.submission_lock():
-        answer = pipeline(*submit_planned)
-    assert_refused(answer, 2, "another process holds the submit lock")
-    assert list(experiment.records_folder.iterdir()) == []
+        before = everything_in(experiment.folder)
+        assert_refused(pipeline(*words), 2, "another process holds the submit lock")
+    assert everything_in(experiment.folder) == before
 
 
 @pytest.mark.parametrize("command", COMMANDS)
