@@ -292,6 +292,7 @@ def test_a_member_of_the_group_who_swaps_the_private_folder_of_a_launch_decides_
 
 
 @needs_root
+@pytest.mark.fault("F43")
 @pytest.mark.fault("F53")
 @pytest.mark.parametrize(
     ("owner", "said"), [(NOBODY, "belongs to another user (65534)"), (0, "was changed after submit wrote it")]
