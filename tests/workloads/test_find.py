@@ -244,17 +244,20 @@ def test_an_error_of_a_loaders_worker_has_its_place_too() -> None:
     assert said.splitlines()[0] == expected
 
 
-def test_the_cure_of_a_workers_error_stays_in_the_first_line() -> None:
-    text = (
-        f"OSError: Caught OSError in DataLoader worker process 0.; raise it\n{user_code.WORKER_TRACEBACK}:\nOSError: no"
-    )
-    assert user_code.with_worker_error_first(text) == f"OSError: no; raise it (in a worker of the data loader)\n{text}"
+OURS = f"{WorkloadError.__module__}.{WorkloadError.__qualname__}"
 
 
-def test_our_own_sentence_from_a_worker_comes_first_and_as_it_is() -> None:
-    name = f"{WorkloadError.__module__}.{WorkloadError.__qualname__}"
-    text = f"Caught WorkloadError in DataLoader worker process 0.\n{user_code.WORKER_TRACEBACK}:\n{name}: pad"
-    assert user_code.with_worker_error_first(text) == f"pad (in a worker of the data loader)\n{text}"
+@pytest.mark.parametrize(
+    ("caught", "raised", "first"),
+    [
+        ("OSError: Caught OSError in DataLoader worker process 0.; raise it", "OSError: no", "OSError: no; raise it"),
+        ("Caught WorkloadError in DataLoader worker process 0.", f"{OURS}: pad", "pad"),
+    ],
+    ids=["with the cure", "our own sentence, as it is"],
+)
+def test_the_error_of_a_worker_comes_first(caught: str, raised: str, first: str) -> None:
+    text = f"{caught}\n{user_code.WORKER_TRACEBACK}:\n{raised}"
+    assert user_code.with_worker_error_first(text) == f"{first} (in a worker of the data loader)\n{text}"
 
 
 def commit_in(folder: Path, *paths: str) -> str:
