@@ -283,8 +283,28 @@ def test_between_two_delays_the_step_lies_on_their_line_and_beyond_them_nowhere(
     assert cost_s == (cost_ms if cost_ms is None else pytest.approx(cost_ms / 1e3))
 
 
-def test_equal_windows_are_precise_enough() -> None:
-    assert is_communication_precise_enough(communication(11, 14))
+EQUAL = communication(11, 14)
+
+
+def uneven(part: Any) -> Any:
+    """The series with a first window that is twice as long."""
+    first, *others = part.window_times_ns
+    return msgspec.structs.replace(part, window_times_ns=(tuple(2 * time_ns for time_ns in first), *others))
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_enough"),
+    [
+        ({}, True),
+        ({"series": (EQUAL.series[0], uneven(EQUAL.series[1]))}, False),
+        ({"delayed": (EQUAL.delayed[0], uneven(EQUAL.delayed[1]))}, False),
+    ],
+    ids=["equal windows", "of the step", "of a delayed step"],
+)
+def test_a_delay_is_known_once_the_windows_of_the_step_and_of_each_delay_agree(
+    changes: dict[str, Any], is_enough: bool
+) -> None:
+    assert is_communication_precise_enough(msgspec.structs.replace(EQUAL, **changes)) is is_enough
 
 
 @pytest.mark.parametrize(
