@@ -3,7 +3,7 @@
 import errno
 import itertools
 import os
-import time
+import threading
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,7 +44,7 @@ from pipeline.records.record import MAX_STEP_TIMES, DeviceMemory, Environment, M
 from pipeline.runner import launch_session
 from pipeline.runner.failures import RankExit
 from pipeline.runner.launch_options import LaunchOptions, launch_command
-from pipeline.runner.rank_files import PointResult, PointTask, RankError
+from pipeline.runner.rank_files import PointResult, PointTask, RankError, RankFiles
 from pipeline.runner.rank_process import MAX_SHARED_MEMORY_FRACTION, EarlierPoint, expected_memory_fraction
 from pipeline.submission.batch_script import SlurmOptions
 from pipeline.submission.plan import NOT_PACKED, Cluster, PlannedArray, SubmitContext, plan_arrays
@@ -217,11 +217,22 @@ def publish(launch: launch_session.LaunchSession) -> None:
     launch.publish_finished({})
 
 
-def test_an_ok_point_stays_ok_where_the_next_one_fails_before_anybody_looked(tmp_path: Path) -> None:
+def test_an_ok_point_stays_ok_where_the_next_one_fails_before_anybody_looked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The next point begins and fails, and the ranks have ended, all between two looks at its folder."""
+    looked, has_started = threading.Event(), RankFiles.has_started
+
+    def look(rank_files: RankFiles) -> bool:
+        found = has_started(rank_files)
+        looked.set()
+        return found
+
+    monkeypatch.setattr(RankFiles, "has_started", look)
+    monkeypatch.setattr(launch_session, "RANK_FILES_POLL_S", 60)
     launch = make_launch(tmp_path / "x", make_measurement(SIZES[32]))
     with launch.publish_while_running():
-        time.sleep(launch_session.RANK_FILES_POLL_S / 4)  # it has looked, and waits
+        assert looked.wait(60)
         launch.rank_files_by_point[1].write_error(RankError("exception", "no data", 0, "node", 1))
     launch.publish_finished({0: RankExit(1, 0.0)})
     first, second = (record for record in launch.published if record is not None)

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
+import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -173,11 +173,18 @@ def test_a_worker_that_ends_while_an_error_is_written_does_not_replace_it(
         signal.signal(signal.SIGCHLD, before)
 
 
-def test_a_worker_that_was_killed_is_named_where_its_pipe_ended_first(rank_files: RankFiles) -> None:
-    """Its signal comes later."""
+def test_a_worker_that_was_killed_is_named_where_its_pipe_ended_first(
+    rank_files: RankFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its signal comes 20 ms later."""
+
+    def sleep(seconds: float) -> None:
+        if seconds > 0.02:
+            signal.raise_signal(signal.SIGCHLD)
+
+    monkeypatch.setattr(time, "sleep", sleep)
     killed = RuntimeError("DataLoader worker (pid 2) is killed by signal: Killed.")
     before = signal.signal(signal.SIGCHLD, raising(killed))
-    threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGCHLD)).start()
     try:
         assert report_of(rank_files, EOFError()).message.startswith(f"RuntimeError: {killed}")
     finally:
