@@ -33,7 +33,7 @@ from pipeline.records.record import Profile
 from pipeline.training import process_group
 from pipeline.training.loop import build_batches, build_model, run_epoch
 from pipeline.training.process_group import Rank
-from pipeline.training.step import EagerStep, StepFunction, StepTimer, UnmarkedTimer
+from pipeline.training.step import STEP_PARTS, EagerStep, StepFunction
 
 INJECTED_BYTES = {"cuda": 256 * 2**20, "cpu": 32 * 2**20}
 LARGE_BUCKET_MB = 100.0
@@ -172,19 +172,20 @@ def add_clock_cost(findings: Findings, batch: str, spec: Spec, rank: Rank) -> Fi
     batches = build_batches(workload, epoch, rank)
     parts_share: list[float] = []
 
-    def run(num_steps: int, clock: type[StepTimer]) -> int:
-        series = run_epoch(1, msgspec.structs.replace(epoch, max_steps=num_steps), rank, workload, batches, step, clock)
+    def run(num_steps: int, parts: tuple[str, ...]) -> int:
+        step.parts = parts
+        series = run_epoch(1, msgspec.structs.replace(epoch, max_steps=num_steps), rank, workload, batches, step)
         wall_ns = series.times.epoch_time_ns or 1
-        if clock is StepTimer:
+        if parts:
             parts_share.append(sum(map(sum, series.parts_ns)) / wall_ns)
         return wall_ns
 
-    run(MIN_CLOCK_STEPS, StepTimer)
-    wall_ns = max(process_group.all_gather(run(MIN_CLOCK_STEPS, UnmarkedTimer), int))
+    run(MIN_CLOCK_STEPS, STEP_PARTS)
+    wall_ns = max(process_group.all_gather(run(MIN_CLOCK_STEPS, ()), int))
     num_steps = math.ceil(WINDOW_S / (wall_ns / MIN_CLOCK_STEPS / 1e9))
     num_steps = 1 if batch == "small" else max(MIN_CLOCK_STEPS, min(MAX_CLOCK_STEPS, num_steps))
     parts_share.clear()
-    timers = {"marked": partial(run, num_steps, StepTimer), "unmarked": partial(run, num_steps, UnmarkedTimer)}
+    timers = {"marked": partial(run, num_steps, STEP_PARTS), "unmarked": partial(run, num_steps, ())}
     num_pairs = count_windows(selftest_checks.CLOCK_PAIR_SHARES, spec.windows)[batch]
     for windows in timing.time_rounds(timers, dict.fromkeys(timers, num_pairs)):
         marked_ns, unmarked_ns = (list(map(max, windows[name])) for name in timers)

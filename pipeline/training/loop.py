@@ -184,11 +184,10 @@ def run_epoch(
     workload: Workload,
     batches: TrainingBatches,
     step: TrainingStep,
-    clock_type: type[StepTimer] = StepTimer,
 ) -> RankEpochSeries:
     """Run and time one epoch. Between start and stop nothing prints, synchronizes or reads a value from the device."""
     num_steps = spec.steps_per_epoch
-    clock = clock_type(num_steps, rank.device, step.parts, spec.grad_accumulation)
+    clock = StepTimer(num_steps, rank.device, step.parts, spec.grad_accumulation)
     losses: list[Tensor] = []
     step.begin_epoch()
     batch_iterator = iter(batches.epoch(epoch_number))  # starts the loader's workers, so before the clock

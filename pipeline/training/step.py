@@ -37,7 +37,7 @@ class StepTimer:
     """A timer of one epoch: marks on the device's timeline, and wall time between synchronizations at start and stop.
 
     Use: start(), then for every step take() a batch and mark() each other part in its order, then stop(). A step of
-    several passes has all parts but the last once for each pass.
+    several passes has all parts but the last once for each pass. A step without parts has no marks.
     """
 
     def __init__(
@@ -108,17 +108,6 @@ class StepTimer:
         by_step = parts.reshape(self._num_steps, -1)
         in_passes = by_step[:, :-1].reshape(self._num_steps, self._num_passes, -1).sum(axis=1)
         return np.hstack([in_passes, by_step[:, -1:]])
-
-
-class UnmarkedTimer(StepTimer):
-    """A timer without marks, to measure what the marks of StepTimer cost. Its parts are zeros."""
-
-    def mark(self, part: str) -> None:
-        """Do nothing."""
-
-    def parts_ns(self) -> PartTimesNs:
-        """Return zeros: [num_steps, len(parts)]."""
-        return np.zeros((self._num_steps, len(self.parts)), dtype=np.int64)
 
 
 NUM_CHECKED_UPDATES = 3  # not 1: a rule may skip updates; no more than there are before a capture, which cannot wait

@@ -77,7 +77,7 @@ from pipeline.system.errors import CommandError
 from pipeline.system.host import node_name
 from pipeline.training.loop import RankEpochSeries
 from pipeline.training.process_group import Rank
-from pipeline.training.step import StepTimer, UnmarkedTimer
+from pipeline.training.step import STEP_PARTS, EagerStep
 
 STEPS = 10
 DRIFT_US = (0, 100, 200, 300, 400, 500)
@@ -653,20 +653,18 @@ def test_the_estimate_of_a_self_test_on_two_gpus_is_below_seven_minutes_and_that
 
 
 STEP_NS, MARKS_NS = 20_000_000, 400_000
-Epochs = list[tuple[int | None, type[StepTimer]]]
+Epochs = list[tuple[int | None, tuple[str, ...]]]
 
 
 @pytest.fixture
 def epochs(monkeypatch: pytest.MonkeyPatch) -> Epochs:
-    """Replace the training loop: a step takes 20 ms, 20.4 with marks. Return the steps and the clock of each call."""
+    """Replace the training loop: a step takes 20 ms, 20.4 with marks. Return the steps and their parts of each call."""
     called: Epochs = []
 
-    def run_epoch(
-        number: int, spec: Spec, rank: Rank, _: object, batches: object, step: object, clock: type[StepTimer]
-    ) -> RankEpochSeries:
-        called.append((spec.max_steps, clock))
-        wall_ns = (spec.max_steps or 0) * (STEP_NS + (MARKS_NS if clock is StepTimer else 0))
-        parts_ns = [[wall_ns if clock is StepTimer else 0]]
+    def run_epoch(number: int, spec: Spec, rank: Rank, _: object, batches: object, step: EagerStep) -> RankEpochSeries:
+        called.append((spec.max_steps, step.parts))
+        wall_ns = (spec.max_steps or 0) * (STEP_NS + (MARKS_NS if step.parts else 0))
+        parts_ns = [[wall_ns] if step.parts else []]
         return RankEpochSeries(RankEpoch(rank=0, num_samples=8, epoch_time_ns=wall_ns), parts_ns, [], [], 0)
 
     monkeypatch.setattr(selftest_runs, "run_epoch", run_epoch)
@@ -701,8 +699,8 @@ def test_single_steps_of_the_small_batch_are_marked_by_turns(epochs: Epochs) -> 
     )
     assert found.clock_batches == {"small": clock_point().batch_size_per_gpu}
     assert set(zip(epochs[2::2], epochs[3::2], strict=True)) == {
-        ((1, StepTimer), (1, UnmarkedTimer)),
-        ((1, UnmarkedTimer), (1, StepTimer)),  # either may come first
+        ((1, STEP_PARTS), (1, ())),
+        ((1, ()), (1, STEP_PARTS)),  # either may come first
     }
 
 

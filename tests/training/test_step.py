@@ -37,7 +37,6 @@ from pipeline.training.step import (
     PartTimesNs,
     StepFunction,
     StepTimer,
-    UnmarkedTimer,
     ignore_mark,
 )
 from pipeline.training.torch_strategies import TORCH_STRATEGIES
@@ -531,9 +530,9 @@ def test_a_part_that_is_not_marked_is_an_error_and_not_a_wrong_time(missing: str
 
 
 @pytest.mark.usefixtures("virtual_clock")
-@pytest.mark.parametrize("clock_type", [StepTimer, UnmarkedTimer])
+@pytest.mark.parametrize("parts", [STEP_PARTS, ()])
 def test_the_wall_clock_is_read_once_the_device_is_idle_at_the_start_and_at_the_stop(
-    monkeypatch: pytest.MonkeyPatch, clock_type: type[StepTimer]
+    monkeypatch: pytest.MonkeyPatch, parts: tuple[str, ...]
 ) -> None:
     done: list[str] = []
 
@@ -546,7 +545,7 @@ def test_the_wall_clock_is_read_once_the_device_is_idle_at_the_start_and_at_the_
     monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: done.append(f"synchronize {device}"))
     monkeypatch.setattr(step, "time", clocks)
-    clock = clock_type(0, torch.device("cuda:1"))
+    clock = StepTimer(0, torch.device("cuda:1"), parts)
     clock.start()
     clock.stop()
     assert done == ["synchronize cuda:1", "clock", "event", "synchronize cuda:1", "clock"]
