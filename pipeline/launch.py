@@ -30,7 +30,7 @@ from pipeline.runner.launch_options import (
 )
 from pipeline.runner.launch_session import LaunchSession, publish_with_retries
 from pipeline.runner.memory_search import search_memory
-from pipeline.runner.rank_files import FollowingPoint, PointTask
+from pipeline.runner.rank_files import PointTask
 from pipeline.runner.side_files import recover_side_files
 from pipeline.runner.start_ranks import run_node_ranks
 from pipeline.system import errors, files
@@ -252,11 +252,9 @@ def point_tasks(launch: LaunchSession, options: LaunchOptions) -> list[PointTask
 
 
 def write_points(launch: LaunchSession, options: LaunchOptions) -> None:
-    points = point_tasks(launch, options)
-    first, *others = launch.rank_files_by_point
-    names = [rank_files.folder.name for rank_files in others]
-    first.write_following([FollowingPoint(*pair) for pair in zip(names, points[1:], strict=True)])
-    first.write_point(points[0])
+    first, *following = point_tasks(launch, options)
+    launch.current_files.write_following(following)
+    launch.current_files.write_point(first)
 
 
 if __name__ == "__main__":

@@ -70,13 +70,6 @@ class PointTask(msgspec.Struct, frozen=True):
         return Path(self.modules) if self.modules else None
 
 
-class FollowingPoint(msgspec.Struct, frozen=True):
-    """A later point for the same ranks, and the name of its folder, beside that of the first point."""
-
-    folder: str
-    point: PointTask
-
-
 class PointResult(msgspec.Struct, frozen=True):
     """The measurement of a point that succeeded, and the environment of its ranks: result.json."""
 
@@ -129,9 +122,9 @@ class RankFiles:
             os.close(handle)
         return handle is None
 
-    def following(self, point: FollowingPoint) -> "RankFiles":
-        """Return the files of a later point of the same ranks."""
-        return RankFiles(self.folder.with_name(point.folder))
+    def following(self, point: PointTask) -> "RankFiles":
+        """Return the files of a later point of the same ranks, in a folder beside this one."""
+        return RankFiles(self.folder.with_name(f"{point.spec.run_id()}.{self.launch_id}"))
 
     def side_files(self) -> tuple[Path, Path, Path]:
         """Return the paths of what the launcher moves beside the record: step times, weights and traces."""
@@ -144,7 +137,7 @@ class RankFiles:
     def write_point(self, point: PointTask) -> None:
         self._write("point.json", point)
 
-    def write_following(self, following: Sequence[FollowingPoint]) -> None:
+    def write_following(self, following: Sequence[PointTask]) -> None:
         self._write("following.json", following)
 
     def write_address(self, address: str) -> None:
@@ -165,9 +158,9 @@ class RankFiles:
     def read_point(self) -> PointTask:
         return msgspec.json.decode((self.folder / "point.json").read_bytes(), type=PointTask)
 
-    def read_following(self) -> list[FollowingPoint]:
+    def read_following(self) -> list[PointTask]:
         """Return the points that the same ranks run next, in order."""
-        return self._read("following.json", list[FollowingPoint]) or []
+        return self._read("following.json", list[PointTask]) or []
 
     def has_started(self) -> bool:
         """True if the ranks have started this point, so they have finished the one before it."""

@@ -70,8 +70,8 @@ def run_rank(first: RankFiles, store: Path | None) -> None:
         rank = process_group.join_process_group(point.spec, store)
         earlier = [EarlierPoint(point.spec, run_point(point, rank, first, 0))]
     rank_files = first
-    for following in first.read_following():
-        point, next_rank_files = following.point, first.following(following)
+    for point in first.read_following():
+        next_rank_files = first.following(point)
         with record_rank_errors(next_rank_files):
             is_reset = process_group.all_gather(devices.reset_memory_statistics(point.spec, rank), bool)
             if expected_memory_fraction(point.spec, earlier) > MAX_SHARED_MEMORY_FRACTION or not all(is_reset):

@@ -158,7 +158,7 @@ class Ranks:
     def __call__(self, spec: Spec, first: RankFiles, launch_id: str, num_threads: int) -> dict[int, RankExit]:
         self.launched.append(spec.batch_size_per_gpu)
         rank_files_by_point = [first, *map(first.following, first.read_following())]
-        points = [first.read_point(), *(part.point for part in first.read_following())]
+        points = [first.read_point(), *first.read_following()]
         for rank_files, point in zip(rank_files_by_point, points, strict=True):
             self.run(rank_files, point)
         return {}
