@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from traceback import FrameSummary
 
 from pipeline.system import host
 from pipeline.system.errors import CONTROL_CHARACTER, ESCAPE_SEQUENCE, USERS_UMASK
@@ -29,20 +29,13 @@ HUNG = re.compile(r"Watchdog caught collective operation timeout: .*?OpType=(\w+
 FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')  # of faulthandler
 
 
-class Frame(NamedTuple):
-    """A call in the script's process: a file, the number of a line in it, and the function that has the line."""
-
-    file: str
-    line: int | str
-    name: str
-
-    def line_in_file(self) -> str:
-        return f"{Path(self.file).name}:{self.line}"
-
-
-def find_users(frames: Iterable[Frame]) -> Frame | None:
+def find_users(frames: Iterable[FrameSummary]) -> FrameSummary | None:
     """Return the innermost frame in a file of the user's; None without one. `frames` begin with the innermost."""
-    return next((frame for frame in frames if is_user_file(frame.file)), None)
+    return next((frame for frame in frames if is_user_file(frame.filename)), None)
+
+
+def line_of(frame: FrameSummary) -> str:
+    return f"{Path(frame.filename).name}:{frame.lineno}"
 
 
 class ScriptProcess:
@@ -121,8 +114,9 @@ class ScriptProcess:
         while not self.traces.stat().st_size and time.monotonic() < deadline_s:
             time.sleep(0.01)
         time.sleep(0.1)  # it writes line by line
-        frames = [Frame(*found) for found in FRAME.findall(self.traces.read_text(errors="replace"))]
+        found = FRAME.findall(self.traces.read_text(errors="replace"))
+        frames = [FrameSummary(file, int(line), name, lookup_line=False) for file, line, name in found]
         if not frames:
             return "a place that it does not tell"
         own = find_users(frames) or frames[0]
-        return own.line_in_file() + f", in {frames[0].name}" * (own is not frames[0])
+        return line_of(own) + f", in {frames[0].name}" * (own is not frames[0])

@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from traceback import FrameSummary
 from typing import Any, TypeVar
 
 import msgspec
@@ -46,7 +47,7 @@ from pipeline.runner.script_blocks import (
     with_fed_ranks,
     without_left_out,
 )
-from pipeline.runner.script_process import WAIT_SIGNAL, Frame, ScriptProcess, find_users
+from pipeline.runner.script_process import WAIT_SIGNAL, ScriptProcess, find_users, line_of
 from pipeline.system import host
 from pipeline.system.errors import ESCAPE_SEQUENCE, log_line, shorten_list
 from pipeline.training.flop_count import FlopCount
@@ -249,8 +250,8 @@ class ScriptRank:
         if "types" in report:
             names, text = set(report["types"]), ESCAPE_SEQUENCE.sub("", report["text"])
             kind = classify(names, text, uses_gpu=self.spec.device == "cuda", did_allocator_refuse=lambda: False)
-            own = find_users(Frame(*one) for one in report["frames"])
-            place = f" (at {own.line_in_file()} in {own.name})" if own else ""
+            own = find_users(FrameSummary(*one, lookup_line=False) for one in report["frames"])
+            place = f" (at {line_of(own)} in {own.name})" if own else ""
             if report["unsaved"]:
                 after += (
                     f"; while its collectives are silent {report['unsaved'][0]} writes nothing: turn checkpoints off"
