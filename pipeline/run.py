@@ -134,8 +134,10 @@ def main() -> int:
                 return exit_code
             options.only = []
         if first.run_id() not in ok_records(experiment):
-            read = f"read why in ddpscale status {experiment.folder}, correct that, and add --rerun failed"
-            raise CommandError(f"the first configuration has no result, so the others do not start; {read}.", EXIT_GAPS)
+            cure = f"read why in ddpscale status {experiment.folder}, correct that, and add --rerun failed"
+            other = f"after another option, ddpscale drop {experiment.folder} --only RUN_ID takes the old one out"
+            problem = "the first configuration has no result, so the others do not start"
+            raise CommandError(f"{problem}; {cure}; {other}.", EXIT_GAPS)
     exit_code = submit(options)
     if not options.is_dry_run and store.load_folder(experiment.records_folder)[0]:
         exit_code = max(exit_code, collect.main([str(experiment.folder), "--brief"]))

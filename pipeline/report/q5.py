@@ -126,6 +126,8 @@ def fastest_claim(rows: Sequence[Row], all_rows: Sequence[Row]) -> Tile:
     choices = make_choices(rows)
     used = choose(choices)
     row, limit = used.row, limit_words(used.row)
+    is_shortest = used.chosen_by_s == min(choice.chosen_by_s for choice in choices)
+    simplest = () if is_shortest else ("the simplest that may be the fastest",)
     is_learnt_alike = all(len({repr(other.axes.get(axis)) for other in rows}) == 1 for axis in LEARNING_AXES)
     learnt = "accuracy" if row.axes["unit"] == IMAGES else "learning"
     number, _, unit = throughput_words(used).partition(" ")
@@ -136,7 +138,7 @@ def fastest_claim(rows: Sequence[Row], all_rows: Sequence[Row]) -> Tile:
         line=name_of(row, all_rows),
         more=", ".join([time_words(row, used.stated), *count_words(used)]),
         warning=f"Limited by {limit}; next step: {row['next_step'].sentence}" if limit else "",
-        badges=(*own_badges(used), *(() if is_learnt_alike else (f"{learnt} not compared",))),
+        badges=(*simplest, *own_badges(used), *(() if is_learnt_alike else (f"{learnt} not compared",))),
     )
     if len(choices) == 1:
         return tile._replace(label="The only configuration")

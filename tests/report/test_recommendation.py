@@ -546,3 +546,9 @@ def test_a_change_is_offered_only_where_it_can_be_made(
 
 def own_axes(row: Row) -> Any:
     return SimpleNamespace(**AXIS_DEFAULTS | row.axes)
+
+
+@pytest.mark.parametrize(("graph_s", "is_said"), [(3.99, True), (2.0, False)])
+def test_one_that_is_chosen_for_its_simplicity_says_so_in_few_words(graph_s: float, is_said: bool) -> None:
+    (tile,) = claims_of(resident(4, 128), resident(graph_s, 128, execution="graph"))["Q5"]
+    assert ("the simplest that may be the fastest" in tile.badges) is is_said
