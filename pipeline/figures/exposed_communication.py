@@ -325,8 +325,9 @@ def untold_notes(point: PooledPoint, measured: PointsByTraining) -> list[Note]:
     step_s = median_step_time(found, whole_step(found))
     waiting = 0.0 if point.spec.script else longest_data_share(point) or 0.0
     steps_s = point.epoch_time * max(1 - waiting, 0.0)
-    epochs_s = steps_s / point.spec.full_steps_per_epoch
-    most_s = steps_s / (point.spec.num_samples / point.spec.global_batch_size)  # if a smaller last batch costs less
+    epochs_s = most_s = steps_s / point.steps_per_epoch
+    if not point.spec.script:  # a smaller last batch may cost less
+        most_s = steps_s / (point.spec.num_samples / point.spec.global_batch_size)
     if step_s is None or (1 - MAX_STEP_DEVIATION) * epochs_s <= step_s <= (1 + MAX_STEP_DEVIATION) * most_s:
         return []
     without_wait = " without the wait for data" if waiting else ""

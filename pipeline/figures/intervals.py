@@ -75,7 +75,7 @@ class Estimate(float):
         found.interval, found.basis, found.run_medians = None, None, ()
         return found
 
-    def times(self, count: int) -> "Estimate":
+    def times(self, count: float) -> "Estimate":
         """Return the figure of so many, such as the time of the steps of an epoch from that of one."""
         ends = (None if end is None else count * end for end in (self.low, self.high, self.noise))
         return Estimate(count * self, *ends)

@@ -248,6 +248,13 @@ class PooledPoint:
         return intervals.median_time(self.epoch_times_s)
 
     @cached_property
+    def steps_per_epoch(self) -> float:
+        """The steps of a whole epoch; of a script by what its windows count, which it may name itself (items)."""
+        pairs = ((record, epoch) for record in self.ok_records for epoch in timed_epochs(record))
+        counts = [per_epoch(*pair) * pair[1].num_timed_updates for pair in pairs if pair[1].num_timed_updates]
+        return statistics.median(counts) if counts else self.spec.full_steps_per_epoch
+
+    @cached_property
     def long_update_notes(self) -> list[Note]:
         """A note if single updates of a script were so much longer than the others of their run that its time is."""
         runs = [updates for record in self.ok_records if (updates := single_updates_ns(record))]

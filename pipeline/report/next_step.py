@@ -428,7 +428,7 @@ def epoch_evidence(point: PooledPoint, measured: PointsByTraining, peak_tflops: 
     untold = untold_notes(point, measured)
     if match and not untold:
         step = step_evidence(match, measured)
-        of_epoch = (step.time_s or 0.0) * point.spec.global_batch_size * point.spec.full_steps_per_epoch / time_s
+        of_epoch = (step.time_s or 0.0) * point.spec.global_batch_size * point.steps_per_epoch / time_s
         shares = {limit: share * of_epoch for limit, share in step.shares.items()}
     compute_s, remedies = point.median(median_window_s("compute_time_ns")), dict(step.remedies)
     if point.spec.input == "dataloader" or point.spec.script:

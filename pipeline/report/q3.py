@@ -483,14 +483,14 @@ def ring_figures(
     figures: dict[str, Any] = {"steps_per_epoch": None, "ring_bytes_per_epoch": None}
     if not point.spec.is_whole_epoch or point.num_samples is None:
         return figures, []
-    figures["steps_per_epoch"] = point.spec.full_steps_per_epoch
+    figures["steps_per_epoch"] = round(point.steps_per_epoch)
     measurement = point.ok_records[0].measurement if point.ok_records else None
     strategy = STRATEGIES[point.spec.strategy]
     if measurement is None or measurement.gradient_bytes is None or not strategy.moves_gradients_alone:
         return figures, []
     num_sent = measurement.gradient_bytes // (2 if point.spec.gradient_compression == "bf16" else 1)
     step_bytes = formulas.ring_bytes_per_step(num_sent, point.spec.num_gpus)
-    num_bytes = figures["ring_bytes_per_epoch"] = round(point.spec.full_steps_per_epoch * step_bytes)
+    num_bytes = figures["ring_bytes_per_epoch"] = round(point.steps_per_epoch * step_bytes)
     if comm_s is None or comm_s.noise is not None:
         return figures, []
     bandwidth = figures["bandwidth_subtraction_gb_s"] = formulas.bandwidth_gb_s(num_bytes, comm_s)
@@ -521,7 +521,7 @@ def exposed_per_epoch(point: PooledPoint, measured: PointsByTraining) -> tuple[E
     has_own = any(note.kind == OWN_COLLECTIVES for note in untold)
     if match is None or exposed is None or not point.spec.is_whole_epoch or has_own:
         return None, untold
-    num_steps, notes = point.spec.full_steps_per_epoch, untold
+    num_steps, notes = point.steps_per_epoch, untold
     time_s = exposed.times(num_steps) if exposed >= 0 else None
     if floor_s is not None and is_within_noise(exposed, floor_s):
         noise_s = max(floor_s, exposed.high or 0.0) * num_steps

@@ -188,7 +188,7 @@ def parts_of_step(row: Row, point: PooledPoint, measured: PointsByTraining) -> d
     parts = {**inside, rest: max(sum(computing) - sum(inside.values()), 0.0), DATA: data, "optimizer": optimizer}
     parts["unexplained"] = point.epoch_time - sum(parts.values())
     known = {part: time_s for part, time_s in parts.items() if abs(time_s) > MIN_PART * point.epoch_time}
-    return {part: time_s / point.spec.full_steps_per_epoch for part, time_s in known.items()}
+    return {part: time_s / point.steps_per_epoch for part, time_s in known.items()}
 
 
 def measured_steps(rows: Rows) -> Steps:

@@ -27,6 +27,7 @@ from factories import (
     steady,
     timed,
     windowed,
+    with_epochs,
     with_measurement,
     with_rank_epochs,
 )
@@ -395,18 +396,25 @@ def test_a_share_holds_for_a_step_that_differs_by_at_most_a_tenth(steps: float, 
 
 
 @pytest.mark.fault("F64")
+@pytest.mark.parametrize("items_per_sample", [1, 1000], ids=["samples", "tokens that the script names"])
 @pytest.mark.parametrize(("updates_ms", "said"), [(1.19, ""), (2.38, "takes 1.19 ms, that of the epochs 2.38 ms: no")])
 def test_the_updates_of_a_script_wait_for_data_also_where_their_communication_is_measured(
-    updates_ms: float, said: str
+    updates_ms: float, said: str, items_per_sample: int
 ) -> None:
+    """Windows of ten updates. An epoch of 50,000 tokens has a thousandth of the updates of one of 50,000 samples."""
     timed, step = (
         make_script_spec(strategy="ddp", num_gpus=2, measure=measure) for measure in ("epochs", "communication")
     )
-    epoch_s = timed.steps_per_epoch * updates_ms / 1e3
-    waiting = make_record(timed, measurement=make_measurement(timed, (9, epoch_s), compute_share=0.5))
-    (row,) = build(waiting, make_communication_record(step, measured()))["Q3"]
+    items = timed.global_batch_size * items_per_sample
+    waiting = make_record(timed, measurement=make_measurement(timed, (9, updates_ms / 100), compute_share=0.5))
+    windows = with_epochs(waiting, lambda _: {"num_timed_updates": 10, "num_samples": 10 * items})
+    found = build(windows, make_communication_record(step, measured()))
+    (row,), (exposed,) = found["Q3"], found["communication"]
     assert said in row["note"]
     assert ("no share of the epochs" in row["note"]) is bool(said)
+    steps = timed.num_samples / items
+    assert row["exposed_comm_time_s"] == pytest.approx(steps * exposed["exposed_comm_time_s"])
+    assert row["steps_per_epoch"] == round(steps)
 
 
 def in_repeats(exposed_us: Sequence[float]) -> list[Record]:
