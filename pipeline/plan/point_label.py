@@ -215,8 +215,8 @@ def words_of_terms(terms: Terms) -> dict[str, str]:
 
     Each has a singular where texts use it, and a form that begins a title.
     """
-    of_images = terms.unit == IMAGES
-    samples, processors = (terms.unit if terms.unit in (IMAGES, BATCHES) else "samples"), terms.processors
+    of_images = terms.unit == IMAGES and not terms.words_of_run  # a sample of a script may be several
+    samples, processors = (terms.unit if of_images or terms.unit == BATCHES else "samples"), terms.processors
     words = {
         "GPUs": processors,
         "GPU": singular(processors),

@@ -14,6 +14,7 @@ from factories import (
     make_experiment,
     make_measurement,
     make_record,
+    make_script_spec,
     make_spec,
     measured,
     on_gpus,
@@ -229,3 +230,10 @@ def test_a_speed_up_of_a_script_that_cannot_be_used_is_not_measured_again_in_the
     assert_says(said[0], "no speed-up can be used")
     words = f"{options} --strategy ddp --batch-size 32 -- {SCRIPT['script']}"
     assert command == (f"ddpscale run {words}" if options else "")
+
+
+def test_a_sample_of_a_script_is_no_image_though_it_counts_images() -> None:
+    """Of an update that learns from labelled and unlabelled images the batch is that of one loader."""
+    record = with_measurement(make_record(make_script_spec()), unit="images")
+    (said, _) = answers(record)["Q1"]
+    assert_says(said, "128 samples, ", " images/s")
