@@ -529,7 +529,6 @@ class Probe:
             "number_type": self.number_type(autocast or sharded_type or parameter_type or ""),
             "is_compiled": ("torch._dynamo.eval_frame", "OptimizedModule") in kinds or self.activity()[0] > 0,
             "num_threads": self.torch.get_num_threads(),
-            "torch": self.torch.__version__,
         }
 
     def number_type(self, expected: str) -> str:
