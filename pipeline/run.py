@@ -135,7 +135,8 @@ def main() -> int:
             options.only = []
         if first.run_id() not in ok_records(experiment):
             cure = f"read why in ddpscale status {experiment.folder}, correct that, and add --rerun failed"
-            other = f"after another option, ddpscale drop {experiment.folder} --only RUN_ID takes the old one out"
+            drop = f"ddpscale drop {experiment.folder} --only {first.run_id()}"
+            other = f"if you changed an option, remove the old configuration with {drop}"
             problem = "the first configuration has no result, so the others do not start"
             raise CommandError(f"{problem}; {cure}; {other}.", EXIT_GAPS)
     exit_code = submit(options)

@@ -314,7 +314,7 @@ def untold_notes(point: PooledPoint, measured: PointsByTraining) -> list[Note]:
     """Return why no share is told of the epochs of a point from the one that measured its communication, if so.
 
     The user's code calls collectives, or the measured step is longer or shorter than that of the epochs by more than
-    MAX_STEP_DEVIATION. Neither has the wait for data, of a script both.
+    MAX_STEP_DEVIATION. Neither step contains the wait for data; of a script both contain it.
     """
     match = match_measured(point, measured)
     found = communications_of(match.ok_records) if match else []

@@ -91,6 +91,7 @@ class HeatCell(NamedTuple):
     text: str
     shade: str = ""
     title: str = ""
+    flaws: tuple[str, ...] = ()  # why no answer uses it
 
 
 EMPTY = HeatCell("")
@@ -174,8 +175,7 @@ def heat_map_of(tables: Tables, terms: Terms) -> HeatMap | None:
     ]
     if sum(len(line) for line in cells.values()) < 2:
         return None
-    if any(cell.text.endswith(HOLLOW) for _, line in lines for cell in line):
-        flaws = dict.fromkeys(flaw for group in groups.values() for row in group for flaw in row.flaws_of("speedup"))
+    if flaws := dict.fromkeys(flaw for _, line in lines for cell in line for flaw in cell.flaws):
         note += f" {HOLLOW} Not used in the answers above: {', '.join(flaws)}."
     heading = in_terms(f"Efficiency on {describe_axis('num_gpus', most)} [%]", terms)
     return HeatMap(heading, [f"{size:,}" for size in sizes], lines, note.strip())
@@ -192,7 +192,7 @@ def heat_cell(rows: Sequence[Row]) -> HeatCell:
         return HeatCell("", "", f"{efficiency:.0%} cannot be: noise, or a slow baseline")
     text = f"{100 * efficiency:.0f}"
     if not is_fit_for_answer(row, "speedup"):
-        return HeatCell(f"{text} {HOLLOW}", "", row["note"])
+        return HeatCell(f"{text} {HOLLOW}", "", row["note"], tuple(row.flaws_of("speedup")))
     return HeatCell(
         text, next(shade for least, shade, _ in EFFICIENCY_SHADES if efficiency >= least), row["note"] or ""
     )

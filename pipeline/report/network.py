@@ -80,7 +80,7 @@ OTHER_LINK = Table(
     View(
         "Q3: the step on another link, predicted by delays",
         "Isolated collectives say what those of a step take longer here. The step with delays of that sum, measured on "
-        "as many $GPUs as stand under `from`, says what it costs. Beyond the longest delay nothing is predicted.",
+        "as many $GPUs as the column 'from' says, tells what it costs. Beyond the longest delay nothing is predicted.",
     ),
 )
 

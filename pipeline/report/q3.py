@@ -297,6 +297,7 @@ def time_notes(found: Sequence[Communication], variant: VariantName, step: Estim
     return pooled_notes(by_repeat, step.basis) + drifted
 
 
+BY_SUBTRACTION = "Subtraction counts every cost that does not shrink with N"
 OWN = "the model or its loss calls collectives itself, in every measured step"
 
 
@@ -309,14 +310,12 @@ def communication_claims(tables: Tables) -> list[Tile]:
     fit = [row for row in measured if is_fit_for_answer(row, "exposed_comm_share")]
     flaws = Counter(flaw for row in measured for flaw in row.flaws_of("exposed_comm_share")[:1])
     why = ", ".join(f"{count} with {flaw}" for flaw, count in flaws.items())
+    left_out = f"{flaws.total()} of {len(measured)} measured shares left out: {why}" if flaws else ""
     if fit:
         most = max(row["num_gpus"] for row in fit)
         on_most = [row for row in fit if row["num_gpus"] == most]
         compared = compare_subtraction([row for row in subtracted if row["num_gpus"] == most], on_most)
-        left_out = f"{flaws.total()} of {len(measured)} shares left out: {why}" if flaws else ""
-        return [measured_claim(on_most, fit, [compared, left_out])]
-    if measured:
-        return [not_answered(f"no measured share can be used: {why}", "communication", is_asked=True)]
+        return [measured_claim(on_most, fit, remarks=[compared, left_out])]
     own = any(row.has_note(OWN_COLLECTIVES) for row in (*rows, *tables["Q3"]))
     if subtracted:
         most_by = max(subtracted, key=lambda row: float(row["comm_share_subtraction"]))
@@ -325,11 +324,13 @@ def communication_claims(tables: Tables) -> list[Tile]:
             *figure_of(float(most_by["comm_share_subtraction"]), ".0%", "of the epoch"),
             line="by subtraction, not measured",
             more=where_of(most_by, subtracted, also="num_gpus").removeprefix(", "),
-            warning=f"Subtraction counts every cost that does not shrink with N{f'; {OWN}' if own else ''}",
+            warning="; ".join(filter(None, [BY_SUBTRACTION, OWN * own, left_out])),
             badges=badges_of(most_by),
             command="" if own else grid_command("communication"),
         )
         return [tile]
+    if measured:
+        return [not_answered(f"no measured share can be used: {why}", "communication", is_asked=True)]
     if own:
         return [not_answered(OWN, "communication", is_asked=True)._replace(command="")]
     if lost := [row for row in rows if row.status in NO_RESULT]:
@@ -338,11 +339,11 @@ def communication_claims(tables: Tables) -> list[Tile]:
     return [not_answered(why, "communication", is_asked=bool(known))]
 
 
-def measured_claim(rows: Sequence[Row], measured: Sequence[Row], said: Sequence[str]) -> Tile:
+def measured_claim(rows: Sequence[Row], measured: Sequence[Row], remarks: Sequence[str]) -> Tile:
     """Return the largest and the smallest share of communication in these rows, and how many rows show none."""
     noisy, negative = ([row for row in rows if row.has_note(kind)] for kind in (EXPOSURE_IS_NOISE, EXPOSURE_NEGATIVE))
     told = [row for row in rows if not row.has_note(EXPOSURE_IS_NOISE, EXPOSURE_NEGATIVE)]
-    parts = [*said]
+    parts = [*remarks]
     if noisy:
         shares = ((row["noise_floor_time_s"] / row["step_time_s"], row["exposed_comm_share"].high) for row in noisy)
         noise = max(share or 0.0 for both in shares for share in both)

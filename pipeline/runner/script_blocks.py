@@ -327,7 +327,8 @@ def flops_of(spec: Spec, block: Block) -> FlopCount:
     if spec.stated_flops_per_sample is not None:
         return FlopCount(round(spec.stated_flops_per_sample), "FLOPs as stated")
     if block.flops is None:
-        why = "the script compiles" if block.seen["is_compiled"] else "the script has modes of its own"
+        causes = {"is_compiled": "the script compiles", "replays_graphs": "the script replays CUDA graphs"}
+        why = next((words for key, words in causes.items() if block.seen[key]), "the script has modes of its own")
         return FlopCount(None, f"FLOPs not counted: {why}; --flops-per-sample states them")
     flops, items, without_formula, sizes, passes = block.flops
     mean_passes = block.all_passes * block.share / len(block.steps)

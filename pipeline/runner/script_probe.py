@@ -4,10 +4,11 @@
     python script_probe.py CONFIG -m MODULE ARGUMENTS...
 
 It imports nothing of this project, so that it shadows no module of the user's, and torch only after the script has done
-so, because a script may set variables first. An update is a step of an optimizer: torch calls a hook for each, and a
-step that a GradScaler skips counts, too, so that all ranks count alike. The script runs in blocks of updates. After
-each one the ranks wait until their devices are idle, and report to the launcher's rank process, which answers with the
-next block or the end (script_rank). Nothing synchronizes within a block.
+so, because a script may set variables first. An update is a step of an optimizer: torch calls a hook for each. A step
+that a GradScaler skips counts, too, so that all ranks count alike, and so does each replay of a captured one. The
+script runs in blocks of updates. After each one the ranks wait until their devices are idle, and report to the rank
+process of the launcher, which answers with the next block or the end (script_rank). Nothing synchronizes within a
+block.
 """
 
 import contextlib
@@ -55,8 +56,8 @@ class NoUpdate(BaseException):
 class Capture:
     """What a CUDA graph captures, and each of its replays makes."""
 
-    parts: list[Any] = dataclasses.field(default_factory=list)  # optimizers that step, and None for a backward pass
-    num_collectives: int = 0
+    parts: list[Any]  # optimizers that step, and None for a backward pass
+    num_collectives: int
 
 
 class Probe:
@@ -93,7 +94,7 @@ class Probe:
         self.flops: list[Any] | None = None  # of an update, as script_blocks.Block has them
         self.flops_by_type: Counter[tuple[str, bool]] = Counter()  # as FlopCounter has them
         self.is_in_optimizer = False  # that computes no gradients
-        self.capture: Capture | None = None  # under way
+        self.capturing: list[Any] | None = None  # the parts of a capture that is under way
         self.captures: weakref.WeakKeyDictionary[Any, Capture] = weakref.WeakKeyDictionary()  # by CUDA graph
         self.num_replayed = 0  # collectives
         self.skipped: Counter[str] = Counter()  # saves, by what was to be written, the first one first
@@ -125,8 +126,8 @@ class Probe:
         """Count an update of the first optimizer that has ended one, and end the block after its last."""
         if self.is_child:
             return
-        if self.capture is not None:
-            self.capture.parts.append(optimizer)
+        if self.capturing is not None:
+            self.capturing.append(optimizer)
             return
         num_passes, self.num_passes_since_step = self.num_passes_since_step, 0
         self.num_others[id(optimizer)] += 1
@@ -164,6 +165,7 @@ class Probe:
         """Begin to count FLOPs before the last update of the first block, and end it after that one.
 
         What a script has compiled would run in parts there, and so would what has modes of its own: these do not count.
+        Neither does a script that replays CUDA graphs, in which no operation is seen.
         """
         if self.counter is not None:
             items = sum(map(float, self.items)) if self.items else None
@@ -172,7 +174,7 @@ class Probe:
             self.flops = [self.counter.flops, items, sorted(self.counter.without_formula), sizes, num_passes]
             self.flops_by_type = self.counter.flops_by_type
             self.stop_counter()
-        is_before_last = self.turn == 0 and self.left == 1 and self.flop_counter_path
+        is_before_last = self.turn == 0 and self.left == 1 and self.flop_counter_path and not self.captures
         if is_before_last and not self.activity()[0] and not self.torch._C._len_torch_dispatch_stack():
             self.items.clear()
             self.num_passes_uncounted = self.num_all_passes
@@ -263,8 +265,8 @@ class Probe:
 
     def count_pass(self) -> None:
         """Count a backward pass, or note it in the CUDA graph that captures it."""
-        if self.capture is not None:
-            self.capture.parts.append(None)
+        if self.capturing is not None:
+            self.capturing.append(None)
             return
         self.num_passes_since_step += 1
         self.num_all_passes += 1
@@ -272,25 +274,32 @@ class Probe:
     def begin_capture(self, begin: Callable[..., None], graph: Any, *words: Any, **named: Any) -> None:
         """Begin to note what a CUDA graph captures. Nothing of it runs before a replay."""
         begin(graph, *words, **named)
-        self.capture = Capture(num_collectives=-(self.collectives_of_block() or 0))
+        self.capturing, self.num_before_capture = [], self.num_collectives() or 0
+        if self.controller is not None:  # which counts only some blocks
+            self.counts_before_capture, self.controller.counts = self.controller.counts, Counter()
 
     def end_capture(self, end: Callable[[Any], None], graph: Any) -> None:
-        """End it. Raises RuntimeError for collectives that must be silenced: a replay repeats them as they are."""
+        """End it, also one that has failed. Several steps of one optimizer are one update at each replay.
+
+        Raises RuntimeError for collectives that must be silenced: a replay repeats them as they are.
+        """
+        parts, self.capturing = self.capturing or [], None
+        num_collectives = (self.num_collectives() or 0) - self.num_before_capture
+        if self.controller is not None:
+            num_collectives = sum(self.calls().values())
+            self.controller.counts = self.counts_before_capture
         end(graph)
-        if self.capture is not None:
-            self.capture.num_collectives += self.collectives_of_block() or 0
-            self.captures[graph], self.capture = self.capture, None
-            if self.controller is not None and self.captures[graph].num_collectives:
-                raise RuntimeError(
-                    "a CUDA graph has captured collectives, and nothing can silence them; do not capture them"
-                )
+        last = [part for place, part in enumerate(parts, 1) if part is None or part not in parts[place:]]
+        self.captures[graph] = Capture(last, num_collectives)
+        if self.controller is not None and num_collectives:
+            raise RuntimeError(
+                "a CUDA graph has captured collectives, and nothing can silence them; do not capture them"
+            )
 
     def replay(self, replay: Callable[[Any], None], graph: Any) -> None:
         """Replay a CUDA graph, and count what it has captured."""
         replay(graph)
-        capture = self.captures.get(graph)
-        if capture is None:
-            return
+        capture = self.captures.get(graph, Capture([], 0))
         self.num_replayed += capture.num_collectives
         for optimizer in capture.parts:
             if optimizer is None:
@@ -361,8 +370,8 @@ class Probe:
     # time
 
     def mark(self) -> Any:
-        """Return a mark of now on the timeline of the device: an event, or on the CPU or in a capture a time in ns."""
-        if self.device is None or self.capture is not None:
+        """Return a mark of now on the timeline of the device: an event; on the CPU, and in a capture, a time in ns."""
+        if self.device is None or self.capturing is not None:
             return time.perf_counter_ns()
         event = self.torch.cuda.Event(enable_timing=True)
         event.record(self.torch.cuda.current_stream(self.device))
@@ -527,6 +536,7 @@ class Probe:
             "parameter_type": parameter_type,
             "autocast": autocast,
             "number_type": self.number_type(autocast or sharded_type or parameter_type or ""),
+            "replays_graphs": bool(self.captures),
             "is_compiled": ("torch._dynamo.eval_frame", "OptimizedModule") in kinds or self.activity()[0] > 0,
             "num_threads": self.torch.get_num_threads(),
         }

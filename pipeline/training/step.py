@@ -47,7 +47,8 @@ class StepTimer:
         self._num_passes = num_passes
         self._device = device
         self._num_steps = num_steps
-        num_marks = num_steps * (num_passes * (len(parts) - 1) + 1) + 1
+        marks_per_step = num_passes * (len(parts) - 1) + 1 if parts else 0
+        num_marks = num_steps * marks_per_step + 1
         is_cpu = device.type == "cpu"
         self._marks: list[Any] = [0 if is_cpu else torch.cuda.Event(enable_timing=True) for _ in range(num_marks)]
         self.loader_wait_ns = 0  # of the host for batches, also while the device was busy

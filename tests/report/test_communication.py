@@ -118,9 +118,14 @@ def on_two_cpus(num_processes: int, *exposed_us: float) -> Record:
 def test_a_share_of_processes_that_share_cpus_is_no_answer() -> None:
     two, four = on_two_cpus(2, *[100] * 6), on_two_cpus(4, *[400] * 6)
     both, alone = q3(two, four), q3(four)
-    assert (both.line, both.warning) == ("on 2 $GPUs", "1 of 2 shares left out: 1 with shared CPUs")
+    assert (both.line, both.warning) == ("on 2 $GPUs", "1 of 2 measured shares left out: 1 with shared CPUs")
     assert alone.line == "no measured share can be used: 1 with shared CPUs"
     assert not alone.is_answer
+    by_subtraction = q3(timed(10, 128), timed(8, 128, 2), four)
+    assert (by_subtraction.label, by_subtraction.figure) == ("Communication, at most", "38")
+    assert by_subtraction.warning.endswith(
+        "does not shrink with N; 1 of 1 measured shares left out: 1 with shared CPUs"
+    )
 
 
 def test_exposed_communication_that_may_be_none_is_said() -> None:

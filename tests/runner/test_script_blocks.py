@@ -34,6 +34,8 @@ SEEN: dict[str, Any] = {
     "parameter_type": "float32",
     "number_type": "float32",
     "optimizers": ["AdamW"],
+    "is_compiled": False,
+    "replays_graphs": False,
 }
 
 FSDP = {"wrappers": ["FSDPModule"]}

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import gc
 import importlib.util
+import itertools
 import sys
 import threading
 import time
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from factories import write_file
+from factories import raising, write_file
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
@@ -134,7 +135,7 @@ def test_a_step_within_a_step_of_the_same_optimizer_is_one_and_a_failed_one_is_f
         optimizers={},
         optimizer_names=[],
         counted=None,
-        capture=None,
+        capturing=None,
         num_steps=0,
         mark=lambda: None,
         end_update=ended.append,
@@ -159,7 +160,7 @@ def make_counting_probe() -> Any:
     counts = ("num_updates", "num_passes", "num_passes_since_step", "num_all_passes", "num_replayed")
     return probe_with(
         **dict.fromkeys(counts, 0),
-        **dict.fromkeys(("counted", "update_by", "counter", "capture")),
+        **dict.fromkeys(("counted", "update_by", "counter", "capturing")),
         optimizers=weakref.WeakKeyDictionary(),
         optimizer_names=[],
         num_others=Counter(),
@@ -206,29 +207,48 @@ def test_an_optimizer_that_is_gone_is_replaced_at_once_and_a_forked_child_counts
     assert probe.num_updates == 12
 
 
+def make_capturing_probe(controller: Any = None) -> Any:
+    """A counting probe of a script whose group numbers its collectives: 7 have been called, 9 after a capture."""
+    probe, numbers = make_counting_probe(), itertools.chain([7], itertools.repeat(9))
+    vars(probe).update(torch=torch, steps=[], is_skipping=False, controller=controller)
+    probe.num_collectives = lambda: next(numbers)
+    return probe
+
+
 def test_a_replay_of_a_cuda_graph_makes_what_was_captured_and_the_capture_itself_nothing() -> None:
-    probe, optimizer, graph, calls = make_counting_probe(), new_optimizer(), nn.Module(), iter([7, 9])
-    probe.torch, probe.steps, probe.is_skipping = torch, [], False
-    probe.collectives_of_block, probe.controller = lambda: next(calls), None
+    probe, optimizer, graph = make_capturing_probe(), new_optimizer(), nn.Module()
     probe.begin_capture(lambda _: None, graph)
-    for _ in range(2):
+    for _ in range(3):  # more than one step of an optimizer are one update
         probe.pass_back(lambda: None)
-    probe.end_update(optimizer)
+        probe.end_update(optimizer)
     probe.end_capture(lambda _: None, graph)
     assert (probe.num_updates, probe.num_all_passes, probe.num_replayed) == (0, 0, 0)
     for captured in (graph, graph, nn.Module()):
         probe.replay(lambda _: None, captured)
-    assert (probe.num_updates, probe.num_passes, probe.num_all_passes, probe.num_replayed) == (2, 4, 4, 4)
+    assert (probe.num_updates, probe.num_passes, probe.num_all_passes, probe.num_replayed) == (2, 6, 6, 4)
 
 
-def test_a_cuda_graph_with_collectives_is_refused_where_they_are_silenced() -> None:
-    probe, graph, calls = make_counting_probe(), nn.Module(), iter([7, 7, 7, 9])
-    probe.collectives_of_block, probe.controller = lambda: next(calls), SimpleNamespace()
+def test_a_script_whose_capture_fails_goes_on_by_its_steps() -> None:
+    probe, optimizer, graph = make_capturing_probe(), new_optimizer(), nn.Module()
+    probe.begin_capture(lambda _: None, graph)
+    probe.end_update(optimizer)
+    with pytest.raises(RuntimeError, match="capture failed"):
+        probe.end_capture(raising(RuntimeError("capture failed")), graph)
+    probe.end_update(optimizer)
+    assert (probe.num_updates, len(probe.captures)) == (1, 0)
+
+
+@pytest.mark.parametrize("counts", [None, Counter({Call("broadcast", 8, num_ranks=2): 1})], ids=["timed", "warm-up"])
+def test_a_cuda_graph_with_collectives_is_refused_where_they_are_silenced_in_each_block(counts: Any) -> None:
+    controller = SimpleNamespace(counts=counts)
+    probe, graph = make_capturing_probe(controller), nn.Module()
     probe.begin_capture(lambda _: None, graph)
     probe.end_capture(lambda _: None, graph)  # there are none in it
     probe.begin_capture(lambda _: None, graph)
+    controller.counts[Call("all_reduce", 8, num_ranks=2)] += 1
     with pytest.raises(RuntimeError, match="has captured collectives, and nothing can silence them"):
         probe.end_capture(lambda _: None, graph)
+    assert controller.counts is counts
 
 
 def test_what_a_group_of_one_rank_exchanges_does_not_travel() -> None:
