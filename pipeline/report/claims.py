@@ -146,12 +146,11 @@ def where_of(row: Row, rows: Sequence[Row], but: str = "", also: str = "") -> st
     return "".join(f", {condition}" for condition in conditions if condition)
 
 
-def time_words(row: Row, epoch_time: Estimate) -> str:
-    """Return that time of an epoch of the row in words, with its interval; of a script that of an update."""
-    if row["update_time_s"] is None:
+def time_words(epoch_time: Estimate, update_time: Estimate | None) -> str:
+    """Return the time of an epoch in words, with its interval; of a script that of an update."""
+    if update_time is None:
         return f"epoch {with_ends(epoch_time, 'digits', 's')}"
-    updates = row["epoch_time_s"] / row["update_time_s"]
-    return f"update {with_ends(epoch_time.times(1000 / updates), 'digits', 'ms')}"
+    return f"update {with_ends(update_time.times(1000), 'digits', 'ms')}"
 
 
 def sample_time(row: Row) -> Estimate:
@@ -201,8 +200,8 @@ def name_ties(row: Row, ties: Sequence[Row], name: Callable[[Row], str]) -> str:
     why = "tied with" if has_verdict(row, ties[0]) else "too few runs to rule out"
     longer = 100 * (sample_time(ties[0]) / sample_time(row) - 1)
     more = f" and {len(ties) - 1} more" if len(ties) > 1 else ""
-    of_sample = " a sample" if row.axes.get("script") else ""  # beside the time of an update
-    return f"{why} {name(ties[0])} ({abs(longer):.1f} % {'longer' if longer >= 0 else 'shorter'}{of_sample}){more}"
+    of_item = " per $item" if row.axes.get("script") else ""  # beside the time of an update
+    return f"{why} {name(ties[0])} ({abs(longer):.1f} % {'longer' if longer >= 0 else 'shorter'}{of_item}){more}"
 
 
 def differing_axes(row: Row, other: Row) -> list[str]:

@@ -112,7 +112,9 @@ def batch_size_claims(tables: Tables) -> list[Tile]:
         number,
         unit + " a pass" * (best.axes.get("grad_accumulation", 1) > 1),
         line="$items/s not stated" if throughput is None else f"{throughput:,.0f} $items/s",
-        more=time_words(best, best["epoch_time_s"]) + where_of(best, timed, "batch_size_per_gpu") + apart,
+        more=time_words(best["epoch_time_s"], best["update_time_s"])
+        + where_of(best, timed, "batch_size_per_gpu")
+        + apart,
         badges=badges_of(best, *unclear),
         command="" if memory or best.axes.get("script") else grid_command("memory"),
     )

@@ -484,7 +484,7 @@ def ring_figures(
     figures: dict[str, Any] = {"steps_per_epoch": None, "ring_bytes_per_epoch": None}
     if not point.spec.is_whole_epoch or point.num_samples is None:
         return figures, []
-    figures["steps_per_epoch"] = round(point.steps_per_epoch)
+    figures["steps_per_epoch"] = point.steps_per_epoch
     measurement = point.ok_records[0].measurement if point.ok_records else None
     strategy = STRATEGIES[point.spec.strategy]
     if measurement is None or measurement.gradient_bytes is None or not strategy.moves_gradients_alone:

@@ -286,7 +286,7 @@ UPDATE_TIME = Column(
     "update [ms]",
     "One update of a script, on the slowest rank.",
     interval="kept",
-    remark=f"A script has epochs of --num-samples samples, {AXIS_DEFAULTS['num_samples']:,} unless it is given.",
+    remark=f"A script has epochs of --num-samples $items, {AXIS_DEFAULTS['num_samples']:,} unless it is given.",
 )
 SPEEDUP = Column(
     "speedup",

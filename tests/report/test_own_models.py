@@ -208,10 +208,10 @@ def test_a_script_whose_communication_is_measured_lacks_only_its_scaling() -> No
     assert "for all its collectives" in said["Q3"][0], "not of its gradients alone"
 
 
-def test_a_tie_of_a_script_is_of_the_time_a_sample_beside_that_of_an_update() -> None:
+def test_a_tie_of_a_script_is_of_the_time_per_item_beside_that_of_an_update() -> None:
     times_s = {32: (1.0, 0.9), 16: (1.0, 0.91)}
     said = answers(*(make_record(make_spec(**SCRIPT, batch_size_per_gpu=n), one) for n, one in times_s.items()))
-    assert "too few runs to rule out 16 per GPU (1.1 % longer a sample)" in said["Q5"][0]
+    assert "too few runs to rule out 16 per GPU (1.1 % longer per image)" in said["Q5"][0]
 
 
 @pytest.mark.parametrize(
@@ -237,3 +237,12 @@ def test_a_sample_of_a_script_is_no_image_though_it_counts_images() -> None:
     record = with_measurement(make_record(make_script_spec()), unit="images")
     (said, _) = answers(record)["Q1"]
     assert_says(said, "128 samples, ", " images/s")
+
+
+def test_the_time_of_an_update_has_its_own_interval_where_updates_take_unlike_numbers_of_items() -> None:
+    """Six windows of ten updates: 10 to 15 ms each, and as many tokens more in a longer one."""
+    spec = make_script_spec(windows=6, epochs=7)
+    record = make_record(spec, measurement=make_measurement(spec, (9.0, *(0.1 + 0.01 * n for n in range(6)))))
+    tokens = with_epochs(record, lambda epoch: {"num_timed_updates": 10, "num_samples": 1000 * (8 + epoch.epoch)})
+    (said, _) = answers(with_measurement(tokens, unit="tokens"))["Q1"]
+    assert_says(said, "update 12.5 ms (10.0 to 15.0)")
