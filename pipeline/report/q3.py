@@ -324,7 +324,7 @@ def communication_claims(tables: Tables) -> list[Tile]:
             *figure_of(float(most_by["comm_share_subtraction"]), ".0%", "of the epoch"),
             line="by subtraction, not measured",
             more=where_of(most_by, subtracted, also="num_gpus").removeprefix(", "),
-            warning="; ".join(filter(None, [BY_SUBTRACTION, OWN * own, left_out])),
+            warning="; ".join(filter(None, [BY_SUBTRACTION, OWN if own else "", left_out])),
             badges=badges_of(most_by),
             command="" if own else grid_command("communication"),
         )

@@ -217,10 +217,12 @@ def format_target(row: Row) -> str:
 
 
 def describe_run(row: Row, rows: Sequence[Row]) -> str:
-    """Return the batch, the GPUs and the remedies of a run of a study."""
+    """Return the batch of a run of a study, with its strategy, GPUs and remedies where the runs differ in them."""
     remedies = describe_axis("remedies", row["remedies"]) if any(other["remedies"] for other in rows) else ""
     gpus = describe_axis("num_gpus", row["num_gpus"]) if len({other["num_gpus"] for other in rows}) > 1 else ""
-    return ", ".join(filter(None, (f"{row['global_batch_size']:,} $images a step", gpus, remedies)))
+    strategies = {other["strategy"] for other in rows if other["num_gpus"] > 1}
+    strategy = row["strategy"] if row["num_gpus"] > 1 and len(strategies) > 1 else ""
+    return ", ".join(filter(None, (f"{row['global_batch_size']:,} $images a step", strategy, gpus, remedies)))
 
 
 def study_rows(study: Sequence[PooledPoint], targets: Targets) -> list[Row]:

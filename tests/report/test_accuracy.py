@@ -55,7 +55,7 @@ from pipeline.report.markdown import render_experiment
 from pipeline.report.plots import MAX_POINTS, MAX_SERIES, REFERENCE, Point
 from pipeline.report.questions import answer_questions, build_tables, flatten
 from pipeline.report.table import Row, Tables
-from pipeline.report.time_to_target import Targets
+from pipeline.report.time_to_target import Targets, describe_run
 from pipeline.training.quantize_point import load_weights
 from pipeline.workloads.image_classifiers import build_model
 
@@ -487,3 +487,11 @@ def test_published_weights_have_the_digest_of_their_record(path: Path) -> None:
     weights = path.with_suffix(".weights.npz")
     load_weights(build_model("lenet", 10), weights)
     assert hashlib.sha256(weights.read_bytes()).hexdigest() == quantization.weights_sha256
+
+
+def test_a_run_names_its_strategy_where_several_train_on_several_gpus() -> None:
+    places, batch = (("single", 1), ("ddp", 2), ("zero1", 2)), {"global_batch_size": 64}
+    alone, ddp, zero1 = (Row({"strategy": name, "num_gpus": n, "remedies": []}, batch) for name, n in places)
+    found = [describe_run(row, [alone, ddp, zero1]) for row in (alone, zero1)]
+    assert found == ["64 $images a step, 1 $GPU", "64 $images a step, zero1, 2 $GPUs"]
+    assert describe_run(ddp, [alone, ddp]) == "64 $images a step, 2 $GPUs"
