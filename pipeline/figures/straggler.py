@@ -38,10 +38,10 @@ class LateRank(NamedTuple):
 
     @property
     def remedy(self) -> str:
-        """The cure: leave out its node if there are others, else look at its GPU."""
+        """The cure: leave out its node if there are others, else look at its GPU, or at what runs beside it."""
         if self.num_nodes > 1 and self.node:
             return f"exclude {self.node}"
-        return f"look at GPU {self.rank}"
+        return f"look at {self.gpu}" if self.gpu else f"look at what else runs beside rank {self.rank}"
 
     def note(self) -> Note:
         """Return the note that names it."""

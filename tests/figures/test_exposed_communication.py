@@ -355,7 +355,8 @@ def test_a_rank_that_is_last_and_slow_has_a_name_a_node_and_a_remedy() -> None:
     # 300 of 400 us in the profile: the bare step explains them
     assert (late.rank, late.node, late.remedy, late.wait_s) == (3, "node-1", "exclude node-1", 300e-6)
     alone = late._replace(num_nodes=1, gpu="", node="")
-    assert alone.remedy == late._replace(num_nodes=1).remedy == "look at GPU 3"
+    assert late._replace(num_nodes=1).remedy == "look at GPU 3"
+    assert alone.remedy == "look at what else runs beside rank 3", "on CPUs, too"
     said = "rank 3 ($GPU not stated): clock, memory and temperature as the others, or not known"
     assert render_note(alone.note()).endswith(said)
 
