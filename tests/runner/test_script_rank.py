@@ -397,7 +397,8 @@ def test_ranks_may_meet_at_a_port_of_the_scripts_own(folder: Path, monkeypatch: 
         "rank=int(os.environ['RANK']))",
     }
     text = TRAIN.replace('dist.init_process_group("gloo")', own[way]) + "while True: update()"
-    measured(folder, text, monkeypatch, world_size=2)
+    found = measured(folder, text, monkeypatch, world_size=2)
+    assert known(found.script).world_size == 2
 
 
 @pytest.mark.training
