@@ -221,13 +221,9 @@ def load_grid_file(name_or_path: str) -> GridFile:
 def check_grid_file(file: GridFile) -> GridFile:
     """Return the content of a grid. Raises CommandError for a wrong name or axis."""
     check_grid_name(file.name)
-    check_axes(file.base, f"grid {file.name!r}: base")
-    for axis, value in file.base.items():
-        if isinstance(value, list) and axis != "remedies":
-            raise CommandError(
-                f"grid {file.name!r}: base.{axis} must be one value, which all configurations share; put a list into "
-                "each block of points."
-            )
+    base = f"grid {file.name!r}: base"
+    check_axes(file.base, base)
+    check_single_values(file.base, base)
     for index, block in enumerate(file.points):
         where = f"grid {file.name!r}: points[{index}]"
         check_axes(block, where)
@@ -281,6 +277,13 @@ def check_axes(axes: Iterable[str], where: str) -> None:
     for axis in axes:
         if axis not in GRID_AXES and not is_option(axis):
             raise CommandError(f"{where} names an unknown axis {axis!r}; {suggest_name(axis, GRID_AXES)}")
+
+
+def check_single_values(base: Mapping[str, Any], where: str) -> None:
+    for axis, value in base.items():
+        if isinstance(value, list) and axis != "remedies":
+            shared = f"{where}.{axis} must be one value, which all configurations share"
+            raise CommandError(f"{shared}; put a list into each block of points.")
 
 
 def check_axis_lists(block: Mapping[str, Any], where: str) -> None:

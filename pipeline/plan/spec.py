@@ -125,8 +125,9 @@ class Spec(Axes, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False
     @property
     def counts_batches(self) -> bool:
         """True for a script whose samples of a batch are not stated: each batch of a GPU then counts as one."""
-        is_unstated = self.script is not None and not BATCH_PLACEHOLDERS & {*placeholders_of(self.script)}
-        return is_unstated and self.batch_size_per_gpu == 1
+        if self.script is None or self.batch_size_per_gpu > 1:
+            return False
+        return not BATCH_PLACEHOLDERS & {*placeholders_of(self.script)}
 
     @property
     def unit(self) -> str:

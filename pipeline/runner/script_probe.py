@@ -54,7 +54,7 @@ class NoUpdate(BaseException):
 
 @dataclasses.dataclass
 class Capture:
-    """What a CUDA graph captures, and each of its replays makes."""
+    """The steps, backward passes and collectives of a CUDA graph, which each replay makes."""
 
     parts: list[Any]  # optimizers that step, and None for a backward pass
     num_collectives: int
@@ -279,9 +279,9 @@ class Probe:
             self.counts_before_capture, self.controller.counts = self.controller.counts, Counter()
 
     def end_capture(self, end: Callable[[Any], None], graph: Any) -> None:
-        """End it, also one that has failed. Several steps of one optimizer are one update at each replay.
+        """End the capture, which may have failed, and keep its passes and the last step of each optimizer.
 
-        Raises RuntimeError for collectives that must be silenced: a replay repeats them as they are.
+        Raises RuntimeError for collectives that must be silenced, since a replay repeats them.
         """
         parts, self.capturing = self.capturing or [], None
         num_collectives = (self.num_collectives() or 0) - self.num_before_capture
@@ -289,8 +289,8 @@ class Probe:
             num_collectives = sum(self.calls().values())
             self.controller.counts = self.counts_before_capture
         end(graph)
-        last = [part for place, part in enumerate(parts, 1) if part is None or part not in parts[place:]]
-        self.captures[graph] = Capture(last, num_collectives)
+        kept = [part for place, part in enumerate(parts, 1) if part is None or part not in parts[place:]]
+        self.captures[graph] = Capture(kept, num_collectives)
         if self.controller is not None and num_collectives:
             raise RuntimeError(
                 "a CUDA graph has captured collectives, and nothing can silence them; do not capture them"
