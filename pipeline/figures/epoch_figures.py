@@ -178,7 +178,8 @@ def compute_rate_notes(point: PooledPoint, stated_tflops: float | None = None) -
     """Return notes on the peak of MFU or on a GPU without one, and on what the count of FLOPs lacks."""
     found = {measurement.flops_note for measurement in point.measurements} - {None}
     notes = [text_note(str(note)) for note in sorted(map(str, found))]
-    figures, precision = compute_rate_figures(point, stated_tflops), precision_of(point)
+    figures = compute_rate_figures(point, stated_tflops)
+    precision = precision_of(point) or "a precision that was not seen"
     if figures.get("mfu") is not None:
         peak, source = figures["peak_tflops"], figures["peak_source"]
         notes.append(make_note(MFU_PEAK, peak=f"{peak:g}", precision=precision, source=source))

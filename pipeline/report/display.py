@@ -428,7 +428,8 @@ def describe_omitted(columns: Sequence[DisplayColumn]) -> tuple[list[str], str]:
         what, _, unit = column.heading.rstrip("]").partition(" [")
         texts = set(column.cells)
         if len(texts) == 1 and "" not in texts:
-            said.append(f"{what}: {texts.pop()} {unit}".rstrip())
+            parts = (f"{what}:", "±" if unit.startswith("±") else "", texts.pop(), unit.removeprefix("± "))
+            said.append(" ".join(filter(None, parts)))
         else:
             others.append(what)
     return said, f"Not shown for lack of room: {', '.join(others)}." if others else ""

@@ -174,7 +174,7 @@ class Probe:
             self.flops = [self.counter.flops, items, sorted(self.counter.without_formula), sizes, num_passes]
             self.flops_by_type = self.counter.flops_by_type
             self.stop_counter()
-        is_before_last = self.turn == 0 and self.left == 1 and self.flop_counter_path and not self.captures
+        is_before_last = self.turn == 0 and self.left == 1 and not self.captures
         if is_before_last and not self.activity()[0] and not self.torch._C._len_torch_dispatch_stack():
             self.items.clear()
             self.num_passes_uncounted = self.num_all_passes
@@ -542,10 +542,12 @@ class Probe:
         }
 
     def number_type(self, expected: str) -> str:
-        """Return the type of numbers in which most FLOPs are computed; `expected` where none could be counted.
+        """Return the type of numbers in which most FLOPs are computed; `expected` where there are none.
 
-        Parameters may be fp32, and FSDP, a wrapper or the script itself computes in another type.
+        Where nothing was counted, fp32 parameters do not tell: a script may cast them itself. Then it is "".
         """
+        if self.flops is None and expected == "float32":
+            return ""
         by_type = self.flops_by_type or Counter({(expected, False): 1})
         number_type, is_convolution = by_type.most_common(1)[0][0]
         return "tf32" if number_type == "float32" and self.rounds_to_tf32(is_convolution) else number_type

@@ -181,7 +181,7 @@ class ScriptRank:
         config["root"], config["update_by"] = str(PYTHONPATH_ROOT), self.spec.update_by
         is_communication = self.spec.measure == "communication"
         config["process_group"] = str(PROCESS_GROUP) if is_communication else None
-        config["flop_counter"] = str(FLOP_COUNTER) if self.spec.stated_flops_per_sample is None else None
+        config["flop_counter"] = str(FLOP_COUNTER)
         config["traces"], config["wait_signal"] = str(self.traces), WAIT_SIGNAL
         self.report.unlink(missing_ok=True)
         command = [sys.executable, "-u", str(PROBE), json.dumps(config), *self.spec.script_command.words]

@@ -50,6 +50,7 @@ class FlopCounter(TorchDispatchMode):
         attentions = [f"_scaled_dot_product_{kind}" for kind in ATTENTION_KERNELS]
         corrected = {
             aten.convolution_backward: convolution_backward_flops,
+            **dict.fromkeys((aten.addmm, aten.baddbmm), added_product_flops),
             **{getattr(aten, name): attention_flops for name in attentions},
             **{getattr(aten, f"{name}_backward"): attention_backward_flops for name in attentions},
         }
@@ -88,7 +89,8 @@ class FlopCounter(TorchDispatchMode):
             except Exception:  # a shape that torch's formula does not know
                 self.without_formula.add(name)
             else:
-                number_type = next((str(one.dtype) for one in args if isinstance(one, Tensor)), "")
+                numbers = [one for one in args if isinstance(one, Tensor)][:2]
+                number_type = str(numbers[-1].dtype)  # of a factor: what a product is added to may have another type
                 flops *= 4 if "complex" in number_type else 1  # products of real numbers, as torch's formulas count
                 kind = (number_type.removeprefix("torch."), "convolution" in name)
                 self.flops_by_type[kind] += flops
@@ -111,6 +113,11 @@ def is_recomputed() -> bool:
     while frame is not None and frame.f_globals["__name__"].startswith(WITHIN_THE_COUNTER):
         frame = frame.f_back
     return frame is not None and frame.f_globals["__name__"] != "torch.autograd.graph"  # None: a thread of autograd
+
+
+def added_product_flops(added: list[int], first: list[int], second: list[int], *others: Any, **named: Any) -> int:
+    """Return the FLOPs of a product that is added to something. torch's formula fails where an `out_dtype` is given."""
+    return 2 * math.prod(first) * second[-1]
 
 
 def convolution_backward_flops(

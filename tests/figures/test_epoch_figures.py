@@ -241,11 +241,12 @@ def test_an_unknown_gpu_and_a_cpu_have_no_mfu_unless_their_peak_is_stated(gpu: s
     [
         ({"flops_note": "FLOPs without mylib::op"}, "FLOPs without mylib::op"),
         ({"flops_per_sample": None, "flops_note": "FLOPs not counted: no"}, "FLOPs not counted: no"),
+        ({"precision_used": None}, "no MFU: no peak of NVIDIA H200 in a precision that was not seen is known"),
     ],
 )
 def test_what_the_count_lacks_is_a_note(fields: dict[str, Any], said: str) -> None:
     (row,) = build(counted(timed(2.0, 128), **fields))["Q1"]
-    assert (said in str(row["note"]), row["mfu"] is None) == (True, "flops_per_sample" in fields)
+    assert (said in str(row["note"]), row["mfu"] is None) == (True, None in fields.values())
 
 
 def test_collect_takes_the_peak_that_is_stated(pipeline: Command, tmp_path: Path) -> None:

@@ -36,8 +36,10 @@ from pipeline.report.claims import badge_of, badges_of, with_ends
 from pipeline.report.display import (
     MAX_COLUMNS,
     MAX_WIDTH,
+    DisplayColumn,
     DisplayOptions,
     describe_common,
+    describe_omitted,
     format_cell,
     name_columns,
     number_notes,
@@ -123,6 +125,13 @@ def test_a_note_of_another_point_and_lists_are_written_out() -> None:
 def test_a_column_of_one_axis_has_its_words_and_not_its_key() -> None:
     columns, _ = name_columns([{"num_nodes": 1}, {"num_nodes": 2}], ["num_nodes"])
     assert [(column.heading, column.cells) for column in columns] == [("nodes", ["1 node", "2 nodes"])]
+
+
+def test_what_all_rows_share_has_its_sign_before_it_and_its_unit_behind() -> None:
+    omitted = [DisplayColumn("interval [± %]", ["0.9", "0.9"]), DisplayColumn("step [ms]", ["5", "5"])]
+    varying = DisplayColumn("samples/s", ["1", "2"])
+    said = "Not shown for lack of room: samples/s."
+    assert describe_omitted([*omitted, varying]) == (["interval: ± 0.9 %", "step: 5 ms"], said)
 
 
 def test_a_report_names_a_figure_as_its_heading_does_and_json_by_its_key() -> None:

@@ -85,10 +85,13 @@ def test_fp32_is_tf32_where_the_gpu_rounds_to_it(
         torch=named(cuda=named(get_device_capability=lambda device: capability), backends=backends),
         device=0,
         flops_by_type=Counter({("float32", is_convolution): 2, ("bfloat16", False): 1}),
+        flops=[3, None, [], [], 1],
     )
     assert probe.number_type("float64") == expected
     probe.flops_by_type = Counter()
     assert probe.number_type("float64") == "float64"
+    probe.flops = None  # a script that compiles may cast fp32 parameters
+    assert [probe.number_type(name) for name in ("bfloat16", "float32")] == ["bfloat16", ""]
 
 
 @pytest.mark.usefixtures("alone_in_a_group")

@@ -152,6 +152,27 @@ def test_flops_are_counted_by_the_type_of_numbers_that_computes() -> None:
     assert counter.flops_by_type == {("float32", True): 2 * 16 * 4 * 4, ("bfloat16", False): 2 * 4 * 4 * 4}
 
 
+@pytest.mark.parametrize("product", ["addmm", "baddbmm"])
+def test_a_product_that_is_added_in_another_type_is_of_the_type_of_its_factors(product: str) -> None:
+    """Only GPUs have this operation; here it returns what the product would be added to."""
+
+    class OfGpu:
+        overloadpacket, namespace = getattr(torch.ops.aten, product), "aten"
+
+        def name(self) -> str:
+            return f"aten::{product}.dtype"
+
+        def __call__(self, added: Tensor, *others: Any) -> Tensor:
+            return added
+
+    counter, added = FlopCounter(), torch.zeros(2, 3, 5)
+    first, second = torch.ones(2, 3, 4).bfloat16(), torch.ones(2, 4, 5).bfloat16()
+    batches = (added, first, second) if product == "baddbmm" else (added[0], first[0], second[0])
+    counter.__torch_dispatch__(OfGpu(), (), (*batches, torch.float32))
+    num_products = 2 if product == "baddbmm" else 1
+    assert counter.flops_by_type == {("bfloat16", False): num_products * 2 * 3 * 4 * 5}
+
+
 @pytest.mark.parametrize("groups", [1, 4, 8])
 @pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
 def test_the_gradients_of_grouped_convolutions_cost_what_the_forward_pass_costs(kind: Any, groups: int) -> None:
