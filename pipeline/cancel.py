@@ -17,6 +17,7 @@ import re
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -153,6 +154,8 @@ def find_unfinished_jobs(experiment: Experiment, manifest: Manifest) -> list[Unf
     if slurm.problem:
         sentence = f"{slurm.problem.partition(';')[0]}; run this command on the machine that submitted them."
         raise CommandError(sentence, EXIT_SCHEDULER)
+    for reason, count in Counter(slurm.elsewhere.values()).items():
+        log_line(f"{pluralize(count, 'configuration')}: {reason}.")
     unfinished = {key: job for key, job in slurm.job_states.items() if is_unfinished(job) and job.state != ENDING}
     unproven = {key: job for key, job in unfinished.items() if job.name == "" or job.uid is None}
     name_jobs_of_others({**slurm.of_others, **unproven})

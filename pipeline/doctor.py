@@ -23,7 +23,7 @@ from pipeline.plan.spec import Spec
 from pipeline.records.folder import DEFAULT_OUTPUTS, Experiment, warn_of_open_folders
 from pipeline.runner.launch_options import add_data_argument
 from pipeline.submission import slurm_queries
-from pipeline.submission.slurm_submit import refuse_unsafe_paths
+from pipeline.submission.slurm_submit import refuse_replaced_signs, refuse_unsafe_paths
 from pipeline.system import errors, host
 from pipeline.system.command_line import build_parser, command_name
 from pipeline.system.errors import CommandError, pluralize
@@ -154,6 +154,8 @@ def examine_outputs(arguments: argparse.Namespace) -> Iterator[Finding]:
     experiment.require_writable()
     experiment.refuse_open_folders()
     refuse_unsafe_paths(experiment, arguments.data)
+    if slurm_queries.probe_slurm() != "absent":
+        refuse_replaced_signs(experiment)
     nearest = next(path for path in (arguments.outputs, *arguments.outputs.absolute().parents) if path.exists())
     free = f"{shutil.disk_usage(nearest).free / GIB:,.0f} GiB free"
     is_open = warn_of_open_folders([experiment])

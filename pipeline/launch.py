@@ -19,7 +19,7 @@ from pipeline.plan.grid import Grid, expand_grid
 from pipeline.plan.resources import points_for_same_processes
 from pipeline.plan.spec import Spec
 from pipeline.records import store
-from pipeline.records.folder import Experiment, SlurmArray, add_points, as_job_name, start_submission
+from pipeline.records.folder import LOCAL_PREFIX, Experiment, SlurmArray, add_points, as_job_name, start_submission
 from pipeline.records.record import Record
 from pipeline.runner.failures import limit_hint
 from pipeline.runner.launch_options import (
@@ -82,7 +82,7 @@ def main() -> int:
     with files.private_folder(arguments.tasks.parent if arguments.tasks else experiment.scratch_folder) as private:
         if arguments.tasks:
             tasks = read_task_list(private / arguments.tasks.name, arguments.sha256)
-            points, options = tasks.points_of(arguments.index), tasks.options
+            points, options = without_records_of_job(tasks.points_of(arguments.index), experiment), tasks.options
             if len(points) == 1:
                 options = options._replace(point_limit_s=None)
         points = [spec for spec in points if node_rank() < spec.num_nodes]
@@ -159,6 +159,15 @@ def needs_run(spec: Spec, experiment: Experiment, rerun: str | None) -> bool:
     return False
 
 
+def without_records_of_job(points: Sequence[Spec], experiment: Experiment) -> list[Spec]:
+    """Return the points that this job has no record of: a requeued one has run the first points of its element."""
+    launch_id = read_launch_id()
+    job = launch_id.rsplit("-", 2)[0]  # before the number of its restarts and the time
+    attempts = store.load_attempts(experiment.records_folder, {spec.run_id() for spec in points})
+    recorded = {one.run_id for one in attempts if one.launch_id != launch_id and one.launch_id.rsplit("-", 2)[0] == job}
+    return [spec for spec in points if spec.run_id() not in recorded]
+
+
 def publish_manifest(experiment: Experiment, name: str, points: list[Spec], array_id: str | None) -> None:
     """Add the points and the Slurm array that runs them to the manifest, so that `submit` does not submit them too."""
     with experiment.edit_manifest() as manifest:
@@ -203,7 +212,7 @@ def publish_implied_oom(spec: Spec, experiment: Experiment, options: LaunchOptio
 
 def read_launch_id() -> str:
     """Return the id of this launch in its records: the submission's id and job, or a new one."""
-    return os.environ.get("PIPELINE_LAUNCH_ID") or f"here-{uuid.uuid4().hex[:12]}"
+    return os.environ.get("PIPELINE_LAUNCH_ID") or f"{LOCAL_PREFIX}-{uuid.uuid4().hex[:12]}"
 
 
 def run_in_same_processes(
@@ -247,7 +256,7 @@ def run_and_publish(launch: LaunchSession, options: LaunchOptions) -> None:
 def point_tasks(launch: LaunchSession, options: LaunchOptions) -> list[PointTask]:
     """Return the orders to the ranks, one for each point."""
     data, modules = str(options.data.resolve()), str(options.modules.resolve()) if options.modules else None
-    submitted = launch.experiment.submitted_sources()
+    submitted = launch.experiment.submitted_sources(launch.id)
     return [PointTask(spec, data, modules, submitted.get(spec.code), options.keep_trace) for spec in launch.specs]
 
 

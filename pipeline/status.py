@@ -27,7 +27,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.plan.point_label import describe_number, point_labels
-from pipeline.records.folder import FOLDER_HELP, Experiment, find_experiments, folder_or_newest, warn_of_open_folders
+from pipeline.records.folder import (
+    FOLDER_HELP,
+    Experiment,
+    Submission,
+    find_experiments,
+    folder_or_newest,
+    warn_of_open_folders,
+)
 from pipeline.records.outcomes import submission_of, without_options
 from pipeline.submission.gpu_hours_estimate import find_comparable_attempts, predict_durations_s
 from pipeline.submission.read_progress import (
@@ -253,18 +260,25 @@ def next_command(experiment: Experiment, points: Sequence[PointProgress]) -> tup
     submissions = manifest.submissions if manifest else []
     ran = [submission_of(point.outcome.record, submissions) for point in failed if point.outcome.record]
     submissions = [one for one in submissions if one in ran] or submissions
-    commands = dict.fromkeys(command_again(one.arguments, rerun) for one in submissions if one.arguments)
+    commands = dict.fromkeys(command_again(one, rerun) for one in submissions if one.arguments)
     if commands:
         return f"To run the {which}:", [*commands]
     option = " with --rerun failed" if failed else ""
     return f"To run the {which}, repeat the submit command of {experiment.folder.name}{option}.", []
 
 
-def command_again(given: Sequence[str], rerun: Sequence[str]) -> str:
-    """Return the command of these arguments with another --rerun. Those of `run` end where its script begins."""
+def command_again(submission: Submission, rerun: Sequence[str]) -> str:
+    """Return the command of a submission with another --rerun, from the folder in which it was given.
+
+    What has no record may be what --only or --pilot left out. Arguments of `run` end where its script begins.
+    """
+    given = submission.arguments
     end = given.index("--") if "--" in given else len(given)
     command = command_name("submit" if end == len(given) else "run")
-    return f"{command} {shlex.join([*without_options(given[:end], ['--rerun']), *rerun, *given[end:]])}"
+    kept = without_options(given[:end], ["--rerun"] if rerun else ["--rerun", "--only"])
+    kept = [word for word in kept if rerun or word != "--pilot"]
+    place = "" if submission.workdir in (None, os.getcwd()) else f"cd {shlex.quote(submission.workdir)} && "
+    return f"{place}{command} {shlex.join([*kept, *rerun, *given[end:]])}"
 
 
 if __name__ == "__main__":

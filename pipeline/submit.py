@@ -130,8 +130,9 @@ def submit(options: argparse.Namespace) -> int:
     experiment.require_writable()
     experiment.refuse_manifest_of_another_user()
     experiment.refuse_open_folders()
+    slurm_submit.refuse_unsafe_paths(experiment, options.data, *([grid.folder] if grid.folder else []))
     if cluster.kind == "slurm":
-        slurm_submit.refuse_unsafe_paths(experiment, options.data, *([grid.folder] if grid.folder else []))
+        slurm_submit.refuse_replaced_signs(experiment)
     context = SubmitContext(options, experiment, grid, cluster, read_prologue(options.prologue))
     selection = plan.select_points(context)
     context, refusal = plan.drop_unsatisfiable(context, selection.todo)

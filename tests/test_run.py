@@ -242,6 +242,14 @@ def run_script(folder: Path, *words: str | Path, **variables: str) -> tuple[int,
 
 
 @pytest.mark.training
+def test_the_other_configurations_start_although_the_first_is_out_of_memory(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("raise MemoryError('too large')")
+    words = ("--batch-size", "32,64", *SHORT, "--repeats", "1", "--", "train.py", "{batch_size_per_gpu}")
+    _, said, records = run_script(tmp_path, *words, PYTHONPATH=forking_scripts(tmp_path))
+    assert [record.status for record in records] == ["oom", "oom"], said
+
+
+@pytest.mark.training
 def test_a_script_that_ignores_the_batch_size_ends_with_both_numbers_and_runs_again_once_edited(tmp_path: Path) -> None:
     """The others start once the first has a result."""
     (tmp_path / "train.py").write_text(IGNORES)

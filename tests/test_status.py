@@ -185,5 +185,17 @@ def test_a_duration_is_written_for_people(seconds: float, text: str) -> None:
 
 def test_the_command_for_a_script_has_more_options_before_the_script() -> None:
     given = ["--num-gpus", "2", "--rerun=all", "--", "train.py", "--rerun", "1"]  # the last is the script's own
+    submission = start_submission(SUBMISSION, "local")
+    submission.arguments = given
     command = "python -m pipeline.run --num-gpus 2 --rerun failed -- train.py --rerun 1"
-    assert status.command_again(given, ["--rerun", "failed"]) == command
+    assert status.command_again(submission, ["--rerun", "failed"]) == command
+
+
+def test_the_command_for_what_has_no_record_selects_it_and_names_the_folder_of_its_paths() -> None:
+    submission = start_submission(SUBMISSION, "local")
+    submission.arguments, submission.workdir = ["--grid", "x.yaml", "--only", "a", "--pilot"], "/my jobs"
+    place = "cd '/my jobs' && python -m pipeline.submit --grid x.yaml"
+    assert status.command_again(submission, []) == place
+    assert status.command_again(submission, ["--rerun", "failed"]) == f"{place} --only a --pilot --rerun failed"
+    submission.workdir = os.getcwd()
+    assert status.command_again(submission, []) == "python -m pipeline.submit --grid x.yaml"

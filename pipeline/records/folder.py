@@ -15,7 +15,7 @@ import msgspec
 
 from pipeline.plan.spec import RUN_ID_PATTERN, Spec
 from pipeline.system import files
-from pipeline.system.errors import EXIT_NOTHING_FOUND, CommandError, log_line
+from pipeline.system.errors import EXIT_NOTHING_FOUND, CommandError, full_disk_hint, log_line
 from pipeline.system.host import parse_timestamp, utc_timestamp
 
 MANIFEST_VERSION: Literal[1] = 1
@@ -29,6 +29,7 @@ JobId = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]+\Z")]  # an argument of Sl
 JobName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9_][a-z0-9_-]{0,99}\Z")]  # likewise, and part of a path
 SubmissionId = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{32}|sbatch-[0-9]+)\Z")]  # the name of a folder
 RunId = Annotated[str, msgspec.Meta(pattern=rf"\A{RUN_ID_PATTERN}\Z")]
+LOCAL_PREFIX = "here"  # of the launch ids of points that run without Slurm
 NOT_IN_JOB_NAME = re.compile(r"\A-|[^a-z0-9_-]")
 
 
@@ -62,6 +63,8 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True):
     host: str | None = None
     pid: int | None = None  # of a `submit` that runs its points itself
     arguments: list[str] = []  # of the command `submit`
+    workdir: str | None = None  # in which it was given
+    cluster: str | None = None  # Slurm's name of the cluster that took its arrays
     sources: dict[str, str] = {}  # model of the user's -> SHA-256 of its file when it was submitted
 
     def __post_init__(self) -> None:
@@ -79,6 +82,11 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True):
     def launch_id_prefix(self) -> str:
         """The prefix of the launch ids of its elements: of a plain sbatch its job id."""
         return self.id.removeprefix("sbatch-") if self.backend == "sbatch" else self.id[:8]
+
+    def ran(self, launch_id: str) -> bool:
+        """True if it may have run this launch; one on this machine has no id of its submission."""
+        is_local = self.backend == "local" and launch_id.startswith(f"{LOCAL_PREFIX}-")
+        return is_local or launch_id.startswith(f"{self.launch_id_prefix}-")
 
 
 class Manifest(msgspec.Struct, forbid_unknown_fields=True):
@@ -212,11 +220,11 @@ class Experiment:
         self.refuse_links(manifest.submissions)
         return manifest
 
-    def submitted_sources(self) -> dict[str, str]:
-        """Return the digest of the file of each of the user's models, as it was last submitted."""
+    def submitted_sources(self, launch_id: str) -> dict[str, str]:
+        """Return the digest of the file of each of the user's models, as the submission of this launch had it."""
         manifest = self.read_manifest()
-        submissions = manifest.submissions if manifest else []
-        return {model: digest for submission in submissions for model, digest in submission.sources.items()}
+        own = (submission for submission in (manifest.submissions if manifest else ()) if submission.ran(launch_id))
+        return next((submission.sources for submission in reversed([*own])), {})
 
     @contextlib.contextmanager
     def edit_manifest(self) -> Iterator[Manifest]:
@@ -278,7 +286,8 @@ class Experiment:
             lock.release()
 
     def _unwritable(self, error: OSError) -> CommandError:
-        return CommandError(f"cannot write to {self.folder}: {error.strerror}; make it writable, or choose another.")
+        problem = full_disk_hint(str(error)) or f"{error.strerror}; make it writable, or choose another"
+        return CommandError(f"cannot write to {self.folder}: {problem}.")
 
 
 def find_experiments(root: Path, on_unreadable: Callable[[OSError], None] = lambda _: None) -> dict[str, Experiment]:

@@ -194,8 +194,6 @@ def cure_for_rejected(bad: RejectedFile) -> str:
 
 def submission_of(record: Record, submissions: Sequence[Submission]) -> Submission | None:
     """Return the submission that ran this record; None if it is not among these."""
-    launch_id, started_at = record.launch_id, record.started_at or ""
-    # a launch on this machine has no id of its submission
-    here = [one for one in submissions if one.backend == "local" and one.submitted_at <= started_at]
-    by_id = [one for one in submissions if launch_id.startswith(one.launch_id_prefix)]
-    return next(reversed(here if launch_id.startswith("here-") else by_id), None)
+    started_at = record.started_at or ""
+    ran = [one for one in submissions if one.ran(record.launch_id)]
+    return next((one for one in reversed(ran) if one.backend != "local" or one.submitted_at <= started_at), None)

@@ -19,7 +19,7 @@ import msgspec
 from pipeline.plan.axes import NUM_WARM_UP_EPOCHS
 from pipeline.plan.spec import Spec
 from pipeline.records import store
-from pipeline.records.folder import Experiment
+from pipeline.records.folder import LOCAL_PREFIX, Experiment
 from pipeline.records.record import MAX_MESSAGE_CHARS, Environment, Failure, Record
 from pipeline.runner import failures, side_files, telemetry
 from pipeline.runner.failures import RankExit
@@ -266,7 +266,7 @@ def recovered_record(rank_files: RankFiles) -> Record | None:
         return None
     if point.spec.run_id() != rank_files.run_id:
         raise ValueError(f"it is of {point.spec.run_id()}")
-    if rank_files.launch_id.startswith("here-") and node_name() not in result.environment.nodes:
+    if rank_files.launch_id.startswith(f"{LOCAL_PREFIX}-") and node_name() not in result.environment.nodes:
         return None  # whether its launcher lives is known there
     for node in range(point.spec.num_nodes):
         with contextlib.suppress(OSError):

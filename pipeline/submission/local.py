@@ -45,13 +45,15 @@ ERASE_LINE = "\r\x1b[K"
 def run_elements(experiment: Experiment, elements: Sequence[Sequence[Spec]], options: LaunchOptions) -> None:
     """Run the elements one after another, as one submission, and show the progress of every point.
 
-    From here on SIGTERM is an interrupt, as Ctrl-C is.
+    From here on SIGTERM and SIGHUP are interrupts, as Ctrl-C is, unless they are ignored (nohup).
     """
     if not elements:
         return
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a shell turns SIGINT off for what it runs with `&`
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a shell turns SIGINT off for what it runs with `&`
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
     submission = start_submission(uuid.uuid4().hex, "local")
-    submission.pid, submission.arguments = os.getpid(), sys.argv[1:]
+    submission.pid, submission.arguments, submission.workdir = os.getpid(), sys.argv[1:], os.getcwd()
     submission.sources = source_digests(itertools.chain(*elements), options.modules)
     with experiment.edit_manifest() as manifest:
         manifest.submissions.append(submission)
@@ -127,8 +129,17 @@ def launch_process(
     inherited = ("PIPELINE_LAUNCH_ID", "SLURM_NODEID")  # if this `submit` runs inside a job
     environ = {key: value for key, value in os.environ.items() if key not in inherited} | python_variables()
     die_with_this_process = functools.partial(die_with_parent, os.getpid())
+    # what this process ignores would end the launcher, whose ranks handle signals
+    is_background = signal.SIG_IGN in (signal.getsignal(signal.SIGHUP), signal.getsignal(signal.SIGINT))
     with log.open("ab") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=environ, preexec_fn=die_with_this_process)
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=output,
+            env=environ,
+            preexec_fn=die_with_this_process,
+            start_new_session=is_background,
+        )
         try:
             yield process
             process.wait()

@@ -421,7 +421,7 @@ def print_plan(context: SubmitContext, selection: PointSelection, refusal: Comma
     elif UNCLEAR in selection.skipped:
         log_line(f"Without --dry-run this is refused: see {command('status', experiment.folder)}.")
     elif selection.todo and (cluster.kind == "local" or cluster.nodes is not None):
-        log_line("Next: the same command without --dry-run")
+        log_line(f"Next: the same command without --dry-run{' and -v' if options.is_verbose else ''}")
 
 
 def describe_code(context: SubmitContext, selection: PointSelection) -> list[str]:

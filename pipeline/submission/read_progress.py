@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 
 from pipeline.plan.spec import Spec
 from pipeline.records import store
-from pipeline.records.folder import Experiment, Manifest, SlurmArray, Submission, as_job_name
+from pipeline.records.folder import LOCAL_PREFIX, Experiment, Manifest, SlurmArray, Submission, as_job_name
 from pipeline.records.outcomes import PointOutcome, resolve_outcomes
 from pipeline.records.record import Record
 from pipeline.runner.failures import SLURM_OOM_SIGNS, suggests_oom
@@ -68,7 +68,6 @@ PositionInElement = Literal["passed", "current", "waiting"]  # of a point, relat
 IN_FLIGHT = ("pending", "held", "running", "settling")  # states in which a record may still appear
 RECORDED_STATUSES = ("ok", "oom", "failed")
 LOG_TAIL_BYTES = 16_384
-LOCAL_PREFIX = "here"  # of the launch ids of points that run without Slurm
 FIRST_POLL_S, LAST_POLL_S = 2, 30  # the wait doubles from query to query, to spare the Slurm controller
 
 
@@ -116,7 +115,7 @@ class PointJob(NamedTuple):
 class Facts(NamedTuple):
     """All that is known of an experiment's points, apart from their records."""
 
-    slurm_problem: str | None  # why Slurm cannot be queried, None if it can
+    unreadable: Mapping[str, str]  # run id -> why Slurm here does not say what its job does
     jobs: dict[str, list[PointJob]]  # as find_jobs returns them
     in_arrays: set[str]  # run ids of all arrays, also of arrays without a job id
     published: set[Launch]  # as published_launches returns it
@@ -142,16 +141,17 @@ def read_progress(experiment: Experiment, manifest: Manifest, *, holds_lock: boo
     published, starts = published_launches(found), read_launch_starts(experiment, found)
     slurm = find_lost_arrays(slurm, manifest, owners, published)
     logs = find_logs(experiment, manifest)
+    in_arrays = {run_id for _, array in manifest.arrays() for run_id in chain(*array.elements)}
     facts = Facts(
-        slurm_problem=slurm.problem,
+        unreadable=dict.fromkeys(in_arrays, slurm.problem) if slurm.problem else slurm.elsewhere,
         jobs=find_jobs(manifest, slurm.job_states, published, starts),
-        in_arrays={run_id for _, array in manifest.arrays() for element in array.elements for run_id in element},
+        in_arrays=in_arrays,
         published=published,
         starts=starts,
         submit_is_here=submit_is_here,
         running_here=find_running_here(manifest, starts) if submit_is_here else None,
         logs=logs,
-        interrupted={} if submit_is_here else find_interrupted(manifest, logs),
+        interrupted={} if submit_is_here else find_interrupted(manifest, logs, starts),
         full_disk=full_disk_now(experiment.folder),
         now=datetime.now(),
     )
@@ -177,11 +177,11 @@ def find_progress(outcome: PointOutcome, facts: Facts) -> PointProgress:
 def decide_current_state(outcome: PointOutcome, job: PointJob | None, facts: Facts) -> PointState:
     """Return the state of a point. A new run does not change the state of a point that has a result."""
     run_id, has_result = outcome.spec.run_id(), outcome.status in RECORDED_STATUSES
-    if outcome.status == "missing" and run_id in facts.in_arrays and facts.slurm_problem:
-        return PointState("unknown", facts.slurm_problem)
+    if outcome.status == "missing" and run_id in facts.unreadable:
+        return PointState("unknown", facts.unreadable[run_id])
     if not has_result and run_id == facts.running_here:
         return PointState("running", "")
-    if not has_result and run_id not in facts.in_arrays and facts.submit_is_here:
+    if not has_result and run_id not in facts.jobs and facts.submit_is_here:
         return PointState("pending", "a submit process on this machine is running or submitting it")
     log = facts.logs.get(run_id)
     tail = "" if has_result else read_log_tail(log, since=f"{run_id}: starting")
@@ -245,7 +245,7 @@ def find_running_here(manifest: Manifest, starts: Mapping[Launch, float]) -> str
     return newest if newest is not None and own[newest] >= since_unix_s else None
 
 
-def find_interrupted(manifest: Manifest, logs: Mapping[str, Path]) -> dict[str, str]:
+def find_interrupted(manifest: Manifest, logs: Mapping[str, Path], starts: Launches) -> dict[str, str]:
     """Return run id -> a clause on its driver, of the points that a `submit` without Slurm began to run.
 
     Its log is in that submission's folder. Whether a driver on another host runs on is not known here.
@@ -254,7 +254,7 @@ def find_interrupted(manifest: Manifest, logs: Mapping[str, Path]) -> dict[str, 
     drivers = {submission.id: submission for submission in manifest.submissions if submission.backend == "local"}
     for run_id, log in logs.items():
         driver = drivers.get(log.parent.name)
-        if driver is not None and f"{run_id}: starting" in read_log_tail(log):
+        if driver is not None and (run_id, LOCAL_PREFIX) in starts:
             process = f"process {driver.pid} on {driver.host}" if driver.pid else f"its process on {driver.host}"
             is_here = driver.host == socket.gethostname()
             found[run_id] = f"submit ({process}) {'ended' if is_here else 'may have ended'} before its record"
@@ -265,11 +265,13 @@ class SlurmAnswer(NamedTuple):
     """The states of a manifest's jobs; none, and the `problem`, if Slurm cannot be queried.
 
     `of_others` are jobs with an id of the manifest and another name or owner: Slurm's ids may restart, two clusters may
-    share a home, and a stranger may have written the manifest.
+    share a home, and a stranger may have written the manifest. `elsewhere` says of a run id that its latest job is of
+    another cluster, of which Slurm here knows nothing.
     """
 
     job_states: Mapping[JobKey, JobState] = {}
     of_others: Mapping[JobKey, JobState] = {}
+    elsewhere: Mapping[str, str] = {}
     problem: str | None = None
 
 
@@ -315,6 +317,7 @@ def find_lost_arrays(
     """Return the answer with the jobs of arrays of which Slurm does not know the id, but the unique name of `submit`.
 
     The manifest gets their ids. A site's sbatch may have printed another number. Only arrays without all records count.
+    The answer also says what was submitted to another cluster.
     """
     known = {job_id for job_id, _ in slurm.job_states}
     lost = [
@@ -329,8 +332,19 @@ def find_lost_arrays(
         more = query_arrays(set_ids_by_name(lost, owners), owners)
         still = {array.job_id for _, array in manifest.arrays()}
         of_others = {key: job for key, job in {**slurm.of_others, **more.of_others}.items() if key[0] in still}
-        return SlurmAnswer({**slurm.job_states, **more.job_states}, of_others)
+        slurm = SlurmAnswer({**slurm.job_states, **more.job_states}, of_others, find_elsewhere(manifest, published))
     return slurm
+
+
+def find_elsewhere(manifest: Manifest, published: Container[Launch]) -> dict[str, str]:
+    """Return run id -> where its latest job is, if that has no record and was given to another cluster of Slurm."""
+    latest = {run_id: one for one, array in manifest.arrays() for run_id in chain(*array.elements)}
+    here = slurm_queries.query_cluster_name()
+    return {
+        run_id: f"submitted to the Slurm cluster {one.cluster}, and this is {here}; run this command there"
+        for run_id, one in latest.items()
+        if None not in (one.cluster, here) and one.cluster != here and (run_id, one.launch_id_prefix) not in published
+    }
 
 
 def is_of_others(job: JobState, job_name: str, owners: Collection[int]) -> bool:
@@ -390,9 +404,12 @@ def find_logs(experiment: Experiment, manifest: Manifest) -> dict[str, Path]:
 
 def logs_of_job_file(outputs: Path, array: SlurmArray) -> dict[str, Path]:
     """Return job -> its latest log where a job file puts it: NAME-7_0-NODE.log, formerly NAME-7_0.log."""
-    prefix = f"{array.job_name}-"
-    logs = sorted(outputs.glob(f"{prefix}{array.job_id}[-_.]*log"), key=lambda path: path.lstat().st_mtime)
-    return {log.name.removeprefix(prefix).removesuffix(".log").partition("-")[0]: log for log in logs}
+    logs = {}
+    for log in sorted(outputs.glob(f"*-{array.job_id}[-_.]*log"), key=lambda path: path.lstat().st_mtime):
+        name, job = log.name[: len(array.job_name)], log.name[len(array.job_name) + 1 :]
+        if as_job_name(name) == array.job_name:  # Slurm's own name may have capitals
+            logs[job.removesuffix(".log").partition("-")[0]] = log
+    return logs
 
 
 def follow_link_beside(log: Path) -> Path:
@@ -411,13 +428,19 @@ def read_log_tail(log: Path | None, since: str = "") -> str:
 
 
 def poll_until_finished(experiments: Mapping[str, Experiment]) -> Iterator[PointsByExperiment]:
-    """Yield the progress of the experiments that have a manifest, until no point is in flight or unknown."""
+    """Yield the progress of the experiments that have a manifest, until no point is in flight or unknown.
+
+    Where there is no Slurm, what is unknown stays so.
+    """
     poll_s = FIRST_POLL_S
     while True:
         manifests = {name: experiment.read_manifest() for name, experiment in experiments.items()}
         progress = {name: read_progress(experiments[name], found) for name, found in manifests.items() if found}
         yield progress
-        if not any(point.is_in_flight or point.state.word == "unknown" for point in chain(*progress.values())):
+        points = [*chain(*progress.values())]
+        is_open = any(point.is_in_flight for point in points)
+        is_unknown = any(point.state.word == "unknown" for point in points)
+        if not is_open and (not is_unknown or slurm_queries.probe_slurm() == "absent"):
             return
         time.sleep(poll_s)
         poll_s = min(LAST_POLL_S, poll_s * 2)

@@ -111,13 +111,27 @@ def parse_number(text: str) -> int | None:
 
 def query_max_array_size() -> int:
     """Return the largest number of elements of an array; 1 if MaxArraySize is 0 (no arrays). Raises CommandError."""
-    match = re.search(r"^MaxArraySize\b.*$", ask_slurm("scontrol", "show", "config", cure=OR_LOCAL), re.MULTILINE)
-    if match is None:
+    found = query_configuration("MaxArraySize")
+    if found is None:
         return DEFAULT_MAX_ARRAY_SIZE
-    size = parse_number(match[0].partition("=")[2].strip())
+    size = parse_number(found)
     if size is None:
-        raise unreadable_answer("scontrol", match[0])
+        raise unreadable_answer("scontrol", f"MaxArraySize = {found}")
     return max(1, size)
+
+
+def query_configuration(key: str) -> str | None:
+    """Return a value of Slurm's configuration; None if Slurm does not state it. Raises CommandError (scheduler)."""
+    answer = ask_slurm("scontrol", "show", "config", cure=OR_LOCAL)
+    found = re.search(rf"^{key}\s*=\s*(.*?)\s*$", answer, re.MULTILINE)
+    return found[1] if found else None
+
+
+def query_cluster_name() -> str | None:
+    """Return the name of this cluster; None if Slurm does not say."""
+    with contextlib.suppress(CommandError):
+        return query_configuration("ClusterName")
+    return None
 
 
 def ask_sinfo(columns: str, *options: str) -> list[list[str]]:

@@ -34,19 +34,20 @@ class SubmissionUnconfirmed(CommandError):
 
 
 def refuse_unsafe_paths(experiment: Experiment, *others: Path) -> None:
-    """Raise CommandError for a path that a batch script cannot hold. All other paths are quoted there.
-
-    Slurm replaces % and \\ in the names of logs, and no quoting keeps a line break inside an #SBATCH line.
-    """
-    folder = str(experiment.folder.absolute())
+    """Raise CommandError for a path that manifest, batch scripts and commands cannot hold. All others are quoted."""
     for path, cure in (
-        (folder, "choose another --outputs"),
+        (str(experiment.folder.absolute()), "choose another --outputs"),
         (str(PYTHONPATH_ROOT), "install the pipeline elsewhere"),
         (sys.executable, "install Python elsewhere"),
-        *((str(path.absolute()), "rename it") for path in others),
+        *((str(path.absolute()), "rename it") for path in (Path(), *others)),
     ):
         if CONTROL_CHARACTER.search(path) or displayable_name(path) != path:
             raise CommandError(f"the path {path!r} has a control character, or is not UTF-8; {cure}.")
+
+
+def refuse_replaced_signs(experiment: Experiment) -> None:
+    """Raise CommandError for a folder with a sign that Slurm replaces in the names of logs."""
+    folder = str(experiment.folder.absolute())
     sign = next((sign for sign in "%\\" if sign in folder), None)
     if sign:
         raise CommandError(f"the folder {folder} has a {sign!r}, which Slurm would replace; choose another --outputs.")
@@ -63,7 +64,8 @@ def submit_arrays(
     if not arrays:
         return
     submission = start_submission(uuid.uuid4().hex, "slurm")
-    submission.arguments = sys.argv[1:]
+    submission.arguments, submission.workdir = sys.argv[1:], os.getcwd()
+    submission.cluster = slurm_queries.query_cluster_name()
     elements = itertools.chain(*(planned.elements for planned in arrays))
     submission.sources = source_digests(itertools.chain(*elements), options.modules)
     if prologue is not None:

@@ -108,7 +108,8 @@ def test_an_edit_that_fails_or_cannot_be_written_leaves_the_manifest_and_no_scra
                 raise RuntimeError("No space left on device")
             monkeypatch.setattr(os, step, raising(OSError(28, "No space left on device")))
 
-    with pytest.raises(RuntimeError if step == "the edit" else CommandError, match="No space left on device"):
+    error, said = (RuntimeError, "No space left") if step == "the edit" else (CommandError, "the disk is full")
+    with pytest.raises(error, match=said):
         edit()
     assert (experiment.manifest_path.read_bytes(), names(experiment.folder)) == before
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 from conftest import Command, assert_refused
-from factories import make_experiment, make_spec
+from factories import make_experiment, make_record, make_spec
 
+from pipeline.launch import without_records_of_job
+from pipeline.records.store import publish_record
 from pipeline.runner import launch_options
 from pipeline.runner.launch_options import LaunchOptions, TaskList, digest, read_task_list
 from pipeline.system.errors import CommandError
@@ -27,6 +29,17 @@ def file(tmp_path: Path) -> Path:
 def test_an_element_has_its_own_points_and_the_options_of_all(file: Path) -> None:
     found = read_task_list(file, SHA256)
     assert (found, found.points_of(1)) == (TASKS, [SECOND])
+
+
+def test_a_requeued_element_leaves_out_the_points_that_it_has_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIPELINE_LAUNCH_ID", "aaaaaaaa-7-1-1750000060")
+    earlier = [(FIRST, "aaaaaaaa-7-0-1750000000"), (SECOND, "aaaaaaaa-8-0-1750000000")]  # the second of another job
+    experiment = make_experiment(tmp_path / "x")
+    for spec, launch_id in earlier:
+        publish_record(make_record(spec, launch_id=launch_id), experiment.records_folder)
+    assert without_records_of_job([FIRST, SECOND], experiment) == [SECOND]
 
 
 @pytest.mark.parametrize("index", ["2", "-1"])

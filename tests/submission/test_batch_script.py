@@ -383,6 +383,11 @@ def test_a_prologue_is_sourced_once_byte_by_byte(tmp_path: Path, locale: str) ->
     assert (done.returncode, done.stdout.decode(), done.stderr) == (0, "caf\u00e9 \\ 1 1", b"")
 
 
+def test_a_prologue_may_set_the_python_path(tmp_path: Path) -> None:
+    done = run_script(tmp_path, "export PYTHONPATH=/opt/mine", 'printf "%s" "$PYTHONPATH"')
+    assert done.stdout.decode().removeprefix(done.stdout.decode().partition(":")[0]) == ":/opt/mine"
+
+
 MODULE = 'module() { ls /absent 2>/dev/null; local found=$?; [ "$1" != broken ]; }\n'
 
 

@@ -3,6 +3,7 @@
 import os
 import re
 import socket
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -337,6 +338,50 @@ def test_slurm_is_asked_ever_more_rarely_also_while_points_keep_ending(
     assert set(words(watched[-1]["x"])) == {"ok"}
 
 
+def test_what_is_unknown_where_there_is_no_slurm_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown = reading.PointProgress(NO_RECORD, PointState("unknown", "Slurm is absent here"), False, None, None)
+    monkeypatch.setattr(reading, "read_progress", lambda *_: [unknown])
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it waits"))
+    monkeypatch.setattr(slurm_queries, "probe_slurm", lambda: "absent")
+    experiments = {"x": make_experiment(tmp_path / "x", missing=REPEATS[:1])}
+    assert [*reading.poll_until_finished(experiments)] == [{"x": [unknown]}]
+    monkeypatch.setattr(slurm_queries, "probe_slurm", lambda: "silent")
+    with pytest.raises(pytest.fail.Exception, match="it waits"):
+        list(reading.poll_until_finished(experiments))
+
+
+@pytest.mark.usefixtures("jobs")
+def test_an_array_that_sbatch_has_not_confirmed_is_being_submitted(tmp_path: Path) -> None:
+    submissions = [slurm_submission(REPEATS[:1], job_id=None)]
+    experiment = make_experiment(tmp_path / "x", missing=REPEATS[:1], submissions=submissions)
+    assert words(progress_of(experiment)) == ["missing"]
+    lock = f"import time; from pipeline.records.folder import *\nwith Experiment(Path({str(experiment.folder)!r}))"
+    command = [sys.executable, "-c", f"{lock}.submission_lock(): print(1, flush=True); time.sleep(60)"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as other:
+        assert other.stdout
+        assert other.stdout.readline() == b"1\n"
+        assert words(progress_of(experiment)) == ["pending"]
+        other.kill()
+
+
+def test_what_another_cluster_has_taken_is_unknown_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: dict[JobKey, JobState]
+) -> None:
+    """Two clusters share a home."""
+    submission = slurm_submission(REPEATS[:1], REPEATS[1:2])
+    experiment = make_experiment(tmp_path / "x", missing=REPEATS[:2], submissions=[submission])
+    end(experiment, REPEATS[1], "ok", f"{submission.launch_id_prefix}-7-0")
+    monkeypatch.setattr(slurm_queries, "query_cluster_name", lambda: "beta")
+    for cluster, word in (("beta", "lost"), (None, "lost"), ("alpha", "unknown")):
+        with experiment.edit_manifest() as manifest:
+            manifest.submissions[0].cluster = cluster
+        assert words(progress_of(experiment)) == [word, "ok"]
+    said = "submitted to the Slurm cluster alpha, and this is beta; run this command there"
+    assert progress_of(experiment)[0].state.reason == said
+
+
 def test_any_bytes_of_a_log_will_do(tmp_path: Path) -> None:
     log = tmp_path / "7_0.log"
     log.write_bytes(b"\xff the end")
@@ -512,6 +557,7 @@ STARTING = f"{RUN_ID}: starting\n"
         ("", 0, "no record; the disk is full"),  # not even the first line had room
         (STARTING, 9, "interrupted: submit (its process on "),
         (f"No space left on device\n{STARTING}", 9, "interrupted: "),  # of an earlier attempt
+        (f"{STARTING}{'a long log' * 2000}", 9, "interrupted: "),
         ("", 9, "no record"),
     ],
 )
@@ -521,6 +567,8 @@ def test_a_point_whose_disk_was_full_was_not_interrupted(
     submissions = [Submission(SUBMISSION, "local", TIME, host=socket.gethostname())]
     experiment = make_experiment(tmp_path / "x", missing=REPEATS[:1], submissions=submissions)
     write_file(experiment.log_folder(SUBMISSION) / f"{RUN_ID}.log", log_text)
+    if STARTING in log_text:
+        start(experiment, REPEATS[0], "here-1")
     disk = os.statvfs(tmp_path)
     monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((*disk[:4], free_blocks, *disk[5:])))
     (part,) = progress_of(experiment)
@@ -572,6 +620,8 @@ def test_the_log_of_plain_sbatch_is_that_of_the_node_where_it_ran_last_and_no_li
         os.utime(log, (seconds, seconds))
     found = {run_id: log.name for run_id, log in find_logs(experiment, manifest_of(experiment)).items()}
     assert found == {RUN_ID: "q4-7_0-n17.log", other: "q4-7_1.log"}  # the latter from a job file of an earlier version
+    (tmp_path / "out" / "Q4-7_1-n17.log").touch()  # of sbatch --job-name=Q4
+    assert find_logs(experiment, manifest_of(experiment))[other].name == "Q4-7_1-n17.log"
 
 
 def test_the_log_of_a_later_point_of_a_local_element_is_that_of_its_first_point(tmp_path: Path) -> None:

@@ -381,6 +381,10 @@ def test_two_files_of_one_name_are_two_models_and_one_that_was_edited_is_noted(t
         submission.sources = source_digests([first, second], tmp_path)
         manifest.submissions.append(submission)
     write_model(tmp_path / "second", with_change("width: int = 4", "width: int = 7"))
+    with experiment.edit_manifest() as manifest:
+        later = start_submission("1" * 32, "slurm")
+        later.sources = source_digests([first, second], tmp_path)
+        manifest.submissions.append(later)
     found = launch(experiment, first, second)
     assert [(record.status, record.reason) for record in found.values()] == [("ok", ""), ("ok", "")]
     assert [measurement_of(found[spec]).num_parameters for spec in (first, second)] == [5, 8]
