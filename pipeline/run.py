@@ -31,11 +31,10 @@ from pipeline.records import store
 from pipeline.records.folder import Experiment
 from pipeline.records.record import Record
 from pipeline.submission import plan
-from pipeline.submission.read_progress import count_gaps
 from pipeline.submit import add_arguments, check_arguments, submit
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser
-from pipeline.system.errors import EXIT_GAPS, EXIT_OK, CommandError
+from pipeline.system.errors import CommandError
 
 SWEPT = {
     "num_gpus": "numbers of GPUs, or of processes on the CPU (default: 1)",
@@ -128,18 +127,7 @@ def main() -> int:
     experiment = Experiment(options.outputs / grid.name)
     is_checked = not (options.is_dry_run or options.is_pilot or options.only) and len(grid.points) > 1
     if is_checked and cluster.kind == "local":
-        first = min(grid.points, key=lambda spec: (spec.num_gpus, spec.batch_size_per_gpu))
-        if count_gaps(experiment, [first]):
-            options.only = [first.run_id()]
-            if (exit_code := submit(options)) not in (EXIT_OK, EXIT_GAPS):
-                return exit_code
-            options.only = []
-        if count_gaps(experiment, [first]):
-            cure = f"read why in {plan.command('status', experiment.folder)}, correct that, and add --rerun failed"
-            drop = f"{plan.command('drop', experiment.folder)} --only {first.run_id()}"
-            other = f"if you changed an option, remove the old configuration with {drop}"
-            problem = "the first configuration has no result, so the others do not start"
-            raise CommandError(f"{problem}; {cure}; {other}.", EXIT_GAPS)
+        options.first = min(grid.points, key=lambda spec: (spec.num_gpus, spec.batch_size_per_gpu)).run_id()
     exit_code = submit(options)
     if not options.is_dry_run and store.load_folder(experiment.records_folder)[0]:
         exit_code = max(exit_code, collect.main([str(experiment.folder), "--brief"]))

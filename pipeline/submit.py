@@ -42,7 +42,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def add_arguments(parser: argparse.ArgumentParser, points: argparse._ArgumentGroup) -> None:
     """Add every option but the one that says what is measured, which comes first in the group `points`."""
-    parser.set_defaults(is_collected=False)
+    parser.set_defaults(is_collected=False, first=None)
     only = "only this configuration; may be repeated"
     points.add_argument("--only", action="append", default=[], metavar="RUN_ID", help=only)
     repeats = "run every configuration N times, each in new processes (repeat=0 to N-1)"
@@ -189,12 +189,26 @@ def submit_or_run(context: SubmitContext, planned: Sequence[Spec]) -> list[Spec]
             manifest.name = grid.name
             add_points(manifest, grid.points)
         if cluster.kind == "local":
-            elements = pack_elements(selection.todo, options.points_per_element)
-            local.run_elements(experiment, elements, plan.launch_options(context))
+            run_here(context, selection.todo)
         else:
             arrays = plan.plan_arrays(context, selection.todo)
             slurm_submit.submit_arrays(experiment, arrays, prologue, plan.launch_options(context))
     return selection.todo
+
+
+def run_here(context: SubmitContext, todo: Sequence[Spec]) -> None:
+    """Run the points on this machine. Raises CommandError if the one that is to be the first has no result."""
+    options, experiment = context.options, context.experiment
+    first = [spec for spec in context.grid.points if spec.run_id() == options.first]
+    for part in (first, [spec for spec in todo if spec not in first]):
+        elements = pack_elements([spec for spec in part if spec in todo], options.points_per_element)
+        local.run_elements(experiment, elements, plan.launch_options(context))
+        if part is first and read_progress.count_gaps(experiment, first):
+            cure = f"read why in {command('status', experiment.folder)}, correct that, and add --rerun failed"
+            drop = f"{command('drop', experiment.folder)} --only {options.first}"
+            other = f"if you changed an option, remove the old configuration with {drop}"
+            problem = "the first configuration has no result, so the others do not start"
+            raise CommandError(f"{problem}; {cure}; {other}.", errors.EXIT_GAPS)
 
 
 def recover_killed_launchers(experiment: Experiment) -> None:

@@ -243,10 +243,17 @@ def run_script(folder: Path, *words: str | Path, **variables: str) -> tuple[int,
 
 @pytest.mark.training
 def test_the_other_configurations_start_although_the_first_is_out_of_memory(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("raise MemoryError('too large')")
-    words = ("--batch-size", "32,64", *SHORT, "--repeats", "1", "--", "train.py", "{batch_size_per_gpu}")
-    _, said, records = run_script(tmp_path, *words, PYTHONPATH=forking_scripts(tmp_path))
-    assert [record.status for record in records] == ["oom", "oom"], said
+    (tmp_path / "train.py").write_text("import sys\nraise MemoryError if sys.argv[1] == '1' else ValueError")
+    options = ("--num-gpus", "1,2", *SHORT, "--repeats", "1")
+    for again, code in ((), 1), (("--rerun", "oom"), 0):  # which selects the first alone
+        words = (*options, *again, "--", "train.py", "{num_gpus}")
+        found, said, records = run_script(tmp_path, *words, PYTHONPATH=forking_scripts(tmp_path))
+        assert (found, "Q1" in said) == (code, True), said
+    assert sorted((record.spec.num_gpus, record.status) for record in records) == [
+        (1, "oom"),
+        (1, "oom"),
+        (2, "failed"),
+    ]
 
 
 @pytest.mark.training
