@@ -124,8 +124,9 @@ ONLY_WARM_UP = NoteKind("only_warm_up", "epoch 1 warms up and epoch 2 was not ru
 TIMED_EPOCH_NOT_STATED = NoteKind("timed_epoch_not_stated", "the file does not state epoch 2")
 LONG_UPDATES = NoteKind(
     "long_updates",
-    "{count} of {updates} updates took over {factor:g} times the median, which adds {added:.0%} to the time: a busy "
-    "machine, or an evaluation or a checkpoint in them, which ddpscale.skip() leaves out",
+    "{count} of {updates} updates took over {factor:g} times the median, which adds {added:.0%} to the mean: a busy "
+    "machine, work that comes every few updates, or an evaluation or a checkpoint, which ddpscale.skip() leaves out; "
+    "a median of windows may have less of it",
     badge="long updates",
 )
 PARTS_DEVIATE = NoteKind("parts_deviate", "the parts of an epoch add up to {share:,.1%} of its time")

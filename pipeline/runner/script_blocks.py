@@ -4,12 +4,14 @@ Pure functions of blocks.
 """
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
+from pipeline.figures.pooling import LONG_UPDATE
 from pipeline.figures.stopping_rule import MAX_STEPS, MIN_STEPS, WINDOW_S
 from pipeline.plan.spec import MIN_WINDOWS_FOR_INTERVAL, Spec
 from pipeline.plan.strategies import STRATEGIES
@@ -31,6 +33,8 @@ MIN_LATE_BYTES_RATIO = 0.5  # of gradients: what a script averages beside them i
 MIN_EXCHANGED_RATIO = 0.01  # likewise: the losses and metrics of ranks that train alone are less
 MAX_BYTES_RATIO = 1.2  # of what travels over what is needed: padding and buffers take less
 MAX_OTHER_SIZES = 3
+MAX_READ_AHEAD = 2  # batches
+LONGER = 4  # so many times are windows longer where updates are uneven
 SAY_ITEMS = "call ddpscale.items() with the samples of an update"
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 WRAPPERS = {name: facts.wrappers for name, facts in STRATEGIES.items() if facts.is_distributed}
@@ -128,6 +132,31 @@ def with_fed_ranks(ranks: list[Block]) -> list[Block]:
     return [msgspec.structs.replace(block, sizes=sizes, flops=flops) for block in ranks]
 
 
+def takes_a_batch_a_pass(spec: Spec, block: Block) -> bool:
+    """True if each backward pass of an update takes a batch, of which a loader may have fetched a few ahead."""
+    ahead = abs(sum(count for _, count in block.sizes) - block.passes)
+    is_regular = block.passes == len(block.steps) * spec.grad_accumulation
+    return bool(block.sizes) and is_regular and ahead <= MAX_READ_AHEAD and 2 * ahead < block.passes
+
+
+def without_read_ahead(block: Block) -> Block:
+    """Return the report with a batch of the most frequent size more or less, as many as its backward passes took.
+
+    A loader that reads ahead (of accelerate, or in a thread) fetches more at the start of an epoch, fewer at its end.
+    """
+    counts = dict(block.sizes)
+    size = max(counts, key=counts.__getitem__, default=0)
+    missing = block.passes - sum(counts.values())
+    counts[size] = counts.get(size, 0) + missing
+    return msgspec.structs.replace(block, sizes=[*counts.items()]) if size and counts[size] > 0 else block
+
+
+def has_long_updates(block: Timed) -> bool:
+    """True if an update took far longer than most: work of every few updates belongs to the time, as its share."""
+    steps = block.ranks[0].steps
+    return max(steps) > LONG_UPDATE * statistics.median(steps)
+
+
 def divide_batches(sizes: Sequence[tuple[int, float]], num_ranks: int, num_passes: int) -> list[tuple[int, float]]:
     """Return what one rank gets of batches: some of them, or a part of each where they are too few for all ranks."""
     if sum(count for _, count in sizes) < num_ranks * num_passes:
@@ -135,9 +164,9 @@ def divide_batches(sizes: Sequence[tuple[int, float]], num_ranks: int, num_passe
     return [(size, count / num_ranks) for size, count in sizes]
 
 
-def num_timed_updates(spec: Spec, update_ns: float) -> int:
-    """Return the updates of a timed block: as many as fill a window, of those that the point allows."""
-    wanted = min(MAX_STEPS, max(MIN_STEPS, math.ceil(WINDOW_S / update_ns * 1e9)))
+def num_timed_updates(spec: Spec, update_ns: float, is_uneven: bool = False) -> int:
+    """Return the updates of a timed block: as many as fill a window, more of uneven ones, of those that are allowed."""
+    wanted = min(MAX_STEPS, max(MIN_STEPS, math.ceil(WINDOW_S / update_ns * 1e9))) * (LONGER if is_uneven else 1)
     return max(1, min(wanted, spec.updates // min(MIN_WINDOWS_FOR_INTERVAL, spec.windows)))
 
 
@@ -161,7 +190,7 @@ def check_observed(spec: Spec, block: Block) -> None:
     is_checked = block.items is None and not spec.counts_batches  # else the script says what it trains on
     if size is not None and batches is not None and is_checked:
         asked, found = spec.batch_size_per_gpu * spec.grad_accumulation, size * batches
-        one_ahead = size / len(block.steps)  # a loader may fetch a batch before it is asked
+        one_ahead = 0 if asked % size else size / len(block.steps)  # a loader may fetch a batch before it is asked
         if abs(found - asked) > max(MAX_SIZE_DIFFERENCE * asked, one_ahead) * (1 + 1e-9):
             how = f"batches of {size}, {batches:.3g} an update"
             raise ScriptProblem(
@@ -270,7 +299,7 @@ def find_mistakes(spec: Spec, block: Block, transfers: Sequence[Transfer]) -> It
         sent = f"{(within + late) / 1e6:.4g} MB an update, of {needed / 1e6:.4g} MB of gradients"
         if passes > 1 and round(ratio) == passes:
             yield f"gradients travel in each of {passes} passes: {sent}; enter no_sync() in all passes but the last"
-        elif ratio > MAX_BYTES_RATIO:
+        elif ratio > MAX_BYTES_RATIO and not seen["has_closure"]:  # which may make several passes
             yield (
                 f"gradients travel {ratio:.1f} times: {sent}; see what reduces them twice, or has gradients and no "
                 "optimizer"

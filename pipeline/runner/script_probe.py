@@ -34,7 +34,7 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 MAX_OTHER_STEPS = 50  # then the counted optimizer has been replaced
-MAX_UNCOUNTED_STEPS = 1000  # of other optimizers, before the first update
+MAX_UNCOUNTED_STEPS = 1000  # of other optimizers, or backward passes without one, before the first update
 AMPERE = (8, 0)  # the first GPUs with TF32
 EXIT_LIMIT_S = 30  # for what the script does after its end
 STORE_TIMEOUT_S = 1800  # until the other ranks end their block
@@ -49,7 +49,7 @@ class Enough(BaseException):
 
 
 class NoUpdate(BaseException):
-    """Ends a script whose optimizers are all others than the one that counts."""
+    """Ends a script without the optimizer that counts: it has others, or none of torch."""
 
 
 @dataclasses.dataclass
@@ -94,6 +94,7 @@ class Probe:
         self.flops: list[Any] | None = None  # of an update, as script_blocks.Block has them
         self.flops_by_type: Counter[tuple[str, bool]] = Counter()  # as FlopCounter has them
         self.is_in_optimizer = False  # that computes no gradients
+        self.has_closure = False  # an optimizer, which computes gradients in its step
         self.capturing: list[Any] | None = None  # the parts of a capture that is under way
         self.captures: weakref.WeakKeyDictionary[Any, Capture] = weakref.WeakKeyDictionary()  # by CUDA graph
         self.num_replayed = 0  # collectives
@@ -111,7 +112,8 @@ class Probe:
         self.number_of(optimizer)
         if len(self.steps) == 1 and self.counted in (None, id(optimizer)):
             self.step_started = self.mark()
-        self.is_in_optimizer = not any(callable(word) for word in (*words[0][1:], *words[1].values()))
+        has_closure = any(callable(word) for word in (*words[0][1:], *words[1].values()))
+        self.is_in_optimizer, self.has_closure = not has_closure, self.has_closure or has_closure
 
     def after_step(self, optimizer: Any, *_: Any) -> None:
         """Count an update if this is the end of the outermost step of the counted optimizer."""
@@ -235,9 +237,16 @@ class Probe:
         with self.waiting():
             batch = fetch(iterator)
         source = self.begin_source(iterator._dataset, iterator._index_sampler)
-        if (size := size_of(batch, self.torch.Tensor)) is not None:
+        if (size := size_of(batch, self.torch.Tensor, getattr(iterator, "num_asked", None))) is not None:
             self.fetched.setdefault(source, Counter())[size] += 1  # which an update in another thread may have cleared
         return batch
+
+    def next_index(self, draw: Callable[[Any], Any], iterator: Any) -> Any:
+        """Return what the loader fetches next; note the most samples of which it was asked to make a batch."""
+        index = draw(iterator)
+        if iterator._auto_collation and hasattr(index, "__len__"):
+            iterator.num_asked = max(getattr(iterator, "num_asked", 0), len(index))
+        return index
 
     def begin_source(self, *loader: Any) -> Source:
         """Return the source of a batch of this loader, and note it.
@@ -270,6 +279,8 @@ class Probe:
             return
         self.num_passes_since_step += 1
         self.num_all_passes += 1
+        if self.counted is None and not self.optimizers and self.num_all_passes > MAX_UNCOUNTED_STEPS:
+            raise NoUpdate
 
     def begin_capture(self, begin: Callable[..., None], graph: Any, *words: Any, **named: Any) -> None:
         """Begin to note what a CUDA graph captures. Nothing of it runs before a replay."""
@@ -535,6 +546,7 @@ class Probe:
             "gradient_bytes": sum(p.numel() * p.element_size() for p in self.parameters() if p.requires_grad) * shards,
             "parameter_type": parameter_type,
             "autocast": autocast,
+            "has_closure": self.has_closure,
             "number_type": self.number_type(autocast or sharded_type or parameter_type or ""),
             "replays_graphs": bool(self.captures),
             "is_compiled": ("torch._dynamo.eval_frame", "OptimizedModule") in kinds or self.activity()[0] > 0,
@@ -611,28 +623,45 @@ def is_within_step(optimizer: Any) -> bool:
     return num_steps > 1
 
 
-def size_of(batch: Any, tensor: Any) -> int | None:
+def size_of(batch: Any, tensor: Any, num_asked: int | None = None) -> int | None:
     """Return the first dimension of the first array in a batch, or the number that a batch states; None for neither.
+
+    Where another part of it is as long as the loader was asked to make it, the first array holds parts of samples, such
+    as their boxes, or the channels of one.
+    """
+    found = [*sizes_in(batch, tensor)]
+    if num_asked is not None and num_asked > 1 and any(size == num_asked for size, _ in found):
+        return num_asked
+    return next((size for size, is_stated in found if is_stated), None)
+
+
+def sizes_in(batch: Any, tensor: Any, is_outermost: bool = True) -> Iterator[tuple[int, bool]]:
+    """Yield the lengths of the parts of a batch, and whether each is that of an array, or stated.
 
     Packed sequences state the size at each place, graphs their number.
     """
     if isinstance(batch, tensor):
-        return int(batch.size(0)) if batch.ndim else None
+        if batch.ndim:
+            yield int(batch.size(0)), True
+        return
     for stated in ("num_graphs", "batch_sizes", "shape"):
         found = getattr(batch, stated, None)
         if isinstance(found, tensor | tuple) and len(found):
             found = found[0]
         if isinstance(found, int | tensor):
-            return int(found)
+            yield int(found), True
+            return
     if dataclasses.is_dataclass(batch):
-        batch = [getattr(batch, field.name) for field in dataclasses.fields(batch)]
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if isinstance(batch, list | tuple):
-        is_text = bool(batch) and all(isinstance(part, str) for part in batch)
-        sizes = (size for part in batch if (size := size_of(part, tensor)) is not None)
-        return len(batch) if is_text else next(sizes, None)
-    return None
+        batch = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+    if isinstance(batch, Mapping | list | tuple):
+        parts = list(batch.values()) if isinstance(batch, Mapping) else batch
+        is_text = bool(parts) and all(isinstance(part, str) for part in parts)
+        if isinstance(batch, list | tuple) and not (is_outermost and any(isinstance(part, tensor) for part in parts)):
+            yield len(batch), is_text
+        for part in parts:
+            yield from sizes_in(part, tensor, False)
+    elif hasattr(type(batch), "__len__") and not isinstance(batch, str | bytes):
+        yield len(batch), True
 
 
 def install(torch: Any, config: Mapping[str, Any]) -> Probe:
@@ -651,7 +680,7 @@ def install(torch: Any, config: Mapping[str, Any]) -> Probe:
     scaler: Any = GradScaler
     region: Any = autocast
     fetch, step, enter, backward = iterator.__next__, scaler.step, region.__enter__, torch.autograd.backward
-    begin = loader.__iter__
+    begin, draw = loader.__iter__, iterator._next_index
     graph: Any = torch.cuda.CUDAGraph
     begin_capture, end_capture, replay = graph.capture_begin, graph.capture_end, graph.replay
     rendezvous: Any = sys.modules["torch.distributed.rendezvous"]  # torch.distributed has a function of that name
@@ -670,6 +699,7 @@ def install(torch: Any, config: Mapping[str, Any]) -> Probe:
     rendezvous._create_c10d_store = meet
     loader.__iter__ = lambda own: probe.begin_epoch(begin, own)
     iterator.__next__ = lambda own: probe.next_batch(fetch, own)
+    iterator._next_index = lambda own: probe.next_index(draw, own)
     scaler.step = lambda own, *words, **named: probe.scaled_step(step, own, *words, **named)
     region.__enter__ = enter_autocast
     graph.capture_begin = lambda own, *words, **named: probe.begin_capture(begin_capture, own, *words, **named)

@@ -41,11 +41,14 @@ from pipeline.runner.script_blocks import (
     check_observed,
     find_mistakes,
     flops_of,
+    has_long_updates,
     num_timed_updates,
     precision_of,
+    takes_a_batch_a_pass,
     transfers_of,
     with_fed_ranks,
     without_left_out,
+    without_read_ahead,
 )
 from pipeline.runner.script_process import WAIT_SIGNAL, ScriptProcess, find_users, line_of
 from pipeline.system import host
@@ -67,6 +70,7 @@ STALLED, MEASURED, ENDED = "stalled", "measured", "ended"  # keys of the store
 ENOUGH = "enough"  # a key, too: from here on a script that ends by itself is measured
 MAX_NAMED_RANKS = MAX_NAMED_SAVES = 4
 MAX_WARM_UP_BLOCKS = MAX_REPEATED_BLOCKS = 10
+MAX_LEAD_IN_STEPS = LEAD_IN_STEPS + 3
 LAUNCHER_VARIABLES = (
     "RANK",
     "LOCAL_RANK",
@@ -118,7 +122,8 @@ class ScriptRank:
         self.windows: dict[VariantName, list[Timed]] = {variant: [] for variant in self.variants}
         self.order: list[VariantName] = []  # that are left in this round
         self.variant: VariantName = ""  # of the block that runs
-        self.shuffle = random.Random(0).shuffle
+        self.random = random.Random(0)
+        self.is_uneven = self.reads_by_passes = False
         self.has_launcher_variables = self.world_size > 1
 
     def meet(self, store: Path | None) -> tuple[str, int, Store]:
@@ -275,7 +280,7 @@ class ScriptRank:
         warm_up = self.blocks[0].ranks[0].updates if self.is_timed else 2 * self.spec.warmup_updates
         num_series = len(self.variants) if self.spec.measure == "communication" else 1
         windows = min(MIN_WINDOWS_FOR_INTERVAL, self.spec.windows)
-        each = (num_updates - warm_up) // (windows * num_series) - LEAD_IN_STEPS
+        each = (num_updates - warm_up) // (windows * num_series) - MAX_LEAD_IN_STEPS
         return "give the script more data or epochs" + f", or measure less: --updates {each * windows}" * (each > 0)
 
     # the blocks, on rank 0
@@ -286,7 +291,12 @@ class ScriptRank:
             return
         keys = [f"{self.block_key}/{rank}" for rank in range(self.world_size)]
         ranks = [msgspec.json.decode(self.store.get(key), type=Block) for key in keys]
-        reported = Timed(without_left_out(with_fed_ranks(ranks)))
+        ranks = with_fed_ranks(ranks)
+        if self.num_blocks == 1:  # in the first one a stream fills its buffer
+            self.reads_by_passes = takes_a_batch_a_pass(self.spec, ranks[0])
+        if self.reads_by_passes:
+            ranks = [without_read_ahead(block) for block in ranks]
+        reported = Timed(without_left_out(ranks))
         self.block = self.next_block(reported)
         if self.block is None:
             self.store.set(MEASURED, "")
@@ -361,7 +371,7 @@ class ScriptRank:
 
     def next_block(self, reported: Timed) -> dict[str, Any] | None:
         """Return the block that follows this one; None if the script may end."""
-        if self.num_blocks == 1:  # in the first one a stream fills its buffer
+        if self.num_blocks == 1:
             check_observed(self.spec, reported.ranks[0])
         before, self.num_compiled = self.num_compiled, sum(block.activity[0] for block in reported.ranks)
         if not self.is_timed:
@@ -369,13 +379,17 @@ class ScriptRank:
             self.blocks[:] = [reported]
             if not was_quiet and self.num_blocks + 1 < MAX_WARM_UP_BLOCKS:
                 return {"lead_in": 0, "updates": self.spec.warmup_updates, "mode": "real"}
-            self.is_timed = True
+            self.is_timed, self.is_uneven = True, has_long_updates(reported)
         elif self.num_compiled != before and self.num_repeated < MAX_REPEATED_BLOCKS:
             self.num_repeated += 1
             log_line("something was compiled in a timed block, which is repeated")
             return self.block
         elif self.variant:
             self.windows[self.variant].append(reported)
+        elif not self.is_uneven and self.num_rounds < MIN_WINDOWS_FOR_INTERVAL and has_long_updates(reported):
+            log_line("some updates are far longer than the others: longer windows begin anew")
+            self.is_uneven = True
+            del self.blocks[1:]
         else:
             self.blocks.append(reported)
         if self.num_rounds >= MIN_WINDOWS_FOR_INTERVAL:
@@ -406,13 +420,16 @@ class ScriptRank:
                 if self.num_rounds >= self.spec.windows or is_communication_precise_enough(self.communication()):
                     return None
             self.order = list(self.variants)
-            self.shuffle(self.order)
+            self.random.shuffle(self.order)
         self.variant = self.order.pop()
         mode = "silent" if self.variant == self.variants[-1] else "real"
         return self.timed_block(self.blocks[0].update_ns, mode)
 
     def timed_block(self, update_ns: float, mode: str) -> dict[str, Any]:
-        return {"lead_in": LEAD_IN_STEPS, "updates": num_timed_updates(self.spec, update_ns), "mode": mode}
+        """Return an order for a block. What comes every few updates would fall into all lead-ins of one length."""
+        lead_in = self.random.randint(LEAD_IN_STEPS, MAX_LEAD_IN_STEPS)
+        is_longer = self.is_uneven and not self.variant
+        return {"lead_in": lead_in, "updates": num_timed_updates(self.spec, update_ns, is_longer), "mode": mode}
 
     def communication(self) -> Communication:
         """Return the windows of each variant in the rounds that have ended, and what rank 0 sends in an update."""

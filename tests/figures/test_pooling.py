@@ -186,9 +186,9 @@ EVALUATED = (2, 2, 2, 9, 2)  # an evaluation in one update of each window makes 
     ("windows_ns", "said"),
     [
         ((QUIET, QUIET), []),
-        ((QUIET, EVALUATED, QUIET), ["1 of 15 updates took over 1.5 times the median, which adds 22 % to the time"]),
-        ((EVALUATED,) * 3, ["3 of 15 updates took over 1.5 times the median, which adds 70 % to the time"]),
-        (((9,) * 5, QUIET, QUIET), ["5 of 15 updates took over 1.5 times the median, which adds 109 % to the time"]),
+        ((QUIET, EVALUATED, QUIET), ["1 of 15 updates took over 1.5 times the median, which adds 22 % to the mean"]),
+        ((EVALUATED,) * 3, ["3 of 15 updates took over 1.5 times the median, which adds 70 % to the mean"]),
+        (((9,) * 5, QUIET, QUIET), ["5 of 15 updates took over 1.5 times the median, which adds 109 % to the mean"]),
         (((100,) * 19 + (160,),), []),  # 3 % of the time
     ],
 )

@@ -18,9 +18,11 @@ from pipeline.runner.script_blocks import (
     flops_of,
     num_timed_updates,
     samples_of,
+    takes_a_batch_a_pass,
     transfers_of,
     with_fed_ranks,
     without_left_out,
+    without_read_ahead,
 )
 
 MODEL_BYTES = 4_000_000
@@ -33,6 +35,7 @@ SEEN: dict[str, Any] = {
     "collectives": 10,
     "parameter_type": "float32",
     "number_type": "float32",
+    "has_closure": False,
     "optimizers": ["AdamW"],
     "is_compiled": False,
     "replays_graphs": False,
@@ -66,6 +69,29 @@ def block_of(sizes: list[tuple[int, int]], calls: list[CountedCall] | None = Non
     return Block(sizes=sizes, calls=calls or [], skipped=[], seen=SEEN | seen, memory={}, **fields)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "passes", "counted"),
+    [
+        ([(8, 12)], 10, [(8, 10)]),  # two ahead
+        ([(8, 8)], 10, [(8, 10)]),  # at the end of an epoch
+        ([(8, 10), (3, 1)], 10, [(8, 9), (3, 1)]),
+        ([(8, 20)], 10, None),  # two batches a pass
+        ([(8, 13)], 10, None),
+        ([(8, 12)], 11, None),  # another number of passes than the configuration says
+        ([], 10, None),
+    ],
+)
+def test_what_a_loader_has_read_ahead_is_no_part_of_an_update(
+    sizes: list[tuple[int, int]], passes: int, counted: list[tuple[int, int]] | None
+) -> None:
+    block = msgspec.structs.replace(block_of(sizes), passes=passes)
+    assert takes_a_batch_a_pass(spec_of(), block) == (counted is not None)
+    if counted is not None:
+        assert without_read_ahead(block).sizes == counted
+    late = msgspec.structs.replace(block_of([(8, 1), (3, 2)]), passes=1)  # of two epochs, in a short window
+    assert without_read_ahead(late) == late
+
+
 TAKES_SIZE = {"command": "train.py {batch_size_per_gpu}"}
 ALONE = {"num_gpus": 1, "strategy": "single"}
 NO_EXCHANGE = ("the 2 ranks exchange nothing in 10 updates", "ACCELERATE_USE_CPU")
@@ -82,6 +108,7 @@ NO_EXCHANGE = ("the 2 ranks exchange nothing in 10 updates", "ACCELERATE_USE_CPU
         (TAKES_SIZE, [(12, 10)], {}, ("gives 12", "let the script use its argument")),
         ({}, [(3, 1), (8, 9)], {}, ()),  # a smaller last batch is no other batch
         ({}, [(3, 10)], {}, ("gives 3",)),
+        ({"batch_size_per_gpu": 32}, [(30, 10)], {}, ("gives 30",)),  # another batch is none that is fetched ahead
         *(({"batch_size_per_gpu": size}, [(size, 11)], {}, ()) for size in (3, 8, 32, 100, 128)),  # one batch ahead
         *(({"batch_size_per_gpu": size}, [(size, 12)], {}, ("gives",)) for size in (3, 8, 32, 100, 128)),
         ({}, [(8, 10)], {"world_size": 1}, ("2 processes, and the script trains in 1;", "write {num_gpus} there")),
@@ -300,6 +327,8 @@ def test_the_ledger_is_silent_where_gradients_travel_once_and_names_what_stays_r
         ([CountedCall("send", MODEL_BYTES, "only the sender has the value", False, 10)], {}),
         # a matrix of correlations in the forward pass, beside the gradients
         ([ONCE, CountedCall("all_reduce", 3 * MODEL_BYTES, "", False, 10)], {}),
+        # the passes of a closure, as of L-BFGS
+        ([CountedCall("all_reduce", MODEL_BYTES, "", True, 40)], {"has_closure": True}),
         # HSDP, over two groups of two
         ([SCATTER, CountedCall("all_reduce", MODEL_BYTES // 2, "", True, 10)], FSDP),
     ],

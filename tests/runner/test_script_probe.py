@@ -135,6 +135,7 @@ def test_a_step_within_a_step_of_the_same_optimizer_is_one_and_a_failed_one_is_f
     ended: list[Any] = []
     probe = probe_with(
         steps=[],
+        has_closure=False,
         optimizers={},
         optimizer_names=[],
         counted=None,
@@ -276,6 +277,13 @@ class Ragged:
     tokens: torch.Tensor
 
 
+class Stated:
+    """A batch of a class of its own, as of SpeechBrain."""
+
+    def __len__(self) -> int:
+        return 3
+
+
 @pytest.mark.parametrize(
     ("batch", "size"),
     [
@@ -287,10 +295,29 @@ class Ragged:
         (["one", "two", "three"], 3),
         (("label", torch.zeros(3)), 3),
         (object(), None),
+        (Stated(), 3),
     ],
 )
 def test_a_batch_has_the_size_of_its_first_tensor_or_array_or_what_it_states(batch: Any, size: int | None) -> None:
     assert size_of(batch, torch.Tensor) == size
+
+
+BOXES = torch.zeros(28, 4)
+
+
+@pytest.mark.parametrize(
+    ("batch", "size"),
+    [
+        ({"boxes": BOXES, "images": torch.zeros(8, 3, 4, 4)}, 8),  # as of YOLO
+        (([torch.zeros(3, 4, 4)] * 8, [{"boxes": BOXES}] * 8), 8),  # tuple(zip(*samples)), as of torchvision
+        ([{"boxes": BOXES}] * 8, 8),  # the samples as they are
+        ({"boxes": BOXES}, 28),
+        ((BOXES,) * 8, 28),  # parts of a batch
+        ((torch.zeros(4, 2), torch.zeros(4)), 4),  # the last of an epoch
+    ],
+)
+def test_a_batch_of_parts_of_samples_has_the_size_that_the_loader_was_asked_for(batch: Any, size: int) -> None:
+    assert size_of(batch, torch.Tensor, 8) == size
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")

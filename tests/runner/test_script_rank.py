@@ -1,6 +1,7 @@
 """The rank of a script: scripts that it measures, and those that it cannot measure."""
 
 import contextlib
+import math
 import os
 import re
 import signal
@@ -286,9 +287,21 @@ LONG = {"updates": 600, "windows": 20, "epochs": 21}
 
 @pytest.fixture
 def short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows of five updates, and times that are never precise enough."""
+    """Windows of five updates, however long one takes, and times that are never precise enough."""
+    monkeypatch.setattr(script_blocks, "LONG_UPDATE", math.inf)
     monkeypatch.setattr(script_blocks, "WINDOW_S", 0.0)
     monkeypatch.setattr(script_rank, "is_time_precise_enough", lambda _: False)
+
+
+@pytest.mark.training
+def test_work_of_every_few_updates_has_its_share_of_the_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of five updates, with two between them, would hold one in each or none at all."""
+    monkeypatch.setattr(script_blocks, "WINDOW_S", 0.0)
+    text = TRAIN + "import time\nwhile True: time.sleep(0.06 if num_updates % 7 == 0 else 0.01), update()"
+    found = measured(folder, text, monkeypatch, **{**LONG, "windows": 6, "epochs": 7})
+    counts, times_ns = zip(*((epoch.num_timed_updates, epoch.time_ns) for epoch in found.epochs[1:]), strict=True)
+    assert counts == (20,) * 6
+    assert sum(times_ns) / sum(counts) / 1e9 == pytest.approx(0.01 + 0.05 / 7, rel=0.15)
 
 
 @pytest.mark.usefixtures("short_windows")
@@ -304,7 +317,7 @@ def test_a_script_that_ends_after_six_windows_is_measured(folder: Path, monkeypa
 def test_of_a_script_that_ends_the_rounds_count_that_are_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     axes = {"measure": "communication", **LONG}
     monkeypatch.setattr(script_rank, "is_communication_precise_enough", lambda _: False)
-    text = TRAIN + "for number in range(155): update(), torch.save(weight, f'{number}.pt')"
+    text = TRAIN + "for number in range(180): update(), torch.save(weight, f'{number}.pt')"
     found = measured(folder, text, monkeypatch, world_size=2, **axes)
     assert found.communication
     assert [len(series.window_times_ns) for series in found.communication.series] == [6, 6, 6]
