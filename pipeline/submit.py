@@ -192,7 +192,7 @@ def submit_or_run(context: SubmitContext, planned: Sequence[Spec]) -> list[Spec]
             run_here(context, selection.todo)
         else:
             arrays = plan.plan_arrays(context, selection.todo)
-            slurm_submit.submit_arrays(experiment, arrays, prologue, plan.launch_options(context))
+            slurm_submit.submit_arrays(experiment, arrays, prologue, plan.launch_options(context), cluster.name)
     return selection.todo
 
 

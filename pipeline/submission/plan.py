@@ -60,6 +60,7 @@ class Cluster(NamedTuple):
     max_array_size: int = slurm_queries.DEFAULT_MAX_ARRAY_SIZE
     notices: Sequence[str] = ()
     partition_limit_min: int | None = None  # None without a limit, or if it was not queried
+    name: str | None = None  # None if Slurm does not say
 
 
 class Prologue(NamedTuple):
@@ -155,7 +156,9 @@ def query_cluster(options: argparse.Namespace) -> Cluster:
     is_packed = options.points_per_element > 1
     limit_min = slurm_queries.query_partition_limit_min(options.partition) if is_packed else None
     notices = slurm_queries.ignored_variables_notice()
-    return Cluster("slurm", nodes, slurm_queries.query_max_array_size(), notices, limit_min)
+    configuration = slurm_queries.query_configuration()
+    max_array_size, name = slurm_queries.read_max_array_size(configuration), configuration.get("ClusterName")
+    return Cluster("slurm", nodes, max_array_size, notices, limit_min, name)
 
 
 def num_cpu_threads(grid: Grid, cluster: Cluster) -> int:

@@ -109,9 +109,15 @@ def parse_number(text: str) -> int | None:
     return int(text) if NUMBER.fullmatch(text) else None
 
 
-def query_max_array_size() -> int:
+def query_configuration() -> dict[str, str]:
+    """Return Slurm's configuration. Raises CommandError (scheduler)."""
+    answer = ask_slurm("scontrol", "show", "config", cure=OR_LOCAL)
+    return dict(re.findall(r"^(\w+)[^\S\n]*=[^\S\n]*(.*?)[^\S\n]*$", answer, re.MULTILINE))
+
+
+def read_max_array_size(configuration: Mapping[str, str]) -> int:
     """Return the largest number of elements of an array; 1 if MaxArraySize is 0 (no arrays). Raises CommandError."""
-    found = query_configuration("MaxArraySize")
+    found = configuration.get("MaxArraySize")
     if found is None:
         return DEFAULT_MAX_ARRAY_SIZE
     size = parse_number(found)
@@ -120,17 +126,10 @@ def query_max_array_size() -> int:
     return max(1, size)
 
 
-def query_configuration(key: str) -> str | None:
-    """Return a value of Slurm's configuration; None if Slurm does not state it. Raises CommandError (scheduler)."""
-    answer = ask_slurm("scontrol", "show", "config", cure=OR_LOCAL)
-    found = re.search(rf"^{key}\s*=\s*(.*?)\s*$", answer, re.MULTILINE)
-    return found[1] if found else None
-
-
 def query_cluster_name() -> str | None:
     """Return the name of this cluster; None if Slurm does not say."""
     with contextlib.suppress(CommandError):
-        return query_configuration("ClusterName")
+        return query_configuration().get("ClusterName")
     return None
 
 

@@ -54,9 +54,13 @@ def refuse_replaced_signs(experiment: Experiment) -> None:
 
 
 def submit_arrays(
-    experiment: Experiment, arrays: Sequence[PlannedArray], prologue: Prologue | None, options: LaunchOptions
+    experiment: Experiment,
+    arrays: Sequence[PlannedArray],
+    prologue: Prologue | None,
+    options: LaunchOptions,
+    cluster: str | None = None,
 ) -> None:
-    """Submit every array, and write the job id of each one into the manifest.
+    """Submit every array to the cluster of this name, and write the job id of each one into the manifest.
 
     The manifest lists all arrays before the first one is submitted. Raises CommandError; the manifest then keeps
     only the arrays that Slurm has accepted or may have accepted.
@@ -65,7 +69,7 @@ def submit_arrays(
         return
     submission = start_submission(uuid.uuid4().hex, "slurm")
     submission.arguments, submission.workdir = sys.argv[1:], os.getcwd()
-    submission.cluster = slurm_queries.query_cluster_name()
+    submission.cluster = cluster
     elements = itertools.chain(*(planned.elements for planned in arrays))
     submission.sources = source_digests(itertools.chain(*elements), options.modules)
     if prologue is not None:

@@ -26,11 +26,12 @@ from pipeline.submission.slurm_queries import (
     find_jobs_named,
     parse_gpus,
     probe_slurm,
+    query_configuration,
     query_job_states,
-    query_max_array_size,
     query_node_types,
     query_nodes_by_partition,
     query_partition_limit_min,
+    read_max_array_size,
     run_slurm,
 )
 from pipeline.system.errors import EXIT_SCHEDULER, CommandError
@@ -49,7 +50,7 @@ PARTS = st.sampled_from(WORDS)
 ANSWERS = st.one_of(st.lists(PARTS, max_size=24).map(lambda parts: "".join(parts).encode("latin-1")), st.binary())
 QUESTIONS: dict[str, Callable[[], object]] = {
     "presence": probe_slurm,
-    "array size": query_max_array_size,
+    "array size": lambda: read_max_array_size(query_configuration()),
     "nodes": lambda: query_node_types(None),
     "all nodes": query_nodes_by_partition,
     "named nodes": lambda: query_node_types("main"),
@@ -410,7 +411,7 @@ def test_every_version_has_its_transcript() -> None:
 
 def test_each_version_answers_the_questions_about_the_cluster(version: str) -> None:
     """Also those about hidden partitions; accounting that is off, and a job that is forgotten, are no job."""
-    assert (probe_slurm(), query_max_array_size()) == ("up", 4001)
+    assert (probe_slurm(), read_max_array_size(query_configuration())) == ("up", 4001)
     limits = {name: query_partition_limit_min(name) for name in (None, "cpu", "plain", "mig", "shared")}
     assert limits == {None: 2880, "cpu": None, "plain": 30, "mig": 480, "shared": 1}
     assert query_job_states(["40"]) == {}
