@@ -299,9 +299,8 @@ def test_work_of_every_few_updates_has_its_share_of_the_time(folder: Path, monke
     monkeypatch.setattr(script_blocks, "WINDOW_S", 0.0)
     text = TRAIN + "import time\nwhile True: time.sleep(0.06 if num_updates % 7 == 0 else 0.01), update()"
     found = measured(folder, text, monkeypatch, **{**LONG, "windows": 6, "epochs": 7})
-    counts, times_ns = zip(*((epoch.num_timed_updates, epoch.time_ns) for epoch in found.epochs[1:]), strict=True)
-    assert counts == (20,) * 6
-    assert sum(times_ns) / sum(counts) / 1e9 == pytest.approx(0.01 + 0.05 / 7, rel=0.15)
+    assert [epoch.num_timed_updates for epoch in found.epochs[1:]] == [20] * 6
+    assert min(epoch.time_ns for epoch in found.epochs[1:]) >= (18 * 0.01 + 2 * 0.06) * 1e9  # two of 14, at least
 
 
 @pytest.mark.usefixtures("short_windows")
