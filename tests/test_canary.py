@@ -19,7 +19,7 @@ from slurm_queue import MIXED, UP, Env, quick_points, write_commands
 
 from pipeline.__main__ import COMMANDS
 from pipeline.records.folder import Experiment
-from pipeline.submission.slurm_submit import refuse_unsafe_paths
+from pipeline.submission.slurm_submit import refuse_replaced_signs, refuse_unsafe_paths
 from pipeline.system.errors import CommandError
 
 HOSTILE = {
@@ -120,6 +120,7 @@ def test_a_folder_that_is_not_refused_is_the_folder_that_srun_gets(stub_slurm: P
     folder = stub_slurm / name
     try:
         refuse_unsafe_paths(Experiment(folder / "planned"))
+        refuse_replaced_signs(Experiment(folder / "planned"))
     except CommandError:
         assert re.search("[\x00-\x1f\x7f-\x9f\u2028\u2029%\\\\]", name)
         return

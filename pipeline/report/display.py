@@ -6,6 +6,7 @@ size, as published reports print them.
 """
 
 import math
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -359,7 +360,10 @@ def build_table(table: Table, view: View, all_rows: Sequence[Row], options: Disp
     columns = columns_to_show(table, view, rows)
     main = next(index for index, column in enumerate(columns) if not column.is_set)
     shown = [display_column(column, rows) for column in columns]
-    cells = [text or status_of(row) for text, row in zip(shown[main].cells, rows, strict=True)]
+    cells = [
+        textwrap.shorten(text, options.max_width - 4, placeholder=" ...") or status_of(row)  # a next step is a sentence
+        for text, row in zip(shown[main].cells, rows, strict=True)
+    ]
     shown[main] = shown[main]._replace(cells=cells, links=list(map(options.link_of, rows)))
     shows_n = view.shows_n or any(row.n > 1 for row in rows)
     beside = [DisplayColumn("n", [f"{row.n:,}" for row in rows])] if shows_n else []
