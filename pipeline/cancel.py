@@ -26,6 +26,7 @@ from pipeline.figures.pooling import group_pairs
 from pipeline.records import store
 from pipeline.records.folder import Experiment, Manifest, Submission, find_experiments
 from pipeline.submission.read_progress import (
+    find_elsewhere,
     find_jobs,
     find_lost_arrays,
     is_unfinished,
@@ -154,7 +155,7 @@ def find_unfinished_jobs(experiment: Experiment, manifest: Manifest) -> list[Unf
     if slurm.problem:
         sentence = f"{slurm.problem.partition(';')[0]}; run this command on the machine that submitted them."
         raise CommandError(sentence, EXIT_SCHEDULER)
-    for reason, count in Counter(slurm.elsewhere.values()).items():
+    for reason, count in Counter(find_elsewhere(manifest, slurm, published).values()).items():
         log_line(f"{pluralize(count, 'configuration')}: {reason}.")
     unfinished = {key: job for key, job in slurm.job_states.items() if is_unfinished(job) and job.state != ENDING}
     unproven = {key: job for key, job in unfinished.items() if job.name == "" or job.uid is None}

@@ -20,10 +20,10 @@ from pipeline.plan.grid import matches, parse_overrides, place_models
 from pipeline.plan.spec import Spec
 from pipeline.records.folder import Experiment, Manifest, find_experiments
 from pipeline.submission.plan import command
-from pipeline.submission.read_progress import read_progress
+from pipeline.submission.read_progress import read_progress, refusal_of_unread_state
 from pipeline.system import errors, files
 from pipeline.system.command_line import build_parser
-from pipeline.system.errors import EXIT_NOTHING_FOUND, EXIT_SCHEDULER, CommandError, log_line, pluralize, print_text
+from pipeline.system.errors import EXIT_NOTHING_FOUND, CommandError, log_line, pluralize, print_text
 
 CLAIM = ".claim-"  # begins the name of the empty file that reserves the name of a record
 
@@ -87,10 +87,8 @@ def refuse_under_way(experiment: Experiment, manifest: Manifest, run_ids: Collec
         if run_id in run_ids and progress.is_in_flight:
             cure = f"wait for it, or end it with {command('cancel', experiment.folder)} --only {run_id}"
             raise CommandError(f"{run_id} is {(progress.rerun or state).word}; {cure}.")
-        if run_id in run_ids and state.word == "unknown":
-            why = state.reason.partition(";")[0]
-            problem = f"the state of {run_id} cannot be read ({why}), and it may still be running"
-            raise CommandError(f"{problem}; try again when Slurm answers.", EXIT_SCHEDULER)
+        if run_id in run_ids and (refusal := refusal_of_unread_state(progress)) is not None:
+            raise refusal
 
 
 def move_files(experiment: Experiment, run_ids: Collection[str]) -> tuple[Path, int]:

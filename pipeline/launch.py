@@ -82,7 +82,7 @@ def main() -> int:
     with files.private_folder(arguments.tasks.parent if arguments.tasks else experiment.scratch_folder) as private:
         if arguments.tasks:
             tasks = read_task_list(private / arguments.tasks.name, arguments.sha256)
-            points, options = without_records_of_job(tasks.points_of(arguments.index), experiment), tasks.options
+            points, options = without_results_of_job(tasks.points_of(arguments.index), experiment), tasks.options
             if len(points) == 1:
                 options = options._replace(point_limit_s=None)
         points = [spec for spec in points if node_rank() < spec.num_nodes]
@@ -159,13 +159,12 @@ def needs_run(spec: Spec, experiment: Experiment, rerun: str | None) -> bool:
     return False
 
 
-def without_records_of_job(points: Sequence[Spec], experiment: Experiment) -> list[Spec]:
-    """Return the points that this job has no record of: a requeued one has run the first points of its element."""
-    launch_id = read_launch_id()
-    job = launch_id.rsplit("-", 2)[0]  # before the number of its restarts and the time
-    attempts = store.load_attempts(experiment.records_folder, {spec.run_id() for spec in points})
-    recorded = {one.run_id for one in attempts if one.launch_id != launch_id and one.launch_id.rsplit("-", 2)[0] == job}
-    return [spec for spec in points if spec.run_id() not in recorded]
+def without_results_of_job(points: Sequence[Spec], experiment: Experiment) -> list[Spec]:
+    """Return the points of which this job has no result: a requeued one has run the first of its element."""
+    job = os.environ.get("PIPELINE_LAUNCH_ID", "").rsplit("-", 2)[0]  # before the number of its restarts and the time
+    attempts = store.load_attempts(experiment.records_folder, {spec.run_id() for spec in points}) if job else []
+    done = {one.run_id for one in attempts if one.status != "failed" and one.launch_id.rsplit("-", 2)[0] == job}
+    return [spec for spec in points if spec.run_id() not in done]
 
 
 def publish_manifest(experiment: Experiment, name: str, points: list[Spec], array_id: str | None) -> None:
@@ -177,6 +176,7 @@ def publish_manifest(experiment: Experiment, name: str, points: list[Spec], arra
         if array_id and all(other.id != submission.id for other in manifest.submissions):
             job_name = as_job_name(os.environ.get("SLURM_JOB_NAME") or name)  # sbatch --job-name may have changed it
             submission.arrays.append(SlurmArray(job_name, [[spec.run_id()] for spec in points], array_id))
+            submission.cluster = os.environ.get("SLURM_CLUSTER_NAME")
             manifest.submissions.append(submission)
 
 

@@ -39,6 +39,7 @@ from pipeline.records.outcomes import submission_of, without_options
 from pipeline.submission.gpu_hours_estimate import find_comparable_attempts, predict_durations_s
 from pipeline.submission.read_progress import (
     IN_FLIGHT,
+    UNREAD,
     PointProgress,
     PointsByExperiment,
     poll_until_finished,
@@ -253,7 +254,7 @@ def next_command(experiment: Experiment, points: Sequence[PointProgress]) -> tup
     gaps = [point for point in gone if not point.outcome.may_hold_result]  # submit refuses to run these
     failed = [point for point in gaps if point.outcome.status == "failed"]
     todo, rerun = (failed, ["--rerun", "failed"]) if failed else (gaps, [])
-    if not todo or any(point.state.word == "unknown" for point in todo):
+    if not todo or any(point.state.word in UNREAD for point in todo):
         return "", []
     which = f"{'failed configurations' if failed else 'configurations without a record'} ({len(todo)})"
     manifest = experiment.read_manifest()

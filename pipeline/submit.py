@@ -198,17 +198,17 @@ def submit_or_run(context: SubmitContext, planned: Sequence[Spec]) -> list[Spec]
 
 def run_here(context: SubmitContext, todo: Sequence[Spec]) -> None:
     """Run the points on this machine. Raises CommandError if the one that is to be the first has no result."""
-    options, experiment = context.options, context.experiment
+    options, experiment, launching = context.options, context.experiment, plan.launch_options(context)
     first = [spec for spec in context.grid.points if spec.run_id() == options.first]
-    for part in (first, [spec for spec in todo if spec not in first]):
-        elements = pack_elements([spec for spec in part if spec in todo], options.points_per_element)
-        local.run_elements(experiment, elements, plan.launch_options(context))
-        if part is first and read_progress.count_gaps(experiment, first):
-            cure = f"read why in {command('status', experiment.folder)}, correct that, and add --rerun failed"
-            drop = f"{command('drop', experiment.folder)} --only {options.first}"
-            other = f"if you changed an option, remove the old configuration with {drop}"
-            problem = "the first configuration has no result, so the others do not start"
-            raise CommandError(f"{problem}; {cure}; {other}.", errors.EXIT_GAPS)
+    local.run_elements(experiment, [[spec] for spec in first if spec in todo], launching)
+    if first and read_progress.count_gaps(experiment, first):
+        cure = f"read why in {command('status', experiment.folder)}, correct that, and add --rerun failed"
+        drop = f"{command('drop', experiment.folder)} --only {options.first}"
+        other = f"if you changed an option, remove the old configuration with {drop}"
+        problem = "the first configuration has no result, so the others do not start"
+        raise CommandError(f"{problem}; {cure}; {other}.", errors.EXIT_GAPS)
+    others = [spec for spec in todo if spec not in first]
+    local.run_elements(experiment, pack_elements(others, options.points_per_element), launching)
 
 
 def recover_killed_launchers(experiment: Experiment) -> None:
@@ -217,7 +217,8 @@ def recover_killed_launchers(experiment: Experiment) -> None:
     with side_files.open_launches(experiment) as launches:
         if manifest is not None and (unpublished := launch_session.find_unpublished(experiment, launches)):
             progress = read_progress.read_progress(experiment, manifest, holds_lock=True)
-            running = {part.spec.run_id() for part in progress if part.is_in_flight or part.state.word == "unknown"}
+            unread = read_progress.UNREAD
+            running = {part.spec.run_id() for part in progress if part.is_in_flight or part.state.word in unread}
             launch_session.recover_results(experiment, [found for found in unpublished if found.run_id not in running])
     side_files.recover_side_files(experiment)
 

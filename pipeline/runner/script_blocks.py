@@ -136,7 +136,7 @@ def takes_a_batch_a_pass(spec: Spec, block: Block) -> bool:
     """True if each backward pass of an update takes a batch, of which a loader may have fetched a few ahead."""
     ahead = abs(sum(count for _, count in block.sizes) - block.passes)
     is_regular = block.passes == len(block.steps) * spec.grad_accumulation
-    return bool(block.sizes) and is_regular and ahead <= MAX_READ_AHEAD and 2 * ahead < block.passes
+    return bool(block.sizes) and is_regular and ahead <= min(MAX_READ_AHEAD, block.passes / 5)
 
 
 def without_read_ahead(block: Block) -> Block:
@@ -145,7 +145,7 @@ def without_read_ahead(block: Block) -> Block:
     A loader that reads ahead (of accelerate, or in a thread) fetches more at the start of an epoch, fewer at its end.
     """
     counts = dict(block.sizes)
-    size = max(counts, key=counts.__getitem__, default=0)
+    size = max(counts, key=lambda one: (counts[one], one), default=0)
     missing = block.passes - sum(counts.values())
     counts[size] = counts.get(size, 0) + missing
     return msgspec.structs.replace(block, sizes=[*counts.items()]) if size and counts[size] > 0 else block
@@ -164,10 +164,18 @@ def divide_batches(sizes: Sequence[tuple[int, float]], num_ranks: int, num_passe
     return [(size, count / num_ranks) for size, count in sizes]
 
 
-def num_timed_updates(spec: Spec, update_ns: float, is_uneven: bool = False) -> int:
-    """Return the updates of a timed block: as many as fill a window, more of uneven ones, of those that are allowed."""
-    wanted = min(MAX_STEPS, max(MIN_STEPS, math.ceil(WINDOW_S / update_ns * 1e9))) * (LONGER if is_uneven else 1)
+def num_timed_updates(spec: Spec, update_ns: float) -> int:
+    """Return the updates of a timed block: as many as fill a window, of those that the point allows."""
+    wanted = min(MAX_STEPS, max(MIN_STEPS, math.ceil(WINDOW_S / update_ns * 1e9)))
     return max(1, min(wanted, spec.updates // min(MIN_WINDOWS_FOR_INTERVAL, spec.windows)))
+
+
+def num_uneven_updates(spec: Spec, usual: int) -> int:
+    """Return the updates of a timed block if some are far longer than others: more than usual, if so many are left.
+
+    So what comes every few updates comes several times in a block. Six such blocks take a third of the updates.
+    """
+    return max(usual, min(LONGER * usual, spec.updates // 3 // min(MIN_WINDOWS_FOR_INTERVAL, spec.windows)))
 
 
 def batch_of(block: Block) -> tuple[int | None, float | None]:
@@ -299,7 +307,7 @@ def find_mistakes(spec: Spec, block: Block, transfers: Sequence[Transfer]) -> It
         sent = f"{(within + late) / 1e6:.4g} MB an update, of {needed / 1e6:.4g} MB of gradients"
         if passes > 1 and round(ratio) == passes:
             yield f"gradients travel in each of {passes} passes: {sent}; enter no_sync() in all passes but the last"
-        elif ratio > MAX_BYTES_RATIO and not seen["has_closure"]:  # which may make several passes
+        elif ratio > MAX_BYTES_RATIO and not seen["repeats_passes"]:
             yield (
                 f"gradients travel {ratio:.1f} times: {sent}; see what reduces them twice, or has gradients and no "
                 "optimizer"

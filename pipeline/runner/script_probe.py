@@ -17,6 +17,7 @@ import faulthandler
 import gc
 import importlib.util
 import io
+import itertools
 import json
 import math
 import os
@@ -35,6 +36,7 @@ from typing import Any
 
 MAX_OTHER_STEPS = 50  # then the counted optimizer has been replaced
 MAX_UNCOUNTED_STEPS = 1000  # of other optimizers, or backward passes without one, before the first update
+MAX_PARTS = 100  # of a batch, in which its size is looked for
 AMPERE = (8, 0)  # the first GPUs with TF32
 EXIT_LIMIT_S = 30  # for what the script does after its end
 STORE_TIMEOUT_S = 1800  # until the other ranks end their block
@@ -94,7 +96,8 @@ class Probe:
         self.flops: list[Any] | None = None  # of an update, as script_blocks.Block has them
         self.flops_by_type: Counter[tuple[str, bool]] = Counter()  # as FlopCounter has them
         self.is_in_optimizer = False  # that computes no gradients
-        self.has_closure = False  # an optimizer, which computes gradients in its step
+        self.num_closure_passes = 0  # backward ones, within the step that runs now
+        self.repeats_passes = False  # an optimizer within its step, for the same samples
         self.capturing: list[Any] | None = None  # the parts of a capture that is under way
         self.captures: weakref.WeakKeyDictionary[Any, Capture] = weakref.WeakKeyDictionary()  # by CUDA graph
         self.num_replayed = 0  # collectives
@@ -112,8 +115,7 @@ class Probe:
         self.number_of(optimizer)
         if len(self.steps) == 1 and self.counted in (None, id(optimizer)):
             self.step_started = self.mark()
-        has_closure = any(callable(word) for word in (*words[0][1:], *words[1].values()))
-        self.is_in_optimizer, self.has_closure = not has_closure, self.has_closure or has_closure
+        self.is_in_optimizer = not any(callable(word) for word in (*words[0][1:], *words[1].values()))
 
     def after_step(self, optimizer: Any, *_: Any) -> None:
         """Count an update if this is the end of the outermost step of the counted optimizer."""
@@ -122,6 +124,10 @@ class Probe:
         if not self.steps:
             self.is_in_optimizer = False
             self.num_steps += 1
+            if self.num_closure_passes == 1 and not self.num_passes_since_step:  # the only one, as of Lightning
+                self.count_pass()
+            self.repeats_passes = self.repeats_passes or self.num_closure_passes > 1
+            self.num_closure_passes = 0
             self.end_update(optimizer)
 
     def end_update(self, optimizer: Any) -> None:
@@ -237,7 +243,10 @@ class Probe:
         with self.waiting():
             batch = fetch(iterator)
         source = self.begin_source(iterator._dataset, iterator._index_sampler)
-        if (size := size_of(batch, self.torch.Tensor, getattr(iterator, "num_asked", None))) is not None:
+        size = None
+        with contextlib.suppress(Exception):  # of a class of the user's
+            size = size_of(batch, self.torch.Tensor, getattr(iterator, "num_asked", None))
+        if size is not None:
             self.fetched.setdefault(source, Counter())[size] += 1  # which an update in another thread may have cleared
         return batch
 
@@ -267,9 +276,12 @@ class Probe:
         return source
 
     def pass_back(self, backward: Callable[..., Any], *words: Any, **named: Any) -> Any:
-        """Run a backward pass and count it: not one inside of another (checkpoints), or of an optimizer's closure."""
-        if self.torch._C._current_graph_task_id() == -1 and not (self.steps or self.is_skipping):
-            self.count_pass()
+        """Run a backward pass and count it: not one inside of another (checkpoints), nor beside others in a step."""
+        if self.torch._C._current_graph_task_id() == -1 and not self.is_skipping:
+            if self.steps:
+                self.num_closure_passes += 1
+            else:
+                self.count_pass()
         return backward(*words, **named)
 
     def count_pass(self) -> None:
@@ -279,8 +291,12 @@ class Probe:
             return
         self.num_passes_since_step += 1
         self.num_all_passes += 1
-        if self.counted is None and not self.optimizers and self.num_all_passes > MAX_UNCOUNTED_STEPS:
+        if self.counted is None and self.num_all_passes == MAX_UNCOUNTED_STEPS and not self.has_optimizer():
             raise NoUpdate
+
+    def has_optimizer(self) -> bool:
+        """True if the script has made an optimizer of torch: it may step later."""
+        return any(issubclass(type(one), self.torch.optim.Optimizer) for one in gc.get_objects())
 
     def begin_capture(self, begin: Callable[..., None], graph: Any, *words: Any, **named: Any) -> None:
         """Begin to note what a CUDA graph captures. Nothing of it runs before a replay."""
@@ -546,7 +562,7 @@ class Probe:
             "gradient_bytes": sum(p.numel() * p.element_size() for p in self.parameters() if p.requires_grad) * shards,
             "parameter_type": parameter_type,
             "autocast": autocast,
-            "has_closure": self.has_closure,
+            "repeats_passes": self.repeats_passes,
             "number_type": self.number_type(autocast or sharded_type or parameter_type or ""),
             "replays_graphs": bool(self.captures),
             "is_compiled": ("torch._dynamo.eval_frame", "OptimizedModule") in kinds or self.activity()[0] > 0,
@@ -624,21 +640,27 @@ def is_within_step(optimizer: Any) -> bool:
 
 
 def size_of(batch: Any, tensor: Any, num_asked: int | None = None) -> int | None:
-    """Return the first dimension of the first array in a batch, or the number that a batch states; None for neither.
+    """Return the samples of a batch: the first dimension of its first array, or the number that it states.
 
-    Where another part of it is as long as the loader was asked to make it, the first array holds parts of samples, such
-    as their boxes, or the channels of one.
+    If another part is as long as the loader was asked to make it, that counts: then the first array holds parts of
+    samples, such as their boxes, or the channels of one. None for none of these.
     """
-    found = [*sizes_in(batch, tensor)]
-    if num_asked is not None and num_asked > 1 and any(size == num_asked for size, _ in found):
-        return num_asked
-    return next((size for size, is_stated in found if is_stated), None)
+    first = None
+    for size, is_size in itertools.islice(sizes_in(batch, tensor), MAX_PARTS):
+        if size == num_asked and size > 1:
+            return size
+        if is_size and first is None:
+            first = size
+            if num_asked is None:
+                break
+    return first
 
 
-def sizes_in(batch: Any, tensor: Any, is_outermost: bool = True) -> Iterator[tuple[int, bool]]:
-    """Yield the lengths of the parts of a batch, and whether each is that of an array, or stated.
+def sizes_in(batch: Any, tensor: Any, is_whole: bool = True) -> Iterator[tuple[int, bool]]:
+    """Yield the length of each part of a batch, and if that is a size by itself: of an array, of texts, or stated.
 
-    Packed sequences state the size at each place, graphs their number.
+    Packed sequences state the size at each place, graphs their number. Of the whole batch a list of tensors has no
+    length that counts, since these are images and labels, say.
     """
     if isinstance(batch, tensor):
         if batch.ndim:
@@ -653,15 +675,18 @@ def sizes_in(batch: Any, tensor: Any, is_outermost: bool = True) -> Iterator[tup
             return
     if dataclasses.is_dataclass(batch):
         batch = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-    if isinstance(batch, Mapping | list | tuple):
-        parts = list(batch.values()) if isinstance(batch, Mapping) else batch
-        is_text = bool(parts) and all(isinstance(part, str) for part in parts)
-        if isinstance(batch, list | tuple) and not (is_outermost and any(isinstance(part, tensor) for part in parts)):
+    if isinstance(batch, list | tuple):
+        is_text = bool(batch) and all(isinstance(part, str) for part in batch)
+        if not (is_whole and any(isinstance(part, tensor) for part in batch)):
             yield len(batch), is_text
-        for part in parts:
+        if is_text or (batch and isinstance(batch[0], int | float) and isinstance(batch[-1], int | float)):
+            return
+    if isinstance(batch, Mapping | list | tuple):
+        for part in list(batch.values()) if isinstance(batch, Mapping) else batch:
             yield from sizes_in(part, tensor, False)
     elif hasattr(type(batch), "__len__") and not isinstance(batch, str | bytes):
-        yield len(batch), True
+        with contextlib.suppress(TypeError):  # an array of one number has none
+            yield len(batch), True
 
 
 def install(torch: Any, config: Mapping[str, Any]) -> Probe:

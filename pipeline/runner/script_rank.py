@@ -43,6 +43,7 @@ from pipeline.runner.script_blocks import (
     flops_of,
     has_long_updates,
     num_timed_updates,
+    num_uneven_updates,
     precision_of,
     takes_a_batch_a_pass,
     transfers_of,
@@ -123,7 +124,8 @@ class ScriptRank:
         self.order: list[VariantName] = []  # that are left in this round
         self.variant: VariantName = ""  # of the block that runs
         self.random = random.Random(0)
-        self.is_uneven = self.reads_by_passes = False
+        self.reads_by_passes = self.is_uneven = False
+        self.num_uneven = 0  # of the blocks, with an update that is far longer than the others
         self.has_launcher_variables = self.world_size > 1
 
     def meet(self, store: Path | None) -> tuple[str, int, Store]:
@@ -379,19 +381,22 @@ class ScriptRank:
             self.blocks[:] = [reported]
             if not was_quiet and self.num_blocks + 1 < MAX_WARM_UP_BLOCKS:
                 return {"lead_in": 0, "updates": self.spec.warmup_updates, "mode": "real"}
-            self.is_timed, self.is_uneven = True, has_long_updates(reported)
+            self.is_timed, self.num_uneven = True, int(has_long_updates(reported))
         elif self.num_compiled != before and self.num_repeated < MAX_REPEATED_BLOCKS:
             self.num_repeated += 1
             log_line("something was compiled in a timed block, which is repeated")
             return self.block
         elif self.variant:
             self.windows[self.variant].append(reported)
-        elif not self.is_uneven and self.num_rounds < MIN_WINDOWS_FOR_INTERVAL and has_long_updates(reported):
-            log_line("some updates are far longer than the others: longer windows begin anew")
-            self.is_uneven = True
-            del self.blocks[1:]
         else:
             self.blocks.append(reported)
+            self.num_uneven += has_long_updates(reported)
+            num_updates = len(reported.ranks[0].steps)
+            is_early = self.num_uneven > 1 and self.num_rounds < MIN_WINDOWS_FOR_INTERVAL
+            if is_early and not self.is_uneven and num_uneven_updates(self.spec, num_updates) > num_updates:
+                log_line("some updates are far longer than the others: longer windows begin anew")
+                self.is_uneven = True
+                del self.blocks[1:]
         if self.num_rounds >= MIN_WINDOWS_FOR_INTERVAL:
             self.store.set(ENOUGH, "")
         return self.next_round() if self.spec.measure == "communication" else self.next_window()
@@ -407,7 +412,8 @@ class ScriptRank:
         self.log_block()
         times = [block.update_ns for block in self.blocks[1:]]
         num_updates = sum(len(block.ranks[0].steps) for block in self.blocks[1:])
-        is_enough = len(times) >= self.spec.windows or num_updates >= self.spec.updates
+        most = min(MIN_WINDOWS_FOR_INTERVAL, self.spec.windows) if self.is_uneven else self.spec.windows
+        is_enough = len(times) >= most or num_updates >= self.spec.updates
         if is_enough or is_time_precise_enough(times):
             return None
         return self.timed_block(min(block.update_ns for block in self.blocks), "real")
@@ -428,8 +434,10 @@ class ScriptRank:
     def timed_block(self, update_ns: float, mode: str) -> dict[str, Any]:
         """Return an order for a block. What comes every few updates would fall into all lead-ins of one length."""
         lead_in = self.random.randint(LEAD_IN_STEPS, MAX_LEAD_IN_STEPS)
-        is_longer = self.is_uneven and not self.variant
-        return {"lead_in": lead_in, "updates": num_timed_updates(self.spec, update_ns, is_longer), "mode": mode}
+        num_updates = num_timed_updates(self.spec, update_ns)
+        if self.is_uneven:
+            num_updates = num_uneven_updates(self.spec, num_updates)
+        return {"lead_in": lead_in, "updates": num_updates, "mode": mode}
 
     def communication(self) -> Communication:
         """Return the windows of each variant in the rounds that have ended, and what rank 0 sends in an update."""

@@ -28,7 +28,12 @@ from pipeline.records.outcomes import PointOutcome, submission_of
 from pipeline.runner.launch_options import LaunchOptions, TaskList, digest, launch_command, read_launch_options
 from pipeline.submission import batch_script, gpu_hours_estimate, slurm_queries
 from pipeline.submission.batch_script import SlurmRequest
-from pipeline.submission.read_progress import RECORDED_STATUSES, PointProgress, read_progress
+from pipeline.submission.read_progress import (
+    RECORDED_STATUSES,
+    PointProgress,
+    read_progress,
+    refusal_of_unread_state,
+)
 from pipeline.submission.slurm_queries import NodeType
 from pipeline.system.command_line import command_name
 from pipeline.system.errors import (
@@ -347,14 +352,10 @@ def is_source_changed(outcome: PointOutcome, submissions: Sequence[Submission], 
 
 def refusal_of_unclear_point(progress: PointProgress) -> CommandError | None:
     """Return the error for a point that may still run, or may have a valid record, and nobody can tell; else None."""
-    run_id, state, outcome = progress.spec.run_id(), progress.state, progress.outcome
-    if state.word == "unknown":
-        why = state.reason.partition(";")[0]
-        problem = f"the state of {run_id} cannot be read ({why}), and it may still be running"
-        return CommandError(f"{problem}; try again when Slurm answers, or use another --outputs.", EXIT_SCHEDULER)
+    or_else, outcome = ", or use another --outputs", progress.outcome
     if outcome.may_hold_result and not progress.is_in_flight:
-        return CommandError(f"{run_id}: {outcome.reason}, or use another --outputs.")
-    return None
+        return CommandError(f"{progress.spec.run_id()}: {outcome.reason}{or_else}.")
+    return refusal_of_unread_state(progress, or_else)
 
 
 def selected_run_ids(context: SubmitContext) -> set[str]:

@@ -5,6 +5,7 @@ The rules of a state use its record, its job in Slurm, its position in the job's
 
 import contextlib
 import errno
+import math
 import os
 import re
 import signal
@@ -26,7 +27,7 @@ from pipeline.runner.failures import SLURM_OOM_SIGNS, suggests_oom
 from pipeline.submission import slurm_queries
 from pipeline.submission.slurm_queries import JobKey, JobState, job_text
 from pipeline.system import files
-from pipeline.system.errors import EXIT_GAPS, CommandError, full_disk_hint, log_line
+from pipeline.system.errors import EXIT_GAPS, EXIT_SCHEDULER, CommandError, full_disk_hint, log_line
 from pipeline.system.host import parse_timestamp
 
 RECORD_GRACE_S = 60  # a network file system may show a new record this late
@@ -65,6 +66,7 @@ ADVICE_BY_WAIT_REASON = {
 }
 
 PositionInElement = Literal["passed", "current", "waiting"]  # of a point, relative to the point that its job runs now
+UNREAD = ("unknown", "elsewhere")  # states in which a job may still run
 IN_FLIGHT = ("pending", "held", "running", "settling")  # states in which a record may still appear
 RECORDED_STATUSES = ("ok", "oom", "failed")
 LOG_TAIL_BYTES = 16_384
@@ -115,7 +117,8 @@ class PointJob(NamedTuple):
 class Facts(NamedTuple):
     """All that is known of an experiment's points, apart from their records."""
 
-    unreadable: Mapping[str, str]  # run id -> why Slurm here does not say what its job does
+    slurm_problem: str | None  # why Slurm cannot be queried, None if it can
+    elsewhere: Mapping[str, str]  # as find_elsewhere returns it
     jobs: dict[str, list[PointJob]]  # as find_jobs returns them
     in_arrays: set[str]  # run ids of all arrays, also of arrays without a job id
     published: set[Launch]  # as published_launches returns it
@@ -141,11 +144,11 @@ def read_progress(experiment: Experiment, manifest: Manifest, *, holds_lock: boo
     published, starts = published_launches(found), read_launch_starts(experiment, found)
     slurm = find_lost_arrays(slurm, manifest, owners, published)
     logs = find_logs(experiment, manifest)
-    in_arrays = {run_id for _, array in manifest.arrays() for run_id in chain(*array.elements)}
     facts = Facts(
-        unreadable=dict.fromkeys(in_arrays, slurm.problem) if slurm.problem else slurm.elsewhere,
+        slurm_problem=slurm.problem,
+        elsewhere=find_elsewhere(manifest, slurm, published),
         jobs=find_jobs(manifest, slurm.job_states, published, starts),
-        in_arrays=in_arrays,
+        in_arrays={run_id for _, array in manifest.arrays() for run_id in chain(*array.elements)},
         published=published,
         starts=starts,
         submit_is_here=submit_is_here,
@@ -156,6 +159,17 @@ def read_progress(experiment: Experiment, manifest: Manifest, *, holds_lock: boo
         now=datetime.now(),
     )
     return [find_progress(outcome, facts) for outcome in resolve_outcomes(manifest.points, found, rejected).outcomes]
+
+
+def refusal_of_unread_state(progress: PointProgress, or_else: str = "") -> CommandError | None:
+    """Return the error for a point that may still run, where nobody can tell; else None."""
+    run_id, (word, reason) = progress.spec.run_id(), progress.state
+    if word == "elsewhere":
+        return CommandError(f"{run_id} was {reason}{or_else}.", EXIT_SCHEDULER)
+    if word == "unknown":
+        problem = f"the state of {run_id} cannot be read ({reason.partition(';')[0]}), and it may still be running"
+        return CommandError(f"{problem}; try again when Slurm answers{or_else}.", EXIT_SCHEDULER)
+    return None
 
 
 def find_progress(outcome: PointOutcome, facts: Facts) -> PointProgress:
@@ -177,8 +191,10 @@ def find_progress(outcome: PointOutcome, facts: Facts) -> PointProgress:
 def decide_current_state(outcome: PointOutcome, job: PointJob | None, facts: Facts) -> PointState:
     """Return the state of a point. A new run does not change the state of a point that has a result."""
     run_id, has_result = outcome.spec.run_id(), outcome.status in RECORDED_STATUSES
-    if outcome.status == "missing" and run_id in facts.unreadable:
-        return PointState("unknown", facts.unreadable[run_id])
+    if outcome.status == "missing" and run_id in facts.in_arrays and facts.slurm_problem:
+        return PointState("unknown", facts.slurm_problem)
+    if outcome.status == "missing" and run_id in facts.elsewhere:
+        return PointState("elsewhere", facts.elsewhere[run_id])
     if not has_result and run_id == facts.running_here:
         return PointState("running", "")
     if not has_result and run_id not in facts.jobs and facts.submit_is_here:
@@ -245,7 +261,7 @@ def find_running_here(manifest: Manifest, starts: Mapping[Launch, float]) -> str
     return newest if newest is not None and own[newest] >= since_unix_s else None
 
 
-def find_interrupted(manifest: Manifest, logs: Mapping[str, Path], starts: Launches) -> dict[str, str]:
+def find_interrupted(manifest: Manifest, logs: Mapping[str, Path], starts: Mapping[Launch, float]) -> dict[str, str]:
     """Return run id -> a clause on its driver, of the points that a `submit` without Slurm began to run.
 
     Its log is in that submission's folder. Whether a driver on another host runs on is not known here.
@@ -254,7 +270,8 @@ def find_interrupted(manifest: Manifest, logs: Mapping[str, Path], starts: Launc
     drivers = {submission.id: submission for submission in manifest.submissions if submission.backend == "local"}
     for run_id, log in logs.items():
         driver = drivers.get(log.parent.name)
-        if driver is not None and (run_id, LOCAL_PREFIX) in starts:
+        began_s = parse_timestamp(driver.submitted_at).timestamp() if driver is not None else math.inf
+        if driver is not None and starts.get((run_id, LOCAL_PREFIX), 0.0) >= began_s:
             process = f"process {driver.pid} on {driver.host}" if driver.pid else f"its process on {driver.host}"
             is_here = driver.host == socket.gethostname()
             found[run_id] = f"submit ({process}) {'ended' if is_here else 'may have ended'} before its record"
@@ -265,13 +282,11 @@ class SlurmAnswer(NamedTuple):
     """The states of a manifest's jobs; none, and the `problem`, if Slurm cannot be queried.
 
     `of_others` are jobs with an id of the manifest and another name or owner: Slurm's ids may restart, two clusters may
-    share a home, and a stranger may have written the manifest. `elsewhere` says of a run id that its latest job is of
-    another cluster, of which Slurm here knows nothing.
+    share a home, and a stranger may have written the manifest.
     """
 
     job_states: Mapping[JobKey, JobState] = {}
     of_others: Mapping[JobKey, JobState] = {}
-    elsewhere: Mapping[str, str] = {}
     problem: str | None = None
 
 
@@ -317,7 +332,6 @@ def find_lost_arrays(
     """Return the answer with the jobs of arrays of which Slurm does not know the id, but the unique name of `submit`.
 
     The manifest gets their ids. A site's sbatch may have printed another number. Only arrays without all records count.
-    The answer also says what was submitted to another cluster.
     """
     known = {job_id for job_id, _ in slurm.job_states}
     lost = [
@@ -332,18 +346,26 @@ def find_lost_arrays(
         more = query_arrays(set_ids_by_name(lost, owners), owners)
         still = {array.job_id for _, array in manifest.arrays()}
         of_others = {key: job for key, job in {**slurm.of_others, **more.of_others}.items() if key[0] in still}
-        slurm = SlurmAnswer({**slurm.job_states, **more.job_states}, of_others, find_elsewhere(manifest, published))
+        return SlurmAnswer({**slurm.job_states, **more.job_states}, of_others)
     return slurm
 
 
-def find_elsewhere(manifest: Manifest, published: Container[Launch]) -> dict[str, str]:
-    """Return run id -> where its latest job is, if that has no record and was given to another cluster of Slurm."""
-    latest = {run_id: one for one, array in manifest.arrays() for run_id in chain(*array.elements)}
-    here = slurm_queries.query_cluster_name()
+def find_elsewhere(manifest: Manifest, slurm: SlurmAnswer, published: Container[Launch]) -> dict[str, str]:
+    """Return run id -> why Slurm here does not know its latest job: that of another cluster. Two may share a home."""
+    known = {job_id for job_id, _ in slurm.job_states}
+    latest = {
+        run_id: (submission, array) for submission, array in manifest.arrays() for run_id in chain(*array.elements)
+    }
+    unknown = {
+        run_id: submission.cluster
+        for run_id, (submission, array) in latest.items()
+        if submission.cluster and array.job_id not in known and (run_id, submission.launch_id_prefix) not in published
+    }
+    here = slurm_queries.query_cluster_name() if unknown and not slurm.problem else None
     return {
-        run_id: f"submitted to the Slurm cluster {one.cluster}, and this is {here}; run this command there"
-        for run_id, one in latest.items()
-        if None not in (one.cluster, here) and one.cluster != here and (run_id, one.launch_id_prefix) not in published
+        run_id: f"submitted to the Slurm cluster {cluster}, and this is {here}; run this command there"
+        for run_id, cluster in unknown.items()
+        if here not in (None, cluster)
     }
 
 

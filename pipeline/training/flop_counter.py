@@ -90,7 +90,8 @@ class FlopCounter(TorchDispatchMode):
                 self.without_formula.add(name)
             else:
                 numbers = [one for one in args if isinstance(one, Tensor)][:2]
-                number_type = str(numbers[-1].dtype)  # of a factor: what a product is added to may have another type
+                # of a factor: what a product is added to may have another type
+                number_type = next((str(one.dtype) for one in reversed(numbers)), "")
                 flops *= 4 if "complex" in number_type else 1  # products of real numbers, as torch's formulas count
                 kind = (number_type.removeprefix("torch."), "convolution" in name)
                 self.flops_by_type[kind] += flops

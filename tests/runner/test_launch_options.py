@@ -8,7 +8,7 @@ import pytest
 from conftest import Command, assert_refused
 from factories import make_experiment, make_record, make_spec
 
-from pipeline.launch import without_records_of_job
+from pipeline.launch import without_results_of_job
 from pipeline.records.store import publish_record
 from pipeline.runner import launch_options
 from pipeline.runner.launch_options import LaunchOptions, TaskList, digest, read_task_list
@@ -31,7 +31,7 @@ def test_an_element_has_its_own_points_and_the_options_of_all(file: Path) -> Non
     assert (found, found.points_of(1)) == (TASKS, [SECOND])
 
 
-def test_a_requeued_element_leaves_out_the_points_that_it_has_recorded(
+def test_a_requeued_element_leaves_out_the_points_of_which_it_has_a_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIPELINE_LAUNCH_ID", "aaaaaaaa-7-1-1750000060")
@@ -39,7 +39,12 @@ def test_a_requeued_element_leaves_out_the_points_that_it_has_recorded(
     experiment = make_experiment(tmp_path / "x")
     for spec, launch_id in earlier:
         publish_record(make_record(spec, launch_id=launch_id), experiment.records_folder)
-    assert without_records_of_job([FIRST, SECOND], experiment) == [SECOND]
+    assert without_results_of_job([FIRST, SECOND], experiment) == [SECOND]
+    failed = make_record(SECOND, status="failed", launch_id="aaaaaaaa-7-0-1750000001", attempt=1)
+    publish_record(failed, experiment.records_folder)
+    assert without_results_of_job([FIRST, SECOND], experiment) == [SECOND]
+    monkeypatch.delenv("PIPELINE_LAUNCH_ID")
+    assert without_results_of_job([FIRST, SECOND], experiment) == [FIRST, SECOND]
 
 
 @pytest.mark.parametrize("index", ["2", "-1"])

@@ -33,6 +33,7 @@ from pipeline.communication.process_group import Call
 from pipeline.runner.script_probe import (
     MAX_OTHER_STEPS,
     ImportWatch,
+    NoUpdate,
     Probe,
     num_shards,
     run_script,
@@ -46,6 +47,16 @@ def probe_with(**fields: Any) -> Any:
     probe = Probe.__new__(Probe)
     vars(probe).update(fields)
     return probe
+
+
+def test_a_script_that_has_made_no_optimizer_of_torch_ends_after_1000_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    for objects, ends in (([optimizer], contextlib.nullcontext()), ([], pytest.raises(NoUpdate))):
+        monkeypatch.setattr(gc, "get_objects", objects.copy)
+        probe = probe_with(torch=torch, counted=None, capturing=None, num_passes_since_step=0, num_all_passes=0)
+        with ends:
+            for _ in range(1100):
+                probe.count_pass()
 
 
 def test_a_watched_module_may_be_searched_before_it_is_imported(
@@ -135,7 +146,9 @@ def test_a_step_within_a_step_of_the_same_optimizer_is_one_and_a_failed_one_is_f
     ended: list[Any] = []
     probe = probe_with(
         steps=[],
-        has_closure=False,
+        num_closure_passes=0,
+        num_passes_since_step=0,
+        repeats_passes=False,
         optimizers={},
         optimizer_names=[],
         counted=None,
@@ -313,6 +326,8 @@ BOXES = torch.zeros(28, 4)
         ([{"boxes": BOXES}] * 8, 8),  # the samples as they are
         ({"boxes": BOXES}, 28),
         ((BOXES,) * 8, 28),  # parts of a batch
+        ({"x": torch.zeros(8, 2), "scale": np.array(0.5), "raw": [[1] * 10] * 8}, 8),
+        ({"scale": np.array(0.5), "boxes": BOXES}, 28),
         ((torch.zeros(4, 2), torch.zeros(4)), 4),  # the last of an epoch
     ],
 )

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import random
 import re
 import signal
 import socket
@@ -291,6 +292,19 @@ def short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script_blocks, "LONG_UPDATE", math.inf)
     monkeypatch.setattr(script_blocks, "WINDOW_S", 0.0)
     monkeypatch.setattr(script_rank, "is_time_precise_enough", lambda _: False)
+
+
+def test_windows_begin_a_random_number_of_updates_apart_and_are_longer_where_updates_are_uneven() -> None:
+    rank = ScriptRank.__new__(ScriptRank)
+    rank.spec, rank.random, rank.is_uneven = (
+        make_script_spec(updates=600, windows=20, epochs=21),
+        random.Random(0),
+        False,
+    )
+    blocks = [rank.timed_block(50e6, "real") for _ in range(50)]
+    assert ({block["lead_in"] for block in blocks}, {block["updates"] for block in blocks}) == ({2, 3, 4, 5}, {5})
+    rank.is_uneven = True
+    assert [rank.timed_block(1e6 * time_ms, "real")["updates"] for time_ms in (1, 10, 25, 50)] == [100, 33, 33, 20]
 
 
 @pytest.mark.training

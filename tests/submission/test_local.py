@@ -69,6 +69,8 @@ def test_cancel_ends_the_driver_and_its_ranks_and_status_says_so_with_the_comman
     """Also one that a shell began in the background."""
     driver = start_driver(tmp_path, is_in_background=True)
     wait_for(lambda: both_ranks_train(tmp_path))
+    (launcher,) = Path(f"/proc/{driver.pid}/task/{driver.pid}/children").read_text().split()
+    assert os.getsid(int(launcher)) != os.getsid(driver.pid), "Ctrl-C or a hang-up would end it"
     answer = pipeline("cancel", tmp_path / "two")
     _, said = driver.communicate(timeout=60)
     assert (answer.returncode, driver.returncode) == (0, 130), (answer.stderr, said)

@@ -53,6 +53,7 @@ from pipeline.submission.read_progress import (
     find_logs,
     is_unfinished,
     read_log_tail,
+    refusal_of_unread_state,
 )
 from pipeline.submission.slurm_queries import JobKey, JobState
 from pipeline.training.loop import describe_epoch
@@ -361,9 +362,10 @@ def test_an_array_that_sbatch_has_not_confirmed_is_being_submitted(tmp_path: Pat
     command = [sys.executable, "-c", f"{lock}.submission_lock(): print(1, flush=True); time.sleep(60)"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as other:
         assert other.stdout
-        assert other.stdout.readline() == b"1\n"
-        assert words(progress_of(experiment)) == ["pending"]
+        began = other.stdout.readline()
+        found = words(progress_of(experiment))
         other.kill()
+    assert (began, found) == (b"1\n", ["pending"])
 
 
 def test_what_another_cluster_has_taken_is_unknown_here(
@@ -374,12 +376,17 @@ def test_what_another_cluster_has_taken_is_unknown_here(
     experiment = make_experiment(tmp_path / "x", missing=REPEATS[:2], submissions=[submission])
     end(experiment, REPEATS[1], "ok", f"{submission.launch_id_prefix}-7-0")
     monkeypatch.setattr(slurm_queries, "query_cluster_name", lambda: "beta")
-    for cluster, word in (("beta", "lost"), (None, "lost"), ("alpha", "unknown")):
+    for cluster, word in (("beta", "lost"), (None, "lost"), ("alpha", "elsewhere")):
         with experiment.edit_manifest() as manifest:
             manifest.submissions[0].cluster = cluster
         assert words(progress_of(experiment)) == [word, "ok"]
     said = "submitted to the Slurm cluster alpha, and this is beta; run this command there"
-    assert progress_of(experiment)[0].state.reason == said
+    (part, _) = progress_of(experiment)
+    assert part.state.reason == said
+    assert str(refusal_of_unread_state(part, ", or wait")) == f"{RUN_ID} was {said}, or wait."
+    assert len([*reading.poll_until_finished({"x": experiment})]) == 1, "it is not waited for"
+    jobs["7", 0] = job("RUNNING")  # a sibling in the federation
+    assert words(progress_of(experiment)) == ["running", "ok"]
 
 
 def test_any_bytes_of_a_log_will_do(tmp_path: Path) -> None:
