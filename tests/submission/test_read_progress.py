@@ -368,7 +368,7 @@ def test_an_array_that_sbatch_has_not_confirmed_is_being_submitted(tmp_path: Pat
     assert (began, found) == (b"1\n", ["pending"])
 
 
-def test_what_another_cluster_has_taken_is_unknown_here(
+def test_what_another_cluster_has_taken_is_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: dict[JobKey, JobState]
 ) -> None:
     """Two clusters share a home."""
