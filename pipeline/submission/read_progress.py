@@ -5,7 +5,6 @@ The rules of a state use its record, its job in Slurm, its position in the job's
 
 import contextlib
 import errno
-import math
 import os
 import re
 import signal
@@ -270,8 +269,8 @@ def find_interrupted(manifest: Manifest, logs: Mapping[str, Path], starts: Mappi
     drivers = {submission.id: submission for submission in manifest.submissions if submission.backend == "local"}
     for run_id, log in logs.items():
         driver = drivers.get(log.parent.name)
-        began_s = parse_timestamp(driver.submitted_at).timestamp() if driver is not None else math.inf
-        if driver is not None and starts.get((run_id, LOCAL_PREFIX), 0.0) >= began_s:
+        began_s = starts.get((run_id, LOCAL_PREFIX))
+        if driver and began_s is not None and began_s >= parse_timestamp(driver.submitted_at).timestamp():
             process = f"process {driver.pid} on {driver.host}" if driver.pid else f"its process on {driver.host}"
             is_here = driver.host == socket.gethostname()
             found[run_id] = f"submit ({process}) {'ended' if is_here else 'may have ended'} before its record"
