@@ -360,7 +360,8 @@ class ScriptRank:
         if not is_stalled:
             return ScriptProblem(
                 f"the script computes, and a block of updates has not ended in {self.block_limit_s:g} s, after "
-                f"{self.num_blocks} blocks: {places}; let an optimizer of torch step, or call ddpscale.update(); "
+                f"{self.num_blocks} blocks: {places}; let an optimizer of torch step in this process, not in one "
+                "that the script starts (leave its option for processes out), or call ddpscale.update(); "
                 f"{BLOCK_LIMIT} sets another limit, and fewer warmup_updates make a shorter block",
                 "timeout",
             )
