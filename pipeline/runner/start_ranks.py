@@ -104,7 +104,7 @@ def run_node_ranks(spec: Spec, rank_files: RankFiles, launch_id: str, num_thread
         name_shared_memory(error)
         raise RuntimeError(describe_exception(error)) from error
     except StoppedBySignal as stopped:
-        log_line(f"{spec.run_id()}: stopped by {stopped.signal.name}; no record is written")
+        log_line(f"stopped by {stopped.signal.name}; what runs now gets no record")
         sys.exit(128 + stopped.signal)
     if isinstance(answer, str):
         raise RuntimeError(answer)
