@@ -161,9 +161,11 @@ def needs_run(spec: Spec, experiment: Experiment, rerun: str | None) -> bool:
 
 def without_results_of_job(points: Sequence[Spec], experiment: Experiment) -> list[Spec]:
     """Return the points of which this job has no result: a requeued one has run the first of its element."""
-    job = os.environ.get("PIPELINE_LAUNCH_ID", "").rsplit("-", 2)[0]  # before the number of its restarts and the time
+    launch_id = os.environ.get("PIPELINE_LAUNCH_ID", "")
+    job = launch_id.rsplit("-", 2)[0]  # before the number of its restarts and the time
     attempts = store.load_attempts(experiment.records_folder, {spec.run_id() for spec in points}) if job else []
-    done = {one.run_id for one in attempts if one.status != "failed" and one.launch_id.rsplit("-", 2)[0] == job}
+    earlier = (one for one in attempts if one.launch_id != launch_id and one.launch_id.rsplit("-", 2)[0] == job)
+    done = {one.run_id for one in earlier if one.status != "failed"}
     return [spec for spec in points if spec.run_id() not in done]
 
 
@@ -176,7 +178,6 @@ def publish_manifest(experiment: Experiment, name: str, points: list[Spec], arra
         if array_id and all(other.id != submission.id for other in manifest.submissions):
             job_name = as_job_name(os.environ.get("SLURM_JOB_NAME") or name)  # sbatch --job-name may have changed it
             submission.arrays.append(SlurmArray(job_name, [[spec.run_id()] for spec in points], array_id))
-            submission.cluster = os.environ.get("SLURM_CLUSTER_NAME")
             manifest.submissions.append(submission)
 
 

@@ -361,7 +361,8 @@ def build_table(table: Table, view: View, all_rows: Sequence[Row], options: Disp
     main = next(index for index, column in enumerate(columns) if not column.is_set)
     shown = [display_column(column, rows) for column in columns]
     cells = [
-        textwrap.shorten(text, options.max_width - 4, placeholder=" ...") or status_of(row)  # a next step is a sentence
+        textwrap.shorten(text, max(20, options.max_width - 4), placeholder=" ...")
+        or status_of(row)  # it may be a sentence
         for text, row in zip(shown[main].cells, rows, strict=True)
     ]
     shown[main] = shown[main]._replace(cells=cells, links=list(map(options.link_of, rows)))

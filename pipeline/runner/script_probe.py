@@ -36,7 +36,7 @@ from typing import Any
 
 MAX_OTHER_STEPS = 50  # then the counted optimizer has been replaced
 MAX_UNCOUNTED_STEPS = 1000  # of other optimizers, or backward passes without one, before the first update
-MAX_PARTS = 100  # of a batch, in which its size is looked for
+MAX_PARTS = 100  # of a batch, and of a list in it, in which its size is looked for
 AMPERE = (8, 0)  # the first GPUs with TF32
 EXIT_LIMIT_S = 30  # for what the script does after its end
 STORE_TIMEOUT_S = 1800  # until the other ranks end their block
@@ -98,6 +98,7 @@ class Probe:
         self.is_in_optimizer = False  # that computes no gradients
         self.num_closure_passes = 0  # backward ones, within the step that runs now
         self.repeats_passes = False  # an optimizer within its step, for the same samples
+        self.has_new_batch = False  # since the last pass that was counted
         self.capturing: list[Any] | None = None  # the parts of a capture that is under way
         self.captures: weakref.WeakKeyDictionary[Any, Capture] = weakref.WeakKeyDictionary()  # by CUDA graph
         self.num_replayed = 0  # collectives
@@ -111,6 +112,7 @@ class Probe:
         """Note the start of an optimizer's step, and whether it computes gradients by a closure."""
         if id(optimizer) in self.steps and not is_within_step(optimizer):  # an earlier one has failed
             self.steps.clear()
+            self.num_closure_passes = 0
         self.steps.append(id(optimizer))
         self.number_of(optimizer)
         if len(self.steps) == 1 and self.counted in (None, id(optimizer)):
@@ -124,7 +126,8 @@ class Probe:
         if not self.steps:
             self.is_in_optimizer = False
             self.num_steps += 1
-            if self.num_closure_passes == 1 and not self.num_passes_since_step:  # the only one, as of Lightning
+            is_new = self.has_new_batch or not self.num_passes_since_step
+            if self.num_closure_passes == 1 and is_new:  # the pass of a batch, as of Lightning
                 self.count_pass()
             self.repeats_passes = self.repeats_passes or self.num_closure_passes > 1
             self.num_closure_passes = 0
@@ -242,6 +245,7 @@ class Probe:
             return fetch(iterator)
         with self.waiting():
             batch = fetch(iterator)
+        self.has_new_batch = True
         source = self.begin_source(iterator._dataset, iterator._index_sampler)
         size = None
         with contextlib.suppress(Exception):  # of a class of the user's
@@ -291,6 +295,7 @@ class Probe:
             return
         self.num_passes_since_step += 1
         self.num_all_passes += 1
+        self.has_new_batch = False
         if self.counted is None and self.num_all_passes == MAX_UNCOUNTED_STEPS and not self.has_optimizer():
             raise NoUpdate
 
@@ -679,10 +684,10 @@ def sizes_in(batch: Any, tensor: Any, is_whole: bool = True) -> Iterator[tuple[i
         is_text = bool(batch) and all(isinstance(part, str) for part in batch)
         if not (is_whole and any(isinstance(part, tensor) for part in batch)):
             yield len(batch), is_text
-        if is_text or (batch and isinstance(batch[0], int | float) and isinstance(batch[-1], int | float)):
+        if all(isinstance(part, int | float | str) for part in batch[:MAX_PARTS]):
             return
     if isinstance(batch, Mapping | list | tuple):
-        for part in list(batch.values()) if isinstance(batch, Mapping) else batch:
+        for part in list(batch.values() if isinstance(batch, Mapping) else batch)[:MAX_PARTS]:
             yield from sizes_in(part, tensor, False)
     elif hasattr(type(batch), "__len__") and not isinstance(batch, str | bytes):
         with contextlib.suppress(TypeError):  # an array of one number has none

@@ -392,15 +392,19 @@ class ScriptRank:
         else:
             self.blocks.append(reported)
             self.num_uneven += has_long_updates(reported)
-            num_updates = len(reported.ranks[0].steps)
             is_early = self.num_uneven > 1 and self.num_rounds < MIN_WINDOWS_FOR_INTERVAL
-            if is_early and not self.is_uneven and num_uneven_updates(self.spec, num_updates) > num_updates:
+            if is_early and not self.is_uneven and self.has_longer_windows():
                 log_line("some updates are far longer than the others: longer windows begin anew")
                 self.is_uneven = True
                 del self.blocks[1:]
         if self.num_rounds >= MIN_WINDOWS_FOR_INTERVAL:
             self.store.set(ENOUGH, "")
         return self.next_round() if self.spec.measure == "communication" else self.next_window()
+
+    def has_longer_windows(self) -> bool:
+        """True if windows for uneven updates would be twice as long as the last one, at least."""
+        num_updates: int = self.block["updates"] if self.block else 0
+        return num_uneven_updates(self.spec, num_updates) >= 2 * num_updates
 
     @property
     def num_rounds(self) -> int:

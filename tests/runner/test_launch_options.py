@@ -43,6 +43,8 @@ def test_a_requeued_element_leaves_out_the_points_of_which_it_has_a_result(
     failed = make_record(SECOND, status="failed", launch_id="aaaaaaaa-7-0-1750000001", attempt=1)
     publish_record(failed, experiment.records_folder)
     assert without_results_of_job([FIRST, SECOND], experiment) == [SECOND]
+    monkeypatch.setenv("PIPELINE_LAUNCH_ID", "aaaaaaaa-7-0-1750000000")  # of the first: a launch of its own is refused
+    assert without_results_of_job([FIRST, SECOND], experiment) == [FIRST, SECOND]
     monkeypatch.delenv("PIPELINE_LAUNCH_ID")
     assert without_results_of_job([FIRST, SECOND], experiment) == [FIRST, SECOND]
 

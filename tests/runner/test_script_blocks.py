@@ -89,6 +89,8 @@ def test_what_a_loader_has_read_ahead_is_no_part_of_an_update(
     assert takes_a_batch_a_pass(spec_of(), block) == (counted is not None)
     if counted is not None:
         assert without_read_ahead(block).sizes == counted
+    short = msgspec.structs.replace(block_of([(8, 7)]), passes=5, steps=[1_000_000] * 5)
+    assert not takes_a_batch_a_pass(spec_of(), short)
     assert without_read_ahead(msgspec.structs.replace(block_of([(3, 5), (8, 5)]), passes=12)).sizes == [(3, 5), (8, 7)]
 
 

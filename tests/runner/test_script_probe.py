@@ -146,6 +146,7 @@ def test_a_step_within_a_step_of_the_same_optimizer_is_one_and_a_failed_one_is_f
     ended: list[Any] = []
     probe = probe_with(
         steps=[],
+        has_new_batch=False,
         num_closure_passes=0,
         num_passes_since_step=0,
         repeats_passes=False,
@@ -328,6 +329,8 @@ BOXES = torch.zeros(28, 4)
         ((BOXES,) * 8, 28),  # parts of a batch
         ({"x": torch.zeros(8, 2), "scale": np.array(0.5), "raw": [[1] * 10] * 8}, 8),
         ({"scale": np.array(0.5), "boxes": BOXES}, 28),
+        ((0, torch.zeros(8, 2), torch.zeros(8), 1.0), 8),
+        ({"none": [None] * 200, "x": torch.zeros(8, 2)}, 8),
         ((torch.zeros(4, 2), torch.zeros(4)), 4),  # the last of an epoch
     ],
 )

@@ -305,6 +305,11 @@ def test_windows_begin_a_random_number_of_updates_apart_and_are_longer_where_upd
     assert ({block["lead_in"] for block in blocks}, {block["updates"] for block in blocks}) == ({2, 3, 4, 5}, {5})
     rank.is_uneven = True
     assert [rank.timed_block(1e6 * time_ms, "real")["updates"] for time_ms in (1, 10, 25, 50)] == [100, 33, 33, 20]
+    longer = []
+    for usual in (100, 25, 10, 5):
+        rank.block = {"updates": usual}
+        longer.append(rank.has_longer_windows())
+    assert longer == [False, False, True, True], "else they need not begin anew"
 
 
 @pytest.mark.training
