@@ -83,8 +83,8 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True):
         """The prefix of the launch ids of its elements: of a plain sbatch its job id."""
         return self.id.removeprefix("sbatch-") if self.backend == "sbatch" else self.id[:8]
 
-    def ran(self, launch_id: str) -> bool:
-        """True if it may have run this launch; one on this machine has no id of its submission."""
+    def may_have_run(self, launch_id: str) -> bool:
+        """True if this launch may be one of its own: without Slurm a launch has no id of its submission."""
         is_local = self.backend == "local" and launch_id.startswith(f"{LOCAL_PREFIX}-")
         return is_local or launch_id.startswith(f"{self.launch_id_prefix}-")
 
@@ -223,8 +223,8 @@ class Experiment:
     def submitted_sources(self, launch_id: str) -> dict[str, str]:
         """Return the digest of the file of each of the user's models, as the submission of this launch had it."""
         manifest = self.read_manifest()
-        own = (submission for submission in (manifest.submissions if manifest else ()) if submission.ran(launch_id))
-        return next((submission.sources for submission in reversed([*own])), {})
+        latest_first = reversed(manifest.submissions if manifest else [])
+        return next((one.sources for one in latest_first if one.may_have_run(launch_id)), {})
 
     @contextlib.contextmanager
     def edit_manifest(self) -> Iterator[Manifest]:

@@ -195,5 +195,5 @@ def cure_for_rejected(bad: RejectedFile) -> str:
 def submission_of(record: Record, submissions: Sequence[Submission]) -> Submission | None:
     """Return the submission that ran this record; None if it is not among these."""
     started_at = record.started_at or ""
-    ran = [one for one in submissions if one.ran(record.launch_id)]
+    ran = [one for one in submissions if one.may_have_run(record.launch_id)]
     return next((one for one in reversed(ran) if one.backend != "local" or one.submitted_at <= started_at), None)
