@@ -42,7 +42,7 @@ from pipeline.report.display import MAX_ROWS, ON_PAGE, display_tables, status_of
 from pipeline.report.int8 import int8_plots
 from pipeline.report.link import bandwidth_plots
 from pipeline.report.network import network_plots
-from pipeline.report.next_step import LIMIT_WORDS, POWER, RULES, WAITING, has_next_step, with_gains
+from pipeline.report.next_step import LIMIT_WORDS, NEEDLESS, POWER, RULES, WAITING, has_next_step, with_gains
 from pipeline.report.plots import Plot, RenderedPlot, group_series, keep_curves
 from pipeline.report.provenance import conditions_of, describe_setting, list_provenance
 from pipeline.report.q1 import batch_size_plots
@@ -124,7 +124,10 @@ def tiles_of(answers: Sequence[Answer]) -> list[Tile]:
 
 
 def verdict_of(tables: Tables, terms: Terms) -> Verdict | None:
-    """Return the limit of most configurations and its cure; None where no limit has most of them."""
+    """Return the limit of most configurations and its cure; None where no limit has most of them.
+
+    What a script sends without need is said with its cure, and nobody knows if it slows anything.
+    """
     timed = [row for row in tables["Q2"] if row["scaling"] == "weak" and row["epoch_time_s"]]
     rows = timed or [row for row in tables["communication"] if row["step_time_s"]]
     limits = Counter(row["limit"] for row in rows if row["limit"])
@@ -132,8 +135,12 @@ def verdict_of(tables: Tables, terms: Terms) -> Verdict | None:
     limit, count = limits.most_common(1)[0]
     if not VERDICTS.get(limit) or count <= MIN_SHARE * len(rows):
         return None
-    cure = "".join(f" Try {suggestion.change}." for suggestion in suggestions_of(tables, terms, limit)[:1])
-    return Verdict(in_terms(VERDICTS[limit], terms), f"It slows {count} of {len(rows)} configurations.{cure}")
+    changes = [suggestion.change for suggestion in suggestions_of(tables, terms, limit)[:1]]
+    number = f"{count} of {len(rows)} configurations"
+    said = [f"It slows {number}.", *(f"Try {change}." for change in changes)]
+    if limit == NEEDLESS.limit:
+        said = [f"{number}: {change}." for change in changes]
+    return Verdict(in_terms(VERDICTS[limit], terms), " ".join(said))
 
 
 def suggestions_of(tables: Tables, terms: Terms, limit: str = "") -> list[Suggestion]:

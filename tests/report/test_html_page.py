@@ -31,6 +31,7 @@ from rendered import (
     collected_in,
     every_question,
     hostile_records,
+    published_tables,
     write_index,
     write_page,
 )
@@ -46,7 +47,7 @@ from pipeline.records.record import Environment, Gpu, Record
 from pipeline.report import html
 from pipeline.report.collected import csv_text
 from pipeline.report.cost import ENDING_WORDS
-from pipeline.report.html import Pages, describe_cost, heat_map_of, link_of
+from pipeline.report.html import Pages, describe_cost, heat_map_of, link_of, verdict_of
 from pipeline.report.provenance import conditions_of, describe_setting
 from pipeline.report.questions import build_tables
 from pipeline.report.table import Row, Tables
@@ -377,6 +378,16 @@ def test_the_shades_of_efficiency_have_a_key(tmp_path: Path) -> None:
     assert key == [(shade, words) for _, shade, words in html.EFFICIENCY_SHADES]
     shades = [f'class="{shade}"' for _, shade, _ in html.EFFICIENCY_SHADES]
     assert [page.count(shade) for shade in shades] == [0, 0, 2, 0], "50 % twice: both have the same epoch time"
+
+
+def test_what_a_script_sends_without_need_is_not_said_to_slow_it() -> None:
+    """Its exposed communication is within the noise."""
+    found = verdict_of(published_tables("h200x2/train-gpt-simple"), OF_GPUS)
+    assert found is not None
+    assert found[1].startswith("1 of 1 configurations: 572.2 MB of gradients an update travel after the backward pass")
+    slowed = verdict_of(published_tables("v100-dp"), OF_GPUS)
+    assert slowed is not None
+    assert slowed[1] == "It slows 10 of 15 configurations. Try strategy=ddp."
 
 
 def test_a_series_without_a_figure_has_no_row() -> None:
