@@ -38,6 +38,7 @@ MAX_OTHER_STEPS = 50  # then the counted optimizer has been replaced
 MAX_UNCOUNTED_STEPS = 1000  # of other optimizers, or backward passes without one, before the first update
 MAX_PARTS = 100  # of a batch, and of a list in it, in which its size is looked for
 AMPERE = (8, 0)  # the first GPUs with TF32
+COMPILED = ("torch._dynamo.eval_frame", "OptimizedModule")
 EXIT_LIMIT_S = 30  # for what the script does after its end
 STORE_TIMEOUT_S = 1800  # until the other ranks end their block
 
@@ -301,7 +302,7 @@ class Probe:
 
     def has_optimizer(self) -> bool:
         """True if the script has made an optimizer of torch: it may step later."""
-        return any(issubclass(type(one), self.torch.optim.Optimizer) for one in gc.get_objects())
+        return bool(instances_of(self.torch.optim.Optimizer))
 
     def begin_capture(self, begin: Callable[..., None], graph: Any, *words: Any, **named: Any) -> None:
         """Begin to note what a CUDA graph captures. Nothing of it runs before a replay."""
@@ -548,10 +549,10 @@ class Probe:
         dtypes: Counter[str] = Counter()
         for parameter in self.parameters():
             dtypes[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
-        modules = [one for one in gc.get_objects() if issubclass(type(one), self.torch.nn.Module)]
-        kinds = {(base.__module__, base.__name__) for one in modules for base in type(one).__mro__}
+        modules = instances_of(self.torch.nn.Module, is_wrapper)
+        kinds = {name for one in modules for name in names_of(type(one))}
         names = {type(one).__name__ for one in self.optimizers}
-        wrappers = sorted(name for module, name in kinds if is_wrapper(module, name))
+        wrappers = sorted(name for module, name in kinds if spreads_model(module, name))
         if any(type(parameter).__name__ == "DTensor" for parameter in self.parameters()):
             wrappers = wrappers or ["DTensor"]
         shards = num_shards(modules)
@@ -570,7 +571,7 @@ class Probe:
             "repeats_passes": self.repeats_passes,
             "number_type": self.number_type(autocast or sharded_type or parameter_type or ""),
             "replays_graphs": bool(self.captures),
-            "is_compiled": ("torch._dynamo.eval_frame", "OptimizedModule") in kinds or self.activity()[0] > 0,
+            "is_compiled": COMPILED in kinds or self.activity()[0] > 0,
             "num_threads": self.torch.get_num_threads(),
         }
 
@@ -609,7 +610,32 @@ class Probe:
         }
 
 
-def is_wrapper(module: str, name: str) -> bool:
+def instances_of(base: type, is_wanted: Callable[[type], bool] = lambda kind: True) -> list[Any]:
+    """Return the objects of a class and its subclasses, of those that are wanted.
+
+    A list of all objects would hold a tuple that another thread still builds, as the one that pins memory does: Python
+    ends that thread with an error.
+    """
+    kinds, waiting = {base}, [base]
+    while waiting:
+        found: set[type] = set(type.__subclasses__(waiting.pop())) - kinds
+        kinds |= found
+        waiting += found
+    wanted = tuple(filter(is_wanted, kinds))
+    return [one for one in gc.get_referrers(*wanted) if issubclass(type(one), wanted)]
+
+
+def names_of(kind: type) -> list[tuple[str, str]]:
+    """Return the module and the name of a class and of each that it inherits from."""
+    return [(base.__module__, base.__name__) for base in kind.__mro__]
+
+
+def is_wrapper(kind: type) -> bool:
+    """True for a class that spreads or compiles a model."""
+    return any(name == COMPILED or spreads_model(*name) for name in names_of(kind))
+
+
+def spreads_model(module: str, name: str) -> bool:
     """True for a class that spreads a model over ranks."""
     of_torch = module.startswith("torch.") and name in ("DistributedDataParallel", "FullyShardedDataParallel")
     return of_torch or (module.startswith("torch.distributed.") and name == "FSDPModule") or name == "DeepSpeedEngine"

@@ -35,6 +35,8 @@ from pipeline.runner.script_probe import (
     ImportWatch,
     NoUpdate,
     Probe,
+    instances_of,
+    is_wrapper,
     num_shards,
     run_script,
     sharded_types,
@@ -52,11 +54,38 @@ def probe_with(**fields: Any) -> Any:
 def test_a_script_that_has_made_no_optimizer_of_torch_ends_after_1000_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
     for objects, ends in (([optimizer], contextlib.nullcontext()), ([], pytest.raises(NoUpdate))):
-        monkeypatch.setattr(gc, "get_objects", objects.copy)
+        monkeypatch.setattr(gc, "get_referrers", lambda *_, objects=objects: objects)
         probe = probe_with(torch=torch, counted=None, capturing=None, num_passes_since_step=0, num_all_passes=0)
         with ends:
             for _ in range(1100):
                 probe.count_pass()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # by torch.compile
+def test_a_search_for_wrappers_leaves_the_tuples_of_other_threads_alone() -> None:
+    """The thread that pins memory builds tuples from generators. Nothing else may hold one that is not complete."""
+    stop, errors, interval = threading.Event(), list[SystemError](), sys.getswitchinterval()
+
+    def build_tuples() -> None:
+        while not stop.is_set():
+            try:
+                tuple(number for number in range(100))
+            except SystemError as error:
+                errors.append(error)
+
+    thread = threading.Thread(target=build_tuples)
+    wrapped = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
+    compiled = torch.compile(nn.Linear(1, 1))
+    sys.setswitchinterval(1e-6)
+    thread.start()
+    try:
+        found = [instances_of(nn.Module, is_wrapper) for _ in range(20)]
+    finally:
+        stop.set()
+        sys.setswitchinterval(interval)
+        thread.join()
+    assert all({id(wrapped), id(compiled)} <= set(map(id, some)) for some in found)
+    assert errors == []
 
 
 def test_a_watched_module_may_be_searched_before_it_is_imported(
