@@ -306,6 +306,8 @@ TABLES_WITHOUT_REMEDIES = ("Q1", "Q2", "Q3")
 REMEDIES_ELSEWHERE = "Runs with remedies are in the tables of Q4 only."
 MAX_COLUMNS = 10
 MAX_WIDTH = 120  # characters of a row in Markdown
+CELL_MARGIN = 3  # of them for each cell: two spaces and a bar
+MIN_MAIN_WIDTH = 20
 MAX_ROWS_UNFOLDED = 40
 MAX_ROWS = 10_000  # a page with more is slow; the CSV files have all
 MAX_BATCH_SIZES = 14  # of one table by GPUs and batch size
@@ -360,20 +362,21 @@ def build_table(table: Table, view: View, all_rows: Sequence[Row], options: Disp
     columns = columns_to_show(table, view, rows)
     main = next(index for index, column in enumerate(columns) if not column.is_set)
     shown = [display_column(column, rows) for column in columns]
-    cells = [
-        textwrap.shorten(text, max(20, options.max_width - 4), placeholder=" ...")
-        or status_of(row)  # it may be a sentence
-        for text, row in zip(shown[main].cells, rows, strict=True)
-    ]
-    shown[main] = shown[main]._replace(cells=cells, links=list(map(options.link_of, rows)))
     shows_n = view.shows_n or any(row.n > 1 for row in rows)
     beside = [DisplayColumn("n", [f"{row.n:,}" for row in rows])] if shows_n else []
     beside += [note_column(numbers)] if footnotes else []
     always = [index for index, column in enumerate(columns) if index == main or tells_apart(column, rows)]
-    texts, names, others = (name_texts(part, options.terms) for part in (shown, named, beside))
+    texts, names, others = ([*name_texts(part, options.terms)] for part in (shown, named, beside))
     if not fits([*names, *others, *(texts[index] for index in always)], options.max_width):
         named = [column._replace(heading=column.heading.removeprefix("$images ")) for column in named]
         names = name_texts(named, options.terms)
+    room = options.max_width - table_width([*names, *others, *(texts[index] for index in always if index != main)])
+    cells = [
+        textwrap.shorten(text, max(MIN_MAIN_WIDTH, room - CELL_MARGIN), placeholder=" ...") or status_of(row)
+        for text, row in zip(texts[main].cells, rows, strict=True)  # it may be a sentence
+    ]
+    shown[main] = shown[main]._replace(cells=cells, links=list(map(options.link_of, rows)))
+    texts[main] = texts[main]._replace(cells=cells)
     kept = columns_that_fit(texts, [*names, *others], always, options.max_width)
     said, left_out = describe_omitted([column for index, column in enumerate(shown) if index not in kept])
     common = [*describe_common(points, varying, view.hidden_axes), *said, *shared]
@@ -422,8 +425,12 @@ def columns_that_fit(
 
 
 def fits(columns: Sequence[DisplayColumn], max_width: int) -> bool:
-    widths = [column.width for column in columns]
-    return len(widths) <= MAX_COLUMNS and sum(widths) + 3 * len(widths) + 1 <= max_width
+    return len(columns) <= MAX_COLUMNS and table_width(columns) <= max_width
+
+
+def table_width(columns: Sequence[DisplayColumn]) -> int:
+    """Return the characters of a row in Markdown."""
+    return sum(column.width for column in columns) + CELL_MARGIN * len(columns) + 1
 
 
 def describe_omitted(columns: Sequence[DisplayColumn]) -> tuple[list[str], str]:
