@@ -202,6 +202,15 @@ def exposed_time(found: Sequence[Communication]) -> tuple[Estimate | None, float
     return exposed, max(abs(low), abs(high)) if low is not None and high is not None else None
 
 
+def exposed_share(found: Sequence[Communication]) -> Estimate | None:
+    """Return exposed communication as a share of the step: each round of its own step, so it is at most 1."""
+    step = whole_step(found)
+    if step not in NO_OP:
+        return None
+    steps = ((step_times_s(part, step), step_times_s(part, NO_OP[step])) for part in found)
+    return median_time([[1 - without / one for one, without in zip(*both, strict=False)] for both in steps])
+
+
 def wrapper_time(found: Sequence[Communication]) -> Estimate | None:
     """Return the step without collectives minus that of the bare module, in s; None for DataParallel."""
     step = whole_step(found)

@@ -24,6 +24,7 @@ from pipeline.figures.exposed_communication import (
     communications_of,
     drifted_exposure_notes,
     explain_trace_disagreement,
+    exposed_share,
     exposed_time,
     is_within_noise,
     job_notes,
@@ -89,7 +90,9 @@ COMMUNICATION = Table(
         *PLACE,
         STEP_TIME._replace(interval="kept"),
         EXPOSED,
-        Column("exposed_comm_share", "of step [%]", "exposed_comm_time_s/step_time_s.", interval="kept"),
+        Column(
+            "exposed_comm_share", "of step [%]", "Median of exposed/step in each round.", interval="kept"
+        ),
         Column(
             "hidden_share",
             "hidden [%]",
@@ -203,6 +206,9 @@ def exposed_row(point: PooledPoint, advice: Mapping[str, Any] = MappingProxyType
     comm_s = profiled_transfer_s(told, CALLED) or None
     traced = traced_exposure(told) if comm_s else TracedExposure()
     split = split_exposed(exposed, comm_s, floor_s)
+    share = exposed_share(told)
+    if share is not None and exposed is not None and step and floor_s is not None and is_within_noise(exposed, floor_s):
+        share.noise = floor_s / step
     named = [late.note()] if late and step and late.wait_s > MIN_LATE_SHARE * step else []
     return make_row(
         COMMUNICATION,
@@ -212,7 +218,7 @@ def exposed_row(point: PooledPoint, advice: Mapping[str, Any] = MappingProxyType
         wrapper_time_s=wrapper_time(told),
         **timed_figures("step_time_s", step),
         exposed_comm_time_s=exposed,
-        exposed_comm_share=exposed_share(exposed, step, floor_s),
+        exposed_comm_share=share,
         collectives_time_s=median_difference(told, whole, "no_collectives"),
         ddp_overhead_time_s=overhead,
         exposed_comm_time_run_spread_s=formulas.run_spread(exposed.run_medians) if exposed is not None else None,
@@ -229,15 +235,6 @@ def exposed_row(point: PooledPoint, advice: Mapping[str, Any] = MappingProxyType
         **advice,
         notes=[*exposed_notes(point, step, exposed, floor_s, split["collective_launch_time_s"], traced), *named],
     )
-
-
-def exposed_share(exposed: Estimate | None, step: Estimate | None, floor_s: float | None) -> Estimate | None:
-    """Return exposed communication as a share of the step, hidden by the noise if it is not larger."""
-    if exposed is None or not step:
-        return None
-    share = exposed.over(step)
-    share.noise = floor_s / step if floor_s is not None and is_within_noise(exposed, floor_s) else None
-    return share
 
 
 def split_exposed(exposed: Estimate | None, comm_s: float | None, floor_s: float | None) -> dict[str, float | None]:

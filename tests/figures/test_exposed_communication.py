@@ -27,6 +27,7 @@ from pipeline.figures.exposed_communication import (
     delay_costs_s,
     delayed_steps,
     explain_trace_disagreement,
+    exposed_share,
     exposed_time,
     is_communication_precise_enough,
     least_exposed_rank,
@@ -125,7 +126,15 @@ def test_the_median_of_differences_is_not_the_difference_of_medians() -> None:
     assert median_difference(found, "ddp", "no_op_hook") == pytest.approx(1 * US)
 
 
+def test_a_share_is_that_of_each_round_and_of_its_own_step() -> None:
+    """The host becomes twice as slow: the difference doubles with the step."""
+    found = [make_communication({"ddp": (100, 100, 100, 200, 200, 200), "no_op_hook": (90, 90, 90, 180, 180, 180)})]
+    assert ends(median_difference(found, "ddp", "no_op_hook"), US) == pytest.approx((10, 15, 20))
+    assert ends(exposed_share(found)) == pytest.approx((0.1, 0.1, 0.1))
+
+
 def test_a_variant_that_was_not_run_leaves_no_difference() -> None:
+    assert exposed_share([make_communication({"ddp": [1.0]})]) is None
     assert median_difference([make_communication({"plain": [1.0]})], "ddp", "no_op_hook") is None
     assert median_difference([], "ddp", "no_op_hook") is None
     halves = [make_communication({"ddp": [1.0]}), make_communication({"ddp": [5.0], "no_op_hook": [3.0]})]
