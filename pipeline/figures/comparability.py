@@ -13,10 +13,10 @@ from pipeline.figures.links import describe_links
 from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.records.record import Record
 
-MIXED_FACTS = NoteKind("mixed_facts", "{facts:mixed}")
+MIXED_FACTS = NoteKind("mixed_facts", "{facts:mixed}", badge="mixed runs")
 OTHER_SOURCE = NoteKind("other_source", "source {ours:short}, other configurations of this experiment {majority}")
-SOURCE_EDITED = NoteKind("source_edited", "source edited after it was imported")
-MODEL_EDITED = NoteKind("model_edited", "the file of the model was edited after it was submitted")
+SOURCE_EDITED = NoteKind("source_edited", "source edited after it was imported", badge="source edited")
+MODEL_EDITED = NoteKind("model_edited", "the file of the model was edited after it was submitted", badge="model edited")
 OTHER_FACT = NoteKind(
     "other_fact", "{what} with another {fact} ({theirs:short} against {ours:short})", badge="other {fact}"
 )

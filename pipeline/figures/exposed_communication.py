@@ -69,7 +69,7 @@ EXPOSURE_MAY_BE_ZERO = NoteKind(
     "exposure_may_be_zero", "0 lies inside the interval of exposed communication", badge="may be 0"
 )
 EXPOSURE_NEGATIVE = NoteKind(
-    "exposure_negative", "DDP was faster than DDP with the no-op hook; the records do not say why"
+    "exposure_negative", "the step was faster than the same step without its collectives; the records do not say why"
 )
 EXPOSURE_DRIFTED = NoteKind(
     "exposure_drifted",

@@ -99,7 +99,12 @@ def hours_columns(device: Device, hours: float | None, suffix: str = "") -> dict
     }
 
 
-REPEATS_NOT_OK = NoteKind("repeats_not_ok", "{count} of {repeats} repeats: {statuses:list}")
+REPEATS_NOT_OK = NoteKind(
+    "repeats_not_ok",
+    "{count} of {repeats} repeats: {statuses:list}",
+    badge="{count} of {repeats} repeats {statuses:list}",
+    word="repeats not ok",
+)
 SHARED_NODE = NoteKind(
     "shared_node",
     "other configurations of this experiment on its node meanwhile: {others}",
@@ -130,7 +135,9 @@ LONG_UPDATES = NoteKind(
     badge="long updates",
 )
 PARTS_DEVIATE = NoteKind("parts_deviate", "the parts of an epoch add up to {share:,.1%} of its time")
-TOO_FEW_VALUES = NoteKind("too_few_values", "an interval needs {needed} windows or repeats, got {found}")
+TOO_FEW_VALUES = NoteKind(
+    "too_few_values", "an interval needs {needed} windows or repeats, got {found}", badge="no interval"
+)
 ALLOCATOR_RETRY = NoteKind("allocator_retry", "memory was full once: the allocator freed its cache and tried again")
 ALLOCATOR_RETRIES = NoteKind(
     "allocator_retries", "memory was full {count} times: the allocator freed its cache and tried again"

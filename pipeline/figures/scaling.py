@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from pipeline.figures import formulas, intervals
-from pipeline.figures.epoch_figures import clock_notes, loader_notes
+from pipeline.figures.epoch_figures import THROTTLED, clock_notes, time_notes
 from pipeline.figures.intervals import Estimate, ends_of, estimate
 from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.figures.pooling import (
@@ -33,7 +33,7 @@ SUPERLINEAR = NoteKind(
 )
 SUPERLINEAR_IS_NOISE = NoteKind(
     "superlinear_is_noise",
-    "the speed-up is above {num_gpus}, which lies inside its interval: the noise is larger than the gap",
+    "the speed-up is above {factor}, which lies inside its interval: the noise is larger than the gap",
 )
 SERIAL_FRACTION_ABOVE_1 = NoteKind(
     "serial_fraction_above_1", "Karp-Flatt above 1: slower than one $GPU, so the loss is overhead, not a serial part"
@@ -83,13 +83,18 @@ def one_gpu_baseline(point: PooledPoint, index: BaselineIndex, scaling: Scaling)
         )
 
     best = min(candidates, key=preference)
-    time_s = best.epoch_time
-    if time_s is None:
+    if best.epoch_time is None:
         status = "not timed" if best.status == "ok" else best.status
         return Baseline(best, None, (make_note(BASELINE_UNTIMED, strategy=best.spec.strategy, status=status),))
-    differences = [note for note in point.difference_notes("baseline", best) if note.kind != OTHER_SHARED_NODE]
-    slowed = (*best.shared_node_notes, *loader_notes(best), *clock_notes(best))
-    return Baseline(best, time_s, (*differences, *(note._replace(is_of_baseline=True) for note in slowed)))
+    return as_baseline(point, best)
+
+
+def as_baseline(point: PooledPoint, other: PooledPoint, name: str = "baseline") -> Baseline:
+    """Return another point as the baseline of this one. Notes say how it differs, and all that weakens its time."""
+    differences = [note for note in point.difference_notes(name, other) if note.kind != OTHER_SHARED_NODE]
+    own = (*other.notes, *time_notes(other), *clock_notes(other))
+    weakened = (note._replace(is_of_baseline=True) for note in own if note.kind.badge or note.kind == THROTTLED)
+    return Baseline(other, other.epoch_time, (*differences, *weakened))
 
 
 def pair_with_baselines(points: Sequence[PooledPoint], scaling: Scaling) -> list[tuple[PooledPoint, Baseline]]:
@@ -108,43 +113,46 @@ def strong_pairs(points: Sequence[PooledPoint]) -> list[tuple[PooledPoint, Basel
 
 
 def scaling_figures(point: PooledPoint, baseline: Baseline, scaling: Scaling) -> dict[str, Any]:
-    """Return speed-up and efficiency with their intervals, the serial fraction (strong scaling only) and `notes`."""
-    time_s, num_gpus = point.epoch_time, point.spec.num_gpus
+    """Return speed-up and efficiency with their intervals, the serial fraction (strong scaling only) and `notes`.
+
+    They are against a baseline on one GPU, or on another number of them.
+    """
+    time_s = point.epoch_time
+    factor = point.spec.num_gpus // (baseline.point.spec.num_gpus if baseline.point else 1)
     gain = serial_fraction = None
     if time_s is not None and baseline.time_s is not None:
-        interval = intervals.time_ratio_interval(baseline.time_s, time_s) if num_gpus > 1 else None
+        interval = intervals.time_ratio_interval(baseline.time_s, time_s) if factor > 1 else None
         gain = estimate(baseline.time_s / time_s, interval)
-        if scaling == "strong" and gain is not None and num_gpus > 1:
-            serial_fraction = formulas.serial_fraction_karp_flatt(gain, num_gpus)
+        if scaling == "strong" and gain is not None and factor > 1:
+            serial_fraction = formulas.serial_fraction_karp_flatt(gain, factor)
     return {
         "scaling": scaling,
         "speedup": gain,
-        "parallel_efficiency": gain and gain.over(num_gpus),
+        "parallel_efficiency": gain and gain.over(factor),
         "serial_fraction_karp_flatt": serial_fraction,
         "baseline": baseline.point.spec.strategy if baseline.point else None,
         "baseline_batch_size_per_gpu": baseline.point.spec.batch_size_per_gpu if baseline.point else None,
-        "notes": scaling_notes(point, baseline, gain, serial_fraction) if num_gpus > 1 else [],
+        "notes": scaling_notes(point, baseline, gain, factor, serial_fraction) if point.spec.num_gpus > 1 else [],
     }
 
 
 def scaling_notes(
-    point: PooledPoint, baseline: Baseline, gain: Estimate | None, serial_fraction: float | None
+    point: PooledPoint, baseline: Baseline, gain: Estimate | None, factor: int, serial_fraction: float | None
 ) -> list[Note]:
-    """Return the notes on the speed-up of a point on several GPUs.
+    """Return the notes on the speed-up of a point on `factor` times as many GPUs.
 
-    Above N it is superlinear if its whole interval is above N, else the noise is larger than the gap to N.
+    Above this factor it is superlinear if its whole interval is, else the noise is larger than the gap.
     """
-    notes, num_gpus = [*baseline.notes], point.spec.num_gpus
+    notes = [*baseline.notes]
     low, high = ends_of(gain)
-    if low is not None and high is not None and baseline.point:
-        notes += [note._replace(is_of_baseline=True) for note in baseline.point.epoch_time_drift_notes]
-        if len({time.basis for time in (baseline.time_s, point.epoch_time) if time is not None}) > 1:
+    if low is not None and high is not None and baseline.point and baseline.time_s and point.epoch_time:
+        if point.epoch_time.basis == "repeats" and baseline.time_s.basis == "windows":
             notes.append(make_note(BASELINE_RUNS, n=len(baseline.point.ok_records)))
         if low <= 1 <= high:
             notes.append(make_note(NO_DIFFERENCE))
-    if gain is not None and gain > num_gpus:
-        is_noise = low is not None and low <= num_gpus
-        notes.append(make_note(SUPERLINEAR_IS_NOISE, num_gpus=num_gpus) if is_noise else make_note(SUPERLINEAR))
+    if gain is not None and gain > factor:
+        is_noise = low is not None and low <= factor
+        notes.append(make_note(SUPERLINEAR_IS_NOISE, factor=factor) if is_noise else make_note(SUPERLINEAR))
     if serial_fraction is not None and serial_fraction > 1:
         notes.append(make_note(SERIAL_FRACTION_ABOVE_1))
     return notes

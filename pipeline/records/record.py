@@ -224,6 +224,8 @@ class Communication(RecordStruct, frozen=True):
             raise ValueError("all variants need the same number of windows, and all windows the same ranks")
         if len({series.variant for series in self.series}) < len(self.series):
             raise ValueError("each variant may have only one series")
+        if self.delayed and not any(series.variant.endswith("_again") for series in self.series):
+            raise ValueError("steps with delays need the step without them, twice")
 
 
 class MemoryTrial(RecordStruct, frozen=True):

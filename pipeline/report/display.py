@@ -238,9 +238,10 @@ def format_cell(column: Column, row: Row, decimals: int) -> str:
         return f"{value:.6g}"  # as it was set
     if not math.isfinite(shown) or abs(shown) >= 1e9:
         return f"{shown:.3g}"
-    if 0 < shown < 10**-decimals / 2:
-        return f"<{10**-decimals:.{decimals}f}"
     low, high = ends_of(value) if column.interval == "shown" else (None, None)
+    smallest = 10**-decimals
+    if 0 < shown < smallest / 2 and column.factor * (high or 0.0) < smallest:
+        return f"<{smallest:.{decimals}f}"
     text, *ends = (
         format_number(column.factor * part, f",.{decimals}f") for part in (value, low, high) if part is not None
     )

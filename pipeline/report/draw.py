@@ -209,17 +209,20 @@ def draw_lines(axes: Axes, panel: LinePanel) -> None:
     set_x_ticks(axes, panel)
     if panel.oom_from is not None:
         shade_from(axes, panel.oom_from, last=axes.dataLim.xmax)
+    if panel.doubles:
+        axes.set_yscale("log", base=2)
     if panel.ideal:
-        ends = axes.get_xlim()
+        ends = axes.dataLim.intervalx
         ideal = [panel.ideal(x) for x in ends]
         axes.plot(ends, ideal, color=LIGHT["--muted"], linewidth=1, linestyle=DASHED, zorder=1, scalex=False)
         beside: dict[str, Any] = {"textcoords": "offset points", "va": "center", "annotation_clip": False}
         axes.annotate("ideal", (ends[1], ideal[1]), (4, 0), **beside)  # right of the axes, where nothing is drawn
-    axes.update_datalim([(axes.dataLim.xmin, y) for y in panel.y_covers])
+    if not panel.doubles:
+        axes.update_datalim([(axes.dataLim.xmin, y) for y in panel.y_covers])
+        axes.locator_params(axis="y", nbins=5)
     axes.autoscale_view(scalex=False)
     if axes.dataLim.ymin == 0:
         axes.set_ylim(bottom=0)
-    axes.locator_params(axis="y", nbins=5)
     axes.yaxis.set_major_formatter("{x:,.10g}")
 
 

@@ -7,13 +7,22 @@ from typing import Any
 
 from pipeline.figures.epoch_figures import LOADER_BOUND, compute_rate_notes, energy_notes, time_figures, time_notes
 from pipeline.figures.exposed_communication import PointsByTraining, untold_notes
-from pipeline.figures.intervals import ends_of, estimate, time_ratio_interval
+from pipeline.figures.intervals import ends_of
 from pipeline.figures.pooling import SHARED_CPUS, SHARED_NODE, PooledPoint
-from pipeline.figures.scaling import FIXED_AXIS, NO_DIFFERENCE, SUPERLINEAR, Baseline, Scaling, scaling_figures
+from pipeline.figures.scaling import (
+    FIXED_AXIS,
+    NO_DIFFERENCE,
+    SUPERLINEAR,
+    Baseline,
+    Scaling,
+    as_baseline,
+    scaling_figures,
+)
 from pipeline.plan.point_label import EFFORT_AXES, varying_axes
 from pipeline.plan.spec import BASELINE_MAY_DIFFER, alike_key
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report.claims import (
+    MAX_NOISE,
     NO_RESULT,
     Tile,
     badges_of,
@@ -190,32 +199,35 @@ def speedup_claims(tables: Tables) -> list[Tile]:
     why = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
     if not fit:
         largest = ", ".join(f"{row['speedup']:.2f} with {row['scaling']} scaling" for row in largest_of_each(timed))
-        cures = [option for option, cured in CURES.items() if cured & reasons.keys()] or ["--repeats 3"]
+        cures = [option for option, cured in CURES.items() if cured & reasons.keys()] or ["--repeats 6"]
         why = f"no speed-up can be used: {why}; the largest: {largest}"
         return [not_answered(why, " ".join(["scaling", *cures]), is_asked=True)]
     most = max(row["num_gpus"] for row in fit)
     best = max((row for row in fit if row["num_gpus"] == most), key=usefulness)
-    number, _, interval = figure_of(best["speedup"], ".2f")
     larger = largest_of_each([row for row in timed if row["speedup"] > best["speedup"]])
     elsewhere = ", ".join(f"{row['speedup']:.2f}" for row in larger)
     left_out = f"{reasons.total()} of {len(timed)} speed-ups left out: {why}" if reasons else ""
-    badges = badges_of(best, *unknown)
     tile = Tile(
         f"Speed-up on {most} $GPUs",
-        "noisy",
-        line=interval,
-        more=f"{STRATEGIES[best['strategy']].words}, {best['scaling']} scaling{where_of(best, fit, 'strategy')}",
+        more=f"{STRATEGIES[best['strategy']].words}, {best['scaling']} scaling{where_of(best, fit, 'strategy')}"
+        f"{against_best(best, rows)}",
         warning=left_out + (f"; larger elsewhere: {elsewhere}" if larger and left_out else ""),
-        badges=badges,
+        badges=badges_of(best, *unknown),
     )
-    if best["speedup"] > most:
-        return [tile._replace(more=f"{tile.more}; more than {most} is impossible here: use --repeats 6")]
-    if best.has_note(NO_DIFFERENCE):
-        others = tuple(badge for badge in badges if badge != NO_DIFFERENCE.badge)
-        return [tile._replace(figure="unproven", line=f"{interval}; 1 is no gain", badges=others)]
-    efficient = f"{shown(best['parallel_efficiency'], '.0%')} efficient"
-    more = f"{tile.more}{against_best(best, rows)}"
-    return [tile._replace(figure=f"{number}x", interval=interval, line=efficient, more=more)]
+    return [gain_tile(tile, best, best["speedup"], best["parallel_efficiency"], most)]
+
+
+def gain_tile(tile: Tile, row: Row, gain: float, efficiency: float, most: int) -> Tile:
+    """Return the tile with the gain of a row, which can be `most`; or that its noise, or too few values, leave none."""
+    number, _, interval = figure_of(gain, ".2f")
+    if gain > most:
+        more = f"{tile.more}; more than {most} is impossible here: use --repeats 6"
+        return tile._replace(figure="noisy", line=interval or f"{number}x", more=more)
+    if row.has_note(NO_DIFFERENCE) or (not interval and abs(gain - 1) < MAX_NOISE):
+        badges = tuple(badge for badge in tile.badges if badge != NO_DIFFERENCE.badge)
+        line = f"{interval or f'{number}x without an interval'}; 1 is no gain"
+        return tile._replace(figure="unproven", line=line, badges=badges)
+    return tile._replace(figure=f"{number}x", interval=interval, line=f"{shown(efficiency, '.0%')} efficient")
 
 
 def against_best(row: Row, rows: Sequence[Row]) -> str:
@@ -271,7 +283,10 @@ def speedup_plots(tables: Tables) -> Iterator[Plot]:
         rows = [row for row in tables["Q2"] if row["speedup"] is not None and row["num_gpus"] > 1]
         if rows := sorted((row for row in rows if row["scaling"] == scaling), key=lambda row: int(row[batch])):
             panels, note = speedup_panels(rows, batch, fixed)
-            yield Plot(name, "Q2", f"Speed-up over one $GPU, {scaling} scaling: {fixed} stay fixed", panels, note)
+            yield Plot(name, "Q2", f"Speed-up over one $GPU, {scaling} scaling, {fixed} fixed", panels, note)
+
+
+MAX_LINEAR = 8  # GPUs; of more the smallest numbers would stand on one spot
 
 
 def speedup_panels(rows: Sequence[Row], batch: str, fixed: str) -> tuple[tuple[LinePanel, ...], str]:
@@ -293,7 +308,9 @@ def speedup_panels(rows: Sequence[Row], batch: str, fixed: str) -> tuple[tuple[L
         lines = make_series(chosen, "num_gpus", SPEEDUP)
         from_one = tuple(line._replace(points=(Point(1, 1), *line.points)) for line in lines)
         title = f"{as_title(SPEEDUP.heading)} of {strategy}"
-        panels.append(LinePanel(title, AXIS_HEADINGS["num_gpus"], from_one, "linear", ideal=float))
+        is_wide = max(counts) > MAX_LINEAR
+        panel = LinePanel(title, AXIS_HEADINGS["num_gpus"], from_one, "log2" if is_wide else "linear", ideal=float)
+        panels.append(panel._replace(doubles=is_wide))
     return tuple(panels), note
 
 
@@ -321,7 +338,6 @@ NODES = Table(
         "that a rule of docs/advice.md names.",
         lambda rows: sorted(sort_rows(rows), key=lambda row: str(row["scaling"]), reverse=True),
         keys=("node_speedup", "nodes", "scaling", "node_efficiency", "exposed_share_of_epoch", "limit", "limit_share"),
-        hidden_notes=None,
     ),
 )
 
@@ -345,24 +361,21 @@ def node_key(point: PooledPoint, scaling: Scaling) -> tuple[object, ...]:
 
 
 def node_row(
-    point: PooledPoint, baseline: PooledPoint, scaling: Scaling, measured: PointsByTraining, advices: Advices
+    point: PooledPoint, one_node: PooledPoint, scaling: Scaling, measured: PointsByTraining, advices: Advices
 ) -> Row:
     """Return the row of a point on several nodes beside the one on one node."""
-    time_s, one_s = point.epoch_time, baseline.epoch_time
-    assert time_s is not None, "it is timed"
-    assert one_s is not None, "so is the one on one node"
-    gain = estimate(one_s / time_s, time_ratio_interval(one_s, time_s))
-    exposed_s, _ = exposed_per_epoch(point, measured)
+    gains = scaling_figures(point, as_baseline(point, one_node, "one node"), scaling)
+    time_s, (exposed_s, exposed_notes) = point.epoch_time, exposed_per_epoch(point, measured)
     return make_row(
         NODES,
         point,
-        point.difference_notes("one node", baseline),
+        [*time_notes(point), *gains["notes"], *exposed_notes],
         nodes=point.spec.num_nodes,
         scaling=scaling,
         epoch_time_s=time_s,
-        node_speedup=gain,
-        node_efficiency=gain and gain.over(point.spec.num_nodes),
-        exposed_share_of_epoch=None if exposed_s is None else exposed_s / time_s,
+        node_speedup=gains["speedup"],
+        node_efficiency=gains["parallel_efficiency"],
+        exposed_share_of_epoch=exposed_s.over(time_s) if exposed_s is not None and time_s else None,
         **advices.get(id(point), {}),
     )
 
@@ -372,18 +385,19 @@ def node_claims(tables: Tables) -> list[Tile]:
     rows = tables["nodes"]
     if not rows:
         return []
-    most = max(row["nodes"] for row in rows)
-    on_most = [row for row in rows if row["nodes"] == most]
-    best = max(on_most, key=lambda row: (row["scaling"] == "weak", float(row["node_speedup"])))
-    limit = limit_words(best)
-    number, _, interval = figure_of(best["node_speedup"], ".2f")
-    conditions = f"{best['num_gpus'] // most} $GPUs a node, {best['scaling']} scaling"
-    tile = Tile(
-        f"{most} nodes against one",
-        f"{number}x",
-        interval=interval,
-        line=f"{shown(best['node_efficiency'], '.0%')} efficient",
-        more=conditions + where_of(best, rows, "num_nodes") + (f"; limited by {limit}" if limit else ""),
-        badges=badges_of(best),
+    fit = [row for row in rows if not row.flaws_of("speedup")]
+    most = max(row["nodes"] for row in fit or rows)
+    label = f"{most} nodes against one"
+    if not fit:
+        flaws = Counter(row.flaws_of("speedup")[0] for row in rows)
+        why = ", ".join(f"{count} with {flaw}" for flaw, count in flaws.items())
+        return [Tile(label, "unproven", line=f"no speed-up can be used: {why}")]
+    best = max(
+        (row for row in fit if row["nodes"] == most),
+        key=lambda row: (row["scaling"] == "weak", float(row["node_speedup"])),
     )
-    return [tile]
+    limit = limit_words(best)
+    conditions = f"{best['num_gpus'] // most} $GPUs a node, {best['scaling']} scaling"
+    more = conditions + where_of(best, rows, "num_nodes") + (f"; limited by {limit}" if limit else "")
+    tile = Tile(label, more=more, badges=badges_of(best))
+    return [gain_tile(tile, best, best["node_speedup"], best["node_efficiency"], most)]

@@ -90,9 +90,7 @@ COMMUNICATION = Table(
         *PLACE,
         STEP_TIME._replace(interval="kept"),
         EXPOSED,
-        Column(
-            "exposed_comm_share", "of step [%]", "Median of exposed/step in each round.", interval="kept"
-        ),
+        Column("exposed_comm_share", "of step [%]", "Median of exposed/step in each round.", interval="kept"),
         Column(
             "hidden_share",
             "hidden [%]",
@@ -248,7 +246,7 @@ def split_exposed(exposed: Estimate | None, comm_s: float | None, floor_s: float
     hidden = launch_s = None
     if exposed is not None and exposed >= 0 and comm_s and not is_within_noise(exposed, floor_s):
         if exposed > comm_s:
-            launch_s = exposed - comm_s if exposed.low is None or exposed.low > comm_s else None
+            launch_s = exposed - comm_s if exposed.low is not None and exposed.low > comm_s else None
         else:
             ends_s = (end_s for end_s in (exposed.high, exposed.low) if end_s is not None)
             ends = (1 - min(max(end_s, 0.0), comm_s) / comm_s for end_s in ends_s)
@@ -317,9 +315,9 @@ def communication_claims(tables: Tables) -> list[Tile]:
     if subtracted:
         most_by = max(subtracted, key=lambda row: float(row["comm_share_subtraction"]))
         tile = Tile(
-            "Communication, at most",
+            "Communication, by subtraction",
             *figure_of(float(most_by["comm_share_subtraction"]), ".0%", "of the epoch"),
-            line="by subtraction, not measured",
+            line="not measured",
             more=where_of(most_by, subtracted, also="num_gpus").removeprefix(", "),
             warning="; ".join(filter(None, [BY_SUBTRACTION, OWN if own else "", left_out])),
             badges=badges_of(most_by),
@@ -332,8 +330,9 @@ def communication_claims(tables: Tables) -> list[Tile]:
         return [not_answered(OWN, "communication", is_asked=True)._replace(command="")]
     if lost := [row for row in rows if row.status in NO_RESULT]:
         return [no_result("configurations that measure communication", lost)]
-    why = "not measured on several $GPUs" + ", and subtraction of epoch times does not show it" * bool(known)
-    return [not_answered(why, "communication", is_asked=bool(known))]
+    unusable = ", ".join(sorted({flaw for row in known for flaw in row.flaws_of("comm_time_subtraction_s")}))
+    unfit = f", and no subtraction of epoch times can be used ({unusable})" if unusable else ""
+    return [not_answered(f"not measured on several $GPUs{unfit}", "communication", is_asked=bool(known))]
 
 
 def measured_claim(rows: Sequence[Row], measured: Sequence[Row], remarks: Sequence[str]) -> Tile:
@@ -348,7 +347,8 @@ def measured_claim(rows: Sequence[Row], measured: Sequence[Row], remarks: Sequen
     if negative:
         parts.append(f"{len(negative)} of {len(rows)} show a step faster than without its collectives")
     where = f"on {rows[0]['num_gpus']} $GPUs"
-    tile = Tile("Exposed communication", line=f"hidden by noise {where}", warning="; ".join(filter(None, parts)))
+    why = f"{'hidden by noise' if noisy else 'none shown'} {where}"
+    tile = Tile("Exposed communication", line=why, warning="; ".join(filter(None, parts)))
     if not told:
         return tile
     worst, best = (choose(told, key=lambda row: float(row["exposed_comm_share"])) for choose in (max, min))
@@ -376,7 +376,8 @@ def compare_subtraction(rows: Sequence[Row], measured: Sequence[Row]) -> str:
     row, one = max(pairs, key=lambda pair: (float(pair[0]["comm_share_subtraction"]), int(pair[1]["num_windows"])))
     share, measured_share = (100 * float(part) for part in (row["comm_share_subtraction"], one["exposed_comm_share"]))
     where = f"{describe_own(one, measured)} ({measured_share:.1f} % measured)"
-    return f"Subtraction gives {share:.0f} % of the epoch, {where}: it counts every loss"
+    why = "it counts every loss" if share >= measured_share else "T(1) has a cost that N $GPUs have not, or it is noise"
+    return f"Subtraction gives {share:.0f} % of the epoch, {where}: {why}"
 
 
 def is_same_training(row: Row, measured: Row) -> bool:

@@ -1,13 +1,15 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from factories import ends, high, low, make_record, make_spec, on_gpus, timed, windowed
 from rendered import assert_row, build, cells, row_of
 
-from pipeline.figures.scaling import Scaling
+from pipeline.figures.scaling import BASELINE_RUNS, Scaling
 from pipeline.plan.spec import Spec
-from pipeline.records.record import Record
+from pipeline.records.record import Environment, Gpu, Record
+from pipeline.report.claims import badges_of
 from pipeline.report.table import Row
 
 
@@ -96,13 +98,34 @@ def test_an_efficiency_above_1_is_said_only_if_its_whole_interval_is_above(two_g
     assert ("efficiency above 1" in (row["note"] or "")) is is_said
 
 
+SIX_S = (4.0, 4.1, 4.2, 4.3, 4.4, 4.5)
+
+
 def test_an_interval_that_is_not_between_runs_alone_is_said() -> None:
-    runs = [
-        windowed([time_s] * 6, 128, 2, repeat=number) for number, time_s in enumerate((4.0, 4.1, 4.2, 4.3, 4.4, 4.5))
-    ]
+    runs = [windowed([time_s] * 6, 128, 2, repeat=number) for number, time_s in enumerate(SIX_S)]
     *_, row = rows_of("weak", windowed((8.0, 8.1, 8.2, 8.3, 8.4, 8.5), 128), *runs)
     assert_row(
         row, "baseline: n = 1, so the interval of the speed-up is not between runs alone", interval_over="repeats", n=6
+    )
+
+
+def test_a_baseline_of_six_runs_is_not_blamed_for_the_one_run_of_a_point() -> None:
+    runs = [windowed([2 * time_s] * 6, 128, repeat=number) for number, time_s in enumerate(SIX_S)]
+    *_, row = rows_of("weak", *runs, windowed(SIX_S, 128, 2))
+    assert (row.n, [note.kind.name for note in row.notes if note.kind == BASELINE_RUNS]) == (1, [])
+
+
+def test_what_weakens_the_time_of_a_baseline_weakens_a_speed_up_over_it() -> None:
+    """A GPU that others used, and two of three runs that have no result."""
+    held = Environment(gpus=(Gpu(name="NVIDIA H200", memory_of_others_bytes=40 * 2**30),))
+    one = msgspec.structs.replace(timed(8, 128), environment=held)
+    failed = [make_record(on_gpus(1, 128, repeat=number), status="failed", reason="") for number in (1, 2)]
+    *_, row = rows_of("weak", one, *failed, timed(4, 128, 2))
+    assert badges_of(row) == (
+        "one run",
+        "baseline 2 of 3 repeats failed",
+        "baseline shared GPU",
+        "baseline no interval",
     )
 
 

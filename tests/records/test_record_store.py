@@ -235,6 +235,7 @@ def test_a_communication_that_does_not_fit_together_is_refused(
 
 
 ONE_SERIES = {"variant": "ddp", "window_times_ns": [[1]]}
+DELAYED = {"latency_s": 0.0, "s_per_byte": 1e-9, "delays_ns": [1], "window_times_ns": [[1]]}
 
 
 @pytest.mark.parametrize(
@@ -244,9 +245,12 @@ ONE_SERIES = {"variant": "ddp", "window_times_ns": [[1]]}
         (SplitPart, {"part": "gather", "times_ns": [0]}, "times_ns"),
         (SweptCollective, {"num_bytes": 4, "times_ns": [0]}, "times_ns"),
         (Communication, {"steps_per_window": 1, "series": [ONE_SERIES] * 2}, "each variant may have only one series"),
+        (Communication, {"steps_per_window": 1, "series": [ONE_SERIES], "delayed": [DELAYED]}, "without them, twice"),
     ],
 )
-def test_nothing_takes_no_time_and_no_variant_has_two_series(kind: type, found: dict[str, Any], said: str) -> None:
+def test_nothing_takes_no_time_and_a_variant_has_one_series_beside_delays_two(
+    kind: type, found: dict[str, Any], said: str
+) -> None:
     with pytest.raises(msgspec.ValidationError, match=said):
         msgspec.convert(found, kind)
 

@@ -114,7 +114,7 @@ def test_the_page_of_words_is_that_of_the_columns() -> None:
 
 
 def test_a_note_of_another_point_and_lists_are_written_out() -> None:
-    noise = make_note(SUPERLINEAR_IS_NOISE, num_gpus=2)
+    noise = make_note(SUPERLINEAR_IS_NOISE, factor=2)
     assert sentences([noise._replace(is_of_baseline=True), make_note(FIGURES_NOT_STATED, figures=["a", "b"])]) == [
         "baseline: the speed-up is above 2, which lies inside its interval: the noise is larger than the gap",
         "not stated: a, b",

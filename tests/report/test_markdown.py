@@ -296,6 +296,8 @@ def test_an_answer_is_a_line_for_each_gpu_model_its_text_is_escaped_and_its_comm
         ("time_to_target", "learning_rate", 6.4, "6.4"),
         ("int8", "stage", "activations", "+ activations"),
         ("Q1", "noise_floor", 0.0004, "<0.1"),
+        ("Q3", "comm_time_subtraction_s", 0.0004, "<0.001"),
+        ("Q3", "comm_time_subtraction_s", Estimate(0.0004, -0.003, 0.005), "0.000 (-0.003 to 0.005)"),
     ],
 )
 def test_a_figure_is_printed_by_its_unit(table: str, key: str, value: Any, printed: str) -> None:

@@ -216,7 +216,7 @@ def test_a_tie_of_a_script_is_of_the_time_per_item_beside_that_of_an_update() ->
 
 @pytest.mark.parametrize(
     ("epoch_time_s", "computing", "options"),
-    [(6.0, 0.5, None), (4.0, 1.0, "--num-gpus 1,2 --repeats 3")],
+    [(6.0, 0.5, None), (4.0, 1.0, "--num-gpus 1,2 --repeats 6")],
     ids=["waits for data", "above the number of processes"],
 )
 def test_a_speed_up_of_a_script_that_cannot_be_used_is_not_measured_again_in_the_same_way(

@@ -98,6 +98,14 @@ def test_q2_shows_speed_ups(
     assert ys(panel.series[0]) == pytest.approx(speedups)
 
 
+def test_many_gpus_stand_apart_on_logarithmic_axes() -> None:
+    for counts, scales in (((2, 8), ("linear", False)), ((2, 8, 64), ("log2", True))):
+        panel = line_panel(plots_of(*batch_records(), *scaling_records(counts))["q2"])
+        assert (panel.x_scale, panel.doubles) == scales
+    (drawn,) = render_plot(plots_of(*batch_records(), *scaling_records((2, 8, 64)))["q2"]).pictures[:1]
+    assert re.findall(r">(1|2|4|8|16|64)</text>", drawn).count("16") == 1, "an axis of speed-ups that doubles"
+
+
 @pytest.mark.parametrize("counts", [(2, 4), (2,)])
 def test_the_ideal_is_named_right_of_the_axes_where_nothing_is_drawn(counts: tuple[int, ...]) -> None:
     """Left of a flat line an error bar of the first point crossed it."""

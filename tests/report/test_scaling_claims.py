@@ -143,6 +143,12 @@ def test_every_note_that_forbids_a_speed_up_has_words_of_its_own() -> None:
     assert {kind for kind in values if isinstance(kind, NoteKind) and "speedup" in kind.forbids} == set(LEFT_OUT)
 
 
+@pytest.mark.parametrize(("two_s", "figure"), [(7.5, "unproven"), (6.0, "1.33x")])
+def test_a_speed_up_without_an_interval_must_be_larger_than_the_noise_of_runs(two_s: float, figure: str) -> None:
+    (claim,) = claims_of(timed(8, 128), timed(two_s, 128, 2))["Q2"]
+    assert claim.figure == figure
+
+
 def test_every_question_is_answered_from_its_rows() -> None:
     answers = claims_of(*every_question())
     speed, memory = answers["Q1"]
@@ -211,7 +217,7 @@ NO_BASELINE = "no configuration on several $GPUs has a timed one on one $GPU to 
     ("found", "is_asked", "why", "options"),
     [
         pytest.param([timed(4, 128, 2), timed(3, 512, 2)], True, NO_BASELINE, "", id="no baseline"),
-        pytest.param([timed(8, 128), timed(3.2, 128, 2)], True, ABOVE_N, " --repeats 3", id="above N"),
+        pytest.param([timed(8, 128), timed(3.2, 128, 2)], True, ABOVE_N, " --repeats 6", id="above N"),
         pytest.param([timed(4, 128)], False, "no configuration on several $GPUs", "", id="one GPU"),
     ],
 )
@@ -379,6 +385,19 @@ def test_a_point_that_differs_in_more_than_nodes_is_no_baseline(other: Record) -
     assert tables["nodes"] == []
     assert "nodes" not in flatten(tables)
     assert node_claims(tables) == []
+
+
+@pytest.mark.parametrize(
+    ("two_s", "figure", "line"),
+    [
+        (3.4, "unproven", "1.06x without an interval; 1 is no gain"),
+        (1.5, "unproven", "no speed-up can be used: 1 with superlinear"),
+        (2.4, "1.50x", "75 % efficient"),
+    ],
+)
+def test_a_gain_of_nodes_is_held_to_the_same_laws_as_one_of_gpus(two_s: float, figure: str, line: str) -> None:
+    (claim,) = node_claims(build(on_nodes(3.6, 1), on_nodes(two_s, 2)))
+    assert (claim.figure, claim.line) == (figure, line)
 
 
 def test_the_row_says_what_is_exposed_and_why() -> None:

@@ -158,7 +158,7 @@ def test_speed_up_and_time_come_first_and_then_how_far_to_trust_them(width: int)
     ("name", "line"),
     [
         ("h200x4/scaling", "ddp 4 512 3.662 1.886 91.5 baseline shared node +2"),
-        ("h100x2/q4-study", "ddp 2 2,048 1.853 0.445 92.7 3 too few values +2"),
+        ("h100x2/q4-study", "ddp 2 2,048 1.853 0.445 92.7 3 no interval +2"),
         ("h200x2/communication", "2,048 146.5 (19.7 to 272.3) 0.2 88.40 trace omits slowed kernels"),
         ("h100x2/q4-study", "128 30 epochs, linear_scaling + warmup 30 90.56 other source"),
     ],
