@@ -9,13 +9,14 @@ Exit codes: 0 success, 2 the file or the folder is wrong.
 
 import argparse
 import csv
-import hashlib
 import io
+import itertools
 import math
 import operator
 import re
+import secrets
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -23,10 +24,12 @@ import msgspec
 
 from pipeline.figures.pooling import group_pairs
 from pipeline.plan import axes, spec
+from pipeline.plan.point_label import point_labels
 from pipeline.plan.strategies import STRATEGIES, StrategyName
 from pipeline.records import store
 from pipeline.records.folder import Experiment, add_points, displayable_name, find_experiments
 from pipeline.records.record import Environment, Epoch, Failure, Gpu, Measurement, RankEpoch, Record, UnitFraction
+from pipeline.submission.plan import command
 from pipeline.system import errors
 from pipeline.system.command_line import build_parser, positive_integer
 from pipeline.system.errors import CommandError, pluralize, replace_control_characters
@@ -50,6 +53,7 @@ optional columns:
 Common other names are known, such as "GPUs" and "Epoch time (s)". Cells are separated by a comma, a semicolon, a tab, a
 bar or spaces. Numbers may have a decimal comma. Lines that begin with # are comments."""
 MAX_COLUMN_CHARS = 40  # of a name that a message quotes
+MAX_LISTED = 3  # configurations in a notice
 POINT_COLUMNS = ("strategy", "num_nodes", "num_gpus", "batch_size_per_gpu", "precision", "repeat")
 WHOLE_COLUMNS = ("num_gpus", "batch_size_per_gpu", "num_nodes", "epoch", "repeat")
 MEASURED_COLUMNS = ("epoch_time_s", "compute_time_s", "loss", "accuracy")
@@ -74,6 +78,7 @@ STRATEGY_NAMES = {alias: one.name for one in STRATEGIES.values() for alias in (*
 SECONDS_IN = {**dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0), "ms": 1e-3, "min": 60.0}
 UNITS = {"epoch_time_s": SECONDS_IN, "compute_time_s": SECONDS_IN, "accuracy": {"%": 0.01, "percent": 0.01}}
 """Units of a column, in its name or behind a number, and what the number is multiplied by."""
+UNIT_IN_BRACKETS = re.compile(r"(.+)[(\[].*[)\]]\s*")
 BLANK_CELLS = ("na", "nan", "n/a", "#n/a", "<na>", "null", "none", "-", "\N{EN DASH}", "\N{EM DASH}")
 OOM_CELL = re.compile(r"\boom\b|out[ -]?of[ -]?memory")
 NUMBER = re.compile(r"([+-]?)([\d.,]*\d)(e[+-]?\d+)?", re.ASCII)
@@ -137,7 +142,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.epilog, parser.formatter_class = COLUMNS_HELP, argparse.RawDescriptionHelpFormatter
     parser.add_argument("file", type=Path, help="a table as text (CSV) with the columns below")
     parser.add_argument("--outputs", type=Path, required=True, help="the experiment's folder, such as outputs/a40-ddp")
-    parser.add_argument("--gpu", help="the GPU's name (without it, tables show 'not stated')")
+    parser.add_argument("--gpu", type=str.strip, help="the GPU's name (without it, tables show 'not stated')")
     samples = "samples an epoch (without it: no images/s, steps and updates)"
     parser.add_argument("--num-samples", type=positive_integer, help=samples)
     parameters = "trained parameters (without it: no bytes and no bandwidth)"
@@ -152,16 +157,32 @@ def main() -> int:
     except UnreadableFile as error:
         raise CommandError(f"{arguments.file} {error}; give a CSV file.") from error
     points = group_rows(read_rows(raw, arguments.file.name))
+    if untimed := sum(rows[-1].status == "ok" and rows[-1].epoch < spec.FIRST_TIMED_EPOCH for rows in points):
+        what = f"{pluralize(untimed, 'configuration')} of {len(points):,} with epoch 1 alone, the warm-up"
+        cure = "leave the column out if these are times after it"
+        errors.log_line(f"Notice: {arguments.file.name} has {what}, so their epoch time is not stated; {cure}.")
     gpus = (Gpu(name=arguments.gpu),) if arguments.gpu else ()
     environment = Environment(gpus=gpus, source=displayable_name(arguments.file.name))
     sizes = (arguments.num_samples, arguments.num_parameters)
-    inputs = repr((raw, arguments.gpu, *sizes)).encode(errors="surrogateescape")  # all that determines the records
-    launch_id = f"ingest-{hashlib.sha256(inputs).hexdigest()[:16]}"
+    launch_id = f"ingest-{secrets.token_hex(8)}"
     records = [build_ingested_record(rows, *sizes, launch_id, environment) for rows in points]
-    num_new = publish_all(records, Experiment(arguments.outputs))
-    known = f"{len(records) - num_new} known, in {arguments.outputs}"
+    experiment = Experiment(arguments.outputs)
+    num_new = publish_all(records, experiment)
+    known = f"{len(records) - num_new} known, in {experiment.folder}"
     errors.log_line(f"{errors.pluralize(num_new, 'record')} new, {known}.")
+    name_points_of_other_files(experiment, {record.run_id for record in records}, environment.source)
     return errors.EXIT_OK
+
+
+def name_points_of_other_files(experiment: Experiment, run_ids: Collection[str], source: str | None) -> None:
+    """Name the points that this file does not have: a file that was corrected may have lost them."""
+    manifest = experiment.read_manifest()
+    labels = point_labels(manifest.points if manifest else [])
+    if others := [run_id for run_id in labels if run_id not in run_ids]:
+        listed = errors.shorten_list([f'"{labels[run_id]}"' for run_id in others], MAX_LISTED)
+        cure = f"{command('drop', experiment.folder)} --only {' '.join(others)}"
+        what = f"{pluralize(len(others), 'configuration')} of an earlier file, not in {source}"
+        errors.log_line(f"Notice: {experiment.folder} has {what} ({listed}); to take them out: {cure}")
 
 
 def read_rows(raw: bytes, name: str) -> list[CsvRow]:
@@ -278,6 +299,10 @@ def read_header(header: list[str], where: str) -> tuple[list[str], dict[str, flo
     if whole_batch:
         problem = f"the header has {whole_batch[0][:MAX_COLUMN_CHARS]!r}, of all GPUs"
         raise CommandError(f"{where}: {problem}; divide it by num_gpus and name it batch_size_per_gpu.")
+    for match in filter(None, map(UNIT_IN_BRACKETS.fullmatch, unknown)):
+        if known := UNITS.get(column := split_name(match[1])[0]):
+            problem = f"the header has {match[0][:MAX_COLUMN_CHARS]!r}, which is no unit of {column}"
+            raise CommandError(f"{where}: {problem}; give it in {', '.join(known)}.")
     for problem, names in (("lacks", missing), ("has the unknown", unknown), ("repeats", twice)):
         if names:
             listed = errors.shorten_list([name[:MAX_COLUMN_CHARS] for name in names], 5)
@@ -523,18 +548,17 @@ def publish_all(records: list[Record], experiment: Experiment) -> int:
     refuse_parent_folder(experiment.folder)
     experiment.create()
     known, _ = store.load_folder(experiment.records_folder)
-    if any(record.measured for record in known):
-        raise CommandError(f"{experiment.folder} has configurations measured here; give the file a folder of its own.")
-    published = {comparable_content(record) for record in known}
-    new = [record for record in records if comparable_content(record) not in published]
+    store.refuse_other_origin(known, experiment.folder, measured=False)
+    by_point = itertools.groupby(known, key=lambda record: record.run_id)
+    latest = {run_id: comparable_content(store.choose_attempt([*attempts])) for run_id, attempts in by_point}
+    new = [record for record in records if comparable_content(record) != latest.get(record.run_id)]
     with experiment.edit_manifest() as manifest:
         add_points(manifest, [record.spec for record in records])
     try:
         for record in new:
             store.publish_record(record, experiment.records_folder)
     except OSError as error:
-        problem = f"cannot write to {experiment.records_folder}: {error.strerror}"
-        raise CommandError(f"{problem}; choose another folder with --outputs.") from error
+        raise experiment.unwritable(error) from error
     return len(new)
 
 
@@ -548,8 +572,10 @@ def refuse_parent_folder(folder: Path) -> None:
 
 
 def comparable_content(record: Record) -> bytes:
-    """Return the record as JSON, without the fields that differ when the same file is read again."""
-    return msgspec.json.encode(msgspec.structs.replace(record, attempt=0, launch_id="", started_at=None, ended_at=None))
+    """Return the record as JSON, without the fields that differ when the same rows are read again."""
+    environment = msgspec.structs.replace(record.environment, source=None)
+    same = msgspec.structs.replace(record, attempt=0, launch_id="", started_at=None, ended_at=None)
+    return msgspec.json.encode(msgspec.structs.replace(same, environment=environment))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from pipeline import ingest
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.records.folder import Experiment
 from pipeline.report.collected import collect_experiment
+from pipeline.report.provenance import conditions_of
 from pipeline.report.table import Tables
 from pipeline.system.errors import CommandError
 
@@ -85,6 +87,7 @@ def ingest_text(
     tmp_path: Path, *rows: str, header: str = HEADER, ending: str = "\n", bom: str = "", options: Sequence[str] = ()
 ) -> Path:
     """Ingest those rows and return the experiment's folder."""
+    tmp_path.mkdir(exist_ok=True)
     file = tmp_path / "file.csv"
     file.write_bytes((bom + ending.join([header, *rows, ""])).encode())
     run_ingest(file, "--outputs", tmp_path / "out", *options)
@@ -148,12 +151,82 @@ def test_what_an_option_or_the_file_corrects_is_a_new_attempt_and_the_old_record
     assert (found.tables["Q1"][0]["epoch_time_s"], found.collected.coverage.superseded) == (25.94, 3)
 
 
-def test_a_report_does_not_mix_with_points_that_were_measured_here(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cells", [("13.5", "31.5", "13.5"), ("OOM", "13.5", "OOM"), ("13.5", "OOM"), ("OOM", "13.5")])
+def test_the_row_that_was_ingested_last_counts(tmp_path: Path, cells: Sequence[str]) -> None:
+    for cell in cells:
+        folder = ingest_text(tmp_path, f"ddp,2,32,{cell}", header="strategy,num_gpus,batch_size_per_gpu,epoch_time_s")
+        (outcome,) = collect_experiment(Experiment(folder)).collected.outcomes
+        stated_ns = [epoch.ranks[0].epoch_time_ns for epoch in outcome.record.epochs] if outcome.record else []
+        assert (outcome.status, stated_ns) == (("oom", []) if cell == "OOM" else ("ok", [float(cell) * 1e9]))
+    assert len(outcome.superseded) == len(cells) - 1
+
+
+def test_a_file_of_another_name_with_the_same_rows_states_nothing_new(tmp_path: Path) -> None:
+    before = everything_in(ingest_text(tmp_path, GOOD))
+    (tmp_path / "file.csv").rename(tmp_path / "other.csv")
+    run_ingest(tmp_path / "other.csv", "--outputs", tmp_path / "out")
+    assert everything_in(tmp_path / "out") == before
+
+
+def test_rows_that_a_corrected_file_lost_are_named_with_the_command_that_drops_them(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    ingest_text(tmp_path, GOOD, "dp,2,32,2,33.48,,,,ok")
+    assert "earlier file" not in capfd.readouterr().err
+    folder = ingest_text(tmp_path, GOOD)
+    notice = capfd.readouterr().err.splitlines()[-1]
+    assert_says(notice, '1 configuration of an earlier file, not in file.csv ("dp 2 GPUs, 32 per GPU"); ')
+    words = shlex.split(notice.partition("pipeline.drop ")[2])
+    assert run_command("drop", *words).returncode == 0
+    assert cells(collect(folder)["Q2"], "num_gpus") == [(1,)]
+
+
+def test_timings_from_elsewhere_and_points_measured_here_do_not_mix(tmp_path: Path) -> None:
     folder = make_experiment(tmp_path / "out", make_record()).folder
     before = everything_in(folder)
-    with pytest.raises(CommandError, match="give the file a folder of its own"):
+    with pytest.raises(CommandError, match="configurations measured here; choose another folder with --outputs"):
         ingest_text(tmp_path, GOOD)
     assert everything_in(folder) == before
+    stated = ingest_text(tmp_path / "elsewhere", GOOD)
+    before = everything_in(stated)
+    submit = run_command("submit", "--grid", "smoke", "--outputs", stated.parent, "--name", stated.name)
+    assert_refused(submit, 2, "a file that ingest read", "choose another folder with --outputs or --name")
+    assert everything_in(stated) == before
+
+
+def test_a_file_of_warm_up_epochs_alone_is_named(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    ingest_text(tmp_path, "dp,1,32,1,24,,,,ok", "dp,2,32,1,24,,,,ok", "dp,2,32,2,23,,,,ok")
+    assert_says(capfd.readouterr().err, "file.csv has 1 configuration of 2 with epoch 1 alone, the warm-up")
+    ingest_text(tmp_path, GOOD, "dp,2,32,1,,,,,oom")
+    assert "warm-up" not in capfd.readouterr().err
+
+
+def test_a_blank_name_of_the_gpu_is_none(tmp_path: Path) -> None:
+    record = only_record(Experiment(ingest_text(tmp_path, GOOD, options=["--gpu", "  "])))
+    assert record.environment.gpus == ()
+
+
+def test_what_no_file_states_is_no_condition(tmp_path: Path) -> None:
+    for row in (GOOD, "dp,1,32,2,,,,,oom"):
+        outcomes = collect_experiment(Experiment(ingest_text(tmp_path, row))).collected.outcomes
+        assert {*conditions_of(outcomes).values()} == {
+            "precision not stated",
+            "execution not stated",
+            "input not stated",
+        }
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "said"),
+    [
+        ("epoch time (h)", "0.1", "has 'epoch time (h)', which is no unit of epoch_time_s; give it in s, sec, "),
+        ("Time [hours]", "0.1", "has 'Time [hours]', which is no unit of epoch_time_s; "),
+        ("epoch_time_s,num_nodes", "9,3", "a multiple of num_nodes=3; correct one, "),
+    ],
+)
+def test_a_refused_column_has_its_cure(tmp_path: Path, header: str, row: str, said: str) -> None:
+    with pytest.raises(CommandError, match=re.escape(said)):
+        ingest_text(tmp_path, f"ddp,2,32,{row}", header=f"strategy,num_gpus,batch_size_per_gpu,{header}")
 
 
 def test_what_neither_the_file_nor_an_option_states_is_no_figure(tmp_path: Path) -> None:

@@ -638,7 +638,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if self.num_gpus % self.num_nodes:
             raise ValueError(
                 f"num_gpus={self.num_gpus} is the total over nodes and must be a multiple of "
-                f"num_nodes={self.num_nodes}; give gpus_per_node in its place."
+                f"num_nodes={self.num_nodes}; correct one, or let a grid give gpus_per_node in place of num_gpus."
             )
         if self.num_nodes > 1 and not self.is_distributed:
             raise ValueError(

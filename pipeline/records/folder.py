@@ -158,7 +158,7 @@ class Experiment:
                 files.remove_leftovers(folder, files.TEMPORARY_PREFIX)
             files.check_exclusive_creation(self.records_folder)
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise self.unwritable(error) from error
 
     def refuse_links(self, submissions: Iterable[Submission] = ()) -> None:
         """Raise CommandError if one of the folders is a link, which somebody may redirect; the parent may be one."""
@@ -195,10 +195,10 @@ class Experiment:
         for folder in (self.folder, self.records_folder, self.logs):
             nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
             if not nearest.is_dir():
-                raise self._unwritable(NotADirectoryError(errno.ENOTDIR, f"{nearest} is not a folder"))
+                raise self.unwritable(NotADirectoryError(errno.ENOTDIR, f"{nearest} is not a folder"))
             if not os.access(nearest, os.W_OK | os.X_OK):
                 code = errno.EROFS if os.statvfs(nearest).f_flag & os.ST_RDONLY else errno.EACCES
-                raise self._unwritable(OSError(code, os.strerror(code)))
+                raise self.unwritable(OSError(code, os.strerror(code)))
 
     def read_manifest(self) -> Manifest | None:
         """Return the manifest, None if there is none. Raises CommandError if it is unreadable or a folder is a link."""
@@ -237,7 +237,7 @@ class Experiment:
             try:
                 files.replace_file_atomically(self.manifest_path, raw)
             except OSError as error:
-                raise self._unwritable(error) from error
+                raise self.unwritable(error) from error
 
     def submission_lock(self) -> contextlib.AbstractContextManager[None]:
         """Hold the lock for submitting or running points here. Raises CommandError if another process holds it."""
@@ -279,13 +279,14 @@ class Experiment:
             if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP):
                 cure = "choose another folder with --outputs, or have the file system mounted with locks"
                 raise CommandError(f"the file system of {path} has no locks ({error.strerror}); {cure}.") from error
-            raise self._unwritable(error) from error
+            raise self.unwritable(error) from error
         try:
             yield
         finally:
             lock.release()
 
-    def _unwritable(self, error: OSError) -> CommandError:
+    def unwritable(self, error: OSError) -> CommandError:
+        """Return the error of a command that cannot write to the experiment, with its cure."""
         problem = full_disk_hint(str(error)) or f"{error.strerror}; make it writable, or choose another"
         return CommandError(f"cannot write to {self.folder}: {problem}.")
 

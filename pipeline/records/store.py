@@ -14,7 +14,7 @@ import msgspec
 from pipeline.plan.spec import OOM_MAY_DIFFER, RUN_ID_PATTERN, Spec, alike_key
 from pipeline.records.record import FORMER_VERSIONS, SCHEMA_VERSION, Failure, Record, Status
 from pipeline.system import files
-from pipeline.system.errors import PATTERN_ERROR, redact_credentials
+from pipeline.system.errors import PATTERN_ERROR, CommandError, redact_credentials
 
 MAX_RECORD_BYTES = 1_000_000
 RECORD_NAME_PATTERN = re.compile(rf"({RUN_ID_PATTERN})\.(\d{{1,6}})\.json")
@@ -155,6 +155,14 @@ def load_folder(folder: Path) -> tuple[list[Record], list[RejectedFile]]:
     return found, rejected
 
 
+def refuse_other_origin(records: Iterable[Record], folder: Path, *, measured: bool) -> None:
+    """Raise CommandError if the folder has records that were measured elsewhere (here): a report does not mix them."""
+    if any(record.measured != measured for record in records):
+        origin = "from a file that ingest read" if measured else "measured here"
+        cure = "choose another folder with --outputs" + " or --name" * measured
+        raise CommandError(f"{folder} has configurations {origin}; {cure}.")
+
+
 def load_attempts(folder: Path, run_ids: Container[str]) -> list[Record]:
     """Return the valid records of these points, sorted by run id and attempt."""
     found = []
@@ -167,9 +175,12 @@ def load_attempts(folder: Path, run_ids: Container[str]) -> list[Record]:
 
 
 def choose_attempt(attempts: list[Record]) -> Record:
-    """Return the attempt that counts for its point: the latest `ok`, else the latest `oom`, else the latest one."""
+    """Return the attempt that counts for its point: the latest `ok`, else the latest `oom`, else the latest one.
+
+    Of attempts that a file states the latest counts, since its row corrects the others.
+    """
     rank = {"failed": 0, "oom": 1, "ok": 2}
-    return max(attempts, key=lambda record: (rank[record.status], record.attempt))
+    return max(attempts, key=lambda record: (record.measured and rank[record.status], record.attempt))
 
 
 def find_implying_oom(

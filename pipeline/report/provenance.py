@@ -121,13 +121,18 @@ def describe_setting(records: Iterable[Record]) -> list[str]:
 
 
 def conditions_of(outcomes: Sequence[PointOutcome]) -> dict[str, str]:
-    """Return precision, execution and input of the points by name, with every value that occurs."""
+    """Return precision, execution and input of the points by name, with every value that occurs.
+
+    The execution of a spec is none that a file states.
+    """
     found: dict[str, dict[str, None]] = {"precision": {}, "execution": {}, "input": {}}
     for point in pool_outcomes(outcomes):
         spec = point.spec
         blocks = "" if spec.compile == "none" else f" with {describe_axis('compile', spec.compile)}"
         found["precision"][describe_axis("precision", shown_precision(point))] = None
-        for execution in executions_used(point) or [spec.execution]:
+        is_stated = any(outcome.record and not outcome.record.measured for outcome in point.outcomes)
+        executions: Sequence[str | None] = executions_used(point) or [None if is_stated else spec.execution]
+        for execution in executions:
             found["execution"][describe_axis("execution", execution) + blocks] = None
         found["input"][describe_axis("input", spec.input)] = None
     return {name: " or ".join(values) for name, values in found.items()}

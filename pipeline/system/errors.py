@@ -73,8 +73,8 @@ EXTRAS = ("mlflow", "wandb", "shtab")  # packages that an extra of the same name
 INSTALL_EXTRA = "install it with: python -m pip install -c constraints.txt -e"
 INSTALL = "install this project's packages with: python -m pip install -c constraints.txt -e ."
 FULL_DISK_HINTS = {
-    os.strerror(errno.ENOSPC): "the disk is full: free space on it, and submit again",
-    os.strerror(errno.EDQUOT): "your quota on the disk is used up: free space or have it raised, and submit again",
+    os.strerror(errno.ENOSPC): "the disk is full: free space on it, and try again",
+    os.strerror(errno.EDQUOT): "your quota on the disk is used up: free space or have it raised, and try again",
 }
 NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS)  # another user's folder, or a read-only file system
 

@@ -116,7 +116,7 @@ def test_a_point_without_a_record_is_said_with_the_error_that_its_log_ends_with(
     for text, said in {
         "": f"see {log}",
         "error: needs the package 'torch'; install it.\n": f"see {log} (error: needs the package 'torch'; install it.)",
-        full: f"the disk is full: free space on it, and submit again; see {log}",
+        full: f"the disk is full: free space on it, and try again; see {log}",
     }.items():
         log.write_text(f"x: starting\n{text}")
         assert say_lost(log) == f"no record: {said}"

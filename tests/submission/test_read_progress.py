@@ -146,7 +146,7 @@ OVER_LIMIT = "slurmstepd-node1: error: StepId=7.0 exceeded memory limit (3425812
 OVER_LIMIT_26 = OVER_LIMIT.replace("slurmstepd-node1:", "[2026-11-30T03:53:01.740]")  # as Slurm 26.05 writes it
 CUDA_OOM = "torch.OutOfMemoryError: CUDA out of memory."
 RAN_OUT = "the node's memory ran out; raise mem_per_gpu_gib in the grid file, or give --mem 0"
-SUGGESTS, DISK = "its log suggests out of memory; ", "the disk is full: free space on it, and submit again; "
+SUGGESTS, DISK = "its log suggests out of memory; ", "the disk is full: free space on it, and try again; "
 FULL_SHM = "unable to write to file </torch_1>: No space left on device (28)\n/dev/shm: No space left on device"
 
 
