@@ -16,6 +16,7 @@ the same; 3 no experiment, or no timed configuration, is in both.
 
 import argparse
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -117,11 +118,16 @@ def main() -> int:
 
 
 def write_page(path: Path, pairs: Pairs) -> None:
-    """Write the page and name it on stderr. Raises OSError, and CommandError if a package is missing."""
+    """Write the page and name it on stderr. Raises CommandError, also for a file that is no page: it stays."""
+    if os.path.lexists(path) and not (path.is_file() and path.suffix == ".html"):
+        raise CommandError(f"--html {path} is there and is no page; name a new file, or one that ends in .html.")
     errors.require_packages("jinja2", "matplotlib")
     from pipeline.report.compare import render_page  # here: it takes a second
 
-    files.replace_file_atomically(path, render_page(pairs).encode())
+    try:
+        files.replace_file_atomically(path, render_page(pairs).encode())
+    except OSError as error:
+        raise CommandError(f"cannot write {path}: {error.strerror}; name another file with --html.") from error
     log_line(f"Page: {path}")
 
 

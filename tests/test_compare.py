@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import bench_compare as bench
+import msgspec
 import pytest
 from browser import look_at, needs_chromium
 from conftest import Command, assert_refused
@@ -291,6 +292,56 @@ def test_points_that_differ_in_an_axis_are_paired_across_it(pipeline: Command, t
     )
 
 
+def test_epochs_of_other_numbers_of_samples_are_compared_by_sample(pipeline: Command, tmp_path: Path) -> None:
+    """The epoch of twice the samples takes twice the time: it was called twice as slow."""
+    for side, num_samples, factor in (("a", 640, 1), ("b", 1280, 2)):
+        runs = [
+            make_record(make_spec(num_samples=num_samples, repeat=n), (9.0, factor * time_s))
+            for n, time_s in enumerate(STEADY_S[1:])
+        ]
+        make_experiment(tmp_path / side, *runs)
+    across = ("--across", "num_samples")
+    assert_says(printed(pipeline, tmp_path, *across), "B is as fast as A", "B / A is of the time of a sample")
+    found = json.loads(printed(pipeline, tmp_path, *across, "--json"))["experiments"]["a and b"]
+    assert_row(found["points"][0], ratio=1.0, ratio_low=1 / 1.05, ratio_high=1.05, verdict="inside the noise")
+
+
+@pytest.mark.parametrize("other", ["missing", "GPU Z"])
+def test_results_on_a_gpu_model_that_b_lacks_are_lost(pipeline: Command, tmp_path: Path, other: str) -> None:
+    """The gate passed without a word of them."""
+    on_x, on_y, on_z = (repeated(32, environment=Environment(gpus=(Gpu(name=f"GPU {name}"),))) for name in "XYZ")
+    later = [msgspec.structs.replace(one.spec, repeat=one.spec.repeat + 6) for one in on_y]
+    on_y, on_z = (
+        [msgspec.structs.replace(one, spec=spec, run_id=spec.run_id()) for one, spec in zip(runs, later, strict=True)]
+        for runs in (on_y, on_z)
+    )
+    make_experiment(tmp_path / "a", *on_x, *on_y)
+    ran, missing = ([], later) if other == "missing" else (on_z, [])
+    make_experiment(tmp_path / "b", *on_x, *ran, missing=missing)
+    limit = ("--fail-above", "10%")
+    answer = pipeline("compare", tmp_path / "a", tmp_path / "b", *limit)
+    assert answer.returncode == 1
+    assert_says(answer.stdout, "1 configuration ok in A but not in B", "GPU X", "GPU Y", "| missing |")
+    assert ("- only in B: 1 configuration" in answer.stdout) == (other == "GPU Z")
+
+
+def test_a_page_replaces_nothing_but_a_page(pipeline: Command, tmp_path: Path) -> None:
+    for side in "ab":
+        make_experiment(tmp_path / side, timed(32))
+    (tmp_path / "mine.csv").write_text("mine")
+    (tmp_path / "folder.html").mkdir()
+    (tmp_path / "old.html").write_text("an older page")
+    both = ("compare", tmp_path / "a", tmp_path / "b", "--html")
+    for name in ("mine.csv", "folder.html", "b"):
+        path = tmp_path / name
+        assert_refused(pipeline(*both, path), 2, f"--html {path} is there and is no page; name a new file, or one that")
+    assert (tmp_path / "mine.csv").read_text() == "mine"
+    absent = tmp_path / "absent" / "page.html"
+    assert_refused(pipeline(*both, absent), 2, f"cannot write {absent}: ", "name another file with --html")
+    assert pipeline(*both, tmp_path / "old.html").returncode == 0
+    assert "<h1>" in (tmp_path / "old.html").read_text()
+
+
 def test_what_is_no_comparison_is_refused(pipeline: Command, tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     for name, size in (("a", 32), ("b", 64), ("several/x", 32), ("several/y", 32)):
@@ -349,6 +400,11 @@ HEADLINES: dict[str, tuple[list[Record], list[Record], str]] = {
         [timed(32)],
         [timed(32)],
         "B is as fast as A within 0.5 % (one configuration); no verdict: that needs six runs",
+    ),
+    "the same in all but one": (
+        [timed(size) for size in (32, 64, 128)],
+        [timed(32), timed(64), timed(128, slower(1.25))],
+        "B is 0.8 to 1 times as fast (3 configurations); no verdict: that needs six runs",
     ),
     "none": ([timed(32)], [make_record(windows(32), status="oom")], "No configuration has a time in both."),
 }

@@ -4,6 +4,7 @@ Times are in seconds: the epoch time of a timed point, the step time of a commun
 processes, so it needs six repeats on both sides. Windows of one process say nothing of the next process.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
@@ -57,15 +58,20 @@ class TimedSide:
 class ComparedPoint:
     """A point that both experiments expect. `ratio` is B's median over A's, with its interval if both have one.
 
-    `axes` are those that both sides share. `is_between_runs`: the interval has the spread between repeats, so that
-    there is a verdict.
+    Across num_samples it is that of the time of a sample. `axes` are those that both sides share. `is_between_runs`:
+    the interval has the spread between repeats, so that there is a verdict.
     """
 
     def __init__(self, a: PooledPoint, b: PooledPoint, across: Sequence[str] = ()) -> None:
         self.spec = a.spec
-        self.axes = {axis: value for axis, value in msgspec.structs.asdict(a.spec).items() if axis not in across}
+        shared = {axis: value for axis, value in msgspec.structs.asdict(a.spec).items() if axis not in across}
+        self.axes = shared | {"gpu": (a.gpu == b.gpu and a.gpu) or None}
         self.a, self.b = TimedSide(a), TimedSide(b)
-        time_a, time_b = self.a.time, self.b.time
+        self.is_per_sample = "num_samples" in across and time_key(a.spec) == "epoch_time_s"
+        time_a, time_b = (
+            side.time.over(side.point.spec.num_samples) if self.is_per_sample and side.time else side.time
+            for side in (self.a, self.b)
+        )
         self.ratio = time_b / time_a if time_a is not None and time_b is not None else None
         self.interval = intervals.time_ratio_interval(time_b, time_a)
         self.verdict = verdict_on(time_a, time_b)
@@ -109,9 +115,9 @@ def compare_outcomes(
     """Return the comparison of two experiments.
 
     Two points are shared if all their axes but repeat and seed, and those in `across`, are equal. On each GPU model
-    that both sides have they are compared apart; without such a model the first of each side. Points without a time to
-    compare are left out (`measure: memory` and `quantize`). Raises ValueError if several points of a side are alike but
-    for `across`.
+    that both sides have they are compared apart; without such a model the first of each side. On another model of A
+    they are missing in B. Points without a time to compare are left out (`measure: memory` and `quantize`). Raises
+    ValueError if several points of a side are alike but for `across`.
     """
     pooled = [[p for p in pool_outcomes(outcomes) if p.spec.measure in TIMED_MEASURES] for outcomes in (a, b)]
     points_a, points_b = (group_pairs((alike_key(p.spec, across), p) for p in points) for points in pooled)
@@ -125,11 +131,12 @@ def compare_outcomes(
         for one, other in pair_by_gpu(of_a, points_b[key])
     ]
     records_a = [record for point in shared for record in point.a.point.ok_records]
-    records_b = [record for point in shared for record in point.b.point.ok_records]
+    records_b = [record for key in points_a for p in points_b.get(key, ()) for record in p.ok_records]
+    paired = {point.b.point for point in shared}
     return Comparison(
         shared,
         [points[0].spec for key, points in points_a.items() if key not in points_b],
-        [points[0].spec for key, points in points_b.items() if key not in points_a],
+        [*dict.fromkeys(p.spec for alike in points_b.values() for p in alike if p not in paired)],
         differing_axes(shared, across) | differing_facts(records_a, records_b) | unlike_gpu_models(shared),
     )
 
@@ -146,9 +153,15 @@ def differing_axes(points: Sequence[ComparedPoint], across: Sequence[str]) -> di
 
 
 def pair_by_gpu(a: Sequence[PooledPoint], b: Sequence[PooledPoint]) -> list[tuple[PooledPoint, PooledPoint]]:
-    """Return the pairs of one GPU model; without a common model the first of each side."""
+    """Return each point of A with that of B on its GPU model; without a common model the first with the first of B.
+
+    On another model the point is missing in B.
+    """
     on_model = {point.gpu: point for point in b}
-    return [(point, on_model[point.gpu]) for point in a if point.gpu in on_model] or [(a[0], b[0])]
+    if not any(point.gpu in on_model for point in a):
+        on_model[a[0].gpu] = b[0]
+    absent = PointOutcome(a[0].spec, "missing", None, "no record")
+    return [(point, on_model.get(point.gpu) or dataclasses.replace(point, outcomes=[absent])) for point in a]
 
 
 def is_failing(points: Iterable[ComparedPoint], fail_above: float | None, allow_unchecked: bool = False) -> bool:

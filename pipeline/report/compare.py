@@ -91,16 +91,17 @@ def headline_of(points: Sequence[ComparedPoint]) -> str:
     if not timed:
         return "No configuration has a time in both."
     ratios = sorted(point.ratio for point in timed if point.ratio)
-    ratio, over = statistics.median(ratios), "one configuration"
-    if abs(ratio - 1) < SAME_TIME:
+    ratio, number = statistics.median(ratios), pluralize(len(ratios), "configuration")
+    is_longer = ratio >= 1 + SAME_TIME
+    ends = (ratios[0], ratios[-1]) if is_longer else (1 / ratios[-1], 1 / ratios[0])
+    spread = f"{' to '.join(dict.fromkeys(f'{end:.3g}' for end in ends))} times as {'long' if is_longer else 'fast'}"
+    over = f"median of {number}, {spread}" if len(ratios) > 1 else "one configuration"
+    if all(abs(one - 1) < SAME_TIME for one in ratios):
         said = f"B is as fast as A within {100 * SAME_TIME:g} %"
+    elif abs(ratio - 1) < SAME_TIME:
+        said, over = f"B is {spread}", number
     else:
         said = f"B is {1 / ratio:.3g} times as fast" if ratio < 1 else f"B takes {ratio:.3g} times as long"
-    if len(ratios) > 1:
-        is_longer = ratio >= 1 + SAME_TIME
-        ends = (ratios[0], ratios[-1]) if is_longer else (1 / ratios[-1], 1 / ratios[0])
-        spread = " to ".join(dict.fromkeys(f"{end:.3g}" for end in ends))
-        over = f"median of {len(ratios)} configurations, {spread} times as {'long' if is_longer else 'fast'}"
     counts = Counter(point.verdict for point in timed if point.is_between_runs)
     known = ", ".join(f"{counts[word]} {word}" for word in get_args(Verdict) if counts[word])
     verdict = f"verdict: {known}" if known else "no verdict: that needs six runs"
@@ -206,6 +207,8 @@ def badges_of_sides(point: ComparedPoint) -> list[str]:
 def explain_intervals(points: Sequence[ComparedPoint]) -> list[str]:
     """Return the sentences below a table: how far to trust the intervals, and what a verdict needs."""
     lines, needed = [], intervals.min_values()
+    if any(point.is_per_sample for point in points):
+        lines.append("B / A is of the time of a sample, since the epochs have other numbers of them.")
     if coverages := [point.interval.coverage for point in points if point.interval and point.is_between_runs]:
         least = f"{100 * min(coverages):.1f} %"
         lines.append(f"An interval over repeats contains the true ratio with a probability of at least {least}.")
