@@ -5,6 +5,7 @@
 
 Builds the model in this process, on a GPU if there is one, makes the checks that each rank makes before its clock, and
 three updates. What a run with more processes would refuse only then is not found, such as a sample of another shape.
+A name that nearly is one of Workload is a notice, and so is an evaluate() without a number.
 Exit codes: 0 nothing is refused; 1 something is; 2 there is no such class or option.
 """
 
@@ -42,6 +43,8 @@ def main() -> int:
     from pipeline.runner.check_class import check_class  # here: it imports torch
 
     found = check_class(spec, Path.cwd())
+    for notice in found.notices:
+        log_line(f"Notice: {notice}")
     for refusal in found.refusals:
         errors.print_text(f"- {refusal}")
     if found.refusals:

@@ -74,6 +74,30 @@ class BatchNormed(Fine):
     def build_model(self):
         return nn.Sequential(nn.Linear(self.width, 2), nn.BatchNorm1d(2))
 
+class Leaving(Fine):
+    def build_model(self):
+        raise SystemExit(0)
+
+class Misspelt(Workload):
+    build_model, synthetic_batch, dataset = Fine.build_model, Fine.synthetic_batch, Fine.dataset
+    width, items_per_samples, loss_fn = 4, 7, nn.functional.mse_loss
+
+    def loss(self, model, batch):
+        return model(batch).square().mean()
+
+    def losses(self):
+        pass  # a helper: the class has loss()
+
+    def before_updates(self, model, optimizer):
+        1 / 0
+
+    def evalute(self, model, device):
+        1 / 0
+
+class Unknown(Fine):
+    def evaluate(self, model, device):
+        return float("nan")
+
 class Half(Workload):
     def loss(self, model, batch):
         return None
@@ -118,6 +142,7 @@ REFUSALS = {
     ],
     "Dropping": ["before_update() leaves no gradient, so updates change nothing"],
     "Broken": ["Broken cannot be built: KeyError: 'mine' (at models_to_check.py:"],
+    "Leaving": ["SystemExit: 0 (at models_to_check.py:"],
     "Half": ["Half cannot be built: TypeError: Can't instantiate abstract class Half"],
 }
 
@@ -154,6 +179,23 @@ def test_a_class_that_is_right_has_the_command_that_runs_it(
         f"Next: python -m pipeline.submit --grid own-model --set {chosen}",
     ]
     assert everything_in(models.parent) == before
+
+
+NOTICES = {
+    "Misspelt": [
+        "Notice: no run uses before_updates of Misspelt; did you mean 'before_update'?",
+        "Notice: no run uses evalute of Misspelt; did you mean 'evaluate'?",
+        "Notice: no run uses items_per_samples of Misspelt; did you mean 'items_per_sample'?",
+    ],
+    "Unknown": ["Notice: evaluate() of the new model gives no finite number; see what it returns."],
+}
+
+
+@pytest.mark.parametrize("name", NOTICES)
+def test_what_may_be_a_mistake_is_said_and_not_refused(check: Check, models: Path, name: str) -> None:
+    answer = check(f"{models}:{name}")
+    assert (answer.returncode, answer.stderr.splitlines()) == (0, NOTICES[name])
+    assert "Nothing is refused" in answer.stdout
 
 
 def test_what_a_strategy_cannot_place_is_refused_without_its_processes(check: Check, models: Path) -> None:

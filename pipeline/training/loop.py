@@ -321,17 +321,22 @@ def evaluate(workload: Workload, model: nn.Module, rank: Rank) -> Evaluation:
     return Evaluation(merit, loss)
 
 
-def check_evaluation(workload: Workload, model: nn.Module, spec: Spec, rank: Rank) -> None:
-    """Raise WorkloadError if a user's evaluate() does not return what a record holds. Leave random state as it is."""
+def check_evaluation(workload: Workload, model: nn.Module, spec: Spec, rank: Rank) -> Evaluation | None:
+    """Return what a user's evaluate() says of the new model; None on other ranks. Leave random state as it is.
 
-    def evaluate_once() -> None:
+    Raises WorkloadError if it does not return what a record holds.
+    """
+
+    def evaluate_once() -> Evaluation:
         with torch.random.fork_rng(devices=[rank.device] if rank.device.type == "cuda" else []):
-            evaluate(workload, model, rank)
+            tested = evaluate(workload, model, rank)
         model.train()
         devices.reset_memory_statistics(spec, rank)
+        return tested
 
-    if spec.evaluate and own_class(spec.model) is not None:
-        process_group.on_first_rank(rank, evaluate_once, None)
+    if not spec.evaluate or own_class(spec.model) is None:
+        return None
+    return process_group.on_first_rank(rank, evaluate_once, None)
 
 
 def finite_or_none(value: Any) -> float | None:
