@@ -3,7 +3,7 @@
     python -m pipeline.doctor
     python -m pipeline.doctor --outputs /scratch/me/outputs --data /scratch/me/data
 
-The checks are those of submit and of a rank. It writes nothing.
+The checks are those of submit and of a rank. It leaves nothing behind.
 Exit codes: 0 runs can start, 1 something refuses them.
 """
 
@@ -24,11 +24,12 @@ from pipeline.records.folder import DEFAULT_OUTPUTS, Experiment, warn_of_open_fo
 from pipeline.runner.launch_options import add_data_argument
 from pipeline.submission import slurm_queries
 from pipeline.submission.slurm_submit import refuse_replaced_signs, refuse_unsafe_paths
-from pipeline.system import errors, host
+from pipeline.system import errors, files, host
 from pipeline.system.command_line import build_parser, command_name
 from pipeline.system.errors import CommandError, pluralize
 
 GIB = 2**30
+PROBE_BYTES = 16_384  # more than what a file system keeps beside a file's name
 NO_SLURM = "none here: submit runs the configurations on this machine, one after another"
 NO_ANSWER = "it is configured and its controller does not answer; wait for it, or give submit --cluster local"
 NO_CUDA = (
@@ -157,6 +158,11 @@ def examine_outputs(arguments: argparse.Namespace) -> Iterator[Finding]:
     if slurm_queries.probe_slurm() != "absent":
         refuse_replaced_signs(experiment)
     nearest = next(path for path in (arguments.outputs, *arguments.outputs.absolute().parents) if path.exists())
+    try:
+        with files.temporary_file_beside(nearest / "doctor", bytes(PROBE_BYTES)):
+            pass
+    except OSError as error:  # on a full disk a folder is writable
+        raise experiment.unwritable(error) from error
     free = f"{shutil.disk_usage(nearest).free / GIB:,.0f} GiB free"
     is_open = warn_of_open_folders([experiment])
     yield Finding("note" if is_open else "ok", "outputs", f"{arguments.outputs} can be written, {free}")

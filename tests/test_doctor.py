@@ -1,12 +1,13 @@
 """doctor: what this machine has for runs, and each refusal with its cure; init: a class that runs as it is."""
 
+import errno
 import os
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import Command, assert_refused, run_here, without_slurm
-from factories import assert_says
+from conftest import Command, assert_refused, everything_in, run_here, without_slurm
+from factories import assert_says, raising
 from slurm_queue import DEAD, fake_slurm
 
 from pipeline import doctor
@@ -56,6 +57,17 @@ def test_each_refusal_has_its_cure_and_hides_no_other(
     assert_says(lines["Slurm"], "refused ", "controller does not answer", "--cluster local")
     assert_says(lines["outputs"], "refused ", "file is not a folder; make it writable, or choose another")
     assert text.splitlines()[-1] == "Runs cannot start: 3 refusals."
+
+
+def test_a_full_disk_is_refused_and_nothing_is_left_there(
+    cpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = everything_in(tmp_path)
+    monkeypatch.setattr(os, "fsync", raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    assert run_here("doctor", "--outputs", tmp_path / "x") == 1
+    said = lines_of(capsys.readouterr().out)["outputs"]
+    assert_says(said, "refused ", "cannot write to ", "the disk is full: free space on it, and try again.")
+    assert everything_in(tmp_path) == before
 
 
 def test_the_network_is_named_with_its_speed_and_what_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
