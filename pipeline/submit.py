@@ -9,6 +9,7 @@ an array, or Slurm is configured and does not answer.
 """
 
 import argparse
+import functools
 import math
 import signal
 from collections.abc import Sequence
@@ -200,17 +201,24 @@ def submit_or_run(context: SubmitContext, planned: Sequence[Spec]) -> list[Spec]
 
 def run_here(context: SubmitContext, todo: Sequence[Spec]) -> None:
     """Run the points on this machine. Raises CommandError if the one that is to be the first has no result."""
-    options, experiment, launching = context.options, context.experiment, plan.launch_options(context)
-    first = [spec for spec in context.grid.points if spec.run_id() == options.first]
-    local.run_elements(experiment, [[spec] for spec in first if spec in todo], launching)
+    first = [spec for spec in context.grid.points if spec.run_id() == context.options.first]
+    begin = [[spec] for spec in first if spec in todo]
+    if not begin:
+        refuse_without_first(context, first)
+    others = pack_elements([spec for spec in todo if spec not in first], context.options.points_per_element)
+    refuse = functools.partial(refuse_without_first, context, first)
+    local.run_elements(context.experiment, [*begin, *others], plan.launch_options(context), refuse)
+
+
+def refuse_without_first(context: SubmitContext, first: Sequence[Spec]) -> None:
+    """Raise CommandError if the point that is to be the first has no result."""
+    options, experiment = context.options, context.experiment
     if first and read_progress.count_gaps(experiment, first):
         cure = f"read why in {command('status', experiment.folder)}, correct that, and add --rerun failed"
         drop = f"{command('drop', experiment.folder)} --only {options.first}"
         other = f"if you changed an option, remove the old configuration with {drop}"
         problem = "the first configuration has no result, so the others do not start"
         raise CommandError(f"{problem}; {cure}; {other}.", errors.EXIT_GAPS)
-    others = [spec for spec in todo if spec not in first]
-    local.run_elements(experiment, pack_elements(others, options.points_per_element), launching)
 
 
 def recover_killed_launchers(experiment: Experiment) -> None:

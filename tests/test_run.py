@@ -5,6 +5,7 @@ The example of the README: test_the_example_of_the_readme_is_measured_unchanged_
 
 import argparse
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -245,10 +246,12 @@ def run_script(folder: Path, *words: str | Path, **variables: str) -> tuple[int,
 def test_the_other_configurations_start_although_the_first_is_out_of_memory(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import sys\nraise MemoryError if sys.argv[1] == '1' else ValueError")
     options = ("--num-gpus", "1,2", *SHORT, "--repeats", "1")
-    for again, code in ((), 1), (("--rerun", "oom"), 0):  # which selects the first alone
+    # --rerun oom selects the first alone
+    for again, code, numbers in ((), 1, ["1/2", "2/2"]), (("--rerun", "oom"), 0, ["1/1"]):
         words = (*options, *again, "--", "train.py", "{num_gpus}")
         found, said, records = run_script(tmp_path, *words, PYTHONPATH=forking_scripts(tmp_path))
         assert (found, "Q1" in said) == (code, True), said
+        assert re.findall(r"\[(./.)\] .*: running", said) == numbers
     assert sorted((record.spec.num_gpus, record.status) for record in records) == [
         (1, "oom"),
         (1, "oom"),

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.figures.pooling import group_pairs
@@ -42,9 +42,12 @@ BAR_CHARS = 20
 ERASE_LINE = "\r\x1b[K"
 
 
-def run_elements(experiment: Experiment, elements: Sequence[Sequence[Spec]], options: LaunchOptions) -> None:
+def run_elements(
+    experiment: Experiment, elements: Sequence[Sequence[Spec]], options: LaunchOptions, check_first: Callable[[], None]
+) -> None:
     """Run the elements one after another, as one submission, and show the progress of every point.
 
+    `check_first` is called after the first one; its error ends the others.
     From here on SIGTERM and SIGHUP are interrupts, as Ctrl-C is, unless they are ignored (nohup).
     """
     if not elements:
@@ -78,6 +81,8 @@ def run_elements(experiment: Experiment, elements: Sequence[Sequence[Spec]], opt
                 for record in store.load_attempts(experiment.records_folder, {spec.run_id()})[num_before[spec] :]:
                     earlier += split_duration(record, experiment.folder.name)
                 progress.expected_s = expect_durations_s(specs, earlier)
+        if element is elements[0]:
+            check_first()
 
 
 def expect_durations_s(specs: Sequence[Spec], earlier: Sequence[EarlierAttempt]) -> dict[str, float]:
