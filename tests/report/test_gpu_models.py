@@ -290,8 +290,15 @@ def compared(one: list[Record], other: list[Record]) -> Comparison:
 
 
 def test_compared_experiments_compare_times_of_one_model() -> None:
+    """What only A has on another model is lost; what only B has there is named."""
     found = [timed(H100, 2.0), timed(H100, 2.2, repeat=1), timed(H200, 1.0, repeat=2)]
-    assert [point.ratio for point in compared(found, found[:2]).points] == [1]
+    points = compared(found, found[:2]).points
+    assert [(point.a.point.gpu, point.ratio, point.is_lost) for point in points] == [
+        (H100, 1, False),
+        (H200, None, True),
+    ]
+    back = compared(found[:2], found)
+    assert ([point.ratio for point in back.points], len(back.only_in_b)) == ([1], 1)
 
 
 def test_compared_points_of_two_models_are_said_to_differ_in_it() -> None:
