@@ -158,6 +158,19 @@ LENET_FASTER = [timed(0.1, 128, model="lenet"), timed(0.05, 128, 2, model="lenet
             "other configurations ran on its node at the same time",
             id="shared nodes are left out and named",
         ),
+        pytest.param(
+            [*scaling(), timed(9.0, 128, 4, num_nodes=2)],
+            None,
+            f"ddp, 1 node, 128 per GPU: {3.2 * 1e9 / NUM_SAMPLES / 3600:.1f} h",
+            "where it is 62.5 %",
+            "The configuration is ddp, 1 node, 128 per GPU",
+            id="a slower configuration on more nodes is another one",
+        ),
+        pytest.param(
+            [*scaling(), windowed([9.0] * 6, 128, 4)],
+            *(None, f": {3.2 * 1e9 / NUM_SAMPLES / 3600:.1f} h", "where it is 62.5 %", ""),
+            id="of two lengths of a run the faster one is meant",
+        ),
     ],
 )
 def test_what_a_proposal_says(

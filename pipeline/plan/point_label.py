@@ -41,8 +41,10 @@ OF_GPUS = Terms()
 
 NAMING_AXES = ("strategy", "num_gpus", "batch_size_per_gpu")  # in every label of a point
 
-EFFORT_AXES = ("epochs", "windows", "max_steps", "num_nodes")
-"""Axes that say how long and on how many nodes a point runs, and not what it measures."""
+EFFORT_AXES = ("epochs", "windows", "max_steps")
+"""Axes that say how long a point runs, and not what it measures."""
+NAMED_LAST = (*EFFORT_AXES, "num_nodes")
+"""Axes that a label names only if two points would otherwise have the same one."""
 
 OTHER_WORDS: dict[str, tuple[str, Mapping[Any, str]]] = {
     "global_batch_size": ("{} in all", {}),
@@ -71,7 +73,7 @@ def varying_axes(rows: Iterable[Mapping[str, Any]], without: Sequence[str] = ())
 
 
 def distinguishing_axes(
-    rows: Sequence[Mapping[str, Any]], known: Sequence[str] = (), optional: Sequence[str] = EFFORT_AXES
+    rows: Sequence[Mapping[str, Any]], known: Sequence[str] = (), optional: Sequence[str] = NAMED_LAST
 ) -> list[str]:
     """Return the axes that name the rows beside the `known` ones: those in which the rows differ.
 
@@ -140,7 +142,7 @@ def has_axis(strategy: str, axis: str) -> bool:
 def point_labels(points: Sequence[Spec]) -> dict[str, str]:
     """Return run id -> label. A label has strategy, GPUs, batch, and each other axis in which these points differ.
 
-    It leaves out a value that goes without saying. It names EFFORT_AXES only if two points would otherwise have the
+    It leaves out a value that goes without saying. It names NAMED_LAST only if two points would otherwise have the
     same label.
     """
     rows = {spec.run_id(): msgspec.structs.asdict(spec) for spec in points}
@@ -150,7 +152,7 @@ def point_labels(points: Sequence[Spec]) -> dict[str, str]:
     def describe(row: Mapping[str, Any], without: Sequence[str]) -> str:
         return describe_point(row, [axis for axis in axes if axis not in without and is_said(axis, row[axis])], models)
 
-    names = {run_id: describe(row, EFFORT_AXES) for run_id, row in rows.items()}
+    names = {run_id: describe(row, NAMED_LAST) for run_id, row in rows.items()}
     counts = Counter(names.values())
     return {run_id: name if counts[name] == 1 else describe(rows[run_id], ()) for run_id, name in names.items()}
 

@@ -131,8 +131,7 @@ def describe_own(row: Row, rows: Sequence[Row], but: str = "", also: str = "") -
 
     The bare model on one GPU goes without saying.
     """
-    without = {"num_gpus", *EFFORT_AXES} - {"num_nodes"}
-    varying = varying_axes([other.axes for other in rows], without=[*without])
+    varying = varying_axes([other.axes for other in rows], without=("num_gpus", *EFFORT_AXES))
     named = {"strategy", "batch_size_per_gpu", *varying, also} - {but}
     if not STRATEGIES[row["strategy"]].is_parallel:
         named.discard("strategy")

@@ -19,6 +19,7 @@ from pipeline.plan.model_names import short_model_name
 from pipeline.plan.point_label import (
     ALL_REMEDIES,
     EFFORT_AXES,
+    NAMED_LAST,
     Terms,
     axes_fixed_by_model,
     describe_axis,
@@ -159,7 +160,7 @@ def name_columns(points: Sequence[Axes], varying: Sequence[str]) -> tuple[list[D
 def describe_common(points: Sequence[Axes], varying: Sequence[str], hidden: Sequence[str]) -> list[str]:
     """Return what all rows share, each as `key: value`."""
     is_script = bool(points[0].get("script"))  # whose epochs are windows
-    without = (*varying, *hidden, *(axis for axis in EFFORT_AXES if axis != "epochs" or is_script))
+    without = (*varying, *hidden, *(axis for axis in NAMED_LAST if axis != "epochs" or is_script))
     same = (axis for axis, value in points[0].items() if axis not in without and value not in (False, []))
     return describe_values(
         points[0], [axis for axis in same if all(point[axis] == points[0][axis] for point in points)]

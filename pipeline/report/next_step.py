@@ -47,7 +47,7 @@ from pipeline.report import claims
 from pipeline.report.table import Column, Row, Rows, View, sort_rows
 
 NOTHING_FOUND, AT_MOST = "none found", "at most"
-EFFORT_AXES = ("epochs", "windows", *POOLED_AXES)
+ALIKE_MAY_DIFFER = ("epochs", "windows", *POOLED_AXES)
 MIN_GAIN = 1.02  # of a changed point that was timed too, as a ratio of times
 LOW_MFU = 0.5  # a step that is not compiled and reaches less of the GPU's peak may gain by fused kernels
 MAX_CHANGES = 3  # of a next step: the first ones, in the order of the limit
@@ -302,7 +302,7 @@ class Found:
 
 def alike(change: Change, point: PooledPoint) -> tuple[object, ...]:
     """Return the key of the points that differ in the axes of a change and in how long they ran alone."""
-    return point.gpu, alike_key(point.spec, (*EFFORT_AXES, change.axis, *change.others))
+    return point.gpu, alike_key(point.spec, (*ALIKE_MAY_DIFFER, change.axis, *change.others))
 
 
 def advise(own: Evidence, found: Found) -> Advice | None:

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from pipeline.figures.intervals import ends_of
 from pipeline.figures.pooling import group_pairs
 from pipeline.plan.point_label import (
-    EFFORT_AXES,
+    NAMED_LAST,
     axes_fixed_by_model,
     describe_point,
     distinguishing_axes,
@@ -208,7 +208,7 @@ def as_title(text: str) -> str:
 
 
 def label_axes(
-    points: Sequence[Mapping[str, Any]], known: Sequence[str] = (), optional: Sequence[str] = EFFORT_AXES
+    points: Sequence[Mapping[str, Any]], known: Sequence[str] = (), optional: Sequence[str] = NAMED_LAST
 ) -> list[str]:
     """Return the axes that tell the points apart beside the `known` ones, without what the name of a model tells."""
     axes = distinguishing_axes(points, known, optional)
@@ -217,7 +217,7 @@ def label_axes(
 
 
 def group_series(
-    rows: Sequence[Row], x: str, first: Sequence[str] = (), optional: Sequence[str] = EFFORT_AXES, panel: str = ""
+    rows: Sequence[Row], x: str, first: Sequence[str] = (), optional: Sequence[str] = NAMED_LAST, panel: str = ""
 ) -> tuple[dict[str, list[Row]], str]:
     """Return the rows of at most MAX_SERIES series by label, and a note if there are more.
 

@@ -58,7 +58,7 @@ PROPOSAL = Table(
 """The tables of `proposal`, which are on its own page alone."""
 
 MIN_EFFICIENCY = 0.7  # what a call for proposals usually asks for
-SERIES_MAY_DIFFER = ("num_gpus", *EFFORT_AXES)
+SERIES_MAY_DIFFER = ("num_gpus", "num_nodes", *EFFORT_AXES)
 BATCH = "batch_size_per_gpu"
 
 
@@ -135,14 +135,18 @@ def has_neighbours(row: Row) -> bool:
 
 
 def series_of(chosen: Row, rows: Sequence[Row], batch: int, num_samples: int, batch_axis: str = BATCH) -> list[Row]:
-    """Return the rows of the proposal by number of GPUs: those like `chosen` at a batch size, and their baseline."""
+    """Return the rows of the proposal by number of GPUs: those like `chosen` at a batch size, and their baseline.
+
+    Of several on one number of GPUs the one that differs least from `chosen` counts.
+    """
     own = [row for row in rows if row[batch_axis] == batch and not differs(row, chosen, (*SERIES_MAY_DIFFER, BATCH))]
     baselines = []
     for row in [row for row in own if row["baseline"]][:1]:
         place = {"num_gpus": 1, "strategy": row["baseline"], BATCH: row["baseline_batch_size_per_gpu"]}
         alike = (one for one in rows if all(one[axis] == value for axis, value in place.items()))
         baselines = [one for one in alike if not differs(one, row, (*BASELINE_MAY_DIFFER, BATCH))][:1]
-    one_each = {row["num_gpus"]: row for row in (*baselines, *own)}
+    nearest_last = sorted(own, key=lambda row: -len(varying_axes([row.axes, chosen.axes], ("num_gpus", BATCH))))
+    one_each = {row["num_gpus"]: row for row in (*baselines, *nearest_last)}
     return [proposal_row(one_each[count], num_samples) for count in sorted(one_each)]
 
 

@@ -18,7 +18,7 @@ from pipeline.figures.scaling import (
     as_baseline,
     scaling_figures,
 )
-from pipeline.plan.point_label import EFFORT_AXES, varying_axes
+from pipeline.plan.point_label import NAMED_LAST, varying_axes
 from pipeline.plan.spec import BASELINE_MAY_DIFFER, alike_key
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report.claims import (
@@ -295,7 +295,7 @@ def speedup_panels(rows: Sequence[Row], batch: str, fixed: str) -> tuple[tuple[L
     Return the note on the number of series too.
     """
     counts, strategies = ({row[axis] for row in rows} for axis in ("num_gpus", "strategy"))
-    optional = (BATCH, *EFFORT_AXES)
+    optional = (BATCH, *NAMED_LAST)
     if len(counts) == 1:
         groups, note = group_series(rows, batch, ("strategy",), optional)
         of_strategy = f"of {min(strategies)} " if len(strategies) == 1 else ""

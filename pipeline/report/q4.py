@@ -9,7 +9,7 @@ from pipeline.figures.notes import NoteKind, make_note
 from pipeline.figures.pooling import PooledPoint, group_pairs
 from pipeline.figures.time_to_target import states_every_time, training_times_s
 from pipeline.plan.model_names import is_image_model
-from pipeline.plan.point_label import EFFORT_AXES, describe_axis, describe_point, varying_axes
+from pipeline.plan.point_label import NAMED_LAST, describe_axis, describe_point, varying_axes
 from pipeline.plan.spec import TARGET_MAY_DIFFER, peak_learning_rate
 from pipeline.records.record import Epoch, Record
 from pipeline.report.claims import (
@@ -337,7 +337,7 @@ def remedy_groups(rows: Sequence[Row]) -> tuple[dict[str, list[Row]], str]:
     used = group_pairs(pairs)
     fewest = [row for row, (place, gpus) in zip(rows, pairs, strict=True) if gpus == min(used[place])]
     first = ("remedies",) if any(row["remedies"] for row in rows) else ()
-    return group_series(fewest, BATCH, first, (*FOLLOWS_FROM_BATCH, *EFFORT_AXES))
+    return group_series(fewest, BATCH, first, (*FOLLOWS_FROM_BATCH, *NAMED_LAST))
 
 
 def accuracy_plots(tables: Tables) -> Iterator[Plot]:

@@ -42,7 +42,6 @@ EXECUTIONS_SIMPLEST_FIRST = ("eager", "compile", "graph", "compiled_graph", "aut
 MAX_WORKLOADS = 3  # that are answered; of more those with the most configurations
 LEARNING_AXES = [name for name, axis in DECLARED.items() if axis.changes_learning]
 """Axes of a choice that may change what is learnt, which a comparison of times does not say."""
-ALIKE = [axis for axis in EFFORT_AXES if axis != "num_nodes"]  # axes that no choice is about
 BASELINE_NOTES = (NO_DIFFERENCE, BASELINE_RUNS)
 
 
@@ -168,7 +167,9 @@ def name_of(row: Row, rows: Sequence[Row]) -> str:
 def place_words(row: Row, rows: Sequence[Row]) -> str:
     """Return how the configuration compares: "the fastest" only if `compare` would call each of the others slower."""
     if ties := not_told_apart(row, rows):
-        return name_ties(row, ties, lambda tie: describe_point(tie.axes, varying_axes([row.axes, tie.axes], ALIKE)))
+        return name_ties(
+            row, ties, lambda tie: describe_point(tie.axes, varying_axes([row.axes, tie.axes], EFFORT_AXES))
+        )
     is_shown = all(is_shown_slower(row, other) for other in rows if other is not row)
     return "the fastest" if is_shown else "the shortest time"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from factories import ROOT, assert_says, make_record, make_script_spec, make_spec, sentences
+from factories import ROOT, assert_says, make_record, make_script_spec, make_spec, sentences, timed
 from rendered import (
     PUBLISHED,
     assert_row,
@@ -43,6 +43,7 @@ from pipeline.report.display import (
     format_cell,
     name_columns,
     number_notes,
+    two_over_four,
 )
 from pipeline.report.markdown import render_experiment
 from pipeline.report.memory import LARGEST_FITTING
@@ -318,6 +319,8 @@ def test_an_ingested_report_is_also_shown_in_its_own_terms() -> None:
     text = report(*found)
     assert cells(table_of(text, "Q2: T(2)/T(4) by"), "32", "64") == [("1.800", "1.667")]  # 4.5/2.5, 5/3
     assert cells(table_of(text, "Q2: N x T(1)/T(N) by"), "64") == [("3.600",), ("12.000",)]  # 2 x 9/5, 4 x 9/3
+    on_nodes = [timed(time_s, 64, num_gpus, num_nodes=nodes) for time_s, num_gpus, nodes in ((4, 2, 1), (2, 4, 2))]
+    assert [ratio for _, ratio in two_over_four(build(*on_nodes)["Q2"])] == [None]
 
 
 @pytest.mark.parametrize(

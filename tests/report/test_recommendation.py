@@ -41,10 +41,10 @@ from pipeline.plan.point_label import in_terms
 from pipeline.records.record import GpuWindow, Record, Telemetry
 from pipeline.report.claims import sample_time
 from pipeline.report.next_step import (
+    ALIKE_MAY_DIFFER,
     BLOCKS,
     COMPILE,
     COMPRESSION,
-    EFFORT_AXES,
     GATHERS,
     LIMIT_WORDS,
     NOTHING_FOUND,
@@ -164,6 +164,12 @@ SHARDED = make_spec(strategy="fsdp", num_gpus=2, windows=6, epochs=7)
             ["epoch 1.10 s, n = 2, the shortest time among 2 configurations"],
             ["chosen by"],
             id="one run leaves no half to choose by",
+        ),
+        pytest.param(
+            [timed(4, 128), timed(1.05, 128, 4), timed(2.5, 128, 4, num_nodes=2)],
+            ["DDP on 4 GPUs with 128 images per GPU in tf32, 1 node;"],
+            [],
+            id="of as many GPUs the number of nodes is named",
         ),
         pytest.param([timed(4, 128)], ["The only configuration: 12,500 images/s"], [], id="one configuration"),
         pytest.param(
@@ -488,7 +494,7 @@ def test_no_measured_pair_of_any_published_experiment_contradicts_the_advice() -
         for words in re.split(r" or ", re.sub(r" \([^)]*\)", "", own["next_step"] or "")):
             if (change := changes.get(words)) is None:
                 continue
-            alike = (*EFFORT_AXES, change.axis, *change.others)
+            alike = (*ALIKE_MAY_DIFFER, change.axis, *change.others)
             changed_s = [
                 other_s
                 for other, other_s in rows
