@@ -169,19 +169,20 @@ def without_evaluation(rows: Sequence[Row]) -> Sequence[Row]:
 
 
 def not_told_apart(row: Row, rows: Iterable[Row]) -> list[Row]:
-    """Return the rows that are not told apart from this one, the shortest time first.
+    """Return the rows that are not told apart from this one, the shortest time first."""
+    return sorted((other for other in rows if other is not row and not is_told_slower(row, other)), key=sample_time)
 
-    With six runs of both that is what `compare` does not call slower. With fewer no test exists: a row is left out if
-    it is slower by more than MAX_NOISE and its interval, if there is one, lies apart.
+
+def is_told_slower(row: Row, other: Row) -> bool:
+    """True if the other row counts as slower than this one.
+
+    With six runs of both that is what `compare` calls slower. With fewer no test exists: it is slower by more than
+    MAX_NOISE, and its interval, if there is one, lies apart.
     """
-    found, own_s = [], sample_time(row)
-    for other in rows:
-        time_s = sample_time(other)
-        low, high = time_s.low or time_s, own_s.high or own_s
-        is_near = has_verdict(row, other) or low <= high or time_s < (1 + MAX_NOISE) * own_s
-        if other is not row and is_near and not is_shown_slower(row, other):
-            found.append(other)
-    return sorted(found, key=sample_time)
+    if has_verdict(row, other):
+        return is_shown_slower(row, other)
+    own_s, time_s = sample_time(row), sample_time(other)
+    return (time_s.low or time_s) > (own_s.high or own_s) and time_s >= (1 + MAX_NOISE) * own_s
 
 
 def has_verdict(row: Row, other: Row) -> bool:

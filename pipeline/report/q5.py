@@ -1,7 +1,7 @@
 """Q5, recommendation: the shortest time or the simplest of a tie, and the cheapest configuration at a target."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -20,28 +20,32 @@ from pipeline.plan.point_label import (
     models_of,
     varying_axes,
 )
-from pipeline.plan.spec import CHOICE_MAY_DIFFER
+from pipeline.plan.spec import CHOICE_MAY_DIFFER, Spec
 from pipeline.plan.strategies import STRATEGIES
 from pipeline.report.claims import (
     Tile,
     badges_of,
     figure_of,
     is_shown_slower,
+    is_told_slower,
     name_ties,
     not_told_apart,
     sample_time,
+    shown,
     time_words,
     without_evaluation,
 )
 from pipeline.report.next_step import limit_words
-from pipeline.report.table import Row, Tables, key_without
-from pipeline.report.time_to_target import describe_run, format_target, main_study
+from pipeline.report.q4 import TRAINING_ACCURACY, is_about_learning
+from pipeline.report.table import MERIT, TEST_ACCURACY, Row, Tables, key_without
+from pipeline.report.time_to_target import DIVERGED, describe_run, format_target, main_study
 from pipeline.system.errors import pluralize
 
 EXECUTIONS_SIMPLEST_FIRST = ("eager", "compile", "graph", "compiled_graph", "auto")
 MAX_WORKLOADS = 3  # that are answered; of more those with the most configurations
 LEARNING_AXES = [name for name, axis in DECLARED.items() if axis.changes_learning]
 """Axes of a choice that may change what is learnt, which a comparison of times does not say."""
+MERITS = ((TEST_ACCURACY, ".1%"), (MERIT, "digits"), (TRAINING_ACCURACY, ".1%"))
 BASELINE_NOTES = (NO_DIFFERENCE, BASELINE_RUNS)
 
 
@@ -78,7 +82,8 @@ def use_claims(tables: Tables) -> list[Tile]:
     real = [row for row in timed if row["input"] != "synthetic"]  # no one trains on one batch
     used = without_evaluation(real or timed)
     workloads = list(group_pairs((key_without(row, CHOICE_MAY_DIFFER), row) for row in used).values())
-    fastest = [fastest_claim(rows, used) for rows in sorted(workloads, key=len, reverse=True)[:MAX_WORKLOADS]]
+    learnt = {row.point.spec: row for row in tables["Q4"] if row.point and is_about_learning(row)}  # the last epoch
+    fastest = [fastest_claim(rows, used, learnt) for rows in sorted(workloads, key=len, reverse=True)[:MAX_WORKLOADS]]
     if len(fastest) > 1:
         return fastest
     return [*fastest, *cheapest_claims(tables)]
@@ -103,6 +108,11 @@ def of_other_half(time: Estimate) -> Estimate:
     return estimate(statistics.median(times_s), median_interval(times_s)) or time
 
 
+def without_slower(choices: Sequence[Choice]) -> list[Choice]:
+    """Return the configurations than which none is told to be faster, by all runs: one half alone may mislead."""
+    return [choice for choice in choices if not any(is_told_slower(other.row, choice.row) for other in choices)]
+
+
 def rivals_of(best: Choice, choices: Iterable[Choice]) -> list[Choice]:
     """Return the other configurations whose interval meets that of the one with the shortest time.
 
@@ -115,18 +125,14 @@ def rivals_of(best: Choice, choices: Iterable[Choice]) -> list[Choice]:
 
 
 def choose(choices: Sequence[Choice]) -> Choice:
-    """Return the configuration with the shortest time, or the simplest whose interval meets its own.
-
-    One that another is shown to be faster than is not used, even if its interval meets that of the shortest time.
-    """
+    """Return the configuration with the shortest time, or the simplest whose interval meets its own."""
     best = min(choices, key=lambda choice: choice.chosen_by_s)
-    tied = sorted([best, *rivals_of(best, choices)], key=lambda choice: (choice.simplicity, choice.chosen_by_s))
-    return next(choice for choice in tied if not any(is_shown_slower(other.row, choice.row) for other in tied))
+    return min([best, *rivals_of(best, choices)], key=lambda choice: (choice.simplicity, choice.chosen_by_s))
 
 
-def fastest_claim(rows: Sequence[Row], all_rows: Sequence[Row]) -> Tile:
-    """Return which configuration of one workload to use, and what limits it."""
-    choices = make_choices(rows)
+def fastest_claim(rows: Sequence[Row], all_rows: Sequence[Row], learnt: Mapping[Spec, Row]) -> Tile:
+    """Return which configuration of one workload to use, what limits it and what it `learnt`: rows of Q4."""
+    choices = without_slower(make_choices(rows))
     used = choose(choices)
     row, limit = used.row, limit_words(used.row)
     update_time = row["update_time_s"]
@@ -134,8 +140,6 @@ def fastest_claim(rows: Sequence[Row], all_rows: Sequence[Row]) -> Tile:
         update_time = of_other_half(update_time)
     is_shortest = used.chosen_by_s == min(choice.chosen_by_s for choice in choices)
     simplest = () if is_shortest else ("the simplest that may be the fastest",)
-    is_learnt_alike = all(len({repr(other.axes.get(axis)) for other in rows}) == 1 for axis in LEARNING_AXES)
-    learnt = "accuracy" if row.axes["unit"] == IMAGES else "learning"
     number, _, unit = throughput_words(used).partition(" ")
     tile = Tile(
         "Configuration to use",
@@ -144,11 +148,26 @@ def fastest_claim(rows: Sequence[Row], all_rows: Sequence[Row]) -> Tile:
         line=name_of(row, all_rows),
         more=", ".join([time_words(used.stated, update_time), *count_words(used)]),
         warning=f"Limited by {limit}; next step: {row['next_step'].sentence}" if limit else "",
-        badges=(*simplest, *own_badges(used), *(() if is_learnt_alike else (f"{learnt} not compared",))),
+        badges=(*simplest, *own_badges(used), *learnt_badges(row, rows, learnt)),
     )
-    if len(choices) == 1:
+    if len(rows) == 1:
         return tile._replace(label="The only configuration")
     return tile._replace(more=f"{tile.more}, {place_words(row, rows)} among {pluralize(len(rows), 'configuration')}")
+
+
+def learnt_badges(row: Row, rows: Sequence[Row], learnt: Mapping[Spec, Row]) -> list[str]:
+    """Return what the configuration learnt beside the smallest batch; nothing if no axis changes what is learnt."""
+    if all(len({repr(other.axes.get(axis)) for other in rows}) == 1 for axis in LEARNING_AXES):
+        return []
+    smallest = min(rows, key=lambda other: (other["global_batch_size"], other["num_gpus"]))
+    own, least = (learnt.get(one.point.spec) if one.point else None for one in (row, smallest))
+    diverged = ["diverged"] if own and own.has_note(DIVERGED) else []
+    for column, form in MERITS:
+        if own and least and own[column.key] is not None and least[column.key] is not None:
+            name = describe_point(smallest.axes, varying_axes([row.axes, smallest.axes], EFFORT_AXES))
+            beside = "" if row is smallest else f", {shown(least[column.key], form)} with {name}"
+            return [*diverged, f"{column.name} {shown(own[column.key], form)}{beside}"]
+    return diverged or [f"{'accuracy' if row.axes['unit'] == IMAGES else 'learning'} not compared"]
 
 
 def name_of(row: Row, rows: Sequence[Row]) -> str:

@@ -13,6 +13,7 @@ from factories import (
     NOISY,
     ROOT,
     assert_says,
+    learnt,
     make_measurement,
     make_record,
     make_script_spec,
@@ -152,6 +153,24 @@ SHARDED = make_spec(strategy="fsdp", num_gpus=2, windows=6, epochs=7)
             ],
             [],
             id="with repeats one half chooses and the other is stated",
+        ),
+        pytest.param(
+            [*repeated((12.0, 25.0), precision="bf16"), *repeated((14.6, 14.6), precision="fp32")],
+            ["1 GPU with 128 images a step in fp32; epoch 14.6 s, n = 1, chosen by 1 other run"],
+            ["may be the fastest"],
+            id="not one that all of its runs tell to be slower",
+        ),
+        pytest.param(
+            [learnt(128, 0.99), learnt(1024, 0.04, epoch_time_s=1.0)],
+            ["1 GPU with 1,024 images a step", "; test accuracy 4.0 %, 99.0 % with 128 per GPU."],
+            ["not compared"],
+            id="what is learnt stands beside what the smallest batch learns",
+        ),
+        pytest.param(
+            [learnt(128, 0.99), learnt(1024, 0.04, epoch_time_s=3.0)],
+            ["1 GPU with 128 images a step", "; test accuracy 99.0 %."],
+            ["not compared"],
+            id="of the smallest batch its own accuracy is said",
         ),
         pytest.param(
             [*repeated((1.0, 1.1)), *repeated((2.0, 2.1, 2.2), precision="fp32")],
