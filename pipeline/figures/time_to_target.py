@@ -60,8 +60,8 @@ def evaluated_records(point: PooledPoint) -> list[Record]:
 
 
 def merit_of(study: Sequence[PooledPoint]) -> Merit:
-    """Return what a study is compared by, as its first record states it."""
-    found = (record.measurement for point in study for record in evaluated_records(point))
+    """Return what a study is compared by, as its first record states it, also one whose figures are not finite."""
+    found = (record.measurement for point in study for record in point.ok_records)
     return next((Merit(part.merit, part.better) for part in found if part and part.merit), Merit())
 
 

@@ -177,6 +177,8 @@ def large_batch_claims(all_rows: Sequence[Row]) -> list[Tile]:
     batch = f"{small['global_batch_size']:,} $images a step without remedies, the runs to compare with,"
     if small.has_note(DIVERGED):
         return [Tile(line=f"{batch} diverged")]
+    if final_of(small) is None and small.status == "ok":
+        return [Tile(line=f"{batch} have no final figure: evaluate() returned no finite number")]
     if final_of(small) is None:
         return [no_result(batch, [small])]
     epochs = pluralize(small["epochs"], "epoch")

@@ -45,7 +45,7 @@ NEVER_REACHED = "never reached"
 
 def has_merit(row: Row) -> bool:
     """True if a row is about another figure of merit than the test accuracy."""
-    return row["final_merit"] is not None or row["target_merit"] is not None
+    return row["target_merit"] is not None or bool(row.point and not merit_of([row.point]).is_accuracy)
 
 
 def why_no_time(row: Row) -> str:

@@ -105,6 +105,17 @@ def test_the_answer_of_q4_names_the_merit_and_no_remedy() -> None:
     ]
 
 
+def test_a_merit_that_is_not_finite_is_no_missing_run() -> None:
+    found = [losses([4.0, 2.0], batch_size_per_gpu=size) for size in (128, 1024)]
+    nan = [with_epochs(record, lambda _: {"merit": None}) for record in found]
+    assert answers(*nan)["Q4"] == [
+        "Large batches: 128 samples a step without remedies, the runs to compare with, have no final figure: "
+        "evaluate() returned no finite number.",
+        "",
+    ]
+    assert_says(report(*nan), "Q4: final test loss and time to target")
+
+
 def test_an_accuracy_of_an_own_model_is_answered_in_per_cent() -> None:
     found = [trained([0.5, final], **OWN, batch_size_per_gpu=size) for size, final in {128: 0.9, 1024: 0.7}.items()]
     small, large = (with_measurement(record, unit="tokens") for record in found)
