@@ -42,7 +42,7 @@ from pipeline.report.display import MAX_ROWS, ON_PAGE, display_tables, status_of
 from pipeline.report.int8 import int8_plots
 from pipeline.report.link import bandwidth_plots
 from pipeline.report.network import network_plots
-from pipeline.report.next_step import LIMIT_WORDS, NEEDLESS, POWER, RULES, WAITING, has_next_step, with_gains
+from pipeline.report.next_step import LIMIT_WORDS, NEEDLESS, POWER, RULES, has_next_step, with_gains
 from pipeline.report.plots import Plot, RenderedPlot, group_series, keep_curves
 from pipeline.report.provenance import conditions_of, describe_setting, list_provenance
 from pipeline.report.q1 import batch_size_plots
@@ -131,8 +131,7 @@ def verdict_of(tables: Tables, terms: Terms) -> Verdict | None:
     timed = [row for row in tables["Q2"] if row["scaling"] == "weak" and row["epoch_time_s"]]
     rows = timed or [row for row in tables["communication"] if row["step_time_s"]]
     limits = Counter(row["limit"] for row in rows if row["limit"])
-    limits[WAITING.limit] = sum(bool(row.figures.get("is_loader_bound")) for row in rows)  # also of DataParallel
-    limit, count = limits.most_common(1)[0]
+    limit, count = next(iter(limits.most_common(1)), ("", 0))
     if not VERDICTS.get(limit) or count <= MIN_SHARE * len(rows):
         return None
     changes = [suggestion.change for suggestion in suggestions_of(tables, terms, limit)[:1]]

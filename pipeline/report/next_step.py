@@ -112,7 +112,7 @@ WAITING = Rule(
     MAX_DATA_SHARE,
     "data time and batch wait over the epoch time",
     (Change("input=gpu", "input", "gpu", ("num_workers",)), WORKERS),
-    verdict="Data loading is the bottleneck, not the strategy.",
+    verdict="Data loading is the bottleneck.",
 )
 POWER = Rule(
     "power",
@@ -199,10 +199,10 @@ RULES = (
     POWER,
     UNEXPLAINED,
 )
-"""DataParallel comes first, then waiting for data: a faster step would only wait longer. Of the others the largest
-share wins, then come those without a share, in this order, and last what has no cure. docs/advice.md has this table.
+"""DataParallel comes first. Of the others the largest share wins, then come those without a share, in this order, and
+last what has no cure. docs/advice.md has this table.
 """
-PLACES = {DATAPARALLEL: 0, NEEDLESS: 0, WAITING: 1, POWER: 3, UNEXPLAINED: 4}  # 2: those between, by their share
+PLACES = {DATAPARALLEL: 0, NEEDLESS: 0, POWER: 2, UNEXPLAINED: 3}  # 1: those between, by their share
 OF_ONE_GPU = ("launches", "a small batch")  # their shares, where they follow from other points
 
 
@@ -318,7 +318,7 @@ def advise(own: Evidence, found: Found) -> Advice | None:
         rules = [rule for rule in rules if rule is DATAPARALLEL]
         if not rules:
             return None
-    for rule in sorted(rules, key=lambda rule: (PLACES.get(rule, 2), -shares[rule.limit])):
+    for rule in sorted(rules, key=lambda rule: (PLACES.get(rule, 1), -shares[rule.limit])):
         step = describe_changes(rule.changes, own, found) or NextStep(own.remedies.get(rule.limit, rule.otherwise))
         if step:
             is_derived = rule.limit in OF_ONE_GPU and rule.limit not in own.shares
@@ -386,7 +386,8 @@ def derived_shares(own: Evidence, found: Found) -> dict[str, float]:
         can_be_measured = "communication" not in own.shares and not own.is_untold
         if one and one.time_s and own.time_s and can_be_measured:
             shares["several GPUs"] = 1 - one.time_s / own.time_s / spec.num_gpus
-    if fixed is not None:
+    if fixed is not None and own.compute_time_s and own.time_s:
+        fixed *= own.compute_time_s / own.time_s  # of a step without the wait for data
         shares["launches" if is_possible(GRAPH, own.point) and not spec.is_captured else "a small batch"] = fixed
     return shares
 
@@ -521,7 +522,7 @@ NEXT_STEP = (
         "next step",
         "What to change first, by the rules of docs/advice.md; no measured pair contradicts it.",
     ),
-    Column("limit", "limit", "The largest part of its time that a rule names.", words=LIMIT_WORDS),
+    Column("limit", "limit", "The largest part of its time that a rule can change, else the first.", words=LIMIT_WORDS),
     Column(
         "limit_share",
         "of its time [%]",

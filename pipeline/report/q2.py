@@ -335,7 +335,7 @@ NODES = Table(
     View(
         "Q2: nodes, speed-up against one node",
         "Against one node with as many $GPUs, and the same $images in both. The limit is the largest part of the time "
-        "that a rule of docs/advice.md names.",
+        "that a rule of docs/advice.md can change.",
         lambda rows: sorted(sort_rows(rows), key=lambda row: str(row["scaling"]), reverse=True),
         keys=("node_speedup", "nodes", "scaling", "node_efficiency", "exposed_share_of_epoch", "limit", "limit_share"),
     ),

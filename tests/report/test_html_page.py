@@ -28,6 +28,7 @@ from rendered import (
     EVIL,
     assert_said_once,
     batch_records,
+    build,
     collected_in,
     every_question,
     hostile_records,
@@ -388,6 +389,14 @@ def test_what_a_script_sends_without_need_is_not_said_to_slow_it() -> None:
     slowed = verdict_of(published_tables("v100-dp"), OF_GPUS)
     assert slowed is not None
     assert slowed[1] == "It slows 10 of 15 configurations. Try strategy=ddp."
+
+
+def test_configurations_of_data_parallel_that_wait_for_data_are_limited_by_it_alone() -> None:
+    spec = make_spec(strategy="dp", num_gpus=2)
+    found = build(make_record(spec, measurement=make_measurement(spec, (9, 4), compute_share=0.5)))
+    verdict = verdict_of(found, OF_GPUS)
+    assert verdict is not None
+    assert verdict.headline.startswith("DataParallel is the bottleneck")
 
 
 def test_a_series_without_a_figure_has_no_row() -> None:
