@@ -120,6 +120,9 @@ OOM = Table(
 )
 
 NOTHING_FAILED = NoteKind("nothing_failed", "nothing failed in {trials} trials")
+SEARCHES_DIFFER = NoteKind(
+    "searches_differ", "the searches found {low} to {high}", badge="searches found {low} to {high}"
+)
 NOT_NARROWED = NoteKind("not_narrowed", "not narrowed to 1 % in {trials} trials")
 TRIAL_FAILED = NoteKind("trial_failed", "failed at {batch_size}: {reason}")
 CONVOLUTIONS_SPLIT = NoteKind(
@@ -128,8 +131,12 @@ CONVOLUTIONS_SPLIT = NoteKind(
 
 SAVED_MAY_DIFFER = ("strategy", "batch_size_per_gpu", *STRATEGY_AXES, *POOLED_AXES)
 FIRST_SPLIT = 2**31 // (64 * 32 * 32)  # images of ResNet-18: beyond 2^31 elements convolutions are split
-BATCH_SIZES = ("largest_batch_size_per_gpu", "smallest_failing_batch_size_per_gpu")
-COUNTS = ("predicted_batch_size_per_gpu", "num_trials", "num_ooms")  # rounded down
+OF_SMALLEST = (
+    *("largest_batch_size_per_gpu", "smallest_failing_batch_size_per_gpu"),
+    *("peak_memory_gib", "reserved_memory_gib", "head_room_gib", "predicted_batch_size_per_gpu", "prediction_error"),
+)
+"""The figures that a row has of one search, so that they belong together."""
+COUNTS = ("num_trials", "num_ooms")  # rounded down
 
 
 def memory_rows(points: Sequence[PooledPoint]) -> list[Row]:
@@ -156,19 +163,20 @@ def difference(one: float | None, other: float | None) -> float | None:
 
 
 def memory_row(point: PooledPoint) -> Row:
-    """Return the row of a point's search: medians over its repeats. Of the two batch sizes it has the smallest.
+    """Return the row of a point's search: of several the one with the smallest result, with medians of all else.
 
     A batch that one search found too large is not said to fit.
     """
     found = [one.memory_search for one in point.measurements if one.memory_search]
+    smallest = min(found, key=lambda search: search.largest_fitting, default=None)
     by_search = [search_figures(search) for search in found]
     by_formula = (state_bytes(one, point.spec) for one in point.measurements)
     by_search += [{"state_formula_gib": value / GIB} for value in by_formula if value is not None]
     known = group_pairs((key, value) for figures in by_search for key, value in figures.items() if value is not None)
     medians: dict[str, float] = {key: statistics.median(values) for key, values in known.items()}
     medians |= {key: int(medians[key]) for key in COUNTS if key in medians}
-    medians |= {key: int(min(known[key])) for key in BATCH_SIZES if key in known}
-    return make_row(MEMORY_BOUNDARY, point, memory_notes(point, found), **medians)
+    of_smallest = {key: search_figures(smallest)[key] for key in OF_SMALLEST} if smallest else {}
+    return make_row(MEMORY_BOUNDARY, point, memory_notes(point, found), **{**medians, **of_smallest})
 
 
 def search_figures(search: MemorySearch) -> dict[str, float | None]:
@@ -217,7 +225,9 @@ def line_figures(search: MemorySearch) -> dict[str, float]:
 
 
 def memory_notes(point: PooledPoint, searches: Sequence[MemorySearch]) -> list[Note]:
-    notes = [*point.allocator_retry_notes]
+    notes, results = [*point.allocator_retry_notes], {search.largest_fitting for search in searches}
+    if len(results) > 1:
+        notes.append(make_note(SEARCHES_DIFFER, low=min(results), high=max(results)))
     for search in searches:
         num_trials, largest = len(search.trials), search.largest_fitting
         if search.smallest_failing is None:
@@ -239,6 +249,11 @@ def oom_row(point: PooledPoint) -> Row:
     return make_row(OOM, point, status="oom", n=len(records), reason=reason, max_steps=point.spec.max_steps)
 
 
+def ran_out(row: Row) -> bool:
+    """True if a run of the row's point ran out of memory, also if others did not."""
+    return row.point is not None and any(outcome.status == "oom" for outcome in row.point.outcomes)
+
+
 ALL_FIT = "the largest that was tried; more may fit"
 LARGEST_FITTING = Tile("Largest batch that fits", unit="$images", line=ALL_FIT)
 
@@ -258,8 +273,8 @@ def memory_claims(tables: Tables) -> list[Tile]:
         largest = LARGEST_FITTING._replace(figure=f"{best['largest_batch_size_per_gpu']:,}", badges=badges_of(best))
         said = ALL_FIT if fails is None else f"{fails:,} do not fit"
         return [largest._replace(line=said, more=where.removeprefix(", "))]
-    lost = [row for row in tables["Q1"] if row.status == "oom"]
-    fitting = [row for row in tables["Q1"] if row.status == "ok"]
+    lost = [row for row in tables["Q1"] if ran_out(row)]
+    fitting = [row for row in tables["Q1"] if row.status == "ok" and not ran_out(row)]
     if lost:
         first = min(lost, key=lambda row: int(row["batch_size_per_gpu"]))
         size = first["batch_size_per_gpu"]

@@ -7,7 +7,7 @@ import msgspec
 import numpy
 import pytest
 from factories import assert_says, make_record, make_spec, with_measurement
-from rendered import assert_row, build, cells
+from rendered import answers_of, assert_row, build, cells
 
 from pipeline.figures.formulas import GIB, state_bytes
 from pipeline.plan.spec import Spec
@@ -128,11 +128,26 @@ def test_a_model_of_smaller_activations_has_no_kink() -> None:
     assert memory_row(BEYOND, model="lenet")["note"] is None
 
 
-def test_repeats_pool_to_their_median() -> None:
-    other = changed(fits(30_200, 136), largest_fitting=30_200, predicted=None)
-    (row,) = build(record_of(searched()), record_of(searched(repeat=1), other))["memory"]
-    # 30,200 fitted once, and is not said to fit; one has a prediction
-    assert_row(row, largest_batch_size_per_gpu=30_000, n=2, predicted_batch_size_per_gpu=30_150)
+def test_of_several_searches_a_row_has_the_one_with_the_smallest_result_and_names_the_range() -> None:
+    other = changed(fits(30_200, 136), largest_fitting=30_200, predicted=30_200)
+    found = [record_of(searched()), *(record_of(searched(repeat=repeat), other) for repeat in (1, 2))]
+    (row,) = build(*found)["memory"]
+    assert_row(
+        row,
+        largest_batch_size_per_gpu=30_000,
+        smallest_failing_batch_size_per_gpu=30_300,
+        predicted_batch_size_per_gpu=30_150,
+        prediction_error=0.005,
+        **{"peak_memory_gib": 135, "reserved_memory_gib": 137, "head_room_gib": 4, "num_trials": 5, "n": 3},
+        note="the searches found 30000 to 30200",
+    )
+    assert_says(answers_of(*found)["Q1"], "Largest batch that fits: 30,000", "searches found 30000 to 30200")
+
+
+def test_a_batch_that_ran_out_of_memory_once_is_not_said_to_fit() -> None:
+    specs = [make_spec(batch_size_per_gpu=size, repeat=repeat) for size, repeat in ((64, 0), (128, 0), (128, 1))]
+    found = [*map(make_record, specs[:2]), make_record(specs[2], status="oom")]
+    assert_says(answers_of(*found)["Q1"], "Largest batch that fits: 64 images, of those tried; 128 runs out of memory")
 
 
 @pytest.mark.parametrize(("scatter_gib", "is_clear"), [(0.0, True), (0.01, True), (2.0, False)])
