@@ -216,9 +216,9 @@ def load_frames(folder: str | Path) -> Frames:
 
 def configuration_rows(found: CollectedExperiment) -> Iterator[FlatRow]:
     rows = [(TABLES[name], row) for name in OF_ONE_CONFIGURATION for row in found.tables[name]]
-    by_point = group_pairs(((row.point and row.point.spec, row.axes["gpu"]), (table, row)) for table, row in rows)
+    by_point = group_pairs((row.point and (row.point.spec, row.point.gpu), (table, row)) for table, row in rows)
     for point in pool_outcomes(found.collected.outcomes):
-        own = by_point.get((point.spec, point.gpu or None), [])
+        own = by_point.get((point.spec, point.gpu), [])
         if point.spec.measure == "epochs":  # the table Q1 has those on one GPU, without remedies
             own = [(Q1, q1_row(point)), *own]
         figures: dict[str, Any] = {}

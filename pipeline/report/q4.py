@@ -250,25 +250,35 @@ def unclear_words(before: Row, after: Row) -> str:
 
 
 def soonest_claims(rows: Sequence[Row], small: Row) -> list[Tile]:
-    """Return which run gets to the target soonest, beside the small batch's time; nothing where no time is known.
+    """Return which run gets to the target in the fewest seconds, or that none does."""
+    reached = [row["reached"] for row in rows]
+    if {*reached} - {None, NEVER_REACHED}:
+        return target_claims(rows, small, "Soonest", "time_to_target_s", "s")
+    unknown = reached.count(None)
+    but = f"; {pluralize(unknown, 'configuration')} without a result" if unknown else ""
+    return [Tile(f"Soonest at {format_target(small)}", line=f"no run reaches it{but}")]
 
-    Runs whose interval meets that of the soonest may be as soon: they are counted.
+
+def target_claims(rows: Sequence[Row], small: Row, label: str, key: str, unit: str) -> list[Tile]:
+    """Return which run of a study reaches the target first by a column, beside the small batch.
+
+    Nothing where it is not known, or where the first epoch reaches it: that tells no trainings apart. Runs whose
+    interval meets that of the first are counted.
     """
-    label = f"Soonest at {format_target(small)}"
-    first = next((row for row in rows if "seconds" in (row["soonest"] or "").split(" and ")), None)
-    if first is None:
-        is_missed = all(row["reached"] in (None, NEVER_REACHED) for row in rows)
-        return [Tile(label, line="no run reaches it")] if is_missed else []
+    known = sorted((row for row in rows if row[key] is not None), key=lambda row: float(row[key]))
+    if all(row["epochs_to_target"] == 1 for row in known):
+        return []
+    first = known[0]
     missed = first["reached"] != f"{first.n} of {first.n}"  # the interval has no end if a seed missed the target
-    end_s = float("inf") if missed else ends_of(first["time_to_target_s"])[1] or first["time_to_target_s"]
-    timed = [row for row in rows if row["time_to_target_s"] is not None and row is not first]
-    rivals = sum((ends_of(row["time_to_target_s"])[0] or row["time_to_target_s"]) <= end_s for row in timed)
+    end = float("inf") if missed else ends_of(first[key])[1] or first[key]
+    rivals = sum((ends_of(row[key])[0] or row[key]) <= end for row in known[1:])
     beside = [f"{first['reached']} runs reach it"] if missed else []
-    if first is not small and small["time_to_target_s"] is not None:
-        beside.append(f"{small['global_batch_size']:,} $images take {small['time_to_target_s']:,.1f} s")
-    beside += [f"{rivals} more may be as soon"] if rivals else []
-    time = figure_of(first["time_to_target_s"], "digits", "s")
-    return [Tile(label, *time, line=describe_run(first, rows), more="; ".join(beside))]
+    if first is not small and small[key] is not None:
+        beside.append(f"{small['global_batch_size']:,} $images take {shown(small[key], 'digits')} {unit}")
+    beside += [f"{rivals} more may be as good"] if rivals else []
+    more = "; ".join([*beside, f"n = {first['num_timed']}"])
+    figure = figure_of(first[key], "digits", unit)
+    return [Tile(f"{label} at {format_target(small)}", *figure, line=describe_run(first, rows), more=more)]
 
 
 Groups = Mapping[str, Sequence[Row]]

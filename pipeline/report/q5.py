@@ -25,7 +25,6 @@ from pipeline.plan.strategies import STRATEGIES
 from pipeline.report.claims import (
     Tile,
     badges_of,
-    figure_of,
     is_shown_slower,
     is_told_slower,
     name_ties,
@@ -36,9 +35,9 @@ from pipeline.report.claims import (
     without_evaluation,
 )
 from pipeline.report.next_step import limit_words
-from pipeline.report.q4 import TRAINING_ACCURACY, is_about_learning
+from pipeline.report.q4 import TRAINING_ACCURACY, is_about_learning, target_claims
 from pipeline.report.table import MERIT, TEST_ACCURACY, Row, Tables, key_without
-from pipeline.report.time_to_target import DIVERGED, describe_run, format_target, main_study
+from pipeline.report.time_to_target import DIVERGED, main_study
 from pipeline.system.errors import pluralize
 
 EXECUTIONS_SIMPLEST_FIRST = ("eager", "compile", "graph", "compiled_graph", "auto")
@@ -222,15 +221,5 @@ def throughput_words(choice: Choice) -> str:
 
 def cheapest_claims(tables: Tables) -> list[Tile]:
     """Return what reaches the target of the main study in the fewest GPU-seconds; nothing without a study."""
-    rows, _ = main_study(tables["time_to_target"])
-    row = next((row for row in rows if "GPU-seconds" in (row["soonest"] or "")), None)
-    if row is None:
-        return []
-    tile = Tile(
-        f"Cheapest at {format_target(row)}",
-        *figure_of(row["time_to_target_s"].times(row["num_gpus"]), "digits", "$GPU-seconds"),
-        line=f"{describe_run(row, rows)}, {pluralize(row['epochs'], 'epoch')}",
-        more=f"n = {row.n}, among {pluralize(len(rows), 'configuration')}",
-        badges=tuple(badge for badge in badges_of(row) if "reach" in badge),
-    )
-    return [tile]
+    rows, small = main_study(tables["time_to_target"])
+    return target_claims(rows, small, "Cheapest", "gpu_time_to_target_s", "$GPU-seconds") if small else []

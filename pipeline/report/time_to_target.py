@@ -39,6 +39,7 @@ from pipeline.report.table import (
     key_without,
     make_row,
 )
+from pipeline.system.errors import pluralize
 
 NEVER_REACHED = "never reached"
 
@@ -210,19 +211,20 @@ def final_of(row: Row) -> Any:
 
 
 def format_target(row: Row) -> str:
-    """Return the target of a row: an accuracy in per cent, with one decimal or two."""
+    """Return the target of a row with its quantity: an accuracy in per cent, with one decimal or two."""
     if row["target_accuracy"] is None:
-        return format_number(row["target_merit"], ".4g")
-    return format_number(row["target_accuracy"], ".2%").removesuffix("%").removesuffix("0") + " %"
+        return f"$merit {format_number(row['target_merit'], '.4g')}"
+    return f"accuracy {format_number(row['target_accuracy'], '.2%').removesuffix('%').removesuffix('0')} %"
 
 
 def describe_run(row: Row, rows: Sequence[Row]) -> str:
-    """Return the batch of a run of a study, with its strategy, GPUs and remedies where the runs differ in them."""
+    """Return the batch of a run of a study, with strategy, GPUs, remedies and epochs where the runs differ in them."""
     remedies = describe_axis("remedies", row["remedies"]) if any(other["remedies"] for other in rows) else ""
     gpus = describe_axis("num_gpus", row["num_gpus"]) if len({other["num_gpus"] for other in rows}) > 1 else ""
     strategies = {other["strategy"] for other in rows if other["num_gpus"] > 1}
     strategy = row["strategy"] if row["num_gpus"] > 1 and len(strategies) > 1 else ""
-    return ", ".join(filter(None, (f"{row['global_batch_size']:,} $images a step", strategy, gpus, remedies)))
+    epochs = pluralize(row["epochs"], "epoch") if len({other["epochs"] for other in rows}) > 1 else ""
+    return ", ".join(filter(None, (f"{row['global_batch_size']:,} $images a step", strategy, gpus, remedies, epochs)))
 
 
 def study_rows(study: Sequence[PooledPoint], targets: Targets) -> list[Row]:
@@ -308,7 +310,7 @@ def reaching_figures(
         "epochs_to_target": epochs,
         "updates_to_target": spread([part.updates for part in progress]),
         "time_to_target_s": time_s,
-        "gpu_time_to_target_s": None if time_s is None else time_s * num_gpus,
+        "gpu_time_to_target_s": None if time_s is None else time_s.times(num_gpus),
         "reached": reached,
     }
     return figures, [make_note(REACHED_BY_SOME, reached=reached)] if 0 < num_reached < len(records) else []

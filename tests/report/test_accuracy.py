@@ -21,6 +21,7 @@ from factories import (
     make_record,
     make_spec,
     measurement_of,
+    on,
     resolved,
     studied,
     trained,
@@ -234,7 +235,7 @@ def test_the_run_that_is_soonest_at_the_target_is_named(time_s: float, fields: d
     large: dict[str, Any] = {"strategy": "single", "num_gpus": 1, "batch_size_per_gpu": 2048} | fields
     found = [*studied(128, 0.9, 0), *studied(2048, 0.8, 0, **large)]
     said = soonest(*found, *studied(2048, 0.9, 0, "warmup", epoch_time_s=time_s, **large))
-    assert said.startswith(f"Soonest at 88.0 %: {words}")
+    assert said.startswith(f"Soonest at accuracy 88.0 %: {words}")
 
 
 def test_a_target_that_some_seeds_miss_says_how_many_reached_it() -> None:
@@ -248,7 +249,7 @@ def test_a_target_that_some_seeds_miss_says_how_many_reached_it() -> None:
 
 def test_a_seed_that_misses_leaves_the_end_open_and_the_baseline_may_be_a_rival() -> None:
     missed = studied(2048, 0.9, -0.005, "warmup", epoch_time_s=0.9)
-    assert "1 more may be as soon" in soonest(*STUDY[:12], *missed)
+    assert "1 more may be as good" in soonest(*STUDY[:12], *missed)
 
 
 def test_the_baseline_trains_as_long_as_the_large_batch_and_a_diverged_one_is_none() -> None:
@@ -274,7 +275,27 @@ def test_six_seeds_count_before_one_and_a_study_with_an_answer_before_one_withou
 
 
 def test_a_target_that_nobody_reaches_is_said() -> None:
-    assert soonest(*STUDY, target_accuracy=1.0) == "Soonest at 100.0 %: no run reaches it."
+    assert soonest(*STUDY, target_accuracy=1.0) == "Soonest at accuracy 100.0 %: no run reaches it."
+
+
+def test_a_configuration_without_a_result_has_not_missed_the_target() -> None:
+    found = [learnt(128, 0.9), learnt(1024, 0.8, remedies=("warmup",)), learnt(1024, 0.8)]
+    lost = [make_spec(evaluate=True, epochs=4, batch_size_per_gpu=size) for size in (2048, 4096)]
+    claims = answer_questions(build(*found, missing=lost, targets=Targets(0.99)))["Q4"]
+    assert claims[1].text == "Soonest at accuracy 99.0 %: no run reaches it; 2 configurations without a result."
+
+
+def test_what_the_first_epoch_reaches_is_no_answer() -> None:
+    found = [learnt(128, 0.9), learnt(1024, 0.89)]
+    tiles = [answer_questions(build(*found, targets=Targets(target)))["Q5"] for target in (0.8, 0.1)]
+    assert [[tile.label for tile in own[1:]] for own in tiles] == [["Cheapest at accuracy 80.0 %"], []]
+
+
+def test_the_cheapest_counts_its_rivals_and_the_seeds_that_were_timed() -> None:
+    elsewhere = on("A", learnt(1024, 0.9, 30, 1.0, seed=6))
+    found = [*studied(128, 0.9, 0, epoch_time_s=1.1), *studied(1024, 0.9, 0), *studied(512, 0.9, 0), elsewhere]
+    (tile,) = answer_questions(build(*found))["Q5"][1:]
+    assert tile.more == "128 $images take 33.0 $GPU-seconds; 1 more may be as good; n = 6"
 
 
 def test_few_epochs_or_runs_show_no_remedy() -> None:
@@ -331,7 +352,7 @@ def test_q4_shows_final_accuracy_and_time_to_target_by_batch_size() -> None:
     plot = plots_of(*found)["q4-batch-size"]
     assert plot.title == "Accuracy after 4 epochs and time to the target, by batch size"
     accuracy, time = line_panel(plot), line_panel(plot, 1)
-    assert (labels(accuracy), time.title) == (["no remedies", "warmup"], "Training time to 80.5 % [s]")
+    assert (labels(accuracy), time.title) == (["no remedies", "warmup"], "Training time to accuracy 80.5 % [s]")
     assert [*accuracy.series[0].points] == [
         pytest.approx(Point(64, 82.5, 80, 85)),
         pytest.approx(Point(4096, 50)),
@@ -490,7 +511,7 @@ def test_published_weights_have_the_digest_of_their_record(path: Path) -> None:
 
 
 def test_a_run_names_its_strategy_where_several_train_on_several_gpus() -> None:
-    places, batch = (("single", 1), ("ddp", 2), ("zero1", 2)), {"global_batch_size": 64}
+    places, batch = (("single", 1), ("ddp", 2), ("zero1", 2)), {"global_batch_size": 64, "epochs": 4}
     alone, ddp, zero1 = (Row({"strategy": name, "num_gpus": n, "remedies": []}, batch) for name, n in places)
     found = [describe_run(row, [alone, ddp, zero1]) for row in (alone, zero1)]
     assert found == ["64 $images a step, 1 $GPU", "64 $images a step, zero1, 2 $GPUs"]

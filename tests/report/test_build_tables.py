@@ -12,11 +12,13 @@ import pytest
 from conftest import plain_environment, run_program, succeeded
 from factories import (
     ROOT,
+    learnt,
     make_communication,
     make_communication_record,
     make_experiment,
     make_record,
     make_spec,
+    on,
     timed,
     windowed,
     with_measurement,
@@ -462,6 +464,12 @@ def test_a_configuration_has_a_row_whatever_its_status(tmp_path: Path) -> None:
     assert list(frames.epochs.groupby("configuration").size()) == [7, 7]
     timed_s = frames.epochs[frames.epochs.is_timed].groupby("configuration", sort=False).epoch_time_s.median()
     assert_array_equal(timed_s.to_numpy(), rows.epoch_time_s[:2].to_numpy())
+
+
+def test_a_configuration_on_another_gpu_model_than_its_baseline_keeps_its_accuracy(tmp_path: Path) -> None:
+    found = [on("A", learnt(128, 0.9)), on("B", learnt(1024, 0.8))]
+    rows = ddpscale.load(make_experiment(tmp_path / "x", *found).folder).configurations
+    assert rows[["gpu", "final_test_accuracy"]].to_numpy().tolist() == [["A", 0.9], ["B", 0.8]]
 
 
 @pytest.mark.seconds

@@ -185,7 +185,7 @@ def on_all(gpu: str, records: list[Record]) -> list[Record]:
 def test_the_answer_to_q4_counts_the_rows_whose_time_does_not_compare() -> None:
     plain = on_all(H100, [*studied(128, 0.9, 0, epoch_time_s=2.0), *studied(2048, 0.6, 0)])
     other, own = (answers_of(*plain, *on_all(gpu, studied(2048, 0.9, 0, "warmup")))["Q4"] for gpu in (H200, H100))
-    assert_says(other, "Soonest at 88.0 %: 60.0 s", "128 images a step", "other GPU")
+    assert_says(other, "Soonest at accuracy 88.0 %: 60.0 s", "128 images a step", "other GPU")
     assert "other GPU" not in own
 
 

@@ -100,7 +100,7 @@ def test_the_answer_of_q4_names_the_merit_and_no_remedy() -> None:
     seeds += [losses([4.0, 3.0 + seed / 100], batch_size_per_gpu=1024, seed=seed) for seed in range(6)]
     assert answers(*seeds)["Q4"] == [
         "Test loss at batch 1,024: 3.03 (3.00 to 3.05), 2.03 at 128; 2 epochs, n = 6.",
-        "Soonest at 2.066: 2.00 s (2.00 to 2.00), 128 samples a step.",
+        "Soonest at test loss 2.066: 2.00 s (2.00 to 2.00), 128 samples a step; n = 6.",
         "",
     ]
 

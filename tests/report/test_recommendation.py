@@ -329,7 +329,7 @@ def test_all_ties_of_equal_simplicity_are_counted_and_the_first_are_named(num_ru
 
 def test_the_cheapest_at_a_target_counts_gpu_seconds() -> None:
     found = [*studied(128, 0.9, 0), *studied(1024, 0.89, 0)]
-    assert_says(answers_of(*found)["Q5"], "Cheapest at 88.0 %: 30.0 GPU-seconds", "128 images a step", "n = 6")
+    assert_says(answers_of(*found)["Q5"], "Cheapest at accuracy 88.0 %: 30.0 GPU-seconds", "128 images a step", "n = 6")
     assert len(answer_questions(build(*found, targets=Targets(0.99)))["Q5"]) == 1
 
 

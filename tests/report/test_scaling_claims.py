@@ -159,7 +159,7 @@ def test_every_question_is_answered_from_its_rows() -> None:
         (scaling, "Speed-up on 4 GPUs: 3.64x, 91 % efficient"),
         (exposed, "Exposed communication: 3.4 % of the step (2.8 to 4.3 %), on 2 GPUs"),
         (accuracy, "Accuracy at batch 4,096: 55.0 %, 60.0 % at 64"),
-        (soonest, "Soonest at 58.0 %: 9.00 s, 64 images a step, no remedies"),
+        (soonest, "Soonest at accuracy 58.0 %: 9.00 s, 64 images a step, no remedies"),
     )
     assert [str(tile.in_words_of(OF_GPUS)) for tile, _ in expected] == [said for _, said in expected]
     assert "Subtraction" not in exposed.warning  # the step of 1.14 ms is not that of the epochs, of 22
