@@ -35,7 +35,7 @@ from pipeline.figures.exposed_communication import (
     whole_step,
     wrapper_time,
 )
-from pipeline.figures.intervals import Estimate
+from pipeline.figures.intervals import Estimate, estimate, time_ratio_interval
 from pipeline.figures.links import link_problems
 from pipeline.figures.pooling import PooledPoint, group_pairs, median_window_s
 from pipeline.figures.straggler import MIN_LATE_SHARE, find_late_rank
@@ -215,7 +215,7 @@ class Evidence(NamedTuple):
     """
 
     point: PooledPoint
-    time_s: float | None
+    time_s: Estimate | None
     shares: Mapping[str, float]
     compute_time_s: float | None = None
     alone_time_s: float | None = None
@@ -280,10 +280,13 @@ class Found:
         others = self._alike[change].get(alike(change, own), [])
         return [other for other in others if change.rank(own.spec) < change.rank(other.point.spec)]
 
-    def gain(self, change: Change, own: Evidence) -> float | None:
+    def gain(self, change: Change, own: Evidence) -> Estimate | None:
         """Return the ratio of times to the fastest point with this change; None where none was timed too."""
         times_s = [other.time_s for other in self.made(change, own.point) if other.time_s is not None]
-        return own.time_s / min(times_s) if own.time_s and times_s else None
+        if not own.time_s or not times_s:
+            return None
+        fastest_s = min(times_s)
+        return estimate(own.time_s / fastest_s, time_ratio_interval(own.time_s, fastest_s))
 
     def baseline(self, own: PooledPoint) -> Evidence | None:
         """Return the first alike point on one GPU that has a time."""
@@ -332,19 +335,24 @@ def advise(own: Evidence, found: Found) -> Advice | None:
 def describe_changes(changes: Sequence[Change], own: Evidence, found: Found) -> NextStep:
     """Return the changes that may help, with what they gain where that was measured; "" if none may.
 
-    A change that was measured to gain less than MIN_GAIN, or that ran out of memory, is left out.
+    A change that was measured and is not shown to be faster, or that ran out of memory, is left out.
     """
     gains: dict[Change, float | None] = {}
     for change in changes:
         gain = found.gain(change, own)
         is_oom = any(other.point.status == "oom" for other in found.made(change, own.point))
         is_open = gain is None and not is_oom and is_possible(change, own.point)
-        if is_open or (gain is not None and gain >= MIN_GAIN):
+        if is_open or is_faster(gain):
             gains[change] = gain
     gains = dict(itertools.islice(gains.items(), MAX_CHANGES))
     said = (f"({gain:.3g}x)" if gain else "(not measured here)" * change.is_guess for change, gain in gains.items())
     words = (f"{change.words} {how}".rstrip() for change, how in zip(gains, said, strict=True))
     return NextStep(" or ".join(words), gains)
+
+
+def is_faster(gain: Estimate | None) -> bool:
+    """True if a gain is at least MIN_GAIN and no noise: its interval excludes 1, or it is larger than MAX_NOISE."""
+    return gain is not None and gain >= MIN_GAIN and ((gain.low or 0) > 1 or gain > 1 + claims.MAX_NOISE)
 
 
 def is_possible(change: Change, point: PooledPoint) -> bool:
@@ -377,7 +385,7 @@ def derived_shares(own: Evidence, found: Found) -> dict[str, float]:
     if STRATEGIES[spec.strategy].uses_threads:
         return {}
     shares, fixed = {}, fixed_share(own, found)
-    if any((found.gain(change, own) or 0) >= MIN_GAIN for change in (COMPILE, COMPILED_GRAPH, BLOCKS)):
+    if any(is_faster(found.gain(change, own)) for change in (COMPILE, COMPILED_GRAPH, BLOCKS)):
         shares["low MFU"] = 0.0
     if spec.num_gpus > 1:
         one = found.baseline(own.point)
@@ -443,7 +451,7 @@ def epoch_evidence(point: PooledPoint, measured: PointsByTraining, peak_tflops: 
         shares["low MFU"] = 0.0
     per_sample_s = None if compute_s is None else compute_s / num_samples
     shares |= other_limits(point)
-    return Evidence(point, time_s / num_samples, shares, per_sample_s, remedies=remedies, is_untold=bool(untold))
+    return Evidence(point, time_s.over(num_samples), shares, per_sample_s, remedies=remedies, is_untold=bool(untold))
 
 
 def step_evidence(point: PooledPoint, measured: PointsByTraining) -> Evidence:
@@ -453,7 +461,7 @@ def step_evidence(point: PooledPoint, measured: PointsByTraining) -> Evidence:
     if not step:
         return Evidence(point, None, {})
     if point.own_collectives:
-        return Evidence(point, step / point.spec.global_batch_size, other_limits(point))
+        return Evidence(point, step.over(point.spec.global_batch_size), other_limits(point))
     shares, remedies = dict[str, float](), dict[str, str]()
     exposed, noise_s = exposed_time(found)
     if exposed is not None:
@@ -477,7 +485,7 @@ def step_evidence(point: PooledPoint, measured: PointsByTraining) -> Evidence:
     alone_s = plain * point.spec.num_gpus / samples if plain else None
     if mistakes := [mistake for part in found for mistake in part.mistakes]:
         shares[NEEDLESS.limit], remedies[NEEDLESS.limit] = 0.0, mistakes[0]
-    return Evidence(point, step / samples, shares | other_limits(point), step / samples, alone_s, remedies)
+    return Evidence(point, step.over(samples), shares | other_limits(point), step / samples, alone_s, remedies)
 
 
 def statistics_share(point: PooledPoint, measured: PointsByTraining, step_s: float) -> float:

@@ -108,8 +108,9 @@ def of_other_half(time: Estimate) -> Estimate:
 
 
 def without_slower(choices: Sequence[Choice]) -> list[Choice]:
-    """Return the configurations than which none is told to be faster, by all runs: one half alone may mislead."""
-    return [choice for choice in choices if not any(is_told_slower(other.row, choice.row) for other in choices)]
+    """Return the configurations that all of their runs do not tell to be slower: one half alone may mislead."""
+    shortest = min((choice.row for choice in choices), key=sample_time)
+    return [choice for choice in choices if not is_told_slower(shortest, choice.row)]
 
 
 def rivals_of(best: Choice, choices: Iterable[Choice]) -> list[Choice]:
@@ -124,9 +125,13 @@ def rivals_of(best: Choice, choices: Iterable[Choice]) -> list[Choice]:
 
 
 def choose(choices: Sequence[Choice]) -> Choice:
-    """Return the configuration with the shortest time, or the simplest whose interval meets its own."""
+    """Return the configuration with the shortest time, or the simplest whose interval meets its own.
+
+    One that another is told to be faster than is not used, even if its interval meets that of the shortest time.
+    """
     best = min(choices, key=lambda choice: choice.chosen_by_s)
-    return min([best, *rivals_of(best, choices)], key=lambda choice: (choice.simplicity, choice.chosen_by_s))
+    tied = sorted([best, *rivals_of(best, choices)], key=lambda choice: (choice.simplicity, choice.chosen_by_s))
+    return next(choice for choice in tied if not any(is_told_slower(other.row, choice.row) for other in tied))
 
 
 def fastest_claim(rows: Sequence[Row], all_rows: Sequence[Row], learnt: Mapping[Spec, Row]) -> Tile:

@@ -403,6 +403,19 @@ OUT_OF_MEMORY = make_record(make_spec(batch_size_per_gpu=128, input="gpu", execu
             ],
             id="compiled blocks that were measured to be faster",
         ),
+        pytest.param(
+            [windowed(NOISY, 128, **GPT), windowed([0.96 * one for one in NOISY], 128, compile="blocks", **GPT)],
+            [(None, NOTHING_FOUND), (None, NOTHING_FOUND)],
+            id="a gain within the noise is none",
+        ),
+        pytest.param(
+            [windowed(STEADY, 128, **GPT), windowed(times(0.96), 128, compile="blocks", **GPT)],
+            [
+                ("low MFU", "execution=compile or execution=compiled_graph or compile=blocks (1.04x)"),
+                (None, NOTHING_FOUND),
+            ],
+            id="a small gain beyond the noise",
+        ),
         pytest.param([make_record(status="failed")], [(None, None)], id="a point without a time"),
         pytest.param(
             [waiting(4), on("NVIDIA H100", resident(1, 128))],
