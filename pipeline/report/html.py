@@ -111,16 +111,14 @@ class HeatMap(NamedTuple):
         return any(cell.shade for _, cells in self.rows for cell in cells)
 
 
-def tiles_of(answers: Sequence[Answer]) -> list[Tile]:
+def tiles_of(answers: Sequence[Answer], setting: str) -> list[Tile]:
     """Return at most MAX_TILES tiles, in order: the first of each question goes before the second of another.
 
-    What was not asked has none. A badge that all of several tiles share is left out.
+    What was not asked has none. A badge that the setting says is left out.
     """
     ranked = sorted((rank, place) for place, answer in enumerate(answers) for rank in range(len(answer.tiles)))
     found = [answers[place].tiles[rank] for place, rank in sorted((place, rank) for rank, place in ranked[:MAX_TILES])]
-    badges = [set(tile.badges) for tile in found if tile.badges]
-    shared = set.intersection(*badges) if len(badges) > 1 else set()
-    return [tile._replace(badges=tuple(one for one in tile.badges if one not in shared)) for tile in found]
+    return [tile._replace(badges=tuple(one for one in tile.badges if one not in setting)) for tile in found]
 
 
 def verdict_of(tables: Tables, terms: Terms) -> Verdict | None:
@@ -199,9 +197,8 @@ def heat_cell(rows: Sequence[Row]) -> HeatCell:
     text = f"{100 * efficiency:.0f}"
     if not is_fit_for_answer(row, "speedup"):
         return HeatCell(f"{text} {HOLLOW}", "", row["note"], tuple(row.flaws_of("speedup")))
-    return HeatCell(
-        text, next(shade for least, shade, _ in EFFICIENCY_SHADES if efficiency >= least), row["note"] or ""
-    )
+    shade = next(shade for least, shade, _ in EFFICIENCY_SHADES if efficiency >= least)
+    return HeatCell(text, "" if efficiency > 1 else shade, row["note"] or "")  # above 1 it may be noise
 
 
 REPORT_NAME = "report.html"
@@ -404,16 +401,16 @@ def data_link(kind: str, content: bytes) -> str:
 def describe_experiment(name: str, found: CollectedExperiment) -> dict[str, Any]:
     """Return what report.html says of an experiment beside its plots, tables and points. The index has a part of it."""
     collected = found.collected
-    answers = answers_of(found.tables, collected.terms)
+    answers, setting = answers_of(found.tables, collected.terms), describe_setting(collected.records)
     return {
         "title": name,
         "is_ingested": any(not record.measured for record in collected.records),
         "counts": describe_counts(collected),
         "training": describe_training([outcome.spec for outcome in collected.outcomes]),
-        "setting": describe_setting(collected.records),
+        "setting": setting,
         "conditions": [*conditions_of(collected.outcomes).values()],
         "answers": [answer for answer in answers if answer.tiles],
-        "tiles": tiles_of(answers),
+        "tiles": tiles_of(answers, " ".join(setting)),
         "verdict": verdict_of(found.tables, collected.terms),
         "suggestions": suggestions_of(found.tables, collected.terms),
         "heat_map": heat_map_of(found.tables, collected.terms),

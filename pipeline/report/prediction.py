@@ -116,7 +116,8 @@ def prediction_rows(points: Sequence[PooledPoint], link: Link | None, predict_to
     for series in series_of(points):
         fewest, most = series[0], series[-1]
         fit = fit_buckets(fewest, sweeps)
-        rows += [predicted_row(fewest, other.point.spec.num_gpus, fit, None, other) for other in series[1:]]
+        more = [other for other in series if other.point.spec.num_gpus > fewest.point.spec.num_gpus]
+        rows += [predicted_row(fewest, other.point.spec.num_gpus, fit, None, other) for other in more]
         num_measured, fit = most.point.spec.num_gpus, fit_buckets(most, sweeps)
         last = predict_to or 2 * num_measured
         larger = sorted({n for n in (2 * num_measured, *PREDICTED_NUM_GPUS, last) if num_measured < n <= last})

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from conftest import Command
 from factories import (
+    NOISY,
     assert_says,
     known,
     make_experiment,
@@ -21,6 +22,7 @@ from factories import (
     make_spec,
     on_gpus,
     resolved,
+    windowed,
     with_measurement,
     write_file,
 )
@@ -46,11 +48,12 @@ from pipeline.plan.point_label import OF_GPUS
 from pipeline.records.folder import Submission
 from pipeline.records.record import Environment, Gpu, Record
 from pipeline.report import html
+from pipeline.report.claims import Tile
 from pipeline.report.collected import csv_text
 from pipeline.report.cost import ENDING_WORDS
-from pipeline.report.html import Pages, describe_cost, heat_map_of, link_of, verdict_of
+from pipeline.report.html import Pages, describe_cost, heat_map_of, link_of, tiles_of, verdict_of
 from pipeline.report.provenance import conditions_of, describe_setting
-from pipeline.report.questions import build_tables
+from pipeline.report.questions import Answer, build_tables
 from pipeline.report.table import Row, Tables
 
 VOID = {"meta", "link", "br", "wbr", "img", "source"}
@@ -397,6 +400,19 @@ def test_configurations_of_data_parallel_that_wait_for_data_are_limited_by_it_al
     verdict = verdict_of(found, OF_GPUS)
     assert verdict is not None
     assert verdict.headline.startswith("DataParallel is the bottleneck")
+
+
+def test_an_efficiency_above_1_has_no_shade() -> None:
+    times_s = [(2 / num / speed, num) for num, speed in ((1, 1), (2, 1.03))]
+    records = [windowed([s * factor for factor in NOISY], size, num) for size in (64, 128) for s, num in times_s]
+    ((_, cells),) = known(heat_map_of(build(*records), OF_GPUS)).rows
+    assert [(cell.text, cell.shade) for cell in cells] == [("103", "")] * 2
+
+
+def test_a_tile_keeps_the_badges_that_the_setting_does_not_say() -> None:
+    tiles = [Tile("A", badges=("one run", "clocks lowered")), Tile("B", badges=("one run", "clocks lowered"))]
+    found = tiles_of([Answer("Q1", tiles, OF_GPUS)], "LeNet, one run each")
+    assert [tile.badges for tile in found] == [("clocks lowered",)] * 2
 
 
 def test_a_series_without_a_figure_has_no_row() -> None:

@@ -302,6 +302,11 @@ def test_twice_the_measured_number_is_predicted_and_more_only_if_asked_for(
     assert [row["num_gpus"] for row in rows] == numbers
 
 
+def test_as_many_gpus_on_more_nodes_are_no_larger_number() -> None:
+    rows = predictions(swept_sizes(2, 1000), swept_sizes(2, 1100, num_nodes=2))
+    assert [(row["from_num_gpus"], row["num_gpus"]) for row in rows] == [(2, 4)]
+
+
 def test_processes_on_cpus_are_not_predicted() -> None:
     """Neither more of them, nor four from two that were both measured."""
     on_cpus = [swept_sizes(num, 1000, device="cpu") for num in (2, 4)]
