@@ -203,8 +203,12 @@ class Answer(NamedTuple):
         """Return the command that measures of the user's script or model what `command` measures of a shipped one."""
         if command and self.terms.words_of_run:
             return run_command(command, self.terms.words_of_run)
+        alone = ALONE_ON[self.terms.processors]
         if command and self.terms.own_model:
-            return own_model_command(self.question, command, self.terms.own_model)
+            return own_model_command(self.question, command, self.terms.own_model, alone)
+        if command and self.terms.processors == "processes":  # which most grids refuse
+            is_search = command == grid_command("memory")
+            return grid_command(f"memory --set {alone}" if is_search else "laptop --set device=cpu")
         return command
 
 
@@ -223,15 +227,22 @@ def run_command(command: str, words_of_run: str) -> str:
     return " ".join(["ddpscale run", *options, words_of_run]) if options else ""
 
 
-def own_model_command(question: str, command: str, model: str) -> str:
+ALONE_ON = {
+    "GPUs": "strategy=single num_gpus=1",
+    "processes": "device=cpu memory_limit_gib=1 strategy=single num_gpus=1 precision=fp32",
+}
+"""The words after --set that make one search of the grid `memory`."""
+
+
+def own_model_command(question: str, command: str, model: str, alone: str) -> str:
     """Return the command that measures the same of a user's model; "" for Q4, which needs a test of the user's.
 
-    `model` has the words after --set.
+    `model` and `alone` have the words after --set.
     """
     if question == "Q4":
         return ""
     if "--grid memory" in command:
-        return f"{SUBMIT} --grid memory --set {model} strategy=single num_gpus=1"
+        return f"{SUBMIT} --grid memory --set {model} {alone}"
     return f"{SUBMIT} --grid own-model --set {model}"
 
 

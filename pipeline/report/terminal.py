@@ -42,7 +42,6 @@ MIN_NOTE = 10  # characters
 MIN_REASON = 24  # of why a point has no result
 LOST = {STATUS_WORDS[status] for status in NO_RESULT}
 NO_LIMIT = 10_000  # characters
-CPU_COMMANDS = ("submit --grid own-model", "ddpscale run")  # which run without GPUs, too
 GAP = "  "  # between two columns
 AXES = (*AXIS_HEADINGS.values(), GLOBAL_BATCH.heading, EPOCH.heading)
 SHARES = (COMMUNICATION.column("exposed_comm_share"), Q3.column("comm_share_subtraction"))
@@ -269,9 +268,7 @@ def unescape(text: str) -> str:
 
 def closing_lines(found: CollectedExperiment, answers: Sequence[Answer], page: Path | None) -> list[str]:
     """Return where every table is, the page, and the next command; their lines are not broken."""
-    on_gpus = found.collected.terms.processors == "GPUs"
-    runs_here = [answer for answer in answers if on_gpus or any(word in answer.command for word in CPU_COMMANDS)]
-    with_command = [answer for answer in runs_here if answer.command]
+    with_command = [answer for answer in answers if answer.command]
     unanswered = [answer for answer in with_command if answer.tiles and not answer.is_answered]
     command = next((answer.command for answer in (*unanswered, *with_command)), "")
     report = existing_report(found)

@@ -25,6 +25,7 @@ from factories import (
 )
 from rendered import assert_row, build, cells, report, table_of
 
+from pipeline.plan.grid import expand_grid
 from pipeline.records.record import Better, Record
 from pipeline.report.questions import answers_of
 
@@ -191,6 +192,16 @@ def test_what_was_not_measured_of_an_own_model_is_measured_by_the_grid_for_such(
     }
     (tile,) = said["Q1"].tiles
     assert (tile.label, tile.command) == ("Only batch tried, one GPU", said["Q1"].command)
+
+
+def test_a_command_for_processes_on_cpus_is_one_that_runs_there() -> None:
+    cpu: dict[str, Any] = {"device": "cpu", "precision": "fp32"}
+    points = [make_spec(model="lenet", **cpu), make_spec(model="lenet", **cpu, strategy="ddp", num_gpus=2)]
+    found = [make_record(point) for point in points]
+    commands = {answer.command for answer in answers_of(build(*found), resolved(*found).terms)} - {""}
+    words = [command.removeprefix("ddpscale submit --grid ").split() for command in commands]
+    assert {grid: len(expand_grid(grid, changes).points) for grid, _, *changes in words} == {"memory": 1, "laptop": 15}
+    assert "device=cpu memory_limit_gib=1 " in answers(timed(**cpu))["Q1"][-1]
 
 
 SCRIPT: dict[str, Any] = {

@@ -86,7 +86,12 @@ OF_SCRIPT = make_spec(model="train.py", script="/home/ada/train.py", device="cpu
             "Next:   ddpscale run --num-gpus 1,2 --batch-size 128 -- /home/ada/train.py",
             id="a script, without GPUs",
         ),
-        pytest.param(make_record(make_spec(device="cpu")), "Page:   {}/report.html", id="no grid without GPUs"),
+        pytest.param(
+            make_record(make_spec(device="cpu")),
+            "Next:   ddpscale submit --grid memory --set device=cpu memory_limit_gib=1 strategy=single num_gpus=1 "
+            "precision=fp32",
+            id="without GPUs",
+        ),
     ],
 )
 def test_the_next_command_is_one_that_runs_there(pipeline: Command, tmp_path: Path, found: Record, ending: str) -> None:
