@@ -250,11 +250,20 @@ def test_beyond_the_measured_the_two_models_have_columns_and_no_interval() -> No
     assert beyond["no_change_gpu_hours"] == measured["gpu_hours"]
     assert beyond["none_hidden_gpu_hours"] > beyond["no_change_gpu_hours"]
     assert type(beyond["none_hidden_gpu_hours"]) is float
-    assert "models, not measured" in found.answers[0]
+    assert "if nothing gets slower, " in found.answers[0]
+    assert " if none is hidden (not measured)" in found.answers[0]
     between = propose(tables, 10**9, 6, lambda: sibling_predictions(experiment, [], 8))
     assert between.beyond[1]["none_hidden_gpu_hours"] is None, "the predictions are of 8 GPUs"
     alone = propose(tables, 10**9, 8, list)
     assert (alone.beyond[1]["none_hidden_gpu_hours"], "measure: communication" in alone.assumptions[-1]) == (None, True)
+    assert "if none is hidden" not in alone.answers[0]
+
+
+def test_the_rows_of_strong_scaling_state_their_batch(pipeline: Command, tmp_path: Path) -> None:
+    found = [*scaling(), *(timed(EPOCH_S[count], 128 // count, count) for count in (2, 4))]
+    make_experiment(tmp_path / "x", *found)
+    page = succeeded(pipeline("proposal", tmp_path / "x", "--samples", "1e9")).stdout
+    assert "| ddp      |    2 |             64 |" in page
 
 
 def test_the_published_proposal_is_of_the_cheapest_configuration_with_one_gpu_beside() -> None:

@@ -49,9 +49,9 @@ PROPOSAL = Table(
         Column("none_hidden_gpu_hours", "none hidden [h]", "The same, with the longer all-reduces of the ring model."),
     ),
     View("Weak scaling: every $GPU keeps its batch"),
-    View("Strong scaling: the global batch size stays the same", hidden_axes=("batch_size_per_gpu",)),
+    View("Strong scaling: the global batch size stays the same"),
     View(
-        "Beyond what was measured: $GPU-hours of two models, without an interval",
+        "Beyond what was measured: $GPU-hours by models, without an interval",
         keys=("gpu_hours", "no_change_gpu_hours", "none_hidden_gpu_hours"),
     ),
 )
@@ -201,7 +201,7 @@ def say_work(num_samples: int, num_gpus: int, label: str, asked: Row | None, bey
     if asked is None:
         no_change_h, scaled_h = (beyond[-1][f"{model}_gpu_hours"] for model in ("no_change", "none_hidden"))
         scaled = "" if scaled_h is None else f", {shown(scaled_h, 'digits')} if none is hidden"
-        return f"{start}no change: {shown(no_change_h, 'digits')} $GPU-hours{scaled} (models, not measured)."
+        return f"{start}if nothing gets slower, {shown(no_change_h, 'digits')} $GPU-hours{scaled} (not measured)."
     badges = ", ".join(badges_of(asked))
     text = f"{with_ends(asked['wall_hours'], 'digits')} h, {with_ends(asked['gpu_hours'], 'digits')} $GPU-hours"
     if asked["energy_kwh"] is not None:

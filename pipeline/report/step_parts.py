@@ -113,7 +113,7 @@ MEASURED_STYLES = {"all else": 0, OVERHEAD: 5, EXPOSED_PART: 1}
 SPLIT_STYLES = {"scatter": 7, "replicate": 1, "parallel forward": 0, "gather": 3, "backward": 2, "optimizer": 5}
 
 Steps = Sequence[tuple[Mapping[str, Any], Mapping[str, float]]]
-"""The axes of each point, and the seconds of each part of its step."""
+"""The axes of each point, and the seconds of each part of its step; a step without parts has no bar."""
 
 
 def step_plots(tables: Tables) -> Iterator[Plot]:
@@ -196,9 +196,9 @@ def measured_steps(rows: Rows) -> Steps:
 
     Strategy overhead is a part of all where the rules call it a limit of one; of none beside SyncBatchNorm.
     """
-    told = [row for row in rows if row["exposed_comm_time_s"] is not None and not row.has_note(EXPOSURE_IS_NOISE)]
+    told = [row for row in rows if is_told(row)]
     has_overhead = any(overhead_s(row) >= WRAPPER.threshold * row["step_time_s"] for row in told)
-    steps = []
+    steps: list[tuple[Mapping[str, Any], dict[str, float]]] = [(row.axes, {}) for row in rows if not is_told(row)]
     for row in told:
         exposed_s = min(max(row["exposed_comm_time_s"], 0.0), row["step_time_s"])
         parts = {"all else": row["step_time_s"] - exposed_s, EXPOSED_PART: exposed_s}
@@ -207,6 +207,11 @@ def measured_steps(rows: Rows) -> Steps:
             parts["all else"] -= parts[OVERHEAD]
         steps.append((row.axes, parts))
     return steps
+
+
+def is_told(row: Row) -> bool:
+    """True if the exposed communication of a row is known, and not within the noise."""
+    return row["exposed_comm_time_s"] is not None and not row.has_note(EXPOSURE_IS_NOISE)
 
 
 def overhead_s(row: Row) -> float:
