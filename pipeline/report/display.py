@@ -367,7 +367,7 @@ def build_table(table: Table, view: View, all_rows: Sequence[Row], options: Disp
     shows_n = view.shows_n or any(row.n > 1 for row in rows)
     beside = [DisplayColumn("n", [f"{row.n:,}" for row in rows])] if shows_n else []
     beside += [note_column(numbers)] if footnotes else []
-    always = [index for index, column in enumerate(columns) if index == main or tells_apart(column, rows)]
+    always = [main, *telling_columns(columns, rows, named)]
     texts, names, others = ([*name_texts(part, options.terms)] for part in (shown, named, beside))
     if not fits([*names, *others, *(texts[index] for index in always)], options.max_width):
         named = [column._replace(heading=column.heading.removeprefix("$images ")) for column in named]
@@ -410,9 +410,15 @@ def is_known(column: Column, rows: Sequence[Row], hides_zeros: bool) -> bool:
     return known or (column.absent is not None and any(map(column.absent, rows)))
 
 
-def tells_apart(column: Column, rows: Sequence[Row]) -> bool:
-    """True for a figure that follows from the grid and differs between rows: without it they cannot be told apart."""
-    return column.is_set and len({repr(row[column.key]) for row in rows}) > 1
+def telling_columns(columns: Sequence[Column], rows: Sequence[Row], named: Sequence[DisplayColumn]) -> list[int]:
+    """Return the columns that follow from the grid and without which two rows would look alike beside their names."""
+    looks = [repr([column.cells[place] for column in named]) for place in range(len(rows))]
+    found: list[int] = []
+    for index, column in enumerate(columns):
+        wider = [f"{look} {row[column.key]!r}" for look, row in zip(looks, rows, strict=True)]
+        if column.is_set and len({*wider}) > len({*looks}):
+            looks, found = wider, [*found, index]
+    return found
 
 
 def columns_that_fit(

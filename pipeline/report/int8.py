@@ -8,6 +8,7 @@ import msgspec
 from pipeline.figures.intervals import NOMINAL, OF_FEWEST_VALUES, ends_of, estimate, median_interval, min_values
 from pipeline.figures.notes import NoteKind, make_note, text_note
 from pipeline.figures.pooling import PooledPoint, group_pairs
+from pipeline.plan.point_label import describe_axis
 from pipeline.records.record import Quantization, StageResult
 from pipeline.report.claims import Tile, describe_own, figure_of, shown
 from pipeline.report.plots import (
@@ -190,11 +191,14 @@ def int8_claims(rows: Sequence[Row]) -> list[Tile]:
     is_unclear = low is not None and high is not None and low <= 0 <= high
     which = f"{describe_own(row, full)}, " if len(full) > 1 else ""
     sizes = f"{row['network_bytes'] or 0:,} of {before['network_bytes'] or 0:,} bytes"
+    rule = f"{GRANULARITIES[row['granularity']].lower()} by its {describe_axis('scale_rule', row['scale_rule'])}"
+    num_tested = {found.num_test_samples for _, found in quantizations_of(row.point)} if row.point else set()
+    tests = "".join(f"{number:,} test images, " for number in sorted(num_tested))
     tile = Tile(
         "Accuracy in int8",
         *figure_of(change.times(100), "+.2f", "points"),
         line=f"from {shown(before['test_accuracy'], '.1%')} in fp32",
-        more=f"{which}{sizes}, n = {pluralize(row.n, 'seed')}",
+        more=f"{which}{rule}, {tests}{sizes}, n = {pluralize(row.n, 'seed')}",
         badges=("no change shown",) if is_unclear else (),
     )
     return [tile]

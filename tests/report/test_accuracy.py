@@ -329,8 +329,20 @@ def test_a_network_that_cannot_be_quantized_says_why_and_its_other_stages_keep_t
 def test_the_answer_about_one_seed_is_in_the_singular_and_without_an_interval() -> None:
     tested = StageResult("biases", "largest_magnitude", "per_tensor", 598, 950, 0, 62_758)
     (claim,) = answer_questions(build(int8_record(0, tested)))["int8"]
-    said = "Accuracy in int8: -0.20 points, from 60.0 % in fp32; 62,758 of 248,024 bytes, n = 1 seed."
+    said = (
+        "Accuracy in int8: -0.20 points, from 60.0 % in fp32; one scale per tensor by its largest magnitude, 1,000 "
+        "test images, 62,758 of 248,024 bytes, n = 1 seed."
+    )
     assert claim.in_words_of(OF_GPUS).text == said
+
+
+def test_a_rate_that_tells_no_rows_apart_leaves_its_room_to_the_time() -> None:
+    found = [*studied(128, 0.9, 0), *studied(2048, 0.8, 0), *studied(2048, 0.9, 0, "linear_scaling", "warmup")]
+    collected = resolved(*found)
+    tables = build_tables(collected.outcomes)
+    narrow = render_experiment("x", tables, collected, DisplayOptions(90))
+    (first, *_) = table_of(narrow, "Q4: final accuracy")
+    assert ("time [s]" in first, "rate" in first) == (True, False)
 
 
 def test_q4_compares_remedies_with_the_small_batch_by_second() -> None:

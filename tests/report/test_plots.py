@@ -196,6 +196,13 @@ def test_parts_are_not_fitted_to_the_step_and_what_is_counted_twice_stands_below
     assert "unexplained -1" in plot.panels[-1].describe()
 
 
+def test_a_bar_is_named_by_what_tells_it_from_a_step_within_the_noise_too() -> None:
+    noisy = measured(1, -1, 0, 0, 1, -1, again_us=(300, -300, 200, -200, 100, -100))
+    found = [(comm_point(bucket_cap_mb=10), measured()), (comm_point(bucket_cap_mb=50), noisy)]
+    plot = plots_of(*(make_communication_record(*pair) for pair in found))["q3-communication"]
+    assert bar_panel(plot).bars == ("buckets of 10 MiB",)
+
+
 def test_each_kind_of_collective_is_a_line_of_its_own() -> None:
     found = published_experiment("h100x2/strategies")
     panel = line_panel({plot.name: plot for plot in build_plots(found.tables)}["q3-bandwidth"])
