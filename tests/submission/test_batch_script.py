@@ -56,7 +56,6 @@ from pipeline.submission.plan import (
     split_to_max_array_size,
 )
 from pipeline.submission.slurm_queries import NodeType
-from pipeline.submission.slurm_submit import submit_array
 from pipeline.system.errors import CommandError
 
 FOUR_GPUS = ResourceShape("cuda", 1, 4)
@@ -289,20 +288,6 @@ def test_arrays_hold_every_point_once_in_order_and_none_is_longer_than_the_site_
     assert [spec for array in arrays for element in array for spec in element] == points
     assert [len(array) for array in arrays[:-1]] == [most] * len(arrays[:-1])
     assert all(len(array) <= most for array in arrays[-1:])
-
-
-def test_submitit_gives_our_script_to_sbatch_and_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By two methods of submitit that are replaced, also that which would take the 3 of a banner for the id."""
-    answer = 'echo "job 3 of 50"; echo Submitted batch job 7'
-    sbatch = write_script(tmp_path / "bin" / "sbatch", f'cp "$1" {tmp_path}/sent', answer)
-    (sbatch.parent / "srun").symlink_to("sbatch")
-    monkeypatch.setenv("PATH", f"{sbatch.parent}:{os.environ['PATH']}")
-    (tmp_path / "logs").mkdir()
-    assert submit_array("x-0", "#!/bin/bash\nexec true\n", tmp_path / "logs") == "7"
-    assert (tmp_path / "sent").read_text() == "#!/bin/bash\nexec true\n"
-    assert list((tmp_path / "logs").iterdir()) == []
 
 
 ONE, TWO, FOUR = (make_spec(device="cpu", strategy="ddp", num_gpus=number) for number in (1, 2, 4))

@@ -297,9 +297,13 @@ def test_a_submission_is_written_beside_the_others_and_in_place_of_itself(experi
 
 
 def submit_one(experiment: Experiment, monkeypatch: pytest.MonkeyPatch, sbatch: str, squeue: str = "") -> str | None:
-    """Submit an array of two points to stand-ins for sbatch and squeue, which prints its lines for the array's name."""
+    """Submit an array of two points to stand-ins for squeue, which prints its lines for the array's name, and sbatch.
+
+    The latter refuses any script but ours.
+    """
     folder = experiment.folder.parent / "bin"
     squeue = f"for word; do case $word in x-*-0) name=$word ;; esac; done\n{squeue or 'exit 0'}"
+    sbatch = f'grep -q pipeline.launch "$1" || exit 1\n{sbatch}'
     write_commands(folder, {"sbatch": sbatch, "squeue": squeue, "srun": "exit 1"})
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     slurm_submit.submit_arrays(
@@ -333,7 +337,7 @@ def test_the_id_of_an_array_is_that_of_sbatchs_own_line_or_of_the_arrays_name(
 ) -> None:
     """submitit takes the first "job N": 3, of the banner."""
     assert submit_one(experiment, monkeypatch, f"printf '%s\\n' {shlex.quote(printed)}", squeue) == "4711"
-    (tasks,) = experiment.folder.glob("logs/*/x-*-0.json")
+    (tasks,) = experiment.folder.glob("logs/*/*")
     assert read_task_list(tasks, digest(tasks.read_bytes())).elements == [[spec] for spec in POINTS[:2]]
 
 
