@@ -118,19 +118,6 @@ def test_the_answer_of_q2_leaves_out_rows_of_which_nobody_knows_whether_they_are
     assert [row["batch_size_per_gpu"] for row in usable_rows(rows)] == [128]
 
 
-def test_the_answer_of_q2_leaves_out_rows_that_are_loader_bound_or_have_such_a_baseline() -> None:
-    free = [waiting(0.05, batch_size_per_gpu=32), waiting(0.05, 0.05, time_s=0.6, batch_size_per_gpu=32)]
-    slow_point = [waiting(0.05, batch_size_per_gpu=64), waiting(0.3, 0.3, time_s=0.6, batch_size_per_gpu=64)]
-    slow_baseline = [waiting(0.4, batch_size_per_gpu=512), waiting(0.05, 0.05, time_s=0.6, batch_size_per_gpu=512)]
-    rows = [row for row in build(*free, *slow_point, *slow_baseline)["Q2"] if row["scaling"] == "weak"]
-    assert [(row["num_gpus"], row["batch_size_per_gpu"]) for row in usable_rows(rows)] == [(2, 32)]
-    assert {row["batch_size_per_gpu"]: row["note"] for row in rows if row["num_gpus"] == 2} == {
-        32: None,
-        64: "loader-bound: the GPU that waits longest waits for data in 50 % of the epoch",
-        512: "baseline: loader-bound: the GPU that waits longest waits for data in 40 % of the epoch",
-    }
-
-
 @pytest.mark.parametrize(
     ("gpu", "precision", "tflops"),
     [

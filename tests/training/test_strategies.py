@@ -483,12 +483,6 @@ def test_a_batchnorm_is_not_gathered_in_bf16() -> None:
         TORCH_STRATEGIES["fsdp"].place(workload.build_model(), workload, spec, ALONE)
 
 
-def test_without_units_the_root_alone_is_sharded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Gpt, "shard_units", lambda self, model: [])
-    workload = Gpt(layers=1, width=8, heads=1)
-    assert shard_units_of(workload, workload.build_model()) == []
-
-
 class Halved(torch.optim.SGD):
     """An optimizer with a constructor of its own."""
 
@@ -539,7 +533,8 @@ class Tied(Workload):
 
 @pytest.mark.fault("F61")
 @pytest.mark.parametrize(
-    ("units", "is_broken"), [(("0.head",), True), (("0.head", "0.embed"), True), (("0.rest", "0"), False)]
+    ("units", "is_broken"),
+    [((), False), (("0.head",), True), (("0.head", "0.embed"), True), (("0.rest", "0"), False)],
 )
 def test_a_tie_of_modules_in_two_units_is_refused(units: tuple[str, ...], is_broken: bool) -> None:
     workload = Tied()

@@ -36,7 +36,7 @@ from pipeline.report.collected import collect_experiment
 from pipeline.runner.launch_options import LaunchOptions, launch_command
 from pipeline.system import files
 from pipeline.workloads import user_code
-from pipeline.workloads.find import Sources, build_workload, import_file
+from pipeline.workloads.find import Sources, build_workload
 from pipeline.workloads.workload import Workload, WorkloadError
 
 
@@ -291,12 +291,6 @@ def test_the_source_of_a_model_is_its_digest_and_the_commit_of_its_repository(
     path.write_text("X = 2\n")
     changed = source_of("model_in_git")
     assert (changed.is_dirty, changed.digest == clean.digest) == (True, False)
-
-
-def test_every_imported_module_of_the_users_counts(tmp_path: Path) -> None:
-    path = write_model(tmp_path, "X = 1\n", name="imported_by_this_test.py")
-    import_file(path)
-    assert user_code.user_modules()["imported_by_this_test"] == path
 
 
 @pytest.mark.parametrize("name", ["a_model_outside", "z_model_outside"])  # before and behind `torch.classes`
