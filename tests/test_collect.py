@@ -24,6 +24,7 @@ from conftest import (
     plain_environment,
     run_command,
     run_unprivileged,
+    succeeded,
     without_slurm,
 )
 from factories import (
@@ -250,13 +251,10 @@ def test_a_record_whose_epoch_took_no_time_ends_in_no_traceback(pipeline: Comman
     assert row["throughput_samples_per_s"] is None
 
 
-@pytest.mark.parametrize("arguments", [("collect",), ("status",)], ids=" ".join)
-def test_a_folder_whose_name_is_not_utf8_ends_in_no_traceback(
-    pipeline: Command, tmp_path: Path, arguments: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("command", ["collect", "status"])
+def test_a_folder_whose_name_is_not_utf8_ends_in_no_traceback(pipeline: Command, tmp_path: Path, command: str) -> None:
     make_experiment(tmp_path / "x", make_record()).folder.rename(tmp_path / os.fsdecode(b"x\xff"))
-    answer = pipeline(*arguments, tmp_path)
-    assert (answer.returncode in (0, 2), "Traceback" in answer.stderr) == (True, False)
+    assert "Traceback" not in succeeded(pipeline(command, tmp_path)).stderr
 
 
 def test_a_gpu_with_a_name_that_stdout_cannot_encode_ends_in_no_traceback(pipeline: Command, tmp_path: Path) -> None:
@@ -288,20 +286,6 @@ def make_deep(folder: Path) -> None:
 
 
 UNREADABLE = {"never submitted": make_never_submitted, "path of 4,200 bytes": make_deep}
-
-
-@pytest.mark.fault("F45")
-def test_a_record_of_what_cannot_be_is_rejected_and_costs_no_other_experiment_anything(
-    pipeline: Command, tmp_path: Path
-) -> None:
-    """What cannot be: tests/records/test_record_store.py."""
-    make_experiment(tmp_path / "good", make_record())
-    alone = collected(pipeline, tmp_path)["good"]
-    (record,) = make_experiment(tmp_path / "bad", make_record()).records_folder.iterdir()
-    change_json(record, lambda shape: shape["environment"].update(cpu="a\x0bb"))
-    found = collected(pipeline, tmp_path)
-    assert (found["good"], found["bad"]["coverage"]["rejected"]) == (alone, 1)
-    assert pipeline("collect", tmp_path, "--strict", "--no-write").returncode == 1
 
 
 @pytest.mark.fault("F45")

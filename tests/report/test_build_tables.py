@@ -63,27 +63,6 @@ def taking(spec: Spec, time_s: float) -> Record:
     return make_record(spec, [9 * time_s, time_s, *[9 * time_s] * spec.epochs][: spec.epochs])
 
 
-@pytest.mark.parametrize(
-    ("times_s", "median_s"), [((1.0,), 1.0), ((1.0, 2.0), 1.5), ((8.0, 2.0, 1.0), 2.0)], ids=["one", "even", "odd"]
-)
-@pytest.mark.parametrize("axis", ["repeat", "seed"])
-def test_records_that_differ_in_repeat_or_seed_pool_to_their_median(
-    axis: str, times_s: tuple[float, ...], median_s: float
-) -> None:
-    (row,) = build(*(taking(make_spec(**{axis: number}), time_s) for number, time_s in enumerate(times_s)))["Q1"]
-    assert_row(row, epoch_time_s=median_s, n=len(times_s), throughput_samples_per_s=50_000 / median_s)
-    assert axis not in row.axes
-
-
-@pytest.mark.parametrize(
-    "other", [{"epochs": 3}, {"precision": "bf16"}, {"num_workers": 4}, {"num_samples": 40_000}, {"evaluate": True}]
-)
-def test_records_that_differ_in_any_other_axis_do_not_pool(other: dict[str, Any]) -> None:
-    rows = build(taking(make_spec(), 1), taking(make_spec(**other), 3))["Q1"]
-    assert cells(rows, "epoch_time_s", "n") == [(1, 1), (3, 1)]
-    assert [row[axis] for row in rows for axis in other] == [getattr(make_spec(), *other), *other.values()]
-
-
 def test_a_repeat_that_failed_lowers_n_and_is_said() -> None:
     found = [
         taking(make_spec(), 1),
