@@ -807,23 +807,31 @@ def test_a_published_self_test_is_judged_by_the_limits_of_today_and_its_runs_sta
     assert (done.returncode, done.stderr.splitlines()) == (0, [counts])
 
 
-def test_a_file_of_an_earlier_form_is_refused(pipeline: Command) -> None:
-    said = "missing required field `measured_at`); give the output of --json of this version"
-    assert_refused(pipeline("selftest", "--judge", ROOT / "published/h200x4/selftest.json"), 2, said)
-
-
-@pytest.mark.parametrize("text", ["", "{}", '{"runs": {}}', '{"runs": {"again": 1}}'])
-def test_a_file_that_is_no_self_test_is_refused(pipeline: Command, text: str, tmp_path: Path) -> None:
-    (tmp_path / "file.json").write_text(text)
-    assert_refused(pipeline("selftest", "--judge", tmp_path / "file.json"), 2, "give the output of --json")
-
-
-@pytest.mark.parametrize("windows", [{}, {"ddp": [], "no_op_hook": []}])
-def test_findings_that_answer_nothing_are_refused(pipeline: Command, windows: object, tmp_path: Path) -> None:
+def with_windows(windows: object) -> str:
+    """Return a published self-test with these windows of the runs whose answers are known."""
     shape = json.loads((ROOT / "published/h100x2/selftest.json").read_text())
     shape["runs"]["known_answers"]["windows"] = windows
-    (tmp_path / "file.json").write_text(json.dumps(shape))
-    assert_refused(pipeline("selftest", "--judge", tmp_path / "file.json"), 2, "give the output of --json")
+    return json.dumps(shape)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", ""),
+        ("{}", ""),
+        ('{"runs": {}}', ""),
+        ('{"runs": {"again": 1}}', ""),
+        (with_windows({}), ""),
+        (with_windows({"ddp": [], "no_op_hook": []}), ""),
+        ((ROOT / "published/h200x4/selftest.json").read_text(), "missing required field `measured_at`); "),
+    ],
+    ids=["empty", "no field", "no run", "another run", "no windows", "empty windows", "an earlier form"],
+)
+def test_a_file_that_is_no_self_test_of_this_version_is_refused(
+    pipeline: Command, text: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file.json").write_text(text)
+    assert_refused(pipeline("selftest", "--judge", tmp_path / "file.json"), 2, f"{said}give the output of --json")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Exposed communication, the step on a slower network and the late rank, from windows by hand."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -14,7 +14,6 @@ from factories import (
     make_collective,
     make_communication,
     make_communication_record,
-    make_spec,
     measurement_of,
     sentences,
     with_measurement,
@@ -40,6 +39,7 @@ from pipeline.figures.exposed_communication import (
 )
 from pipeline.figures.straggler import LATE_RANK, find_late_rank
 from pipeline.records.record import (
+    Collective,
     Communication,
     DelayedSteps,
     Environment,
@@ -63,16 +63,22 @@ FIRST = make_collective(4000, (10, 14), (30, 20), (11, 11))  # shortest 10, 20, 
 SECOND = make_collective(2000, (5, 9), (6, 4), (90, 70))  # 5, 4, 70; 2, 1, 10
 
 
-def test_transfers_are_the_shortest_over_ranks_summed_over_collectives_and_the_median_over_steps() -> None:
-    assert median_step_ns([FIRST], min) == 11_000  # of 10, 20, 11
-    assert median_step_ns([FIRST, SECOND], min) == 24_000  # of 15, 24, 81: not 11 + 5
-    assert median_step_ns([make_collective(4000, (1, 2, 3), (5, 4, 9))], min) == 2_500  # of 1 and 4
-
-
-def test_the_wait_is_what_the_mean_rank_takes_beyond_the_shortest() -> None:
-    assert median_step_ns([FIRST], mean_wait_ns) == 2_000  # of 2, 5, 0
-    assert median_step_ns([FIRST, SECOND], mean_wait_ns) == 6_000  # of 4, 6, 10
-    assert median_step_ns([make_collective(4000, (1, 2, 6))], mean_wait_ns) == 2_000  # 3 - 1
+@pytest.mark.parametrize(
+    ("collectives", "of_ranks", "median_ns"),
+    [
+        ([FIRST], min, 11_000),  # of 10, 20, 11
+        ([FIRST, SECOND], min, 24_000),  # of 15, 24, 81: not 11 + 5
+        ([make_collective(4000, (1, 2, 3), (5, 4, 9))], min, 2_500),  # of 1 and 4
+        ([FIRST], mean_wait_ns, 2_000),  # of 2, 5, 0
+        ([FIRST, SECOND], mean_wait_ns, 6_000),  # of 4, 6, 10
+        ([make_collective(4000, (1, 2, 6))], mean_wait_ns, 2_000),  # 3 - 1
+    ],
+)
+def test_transfers_and_waits_are_summed_over_collectives_and_the_median_over_steps(
+    collectives: Sequence[Collective], of_ranks: Callable[[tuple[int, ...]], float], median_ns: float
+) -> None:
+    """Of a collective the transfer is the shortest over ranks, and the wait what the mean rank takes beyond it."""
+    assert median_step_ns(collectives, of_ranks) == median_ns
 
 
 TRACED = Profile(
@@ -314,18 +320,6 @@ def test_a_delay_is_known_once_the_windows_of_the_step_and_of_each_delay_agree(
     changes: dict[str, Any], is_enough: bool
 ) -> None:
     assert is_communication_precise_enough(msgspec.structs.replace(EQUAL, **changes)) is is_enough
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"strategy": "dp"}, {"strategy": "single", "num_gpus": 1}, {"num_gpus": 1}, {"execution": "graph"}],
-    ids=str,
-)
-def test_it_needs_collectives_of_an_eager_step(wrong: dict[str, object]) -> None:
-    right = {"strategy": "ddp", "num_gpus": 2, "measure": "network", "input": "synthetic", "dataset": "synthetic"}
-    assert make_spec(**right).measure == "network"
-    with pytest.raises(ValueError, match="measure='network' delays the collectives of an eager step"):
-        make_spec(**{**right, **wrong})
 
 
 NODES = Environment(

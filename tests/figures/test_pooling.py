@@ -86,29 +86,24 @@ def test_every_window_is_its_slowest_ranks() -> None:
     assert pool(record).epoch_time == 4.0  # of 5, 4, 3: every window is slow on one rank alone
 
 
-def told(point: PooledPoint) -> tuple[Any, ...]:
-    """The epoch time with its interval, what that is over, and the medians of the runs."""
+@pytest.mark.parametrize(
+    ("found", "basis", "run_medians", "notes"),
+    [
+        ([make_record(make_spec(windows=20, epochs=21), (9, 1, 2, 3, 4, 5, 6))], "windows", (3.5,), []),
+        # the windows reach from 0.5 to 9
+        ([windowed(0.5, number, 9, repeat=number) for number in range(1, 7)], "repeats", (1, 2, 3, 4, 5, 6), []),
+        ([windowed(1, 2, 3), windowed(4, 5, 6, repeat=1)], "windows", (2, 5), [POOLED_WINDOWS]),
+    ],
+    ids=["stopped early", "six repeats, each of which counts once", "the windows of two repeats"],
+)
+def test_the_interval_is_over_repeats_where_there_are_six_and_else_over_the_windows_that_were_run(
+    found: list[Record], basis: str, run_medians: tuple[float, ...], notes: list[str]
+) -> None:
+    point = pool(*found)
     time = known(point.epoch_time)
-    return time, time.interval, time.basis, time.run_medians
-
-
-def test_a_point_that_stopped_early_reports_the_windows_that_were_run() -> None:
-    point = pool(make_record(make_spec(windows=20, epochs=21), (9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)))
-    assert (point.status, point.notes, point.epoch_time) == ("ok", [], 3.5)
-    assert told(point) == (3.5, Interval(1.0, 6.0, 0.96875), "windows", (3.5,))
-
-
-def test_the_interval_is_over_repeats_where_there_are_six_and_each_counts_once() -> None:
-    # medians 1 to 6, though the windows reach from 0.5 to 9
-    point = pool(*(windowed(0.5, number, 9.0, repeat=number) for number in range(1, 7)))
-    assert told(point) == (3.5, Interval(1.0, 6.0, 0.96875), "repeats", (1, 2, 3, 4, 5, 6))
-    assert point.interval_notes == []
-
-
-def test_else_it_is_over_the_windows_of_all_repeats_and_says_so() -> None:
-    point = pool(windowed(1.0, 2.0, 3.0), windowed(4.0, 5.0, 6.0, repeat=1))
-    assert told(point) == (3.5, Interval(1.0, 6.0, 0.96875), "windows", (2.0, 5.0))
-    assert sentences(point.interval_notes) == [POOLED_WINDOWS]
+    assert (point.status, point.notes, time) == ("ok", [], 3.5)
+    assert (time.interval, time.basis, time.run_medians) == (Interval(1.0, 6.0, 0.96875), basis, run_medians)
+    assert sentences(point.interval_notes) == notes
 
 
 @pytest.mark.parametrize(
@@ -132,7 +127,7 @@ def test_fewer_than_six_values_have_no_interval_and_say_why_where_one_was_asked_
 
 def test_a_point_without_a_time_says_nothing_of_intervals() -> None:
     point = pool(make_record(make_spec(windows=9, epochs=10), status="oom"))
-    assert (point.epoch_time, point.epoch_time, point.interval_notes) == (None, None, [])
+    assert (point.epoch_time, point.interval_notes) == (None, [])
 
 
 def test_windows_that_drift_are_not_alike_and_the_interval_says_so() -> None:

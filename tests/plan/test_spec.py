@@ -98,6 +98,7 @@ COMMUNICATION: dict[str, Any] = {
     "input": "synthetic",
 }
 MEMORY: dict[str, Any] = {**COMMUNICATION, "measure": "memory"}
+NETWORK: dict[str, Any] = {**COMMUNICATION, "measure": "network"}
 QUANTIZE: dict[str, Any] = {
     "batch_size_per_gpu": 64,
     "device": "cpu",
@@ -145,6 +146,10 @@ SHARDED: dict[str, Any] = {"strategy": "fsdp", "num_gpus": 2, "device": "cpu"}
         ({**COMMUNICATION, "sync_batchnorm": True, "strategy": "dp"}, "use strategy='ddp' on device='cuda'"),
         ({**DDP, "windows": 2, "epochs": 2}, "raise epochs from 2 to 3"),
         # communication
+        ({**NETWORK, "strategy": "dp"}, "network' delays the collectives of an eager step"),
+        ({**NETWORK, "strategy": "single", "num_gpus": 1}, "network' delays the collectives of an eager step"),
+        ({**NETWORK, "num_gpus": 1}, "network' delays the collectives of an eager step"),
+        ({**NETWORK, "execution": "graph"}, "network' delays the collectives of an eager step"),
         (
             {**COMMUNICATION, "num_gpus": 1},
             "needs num_gpus>=2 and a strategy for several, such as 'ddp', got 'ddp' on 1",

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from factories import make_spec, own_point
+from factories import own_point
 from image_steps import ALONE
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
@@ -273,13 +273,19 @@ def test_a_figure_of_merit_needs_a_function_and_a_name(workload: Workload, said:
 
 
 @pytest.mark.parametrize(
-    ("found", "kind"),
-    [({"loss": 1.0}, "dict"), ("low", "str"), ([1.0], "list"), ((1.0, 2.0, 3.0), "tuple")],
+    ("found", "said"),
+    [
+        ({"loss": 1.0}, "evaluate returns a dict; return a number, or that and the test loss"),
+        ("low", "evaluate returns a str; return a number"),
+        ([1.0], "evaluate returns a list"),
+        ((1.0, 2.0, 3.0), "evaluate returns a tuple"),
+        (80.0, "test accuracy of 80"),
+    ],
 )
-def test_an_evaluation_that_is_no_number_is_refused(found: Any, kind: str) -> None:
-    workload = changed(evaluate=lambda self, model, device: found, merit="test loss")
-    with pytest.raises(WorkloadError, match=f"evaluate returns a {kind}; return a number, or that and the test loss"):
-        evaluate(workload, workload.build_model(), ALONE)
+def test_an_evaluation_that_gives_no_number_or_no_share_is_refused_before_the_clock(found: Any, said: str) -> None:
+    workload = changed(evaluate=lambda self, model, device: found, merit=TEST_ACCURACY)
+    with pytest.raises(WorkloadError, match=said):
+        check_evaluation(workload, workload.build_model(), point(input="dataloader", evaluate=True), ALONE)
 
 
 @pytest.mark.parametrize("rate", [float("nan"), float("inf"), 10**400, "fast", [0.1]])
@@ -326,29 +332,29 @@ def test_a_share_in_place_of_a_count_is_refused_once_it_is_no_whole_number() -> 
         count_correct(step, 4, workload)
 
 
-@pytest.mark.parametrize(("found", "said"), [("low", "evaluate returns a str"), (80.0, "test accuracy of 80")])
-def test_the_result_of_evaluate_is_checked_before_the_clock(found: Any, said: str) -> None:
-    workload = changed(evaluate=lambda self, model, device: found, merit=TEST_ACCURACY)
-    with pytest.raises(WorkloadError, match=said):
-        check_evaluation(workload, workload.build_model(), point(input="dataloader", evaluate=True), ALONE)
+GATHERED_IN_BF16 = {"precision": "bf16", "strategy": "fsdp", "num_gpus": 2, "param_dtype": "bf16"}
 
 
 @pytest.mark.fault("F60")
 @pytest.mark.parametrize(
-    ("kind", "precision", "said"),
+    ("kind", "fields", "said"),
     [
-        (torch.bfloat16, "tf32", "0.weight is bfloat16, and not float32 .* give that precision, or model.float"),
-        (torch.float64, "bf16", "0.weight is float64, and not float32"),
-        (torch.float16, "fp16", "0.weight is float16, and not float32"),
+        (torch.bfloat16, {"precision": "tf32"}, "bfloat16, and not float32 .* give that precision, or model.float"),
+        (torch.float64, {"precision": "bf16"}, "float64, and not float32"),
+        (torch.float16, {"precision": "fp16"}, "float16, and not float32"),
+        (torch.bfloat16, {"precision": "bf16"}, None),
+        (torch.bfloat16, GATHERED_IN_BF16, "bfloat16, and not float32 .*param_dtype: fp32.* model.float"),
     ],
 )
-def test_weights_of_another_type_than_the_row_says_are_refused(kind: torch.dtype, precision: str, said: str) -> None:
+def test_weights_of_another_type_than_the_row_says_are_refused(
+    kind: torch.dtype, fields: dict[str, Any], said: str | None
+) -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
-    check_weights(model, point(precision=precision))
+    check_weights(model, point(**fields))
     model[0].weight.requires_grad_(False)
     model[0].to(kind)
-    with pytest.raises(WorkloadError, match=said):
-        check_weights(model, point(precision=precision))
+    with pytest.raises(WorkloadError, match=rf"^0\.weight is {said}") if said else nullcontext():
+        check_weights(model, point(**fields))
 
 
 @pytest.mark.parametrize(("layer", "is_refused"), [(0, False), (1, True), (3, False)])
@@ -360,14 +366,6 @@ def test_a_block_whose_buffers_change_is_not_checkpointed(layer: int, is_refused
     said = r"^the backward pass runs the blocks again, and changes the buffer 1\.\w+ again"
     with pytest.raises(WorkloadError, match=said) if is_refused else nullcontext():
         check_workload(workload, model, spec, ALONE)
-
-
-def test_weights_of_bf16_are_trained_in_bf16_but_not_gathered_as_copies_of_others() -> None:
-    check_weights(nn.Linear(4, 3).bfloat16(), point(precision="bf16"))
-    gathered = make_spec(precision="bf16", strategy="fsdp", num_gpus=2, param_dtype="bf16")
-    check_weights(nn.Linear(4, 3), gathered)
-    with pytest.raises(WorkloadError, match=r"^weight is bfloat16, and not float32 .*param_dtype: fp32.* model.float"):
-        check_weights(nn.Linear(4, 3).bfloat16(), gathered)
 
 
 def test_a_last_batch_of_one_sample_is_tried_before_the_clock() -> None:

@@ -412,21 +412,14 @@ def test_the_step_without_collectives_calls_none_of_those_of_the_real_one(found:
 
 @pytest.mark.training
 @pytest.mark.parametrize("name", MEASURED)
-def test_the_measured_group_changes_no_update(found: Any, name: str) -> None:
-    assert found["measured"][name]["measured"] == found["measured"][name]["plain"]
-    assert len(set(found["measured"][name]["plain"])) == NUM_UPDATES
-
-
-@pytest.mark.training
-@pytest.mark.parametrize("name", MEASURED)
-def test_a_silent_step_leaves_no_collective_real(found: Any, name: str) -> None:
-    assert found["measured"][name]["stay_real"] == []
-
-
-@pytest.mark.training
-@pytest.mark.parametrize("name", MEASURED)
-def test_weights_of_a_silent_step_are_of_usual_size(found: Any, name: str) -> None:
-    assert 0.1 < found["measured"][name]["largest"] < 10
+def test_the_measured_group_changes_no_update_and_a_silent_step_has_no_collective_and_usual_weights(
+    found: Any, name: str
+) -> None:
+    own = found["measured"][name]
+    assert own["measured"] == own["plain"]
+    assert len(set(own["plain"])) == NUM_UPDATES
+    assert own["stay_real"] == []
+    assert 0.1 < own["largest"] < 10
 
 
 def test_the_random_state_holds_where_a_block_with_dropout_is_computed_again() -> None:
@@ -496,15 +489,20 @@ def test_an_optimizer_that_cannot_be_built_anew_is_refused() -> None:
 
 
 @pytest.mark.fault("F61")
-@pytest.mark.parametrize("attached", ["hook", "scheduler", "key"])
-def test_what_is_attached_to_an_optimizer_is_not_dropped_silently(attached: str) -> None:
+@pytest.mark.parametrize(
+    "attach",
+    [
+        lambda optimizer: optimizer.register_step_post_hook(lambda *_: None),
+        lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1),
+        lambda optimizer: optimizer.param_groups[0].update(scale=2.0),
+    ],
+    ids=["hook", "scheduler", "key"],
+)
+def test_what_is_attached_to_an_optimizer_is_not_dropped_silently(
+    attach: Callable[[torch.optim.Optimizer], object],
+) -> None:
     optimizer = torch.optim.AdamW([nn.Parameter(torch.ones(2))])
-    if attached == "hook":
-        optimizer.register_step_post_hook(lambda *_: None)
-    elif attached == "scheduler":
-        torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    else:
-        optimizer.param_groups[0]["scale"] = 2.0
+    attach(optimizer)
     with pytest.raises(WorkloadError, match=r"anew without what was attached .*; do that in before_update"):
         TORCH_STRATEGIES["zero1"].shard_optimizer(optimizer)
 
