@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -225,23 +226,24 @@ def test_every_measured_part_of_the_results_names_a_commit() -> None:
     assert {name for name, text in blocks if "commit" not in text} == {"results-conditions", "results-published"}
 
 
-def test_trust_md_counts_every_published_experiment_of_scaling_that_has_intervals() -> None:
-    template = (render_results.TEMPLATES / "trust-narrow.md.j2").read_text()
-    counted = [
-        name
-        for name in EXPERIMENTS
-        if not name.startswith(("h100/", "h100x2/q4-study", "h100x2/again", "two-cores/"))
-        and render_results.count_narrow(name)[1]
-    ]
+@pytest.mark.parametrize(
+    ("page", "others", "has"),
+    [
+        (
+            "trust-narrow.md.j2",
+            ("two-cores/", "h100/", "h100x2/q4-study", "h100x2/again"),
+            lambda name: render_results.count_narrow(name)[1],
+        ),
+        ("trust-link-model.md.j2", ("two-cores/",), lambda name: render_results.rows(name, "prediction")),
+    ],
+    ids=["scaling with intervals", "sweeps"],
+)
+def test_trust_md_counts_every_published_experiment_of_its_kind(
+    page: str, others: tuple[str, ...], has: Callable[[str], object]
+) -> None:
+    template = (render_results.TEMPLATES / page).read_text()
+    counted = [name for name in EXPERIMENTS if not name.startswith(others) and has(name)]
     assert [name for name in counted if f'"{name}"' not in template] == []
-
-
-def test_trust_md_counts_every_published_sweep() -> None:
-    template = (render_results.TEMPLATES / "trust-link-model.md.j2").read_text()
-    swept = [
-        name for name in EXPERIMENTS if not name.startswith("two-cores/") and render_results.rows(name, "prediction")
-    ]
-    assert [name for name in swept if f'"{name}"' not in template] == []
 
 
 @pytest.mark.parametrize("seed", [1, 2])

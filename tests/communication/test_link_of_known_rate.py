@@ -130,16 +130,18 @@ def test_two_slurm_nodes_read_the_rate_of_the_link_between_them(tmp_path: Path) 
 
 @pytest.mark.training
 @needs_shaped_network
-def test_a_rank_that_fails_ends_the_others_and_leaves_no_namespace() -> None:
-    code = "import os, sys, time; time.sleep(600) if os.environ['RANK'] == '0' else sys.exit('it is broken')"
-    with pytest.raises(RuntimeError, match="rank 1 ended with 1:\nit is broken"), shaped_network(2) as network:
-        network.run_ranks(["-c", code], timeout_s=300)
-    assert not namespaces_left()
-
-
-@pytest.mark.training
-@needs_shaped_network
-def test_a_rank_that_does_not_end_is_named() -> None:
-    with pytest.raises(RuntimeError, match="rank 0 did not end within 1 s"), shaped_network(1) as network:
-        network.run_ranks(["-c", "import time; time.sleep(600)"], timeout_s=1)
+@pytest.mark.parametrize(
+    ("of_rank_1", "timeout_s", "said"),
+    [
+        ("sys.exit('it is broken')", 300, "rank 1 ended with 1:\nit is broken"),
+        ("0", 1, "rank 0 did not end within 1 s"),
+    ],
+    ids=["fails", "does not end"],
+)
+def test_a_rank_that_fails_or_does_not_end_is_named_and_no_rank_and_no_namespace_is_left(
+    of_rank_1: str, timeout_s: float, said: str
+) -> None:
+    code = f"import os, sys, time; time.sleep(600) if os.environ['RANK'] == '0' else {of_rank_1}"
+    with pytest.raises(RuntimeError, match=said), shaped_network(2) as network:
+        network.run_ranks(["-c", code], timeout_s=timeout_s)
     assert not namespaces_left()

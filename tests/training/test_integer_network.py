@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -466,16 +467,18 @@ NAMES = [
 ]
 
 
-def test_an_inverted_scale_saturates_from_1_over_max_on() -> None:
-    """Images to 2 and outputs to 4: 4/127 becomes 1/(127 x 4), so that 127 stands for 1/4."""
-    images, outputs = inverted([torch.tensor([2 / 127]), torch.tensor([4 / 127])])
-    assert (float(images * 127), float(outputs * 127)) == pytest.approx((2, 1 / 4))
-
-
-def test_clamped_outputs_saturate_at_half_of_their_largest_magnitude() -> None:
-    """Images to 2 and outputs to 4: 255 stands for 4, so 127 for 1.99."""
-    images, outputs = clamped([torch.tensor([2 / 127]), torch.tensor([4 / 127])])
-    assert (float(images * 127), float(outputs * 127)) == pytest.approx((2, 4 * 127 / 255))
+@pytest.mark.parametrize(
+    ("wrong", "largest_output"),
+    [
+        (inverted, 1 / 4),  # 4/127 becomes 1/(127 x 4)
+        (clamped, 4 * 127 / 255),  # 255 stands for 4, so 127 for 1.99
+    ],
+)
+def test_a_wrong_scale_lets_outputs_to_4_saturate_early_and_images_to_2_keep_theirs(
+    wrong: Callable[[list[torch.Tensor]], list[torch.Tensor]], largest_output: float
+) -> None:
+    images, outputs = wrong([torch.tensor([2 / 127]), torch.tensor([4 / 127])])
+    assert (float(images * 127), float(outputs * 127)) == pytest.approx((2, largest_output))
 
 
 def test_no_layer_or_the_last_one_has_a_bias() -> None:
