@@ -4,6 +4,7 @@ import contextlib
 import functools
 import gc
 import importlib
+import json
 import os
 import re
 import shutil
@@ -256,6 +257,12 @@ def succeeded(answer: subprocess.CompletedProcess[str]) -> subprocess.CompletedP
     """Return what a command did. Fails with what it said on stderr unless its exit code is 0."""
     assert answer.returncode == 0, answer.stderr
     return answer
+
+
+def only_experiment(answer: subprocess.CompletedProcess[str]) -> Any:
+    """Return what a command printed of the only experiment in JSON. Fails unless its exit code is 0."""
+    (found,) = json.loads(succeeded(answer).stdout)["experiments"].values()
+    return found
 
 
 def assert_refused(answer: subprocess.CompletedProcess[str], code: int, *words: str) -> None:

@@ -21,6 +21,7 @@ from conftest import (
     Words,
     assert_refused,
     everything_in,
+    only_experiment,
     plain_environment,
     run_command,
     run_program,
@@ -228,7 +229,7 @@ def test_a_grid_runs_to_its_end_on_this_machine_and_again_runs_only_what_rerun_n
     assert (probe["batch_size_per_gpu"], probe["status"], probe["epoch_time_s"]) == (65_536, "oom", None)
     assert [row["batch_size_per_gpu"] for row in tables["oom"]] == [65_536]
     assert [row["num_updates"] for row in tables["Q4"]] == [8, 16]  # 64 samples at 8: 8 steps
-    states = json.loads(pipeline("status", out, "--json").stdout)["experiments"]["tiny"]
+    states = only_experiment(pipeline("status", out, "--json"))
     assert [(part["state"], Path(part["log"]).is_file()) for part in states] == [("ok", True), ("oom", True)]
     assert "0 configurations to run" in succeeded(pipeline(*submit)).stderr
     again = json.loads(succeeded(pipeline(*submit, "--rerun", "oom", "--dry-run", "--json")).stdout)

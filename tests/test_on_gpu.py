@@ -1,7 +1,6 @@
 """Points on a real GPU: beside another process, with a batch that is too large, and with a rate that changes."""
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from cluster import Places, missing_parts, throwaway_cluster
-from conftest import plain_environment, run_command
+from conftest import only_experiment, plain_environment, run_command
 from factories import assert_says, failure_of, known, measurement_of, records_of
 
 from pipeline.figures.formulas import GIB
@@ -94,8 +93,7 @@ def probe(folder: Path, *sizes: int) -> list[Record]:
 
 
 def collect(folder: Path) -> dict[str, Any]:
-    (experiment,) = json.loads(run_command("collect", folder, "--format", "json").stdout)["experiments"].values()
-    return dict(experiment)
+    return dict(only_experiment(run_command("collect", folder, "--format", "json")))
 
 
 def assert_names_the_neighbour(record: Record, held_bytes: int) -> None:

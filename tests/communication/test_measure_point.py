@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import run_command, succeeded
+from conftest import only_experiment, run_command, succeeded
 from factories import assert_says, known, make_spec
 
 from pipeline.communication import step_variants
@@ -123,7 +123,7 @@ def test_the_traces_are_kept_in_the_form_that_viewers_open(outputs: Path, record
 
 
 def test_the_tables_show_it(outputs: Path) -> None:
-    shape = json.loads(run_command("collect", outputs, "--format", "json").stdout)["experiments"]["comm"]
+    shape = only_experiment(run_command("collect", outputs, "--format", "json"))
     row: dict[str, Any] = shape["communication"][0]
     assert min(row["step_time_s"], *(part["link_share"] for part in shape["bandwidth"])) > 0
     for name in ("exposed_comm_time", "collectives_time"):

@@ -1,12 +1,11 @@
 """What a GPU waits for data, as epochs by hand have it; the peaks of GPUs; TFLOP/s, MFU and the ring by hand."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Command
+from conftest import Command, only_experiment
 from factories import (
     BUCKETS,
     NOISY,
@@ -240,7 +239,7 @@ def test_collect_takes_the_peak_that_is_stated(pipeline: Command, tmp_path: Path
     make_experiment(tmp_path / "x", counted(timed(2.0, 128)))
     command = ("collect", tmp_path / "x", "--no-write", "--only", "Q1", "--format", "json")
     for options, expected in (((), 50 / 494), (("--peak-tflops", "200"), 0.25)):
-        (found,) = json.loads(pipeline(*command, *options).stdout)["experiments"].values()
+        found = only_experiment(pipeline(*command, *options))
         assert [row["mfu"] for row in found["Q1"]] == [pytest.approx(expected)]
 
 

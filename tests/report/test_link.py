@@ -1,14 +1,13 @@
 """What travels and how fast; and steps that were not measured, by hand: on more GPUs, and on another link."""
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
 import pytest
-from conftest import Command, assert_refused
+from conftest import Command, assert_refused, only_experiment
 from factories import (
     BUCKETS,
     LARGE,
@@ -412,7 +411,7 @@ def test_collect_predicts_as_far_as_it_is_asked_to(pipeline: Command, tmp_path: 
     make_experiment(tmp_path / "x", swept_sizes(2, 1000))
     command = ("collect", tmp_path / "x", "--no-write", "--only", "prediction", "--format", "json")
     for options, numbers in (((), [4]), (("--predict-to", "64"), [4, 8, 16, 64])):
-        (found,) = json.loads(pipeline(*command, *options).stdout)["experiments"].values()
+        found = only_experiment(pipeline(*command, *options))
         assert [row["num_gpus"] for row in found["prediction"]] == numbers
 
 

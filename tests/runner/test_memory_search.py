@@ -1,13 +1,12 @@
 """The search for the memory boundary, with fake ranks and on a real CPU."""
 
-import json
 import signal
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from conftest import run_command, succeeded
+from conftest import only_experiment, run_command, succeeded
 from factories import known, make_measurement, make_spec, measurement_of, only_record, write_grid
 
 from pipeline.figures.formulas import GIB
@@ -240,7 +239,7 @@ def test_on_a_cpu_the_boundary_is_found_through_the_commands(tmp_path: Path) -> 
     peaks = [trial.peak_allocated_bytes for trial in found.trials if trial.fits]
     assert all(peak is not None and 0 < peak <= 0.125 * GIB * 1.1 for peak in peaks)
 
-    tables = json.loads(run_command("collect", tmp_path, "--format", "json").stdout)["experiments"]["boundary"]
+    tables = only_experiment(run_command("collect", tmp_path, "--format", "json"))
     (row,) = tables["memory"]
     # a crash (oneDNN crashes now and then) is not an OOM
     assert row["num_ooms"] == sum(trial.is_oom for trial in found.trials) >= 1

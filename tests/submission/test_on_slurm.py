@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from cluster import Cluster
-from conftest import CPU_SIZE, ROOT, Command, processes_with, succeeded, wait_for
+from conftest import CPU_SIZE, ROOT, Command, only_experiment, processes_with, succeeded, wait_for
 from factories import (
     known,
     measurement_of,
@@ -50,9 +50,7 @@ def sleeping(grid: str, folder: Path) -> Path:
 
 def report_of(pipeline: Command, folder: Path) -> dict[str, Any]:
     """The tables of the only experiment in the folder."""
-    (report,) = json.loads(pipeline("collect", folder, "--format", "json").stdout)["experiments"].values()
-    assert isinstance(report, dict)
-    return report
+    return dict(only_experiment(pipeline("collect", folder, "--format", "json")))
 
 
 ONE_OF_OWN = """
