@@ -9,6 +9,7 @@ from torch import nn
 
 from pipeline.data.batches import TrainingBatches
 from pipeline.plan.spec import Spec
+from pipeline.records.record import Measurement
 from pipeline.training.loop import build_batches
 from pipeline.training.process_group import Rank
 from pipeline.training.step import EagerStep
@@ -28,6 +29,11 @@ def step_of(
 def batches_of(spec: Spec, rank: Rank = ALONE, data: Path | None = None) -> TrainingBatches:
     """Return the training batches of a point."""
     return build_batches(build_workload(spec, Sources(data)), spec, rank)
+
+
+def losses_of(measurement: Measurement) -> list[float | None]:
+    """Return the loss of every epoch."""
+    return [epoch.loss for epoch in measurement.epochs]
 
 
 class FakeDevice:

@@ -68,10 +68,6 @@ CUT_REQUEST = "--gpus-per-node=0 --cpus-per-task=4 --mem=5G --array=0"
 CUT_SMOKE = "--set num_samples=1024 windows=1 epochs=2 device=cpu"
 
 
-def without_slurm(**changes: str) -> dict[str, str]:
-    return plain_environment("PYTHONPATH", **changes)
-
-
 def test_the_readme_is_short_and_has_one_screenshot_and_one_plot() -> None:
     assert len(README.split()) <= MAX_WORDS
     assert re.findall(r"!\[[^]]*\]\(([^)]*)\)", README) == ["docs/report.png", "docs/q2.svg"]
@@ -152,7 +148,7 @@ def test_the_laptop_route_ends_with_a_report(tmp_path: Path) -> None:
     write_script(checkout / ".venv/bin/python", size, f'exec {shlex.quote(sys.executable)} "$@"')
     time.sleep(0.01)
     (checkout / ".venv/.installed-constraints.txt").touch()  # newer than what it is made of
-    done = succeeded(run_program("bash", "-c", line, cwd=checkout, env=without_make(without_slurm())))
+    done = succeeded(run_program("bash", "-c", line, cwd=checkout, env=without_make(plain_environment("PYTHONPATH"))))
     lines = done.stdout.splitlines()
     shown = lines[next(index for index, line in enumerate(lines) if line.startswith("Q5  ")) - 2 :]
     assert_says("\n".join(shown), "Q1  ", "speed-up", "Page: outputs/smoke/report.html", "\nNext: make run REPEATS=6")
@@ -175,7 +171,7 @@ def test_the_example_of_the_readme_is_measured_unchanged_on_one_and_two_processe
     write_script(checkout / "bin/ddpscale", f'exec {shlex.quote(sys.executable)} {checkout / "ddpscale.py"} "$@"')
     activate, *lines = shell_lines("example")
     assert activate == "source .venv/bin/activate"
-    env = without_slurm(PATH=f"{checkout / 'bin'}:/usr/bin:/bin")
+    env = plain_environment("PYTHONPATH", PATH=f"{checkout / 'bin'}:/usr/bin:/bin")
     width, short = 1024, "--batch-size 32 --updates 18 --warmup 2 --set windows=6 epochs=7 "
     run, *others = lines
     assert run.startswith("ddpscale run --num-gpus 1,2 --batch-size 32 -- ")
@@ -445,7 +441,7 @@ def test_every_configuration_of_the_grids_that_the_pages_show_runs(
             points |= dict.fromkeys(map(tiny, expanded))
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump({"name": "shown", "points": [*map(as_block, points)]}))
     words = "-m pipeline.submit --grid grid.yaml --cluster local --points-per-element 99 --wait"
-    succeeded(run_program(sys.executable, *words.split(), cwd=tmp_path, env=without_slurm(PYTHONPATH=str(ROOT))))
+    succeeded(run_program(sys.executable, *words.split(), cwd=tmp_path, env=plain_environment(PYTHONPATH=str(ROOT))))
     found, _ = store.load_folder(tmp_path / "outputs/shown/records")
     assert {(record.spec, record.status) for record in found} == {(spec, "ok") for spec in points}
 
@@ -485,7 +481,7 @@ def test_the_prologue_for_module_systems_runs_in_a_job(tmp_path: Path) -> None:
     prologue = "\n".join([module, *shell_lines("the prologue", "docs/cluster.md")])
     script = render_script({}, launch_id="x", root="/x", python="python", source="--grid q4", prologue=prologue)
     srun = write_script(tmp_path / "bin" / "srun", 'echo "$NCCL_SOCKET_IFNAME"')
-    env = without_slurm(SLURM_JOB_ID="1")
+    env = plain_environment("PYTHONPATH", SLURM_JOB_ID="1")
     done = run_program("bash", "-c", script, env={**env, "PATH": f"{srun.parent}:{env['PATH']}"})
     assert (done.returncode, done.stdout) == (0, "module purge\nmodule load python/3.12\nib0\n"), done.stderr
 
@@ -604,7 +600,7 @@ def test_the_commands_of_a_recipe_run(path: Path, tmp_path: Path) -> None:
     python = f"exec {sys.executable}"
     write_script(tmp_path / "bin/ddpscale", f'{python} {ROOT / "ddpscale.py"} "$@"')
     write_script(tmp_path / "bin/python", f'{python} "$@"')
-    env = without_slurm(PATH=f"{tmp_path / 'bin'}{os.pathsep}/usr/bin:/bin", PYTHONPATH=str(ROOT))
+    env = plain_environment(PATH=f"{tmp_path / 'bin'}{os.pathsep}/usr/bin:/bin", PYTHONPATH=str(ROOT))
     ran = 0
     for how, language, block in BLOCK_OF_RECIPE.findall(page):
         if not how:

@@ -38,7 +38,7 @@ from factories import (
     raising,
 )
 from image_steps import ALONE, FakeDevice
-from published_pages import missing_in
+from published_pages import TRUST, missing_in
 
 from pipeline import selftest
 from pipeline.communication import selftest_runs
@@ -491,7 +491,6 @@ def test_pairs_go_on_until_the_clocks_cost_is_known_within_half_of_its_limit(
 DRAWS = 200
 LEAST = 0.845  # 90 % less 2.6 standard errors of the share of 200 draws
 SELDOM = {"two entry points"}  # decides too seldom where rounds scatter as the recorded ones do
-TRUST = (ROOT / "docs/trust.md").read_text()
 WORDS = " ".join(TRUST.split())
 
 

@@ -388,7 +388,7 @@ def make_old(path: Path, age_h: float) -> None:
     os.utime(path, (time.time() - age_h * HOUR_S,) * 2, follow_symlinks=False)
 
 
-def write_file(path: Path) -> None:
+def write_half(path: Path) -> None:
     path.write_text("half a rec")
 
 
@@ -398,7 +398,7 @@ def write_folder(path: Path) -> None:
 
 
 @pytest.mark.fault("F52")
-@pytest.mark.parametrize("write", [write_file, write_folder])
+@pytest.mark.parametrize("write", [write_half, write_folder])
 @pytest.mark.parametrize("place", [".", "records"])
 def test_temporary_files_of_writers_are_removed_after_a_day(
     tmp_path: Path, place: str, write: Callable[[Path], None]

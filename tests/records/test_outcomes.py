@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from conftest import Command, succeeded
-from factories import known, make_record, make_spec, write_file
+from factories import H200, known, make_record, make_spec, write_file
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +14,7 @@ from pipeline.plan.spec import Spec
 from pipeline.records import store
 from pipeline.records.folder import Experiment
 from pipeline.records.outcomes import CollectedOutcomes, resolve_outcomes
-from pipeline.records.record import Environment, Failure, Gpu, Record, Status
+from pipeline.records.record import Environment, Failure, Record, Status
 from pipeline.records.store import find_implying_oom, implied_oom_record
 from pipeline.report.markdown import render_experiment
 from pipeline.report.questions import build_tables
@@ -131,7 +131,6 @@ def test_a_sound_file_is_not_to_be_thrown_away(file: store.RejectedFile, cure: s
     assert outcome.may_hold_result == ("remove it" not in cure)
 
 
-H200 = Environment(gpus=(Gpu(name="NVIDIA H200"),))
 OOM_SIZES = (1024, 2048, 4096, 8192)
 
 

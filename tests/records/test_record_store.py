@@ -20,6 +20,7 @@ from factories import (
     make_measurement,
     make_record,
     make_spec,
+    raising,
     run_python,
 )
 from hypothesis import example, given, settings
@@ -527,17 +528,13 @@ def test_a_folder_where_nothing_is_exclusive_is_refused_before_anything_runs(
     assert names(tmp_path / "x" / "records") == []
 
 
-def failing(*_: object, **__: object) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
 @pytest.mark.fault("F20")
 @pytest.mark.parametrize("step", ["fchmod", "fsync", "link"])
 def test_publication_that_fails_before_the_link_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(os, step, failing)
+        patch.setattr(os, step, raising(OSError(errno.ENOSPC, "No space left on device")))
         with pytest.raises(OSError, match="No space left") as failed:
             publish_record(make_record(), tmp_path)
         assert names(tmp_path) == []
@@ -562,7 +559,7 @@ def test_a_disk_that_fills_up_while_a_record_is_written_leaves_nothing(tmp_path:
 def test_publication_whose_folder_cannot_be_synced_leaves_a_whole_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "sync_folder", failing)
+    monkeypatch.setattr(files, "sync_folder", raising(OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(OSError, match="No space left"):
         publish_record(make_record(), tmp_path)
     assert (names(tmp_path), load_record(tmp_path / RECORD_NAME)) == ([RECORD_NAME], make_record())

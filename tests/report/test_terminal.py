@@ -14,9 +14,10 @@ from rendered import PUBLISHED, collected_in, every_question, published_experime
 from pipeline.collect import display_options
 from pipeline.records.record import Record
 from pipeline.report import terminal
+from pipeline.report.collected import CollectedExperiment
 from pipeline.report.display import MAX_WIDTH
 from pipeline.report.markdown import describe_oom
-from pipeline.report.questions import answers_of
+from pipeline.report.questions import Answer, answers_of
 
 
 def test_several_experiments_have_a_table_for_each_question_and_a_line_each(pipeline: Command, tmp_path: Path) -> None:
@@ -105,28 +106,34 @@ def test_the_published_experiments_are_at_most_four_and_a_half_lines_each(pipeli
     assert 60 < len(lines) <= 4.5 * len(PUBLISHED)
     assert max(len(line) for line in lines if str(ROOT) not in line) <= MAX_WIDTH, "a clone may lie anywhere"
     for name in ("h200x4/scaling", "h100x2/q4-study", "two-cores/quantize"):
-        found = published_experiment(name)
-        answers = answers_of(found.tables, found.collected.terms)
-        assert len(terminal.render_experiment(name, found, answers, None, MAX_WIDTH).splitlines()) <= 120
+        assert len(shown_of(published_experiment(name), MAX_WIDTH).splitlines()) <= 120
 
 
-def brief_of(name: str, width: int, page: Path | None = Path("page")) -> list[str]:
-    """What `collect --brief` prints of a published experiment."""
-    found = published_experiment(name)
-    return terminal.render_brief(name, found, answers_of(found.tables, found.collected.terms), page, width).splitlines()
+def answers_in(found: CollectedExperiment) -> list[Answer]:
+    return answers_of(found.tables, found.collected.terms)
+
+
+def shown_of(found: CollectedExperiment, width: int) -> str:
+    """What `collect` prints of an experiment."""
+    return terminal.render_experiment("x", found, answers_in(found), None, width)
+
+
+def brief_of(found: CollectedExperiment, width: int, page: Path | None = None) -> list[str]:
+    """The lines that `collect --brief` prints of an experiment."""
+    return terminal.render_brief("x", found, answers_in(found), page, width).splitlines()
 
 
 @pytest.mark.parametrize("width", [60, 80])
 def test_a_narrow_terminal_gets_narrow_lines(width: int, tmp_path: Path) -> None:
     found = collected_in(tmp_path / "x", *every_question())
-    answers = answers_of(found.tables, found.collected.terms)
-    whole = terminal.render_experiment("x", found, answers, None, width)
-    brief = terminal.render_brief("x", found, answers, None, width)
-    overview = terminal.render_overview([terminal.summarize("x", found, answers, Path("x"))], None, width)
-    lines = "\n".join((whole, brief, overview)).splitlines()
+    whole, brief = shown_of(found, width), brief_of(found, width)
+    overview, of_long_name = (
+        terminal.render_overview([terminal.summarize(name, found, answers_in(found), Path("x"))], None, width)
+        for name in ("x", "n" * 200)
+    )
+    lines = [*whole.splitlines(), *brief, *overview.splitlines()]
     assert max(len(line) for line in lines if not line.startswith(("Tables: ", "Page: "))) <= width
-    assert (len(brief.splitlines()) <= 17, "time [s]" in whole) == (True, True)
-    of_long_name = terminal.render_overview([terminal.summarize("n" * 200, found, answers, Path("x"))], None, width)
+    assert (len(brief) <= 17, "time [s]" in whole) == (True, True)
     assert re.search(r"^Q5 +Configuration to use\nn+\.\.\.  [\d,]+ ", of_long_name)
 
 
@@ -154,7 +161,7 @@ Page: page""",
 
 @pytest.mark.parametrize("width", TWO_CORES)
 def test_speed_up_and_time_come_first_and_then_how_far_to_trust_them(width: int) -> None:
-    lines = brief_of("two-cores/smoke", width)
+    lines = brief_of(published_experiment("two-cores/smoke"), width, Path("page"))
     assert "\n".join(lines).endswith(TWO_CORES[width])
     assert max(map(len, lines)) <= width
 
@@ -170,21 +177,18 @@ def test_speed_up_and_time_come_first_and_then_how_far_to_trust_them(width: int)
 )
 def test_notes_n_and_intervals_outrank_other_figures(name: str, line: str) -> None:
     """Eighty columns had the images/s of a loader-bound row, and not that it is one."""
-    found = published_experiment(name)
-    whole = terminal.render_experiment("x", found, answers_of(found.tables, found.collected.terms), None, 80)
-    assert line in [" ".join(shown.split()) for shown in whole.splitlines()]
+    assert line in [" ".join(shown.split()) for shown in shown_of(published_experiment(name), 80).splitlines()]
 
 
 @pytest.mark.parametrize("name", ["two-cores/smoke", "h100x2/fsdp-formats", "h200x4/scaling", "h100x2/q4-study"])
 def test_on_forty_columns_no_table_is_wider_and_each_shows_its_first_figure(name: str) -> None:
-    found = published_experiment(name)
-    whole = terminal.render_experiment("x", found, answers_of(found.tables, found.collected.terms), None, 40)
+    whole = shown_of(published_experiment(name), 40)
     assert [line for line in whole.splitlines() if len(line) > 40 and not line.startswith(("Tables", "Next"))] == []
     assert "speed-up" in whole or "time [s]" in whole
 
 
 def test_a_table_with_more_rows_than_lines_shows_the_largest_speedups() -> None:
-    lines = brief_of("h200x4/scaling", 80)
+    lines = brief_of(published_experiment("h200x4/scaling"), 80)
     start = lines.index("Weak scaling, ddp 4 GPUs:")
     assert [line.split()[:2] for line in lines[start + 3 : start + 6]] == [
         ["128", "2.890"],
@@ -197,14 +201,13 @@ def test_a_table_with_more_rows_than_lines_shows_the_largest_speedups() -> None:
 def test_the_terminal_gets_no_escapes_and_no_gpus_of_a_cpu(tmp_path: Path) -> None:
     for name in ("two-cores/smoke", "h100x2/strategies"):
         found = published_experiment(name)
-        answers = answers_of(found.tables, found.collected.terms)
-        lines = terminal.render_experiment(name, found, answers, None, 80)
+        lines = shown_of(found, 80)
         assert (lines.isascii(), "\\" in lines) == (True, False)
         assert ("GPU" in lines) == ("cores" not in name)
     assert "32,768 per process on 1 process" in describe_oom(found.tables, found.collected.terms) or "cores" not in name
     on_cpu = make_record(make_spec(device="cpu", precision="tf32", num_workers=0))
     found = collected_in(tmp_path / "x", on_cpu)
-    summary = terminal.summarize("x", found, answers_of(found.tables, found.collected.terms), None)
+    summary = terminal.summarize("x", found, answers_in(found), None)
     assert list(summary.conditions) == ["fp32", "dataloader"]
     assert "tf32" not in terminal.render_overview([summary], None, 80)
 
@@ -218,20 +221,16 @@ def test_a_failed_row_on_the_terminal_begins_to_say_why(width: int, said: str, t
     reason = "rank 0: KeyError: blocks[3] is no key of the state, and neither is any like it"
     failed = make_record(make_spec(strategy="ddp", num_gpus=2), status="failed", reason=reason)
     found = collected_in(tmp_path / "x", make_record(), failed)
-    answers = answers_of(found.tables, found.collected.terms)
-    whole = terminal.render_experiment("x", found, answers, None, width).splitlines()
-    (row,) = [line for line in whole if " failed  " in line and not line.startswith("- ")]
+    (row,) = [line for line in shown_of(found, width).splitlines() if " failed  " in line and not line.startswith("- ")]
     assert len(row) <= width
     assert row.endswith(f" {said}")
-    brief = terminal.render_brief("x", found, answers, None, width).splitlines()
-    assert [line for line in brief if line.startswith("- ddp 2 GPUs, 128 per GPU: failed")]
+    assert [line for line in brief_of(found, width) if line.startswith("- ddp 2 GPUs, 128 per GPU: failed")]
 
 
 def test_a_reason_that_all_failed_rows_share_is_below_the_brief_table(tmp_path: Path) -> None:
     failed = [make_record(make_spec(batch_size_per_gpu=size), status="failed", reason="no [disk]") for size in (8, 16)]
     found = collected_in(tmp_path / "x", *failed)
-    text = terminal.render_brief("x", found, answers_of(found.tables, found.collected.terms), None, 120)
-    (said,) = [line for line in text.splitlines() if line.startswith("All rows: ")]
+    (said,) = [line for line in brief_of(found, 120) if line.startswith("All rows: ")]
     assert said.endswith(" · no [disk].")
 
 

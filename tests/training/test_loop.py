@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import Command
 from factories import LENET, make_measurement, make_record, make_spec, measurement_of
-from image_steps import ALONE, batches_of, step_of
+from image_steps import ALONE, batches_of, losses_of, step_of
 from torch import nn
 
 from pipeline.data import image_batches
@@ -70,10 +70,6 @@ def train(**fields: Any) -> tuple[Measurement, list[PartTimesNs]]:
 def usual() -> tuple[Measurement, list[PartTimesNs]]:
     """Three epochs of the usual step, each with an evaluation."""
     return train(epochs=3, evaluate=True)
-
-
-def losses_of(measurement: Measurement) -> list[float | None]:
-    return [epoch.loss for epoch in measurement.epochs]
 
 
 def test_axes_of_the_step_train_as_the_usual_one_does(usual: tuple[Measurement, object]) -> None:

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 import torch
 from factories import LENET, make_spec
-from image_steps import ALONE, FakeDevice, batches_of, step_of
+from image_steps import ALONE, FakeDevice, batches_of, losses_of, step_of
 from torch import Tensor, nn
 
 from pipeline.communication.step_variants import build_step_context, build_variant
@@ -58,10 +58,6 @@ def lenet(**fields: Any) -> Spec:
     return make_spec(**{**SMALL, **fields})
 
 
-def losses(measurement: Measurement) -> list[float | None]:
-    return [epoch.loss for epoch in measurement.epochs]
-
-
 def train(**fields: Any) -> tuple[Measurement, list[PartTimesNs]]:
     return train_point(lenet(**fields), ALONE)[:2]
 
@@ -103,8 +99,8 @@ def test_a_captured_step_learns_what_the_eager_one_learns(
     assert (len(graphs_anywhere), captured.execution_used, captured.captured_batch_sizes) == (2, "graph", (64, 32))
     assert captured.compile_time_s
     eager, _ = eagerly(**fields)
-    assert (losses(captured), [epoch.accuracy for epoch in captured.epochs]) == (
-        losses(eager),
+    assert (losses_of(captured), [epoch.accuracy for epoch in captured.epochs]) == (
+        losses_of(eager),
         [epoch.accuracy for epoch in eager.epochs],
     )
     assert series[1][0].shape == (3, 1)
@@ -175,7 +171,7 @@ def test_rates_that_change_go_through_a_captured_step(
 ) -> None:
     """With `no_bias_decay` the optimizer has two groups of parameters, which share the rate on the device."""
     fields = {"fused_optimizer": True, "remedies": remedies, "schedule": schedule, "nesterov": True, "epochs": 3}
-    assert losses(train(**fields)[0]) == pytest.approx(losses(eagerly(**fields)[0]), rel=1e-5)
+    assert losses_of(train(**fields)[0]) == pytest.approx(losses_of(eagerly(**fields)[0]), rel=1e-5)
 
 
 @pytest.mark.parametrize("is_captured", [False, True])
@@ -316,7 +312,7 @@ def test_a_compiled_step_learns_what_the_eager_one_learns(monkeypatch: pytest.Mo
     vectors = "torch._inductor.cpu_vec_isa.VecISA"
     monkeypatch.setattr(f"{vectors}.check_build", lambda self, code: code == self._avx_code)
     compiled, series = train(execution="compile")
-    assert losses(compiled) == pytest.approx(losses(train()[0]), rel=1e-4)
+    assert losses_of(compiled) == pytest.approx(losses_of(train()[0]), rel=1e-4)
     assert (compiled.execution_used, compiled.captured_batch_sizes, series[0][0].shape) == (
         "compile",
         (),
