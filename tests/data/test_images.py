@@ -135,6 +135,12 @@ def test_an_image_that_cannot_be_decoded_is_named(image_folder: Path, content: b
     assert len(cached_folder_images(image_folder, "train").pixels) == 5
 
 
+def test_splits_of_other_classes_are_refused_also_by_a_job_that_no_submit_has_checked(image_folder: Path) -> None:
+    (image_folder / "test" / "cat").rename(image_folder / "test" / "dogs")
+    with pytest.raises(staging.DataNotStaged, match=r"has the classes \['cat', 'dogs'\] in only one split"):
+        cached_folder_images(image_folder, "train")
+
+
 @pytest.mark.parametrize("mode", ["I;16", "I", "F"])
 def test_an_image_of_more_than_8_bits_is_refused_and_not_cut_off(image_folder: Path, mode: str) -> None:
     path = image_folder / "train" / "cat" / "0.tiff"
