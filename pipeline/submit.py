@@ -18,7 +18,6 @@ from pathlib import Path
 from pipeline.data import staging
 from pipeline.plan.resources import pack_elements
 from pipeline.plan.spec import Spec
-from pipeline.records import store
 from pipeline.records.folder import Experiment, add_points, warn_of_open_folders
 from pipeline.runner import launch_session, side_files
 from pipeline.runner.launch_options import add_point_arguments
@@ -135,7 +134,6 @@ def submit(options: argparse.Namespace) -> int:
     slurm_submit.refuse_unsafe_paths(experiment, options.data, *([grid.folder] if grid.folder else []))
     if cluster.kind == "slurm":
         slurm_submit.refuse_replaced_signs(experiment)
-    store.refuse_other_origin(store.load_folder(experiment.records_folder)[0], experiment.folder, measured=True)
     context = SubmitContext(options, experiment, grid, cluster, read_prologue(options.prologue))
     selection = plan.select_points(context)
     context, refusal = plan.drop_unsatisfiable(context, selection.todo)

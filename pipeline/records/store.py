@@ -155,9 +155,9 @@ def load_folder(folder: Path) -> tuple[list[Record], list[RejectedFile]]:
     return found, rejected
 
 
-def refuse_other_origin(records: Iterable[Record], folder: Path, *, measured: bool) -> None:
+def refuse_other_origin(records: Iterable[Record | None], folder: Path, *, measured: bool) -> None:
     """Raise CommandError if the folder has records that were measured elsewhere (here): a report does not mix them."""
-    if any(record.measured != measured for record in records):
+    if any(record and record.measured != measured for record in records):
         origin = "from a file that ingest read" if measured else "measured here"
         cure = "choose another folder with --outputs" + " or --name" * measured
         raise CommandError(f"{folder} has configurations {origin}; {cure}.")

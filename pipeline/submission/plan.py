@@ -15,6 +15,7 @@ from pipeline.plan.find_model import code_place, find_code, find_lacking, source
 from pipeline.plan.grid import Grid, check_grid_name, expand_grid, value_of
 from pipeline.plan.resources import ResourceShape, group_by_shape, pack_elements
 from pipeline.plan.spec import Spec, non_default_fields
+from pipeline.records import store
 from pipeline.records.folder import (
     MANIFEST_VERSION,
     Experiment,
@@ -297,7 +298,9 @@ def select_points(context: SubmitContext) -> PointSelection:
     selected = selected_run_ids(context)
     todo, skipped = [], Counter[str]()
     sources = source_digests(grid.points, grid.folder)
-    for progress in read_progress(experiment, manifest, holds_lock=True):
+    expected = read_progress(experiment, manifest, holds_lock=True)
+    store.refuse_other_origin((one.outcome.record for one in expected), experiment.folder, measured=True)
+    for progress in expected:
         if progress.spec.run_id() not in selected:
             continue
         status, refusal = progress.outcome.status, refusal_of_unclear_point(progress)
