@@ -125,7 +125,7 @@ POWER = Rule(
 NEEDLESS = Rule(
     "needless communication",
     0,
-    "the collectives of a script are compared with what its parameters need",
+    "exposed communication over the step, where the collectives of a script are more than its parameters need",
     (),
     "see the note",
     verdict="The script sends what it need not.",
@@ -202,7 +202,7 @@ RULES = (
 """DataParallel comes first. Of the others the largest share wins, then come those without a share, in this order, and
 last what has no cure. docs/advice.md has this table.
 """
-PLACES = {DATAPARALLEL: 0, NEEDLESS: 0, POWER: 2, UNEXPLAINED: 3}  # 1: those between, by their share
+PLACES = {DATAPARALLEL: 0, POWER: 2, UNEXPLAINED: 3}  # 1: those between, by their share
 OF_ONE_GPU = ("launches", "a small batch")  # their shares, where they follow from other points
 
 
@@ -484,7 +484,7 @@ def step_evidence(point: PooledPoint, measured: PointsByTraining) -> Evidence:
     samples, plain = point.spec.global_batch_size, median_step_time(found, "plain")
     alone_s = plain * point.spec.num_gpus / samples if plain else None
     if mistakes := [mistake for part in found for mistake in part.mistakes]:
-        shares[NEEDLESS.limit], remedies[NEEDLESS.limit] = 0.0, mistakes[0]
+        shares[NEEDLESS.limit], remedies[NEEDLESS.limit] = shares.get("communication", 0.0), mistakes[0]
     return Evidence(point, step.over(samples), shares | other_limits(point), step / samples, alone_s, remedies)
 
 

@@ -225,6 +225,15 @@ def test_the_index_says_what_was_ingested(tmp_path: Path) -> None:
     ]
 
 
+def test_what_to_try_next_has_options_only_where_a_command_submitted_it(tmp_path: Path) -> None:
+    for is_measured in (True, False):
+        found = [make_record(make_spec(strategy="dp", num_gpus=num_gpus), (9, 8)) for num_gpus in (1, 2)]
+        stated = [msgspec.structs.replace(record, measured=is_measured) for record in found]
+        text = Page(write_page(tmp_path / str(is_measured), *stated).read_text()).text
+        assert "limited by DataParallel" in text
+        assert ("--set strategy=ddp" in text, "Add the options" in text) == (is_measured, is_measured)
+
+
 def test_the_index_has_a_column_for_each_question_that_an_experiment_answers(tmp_path: Path) -> None:
     text = write_index(tmp_path, a=make_record(), b=make_record(status="failed", reason="no"))
     assert re.findall(r'<th scope="col">(.*?)</th>', text) == ["Experiment", "Recommendation", "Batch size"]

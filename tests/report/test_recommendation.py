@@ -512,6 +512,14 @@ def test_power_is_a_limit_only_where_the_clock_is_lower_by_more_than_3_per_cent(
         assert_row(row, "throttled", limit=None, next_step=NOTHING_FOUND)
 
 
+@pytest.mark.parametrize(("name", "share"), [("timm", 0.027), ("train-gpt-simple", None)])
+def test_what_a_script_sends_without_need_costs_at_most_what_is_exposed(name: str, share: float | None) -> None:
+    """Noise hides all of it in the second one."""
+    (row,) = published_tables(f"h200x2/{name}")["communication"]
+    assert row["limit"] == "needless communication"
+    assert row["limit_share"] == (share and pytest.approx(share, abs=5e-4))
+
+
 def test_a_share_of_one_gpu_is_at_most_that_on_several() -> None:
     rows = weak(resident(8, 32), resident(4, 64), resident(5, 32, 2), resident(2.8, 64, 2))
     assert {row["num_gpus"]: limit_words(row) for row in rows if row["batch_size_per_gpu"] == 32} == {
