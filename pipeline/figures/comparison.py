@@ -51,8 +51,7 @@ class TimedSide:
     def __init__(self, point: PooledPoint) -> None:
         times_s = times_by_repeat_s(point)
         self.point, self.time = point, median_time(times_s)
-        is_over_windows = self.time is not None and self.time.basis == "windows"
-        self.notes = intervals.drift_notes(time_key(point.spec), times_s) if is_over_windows else []
+        self.notes = intervals.drift_notes(time_key(point.spec), times_s)
 
 
 class ComparedPoint:

@@ -251,8 +251,8 @@ def all_windows(records: Iterable[Record]) -> list[GpuWindow]:
 
 
 def timed_windows(record: Record) -> Sequence[GpuWindow]:
-    timed = {epoch.epoch for epoch in timed_epochs(record)}
-    return [window for window in (record.telemetry.gpus if record.telemetry else ()) if window.epoch in timed]
+    windows = record.telemetry.gpus if record.telemetry else ()
+    return [window for window in windows if window.epoch in record.spec.timed_epochs]
 
 
 def energy_j_of(record: Record) -> float | None:
@@ -274,8 +274,7 @@ def sm_clock_mhz_of(record: Record) -> float | None:
 
 def host_cpu_share_of(record: Record) -> float | None:
     """Return the busy share of the CPUs of the busiest node in a timed epoch."""
-    timed = {epoch.epoch for epoch in timed_epochs(record)}
-    hosts = record.telemetry.hosts if record.telemetry else ()
+    hosts, timed = record.telemetry.hosts if record.telemetry else (), record.spec.timed_epochs
     return max((host.cpu_share for host in hosts if host.epoch in timed and host.cpu_share is not None), default=None)
 
 

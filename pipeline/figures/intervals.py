@@ -177,8 +177,10 @@ def drifted_halves(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def drift_notes(what: str, by_repeat: Sequence[Sequence[float]]) -> list[Note]:
-    """Return a note with the largest drift if positive times drifted within a repeat; else nothing."""
-    halves = [found for values in by_repeat if (found := drifted_halves(values))]
+    """Return a note with the largest drift within a repeat, if an interval of positive times is over windows."""
+    time = median_time(by_repeat)
+    is_over_windows = time is not None and time.basis == "windows"
+    halves = [found for values in by_repeat if is_over_windows and (found := drifted_halves(values))]
     drifts = [drift for before, after in halves if abs(drift := after / before - 1) >= MIN_RELATIVE_DRIFT]
     if not drifts:
         return []

@@ -290,8 +290,7 @@ class PooledPoint:
     @cached_property
     def epoch_time_drift_notes(self) -> list[Note]:
         """A note if the epoch time drifted in windows that an interval is based on."""
-        is_over_windows = self.epoch_time is not None and self.epoch_time.basis == "windows"
-        return intervals.drift_notes("epoch_time_s", self.epoch_times_s) if is_over_windows else []
+        return intervals.drift_notes("epoch_time_s", self.epoch_times_s)
 
     @cached_property
     def notes(self) -> list[Note]:

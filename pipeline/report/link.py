@@ -22,7 +22,7 @@ from pipeline.figures.pooling import PooledPoint, group_pairs
 from pipeline.plan.axes import CAPTURED_EXECUTIONS
 from pipeline.plan.point_label import describe_point, varying_axes
 from pipeline.plan.spec import Spec
-from pipeline.plan.strategies import STRATEGIES
+from pipeline.plan.strategies import STRATEGIES, Bytes
 from pipeline.records.record import (
     Collective,
     Communication,
@@ -297,8 +297,8 @@ def transfer_row(point: PooledPoint, trained: PointsByTraining) -> Row:
         TRANSFERS,
         point,
         **transfers,
-        gradients_bytes_formula=formula_bytes(point.measurements, "gradients", spec),
-        parameters_bytes_formula=formula_bytes(point.measurements, "parameters", spec),
+        gradients_bytes_formula=formula_bytes(point.measurements, STRATEGIES[spec.strategy].gradient_bytes, spec),
+        parameters_bytes_formula=formula_bytes(point.measurements, STRATEGIES[spec.strategy].parameter_bytes, spec),
         step_time_s=median_step_time(found, whole_step(found)),
         epoch_time_s=match.epoch_time if match else None,
         test_accuracy=accuracy,
@@ -306,10 +306,8 @@ def transfer_row(point: PooledPoint, trained: PointsByTraining) -> Row:
     )
 
 
-def formula_bytes(measured: Sequence[Measurement], kind: TransferKind, spec: Spec) -> float | None:
-    """Return the bytes of this kind in a step by formula; None without one, or if the model's size is unknown."""
+def formula_bytes(measured: Sequence[Measurement], by_formula: Bytes, spec: Spec) -> float | None:
+    """Return the bytes in a step by a formula; None if that has none, or if the model's size is unknown."""
     if not measured or measured[0].gradient_bytes is None:
         return None
-    strategy = STRATEGIES[spec.strategy]
-    by_formula = strategy.gradient_bytes if kind == "gradients" else strategy.parameter_bytes
     return by_formula(measured[0].gradient_bytes, measured[0].sharding, spec)

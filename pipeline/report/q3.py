@@ -288,8 +288,7 @@ def exposed_notes(
 
 def time_notes(found: Sequence[Communication], variant: VariantName, step: Estimate) -> list[Note]:
     by_repeat = [times_s for part in found if (times_s := step_times_s(part, variant))]
-    drifted = drift_notes("step_time_s", by_repeat) if step.basis == "windows" else []
-    return pooled_notes(by_repeat, step.basis) + drifted
+    return pooled_notes(by_repeat, step.basis) + drift_notes("step_time_s", by_repeat)
 
 
 BY_SUBTRACTION = "Subtraction counts every cost that does not shrink with N"
