@@ -5,7 +5,7 @@
 
 Builds the model in this process, on a GPU if there is one, makes the checks that each rank makes before its clock, and
 three updates. What a run with more processes would refuse only then is not found, such as a sample of another shape.
-A name that nearly is one of Workload is a notice, and so is an evaluate() without a number.
+A name that nearly is one of Workload is a notice, and so is an evaluate() that returns no finite number.
 Exit codes: 0 nothing is refused; 1 something is; 2 there is no such class or option.
 """
 

@@ -124,8 +124,9 @@ def write_page(path: Path, pairs: Pairs) -> None:
     errors.require_packages("jinja2", "matplotlib")
     from pipeline.report.compare import render_page  # here: it takes a second
 
+    page = render_page(pairs).encode()
     try:
-        files.replace_file_atomically(path, render_page(pairs).encode())
+        files.replace_file_atomically(path, page)
     except OSError as error:
         raise CommandError(f"cannot write {path}: {error.strerror}; name another file with --html.") from error
     log_line(f"Page: {path}")

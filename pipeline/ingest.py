@@ -78,7 +78,7 @@ STRATEGY_NAMES = {alias: one.name for one in STRATEGIES.values() for alias in (*
 SECONDS_IN = {**dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0), "ms": 1e-3, "min": 60.0}
 UNITS = {"epoch_time_s": SECONDS_IN, "compute_time_s": SECONDS_IN, "accuracy": {"%": 0.01, "percent": 0.01}}
 """Units of a column, in its name or behind a number, and what the number is multiplied by."""
-UNIT_IN_BRACKETS = re.compile(r"(.+)[(\[].*[)\]]\s*")
+UNIT_IN_BRACKETS = re.compile(r"([^(\[]+)[(\[]([^)\]]*)[)\]]\s*")
 BLANK_CELLS = ("na", "nan", "n/a", "#n/a", "<na>", "null", "none", "-", "\N{EN DASH}", "\N{EM DASH}")
 OOM_CELL = re.compile(r"\boom\b|out[ -]?of[ -]?memory")
 NUMBER = re.compile(r"([+-]?)([\d.,]*\d)(e[+-]?\d+)?", re.ASCII)
@@ -159,8 +159,8 @@ def main() -> int:
     points = group_rows(read_rows(raw, arguments.file.name))
     if untimed := sum(rows[-1].status == "ok" and rows[-1].epoch < spec.FIRST_TIMED_EPOCH for rows in points):
         what = f"{pluralize(untimed, 'configuration')} of {len(points):,} with epoch 1 alone, the warm-up"
-        cure = "leave the column out if these are times after it"
-        errors.log_line(f"Notice: {arguments.file.name} has {what}, so their epoch time is not stated; {cure}.")
+        cure = "leave the column `epoch` out if these times are after the warm-up"
+        errors.log_line(f"Notice: {arguments.file.name} has {what}, so the epoch time is not stated; {cure}.")
     gpus = (Gpu(name=arguments.gpu),) if arguments.gpu else ()
     environment = Environment(gpus=gpus, source=displayable_name(arguments.file.name))
     sizes = (arguments.num_samples, arguments.num_parameters)
@@ -180,9 +180,11 @@ def name_points_of_other_files(experiment: Experiment, run_ids: Collection[str],
     labels = point_labels(manifest.points if manifest else [])
     if others := [run_id for run_id in labels if run_id not in run_ids]:
         listed = errors.shorten_list([f'"{labels[run_id]}"' for run_id in others], MAX_LISTED)
-        cure = f"{command('drop', experiment.folder)} --only {' '.join(others)}"
+        cure = f"take out what is wrong: {command('drop', experiment.folder)} --only {' '.join(others)}"
+        if len(others) > MAX_LISTED:
+            cure = "if they are wrong, ingest your files into a new folder."
         what = f"{pluralize(len(others), 'configuration')} of an earlier file, not in {source}"
-        errors.log_line(f"Notice: {experiment.folder} has {what} ({listed}); to take them out: {cure}")
+        errors.log_line(f"Notice: {experiment.folder} has {what} ({listed}); {cure}")
 
 
 def read_rows(raw: bytes, name: str) -> list[CsvRow]:
@@ -301,8 +303,8 @@ def read_header(header: list[str], where: str) -> tuple[list[str], dict[str, flo
         raise CommandError(f"{where}: {problem}; divide it by num_gpus and name it batch_size_per_gpu.")
     for match in filter(None, map(UNIT_IN_BRACKETS.fullmatch, unknown)):
         if known := UNITS.get(column := split_name(match[1])[0]):
-            problem = f"the header has {match[0][:MAX_COLUMN_CHARS]!r}, which is no unit of {column}"
-            raise CommandError(f"{where}: {problem}; give it in {', '.join(known)}.")
+            problem = f"{match[2][:MAX_COLUMN_CHARS]!r} of the header is no unit of {column}"
+            raise CommandError(f"{where}: {problem}; use {', '.join(known)}, or leave the brackets out.")
     for problem, names in (("lacks", missing), ("has the unknown", unknown), ("repeats", twice)):
         if names:
             listed = errors.shorten_list([name[:MAX_COLUMN_CHARS] for name in names], 5)

@@ -201,11 +201,12 @@ def run_here(context: SubmitContext, todo: Sequence[Spec]) -> None:
     """Run the points on this machine. Raises CommandError if the one that is to be the first has no result."""
     first = [spec for spec in context.grid.points if spec.run_id() == context.options.first]
     begin = [[spec] for spec in first if spec in todo]
+    check_first = functools.partial(refuse_without_first, context, first)
     if not begin:
-        refuse_without_first(context, first)
+        check_first()
     others = pack_elements([spec for spec in todo if spec not in first], context.options.points_per_element)
-    refuse = functools.partial(refuse_without_first, context, first)
-    local.run_elements(context.experiment, [*begin, *others], plan.launch_options(context), refuse)
+    launching = plan.launch_options(context)
+    local.run_elements(context.experiment, [*begin, *others], launching, check_first if begin else None)
 
 
 def refuse_without_first(context: SubmitContext, first: Sequence[Spec]) -> None:

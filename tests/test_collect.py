@@ -289,6 +289,20 @@ UNREADABLE = {"never submitted": make_never_submitted, "path of 4,200 bytes": ma
 
 
 @pytest.mark.fault("F45")
+def test_a_record_of_what_cannot_be_is_rejected_and_costs_no_other_experiment_anything(
+    pipeline: Command, tmp_path: Path
+) -> None:
+    """What cannot be: tests/records/test_record_store.py."""
+    make_experiment(tmp_path / "good", make_record())
+    alone = collected(pipeline, tmp_path)["good"]
+    (record,) = make_experiment(tmp_path / "bad", make_record()).records_folder.iterdir()
+    change_json(record, lambda shape: shape["environment"].update(cpu="a\x0bb"))
+    found = collected(pipeline, tmp_path)
+    assert (found["good"], found["bad"]["coverage"]["rejected"]) == (alone, 1)
+    assert pipeline("collect", tmp_path, "--strict", "--no-write").returncode == 1
+
+
+@pytest.mark.fault("F45")
 @pytest.mark.parametrize("command", ["collect", "status", "cancel", "compare"])
 @pytest.mark.parametrize("make", UNREADABLE.values(), ids=UNREADABLE.keys())
 def test_an_experiment_that_cannot_be_read_gets_a_sentence_and_the_others_their_answer(

@@ -151,14 +151,14 @@ def test_what_an_option_or_the_file_corrects_is_a_new_attempt_and_the_old_record
     assert (found.tables["Q1"][0]["epoch_time_s"], found.collected.coverage.superseded) == (25.94, 3)
 
 
-@pytest.mark.parametrize("cells", [("13.5", "31.5", "13.5"), ("OOM", "13.5", "OOM"), ("13.5", "OOM"), ("OOM", "13.5")])
-def test_the_row_that_was_ingested_last_counts(tmp_path: Path, cells: Sequence[str]) -> None:
-    for cell in cells:
+@pytest.mark.parametrize("times", [("13.5", "31.5", "13.5"), ("OOM", "13.5", "OOM"), ("13.5", "OOM"), ("OOM", "13.5")])
+def test_the_row_that_was_ingested_last_counts(tmp_path: Path, times: Sequence[str]) -> None:
+    for cell in times:
         folder = ingest_text(tmp_path, f"ddp,2,32,{cell}", header="strategy,num_gpus,batch_size_per_gpu,epoch_time_s")
         (outcome,) = collect_experiment(Experiment(folder)).collected.outcomes
         stated_ns = [epoch.ranks[0].epoch_time_ns for epoch in outcome.record.epochs] if outcome.record else []
         assert (outcome.status, stated_ns) == (("oom", []) if cell == "OOM" else ("ok", [float(cell) * 1e9]))
-    assert len(outcome.superseded) == len(cells) - 1
+    assert len(outcome.superseded) == len(times) - 1
 
 
 def test_a_file_of_another_name_with_the_same_rows_states_nothing_new(tmp_path: Path) -> None:
@@ -219,8 +219,8 @@ def test_what_no_file_states_is_no_condition(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "row", "said"),
     [
-        ("epoch time (h)", "0.1", "has 'epoch time (h)', which is no unit of epoch_time_s; give it in s, sec, "),
-        ("Time [hours]", "0.1", "has 'Time [hours]', which is no unit of epoch_time_s; "),
+        ("epoch time (h)", "0.1", "'h' of the header is no unit of epoch_time_s; use s, sec, "),
+        ("Time [hours]", "0.1", "'hours' of the header is no unit of epoch_time_s; "),
         ("epoch_time_s,num_nodes", "9,3", "a multiple of num_nodes=3; correct one, "),
     ],
 )

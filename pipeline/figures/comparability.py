@@ -13,7 +13,7 @@ from pipeline.figures.links import describe_links
 from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.records.record import Record
 
-MIXED_FACTS = NoteKind("mixed_facts", "{facts:mixed}", badge="mixed runs")
+MIXED_FACTS = NoteKind("mixed_facts", "{facts:mixed}", badge="unlike repeats")
 OTHER_SOURCE = NoteKind("other_source", "source {ours:short}, other configurations of this experiment {majority}")
 SOURCE_EDITED = NoteKind("source_edited", "source edited after it was imported", badge="source edited")
 MODEL_EDITED = NoteKind("model_edited", "the file of the model was edited after it was submitted", badge="model edited")

@@ -64,7 +64,7 @@ class ComparedPoint:
     def __init__(self, a: PooledPoint, b: PooledPoint, across: Sequence[str] = ()) -> None:
         self.spec = a.spec
         shared = {axis: value for axis, value in msgspec.structs.asdict(a.spec).items() if axis not in across}
-        self.axes = shared | {"gpu": (a.gpu == b.gpu and a.gpu) or None}
+        self.axes = shared | {"gpu": a.gpu or None if a.gpu == b.gpu else None}
         self.a, self.b = TimedSide(a), TimedSide(b)
         self.is_per_sample = "num_samples" in across and time_key(a.spec) == "epoch_time_s"
         time_a, time_b = (

@@ -188,7 +188,7 @@ def compute_rate_notes(point: PooledPoint, stated_tflops: float | None = None) -
     return notes
 
 
-THROTTLED = NoteKind("throttled", "throttled: {reasons:figures}", word="throttled")
+THROTTLED = NoteKind("throttled", "throttled: {reasons:figures}", badge="clocks lowered", word="throttled")
 NO_ENERGY = NoteKind(
     "no_energy", "no energy: {samples} samples of a $GPU in the window are too few, or a $GPU was not sampled"
 )

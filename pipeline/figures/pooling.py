@@ -102,7 +102,7 @@ def hours_columns(device: Device, hours: float | None, suffix: str = "") -> dict
 REPEATS_NOT_OK = NoteKind(
     "repeats_not_ok",
     "{count} of {repeats} repeats: {statuses:list}",
-    badge="{count} of {repeats} repeats {statuses:list}",
+    badge="{count} of {repeats} repeats without a result",
     word="repeats not ok",
 )
 SHARED_NODE = NoteKind(
@@ -136,7 +136,7 @@ LONG_UPDATES = NoteKind(
 )
 PARTS_DEVIATE = NoteKind("parts_deviate", "the parts of an epoch add up to {share:,.1%} of its time")
 TOO_FEW_VALUES = NoteKind(
-    "too_few_values", "an interval needs {needed} windows or repeats, got {found}", badge="no interval"
+    "too_few_values", "an interval needs {needed} windows or repeats, got {found}", word="no interval"
 )
 ALLOCATOR_RETRY = NoteKind("allocator_retry", "memory was full once: the allocator freed its cache and tried again")
 ALLOCATOR_RETRIES = NoteKind(

@@ -1,10 +1,10 @@
-"""Speed-up over one GPU: weak scaling (fixed batch size per GPU) and strong scaling (fixed global batch size)."""
+"""Speed-up over one GPU or one node: weak scaling (fixed batch size per GPU) and strong scaling (fixed global one)."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from pipeline.figures import formulas, intervals
-from pipeline.figures.epoch_figures import THROTTLED, clock_notes, time_notes
+from pipeline.figures.epoch_figures import clock_notes, time_notes
 from pipeline.figures.intervals import Estimate, ends_of, estimate
 from pipeline.figures.notes import Note, NoteKind, make_note
 from pipeline.figures.pooling import (
@@ -36,7 +36,8 @@ SUPERLINEAR_IS_NOISE = NoteKind(
     "the speed-up is above {factor}, which lies inside its interval: the noise is larger than the gap",
 )
 SERIAL_FRACTION_ABOVE_1 = NoteKind(
-    "serial_fraction_above_1", "Karp-Flatt above 1: slower than one $GPU, so the loss is overhead, not a serial part"
+    "serial_fraction_above_1",
+    "Karp-Flatt above 1: slower than the baseline, so the loss is overhead, not a serial part",
 )
 
 Scaling = Literal["weak", "strong"]
@@ -47,7 +48,10 @@ FIXED_AXIS: dict[Scaling, str] = {"weak": "batch_size_per_gpu", "strong": "globa
 
 
 class Baseline(NamedTuple):
-    """The one-GPU point that a point is compared with, and its time. Notes say why it is missing or how it differs."""
+    """The point that another is compared with, and its time. Notes say why it is missing, or how it differs.
+
+    It is on one GPU, or on one node.
+    """
 
     point: PooledPoint | None
     time_s: Estimate | None
@@ -92,8 +96,8 @@ def one_gpu_baseline(point: PooledPoint, index: BaselineIndex, scaling: Scaling)
 def as_baseline(point: PooledPoint, other: PooledPoint, name: str = "baseline") -> Baseline:
     """Return another point as the baseline of this one. Notes say how it differs, and all that weakens its time."""
     differences = [note for note in point.difference_notes(name, other) if note.kind != OTHER_SHARED_NODE]
-    own = (*other.notes, *time_notes(other), *clock_notes(other))
-    weakened = (note._replace(is_of_baseline=True) for note in own if note.kind.badge or note.kind == THROTTLED)
+    weak = [note for note in (*other.notes, *time_notes(other), *clock_notes(other)) if note.kind.badge]
+    weakened = (note._replace(is_of_baseline=True) for note in weak if note not in point.notes)
     return Baseline(other, other.epoch_time, (*differences, *weakened))
 
 
@@ -145,11 +149,11 @@ def scaling_notes(
     """
     notes = [*baseline.notes]
     low, high = ends_of(gain)
-    if low is not None and high is not None and baseline.point and baseline.time_s and point.epoch_time:
-        if point.epoch_time.basis == "repeats" and baseline.time_s.basis == "windows":
-            notes.append(make_note(BASELINE_RUNS, n=len(baseline.point.ok_records)))
-        if low <= 1 <= high:
-            notes.append(make_note(NO_DIFFERENCE))
+    bases = [time.basis for time in (point.epoch_time, baseline.time_s) if time is not None]
+    if baseline.point and bases == ["repeats", "windows"]:
+        notes.append(make_note(BASELINE_RUNS, n=len(baseline.point.ok_records)))
+    if low is not None and high is not None and low <= 1 <= high:
+        notes.append(make_note(NO_DIFFERENCE))
     if gain is not None and gain > factor:
         is_noise = low is not None and low <= factor
         notes.append(make_note(SUPERLINEAR_IS_NOISE, factor=factor) if is_noise else make_note(SUPERLINEAR))

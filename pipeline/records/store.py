@@ -156,7 +156,7 @@ def load_folder(folder: Path) -> tuple[list[Record], list[RejectedFile]]:
 
 
 def refuse_other_origin(records: Iterable[Record | None], folder: Path, *, measured: bool) -> None:
-    """Raise CommandError if the folder has records that were measured elsewhere (here): a report does not mix them."""
+    """Raise CommandError if a record is not `measured` as said: a report does not mix what was measured elsewhere."""
     if any(record and record.measured != measured for record in records):
         origin = "from a file that ingest read" if measured else "measured here"
         cure = "choose another folder with --outputs" + " or --name" * measured

@@ -115,10 +115,8 @@ def badge_of(note: Note) -> str:
     if note.is_of_baseline:
         inner = badge_of(note._replace(is_of_baseline=False))
         return f"baseline {inner}" if inner else ""
-    if note.kind == THROTTLED:
-        if set(note.values["reasons"]) <= POWER_LIMITS:
-            return f"power-limited, {clock_words(note.values['below'])}" if is_power_limited(note) else ""
-        return "clocks lowered"
+    if note.kind == THROTTLED and set(note.values["reasons"]) <= POWER_LIMITS:
+        return f"power-limited, {clock_words(note.values['below'])}" if is_power_limited(note) else ""
     return NoteFormatter({}).vformat(note.kind.badge, (), note.values)
 
 

@@ -209,7 +209,7 @@ def draw_lines(axes: Axes, panel: LinePanel) -> None:
     set_x_ticks(axes, panel)
     if panel.oom_from is not None:
         shade_from(axes, panel.oom_from, last=axes.dataLim.xmax)
-    if panel.doubles:
+    if panel.y_scale == "log2":
         axes.set_yscale("log", base=2)
     if panel.ideal:
         ends = axes.dataLim.intervalx
@@ -217,7 +217,7 @@ def draw_lines(axes: Axes, panel: LinePanel) -> None:
         axes.plot(ends, ideal, color=LIGHT["--muted"], linewidth=1, linestyle=DASHED, zorder=1, scalex=False)
         beside: dict[str, Any] = {"textcoords": "offset points", "va": "center", "annotation_clip": False}
         axes.annotate("ideal", (ends[1], ideal[1]), (4, 0), **beside)  # right of the axes, where nothing is drawn
-    if not panel.doubles:
+    if panel.y_scale == "linear":
         axes.update_datalim([(axes.dataLim.xmin, y) for y in panel.y_covers])
         axes.locator_params(axis="y", nbins=5)
     axes.autoscale_view(scalex=False)

@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from importlib import resources as package_files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -111,14 +111,14 @@ class HeatMap(NamedTuple):
         return any(cell.shade for _, cells in self.rows for cell in cells)
 
 
-def tiles_of(answers: Sequence[Answer], setting: str) -> list[Tile]:
+def tiles_of(answers: Sequence[Answer], said: Container[str] = ()) -> list[Tile]:
     """Return at most MAX_TILES tiles, in order: the first of each question goes before the second of another.
 
-    What was not asked has none. A badge that the setting says is left out.
+    What was not asked has none. A badge that the page has `said` is left out.
     """
     ranked = sorted((rank, place) for place, answer in enumerate(answers) for rank in range(len(answer.tiles)))
     found = [answers[place].tiles[rank] for place, rank in sorted((place, rank) for rank, place in ranked[:MAX_TILES])]
-    return [tile._replace(badges=tuple(one for one in tile.badges if one not in setting)) for tile in found]
+    return [tile._replace(badges=tuple(one for one in tile.badges if one not in said)) for tile in found]
 
 
 def verdict_of(tables: Tables, terms: Terms) -> Verdict | None:
@@ -129,7 +129,7 @@ def verdict_of(tables: Tables, terms: Terms) -> Verdict | None:
     timed = [row for row in tables["Q2"] if row["scaling"] == "weak" and row["epoch_time_s"]]
     rows = timed or [row for row in tables["communication"] if row["step_time_s"]]
     limits = Counter(row["limit"] for row in rows if row["limit"])
-    limit, count = next(iter(limits.most_common(1)), ("", 0))
+    limit, count = limits.most_common(1)[0] if limits else ("", 0)
     if not VERDICTS.get(limit) or count <= MIN_SHARE * len(rows):
         return None
     changes = [suggestion.change for suggestion in suggestions_of(tables, terms, limit)[:1]]
@@ -410,7 +410,7 @@ def describe_experiment(name: str, found: CollectedExperiment) -> dict[str, Any]
         "setting": setting,
         "conditions": [*conditions_of(collected.outcomes).values()],
         "answers": [answer for answer in answers if answer.tiles],
-        "tiles": tiles_of(answers, " ".join(setting)),
+        "tiles": tiles_of(answers, ["one run"] if "one run each" in setting else []),
         "verdict": verdict_of(found.tables, collected.terms),
         "suggestions": suggestions_of(found.tables, collected.terms),
         "heat_map": heat_map_of(found.tables, collected.terms),

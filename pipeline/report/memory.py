@@ -132,8 +132,13 @@ CONVOLUTIONS_SPLIT = NoteKind(
 SAVED_MAY_DIFFER = ("strategy", "batch_size_per_gpu", *STRATEGY_AXES, *POOLED_AXES)
 FIRST_SPLIT = 2**31 // (64 * 32 * 32)  # images of ResNet-18: beyond 2^31 elements convolutions are split
 OF_SMALLEST = (
-    *("largest_batch_size_per_gpu", "smallest_failing_batch_size_per_gpu"),
-    *("peak_memory_gib", "reserved_memory_gib", "head_room_gib", "predicted_batch_size_per_gpu", "prediction_error"),
+    "largest_batch_size_per_gpu",
+    "smallest_failing_batch_size_per_gpu",
+    "peak_memory_gib",
+    "reserved_memory_gib",
+    "head_room_gib",
+    "predicted_batch_size_per_gpu",
+    "prediction_error",
 )
 """The figures that a row has of one search, so that they belong together."""
 COUNTS = ("num_trials", "num_ooms")  # rounded down
@@ -175,7 +180,8 @@ def memory_row(point: PooledPoint) -> Row:
     known = group_pairs((key, value) for figures in by_search for key, value in figures.items() if value is not None)
     medians: dict[str, float] = {key: statistics.median(values) for key, values in known.items()}
     medians |= {key: int(medians[key]) for key in COUNTS if key in medians}
-    of_smallest = {key: search_figures(smallest)[key] for key in OF_SMALLEST} if smallest else {}
+    of_one = search_figures(smallest) if smallest else {}
+    of_smallest = {key: value for key, value in of_one.items() if key in OF_SMALLEST}
     return make_row(MEMORY_BOUNDARY, point, memory_notes(point, found), **{**medians, **of_smallest})
 
 

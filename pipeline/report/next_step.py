@@ -351,8 +351,10 @@ def describe_changes(changes: Sequence[Change], own: Evidence, found: Found) -> 
 
 
 def is_faster(gain: Estimate | None) -> bool:
-    """True if a gain is at least MIN_GAIN and no noise: its interval excludes 1, or it is larger than MAX_NOISE."""
-    return gain is not None and gain >= MIN_GAIN and ((gain.low or 0) > 1 or gain > 1 + claims.MAX_NOISE)
+    """True if a gain is at least MIN_GAIN and its interval lies above 1; without one it must exceed MAX_NOISE."""
+    if gain is None or gain < MIN_GAIN:
+        return False
+    return gain > 1 + claims.MAX_NOISE if gain.low is None else gain.low > 1
 
 
 def is_possible(change: Change, point: PooledPoint) -> bool:
@@ -530,7 +532,7 @@ NEXT_STEP = (
         "next step",
         "What to change first, by the rules of docs/advice.md; no measured pair contradicts it.",
     ),
-    Column("limit", "limit", "The largest part of its time that a rule can change, else the first.", words=LIMIT_WORDS),
+    Column("limit", "limit", "What the next step is against, by the order in docs/advice.md.", words=LIMIT_WORDS),
     Column(
         "limit_share",
         "of its time [%]",

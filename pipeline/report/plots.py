@@ -69,7 +69,7 @@ class LinePanel(NamedTuple):
     """Lines over one axis. From `oom_from` on nothing fits in memory; `ideal` is what perfect scaling would give.
 
     With `x_names` the x axis shows these names, at the positions 0, 1, 2 and so on, in place of numbers. The y axis
-    covers `y_covers` too, so that it begins at 0, or panels have the same range; one that `doubles` is logarithmic.
+    covers `y_covers` too, so that it begins at 0, or panels have the same range.
     """
 
     title: str
@@ -80,7 +80,7 @@ class LinePanel(NamedTuple):
     ideal: Callable[[float], float] | None = None
     x_names: tuple[str, ...] = ()
     y_covers: tuple[float, ...] = (0,)
-    doubles: bool = False
+    y_scale: Scale = "linear"
 
     @property
     def axis_label(self) -> str:

@@ -35,7 +35,7 @@ from pipeline.report.claims import (
     where_of,
 )
 from pipeline.report.next_step import NEXT_STEP, Advices, limit_words, next_step_view
-from pipeline.report.plots import LinePanel, Plot, Point, as_title, group_series, make_series
+from pipeline.report.plots import LinePanel, Plot, Point, Scale, as_title, group_series, make_series
 from pipeline.report.q3 import exposed_per_epoch
 from pipeline.report.step_parts import BATCH
 from pipeline.report.table import (
@@ -165,10 +165,11 @@ def q2_row(
     return make_row(Q2, point, notes, **time_figures(point, peak_tflops), **gains, **advice)
 
 
+MAX_LINEAR_GPUS = 8  # on a linear axis; of more the smallest numbers would stand on one spot
 WAITS = "limited by data loading"
 BASELINE_WAITS = "against one $GPU that waits for data"
 SHARED = "with others on the node"
-ABOVE_N = "above the number of $GPUs"
+ABOVE_N = "above the ideal"
 WAIT_NOT_STATED = "without the wait for data"
 LEFT_OUT = {
     LOADER_BOUND: WAITS,
@@ -218,7 +219,7 @@ def speedup_claims(tables: Tables) -> list[Tile]:
 
 
 def gain_tile(tile: Tile, row: Row, gain: float, efficiency: float, most: int) -> Tile:
-    """Return the tile with the gain of a row, which can be `most`; or that its noise, or too few values, leave none."""
+    """Return the tile with the gain of a row, which can be `most`; "noisy" or "unproven" if there is none to state."""
     number, _, interval = figure_of(gain, ".2f")
     if gain > most:
         more = f"{tile.more}; more than {most} is impossible here: use --repeats 6"
@@ -286,9 +287,6 @@ def speedup_plots(tables: Tables) -> Iterator[Plot]:
             yield Plot(name, "Q2", f"Speed-up over one $GPU, {scaling} scaling, {fixed} fixed", panels, note)
 
 
-MAX_LINEAR = 8  # GPUs; of more the smallest numbers would stand on one spot
-
-
 def speedup_panels(rows: Sequence[Row], batch: str, fixed: str) -> tuple[tuple[LinePanel, ...], str]:
     """Return speed-up against GPUs, a panel for each strategy; with one number of GPUs against the batch size.
 
@@ -308,9 +306,8 @@ def speedup_panels(rows: Sequence[Row], batch: str, fixed: str) -> tuple[tuple[L
         lines = make_series(chosen, "num_gpus", SPEEDUP)
         from_one = tuple(line._replace(points=(Point(1, 1), *line.points)) for line in lines)
         title = f"{as_title(SPEEDUP.heading)} of {strategy}"
-        is_wide = max(counts) > MAX_LINEAR
-        panel = LinePanel(title, AXIS_HEADINGS["num_gpus"], from_one, "log2" if is_wide else "linear", ideal=float)
-        panels.append(panel._replace(doubles=is_wide))
+        scale: Scale = "log2" if max(counts) > MAX_LINEAR_GPUS else "linear"
+        panels.append(LinePanel(title, AXIS_HEADINGS["num_gpus"], from_one, scale, ideal=float, y_scale=scale))
     return tuple(panels), note
 
 
@@ -334,8 +331,8 @@ NODES = Table(
     ),
     View(
         "Q2: nodes, speed-up against one node",
-        "Against one node with as many $GPUs, and the same $images in both. The limit is the largest part of the time "
-        "that a rule of docs/advice.md can change.",
+        "Against one node with as many $GPUs, and the same $images in both. The limit is what the "
+        "next step is against, by the order in docs/advice.md.",
         lambda rows: sorted(sort_rows(rows), key=lambda row: str(row["scaling"]), reverse=True),
         keys=("node_speedup", "nodes", "scaling", "node_efficiency", "exposed_share_of_epoch", "limit", "limit_share"),
     ),
@@ -389,8 +386,7 @@ def node_claims(tables: Tables) -> list[Tile]:
     most = max(row["nodes"] for row in fit or rows)
     label = f"{most} nodes against one"
     if not fit:
-        flaws = Counter(row.flaws_of("speedup")[0] for row in rows)
-        why = ", ".join(f"{count} with {flaw}" for flaw, count in flaws.items())
+        why = ", ".join(f"{count} {reason}" for reason, count in Counter(map(reason_left_out, rows)).items())
         return [Tile(label, "unproven", line=f"no speed-up can be used: {why}")]
     best = max(
         (row for row in fit if row["nodes"] == most),

@@ -375,8 +375,9 @@ def compare_subtraction(rows: Sequence[Row], measured: Sequence[Row]) -> str:
     row, one = max(pairs, key=lambda pair: (float(pair[0]["comm_share_subtraction"]), int(pair[1]["num_windows"])))
     share, measured_share = (100 * float(part) for part in (row["comm_share_subtraction"], one["exposed_comm_share"]))
     where = f"{describe_own(one, measured)} ({measured_share:.1f} % measured)"
-    why = "it counts every loss" if share >= measured_share else "T(1) has a cost that N $GPUs have not, or it is noise"
-    return f"Subtraction gives {share:.0f} % of the epoch, {where}: {why}"
+    fewer = "one $GPU has a cost that several have not, or it is noise"
+    why = "it counts every loss" if share >= measured_share else fewer
+    return f"Subtraction gives {share:.1f} % of the epoch, {where}: {why}"
 
 
 def is_same_training(row: Row, measured: Row) -> bool:

@@ -127,11 +127,11 @@ def rivals_of(best: Choice, choices: Iterable[Choice]) -> list[Choice]:
 def choose(choices: Sequence[Choice]) -> Choice:
     """Return the configuration with the shortest time, or the simplest whose interval meets its own.
 
-    One that another is told to be faster than is not used, even if its interval meets that of the shortest time.
+    One that another is shown to be faster than is not used, even if its interval meets that of the shortest time.
     """
     best = min(choices, key=lambda choice: choice.chosen_by_s)
     tied = sorted([best, *rivals_of(best, choices)], key=lambda choice: (choice.simplicity, choice.chosen_by_s))
-    return next(choice for choice in tied if not any(is_told_slower(other.row, choice.row) for other in tied))
+    return next(choice for choice in tied if not any(is_shown_slower(other.row, choice.row) for other in tied))
 
 
 def fastest_claim(rows: Sequence[Row], all_rows: Sequence[Row], learnt: Mapping[Spec, Row]) -> Tile:

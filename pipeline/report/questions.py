@@ -207,8 +207,9 @@ class Answer(NamedTuple):
         if command and self.terms.own_model:
             return own_model_command(self.question, command, self.terms.own_model, alone)
         if command and self.terms.processors == "processes":  # which most grids refuse
-            is_search = command == grid_command("memory")
-            return grid_command(f"memory --set {alone}" if is_search else "laptop --set device=cpu")
+            grid, *cures = command.removeprefix(grid_command("")).split()
+            on_cpu = f"memory --set {alone}" if grid == "memory" else "laptop --set device=cpu"
+            return grid_command(" ".join([on_cpu, *(() if WITHOUT_LOADER in command else cures)]))
         return command
 
 

@@ -211,7 +211,7 @@ def final_of(row: Row) -> Any:
 
 
 def format_target(row: Row) -> str:
-    """Return the target of a row with its quantity: an accuracy in per cent, with one decimal or two."""
+    """Return the target of a row with its quantity: a merit, or an accuracy in per cent with one decimal or two."""
     if row["target_accuracy"] is None:
         return f"$merit {format_number(row['target_merit'], '.4g')}"
     return f"accuracy {format_number(row['target_accuracy'], '.2%').removesuffix('%').removesuffix('0')} %"

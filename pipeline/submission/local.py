@@ -43,11 +43,15 @@ ERASE_LINE = "\r\x1b[K"
 
 
 def run_elements(
-    experiment: Experiment, elements: Sequence[Sequence[Spec]], options: LaunchOptions, check_first: Callable[[], None]
+    experiment: Experiment,
+    elements: Sequence[Sequence[Spec]],
+    options: LaunchOptions,
+    check_first: Callable[[], None] | None = None,
 ) -> None:
     """Run the elements one after another, as one submission, and show the progress of every point.
 
     `check_first` is called after the first one; its error ends the others.
+
     From here on SIGTERM and SIGHUP are interrupts, as Ctrl-C is, unless they are ignored (nohup).
     """
     if not elements:
@@ -81,7 +85,7 @@ def run_elements(
                 for record in store.load_attempts(experiment.records_folder, {spec.run_id()})[num_before[spec] :]:
                     earlier += split_duration(record, experiment.folder.name)
                 progress.expected_s = expect_durations_s(specs, earlier)
-        if element is elements[0]:
+        if check_first and element is elements[0]:
             check_first()
 
 

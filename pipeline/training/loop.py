@@ -322,8 +322,9 @@ def evaluate(workload: Workload, model: nn.Module, rank: Rank) -> Evaluation:
 
 
 def check_evaluation(workload: Workload, model: nn.Module, spec: Spec, rank: Rank) -> Evaluation | None:
-    """Return what a user's evaluate() says of the new model; None on other ranks. Leave random state as it is.
+    """Return what a user's evaluate() says of the new model; None on other ranks, and where nothing is evaluated.
 
+    It leaves the random state as it is.
     Raises WorkloadError if it does not return what a record holds.
     """
 

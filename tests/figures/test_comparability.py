@@ -235,6 +235,7 @@ def test_repeats_on_one_machine_that_were_executed_unlike_are_told_apart() -> No
     shared = [msgspec.structs.replace(record, environment=found[0].environment) for record in found]
     (point,) = pool_outcomes(resolve_outcomes([record.spec for record in shared], shared, []).outcomes)
     assert sentences(point.notes) == ["mixed execution: compiled_graph, graph"]
+    assert [note.kind.badge for note in point.notes] == ["unlike repeats"]
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,8 @@ def test_a_measured_share_is_never_above_1_and_of_the_same_training(
         with_measurement(with_rank_epochs(ddp, lambda _: {"data_time_ns": 0}), precision_used=computed_in),
         make_communication_record(comm_point(batch_size_per_gpu=64), measured(*exposed_us)),
     )
-    by_subtraction = "Subtraction gives 40 % of the epoch, ddp, 64 per GPU"
-    said = f"{by_subtraction} ({100 * share:.1f} % measured): T(1) has a cost that" if share else ""
+    by_subtraction = "Subtraction gives 40.0 % of the epoch, ddp, 64 per GPU"
+    said = f"{by_subtraction} ({100 * share:.1f} % measured): one $GPU has a cost" if share else ""
     assert claim.warning.startswith(said)
     assert ("Subtraction" in claim.warning) is (share is not None)
 

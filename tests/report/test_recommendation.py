@@ -173,6 +173,20 @@ SHARDED = make_spec(strategy="fsdp", num_gpus=2, windows=6, epochs=7)
             id="of the smallest batch its own accuracy is said",
         ),
         pytest.param(
+            [
+                make_record(make_spec(epochs=3, evaluate=True), [1.0] * 3, test_accuracy=0.9),
+                make_record(
+                    make_spec(epochs=3, evaluate=True, batch_size_per_gpu=1024),
+                    [0.5] * 3,
+                    diverged_at_update=7,
+                    test_accuracy=0.1,
+                ),
+            ],
+            ["1 GPU with 1,024 images a step", "; diverged"],
+            ["not compared"],
+            id="a training that diverged is said to be one",
+        ),
+        pytest.param(
             [*repeated((1.0, 1.1)), *repeated((2.0, 2.1, 2.2), precision="fp32")],
             ["epoch 1.10 s, n = 1, chosen by 1 other run, the shortest time among 2 configurations"],
             [],
@@ -261,7 +275,7 @@ def test_no_epoch_is_no_answer() -> None:
         (
             "h200x2/nodes",
             "Q3",
-            "Subtraction gives 4 % of the epoch, ddp, 1 node, 24 per GPU (2.0 % measured)",
+            "Subtraction gives 3.9 % of the epoch, ddp, 1 node, 24 per GPU (2.0 % measured): it counts every loss",
             "By subt",
         ),
     ],
@@ -455,6 +469,14 @@ OUT_OF_MEMORY = make_record(make_spec(batch_size_per_gpu=128, input="gpu", execu
             ],
             [("low MFU", "execution=compile (1.33x) or execution=compiled_graph"), (None, NOTHING_FOUND)],
             id="without a known peak a measured pair says that compiling helps",
+        ),
+        pytest.param(
+            [
+                *(on("Unknown GPU", resident(time_s, 128, repeat=run)) for run, time_s in enumerate((1, 3) * 3)),
+                *(on("Unknown GPU", resident(1.5, 128, repeat=run, execution="compile")) for run in range(6)),
+            ],
+            [(None, NOTHING_FOUND)] * 2,
+            id="a gain of a third whose interval reaches 1 is none",
         ),
         pytest.param(
             [resident(8, 32), resident(4, 64), resident(3.9, 128)],

@@ -233,7 +233,7 @@ def test_what_is_no_speed_up_says_what_is_wrong_and_what_to_do(
     ("slowest", "words"),
     [
         (10 / 1.99, "Speed-up on 2 GPUs: noisy, 1.99 to 2.91; "),
-        (10 / 2.01, "1 above the number of GPUs; the largest: 2.46 with weak scaling"),
+        (10 / 2.01, "1 above the ideal; the largest: 2.46 with weak scaling"),
     ],
 )
 def test_of_a_speed_up_above_n_the_answer_gives_the_part_that_can_be(slowest: float, words: str) -> None:
@@ -391,7 +391,7 @@ def test_a_point_that_differs_in_more_than_nodes_is_no_baseline(other: Record) -
     ("two_s", "figure", "line"),
     [
         (3.4, "unproven", "1.06x without an interval; 1 is no gain"),
-        (1.5, "unproven", "no speed-up can be used: 1 with superlinear"),
+        (1.5, "unproven", "no speed-up can be used: 1 above the ideal"),
         (2.4, "1.50x", "75 % efficient"),
     ],
 )
@@ -410,3 +410,5 @@ def test_the_row_says_what_is_exposed_and_why() -> None:
     assert (tile.label, tile.figure, tile.line) == ("2 nodes against one", "1.56x", "78 % efficient")
     assert tile.more.startswith("4 GPUs a node, weak scaling, ddp, 8 per GPU")
     assert tile.more.endswith("; limited by communication, 25 % of its time")
+    (negative,) = build(on_nodes(3.6, 1), on_nodes(2.304, 2), stepped(2, 18_000, -4_500))["nodes"]
+    assert_row(negative, "faster than the same step without its collectives", exposed_share_of_epoch=None)
